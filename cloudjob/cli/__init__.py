@@ -66,7 +66,7 @@ def _run(words: list[str]) -> int:
     if options.command is None:
         parser.print_help()
         return 2
-    options.rest = rest
+    options.rest, options.is_marked = rest, "--" in own
     print_library_log()
     run: Callable[[argparse.Namespace], int] = options.run
     return run(options)

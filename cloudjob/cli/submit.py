@@ -16,7 +16,26 @@ def _submit(options: argparse.Namespace) -> int:
         on_progress=lambda progress: say(progress.message),
         **given_flags(options),
     )
+    _warn_of_late_options(spec, options)
     return _send(spec, options)
+
+
+def _warn_of_late_options(spec: cloudjob.JobSpec, options: argparse.Namespace) -> None:
+    """Report words after the script that are options of submit and unknown to the script."""
+    if options.is_marked or not options.rest:
+        return
+    from itertools import takewhile
+
+    from cloudjob.submission import script_words
+
+    own = takewhile(lambda word: word != "--", options.rest)
+    names = dict.fromkeys(word.partition("=")[0] for word in own)
+    late = [name for name in names if name in options.flags]
+    unknown = [name for name in late if not script_words.has(spec, name)]
+    if unknown:
+        words = ", ".join(unknown)
+        say(f"warning: {spec.script} gets {words} as its own, and does not mention it")
+        say(f"hint: options of submit stand before {spec.script}; `-- {spec.script}` hides this")
 
 
 def _cp(options: argparse.Namespace) -> int:
@@ -107,6 +126,8 @@ def add_submit(parser: argparse.ArgumentParser) -> None:
         "script", nargs="?", metavar="SCRIPT", help="The program to run: a file of the source."
     )
     _submit_flags(parser)
+    own = parser._option_string_actions
+    parser.set_defaults(flags=own.keys() - {"-h", "--help"})
     parser.usage = "cloudjob submit [OPTIONS] SCRIPT [ARGS]..."
     parser.epilog = _EXAMPLES
 

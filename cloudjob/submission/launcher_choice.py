@@ -108,7 +108,7 @@ def _in_imports(source: Path, script: str) -> Choice | None:
         further: list[Path] = []
         for path in level:
             for name, certainty in sorted(imports_of(path).items()):
-                own = _own_files(start.parent, path, name)
+                own = own_files(start.parent, path, name)
                 further += own or []
                 if own is None:
                     for module in filter(lambda module: _is_in(name, module), _BY_IMPORT):
@@ -233,7 +233,7 @@ def _dotted(chain: ast.Attribute, bound: Mapping[str, tuple[str, int]]) -> tuple
 # -- the user's own modules -----------------------------------------------------------------------
 
 
-def _own_files(folder: Path, importer: Path, name: str) -> list[Path] | None:
+def own_files(folder: Path, importer: Path, name: str) -> list[Path] | None:
     """Return the files of a module in the source folder; None for a module from elsewhere.
 
     Args:

@@ -39,7 +39,13 @@ from cloudjob.package.claims import Claim, Kept, Missing
 from cloudjob.store import full_uri, open_store
 from cloudjob.store.base import ObjectStore, Signer
 from cloudjob.store.parallel import call_with_timeout, in_parallel
-from cloudjob.submission import launcher_choice, messages, nested_launchers, ranks
+from cloudjob.submission import (
+    launcher_choice,
+    messages,
+    nested_launchers,
+    ranks,
+    script_check,
+)
 from cloudjob.submission.launcher_choice import Choice
 from cloudjob.times import rfc3339
 from cloudjob.tracking import Job, descriptions
@@ -80,6 +86,7 @@ def submit(
         CloudJobError: Nothing was started, and nothing is left except layers, which the next submit
             uses and ``cloudjob store gc`` removes.
     """
+    script_check.check(spec)
     job = new_id(spec.name)
     paths = JobPaths(job)
     sending = partial(meter, "sending", on_progress=on_progress)
@@ -151,6 +158,7 @@ def preview(spec: JobSpec, home: Path, *, planned_nodes: int | None = None) -> P
     Args:
         planned_nodes: How many nodes to plan, from the head on; None for all.
     """
+    script_check.check(spec)
     backend = _open_backend(spec, home)
     uri, store = _open_store(spec, backend, home)
     with TemporaryDirectory(prefix="cloudjob-pack-") as scratch:
@@ -309,6 +317,9 @@ def _check(checks: Iterable[Check], on_progress: OnProgress) -> None:
 
 
 def _script_checks(spec: JobSpec) -> Iterator[Check]:
+    fault = script_check.find(spec)
+    if fault:
+        yield Check("script", False, fault.what, fault.hint, is_needed=False)
     found = nested_launchers.dropped(spec)
     if found:
         hint = "with --strict, the job fails with that exit code"

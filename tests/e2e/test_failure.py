@@ -163,7 +163,8 @@ def test_the_record_names_one_rank_when_all_fail_together(cloud):
 
 
 def test_a_syntax_error_is_reported_with_its_place(cloud):
-    cloud.write("job.py", "import os\nx = = 1\n")
+    cloud.write("model.py", "import os\nx = = 1\n")
+    cloud.write("job.py", "import model\n")
 
     done = cloud.submit("--nodes", "2", "job.py")
 

@@ -1,0 +1,165 @@
+"""Check a script before anything is sent: that it is no web page, and that it parses.
+
+The nodes' Python may be newer than the one that runs cloudjob, which then cannot parse everything
+that theirs can. Such a script is only warned of; so is a shell script where bash is too old.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import NamedTuple
+
+from cloudjob.errors import SpecError
+from cloudjob.model.text import one_line
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from cloudjob.model.job import JobSpec
+
+_WEB_PAGE = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:<!--.*?-->\s*)*<(?:!doctype\s+html|html)\b", re.I)
+_SHELL = re.compile(rb"#!.*\b(bash|dash|sh)\b")
+# A larger file holds data.
+_MAX_BYTES = 1_000_000
+_SHOWN = 60
+# Syntax that each version of Python added, in the line or the message of the error.
+_NEWER = {
+    (3, 11): r"\bexcept\s*\*|\[\s*\*\w",
+    (3, 12): r"^\s*type\s+\w+|\b(?:def|class)\s+\w+\s*\[|f-string"
+    r"|\b[rR]?[fF][rR]?['\"].*\n(?:unterminated string|unexpected character)",
+    (3, 14): r"\b[rR]?[tT][rR]?['\"]|\bexcept\s[^(:]*,",
+    (3, 15): r"^\s*lazy\s|cannot be used in comprehension",
+}
+# The version of bash that macOS has lacks what 4 added: ``|&``, ``&>>``, ``;&``, ``coproc``.
+_BASH = 4
+_PARSE_S = 10.0
+
+
+class Fault(NamedTuple):
+    """Why a script cannot run.
+
+    Args:
+        is_certain: Whether it cannot run on any node.
+    """
+
+    what: str
+    hint: str
+    is_certain: bool = True
+
+
+def check(spec: JobSpec) -> None:
+    """Refuse a script that no node can run.
+
+    Raises:
+        SpecError: It is a web page, or it does not parse.
+    """
+    fault = find(spec)
+    if fault and fault.is_certain:
+        raise SpecError([f"script: {fault.what}"], hint=fault.hint)
+
+
+def find(spec: JobSpec) -> Fault | None:
+    """Return why the script cannot run; None if nothing is wrong or it cannot be read."""
+    path = Path(spec.source, spec.script)
+    try:
+        if spec.takes_command or path.stat().st_size > _MAX_BYTES:
+            return None
+        data = path.read_bytes()
+    except OSError:
+        return None
+    name = one_line(spec.script)
+    if _WEB_PAGE.match(data):
+        hint = "on GitHub, download the raw file instead of saving its page"
+        return Fault(f"{name} is a web page (HTML), not a program", hint)
+    if path.suffix == ".py":
+        return _python(name, data)
+    found = _SHELL.match(data)
+    shell = "bash" if path.suffix == ".sh" else found and found.group(1).decode()
+    return _shell(path, shell) if shell and b"\0" not in data else None
+
+
+def _python(name: str, data: bytes) -> Fault | None:
+    try:
+        with warnings.catch_warnings():
+            # Warnings about the user's code belong in the log of the job.
+            warnings.simplefilter("ignore")
+            compile(data, name, "exec", dont_inherit=True)
+    except SyntaxError as error:
+        return _syntax_error(name, data, error)
+    except ValueError as error:
+        return Fault(f"{name} is not valid Python: {error}", "save it as text in UTF-8")
+    except (RecursionError, MemoryError):
+        pass
+    return None
+
+
+def _syntax_error(name: str, data: bytes, error: SyntaxError) -> Fault:
+    version = "{}.{}".format(*sys.version_info)
+    number = error.lineno or 0
+    lines = data.decode("utf-8", "replace").splitlines()
+    line = lines[number - 1].strip() if 0 < number <= len(lines) else ""
+    where = f"{name} line {number}" if number else name
+    what = f"{where} is not valid in Python {version}: {error.msg}"
+    if line:
+        what += f": {one_line(line[:_SHOWN])}"
+    for newer, pattern in _NEWER.items():
+        if sys.version_info < newer and re.search(pattern, f"{line}\n{error.msg}"):
+            least = "{}.{}".format(*newer)
+            hint = f"it may be valid in Python {least}, which the nodes then need"
+            return Fault(what, hint, is_certain=False)
+    if "Missing parentheses" in error.msg:
+        return Fault(what, "the script is for Python 2, and nodes run Python 3")
+    return Fault(what, "if the nodes have a newer Python that accepts it, submit with that one")
+
+
+def _shell(path: Path, shell: str) -> Fault | None:
+    if shutil.which(shell) is None:
+        return None
+    words = _complaint(path, shell)
+    # A script may switch on extglob, which bash heeds only when it runs the script.
+    if not words or (shell == "bash" and not _complaint(path, shell, "-O", "extglob")):
+        return None
+    hint = f"`{shell} -n {one_line(path.name)}` prints all of its messages"
+    if b"\r\n" in path.read_bytes():
+        hint = f"it has the line ends of Windows: `sed -i 's/\\r$//' {one_line(path.name)}`"
+    is_old = shell == "bash" and _bash_version() < _BASH
+    if is_old:
+        hint = f"bash is older than version {_BASH} here; the nodes' may accept the line"
+    return Fault(one_line(f"{path.name} {words}"), hint, is_certain=not is_old)
+
+
+def _complaint(path: Path, shell: str, *options: str) -> str:
+    """Return the first message of a shell that reads a script and runs nothing."""
+    unset = ("BASH_ENV", "ENV")
+    environ = {name: value for name, value in os.environ.items() if name not in unset}
+    try:
+        done = subprocess.run(
+            [shell, *options, "-n", f"./{path.name}"],
+            cwd=path.parent,
+            env={**environ, "LC_ALL": "C"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_PARSE_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    said = os.fsdecode(done.stderr).strip()
+    words = said.partition("\n")[0].removeprefix(f"./{path.name}: ") if done.returncode else ""
+    # dash prints the number alone.
+    return f"line {words}" if words[:1].isdigit() else words
+
+
+def _bash_version() -> int:
+    done = subprocess.run(
+        ["bash", "-c", 'echo "${BASH_VERSINFO:-0}"'],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        check=False,
+    )
+    return int(done.stdout) if done.stdout.strip().isdigit() else 0

@@ -1,0 +1,55 @@
+"""Whether a script, or what it imports and starts, mentions an option."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from cloudjob.submission.launcher_choice import imports_of, own_files
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from cloudjob.model.job import JobSpec
+
+# A larger file holds data, and a script with more modules is not searched to its end.
+_MAX_BYTES, _MAX_FILES = 1_000_000, 200
+_STARTED = re.compile(r"[\w./-]+\.(?:py|sh)\b|(?<=-m )[\w.]+")
+
+
+def has(spec: JobSpec, option: str) -> bool:
+    """Return whether the option's name is a word in one of the files; True if none is readable."""
+    name = re.escape(option.lstrip("-")).replace(r"\-", "[-_]")
+    # A short option is a letter, which is a word of many texts.
+    dash = "" if option.startswith("--") else "-"
+    word = re.compile(rf"(?<!\w){dash}{name}(?!\w)")
+    source = Path(spec.source)
+    start = source / spec.script
+    files, seen = [start], {start}
+    is_read = False
+    while files:
+        path = files.pop(0)
+        text = _text(path)
+        is_read = is_read or bool(text)
+        if word.search(text):
+            return True
+        for further in _further(source, start.parent, path, text):
+            if further not in seen and len(seen) < _MAX_FILES:
+                seen.add(further)
+                files.append(further)
+    return not is_read
+
+
+def _text(path: Path) -> str:
+    try:
+        return "" if path.stat().st_size > _MAX_BYTES else path.read_text("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+def _further(source: Path, folder: Path, path: Path, text: str) -> list[Path]:
+    """Return the modules that a Python file imports, or the files that another script names."""
+    if path.suffix == ".py":
+        return [file for name in imports_of(path) for file in own_files(folder, path, name) or ()]
+    names = _STARTED.findall(text)
+    names += [name.replace(".", "/") + ".py" for name in names if not name.endswith((".py", ".sh"))]
+    return [source / name for name in names if not name.startswith("/") and ".." not in name]

@@ -1,0 +1,126 @@
+"""Scripts that no node can run are refused before anything is sent."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+import cloudjob
+from cloudjob.errors import SpecError
+from cloudjob.model.job import JobSpec
+from cloudjob.submission import script_check
+
+
+def spec(folder: Path, name: str, text: str) -> JobSpec:
+    (folder / name).write_text(text, newline="")
+    return JobSpec(source=str(folder), script=name, launcher="python")
+
+
+REFUSED = [
+    ("train.py", "\n\n<!DOCTYPE html>\n<html>", "train.py is a web page (HTML)"),
+    ("run", '<!-- saved -->\n<HTML lang="en">', "run is a web page (HTML)"),
+    ("train.py", "import os\nif x\n    y = 1\n", "train.py line 2 is not valid in Python"),
+    ("train.py", "def f():\n  x = 1\n    y = 2\n", "unexpected indent: y = 2"),
+    ("train.py", "<<<<<<< HEAD\nx = 1\n", "invalid syntax: <<<<<<< HEAD"),
+    ("train.py", "x = (1,\nprint(x)\n", "'(' was never closed"),
+    ("train.py", "x = 1\0\n", "null bytes"),
+    ("train.py", "print 'loss', loss\n", "Missing parentheses in call to 'print'"),
+    ("run.sh", "if true; then\n  echo\n", "run.sh line 3: syntax error: unexpected end of file"),
+    ("run.sh", "for x in 1 2\r\ndo\r\n  echo\r\ndone\r\n", "run.sh line 2: syntax error"),
+    ("run", "#!/usr/bin/env bash\ndone\n", "syntax error near unexpected token `done'"),
+    ("run", "#!/bin/sh\nfi\n", "run line 2: "),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "message"), REFUSED)
+def test_a_script_that_no_node_can_run_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str, message: str
+):
+    monkeypatch.setenv("CLOUDJOB_HOME", str(tmp_path / "home"))
+    (tmp_path / "source").mkdir()
+    described = spec(tmp_path / "source", name, text)
+
+    with pytest.raises(SpecError, match=r"^script: ") as caught:
+        cloudjob.submit(described)
+    with pytest.raises(SpecError):
+        cloudjob.preview(described)
+
+    assert message in caught.value.message
+    assert caught.value.message.isprintable()
+    assert caught.value.hint
+    assert not (tmp_path / "home").exists()
+
+
+def test_the_hint_says_what_usually_is_wrong(tmp_path: Path):
+    for name, text, words in (
+        ("train.py", "print 'x'\n", "for Python 2"),
+        ("run.sh", "if true\r\nthen\r\n  echo\r\nfi\r\n", "line ends of Windows"),
+        ("train.py", "<html>", "raw file"),
+    ):
+        fault = script_check.find(spec(tmp_path, name, text))
+        assert fault is not None
+        assert words in fault.hint
+
+
+ACCEPTED = [
+    ("train.py", "#!/usr/bin/env python3\n# -*- coding: latin-1 -*-\nprint('<html>')\n"),
+    ("train.py", "import re\nre.compile('\\d')\nassert (1, 'warns')\n"),
+    ("train.py", ""),
+    ("run.sh", "shopt -s extglob\nrm !(kept)\n"),
+    ("run.sh", "cat <<EOF\n<html> if (\nEOF\nexec python train.py \"$@\"\n"),
+    ("run", "<data>"),
+    ("run", "#!/usr/bin/perl\nif (1) { print 1 }\n"),
+]
+
+
+@pytest.mark.parametrize(("name", "text"), ACCEPTED)
+def test_a_script_that_may_run_is_accepted(tmp_path: Path, name: str, text: str):
+    assert script_check.find(spec(tmp_path, name, text)) is None
+
+
+NEWER = [
+    ((3, 12), "type Vector = list[float]\n"),
+    ((3, 12), "def first[T](items: list[T]) -> T: ...\n"),
+    ((3, 12), "print(f\"{names[\"a\"]}\")\n"),
+    ((3, 12), "print(f\"{\n1}\")\n"),
+    ((3, 14), "x = t'{name}'\n"),
+    ((3, 14), "try:\n    pass\nexcept OSError, ValueError:\n    pass\n"),
+    ((3, 15), "lazy import torch\n"),
+]
+
+
+@pytest.mark.parametrize(("version", "text"), NEWER)
+def test_syntax_of_a_newer_python_is_only_warned_of(
+    tmp_path: Path, version: tuple[int, int], text: str
+):
+    found = script_check.find(spec(tmp_path, "train.py", text))
+
+    if sys.version_info >= version:
+        assert found is None
+    else:
+        assert found is not None
+        assert not found.is_certain
+        assert f"Python {version[0]}.{version[1]}" in found.hint
+
+
+def test_a_shell_script_is_only_warned_of_where_bash_is_as_old_as_that_of_macos(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    old = tmp_path / "bin" / "bash"
+    old.parent.mkdir()
+    refusal = "echo \"$2: line 1: syntax error near unexpected token \\`&'\" >&2; exit 2"
+    old.write_text(f'#!/bin/sh\n[ "$1" != -c ] || {{ echo 3; exit; }}\n{refusal}\n')
+    old.chmod(0o755)
+    described = spec(tmp_path, "run.sh", "python train.py |& tee log\n")
+
+    assert script_check.find(described) is None
+    monkeypatch.setenv("PATH", f"{old.parent}:/bin:/usr/bin")
+    assert shutil.which("bash") == str(old)
+    found = script_check.find(described)
+
+    assert found is not None
+    assert not found.is_certain
+    assert "older than version 4" in found.hint
