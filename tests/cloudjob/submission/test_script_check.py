@@ -70,7 +70,7 @@ ACCEPTED = [
     ("train.py", "import re\nre.compile('\\d')\nassert (1, 'warns')\n"),
     ("train.py", ""),
     ("run.sh", "shopt -s extglob\nrm !(kept)\n"),
-    ("run.sh", "cat <<EOF\n<html> if (\nEOF\nexec python train.py \"$@\"\n"),
+    ("run.sh", 'cat <<EOF\n<html> if (\nEOF\nexec python train.py "$@"\n'),
     ("run", "<data>"),
     ("run", "#!/usr/bin/perl\nif (1) { print 1 }\n"),
 ]
@@ -84,8 +84,8 @@ def test_a_script_that_may_run_is_accepted(tmp_path: Path, name: str, text: str)
 NEWER = [
     ((3, 12), "type Vector = list[float]\n"),
     ((3, 12), "def first[T](items: list[T]) -> T: ...\n"),
-    ((3, 12), "print(f\"{names[\"a\"]}\")\n"),
-    ((3, 12), "print(f\"{\n1}\")\n"),
+    ((3, 12), 'print(f"{names["a"]}")\n'),
+    ((3, 12), 'print(f"{\n1}")\n'),
     ((3, 14), "x = t'{name}'\n"),
     ((3, 14), "try:\n    pass\nexcept OSError, ValueError:\n    pass\n"),
     ((3, 15), "lazy import torch\n"),
@@ -111,7 +111,7 @@ def test_a_shell_script_is_only_warned_of_where_bash_is_as_old_as_that_of_macos(
 ):
     old = tmp_path / "bin" / "bash"
     old.parent.mkdir()
-    refusal = "echo \"$2: line 1: syntax error near unexpected token \\`&'\" >&2; exit 2"
+    refusal = 'echo "$2: line 1: syntax error near unexpected token \\`&\'" >&2; exit 2'
     old.write_text(f'#!/bin/sh\n[ "$1" != -c ] || {{ echo 3; exit; }}\n{refusal}\n')
     old.chmod(0o755)
     described = spec(tmp_path, "run.sh", "python train.py |& tee log\n")
