@@ -29,8 +29,8 @@ from cloudjob.errors import (
 )
 from cloudjob.home import locks, make_home, records_path, store_uri, submits_folder
 from cloudjob.home.records import SUBMITTING, JobRecord, Records
+from cloudjob.model import sizes, validation
 from cloudjob.model import submission as submissions
-from cloudjob.model import validation
 from cloudjob.model.job import masked
 from cloudjob.model.progress import OnProgress, log_warnings, meter
 from cloudjob.model.submission import Code, Submission, prepare
@@ -282,6 +282,7 @@ def _prepare(
         record_uri=store.uri(paths.record),
         outputs_uri=store.uri(paths.outputs),
     )
+    sizes.check(submission)
     return replace(submission, access=_access(spec, paths, store, code_layers))
 
 

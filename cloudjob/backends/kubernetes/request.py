@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import copy
+import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from cloudjob.backends.kubernetes import mpi_operator, ms_operator, pod, validat
 from cloudjob.backends.kubernetes.engine import Engine, Resource
 from cloudjob.backends.kubernetes.pod import Names
 from cloudjob.errors import SpecError
+from cloudjob.model import sizes
 from cloudjob.model.submission import Submission
 from cloudjob.model.text import MASK
 from jobentry.contract import paths, variables
@@ -24,6 +26,9 @@ ENGINES: Mapping[str, Engine] = {
 CONFIG_MAP = Resource("", "v1", "configmaps", "ConfigMap")
 SECRET = Resource("", "v1", "secrets", "Secret")
 SERVICE = Resource("", "v1", "services", "Service")
+
+# etcd stores 1.5 MiB (--max-request-bytes), in which the API server also notes who set each field.
+MAX_OBJECT_BYTES = 1_300_000
 
 _USER = re.compile(r"\d{1,9}(:\d{1,9})?", re.ASCII)
 
@@ -68,6 +73,8 @@ def build(submission: Submission, engine: Engine, namespace: str) -> KubernetesR
     hidden = pod.variables(submission, hosts, called.name, ()).hidden
     has_key = spec.nodes > 1 and not engine.makes_key
     has_delivery = bool(hidden) or has_key
+    body = engine.manifest(submission, called, has_delivery)
+    _check_size(submission, body)
     return KubernetesRequest(
         job=submission.job,
         called=called,
@@ -76,10 +83,28 @@ def build(submission: Submission, engine: Engine, namespace: str) -> KubernetesR
         secret=_secret(submission, called) if has_delivery else None,
         hidden=hidden,
         services=engine.services(submission, called),
-        body=engine.manifest(submission, called, has_delivery),
+        body=body,
         has_key=has_key,
         submission=submission,
     )
+
+
+def _check_size(submission: Submission, body: Mapping[str, Any]) -> None:
+    """Refuse a manifest that is too long for the cluster to store.
+
+    Raises:
+        SpecError: With the key of the longest argument or variable.
+    """
+    size = len(json.dumps(body))
+    if size > MAX_OBJECT_BYTES:
+        raise SpecError(
+            [
+                f"arguments and variables: too long for a {body['kind']} of Kubernetes (given "
+                f"{size} bytes, of which {sizes.largest(submission.spec)}; allowed "
+                f"{MAX_OBJECT_BYTES})"
+            ],
+            hint=sizes.HINT,
+        )
 
 
 def environments(request: KubernetesRequest) -> Iterator[dict[str, str]]:

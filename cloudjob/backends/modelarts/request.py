@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import os
 import posixpath
 import re
 import shlex
@@ -15,7 +16,9 @@ from urllib.parse import unquote
 from cloudjob.backends.encoding import is_utf8
 from cloudjob.backends.modelarts.site import Site
 from cloudjob.errors import SpecError
+from cloudjob.model import sizes
 from cloudjob.model import submission as submissions
+from cloudjob.model.rules import MAX_WORD_BYTES
 from cloudjob.model.submission import Submission
 from cloudjob.model.text import MASK, given
 from jobentry.contract import env, names, variables
@@ -340,7 +343,7 @@ def _problems(submission: Submission, site: Site, options: ModelArts) -> Iterato
     if not (spec.flavor or site.default_flavor or options.pool_id):
         yield "flavor: is missing (allowed one that `cloudjob doctor --backend modelarts` lists)"
     yield from _engine_problems(spec, options)
-    yield from _word_problems(spec, options)
+    yield from _word_problems(submission, options)
     yield from _place_problems(submission)
 
 
@@ -371,13 +374,20 @@ def _engine_problems(spec: JobSpec, options: ModelArts) -> Iterator[str]:
         yield f"modelarts.engine: with an image it is NAME:VERSION (given {given(engine)})"
 
 
-def _word_problems(spec: JobSpec, options: ModelArts) -> Iterator[str]:
+def _word_problems(submission: Submission, options: ModelArts) -> Iterator[str]:
+    spec = submission.spec
     if len(options.description) > MAX_DESCRIPTION:
         yield f"modelarts.description: is too long (allowed {MAX_DESCRIPTION} characters)"
     for index, word in enumerate(_entry_words(spec)):
         if not is_utf8(word):
             key = f"args[{index - 1}]" if index else "script"
             yield f"{key}: has bytes that are not UTF-8, which ModelArts does not accept"
+    size = len(os.fsencode(command(spec)))
+    if size > MAX_WORD_BYTES and not _is_preset(options):
+        yield (
+            f"args: too long for ModelArts' start command (given {size} bytes, of which "
+            f"{sizes.largest_argument(spec)}; allowed {MAX_WORD_BYTES})"
+        )
 
 
 # -- small things -------------------------------------------------------------------------------

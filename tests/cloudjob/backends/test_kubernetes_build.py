@@ -445,6 +445,16 @@ def mounted(*paths: str, name: str = "") -> dict[str, Any]:
             "kubernetes.presigned_h: an address is of one object, and outputs.OUT, inputs.D may",
         ),
         ("volcano", {"nodes": 9000}, "nodes: the names of 9000 nodes are"),
+        (
+            "mpi-operator",
+            {"env": {f"V{index}": "x" * 100_000 for index in range(6)} | {"BIG": "x" * 120_000}},
+            "arguments and variables: too long for a MPIJob of Kubernetes (given 14",
+        ),
+        (
+            "volcano",
+            {"args": ("--long", *("x" * 120_000,) * 11, "x" * 120_001)},
+            "of which 120001 in args[12]; allowed 1300000)",
+        ),
         patched("job", {"metadata": {"name": "x"}}, "kubernetes.job.metadata.name: cloudjob finds"),
         patched("job", {"kind": "Pod"}, "kubernetes.job.kind: cloudjob finds the job again by it"),
         patched(

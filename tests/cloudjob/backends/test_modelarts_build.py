@@ -256,6 +256,10 @@ def test_what_lies_beside_the_code():
             {"modelarts": {"description": "x" * 257}},
             "modelarts.description: is too long",
         ),
+        (
+            {"args": ("x" * 70_000, "'" * 30_000)},
+            "args: too long for ModelArts' start command (given 220",
+        ),
     ],
 )
 def test_settings_that_modelarts_does_not_support_are_refused(

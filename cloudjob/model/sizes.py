@@ -1,0 +1,108 @@
+"""Whether Linux can start a rank with all of a job's arguments and variables. No I/O."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Iterable, Iterator
+
+from cloudjob.errors import SpecError
+from cloudjob.model import submission as submissions
+from cloudjob.model.rules import MAX_WORD_BYTES, VARIABLE_FIELDS
+from cloudjob.model.submission import Submission
+from jobentry.contract import env, names
+from jobentry.contract.launchers import LAUNCHERS
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from cloudjob.model.job import JobSpec
+
+HINT = "put long values into a file of the source or into an input"
+# A quarter of the usual limit of the stack (execve(2)), 2 MiB, without room for the variables that
+# the image, the launcher and the platform add.
+MAX_PROGRAM_BYTES = 2_000_000
+# The terminating NUL and the pointer of each word.
+_EACH = 9
+# Of mpirun's command line for each variable of the job: ``-x NAME``.
+_OPTION = len("-x") + 2 * _EACH
+# Of the command with which horovod-elastic starts a rank on another node, beside its arguments.
+_COMMAND_BYTES = 8192
+_KEYS = {
+    names.CLOUDJOB_ENV_NAMES: "env",
+    names.CLOUDJOB_SECRET_NAMES: "secrets",
+    names.CLOUDJOB_INPUTS: "inputs",
+    names.CLOUDJOB_OUTPUTS: "outputs",
+}
+
+
+def check(submission: Submission) -> None:
+    """Refuse a job whose arguments and variables are too long for Linux.
+
+    Raises:
+        SpecError: With the key of the largest.
+    """
+    found = [*_long_lists(submission), *_long_command(submission), *_too_much(submission)]
+    if found:
+        raise SpecError(found, hint=HINT)
+
+
+def largest(spec: JobSpec) -> str:
+    """Return the key of the longest argument or variable, with its size."""
+    variables = (
+        (f"{key}.{name}", _size(f"{name}={value}"))
+        for key in VARIABLE_FIELDS
+        for name, value in getattr(spec, key).items()
+    )
+    return _longest((*_arguments(spec), *variables))
+
+
+def largest_argument(spec: JobSpec) -> str:
+    """Return the key of the longest argument, with its size."""
+    return _longest(_arguments(spec))
+
+
+def _arguments(spec: JobSpec) -> Iterator[tuple[str, int]]:
+    yield "script", _size(spec.script)
+    for index, word in enumerate(spec.args):
+        yield f"args[{index}]", _size(word)
+
+
+def _longest(sizes: Iterable[tuple[str, int]]) -> str:
+    key, size = max(sizes, key=lambda item: item[1])
+    return f"{size} in {key}"
+
+
+def _long_lists(submission: Submission) -> Iterator[str]:
+    """Yield the keys whose list for the entry is longer than one variable may be."""
+    variables = env.write(submissions.node_env(submission, 0, ("localhost",)))
+    for name, key in _KEYS.items():
+        size = _size(f"{name}={variables.get(name, '')}")
+        if size > MAX_WORD_BYTES:
+            yield f"{key}: too many (given {size} bytes; allowed {MAX_WORD_BYTES}, Linux's limit)"
+
+
+def _long_command(submission: Submission) -> Iterator[str]:
+    """Yield the arguments if they do not fit into the one word that starts a rank elsewhere."""
+    spec = submission.spec
+    allowed = MAX_WORD_BYTES - _COMMAND_BYTES
+    size = _size(shlex.join((spec.script, *spec.args)))
+    if LAUNCHERS[spec.launcher].is_elastic and size > allowed:
+        yield f"args: too long for {spec.launcher} (given {size} bytes; allowed {allowed})"
+
+
+def _too_much(submission: Submission) -> Iterator[str]:
+    spec = submission.spec
+    node = submissions.node_env(submission, 0, submissions.host_names(submission))
+    variables = submissions.variables(submission, node, home="/home/ma-user", address="0.0.0.0")
+    total = sum(_size(f"{name}={value}") + _EACH for name, value in variables.items())
+    total += sum(_size(name) + _OPTION for name in spec.env)
+    total += sum(_size(word) + _EACH for word in (spec.script, *spec.args))
+    if total > MAX_PROGRAM_BYTES:
+        yield (
+            f"arguments and variables: too long for Linux to start a rank (given {total} bytes, "
+            f"of which {largest(spec)}; allowed {MAX_PROGRAM_BYTES})"
+        )
+
+
+def _size(text: str) -> int:
+    return len(os.fsencode(text))
