@@ -177,19 +177,27 @@ class _Waiting:
 
 def stream(job: Job, descriptor: int, *, follow: bool, shown: LogFilter | None = None) -> None:
     """Show a job's log as it arrives: the ranks' output there, messages of the entry on stderr."""
+    from cloudjob import LogFilter
     from cloudjob.cli.screen import Screen
+    from cloudjob.cli.silence import Silence
 
     screen = Screen(is_live=os.isatty(descriptor), is_live_words=os.isatty(2))
     several = job.nodes > 1
-    waiting = _Waiting(job)
-    for piece in shown.pieces(job, follow=follow) if shown else job.pieces(follow=follow):
+    waiting, silence = _Waiting(job), Silence(job)
+    # Of a job whose lines are searched, no line may match for long.
+    report = str if shown and shown.pattern else silence.report
+    every = shown or LogFilter()
+    for piece in every.pieces(job, follow=follow, on_journal=silence.add):
         waiting.heard(piece.data)
         if piece.data:
+            silence.end()
             ranks, words = screen.show(piece.data)
             if several and words:
                 words = _with_node(piece.node, words)
             _write(descriptor, ranks)
             _write(2, words)
+        elif message := report():
+            say(message)
     _write(descriptor, screen.finish())
 
 

@@ -8,6 +8,7 @@ import sys
 import cloudjob
 from cloudjob.cli.options import job_argument
 from cloudjob.cli.say import count, printable, say
+from cloudjob.cli.silence import STATES
 from cloudjob.errors import CloudJobError
 
 TYPE_CHECKING = False
@@ -26,17 +27,6 @@ _REFRESH_S = 1.0
 _STATUS_S = 3.0
 # More ranks than these do not fit a screen; those that have been silent for longest come first.
 _MOST_RANKS = 40
-# The states of a process in proc(5), and those of a rank that has ended.
-_STATES = {
-    "R": "runs",
-    "S": "waits",
-    "D": "disk",
-    "T": "stopped",
-    "t": "traced",
-    "Z": "zombie",
-    "E": "ended",
-    "F": "failed",
-}
 
 
 def _top(options: argparse.Namespace) -> int:
@@ -146,7 +136,7 @@ def _ranks(journals: cloudjob.Journals) -> Sequence[Table | str]:
         table.add_row(
             str(rank),
             str(last[rank].node),
-            _STATES.get(sample.state, printable(sample.state)),
+            STATES.get(sample.state, printable(sample.state)),
             f"{sample.quiet_s} s",
             f"{sample.cpu_percent}%",
             f"{sample.rss_mib} MiB",

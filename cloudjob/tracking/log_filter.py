@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from cloudjob.tracking.job import Job, LogPiece
+from cloudjob.tracking.job import Job, LogPiece, OnJournal
 from jobentry.contract import env, lines
 
 
@@ -26,8 +26,14 @@ class LogFilter(NamedTuple):
     pattern: re.Pattern[bytes] | None = None
     tail: int | None = None
 
-    def pieces(self, job: Job, *, follow: bool) -> Iterator[LogPiece]:
-        """Yield the selected lines of a job's log as they arrive."""
+    def pieces(
+        self, job: Job, *, follow: bool, on_journal: OnJournal | None = None
+    ) -> Iterator[LogPiece]:
+        """Yield the selected lines of a job's log as they arrive.
+
+        Args:
+            on_journal: Called with the lines of the journals of nodes, as by ``Job.pieces``.
+        """
         node = int(self.nodes) if self.nodes.isdecimal() else None
         skipped: dict[int, int] = {}
         if self.tail is not None and follow:
@@ -36,7 +42,7 @@ class LogFilter(NamedTuple):
             yield from self._last(there)
             for piece in there:
                 skipped[piece.node] = skipped.get(piece.node, 0) + piece.data.count(b"\n")
-        pieces = _without_first(job.pieces(node, follow=follow), skipped)
+        pieces = _without_first(job.pieces(node, follow=follow, on_journal=on_journal), skipped)
         yield from self._last(pieces) if self.tail is not None and not follow else self._of(pieces)
 
     def _of(self, pieces: Iterable[LogPiece]) -> Iterator[LogPiece]:

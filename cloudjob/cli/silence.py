@@ -1,0 +1,82 @@
+"""Reports that a running job has printed nothing for long, and what its ranks do meanwhile."""
+
+from __future__ import annotations
+
+import time
+
+from cloudjob.cli.say import count, printable
+from jobentry.contract import journal
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from cloudjob import Job
+
+# Seconds without output before the first report; each report doubles them, so that neither a hang
+# of days nor a script that prints once an hour repeats it often.
+FIRST_S = 600.0
+# The states of a process in proc(5), and those of a rank that has ended.
+STATES = {
+    "R": "runs",
+    "S": "waits",
+    "D": "disk",
+    "T": "stopped",
+    "t": "traced",
+    "Z": "zombie",
+    "E": "ended",
+    "F": "failed",
+}
+
+
+class Silence:
+    """How long a job has printed nothing, counted from its first output or journal."""
+
+    def __init__(self, job: Job, clock: Callable[[], float] = time.monotonic) -> None:
+        self._job = job
+        self._clock = clock
+        self._limit_s = FIRST_S
+        self._since_s: float | None = None
+        self._ranks: dict[int, tuple[int, journal.RankSample]] = {}
+        self._phases: dict[int, journal.Phase] = {}
+
+    def end(self) -> None:
+        """Note that the job has printed something."""
+        self._since_s = self._clock()
+
+    def add(self, node: int, lines: Iterable[bytes]) -> None:
+        """Take in the journal of a node."""
+        if self._since_s is None:
+            self.end()
+        for entry in map(journal.load, lines):
+            if isinstance(entry, journal.Phase):
+                self._phases[node] = entry
+            elif entry is not None:
+                self._ranks.update({rank.rank: (node, rank) for rank in entry.ranks})
+
+    def report(self) -> str:
+        """Return a line if the silence has just become long; else nothing."""
+        now_s = self._clock()
+        if self._since_s is None or now_s < self._since_s + self._limit_s:
+            return ""
+        minutes = int(now_s - self._since_s) // 60
+        while now_s >= self._since_s + self._limit_s:
+            self._limit_s *= 2
+        found = self._found()
+        more = f"; {found}" if found else ""
+        return f"job {self._job.id} has printed nothing for {minutes} min{more}"
+
+    def _found(self) -> str:
+        """Return what the ranks that run do, or in which phase the nodes are."""
+        ended = (journal.ENDED, journal.FAILED)
+        ranks = {number: at for number, at in self._ranks.items() if at[1].state not in ended}
+        if not ranks:
+            phases = sorted({phase.name for phase in self._phases.values() if not phase.ended_at})
+            return f"phase: {printable(', '.join(phases))}" if phases else ""
+        node, least = min(ranks.values(), key=lambda at: at[1].cpu_percent)
+        most = max(rank.cpu_percent for _, rank in ranks.values())
+        state = STATES.get(least.state, printable(least.state))
+        words = f"rank {least.rank} on node {node} uses {least.cpu_percent}% of a CPU ({state})"
+        if len(ranks) > 1:
+            words += f", the busiest of {count(len(ranks), 'rank')} {most}%"
+        return f"{words}; `cloudjob top {self._job.id}` shows more"

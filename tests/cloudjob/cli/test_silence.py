@@ -1,0 +1,90 @@
+"""What a follower reports of a job that prints nothing for long."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from cloudjob.cli import follow, silence
+from cloudjob.tracking.job import LogPiece
+from jobentry.contract import journal
+from jobentry.contract.journal import Phase, RankSample, Sample
+
+
+def ranks(*each: tuple[int, int, str]) -> list[bytes]:
+    """Return a line of a journal with the CPU percentage and the state of some ranks."""
+    samples = (RankSample(rank, cpu, 100, 700, state, 9, 0) for rank, cpu, state in each)
+    return [journal.dump(Sample(at=1.0, ranks=tuple(samples)))]
+
+
+class Follower:
+    """A silence with a clock in minutes."""
+
+    def __init__(self) -> None:
+        self.minutes = 0.0
+        job: Any = SimpleNamespace(id="train-1")
+        self.silence = silence.Silence(job, clock=lambda: 60 * self.minutes)
+
+    def at(self, minutes: float) -> str:
+        self.minutes = minutes
+        return self.silence.report()
+
+
+def test_a_job_that_waits_in_the_queue_is_not_silent():
+    assert not Follower().at(1000)
+
+
+def test_a_silent_job_is_reported_with_its_idle_rank_and_ever_more_rarely():
+    follower = Follower()
+    follower.silence.end()
+    follower.silence.add(0, ranks((0, 99, "R"), (1, 100, "R")))
+    follower.silence.add(1, ranks((2, 0, "S"), (3, 0, "E")))
+
+    reported = {minute: follower.at(minute) for minute in range(1, 100)}
+    assert [minute for minute, text in reported.items() if text] == [10, 20, 40, 80]
+    assert reported[10] == (
+        "job train-1 has printed nothing for 10 min; rank 2 on node 1 uses 0% of a CPU (waits), "
+        "the busiest of 3 ranks 100%; `cloudjob top train-1` shows more"
+    )
+    follower.silence.end()
+    assert not follower.at(200)
+    assert follower.at(260).startswith("job train-1 has printed nothing for 161 min; ")
+
+
+def test_before_the_ranks_start_the_phase_is_reported():
+    follower = Follower()
+    lines = [journal.dump(Phase("inputs", 1.0)), b"damaged"]
+    follower.silence.add(0, lines)
+
+    assert follower.at(11) == "job train-1 has printed nothing for 11 min; phase: inputs"
+
+
+class SilentJob:
+    """A job that prints a line, and then runs on with one rank that prints nothing."""
+
+    id, nodes = "train-1", 1
+
+    def waits_for(self) -> str:
+        return ""
+
+    def pieces(self, _node: Any, *, follow: bool, on_journal: Any) -> Iterator[LogPiece]:
+        yield LogPiece(0, b"[0] begins\n")
+        on_journal(0, ranks((0, 0, "D")))
+        for _ in range(5):
+            yield LogPiece(-1, b"")
+
+
+def test_a_follower_prints_it_on_stderr(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(silence, "FIRST_S", 1e-9)
+    job: Any = SilentJob()
+
+    follow.stream(job, 1, follow=True)
+
+    shown = capfd.readouterr()
+    assert shown.out == "[0] begins\n"
+    assert "rank 0 on node 0 uses 0% of a CPU (disk); `cloudjob top" in shown.err
