@@ -22,6 +22,10 @@ elif sys.argv[1:2] == ["--scheduler"]:
     from jobentry.rank import mindspore_scheduler
 
     mindspore_scheduler.schedule()
+elif sys.argv[1:2] == ["--parameter-server"]:
+    from jobentry.rank import mindspore_scheduler
+
+    sys.exit(mindspore_scheduler.run_server(sys.argv[2:]))
 elif sys.argv[1:2] == ["--elastic"]:
     from jobentry.rank import horovod_driver
 

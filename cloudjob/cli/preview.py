@@ -103,3 +103,5 @@ def _nodes(preview: Preview, nodes: int) -> Iterator[tuple[str, str]]:
         command = printable(shlex.join(plan["argv"])) if plan["argv"] else "waits for the head"
         more = "…" if len(command) > _MOST_LETTERS else ""
         yield of, f"{plan['role']}: {command[:_MOST_LETTERS]}{more}"
+        for note in plan.get("notes", ()):
+            yield "", printable(note)

@@ -42,12 +42,20 @@ def conflicts(spec: JobSpec) -> Iterator[tuple[str, str]]:
             f"is only for the parallel_mode auto_parallel (given {settings.parallel_mode})",
         )
     servers = spec.env.get(_SERVERS, "")
-    if launcher and spec.launcher in own and servers.strip() not in ("", "0"):
-        yield (
-            f"env.{_SERVERS}",
-            f"parameter servers are not started (given {servers[:20]!r}; allowed 0)",
-        )
+    if launcher and spec.launcher in own and servers not in ("", "0"):
+        yield from _server_conflicts(spec.launcher, servers)
     yield from _device_conflicts(spec)
+
+
+def _server_conflicts(launcher: str, servers: str) -> Iterator[tuple[str, str]]:
+    key, given = f"env.{_SERVERS}", f"given {servers[:20]!r}"
+    if launcher != "dynamic-cluster":
+        yield (
+            key,
+            f"only the launcher dynamic-cluster starts parameter servers ({given}; allowed 0)",
+        )
+    elif not (servers.isascii() and servers.isdecimal() and len(servers) < 6):
+        yield key, f"is not a number of parameter servers ({given}; allowed 0, 1, …)"
 
 
 def _hardware_conflicts(spec: JobSpec) -> Iterator[tuple[str, str]]:

@@ -23,6 +23,7 @@ from jobentry.control import early_ends
 from jobentry.errors import EntryError
 from jobentry.launchers.common import ArgsError
 from jobentry.log import log_message, write_journal
+from jobentry.node import unsubmitted
 from jobentry.node.journal import STORE_LIMIT_S, Journal
 from jobentry.node.prepare import (
     check_script,
@@ -41,6 +42,7 @@ from jobentry.node.prepare import (
     stage,
     start_sshd,
     tidy,
+    with_existing_host_file,
     write_files,
 )
 from jobentry.node.tools import (
@@ -62,6 +64,7 @@ if TYPE_CHECKING:
 USAGE = """usage: jobentry [--dry-run] [--json] SCRIPT [ARGS]...
 
 Runs SCRIPT on all ranks of the job that the environment describes (MA_*, VC_*, OPENMPI_*).
+A program on PATH may stand before it: jobentry python train.py
   --dry-run   print what this node would do, and do nothing
   --json      print it as one JSON object
   --help      print this
@@ -148,6 +151,8 @@ def main(argv: Sequence[str]) -> int:
         return exits.ENTRY_FAILED
     os.environ.pop(names.CLOUDJOB_DELIVERED, None)
     private_environ.hide((*node.secret_names, *names.STORE_ACCESS))
+    node, words = unsubmitted.complete(node, options.words, os.environ)
+    options = options._replace(words=words)
     if options.is_dry_run:
         return _show(node, options)
     end = _run(node, options)
@@ -189,15 +194,19 @@ def _options(argv: Sequence[str]) -> Options | None:
 
 def _show(node: NodeEnv, options: Options) -> int:
     where = paths.node_paths(os.environ, node)
-    environment = node_environment(node, where, code_folder(node, where))
+    folder = code_folder(node, where, options.words[0])
+    environment = node_environment(node, where, folder)
     try:
         needs_mpi = launcher_of(node).needs_mpi
+        if unsubmitted.is_unsubmitted(os.environ):
+            unsubmitted.check(node, folder, options.words)
         version = start_version(environment.get("PATH", os.defpath)) if needs_mpi else None
         tools = find_tools(node, environment, version, needs_mpi=needs_mpi, is_dry_run=True)
         made = plan.make(node, environment, where, tools, options.words)
     except (EntryError, ArgsError, OSError) as error:
         _log_error(error)
-        return exits.ENTRY_FAILED
+        return error.code if isinstance(error, EntryError) else exits.ENTRY_FAILED
+    made = with_existing_host_file(made, node)
     shown = plan.masked(made, node.secret_names)
     if options.is_json:
         print(json.dumps(shown))
@@ -207,6 +216,8 @@ def _show(node: NodeEnv, options: Options) -> int:
     for file in shown["files"]:
         print("file {path} ({mode}):".format(**file))
         print("".join(f"  {line}\n" for line in file["text"].splitlines()), end="")
+    for note in made.notes:
+        print(f"note: {note}")
     return 0
 
 
@@ -314,9 +325,11 @@ def _prepare_and_run(node: NodeEnv, options: Options, journal: Journal, started_
     where = paths.node_paths(os.environ, node)
     version = start_version(os.environ.get("PATH", "")) if launcher.needs_mpi else None
     with _reporting_to_workers(node, where):
-        folder, outputs = stage(node, where, journal)
+        folder, outputs = stage(node, where, journal, options.words[0])
         if not launcher.takes_command:
             check_script(folder, options.words[0])
+    if unsubmitted.is_unsubmitted(os.environ):
+        unsubmitted.warn_of_nested_launcher(node, folder, options.words[0])
     make_node_dir(where)
     # First, as the head waits for each node.
     control_socket = listen(node, where)
@@ -450,11 +463,12 @@ def _head_plan(
     needs_mpi = launcher_of(node).needs_mpi
     tools = find_tools(node, setup.environment, setup.version, needs_mpi=needs_mpi)
     made = plan.make(node, setup.environment, where, tools, options.words)
+    made = with_existing_host_file(made, node)
     for note in made.notes:
         log_message(note)
     facts = facts_of(node, tools, setup.version, setup.module)
     check_module(facts, node.launcher, tools.interpreter)
-    return made, facts, write_files(made.files, keep=node.open_mpi.host_file)
+    return made, facts, write_files(made.files)
 
 
 def _with_outputs(outcome: Outcome, node: NodeEnv, problem: str) -> Outcome:

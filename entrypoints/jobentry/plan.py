@@ -129,6 +129,7 @@ def masked(plan: LaunchPlan, secret_names: Sequence[str]) -> dict[str, Any]:
     """Return ``plan`` as a JSON value, with secrets as ``***``.
 
     ``argv`` and ``env`` are those of the first process; if there are more, ``processes`` lists all.
+    ``notes`` is there if there are some.
     """
     processes = [
         {
@@ -142,7 +143,7 @@ def masked(plan: LaunchPlan, secret_names: Sequence[str]) -> dict[str, Any]:
         for process in plan.processes
     ]
     first = processes[0] if processes else {"argv": [], "env": {}}
-    shown = {
+    shown: dict[str, Any] = {
         "role": plan.role,
         "argv": first["argv"],
         "env": first["env"],
@@ -151,5 +152,6 @@ def masked(plan: LaunchPlan, secret_names: Sequence[str]) -> dict[str, Any]:
             for file in plan.files
         ],
         "cwd": plan.cwd,
+        **({"notes": list(plan.notes)} if plan.notes else {}),
     }
     return {**shown, "processes": processes} if len(processes) > 1 else shown

@@ -74,6 +74,30 @@ print("sum", all_sum(rank + 1), get_group_size(), rank == node, sys.argv[1:])
 
 
 @mindspore
+def test_a_dynamic_cluster_has_parameter_servers(cloud, submit):
+    """One on each node, in the cluster; MindSpore 2.10 itself has no more of that mode."""
+    done = submit(
+        "dynamic-cluster",
+        """
+role = os.environ["MS_ROLE"]
+print(role, os.environ["VC_TASK_INDEX"], sys.argv[1:], flush=True)
+if role == "MS_PSERVER":
+    open(f"{results}/server-" + os.environ["VC_TASK_INDEX"], "w").close()
+else:
+    while not all(os.path.exists(f"{results}/server-{node}") for node in (0, 1)):
+        time.sleep(0.1)
+""",
+        "--lr=1",
+        flags=("-e", "MS_SERVER_NUM=2", "--timeout-min", "3"),
+    )
+
+    assert done.code == 0, done
+    assert sorted(line for line in done.lines if b"MS_WORKER" in line) == [
+        b"[%d] MS_WORKER %d ['--lr=1']" % (rank, rank) for rank in range(2)
+    ]
+
+
+@mindspore
 def test_a_failing_rank_ends_the_job(cloud, submit):
     done = submit(
         "msrun",

@@ -55,6 +55,22 @@ for folder in ("/home/ma-user/modelarts", "/home/ma-user", "/home/work"):
     assert "proj" in os.listdir(folder + "/user-job-dir")
 print("who", os.getuid(), os.getgid(), os.getcwd(), os.environ["HOME"])
 """
+RANKS = b"""\
+import os, sys
+rank, size = os.environ["OMPI_COMM_WORLD_RANK"], os.environ["OMPI_COMM_WORLD_SIZE"]
+node = os.environ["VC_TASK_INDEX"]
+print("rank", rank, "of", size, "on node", node, "in", os.getcwd(), sys.argv[1:])
+"""
+GUIDE = (Path(__file__).parents[2] / "docs/guides/own-image.md").read_text()
+# What makes of our base an image of the platform's documents: its keys, and nothing of ours.
+DOCUMENTED_IMAGE = (
+    "rm -r /opt/cloudjob",
+    "mkdir -m 700 /home/ma-user/.ssh",
+    "cd /home/ma-user/.ssh",
+    "ssh-keygen -q -t rsa -N '' -f id_rsa",
+    "cp id_rsa.pub authorized_keys",
+    "chown -R 1000:100 .",
+)
 RUN = b'cd $(dirname $0)\nexec python3 meet.py "$@"\n'
 
 
@@ -140,6 +156,34 @@ def test_a_preset_image_runs_in_two_containers(
     assert found["status"]["phase"] == "Completed", log
     for index in (0, 1):
         assert f"modelarts-job-{job}-worker-{index}\n" in log
+
+
+def test_the_entry_replaces_the_start_script_of_an_own_image(
+    api: Api, s3: Any, derive: Any, base_image: str
+):
+    """With the Dockerfile and the boot command of the guide, in an image with keys of its own."""
+    dockerfile = GUIDE.split("```dockerfile\n")[1].split("```")[0]
+    start = GUIDE.split("```sh\n")[1].split("```")[0].strip()
+    added = dockerfile.partition("\n")[2].replace("cloudjob/base", base_image)
+    image = derive("own", "RUN " + " && ".join(DOCUMENTED_IMAGE) + "\nENTRYPOINT []\n" + added)
+    name = new_name()
+    s3.put_object(Bucket="data", Key=f"{name}/code/train.py", Body=RANKS)
+    job = api.create(
+        f"{start.replace('boot.sh', 'boot.sh --dry-run')} && {start}",
+        nodes=2,
+        algorithm={
+            "engine": {"image_url": image},
+            "code_dir": f"/data/{name}/code/",
+            "parameters": [{"name": "lr", "value": "0.1"}],
+        },
+    )
+    found = api.await_phase(job)
+    logs = api.log(job), api.log(job, 1)
+
+    assert found["status"]["phase"] == "Completed", logs
+    for rank, log in enumerate(logs):
+        assert f"[{rank}] rank {rank} of 2 on node {rank} in /home/ma-user ['--lr=0.1']" in log
+        assert "the nodes use the key /home/ma-user/.ssh/id_rsa" in log
 
 
 def test_a_job_with_a_missing_image_fails_with_an_event(api: Api):

@@ -18,6 +18,7 @@ from jobentry.contract.launchers import LAUNCHERS
 USAGE = """usage: jobentry [--dry-run] [--json] SCRIPT [ARGS]...
 
 Runs SCRIPT on all ranks of the job that the environment describes (MA_*, VC_*, OPENMPI_*).
+A program on PATH may stand before it: jobentry python train.py
   --dry-run   print what this node would do, and do nothing
   --json      print it as one JSON object
   --help      print this
@@ -323,6 +324,116 @@ def test_an_mpirun_that_cannot_be_started_is_reported(machine: Machine):
     assert "Traceback" not in ended.err
     assert str(machine.programs / "mpirun") in ended.err
     assert machine.record()["cause"] == "entry"
+
+
+# What the platform sets in a container whose boot command starts the entry, without a submit.
+PLATFORM = {"CLOUDJOB_JOB": "", "MA_VJ_NAME": "ma-job-1", "MA_NUM_HOSTS": "2", "VC_TASK_INDEX": "0"}
+
+
+def test_a_boot_command_may_name_an_interpreter_and_uses_the_key_of_the_image(machine: Machine):
+    """As in `run_mpi.sh python train.py`; the ranks start in the folder of the boot command."""
+    machine.add_mpirun()
+    own = machine.add("python3.7", "")
+    machine.write("train.py")
+    machine.write("other/train.py")
+    key = machine.folder / ".ssh" / "id_rsa"
+    key.parent.mkdir()
+    key.write_text("key")
+    words = ("--dry-run", "--json", "python3.7", "-u", str(machine.code / "train.py"), "--lr=1")
+
+    ended = machine.run(*words, **PLATFORM, WORKSPACE=str(machine.code / "other"))
+    shown = json.loads(ended.out)
+
+    assert ended.code == 0, ended
+    assert f"the nodes use the key {key}, as CLOUDJOB_SSH_KEY is not set" in ended.err
+    script = ("--script", str(machine.code / "train.py"), "--lr=1")
+    assert shown["argv"][-5:] == [str(own), machine._zipapp, *script]
+    assert shown["cwd"] == str(machine.code)
+    assert shown["files"][0]["text"] == (
+        "ma-job-1-worker-0.ma-job-1 slots=1\nma-job-1-worker-1.ma-job-1 slots=1\n"
+    )
+
+
+def test_a_boot_command_may_be_any_program(machine: Machine):
+    machine.add_mpirun()
+    words = ("--dry-run", "--json", "python", "-m", "train")
+    shown = json.loads(machine.run(*words, CLOUDJOB_JOB="").out)
+
+    assert shown["argv"][-4:] == ["--", str(machine.programs / "python"), "-m", "train"]
+
+
+@pytest.mark.parametrize(
+    ("text", "launcher", "is_warned"),
+    [
+        ("cd $MA_JOB_DIR\n/opt/bin/torchrun train.py", "mpirun", True),
+        ("python -m torch.distributed.launch train.py", "mpirun", True),
+        ("torchrun train.py", "python", False),
+        ("# torchrun train.py\npython my-torchrun.py", "mpirun", False),
+    ],
+)
+def test_a_boot_command_whose_ranks_would_start_ranks_is_warned_of(
+    machine: Machine, text: str, launcher: str, is_warned: bool
+):
+    machine.add_mpirun()
+    machine.write("run.sh", text)
+    words = ("bash", "run.sh", "--lr=1")
+
+    dry = machine.run("--dry-run", *words, CLOUDJOB_JOB="", CLOUDJOB_LAUNCHER=launcher)
+    ended = machine.run(*words, CLOUDJOB_JOB="", CLOUDJOB_LAUNCHER=launcher)
+
+    warning = "itself; CLOUDJOB_LAUNCHER=python runs it once on each node"
+    assert [warning in done.err for done in (dry, ended)] == [is_warned, is_warned]
+
+
+def test_workspace_is_used_if_only_it_has_the_script(machine: Machine):
+    machine.add_mpirun()
+    machine.write("other/train.py")
+    other = str(machine.code / "other")
+    words = ("--dry-run", "--json", "train.py")
+    shown = json.loads(machine.run(*words, CLOUDJOB_JOB="", WORKSPACE=other).out)
+
+    assert shown["cwd"] == other
+
+
+@pytest.mark.parametrize(
+    ("has_script", "message"),
+    [
+        (False, "looking for the script: {code}/train.py: no such file"),
+        (True, "looking for the key"),
+    ],
+)
+def test_a_dry_run_without_a_submit_checks_script_and_key(
+    machine: Machine, has_script: bool, message: str
+):
+    machine.add_mpirun()
+    if has_script:
+        machine.write("train.py")
+
+    ended = machine.run("--dry-run", "python", "train.py", **PLATFORM)
+
+    assert message.format(code=machine.code) in ended.err
+    assert ended.code == (125 if has_script else 127)
+    assert ended.out == ""
+
+
+def test_a_host_file_that_exists_is_used_as_it_is(machine: Machine):
+    machine.add("mpirun", 'if [ "$1" = --version ]; then echo "mpirun (Open MPI) 4.1.4"; fi')
+    machine.write("x.py")
+    own = machine.folder / "hosts"
+    own.write_text("10.0.0.1 slots=2\n")
+    note = f"OPENMPI_HOST_FILE_PATH={own}: it exists, and mpirun uses it as it is"
+
+    dry = machine.run("--dry-run", "--json", "x.py", OPENMPI_HOST_FILE_PATH=str(own))
+    page = machine.run("--dry-run", "x.py", OPENMPI_HOST_FILE_PATH=str(own))
+    ended = machine.run("x.py", OPENMPI_HOST_FILE_PATH=str(own))
+    shown = json.loads(dry.out)
+
+    assert shown["notes"] == [note]
+    assert str(own) in shown["argv"]
+    assert str(own) not in [file["path"] for file in shown["files"]]
+    assert f"note: {note}\n" in page.out
+    assert note in ended.err
+    assert own.read_text() == "10.0.0.1 slots=2\n"
 
 
 def test_a_dry_run_reports_an_mpirun_that_cannot_be_started(machine: Machine):

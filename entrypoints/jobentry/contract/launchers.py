@@ -97,7 +97,8 @@ def asks_for_ssh(environ: Mapping[str, str]) -> bool:
     if any(name.endswith(_SSH_SUFFIXES) and "_MCA_" in name for name in environ):
         return True
     given = (environ.get(name, "") for name in (names.OPENMPI_MCA_ARGS, names.OPENMPI_EXTRA_ARGS))
-    words = " ".join(given).split()
+    # Quotes may be around a word or around a whole value.
+    words = re.sub("[\"']", " ", " ".join(given)).split()
     pairs = zip(words, [*words[1:], ""])
     return any(
         name.endswith(_SSH_SUFFIXES) or (name.endswith("_no_tree_spawn") and value not in _YES)

@@ -7,12 +7,13 @@ msrun, and ``mindspore-mpi`` Open MPI's mpirun.
 from __future__ import annotations
 
 import posixpath
-from typing import Mapping, Sequence
+from typing import Iterator, Mapping, Sequence
 
 from jobentry.contract import names
 from jobentry.launchers import mpirun
 from jobentry.launchers.common import (
     PRIVATE,
+    ArgsError,
     File,
     Launch,
     Process,
@@ -28,6 +29,7 @@ from jobentry.launchers.mpi import Mpi
 _PAUSES = ("MS_RETRY_INTERVAL_LOWER", "MS_RETRY_INTERVAL_UPPER")
 # Above this number of ranks, keep MindSpore's pauses, which spare the scheduler.
 _FEW_RANKS = 256
+_SERVERS = "MS_SERVER_NUM"
 
 # msrun starts this instead of the user's script, as its parser takes the script's arguments for its
 # own. It becomes a rank wrapper, or exits as the scheduler, as there is one already.
@@ -44,7 +46,10 @@ if environ.get("MS_ROLE") != "MS_SCHED":
 
 
 def dynamic_cluster(site: Site, words: Sequence[str]) -> Launch:
-    """Return a rank for each slot of this node and, on the head, the scheduler."""
+    """Return this node's ranks and parameter servers and, on the head, the scheduler.
+
+    ``MS_SERVER_NUM`` is the number of parameter servers of the job, which run the script as well.
+    """
     node = site.node
     ranks = range(node.node * node.slots, (node.node + 1) * node.slots)
     shared = cluster(site)
@@ -64,7 +69,8 @@ def dynamic_cluster(site: Site, words: Sequence[str]) -> Launch:
         )
         for rank in ranks
     )
-    return Launch((*_scheduler(site, shared), *wrappers), node.nodes * node.slots)
+    servers = _parameter_servers(site, shared, words)
+    return Launch((*_scheduler(site, shared), *servers, *wrappers), node.nodes * node.slots)
 
 
 def msrun(site: Site, words: Sequence[str]) -> Launch:
@@ -142,6 +148,19 @@ def cluster(site: Site) -> dict[str, str]:
         or "%d" % max(1, node.start_timeout_s),
         **(dict.fromkeys(_PAUSES, "1") if is_quick else {}),
     }
+
+
+def _parameter_servers(
+    site: Site, shared: Mapping[str, str], words: Sequence[str]
+) -> Iterator[Process]:
+    """Yield this node's share of the parameter servers, which go round the nodes."""
+    text = site.environment.get(_SERVERS) or "0"
+    if not (text.isdecimal() and text.isascii() and len(text) < 6):
+        raise ArgsError([f"{_SERVERS}={text[:80]!r} is not a number of parameter servers"])
+    env = {**site.environment, **shared, "MS_ROLE": "MS_PSERVER", "PYTHONUNBUFFERED": "1"}
+    argv = (*site.under_interpreter, "--parameter-server", *program(site, words))
+    for index in range(site.node.node, int(text), site.node.nodes):
+        yield Process("parameter server %d" % index, argv, env, is_server=True)
 
 
 def _scheduler(site: Site, shared: Mapping[str, str]) -> tuple[Process, ...]:

@@ -162,12 +162,22 @@ def user_options(node: NodeEnv) -> list[Option]:
     problems: list[str] = []
     for variable, text, default in sources:
         try:
-            options += _parse(shlex.split(default if text is None else text))
+            options += _parse(_unquoted(default if text is None else text))
         except ValueError as error:
             problems.append(f"{variable}: {str(error).lower()}")
     if problems:
         raise ArgsError(problems)
     return options
+
+
+def _unquoted(text: str) -> list[str]:
+    """Return the words of a variable, also if its whole value is in quotes.
+
+    In the platform's documents such quotes are those of a shell; a form keeps them in the value.
+    """
+    words = shlex.split(text)
+    is_whole = len(words) == 1 and text.strip()[0] in "\"'"
+    return shlex.split(words[0]) if is_whole else words
 
 
 def _parse(words: list[str]) -> list[Option]:

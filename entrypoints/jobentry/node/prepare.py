@@ -25,11 +25,18 @@ if TYPE_CHECKING:
     from jobentry.staging.outputs import Outputs
 
 
-def code_folder(node: NodeEnv, where: NodePaths) -> str:
-    """Return the folder of the code: ours, the platform's, or the working directory."""
+def code_folder(node: NodeEnv, where: NodePaths, script: str) -> str:
+    """Return the working directory of the ranks.
+
+    It is the folder of the code package. Without a package, it is the current folder, as for any
+    command on the platform, or ``WORKSPACE`` if the script is there only.
+    """
     if node.code_uri:
         return where.code
-    return os.environ.get("WORKSPACE") or os.getcwd()
+    workspace = os.environ.get("WORKSPACE", "")
+    if os.path.isfile(script) or not os.path.isfile(os.path.join(workspace, script)):
+        return os.getcwd()
+    return workspace
 
 
 def node_environment(node: NodeEnv, where: NodePaths, folder: str) -> dict[str, str]:
@@ -81,13 +88,15 @@ def check_script(folder: str, script: str) -> None:
         )
 
 
-def stage(node: NodeEnv, where: NodePaths, journal: Journal) -> tuple[str, Outputs | None]:
+def stage(
+    node: NodeEnv, where: NodePaths, journal: Journal, script: str
+) -> tuple[str, Outputs | None]:
     """Fetch code and inputs, prepare the outputs; return the code folder and the outputs.
 
     Raises:
         EntryError: Code or an input cannot be fetched, or an output cannot be stored.
     """
-    folder = code_folder(node, where)
+    folder = code_folder(node, where, script)
     # Imported only when needed: without cached bytecode they take a tenth of a second.
     if node.code_uri:
         from jobentry.staging import code_package
@@ -186,7 +195,8 @@ def read_key(node: NodeEnv) -> bytes:
     if not node.ssh_key:
         raise EntryError(
             f"looking for the key of the job: {names.CLOUDJOB_SSH_KEY} is not set",
-            hint="cloudjob sets it; without cloudjob, run ssh-keygen -t ed25519 -N '' -f KEY",
+            hint="cloudjob sets it; without cloudjob, put one key into the ~/.ssh of all nodes:"
+            " ssh-keygen -t ed25519 -N '' -f ~/.ssh/id_ed25519",
         )
     try:
         return objects.read(node.ssh_key if "://" in node.ssh_key else "file://" + node.ssh_key)
@@ -253,12 +263,20 @@ def keep_existing_tune_file(node: NodeEnv) -> NodeEnv:
     return node._replace(open_mpi=node.open_mpi._replace(tune_file=""))
 
 
-def write_files(files: Sequence[File], keep: str = "") -> list[str]:
-    """Write the files of a plan and return their paths; do not replace ``keep`` if it exists."""
+def with_existing_host_file(made: plan.LaunchPlan, node: NodeEnv) -> plan.LaunchPlan:
+    """Return the plan without its host file if that file exists, as mpirun then uses that one."""
+    path = node.open_mpi.host_file
+    if not path or not os.path.exists(path) or all(file.path != path for file in made.files):
+        return made
+    note = f"{names.OPENMPI_HOST_FILE_PATH}={path}: it exists, and mpirun uses it as it is"
+    files = tuple(file for file in made.files if file.path != path)
+    return made._replace(files=files, notes=(*made.notes, note))
+
+
+def write_files(files: Sequence[File]) -> list[str]:
+    """Write the files of a plan and return their paths."""
     written = []
     for file in files:
-        if file.path == keep and os.path.exists(keep):
-            continue
         written.append(file.path)
         try:
             _write_private(file.path, file.text.encode("utf-8", "surrogateescape"))

@@ -54,17 +54,24 @@ def test_a_job_that_names_no_device_is_refused_none_and_chooses_itself(launcher)
     assert problems(spec(launcher, parallel_mode="auto_parallel")) == []
 
 
-@pytest.mark.parametrize("launcher", ["msrun", "dynamic-cluster", "mindspore-mpi", "python"])
-@pytest.mark.parametrize("servers", ["1", "0", "x"])
-def test_parameter_servers_are_refused_and_not_ignored(launcher, servers):
+@pytest.mark.parametrize(
+    ("launcher", "servers", "problem"),
+    [
+        ("msrun", "1", "only the launcher dynamic-cluster starts parameter servers (given '1'"),
+        ("mindspore-mpi", "1", "only the launcher dynamic-cluster starts parameter servers"),
+        ("dynamic-cluster", "x", "is not a number of parameter servers (given 'x'"),
+        ("dynamic-cluster", "2", ""),
+        ("msrun", "0", ""),
+        ("python", "1", ""),
+    ],
+)
+def test_parameter_servers_need_the_dynamic_cluster(launcher, servers, problem):
     job = spec(launcher).model_copy(update={"env": {"MS_SERVER_NUM": servers}})
-    is_refused = servers != "0" and launcher != "python"
 
-    assert problems(job) == (
-        [f"env.MS_SERVER_NUM: parameter servers are not started (given '{servers}'; allowed 0)"]
-        if is_refused
-        else []
-    )
+    found = problems(job)
+
+    assert len(found) == bool(problem)
+    assert all(text.startswith(f"env.MS_SERVER_NUM: {problem}") for text in found)
 
 
 @pytest.mark.parametrize("mode", MODES)

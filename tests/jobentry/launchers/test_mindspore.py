@@ -74,6 +74,25 @@ def test_a_worker_has_ranks_and_no_scheduler():
     assert told == [("2", "0", False), ("3", "1", False)]
 
 
+@pytest.mark.parametrize(("node", "expected"), [(0, ["0", "2"]), (1, ["1"])])
+def test_parameter_servers_go_round_the_nodes(node: int, expected: list[str]):
+    launch = mindspore.dynamic_cluster(site(node, {"MS_SERVER_NUM": "3"}), WORDS)
+    servers = [process for process in launch.processes if "parameter server" in process.name]
+
+    assert [process.name.rpartition(" ")[2] for process in servers] == expected
+    for process in servers:
+        assert process.is_server
+        assert process.argv == ("/py/bin/python", "/e.pyz", "--parameter-server", *SCRIPT)
+        assert process.env["MS_ROLE"] == "MS_PSERVER"
+        assert process.env["MS_SCHED_HOST"] == "a"
+    assert launch.ranks == 4
+
+
+def test_an_invalid_number_of_parameter_servers_is_refused():
+    with pytest.raises(ArgsError, match="MS_SERVER_NUM='-1' is not a number"):
+        mindspore.dynamic_cluster(site(environment={"MS_SERVER_NUM": "-1"}), WORDS)
+
+
 def test_the_users_timeout_and_log_level_take_precedence():
     """``MS_TOPO_TIMEOUT`` for the cluster, ``GLOG_v`` for the scheduler's log."""
     scheduler, *_ = mindspore.dynamic_cluster(

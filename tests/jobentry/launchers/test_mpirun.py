@@ -11,7 +11,7 @@ from jobentry.contract.env import NodeEnv, OpenMpi
 from jobentry.contract.paths import NodePaths
 from jobentry.launchers import mpirun
 from jobentry.launchers.common import ArgsError, Site
-from jobentry.launchers.mpi import Mpi, Reach, rank_program, reach
+from jobentry.launchers.mpi import DEFAULT_MCA_ARGS, Mpi, Reach, rank_program, reach
 from jobentry.launchers.mpirun import Command
 from jobentry.rank import wrapper
 
@@ -226,6 +226,24 @@ def test_quoted_options_may_contain_spaces():
     assert {name: value for name, value in mca(made).items() if len(name) == 1} == {
         "a": "x y", "b": "z 'w'", "c": "d e",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("form", ['"{}"', "'{}'", ' "{}" '])
+def test_quotes_around_a_whole_value_are_ignored(form: str):
+    """The documents show the values in the quotes of a shell, which a form keeps."""
+    plain = OpenMpi(
+        bind_args="-bind-to none -map-by slot",
+        x_args="-x A",
+        mca_args="-mca btl tcp",
+        extra_args="",
+    )
+    pasted = OpenMpi(
+        **{name: value and form.format(value) for name, value in plain._asdict().items()}
+    )._replace(extra_args=form.format(""))
+
+    assert command(pasted) == command(plain)
+    pasted_mca = form.format(DEFAULT_MCA_ARGS)
+    assert "plm_rsh_args" not in reached(OpenMpi(mca_args=pasted_mca))
 
 
 def test_a_repeated_parameter_keeps_its_last_value():
