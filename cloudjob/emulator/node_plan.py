@@ -163,8 +163,6 @@ def environment(
         "MA_SCRIPT_INTERPRETER": "",
         "MA_DETECT_TRAIN_INJECT_CODE": "0",
         "MA_APIGW_ENDPOINT": machine.api,
-        "MA_PIP_URL": settings.pip_url,
-        "MA_PIP_HOST": urlsplit(settings.pip_url).hostname or "",
         "MA_ENGINE_VERSION": str(algorithm["engine"].get("engine_version") or ""),
         "MA_INPUTS": _channels(algorithm, "inputs"),
         "MA_OUTPUTS": _channels(algorithm, "outputs"),
@@ -191,6 +189,9 @@ def environment(
             NCCL_IB_HCA="^mlx5_bond_0",
             NCCL_SOCKET_IFNAME="bond0,eth0",
         )
+    if settings.pip_url:
+        platform["MA_PIP_URL"] = settings.pip_url
+        platform["MA_PIP_HOST"] = urlsplit(settings.pip_url).hostname or ""
     if settings.first_version:
         platform.update(first_version.variables(index, hosts, _addresses(algorithm)))
     by_env = {

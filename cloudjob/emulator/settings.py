@@ -60,7 +60,7 @@ class Settings:
 
     Args:
         first_version: Whether nodes get the variables of the platform's first version as well.
-        pip_url: The package index that jobs are given in ``MA_PIP_URL``.
+        pip_url: The package index in a job's ``MA_PIP_URL``; empty leaves the variable unset.
         engine: Where nodes run: ``docker``, ``process``, or ``auto`` for docker where it answers.
         pools: The dedicated resource pools, each with its number of nodes.
         public_nodes: How many nodes of the public pool run at once; more wait in the queue.
@@ -81,7 +81,7 @@ class Settings:
     image: str = "cloudjob/base:latest"
     python: str = ""
     first_version: bool = False
-    pip_url: str = "https://pypi.org/simple/"
+    pip_url: str = ""
     pools: dict[str, int] = Field(default_factory=lambda: {"pool-emulator": 8})
     public_nodes: NonNegativeInt = 32
     max_jobs: NonNegativeInt = 20_000

@@ -66,8 +66,16 @@ def test_a_node_has_the_documented_variables():
     assert env["S3_ENDPOINT"] == "http://10.0.0.1:1"
     assert (env["MA_TASK_INDEX"], env["HOSTNAME"]) == ("1", f"{job}-worker-1")
     assert (env["MA_SCRIPT_INTERPRETER"], env["MA_DETECT_TRAIN_INJECT_CODE"]) == ("", "0")
-    assert (env["MA_PIP_URL"], env["MA_PIP_HOST"]) == ("https://pypi.org/simple/", "pypi.org")
+    assert "MA_PIP_URL" not in env
     assert not [name for name in env if name.startswith("CLOUDJOB_")]
+
+
+def test_a_node_has_the_package_index_of_the_settings():
+    index = replace(SETTINGS, pip_url="https://packages.example.com/simple/")
+    env = node_plan.environment(row(), 0, "a", CONTAINER, index, ACCOUNT)
+
+    assert env["MA_PIP_URL"] == "https://packages.example.com/simple/"
+    assert env["MA_PIP_HOST"] == "packages.example.com"
 
 
 def test_a_node_has_the_variables_of_the_first_version_on_request():
