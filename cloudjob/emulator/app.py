@@ -8,7 +8,7 @@ import secrets
 import traceback
 import uuid
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from email.utils import formatdate
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, unquote
@@ -23,13 +23,27 @@ from starlette.routing import Route, Router
 from cloudjob.emulator.errors import ApiError, error_body
 from cloudjob.emulator.http_server import IDLE_S, LOOPBACK, is_from_here, target_of
 from cloudjob.emulator.models import M, parse
-from cloudjob.emulator.state import CONTROL_HEADER, CONTROL_PREFIX
+from cloudjob.emulator.state import CONTROL_HEADER, CONTROL_PREFIX, User
 
 if TYPE_CHECKING:
     from cloudjob.emulator.service import Service
 
 LIMIT_BYTES = 12 << 20
 _IAM = "/v3"
+# Where a path goes on behind the project -> the resource in the actions of policies.
+_RESOURCES = {
+    "training-jobs": "trainJob",
+    "training-job-searches": "trainJob",
+    "modelarts-training-job": "trainJob",
+    "training-experiments": "trainJob",
+    "algorithms": "aiAlgorithm",
+    "images": "image",
+    "workspaces": "workspace",
+    "authorizations": "authorization",
+    "agency": "authorization",
+    "pools": "pool",
+    "networks": "network",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +53,7 @@ class Request:
     Args:
         target: Path and query as in the request line.
         headers: By their names in lower case.
+        user: Who sends it, once that is known.
     """
 
     method: str
@@ -47,6 +62,7 @@ class Request:
     content: bytes
     id: str
     path_params: Mapping[str, str]
+    user: User | None = None
 
     @property
     def path(self) -> str:
@@ -109,6 +125,7 @@ class Endpoint:
     """An operation of the API.
 
     Args:
+        method: One method, or several with blanks between them.
         handler: Returns the body of the answer, or a whole ``Answer``.
         status: That of an answer if the handler returns its body.
     """
@@ -118,11 +135,29 @@ class Endpoint:
     handler: Callable[[Service, Request], Any]
     status: int = 200
 
+    @property
+    def action(self) -> str:
+        """What its user must be allowed to do; empty for nothing in particular."""
+        resource = _RESOURCES.get((self.path.split("/") + [""] * 4)[3], "")
+        return f"modelarts:{resource}:{self._verb}" if resource else ""
+
+    @property
+    def _verb(self) -> str:
+        collection = self.path.count("/") == 3
+        if self.method == "DELETE" or self.path.endswith("delete"):
+            return "delete"
+        if self.method == "GET":
+            return "get" if "{" in self.path.replace("{project_id}", "") else "list"
+        if self.path.endswith(("-searches", "/filter", "/count")):
+            return "list"
+        return "create" if self.method == "POST" and collection else "update"
+
 
 class Api:
     """The application.
 
     Args:
+        services: The service of each project by its id; the first one is that of the region.
         control_token: What the owner of the emulator sends with requests of its own.
         clock: The time of the service, which is in the header ``Date`` of each answer.
     """
@@ -130,14 +165,17 @@ class Api:
     def __init__(
         self,
         endpoints: Iterable[Endpoint],
-        service: Service,
+        services: Mapping[str, Service],
         control_token: str,
         clock: Callable[[], float],
     ) -> None:
-        self._service = service
+        self._services = services
+        self._service = next(iter(services.values()))
         self._control_token = control_token
         self._clock = clock
-        routes = [Route(item.path, self._served(item), methods=[item.method]) for item in endpoints]
+        routes = [
+            Route(item.path, self._served(item), methods=item.method.split()) for item in endpoints
+        ]
         self._router = Router(routes, redirect_slashes=False, default=self._unknown)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -183,8 +221,9 @@ class Api:
     def _answer(self, endpoint: Endpoint, request: Request) -> Answer | None:
         """Return the answer; None if a fault loses it."""
         try:
-            self._check(request)
-            answer = endpoint.handler(self._service, request)
+            request = replace(request, user=self._checked(endpoint, request))
+            service = self._services.get(request.path_params.get("project_id", ""), self._service)
+            answer = endpoint.handler(service, request)
         except ApiError as error:
             return _refused(error, request.id)
         except Exception:  # noqa: BLE001 (a fault of ours is the service's internal error)
@@ -195,8 +234,8 @@ class Api:
             return None
         return answer if isinstance(answer, Answer) else Answer(endpoint.status, answer)
 
-    def _check(self, request: Request) -> None:
-        """Check host, injected faults and identity of a request.
+    def _checked(self, endpoint: Endpoint, request: Request) -> User | None:
+        """Check host, injected faults, identity and permission of a request; return its user.
 
         Raises:
             ApiError: It is refused.
@@ -208,13 +247,14 @@ class Api:
             given = request.headers.get(CONTROL_HEADER.lower(), "")
             if not secrets.compare_digest(given.encode(), self._control_token.encode()):
                 raise ApiError("APIGW.0301", "this is for the owner of the emulator")
-            return
+            return None
         if self._service.database.take_fault("throttle", path=path):
             raise ApiError("APIGW.0308", "1,time:1 second")
         if self._service.database.take_fault("error", path=path):
             raise ApiError("ModelArts.0010")
-        if not path.startswith(_IAM):
-            self._service.access.check(request)
+        if path.startswith(_IAM):
+            return None
+        return self._service.access.check(request, endpoint.action)
 
     def _response(self, answer: Answer, request_id: str) -> Response:
         headers = {

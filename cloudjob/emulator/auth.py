@@ -13,11 +13,12 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, quote, unquote
 
-from cloudjob.emulator.database import Database
+from cloudjob.emulator.database import Database, StoredToken, TemporaryKey
 from cloudjob.emulator.errors import ApiError
 from cloudjob.emulator.proxy import Headers, Refusal
 from cloudjob.emulator.settings import Settings
-from cloudjob.emulator.state import Account
+from cloudjob.emulator.state import Account, User
+from jobentry.contract.sigv4 import Keys
 
 if TYPE_CHECKING:
     from cloudjob.emulator.app import Request
@@ -56,59 +57,72 @@ class Access:
         self._wrong: dict[str, tuple[int, float]] = {}
         self._window: tuple[int, int] = (0, 0)
 
-    def check(self, request: Request) -> None:
-        """Check identity, project and rate of a request.
+    def check(self, request: Request, action: str = "") -> User:
+        """Check identity, project, rate and permission of a request; return its user.
+
+        Args:
+            action: What the user must be allowed to do; empty for nothing.
 
         Raises:
             ApiError: It is refused.
         """
         self._count()
-        self.check_identity(request)
-        self._check_project(request)
+        user, project = self._identity(request)
+        self._check_project(request, project)
+        if action and not user.may(action):
+            raise ApiError("ModelArts.0108", action)
+        return user
 
-    def check_identity(self, request: Request) -> None:
-        """Check the token of a request, or its signature."""
+    def check_identity(self, request: Request) -> User:
+        """Check the token of a request, or its signature; return its user."""
+        return self._identity(request)[0]
+
+    def _identity(self, request: Request) -> tuple[User, str]:
+        """Return the user of a request, and the project of its token; empty for any."""
         token = request.headers.get("x-auth-token")
         if token:
-            self.check_token(token)
-        else:
-            self._check_signature(request)
+            return self.check_token(token)
+        return self._check_signature(request), ""
 
-    def check_token(self, token: str) -> None:
-        """Check a token."""
-        expires_s = self._database.token(_hashed(token))
-        if expires_s is None:
+    def check_token(self, token: str) -> tuple[User, str]:
+        """Check a token; return its user and its project."""
+        found = self._database.token(_hashed(token))
+        user = self.account.user(found.user) if found else None
+        if found is None or user is None:
             raise ApiError("APIGW.0301", "decrypt token fail")
-        if expires_s <= self._clock():
-            raise ApiError("APIGW.0301", f"token expires, expires_at: {rfc3339(expires_s)}")
+        if found.expires_s <= self._clock():
+            raise ApiError("APIGW.0301", f"token expires, expires_at: {rfc3339(found.expires_s)}")
+        return user, found.project
 
-    def new_token(self) -> tuple[str, float]:
+    def new_token(self, user: User, project: str) -> tuple[str, float]:
         """Return a new token and when it expires."""
         token = "MII" + secrets.token_urlsafe(96)
         expires_s = self._clock() + self._settings.token_h * 3600
-        self._database.add_token(_hashed(token), expires_s)
+        self._database.add_token(_hashed(token), StoredToken(user.name, project, expires_s))
         return token, expires_s
 
-    def new_key(self, duration_s: float) -> tuple[str, str, str, float]:
-        """Return a temporary key: access key, secret key, security token and when it expires."""
-        access = "HST" + secrets.token_hex(9).upper()[:17]
-        secret, token = secrets.token_urlsafe(30), secrets.token_urlsafe(200)
-        expires_s = self._clock() + duration_s
-        self._database.add_key(access, secret, token, expires_s)
-        return access, secret, token, expires_s
-
-    def is_key(self, access: str, secret: str) -> bool:
-        """Whether this is the account's own key."""
-        account = self.account
-        return secrets.compare_digest(
-            f"{access}\n{secret}".encode(),
-            f"{account.access_key}\n{account.secret_key}".encode(),
+    def new_key(self, user: User, duration_s: float) -> TemporaryKey:
+        """Return a new temporary key."""
+        key = TemporaryKey(
+            access="HST" + secrets.token_hex(9).upper()[:17],
+            secret=secrets.token_urlsafe(30),
+            token=secrets.token_urlsafe(200),
+            user=user.name,
+            expires_s=self._clock() + duration_s,
         )
+        self._database.add_key(key)
+        return key
+
+    def agency_keys(self, name: str) -> Keys:
+        """Return the temporary keys by which a job acts for the user of this name."""
+        user = self.account.user(name) or self.account.owner
+        key = self.new_key(user, self._settings.token_h * 3600)
+        return Keys(key.access, key.secret, key.token)
 
     # -- signatures ---------------------------------------------------------------------------
 
-    def _check_signature(self, request: Request) -> None:
-        """Check the signature of a request."""
+    def _check_signature(self, request: Request) -> User:
+        """Check the signature of a request; return its user."""
         authorization = request.headers.get("authorization", "")
         if not authorization:
             raise ApiError("APIGW.0301", "x-auth-token not found")
@@ -118,12 +132,13 @@ class Access:
         access = found[1]
         self._check_date(request)
         self._check_lock(access)
-        secret = self._secret(access, request)
+        user, secret = self._secret(access, request)
         expected = _api_signature(request, secret, found[2].split(";"))
         is_valid = _has_digest(request) and secrets.compare_digest(expected, found[3])
         self._count_wrong(access, is_valid=is_valid)
         if not is_valid:
             raise ApiError("APIGW.0301", "verify aksk signature fail")
+        return user
 
     def _check_date(self, request: Request) -> None:
         text = request.headers.get("x-sdk-date", "")
@@ -138,18 +153,20 @@ class Access:
                 "APIGW.0301", f"signature expired, signature time:{text}, server time:{server}"
             )
 
-    def _secret(self, access: str, request: Request) -> str:
-        if access == self.account.access_key:
-            return self.account.secret_key
+    def _secret(self, access: str, request: Request) -> tuple[User, str]:
+        """Return the user of an access key, and its secret key."""
+        user = self.account.user_of_key(access)
+        if user:
+            return user, user.keys.secret_key
         found = self._database.key(access)
-        if found is None:
+        user = self.account.user(found.user) if found else None
+        if found is None or user is None:
             raise ApiError("APIGW.0301", f"Get secretKey failed,ak:{access},err:ak not exist")
-        secret, token, expires_s = found
-        if request.headers.get("x-security-token") != token:
+        if request.headers.get("x-security-token") != found.token:
             raise ApiError("APIGW.0301", "the security token is not that of the access key")
-        if expires_s <= self._clock():
-            raise ApiError("APIGW.0301", f"token expires, expires_at: {rfc3339(expires_s)}")
-        return secret
+        if found.expires_s <= self._clock():
+            raise ApiError("APIGW.0301", f"token expires, expires_at: {rfc3339(found.expires_s)}")
+        return user, found.secret
 
     def _check_lock(self, access: str) -> None:
         with self._lock:
@@ -169,15 +186,13 @@ class Access:
 
     # -- project and rate ---------------------------------------------------------------------
 
-    def _check_project(self, request: Request) -> None:
-        if request.path.startswith("/v2/manage/"):
-            # Images of the registry belong to organisations, not to projects.
+    def _check_project(self, request: Request, of_token: str) -> None:
+        asked = request.path_params.get("project_id")
+        if asked is None:
             return
-        asked = request.path.split("/")[2:3]
-        own = self.account.project_id
-        if asked != [own]:
-            raise ApiError("ModelArts.2786", asked[0] if asked else "")
-        if request.headers.get("x-project-id", own) != own:
+        if asked not in self.account.projects.values() or of_token not in ("", asked):
+            raise ApiError("ModelArts.2786", asked)
+        if request.headers.get("x-project-id", asked) != asked:
             raise ApiError("ModelArts.0210")
 
     def _count(self) -> None:
@@ -192,30 +207,29 @@ class Access:
     # -- OBS ----------------------------------------------------------------------------------
 
     def sign_again(self, method: str, target: str, headers: Headers) -> Headers | Refusal:
-        """Return the headers of a request to OBS, signed with the account's own key.
+        """Return the headers of a request to OBS, signed with the user's own key.
 
-        SeaweedFS knows this key only, so the signature of a temporary key is verified here. It
-        verifies every other signature itself.
+        SeaweedFS knows only the keys of users, so the signature of a temporary key is verified
+        here. It verifies every other signature itself.
         """
         values = {name.decode("latin-1"): value.decode("latin-1") for name, value in headers}
         found = _S3_SIGNATURE.match(values.get("authorization", ""))
         key = self._database.key(found[1]) if found else None
         if found is None or key is None:
             return headers
-        secret, token, expires_s = key
-        if next((values[name] for name in _S3_TOKENS if name in values), "") != token:
+        if next((values[name] for name in _S3_TOKENS if name in values), "") != key.token:
             return Refusal(0, 403, "InvalidToken", "The provided token is malformed or invalid.")
-        if expires_s <= self._clock():
+        if key.expires_s <= self._clock():
             return Refusal(0, 403, "ExpiredToken", "The provided token has expired.")
         if values.get("x-amz-content-sha256", "").startswith(_SIGNED_CHUNKS):
             return Refusal(0, 501, "NotImplemented", "Signed chunks with a temporary key.")
         region, service, names = found[3], found[4], found[5].split(";")
         signed = {name: values.get(name, "") for name in names}
-        expected = _s3_signature(secret, region, service, (method, target, signed))
+        expected = _s3_signature(key.secret, region, service, (method, target, signed))
         if not secrets.compare_digest(expected, found[6]):
             return Refusal(0, 403, "SignatureDoesNotMatch", "The request signature does not match.")
         signed = {name: value for name, value in signed.items() if name not in _S3_TOKENS}
-        own = self.account
+        own = (self.account.user(key.user) or self.account.owner).keys
         signature = _s3_signature(own.secret_key, region, service, (method, target, signed))
         authorization = (
             f"AWS4-HMAC-SHA256 Credential={own.access_key}/{found[2]}/{region}/{service}"

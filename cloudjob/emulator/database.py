@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from cloudjob.emulator.fault_injection import AT_ONCE, Fault
 from cloudjob.times import now_ms
@@ -41,9 +41,12 @@ CREATE INDEX IF NOT EXISTS metrics_by_task ON metrics (job, task, time_ms);
 CREATE TABLE IF NOT EXISTS tags (
     job TEXT NOT NULL, key TEXT NOT NULL, value TEXT NOT NULL, PRIMARY KEY (job, key)
 );
-CREATE TABLE IF NOT EXISTS tokens (hash TEXT PRIMARY KEY, expires_s REAL NOT NULL);
-CREATE TABLE IF NOT EXISTS keys (
-    access TEXT PRIMARY KEY, secret TEXT NOT NULL, token TEXT NOT NULL, expires_s REAL NOT NULL
+CREATE TABLE IF NOT EXISTS tokens_of_users (
+    hash TEXT PRIMARY KEY, user TEXT NOT NULL, project TEXT NOT NULL, expires_s REAL NOT NULL
+);
+CREATE TABLE IF NOT EXISTS keys_of_users (
+    access TEXT PRIMARY KEY, secret TEXT NOT NULL, token TEXT NOT NULL, user TEXT NOT NULL,
+    expires_s REAL NOT NULL
 );
 CREATE TABLE IF NOT EXISTS things (
     kind TEXT NOT NULL, id TEXT NOT NULL, name TEXT NOT NULL, create_ms INTEGER NOT NULL,
@@ -89,6 +92,24 @@ class JobRow:
         return self.phase in FINAL
 
 
+class StoredToken(NamedTuple):
+    """Whose token it is; ``project`` is empty for one of the whole account."""
+
+    user: str
+    project: str
+    expires_s: float
+
+
+class TemporaryKey(NamedTuple):
+    """A key that is valid for a while, together with its security token."""
+
+    access: str
+    secret: str
+    token: str
+    user: str
+    expires_s: float
+
+
 _COLUMNS = tuple(item.name for item in fields(JobRow))
 _JSON = ("body", "run")
 # SQL that is true or false for a row, and the values of its question marks.
@@ -96,9 +117,14 @@ Condition = tuple[str, Sequence[Any]]
 
 
 class Database:
-    """One connection for all threads, one statement or transaction at a time."""
+    """One connection for all threads, one statement or transaction at a time.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        faults: The database with the injected faults, if that is another one.
+    """
+
+    def __init__(self, path: Path, faults: Database | None = None) -> None:
+        self._others = faults
         self._lock = threading.RLock()
         self._connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
         self._connection.execute("PRAGMA journal_mode=WAL")
@@ -278,30 +304,34 @@ class Database:
 
     # -- tokens and temporary keys ------------------------------------------------------------
 
-    def add_token(self, hashed: str, expires_s: float) -> None:
+    def add_token(self, hashed: str, token: StoredToken) -> None:
         """Add a token by its hash, and remove those that expired a week ago."""
+        self._add_credential("tokens_of_users", (hashed, *token))
+
+    def token(self, hashed: str) -> StoredToken | None:
+        """Return a token by its hash."""
+        sql = "SELECT user, project, expires_s FROM tokens_of_users WHERE hash = ?"
+        return next((StoredToken(*row) for row in self._all(sql, (hashed,))), None)
+
+    def add_key(self, key: TemporaryKey) -> None:
+        """Add a temporary key, and remove those that expired a week ago."""
+        self._add_credential("keys_of_users", key)
+
+    def key(self, access: str) -> TemporaryKey | None:
+        """Return a temporary key."""
+        sql = "SELECT * FROM keys_of_users WHERE access = ?"
+        return next((TemporaryKey(*row) for row in self._all(sql, (access,))), None)
+
+    def _add_credential(self, table: str, values: Sequence[Any]) -> None:
+        marks = ", ".join("?" * len(values))
         with self.transaction():
-            self._do("DELETE FROM tokens WHERE expires_s < ?", (time.time() - 7 * 86400,))
-            self._do("INSERT INTO tokens VALUES (?, ?)", (hashed, expires_s))
-
-    def token(self, hashed: str) -> float | None:
-        """Return when a token expires."""
-        found = self._all("SELECT expires_s FROM tokens WHERE hash = ?", (hashed,))
-        return float(found[0][0]) if found else None
-
-    def add_key(self, access: str, secret: str, token: str, expires_s: float) -> None:
-        """Add a temporary key."""
-        self._do("INSERT INTO keys VALUES (?, ?, ?, ?)", (access, secret, token, expires_s))
-
-    def key(self, access: str) -> tuple[str, str, float] | None:
-        """Return secret key, security token and expiry of a temporary key."""
-        found = self._all("SELECT secret, token, expires_s FROM keys WHERE access = ?", (access,))
-        return (str(found[0][0]), str(found[0][1]), float(found[0][2])) if found else None
+            self._do(f"DELETE FROM {table} WHERE expires_s < ?", (time.time() - 7 * 86400,))
+            self._do(f"INSERT INTO {table} VALUES ({marks})", values)
 
     def expire_all(self, now_s: float) -> None:
         """Expire every token and temporary key."""
         with self.transaction():
-            for table in ("tokens", "keys"):
+            for table in ("tokens_of_users", "keys_of_users"):
                 self._do(f"UPDATE {table} SET expires_s = min(expires_s, ?)", (now_s - 1,))
 
     # -- other things -------------------------------------------------------------------------
@@ -354,6 +384,8 @@ class Database:
 
     def fault(self, kind: str, *, job: str = "", path: str = "") -> Fault | None:
         """Return an active fault for this job or request, without counting it."""
+        if self._others:
+            return self._others.fault(kind, job=job, path=path)
         now_s = time.time()
         for item in self._faults:
             if item.kind == kind and item.concerns(now_s=now_s, job=job, path=path):
@@ -362,6 +394,8 @@ class Database:
 
     def take_fault(self, kind: str, *, job: str = "", path: str = "") -> Fault | None:
         """Return an active fault, and count one use of it."""
+        if self._others:
+            return self._others.take_fault(kind, job=job, path=path)
         if not self._faults:
             return None
         with self._lock:

@@ -15,9 +15,9 @@ from cloudjob.emulator import models
 from cloudjob.emulator.database import JobRow
 from cloudjob.emulator.models import HOME
 from cloudjob.emulator.settings import Engine, Settings
-from cloudjob.emulator.state import Account
 from jobentry.contract import first_version
 from jobentry.contract.paths import with_emulated_packages
+from jobentry.contract.sigv4 import Keys
 
 CACHE, WORK = "/cache", "/home/work"
 # What every node has from the start.
@@ -132,9 +132,13 @@ def code_path(algorithm: Mapping[str, Any]) -> str:
 
 
 def environment(
-    row: JobRow, index: int, address: str, machine: Machine, settings: Settings, account: Account
+    row: JobRow, index: int, address: str, machine: Machine, settings: Settings, keys: Keys
 ) -> dict[str, str]:
-    """Return the variables of a node; the user's values override the platform's."""
+    """Return the variables of a node; the user's values override the platform's.
+
+    Args:
+        keys: What the job reaches OBS with.
+    """
     algorithm = row.body["algorithm"]
     hosts = names(row)
     flavor = models.flavor_of(row.body, settings)
@@ -177,8 +181,9 @@ def environment(
         "S3_ENDPOINT": machine.endpoint,
         "S3_VERIFY_SSL": "0",
         "S3_USE_HTTPS": "0",
-        "ACCESS_KEY_ID": account.access_key,
-        "SECRET_ACCESS_KEY": account.secret_key,
+        "ACCESS_KEY_ID": keys.access_key,
+        "SECRET_ACCESS_KEY": keys.secret_key,
+        "SECURITY_TOKEN": keys.token,
     }
     if flavor.kind == "Ascend":
         platform["MA_NUM_NPUS"] = str(flavor.cards)

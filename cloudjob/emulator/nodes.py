@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from ipaddress import ip_network
 from pathlib import Path
@@ -20,10 +20,14 @@ from cloudjob.emulator.database import JobRow
 from cloudjob.emulator.models import HOME
 from cloudjob.emulator.node_plan import Machine
 from cloudjob.emulator.settings import Settings
-from cloudjob.emulator.state import Account, run_dir_of
+from cloudjob.emulator.state import run_dir_of
 from cloudjob.errors import BackendError, JobNotFound
 from cloudjob.times import seconds_of
 from jobentry.contract.paths import ENTRY
+from jobentry.contract.sigv4 import Keys
+
+# Returns the temporary keys of a job of the user of this name.
+NewKeys: TypeAlias = Callable[[str], Keys]
 
 
 def folder(nodes: Path, index: int, path: str) -> Path:
@@ -63,7 +67,7 @@ class ProcessMachines:
     kind = "process"
 
     def __init__(
-        self, home: Path, settings: Settings, account: Account, endpoint: str, api: str
+        self, home: Path, settings: Settings, new_keys: NewKeys, endpoint: str, api: str
     ) -> None:
         from cloudjob.backends.process import isolation
         from cloudjob.backends.process.backend import ProcessBackend, machine_of
@@ -79,7 +83,7 @@ class ProcessMachines:
         self._backend = ProcessBackend(home, options)
         self._home = home
         self._settings = settings
-        self._account = account
+        self._new_keys = new_keys
         self._endpoint, self._api = endpoint, api
         self._machine = machine_of(options, home)
         self._used: dict[str, tuple[float, float]] = {}
@@ -125,7 +129,8 @@ class ProcessMachines:
 
         run_dir = run_dir_of(key)
         shutil.rmtree(run_dir, ignore_errors=True)
-        made = [self._node(row, index, key, nodes) for index in range(row.nodes)]
+        keys = self._new_keys(row.user_name)
+        made = [self._node(row, index, key, nodes, keys) for index in range(row.nodes)]
         return ProcessRequest(
             job=key,
             folder=str(self._home / "process" / key),
@@ -145,7 +150,7 @@ class ProcessMachines:
             python=self._machine.python,
         )
 
-    def _node(self, row: JobRow, index: int, key: str, nodes: Path) -> Any:
+    def _node(self, row: JobRow, index: int, key: str, nodes: Path, keys: Keys) -> Any:
         from cloudjob.backends import interpreters
         from cloudjob.backends.process import backend
         from cloudjob.backends.process.isolation import RUN_DIR
@@ -172,7 +177,7 @@ class ProcessMachines:
             # A fixed port would be shared by all jobs of this machine.
             "CLOUDJOB_CONTROL_DIR": run,
             "CLOUDJOB_SSH_KEY": f"{run}/{backend.KEY}",
-            **node_plan.environment(row, index, address, machine, self._settings, self._account),
+            **node_plan.environment(row, index, address, machine, self._settings, keys),
         }
         if own.library_path:
             env.setdefault("LD_LIBRARY_PATH", own.library_path)
@@ -280,7 +285,7 @@ class DockerMachines:
     note = ""
 
     def __init__(
-        self, home: Path, settings: Settings, account: Account, endpoint: str, api: str
+        self, home: Path, settings: Settings, new_keys: NewKeys, endpoint: str, api: str
     ) -> None:
         from cloudjob.backends.docker import engine
         from cloudjob.backends.docker.backend import DockerBackend
@@ -288,7 +293,7 @@ class DockerMachines:
         self._backend = DockerBackend(home, {})
         self._client = engine.connect()
         self._settings = settings
-        self._account = account
+        self._new_keys = new_keys
         self._machine = Machine(
             root="",
             python="python3",
@@ -339,7 +344,6 @@ class DockerMachines:
     def _request(self, row: JobRow, key: str, nodes: Path, image: str) -> Any:
         from cloudjob.backends.docker import request as requests
 
-        network = f"cloudjob-{key}"
         labels = {
             requests.JOB_LABEL: key,
             requests.OWNER_LABEL: self._backend.owner(),
@@ -347,12 +351,18 @@ class DockerMachines:
             requests.MEMORY_LABEL: "0.0",
         }
         is_led = node_plan.is_led_by_entry(row)
+        keys = self._new_keys(row.user_name)
         return requests.DockerRequest(
             job=key,
             image=image,
-            network={"Name": network, "Driver": "bridge", "Labels": labels, "CheckDuplicate": True},
+            network={
+                "Name": _network(key),
+                "Driver": "bridge",
+                "Labels": labels,
+                "CheckDuplicate": True,
+            },
             nodes=tuple(
-                self._node(row, index, nodes, image, network, labels) for index in range(row.nodes)
+                self._node(row, index, nodes, image, labels, keys) for index in range(row.nodes)
             ),
             folder=str(nodes),
             outputs=(),
@@ -369,16 +379,17 @@ class DockerMachines:
         index: int,
         nodes: Path,
         image: str,
-        network: str,
         labels: Mapping[str, str],
+        keys: Keys,
     ) -> Any:
         from cloudjob.backends.docker import request as requests
 
+        network = _network(labels[requests.JOB_LABEL])
         unknown = requests.UNKNOWN_ADDRESS
         machine = self._machine
         env = {
             **requests.OPEN_MPI,
-            **node_plan.environment(row, index, unknown, machine, self._settings, self._account),
+            **node_plan.environment(row, index, unknown, machine, self._settings, keys),
         }
         if node_plan.is_led_by_entry(row) and row.nodes > 1:
             env["CLOUDJOB_SSH_KEY"] = requests.SSH_KEY
@@ -473,6 +484,10 @@ class DockerMachines:
     def remove(self, handle: str) -> None:
         """Remove everything of an attempt."""
         self._backend.remove(handle)
+
+
+def _network(key: str) -> str:
+    return f"cloudjob-{key}"
 
 
 Machines: TypeAlias = ProcessMachines | DockerMachines

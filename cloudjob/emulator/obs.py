@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cloudjob.emulator.models import Place
-from cloudjob.emulator.state import Account
+from jobentry.contract.sigv4 import Keys
 
 # For the logs of jobs that name no place for them.
 LOG_BUCKET = "modelarts-emulator-logs"
@@ -32,11 +32,11 @@ class ObsError(Exception):
 
 
 class Obs:
-    """A client of the emulated OBS with the account's key."""
+    """A client of the emulated OBS."""
 
-    def __init__(self, endpoint: str, account: Account, region: str) -> None:
+    def __init__(self, endpoint: str, keys: Keys, region: str) -> None:
         self._endpoint = endpoint
-        self._account = account
+        self._keys = keys
         self._region = region
         self._made: Any = None
 
@@ -49,8 +49,8 @@ class Obs:
             self._made = boto3.session.Session().client(
                 "s3",
                 endpoint_url=self._endpoint,
-                aws_access_key_id=self._account.access_key,
-                aws_secret_access_key=self._account.secret_key,
+                aws_access_key_id=self._keys.access_key,
+                aws_secret_access_key=self._keys.secret_key,
                 region_name=self._region,
                 config=Config(
                     signature_version="s3v4",

@@ -48,6 +48,14 @@ _SECURITY = (
     )
     + f'[https.client]\nenabled = true\n{_TLS}ca = "{_CERTIFICATE}"\n'
 )
+# What it lets a user do -> the action of OBS that the user needs for this.
+_ACTIONS = {
+    "Admin": "obs:bucket:CreateBucket",
+    "Read": "obs:object:GetObject",
+    "Write": "obs:object:PutObject",
+    "List": "obs:bucket:ListBucket",
+    "Tagging": "obs:object:PutObject",
+}
 # Less memory at no measurable cost. GOMEMLIMIT has one: near it the server only collects garbage.
 _GO = {"GOGC": "40"}
 
@@ -150,13 +158,17 @@ class SeaweedFS:
                 socket_of.unlink(missing_ok=True)
 
     def _write_keys(self) -> None:
-        account = self._account
-        identity = {
-            "name": "emulator",
-            "credentials": [{"accessKey": account.access_key, "secretKey": account.secret_key}],
-            "actions": ["Admin", "Read", "Write", "List", "Tagging"],
-        }
-        self._write("s3.json", json.dumps({"identities": [identity]}).encode("ascii"))
+        identities = [
+            {
+                "name": user.name,
+                "credentials": [
+                    {"accessKey": user.keys.access_key, "secretKey": user.keys.secret_key}
+                ],
+                "actions": [ours for ours, of_obs in _ACTIONS.items() if user.may(of_obs)],
+            }
+            for user in self._account.users
+        ]
+        self._write("s3.json", json.dumps({"identities": identities}).encode("ascii"))
 
     def _write_certificate(self) -> None:
         key, certificate = _self_signed()
@@ -221,7 +233,7 @@ class SeaweedFS:
 
     def _answers(self) -> bool:
         """Ask for the bucket: it answers 500s until the filer is there, then 404s."""
-        keys = sigv4.Keys(self._account.access_key, self._account.secret_key)
+        keys = self._account.owner.keys
         scope = sigv4.Scope("local", time.strftime(sigv4.MOMENT, time.gmtime()))
         asked = sigv4.Request("HEAD", f"/{self._bucket}", (), {"Host": "localhost"})
         connection = http.client.HTTPConnection("localhost", timeout=5)

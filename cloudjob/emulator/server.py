@@ -21,6 +21,7 @@ from cloudjob.emulator.nodes import (
     DockerMachines,
     ImageMissing,
     Machines,
+    NewKeys,
     ProcessMachines,
     check_image,
     gateway,
@@ -30,13 +31,17 @@ from cloudjob.emulator.proxy import Proxy, Refusal, is_write
 from cloudjob.emulator.routes import (
     account,
     algorithms,
+    authorizations,
     control,
     experiments,
     iam,
     images,
     job_details,
     jobs,
+    not_enabled,
+    pools,
     tags,
+    workspaces,
 )
 from cloudjob.emulator.scheduler import Scheduler
 from cloudjob.emulator.seaweedfs import SeaweedFS
@@ -49,12 +54,16 @@ ENDPOINTS = (
     *jobs.ENDPOINTS,
     *job_details.ENDPOINTS,
     *account.ENDPOINTS,
+    *pools.ENDPOINTS,
+    *workspaces.ENDPOINTS,
+    *authorizations.ENDPOINTS,
     *algorithms.ENDPOINTS,
     *experiments.ENDPOINTS,
     *tags.ENDPOINTS,
     *images.ENDPOINTS,
     *iam.ENDPOINTS,
     *control.ENDPOINTS,
+    *not_enabled.ENDPOINTS,
 )
 _SKEW_S, _SLOW_S = 3600.0, 1.0
 
@@ -75,7 +84,7 @@ class Emulator:
         self._seaweedfs = seaweedfs
         self._database = Database(folder / state.DATABASE)
         self._stop = threading.Event()
-        self._scheduler: Scheduler | None = None
+        self._services: dict[str, Service] = {}
         self._server = HttpServer()
 
     def start(self, port: int) -> Address:
@@ -96,55 +105,73 @@ class Emulator:
         s3_endpoint = f"http://{bridge or LOOPBACK}:{port_of(s3[0])}"
         api = _api_socket(port, _port_of(old.endpoint) if old else 0)
         # Through the proxy, so that injected faults of OBS affect the platform, too.
-        obs = Obs(s3_endpoint, self._account, self._settings.region)
-        machines = self._machines(kind, s3_endpoint, api)
-        note = "; ".join(filter(None, (note, machines.note)))
-        self._scheduler = Scheduler(self._context(obs, machines))
+        obs = Obs(s3_endpoint, self._account.owner.keys, self._settings.region)
         access = Access(self._account, self._settings, self._database, self._clock)
-        service = Service(
-            self._account, self._settings, self._database, obs, self._scheduler, access
-        )
+        machines = self._machines(kind, access.agency_keys, s3_endpoint, api)
+        note = "; ".join(filter(None, (note, machines.note)))
+        for project in self._account.projects.values():
+            self._services[project] = self._service(project, obs, machines, access)
         token = secrets.token_urlsafe(24)
-        self._server.add(Api(ENDPOINTS, service, token, self._clock), [api])
+        self._server.add(Api(ENDPOINTS, self._services, token, self._clock), [api])
         hosts = (LOOPBACK, bridge) if bridge else (LOOPBACK,)
         self._server.add(Proxy(self._seaweedfs.socket, hosts, self._inject, access.sign_again), s3)
         self._seaweedfs.await_ready()
         self._server.start()
-        self._scheduler.start()
+        for service in self._services.values():
+            service.scheduler.start()
         found = self._address(port_of(api), s3_endpoint, kind, note, token)
         state.write_private(self._folder / state.ADDRESS, {**found.shown(), "control": token})
         return found
 
-    def _context(self, obs: Obs, machines: Machines) -> Context:
-        jobs = self._folder / state.JOBS
-        jobs.mkdir(mode=0o700, exist_ok=True)
-        return Context(self._settings, self._database, obs, machines, jobs)
+    def _service(self, project: str, obs: Obs, machines: Machines, access: Access) -> Service:
+        """Return the service of one project, which has jobs and a queue of its own."""
+        folder = self._folder / state.JOBS
+        folder.mkdir(mode=0o700, exist_ok=True)
+        database = self._database
+        if project != self._account.project_id:
+            path = self._folder / f"{project}-{state.DATABASE}"
+            database = Database(path, faults=self._database)
+        context = Context(self._settings, database, obs, machines, folder)
+        scheduler = Scheduler(context)
+        return Service(self._account, self._settings, database, obs, scheduler, access)
 
-    def _machines(self, kind: str, s3_endpoint: str, api: socket.socket) -> Machines:
+    def _machines(
+        self, kind: str, new_keys: NewKeys, s3_endpoint: str, api: socket.socket
+    ) -> Machines:
         home = self._folder / state.BACKENDS
         home.mkdir(mode=0o700, exist_ok=True)
         machines = DockerMachines if kind == "docker" else ProcessMachines
         endpoint = f"http://{LOOPBACK}:{port_of(api)}"
-        return machines(home, self._settings, self._account, s3_endpoint, endpoint)
+        return machines(home, self._settings, new_keys, s3_endpoint, endpoint)
 
     def _address(self, port: int, s3: str, kind: str, note: str, token: str) -> Address:
         account, settings = self._account, self._settings
+        owner, *others = account.users
         endpoint = f"http://{LOOPBACK}:{port}"
         return Address(
             pid=os.getpid(),
             endpoint=endpoint,
             iam_endpoint=endpoint,
             s3_endpoint=s3,
-            access_key=account.access_key,
-            secret_key=account.secret_key,
+            access_key=owner.keys.access_key,
+            secret_key=owner.keys.secret_key,
             project_id=account.project_id,
             region=settings.region,
-            user=settings.user,
+            user=owner.name,
             domain=settings.domain,
-            password=account.password,
+            password=owner.password,
             engine=kind,
             note=note,
             control=token,
+            users={
+                user.name: {
+                    "access_key": user.keys.access_key,
+                    "secret_key": user.keys.secret_key,
+                    "password": user.password,
+                }
+                for user in others
+            },
+            projects={name: account.projects[name] for name in settings.projects},
         )
 
     def wait(self) -> None:
@@ -159,10 +186,11 @@ class Emulator:
     def close(self) -> None:
         """Stop everything except running jobs, which the next emulator finds again."""
         self._server.close()
-        if self._scheduler:
-            self._scheduler.close()
+        for service in self._services.values():
+            service.scheduler.close()
         self._seaweedfs.stop()
-        self._database.close()
+        for service in self._services.values():
+            service.database.close()
 
     # -- faults -------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from cloudjob.emulator.errors import ApiError
 from cloudjob.emulator.models import Page
 from cloudjob.emulator.obs import Obs
 from cloudjob.emulator.settings import Settings
-from cloudjob.emulator.state import Account
+from cloudjob.emulator.state import Account, User
 
 if TYPE_CHECKING:
     from cloudjob.emulator.app import Request
@@ -25,7 +25,7 @@ JOB = JOBS + "/{job_id}"
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """The emulated service."""
+    """The emulated service, as one project has it."""
 
     account: Account
     settings: Settings
@@ -33,6 +33,10 @@ class Service:
     obs: Obs
     scheduler: Scheduler
     access: Access
+
+    def user(self, request: Request) -> User:
+        """Return the user of a request."""
+        return request.user or self.account.owner
 
     def job(self, request: Request) -> JobRow:
         """Return the job that a path names.

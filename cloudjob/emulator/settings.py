@@ -60,6 +60,8 @@ class Settings:
 
     Args:
         first_version: Whether nodes get the variables of the platform's first version as well.
+        users: What further users of the account may do, as patterns of actions by their names.
+        projects: The names of further projects, each with jobs of its own.
         pip_url: The package index in a job's ``MA_PIP_URL``; empty leaves the variable unset.
         engine: Where nodes run: ``docker``, ``process``, or ``auto`` for docker where it answers.
         pools: The dedicated resource pools, each with its number of nodes.
@@ -77,6 +79,8 @@ class Settings:
     user: str = "emulator"
     domain: str = "emulator"
     password: str = ""
+    users: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    projects: tuple[str, ...] = ()
     engine: Literal["auto", "docker", "process"] = "auto"
     image: str = "cloudjob/base:latest"
     python: str = ""

@@ -6,12 +6,15 @@ import json
 import os
 import secrets
 import uuid
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudjob.errors import BackendError
 from cloudjob.home import locks
+from jobentry.contract.sigv4 import Keys
 
 if TYPE_CHECKING:
     from cloudjob.emulator.settings import Settings
@@ -31,15 +34,54 @@ CONTROL_PREFIX, CONTROL_HEADER = "/emulator/", "X-Emulator-Control"
 
 
 @dataclass(frozen=True, slots=True)
-class Account:
-    """The one account of the emulator."""
+class User:
+    """A user of the account.
 
-    access_key: str
-    secret_key: str
+    Args:
+        actions: What the user may do, as patterns such as ``modelarts:trainJob:*``.
+    """
+
+    name: str
+    id: str
+    keys: Keys
     password: str
-    project_id: str
+    actions: tuple[str, ...] = ("*",)
+
+    def may(self, action: str) -> bool:
+        """Whether an action is allowed."""
+        return any(fnmatchcase(action, pattern) for pattern in self.actions)
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """The one account of the emulator.
+
+    Args:
+        users: The first one owns the account and may do everything.
+        projects: The id of each project by its name; the first one is that of the region.
+    """
+
+    users: tuple[User, ...]
     domain_id: str
-    user_id: str
+    projects: Mapping[str, str]
+
+    @property
+    def owner(self) -> User:
+        """The user who owns the account."""
+        return self.users[0]
+
+    @property
+    def project_id(self) -> str:
+        """The project of the region."""
+        return next(iter(self.projects.values()))
+
+    def user(self, name: str) -> User | None:
+        """Return the user of this name; None for none."""
+        return next((user for user in self.users if user.name == name), None)
+
+    def user_of_key(self, access_key: str) -> User | None:
+        """Return the user with this access key; None for none."""
+        return next((user for user in self.users if user.keys.access_key == access_key), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +90,8 @@ class Address:
 
     Args:
         control: The token of its owner's requests.
+        users: The keys and the password of each further user.
+        projects: The id of each further project.
         engine: ``docker`` or ``process``.
     """
 
@@ -65,6 +109,8 @@ class Address:
     engine: str
     note: str
     control: str
+    users: dict[str, dict[str, str]] = field(default_factory=dict)
+    projects: dict[str, str] = field(default_factory=dict)
 
     def shown(self) -> dict[str, Any]:
         """Return the values that `cloudjob emulator up --json` prints."""
@@ -74,25 +120,45 @@ class Address:
 
 
 def account(folder: Path, settings: Settings) -> Account:
-    """Return the account of this emulator, which is created on first use."""
+    """Return the account of this emulator; whatever of it is new gets its keys and ids."""
     path = folder / ACCOUNT
     try:
-        values = json.loads(path.read_text(encoding="ascii"))
-    except FileNotFoundError:
-        values = {
-            "access_key": "EMU" + secrets.token_hex(9).upper()[:17],
-            "secret_key": secrets.token_urlsafe(30),
-            "password": secrets.token_urlsafe(12),
-            "project_id": uuid.uuid4().hex,
-            "domain_id": uuid.uuid4().hex,
-            "user_id": uuid.uuid4().hex,
-        }
-        write_private(path, values)
+        stored = json.loads(path.read_text(encoding="ascii")) if path.exists() else {}
     except ValueError as error:
         raise BackendError(f"reading {path}: {error}", hint="cloudjob emulator reset") from error
+    owner = {**_new_user(), "domain_id": uuid.uuid4().hex, "project_id": uuid.uuid4().hex, **stored}
+    others = {**{name: _new_user() for name in settings.users}, **owner.get("users", {})}
+    projects = {**{n: uuid.uuid4().hex for n in settings.projects}, **owner.get("projects", {})}
+    values = {**owner, "users": others, "projects": projects}
+    if values != stored:
+        write_private(path, values)
     if settings.password:
-        values["password"] = settings.password
-    return Account(**values)
+        owner["password"] = settings.password
+    return Account(
+        users=(
+            _user(settings.user, owner, ("*",)),
+            *(_user(name, others[name], actions) for name, actions in settings.users.items()),
+        ),
+        domain_id=owner["domain_id"],
+        projects={
+            settings.region: owner["project_id"],
+            **{name: projects[name] for name in settings.projects},
+        },
+    )
+
+
+def _new_user() -> dict[str, str]:
+    return {
+        "access_key": "EMU" + secrets.token_hex(9).upper()[:17],
+        "secret_key": secrets.token_urlsafe(30),
+        "password": secrets.token_urlsafe(12),
+        "user_id": uuid.uuid4().hex,
+    }
+
+
+def _user(name: str, values: Mapping[str, str], actions: tuple[str, ...]) -> User:
+    keys = Keys(values["access_key"], values["secret_key"])
+    return User(name, values["user_id"], keys, values["password"], actions)
 
 
 def write_private(path: Path, values: Any) -> None:

@@ -40,6 +40,9 @@ code_limit_bytes: 2000000
 log_preview_bytes: 100000
 pools: {pool-a: 3}
 public_nodes: 8
+projects: [emulator-1_team]
+users:
+  reader: [modelarts:*:get, modelarts:*:list, obs:object:GetObject, obs:bucket:ListBucket]
 """
 
 
@@ -200,15 +203,22 @@ def running(settings: str = SETTINGS) -> Iterator[Api]:
 
 def bucket_of(api: Api) -> Any:
     """Return a client of the emulator's OBS, and make the bucket called data."""
+    client = s3_client(api.address, api.address.access_key, api.address.secret_key)
+    client.create_bucket(Bucket="data")
+    return client
+
+
+def s3_client(address: Address, access: str, secret: str, token: str | None = None) -> Any:
+    """Return a client of the emulator's OBS with these keys."""
     import boto3
     from botocore.config import Config
 
-    address = api.address
-    client = boto3.session.Session().client(
+    return boto3.session.Session().client(
         "s3",
         endpoint_url=address.s3_endpoint,
-        aws_access_key_id=address.access_key,
-        aws_secret_access_key=address.secret_key,
+        aws_access_key_id=access,
+        aws_secret_access_key=secret,
+        aws_session_token=token,
         region_name=address.region,
         config=Config(
             signature_version="s3v4",
@@ -216,8 +226,6 @@ def bucket_of(api: Api) -> Any:
             retries={"total_max_attempts": 1},
         ),
     )
-    client.create_bucket(Bucket="data")
-    return client
 
 
 def keys(s3: Any, prefix: str) -> list[str]:

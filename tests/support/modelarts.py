@@ -35,7 +35,7 @@ from cloudjob.emulator.routes import jobs
 from cloudjob.emulator.server import ENDPOINTS
 from cloudjob.emulator.service import Service
 from cloudjob.emulator.settings import Engine, Flavor, Settings
-from cloudjob.emulator.state import Account
+from cloudjob.emulator.state import Account, User
 from cloudjob.times import now_ms
 from jobentry.contract.sigv4 import Keys
 
@@ -225,12 +225,13 @@ class ModelArts:
     def configure(self, **values: Any) -> None:
         """Change settings of the emulator."""
         settings = replace(SETTINGS, **values)
-        account = Account(*KEYS[:2], PASSWORD, PROJECT, "domain", "user")
+        owner = User(settings.user, "user", KEYS, PASSWORD)
+        account = Account((owner,), "domain", {settings.region: PROJECT})
         self.access = Access(account, settings, self.database, self._clock)
         self._service = Service(
             account, settings, self.database, self.obs, self._queue, self.access
         )
-        self._app = Api(ENDPOINTS, self._service, "-", self._clock)
+        self._app = Api(ENDPOINTS, {PROJECT: self._service}, "-", self._clock)
 
     def _clock(self) -> float:
         return time.time() + self.ahead_s

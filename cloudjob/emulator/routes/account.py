@@ -1,4 +1,4 @@
-"""What the account has: flavors, engines, resource pools, quotas."""
+"""What the account has: flavors, engines, quotas."""
 
 from __future__ import annotations
 
@@ -51,34 +51,9 @@ def quotas(service: Service, request: Request) -> Any:
     return {"quotas": found}
 
 
-def pools(service: Service, request: Request) -> Any:
-    found = [_pool(service, name) for name in service.settings.pools]
-    return {"apiVersion": "v2", "kind": "PoolList", "items": found}
-
-
-def pool(service: Service, request: Request) -> Any:
-    name = request.path_params["pool"]
-    if name not in service.settings.pools:
-        raise ApiError("ModelArts.2788", f"pool: {name}")
-    return _pool(service, name)
-
-
-def _pool(service: Service, name: str) -> dict[str, Any]:
-    count = service.settings.pools[name]
-    return {
-        "apiVersion": "v2",
-        "kind": "Pool",
-        "metadata": {"name": name, "labels": {}, "annotations": {}},
-        "spec": {"type": "Dedicate", "scope": ["Train"], "resources": [{"count": count}]},
-        "status": {"phase": "Running", "scope": [{"scopeType": "Train", "state": "Enabled"}]},
-    }
-
-
 ENDPOINTS = (
     Endpoint("GET", PROJECT + "/training-job-flavors", flavors),
     Endpoint("GET", PROJECT + "/training-pool-flavors", pool_flavor),
     Endpoint("GET", PROJECT + "/training-job-engines", engines),
     Endpoint("GET", PROJECT + "/training-quotas", quotas),
-    Endpoint("GET", PROJECT + "/pools", pools),
-    Endpoint("GET", PROJECT + "/pools/{pool}", pool),
 )

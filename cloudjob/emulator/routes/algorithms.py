@@ -39,6 +39,7 @@ class _Algorithm(Model):
 
 def create(service: Service, request: Request) -> Any:
     made = _made(service, request.body(_Algorithm), str(uuid.uuid4()))
+    made["metadata"]["user_name"] = service.user(request).name
     with service.database.transaction():
         names = [item["metadata"]["name"] for item in service.database.things(_KIND)]
         if made["metadata"]["name"] in names:

@@ -1,4 +1,4 @@
-"""IAM: tokens by password, by key or by token; temporary keys; the project and the account."""
+"""IAM: tokens by password, by key or by token; temporary keys; the projects and the account."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from cloudjob.emulator.auth import rfc3339
 from cloudjob.emulator.errors import ApiError
 from cloudjob.emulator.models import Items, Model, parse
 from cloudjob.emulator.service import Service
+from cloudjob.emulator.state import User
 
 _SHORTEST_S, _LONGEST_S = 900, 86_400
 
@@ -81,47 +82,62 @@ def create_token(service: Service, request: Request) -> Any:
     auth = _parsed(request)
     if isinstance(auth, Answer):
         return auth
-    if not any(_is_known(service, auth.identity, method) for method in auth.identity.methods):
+    found = [_user(service, auth.identity, method) for method in auth.identity.methods]
+    user = next(filter(None, found), None)
+    if user is None:
         return _refused(401, "The username or password is wrong.")
-    if auth.scope and not _is_own(service, auth.scope):
+    project = _project(service, auth.scope)
+    if project is None:
         return _refused(401, "The project or domain of the scope could not be found.")
-    token, expires_s = service.access.new_token()
-    return Answer(201, {"token": _token(service, expires_s)}, {"X-Subject-Token": token})
+    token, expires_s = service.access.new_token(user, project)
+    body = {"token": _token(service, user, project, expires_s)}
+    return Answer(201, body, {"X-Subject-Token": token})
 
 
-def _is_known(service: Service, identity: _Identity, method: str) -> bool:
-    settings = service.settings
+def _user(service: Service, identity: _Identity, method: str) -> User | None:
+    """Return the user with this password or key; None if it is wrong."""
+    account = service.account
     if method == "password":
-        user = identity.password.user
-        is_password = secrets.compare_digest(
-            user.password.encode(), service.account.password.encode()
-        )
-        return is_password and (user.name, user.domain.name) == (settings.user, settings.domain)
+        asked = identity.password.user
+        found = account.user(asked.name)
+        is_right = found and _is_same(asked.password, found.password)
+        return found if is_right and asked.domain.name == service.settings.domain else None
     if method == "hw_ak_sk":
         key = identity.hw_ak_sk
-        return service.access.is_key(key.access.key, key.secret.key)
-    return False
+        found = account.user_of_key(key.access.key)
+        return found if found and _is_same(key.secret.key, found.keys.secret_key) else None
+    return None
 
 
-def _is_own(service: Service, scope: _Scope) -> bool:
-    account, settings = service.account, service.settings
+def _is_same(given: str, expected: str) -> bool:
+    return secrets.compare_digest(given.encode(), expected.encode())
+
+
+def _project(service: Service, scope: _Scope | None) -> str | None:
+    """Return the id of the project of a scope, empty for the account; None if it is unknown."""
+    account = service.account
+    if scope is None:
+        return account.project_id
     if scope.project is None:
-        known = (settings.domain, account.domain_id)
-        return scope.domain.name in known or scope.domain.id in known
-    return scope.project.name == settings.region or scope.project.id == account.project_id
+        known = (service.settings.domain, account.domain_id)
+        return "" if scope.domain.name in known or scope.domain.id in known else None
+    if scope.project.id in account.projects.values():
+        return scope.project.id
+    return account.projects.get(scope.project.name)
 
 
-def _token(service: Service, expires_s: float) -> dict[str, Any]:
-    account, settings = service.account, service.settings
-    domain = {"id": account.domain_id, "name": settings.domain}
+def _token(service: Service, user: User, project: str, expires_s: float) -> dict[str, Any]:
+    domain = {"id": service.account.domain_id, "name": service.settings.domain}
+    names = {number: name for name, number in service.account.projects.items()}
+    scope = {"project": {"id": project, "name": names[project], "domain": domain}}
     return {
         "expires_at": rfc3339(expires_s),
         "issued_at": rfc3339(datetime.now(timezone.utc).timestamp()),
         "methods": ["password"],
         "catalog": [],
-        "project": {"id": account.project_id, "name": settings.region, "domain": domain},
+        **(scope if project else {"domain": domain}),
         "roles": [{"id": "0", "name": "te_admin"}],
-        "user": {"id": account.user_id, "name": settings.user, "domain": domain},
+        "user": {"id": user.id, "name": user.name, "domain": domain},
     }
 
 
@@ -131,16 +147,16 @@ def create_key(service: Service, request: Request) -> Any:
     if isinstance(auth, Answer):
         return auth
     given = auth.identity.token
-    service.access.check_token(given.id or request.headers.get("x-auth-token", ""))
+    user, _ = service.access.check_token(given.id or request.headers.get("x-auth-token", ""))
     asked = given.duration_seconds or _SHORTEST_S
     if not _SHORTEST_S <= asked <= _LONGEST_S:
         return _refused(400, "duration_seconds must be between 900 and 86400.")
-    access, secret, security, expires_s = service.access.new_key(asked)
+    key = service.access.new_key(user, asked)
     credential = {
-        "access": access,
-        "secret": secret,
-        "securitytoken": security,
-        "expires_at": rfc3339(expires_s),
+        "access": key.access,
+        "secret": key.secret,
+        "securitytoken": key.token,
+        "expires_at": rfc3339(key.expires_s),
     }
     return Answer(201, {"credential": credential})
 
@@ -149,21 +165,24 @@ def create_key(service: Service, request: Request) -> Any:
 
 
 def projects(service: Service, request: Request) -> Any:
-    """Return the project, if it is the one that is asked for."""
+    """Return the projects; only the one of a name, if one is asked for."""
     service.access.check_identity(request)
-    account, settings = service.account, service.settings
-    project = {
-        "id": account.project_id,
-        "name": settings.region,
-        "domain_id": account.domain_id,
-        "parent_id": account.domain_id,
-        "is_domain": False,
-        "enabled": True,
-        "description": "",
-        "links": {"self": ""},
-    }
-    is_asked = request.query.get("name", settings.region) == settings.region
-    return {"projects": [project] if is_asked else [], "links": {"self": ""}}
+    asked, domain_id = request.query.get("name", ""), service.account.domain_id
+    found = [
+        {
+            "id": number,
+            "name": name,
+            "domain_id": domain_id,
+            "parent_id": domain_id,
+            "is_domain": False,
+            "enabled": True,
+            "description": "",
+            "links": {"self": ""},
+        }
+        for name, number in service.account.projects.items()
+        if asked in ("", name)
+    ]
+    return {"projects": found, "links": {"self": ""}}
 
 
 def domains(service: Service, request: Request) -> Any:

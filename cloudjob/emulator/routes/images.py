@@ -57,6 +57,13 @@ def image(service: Service, request: Request) -> Any:
     return found
 
 
+def sync(service: Service, request: Request) -> Any:
+    """Look for the image again."""
+    made = _image(service, image(service, request)["swr_path"], "DEDICATED")
+    service.database.put_thing("image", made["id"], made["swr_path"], made)
+    return made
+
+
 def remove(service: Service, request: Request) -> Any:
     """Remove an image from the register."""
     image(service, request)
@@ -123,5 +130,6 @@ ENDPOINTS = (
     Endpoint("POST", _IMAGES, register),
     Endpoint("GET", _IMAGES + "/{image}", image),
     Endpoint("DELETE", _IMAGES + "/{image}", remove),
+    Endpoint("POST", _IMAGES + "/{image}/sync", sync),
     Endpoint("GET", "/v2/manage/namespaces/{namespace}/repos/{repository}/tags", tags),
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import datetime, timezone
 from typing import Annotated, Any, Literal
 
@@ -16,7 +15,7 @@ from cloudjob.emulator.job_context import export_log, logs_of
 from cloudjob.emulator.models import Model, Offset, Page, Query, Time
 from cloudjob.emulator.node_logs import NodeLog
 from cloudjob.emulator.obs import ObsError
-from cloudjob.emulator.service import JOB, JOBS, PROJECT, Service
+from cloudjob.emulator.service import JOB, PROJECT, Service
 
 _TASK = JOB + "/tasks/{task_id}"
 _URL_S = 300
@@ -229,16 +228,6 @@ def categories(service: Service, request: Request) -> Any:
     return {"event-categories": shown}
 
 
-def _unsupported(path: str) -> Callable[[Service, Request], Any]:
-    def refuse(service: Service, request: Request) -> Any:
-        if "job_id" in request.path_params:
-            service.job(request)
-        name = path.removeprefix(PROJECT)
-        raise ApiError("ModelArts.2788", f"{name} is not supported for this job")
-
-    return refuse
-
-
 def _address(index: int) -> str:
     return f"127.0.{index // 254}.{index % 254 + 1}"
 
@@ -248,27 +237,7 @@ def _rfc3339(milliseconds: int) -> str:
     return moment.isoformat(timespec="seconds")
 
 
-# What the service offers and the emulator does not.
-_UNSUPPORTED = (
-    ("POST", PROJECT + "/gallery-algorithm-publication"),
-    ("POST", _TASK + "/save-image-job"),
-    ("GET", _TASK + "/save-image-job"),
-    ("GET", JOB + "/ft-artifacts"),
-    ("POST", JOB + "/ft-artifacts/publish"),
-    ("GET", JOB + "/ft-detail"),
-    ("GET", JOB + "/ft-metrics"),
-    ("GET", JOB + "/autosearch-parameter-analysis"),
-    ("GET", JOB + "/autosearch-parameter-analysis/{name}"),
-    ("GET", JOB + "/autosearch-trials"),
-    ("GET", JOB + "/autosearch-trials/{trial}"),
-    ("POST", JOB + "/autosearch-trial-earlystop/{trial}"),
-    ("GET", JOBS + "/autosearch/yaml-templates"),
-    ("GET", JOBS + "/autosearch/yaml-templates/{type}/{name}"),
-    # Only an administrator may do this, and the emulator has none.
-    ("PUT", PROJECT + "/training-quotas"),
-)
 ENDPOINTS = (
-    *(Endpoint(method, path, _unsupported(path)) for method, path in _UNSUPPORTED),
     Endpoint("GET", _TASK + "/logs/preview", preview),
     Endpoint("GET", _TASK + "/logs/url", log_url),
     Endpoint("GET", JOB + "/logs/{task_id}", log_lines),

@@ -23,7 +23,7 @@ from cloudjob.emulator.models import (
     TagList,
 )
 from cloudjob.emulator.obs import ObsError
-from cloudjob.emulator.routes import experiments
+from cloudjob.emulator.routes import authorizations, experiments
 from cloudjob.emulator.service import JOB, JOBS, PROJECT, Service
 from cloudjob.emulator.staging import check_code_limits
 from cloudjob.times import now_ms
@@ -61,7 +61,8 @@ Text = Annotated[str, BeforeValidator(str), Field(max_length=256)]
 
 def create(service: Service, request: Request) -> Any:
     """Create a job and put it into the queue."""
-    body = request.json()
+    body, user = request.json(), service.user(request)
+    authorizations.check(service, user.id)
     whole = models.job(body, _algorithm(service, body.get("algorithm")), service.settings)
     tags = request.body(TagList).by_key()
     _check_obs(service, whole)
@@ -69,7 +70,7 @@ def create(service: Service, request: Request) -> Any:
         # In one transaction, so that only one of simultaneous requests gets the name.
         _check_room(service, whole)
         experiments.refer(service.database, whole["metadata"])
-        row = _row(service, whole)
+        row = _row(whole, user.name)
         service.database.add_job(row, models.output_urls(whole), tags)
         service.database.add_event(row.id, "Training job created.")
     service.scheduler.wake()
@@ -123,7 +124,7 @@ def _check_code(service: Service, algorithm: dict[str, Any]) -> None:
         raise ApiError("ModelArts.2758", f"{boot} does not exist")
 
 
-def _row(service: Service, whole: dict[str, Any]) -> JobRow:
+def _row(whole: dict[str, Any], user_name: str) -> JobRow:
     resource, policy = whole["spec"]["resource"], whole["spec"].get("schedule_policy") or {}
     return JobRow(
         id=str(uuid.uuid4()),
@@ -134,7 +135,7 @@ def _row(service: Service, whole: dict[str, Any]) -> JobRow:
         secondary="Creating",
         priority=policy.get("priority", 1),
         algorithm_name=str(whole["algorithm"].get("name") or ""),
-        user_name=service.settings.user,
+        user_name=user_name,
         create_ms=now_ms(),
         start_ms=0,
         end_ms=0,
@@ -322,9 +323,9 @@ def _conditions(service: Service, asked: _Search) -> list[Condition]:
 def _condition(service: Service, item: Filter) -> Condition:
     values: list[Any] = list(item.value)
     if item.key == "user_id":
-        # There is one user, so all or none.
-        is_own = service.account.user_id in values
-        return ("1" if is_own != (item.operator == "not") else "0"), []
+        names = [user.name for user in service.account.users if user.id in values]
+        item = Filter(key="user_name", operator=item.operator, value=names or [""])
+        values = list(item.value)
     column = _FILTERS.get(item.key)
     if column is None or (item.operator == "between" and len(values) != 2):
         raise ApiError("ModelArts.2789", f"{item.key[:256]} {item.operator}")

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import time
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
+from botocore.exceptions import ClientError
 
 from cloudjob.emulator import daemon
-from tests.support.emulator import DATE_FORMAT, Api, await_true, running
+from tests.support.emulator import DATE_FORMAT, Api, await_true, running, s3_client
 
 PATH = "{p}/training-job-flavors"
 PLAIN = {"Authorization": ""}
@@ -192,6 +194,76 @@ def test_another_project_is_refused_in_path_and_header(api: Api):
     assert (status, values["error_code"]) == (404, "ModelArts.2786")
     status, values, _ = api.ask("GET", PATH, headers={"X-Project-Id": "other"})
     assert (status, values["error_code"]) == (400, "ModelArts.0210")
+
+
+def test_a_user_may_do_what_the_settings_allow(api: Api, s3: Any):
+    user = api.address.users["reader"]
+    how = {"access": user["access_key"], "secret": user["secret_key"]}
+    job = api.create("true")
+    path = f"{{p}}/training-jobs/{job}"
+
+    def refused(method: str, path: str, body: Any = None) -> Any:
+        status, values, _ = api.ask(method, path, body, **how)
+        return status, values["error_code"], values["error_msg"].split("(")[-1].split(")")[0]
+
+    assert api.ask("GET", path, **how)[0] == 200
+    assert api.ask("POST", "{p}/training-job-searches", {}, **how)[0] == 200
+    forbidden = (403, "ModelArts.0108")
+    assert refused("POST", "{p}/training-jobs", api.body("true")) == (
+        *forbidden,
+        "modelarts:trainJob:create",
+    )
+    assert refused("PUT", path, {}) == (*forbidden, "modelarts:trainJob:update")
+    assert refused("DELETE", path) == (*forbidden, "modelarts:trainJob:delete")
+    s3.put_object(Bucket="data", Key="read-only", Body=b"x")
+    own = s3_client(api.address, user["access_key"], user["secret_key"])
+    assert own.get_object(Bucket="data", Key="read-only")["Body"].read() == b"x"
+    with pytest.raises(ClientError, match="AccessDenied"):
+        own.put_object(Bucket="data", Key="read-only", Body=b"y")
+
+
+def test_a_token_is_that_of_its_user_and_its_project(api: Api):
+    reader = {"name": "reader", "password": api.address.users["reader"]["password"]}
+    status, values, headers = api.ask(
+        "POST", "/v3/auth/tokens", password(api, **reader), headers=PLAIN
+    )
+    own = {"X-Auth-Token": headers["x-subject-token"]}
+    team = api.address.projects["emulator-1_team"]
+
+    assert (status, values["token"]["user"]["name"]) == (201, "reader")
+    assert api.ask("GET", PATH, headers=own)[0] == 200
+    assert api.ask("POST", "{p}/training-jobs", {}, headers=own)[0] == 403
+    status, values, _ = api.ask("GET", f"/v2/{team}/training-job-flavors", headers=own)
+    assert (status, values["error_code"]) == (404, "ModelArts.2786")
+
+
+def test_a_project_has_jobs_of_its_own(api: Api):
+    team = f"/v2/{api.address.projects['emulator-1_team']}"
+    body = api.body("echo $ACCESS_KEY_ID; test -n $SECURITY_TOKEN")
+    job = api.ok("POST", f"{team}/training-jobs", body)["metadata"]["id"]
+    show = f"{team}/training-jobs/{job}"
+    await_true(lambda: api.ok("GET", show)["status"]["phase"] == "Completed")
+
+    assert api.ok("POST", f"{team}/training-job-searches", {})["total"] == 1
+    log = api.ok("GET", f"{show}/tasks/worker-0/logs/preview")["content"]
+    assert re.search("^HST[0-9A-F]{17}$", log, re.MULTILINE)
+    assert api.ask("GET", f"{{p}}/training-jobs/{job}")[1]["error_code"] == "ModelArts.2775"
+    # A name is taken in its own project only.
+    assert api.ask("POST", "{p}/training-jobs", body)[0] == 201
+
+
+def test_without_an_authorization_no_job_can_be_created(api: Api):
+    path = "{p}/authorizations"
+    assert api.ok("GET", path)["auth"][0]["content"] == "modelarts_agency"
+    api.ok("DELETE", f"{path}?user_id=all-users")
+    try:
+        status, values, _ = api.ask("POST", "{p}/training-jobs", api.body("true"))
+        assert (status, values["error_code"]) == (403, "ModelArts.2785")
+        assert api.ask("DELETE", path)[1]["error_code"] == "ModelArts.0429"
+    finally:
+        api.ok("POST", path, {"user_id": "all-users", "type": "agency", "content": "a"})
+    assert api.ask("POST", path, {})[1]["error_code"] == "ModelArts.0424"
+    assert api.ask("POST", "{p}/training-jobs", api.body("true"))[0] == 201
 
 
 def test_sdks_find_project_and_domain_with_a_signature(api: Api):

@@ -18,10 +18,10 @@ from cloudjob.emulator import models, node_plan, settings
 from cloudjob.emulator.database import JobRow
 from cloudjob.emulator.node_plan import WORK, Machine
 from cloudjob.emulator.nodes import bridge_address, folder
-from cloudjob.emulator.state import Account
+from jobentry.contract.sigv4 import Keys
 
 SETTINGS = settings.defaults()
-ACCOUNT = Account("ak", "sk", "pw", "p", "d", "u")
+KEYS = Keys("ak", "sk", "token")
 CONTAINER = Machine("", "python3", ("python3", "/entry.pyz"), "http://10.0.0.1:1")
 PROCESS = Machine("/state/nodes/1", "/venv/bin/python", ("py", "entry"), "http://127.0.0.1:1")
 ID = "11111111-2222-3333-4444-555555555555"
@@ -53,7 +53,7 @@ def channel(name: str, url: str, **more: Any) -> dict[str, Any]:
 
 
 def test_a_node_has_the_documented_variables():
-    env = node_plan.environment(row(), 1, "10.0.0.3", CONTAINER, SETTINGS, ACCOUNT)
+    env = node_plan.environment(row(), 1, "10.0.0.3", CONTAINER, SETTINGS, KEYS)
     job = f"modelarts-job-{ID}"
 
     assert env["VC_WORKER_HOSTS"] == f"{job}-worker-0.{job},{job}-worker-1.{job}"
@@ -67,12 +67,14 @@ def test_a_node_has_the_documented_variables():
     assert (env["MA_TASK_INDEX"], env["HOSTNAME"]) == ("1", f"{job}-worker-1")
     assert (env["MA_SCRIPT_INTERPRETER"], env["MA_DETECT_TRAIN_INJECT_CODE"]) == ("", "0")
     assert "MA_PIP_URL" not in env
+    names = ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY", "SECURITY_TOKEN")
+    assert tuple(env[name] for name in names) == KEYS
     assert not [name for name in env if name.startswith("CLOUDJOB_")]
 
 
 def test_a_node_has_the_package_index_of_the_settings():
     index = replace(SETTINGS, pip_url="https://packages.example.com/simple/")
-    env = node_plan.environment(row(), 0, "a", CONTAINER, index, ACCOUNT)
+    env = node_plan.environment(row(), 0, "a", CONTAINER, index, KEYS)
 
     assert env["MA_PIP_URL"] == "https://packages.example.com/simple/"
     assert env["MA_PIP_HOST"] == "packages.example.com"
@@ -84,7 +86,7 @@ def test_a_node_has_the_variables_of_the_first_version_on_request():
         parameters=[{"name": "train_url", "value": "obs://bkt/out"}],
     )
     older = replace(SETTINGS, first_version=True)
-    env = node_plan.environment(job, 1, "a", CONTAINER, older, ACCOUNT)
+    env = node_plan.environment(job, 1, "a", CONTAINER, older, KEYS)
     host = f"modelarts-job-{ID}-worker-1.modelarts-job-{ID}"
 
     assert (env["DLS_TASK_INDEX"], env["DLS_TASK_NUMBER"]) == ("1", "2")
@@ -92,13 +94,13 @@ def test_a_node_has_the_variables_of_the_first_version_on_request():
     assert (env["DLS_DATA_URL"], env["DLS_TRAIN_URL"]) == ("s3://bkt/in/", "obs://bkt/out")
     assert not any(
         name.startswith(("DLS_", "BATCH_CUSTOM"))
-        for name in node_plan.environment(job, 1, "a", CONTAINER, SETTINGS, ACCOUNT)
+        for name in node_plan.environment(job, 1, "a", CONTAINER, SETTINGS, KEYS)
     )
 
 
 def test_a_node_with_cards_has_variables_for_them():
     env = node_plan.environment(
-        row(1, "modelarts.vm.p100.2xlarge"), 0, "a", CONTAINER, SETTINGS, ACCOUNT
+        row(1, "modelarts.vm.p100.2xlarge"), 0, "a", CONTAINER, SETTINGS, KEYS
     )
 
     assert env["MA_NUM_GPUS"] == "2"
@@ -117,7 +119,7 @@ def ascend(**variables: str) -> dict[str, str]:
         boot_file="/bkt/a/proj/t.py",
         environments=variables,
     )
-    return node_plan.environment(job, 1, "a", CONTAINER, SETTINGS, ACCOUNT)
+    return node_plan.environment(job, 1, "a", CONTAINER, SETTINGS, KEYS)
 
 
 def test_an_ascend_preset_has_a_rank_for_each_device_of_each_node():
@@ -151,7 +153,7 @@ def test_the_users_variables_override_the_platforms():
         "a",
         CONTAINER,
         SETTINGS,
-        ACCOUNT,
+        KEYS,
     )
 
     assert (env["NCCL_DEBUG"], env["S3_VERIFY_SSL"]) == ("WARN", "1")
@@ -318,7 +320,7 @@ def test_paths_of_the_platform_become_those_of_a_process_without_files_of_its_ow
         f"cd {root}/home/ma-user/modelarts/x; ls {root}/cache/a /cached /x/cache /home/ma-user2 "
         f"{root}{WORK}/b {root}/data/in/f --d={root}/data/in"
     )
-    env = node_plan.environment(job, 0, "a", PROCESS, SETTINGS, ACCOUNT)
+    env = node_plan.environment(job, 0, "a", PROCESS, SETTINGS, KEYS)
     assert env["X"] == f"{root}/home/ma-user/y:{root}/cache"
     assert env["HOME"] == f"{root}/home/ma-user"
 

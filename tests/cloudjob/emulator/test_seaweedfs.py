@@ -9,13 +9,15 @@ from pathlib import Path
 import pytest
 
 from cloudjob.emulator import seaweedfs
-from cloudjob.emulator.state import Account
+from cloudjob.emulator.state import Account, User
+from jobentry.contract.sigv4 import Keys
 from tests.support.emulator import await_true
 
 
 def account(name: str) -> Account:
     """Return an account that no other emulator has."""
-    return Account(f"ak-{name}", f"sk-{name}", "pw", "p", "d", "u")
+    owner = User(name, name, Keys(f"ak-{name}", f"sk-{name}"), "pw")
+    return Account((owner,), "d", {"r": "p"})
 
 
 def test_seaweedfs_uses_other_ports_if_some_are_taken_meanwhile(

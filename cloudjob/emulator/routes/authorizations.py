@@ -1,0 +1,107 @@
+"""Authorizations: the agency by which ModelArts acts for the users of the account.
+
+A new project has one for all users. Without it, jobs cannot be created.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from cloudjob.emulator.app import Endpoint, Request
+from cloudjob.emulator.errors import ApiError
+from cloudjob.emulator.models import Model
+from cloudjob.emulator.service import PROJECT, Service
+from cloudjob.times import now_ms
+
+_AUTHORIZATIONS = PROJECT + "/authorizations"
+_KIND = "authorization"
+_ALL = "all-users"
+_AGENCY = "modelarts_agency"
+
+
+class _Authorization(Model):
+    user_id: str = _ALL
+    type: Literal["agency"] = "agency"
+    content: str = _AGENCY
+
+
+def authorizations(service: Service, request: Request) -> Any:
+    found = _current(service)
+    return {"total_count": len(found), "auth": found}
+
+
+def create(service: Service, request: Request) -> Any:
+    asked = request.body(_Authorization)
+    user = asked.user_id or _ALL
+    if any(item["user_id"] == user for item in _current(service)):
+        raise ApiError("ModelArts.0424")
+    _store(service, [*_current(service), _made(service, user, asked.content)])
+    return True
+
+
+def remove(service: Service, request: Request) -> Any:
+    """Remove the authorization of a user, or all."""
+    user = request.query.get("user_id", "")
+    found = _current(service)
+    left = [item for item in found if user not in ("", _ALL) and item["user_id"] != user]
+    if len(left) == len(found):
+        raise ApiError("ModelArts.0429")
+    _store(service, left)
+    return True
+
+
+class _Agency(Model):
+    agency_name_suffix: str = ""
+
+
+def create_agency(service: Service, request: Request) -> Any:
+    """Create an agency, which only has a name here."""
+    suffix = request.body(_Agency).agency_name_suffix
+    return {"agency_name": f"{_AGENCY}_{suffix}" if suffix else _AGENCY}
+
+
+def mode(service: Service, request: Request) -> Any:
+    return {"domain_id": service.account.domain_id, "mode": "noncompulsory"}
+
+
+def check(service: Service, user_id: str) -> None:
+    """Check that ModelArts may act for a user.
+
+    Raises:
+        ApiError: It may not.
+    """
+    if not any(item["user_id"] in (_ALL, user_id) for item in _current(service)):
+        raise ApiError("ModelArts.2785")
+
+
+def _current(service: Service) -> list[dict[str, Any]]:
+    stored = service.database.thing(_KIND, _KIND)
+    if stored is None:
+        return [_made(service, _ALL, _AGENCY)]
+    return list(stored["auth"])
+
+
+def _store(service: Service, found: list[dict[str, Any]]) -> None:
+    service.database.put_thing(_KIND, _KIND, _KIND, {"auth": found})
+
+
+def _made(service: Service, user_id: str, content: str) -> dict[str, Any]:
+    names = {user.id: user.name for user in service.account.users}
+    if user_id != _ALL and user_id not in names:
+        raise ApiError("ModelArts.0429")
+    return {
+        "user_id": user_id,
+        "user_name": names.get(user_id, _ALL),
+        "type": "agency",
+        "content": content,
+        "create_time": now_ms(),
+    }
+
+
+ENDPOINTS = (
+    Endpoint("GET", _AUTHORIZATIONS, authorizations),
+    Endpoint("POST", _AUTHORIZATIONS, create),
+    Endpoint("DELETE", _AUTHORIZATIONS, remove),
+    Endpoint("POST", PROJECT + "/agency", create_agency),
+    Endpoint("GET", "/v1/auth-mode", mode),
+)

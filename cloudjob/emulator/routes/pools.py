@@ -1,0 +1,185 @@
+"""Dedicated resource pools: their nodes and workloads, and the quotas of resources."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from cloudjob.emulator import views
+from cloudjob.emulator.app import Endpoint, Request
+from cloudjob.emulator.database import JobRow
+from cloudjob.emulator.errors import ApiError
+from cloudjob.emulator.service import PROJECT, Service
+
+_V1 = "/v1/{project_id}"
+_POOLS = PROJECT + "/pools"
+_POOL = _POOLS + "/{pool}"
+_MOST = 1000
+
+
+def pools(service: Service, request: Request) -> Any:
+    return _listed("Pool", [_pool(service, name) for name in service.settings.pools])
+
+
+def pool(service: Service, request: Request) -> Any:
+    return _pool(service, _name(service, request))
+
+
+def nodes(service: Service, request: Request) -> Any:
+    return _listed("Node", _nodes(service, request))
+
+
+def node(service: Service, request: Request) -> Any:
+    asked = request.path_params["node"]
+    for item in _nodes(service, request):
+        if item["metadata"]["name"] == asked:
+            return item
+    raise ApiError("ModelArts.2788", f"node: {asked}")
+
+
+def workloads(service: Service, request: Request) -> Any:
+    """Return the jobs of a pool that have not ended."""
+    shown: list[dict[str, Any]] = [
+        {
+            "apiVersion": "v1",
+            "kind": "Workload",
+            "type": "train",
+            "namespace": "default",
+            "name": row.name,
+            "jobName": row.name,
+            "uid": row.id,
+            "jobUUID": row.id,
+            "flavor": row.body["spec"]["resource"].get("flavor_id") or "",
+            "status": row.phase,
+            "userName": row.user_name,
+            "priority": str(row.priority),
+            "createTime": row.create_ms,
+            "runningDuration": views.duration_ms(row) // 1000,
+            "nodes": [],
+        }
+        for row in _workloads(service, _name(service, request))
+    ]
+    return _listed("Workload", shown)
+
+
+def workload_statistics(service: Service, request: Request) -> Any:
+    phases = Counter(row.phase for row in _workloads(service, _name(service, request)))
+    status = {"running": phases["Running"], "pending": phases["Pending"] + phases["Creating"]}
+    item = {"type": "train", "total": phases.total(), "status": status}
+    return {"statistics": {"total": phases.total(), "items": [item]}}
+
+
+def statistics(service: Service, request: Request) -> Any:
+    status = {"creating": 0, "created": len(service.settings.pools), "failed": 0, "pending": 0}
+    return {"statistics": {"status": status}}
+
+
+def quotas(service: Service, request: Request) -> Any:
+    count = len(service.settings.pools)
+    shown = (("pool", count), ("network", 0))
+    return {"quotas": {"resources": [{"type": t, "quota": n, "used": n} for t, n in shown]}}
+
+
+def configuration(service: Service, request: Request) -> Any:
+    return {"networkCidrs": [], "networkQuota": 0, "poolQuota": len(service.settings.pools)}
+
+
+def flavors(service: Service, request: Request) -> Any:
+    shown = [
+        {
+            "apiVersion": "v1",
+            "kind": "ResourceFlavor",
+            "metadata": {"name": item.id, "labels": {}},
+            "spec": {
+                "type": "Dedicate" if item.pool else "Public",
+                "cpuArch": "x86",
+                "cpu": str(item.cpu_cores),
+                "memory": f"{item.memory_gb}Gi",
+                "jobFlavors": [],
+            },
+            "status": {"phase": {}},
+        }
+        for item in service.settings.flavors
+    ]
+    return _listed("ResourceFlavor", shown)
+
+
+def no_network(service: Service, request: Request) -> Any:
+    raise ApiError("ModelArts.2788", f"network: {request.path_params['network']}")
+
+
+def _empty(body: Mapping[str, Any]) -> Any:
+    def answer(service: Service, request: Request) -> Any:
+        if "pool" in request.path_params:
+            _name(service, request)
+        return body
+
+    return answer
+
+
+def _name(service: Service, request: Request) -> str:
+    name = request.path_params["pool"]
+    if name not in service.settings.pools:
+        raise ApiError("ModelArts.50015001", name)
+    return name
+
+
+def _pool(service: Service, name: str) -> dict[str, Any]:
+    count = service.settings.pools[name]
+    return {
+        "apiVersion": "v2",
+        "kind": "Pool",
+        "metadata": {"name": name, "labels": {}, "annotations": {}},
+        "spec": {"type": "Dedicate", "scope": ["Train"], "resources": [{"count": count}]},
+        "status": {"phase": "Running", "scope": [{"scopeType": "Train", "state": "Enabled"}]},
+    }
+
+
+def _nodes(service: Service, request: Request) -> list[dict[str, Any]]:
+    name = _name(service, request)
+    return [
+        {
+            "apiVersion": "v2",
+            "kind": "Node",
+            "metadata": {"name": f"{name}-{index}", "labels": {}, "annotations": {}},
+            "spec": {"flavor": ""},
+            "status": {"phase": "Available", "az": "", "privateIp": f"127.0.0.{index + 1}"},
+        }
+        for index in range(service.settings.pools[name])
+    ]
+
+
+def _workloads(service: Service, name: str) -> list[JobRow]:
+    of_pool = ("pool = ? AND phase IN ('Creating', 'Pending', 'Running', 'Terminating')", [name])
+    return service.database.find_jobs([of_pool], order="create_ms", limit=_MOST, skip=0)[1]
+
+
+def _listed(kind: str, items: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"apiVersion": "v2", "kind": f"{kind}List", "metadata": {}, "items": items}
+
+
+ENDPOINTS = (
+    Endpoint("GET", _POOLS, pools),
+    Endpoint("GET", _POOL, pool),
+    Endpoint("GET", _POOL + "/nodes", nodes),
+    Endpoint("GET", _POOL + "/nodes/{node}", node),
+    Endpoint("GET", _POOL + "/workloads", workloads),
+    Endpoint("GET", _POOL + "/nodepools", _empty(_listed("NodePool", []))),
+    Endpoint("GET", _POOL + "/plugins", _empty(_listed("Plugin", []))),
+    Endpoint("GET", _POOL + "/monitor", _empty({"metrics": []})),
+    Endpoint("GET", PROJECT + "/statistics/pools", statistics),
+    Endpoint("GET", PROJECT + "/statistics/pools/{pool}/workloads", workload_statistics),
+    Endpoint("GET", PROJECT + "/metrics/runtime/pools", _empty(_listed("PoolMetrics", []))),
+    Endpoint("GET", PROJECT + "/plugintemplates", _empty(_listed("PluginTemplate", []))),
+    Endpoint("GET", PROJECT + "/jobs", _empty({"count": 0, "items": []})),
+    Endpoint("GET", _V1 + "/pools/tags", _empty({"tags": []})),
+    Endpoint("GET", _V1 + "/pools/{pool}/tags", _empty({"tags": []})),
+    Endpoint("GET", _V1 + "/networks", _empty(_listed("Network", []))),
+    Endpoint("GET", _V1 + "/networks/{network}", no_network),
+    Endpoint("GET", _V1 + "/quotas", quotas),
+    Endpoint("GET", _V1 + "/os-user-config", configuration),
+    Endpoint("GET", _V1 + "/resourceflavors", flavors),
+    Endpoint("GET", _V1 + "/events", _empty(_listed("Event", []))),
+    Endpoint("GET", _V1 + "/scheduled-events", _empty({"events": [], "count": 0})),
+)

@@ -1,0 +1,95 @@
+"""Workspaces: there is the default one only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cloudjob.emulator.app import Endpoint, Request
+from cloudjob.emulator.errors import ApiError
+from cloudjob.emulator.models import Items, Model
+from cloudjob.emulator.service import Service
+
+_WORKSPACES = "/v1/{project_id}/workspaces"
+_WORKSPACE = _WORKSPACES + "/{workspace_id}"
+_ID = "0"
+
+
+def workspaces(service: Service, request: Request) -> Any:
+    return {"total_count": 1, "count": 1, "workspaces": [_default(service)]}
+
+
+def workspace(service: Service, request: Request) -> Any:
+    _check(request)
+    return {**_default(service), "grants": []}
+
+
+def quotas(service: Service, request: Request) -> Any:
+    """Return the quotas of the workspace: -1, as nothing limits it further than its account."""
+    _check(request)
+    names = ("training_job.training_duration", "training_job.max_count")
+    shown = [{"resource": name, "quota": -1, "min_quota": -1, "used_quota": -1} for name in names]
+    return {"quotas": shown}
+
+
+class _Asked(Model):
+    action_id: str = ""
+    action: str = ""
+    resource: str = ""
+
+
+class _Actions(Model):
+    requests: Items[_Asked] = []
+
+
+def validate(service: Service, request: Request) -> Any:
+    """Return which of the requested actions are allowed."""
+    _check(request)
+    user = service.user(request)
+    asked = request.body(_Actions).requests
+    return {
+        "results": [
+            {**item.model_dump(), "verdict": "allow" if user.may(item.action) else "deny"}
+            for item in asked
+        ]
+    }
+
+
+def users(service: Service, request: Request) -> Any:
+    return {"users": [{"user_name": user.name} for user in service.account.users]}
+
+
+def refuse_change(service: Service, request: Request) -> Any:
+    _check(request)
+    raise ApiError("ModelArts.3566")
+
+
+def _check(request: Request) -> None:
+    if request.path_params["workspace_id"] != _ID:
+        raise ApiError("ModelArts.0102")
+
+
+def _default(service: Service) -> dict[str, Any]:
+    return {
+        "id": _ID,
+        "name": "default",
+        "description": "",
+        "owner": service.settings.domain,
+        "auth_type": "PUBLIC",
+        "enterprise_project_id": "0",
+        "enterprise_project_name": "default",
+        "status": "NORMAL",
+        "status_info": "",
+        "create_time": 0,
+        "update_time": 0,
+    }
+
+
+ENDPOINTS = (
+    Endpoint("GET", _WORKSPACES, workspaces),
+    Endpoint("GET", _WORKSPACES + "/users/list", users),
+    Endpoint("GET", _WORKSPACE, workspace),
+    Endpoint("PUT DELETE", _WORKSPACE, refuse_change),
+    Endpoint("GET", _WORKSPACE + "/quotas", quotas),
+    Endpoint("PUT", _WORKSPACE + "/quotas", refuse_change),
+    Endpoint("POST", _WORKSPACE + "/auth", validate),
+)
