@@ -15,7 +15,7 @@ from cloudjob.model.job import JobSpec
 from cloudjob.model.progress import OnProgress, Progress, log_warnings
 from cloudjob.model.rules import BACKENDS, STORE_SCHEMES
 from cloudjob.package.collection import Collected
-from cloudjob.store import full_uri
+from cloudjob.store import full_uri, job_store
 from cloudjob.submission import pipeline
 from cloudjob.submission.pipeline import Preview
 from cloudjob.tracking import Job
@@ -223,8 +223,8 @@ def _stores(job: str, store: str) -> list[str]:
         {}, job_file=None, cwd=Path.cwd(), environ=os.environ, needs_script=False
     ).spec
     # As a submit chooses the store.
-    own = spec.store or open_backend(backend, home(), dict(spec.section(backend))).store()[0]
-    return [full_uri(own or store_uri(home()), spec.sections)]
+    default = open_backend(backend, home(), dict(spec.section(backend))).store()[0]
+    return [job_store(spec.store, default or store_uri(home()), spec.sections)]
 
 
 def jobs(

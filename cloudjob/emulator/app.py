@@ -20,7 +20,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, Router
 
-from cloudjob.emulator.errors import ApiError, error_body
+from cloudjob.emulator.errors import ApiError, error_body, gateway_error
 from cloudjob.emulator.http_server import IDLE_S, LOOPBACK, is_from_here, target_of
 from cloudjob.emulator.models import M, parse
 from cloudjob.emulator.state import CONTROL_HEADER, CONTROL_PREFIX, User
@@ -198,9 +198,9 @@ class Api:
                 content = await asyncio.wait_for(_read(request), IDLE_S)
             except _TooLarge:
                 # The rest of the body would be read as the next request.
-                return Response(status_code=413, headers={"Connection": "close"})
+                return self._cut_off(413)
             except asyncio.TimeoutError:
-                return Response(status_code=408, headers={"Connection": "close"})
+                return self._cut_off(408)
             asked = Request(
                 method=request.method,
                 target=target_of(request.scope),
@@ -217,6 +217,14 @@ class Api:
             return self._response(answer, asked.id)
 
         return serve
+
+    def _cut_off(self, status: int) -> Response:
+        body = gateway_error(status, request_id := uuid.uuid4().hex)
+        return self._response(Answer(status, body, {"Connection": "close"}), request_id)
+
+    def refusal(self, status: int) -> Response:
+        """Return the answer to a request that cannot be read."""
+        return self._cut_off(status)
 
     def _answer(self, endpoint: Endpoint, request: Request) -> Answer | None:
         """Return the answer; None if a fault loses it."""

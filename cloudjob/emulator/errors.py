@@ -30,6 +30,23 @@ class ApiError(ValueError):
         super().__init__(f"{code}: {self.message}")
 
 
+# What the gateway answers to requests that never reach the service.
+_OF_GATEWAY = {
+    400: "Bad request.",
+    408: "Request timeout.",
+    413: "Request entity too large.",
+    414: "Request URI too large.",
+    431: "Request headers too large.",
+    501: "Not implemented.",
+}
+
+
+def gateway_error(status: int, request_id: str) -> dict[str, Any]:
+    """Return the body for a request that the gateway itself refuses."""
+    message = _OF_GATEWAY.get(status, _OF_GATEWAY[400])
+    return {"error_msg": message, "error_code": "APIGW.0201", "request_id": request_id}
+
+
 def error_body(error: ApiError, request_id: str) -> dict[str, Any]:
     """Return the body that reports it: in the form of the gateway or of the service."""
     if error.code.startswith("APIGW."):

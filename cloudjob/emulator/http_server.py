@@ -44,14 +44,20 @@ class Connection(H11Protocol):
             )
 
     def send_400_response(self, msg: str) -> None:
-        """Answer 431 to a head that is too large; uvicorn answers 400 to every invalid request."""
+        """Answer as the application's ``refusal`` does; uvicorn's answer is always the same 400.
+
+        The status of h11 for a head that is too large is 431, even if it is all one line.
+        """
         status = getattr(sys.exc_info()[1], "error_status_hint", 400)
-        headers = [("Connection", "close"), ("Content-Length", "0")]
+        if status == 431 and b"\r\n" not in self.conn.trailing_data[0]:
+            status = 414
+        answer = self.app.refusal(status)
+        head = h11.Response(
+            status_code=status, headers=answer.raw_headers, reason=STATUS_PHRASES[status]
+        )
         with contextlib.suppress(h11.LocalProtocolError):
-            response = h11.Response(
-                status_code=status, headers=headers, reason=STATUS_PHRASES[status]
-            )
-            self.transport.write(self.conn.send(response) or b"")
+            for event in (head, h11.Data(data=answer.body), h11.EndOfMessage()):
+                self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
 
 
@@ -63,7 +69,11 @@ class HttpServer:
         self._thread = threading.Thread(target=self._run, name="http", daemon=True)
 
     def add(self, app: Any, sockets: list[socket.socket]) -> None:
-        """Serve ``app`` on these sockets once the server has started."""
+        """Serve ``app`` on these sockets once the server has started.
+
+        Args:
+            app: An ASGI application; its ``refusal(status)`` answers what cannot be read.
+        """
         config = uvicorn.Config(
             app,
             http=Connection,

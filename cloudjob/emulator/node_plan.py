@@ -30,10 +30,8 @@ ALIASES = {
 }
 # The launchers that do what the presets of these engines do; others start one process a node.
 _LAUNCHERS = {
-    "MPI": "mpirun",
-    "Horovod": "mpirun",
-    "MindSpore": "rank-table",
-    "Ascend-Powered-Engine": "rank-table",
+    **dict.fromkeys(("MPI", "Horovod"), "mpirun"),
+    **dict.fromkeys(("MindSpore", "Ascend-Powered-Engine"), "rank-table"),
 }
 # What a user may choose with MA_RUN_METHOD in place of one process for each device of a rank table.
 _RUN_METHODS = ("torchrun", "msrun")

@@ -31,6 +31,13 @@ class Refusal:
 
 
 _FOREIGN = Refusal(0, 403, "AccessDenied", "The request is for another host or of another origin.")
+# status -> code and message for a request that cannot be read.
+_UNREADABLE = {
+    400: ("BadRequest", "The request is invalid."),
+    414: ("UriTooLong", "The request line is too long."),
+    431: ("RequestHeaderSectionTooLarge", "The headers are too large."),
+    501: ("NotImplemented", "The server does not support this."),
+}
 _UNAVAILABLE = Refusal(0, 503, "ServiceUnavailable", "The object store does not answer.")
 
 
@@ -90,6 +97,10 @@ class Proxy:
         finally:
             await response.aclose()
 
+    def refusal(self, status: int) -> Response:
+        """Return the answer to a request that cannot be read."""
+        return _answer(Refusal(0, status, *_UNREADABLE.get(status, _UNREADABLE[400])))
+
     def _request(self, request: Request) -> httpx.Request | Refusal:
         # SeaweedFS answers every preflight with permissive CORS headers.
         if request.method == "OPTIONS" or not is_from_here(request.headers, self._addresses):
@@ -123,6 +134,11 @@ def _passed_on(headers: Headers, other: bytes) -> Headers:
 
 
 def _error(request: Request, refusal: Refusal) -> Response:
+    # The client does not send the body now, so the next request would be read as the body.
+    return _answer(refusal, is_last="expect" in request.headers)
+
+
+def _answer(refusal: Refusal, *, is_last: bool = True) -> Response:
     number = uuid.uuid4().hex.upper()
     body = (
         '<?xml version="1.0" encoding="UTF-8" standalone="yes"?>\n'
@@ -130,7 +146,6 @@ def _error(request: Request, refusal: Refusal) -> Response:
         f"<RequestId>{number}</RequestId><HostId>emulator</HostId></Error>"
     )
     headers = {"Server": "OBS", "x-obs-request-id": number, "x-amz-request-id": number}
-    if "expect" in request.headers:
-        # The client does not send the body now, so the next request would be read as the body.
+    if is_last:
         headers["Connection"] = "close"
     return Response(body, refusal.status, headers, "application/xml")

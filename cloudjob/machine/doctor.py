@@ -20,7 +20,7 @@ from cloudjob.backends.docker.delivery import ENTRY, ENTRY_LABEL, entry_digest
 from cloudjob.backends.docker.request import GROUP_ID, HOME, USER_ID
 from cloudjob.errors import BackendError, StoreError
 from cloudjob.home import make_home
-from cloudjob.store import full_uri, open_store
+from cloudjob.store import job_store, open_store
 from jobentry.contract import launchers
 
 TYPE_CHECKING = False
@@ -63,7 +63,7 @@ def check_backend(spec: JobSpec, home: Path) -> list[Check]:
     A backend without checks of its own runs jobs on this machine, so the machine is checked.
     """
     backend: Backend[Any] = open_backend(spec.backend, home, dict(spec.section(spec.backend)))
-    uri = full_uri(spec.store or backend.store()[0], spec.sections)
+    uri = job_store(spec.store, backend.store()[0], spec.sections)
     is_whole = bool(spec.flavor or spec.script or spec.section(spec.backend).get("pool_id"))
     checks = backend.checks(spec if is_whole else None, uri)
     return checks or check_machine(home)

@@ -11,7 +11,7 @@ from cloudjob.errors import StoreError
 from cloudjob.model.rules import STORE_SECTIONS
 from cloudjob.store.base import PATIENCE_S, ObjectStore
 
-__all__ = ["ObjectStore", "full_uri", "open_store", "with_store_options"]
+__all__ = ["ObjectStore", "full_uri", "job_store", "open_store", "with_store_options"]
 
 # Imported only when used, so that a local job does not wait for the import of a cloud's SDK.
 _MODULES = {
@@ -39,6 +39,17 @@ def with_store_options(uri: str, store_uri: str) -> str:
     scheme, _, rest = store_uri.partition("://")
     options = dict(urllib.parse.parse_qsl(rest.partition("?")[2]))
     return full_uri(uri, {scheme: options})
+
+
+def job_store(own: str, default: str, sections: Mapping[str, Mapping[str, object]]) -> str:
+    """Return the URI of a job's store.
+
+    Args:
+        own: The store that the job names; it gets what it leaves out from its section, then from
+            ``default``. Empty if the job names none.
+        default: The store of the job's platform.
+    """
+    return with_store_options(full_uri(own or default, sections), default)
 
 
 def open_store(

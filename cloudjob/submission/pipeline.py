@@ -36,7 +36,7 @@ from cloudjob.model.progress import OnProgress, log_warnings, meter
 from cloudjob.model.submission import Code, Submission, prepare
 from cloudjob.package import CodePackage, Memory, Options, cache, claims, pack
 from cloudjob.package.claims import Claim, Kept, Missing
-from cloudjob.store import full_uri, open_store
+from cloudjob.store import job_store, open_store
 from cloudjob.store.base import ObjectStore, Signer
 from cloudjob.store.parallel import call_with_timeout, in_parallel
 from cloudjob.submission import (
@@ -241,7 +241,7 @@ def _open_backend(spec: JobSpec, home: Path) -> Backend[Any]:
 def _open_store(spec: JobSpec, backend: Backend[Any], home: Path) -> tuple[str, ObjectStore]:
     """Return the store that the job names, or its platform's, or a folder of this machine."""
     default, keys = backend.store()
-    uri = full_uri(spec.store or default or store_uri(home), spec.sections)
+    uri = job_store(spec.store, default or store_uri(home), spec.sections)
     return uri, open_store(uri, {**keys, **os.environ})
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -65,7 +66,8 @@ def endpoint(session_api: Api, request: pytest.FixtureRequest) -> str:
         (b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", b"400"),
         (b"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: -1\r\n\r\n", b"400"),
         (b"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n", b"400"),
-        (b"GET /" + b"a" * 300_000, b"431"),
+        (b"GET /" + b"a" * 300_000, b"414"),
+        (b"GET / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip\r\n\r\n", b"501"),
         (b"GET / HTTP/1.1\r\nHost: a\r\nX: " + b"a" * 300_000, b"431"),
         (b"GET / HTTP/1.1\r\n" + b"".join(b"X%d: y\r\n" % n for n in range(40_000)), b"431"),
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", b"400"),
@@ -73,7 +75,13 @@ def endpoint(session_api: Api, request: pytest.FixtureRequest) -> str:
     ids=lambda value: repr(value[:40]),
 )
 def test_a_malformed_request_is_answered_and_closed(endpoint: str, request_: bytes, status: bytes):
-    assert exchanged(endpoint, request_).split(b" ")[1] == status
+    head, _, body = exchanged(endpoint, request_).partition(b"\r\n\r\n")
+
+    assert head.split(b" ")[1] == status
+    if b"Content-Type: application/xml" in head or b"content-type: application/xml" in head:
+        assert b"<Error><Code>" in body
+    else:
+        assert json.loads(body)["error_code"] == "APIGW.0201"
 
 
 def test_a_chunk_with_a_wrong_size_is_refused(session_api: Api):
@@ -98,7 +106,9 @@ def test_a_body_above_the_limit_is_413(session_api: Api):
     chunked = head(endpoint, "POST /v3/auth/tokens", "Transfer-Encoding: chunked")
     chunk = b"%x\r\n%s\r\n" % (MIB, b"x" * MIB)
 
-    assert exchanged(endpoint, declared).startswith(b"HTTP/1.1 413 ")
+    head_, _, body = exchanged(endpoint, declared).partition(b"\r\n\r\n")
+    assert head_.startswith(b"HTTP/1.1 413 ")
+    assert json.loads(body)["error_msg"] == "Request entity too large."
     assert exchanged(endpoint, chunked, *[chunk] * 14).startswith(b"HTTP/1.1 413 ")
 
 

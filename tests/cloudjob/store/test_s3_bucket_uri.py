@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cloudjob.errors import StoreError
-from cloudjob.store import full_uri, open_store
+from cloudjob.store import full_uri, job_store, open_store
 from cloudjob.store.s3 import S3Store, bucket_uri
 from jobentry.contract import names
 
@@ -244,6 +244,18 @@ def test_a_section_fills_in_what_the_uri_leaves_out():
     )
     assert full_uri("obs://b/p", sections) == "obs://b/p"
     assert full_uri("file:///b/p", sections) == "file:///b/p"
+
+
+def test_a_store_of_the_job_is_reached_as_that_of_its_platform():
+    default = "obs://cloudjob?endpoint=http://127.0.0.1:9&region=emulator-1&addressing=path"
+    sections = {"obs": {"region": "own"}}
+
+    assert job_store("", default, {}) == default
+    assert job_store("obs://b/p", default, {}) == default.replace("cloudjob", "b/p")
+    assert "region=own" in job_store("obs://b/p", default, sections)
+    assert "endpoint=http://h&" in job_store("obs://b?endpoint=http://h", default, {})
+    assert job_store("s3://b", default, {}) == "s3://b"
+    assert job_store("obs://b", "", {}) == "obs://b"
 
 
 def test_a_uri_of_an_object_has_no_options():
