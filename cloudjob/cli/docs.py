@@ -1,4 +1,4 @@
-"""The command docs: the manual of the installed version."""
+"""The commands docs and example: the manual and the examples of the installed version."""
 
 from __future__ import annotations
 
@@ -10,20 +10,28 @@ from cloudjob.cli.tables import print_table
 from cloudjob.errors import UsageError
 
 
-def _folder() -> Path:
-    """Return the folder of the pages: in the wheel, else in the project's own folder."""
+def _folder(name: str) -> Path:
+    """Return a folder that cloudjob brings: in the wheel, else in the project's own folder."""
     package = Path(__file__).parents[1]
-    installed = package / "docs"
-    return installed if installed.is_dir() else package.parent / "docs"
+    installed = package / name
+    return installed if installed.is_dir() else package.parent / name
 
 
 def topics() -> dict[str, Path]:
     """Return the file of each topic, in the order of the names; ADRs are not topics."""
-    pages = (path for path in _folder().rglob("*.md") if path.parent.name != "adr")
+    pages = (path for path in _folder("docs").rglob("*.md") if path.parent.name != "adr")
     return {path.stem: path for path in sorted(pages, key=lambda path: path.stem)}
 
 
-def _title(page: Path) -> str:
+def examples() -> dict[str, Path]:
+    """Return the folder or file of each example by name: programs, then job files."""
+    found = (*_folder("examples").glob("*/"), *_folder("configs").glob("*.yaml"))
+    return {path.name: path for path in sorted(found, key=lambda path: (path.is_file(), path.name))}
+
+
+def _title(path: Path) -> str:
+    """Return the first line of a page, of an example's page or of a job file, as its title."""
+    page = path / "README.md" if path.is_dir() else path
     with page.open(encoding="utf-8") as file:
         return file.readline().lstrip("# ").rstrip()
 
@@ -33,18 +41,24 @@ def _docs(options: argparse.Namespace) -> int:
     if options.topic is None:
         print_table([(topic, _title(page)) for topic, page in pages.items()])
         return 0
-    if options.topic not in pages:
-        import difflib
-
-        close = difflib.get_close_matches(options.topic, pages, n=1)
-        hint = f"did you mean {close[0]}?" if close else "`cloudjob docs` lists the topics"
-        raise UsageError(f"showing the page {options.topic!r}: there is no such topic", hint=hint)
-    text = pages[options.topic].read_text(encoding="utf-8")
+    text = _chosen("topic", options.topic, pages).read_text(encoding="utf-8")
     if sys.stdout.isatty():
         _show(text)
     else:
         print(text, end="")
     return 0
+
+
+def _chosen(kind: str, name: str, known: dict[str, Path]) -> Path:
+    """Return what is known by this name."""
+    if name in known:
+        return known[name]
+    import difflib
+
+    close = difflib.get_close_matches(name, known, n=1)
+    command = "docs" if kind == "topic" else kind
+    hint = f"did you mean {close[0]}?" if close else f"`cloudjob {command}` lists the {kind}s"
+    raise UsageError(f"looking for the {kind} {name!r}: there is no such {kind}", hint=hint)
 
 
 def _show(text: str) -> None:
@@ -57,9 +71,52 @@ def _show(text: str) -> None:
         console.print(Markdown(text, hyperlinks=False))
 
 
+def _example(options: argparse.Namespace) -> int:
+    known = examples()
+    if options.name is None:
+        print_table([(name, _title(path)) for name, path in known.items()])
+        return 0
+    source = _chosen("example", options.name, known)
+    target = Path(options.folder, source.name)
+    try:
+        _copy(source, target)
+    except FileExistsError as error:
+        raise UsageError(
+            f"copying the example {source.name}: {error.filename} exists already",
+            hint=f"cloudjob example {source.name} DIR",
+        ) from error
+    except OSError as error:
+        found = f"{error.filename or target}: {error.strerror or error}"
+        raise UsageError(f"copying the example {source.name}: {found}") from error
+    print(target)
+    return 0
+
+
+def _copy(source: Path, target: Path) -> None:
+    import shutil
+
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if source.is_dir():
+        target.mkdir()
+    # Not with the modes of an installation that is read-only.
+    for file in [source] if source.is_file() else filter(Path.is_file, source.iterdir()):
+        path = target / file.name if source.is_dir() else target
+        with file.open("rb") as old, path.open("xb") as new:
+            shutil.copyfileobj(old, new)
+
+
 def add_docs(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command docs."""
     parser.set_defaults(run=_docs)
     parser.add_argument(
         "topic", metavar="TOPIC", nargs="?", help="the page to show; without one, list all topics"
     )
+
+
+def add_example(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command example."""
+    parser.set_defaults(run=_example)
+    text = "the example to copy; without one, list all"
+    parser.add_argument("name", metavar="EXAMPLE", nargs="?", help=text)
+    text = "where to copy it to; by default the current folder"
+    parser.add_argument("folder", metavar="DIR", nargs="?", default=".", help=text)

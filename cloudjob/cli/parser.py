@@ -42,6 +42,7 @@ _COMMANDS = (
     ("emulator", "emulator", "run ModelArts on this machine"),
     ("doctor", "machine", "check this machine, or an image"),
     ("docs", "docs", "show the manual"),
+    ("example", "docs", "copy an example program or a commented job file"),
     ("completion", "completion", "print the completion script of a shell"),
     ("config", "settings", "show the configuration and where each value comes from"),
     ("package", "packages", "show which files of the source are packed"),

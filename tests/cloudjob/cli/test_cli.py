@@ -35,7 +35,7 @@ def test_each_command_has_a_description(command: str, capsys: pytest.CaptureFixt
     assert ended.value.code == 0
     assert shown.startswith(f"usage: cloudjob {command} ")
     assert re.search(
-        r"--json|--to|--raw|--force|--now|--print|--port|--once|SHELL|ACTION|COMMAND|TOPIC", shown
+        r"--(json|to|raw|force|now|print|port|once)|SHELL|ACTION|COMMAND|TOPIC|EXAMPLE", shown
     )
 
 
@@ -315,6 +315,29 @@ def test_init_writes_a_job_file_that_can_be_submitted_and_overwrites_none(
     assert "secrets: [WANDB_API_KEY]\n" in text
     assert "requirements.txt lists it; it imports torch" in text
     assert "very-secret" not in text
+
+
+def test_example_lists_and_copies_examples_and_overwrites_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(tmp_path)
+
+    assert main(["example"]) == 0
+    assert "digits " in capsys.readouterr().out
+    assert main(["example", "digits"]) == main(["example", "docker.yaml", "new/folder"]) == 0
+    assert capsys.readouterr().out == "digits\nnew/folder/docker.yaml\n"
+    train = tmp_path / "digits" / "train.py"
+    train.write_text("mine")
+    (tmp_path / "slurm.yaml").symlink_to("nowhere")
+
+    assert main(["example", "digits"]) == main(["example", "slurm.yaml"]) == 2
+    assert "copying the example digits: digits exists already" in capsys.readouterr().err
+    assert main(["example", "digit"]) == 2
+    assert "hint: did you mean digits?" in capsys.readouterr().err
+    assert main(["example", "digits", "/proc"]) == 2
+    assert capsys.readouterr().err.startswith("error: copying the example digits: /proc/digits: ")
+    assert train.read_text() == "mine"
+    assert not (tmp_path / "nowhere").exists()
 
 
 def test_init_asks_for_the_script_if_several_could_be_meant(

@@ -39,6 +39,7 @@ def environ(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict
         ("wait good-2 bad-3 bad-4", ["bad-4"]),
         ("store gc --dry", ["--dry-run"]),
         ("docs fail", ["failures"]),
+        ("example mind", ["mindspore_quickstart"]),
         ("completion z", ["zsh"]),
     ],
 )
