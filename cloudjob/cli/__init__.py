@@ -6,8 +6,8 @@ import argparse
 import os
 import sys
 
+from cloudjob.cli.messages import print_error, print_library_log
 from cloudjob.cli.parser import parser_of, split_at_script
-from cloudjob.cli.say import print_error, print_library_log
 from cloudjob.errors import CloudJobError
 
 # What a command needs it imports itself, so that `cloudjob --help` costs next to nothing.

@@ -8,8 +8,8 @@ import signal
 from typing import NoReturn
 
 import cloudjob
+from cloudjob.cli.messages import print_message, print_name
 from cloudjob.cli.options import job_argument, port_number, state_home
-from cloudjob.cli.say import print_name, say
 from cloudjob.errors import UsageError
 
 TYPE_CHECKING = False
@@ -33,9 +33,9 @@ def _console(options: argparse.Namespace) -> int:
 
     def ready(link: str) -> None:
         port = link.split(":")[2].partition("/")[0]
-        say(f"the console runs until Ctrl-C; open this link, which works once:\n  {link}")
+        print_message(f"the console runs until Ctrl-C; open this link, which works once:\n  {link}")
         if options.no_open:
-            say(f"from another machine: ssh -N -L {port}:127.0.0.1:{port} HOST")
+            print_message(f"from another machine: ssh -N -L {port}:127.0.0.1:{port} HOST")
 
     # The defaults would leave the console's temporary folder behind.
     signal.signal(signal.SIGTERM, _end)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from cloudjob.cli.messages import print_json, print_message
 from cloudjob.cli.options import (
     actions_of,
     add_action,
@@ -12,7 +13,6 @@ from cloudjob.cli.options import (
     state_home,
     whole_number,
 )
-from cloudjob.cli.say import print_json, say
 from cloudjob.cli.tables import print_table
 from cloudjob.errors import UsageError
 
@@ -29,7 +29,7 @@ def _emulator_up(options: argparse.Namespace) -> int:
     config = Path(options.settings) if options.settings else None
     found = daemon.up(state_home(), config=config, port=options.port)
     if found.note:
-        say(found.note)
+        print_message(found.note)
     _print_emulator(found.shown(), is_json=options.json)
     return 0
 
@@ -37,7 +37,9 @@ def _emulator_up(options: argparse.Namespace) -> int:
 def _emulator_down(_options: argparse.Namespace) -> int:
     from cloudjob.emulator import daemon
 
-    say("the emulator has stopped" if daemon.down(state_home()) else "no emulator is running")
+    print_message(
+        "the emulator has stopped" if daemon.down(state_home()) else "no emulator is running"
+    )
     return 0
 
 
@@ -52,7 +54,9 @@ def _emulator_reset(_options: argparse.Namespace) -> int:
     from cloudjob.emulator import daemon
 
     ran = daemon.reset(state_home())
-    say("deleted all jobs, objects and keys" + ("; the emulator runs again" if ran else ""))
+    print_message(
+        "deleted all jobs, objects and keys" + ("; the emulator runs again" if ran else "")
+    )
     return 0
 
 
@@ -61,7 +65,7 @@ def _emulator_fault(options: argparse.Namespace) -> int:
     from cloudjob.emulator.fault_injection import KINDS
 
     if options.kind == "clear":
-        say(f"{daemon.clear_faults(state_home())} fault(s) ended")
+        print_message(f"{daemon.clear_faults(state_home())} fault(s) ended")
     elif options.kind == "list":
         print_json(daemon.faults(state_home()))
     elif options.kind in KINDS:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import sys
 
-from cloudjob.cli.say import count, print_error, printable, say, show
+import cloudjob
+from cloudjob.cli.messages import count, print_error, print_message, printable, write_stderr
 from cloudjob.cli.tables import print_table
 from cloudjob.errors import BackendError, CloudJobError
 from cloudjob.times import seconds_of
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
 ASK, CANCEL, DETACH = "ask", "cancel", "detach"
 # Exit codes of a submit that leaves its job running: after Ctrl-C, and when the terminal closes.
 _DETACHED, _CLOSED = 130, 129
-# Seconds between two requests for why a job waits.
-_LOOK_S = 10.0
+# Less bright than the log above it.
+_DIM = b"\x1b[2m%s"
 
 
 class Interrupts:
@@ -81,7 +82,9 @@ class Interrupts:
             self._cancel(self._job)
         elif self._asked == 1:
             then = "detaching from" if self._on_interrupt == DETACH else "cancelling"
-            say(f"{then} the job once it is sent; press Ctrl-C again to stop without waiting")
+            print_message(
+                f"{then} the job once it is sent; press Ctrl-C again to stop without waiting"
+            )
         else:
             raise KeyboardInterrupt
 
@@ -99,10 +102,10 @@ class Interrupts:
             return self._on_interrupt == DETACH
         signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
-            show(f"\ndetach from {job.id} (Enter), or cancel it (c, or Ctrl-C again)? ")
+            write_stderr(f"\ndetach from {job.id} (Enter), or cancel it (c, or Ctrl-C again)? ")
             return not sys.stdin.readline().strip().lower().startswith("c")
         except KeyboardInterrupt:
-            show("\n")
+            write_stderr("\n")
             return False
         finally:
             signal.signal(signal.SIGINT, self._heard)
@@ -111,22 +114,24 @@ class Interrupts:
         import threading
 
         if self._asked == 1:
-            say(f"cancelling {job.id}; press Ctrl-C again to end it at once")
+            print_message(f"cancelling {job.id}; press Ctrl-C again to end it at once")
         elif self._asked == 2:
-            say(f"ending {job.id} at once, without its grace period")
+            print_message(f"ending {job.id} at once, without its grace period")
         # Not in the handler: it may have cut into anything, also into a lock that this needs.
         threading.Thread(
             target=_ask_to_end, args=(job,), kwargs={"is_urgent": self._asked > 1}
         ).start()
 
 
-def say_detached(job: Job) -> None:
+def print_detached(job: Job) -> None:
     """Print that the job continues, and which commands follow or cancel it."""
-    say(f"detached; {job.id} continues: cloudjob logs {job.id} -f, cloudjob cancel {job.id}")
+    print_message(
+        f"detached; {job.id} continues: cloudjob logs {job.id} -f, cloudjob cancel {job.id}"
+    )
 
 
 def _detach(job: Job) -> NoReturn:
-    say_detached(job)
+    print_detached(job)
     raise SystemExit(_DETACHED)
 
 
@@ -143,7 +148,7 @@ def attend(job: Job, *, is_json: bool) -> JobStatus:
     try:
         stream(job, 2 if is_json else 1, follow=True)
     except BrokenPipeError:
-        say(f"nobody reads the log any more; job {job.id} continues")
+        print_message(f"nobody reads the log any more; job {job.id} continues")
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     except BackendError as error:
         # What counts is how the job ends; if the platform cannot be reached, `wait` reports it.
@@ -153,64 +158,81 @@ def attend(job: Job, *, is_json: bool) -> JobStatus:
     return status
 
 
-class _Waiting:
-    """Prints why a job waits, until it has written something."""
+class _Notices:
+    """What to report of a job that is followed, besides its log."""
 
-    def __init__(self, job: Job) -> None:
-        self._job = job
-        self._said = ""
-        self._look_at = 0.0
+    def __init__(self, job: Job, shown: LogFilter | None) -> None:
+        from cloudjob.cli.phases import Activity
+        from cloudjob.cli.silence import Silence
 
-    def heard(self, data: bytes) -> None:
-        """Note what the job has written; while it writes nothing, ask why, at intervals."""
-        import time
+        self._activity = None if shown else Activity(job)
+        # Of a job whose lines are searched, no line may match for long.
+        self._silence = None if shown and shown.pattern else Silence(job)
 
-        if data:
-            self._look_at = float("inf")
-        elif time.monotonic() >= self._look_at:
-            self._look_at = time.monotonic() + _LOOK_S
-            word = self._job.waits_for()
-            if word not in ("", self._said):
-                say(f"job {self._job.id} waits: {printable(word)}")
-                self._said = word
+    def add(self, node: int, lines: list[bytes]) -> None:
+        """Take in the journal of a node."""
+        if self._activity:
+            self._activity.add(node, lines)
+        if self._silence:
+            self._silence.add(node, lines)
+
+    def end_silence(self, *, has_output: bool) -> None:
+        """Note that a node, or one of its ranks, has written something."""
+        if self._silence:
+            self._silence.end()
+        if self._activity and has_output:
+            self._activity.has_output = True
+
+    def line(self) -> str:
+        """Return what the job does now."""
+        return self._activity.line() if self._activity else ""
+
+    def news(self, *, is_live: bool, is_due: bool) -> list[str]:
+        """Return lines to print once.
+
+        Args:
+            is_live: Whether ``line`` is shown.
+            is_due: Whether ``line`` was called since the last call.
+        """
+        doing = self._activity.news() if self._activity and is_due and not is_live else ""
+        silence = self._silence.report() if self._silence else ""
+        return [text for text in (doing, silence) if text]
 
 
 def stream(job: Job, descriptor: int, *, follow: bool, shown: LogFilter | None = None) -> None:
-    """Show a job's log as it arrives: the ranks' output there, messages of the entry on stderr."""
-    from cloudjob import LogFilter
+    """Show a job's log as it arrives: the ranks' output there, messages of the entry on stderr.
+
+    On a terminal, the states of progress bars stand below a log that is followed; without
+    ``shown``, what the job waits for stands there, too.
+    """
+    from cloudjob.cli.live import LiveLines, is_terminal, write_all
     from cloudjob.cli.screen import Screen
-    from cloudjob.cli.silence import Silence
 
-    screen = Screen(is_live=os.isatty(descriptor), is_live_words=os.isatty(2))
-    several = job.nodes > 1
-    waiting, silence = _Waiting(job), Silence(job)
-    # Of a job whose lines are searched, no line may match for long.
-    report = str if shown and shown.pattern else silence.report
-    every = shown or LogFilter()
-    for piece in every.pieces(job, follow=follow, on_journal=silence.add):
-        waiting.heard(piece.data)
-        if piece.data:
-            silence.end()
-            ranks, words = screen.show(piece.data)
-            if several and words:
-                words = _with_node(piece.node, words)
-            _write(descriptor, ranks)
-            _write(2, words)
-        elif message := report():
-            say(message)
-    _write(descriptor, screen.finish())
+    terminals = [number for number in (descriptor, 2) if follow and is_terminal(number)]
+    screen = Screen(is_live=os.isatty(descriptor), are_messages_live=os.isatty(2))
+    notices = _Notices(job, shown)
+    every = shown or cloudjob.LogFilter()
+    with LiveLines(terminals[0] if terminals else None) as live:
+        for piece in every.pieces(job, follow=follow, on_journal=notices.add):
+            ranks, messages = screen.show(piece.data)
+            live.write(descriptor, ranks)
+            live.write(2, _with_node(piece.node, messages) if job.nodes > 1 else messages)
+            if piece.data:
+                notices.end_silence(has_output=bool(ranks) or screen.has_parts)
+            if is_due := live.is_due:
+                bars = screen.bars.items() if descriptor in terminals else ()
+                lines = [b"[%d] %s" % bar for bar in bars]
+                doing = notices.line()
+                live.show([*lines, _DIM % doing.encode()] if doing else lines)
+            for text in notices.news(is_live=bool(terminals), is_due=is_due):
+                print_message(text)
+    write_all(descriptor, screen.finish())
 
 
-def _with_node(node: int, words: bytes) -> bytes:
+def _with_node(node: int, text: bytes) -> bytes:
     """Return lines of a node's entry, or of its platform, with the node that they are from."""
     mark = b"[node %d] " % node
-    return b"".join(mark + line for line in words.splitlines(keepends=True))
-
-
-def _write(descriptor: int, data: bytes) -> None:
-    rest = memoryview(data)
-    while rest:
-        rest = rest[os.write(descriptor, rest) :]
+    return b"".join(mark + line for line in text.splitlines(keepends=True))
 
 
 def report(status: JobStatus) -> None:
@@ -218,16 +240,16 @@ def report(status: JobStatus) -> None:
     took = ""
     if status.started_at and status.ended_at:
         took = f" in {seconds_of(status.ended_at) - seconds_of(status.started_at):.1f} s"
-    say(f"job {status.job}: {status.state}{took}")
+    print_message(f"job {status.job}: {status.state}{took}")
     failure = status.failure
     if failure is None:
         return
     if failure.message:
-        say(f"  {_place(failure)}{printable(failure.message)}{_code(failure)}")
+        print_message(f"  {_place(failure)}{printable(failure.message)}{_code(failure)}")
     if failure.host and failure.host not in failure.message and failure.message:
-        say(f"  host {printable(failure.host)}")
+        print_message(f"  host {printable(failure.host)}")
     for line in failure.last_lines:
-        say(f"  | {printable(line)}")
+        print_message(f"  | {printable(line)}")
 
 
 def _place(failure: Failure) -> str:

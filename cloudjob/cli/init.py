@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 
-from cloudjob.cli.say import say
+from cloudjob.cli.messages import print_message
 from cloudjob.errors import UsageError
 
 _FILE = "cloudjob.yaml"
@@ -31,7 +31,7 @@ def _init(options: argparse.Namespace) -> int:
         return 0
     path = Path(spec.source) / _FILE
     new_job_file.write(path, text)
-    say(f"wrote {path}; `cloudjob submit` runs {spec.script}")
+    print_message(f"wrote {path}; `cloudjob submit` runs {spec.script}")
     return 0
 
 

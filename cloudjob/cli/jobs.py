@@ -11,14 +11,21 @@ import cloudjob
 from cloudjob.cli.filters import filter_flags, filters_of
 from cloudjob.cli.follow import (
     attend,
+    print_detached,
     print_status,
     report,
-    say_detached,
     status_json,
     stream,
 )
+from cloudjob.cli.messages import (
+    count,
+    print_error,
+    print_json,
+    print_message,
+    print_name,
+    printable,
+)
 from cloudjob.cli.options import job_argument, json_flag, number_list, whole_number
-from cloudjob.cli.say import count, print_error, print_json, print_name, printable, say
 from cloudjob.cli.tables import print_table
 from cloudjob.errors import CloudJobError, UsageError
 
@@ -132,7 +139,9 @@ def _list(options: argparse.Namespace) -> int:
         return 0
     if not jobs:
         is_all = not any(filters.values())
-        say("no jobs yet; `cloudjob submit SCRIPT` starts one" if is_all else "no such jobs")
+        print_message(
+            "no jobs yet; `cloudjob submit SCRIPT` starts one" if is_all else "no such jobs"
+        )
         return 0
     _print_jobs(jobs, is_shared=bool(options.store))
     return 0
@@ -162,7 +171,7 @@ def _attach(options: argparse.Namespace) -> int:
     try:
         status = attend(job, is_json=options.json)
     except KeyboardInterrupt:
-        say_detached(job)
+        print_detached(job)
         raise
     if options.json:
         print_json(status_json(status))
@@ -199,7 +208,7 @@ def _cancel(options: argparse.Namespace) -> int:
     job = cloudjob.attach(options.job)
     job.cancel(is_urgent=options.now)
     status = job.wait(record_s=0.0)
-    say(f"job {job.id}: {status.state}")
+    print_message(f"job {job.id}: {status.state}")
     return 0
 
 
@@ -216,11 +225,11 @@ def _cancel_all(filters: dict[str, Any], *, is_urgent: bool) -> int:
             code = error.exit_code
     for job in asked:
         try:
-            say(f"job {job.id}: {job.wait(record_s=0.0).state}")
+            print_message(f"job {job.id}: {job.wait(record_s=0.0).state}")
         except CloudJobError as error:
             print_error(error)
             code = error.exit_code
-    say(f"{len(asked)} of {len(found)} job(s) cancelled")
+    print_message(f"{len(asked)} of {len(found)} job(s) cancelled")
     return code
 
 
@@ -252,7 +261,7 @@ def _outputs(options: argparse.Namespace) -> int:
     job = cloudjob.attach(options.job)
     found = job.outputs()
     if not found:
-        say(f"job {job.id} has left no outputs")
+        print_message(f"job {job.id} has left no outputs")
     elif options.to is None:
         for file in found:
             print_name(file.name + _INCOMPLETE * file.is_incomplete)
@@ -269,7 +278,7 @@ def _fetch_outputs(found: cloudjob.Outputs, folder: Path) -> None:
     for file in files:
         print_name(str(folder / file.name))
         if file.is_incomplete:
-            say(f"{file.name} may be incomplete: something was writing to it")
+            print_message(f"{file.name} may be incomplete: something was writing to it")
 
 
 def _rm(options: argparse.Namespace) -> int:
@@ -278,8 +287,8 @@ def _rm(options: argparse.Namespace) -> int:
     if options.orphans:
         removed = cloudjob.remove_orphans()
         for name in removed:
-            say(f"removed what {name} had left")
-        say(f"{len(removed)} orphan(s)")
+            print_message(f"removed what {name} had left")
+        print_message(f"{len(removed)} orphan(s)")
         return 0
     job = cloudjob.attach(options.job)
     if job.status().state in ("PENDING", "RUNNING"):
@@ -291,7 +300,7 @@ def _rm(options: argparse.Namespace) -> int:
             hint=f"cloudjob outputs {job.id} --to DIR keeps them; --force removes them too",
         )
     job.remove()
-    say(f"removed {job.id}")
+    print_message(f"removed {job.id}")
     return 0
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+from cloudjob.cli.messages import print_json, print_message
 from cloudjob.cli.options import actions_of, add_action, json_flag, state_home
-from cloudjob.cli.say import print_json, say
 from cloudjob.cli.settings import described
 from cloudjob.cli.tables import print_table
 
@@ -21,10 +21,12 @@ def _image_build(options: argparse.Namespace) -> int:
             base=options.base,
             ca_bundle=options.ca_bundle,
             pip_config=options.pip_config,
-            tell=say,
+            tell=print_message,
             pulled=transfers.update,
         )
-    say("built" if built.is_new else "it is there already: nothing that goes into it has changed")
+    print_message(
+        "built" if built.is_new else "it is there already: nothing that goes into it has changed"
+    )
     print(built.tag)
     return 0
 

@@ -8,8 +8,8 @@ import math
 import sys
 
 import cloudjob
+from cloudjob.cli.messages import print_json, print_message
 from cloudjob.cli.options import job_argument, json_flag
-from cloudjob.cli.say import print_json, say
 from cloudjob.cli.tables import print_table
 from cloudjob.errors import UsageError
 
@@ -50,8 +50,8 @@ def _metrics(options: argparse.Namespace) -> int:
     elif points:
         _show_points(points)
     else:
-        say(f"job {job.id} has printed no metrics yet")
-        say(
+        print_message(f"job {job.id} has printed no metrics yet")
+        print_message(
             "hint: cloudjob metrics --metric 'loss=loss ([0-9.]+)' JOB; --resources shows the nodes"
         )
     return 0

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+from cloudjob.cli.messages import print_json, print_message, print_name, printable, size
 from cloudjob.cli.options import actions_of, add_action, json_flag, state_home
-from cloudjob.cli.say import print_json, print_name, printable, say, size
 from cloudjob.cli.settings import source_spec
 
 
@@ -32,7 +32,7 @@ def _package_ls(options: argparse.Namespace) -> int:
         print(f"{'left out':>12}  {printable(path)}  ({printable(reason)})")
     total = sum(each.size_bytes for each in tree.entries)
     count = sum(each.kind == "file" for each in tree.entries)
-    say(f"{count} file(s), {size(total)}; {len(tree.left_out)} path(s) left out")
+    print_message(f"{count} file(s), {size(total)}; {len(tree.left_out)} path(s) left out")
     return 0
 
 
@@ -67,7 +67,7 @@ def _store_gc(options: argparse.Namespace) -> int:
     for key in found.keys:
         print_name(key)
     word = "would be deleted" if options.dry_run else "deleted"
-    say(f"{len(found.keys)} object(s) {word}; {found.spared} layer(s) stay")
+    print_message(f"{len(found.keys)} object(s) {word}; {found.spared} layer(s) stay")
     return 0
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 
-from cloudjob.cli.say import count, print_json, printable, size
+from cloudjob.cli.messages import count, print_json, printable, size
 from cloudjob.cli.tables import print_table
 
 TYPE_CHECKING = False

@@ -7,7 +7,7 @@ import os
 import threading
 import time
 
-from cloudjob.cli.say import say, size
+from cloudjob.cli.messages import print_message, size
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -59,9 +59,9 @@ class Transfers:
             self.update(progress.done_bytes, progress.total_bytes)
             return
         self.stop()
-        say(f"{'warning: ' * (progress.kind == 'warning')}{progress.message}")
+        print_message(f"{'warning: ' * (progress.kind == 'warning')}{progress.message}")
         if progress.hint:
-            say(f"hint: {progress.hint}")
+            print_message(f"hint: {progress.hint}")
 
     def update(self, done_bytes: int, total_bytes: int) -> None:
         """Show how far the transfer is.
@@ -85,7 +85,7 @@ class Transfers:
             else:
                 rate = int(done_bytes / (now_s - self._started_s))
                 of = f" of {size(total_bytes)}" if total_bytes else ""
-                say(f"{self._verb} {size(done_bytes)}{of}, {size(rate)}/s")
+                print_message(f"{self._verb} {size(done_bytes)}{of}, {size(rate)}/s")
 
     def stop(self) -> None:
         """Remove the bar, so that later messages appear in its place."""

@@ -8,97 +8,101 @@ from jobentry.contract import lines
 
 # Counting marks beats looking at each line as long as the ranks are few.
 _FEW = 16
-# The most that is kept of a line that has not ended: in a file what is longer is written at once,
-# and a terminal needs only what it shows.
-_LONGEST_BYTES, _LONGEST_SHOWN_BYTES = 1024 * 1024, 16 * 1024
+# The most that is kept of a line that has not ended.
+_LONGEST_BYTES = 1024 * 1024
 
 
 class Screen:
-    """Turns the marked stream of all nodes into what is shown.
+    """Turns the marked stream of all nodes into whole lines, each with the mark of its rank.
+
+    Of a line with carriage returns, such as a progress bar, only its last state is shown.
 
     Args:
-        is_live: Whether the ranks' text goes to a terminal and not to a file: then a part of a line
-            is shown before the rest has come, and only colours may control the terminal.
-        is_live_words: Whether our own text goes to a terminal.
+        is_live: Whether the ranks' text goes to a terminal and not to a file: then only colours may
+            control the terminal.
+        are_messages_live: Whether messages of the entry go to a terminal.
     """
 
-    def __init__(self, *, is_live: bool, is_live_words: bool = True) -> None:
+    def __init__(self, *, is_live: bool, are_messages_live: bool = True) -> None:
         self._is_live = is_live
-        self._is_live_words = is_live_words
+        self._are_messages_live = are_messages_live
         self._parts: dict[int, bytes] = {}
         self._open: int | None = None
         self._known: set[int] = set()
 
-    def show(self, data: bytes) -> tuple[bytes, bytes]:
-        """Return the ranks' text and our own text in ``data``, which holds whole lines."""
-        if not self._parts and self._is_plain(data):
+    @property
+    def has_parts(self) -> bool:
+        """Whether a rank has written a part of a line."""
+        return bool(self._parts)
+
+    @property
+    def bars(self) -> dict[int, bytes]:
+        """What each rank has written of a line that has not ended: the state of its bar."""
+        found = {rank: _safe(part.rstrip(b"\r")) for rank, part in sorted(self._parts.items())}
+        return {rank: text for rank, text in found.items() if text.strip()}
+
+    def show(self, data: bytes, start: bytes = b"") -> tuple[bytes, bytes]:
+        """Return the ranks' text and the messages of the entry in whole lines of the stream.
+
+        Args:
+            start: Written at the start of each line, such as its time.
+        """
+        if not (self._parts or start) and self._is_plain(data):
             return self._close_open() + data, b""
         ranks: list[bytes] = []
-        words: list[bytes] = []
+        messages: list[bytes] = []
         for text in data.split(b"\n")[:-1]:
             line = lines.read(text + b"\n")
             if line.rank is None:
-                words.append(_safe(line.data) if self._is_live_words else line.data)
+                message = _safe(line.data) if self._are_messages_live else line.data
+                messages.append(start + message)
             else:
                 self._known.add(line.rank)
-                show = self._live_line if self._is_live else self._line
-                ranks.append(show(line.rank, line.data))
-        return b"".join(ranks), b"".join(words)
+                ranks.append(self._line(line.rank, line.data, start))
+        return b"".join(ranks), b"".join(messages)
 
-    def finish(self) -> bytes:
+    def finish(self, start: bytes = b"") -> bytes:
         """Return what is still open when the stream has ended."""
-        if self._is_live:
-            return self._close_open()
-        rest = self._close_open()
-        rest += b"".join(b"[%d] %s\n" % (rank, part) for rank, part in sorted(self._parts.items()))
+        rest = [self._close_open()]
+        for rank, part in sorted(self._parts.items()):
+            text = part.rstrip(b"\r")
+            # A bar that has removed itself leaves nothing.
+            if text.strip() or not part.endswith(b"\r"):
+                rest.append(self._marked(rank, text, start) + b"\n")
         self._parts.clear()
-        return rest
+        return b"".join(rest)
 
     def _is_plain(self, data: bytes) -> bool:
         """Whether ``data`` holds nothing but whole lines of ranks that were seen before."""
-        if len(self._known) > _FEW or (self._is_live and _NOT_PLAIN.search(data)):
+        if len(self._known) > _FEW or b"\r" in data:
+            return False
+        if self._is_live and _NOT_PLAIN.search(data):
             return False
         marks = [b"[%d] " % rank for rank in self._known]
         begun = any(data.startswith(mark) for mark in marks)
         return begun + sum(data.count(b"\n" + mark) for mark in marks) == data.count(b"\n")
 
-    # -- in a file --------------------------------------------------------------------------------
-
-    def _line(self, rank: int, data: bytes) -> bytes:
+    def _line(self, rank: int, data: bytes, start: bytes) -> bytes:
         is_whole = data.endswith(b"\n")
         if self._open == rank:
             # A long line, of which the beginning was written: the rest follows.
             self._open = None if is_whole else rank
             return data
-        text = self._parts.pop(rank, b"") + data
+        text = _last_state(self._parts.pop(rank, b"") + data)
         if is_whole:
-            return self._close_open() + b"[%d] %s" % (rank, text)
+            return self._close_open() + self._marked(rank, text, start)
         if len(text) < _LONGEST_BYTES:
             self._parts[rank] = text
             return b""
-        opened = self._close_open() + b"[%d] %s" % (rank, text)
+        if self._is_live:
+            # Live lines stand below it.
+            return self._marked(rank, text, start) + b"\n"
+        opened = self._close_open() + self._marked(rank, text, start)
         self._open = rank
         return opened
 
-    # -- on a terminal ----------------------------------------------------------------------------
-
-    def _live_line(self, rank: int, data: bytes) -> bytes:
-        is_whole = data.endswith(b"\n")
-        before = self._parts.pop(rank, b"")
-        shown = _shown(before + data)
-        if self._open != rank:
-            opened = self._close_open() + b"[%d] %s" % (rank, _safe(shown))
-        elif b"\r" in data.rstrip(b"\r\n") or before.endswith(b"\r"):
-            # The carriage return takes the mark with it.
-            opened = b"\r[%d] %s" % (rank, _safe(shown))
-        else:
-            opened = _safe(data.rstrip(b"\r\n"))
-        if is_whole:
-            self._open = None
-            return opened + b"\n"
-        self._open = rank
-        self._parts[rank] = shown[-_LONGEST_SHOWN_BYTES:] + b"\r" * data.endswith(b"\r")
-        return opened
+    def _marked(self, rank: int, text: bytes, start: bytes) -> bytes:
+        return b"%s[%d] %s" % (start, rank, _safe(text) if self._is_live else text)
 
     def _close_open(self) -> bytes:
         if self._open is None:
@@ -108,9 +112,10 @@ class Screen:
         return b"\n"
 
 
-def _shown(text: bytes) -> bytes:
-    """Return what a terminal would show of a line with carriage returns."""
-    return text.rstrip(b"\r\n").rpartition(b"\r")[2]
+def _last_state(text: bytes) -> bytes:
+    """Return a line as a terminal shows it last, with its own end."""
+    body = text.rstrip(b"\r\n")
+    return body.rpartition(b"\r")[2] + text[len(body) :]
 
 
 # ---- what may reach a terminal -------------------------------------------------------------------

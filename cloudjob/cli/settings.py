@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 
+from cloudjob.cli.messages import print_json
 from cloudjob.cli.options import (
     actions_of,
     add_action,
@@ -12,7 +13,6 @@ from cloudjob.cli.options import (
     json_flag,
     spec_flags,
 )
-from cloudjob.cli.say import print_json
 from cloudjob.cli.tables import print_table
 
 TYPE_CHECKING = False

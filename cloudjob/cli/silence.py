@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from cloudjob.cli.say import count, printable
+from cloudjob.cli.messages import count, printable
 from jobentry.contract import journal
 
 TYPE_CHECKING = False

@@ -6,14 +6,14 @@ import argparse
 
 import cloudjob
 from cloudjob.cli.follow import ASK, CANCEL, DETACH, Interrupts, attend, status_json
+from cloudjob.cli.messages import print_json, print_message
 from cloudjob.cli.options import given_flags, job_argument, json_flag, spec_flags
-from cloudjob.cli.say import print_json, say
 
 
 def _submit(options: argparse.Namespace) -> int:
     spec = cloudjob.job_spec(
         job_file=options.config,
-        on_progress=lambda progress: say(progress.message),
+        on_progress=lambda progress: print_message(progress.message),
         **given_flags(options),
     )
     _warn_of_late_options(spec, options)
@@ -34,8 +34,10 @@ def _warn_of_late_options(spec: cloudjob.JobSpec, options: argparse.Namespace) -
     unknown = [name for name in late if not script_words.has(spec, name)]
     if unknown:
         words = ", ".join(unknown)
-        say(f"warning: {spec.script} gets {words} as its own, and does not mention it")
-        say(f"hint: options of submit stand before {spec.script}; `-- {spec.script}` hides this")
+        print_message(f"warning: {spec.script} gets {words} as its own, and does not mention it")
+        print_message(
+            f"hint: options of submit stand before {spec.script}; `-- {spec.script}` hides this"
+        )
 
 
 def _cp(options: argparse.Namespace) -> int:
@@ -66,7 +68,7 @@ def _send(spec: cloudjob.JobSpec, options: argparse.Namespace) -> int:
                 print(job.handle)
             return 0
         interrupts.hold()
-    say(f"job {job.id} started ({job.handle})")
+    print_message(f"job {job.id} started ({job.handle})")
     interrupts.give(job)
     status = attend(job, is_json=options.json)
     if options.json:
@@ -96,7 +98,7 @@ def _show(spec: cloudjob.JobSpec, options: argparse.Namespace) -> int:
     made = cloudjob.preview(spec, planned_nodes=planned)
     if options.show_request or options.json:
         for note in (*messages.launcher(made.choice), *messages.ranks(made.ranks)):
-            say(note.message)
+            print_message(note.message)
     if options.show_request:
         preview.print_request(made)
     elif options.json:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from cloudjob.cli.say import printable
+from cloudjob.cli.messages import has_colours, printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def print_table(
         numbers: The headers of the columns that are aligned to the right.
     """
     cells = [[printable(str(cell)) for cell in row] for row in rows]
-    if os.isatty(1) and len(cells) <= _MOST_ROWS:
+    if (os.isatty(1) or has_colours(1)) and len(cells) <= _MOST_ROWS:
         _print_folded(cells, headers, numbers)
     else:
         _print_plain([list(headers), *cells] if headers else cells, headers, numbers)
@@ -56,7 +56,7 @@ def _print_folded(cells: list[list[str]], headers: Sequence[str], numbers: Seque
         table.add_row(*(Text(cell, _STYLES.get(cell, "")) for cell in row))
     *whole, last = (max(len(cell) for cell in column) for column in zip(names, *cells, strict=True))
     needed = sum(whole) + 2 * len(whole)
-    width = Console().width
+    width = Console().width if os.isatty(1) else needed + last
     # Where there is no room to fold the last column, the terminal wraps the lines itself.
     has_room = width >= needed + min(last, _LAST_WIDTH)
     Console(width=width if has_room else needed + last, highlight=False).print(table)

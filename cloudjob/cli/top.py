@@ -6,8 +6,8 @@ import argparse
 import sys
 
 import cloudjob
+from cloudjob.cli.messages import count, print_message, printable
 from cloudjob.cli.options import job_argument
-from cloudjob.cli.say import count, printable, say
 from cloudjob.cli.silence import STATES
 from cloudjob.errors import CloudJobError
 
@@ -69,7 +69,7 @@ def _reader(job: cloudjob.Job, journals: cloudjob.Journals) -> Thread:
             for _ in job.pieces(follow=True, on_journal=journals.add):
                 pass
         except CloudJobError as error:
-            say(f"reading the log: {error.message}")
+            print_message(f"reading the log: {error.message}")
 
     thread = Thread(target=read, daemon=True)
     thread.start()

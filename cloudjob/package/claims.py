@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 
 from cloudjob.errors import CloudJobError, ObjectMissing, StoreError
 from cloudjob.package.pack import CodePackage
-from cloudjob.store.base import ObjectStore, OnProgress, ignore_progress
+from cloudjob.store.base import ObjectStore, OnBytes, ignore_bytes
 from cloudjob.store.parallel import call_with_timeout
 from jobentry.contract.packages import (
     DAMAGED,
@@ -85,7 +85,7 @@ class Claim:
         self,
         store: ObjectStore,
         job: str,
-        watch: Callable[[int], OnProgress] = lambda _: ignore_progress,
+        watch: Callable[[int], OnBytes] = lambda _: ignore_bytes,
     ) -> None:
         self._store = store
         self._watch = watch

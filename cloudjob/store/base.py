@@ -6,14 +6,15 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-OnProgress = Callable[[int], None]
+# Called with the number of bytes of each step.
+OnBytes = Callable[[int], None]
 
 # Seconds to retry a request while the store cannot be reached, unless the user interrupts it.
 PATIENCE_S = 60.0
 
 
-def ignore_progress(_moved_bytes: int) -> None:
-    """Do nothing with the progress."""
+def ignore_bytes(_moved_bytes: int) -> None:
+    """Do nothing with the number of bytes."""
 
 
 class ObjectStore(Protocol):
@@ -35,7 +36,7 @@ class ObjectStore(Protocol):
     the last call; the number is negative if bytes have to be transferred again.
     """
 
-    def put(self, path: Path, key: str, *, on_progress: OnProgress = ignore_progress) -> str:
+    def put(self, path: Path, key: str, *, on_progress: OnBytes = ignore_bytes) -> str:
         """Store the file at ``path`` under ``key`` and return the object's URI."""
         ...
 
@@ -55,7 +56,7 @@ class ObjectStore(Protocol):
         """Yield each of many small objects with its key, in any order."""
         ...
 
-    def fetch(self, key: str, path: Path, *, on_progress: OnProgress = ignore_progress) -> None:
+    def fetch(self, key: str, path: Path, *, on_progress: OnBytes = ignore_bytes) -> None:
         """Write the object to the file ``path``, which appears only once it is complete."""
         ...
 

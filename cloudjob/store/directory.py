@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO
 
 from cloudjob.errors import ObjectMissing, StoreError
-from cloudjob.store.base import PATIENCE_S, OnProgress, ignore_progress
+from cloudjob.store.base import PATIENCE_S, OnBytes, ignore_bytes
 from cloudjob.store.files import TEMPORARY, check_key, hint, replacing, text
 from cloudjob.store.parallel import iterate_in_parallel
 
@@ -46,7 +46,7 @@ class DirectoryStore:
 
     root: Path
 
-    def put(self, path: Path, key: str, *, on_progress: OnProgress = ignore_progress) -> str:
+    def put(self, path: Path, key: str, *, on_progress: OnBytes = ignore_bytes) -> str:
         """Store the file at ``path`` under ``key`` and return the object's URI."""
         target = self._path("put", key)
         try:
@@ -79,7 +79,7 @@ class DirectoryStore:
         """Yield each of many small objects with its key."""
         return iterate_in_parallel(self.get_bytes, keys)
 
-    def fetch(self, key: str, path: Path, *, on_progress: OnProgress = ignore_progress) -> None:
+    def fetch(self, key: str, path: Path, *, on_progress: OnBytes = ignore_bytes) -> None:
         """Write the object to the file ``path``, which appears only once it is complete."""
         with self._translated("fetch", key):
             source = self._path("fetch", key).open("rb")
@@ -205,7 +205,7 @@ class DirectoryStore:
             raise kind(f"{verb} {key} in {self.root}: {came_back}", hint=hint(error)) from error
 
 
-def _copy(source: IO[bytes], file: IO[bytes], on_progress: OnProgress) -> None:
+def _copy(source: IO[bytes], file: IO[bytes], on_progress: OnBytes) -> None:
     while data := source.read(_CHUNK_BYTES):
         file.write(data)
         on_progress(len(data))

@@ -352,8 +352,12 @@ class Job:
         reader = MetricReader({**known, **(patterns or {})})
         found: list[MetricPoint] = []
         if self.handle:
+            # Asked before: what a running job writes meanwhile may end within a number.
+            is_over = self.status().state.is_final
             for node, data in self._backend.logs(self.handle, None, follow=False):
                 found += reader.add(node, data)
+            if is_over:
+                found += reader.finish()
         for place in self._places():
             for file in find_outputs(place):
                 if event_files.is_event_file(file.name):

@@ -121,6 +121,16 @@ class Journals:
         )
 
     @property
+    def lasting(self) -> Mapping[int, journal.Phase]:
+        """The phase of each node that began last, of those that last."""
+        found: dict[int, journal.Phase] = {}
+        for (node, _, started_at), phase in list(self._phases.items()):
+            is_later = node not in found or started_at >= found[node].started_at
+            if phase.ended_at is None and is_later:
+                found[node] = phase
+        return found
+
+    @property
     def resources(self) -> Mapping[int, tuple[Sample, ...]]:
         """The samples of each node, oldest first."""
         return {node: tuple(samples) for node, samples in sorted(dict(self._samples).items())}

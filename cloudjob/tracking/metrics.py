@@ -55,21 +55,50 @@ class MetricReader:
         self._patterns = {name: _compiled(name, text) for name, text in patterns.items()}
         self._counts: dict[tuple[str, int], int] = {}
         self._at: dict[int, float] = {}
+        # The last line of each rank, or state of its progress bar, as long as it is incomplete.
+        self._open: dict[tuple[int, int], bytes] = {}
 
     def add(self, node: int, data: bytes) -> list[MetricPoint]:
-        """Return the metrics in whole lines of a node's log, with or without its journal."""
+        """Return the metrics in whole lines of a node's log, with or without its journal.
+
+        A line of a rank can come in several parts: it is searched when its end has come.
+        """
         found: list[MetricPoint] = []
-        for text in data.split(b"\n"):
+        for text in (line + b"\n" for line in data.split(b"\n")[:-1]):
             if text.startswith(journal.MARK):
                 # The lines of ranks have no times; those of the journal between them do.
                 entry = journal.load(text[len(journal.MARK) :])
                 self._at[node] = (entry.at if entry else 0.0) or self._at.get(node, 0.0)
                 continue
             line = lines.read(text)
-            if line.rank is not None and len(line.data) <= _LINE_LIMIT_BYTES:
-                for name, value, step in self._values(line.data):
-                    found.append(self._point(node, line.rank, (name, value, step)))
+            if line.rank is not None:
+                whole = self._whole(node, line.rank, line.data)
+                found += self._points(node, line.rank, whole)
         return found
+
+    def finish(self) -> list[MetricPoint]:
+        """Return the metrics in what has no end when the log has ended."""
+        rest, self._open = self._open, {}
+        return [
+            point for (node, rank), data in rest.items() for point in self._points(node, rank, data)
+        ]
+
+    def _whole(self, node: int, rank: int, data: bytes) -> bytes:
+        """Return the part of a rank's output that is complete now, and keep the rest."""
+        text = self._open.pop((node, rank), b"") + data
+        if not text.endswith(b"\n"):
+            # A carriage return ends a state of a progress bar.
+            end = text.rfind(b"\r") + 1
+            # What is too long stays too long, and costs no more memory.
+            self._open[node, rank] = text[end:][: _LINE_LIMIT_BYTES + 1]
+            text = text[:end]
+        return text
+
+    def _points(self, node: int, rank: int, data: bytes) -> Iterator[MetricPoint]:
+        for text in re.split(rb"[\r\n]+", data):
+            if text and len(text) <= _LINE_LIMIT_BYTES:
+                for item in self._values(text):
+                    yield self._point(node, rank, item)
 
     def _values(self, text: bytes) -> Iterator[tuple[str, float, float | None]]:
         """Yield the metrics of a line, each with its value and its step."""

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from cloudjob.errors import StoreError
 from cloudjob.model import progress
-from cloudjob.store.base import ObjectStore, OnProgress, ignore_progress
+from cloudjob.store.base import ObjectStore, OnBytes, ignore_bytes
 from cloudjob.store.files import replacing
 from cloudjob.store.parallel import consume_in_parallel, in_parallel
 from jobentry.contract import manifest
@@ -124,7 +124,7 @@ def find(location: OutputLocation) -> list[Output]:
 
 
 def fetch(
-    location: OutputLocation, folder: Path, *, on_progress: OnProgress = ignore_progress
+    location: OutputLocation, folder: Path, *, on_progress: OnBytes = ignore_bytes
 ) -> list[Output]:
     """Copy the files of one output below ``folder`` and return them.
 
@@ -178,7 +178,7 @@ def _fetch_missing(
     files: Iterable[Output],
     folder: Path,
     have: dict[str, frozenset[str]],
-    on_progress: OnProgress,
+    on_progress: OnBytes,
 ) -> None:
     """Fetch the files that are not in ``have`` and add them to it; small files in parallel."""
 
@@ -205,7 +205,7 @@ def _fetch_missing(
             fetch_one(file)
 
 
-def _fetch(location: OutputLocation, file: Output, path: Path, on_progress: OnProgress) -> None:
+def _fetch(location: OutputLocation, file: Output, path: Path, on_progress: OnBytes) -> None:
     """Fetch one file; it gets its name only when its digest is right."""
     fresh = path.with_name(f".cloudjob-tmp-{os.urandom(8).hex()}")
     with _writing(file, path):

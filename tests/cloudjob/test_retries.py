@@ -20,7 +20,7 @@ import pytest
 from cloudjob import retries
 from cloudjob.backends.kubernetes import client as kube_client
 from cloudjob.backends.kubernetes import kubeconfig
-from cloudjob.cli.say import print_library_log
+from cloudjob.cli.messages import print_library_log
 from cloudjob.errors import BackendError, StoreError
 from cloudjob.home.records import Records
 from cloudjob.package import claims

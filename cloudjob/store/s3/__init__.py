@@ -12,7 +12,7 @@ from typing import Any
 
 from cloudjob.errors import StoreError
 from cloudjob.store import files
-from cloudjob.store.base import PATIENCE_S, OnProgress, ignore_progress
+from cloudjob.store.base import PATIENCE_S, OnBytes, ignore_bytes
 from cloudjob.store.parallel import iterate_in_parallel
 from cloudjob.store.s3 import bucket_uri, errors
 from cloudjob.store.s3 import client as clients
@@ -67,7 +67,7 @@ class S3Store:
         self._connected: clients.Connection | None = None
         self._has_swept = False
 
-    def put(self, path: Path, key: str, *, on_progress: OnProgress = ignore_progress) -> str:
+    def put(self, path: Path, key: str, *, on_progress: OnBytes = ignore_bytes) -> str:
         """Store the file at ``path`` under ``key`` and return the object's URI."""
         bucket_uri.check("put", key)
         doing = f"put {key} in {self._uri.root}"
@@ -120,7 +120,7 @@ class S3Store:
         """Yield each of many small objects with its key, in any order."""
         return iterate_in_parallel(self.get_bytes, list(dict.fromkeys(keys)), abort=self.abort)
 
-    def fetch(self, key: str, path: Path, *, on_progress: OnProgress = ignore_progress) -> None:
+    def fetch(self, key: str, path: Path, *, on_progress: OnBytes = ignore_bytes) -> None:
         """Write the object to the file ``path``, which appears only once it is complete."""
         bucket_uri.check("fetch", key)
         doing = f"fetch {key} in {self._uri.root}"

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from cloudjob.cli import follow, main
+from cloudjob.cli.messages import print_error, print_name
 from cloudjob.cli.options import GROUPS
 from cloudjob.cli.parser import _COMMANDS, parser_of
-from cloudjob.cli.say import print_error, print_name
 from cloudjob.errors import BackendError
 from cloudjob.model.job import OPTIONS
 from cloudjob.model.status import Code, Failure, JobState
@@ -47,7 +47,7 @@ def test_help_imports_no_command():
         "print(sorted(name for name in sys.modules if name.startswith('cloudjob.cli.')))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    names = [f"cloudjob.cli.{name}" for name in ("options", "parser", "say")]
+    names = [f"cloudjob.cli.{name}" for name in ("messages", "options", "parser")]
 
     assert done.stdout.splitlines()[-1] == repr(names)
 
@@ -101,7 +101,11 @@ def test_names_of_outputs_have_their_bytes_in_a_file_and_are_safe_on_a_terminal(
     sys.stdout.flush()
     near, far = os.openpty()
     done = subprocess.run(
-        [sys.executable, "-c", f"from cloudjob.cli.say import print_name\nprint_name({name!r})"],
+        [
+            sys.executable,
+            "-c",
+            f"from cloudjob.cli.messages import print_name\nprint_name({name!r})",
+        ],
         stdout=far,
         check=True,
     )

@@ -68,24 +68,57 @@ def test_a_carriage_return_cannot_forge_a_mark(pieces: list[bytes]):
     assert found.count(b"\r[1]") == 0
 
 
-def test_a_progress_bar_stays_in_its_line():
-    parts = [b"[0]+ \r%3d%%\n" % done for done in (10, 20)]
+@pytest.mark.parametrize("is_live", [True, False])
+def test_of_a_progress_bar_the_last_state_is_kept_with_its_mark(is_live: bool):
+    bar = b"[0]+ \r 10%\n", b"[1]+ \r 20%\n", b"[0]+ \r 30%\n[1] \r 40%\n"
 
-    assert shown(*parts, b"[0] \r100%\n") == b"[0]  10%\r[0]  20%\r[0] 100%\n"
-    assert shown(*parts, b"[0] \r100%\n", is_live=False) == b"[0] \r 10%\r 20%\r100%\n"
+    assert shown(*bar, b"[0] \r100%\n", is_live=is_live) == b"[1]  40%\n[0] 100%\n"
+    assert shown(*bar, is_live=is_live) == b"[1]  40%\n[0]  30%\n"
+    assert shown(b"[0] 10%\r 20%\r100%\n", is_live=is_live) == b"[0] 100%\n"
+
+
+@pytest.mark.parametrize(
+    ("part", "state"),
+    [
+        (b"\r 10%\n[0]+ \r 20%", b" 20%"),
+        (b"10%\r\n[0]+ 20%\r", b"20%"),
+        (b"no \n[0]+ bar", b"no bar"),
+        (b"10%\n[0]+ \r    \r", None),
+    ],
+)
+def test_bars_are_what_each_rank_shows_last(part: bytes, state: bytes | None):
+    screen = Screen(is_live=True)
+    screen.show(b"[0]+ " + part + b"\n[2]+ \r\x1b[31m 5%\x1b[2J\n")
+
+    expected = {} if state is None else {0: state}
+    assert screen.bars == {**expected, 2: b"\x1b[31m 5%\x1b[0m"}
+    assert screen.finish().count(b"[0]") == len(expected)
+
+
+def test_the_line_ends_of_windows_stay_in_a_file():
+    assert shown(b"[0] a\r\n[0] b\r\n", is_live=False) == b"[0] a\r\n[0] b\r\n"
+
+
+def test_each_line_starts_with_its_time():
+    screen = Screen(is_live=False)
+
+    assert screen.show(b"[0] a\njobentry: b\n[1]+ c\n", b"10:00 ") == (
+        b"10:00 [0] a\n", b"10:00 jobentry: b\n"
+    )  # fmt: skip
+    assert screen.finish(b"10:01 ") == b"10:01 [1] c\n"
 
 
 def test_our_own_text_is_safe_on_a_terminal():
     text = b"jobentry: the script \x1b]0;x\x07.py\n"
 
     assert Screen(is_live=False).show(text) == (b"", b"jobentry: the script .py\n")
-    assert Screen(is_live=True, is_live_words=False).show(text) == (b"", text)
+    assert Screen(is_live=True, are_messages_live=False).show(text) == (b"", text)
 
 
 @pytest.mark.parametrize("is_live", [True, False])
 @pytest.mark.parametrize("part", [b"x" * 100_000, b"\r" + b"x" * 100_000])
 def test_a_line_without_an_end_costs_little_memory(is_live: bool, part: bytes):
-    """A file has all of it, in one line while no other rank writes."""
+    """A file has all of it, in one line while no other rank writes; of a bar the last state."""
     screen = Screen(is_live=is_live)
     found = []
     for _ in range(50):
@@ -94,5 +127,7 @@ def test_a_line_without_an_end_costs_little_memory(is_live: bool, part: bytes):
     found.append(screen.show(b"[1] other\n")[0])
     found.append(screen.show(b"[0] end\n")[0] + screen.finish())
 
-    if not is_live:
+    if part.startswith(b"\r"):
+        assert b"".join(found) == b"[1] other\n[0] " + part[1:] + b"end\n"
+    elif not is_live:
         assert b"".join(found) == b"[0] " + part * 50 + b"\n[1] other\n[0] end\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import struct
 import subprocess
 import sys
@@ -25,7 +26,7 @@ print_table([("docker", "MISSING", "there is no engine: \\x1b[2J, is it running?
 TRANSFER = """
 import logging, time
 from cloudjob.cli import progress
-from cloudjob.cli.say import print_library_log
+from cloudjob.cli.messages import print_library_log
 progress._QUIET_S = 0.0
 print_library_log()
 with progress.Transfers("sent") as transfers:
@@ -85,9 +86,43 @@ def test_a_table_on_a_terminal_keeps_ids_whole_and_folds_the_last_column(columns
     assert len(lines) == (2 if columns == 40 else 1)
 
 
+ERROR = """
+from cloudjob.cli.messages import print_error, print_message
+from cloudjob.errors import CloudJobError
+print_error(CloudJobError("reading x: no such \x1b[2Jfile: error: it failed", hint="look"))
+print_message("job train-1: FAILED in 2.5 s")
+"""
+
+
 def test_no_color_is_respected():
     assert "\x1b[3" not in on_terminal(TABLE, 80, NO_COLOR="1")
     assert "\x1b[3" not in on_terminal(TRANSFER, 80, NO_COLOR="1")
+    assert "\x1b" not in on_terminal(ERROR, 80, NO_COLOR="1")
+
+
+def test_a_message_has_its_first_word_and_the_state_of_a_job_coloured():
+    assert on_terminal(ERROR, 80).splitlines() == [
+        "\x1b[1;31merror:\x1b[0m reading x: no such \\x1b[2Jfile: error: it failed",
+        "\x1b[36mhint:\x1b[0m look",
+        "job train-1: \x1b[1;31mFAILED\x1b[0m in 2.5 s",
+    ]
+    assert "\x1b" not in on_terminal(ERROR, 80, TERM="dumb")
+
+
+@pytest.mark.parametrize("code", [TABLE, ERROR])
+def test_a_pipe_has_colours_if_they_are_forced(code: str):
+    names = ("NO_COLOR", "FORCE_COLOR")
+    environ = {name: value for name, value in os.environ.items() if name not in names}
+    for forced in ({}, {"FORCE_COLOR": "1"}):
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={**environ, **forced},
+            check=True,
+        )
+        assert (b"FAILED\x1b[0m" in done.stdout) == bool(forced)
+        assert b"\x1b[2J" not in done.stdout
 
 
 @pytest.mark.parametrize("columns", [80, 40])
@@ -151,6 +186,54 @@ def test_a_quick_transfer_imports_no_rich():
     )
 
     assert on_terminal(code, 80).splitlines()[-1] == "[]"
+
+
+LIVE = """
+import os, time
+from cloudjob.cli import live
+from cloudjob.cli.messages import print_message
+with live.LiveLines(1) as lines:
+    lines.show([b"[%d] 10%%" % rank for rank in range(3)])
+    lines.write(1, b"[1] a line\\n")
+    print_message("job x waits")
+    lines.show([b"[0] \\x1b[31m" + b"x" * 200, b"job x, preparing"])
+    lines.write(2, b"jobentry: hint\\n")
+    BEFORE_THE_END
+"""
+
+
+def replayed(shown: str) -> list[str]:
+    """Return the lines that stand on a terminal after this output."""
+    lines: list[str] = []
+    for part in re.split(r"(\x1b\[\d+A\x1b\[J|\n)", re.sub(r"\x1b\[[0-9;]*m|\r", "", shown)):
+        if up := re.match(r"\x1b\[(\d+)A", part):
+            assert not lines[-1]
+            lines = [*lines[: -1 - int(up[1])], ""]
+        elif part == "\n":
+            lines.append("")
+        else:
+            lines = [*lines[:-1], (lines[-1] if lines else "") + part]
+    return lines
+
+
+def test_live_lines_stay_below_the_text_and_are_removed_at_the_end():
+    text = ["[1] a line", "job x waits", "jobentry: hint"]
+    while_live = replayed(on_terminal(LIVE.replace("BEFORE_THE_END", "os._exit(0)"), 40))
+
+    assert while_live == [*text, f"[0] {'x' * 35}…", "job x, preparing", ""]
+    assert replayed(on_terminal(LIVE.replace("BEFORE_THE_END", ""), 40)) == [*text, ""]
+    closed = (
+        LIVE.replace("BEFORE_THE_END", "os.close(1); lines.show([b'x'])") + "print_message('done')"
+    )
+    assert on_terminal(closed, 40).endswith("done\r\n")
+
+
+def test_live_lines_fill_half_of_the_terminal_at_most():
+    show = "lines.show([b'[%d]' % rank for rank in range(1000)]); os._exit(0)"
+    shown = replayed(on_terminal(LIVE.replace("BEFORE_THE_END", show), 40))
+
+    assert shown[-2:] == ["… 988 more", ""]
+    assert shown[-14:-2] == [f"[{rank}]" for rank in range(12)]
 
 
 def test_a_pull_counts_the_bytes_of_all_layers():

@@ -25,11 +25,30 @@ def test_a_pattern_finds_a_metric_by_rank():
     reader = MetricReader(LOSS)
 
     found = reader.add(0, b"[0] epoch 1  loss 1.5\n[1] loss 2e-3\n[0] no metric\n[0] loss nan\n")
-    found += reader.add(0, b"[0] loss .5\njobentry: loss 9\n[1]+ loss 8\n")
+    found += reader.add(0, b"[0] loss .5\njobentry: loss 9\n[1]+ loss 8\n") + reader.finish()
 
     assert [(point.rank, point.step, str(point.value)) for point in found] == [
         (0, 0, "1.5"), (1, 0, "0.002"), (0, 1, "nan"), (0, 2, "0.5"), (1, 1, "8.0"),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", [b"loss 0.125", b'{"loss": 0.125, "step": 0}'])
+def test_a_number_that_arrives_in_parts_is_read_whole(text: bytes):
+    for cut in range(1, len(text)):
+        reader = MetricReader(LOSS)
+
+        assert not reader.add(0, b"[0]+ %s\n[1] other\n" % text[:cut])
+        assert reader.add(0, b"[0] %s\n" % text[cut:]) == [MetricPoint("loss", 0, 0, 0.125)]
+        assert not reader.finish()
+
+
+def test_a_state_of_a_progress_bar_is_read_when_the_next_one_begins():
+    reader = MetricReader(LOSS)
+
+    assert not reader.add(0, b"[0]+ \r10% loss 0.\n")
+    assert [point.value for point in reader.add(0, b"[0]+ 75\r20% lo\n")] == [0.75]
+    assert not reader.add(0, b"[0]+ ss 0.5\n")
+    assert [point.value for point in reader.finish()] == [0.5]
 
 
 @pytest.mark.parametrize("pattern", ["loss=[0-9]+", "loss=(", "("])

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cloudjob.errors import StoreError
-from cloudjob.store.base import OnProgress, ignore_progress
+from cloudjob.store.base import OnBytes, ignore_bytes
 from cloudjob.store.directory import DirectoryStore
 from cloudjob.tracking import outputs
 from cloudjob.tracking.outputs import OutputLocation
@@ -34,7 +34,7 @@ class Together(DirectoryStore):
             self.barrier.wait(DEADLINE_S)
         return super().get_bytes(key)
 
-    def fetch(self, key: str, path: Path, *, on_progress: OnProgress = ignore_progress) -> None:
+    def fetch(self, key: str, path: Path, *, on_progress: OnBytes = ignore_bytes) -> None:
         """Fetch as the others do."""
         self.barrier.wait(DEADLINE_S)
         super().fetch(key, path, on_progress=on_progress)

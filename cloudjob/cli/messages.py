@@ -2,26 +2,43 @@
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 
 from cloudjob.errors import CloudJobError, NotReady, SpecError
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 _SPEC_HINT = "`cloudjob submit --help` lists the options, `cloudjob docs job-file` every key"
+
+# What is coloured in a message, and how (ECMA-48): the first word, or the state of a job.
+_COLOURS = {
+    "error:": "1;31",
+    "warning:": "1;33",
+    "hint:": "36",
+    "SUCCEEDED": "32",
+    "FAILED": "1;31",
+    "CANCELLED": "33",
+}
+_COLOURED = re.compile(r"^(?:error|warning|hint):|(?<=: )(?:SUCCEEDED|FAILED|CANCELLED)\b")
 
 
 def print_error(error: CloudJobError) -> None:
     """Print every problem of an error with its hint."""
     if isinstance(error, SpecError):
         for problem in error.problems:
-            say(f"error: {problem}")
-        say(f"hint: {error.hint or _SPEC_HINT}")
+            print_message(f"error: {problem}")
+        print_message(f"hint: {error.hint or _SPEC_HINT}")
     elif isinstance(error, NotReady):
         for found, hint in error.problems:
-            say(f"error: {found}")
+            print_message(f"error: {found}")
             if hint:
-                say(f"hint: {hint}")
+                print_message(f"hint: {hint}")
     else:
-        say(f"error: {error.message}")
+        print_message(f"error: {error.message}")
         _hint(error)
 
 
@@ -57,13 +74,38 @@ def print_name(name: str) -> None:
         sys.stdout.buffer.write(name.encode("utf-8", "surrogateescape") + b"\n")
 
 
-def say(text: str) -> None:
+def print_message(text: str) -> None:
     """Write a message to stderr; what is not printable in it is escaped."""
-    show("\n".join(printable(line) for line in text.split("\n")) + "\n")
+    shown = [printable(line) for line in text.split("\n")]
+    if has_colours(2):
+        shown = [_coloured(line) for line in shown]
+    write_stderr("\n".join(shown) + "\n")
 
 
-def show(text: str) -> None:
+def has_colours(descriptor: int) -> bool:
+    """Whether text may be coloured there: ``NO_COLOR``, ``FORCE_COLOR`` and ``TERM`` decide."""
+    if os.environ.get("NO_COLOR"):
+        return False
+    if os.environ.get("FORCE_COLOR"):
+        return True
+    return os.isatty(descriptor) and os.environ.get("TERM") not in ("dumb", "unknown", None)
+
+
+def _coloured(line: str) -> str:
+    return _COLOURED.sub(lambda found: f"\x1b[{_COLOURS[found[0]]}m{found[0]}\x1b[0m", line)
+
+
+def do_nothing() -> None:
+    """Do nothing."""
+
+
+# Called before a message is written; lines that change in place are removed then.
+before_message: Callable[[], object] = do_nothing
+
+
+def write_stderr(text: str) -> None:
     """Write to stderr, whether or not anybody reads it."""
+    before_message()
     # There is no stderr in a process that was started with it closed.
     if not text or sys.stderr is None:
         return
@@ -80,7 +122,7 @@ def print_library_log() -> None:
 
     class Handler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            say(record.getMessage())
+            print_message(record.getMessage())
 
     logger = logging.getLogger("cloudjob")
     if all(isinstance(handler, logging.NullHandler) for handler in logger.handlers):
@@ -89,4 +131,4 @@ def print_library_log() -> None:
 
 def _hint(error: CloudJobError) -> None:
     if error.hint:
-        say(f"hint: {error.hint}")
+        print_message(f"hint: {error.hint}")

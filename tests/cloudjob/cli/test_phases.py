@@ -1,0 +1,83 @@
+"""What a job does and waits for, as `submit` shows it while it follows the job."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cloudjob.cli import phases
+from cloudjob.cli.phases import Activity, activity
+from jobentry.contract import journal
+from jobentry.contract.journal import Phase, Sample
+
+
+def lasting(name: str, done_bytes: int = 0, total_bytes: int = 0) -> Phase:
+    """Return a phase that began 4 s ago."""
+    return Phase(name, 100.0, None, 104.0, done_bytes, total_bytes)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "shown"),
+    [
+        ({}, ""),
+        ({0: lasting("package")}, "fetching the package on node 0"),
+        (
+            {0: lasting("bring-up"), 1: lasting("input DATA", 8_000_000, 20_000_000)},
+            "fetching the input DATA on node 1: 8.0 MB of 20.0 MB, 2.0 MB/s, 6.0 s left",
+        ),
+        (
+            {node: lasting("package", 1_000_000, 4_000_000) for node in range(3)},
+            "fetching the package: 3.0 MB of 12.0 MB, 750.0 kB/s, 12 s left",
+        ),
+        ({0: lasting("bring-up")}, "waiting for nodes 1, 2"),
+        ({node: lasting("bring-up") for node in range(3)}, "connecting the nodes"),
+        ({node: lasting("run") for node in range(3)}, ""),
+        ({0: lasting("first output"), 1: lasting("run")}, "waiting for the first output on node 0"),
+        (
+            {0: lasting("run"), 2: lasting("outputs", 500, 500)},
+            "saving the outputs on node 2: 500 bytes, 125 bytes/s",
+        ),
+        ({0: lasting("a phase of a newer version")}, ""),
+    ],
+)
+def test_what_the_slowest_nodes_do_is_shown(nodes: dict[int, Phase], shown: str):
+    assert activity(nodes, 3, has_output=False) == shown
+
+
+def test_a_node_that_writes_nothing_does_not_hide_that_others_do():
+    assert activity({1: lasting("first output")}, 2, has_output=True) == ""
+
+
+def test_of_many_nodes_some_are_named():
+    shown = activity({0: lasting("bring-up")}, 1000, has_output=False)
+
+    assert shown == "waiting for nodes 1, 2, 3, 4 and 995 more"
+
+
+class Waiting:
+    """A job of which only its platform knows something."""
+
+    id = "train-1"
+    nodes = 1
+
+    def waits_for(self) -> str:
+        return "no \x1b room"
+
+
+def test_a_phase_that_lasts_is_reported_once_with_what_the_platform_says(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    job: Any = Waiting()
+    doing = Activity(job)
+    assert (doing.line(), doing.news()) == ("", "")
+
+    monkeypatch.setattr(phases, "_QUIET_S", 0.0)
+    waits = "job train-1 waits: no \\x1b room"
+    assert (doing.line(), doing.news()) == (f"{waits} (0 s)", waits)
+    assert (doing.line(), doing.news()) == (f"{waits} (0 s)", "")
+    doing.add(0, [journal.dump(entry) for entry in (lasting("package"), Sample(at=1.0))])
+    fetching = "job train-1, fetching the package"
+    assert (doing.line(), doing.news()) == (f"{fetching} (0 s)", fetching)
+    doing.add(0, [journal.dump(lasting("package")._replace(ended_at=105.0))])
+    assert (doing.line(), doing.news()) == ("", "")
