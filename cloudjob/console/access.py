@@ -9,7 +9,7 @@ from urllib.parse import parse_qs
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import cookie_parser
-from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 LOGIN = "/login"
@@ -37,6 +37,11 @@ class Access:
     one-time link sets. Host and origin are checked because a web page that the user visits could
     make the browser connect as well.
 
+    Browsers share the cookies of a host among all its ports. So the cookie's name has the port, a
+    console ignores the cookies of others, and a request that a page of another port has caused is
+    refused. What remains: a server on another port that the user opens receives the cookie and can
+    use it until the console ends.
+
     Args:
         app: What requests are passed to.
         port: The port that the console listens on.
@@ -45,7 +50,7 @@ class Access:
     def __init__(self, app: ASGIApp, port: int) -> None:
         self.app = app  # NiceGUI finds its server by following this attribute
         self._hosts = {f"{host}:{port}" for host in ("127.0.0.1", "localhost")}
-        # Cookies are shared by all ports of a host.
+        # ``__Host-`` would need TLS; path, domain and flags are those that it demands.
         self._cookie = f"cloudjob-console-{port}"
         self._token: str | None = secrets.token_urlsafe(_TOKEN_BYTES)
         self._session = secrets.token_urlsafe(_TOKEN_BYTES)
@@ -75,12 +80,16 @@ class Access:
         origin = headers.get("origin")
         if host not in self._hosts or origin not in (None, f"http://{host}"):
             return PlainTextResponse("this host or origin may not use the console\n", _FORBIDDEN)
+        is_login = scope["path"] == LOGIN
+        if not is_login and headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
+            return PlainTextResponse("another page may not use the console\n", _FORBIDDEN)
         if self._has_session(headers):
-            return RedirectResponse("/", 303) if scope["path"] == LOGIN else None
-        if scope["path"] == LOGIN and self._takes_token(scope):
-            answer = RedirectResponse("/", 303)
-            # Strict would keep it out of this redirect if the link was opened from a file.
-            answer.set_cookie(self._cookie, self._session, httponly=True, samesite="lax")
+            return RedirectResponse("/", 303) if is_login else None
+        if is_login and self._takes_token(scope):
+            # Not a redirect: browsers leave a strict cookie out of one that another site began,
+            # such as the file that opens the link.
+            answer = HTMLResponse('<meta http-equiv="refresh" content="0; url=/">')
+            answer.set_cookie(self._cookie, self._session, httponly=True, samesite="strict")
             return answer
         return PlainTextResponse(
             "open the link that `cloudjob console` printed; it works once.\n"

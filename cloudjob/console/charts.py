@@ -1,9 +1,12 @@
-"""ECharts options for what the job page draws."""
+"""What the job page and the report draw, as options of ECharts."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from itertools import chain
+from statistics import median
+from typing import Any, NamedTuple
 
 from cloudjob import times
 from cloudjob.console.pages import words
@@ -11,6 +14,33 @@ from cloudjob.model.status import JobStatus, Phase
 from cloudjob.tracking.journals import Journals, RankPoint
 from cloudjob.tracking.metrics import MetricPoint
 from jobentry.contract import journal
+from jobentry.contract.journal import Device
+
+_QUIET = {"color": "#94a3b8"}
+# Lines that can be seen on white and on black.
+_PALETTE = [
+    *("#3b82f6", "#f59e0b", "#10b981", "#ef4444", "#a855f7"),
+    *("#06b6d4", "#ec4899", "#84cc16", "#64748b"),
+]
+_GRID_LINES = {"lineStyle": {"opacity": 0.3}}
+
+
+class Chart(NamedTuple):
+    """One chart.
+
+    Args:
+        title: Identifies it while the job goes on.
+        option: For ECharts; the value of a key that begins with a colon is JavaScript.
+        note: What to know about it; may be empty.
+    """
+
+    title: str
+    option: dict[str, Any]
+    height_px: int
+    note: str = ""
+
+
+# -- timeline --------------------------------------------------------------------------------------
 
 # Phase -> colour; what the node half calls its phases.
 _COLOURS = {
@@ -21,6 +51,8 @@ _COLOURS = {
     "first output": "#22d3ee",
     "bring-up": "#f59e0b",
     "run": "#2563eb",
+    "prepare outputs": "#f9a8d4",
+    "outputs": "#10b981",
     "store": "#10b981",
 }
 _OTHER = "#84cc16"
@@ -28,7 +60,7 @@ _ROW_PX, _FRAME_PX = 30, 70
 _MOST_ROWS = 16
 
 
-def timeline(status: JobStatus, phases: Sequence[Phase], now_s: float) -> dict[str, Any] | None:
+def timeline(status: JobStatus, phases: Sequence[Phase], now_s: float) -> Chart | None:
     """Return a bar for each phase of each node, in seconds since the submit; None without phases.
 
     Args:
@@ -43,28 +75,30 @@ def timeline(status: JobStatus, phases: Sequence[Phase], now_s: float) -> dict[s
         start = times.seconds_of(phase.started_at) - zero
         end = (times.seconds_of(phase.ended_at) if phase.ended_at else now_s) - zero
         bars.setdefault(phase.name, []).append([nodes.index(phase.node), start, end])
-    is_long = len(nodes) > _MOST_ROWS
-    zoom = [{"type": "inside", "xAxisIndex": 0}]
-    if is_long:
-        zoom.append(
-            {"type": "slider", "yAxisIndex": 0, "startValue": 0, "endValue": _MOST_ROWS - 1}
-        )
-    return {
+    zoom: list[dict[str, Any]] = [_wheel_zoom()]
+    if len(nodes) > _MOST_ROWS:
+        zoom.append({"type": "slider", "yAxisIndex": 0, "endValue": _MOST_ROWS - 1})
+    option = {
         "textStyle": {"fontFamily": "inherit"},
-        "grid": {"left": 64, "right": 44 if is_long else 16, "top": 34, "bottom": 28},
-        "legend": {"type": "scroll", "top": 0, "left": 0, "textStyle": {"color": "#94a3b8"}},
+        "grid": {
+            "left": 64,
+            "right": 44 if len(nodes) > _MOST_ROWS else 16,
+            "top": 34,
+            "bottom": 28,
+        },
+        "legend": {"type": "scroll", "top": 0, "left": 0, "textStyle": _QUIET},
         "tooltip": {":formatter": "console_ui.barText", "confine": True},
         "xAxis": {
             "type": "value",
             "min": 0,
-            "axisLabel": {":formatter": "v => `${v} s`", "color": "#94a3b8"},
-            "splitLine": {"lineStyle": {"opacity": 0.3}},
+            "axisLabel": {":formatter": "v => `${v} s`", **_QUIET},
+            "splitLine": _GRID_LINES,
         },
         "yAxis": {
             "type": "category",
             "inverse": True,
             "data": [f"node {node}" for node in nodes],
-            "axisLabel": {"color": "#94a3b8"},
+            "axisLabel": _QUIET,
         },
         "dataZoom": zoom,
         "series": [
@@ -79,207 +113,332 @@ def timeline(status: JobStatus, phases: Sequence[Phase], now_s: float) -> dict[s
             for name, values in bars.items()
         ],
     }
+    return Chart("Timeline", option, _FRAME_PX + _ROW_PX * min(len(nodes), _MOST_ROWS))
 
 
-def height_px(option: dict[str, Any]) -> int:
-    """Return the height in pixels of a timeline."""
-    return _FRAME_PX + _ROW_PX * min(len(option["yAxis"]["data"]), _MOST_ROWS)
+def _wheel_zoom() -> dict[str, Any]:
+    # The wheel alone scrolls the page.
+    return {"type": "inside", "xAxisIndex": 0, "zoomOnMouseWheel": "ctrl"}
 
 
 # -- ranks -----------------------------------------------------------------------------------------
 
-# What the cells of the rank grid show -> the value of a rank's last sample.
-RANK_VALUES: Mapping[str, Callable[[RankPoint], float]] = {
-    "silent for (s)": lambda point: point.sample.quiet_s,
-    "CPU (%)": lambda point: point.sample.cpu_percent,
-    "memory (MiB)": lambda point: point.sample.rss_mib,
-    "threads": lambda point: point.sample.threads,
+# How many cells are in a row: of few ranks, and of more than so many.
+_CELLS_IN_ROW, _MANY_CELLS_IN_ROW, _MANY = 16, 32, 128
+_CELL_PX, _LEGEND_PX = 26, 64
+# What a rank does -> the states of its process, and the colour of its cell.
+_STATES = {
+    "running": ("R", "#2563eb"),
+    "waiting": ("SI", "#93c5fd"),
+    "waiting for the disk": ("D", "#f59e0b"),
+    "stopped": ("Tt", "#a855f7"),
+    "dead": ("ZX", "#64748b"),
+    "ended": (journal.ENDED, "#16a34a"),
+    "failed": (journal.FAILED, "#dc2626"),
 }
-_CELLS_IN_ROW = 32
-_CELL_PX, _CELL_WIDTH_PX = 26, 36
+_NAMES = list(_STATES)
 # The state of a rank that has ended -> the colour of its frame.
-_ENDS = {journal.FAILED: "#dc2626", journal.ENDED: "#15803d"}
+_ENDS = {state: _STATES[name][1] for name in ("ended", "failed") for state in _STATES[name][0]}
 
 
-def rank_grid(journals: Journals, shows: str) -> dict[str, Any] | None:
+class _Scale(NamedTuple):
+    """How the values of ranks become colours.
+
+    Args:
+        unit: Follows a value in a text.
+        least: A difference that is worth a strong colour; a smaller one gets a weaker colour.
+        kind: ``high`` if only high values are conspicuous, ``low`` if only low ones are, ``both``
+            if those far from the median are.
+    """
+
+    unit: str
+    least: float
+    kind: str
+
+    def limits(self, values: Sequence[float]) -> tuple[float, float]:
+        """Return the values that get the first and the last colour."""
+        if self.kind == "high":
+            return 0, max(self.least, *values)
+        if self.kind == "low":
+            return min(max(values) - self.least, *values), max(values)
+        middle = median(values)
+        span = max(self.least, *(abs(value - middle) for value in values))
+        return middle - span, middle + span
+
+    def distance(self, value: float, middle: float) -> float:
+        """Return how far a value is from the median on a side that is conspicuous."""
+        by_kind = {"high": value - middle, "low": middle - value}
+        return by_kind.get(self.kind, abs(value - middle))
+
+
+_SCALES = {
+    "silent for (s)": _Scale(" s", 60, "high"),
+    "CPU (%)": _Scale(" %", 25, "both"),
+    "memory (MiB)": _Scale(" MiB", 256, "both"),
+    "threads": _Scale("", 8, "both"),
+    "step": _Scale("", 10, "low"),
+}
+_USUAL, _FAR = "#bfdbfe", "#dc2626"
+_RANGES = {
+    "high": [_USUAL, "#60a5fa", "#f59e0b", _FAR],
+    "low": [_FAR, "#f59e0b", "#60a5fa", _USUAL],
+    "both": ["#6d28d9", "#818cf8", _USUAL, "#f59e0b", _FAR],
+}
+# What the cells of the rank grid can show.
+RANK_VALUES = ("state", *_SCALES)
+
+
+def last_steps(points: Sequence[MetricPoint]) -> dict[int, int]:
+    """Return the last step of each rank, by the metrics that it has printed."""
+    found: dict[int, int] = {}
+    for point in points:
+        if point.rank is not None:
+            found[point.rank] = max(point.step, found.get(point.rank, point.step))
+    return found
+
+
+def rank_grid(
+    journals: Journals, shows: str, steps: Mapping[int, int] | None = None
+) -> Chart | None:
     """Return one cell for each rank, coloured by its last sample while it ran; None without any.
 
-    A rank that has ended has a frame: green, or red if it failed.
+    A rank that has ended has a frame: green, or red if it failed. The note names the ranks that
+    differ from the others.
+
+    Args:
+        shows: One of ``RANK_VALUES``.
+        steps: The last step of each rank, for ``step``.
     """
     last = {rank: points for rank, points in journals.ranks.items() if points}
-    if not last:
+    value = _value_of(shows, steps or {})
+    shown = {rank: value(rank, points) for rank, points in last.items()}
+    values = {rank: number for rank, number in shown.items() if number is not None}
+    if not values:
         return None
-    cells = [_cell(rank, points, RANK_VALUES[shows]) for rank, points in last.items()]
-    values = [cell["value"][2] for cell in cells]
-    columns = min(_CELLS_IN_ROW, max(last) + 1)
-    rows = max(last) // _CELLS_IN_ROW + 1
+    columns = _CELLS_IN_ROW if max(last) < _MANY else _MANY_CELLS_IN_ROW
+    rows = max(last) // columns + 1
     hidden = {"show": False, "type": "category"}
-    return {
+    option = {
         "animation": False,
-        "tooltip": {":formatter": "console_ui.rankText"},
-        "grid": {
-            "left": 8,
-            "top": 8,
-            "width": columns * _CELL_WIDTH_PX,
-            "height": rows * _CELL_PX,
-        },
+        "tooltip": {":formatter": "console_ui.rankText", "confine": True},
+        "grid": {"left": 0, "right": 0, "top": 4, "height": rows * _CELL_PX},
         "xAxis": {**hidden, "data": list(range(columns))},
         "yAxis": {**hidden, "data": list(range(rows)), "inverse": True},
-        "visualMap": {
-            "min": min(values),
-            "max": max(*values, min(values) + 1),
-            "calculable": True,
-            "orient": "horizontal",
-            "left": 8,
-            "bottom": 0,
-            "textStyle": {"color": "#94a3b8"},
-            "inRange": {"color": ["#bfdbfe", "#2563eb", "#7c3aed", "#dc2626"]},
-        },
+        "visualMap": _legend(shows, list(values.values())),
         "series": [
             {
                 "type": "heatmap",
-                "data": cells,
+                "data": [
+                    {**_cell(last[rank]), "value": [rank % columns, rank // columns, number]}
+                    for rank, number in values.items()
+                ],
                 "label": {"show": True, ":formatter": "p => p.data.rank", "fontSize": 10},
+                "labelLayout": {"hideOverlap": True},
+                "emphasis": {"itemStyle": {"shadowBlur": 6}},
             }
         ],
-        "rows": rows,
     }
+    note = _odd_states(values) if shows == "state" else _odd_one(_SCALES[shows], values)
+    return Chart(shows, option, rows * _CELL_PX + _LEGEND_PX, note)
 
 
-def _cell(
-    rank: int, points: Sequence[RankPoint], value: Callable[[RankPoint], float]
-) -> dict[str, Any]:
-    last = points[-1]
+def _value_of(
+    shows: str, steps: Mapping[int, int]
+) -> Callable[[int, Sequence[RankPoint]], float | None]:
+    """Return the function from a rank and its samples to the value of its cell."""
+    of_sample: dict[str, Callable[[journal.RankSample], float]] = {
+        "silent for (s)": lambda sample: sample.quiet_s,
+        "CPU (%)": lambda sample: sample.cpu_percent,
+        "memory (MiB)": lambda sample: sample.rss_mib,
+        "threads": lambda sample: sample.threads,
+    }
+    if shows == "step":
+        return lambda rank, _: steps.get(rank)
+    if shows == "state":
+        return lambda _, points: _state(points[-1].sample.state)
+    return lambda _, points: of_sample[shows](_while_running(points).sample)
+
+
+def _state(letter: str) -> int:
+    """Return the number of a state in the legend."""
+    return next((n for n, name in enumerate(_NAMES) if letter in _STATES[name][0]), 1)
+
+
+def _while_running(points: Sequence[RankPoint]) -> RankPoint:
     # A process that has ended uses nothing.
-    running = next((point for point in reversed(points) if point.sample.state not in _ENDS), last)
+    return next((each for each in reversed(points) if each.sample.state not in _ENDS), points[-1])
+
+
+def _cell(points: Sequence[RankPoint]) -> dict[str, Any]:
+    last = points[-1]
     return {
-        "value": [rank % _CELLS_IN_ROW, rank // _CELLS_IN_ROW, value(running)],
-        "rank": rank,
+        "rank": last.sample.rank,
         "node": last.node,
-        "sample": {**running.sample._asdict(), "state": last.sample.state},
-        "itemStyle": {
-            "borderColor": _ENDS.get(last.sample.state, "transparent"),
-            "borderWidth": 2,
-        },
+        "sample": {**_while_running(points).sample._asdict(), "state": last.sample.state},
+        "itemStyle": {"borderColor": _ENDS.get(last.sample.state, "transparent"), "borderWidth": 2},
     }
 
 
-def grid_height_px(option: dict[str, Any]) -> int:
-    """Return the height in pixels of a rank grid."""
-    return 90 + _CELL_PX * int(option["rows"])
+def _legend(shows: str, values: Sequence[float]) -> dict[str, Any]:
+    place = {"orient": "horizontal", "left": 0, "bottom": 4, "textStyle": _QUIET}
+    if shows == "state":
+        pieces = [
+            {
+                "value": number,
+                "label": f"{_NAMES[number]}: {count}",
+                "color": _STATES[_NAMES[number]][1],
+            }
+            for number, count in sorted(Counter(map(int, values)).items())
+        ]
+        return {"type": "piecewise", "pieces": pieces, **place}
+    low, high = _SCALES[shows].limits(values)
+    colours = _RANGES[_SCALES[shows].kind]
+    return {
+        "type": "continuous",
+        "min": low,
+        "max": high,
+        "calculable": True,
+        "inRange": {"color": colours},
+        **place,
+    }
 
 
-# -- resources -------------------------------------------------------------------------------------
+def _odd_one(scale: _Scale, values: Mapping[int, float]) -> str:
+    """Return which rank differs most from the others; empty if none does."""
+    middle = median(values.values())
+    rank = max(values, key=lambda rank: scale.distance(values[rank], middle))
+    if scale.distance(values[rank], middle) < scale.least:
+        return ""
+    found, usual = (f"{value:g}{scale.unit}" for value in (values[rank], middle))
+    return f"Rank {rank} differs most: {found}; the median is {usual}."
 
+
+def _odd_states(values: Mapping[int, float]) -> str:
+    """Return which few ranks are in another state than most, unless they are just at work."""
+    by_state: dict[int, list[int]] = {}
+    for rank, value in values.items():
+        by_state.setdefault(int(value), []).append(rank)
+    usual = max(by_state.values(), key=len)
+    few = [
+        f"{_NAMES[state]}: rank{'s' if ranks[1:] else ''} {', '.join(map(str, ranks))}"
+        for state, ranks in sorted(by_state.items(), reverse=True)
+        if ranks is not usual and len(ranks) <= 8 and state >= _NAMES.index("waiting for the disk")
+    ]
+    return "; ".join(few)
+
+
+# -- lines -----------------------------------------------------------------------------------------
+
+_LINES_PX = 230
 _MOST_LINES = 64
 # More would be closer together than pixels, and a page of a long job gets them every few seconds.
 _MOST_POINTS = 500
-Line = tuple[str, list[tuple[float, float]]]
+# The name of a line -> its points.
+Lines = Mapping[str, Sequence[tuple[float, float]]]
 
 
-def resources(journals: Journals, zero_s: float) -> list[tuple[str, dict[str, Any]]]:
-    """Return the title and option of each chart of what nodes and ranks used.
+class _DevicePoint(NamedTuple):
+    at: float
+    device: Device
+
+
+def resources(journals: Journals, zero_s: float) -> list[Chart]:
+    """Return a chart for each thing that nodes and ranks used, all over the same time.
 
     Args:
         zero_s: Seconds since 1970 at which the time axis begins.
     """
-    samples = journals.resources
-
-    def nodes(value: Callable[[Any], float | None]) -> list[Line]:
-        found = []
-        for node, each in samples.items():
-            points = [(s.at - zero_s, v) for s in each if (v := value(s)) is not None]
-            found.append((f"node {node}", points))
-        return found
-
-    def ranks(value: Callable[[RankPoint], float]) -> list[Line]:
-        return [
-            (f"rank {rank}", [(point.at - zero_s, value(point)) for point in points])
-            for rank, points in journals.ranks.items()
-        ]
-
-    devices = [
-        (
-            f"node {node} {device.kind} {device.number}",
-            [
-                (s.at - zero_s, d.utilisation_percent)
-                for s in each
-                for d in s.devices
-                if d.number == device.number and d.utilisation_percent is not None
-            ],
-        )
-        for node, each in samples.items()
-        for device in (each[-1].devices if each else ())
-    ]
-    charts = (
-        ("CPU of the machine, all CPUs (%)", nodes(lambda s: sum(s.cpu[:2]) if s.cpu else None)),
-        ("Memory (MiB)", nodes(lambda s: s.memory[0] if s.memory else None)),
-        ("GPUs and NPUs (%)", devices),
-        ("CPU of each rank (% of one CPU)", ranks(lambda point: point.sample.cpu_percent)),
-        ("Memory of each rank (MiB)", ranks(lambda point: point.sample.rss_mib)),
+    nodes = {f"node {node}": each for node, each in journals.resources.items()}
+    ranks = {f"rank {rank}": points for rank, points in journals.ranks.items()}
+    devices: dict[str, list[_DevicePoint]] = {}
+    for node, samples in nodes.items():
+        for sample in samples:
+            for device in sample.devices:
+                name = f"{node} {device.kind} {device.number}"
+                devices.setdefault(name, []).append(_DevicePoint(sample.at, device))
+    table: tuple[tuple[str, Mapping[str, Sequence[Any]], Callable[[Any], float | None]], ...] = (
+        ("CPU of the machine, all CPUs (%)", nodes, lambda s: sum(s.cpu[:2]) if s.cpu else None),
+        ("Memory (MiB)", nodes, lambda s: s.memory[0] if s.memory else None),
+        ("GPUs and NPUs (%)", devices, lambda point: point.device.utilisation_percent),
+        ("CPU of each rank (% of one CPU)", ranks, lambda point: point.sample.cpu_percent),
+        ("Memory of each rank (MiB)", ranks, lambda point: point.sample.rss_mib),
         (
             "Network, received and sent (KiB/s)",
-            nodes(lambda s: sum(s.network) if s.network else None),
+            nodes,
+            lambda s: sum(s.network) if s.network else None,
         ),
-        ("Disk, read and written (KiB/s)", nodes(lambda s: sum(s.disk) if s.disk else None)),
+        ("Disk, read and written (KiB/s)", nodes, lambda s: sum(s.disk) if s.disk else None),
     )
-    return [
-        (_title(title, len(lines)), _lines(lines[:_MOST_LINES]))
-        for title, lines in charts
-        if any(points for _, points in lines)
-    ]
+    found = {
+        title: {
+            name: [(item.at - zero_s, v) for item in items if (v := value(item)) is not None]
+            for name, items in source.items()
+        }
+        for title, source, value in table
+    }
+    label = {":formatter": "v => `${Math.round(v)} s`", "hideOverlap": True, **_QUIET}
+    return _line_charts(found, xAxis={"axisLabel": label})
 
 
-def _title(title: str, count: int) -> str:
-    return title if count <= _MOST_LINES else f"{title}: the first {_MOST_LINES} of {count}"
+def curves(points: Sequence[MetricPoint]) -> list[Chart]:
+    """Return a chart for each metric, with a line for each rank or event file, by step."""
+    found: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    for point in sorted(points, key=lambda point: -1 if point.rank is None else point.rank):
+        line = words.text(point.source) or f"rank {point.rank}"
+        found.setdefault(point.name, {}).setdefault(line, []).append((point.step, point.value))
+    ordered = {
+        name: {line: sorted(values) for line, values in lines.items()}
+        for name, lines in found.items()
+    }
+    return _line_charts(ordered, xAxis={"axisLabel": _QUIET}, yAxis={"scale": True})
 
 
-def _thinned(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return the highest of every few points, because peaks matter most."""
-    step = -(-len(points) // _MOST_POINTS) or 1
-    parts = (points[at : at + step] for at in range(0, len(points), step))
-    return [max(part, key=lambda point: point[1]) for part in parts]
+def _line_charts(found: Mapping[str, Lines], **axes: Mapping[str, Any]) -> list[Chart]:
+    """Return a chart for each title that has points; all have the same x axis."""
+    places = [x for lines in found.values() for points in lines.values() for x, _ in points]
+    if not places:
+        return []
+    limits = {"min": min(places), "max": max(places)}
+    charts = []
+    for title, lines in found.items():
+        if any(lines.values()):
+            option = _line_option(dict(list(lines.items())[:_MOST_LINES]))
+            option["xAxis"].update({**limits, **axes.get("xAxis", {})})
+            option["yAxis"].update(axes.get("yAxis", {}))
+            left_out = len(lines) > _MOST_LINES
+            note = f"the first {_MOST_LINES} of {len(lines)}" if left_out else ""
+            charts.append(Chart(title, option, _LINES_PX, note))
+    return charts
 
 
-def _lines(lines: Sequence[Line]) -> dict[str, Any]:
+def _line_option(lines: Lines) -> dict[str, Any]:
+    slider = {"type": "slider", "xAxisIndex": 0, "height": 12, "bottom": 4, "showDetail": False}
     return {
         "animation": False,
+        "color": _PALETTE,
         "textStyle": {"fontFamily": "inherit"},
-        "grid": {"left": 56, "right": 16, "top": 30, "bottom": 24},
-        "legend": {"type": "scroll", "top": 0, "textStyle": {"color": "#94a3b8"}},
+        "grid": {"left": 56, "right": 16, "top": 30, "bottom": 42},
+        "legend": {"type": "scroll", "top": 0, "textStyle": _QUIET},
         "tooltip": {"trigger": "axis", "confine": True},
-        "dataZoom": [{"type": "inside"}],
-        "xAxis": {
-            "type": "value",
-            "min": "dataMin",
-            "axisLabel": {":formatter": "v => `${Math.round(v)} s`", "color": "#94a3b8"},
-            "splitLine": {"show": False},
-        },
-        "yAxis": {
-            "type": "value",
-            "axisLabel": {"color": "#94a3b8"},
-            "splitLine": {"lineStyle": {"opacity": 0.3}},
-        },
+        "dataZoom": [_wheel_zoom(), {**slider, "showDataShadow": False, "brushSelect": False}],
+        "xAxis": {"type": "value", "splitLine": {"show": False}},
+        "yAxis": {"type": "value", "axisLabel": _QUIET, "splitLine": _GRID_LINES},
         "series": [
             {"type": "line", "name": name, "showSymbol": len(points) < 3, "data": _thinned(points)}
-            for name, points in lines
+            for name, points in lines.items()
         ],
     }
 
 
-# -- metrics ---------------------------------------------------------------------------------------
+def _thinned(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return the lowest and the highest of every few points, because peaks matter most."""
+    step = -(-2 * len(points) // _MOST_POINTS)
+    if step <= 2:
+        return list(points)
+    parts = (points[at : at + step] for at in range(0, len(points), step))
+    ends = (sorted({min(part, key=_height), max(part, key=_height)}) for part in parts)
+    return list(chain.from_iterable(ends))
 
 
-def curves(points: Sequence[MetricPoint]) -> list[tuple[str, dict[str, Any]]]:
-    """Return the name and option of a chart for each metric, with a line for each rank or file."""
-    found: dict[str, dict[str, list[tuple[float, float]]]] = {}
-    for point in points:
-        line = words.text(point.source) or f"rank {point.rank}"
-        found.setdefault(point.name, {}).setdefault(line, []).append((point.step, point.value))
-    charts = []
-    for name, by_line in found.items():
-        option = _lines([(line, sorted(values)) for line, values in by_line.items()][:_MOST_LINES])
-        option["xAxis"]["axisLabel"] = {"color": "#94a3b8"}
-        option["yAxis"]["scale"] = True
-        charts.append((name, option))
-    return charts
+def _height(point: tuple[float, float]) -> float:
+    return point[1]

@@ -23,6 +23,9 @@ def facts(status: JobStatus, job: Job) -> list[tuple[str, str]]:
         ("Submitted", status.created_at),
         ("Started", status.started_at),
         ("Ended", status.ended_at),
-        ("Code", f"{words.files(code.files)}, {size_text(code.size_bytes)}" if code else None),
+        (
+            "Code",
+            f"{words.count(code.files, 'file')}, {size_text(code.size_bytes)}" if code else None,
+        ),
     )
     return [(name, words.text(value)) for name, value in known if value]

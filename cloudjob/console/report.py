@@ -22,9 +22,8 @@ from cloudjob.tracking import Job
 from jobentry.contract import lines
 
 _STATIC = Path(__file__).parent / "static"
-# The last lines of the log, and the most files and lines of a chart that the report contains.
+# The last lines of the log, and the most files that the report contains.
 _LOG_LINES, _FILES = 5_000, 1_000
-_POINTS = 2_000
 
 
 def render(job: Job) -> str:
@@ -50,18 +49,16 @@ def render(job: Job) -> str:
     journals = read("journals", job.journals, None)
     points = read("metrics", job.training_metrics, [])
     files = read("outputs", lambda: list(job.outputs()), [])
-    drawn: list[tuple[str, int, dict[str, Any]]] = []
-    timeline = charts.timeline(status, phases, time.time())
-    if timeline is not None:
-        drawn.append(("Timeline", charts.height_px(timeline), timeline))
+    drawn = [("", charts.timeline(status, phases, time.time()))]
     if journals is not None:
-        for shows in charts.RANK_VALUES:
-            grid = charts.rank_grid(journals, shows)
-            if grid is not None:
-                drawn.append((f"Ranks: {shows}", charts.grid_height_px(grid), grid))
-    drawn += [(title, 240, option) for title, option in charts.curves(points)]
+        steps = charts.last_steps(points)
+        drawn += [
+            ("ranks", _titled(charts.rank_grid(journals, v, steps))) for v in charts.RANK_VALUES
+        ]
+    drawn += [("metrics", chart) for chart in charts.curves(points)]
     if journals is not None:
-        drawn += [(title, 240, option) for title, option in charts.resources(journals, zero_s)]
+        drawn += [("resources", chart) for chart in charts.resources(journals, zero_s)]
+    shown = [(group, chart) for group, chart in drawn if chart is not None]
     environment = Environment(
         loader=PackageLoader("cloudjob.console"), autoescape=True, undefined=StrictUndefined
     )
@@ -70,8 +67,8 @@ def render(job: Job) -> str:
         age=summary.age(status),
         duration=summary.duration(status),
         facts=facts(status, job),
-        charts=[(title, height) for title, height, _ in drawn],
-        options=_script([_thinned(option) for _, _, option in drawn]),
+        charts=shown,
+        options=_script([chart.option for _, chart in shown]),
         spec=read("description", lambda: _spec(job), {}),
         files=files[:_FILES],
         file_count=len(files),
@@ -102,15 +99,8 @@ def _log(job: Job) -> list[tuple[str, str]]:
     return list(last)
 
 
-def _thinned(option: dict[str, Any]) -> dict[str, Any]:
-    """Return a chart with at most so many points in each line."""
-    series = [
-        {**each, "data": each["data"][:: len(each["data"]) // _POINTS + 1]}
-        if each["type"] == "line"
-        else each
-        for each in option["series"]
-    ]
-    return {**option, "series": series}
+def _titled(grid: charts.Chart | None) -> charts.Chart | None:
+    return grid and grid._replace(title=f"Ranks: {grid.title}")
 
 
 def _script(values: object) -> str:

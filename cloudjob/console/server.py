@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import socket
 import tempfile
 import threading
@@ -19,6 +20,7 @@ from nicegui import ui
 from cloudjob.console.access import Access
 from cloudjob.console.pages import compare, job, jobs
 from cloudjob.console.state import Console
+from cloudjob.errors import CloudJobError
 
 _STATIC = Path(__file__).parent / "static"
 _HOST = "127.0.0.1"
@@ -47,6 +49,7 @@ def serve(home: Path, port: int, *, opens_browser: bool, on_ready: Callable[[str
             server_header=False,
             timeout_graceful_shutdown=_END_S,
         )
+        logging.getLogger("uvicorn.error").addFilter(_shortened)
         link = f"http://{_HOST}:{actual}{guarded.login_path}"
         on_ready(link)
         if opens_browser:
@@ -54,6 +57,14 @@ def serve(home: Path, port: int, *, opens_browser: bool, on_ready: Callable[[str
             # A browser that stays in the foreground, such as one for terminals, needs the server.
             threading.Thread(target=webbrowser.open, args=(page.as_uri(),), daemon=True).start()
         uvicorn.Server(config).run()
+
+
+def _shortened(record: logging.LogRecord) -> bool:
+    """Leave out that a browser has gone, and the traceback of a download that the store ended."""
+    error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, CloudJobError):
+        record.msg, record.args, record.exc_info = "%s", (error.message,), None
+    return "No response returned" not in str(error)
 
 
 def _application(console: Console) -> FastAPI:

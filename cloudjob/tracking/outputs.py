@@ -18,6 +18,8 @@ from jobentry.contract import manifest
 from jobentry.contract.manifest import Manifest
 
 _CHUNK_BYTES = 1024 * 1024
+# How much of a file ``Outputs.read`` requests at a time.
+_PIECE_BYTES = 4 * 1024 * 1024
 # Attempts to fetch a set of files that the job replaces meanwhile.
 _ROUNDS = 3
 # Files up to this size are read into memory, many at a time.
@@ -79,6 +81,24 @@ class Outputs(Collection[Output]):
 
     def __repr__(self) -> str:
         return f"Outputs({[file.name for file in self._files]})"
+
+    def read(self, file: Output) -> Iterator[bytes]:
+        """Yield the content of one file piece by piece; the last comes once its digest is right.
+
+        Raises:
+            StoreError: It cannot be read, or does not match its manifest.
+        """
+        location = next(each for each in self._locations if file.name.startswith(f"{each.name}/"))
+        sha256 = hashlib.sha256()
+        held, start = b"", 0
+        while piece := location.store.get_range(file.key, start, _PIECE_BYTES):
+            if held:
+                yield held
+            sha256.update(piece)
+            held, start = piece, start + len(piece)
+        if file.digests:
+            _check(location, file, sha256.hexdigest())
+        yield held
 
     def download(
         self,

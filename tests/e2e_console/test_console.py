@@ -97,7 +97,7 @@ def test_a_failed_job_shows_which_rank_failed_and_why(home: Path, failed: str, o
     assert "of rank 0" not in page.text
     keep(page, "log")
     page.open(f"/job/{failed}/ranks")
-    page.shows("silent for (s)", "memory (MiB)")
+    page.shows("silent for (s)", "memory (MiB)", "failed: rank 1")
     page.await_true("document.querySelectorAll('canvas').length >= 1")
     keep(page, "ranks")
     page.open(f"/job/{failed}/resources")
@@ -147,6 +147,88 @@ def test_a_running_job_is_followed_and_cancelled(home: Path, source: Path, open_
     poll(lambda: page.text.partition(" s · submitted")[0] != lasts, "a fresh duration")
     page.click(".q-dialog button", "Cancel")
     page.shows("CANCELLED")
+
+
+CHARTS = (
+    "[...document.querySelectorAll('.nicegui-echart')].map(e => getElement(+e.id.slice(1)).chart)"
+)
+
+
+def test_charts_zoom_together_and_the_zoom_stays_while_the_job_runs(
+    home: Path, source: Path, open_page: OpenPage
+):
+    done = run(home, "submit", "--detach", "--name", "zoomed", "train.py", "100000", cwd=source)
+    job = done.stdout.strip().rpartition("/")[2]
+    page = open_page(home)
+    page.open(f"/job/{job}/resources")
+    page.await_true(f"{CHARTS}.length >= 4 && {CHARTS}.every(c => c?.group === 'together')")
+    longest = "Math.max(...c.getOption().series.map(s => s.data.length))"
+    page.await_true(f"{CHARTS}.every(c => {longest} > 3)")
+    zoom = "[c.getOption().dataZoom[0].startValue, c.getOption().dataZoom[0].endValue]"
+    page.script(f"{CHARTS}[0].dispatchAction({{type: 'dataZoom', start: 20, end: 60}})")
+    zooms = f"new Set({CHARTS}.map(c => String({zoom})))"
+    page.await_true(f"{zooms}.size === 1")
+    window = page.script(f"return [...{zooms}][0]")
+    points = page.script(f"return {CHARTS}.map(c => {longest})[0]")
+
+    page.await_true(f"{CHARTS}.map(c => {longest})[0] > {points}")
+    assert page.script(f"return [...{zooms}]") == [window]
+    page.click("button", "Show all")
+    page.await_true(f"{CHARTS}.every(c => c.getOption().dataZoom[0].end === 100)")
+    assert run(home, "cancel", job).returncode == 0
+    assert page.problems() == []
+
+
+WRITE = """
+import os
+from pathlib import Path
+folder = Path(os.environ["MODEL"], "checkpoints")
+folder.mkdir()
+(folder / "big").write_bytes(b"01234567" * 700_000)
+(folder / os.fsdecode(b'<b>&"\\xff.html')).write_text("<script>window.hacked = 1</script>")
+"""
+
+
+def test_outputs_are_browsed_and_downloaded_whatever_their_names(
+    home: Path, tmp_path: Path, open_page: OpenPage
+):
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "write.py").write_text(WRITE)
+    words = ("--name", "written", "--output", "MODEL=", "write.py")
+    done = run(home, "submit", "--json", *words, cwd=source)
+    assert done.returncode == 0, done.stderr
+    job = str(json.loads(done.stdout)["job"])
+    page = open_page(home)
+    page.open(f"/job/{job}/outputs")
+    page.click(".outputs-grid a", "MODEL/")
+    page.click(".outputs-grid a", "checkpoints/")
+    page.shows("Outputs", "MODEL", "2 entries", "5.6 MB", '<b>&"')
+    keep(page, "outputs")
+
+    fetched = page.driver.execute_async_script(
+        """
+        const done = arguments[arguments.length - 1];
+        const links = [...document.querySelectorAll(".outputs-grid a")].map((link) => link.href);
+        Promise.all(links.map(async (link) => {
+          const answer = await fetch(link);
+          return [answer.status, Object.fromEntries(answer.headers), await answer.text()];
+        })).then(done);
+        """
+    )
+    for status, headers, _ in fetched:
+        assert status == 200
+        assert headers["content-disposition"].startswith("attachment;")
+        assert headers["content-type"] == "application/octet-stream"
+    texts = {
+        headers["content-disposition"].rpartition("''")[2]: text for *_, headers, text in fetched
+    }
+    assert texts == {
+        "big": "01234567" * 700_000,
+        "%3Cb%3E%26%22%FF.html": "<script>window.hacked = 1</script>",
+    }
+    page.open(f"/api/jobs/{job}/output?name=MODEL/checkpoints/../../../code.json")
+    page.shows("the job has stored no such file")
 
 
 def test_two_jobs_are_compared(home: Path, failed: str, source: Path, open_page: OpenPage):
@@ -272,6 +354,7 @@ def test_who_did_not_open_the_link_gets_nothing(
         "/",
         "/api/jobs",
         f"/api/jobs/{failed}/log",
+        f"/api/jobs/{failed}/output?name=MODEL/x",
         f"/job/{failed}",
         "/static/console.js",
     ):

@@ -7,9 +7,10 @@ from typing import Any
 
 from nicegui import ui
 
-from cloudjob.console.pages import log, metrics, outputs, overview, ranks, resources, submitted
+from cloudjob.console.pages import log, metrics, outputs, ranks, resources, submitted
 from cloudjob.console.pages.confirm import confirm
 from cloudjob.console.pages.frame import badge, frame
+from cloudjob.console.pages.overview import Overview
 from cloudjob.console.pages.words import since, text
 from cloudjob.console.state import Console
 from cloudjob.console.threads import in_thread
@@ -23,8 +24,9 @@ _VIEWS = ("overview", "metrics", "ranks", "resources", "log", "outputs", "submit
 
 
 def register(console: Console) -> None:
-    """Add the page and the endpoint of the log."""
+    """Add the page, and the endpoints of the log and of outputs."""
     log.register(console)
+    outputs.register(console)
 
     @ui.page("/job/{job_id}")
     @ui.page("/job/{job_id}/{view}")
@@ -47,8 +49,9 @@ class _JobPage:
         self._error = ""
         self._phases: Sequence[Phase] = ()
         self._panels: dict[str, ui.column] = {}
+        self._overview: Overview | None = None
         self._fills: dict[str, Callable[[], Awaitable[None] | None]] = {
-            "overview": self._overview,
+            "overview": self._build_overview,
             "metrics": lambda: metrics.build(job),
             "ranks": lambda: ranks.build(console, job),
             "resources": lambda: resources.build(console, job),
@@ -109,13 +112,14 @@ class _JobPage:
         await self._look()
         if (self._status, self._error) != before or self._status.state is JobState.RUNNING:
             self._head.refresh()
-            self._overview.refresh()
+            if self._overview:
+                self._overview.update(self._status, self._phases)
         if self._status.state.is_final:
             timer.deactivate()
 
-    @ui.refreshable_method
-    def _overview(self) -> None:
-        overview.build(self._job, self._status, self._phases)
+    def _build_overview(self) -> None:
+        self._overview = Overview(self._job)
+        self._overview.update(self._status, self._phases)
 
     @ui.refreshable_method
     def _head(self) -> None:

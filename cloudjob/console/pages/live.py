@@ -1,29 +1,38 @@
-"""A part of a page that is drawn again every few seconds while the job runs."""
+"""Parts of a page that follow a job: each is built once, and its charts get new data in place."""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Literal
 
 from nicegui import ui
 
-from cloudjob.console.pages.words import text
+from cloudjob.console.charts import Chart
+from cloudjob.console.pages import words
 from cloudjob.errors import CloudJobError
 from cloudjob.tracking import Job
 
 _REFRESH_S = 3.0
+# What takes long is repeated after this many times as long.
+_REST = 10
 
 
 class Live:
-    """Draws itself below the place where it is started."""
+    """Draws itself where it is started, and again every few seconds while the job runs."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
         # A timer and a click may both draw.
         self._drawing = asyncio.Lock()
+        self._next_s = 0.0
 
     async def start(self) -> None:
         """Draw, and again until the job has ended."""
-        self._place = ui.column().classes("w-full")
+        self._note = ui.label().classes("quiet")
+        self.place = ui.column().classes("w-full gap-3")
         was_final = self.job.has_final_status
         await self.refresh()
         if not was_final:
@@ -32,20 +41,104 @@ class Live:
     async def _again(self, timer: ui.timer) -> None:
         if self.job.has_final_status:
             timer.deactivate()
+        elif time.monotonic() < self._next_s:
+            return
         await self.refresh()
 
     async def refresh(self) -> None:
-        """Draw once more."""
+        """Draw now."""
         async with self._drawing:
-            before = list(self._place)
-            with self._place, ui.column().classes("w-full gap-3"):
-                try:
-                    await self.draw()
-                except CloudJobError as error:
-                    ui.label(text(error.message)).classes("text-negative")
-            for element in before:
-                element.delete()
+            begun = time.monotonic()
+            try:
+                note = await self.draw()
+            except CloudJobError as error:
+                note = error.message
+            self._note.set_text(words.text(note))
+            self._note.set_visibility(bool(note))
+            self._next_s = time.monotonic() + _REST * (time.monotonic() - begun)
 
-    async def draw(self) -> None:
-        """Add the elements."""
+    async def draw(self) -> str:
+        """Draw or update; return a note to show above, empty for none."""
         raise NotImplementedError
+
+
+class ChartView(Live):
+    """Charts that share their zoom.
+
+    Args:
+        find: Returns the charts as they are now.
+        missing: The note as long as there are none.
+    """
+
+    def __init__(self, job: Job, find: Callable[[], Awaitable[list[Chart]]], missing: str) -> None:
+        super().__init__(job)
+        self._find = find
+        self._missing = missing
+        self._panels: dict[str, ChartPanel] = {}
+
+    async def draw(self) -> str:
+        """Add charts that are new, and update the others."""
+        found = await self._find()
+        self._update(found)
+        return "" if self._panels else self._missing
+
+    def _update(self, found: Sequence[Chart]) -> None:
+        if found and not self._panels:
+            with self.place, ui.row().classes("w-full items-center gap-2"):
+                ui.label("The bar below a chart zooms all of them.").classes("quiet")
+                reset = ui.button("Show all", icon="zoom_out_map")
+                reset.on_click(lambda: self._run("zoomOut")).props("flat dense no-caps size=sm")
+            with self.place:
+                self._grid = ui.element("div").classes("charts")
+        for chart in found:
+            if chart.title in self._panels:
+                self._panels[chart.title].update(chart)
+            else:
+                with self._grid:
+                    self._panels[chart.title] = ChartPanel(chart)
+                self._run("zoomTogether")
+
+    def _run(self, function: str) -> None:
+        ids = json.dumps([panel.id for panel in self._panels.values()])
+        self.place.client.run_javascript(f"console_ui.{function}({ids})")
+
+
+class ChartPanel:
+    """A chart in a panel with its title and note.
+
+    Args:
+        is_text: Whether its texts can be selected and searched, which costs time with many points.
+    """
+
+    def __init__(
+        self,
+        chart: Chart,
+        on_click: Callable[[Any], None] | None = None,
+        *,
+        is_text: bool = False,
+    ) -> None:
+        with ui.card().classes("panel"):
+            with ui.row().classes("items-baseline gap-2"):
+                ui.label(words.text(chart.title)).classes("panel-title")
+                self._note = ui.label(chart.note).classes("quiet")
+            renderer: Literal["svg", "canvas"] = "svg" if is_text else "canvas"
+            self._chart = ui.echart(chart.option, on_click, renderer=renderer)
+        self._chart.style(f"width: 100%; height: {chart.height_px}px")
+        self._shown = chart
+
+    @property
+    def id(self) -> int:
+        """The id of its chart on the page."""
+        return self._chart.id
+
+    def update(self, chart: Chart) -> None:
+        """Give it new data; the zoom stays at the same values of the axis."""
+        if chart == self._shown:
+            return
+        self._note.set_text(chart.note)
+        if chart.height_px != self._shown.height_px:
+            self._chart.style(f"height: {chart.height_px}px")
+        self._shown = chart
+        # Not NiceGUI's ``update``, with which the zoom would move or be lost.
+        option = json.dumps(chart.option)
+        self._chart.client.run_javascript(f"console_ui.draw({self.id}, {option})")

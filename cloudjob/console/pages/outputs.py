@@ -1,26 +1,108 @@
-"""The files that a job has stored so far."""
+"""The files that a job has stored so far, to browse and to download."""
 
 from __future__ import annotations
 
-from nicegui import ui
+from collections.abc import AsyncIterator, Iterator
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+from fastapi import Request, Response
+from fastapi.responses import PlainTextResponse, StreamingResponse
+from nicegui import app, ui
 
 from cloudjob.console.pages import words
+from cloudjob.console.pages.answer import address, query
 from cloudjob.console.pages.command import show_command
+from cloudjob.console.state import Console
 from cloudjob.console.threads import in_thread
 from cloudjob.errors import CloudJobError
 from cloudjob.package.messages import size_text
 from cloudjob.tracking import Job
+from cloudjob.tracking.outputs import Output
 
-_COLUMNS = [
-    {"field": "name", "headerName": "File", "flex": 1, "cellClass": "mono"},
-    {"field": "size", "headerName": "Size", "width": 120, "type": "numericColumn"},
+_COLUMNS: list[dict[str, Any]] = [
+    {
+        "field": "name",
+        "headerName": "Name",
+        "flex": 1,
+        "minWidth": 160,
+        "cellClass": "mono",
+        ":cellRenderer": "console_ui.file",
+    },
+    {
+        "field": "bytes",
+        "headerName": "Size",
+        "width": 110,
+        "type": "numericColumn",
+        ":valueFormatter": "p => p.data.size",
+    },
+    {
+        "field": "modified",
+        "headerName": "Written",
+        "width": 190,
+        ":valueFormatter": "console_ui.date",
+    },
     {"field": "note", "headerName": "", "width": 120},
 ]
+_HEAD_PX, _ROW_PX, _MOST_ROWS = 56, 32, 16
+
+
+def register(console: Console) -> None:
+    """Add the endpoint of downloads."""
+
+    @app.get("/api/jobs/{job_id}/output")
+    async def output(job_id: str, request: Request) -> Response:
+        name = query(request, "name")
+
+        def begin() -> tuple[Output, Iterator[bytes], bytes] | None:
+            found = console.job(job_id).outputs()
+            for file in found:
+                if file.name == name:
+                    pieces = found.read(file)
+                    return file, pieces, next(pieces)
+            return None
+
+        try:
+            begun = await in_thread(begin)
+        except CloudJobError as error:
+            return PlainTextResponse(f"{words.text(error.message)}\n", 502)
+        if begun is None:
+            return PlainTextResponse("the job has stored no such file\n", 404)
+        file, pieces, first = begun
+        return StreamingResponse(_rest(first, pieces), headers=_headers(file))
+
+
+async def _rest(first: bytes, pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
+    yield first
+    while piece := await in_thread(next, pieces, b""):
+        yield piece
+
+
+def _headers(file: Output) -> dict[str, str]:
+    # Never shown as a page of the console, whatever it is.
+    name = quote(file.name.rpartition("/")[2], "", errors="surrogateescape")
+    headers = {
+        "Content-Type": "application/octet-stream",
+        "Content-Disposition": f"attachment; filename*=UTF-8''{name}",
+        "Cache-Control": "no-store",
+    }
+    # Only a manifest gives the size.
+    return {**headers, "Content-Length": str(file.size_bytes)} if file.digests else headers
+
+
+class _Row(NamedTuple):
+    name: str
+    size_bytes: int
+    modified_ns: int
+    link: str
+    note: str
 
 
 async def build(job: Job) -> None:
-    """List the files; the store may take a while to answer."""
+    """List a folder of the outputs, which ``?path=`` chooses."""
+    path = query(ui.context.client.request, "path").strip("/")
     with ui.card().classes("panel") as panel:
+        # The store may take a while to answer.
         ui.spinner()
     error = ""
     try:
@@ -32,19 +114,72 @@ async def build(job: Job) -> None:
         if not files:
             ui.label(words.text(error) or "No outputs are stored.").classes("quiet")
             return
-        total = size_text(sum(file.size_bytes for file in files))
-        ui.label(f"{words.files(len(files))}, {total}").classes("panel-title")
-        rows = [
-            {
-                "name": words.text(file.name),
-                "size": size_text(file.size_bytes),
-                "note": "incomplete" if file.is_incomplete else "",
-            }
-            for file in files
-        ]
-        ui.aggrid(
-            {"columnDefs": _COLUMNS, "rowData": rows, "rowHeight": 32},
-            theme="quartz",
-            auto_size_columns=False,
-        ).classes("outputs-grid")
-        show_command("Download them:", f"cloudjob outputs {job.id} --to DIR")
+        _show(job, files, path)
+        show_command("Download all:", f"cloudjob outputs {job.id} --to DIR")
+
+
+def _show(job: Job, files: list[Output], path: str) -> None:
+    place = f"/job/{job.id}/outputs"
+    rows = _rows(job, files, path)
+    with ui.row().classes("items-center gap-1 w-full"):
+        parents = [part for part in path.split("/") if part]
+        ui.link("Outputs", place).classes("panel-title")
+        for depth, part in enumerate(parents, 1):
+            ui.label("/").classes("quiet")
+            ui.link(words.text(part), address(place, path="/".join(parents[:depth])))
+        total = size_text(sum(row.size_bytes for row in rows))
+        ui.label(f"{words.count(len(rows), 'entry', 'entries')}, {total}").classes("quiet")
+        ui.space()
+        again = ui.button(icon="refresh", on_click=ui.navigate.reload)
+        again.props('flat dense round size=sm aria-label="List again"')
+    shown = [
+        {
+            "name": words.text(row.name),
+            "link": row.link,
+            "bytes": row.size_bytes,
+            "size": size_text(row.size_bytes) if row.size_bytes or not row.note else "",
+            "modified": row.modified_ns / 1e9,
+            "note": row.note,
+        }
+        for row in rows
+    ]
+    ui.aggrid(
+        {
+            "columnDefs": _COLUMNS,
+            "rowData": shown,
+            "rowHeight": _ROW_PX,
+            "defaultColDef": {"sortable": True},
+            "overlayNoRowsTemplate": "This folder is empty.",
+            ":onGridReady": "p => console_ui.outputs(p.api)",
+        },
+        theme="quartz",
+        auto_size_columns=False,
+    ).classes("outputs-grid").style(f"height: {_HEAD_PX + _ROW_PX * min(len(rows), _MOST_ROWS)}px")
+
+
+def _rows(job: Job, files: list[Output], path: str) -> list[_Row]:
+    """Return what a folder holds: folders first, each with the files below it."""
+    start = f"{path}/" if path else ""
+    folders: dict[str, list[Output]] = {}
+    here: list[_Row] = []
+    for file in files:
+        name, slash, _ = file.name[len(start) :].partition("/")
+        if not file.name.startswith(start):
+            continue
+        if slash:
+            folders.setdefault(name, []).append(file)
+        else:
+            link = address(f"/api/jobs/{job.id}/output", name=file.name)
+            note = "incomplete" if file.is_incomplete else ""
+            here.append(_Row(name, file.size_bytes, file.modified_ns, link, note))
+    place = f"/job/{job.id}/outputs"
+    return [
+        _Row(
+            f"{name}/",
+            sum(file.size_bytes for file in below),
+            max(file.modified_ns for file in below),
+            address(place, path=start + name),
+            words.count(len(below), "file"),
+        )
+        for name, below in folders.items()
+    ] + here

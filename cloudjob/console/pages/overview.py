@@ -11,27 +11,45 @@ from nicegui import ui
 from cloudjob.console import charts
 from cloudjob.console.facts import facts
 from cloudjob.console.pages import words
+from cloudjob.console.pages.live import ChartPanel
 from cloudjob.model.status import Failure, JobStatus, Phase
 from cloudjob.tracking import Job
 
 
-def build(job: Job, status: JobStatus, phases: Sequence[Phase]) -> None:
-    """Show the job as it is now."""
-    if status.failure is not None:
-        _verdict(job, status.failure)
-    option = charts.timeline(status, phases, time.time())
-    if option is not None:
-        with ui.card().classes("panel"):
-            ui.label("Timeline").classes("panel-title")
-            chart = ui.echart(option, renderer="svg")
-            chart.style(f"width: 100%; height: {charts.height_px(option)}px")
-    with ui.card().classes("panel"):
-        ui.label("Job").classes("panel-title")
-        with ui.element("div").classes("facts"):
-            for name, value in facts(status, job):
-                with ui.column().classes("gap-0"):
-                    ui.label(name).classes("fact-name")
-                    ui.label(value).classes("fact-value")
+class Overview:
+    """The overview of a job; built where it is created."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._shown: JobStatus | None = None
+        self._verdict_place = ui.column().classes("w-full")
+        self._timeline_place = ui.column().classes("w-full")
+        self._facts_place = ui.column().classes("w-full")
+        self._timeline: ChartPanel | None = None
+
+    def update(self, status: JobStatus, phases: Sequence[Phase]) -> None:
+        """Show the job as it is now."""
+        chart = charts.timeline(status, phases, time.time())
+        if chart and self._timeline:
+            self._timeline.update(chart)
+        elif chart:
+            with self._timeline_place:
+                self._timeline = ChartPanel(chart, is_text=True)
+        if status == self._shown:
+            return
+        self._shown = status
+        self._verdict_place.clear()
+        self._facts_place.clear()
+        if status.failure is not None:
+            with self._verdict_place:
+                _verdict(self._job, status.failure)
+        with self._facts_place, ui.card().classes("panel"):
+            ui.label("Job").classes("panel-title")
+            with ui.element("div").classes("facts"):
+                for name, value in facts(status, self._job):
+                    with ui.column().classes("gap-0"):
+                        ui.label(name).classes("fact-name")
+                        ui.label(value).classes("fact-value")
 
 
 def _verdict(job: Job, failure: Failure) -> None:

@@ -7,10 +7,13 @@ from typing import Any
 from nicegui import ui
 
 from cloudjob.console import charts
-from cloudjob.console.pages.live import Live
+from cloudjob.console.pages.live import ChartPanel, Live
 from cloudjob.console.state import Console
 from cloudjob.console.threads import in_thread
 from cloudjob.tracking import Job
+
+_MISSING = "The nodes have not recorded their ranks yet."
+_NO_STEPS = "No rank has printed a metric with a step yet."
 
 
 async def build(console: Console, job: Job) -> None:
@@ -24,21 +27,32 @@ async def build(console: Console, job: Job) -> None:
 class _Ranks(Live):
     def __init__(self, console: Console, job: Job) -> None:
         super().__init__(job)
-        self.shows = next(iter(charts.RANK_VALUES))
+        self.shows = charts.RANK_VALUES[0]
         self._console = console
+        self._panel: ChartPanel | None = None
+        self._drawn = ""
 
     async def choose(self, event: Any) -> None:
         self.shows = event.value
         await self.refresh()
 
-    async def draw(self) -> None:
+    async def draw(self) -> str:
+        shows = self.shows
         journals = await in_thread(self._console.journals, self.job)
-        option = await in_thread(charts.rank_grid, journals, self.shows)
-        if option is None:
-            ui.label("The nodes have not recorded their ranks yet.").classes("quiet")
-            return
-        chart = ui.echart(option, on_point_click=self._open)
-        chart.style(f"width: 100%; height: {charts.grid_height_px(option)}px")
+        steps = {}
+        if shows == "step":
+            steps = charts.last_steps(await in_thread(self.job.training_metrics))
+        chart = await in_thread(charts.rank_grid, journals, shows, steps)
+        if self._panel and chart and chart.title == self._drawn:
+            self._panel.update(chart)
+            return ""
+        self.place.clear()
+        self._panel, self._drawn = None, ""
+        if chart is None:
+            return _NO_STEPS if shows == "step" and journals.ranks else _MISSING
+        with self.place:
+            self._panel, self._drawn = ChartPanel(chart, self._open), chart.title
+        return ""
 
     def _open(self, event: Any) -> None:
         rank = event.data.get("rank") if isinstance(event.data, dict) else None

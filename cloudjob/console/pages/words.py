@@ -1,4 +1,4 @@
-"""How spans of time, numbers of files and texts of jobs read."""
+"""How spans of time, numbers of things and texts of jobs read."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ def since(status: JobStatus) -> str:
     return f"submitted {span(time.time() - times.seconds_of(status.created_at))} ago"
 
 
-def files(count: int) -> str:
-    """Return a number of files: ``1 file``, ``2 files``."""
-    return f"{count} file" if count == 1 else f"{count} files"
+def count(number: int, one: str, many: str = "") -> str:
+    """Return a number of things: ``1 file``, ``2 files``."""
+    return f"{number} {one}" if number == 1 else f"{number} {many or one + 's'}"
 
 
 def text(found: str) -> str:

@@ -103,6 +103,17 @@ const console_ui = (() => {
     }, 1000);
   };
 
+  // -- outputs ---------------------------------------------------------------------------------
+  const file = ({ value, data }) => {
+    const link = document.createElement("a");
+    link.href = data.link;
+    link.textContent = value;
+    if (!value.endsWith("/")) link.download = "";
+    return link;
+  };
+
+  const outputs = (api) => api.setColumnsVisible(["modified"], window.innerWidth >= 640);
+
   // -- log -------------------------------------------------------------------------------------
   const logs = {};
 
@@ -175,7 +186,52 @@ const console_ui = (() => {
     emitEvent("console-dark", dark);
   };
 
-  // -- timeline --------------------------------------------------------------------------------
+  // -- charts ----------------------------------------------------------------------------------
+  // The value of a key that begins with a colon is a function.
+  const prepared = (value) => {
+    if (Array.isArray(value)) return value.map(prepared);
+    if (value === null || typeof value !== "object") return value;
+    return Object.fromEntries(
+      Object.entries(value).map(([key, item]) =>
+        key.startsWith(":") ? [key.slice(1), new Function(`return (${item})`)()] : [key, prepared(item)],
+      ),
+    );
+  };
+
+  // NiceGUI makes a chart some time after its element.
+  const chartOf = async (id) => {
+    for (let left = 200; left; left--) {
+      const chart = getElement(id)?.chart;
+      if (chart?.getOption()) return chart;
+      await new Promise((resolve) => setTimeout(resolve, 20));
+    }
+    throw new Error(`chart ${id} is gone`);
+  };
+
+  // An end of the zoom that is not at the end of the axis stays at its value.
+  const kept = ({ start, end, startValue, endValue }) => ({
+    ...(start > 0 ? { startValue } : { start: 0 }),
+    ...(end < 100 ? { endValue } : { end: 100 }),
+  });
+
+  const draw = async (id, option) => {
+    const chart = await chartOf(id);
+    const zooms = (chart.getOption().dataZoom || []).map(kept);
+    chart.setOption(prepared({ ...option, dataZoom: undefined }), { replaceMerge: ["series"] });
+    zooms.forEach((zoom, dataZoomIndex) => {
+      chart.dispatchAction({ type: "dataZoom", dataZoomIndex, ...zoom, escapeConnect: true });
+    });
+  };
+
+  const zoomTogether = async (ids) => {
+    const { echarts } = await import("nicegui-echart");
+    for (const id of ids) (await chartOf(id)).group = "together";
+    echarts.connect("together");
+  };
+
+  const zoomOut = async ([id]) =>
+    (await chartOf(id)).dispatchAction({ type: "dataZoom", start: 0, end: 100 });
+
   // One bar of a row: its value is [row, start, end].
   const bar = (params, api) => {
     const start = api.coord([api.value(1), api.value(0)]);
@@ -232,7 +288,13 @@ const console_ui = (() => {
     duration,
     state,
     openJob,
+    file,
+    outputs,
     switchDark,
+    prepared,
+    draw,
+    zoomTogether,
+    zoomOut,
     bar,
     barText,
     rankText,

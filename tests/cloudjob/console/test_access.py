@@ -46,11 +46,12 @@ def ask(access: Access, path: str = "/", kind: str = "http", **headers: str) -> 
 def login(access: Access) -> str:
     """Open the link and return the cookie."""
     answer = ask(access, access.login_path)
-    assert (answer["status"], answer["headers"]["location"]) == (303, "/")
-    cookie = answer["headers"]["set-cookie"]
-    assert "HttpOnly" in cookie
-    assert "SameSite=lax" in cookie
-    return cookie.partition(";")[0]
+    assert answer["status"] == 200
+    cookie, *attributes = answer["headers"]["set-cookie"].split("; ")
+    assert str(PORT) in cookie
+    # Without a domain, so that only this host gets it.
+    assert sorted(attributes) == ["HttpOnly", "Path=/", "SameSite=strict"]
+    return str(cookie)
 
 
 def test_a_browser_that_opened_the_link_sees_the_page():
@@ -108,6 +109,23 @@ def test_another_origin_is_refused_whatever_its_cookie(origin: str, kind: str):
     answer = ask(access, kind=kind, cookie=login(access), origin=origin)
 
     assert answer.get("status", answer.get("code")) in (403, 1008)
+
+
+@pytest.mark.parametrize("site", ["same-site", "cross-site"])
+def test_what_a_page_of_another_port_requests_is_refused_whatever_its_cookie(site: str):
+    access = make()
+    cookie = login(access)
+
+    assert ask(access, cookie=cookie, **{"sec-fetch-site": site})["status"] == 403
+    assert ask(access, cookie=cookie, **{"sec-fetch-site": "same-origin"})["status"] == 200
+    assert ask(access, cookie=cookie, **{"sec-fetch-site": "none"})["status"] == 200
+
+
+def test_the_cookie_of_one_console_does_not_open_another():
+    session = login(make())
+    other = make()
+
+    assert ask(other, cookie=session)["status"] == 401
 
 
 def test_a_websocket_without_the_cookie_is_closed():

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+
 from cloudjob.console import charts
 from cloudjob.model.status import Phase
 from cloudjob.tracking.journals import Journals
@@ -23,9 +27,10 @@ def test_a_bar_lasts_from_its_start_to_its_end_in_seconds_since_the_submit():
         ),
         Phase(node=2, name="run", started_at="1970-01-01T00:01:44.000Z"),
     )
-    option = charts.timeline(STATUS, phases, now_s=110.0)
+    chart = charts.timeline(STATUS, phases, now_s=110.0)
 
-    assert option is not None
+    assert chart is not None
+    option = chart.option
     assert option["yAxis"]["data"] == ["node 0", "node 2"]
     assert {s["name"]: s["data"] for s in option["series"]} == {
         "stage": [[0, 1.0, 3.5]],
@@ -49,30 +54,78 @@ def rank(number: int, quiet_s: int, state: str = "S") -> RankSample:
     return RankSample(number, 10 * number, 100, quiet_s, state, 1, 0)
 
 
+def cells(chart: charts.Chart | None) -> dict[int, dict[str, Any]]:
+    """Return the cells of a rank grid by rank."""
+    assert chart is not None
+    return {cell["rank"]: cell for cell in chart.option["series"][0]["data"]}
+
+
 def test_the_silent_rank_and_the_failed_rank_stand_out():
     ranks = recorded(
         Sample(100.0, ranks=(rank(0, 1), rank(1, 90))),
         Sample(100.0, ranks=(rank(33, 2, journal.FAILED),)),
     )
-    option = charts.rank_grid(ranks, "silent for (s)")
+    chart = charts.rank_grid(ranks, "silent for (s)")
 
-    assert option is not None
-    cells = {cell["rank"]: cell for cell in option["series"][0]["data"]}
-    assert [cell["value"] for cell in cells.values()] == [[0, 0, 1], [1, 0, 90], [1, 1, 2]]
-    assert (option["visualMap"]["min"], option["visualMap"]["max"]) == (1, 90)
-    frames = {number: cell["itemStyle"]["borderColor"] for number, cell in cells.items()}
+    found = cells(chart)
+    assert [cell["value"] for cell in found.values()] == [[0, 0, 1], [1, 0, 90], [1, 2, 2]]
+    frames = {number: cell["itemStyle"]["borderColor"] for number, cell in found.items()}
     assert frames[0] == frames[1] != frames[33]
-    assert option["rows"] == 2
+    assert chart is not None
+    assert chart.note == "Rank 1 differs most: 90 s; the median is 2 s."
+    by_state = charts.rank_grid(ranks, "state")
+    assert by_state is not None
+    assert [p["label"] for p in by_state.option["visualMap"]["pieces"]] == [
+        "waiting: 2",
+        "failed: 1",
+    ]
+    assert by_state.note == "failed: rank 33"
+
+
+@pytest.mark.parametrize(
+    ("shows", "values", "limits", "odd"),
+    [
+        # Small differences keep a weak colour: the scale is as wide as a difference that matters.
+        ("silent for (s)", (1, 3, 2), (0, 60), ""),
+        ("silent for (s)", (1, 300, 2), (0, 300), "Rank 1 differs most: 300 s"),
+        ("CPU (%)", (98, 100, 99), (74, 124), ""),
+        ("CPU (%)", (98, 5, 99), (5, 191), "Rank 1 differs most: 5 %"),
+        ("CPU (%)", (3, 100, 2), (-94, 100), "Rank 1 differs most: 100 %"),
+        ("step", (1000, 1001, 999), (991, 1001), ""),
+        ("step", (1000, 700, 999), (700, 1000), "Rank 1 differs most: 700"),
+    ],
+)
+def test_a_rank_is_conspicuous_only_if_it_really_differs(
+    shows: str, values: tuple[int, ...], limits: tuple[int, int], odd: str
+):
+    ranks = tuple(
+        RankSample(number, value, 100, value, "R", 1, 0) for number, value in enumerate(values)
+    )
+    chart = charts.rank_grid(recorded(Sample(100.0, ranks=ranks)), shows, dict(enumerate(values)))
+
+    assert chart is not None
+    legend = chart.option["visualMap"]
+    assert (legend["min"], legend["max"]) == limits
+    assert chart.note.partition(";")[0] == odd
+
+
+def test_the_step_of_a_rank_is_the_last_that_it_printed():
+    points = [MetricPoint("loss", 0, step, 0.5) for step in (1, 2, 3)]
+    points += [MetricPoint("lr", 1, 7, 0.5), MetricPoint("loss", None, 99, 0.5, source="events")]
+    steps = charts.last_steps(points)
+
+    assert steps == {0: 3, 1: 7}
+    ranks = recorded(Sample(100.0, ranks=(rank(0, 1), rank(1, 1), rank(2, 1))))
+    assert set(cells(charts.rank_grid(ranks, "step", steps))) == {0, 1}
+    assert charts.rank_grid(ranks, "step", {}) is None
 
 
 def test_a_rank_that_has_ended_shows_what_it_used_while_it_ran():
     journals = recorded(Sample(100.0, ranks=(rank(1, 4),)))
     ended = RankSample(1, 0, 0, 9, journal.ENDED, 0, 0)
     journals.add(0, [journal.dump(Sample(101.0, ranks=(ended,))).rstrip()])
-    option = charts.rank_grid(journals, "memory (MiB)")
+    cell = cells(charts.rank_grid(journals, "memory (MiB)"))[1]
 
-    assert option is not None
-    (cell,) = option["series"][0]["data"]
     assert cell["value"][2] == 100
     assert cell["sample"]["state"] == journal.ENDED
 
@@ -85,8 +138,8 @@ def test_a_metric_has_a_chart_with_a_line_for_each_rank_and_event_file():
         MetricPoint("lr", 1, 1, 0.1),
     ]
     found = {
-        name: {line["name"]: line["data"] for line in option["series"]}
-        for name, option in charts.curves(points)
+        chart.title: {line["name"]: line["data"] for line in chart.option["series"]}
+        for chart in charts.curves(points)
     }
 
     assert found == {
@@ -105,9 +158,10 @@ def test_resources_have_a_line_for_each_node_and_rank_and_no_chart_without_value
         Sample(110.0, cpu=(50.0, 10.0, 0.0, 0.0), memory=(512, 1024), ranks=(rank(0, 1),)),
         Sample(111.0, cpu=(20.0, 0.0, 0.0, 0.0), ranks=(rank(1, 1),)),
     )
+    drawn = charts.resources(journals, zero_s=100.0)
     found = {
-        title: {line["name"]: line["data"] for line in option["series"]}
-        for title, option in charts.resources(journals, zero_s=100.0)
+        chart.title: {line["name"]: line["data"] for line in chart.option["series"]}
+        for chart in drawn
     }
 
     assert found["CPU of the machine, all CPUs (%)"] == {
@@ -117,6 +171,9 @@ def test_resources_have_a_line_for_each_node_and_rank_and_no_chart_without_value
     assert found["Memory (MiB)"] == {"node 0": [(10.0, 512)], "node 1": []}
     assert found["CPU of each rank (% of one CPU)"]["rank 1"] == [(11.0, 10)]
     assert "GPUs and NPUs (%)" not in found
+    # A zoom of one is a zoom of all.
+    axes = {(chart.option["xAxis"]["min"], chart.option["xAxis"]["max"]) for chart in drawn}
+    assert axes == {(10.0, 11.0)}
 
 
 def test_a_long_job_keeps_its_peaks_and_a_large_one_names_what_is_left_out():
@@ -124,9 +181,11 @@ def test_a_long_job_keeps_its_peaks_and_a_large_one_names_what_is_left_out():
     many = Sample(1.0, ranks=tuple(rank(number, 1) for number in range(100)))
     journals = Journals()
     journals.add(0, [journal.dump(sample).rstrip() for sample in (many, *samples)])
-    found = dict(charts.resources(journals, zero_s=0.0))
+    found = {chart.title: chart for chart in charts.resources(journals, zero_s=0.0)}
 
-    [line] = found["Memory (MiB)"]["series"]
+    [line] = found["Memory (MiB)"].option["series"]
     assert len(line["data"]) <= 500
     assert (777.0, 900) in line["data"]
-    assert len(found["CPU of each rank (% of one CPU): the first 64 of 100"]["series"]) == 64
+    ranks = found["CPU of each rank (% of one CPU)"]
+    assert len(ranks.option["series"]) == 64
+    assert ranks.note == "the first 64 of 100"

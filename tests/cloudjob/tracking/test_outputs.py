@@ -14,7 +14,7 @@ from cloudjob.errors import StoreError
 from cloudjob.store.base import OnBytes, ignore_bytes
 from cloudjob.store.directory import DirectoryStore
 from cloudjob.tracking import outputs
-from cloudjob.tracking.outputs import OutputLocation
+from cloudjob.tracking.outputs import OutputLocation, Outputs
 from jobentry import objects
 from jobentry.contract import manifest
 from jobentry.contract.manifest import Kept, Manifest
@@ -84,6 +84,33 @@ def test_a_file_that_does_not_match_its_manifest_is_an_error(tmp_path: Path):
 
     assert not (tmp_path / "to" / "model" / "bad").exists()
     assert {path.name for path in (tmp_path / "to").rglob("*") if path.is_file()} <= {"good"}
+
+
+@pytest.mark.parametrize("size_bytes", [0, 1, 3, 4, 8, 11])
+def test_a_file_is_read_piece_by_piece(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size_bytes: int
+):
+    monkeypatch.setattr(outputs, "_PIECE_BYTES", 4)
+    data = bytes(range(size_bytes))
+    found = Outputs([kept(DirectoryStore(tmp_path), {"a": b"", "b": data})])
+
+    empty, file = found
+    assert b"".join(found.read(file)) == data
+    assert b"".join(found.read(empty)) == b""
+
+
+def test_a_file_that_does_not_match_its_manifest_is_not_read_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(outputs, "_PIECE_BYTES", 4)
+    store = DirectoryStore(tmp_path)
+    found = Outputs([kept(store, {"weights": b"12345678"})])
+    store.put_bytes(b"12345679", "out/weights")
+    pieces = found.read(next(iter(found)))
+
+    assert next(pieces) == b"1234"
+    with pytest.raises(StoreError, match="does not match its manifest"):
+        next(pieces)
 
 
 def test_files_of_any_depth_are_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
