@@ -58,10 +58,15 @@ def _logs(options: argparse.Namespace) -> int:
     job = cloudjob.attach(options.job)
     _check_numbers("--node", options.node, job.nodes)
     _check_numbers("--rank", options.rank, job.ranks)
+    if options.stored and options.follow:
+        raise UsageError(
+            "logs --stored: nodes store their logs at intervals, so it cannot be followed",
+            hint="leave out -f or --stored",
+        )
     if options.raw:
         return _raw_logs(job, options)
     pattern = _pattern(options.grep) if options.grep is not None else None
-    shown = cloudjob.LogFilter(options.node, options.rank, pattern, options.tail)
+    shown = cloudjob.LogFilter(options.node, options.rank, pattern, options.tail, options.stored)
     stream(job, sys.stdout.buffer.fileno(), follow=options.follow, shown=shown)
     return 0
 
@@ -73,7 +78,9 @@ def _raw_logs(job: cloudjob.Job, options: argparse.Namespace) -> int:
             hint="add --rank R, and neither --grep nor --tail",
         )
     node = int(options.node) if options.node.isdecimal() else None
-    for line in job.logs(node, int(options.rank), follow=options.follow, is_exact=True):
+    rank = int(options.rank)
+    found = job.logs(node, rank, follow=options.follow, is_exact=True, is_stored=options.stored)
+    for line in found:
         sys.stdout.buffer.write(line.data)
         if options.follow:
             sys.stdout.buffer.flush()
@@ -338,6 +345,8 @@ def add_logs(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--raw", action="store_true", help="the exact bytes of one rank, secrets included"
     )
+    text = "read the logs that the nodes have stored, not those of the platform"
+    parser.add_argument("--stored", action="store_true", help=text)
 
 
 def add_wait(parser: argparse.ArgumentParser) -> None:

@@ -13,12 +13,14 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from cloudjob import times
 from cloudjob.backends import handles, open_backend
 from cloudjob.backends.base import Backend, Event, Metric, NativeStatus
+from cloudjob.backends.follow import Piece
 from cloudjob.errors import (
     BackendError,
     CloudJobError,
@@ -41,7 +43,7 @@ from cloudjob.retries import Patience, WaitNotices
 from cloudjob.store import open_store, with_store_options
 from cloudjob.store.base import PATIENCE_S, ObjectStore
 from cloudjob.store.parallel import call_with_timeout, in_parallel
-from cloudjob.tracking import descriptions, event_files, journals
+from cloudjob.tracking import descriptions, event_files, journals, stored_logs
 from cloudjob.tracking.journals import Journals
 from cloudjob.tracking.leftovers import sweep
 from cloudjob.tracking.metrics import MetricPoint, MetricReader
@@ -49,6 +51,7 @@ from cloudjob.tracking.outputs import OutputLocation, Outputs
 from cloudjob.tracking.outputs import find as find_outputs
 from jobentry.contract import exits, journal, lines, masks, node_end
 from jobentry.contract.paths import DELIVERED_ENV, DELIVERED_SSH_KEY, JobPaths
+from jobentry.contract.stored_log import Chunk
 
 # The polling interval grows from the backend's to this one, so that the end of a short job is seen
 # at once and a long job does not cost a hundred requests a second.
@@ -63,6 +66,7 @@ _STORE_S = 5.0
 # Seconds by which a record that the platform uploads may arrive late.
 _LATE_S = 120.0
 _ENTRY = "jobentry: "
+_FROM_STORE = b"cloudjob: the platform has no log of this node; this one is from the job's store\n"
 # Native states of an UNKNOWN job that will never change.
 GONE = (
     "the submit was interrupted",
@@ -296,23 +300,65 @@ class Job:
         *,
         follow: bool,
         is_exact: bool = False,
+        is_stored: bool = False,
         on_journal: OnJournal | None = None,
     ) -> Iterator[LogPiece]:
         """Yield the log as it arrives; an empty piece means that there is nothing new.
 
+        The logs of nodes of which the platform has none come from the job's store.
+
         Args:
             is_exact: Show secrets; else they are ``***``.
+            is_stored: Read the logs in the store, not those of the platform.
             on_journal: Called with the lines of the journals of nodes, which the log leaves out.
         """
-        if not self.handle:
-            return
         splitters: defaultdict[int, masks.Splitter] = defaultdict(masks.Splitter)
-        for index, data in self._backend.logs(self.handle, node, follow=follow):
+        found = self._stored_log(node) if is_stored else self._log(node, follow=follow)
+        for index, data in found:
             split = journal.split if is_exact else splitters[index].split
             text, recorded = split(data)
             if recorded and on_journal is not None:
                 on_journal(index, recorded)
             yield LogPiece(index, text)
+
+    def _log(self, node: int | None, *, follow: bool) -> Iterator[Piece]:
+        """Yield the platform's log; of nodes of which it has none, that of the store."""
+        if not self.handle:
+            return
+        missing = {*range(self.nodes)} if node is None else {node}
+        failure: BackendError | None = None
+        try:
+            for index, data in self._backend.logs(self.handle, node, follow=follow):
+                if data:
+                    missing.discard(index)
+                yield index, data
+        except BackendError as error:
+            failure = error
+        chunks = self._stored_chunks(missing) if missing else []
+        for index, pieces in groupby(chunks, lambda chunk: chunk.node):
+            yield index, _FROM_STORE
+            yield from stored_logs.read(self._store, self.id, tuple(pieces))
+        if failure is not None and not chunks:
+            raise failure
+
+    def _stored_chunks(self, nodes: set[int]) -> list[Chunk]:
+        """Return what nodes have stored of their logs; nothing if the store does not answer."""
+        with contextlib.suppress(StoreError, TimeoutError):
+            return call_with_timeout(
+                _STORE_S, lambda: stored_logs.find(self._store, self.id, nodes)
+            )
+        return []
+
+    def _stored_log(self, node: int | None) -> Iterator[Piece]:
+        chunks = stored_logs.find(
+            self._store, self.id, range(self.nodes) if node is None else (node,)
+        )
+        if not chunks:
+            raise UsageError(
+                f"reading the stored log of {self.id}: its nodes have stored none",
+                hint="leave out --stored; the log may still be on the platform",
+            )
+        yield from stored_logs.read(self._store, self.id, chunks)
 
     def journals(self) -> Journals:
         """Return what the nodes have recorded so far: phases, ranks and resources.
@@ -354,7 +400,7 @@ class Job:
         if self.handle:
             # Asked before: what a running job writes meanwhile may end within a number.
             is_over = self.status().state.is_final
-            for node, data in self._backend.logs(self.handle, None, follow=False):
+            for node, data in self._log(None, follow=False):
                 found += reader.add(node, data)
             if is_over:
                 found += reader.finish()
@@ -396,6 +442,7 @@ class Job:
         *,
         follow: bool = False,
         is_exact: bool = False,
+        is_stored: bool = False,
     ) -> Iterator[LogLine]:
         """Yield the log line by line, of one node or rank if given.
 
@@ -404,8 +451,10 @@ class Job:
         Args:
             follow: Wait for new lines until the job has ended.
             is_exact: Yield what the ranks wrote; else secrets are ``***``.
+            is_stored: Read the logs in the job's store, not those of its platform.
         """
-        for piece in self.pieces(node, follow=follow, is_exact=is_exact):
+        found = self.pieces(node, follow=follow, is_exact=is_exact, is_stored=is_stored)
+        for piece in found:
             for text in piece.data.split(b"\n")[:-1]:
                 line = lines.read(text + b"\n")
                 if rank is None or line.rank == rank:

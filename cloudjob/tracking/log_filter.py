@@ -19,12 +19,14 @@ class LogFilter(NamedTuple):
         ranks: The same for ranks. Lines of the entry belong to no rank.
         pattern: A regular expression that is searched in each line, without its prefix.
         tail: The number of lines to start with, counted from the end; None for all.
+        is_stored: Whether to read the logs in the job's store, not those of its platform.
     """
 
     nodes: str = ""
     ranks: str = ""
     pattern: re.Pattern[bytes] | None = None
     tail: int | None = None
+    is_stored: bool = False
 
     def pieces(
         self, job: Job, *, follow: bool, on_journal: OnJournal | None = None
@@ -42,7 +44,8 @@ class LogFilter(NamedTuple):
             yield from self._last(there)
             for piece in there:
                 skipped[piece.node] = skipped.get(piece.node, 0) + piece.data.count(b"\n")
-        pieces = _without_first(job.pieces(node, follow=follow, on_journal=on_journal), skipped)
+        found = job.pieces(node, follow=follow, is_stored=self.is_stored, on_journal=on_journal)
+        pieces = _without_first(found, skipped)
         yield from self._last(pieces) if self.tail is not None and not follow else self._of(pieces)
 
     def _of(self, pieces: Iterable[LogPiece]) -> Iterator[LogPiece]:

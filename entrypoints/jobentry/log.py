@@ -21,6 +21,22 @@ _PIECE_BYTES = 1 << 20
 _LONGEST_LINE_BYTES = 16 << 20
 
 _lock = threading.Lock()
+_copy: Callable[[bytes], None] | None = None
+
+
+def copy_log(add: Callable[[bytes], None] | None) -> None:
+    """Pass everything that is logged from now on to ``add`` too; None ends this."""
+    global _copy
+    _copy = add
+
+
+def _copied(data: bytes) -> bytes:
+    if _copy is not None:
+        try:
+            _copy(data)
+        except MemoryError:
+            copy_log(None)
+    return data
 
 
 def log_message(text: str) -> None:
@@ -30,16 +46,22 @@ def log_message(text: str) -> None:
     """
     with _lock, contextlib.suppress(OSError):
         shown = masks.hide(text).replace("\n", "\n          ")
-        sys.stderr.write(f"jobentry: {shown}\n")
+        line = f"jobentry: {shown}\n"
+        _copied(line.encode("utf-8", "backslashreplace"))
+        sys.stderr.write(line)
         sys.stderr.flush()
 
 
 def write_journal(line: bytes) -> None:
     """Write a marked line of the journal to the log, never within a line of a rank."""
     with _lock, contextlib.suppress(OSError):
-        rest = memoryview(line)
-        while rest:
-            rest = rest[os.write(1, rest) :]
+        _write(1, _copied(line))
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]
 
 
 class Relay:
@@ -89,16 +111,15 @@ class Relay:
         return found
 
     def _write(self, data: bytes) -> None:
-        if self._is_broken:
-            return
-        try:
-            with _lock:
-                rest = memoryview(data)
-                while rest:
-                    rest = rest[os.write(self._descriptor, rest) :]
-        except OSError:
-            # No reader, or a full disk; the ranks' own logs are not affected.
-            self._is_broken = True
+        with _lock:
+            _copied(data)
+            if self._is_broken:
+                return
+            try:
+                _write(self._descriptor, data)
+            except OSError:
+                # No reader, or a full disk; the ranks' own logs are not affected.
+                self._is_broken = True
 
 
 class _Log:

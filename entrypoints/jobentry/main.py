@@ -25,6 +25,7 @@ from jobentry.launchers.common import ArgsError
 from jobentry.log import log_message, write_journal
 from jobentry.node import unsubmitted
 from jobentry.node.journal import STORE_LIMIT_S, Journal
+from jobentry.node.log_store import LogStore
 from jobentry.node.prepare import (
     check_script,
     check_sshd,
@@ -225,6 +226,10 @@ def _run(node: NodeEnv, options: Options) -> _End:
     """Run this node's part of the job; the head writes a record in every case."""
     started_at = time.time()
     journal = Journal(write_journal if node.record_uri else None)
+    # An address can be signed for one known object only.
+    if node.record_uri and names.CLOUDJOB_SIGNED_URIS not in private_environ.environ():
+        journal.log_store = LogStore(_record_folder(node), node.node)
+        journal.log_store.start()
     try:
         _handle_cancel_signals(lambda number, _: _stop(node, number))
         with _translated():
@@ -520,12 +525,15 @@ def _phases(
 
 
 def _close_journal(node: NodeEnv, journal: Journal, *, is_cancelled: bool) -> None:
-    """End the journal of this node, and store it beside the record."""
+    """End the journal and the log of this node, and store both beside the record."""
     journal.finish()
     if node.record_uri:
-        folder = node.record_uri.rpartition("/")[0]
         limit_s = _CANCELLED_JOURNAL_S if is_cancelled else STORE_LIMIT_S
-        journal.store(f"{folder}/{paths.journal_name(node.node)}", limit_s)
+        journal.store(f"{_record_folder(node)}/{paths.journal_name(node.node)}", limit_s)
+
+
+def _record_folder(node: NodeEnv) -> str:
+    return node.record_uri.rpartition("/")[0]
 
 
 def _write_record(uri: str, record: exits.ExitRecord, *, is_cancelled: bool = False) -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -141,3 +145,60 @@ def test_doctor_checks_the_configured_store(cloud, seaweedfs: Server, bucket: st
     assert not store["is_ok"]
     assert "no such bucket" in store["found"]
     assert _objects(seaweedfs, bucket).keys() == {"in/numbers.txt"}
+
+
+LOGS = """
+print("hello", rank, "x" * 100_000)
+leave(f"up-{rank}")
+await_file("go")
+"""
+STORED = b"cloudjob: the platform has no log of this node; this one is from the job's store\n"
+
+
+@pytest.mark.parametrize("is_bucket", [False, True], ids=["folder", "bucket"])
+def test_the_log_of_a_removed_job_is_read_from_the_store(
+    cloud, seaweedfs: Server, bucket: str, is_bucket: bool
+):
+    """It is the same as the platform's, byte by byte."""
+    cloud.environ.update(seaweedfs.environ)
+    words = ["--store", f"s3://{bucket}/jobs"] if is_bucket else []
+    (cloud.results / "go").touch()
+    done = cloud.submit(*words, "-n", "2", cloud.script(LOGS))
+    raw = cloud.raw(done.job, 1)
+    stored = cloud.cli("logs", "--stored", done.job)
+    shutil.rmtree(cloud.home / "process" / done.job)
+
+    shown = cloud.cli("logs", done.job)
+    followed = cloud.cli("logs", "-f", done.job)
+
+    assert done.code == 0, done
+    assert raw.startswith(b"hello 1 xxx")
+    for each in (stored, shown, followed):
+        assert each.code == 0, each
+        assert sorted(each.lines) == sorted(done.lines), each
+    assert shown.err.count(STORED) == followed.err.count(STORED) == 2, shown
+    assert STORED not in stored.err
+    assert cloud.raw(done.job, 1) == raw
+
+
+def test_the_log_of_a_job_that_was_killed_is_in_the_store(cloud, poll: Callable[..., None]):
+    """No entry had a chance to store the rest."""
+    running = cloud.start_submit("-n", "2", cloud.script(LOGS))
+    job = running.job
+    cloud.await_left("up-0", "up-1")
+    poll(
+        lambda: all(
+            cloud.cli("logs", "--stored", "--node", node, job).out.startswith(b"[%s] hello" % rank)
+            for node, rank in (("0", b"0"), ("1", b"1"))
+        ),
+        "the logs in the store",
+    )
+    for process in cloud.processes():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+    running.end()
+    shutil.rmtree(cloud.home / "process" / job)
+
+    shown = cloud.cli("logs", job)
+
+    assert sorted(line[:11] for line in shown.lines) == [b"[0] hello 0", b"[1] hello 1"], shown

@@ -89,3 +89,20 @@ def test_a_rank_with_a_progress_bar_is_exact(cloud):
     assert b"[1] " + b"m" * 1_000_000 + b"\n" in shown
     # A bar that is not complete is shown in parts, each in a line of its own.
     assert b"\r100% " in done.out
+
+
+def test_the_log_of_deleted_containers_is_read_from_the_store(cloud):
+    """Somebody prunes them before any cloudjob has looked."""
+    cloud.script("import os; print('hello', os.environ['OMPI_COMM_WORLD_RANK'])")
+    job = cloud.detached("--nodes", "2")
+    for container in cloud.containers(job):
+        cloud.engine.wait(container["Id"])
+        cloud.engine.remove_container(container["Id"])
+
+    shown = cloud.run("logs", job)
+
+    assert shown.code == 0, shown
+    assert sorted(shown.out.splitlines()) == [b"[0] hello 0", b"[1] hello 1"]
+    assert shown.err.count("the platform has no log of this node") == 2, shown
+    # What only cloudjob has made, such as the network.
+    assert cloud.run("rm", "--force", job).code == 0

@@ -47,11 +47,16 @@ class JobPaths(NamedTuple):
     @property
     def record(self) -> str:
         """The exit record."""
-        return self.job + "/record/" + RECORD
+        return self.records + RECORD
+
+    @property
+    def records(self) -> str:
+        """The folder of the exit record, and of the journals and logs of nodes."""
+        return self.job + "/record/"
 
     def journal(self, node: int) -> str:
         """The journal of a node, as it was when the node ended."""
-        return f"{self.job}/record/{journal_name(node)}"
+        return f"{self.records}{journal_name(node)}"
 
     @property
     def outputs(self) -> str:

@@ -17,6 +17,7 @@ from jobentry.contract.journal import Phase, Sample
 if TYPE_CHECKING:
     from jobentry.contract.paths import NodePaths
     from jobentry.control.local_ranks import LocalRanks
+    from jobentry.node.log_store import LogStore
     from jobentry.node.processes import RankProcesses
 
 # The interval between two samples: a tenth of the job's age, within these limits, so that a short
@@ -75,6 +76,8 @@ class Journal:
     """
 
     def __init__(self, write: Callable[[bytes], None] | None = None) -> None:
+        # The log to store with the journal.
+        self.log_store: LogStore | None = None
         self._write = write
         self._lock = threading.Lock()
         self._begun_s = time.monotonic()
@@ -183,12 +186,14 @@ class Journal:
             self.end(name)
 
     def store(self, uri: str, limit_s: float) -> None:
-        """Store the journal as an object; give up if the store does not answer.
+        """Store the journal as an object, and the log; give up if the store does not answer.
 
         The log holds the same lines, so a failure here does not fail the job.
         """
         from jobentry import objects
 
+        if self.log_store is not None:
+            self.log_store.finish()
         with self._lock:
             data = journal.pack(self._lines)
 
@@ -200,6 +205,8 @@ class Journal:
         with contextlib.suppress(RuntimeError):
             thread.start()
             thread.join(limit_s)
+        if self.log_store is not None:
+            self.log_store.join(limit_s)
 
 
 def pause_s(age_s: float, spent_bytes: float, cost_s: float) -> float:

@@ -1,0 +1,60 @@
+"""The log of a node in the job's store: numbered chunks beside the exit record, compressed.
+
+Each chunk is a gzip stream of whole pieces of the log, as the node wrote it to its stdout and
+stderr. The last one is stored again as it grows, so its stream may have no end.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from typing import Any, Iterator, NamedTuple
+
+# What every name begins with.
+PREFIX = "log-"
+_NAME = re.compile(r"log-(\d{1,9})-(\d{13})-(\d{6})\.gz")
+_GZIP = 31
+_PIECE_BYTES = 1 << 20
+
+
+class Chunk(NamedTuple):
+    """A chunk of the log of one node; the order is that of the log.
+
+    Args:
+        attempt_ms: When the node's entry started, in milliseconds since 1970: a job that starts
+            again has several logs.
+    """
+
+    node: int
+    attempt_ms: int
+    number: int
+
+    @property
+    def name(self) -> str:
+        """The name of its object."""
+        return "log-%d-%013d-%06d.gz" % self
+
+
+def read_name(name: str) -> Chunk | None:
+    """Return the chunk of an object's name; None if it is another object."""
+    match = _NAME.fullmatch(name)
+    return None if match is None else Chunk(*(int(text) for text in match.groups()))
+
+
+def compressor() -> Any:
+    """Return what compresses one chunk: fast, because the ranks' output waits for it."""
+    return zlib.compressobj(1, zlib.DEFLATED, _GZIP)
+
+
+def unpack(data: bytes) -> Iterator[bytes]:
+    """Yield the bytes of a chunk in pieces; it ends where the chunk is damaged."""
+    reader = zlib.decompressobj(_GZIP)
+    while data and not reader.eof:
+        try:
+            piece = reader.decompress(data, _PIECE_BYTES)
+        except zlib.error:
+            return
+        if not piece and data == reader.unconsumed_tail:
+            return
+        data = reader.unconsumed_tail
+        yield piece
