@@ -192,6 +192,7 @@ class Journal:
         """
         from jobentry import objects
 
+        end_s = time.monotonic() + limit_s
         if self.log_store is not None:
             self.log_store.finish()
         with self._lock:
@@ -206,7 +207,7 @@ class Journal:
             thread.start()
             thread.join(limit_s)
         if self.log_store is not None:
-            self.log_store.join(limit_s)
+            self.log_store.join(max(0.0, end_s - time.monotonic()))
 
 
 def pause_s(age_s: float, spent_bytes: float, cost_s: float) -> float:

@@ -91,7 +91,7 @@ class LogStore:
             return
         self._thread.join(limit_s)
         if self._thread.is_alive():
-            self._warn(f"the store has not answered for {limit_s:g} s")
+            self._warn("the store does not answer in time")
 
     def _grow(self, data: bytes) -> None:
         if data:
@@ -150,4 +150,4 @@ class LogStore:
     def _warn(self, why: str) -> None:
         if not self._has_failed:
             self._has_failed = True
-            log_message(f"storing the log: {why}; the job continues")
+            log_message(f"storing the log: {why}")

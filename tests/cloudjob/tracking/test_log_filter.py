@@ -21,9 +21,7 @@ LATER = LogPiece(1, b"[3] loss 4\n[2] done\n")
 class Written:
     """A job whose log has grown between two reads."""
 
-    def pieces(
-        self, node: int | None = None, *, follow: bool, on_journal: object = None
-    ) -> Iterator[LogPiece]:
+    def pieces(self, node: int | None = None, *, follow: bool, **_: object) -> Iterator[LogPiece]:
         for piece in [*NOW, LATER] if follow else NOW:
             if node in (None, piece.node):
                 yield piece
