@@ -499,6 +499,7 @@ def test_a_cancelled_node_does_not_wait_for_its_store(machine: Machine):
     assert started.returncode == 143
     assert err.splitlines() == [
         "jobentry: cancelled: the job was sent SIGTERM",
+        "jobentry: storing the log: the store does not answer in time",
         "jobentry: writing the record: the store has not answered for 5 s",
     ]
 
