@@ -11,11 +11,10 @@ from collections.abc import Callable
 from datetime import datetime, timezone
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
-from urllib.parse import parse_qsl, quote, unquote
+from urllib.parse import parse_qsl
 
 from cloudjob.emulator.database import Database, StoredToken, TemporaryKey
 from cloudjob.emulator.errors import ApiError
-from cloudjob.emulator.proxy import Headers, Refusal
 from cloudjob.emulator.settings import Settings
 from cloudjob.emulator.state import Account, User
 from jobentry.contract.sigv4 import Keys
@@ -30,13 +29,6 @@ _TRIES = 5
 _API_SIGNATURE = re.compile(
     r"SDK-HMAC-SHA256 +Access=([^, ]+), *SignedHeaders=([^, ]+), *Signature=([0-9a-f]{64})\Z"
 )
-_S3_SIGNATURE = re.compile(
-    r"AWS4-HMAC-SHA256 Credential=([^/]+)/([^/]+)/([^/]+)/([^/]+)/aws4_request, ?"
-    r"SignedHeaders=([^,\s]+), ?Signature=([0-9a-f]+)\Z"
-)
-_S3_TOKENS = ("x-amz-security-token", "x-obs-security-token")
-# Each chunk of such a body is signed with the key that signs the headers.
-_SIGNED_CHUNKS = "STREAMING-AWS4-HMAC-SHA256"
 
 
 class Access:
@@ -204,43 +196,6 @@ class Access:
         if count > self._settings.requests_per_min:
             raise ApiError("APIGW.0308", f"{self._settings.requests_per_min},time:1 minute")
 
-    # -- OBS ----------------------------------------------------------------------------------
-
-    def sign_again(self, method: str, target: str, headers: Headers) -> Headers | Refusal:
-        """Return the headers of a request to OBS, signed with the user's own key.
-
-        SeaweedFS knows only the keys of users, so the signature of a temporary key is verified
-        here. It verifies every other signature itself.
-        """
-        values = {name.decode("latin-1"): value.decode("latin-1") for name, value in headers}
-        found = _S3_SIGNATURE.match(values.get("authorization", ""))
-        key = self._database.key(found[1]) if found else None
-        if found is None or key is None:
-            return headers
-        if next((values[name] for name in _S3_TOKENS if name in values), "") != key.token:
-            return Refusal(0, 403, "InvalidToken", "The provided token is malformed or invalid.")
-        if key.expires_s <= self._clock():
-            return Refusal(0, 403, "ExpiredToken", "The provided token has expired.")
-        if values.get("x-amz-content-sha256", "").startswith(_SIGNED_CHUNKS):
-            return Refusal(0, 501, "NotImplemented", "Signed chunks with a temporary key.")
-        region, service, names = found[3], found[4], found[5].split(";")
-        signed = {name: values.get(name, "") for name in names}
-        expected = _s3_signature(key.secret, region, service, (method, target, signed))
-        if not secrets.compare_digest(expected, found[6]):
-            return Refusal(0, 403, "SignatureDoesNotMatch", "The request signature does not match.")
-        signed = {name: value for name, value in signed.items() if name not in _S3_TOKENS}
-        own = (self.account.user(key.user) or self.account.owner).keys
-        signature = _s3_signature(own.secret_key, region, service, (method, target, signed))
-        authorization = (
-            f"AWS4-HMAC-SHA256 Credential={own.access_key}/{found[2]}/{region}/{service}"
-            f"/aws4_request, SignedHeaders={';'.join(signed)}, Signature={signature}"
-        )
-        return [
-            (name, authorization.encode("latin-1") if name == b"authorization" else value)
-            for name, value in headers
-            if name.decode("latin-1") not in _S3_TOKENS
-        ]
-
 
 def _api_signature(request: Request, secret: str, names: list[str]) -> str:
     """Return the signature that the vendor's signer makes over these headers."""
@@ -257,30 +212,6 @@ def _api_signature(request: Request, secret: str, names: list[str]) -> str:
     )
     made = Signer(SimpleNamespace(ak="-", sk=secret)).sign(text).header_params["Authorization"]
     return str(made).rpartition("=")[2]
-
-
-def _s3_signature(
-    secret: str, region: str, service: str, text: tuple[str, str, dict[str, str]]
-) -> str:
-    """Return the signature that botocore makes.
-
-    Args:
-        text: Method, target and signed headers.
-    """
-    from botocore.auth import S3SigV4Auth
-    from botocore.awsrequest import AWSRequest
-    from botocore.credentials import Credentials
-
-    method, target, headers = text
-    path, mark, query = target.partition("?")
-    request = AWSRequest(
-        method, f"http://obs{quote(unquote(path), safe='/~')}{mark}{query}", headers
-    )
-    request.context["timestamp"] = headers.get("x-amz-date", "")
-    signer = S3SigV4Auth(Credentials("-", secret), service, region)
-    return str(
-        signer.signature(signer.string_to_sign(request, signer.canonical_request(request)), request)
-    )
 
 
 def _has_digest(request: Request) -> bool:

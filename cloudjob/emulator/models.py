@@ -134,7 +134,8 @@ def place(url: str | None) -> Place:
     for scheme in ("obs://", "s3://", "/"):
         if text.startswith(scheme):
             bucket, _, key = text[len(scheme) :].partition("/")
-            if _BUCKET.match(bucket) and "//" not in f"/{key}" and ".." not in key.split("/"):
+            is_key = "//" not in f"/{key}" and ".." not in key.split("/") and "\0" not in key
+            if _BUCKET.match(bucket) and is_key:
                 return Place(bucket, key)
     raise ApiError("ModelArts.2791", f"{text}, reason: not a path of OBS")
 

@@ -26,6 +26,8 @@ from cloudjob.times import seconds_of
 from jobentry.contract.paths import ENTRY
 from jobentry.contract.sigv4 import Keys
 
+# Of an engine without a bridge of its own.
+BRIDGE = "cloudjob-emulator"
 # Returns the temporary keys of a job of the user of this name.
 NewKeys: TypeAlias = Callable[[str], Keys]
 
@@ -496,17 +498,29 @@ Machines: TypeAlias = ProcessMachines | DockerMachines
 def gateway() -> str:
     """Return the address of this machine that every container reaches; empty for none.
 
-    It is the engine's own bridge: nobody outside this machine reaches it.
+    It is the engine's own bridge, or one that is created for an engine that has none: nobody
+    outside this machine reaches it.
 
     Raises:
-        BackendError: There is no engine.
+        BackendError: There is no engine, or it refuses.
     """
     from cloudjob.backends.docker import engine
 
     client = engine.connect()
     with engine.translated("asking the engine for its bridge"):
-        found = client.inspect_network("bridge")
-    return bridge_address(found)
+        found = client.networks(names=["bridge", BRIDGE])
+    bridges = sorted(item["Name"] for item in found if item["Name"] in ("bridge", BRIDGE))
+    return bridge_address(inspected(client, bridges[0] if bridges else BRIDGE))
+
+
+def inspected(client: Any, name: str) -> Any:
+    """Return a network of the engine, which is created unless it exists."""
+    from cloudjob.backends.docker import engine
+
+    with engine.translated(f"creating the network {name}"):
+        if not any(item["Name"] == name for item in client.networks(names=[name])):
+            client.create_network(name, driver="bridge", check_duplicate=True)
+        return client.inspect_network(name)
 
 
 def bridge_address(network: Mapping[str, Any]) -> str:

@@ -3,21 +3,38 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import hashlib
 import uuid
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
+from cloudjob.emulator import obs_keys
 from cloudjob.emulator.http_server import is_from_here, target_of
 
 Headers = list[tuple[bytes, bytes]]
 # Headers of one connection, which a proxy does not pass on.
 _OF_CONNECTION = (b"connection", b"keep-alive", b"proxy-connection", b"upgrade", b"te")
 _WRITES = ("PUT", "POST")
+_SOURCES = (b"x-amz-copy-source", b"x-obs-copy-source")
+_DELETE_BYTES = 8 << 20
+
+
+class Message(NamedTuple):
+    """What a signature covers of a request."""
+
+    method: str
+    target: str
+    headers: Headers
+
+    def values(self) -> dict[str, str]:
+        """Return the headers."""
+        return {name.decode("latin-1"): value.decode("latin-1") for name, value in self.headers}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +61,13 @@ _UNAVAILABLE = Refusal(0, 503, "ServiceUnavailable", "The object store does not 
 class Proxy:
     """An ASGI application that passes requests to an S3 server on a Unix socket.
 
-    A signature covers the target and most headers, so they pass unchanged, except for what
-    ``sign`` signs again. Bodies are streamed in both directions.
+    A signature covers the target and most headers, so they pass unchanged, except for names that
+    the server does not keep and what ``sign`` signs again. Bodies are streamed in both directions.
 
     Args:
         addresses: Our own addresses; requests for another host are refused.
         inject: Returns what a request (method, target) gets instead of its answer.
-        sign: Returns the headers that are passed on (given method, target and headers).
+        sign: Returns the headers that are passed on, for a request as given and as passed on.
     """
 
     def __init__(
@@ -58,7 +75,7 @@ class Proxy:
         socket: str,
         addresses: Collection[str],
         inject: Callable[[str, str], Refusal | None],
-        sign: Callable[[str, str, Headers], Headers | Refusal],
+        sign: Callable[[Message, Message], Headers | Refusal],
     ) -> None:
         self._addresses = addresses
         self._inject = inject
@@ -71,7 +88,7 @@ class Proxy:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer one request."""
         request = Request(scope, receive)
-        found = self._request(request)
+        found = await self._request(request)
         target = target_of(request.scope)
         refusal = found if isinstance(found, Refusal) else self._inject(request.method, target)
         if refusal:
@@ -88,8 +105,7 @@ class Proxy:
             await _error(request, _UNAVAILABLE)(scope, receive, send)
             return
         try:
-            answer = StreamingResponse(response.aiter_raw(), response.status_code)
-            answer.raw_headers = _passed_on(response.headers.raw, b"transfer-encoding")
+            answer = await _answer_of(request, response)
             await answer(scope, receive, send)
         except httpx.TransportError:
             # The server stopped in the middle of its answer: the client sees the same.
@@ -101,25 +117,75 @@ class Proxy:
         """Return the answer to a request that cannot be read."""
         return _answer(Refusal(0, status, *_UNREADABLE.get(status, _UNREADABLE[400])))
 
-    def _request(self, request: Request) -> httpx.Request | Refusal:
+    async def _request(self, request: Request) -> httpx.Request | Refusal:
         # SeaweedFS answers every preflight with permissive CORS headers.
         if request.method == "OPTIONS" or not is_from_here(request.headers, self._addresses):
             return _FOREIGN
-        target = target_of(request.scope)
-        headers = self._sign(request.method, target, request.headers.raw)
+        given = Message(request.method, target_of(request.scope), request.headers.raw)
+        content: Any = None
+        if _has_body(request):
+            content = await request.body() if _names_many(request) else request.stream()
+        sent, content = _stored(given, content)
+        headers = self._sign(given, sent)
         if isinstance(headers, Refusal):
             return headers
-        has_body = "transfer-encoding" in request.headers or (
-            request.headers.get("content-length", "0") != "0"
-        )
         return httpx.Request(
             request.method,
             "http://seaweedfs",
             # uvicorn has answered an `Expect: 100-continue` by the time a body is read.
             headers=_passed_on(headers, b"expect"),
-            content=request.stream() if has_body else None,
-            extensions={"target": target.encode("ascii")},
+            content=content,
+            extensions={"target": sent.target.encode("ascii")},
         )
+
+
+def _has_body(request: Request) -> bool:
+    return "transfer-encoding" in request.headers or (
+        request.headers.get("content-length", "0") != "0"
+    )
+
+
+def _names_many(request: Request) -> bool:
+    """Whether the body of a request names objects to delete."""
+    size = request.headers.get("content-length", "")
+    is_small = size.isdecimal() and int(size) <= _DELETE_BYTES
+    return request.method == "POST" and "delete" in request.query_params and is_small
+
+
+def _stored(given: Message, content: Any) -> tuple[Message, Any]:
+    """Return a request and its body with the names that the server has for objects."""
+    changes: dict[bytes, bytes] = {}
+    for name, value in given.headers:
+        if name in _SOURCES:
+            changes[name] = obs_keys.stored_source(value.decode("latin-1")).encode("latin-1")
+    if isinstance(content, bytes) and (body := obs_keys.stored_in_body(content)) != content:
+        content = body
+        changes[b"content-length"] = str(len(body)).encode()
+        changes[b"content-md5"] = base64.b64encode(hashlib.md5(body).digest())
+        changes[b"x-amz-content-sha256"] = hashlib.sha256(body).hexdigest().encode()
+        # A checksum would be that of the other body.
+        given = given._replace(
+            headers=[item for item in given.headers if b"checksum" not in item[0]]
+        )
+    headers = [(name, changes.get(name, value)) for name, value in given.headers]
+    return Message(given.method, obs_keys.stored_target(given.target), headers), content
+
+
+async def _answer_of(request: Request, response: httpx.Response) -> Response:
+    """Return the answer, with the names that clients know if it lists any."""
+    is_list = request.method == "POST" or (
+        request.method == "GET" and "/" not in request.url.path.strip("/")
+    )
+    if is_list and "xml" in response.headers.get("content-type", ""):
+        await response.aread()
+        answer = Response(obs_keys.shown(response.content), response.status_code)
+        length = answer.headers["content-length"]
+        headers = _passed_on(response.headers.raw, b"content-length")
+        answer.raw_headers = [*headers, (b"content-length", length.encode())]
+        return answer
+    stream = StreamingResponse(response.aiter_raw(), response.status_code)
+    stream.raw_headers = _passed_on(response.headers.raw, b"transfer-encoding")
+    return stream
 
 
 def is_write(method: str, target: str) -> bool:

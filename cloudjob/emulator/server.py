@@ -27,6 +27,7 @@ from cloudjob.emulator.nodes import (
     gateway,
 )
 from cloudjob.emulator.obs import Obs
+from cloudjob.emulator.obs_signatures import ObsSignatures
 from cloudjob.emulator.proxy import Proxy, Refusal, is_write
 from cloudjob.emulator.routes import (
     account,
@@ -96,12 +97,12 @@ class Emulator:
         Raises:
             CloudJobError: A part of it does not start.
         """
-        kind, bridge, note = _kind(self._settings)
+        kind, bridge, note = kind_of(self._settings)
         old = state.address(self._folder)
         s3 = [_bind(_port_of(old.s3_endpoint) if old else 0)]
         if bridge:
             # Both containers and this machine reach this address: one endpoint for both.
-            s3.append(bind(bridge, port_of(s3[0])))
+            s3.append(bridge_socket(bridge, port_of(s3[0])))
         s3_endpoint = f"http://{bridge or LOOPBACK}:{port_of(s3[0])}"
         api = _api_socket(port, _port_of(old.endpoint) if old else 0)
         # Through the proxy, so that injected faults of OBS affect the platform, too.
@@ -114,7 +115,10 @@ class Emulator:
         token = secrets.token_urlsafe(24)
         self._server.add(Api(ENDPOINTS, self._services, token, self._clock), [api])
         hosts = (LOOPBACK, bridge) if bridge else (LOOPBACK,)
-        self._server.add(Proxy(self._seaweedfs.socket, hosts, self._inject, access.sign_again), s3)
+        signatures = ObsSignatures(self._account, self._database, self._clock)
+        self._server.add(
+            Proxy(self._seaweedfs.socket, hosts, self._inject, signatures.sign_again), s3
+        )
         self._seaweedfs.await_ready()
         self._server.start()
         for service in self._services.values():
@@ -209,23 +213,46 @@ class Emulator:
         return Refusal(delay_s) if delay_s else None
 
 
-def _kind(settings: Settings) -> tuple[str, str, str]:
-    """Return the kind of nodes, the address that containers reach, and why nodes are processes."""
+def kind_of(settings: Settings) -> tuple[str, str, str]:
+    """Return the kind of nodes, the address that containers reach, and what the user should know.
+
+    Raises:
+        BackendError: The settings want containers, and there is no engine for them.
+    """
     if settings.engine == "process":
         return "process", "", ""
+    note = ""
     try:
         bridge = gateway()
-        if settings.engine == "docker":
-            return "docker", bridge, ""
+        bridge_socket(bridge, 0).close()
         check_image(settings.image)
+    except ImageMissing:
+        note = (
+            f"the engine does not have the image {settings.image} for presets; "
+            "`cloudjob image build base` makes cloudjob/base"
+        )
     except BackendError as error:
         if settings.engine == "docker":
             raise
-        return "process", "", f"nodes are processes: {error.message}"
-    except ImageMissing:
-        words = f"nodes are processes: the engine does not have the image {settings.image}"
-        return "process", "", f"{words} (`cloudjob image build base` makes it)"
-    return "docker", bridge, ""
+        note = error.message
+    if note and settings.engine == "auto":
+        return "process", "", f"nodes are processes: {note}"
+    return "docker", bridge, note
+
+
+def bridge_socket(address: str, port: int) -> socket.socket:
+    """Return a socket that listens where containers reach this machine.
+
+    Raises:
+        BackendError: The address is not one of this machine.
+    """
+    try:
+        return bind(address or LOOPBACK, port)
+    except OSError as error:
+        raise BackendError(
+            f"listening for containers on {address}:{port}: {error.strerror}",
+            hint="the engine must run on this machine and as root; else set engine: process",
+        ) from error
 
 
 def _api_socket(port: int, old: int) -> socket.socket:

@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
-from cloudjob.emulator import daemon, models, state
+from cloudjob.backends.docker.engine import connect
+from cloudjob.emulator import daemon, models, nodes, server, state
 from cloudjob.emulator.node_plan import HOME
+from cloudjob.emulator.settings import Settings
 from tests.support.emulator import Api, await_true, bucket_of, keys, new_name, running
 
 pytestmark = [pytest.mark.docker, pytest.mark.e2e]
@@ -80,6 +82,25 @@ def api(base_image: str) -> Iterator[Api]:
     with running(SETTINGS.format(image=base_image)) as made:
         assert made.address.engine == "docker"
         yield made
+
+
+def test_an_image_that_presets_lack_is_reported():
+    kind, _, note = server.kind_of(Settings(engine="docker", image="cloudjob/none:1"))
+
+    assert kind == "docker"
+    assert "does not have the image cloudjob/none:1" in note
+    assert server.kind_of(Settings(image="cloudjob/none:1"))[0] == "process"
+
+
+def test_an_engine_without_a_bridge_gets_a_network_whose_address_is_this_machine():
+    client = connect()
+    name = f"cloudjob-{new_name()}"
+    try:
+        for _ in range(2):
+            address = nodes.bridge_address(nodes.inspected(client, name))
+        server.bridge_socket(address, 0).close()
+    finally:
+        client.remove_network(name)
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from cloudjob.emulator.server import bridge_socket
+from cloudjob.errors import BackendError
 from tests.support.emulator import Api
 
 BIN = Path(sys.executable).parent / "cloudjob"
@@ -32,6 +34,12 @@ def cloudjob(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
         text=True,
         check=False,
     )
+
+
+def test_a_bridge_of_another_machine_is_reported_with_what_to_do():
+    with pytest.raises(BackendError, match=r"listening for containers on 192\.0\.2\.1:0") as caught:
+        bridge_socket("192.0.2.1", 0)
+    assert "engine: process" in caught.value.hint
 
 
 def test_up_prints_the_addresses_of_a_running_emulator(api: Api):

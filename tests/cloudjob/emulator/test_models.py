@@ -128,6 +128,7 @@ def test_a_body_gets_all_defaults():
         ({"algorithm__working_dir": "/home/.."}, "2788"),
         ({"algorithm__working_dir": ["/x"]}, "2788"),
         ({"algorithm__code_dir": "/bkt/.."}, "2791"),
+        ({"algorithm__code_dir": "/bkt/a\0b/"}, "2791"),
         ({"algorithm__code_dir": "/bkt/a/../../b/"}, "2791"),
         ({"algorithm__engine": PRESET}, "2757"),
         ({"algorithm__engine": PRESET, "algorithm__code_dir": "/bkt/c/"}, "2758"),

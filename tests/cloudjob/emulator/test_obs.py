@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import warnings
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from botocore.exceptions import ClientError
+from hypothesis import given
+from hypothesis import strategies as st
 
-from cloudjob.emulator import daemon
-from tests.support.emulator import Api, new_name
+from cloudjob.emulator import daemon, obs_keys
+from tests.support.emulator import Api, new_name, s3_client
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # invalid escapes in its sources, on newer Pythons
@@ -20,21 +25,31 @@ with warnings.catch_warnings():
 pytestmark = pytest.mark.filterwarnings("default")
 
 
-@pytest.fixture(scope="module", params=["obs", "v2", "v4"])
-def vendor(request: pytest.FixtureRequest, session_api: Api, s3: Any) -> Iterator[Any]:
-    """The vendor's client, signing each way that it knows."""
-    address = session_api.address
+@contextlib.contextmanager
+def vendor_client(
+    api: Api, signature: str, access: str, secret: str, token: str | None = None
+) -> Iterator[Any]:
     client = ObsClient(
-        access_key_id=address.access_key,
-        secret_access_key=address.secret_key,
-        server=address.s3_endpoint,
-        signature=request.param,
+        access_key_id=access,
+        secret_access_key=secret,
+        security_token=token,
+        server=api.address.s3_endpoint,
+        signature=signature,
         path_style=True,
-        region=address.region,
+        region=api.address.region,
         is_signature_negotiation=False,
     )
     yield client
     client.close()
+
+
+@pytest.fixture(scope="module", params=["obs", "v2", "v4"])
+def vendor(request: pytest.FixtureRequest, session_api: Api, s3: Any) -> Iterator[Any]:
+    """The vendor's client, signing each way that it knows."""
+    address = session_api.address
+    keys = (address.access_key, address.secret_key)
+    with vendor_client(session_api, request.param, *keys) as client:
+        yield client
 
 
 @pytest.mark.parametrize("key", ["plain.txt", "a/b/ü ~+=.bin"])
@@ -57,6 +72,53 @@ def test_both_clients_see_the_same_objects(vendor: Any, s3: Any, key: str):
         key + "2"
     ]
     assert vendor.getObject("data", key, loadStreamInMemory=True).status == 404
+
+
+ODD_KEYS = (
+    "a//b", "/a", "a\\b", "a/./b", "../c", "d/" + "ü" * 300, "e" * 256 + "/f", "g//", "h/.i",
+)  # fmt: skip
+
+
+@given(st.text().filter(lambda key: not set(key) & set("\ue000\ue001\ue002\ue003")))
+def test_the_stored_name_of_any_object_can_be_turned_back(key: str):
+    stored = obs_keys.stored(key)
+    *folders, _ = stored.split("/")
+
+    assert obs_keys.shown(stored.encode()).decode() == key
+    assert obs_keys.shown(quote(stored, safe="").encode()).decode() == quote(key, safe="")
+    assert "\\" not in stored
+    assert not {"", ".", ".."} & set(folders)
+    assert all(len(part.encode()) <= 255 for part in stored.split("/"))
+
+
+@pytest.fixture(scope="module")
+def odd_bucket(s3: Any) -> str:
+    """A bucket that is empty before and after each test."""
+    s3.create_bucket(Bucket="odd")
+    return "odd"
+
+
+@pytest.mark.parametrize("key", ODD_KEYS, ids=lambda key: key[:9])
+def test_names_of_objects_stay_as_they_are(vendor: Any, s3: Any, odd_bucket: str, key: str):
+    bucket = odd_bucket
+    assert vendor.putContent(bucket, key, "odd").status == 200
+    other = re.sub(r"/[./]*|\\", "/", key) + "x"
+    s3.put_object(Bucket=bucket, Key=other, Body=b"plain")
+
+    # Neither content nor copies of folders are kept, which jobs do not need.
+    if not key.endswith("/"):
+        assert s3.get_object(Bucket=bucket, Key=key)["Body"].read() == b"odd"
+        s3.copy_object(Bucket=bucket, Key="c", CopySource={"Bucket": bucket, "Key": key})
+        s3.delete_object(Bucket=bucket, Key="c")
+    for listed in (s3.list_objects(Bucket=bucket), s3.list_objects_v2(Bucket=bucket)):
+        assert sorted(item["Key"] for item in listed["Contents"]) == sorted([key, other])
+    for prefix in (key[: key.rfind("/") + 1], key):
+        found = vendor.listObjects(bucket, prefix=prefix).body.contents
+        assert key in [item.key for item in found]
+    deleted = s3.delete_objects(Bucket=bucket, Delete={"Objects": [{"Key": key}]})
+    assert [item["Key"] for item in deleted["Deleted"]] == [key]
+    assert [item["Key"] for item in s3.list_objects(Bucket=bucket)["Contents"]] == [other]
+    s3.delete_object(Bucket=bucket, Key=other)
 
 
 def test_the_vendors_client_uploads_in_parts(vendor: Any, s3: Any, tmp_path: Any):
@@ -104,41 +166,33 @@ def temporary(api: Api) -> dict[str, str]:
 
 
 def test_a_temporary_key_works_for_obs_until_it_expires(api: Api, s3: Any):
-    import boto3
-    from botocore.config import Config
-
     key = temporary(api)
+    keys = (key["access"], key["secret"], key["securitytoken"])
 
-    def client(**changes: str) -> Any:
-        words = {
-            "aws_access_key_id": key["access"],
-            "aws_secret_access_key": key["secret"],
-            "aws_session_token": key["securitytoken"],
-            **changes,
-        }
-        return boto3.session.Session().client(
-            "s3",
-            endpoint_url=api.address.s3_endpoint,
-            region_name="r",
-            config=Config(s3={"addressing_style": "path"}, retries={"total_max_attempts": 1}),
-            **words,
-        )
-
-    def code(asked: Any) -> str:
+    def code(*keys: str) -> str:
         with pytest.raises(ClientError) as caught:
-            asked.list_objects(Bucket="data", MaxKeys=1)
+            s3_client(api.address, *keys).list_objects(Bucket="data", MaxKeys=1)
         return str(caught.value.response["Error"]["Code"])
 
-    good = client()
+    good = s3_client(api.address, *keys)
     name = f"{new_name()}/ü a+b~"
     good.put_object(Bucket="data", Key=name, Body=b"x" * 100_000)
     assert s3.get_object(Bucket="data", Key=name)["Body"].read() == b"x" * 100_000
     assert good.list_objects(Bucket="data", Prefix=name)["Contents"][0]["Key"] == name
     assert good.get_object(Bucket="data", Key=name)["ContentLength"] == 100_000
-    assert code(client(aws_secret_access_key="wrong")) == "SignatureDoesNotMatch"
-    assert code(client(aws_session_token="wrong")) == "InvalidToken"
+    assert code(keys[0], "wrong", keys[2]) == "SignatureDoesNotMatch"
+    assert code(*keys[:2], "wrong") == "InvalidToken"
     api.fault("expire-tokens")
-    assert code(good) == "ExpiredToken"
+    assert code(*keys) == "ExpiredToken"
+
+
+@pytest.mark.parametrize("signature", ["obs", "v2", "v4"])
+def test_the_vendors_client_works_with_a_temporary_key(api: Api, s3: Any, signature: str):
+    key, name = temporary(api), f"{new_name()}/ü a+b"
+    for secret, status in ((key["secret"], 200), ("wrong", 403)):
+        with vendor_client(api, signature, key["access"], secret, key["securitytoken"]) as client:
+            assert client.putContent("data", name, "text").status == status
+    assert s3.get_object(Bucket="data", Key=name)["Body"].read() == b"text"
 
 
 def test_large_objects_pass_the_proxy_unchanged(s3: Any):

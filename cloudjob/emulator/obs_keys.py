@@ -1,0 +1,101 @@
+"""Names of objects that SeaweedFS would change or refuse, and the names that it has for them.
+
+SeaweedFS stores objects as files: it drops the empty parts of ``a//b``, takes a backslash for a
+slash, and refuses parts that are ``.`` or ``..`` or longer than 255 bytes. To OBS these are plain
+names, so clients see them unchanged. Names contain no private characters of Unicode otherwise.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from urllib.parse import quote, unquote
+from xml.sax.saxutils import escape, unescape
+
+# An empty part, a backslash, where a part is cut, and each dot of a part of dots.
+_EMPTY, _BACKSLASH, _CUT, _DOT = "\ue000", "\ue001", "\ue002", "\ue003"
+_PART_BYTES = 200
+_SPECIAL = {"": _EMPTY, ".": _DOT, "..": _DOT * 2}
+# Parameters of a list that name objects.
+_PARAMETERS = ("prefix", "marker", "start-after", "continuation-token", "key-marker")
+_KEY = re.compile("<Key>(.*?)</Key>", re.DOTALL)
+# In lists that are percent-encoded a slash may be, too.
+_NAMES_IN_ANSWERS = (
+    (_CUT + "/", ""),
+    (_EMPTY, ""),
+    (_BACKSLASH, "\\"),
+    (_DOT, "."),
+)
+
+
+def stored(key: str, *, is_prefix: bool = False) -> str:
+    """Return the name of an object in SeaweedFS.
+
+    Args:
+        is_prefix: Whether its last part may go on.
+    """
+    *folders, last = key.split("/")
+    whole = [_part(part) for part in folders]
+    # An empty last part is that of a folder, which SeaweedFS has as well.
+    return "/".join([*whole, _cut(last) if is_prefix or not last else _part(last)])
+
+
+def stored_target(target: str) -> str:
+    """Return the target of a request with the names of SeaweedFS."""
+    path, mark, query = target.partition("?")
+    bucket, slash, raw = path[1:].partition("/")
+    key = unquote(raw)
+    if stored(key) != key:
+        path = f"/{bucket}{slash}{quote(stored(key), safe='/~')}"
+    return path + mark + "&".join(map(_parameter, query.split("&")))
+
+
+def stored_source(source: str) -> str:
+    """Return the source of a copy, ``/bucket/key``, with the name of SeaweedFS."""
+    target = "/" + source.lstrip("/")
+    return source if stored_target(target) == target else stored_target(target)
+
+
+def stored_in_body(body: bytes) -> bytes:
+    """Return the body of a request that deletes several objects with the names of SeaweedFS."""
+    text = body.decode("utf-8", "surrogateescape")
+    text = _KEY.sub(lambda found: f"<Key>{escape(stored(unescape(found[1])))}</Key>", text)
+    return text.encode("utf-8", "surrogateescape")
+
+
+def shown(body: bytes) -> bytes:
+    """Return an answer with the names that clients know."""
+    for name, original in _NAMES_IN_ANSWERS:
+        for spelling in (name, quote(name, safe="/"), quote(name, safe="")):
+            body = body.replace(spelling.encode(), _like(spelling, name, original).encode())
+    return body
+
+
+def _like(spelling: str, name: str, original: str) -> str:
+    return original if spelling == name else quote(original, safe="")
+
+
+def _parameter(text: str) -> str:
+    name, mark, raw = text.partition("=")
+    value = unquote(raw)
+    if name not in _PARAMETERS or stored(value, is_prefix=True) == value:
+        return text
+    return f"{name}{mark}{quote(stored(value, is_prefix=True), safe='~')}"
+
+
+def _part(part: str) -> str:
+    return _SPECIAL.get(part) or _cut(part)
+
+
+def _cut(part: str) -> str:
+    return f"{_CUT}/".join(_pieces(part.replace("\\", _BACKSLASH)))
+
+
+def _pieces(part: str) -> Iterator[str]:
+    first, size = 0, 0
+    for index, letter in enumerate(part):
+        size += len(letter.encode("utf-8", "surrogateescape"))
+        if size > _PART_BYTES:
+            yield part[first:index]
+            first, size = index, len(letter.encode("utf-8", "surrogateescape"))
+    yield part[first:]
