@@ -211,12 +211,13 @@ def stream(job: Job, descriptor: int, *, follow: bool, shown: LogFilter | None =
     terminals = [number for number in (descriptor, 2) if follow and is_terminal(number)]
     screen = Screen(is_live=os.isatty(descriptor), are_messages_live=os.isatty(2))
     notices = _Notices(job, shown)
-    every = shown or cloudjob.LogFilter()
+    every, start = shown or cloudjob.LogFilter(), b""
     with LiveLines(terminals[0] if terminals else None) as live:
         for piece in every.pieces(job, follow=follow, on_journal=notices.add):
-            ranks, messages = screen.show(piece.data)
+            start = _local_time(piece.at) if every.is_timed else b""
+            ranks, messages = screen.show(piece.data, start)
             live.write(descriptor, ranks)
-            live.write(2, _with_node(piece.node, messages) if job.nodes > 1 else messages)
+            live.write(2, _with_node(piece.node, messages, start) if job.nodes > 1 else messages)
             if piece.data:
                 notices.end_silence(has_output=bool(ranks) or screen.has_parts)
             if is_due := live.is_due:
@@ -226,13 +227,25 @@ def stream(job: Job, descriptor: int, *, follow: bool, shown: LogFilter | None =
                 live.show([*lines, _DIM % doing.encode()] if doing else lines)
             for text in notices.news(is_live=bool(terminals), is_due=is_due):
                 print_message(text)
-    write_all(descriptor, screen.finish())
+    write_all(descriptor, screen.finish(start))
 
 
-def _with_node(node: int, text: bytes) -> bytes:
-    """Return lines of a node's entry, or of its platform, with the node that they are from."""
-    mark = b"[node %d] " % node
-    return b"".join(mark + line for line in text.splitlines(keepends=True))
+def _local_time(at: float | None) -> bytes:
+    """Return a time as the start of a line; blanks if it is not known."""
+    import time
+
+    text = time.strftime("%Y-%m-%d %H:%M:%S ", time.localtime(at)) if at else " " * 20
+    return text.encode("ascii")
+
+
+def _with_node(node: int, text: bytes, start: bytes) -> bytes:
+    """Return lines of a node's entry, or of its platform, with the node that they are from.
+
+    Args:
+        start: What each line begins with, such as its time.
+    """
+    mark = b"%s[node %d] " % (start, node)
+    return b"".join(mark + line[len(start) :] for line in text.splitlines(keepends=True))
 
 
 def report(status: JobStatus) -> None:

@@ -66,16 +66,25 @@ def _logs(options: argparse.Namespace) -> int:
     if options.raw:
         return _raw_logs(job, options)
     pattern = _pattern(options.grep) if options.grep is not None else None
-    shown = cloudjob.LogFilter(options.node, options.rank, pattern, options.tail, options.stored)
+    shown = cloudjob.LogFilter(
+        options.node,
+        options.rank,
+        pattern,
+        options.tail,
+        options.stored,
+        options.since,
+        options.timestamps,
+    )
     stream(job, sys.stdout.buffer.fileno(), follow=options.follow, shown=shown)
     return 0
 
 
 def _raw_logs(job: cloudjob.Job, options: argparse.Namespace) -> int:
-    if not options.rank.isdecimal() or options.grep is not None or options.tail is not None:
+    selects = options.grep is not None or options.tail is not None or options.since
+    if not options.rank.isdecimal() or selects or options.timestamps:
         raise UsageError(
             "logs --raw: the exact bytes are those of one rank",
-            hint="add --rank R, and neither --grep nor --tail",
+            hint="add --rank R, and none of --grep, --tail, --since and --timestamps",
         )
     node = int(options.node) if options.node.isdecimal() else None
     rank = int(options.rank)
@@ -336,6 +345,10 @@ def add_logs(parser: argparse.ArgumentParser) -> None:
     )
     text = "only lines that match this regular expression"
     parser.add_argument("--grep", metavar="RE", help=text)
+    text = "only lines written since then: 10m, 2h, or a date and a time"
+    parser.add_argument("--since", metavar="TIME", default="", help=text)
+    text = "the local time before each line, to within seconds"
+    parser.add_argument("-t", "--timestamps", action="store_true", help=text)
     parser.add_argument(
         "--node", type=number_list, default="", metavar="I", help="only these nodes: 0, or 0,2-3"
     )

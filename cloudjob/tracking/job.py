@@ -103,10 +103,16 @@ class LogLine(NamedTuple):
 
 
 class LogPiece(NamedTuple):
-    """Whole lines of one node, with the prefixes that the entry wrote."""
+    """Whole lines of one node, with the prefixes that the entry wrote.
+
+    Args:
+        at: When the node wrote them, to within seconds and by its clock, in seconds since 1970;
+            None if that is not known.
+    """
 
     node: int
     data: bytes
+    at: float | None = None
 
 
 class Job:
@@ -301,6 +307,7 @@ class Job:
         follow: bool,
         is_exact: bool = False,
         is_stored: bool = False,
+        is_timed: bool = False,
         on_journal: OnJournal | None = None,
     ) -> Iterator[LogPiece]:
         """Yield the log as it arrives; an empty piece means that there is nothing new.
@@ -310,16 +317,20 @@ class Job:
         Args:
             is_exact: Show secrets; else they are ``***``.
             is_stored: Read the logs in the store, not those of the platform.
+            is_timed: Give the pieces their times, which makes them smaller.
             on_journal: Called with the lines of the journals of nodes, which the log leaves out.
         """
         splitters: defaultdict[int, masks.Splitter] = defaultdict(masks.Splitter)
         found = self._stored_log(node) if is_stored else self._log(node, follow=follow)
+        written_at: dict[int, float] = {}
         for index, data in found:
             split = journal.split if is_exact else splitters[index].split
-            text, recorded = split(data)
-            if recorded and on_journal is not None:
-                on_journal(index, recorded)
-            yield LogPiece(index, text)
+            for at, part in journal.by_time(data) if is_timed else ((0.0, data),):
+                text, recorded = split(part)
+                if recorded and on_journal is not None:
+                    on_journal(index, recorded)
+                written_at[index] = at or written_at.get(index, 0.0)
+                yield LogPiece(index, text, written_at[index] or None)
 
     def _log(self, node: int | None, *, follow: bool) -> Iterator[Piece]:
         """Yield the platform's log; of nodes of which it has none, that of the store."""

@@ -5,9 +5,12 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import NamedTuple
 
+from cloudjob import times
 from cloudjob.tracking.job import Job, LogPiece, OnJournal
+from cloudjob.tracking.queries import moment
 from jobentry.contract import env, lines
 
 
@@ -20,6 +23,9 @@ class LogFilter(NamedTuple):
         pattern: A regular expression that is searched in each line, without its prefix.
         tail: The number of lines to start with, counted from the end; None for all.
         is_stored: Whether to read the logs in the job's store, not those of its platform.
+        since: ``2h``, ``3d``, a date, or a date and a time: only lines that were written then or
+            later, by the clocks of the nodes and to within seconds.
+        is_timed: Give the pieces their times.
     """
 
     nodes: str = ""
@@ -27,6 +33,8 @@ class LogFilter(NamedTuple):
     pattern: re.Pattern[bytes] | None = None
     tail: int | None = None
     is_stored: bool = False
+    since: str = ""
+    is_timed: bool = False
 
     def pieces(
         self, job: Job, *, follow: bool, on_journal: OnJournal | None = None
@@ -35,17 +43,23 @@ class LogFilter(NamedTuple):
 
         Args:
             on_journal: Called with the lines of the journals of nodes, as by ``Job.pieces``.
+
+        Raises:
+            UsageError: ``since`` is no time.
         """
+        since = times.seconds_of(moment(self.since)) if self.since else 0.0
+        is_timed = self.is_timed or bool(since)
+        read = partial(job.pieces, is_stored=self.is_stored, is_timed=is_timed)
         node = int(self.nodes) if self.nodes.isdecimal() else None
         skipped: dict[int, int] = {}
         if self.tail is not None and follow:
             # First the existing lines: a log that is followed does not show where they end.
-            there = list(job.pieces(node, follow=False))
-            yield from self._last(there)
+            there = list(read(node, follow=False))
+            yield from self._last(_from(since, there))
             for piece in there:
                 skipped[piece.node] = skipped.get(piece.node, 0) + piece.data.count(b"\n")
-        found = job.pieces(node, follow=follow, is_stored=self.is_stored, on_journal=on_journal)
-        pieces = _without_first(found, skipped)
+        found = _without_first(read(node, follow=follow, on_journal=on_journal), skipped)
+        pieces = _from(since, found)
         yield from self._last(pieces) if self.tail is not None and not follow else self._of(pieces)
 
     def _of(self, pieces: Iterable[LogPiece]) -> Iterator[LogPiece]:
@@ -54,14 +68,16 @@ class LogFilter(NamedTuple):
             return
         # A line may come in parts, which are selected together.
         parts: dict[tuple[int, int | None], list[bytes]] = {}
+        last_at: dict[int, float | None] = {}
         for piece in pieces:
+            last_at[piece.node] = piece.at
             shown = b""
             if not self.nodes or env.is_listed(piece.node, self.nodes):
                 shown = b"".join(self._selected(piece, parts))
             yield piece._replace(data=shown)
         for (node, _), line in parts.items():
             if self._has(line):
-                yield LogPiece(node, b"".join(line))
+                yield LogPiece(node, b"".join(line), last_at.get(node))
 
     def _selected(
         self, piece: LogPiece, parts: dict[tuple[int, int | None], list[bytes]]
@@ -85,8 +101,8 @@ class LogFilter(NamedTuple):
     def _last(self, pieces: Iterable[LogPiece]) -> Iterator[LogPiece]:
         """Yield the last lines, those that came in parts with all their parts."""
         assert self.tail is not None
-        kept: deque[list[tuple[int, bytes]]] = deque(maxlen=self.tail)
-        begun: dict[tuple[int, int | None], list[tuple[int, bytes]]] = {}
+        kept: deque[list[LogPiece]] = deque(maxlen=self.tail)
+        begun: dict[tuple[int, int | None], list[LogPiece]] = {}
         for piece in self._of(pieces):
             for text in (line + b"\n" for line in piece.data.split(b"\n")[:-1]):
                 rank, data = lines.read(text)
@@ -94,12 +110,18 @@ class LogFilter(NamedTuple):
                 if line is None:
                     line = []
                     kept.append(line)
-                line.append((piece.node, text))
+                line.append(piece._replace(data=text))
                 if not data.endswith(b"\n"):
                     begun[piece.node, rank] = line
         for line in kept:
-            for node, text in line:
-                yield LogPiece(node, text)
+            yield from line
+
+
+def _from(since: float, pieces: Iterable[LogPiece]) -> Iterator[LogPiece]:
+    """Yield pieces without the lines that were written before; those without a time are older."""
+    for piece in pieces:
+        is_older = bool(since) and (piece.at is None or piece.at < since)
+        yield piece._replace(data=b"") if is_older else piece
 
 
 def _without_first(pieces: Iterable[LogPiece], skipped: dict[int, int]) -> Iterator[LogPiece]:

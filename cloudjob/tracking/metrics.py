@@ -67,8 +67,8 @@ class MetricReader:
         for text in (line + b"\n" for line in data.split(b"\n")[:-1]):
             if text.startswith(journal.MARK):
                 # The lines of ranks have no times; those of the journal between them do.
-                entry = journal.load(text[len(journal.MARK) :])
-                self._at[node] = (entry.at if entry else 0.0) or self._at.get(node, 0.0)
+                at = journal.time_of(text[len(journal.MARK) :])
+                self._at[node] = at or self._at.get(node, 0.0)
                 continue
             line = lines.read(text)
             if line.rank is not None:

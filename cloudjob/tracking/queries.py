@@ -80,23 +80,27 @@ def filter_of(
                     f"reading the filter {key} {word}: no such {key}{nearest(word, allowed)}",
                     hint=f"one of {', '.join(allowed)}",
                 )
-    return Filter(tuple(backend), tuple(name), states, _moment(since) if since else "")
+    return Filter(tuple(backend), tuple(name), states, moment(since) if since else "")
 
 
-def _moment(text: str) -> str:
-    """Return a time as records have it, from an age, a date, or a date and a time."""
+def moment(text: str) -> str:
+    """Return a time as records have it, from an age, a date, or a date and a time.
+
+    Raises:
+        UsageError: It is none of these.
+    """
     age = re.fullmatch(r"([0-9]{1,6})([smhdw])", text)
     try:
         if age:
             units = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
-            moment = datetime.now(timezone.utc) - timedelta(**{units[age[2]]: int(age[1])})
+            found = datetime.now(timezone.utc) - timedelta(**{units[age[2]]: int(age[1])})
         else:
-            moment = datetime.fromisoformat(text.replace("Z", "+00:00")).astimezone(timezone.utc)
+            found = datetime.fromisoformat(text.replace("Z", "+00:00")).astimezone(timezone.utc)
     except (ValueError, OverflowError) as error:
         raise UsageError(
             f"reading the filter since {text}: not a time", hint="2h, 3d, or 2026-01-31"
         ) from error
-    return moment.isoformat(timespec="milliseconds")[:23] + "Z"
+    return found.isoformat(timespec="milliseconds")[:23] + "Z"
 
 
 def find_all(

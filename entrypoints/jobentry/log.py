@@ -68,6 +68,8 @@ class Relay:
     """Copies the logs of this node's ranks to ``descriptor``, with a prefix for each rank."""
 
     def __init__(self, log_dir: str, descriptor: int = 1) -> None:
+        # Called before each write.
+        self.before_write: Callable[[], object] = lambda: None
         # Called once, when a rank has written something.
         self.on_output: Callable[[], None] | None = None
         self._log_dir = log_dir
@@ -111,6 +113,7 @@ class Relay:
         return found
 
     def _write(self, data: bytes) -> None:
+        self.before_write()
         with _lock:
             _copied(data)
             if self._is_broken:

@@ -66,6 +66,13 @@ def test_a_line_written_in_pieces_is_one_line(cloud):
     ), done
     later = cloud.cli("logs", done.job)
     assert sorted(later.lines) == sorted(done.lines)
+    timed = cloud.cli("logs", "--timestamps", "--since", "1h", done.job)
+    assert sorted(line[20:] for line in timed.lines) == sorted(done.lines)
+    assert all(re.match(rb"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d \[", line) for line in timed.lines)
+    # Of a line in pieces, the end counts.
+    assert cloud.cli("logs", "--since", "2100-01-01", done.job).out == b""
+    refused = cloud.cli("logs", "--since", "soon", done.job)
+    assert (refused.code, refused.err.splitlines()[0][:26]) == (2, b"error: reading the filter ")
 
 
 @pytest.mark.every_mpi

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import zlib
 from itertools import groupby
 from math import isfinite
-from typing import Any, Iterable, NamedTuple, Sequence, Union
+from typing import Any, Iterable, Iterator, NamedTuple, Sequence, Union
 
 MARK = b"jobentry# "
 # A longer line is not one of ours; neither is a journal of more bytes than this.
@@ -121,6 +122,10 @@ class Sample(NamedTuple):
 
 Entry = Union[Phase, Sample]
 
+_BEFORE_MARK = re.compile(rb"(?<=\n)(?=%s)" % MARK)
+# What the log has between other entries: the time of the lines that follow.
+_TIME = re.compile(rb'\{"time":(\d{1,12}(?:\.\d)?)\}')
+
 _LISTS = {
     "cpu": 4,
     "own_cpu": 2,
@@ -148,6 +153,31 @@ def load(line: bytes) -> Entry | None:
         return _read_phase(values) if "phase" in values else _read_sample(values)
     except (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError):
         return None
+
+
+def time_mark(at: float) -> bytes:
+    """Return a marked line that only gives the time; ``load`` knows nothing of it."""
+    return MARK + b'{"time":%.1f}\n' % at
+
+
+def time_of(line: bytes) -> float:
+    """Return when a line of the journal, without its mark, was written; 0 if it does not say."""
+    match = _TIME.fullmatch(line.rstrip())
+    if match:
+        return float(match[1])
+    entry = load(line)
+    return entry.at if entry else 0.0
+
+
+def by_time(data: bytes) -> Iterator[tuple[float, bytes]]:
+    """Yield whole lines of a log in parts, each with the time of the line that it begins with.
+
+    The time is 0 for lines before the first line of the journal.
+    """
+    # The pattern matches at the start of each marked line, so every part but the first has one.
+    for part in _BEFORE_MARK.split(data):
+        is_marked = part.startswith(MARK)
+        yield time_of(part[len(MARK) :].partition(b"\n")[0]) if is_marked else 0.0, part
 
 
 def split(data: bytes) -> tuple[bytes, list[bytes]]:

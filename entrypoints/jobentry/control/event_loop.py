@@ -73,6 +73,7 @@ class NodeLoop:
         journal.watch(self.ranks, paths)
         self._on_first_rank = lambda: journal.begin("first output")
         self.relay.on_output = lambda: journal.end("first output")
+        self.relay.before_write = journal.mark_time
 
     def hear_ranks(self) -> None:
         """Read what the ranks of this node report."""

@@ -31,6 +31,10 @@ BURST_BYTES = 20_000
 RATE_BYTES = 40.0
 LEAST_RATE_BYTES = 5.0
 _HOUR_S = 3600.0
+# The interval between two times in the log of a node whose ranks write, and the part of the bytes
+# that they may take.
+TIME_PERIOD_S = 2.0
+_TIME_SHARE = 1 / 5
 # The part of the time of one CPU that sampling may take.
 _CPU_SHARE = 0.003
 # How long the end of a job may wait for a sample that hangs in a driver, and for the store.
@@ -83,6 +87,7 @@ class Journal:
         self._begun_s = time.monotonic()
         self._lines: list[bytes] = []
         self._spent_bytes = 0
+        self._time_due_s = 0.0
         self._open: dict[str, Transfer] = {}
         self._phases: dict[str, Phase] = {}
         self._ranks: RankProcesses | None = None
@@ -169,8 +174,20 @@ class Journal:
 
     # -- lines ------------------------------------------------------------------------------------
 
+    def mark_time(self) -> None:
+        """Write the time to the log if the last line with a time is too old."""
+        now_s = time.monotonic()
+        if self._write is None or now_s < self._time_due_s:
+            return
+        line = journal.time_mark(time.time())
+        self._time_due_s = now_s + time_period_s(now_s - self._begun_s, len(line))
+        with self._lock:
+            self._spent_bytes += len(line)
+        self._write(line)
+
     def _add(self, entry: journal.Entry) -> None:
         line = journal.dump(entry)
+        self._time_due_s = time.monotonic() + TIME_PERIOD_S
         with self._lock:
             self._lines.append(line)
             self._spent_bytes += len(line) + len(journal.MARK)
@@ -221,6 +238,11 @@ def pause_s(age_s: float, spent_bytes: float, cost_s: float) -> float:
     period_s = min(PERIOD_S, max(LEAST_PERIOD_S, _PERIOD_SHARE * age_s))
     debt_bytes = spent_bytes - allowance_bytes(age_s)
     return max(period_s, debt_bytes / rate_bytes(age_s), cost_s / _CPU_SHARE)
+
+
+def time_period_s(age_s: float, line_bytes: int) -> float:
+    """Return the least interval between two lines that only give the time."""
+    return max(TIME_PERIOD_S, line_bytes / (_TIME_SHARE * rate_bytes(age_s)))
 
 
 def rate_bytes(age_s: float) -> float:

@@ -118,3 +118,26 @@ def test_the_object_of_a_journal_holds_its_lines(entries: list[journal.Entry]):
     assert [line + b"\n" for line in journal.unpack(packed)] == dumped
     assert journal.unpack(packed[:-12]) == [] or len(dumped) > 0
     assert journal.unpack(b"not gzip") == []
+
+
+@given(
+    st.lists(st.sampled_from([b"[0] a", b"", b"x jobentry# {}", b"jobentry# x", b"jobentry: b"]))
+)
+def test_a_log_in_parts_by_time_keeps_every_byte(texts: list[bytes]):
+    data = b"".join(text + b"\n" for text in texts)
+    parts = list(journal.by_time(data))
+
+    assert b"".join(part for _, part in parts) == data
+    assert all(not at for at, _ in parts)
+
+
+def test_lines_have_the_time_of_the_line_of_the_journal_before_them():
+    sample = journal.MARK + journal.dump(Sample(at=100.0))
+    data = b"a\n" + sample + b"[0] b\nc\n" + journal.time_mark(102.5) + b"[1]+ d\n"
+
+    assert [(at, part.partition(b"}\n")[2] or part) for at, part in journal.by_time(data)] == [
+        (0.0, b"a\n"), (100.0, b"[0] b\nc\n"), (102.5, b"[1]+ d\n"),
+    ]  # fmt: skip
+    assert journal.load(journal.time_mark(102.5)[len(journal.MARK) :]) is None
+    assert journal.split(data)[0] == b"a\n[0] b\nc\n[1]+ d\n"
+    assert list(journal.by_time(b"")) == [(0.0, b"")]

@@ -95,21 +95,48 @@ def test_a_store_that_fails_is_not_a_failure_of_the_job(tmp_path: Path):
 
 @pytest.mark.parametrize("line_bytes", [200, 350, 2500])
 def test_an_hour_costs_at_most_200_kb_and_a_week_is_thinned(line_bytes: int):
-    """Lines of a node without ranks, with 8 and with 128; the clock is simulated."""
+    """Samples of a node with few ranks, with 8 and with 128; the clock is simulated."""
+    time_bytes = len(contract.time_mark(time.time()))
     spent = {HOUR_S: 0.0, WEEK_S: 0.0}
     count = {HOUR_S: 0, WEEK_S: 0}
     for limit_s in spent:
-        age_s = written = 0.0
+        age_s = written = time_due_s = 0.0
         while age_s < limit_s:
             written += line_bytes
             count[limit_s] += 1
-            age_s += journal.pause_s(age_s, written, cost_s=0.0)
+            next_s = age_s + journal.pause_s(age_s, written, cost_s=0.0)
+            # Ranks that write all the time, so that the log has times between the samples.
+            time_due_s = age_s + journal.TIME_PERIOD_S
+            while time_due_s < next_s:
+                written += time_bytes
+                time_due_s += journal.time_period_s(time_due_s, time_bytes)
+            age_s = next_s
         spent[limit_s] = written
 
     assert spent[HOUR_S] <= 200_000
     assert spent[WEEK_S] <= 4_000_000
-    assert count[HOUR_S] >= 60
+    assert count[HOUR_S] >= 50
     assert count[WEEK_S] >= 1000
+
+
+def test_a_log_has_the_time_once_in_two_seconds_at_most():
+    lines: list[bytes] = []
+    kept = Journal(lines.append)
+    for _ in range(3):
+        kept.mark_time()
+    assert len(lines) == 1
+    assert abs(contract.time_of(lines[0][len(contract.MARK) :]) - time.time()) < 600
+
+    kept._time_due_s = 0.0
+    kept.mark_time()
+    # A phase gives the time, too; the stored journal needs no other times.
+    kept._time_due_s = 0.0
+    kept.begin("stage")
+    kept.mark_time()
+    assert [contract.load(line[len(contract.MARK) :]) is None for line in lines] == [
+        True, True, False,
+    ]  # fmt: skip
+    assert len(kept._lines) == 1
 
 
 def test_sampling_takes_less_than_half_a_percent_of_a_cpu():
