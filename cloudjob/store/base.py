@@ -105,3 +105,12 @@ class Signer(Protocol):
     def sign(self, method: str, key: str, limit_s: int) -> str:
         """Return a URL at which anybody may ``method`` the object for ``limit_s`` seconds."""
         ...
+
+
+@runtime_checkable
+class Expiring(Protocol):
+    """A store whose keys may be temporary."""
+
+    def keys_end_at(self) -> float:
+        """Return when its keys expire, in seconds since 1970; 0 for never or unknown."""
+        ...

@@ -37,7 +37,7 @@ from cloudjob.model.submission import Code, Submission, prepare
 from cloudjob.package import CodePackage, Memory, Options, cache, claims, pack
 from cloudjob.package.claims import Claim, Kept, Missing
 from cloudjob.store import job_store, open_store
-from cloudjob.store.base import ObjectStore, Signer
+from cloudjob.store.base import Expiring, ObjectStore, Signer
 from cloudjob.store.parallel import call_with_timeout, in_parallel
 from cloudjob.submission import (
     launcher_choice,
@@ -45,6 +45,7 @@ from cloudjob.submission import (
     nested_launchers,
     ranks,
     script_check,
+    store_keys,
 )
 from cloudjob.submission.launcher_choice import Choice
 from cloudjob.times import rfc3339
@@ -106,7 +107,12 @@ def submit(
             on_progress(report)
         # Building a request reports what the platform cannot do before anything is sent.
         backend.build(_prepare(spec, paths, store, package, package.layers))
-        _check([*backend.checks(spec, uri), *_script_checks(spec)], on_progress)
+        checks = (
+            backend.checks(spec, uri),
+            _script_checks(spec),
+            _key_checks(spec, backend, store),
+        )
+        _check(chain.from_iterable(checks), on_progress)
         with _undo_on_failure(store, db, job) as undo, Claim(store, job, sending) as claim:
             package, kept = _keep(spec, home, uri, scratch, claim, package)
             submission = _prepare(spec, paths, store, package, kept.layers)
@@ -325,6 +331,11 @@ def _script_checks(spec: JobSpec) -> Iterator[Check]:
     if found:
         hint = "with --strict, the job fails with that exit code"
         yield Check("script", False, f"{found}; {hint}", is_needed=False)
+
+
+def _key_checks(spec: JobSpec, backend: Backend[Any], store: ObjectStore) -> Iterator[Check]:
+    if not backend.copies_files and isinstance(store, Expiring):
+        yield from store_keys.checks(spec, store.keys_end_at())
 
 
 def _put(store: ObjectStore, paths: JobPaths, submission: Submission, descriptor: bytes) -> None:

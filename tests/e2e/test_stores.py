@@ -147,6 +147,17 @@ def test_doctor_checks_the_configured_store(cloud, seaweedfs: Server, bucket: st
     assert _objects(seaweedfs, bucket).keys() == {"in/numbers.txt"}
 
 
+def test_a_submit_with_expired_keys_is_refused(cloud, seaweedfs: Server, bucket: str):
+    expired = {"AWS_SESSION_TOKEN": "token", "AWS_CREDENTIAL_EXPIRATION": "2020-01-08T02:56:19Z"}
+    cloud.environ.update({**seaweedfs.environ, **expired})
+
+    done = cloud.submit("--store", f"s3://{bucket}/jobs", cloud.script("print(1)"))
+
+    assert done.code == 5, done
+    assert b"error: keys: those of the store expired at 2020-01-0" in done.err
+    assert cloud.jobs() == []
+
+
 LOGS = """
 print("hello", rank, "x" * 100_000)
 leave(f"up-{rank}")

@@ -196,6 +196,10 @@ class S3Store:
         }
         return {name: value for name, value in variables.items() if value}
 
+    def keys_end_at(self) -> float:
+        """Return when its keys expire, in seconds since 1970; 0 for never or unknown."""
+        return clients.keys_end_at(self._connection.credentials, self._environ)
+
     def sign(self, method: str, key: str, limit_s: int) -> str:
         """Return a URL at which anybody may ``method`` the object for ``limit_s`` seconds.
 

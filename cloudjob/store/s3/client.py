@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from cloudjob import times
 from cloudjob.errors import StoreError
 from cloudjob.retries import WaitNotices
 from cloudjob.store.s3 import errors
@@ -181,18 +182,43 @@ def _of_obs(environ: Mapping[str, str]) -> Iterator[tuple[str, str, str] | None]
         yield _complete(*(environ.get(name, "") for name in names))
     obsutil = _obsutil()
     yield _complete(*(obsutil.get(name, "") for name in ("ak", "sk", "token")))
+    basic = _huaweicloud(environ)
+    yield _complete(*(basic.get(name, "") for name in ("ak", "sk", "security_token")))
+
+
+def _huaweicloud(environ: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the credentials file of Huawei's SDKs; empty if there is none."""
     named = environ.get("HUAWEICLOUD_SDK_CREDENTIALS_FILE")
     parser = configparser.RawConfigParser()
     try:
         parser.read(named or Path.home() / ".huaweicloud" / "credentials", encoding="utf-8")
-        basic = parser["basic"]
+        return parser["basic"]
     except (OSError, UnicodeDecodeError, configparser.Error, KeyError):
-        return
-    yield _complete(*(basic.get(name, "") for name in ("ak", "sk", "security_token")))
+        return {}
 
 
 def _complete(access_key: str, secret_key: str, token: str) -> tuple[str, str, str] | None:
     return (access_key, secret_key, token) if access_key and secret_key else None
+
+
+def keys_end_at(credentials: Any, environ: Mapping[str, str]) -> float:
+    """Return when credentials expire, in seconds since 1970; 0 for never or unknown.
+
+    boto3 knows it of the keys that it gets itself: of SSO, roles and ``credential_process``.
+    """
+    keys = credentials.get_frozen_credentials()
+    known = getattr(credentials, "_expiry_time", None)
+    if known is not None:
+        return float(known.timestamp())
+    if not keys.token:
+        return 0.0
+    basic = _huaweicloud(environ)
+    if keys.access_key == environ.get(_AWS_VARIABLES[0]):
+        # As `aws configure export-credentials` writes it.
+        return times.seconds_of(environ.get("AWS_CREDENTIAL_EXPIRATION", ""))
+    return (
+        times.seconds_of(basic.get("expires_at", "")) if basic.get("ak") == keys.access_key else 0.0
+    )
 
 
 def _obsutil() -> dict[str, str]:
