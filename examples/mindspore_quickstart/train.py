@@ -13,6 +13,9 @@ IN, HIDDEN, OUT = 32, 16, 16
 BATCH, STEPS = 2, 4
 # Rows of the input in 2 pieces and its columns in 4; the weights' rows in 4: for 8 devices.
 STRATEGY = ((2, 4), (4, 1))
+# The seed of the document's data. The document has none for the weights, so its losses are similar.
+DATA_SEED, WEIGHTS_SEED = 1, 2823
+EXPECTED = "losses to expect on every rank: 0.385 in epoch 1, 0.372 in epoch 3, 0.164 at the end"
 
 
 def apply_parallel_mode():
@@ -54,7 +57,7 @@ def small(rng, rows, columns):
     return ms.Tensor(rng.normal(scale=0.01, size=(rows, columns)).astype(np.float32))
 
 
-class Told(ms.Callback):
+class LossPrinter(ms.Callback):
     """Callback that prints the loss of every step."""
 
     def __init__(self, rank, ranks):
@@ -69,20 +72,37 @@ class Told(ms.Callback):
         print(f"{self.name} epoch {run.cur_epoch_num} step {step} loss {loss:.6f}", flush=True)
 
 
+def saving(rank):
+    """Return the callbacks that save this rank's checkpoints; also save its graphs.
+
+    They are saved in the folder of ``--output SAVED=``, if the job has it.
+    """
+    folder = os.environ.get("SAVED")
+    if not folder:
+        return []
+    os.environ.update(
+        MS_DEV_SAVE_GRAPHS="1", MS_DEV_SAVE_GRAPHS_PATH=f"{folder}/rank_{rank}/graphs"
+    )
+    config = ms.CheckpointConfig(save_checkpoint_steps=STEPS, keep_checkpoint_max=2)
+    return [ms.ModelCheckpoint("quickstart", f"{folder}/rank_{rank}/checkpoints", config)]
+
+
 def main():
     """Train for some epochs, by default five."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=5)
     epochs = parser.parse_known_args()[0].epochs
     rank, ranks = apply_parallel_mode()
-    # A seed with which the loss falls within five epochs, as in the documentation.
-    rng = np.random.default_rng(153)
-    batch = [rng.random((BATCH, size), dtype=np.float32) for size in (IN, OUT)]
+    if rank == 0:
+        print(EXPECTED, flush=True)
+    rng = np.random.RandomState(DATA_SEED)
+    batch = [rng.rand(BATCH, size).astype(np.float32) for size in (IN, OUT)]
     data = GeneratorDataset([tuple(batch)] * STEPS, ["inputs", "labels"], shuffle=False)
-    net = Net(rng)
+    net = Net(np.random.RandomState(WEIGHTS_SEED))
     optimizer = nn.Momentum(net.trainable_params(), learning_rate=0.2, momentum=0.1)
     model = ms.Model(net, loss_fn=nn.MSELoss(), optimizer=optimizer)
-    model.train(epochs, data, callbacks=[Told(rank, ranks)], dataset_sink_mode=False)
+    callbacks = [LossPrinter(rank, ranks), *saving(rank)]
+    model.train(epochs, data, callbacks=callbacks, dataset_sink_mode=False)
 
 
 if __name__ == "__main__":

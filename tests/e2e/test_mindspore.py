@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.emulator import SETTINGS, bucket_of, running
+
 mindspore = pytest.mark.mindspore
 
 LIMIT_S = 240
@@ -196,28 +198,38 @@ while True: time.sleep(0.05)
 @pytest.mark.long
 @mindspore
 def test_the_quick_start_has_the_same_losses_on_every_rank(cloud):
-    """Four ranks on two nodes, data-parallel: the losses of the document's table, 0.37 to 0.24."""
+    """Four ranks on two nodes, data-parallel; the losses are those that it prints as expected."""
     python = os.environ["CLOUDJOB_TEST_MINDSPORE"]
     text = (EXAMPLE / "job.yaml").read_text()
     job = cloud.write("job.yaml", f"{text}  python: {python}\n")
+    words = ("--config", job, "--source", EXAMPLE, "--output", "SAVED=")
 
-    done = cloud.submit(
-        *("--config", job, "--source", EXAMPLE, "train.py", "--unknown", "option"), limit_s=LIMIT_S
-    )
+    done = cloud.submit(*words, "train.py", "--unknown", "option", limit_s=LIMIT_S)
 
     assert done.code == 0, done
-    told: dict[int, list[float]] = {}
+    losses: dict[int, list[float]] = {}
     for line in done.lines:
         found = re.match(rb"\[(\d)\] rank \1 of 4 epoch \d step \d loss ([\d.]+)", line)
         if found:
-            told.setdefault(int(found[1]), []).append(float(found[2]))
-    assert sorted(told) == [0, 1, 2, 3], done
-    assert all(losses == told[0] for losses in told.values()), told
-    losses = told[0]
-    assert len(losses) == 20
-    assert losses == sorted(losses, reverse=True)
-    assert losses[0] > 0.37
-    assert losses[-1] < 0.24
+            losses.setdefault(int(found[1]), []).append(float(found[2]))
+    assert sorted(losses) == [0, 1, 2, 3], done
+    assert all(found == losses[0] for found in losses.values()), losses
+    assert len(losses[0]) == 20
+    assert losses[0] == sorted(losses[0], reverse=True)
+    [expected] = re.findall(
+        rb"to expect .*: ([\d.]+) in .* ([\d.]+) in epoch 3, ([\d.]+) ", done.out
+    )
+    assert [losses[0][step] for step in (0, 8, 19)] == [
+        pytest.approx(float(text), abs=0.0006) for text in expected
+    ]
+
+    folder = cloud.folder / "results-of-job"
+    assert cloud.cli("outputs", done.job, "--to", str(folder)).code == 0
+    for rank in range(4):
+        saved = folder / "SAVED" / f"rank_{rank}"
+        names = {path.name for path in saved.glob("checkpoints/*.ckpt")}
+        assert names == {"quickstart-4_4.ckpt", "quickstart-5_4.ckpt"}
+        assert list(saved.glob("graphs/**/*.ir"))
 
 
 @mindspore
@@ -292,6 +304,59 @@ def test_an_unsupported_mode_can_be_forced_and_mindspore_reports_it(cloud):
     assert (status["state"], status["cause"]) == ("FAILED", "user"), status
     text = " ".join(status["failure"]["last_lines"])
     assert "only support" in text, status
+
+
+PRESET = b"""\
+import os
+import numpy as np, mindspore as ms
+from mindspore import Tensor, ops
+import moxing as mox
+ms.set_context(mode=ms.GRAPH_MODE, device_target="CPU")
+rank, size, device = (os.environ[name] for name in ("RANK_ID", "RANK_SIZE", "DEVICE_ID"))
+one = Tensor(np.ones(1, np.float32))
+if os.environ.get("MA_RUN_METHOD"):
+    from mindspore.communication import init
+    init()
+    one = ops.AllReduce()(one)
+value = float((one + one)[0])
+print("rank", rank, "of", size, "device", device, "value", value, mox.file.exists("obs://data"))
+"""
+
+
+@mindspore
+def test_the_presets_of_the_emulator_run_mindspore():
+    """Once for each device, with a rank table; and with msrun, on two nodes."""
+    python = os.environ["CLOUDJOB_TEST_MINDSPORE"]
+    engine = "mindspore_2.2.12-cann_7.0.1-py_3.9-euler_2.10-aarch64"
+    flavors = "".join(
+        f"  - {{id: cards{cards}, kind: Ascend, max_nodes: 2, cpu_cores: 8, memory_gb: 64,"
+        f" cards: {cards}}}\n"
+        for cards in (1, 2)
+    )
+    with running(f"{SETTINGS}python: {python}\nflavors:\n{flavors}") as api:
+        s3 = bucket_of(api)
+        s3.put_object(Bucket="data", Key="code/train.py", Body=PRESET)
+
+        def create(nodes: int, cards: int, method: str) -> str:
+            flavor = {"flavor_id": f"cards{cards}", "node_count": nodes}
+            algorithm = {
+                "engine": {"engine_id": engine},
+                "code_dir": "/data/code/",
+                "boot_file": "/data/code/train.py",
+                "environments": {"MA_RUN_METHOD": method} if method else {},
+            }
+            return api.create("", algorithm=algorithm, spec={"resource": flavor})
+
+        jobs = [create(1, 2, ""), create(2, 1, "msrun")]
+        logs = []
+        for job in jobs:
+            found = api.await_phase(job, limit_s=LIMIT_S)
+            logs.append(api.log(job) + api.log(job, 1))
+            assert found["status"]["phase"] == "Completed", logs[-1]
+
+    for rank in (0, 1):
+        assert f"rank {rank} of 2 device {rank} value 2.0 True" in logs[0], logs
+        assert f"rank {rank} of 2 device 0 value 4.0 True" in logs[1], logs
 
 
 # -- rank tables, without MindSpore -------------------------------------------------------------

@@ -134,11 +134,11 @@ class Api:
         """Return a job."""
         return self.ok("GET", f"{{p}}/training-jobs/{job}")
 
-    def await_phase(self, job: str, *phases: str) -> Any:
+    def await_phase(self, job: str, *phases: str, limit_s: float = LIMIT_S) -> Any:
         """Wait until a job is in one of these phases, by default until it has ended."""
         wanted = phases or FINAL
         found = self.show(job)
-        end = time.monotonic() + LIMIT_S
+        end = time.monotonic() + limit_s
         while found["status"]["phase"] not in wanted:
             assert time.monotonic() < end, (found["status"], self.log(job), self.events(job))
             assert found["status"]["phase"] not in FINAL, (self.log(job), self.events(job))
