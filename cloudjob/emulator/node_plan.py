@@ -6,6 +6,7 @@ import json
 import posixpath
 import re
 import shlex
+import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -35,7 +36,9 @@ _LAUNCHERS = {
 }
 # What a user may choose with MA_RUN_METHOD in place of one process for each device of a rank table.
 _RUN_METHODS = ("torchrun", "msrun")
-_PORT = 6060
+# The first port of PyTorch presets, and how many there are: jobs in processes share the ports of
+# this machine. Scripts take the last four characters of the address for the port.
+_PORTS = (6060, 900)
 _PRE_START = "ma-pre-start"
 # Runs $0 and, if it succeeds, the command in its place: so that its exports reach the command.
 _AFTER_SHELL = (
@@ -338,8 +341,9 @@ def _ranks(row: JobRow, index: int) -> str:
     if row.nodes == 1 or algorithm["engine"].get("engine_name") != "PyTorch":
         return ""
     given = {item["name"] for item in algorithm["parameters"]}
+    port = _PORTS[0] + zlib.crc32(row.id.encode()) % _PORTS[1]
     words = {
-        "init_method": f"tcp://{names(row)[0]}:{_PORT}",
+        "init_method": f"tcp://{names(row)[0]}:{port}",
         "rank": str(index),
         "world_size": str(row.nodes),
     }

@@ -15,6 +15,7 @@ from cloudjob.backends.docker.engine import connect
 from cloudjob.emulator import daemon, models, nodes, server, state
 from cloudjob.emulator.node_plan import HOME
 from cloudjob.emulator.settings import Settings
+from tests.support import recipe
 from tests.support.emulator import Api, await_true, bucket_of, keys, new_name, running
 
 pytestmark = [pytest.mark.docker, pytest.mark.e2e]
@@ -29,7 +30,9 @@ grace_s: 5
 engines:
   - {{name: MPI, version: mindspore_1.3.0-cuda_10.1-py_3.7-ubuntu_1804-x86_64, image: {image}}}
   - {{name: PyTorch, version: pytorch_2.1.0-cuda_12.1-py_3.10.6, image: {image}}}
+  - {{name: Ascend-Powered-Engine, version: mindspore_2.2.12-cann_7.0.1, image: {image}}}
 """
+PYTORCH, ASCEND = "pytorch_2.1.0-cuda_12.1-py_3.10.6", "mindspore_2.2.12-cann_7.0.1"
 # The documented form of a start on several nodes: the first one serves, all meet there.
 MEET = b"""\
 import os, socket, sys, time
@@ -205,6 +208,12 @@ def test_the_entry_replaces_the_start_script_of_an_own_image(
     for rank, log in enumerate(logs):
         assert f"[{rank}] rank {rank} of 2 on node {rank} in /home/ma-user ['--lr=0.1']" in log
         assert "the nodes use the key /home/ma-user/.ssh/id_rsa" in log
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_a_recipe_for_the_platform_runs_unchanged_twice_in_a_row(api: Api, s3: Any, nodes: int):
+    """With a PyTorch preset, and once for each device with an Ascend preset."""
+    recipe.run_twice(api, s3, {"PyTorch": PYTORCH, "Ascend": ASCEND}, nodes)
 
 
 def test_a_job_with_a_missing_image_fails_with_an_event(api: Api):

@@ -14,6 +14,7 @@ import pytest
 
 from cloudjob.emulator import daemon, models
 from cloudjob.emulator.node_plan import HOME
+from tests.support import recipe
 from tests.support.emulator import Api, await_true, keys, new_name, running
 
 PYTORCH = "pytorch_2.1.0-cuda_12.1-py_3.10.6-ubuntu_22.04-x86_64"
@@ -99,85 +100,10 @@ def test_every_kind_of_job_runs_on_two_nodes_with_data_in_obs(api: Api, s3: Any,
     assert [word for word in events if word in words] == words
 
 
-RECIPE = b"""\
-# As most public scripts do: data by moxing to a folder of the node, a nested Python, results back.
-import argparse, os, socket, subprocess, sys
-import moxing as mox
-import helpers
-from moxing.framework.file import file_io
-
-parser = argparse.ArgumentParser()
-parser.add_argument("--data_url")
-parser.add_argument("--train_url")
-for name in ("init_method", "rank", "world_size"):
-    parser.add_argument("--" + name)
-known = parser.parse_args()  # an unknown argument is fatal
-host, port = known.init_method[6:-5], int(known.init_method[-4:])  # cut by position
-task = os.environ["VC_TASK_INDEX"]
-assert (known.rank, known.world_size) == (task, os.environ["MA_NUM_HOSTS"])
-assert host == os.environ["VC_WORKER_HOSTS"].split(",")[0].split(":")[0]
-job = os.environ["MA_VJ_NAME"]
-own = "%s-%s-%s.%s" % (job, os.environ["MA_TASK_NAME"], task, job)
-assert socket.gethostbyname(own) == os.environ["MA_CURRENT_IP"]
-socket.gethostbyname(host)
-mox.file.copy_parallel(src_url=known.data_url, dst_url="local/data")
-mox.file.make_dirs(known.train_url)
-assert os.environ["FROM_HOOK"] == "set"
-assert os.environ["HOSTNAME"].endswith("-worker-" + os.environ["VC_TASK_INDEX"])
-os.environ["OUT"] = known.train_url + "//" + os.environ["VC_TASK_INDEX"] + ".txt"
-nested = "import os, sys, moxing.file; moxing.file.write(os.environ['OUT'], sys.argv[1])"
-sys.exit(subprocess.call(["python", "-c", nested, helpers.text("local/data")]))
-"""
-
-
-def test_a_recipe_copies_its_data_with_moxing(api: Api, s3: Any):
-    """Its addresses are parameters, its boot file lies in a subfolder, and a hook runs before."""
-    name = new_name()
-    helpers = b"def text(folder): return open(folder + '/in.txt').read() + 'out'\n"
-    files = {
-        "sub/train.py": RECIPE,
-        "sub/ma-pre-start.sh": b"export FROM_HOOK=set\nexit 0\n",
-        "helpers.py": helpers,
-    }
-    folder = code(s3, name, files)
-    parameters = [
-        {"name": "data_url", "value": f"s3://data/{name}/in/"},
-        {"name": "train_url", "value": f"obs://data/{name}/out"},
-    ]
-    algorithm = {
-        "engine": {"engine_id": PYTORCH},
-        "code_dir": folder,
-        "boot_file": f"{folder}sub/train.py",
-        "parameters": parameters,
-    }
-    job = api.create("", nodes=2, algorithm={"command": "", **algorithm})
-
-    assert api.await_phase(job)["status"]["phase"] == "Completed", api.log(job)
-    for node in (0, 1):
-        found = s3.get_object(Bucket="data", Key=f"{name}/out/{node}.txt")["Body"].read()
-        assert found == b"in out"
-
-
-def test_an_ascend_preset_runs_the_boot_file_once_for_each_device(api: Api, s3: Any):
-    name = new_name()
-    train = b"""\
-import json, os
-table = json.load(open(os.environ["RANK_TABLE_FILE"]))
-print(*[os.environ[name] for name in ("RANK_ID", "RANK_SIZE", "DEVICE_ID", "ASCEND_DEVICE_ID")],
-      table["server_count"], os.environ["JOB_ID"], os.environ["MA_NUM_NPUS"])
-"""
-    url = code(s3, name, {"train.py": train})
-    algorithm = {"engine": {"engine_id": ASCEND}, "code_dir": url, "boot_file": url + "train.py"}
-    job = api.create(
-        "",
-        nodes=2,
-        algorithm=algorithm,
-        spec={"resource": {"flavor_id": "modelarts.kat1.xlarge", "node_count": 2}},
-    )
-
-    assert api.await_phase(job)["status"]["phase"] == "Completed", api.log(job)
-    assert f"[0] 0 2 0 0 2 {job} 1\n" in api.log(job)
-    assert f"[1] 1 2 0 0 2 {job} 1\n" in api.log(job, 1)
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_a_recipe_for_the_platform_runs_unchanged_twice_in_a_row(api: Api, s3: Any, nodes: int):
+    """With a PyTorch preset, and once for each device with an Ascend preset."""
+    recipe.run_twice(api, s3, {"PyTorch": PYTORCH, "Ascend": ASCEND}, nodes)
 
 
 def wheel() -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -296,11 +297,20 @@ def test_requirements_are_not_installed_where_they_would_change_this_machine():
 
 def test_pytorch_presets_on_several_nodes_get_one_rank_per_node():
     job = f"modelarts-job-{ID}"
+    address = f"t.py --init_method=tcp://{job}-worker-0.{job}:"
+    port, _, options = preset(PYTORCH, 2).partition(address)[2].partition(" ")
 
-    assert (
-        f"t.py --init_method=tcp://{job}-worker-0.{job}:6060 --rank=1 --world_size=2 --n=1;"
-        in preset(PYTORCH, 2)
-    )
+    assert 1000 <= int(port) <= 9999
+    assert options.startswith("--rank=1 --world_size=2 --n=1;")
+
+
+def test_pytorch_presets_of_different_jobs_use_different_ports():
+    """Nodes in processes share the ports of this machine."""
+    engine = {"engine_id": PYTORCH}
+    job = row(code_dir="/bkt/c/", boot_file="/bkt/c/t.py", command="", engine=engine)
+    texts = [node_plan.command(replace(job, id=name), 0, CONTAINER) for name in ("a", "b")]
+
+    assert len({port for text in texts for port in re.findall(r":(\d{4}) --rank", text)}) == 2
 
 
 def test_mpi_presets_run_under_the_entry():
