@@ -41,13 +41,15 @@ elif sys.argv[1:2] == ["--unpack"]:
         sys.exit(f"jobentry: unpacking to {sys.argv[2]}: {error.strerror}")
     compileall.compile_dir(sys.argv[2], quiet=2)
 else:
+    import contextlib
+
     from jobentry import main
 
     code = main.main(sys.argv[1:])
-    try:
-        sys.stdout.flush()
-        sys.stderr.flush()
-    except OSError:
-        # For example, the disk of the log is full: the interpreter would exit with 120.
-        os._exit(code)
-    sys.exit(code)
+    # If the disk of the log is full, for example, nothing can be done about it.
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):
+            stream.flush()
+    # At once: an interpreter that shuts down has no signal handlers left, and a SIGTERM to a node
+    # that has ended well, because its head has, would change its exit code.
+    os._exit(code)
