@@ -66,6 +66,7 @@ class Options(TypedDict, total=False):
     slurm: Mapping[str, Any]
     mindspore: Mapping[str, Any]
     network: Mapping[str, Any]
+    notify: Mapping[str, Any]
     s3: Mapping[str, Any]
     obs: Mapping[str, Any]
 

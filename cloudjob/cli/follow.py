@@ -155,7 +155,15 @@ def attend(job: Job, *, is_json: bool) -> JobStatus:
         print_error(error)
     status = job.wait()
     report(status)
+    warn_of_notifications(job)
     return status
+
+
+def warn_of_notifications(job: Job) -> None:
+    """Print what went wrong with the notifications of a job that has ended."""
+    trouble = job.settle_notifications()
+    if trouble:
+        print_message(f"warning: {trouble}")
 
 
 class _Notices:

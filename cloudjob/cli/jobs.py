@@ -16,6 +16,7 @@ from cloudjob.cli.follow import (
     report,
     status_json,
     stream,
+    warn_of_notifications,
 )
 from cloudjob.cli.messages import (
     count,
@@ -135,6 +136,7 @@ def _wait(options: argparse.Namespace) -> int:
         code = code or exit_code(status)
         if not options.json:
             report(status)
+        warn_of_notifications(job)
     if options.json:
         values = [status_json(status) for status in statuses]
         print_json(values if len(found) > 1 else values[0])

@@ -181,6 +181,11 @@ def spec_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--config", metavar="FILE.yaml", help="The job file; options take precedence over it."
     )
+    group = parser.add_argument_group("notifications")
+    text = "The webhook that hears of the end and of a hang: the variable, or @FILE, with its URL."
+    group.add_argument("--notify", metavar="NAME", help=text)
+    text = "A command of this machine that hears of the same; no shell reads it."
+    group.add_argument("--notify-command", metavar="COMMAND", help=text)
 
 
 def _help_of(option: Option, field: FieldInfo) -> str:
@@ -242,6 +247,8 @@ def given_flags(options: argparse.Namespace) -> dict[str, Any]:
         value = getattr(options, name, None)
         if value is not None:
             flags[name] = _pairs(name, option, value) if isinstance(value, list) else value
+    if notify := _notify(options):
+        flags["notify"] = notify
     if options.env_file:
         variables: dict[str, str] = {}
         for path in options.env_file:
@@ -253,6 +260,20 @@ def given_flags(options: argparse.Namespace) -> dict[str, Any]:
         flags["script"] = options.script
         flags["args"] = tuple(options.rest)
     return flags
+
+
+def _notify(options: argparse.Namespace) -> dict[str, Any]:
+    import shlex
+
+    values: dict[str, Any] = {}
+    if options.notify:
+        values["webhook"] = options.notify
+    if options.notify_command:
+        try:
+            values["command"] = tuple(shlex.split(options.notify_command))
+        except ValueError as error:
+            raise UsageError(f"reading --notify-command: {error}") from error
+    return values
 
 
 def _pairs(key: str, option: Option, texts: list[str]) -> dict[str, str]:

@@ -84,6 +84,9 @@ def checked(layer: Layer) -> Layer:
     layer.invalid.update(str(location[0]) for location, _ in wrong)
     if "source" in values:
         values["source"] = str(layer.folder / values["source"])
+    webhook = values.get("notify", {}).get("webhook", "")
+    if webhook.startswith("@"):
+        values["notify"] = {**values["notify"], "webhook": f"@{layer.folder / webhook[1:]}"}
     if "secrets" in values:
         values["secrets"] = dict(_places_of_secrets(layer, values["secrets"]))
     layer.values = values

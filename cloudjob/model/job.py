@@ -16,6 +16,7 @@ from cloudjob.model.sections import (
     MindSpore,
     ModelArts,
     Network,
+    Notify,
     ObjectStorage,
     Process,
     Slurm,
@@ -137,6 +138,7 @@ class JobSpec(Values):
     slurm: Slurm = Field(default_factory=Slurm)
     mindspore: MindSpore = Field(default_factory=MindSpore)
     network: Network = Field(default_factory=Network)
+    notify: Notify = Field(default_factory=Notify)
     s3: ObjectStorage = Field(default_factory=ObjectStorage,
         description="Settings of stores s3://.")
     obs: ObjectStorage = Field(default_factory=ObjectStorage,

@@ -11,6 +11,7 @@ from typing import Annotated
 from cloudjob.model import mindspore
 from cloudjob.model.rules import ADDRESSINGS
 from cloudjob.model.types import (
+    Events,
     Labels,
     Number,
     OneOf,
@@ -19,6 +20,7 @@ from cloudjob.model.types import (
     Tree,
     TreeList,
     Values,
+    Webhook,
     Whole,
     key,
 )
@@ -237,6 +239,23 @@ class Network(Values):
     stall_min: Number = key(
         "Minutes for which the network between the nodes may stall, or a node may freeze, before "
         "the job is ended.", env.DEFAULT_STALL_S / 60, ge=0.25, le=_DAY_MIN)
+
+
+class Notify(Values):
+    """Who hears of a job's end."""
+
+    events: Events = key(
+        "What to report: end is every end, failure is an end in failure, hang is that no rank has "
+        "printed anything for silent_min.", ("end", "hang"))
+    webhook: Webhook = key(
+        "Where to send a JSON object with a Slack-compatible text: the name of a variable of your "
+        "environment that holds the URL, or @FILE.")
+    command: Texts = key(
+        "A command to run on your machine, as a list of words, without a shell; it gets the text "
+        "as its input.", ())
+    silent_min: Number = key(
+        "Minutes for which all ranks print nothing before that counts as a hang.", 30.0, ge=0.01,
+        le=_YEAR_MIN)
 
 
 class ObjectStorage(Values):

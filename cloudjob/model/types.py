@@ -36,7 +36,7 @@ from cloudjob.model.rules import (
     STORE_SCHEMES,
     VARIABLE_RULE,
 )
-from cloudjob.model.text import MASK, given
+from cloudjob.model.text import MASK, given, nearest
 
 
 class Values(BaseModel):
@@ -213,6 +213,28 @@ def check_pattern(text: str) -> str:
     return text
 
 
+EVENTS = ("end", "failure", "hang")
+
+
+def _check_events(words: tuple[str, ...]) -> tuple[str, ...]:
+    for word in words:
+        if word not in EVENTS:
+            raise ValueError(
+                f"lists what is no event{nearest(word, EVENTS)}"
+                f" (given {given(word)}; allowed {', '.join(EVENTS)})"
+            )
+    return words
+
+
+def _check_webhook(text: str) -> str:
+    if text and not text.startswith("@") and not re.fullmatch(VARIABLE_RULE, text):
+        raise ValueError(
+            "is a secret, which must not be written down where others can read it"
+            f" (given {MASK}; allowed the name of a variable of your environment, or @FILE)"
+        )
+    return text
+
+
 # YAML gives unquoted words types; cloudjob reads each as the text that was written.
 _TEXT = {"type": ["string", "number", "boolean"]}
 _TEXT_OR_NULL = {"type": ["string", "number", "boolean", "null"]}
@@ -235,6 +257,12 @@ Ranks = Annotated[
 ]  # fmt: skip
 Text = Annotated[str, AfterValidator(check_text), WithJsonSchema(_TEXT)]
 Texts = tuple[Text, ...]
+Events = Annotated[Texts, AfterValidator(_check_events)]
+Webhook = Annotated[
+    Text,
+    AfterValidator(_check_webhook),
+    WithJsonSchema({"type": "string", "pattern": f"^(@.*|{VARIABLE_RULE})?$"}),
+]
 # Any names to texts.
 Labels = Annotated[
     Mapping[Text, Text],

@@ -49,7 +49,7 @@ from cloudjob.submission import (
 )
 from cloudjob.submission.launcher_choice import Choice
 from cloudjob.times import rfc3339
-from cloudjob.tracking import Job, descriptions
+from cloudjob.tracking import Job, descriptions, notifications
 from cloudjob.tracking.leftovers import sweep
 from jobentry.contract import names
 from jobentry.contract.launchers import AUTO
@@ -96,6 +96,7 @@ def submit(
     make_home(home)
     sweep(home)
     with (
+        notifications.promised(spec, home, job),
         locks.scratch(submits_folder(home), job) as scratch,
         Records(records_path(home)) as db,
     ):

@@ -43,7 +43,7 @@ from cloudjob.retries import Patience, WaitNotices
 from cloudjob.store import open_store, with_store_options
 from cloudjob.store.base import PATIENCE_S, ObjectStore
 from cloudjob.store.parallel import call_with_timeout, in_parallel
-from cloudjob.tracking import descriptions, event_files, journals, stored_logs
+from cloudjob.tracking import descriptions, event_files, journals, notifications, stored_logs
 from cloudjob.tracking.journals import Journals
 from cloudjob.tracking.leftovers import sweep
 from cloudjob.tracking.metrics import MetricPoint, MetricReader
@@ -584,8 +584,22 @@ class Job:
             if left.get(key) != right.get(key)
         ]
 
+    def settle_notifications(self) -> str:
+        """See to the notifications of the job, which has ended; return what went wrong, or "".
+
+        Its notifier sends them; this waits for it some seconds, and sends if it was killed.
+        """
+        status = self._last
+        if status is None or not (status.state.is_final or status.native_state in GONE):
+            return ""
+        described: dict[str, Any] = {}
+        with contextlib.suppress(UsageError):
+            described = self.spec()
+        return notifications.settle(self._home, status, described)
+
     def remove(self) -> None:
         """Remove the job from its platform, its store and the local records."""
+        notifications.forget(self._home, self.id)
         if self.handle:
             self._backend.remove(self.handle)
         keys = [*self._store.list(f"{self.id}/"), descriptions.key(self.id)]

@@ -1,0 +1,264 @@
+"""One notification: what it says, and how it is sent to a webhook or a command."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import os
+import signal
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import urlsplit
+
+from cloudjob.errors import CloudJobError, UsageError
+from cloudjob.model import summary
+from cloudjob.model.status import JobState, JobStatus
+from cloudjob.model.text import MASK
+from cloudjob.retries import Limits
+
+if TYPE_CHECKING:
+    from cloudjob.model.sections import Notify
+
+END, FAILURE, HANG = "end", "failure", "hang"
+# The variable that gives a command everything as one JSON object.
+VARIABLE = "CLOUDJOB_NOTIFICATION"
+# A webhook's own limit is some thousand characters.
+_MOST_LINES, _MOST_CHARACTERS = 10, 300
+_LONGEST_URL = 4096
+# Lines of a secret that are shorter are not hidden on their own.
+_SHORTEST_LINE = 8
+_COMMAND_S = 60.0
+# How long to try to reach a webhook.
+LIMITS = Limits(total_s=60.0, answer_s=10.0, pause_s=1.0, longest_pause_s=15.0)
+
+
+class NotSent(CloudJobError):
+    """A notification was not sent.
+
+    Args:
+        is_refused: Whether it surely did not arrive, and may arrive later.
+    """
+
+    def __init__(self, message: str, *, is_refused: bool = False) -> None:
+        super().__init__(message)
+        self.is_refused = is_refused
+
+
+class Targets(NamedTuple):
+    """Who hears of what.
+
+    Args:
+        webhook: Its URL, which is a secret.
+        hidden: Texts that no notification may hold.
+    """
+
+    events: Sequence[str]
+    webhook: str
+    command: Sequence[str]
+    silent_s: float
+    hidden: Sequence[str]
+
+
+def targets_of(wanted: Notify, secrets: Sequence[str], environ: Mapping[str, str]) -> Targets:
+    """Return the targets that a job names.
+
+    Args:
+        secrets: The values of the job's secrets.
+
+    Raises:
+        UsageError: The webhook's URL cannot be read or used.
+    """
+    url = _url(wanted.webhook, environ) if wanted.webhook else ""
+    hidden = {url, *secrets}
+    hidden |= {line for each in secrets for line in each.split("\n") if len(line) > _SHORTEST_LINE}
+    return Targets(
+        events=wanted.events,
+        webhook=url,
+        command=wanted.command,
+        silent_s=60 * wanted.silent_min,
+        hidden=sorted(hidden - {""}, key=len, reverse=True),
+    )
+
+
+def _url(place: str, environ: Mapping[str, str]) -> str:
+    doing = "reading the address of notify.webhook"
+    if place.startswith("@"):
+        try:
+            with Path(place[1:]).open(encoding="utf-8") as file:
+                url = file.read(_LONGEST_URL).strip()
+        except (OSError, ValueError) as error:
+            found = getattr(error, "strerror", None) or "it is not text"
+            raise UsageError(f"{doing}: {place[1:]}: {found}") from error
+    elif place in environ:
+        url = environ[place].strip()
+    else:
+        raise UsageError(
+            f"{doing}: {place} is not set in your environment",
+            hint=f"export {place}=https://..., or name a file: @FILE",
+        )
+    # Nothing of the address may be in the message: it is the key to a channel.
+    try:
+        parts = urlsplit(url)
+        is_usable = parts.scheme in ("http", "https") and bool(parts.hostname) and url.isprintable()
+        is_open = parts.scheme == "http" and not is_here(parts.hostname or "")
+    except ValueError:
+        is_usable = is_open = False
+    if not is_usable or " " in url:
+        raise UsageError(f"{doing}: {place} holds no URL that begins with https://")
+    if is_open:
+        raise UsageError(
+            f"{doing}: {place} holds a URL that begins with http://, which others could read",
+            hint="https://; http:// is for services of this machine",
+        )
+    return url
+
+
+def is_here(host: str) -> bool:
+    """Whether a host is this machine."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+class Notice(NamedTuple):
+    """A notification.
+
+    Args:
+        event: ``end``, ``failure`` or ``hang``.
+        text: What a person reads.
+        values: The same for a program, as JSON values.
+    """
+
+    event: str
+    text: str
+    values: Mapping[str, Any]
+
+
+def of_end(status: JobStatus) -> Notice:
+    """Return the notification of a job's end."""
+    is_failure = status.state in (JobState.FAILED, JobState.UNKNOWN)
+    took = summary.duration(status)
+    head = f"job {status.job}: {status.state}" + (f" in {took}" if took else "")
+    failure = status.failure
+    lines = list(failure.last_lines)[-_MOST_LINES:] if failure else []
+    return _notice(FAILURE if is_failure else END, status, head, summary.reason(status), lines)
+
+
+def of_silence(status: JobStatus, node: int, rank: int, silent_s: float) -> Notice:
+    """Return the notification of a job whose ranks all print nothing.
+
+    Args:
+        rank: The rank that has been silent for the longest, for ``silent_s``.
+    """
+    why = f"no rank prints anything; rank {rank} on node {node} stopped first"
+    head = f"job {status.job}: may hang: {why}, {summary.span(silent_s)} ago"
+    notice = _notice(HANG, status, head, "", [])
+    more = {"node": node, "rank": rank, "message": f"{why}, {summary.span(silent_s)} ago"}
+    return notice._replace(values={**notice.values, **more})
+
+
+def _notice(event: str, status: JobStatus, head: str, why: str, lines: Sequence[str]) -> Notice:
+    failure = status.failure
+    lines = [_cut(line) for line in lines]
+    text = "\n".join([head, *([_cut(why)] if why else []), *(f"| {line}" for line in lines)])
+    values = {
+        "event": event,
+        "job": status.job,
+        "name": status.name,
+        "backend": status.backend,
+        "state": status.state.value,
+        "nodes": status.nodes,
+        "started_at": status.started_at,
+        "ended_at": status.ended_at,
+        "exit_code": status.exit_code,
+        "cause": status.cause,
+        "node": failure.node if failure else None,
+        "host": failure.host if failure else None,
+        "rank": failure.rank if failure else None,
+        "message": _cut(failure.message) if failure else "",
+        "last_lines": lines,
+    }
+    return Notice(event, text, values)
+
+
+def _cut(text: str) -> str:
+    """Return the beginning of a text, on one line."""
+    line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+    return line if len(line) <= _MOST_CHARACTERS else f"{line[:_MOST_CHARACTERS]}..."
+
+
+# -- sending --------------------------------------------------------------------------------------
+
+
+def send(notice: Notice, targets: Targets, limits: Limits = LIMITS) -> None:
+    """Send a notification to every target.
+
+    Raises:
+        NotSent: With what was tried for each target that it did not reach.
+    """
+    # What speaks HTTP costs every command that knows jobs too much.
+    from cloudjob.tracking import webhook
+
+    body = _masked({**notice.values, "text": notice.text}, targets.hidden)
+    failures = []
+    if targets.webhook:
+        try:
+            webhook.call(targets.webhook, body, limits)
+        except NotSent as error:
+            failures.append(f"webhook: {error.message}")
+    if targets.command:
+        try:
+            _run(targets.command, body)
+        except NotSent as error:
+            failures.append(f"command {targets.command[0]}: {error.message}")
+    if failures:
+        found = _masked("; ".join(failures), targets.hidden)
+        job = notice.values["job"]
+        raise NotSent(f"sending the notification of the {notice.event} of {job}: {found}")
+
+
+def _masked(value: Any, hidden: Sequence[str]) -> Any:
+    """Return a value with nothing hidden in any of its texts."""
+    if isinstance(value, str):
+        for text in hidden:
+            value = value.replace(text, MASK)
+        return value
+    if isinstance(value, Mapping):
+        return {key: _masked(item, hidden) for key, item in value.items()}
+    return [_masked(item, hidden) for item in value] if isinstance(value, list) else value
+
+
+def _run(command: Sequence[str], body: Mapping[str, Any]) -> None:
+    """Run a command of the user once, with the text on its input.
+
+    Raises:
+        NotSent: It failed, or took too long.
+    """
+    with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as stderr:
+        stdin.write(f"{body['text']}\n".encode("utf-8", "backslashreplace"))
+        stdin.seek(0)
+        try:
+            process = subprocess.Popen(
+                command,
+                stdin=stdin,
+                stdout=subprocess.DEVNULL,
+                stderr=stderr,
+                env={**os.environ, VARIABLE: json.dumps(body)},
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise NotSent(str(error.strerror)) from None
+        try:
+            code = process.wait(_COMMAND_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            raise NotSent(f"it ran for {_COMMAND_S:g} s and was ended") from None
+        stderr.seek(0)
+        last = stderr.read()[-_MOST_CHARACTERS:].decode("utf-8", "replace").strip().split("\n")[-1]
+    if code:
+        raise NotSent(f"exit code {code}" + (f": {last}" if last else ""))

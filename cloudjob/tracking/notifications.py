@@ -1,0 +1,278 @@
+"""Who sends the notifications of a job, and when; ``notice`` is what they say.
+
+A submit with a webhook or a command starts one process of this machine, the notifier. It follows
+the job, and holds the lock of the job's file in ``notify/`` for as long as it runs; it removes the
+file when nothing is left to send. A file without a lock is therefore of a notifier that has failed,
+or was killed: ``settle`` reports what failed, or sends in its place.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import cloudjob
+from cloudjob.errors import CloudJobError, JobNotFound, UsageError
+from cloudjob.home import locks, private_folder, writing
+from cloudjob.retries import Limits
+from cloudjob.tracking import notice
+from cloudjob.tracking.notice import END, FAILURE, HANG, Notice, NotSent, Targets
+from jobentry.contract import journal
+from jobentry.contract.journal import RankSample, Sample
+
+if TYPE_CHECKING:
+    from cloudjob.model.job import JobSpec
+    from cloudjob.model.sections import Notify
+    from cloudjob.model.status import JobStatus
+    from cloudjob.tracking.job import Job
+
+_FOLDER = "notify"
+# Seconds between two looks at a log, and after a platform has not answered.
+_POLL_S, _PAUSE_S = 1.0, 30.0
+# For how long a platform may not answer.
+_PATIENCE_S = 24 * 3600.0
+# Seconds that a command waits at the end of a job: for the notifier, or to send in its place.
+_WAIT_S = 5.0
+_LOOK_S = 0.05
+_SETTLE_LIMITS = Limits(total_s=_WAIT_S, answer_s=_WAIT_S)
+
+
+@contextmanager
+def promised(spec: JobSpec, home: Path, job: str) -> Iterator[None]:
+    """Start the notifier of a job when the body has submitted it.
+
+    Raises:
+        UsageError: The webhook cannot be used.
+        BackendError: The folder cannot be written to.
+    """
+    if not _is_wanted(spec.notify):
+        yield
+        return
+    _check_place(spec)
+    targets = notice.targets_of(spec.notify, list(spec.secrets.values()), os.environ)
+    path = _path(home, job)
+    with writing("preparing notifications", path):
+        private_folder(path.parent)
+        lock = locks.take_new(path, b"")
+    try:
+        yield
+        _start(home, job, targets, lock)
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+    finally:
+        os.close(lock)
+
+
+def _check_place(spec: JobSpec) -> None:
+    """Refuse to read the webhook from a file that every node may get."""
+    place = spec.notify.webhook
+    source = Path(spec.source).resolve()
+    if place.startswith("@") and Path(place[1:]).resolve().is_relative_to(source):
+        raise UsageError(
+            f"reading the address of notify.webhook: {place[1:]} lies in the source folder",
+            hint="keep it elsewhere, as every node gets the source",
+        )
+
+
+def _is_wanted(wanted: Notify) -> bool:
+    return bool(wanted.webhook or wanted.command)
+
+
+def _path(home: Path, job: str) -> Path:
+    return home / _FOLDER / job
+
+
+def _start(home: Path, job: str, targets: Targets, lock: int) -> None:
+    """Start the notifier; its request goes over a pipe, never in argv."""
+    # Behind the standard library, which a module in the current folder must not replace.
+    roots = [str(Path(cloudjob.__file__).parents[1]), str(Path(journal.__file__).parents[2])]
+    code = (
+        f"import sys; sys.path += {[*filter(None, sys.path), *roots]!r}; "
+        "from cloudjob.tracking.notifications import main; main()"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", code, f"cloudjob-notifier-{job}"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        pass_fds=(lock,),
+    )
+    request = {"home": str(home), "job": job, "lock": lock, **targets._asdict()}
+    assert process.stdin is not None
+    with suppress(BrokenPipeError), process.stdin as stdin:
+        stdin.write(json.dumps(request).encode("ascii"))
+    # It may outlive this process, or end long before.
+    threading.Thread(target=process.wait, daemon=True).start()
+
+
+def forget(home: Path, job: str) -> None:
+    """Send nothing of a job any more."""
+    _path(home, job).unlink(missing_ok=True)
+
+
+# -- in the notifier ------------------------------------------------------------------------------
+
+
+def main() -> None:
+    """Follow the job whose request is on standard input, and send its notifications."""
+    from cloudjob.tracking.job import find
+
+    request = json.loads(sys.stdin.buffer.read())
+    home, lock, name = Path(request.pop("home")), request.pop("lock"), request.pop("job")
+    _Notifier(find(home, name), _path(home, name), Targets(**request), lock).run()
+
+
+class _LastSeen(NamedTuple):
+    """What a rank used when its node recorded that last."""
+
+    node: int
+    sample: RankSample
+
+
+class _Notifier:
+    def __init__(self, job: Job, path: Path, targets: Targets, lock: int) -> None:
+        self._job = job
+        self._path = path
+        self._targets = targets
+        self._lock = lock
+        self._last: dict[int, _LastSeen] = {}
+        self._failures: list[str] = []
+
+    def run(self) -> None:
+        if HANG in self._targets.events:
+            self._watch()
+        status = self._ended()
+        if status is None or not self._path.exists():
+            return
+        if _is_due(status, self._targets.events):
+            self._send(notice.of_end(status))
+        if self._failures:
+            self._note(f"failed {'; '.join(self._failures)}")
+        else:
+            self._path.unlink(missing_ok=True)
+
+    def _send(self, found: Notice) -> None:
+        self._note(f"sending {found.event}")
+        try:
+            notice.send(found, self._targets)
+        except NotSent as error:
+            self._failures.append(error.message)
+
+    def _note(self, line: str) -> None:
+        with suppress(OSError):  # a full disk costs only the report of a failure
+            os.write(self._lock, f"{line}\n".encode("utf-8", "backslashreplace"))
+
+    # -- a hang --
+
+    def _watch(self) -> None:
+        """Follow the log until all ranks are silent for too long, or the job has ended."""
+        end_s = time.monotonic() + _PATIENCE_S
+        while time.monotonic() < end_s:
+            try:
+                for piece in self._job.pieces(follow=True, on_journal=self._add):
+                    if self._has_hung():
+                        return
+                    if not piece.data:
+                        time.sleep(_POLL_S)
+                return
+            except CloudJobError:
+                time.sleep(_PAUSE_S)
+
+    def _add(self, node: int, lines: list[bytes]) -> None:
+        for line in lines:
+            entry = journal.load(line)
+            if isinstance(entry, Sample):
+                self._last.update({each.rank: _LastSeen(node, each) for each in entry.ranks})
+
+    def _has_hung(self) -> bool:
+        """Whether all ranks are silent for too long; the first time, this is sent."""
+        running = [
+            each
+            for each in self._last.values()
+            if each.sample.state not in (journal.ENDED, journal.FAILED)
+        ]
+        quiet_s = min((each.sample.quiet_s for each in running), default=0)
+        if not running or quiet_s < self._targets.silent_s:
+            return False
+        first = max(running, key=lambda each: each.sample.quiet_s)
+        status = self._job.last_status or self._job.status()
+        self._send(notice.of_silence(status, first.node, first.sample.rank, first.sample.quiet_s))
+        return True
+
+    # -- the end --
+
+    def _ended(self) -> JobStatus | None:
+        """Wait for the job's end; return None if it was removed, or its platform stays away."""
+        end_s = time.monotonic() + _PATIENCE_S
+        while time.monotonic() < end_s:
+            try:
+                return self._job.wait()
+            except JobNotFound:
+                return self._job.last_status
+            except CloudJobError:
+                time.sleep(_PAUSE_S)
+        return None
+
+
+def _is_due(status: JobStatus, events: Any) -> bool:
+    kind = notice.of_end(status).event
+    return END in events or (kind == FAILURE and FAILURE in events)
+
+
+# -- in a command at the end of a job -------------------------------------------------------------
+
+
+def settle(home: Path, status: JobStatus, described: Mapping[str, Any]) -> str:
+    """See to the notifications of a job that has ended; return what went wrong, or nothing.
+
+    A notifier that still runs, as its webhook does not answer, is left alone after some seconds.
+
+    Args:
+        described: The job as ``Job.spec`` returns it.
+    """
+    path = _path(home, status.job)
+    deadline = time.monotonic() + _WAIT_S
+    with suppress(OSError):
+        while locks.is_held(path) and time.monotonic() < deadline:
+            time.sleep(_LOOK_S)
+        lock = locks.take(path, 0)
+        if lock is not None:
+            try:
+                return _settled(path, status, described)
+            finally:
+                path.unlink(missing_ok=True)
+                os.close(lock)
+    return ""
+
+
+def _settled(path: Path, status: JobStatus, described: Mapping[str, Any]) -> str:
+    from cloudjob.model.sections import Notify
+
+    last = (path.read_text(encoding="utf-8", errors="replace").splitlines() or [""])[-1]
+    word, _, rest = last.partition(" ")
+    if word == "failed":
+        return rest
+    if word == "sending" and rest != HANG:
+        return f"sending the notification of {status.job}: interrupted, so it may not have arrived"
+    try:
+        wanted = Notify(**described["notify"])
+        if _is_due(status, wanted.events):
+            # Their values, as far as this shell has them.
+            secrets = [os.environ.get(name, "") for name in described.get("secrets", ())]
+            targets = notice.targets_of(wanted, secrets, os.environ)
+            notice.send(notice.of_end(status), targets, _SETTLE_LIMITS)
+    except (LookupError, TypeError, ValueError):
+        return f"sending the notification of {status.job}: its description cannot be read"
+    except (NotSent, UsageError) as error:
+        return error.message
+    return ""

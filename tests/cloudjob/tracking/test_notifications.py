@@ -1,0 +1,400 @@
+"""Notifications: what is sent, when, by whom, and what stays secret."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import cloudjob
+from cloudjob.cli import main
+from cloudjob.errors import SpecError, UsageError
+from cloudjob.home import locks
+from cloudjob.model.sections import Notify
+from cloudjob.model.status import Failure, JobState
+from cloudjob.retries import Limits
+from cloudjob.tracking import notice, notifications
+from cloudjob.tracking import webhook as webhooks
+from cloudjob.tracking.notice import NotSent
+from tests.support.polling import poll
+from tests.support.statuses import status_of
+
+LIMIT_S = 120.0
+QUICK = Limits(total_s=60.0, answer_s=60.0, pause_s=0.01, longest_pause_s=0.02)
+# Part of the webhook's address, which nobody may see.
+KEY = "T0PSECRETKEY"
+TRAIN = """
+import os, sys, time
+print("the token is", os.environ.get("TOKEN"), flush=True)
+while "--wait-for" in sys.argv and not os.path.exists(sys.argv[-1]):
+    time.sleep(0.02)
+sys.exit(7 if "--fail" in sys.argv else 0)
+"""
+ENDED = status_of("train-2k83", state=JobState.SUCCEEDED, exit_code=0)
+
+
+@dataclass
+class Webhook:
+    """A server on loopback that notes what it is sent.
+
+    Args:
+        codes: The answers to the first requests; to the others it answers 200.
+    """
+
+    url: str = ""
+    codes: list[int] = field(default_factory=list)
+    received: list[dict[str, Any]] = field(default_factory=list)
+    paths: list[str] = field(default_factory=list)
+
+
+@pytest.fixture
+def webhook() -> Iterator[Webhook]:
+    found = Webhook()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            found.paths.append(self.path)
+            found.received.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(found.codes.pop(0) if found.codes else 200)
+            self.send_header("Location", "/elsewhere")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            """Print nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        found.url = f"http://127.0.0.1:{server.server_port}/services/{KEY}"
+        yield found
+        server.shutdown()
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, webhook: Webhook) -> Path:
+    """A folder with a script as the current one, and the webhook in the environment."""
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "train.py").write_text(TRAIN)
+    monkeypatch.chdir(project)
+    monkeypatch.setenv("CLOUDJOB_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("HOOK", webhook.url)
+    monkeypatch.setenv("TOKEN", "very-secret-token")
+    return tmp_path / "home"
+
+
+def submit(*args: str, **options: Any) -> cloudjob.Job:
+    notify = {"webhook": "HOOK", **options.pop("notify", {})}
+    return cloudjob.submit("train.py", args, launcher="python", notify=notify, **options)
+
+
+def notifiers(job: str) -> dict[int, bytes]:
+    """Return the argv of each notifier of a job that runs, by its process id."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes()
+        except OSError:
+            continue
+        if f"cloudjob-notifier-{job}".encode() in words.split(b"\0"):
+            found[int(path.parent.name)] = words
+    return found
+
+
+def send(webhook_url: str = "", command: tuple[str, ...] = (), limits: Limits = QUICK) -> None:
+    targets = notice.Targets(("end",), webhook_url, command, 60, [webhook_url] * bool(webhook_url))
+    notice.send(notice.of_end(ENDED), targets, limits)
+
+
+# -- whole jobs ---------------------------------------------------------------------------------
+
+
+def test_a_failure_is_sent_once_with_the_verdict_and_without_secrets(
+    home: Path, webhook: Webhook, capfd: pytest.CaptureFixture[str]
+):
+    words = ["--secret", "TOKEN", "--notify", "HOOK", "--launcher", "python", "train.py", "--fail"]
+
+    assert main(["submit", *words]) == 7
+    shown = "".join(capfd.readouterr())
+    [sent] = webhook.received
+    assert webhook.paths == [f"/services/{KEY}"]
+    assert (sent["event"], sent["state"], sent["exit_code"]) == ("failure", "FAILED", 7)
+    assert (sent["node"], sent["rank"], sent["message"]) == (0, 0, "sys.exit(7)")
+    assert sent["last_lines"] == ["the token is ***"]
+    assert sent["text"].startswith(f"job {sent['job']}: FAILED in ")
+    assert "sys.exit(7) (node 0 rank 0)\n| the token is ***" in sent["text"]
+    files = [path.read_bytes() for path in home.rglob("*") if path.is_file()]
+    assert len(files) > 5
+    assert not [data for data in files if KEY.encode() in data]
+    assert KEY not in shown
+    assert "warning" not in shown
+    assert list((home / "notify").iterdir()) == []
+
+
+def test_a_detached_job_that_hangs_and_then_ends_is_reported_without_a_follower(
+    home: Path, webhook: Webhook, tmp_path: Path
+):
+    job = submit("--wait-for", str(tmp_path / "go"), notify={"silent_min": "0.01"})
+    [words] = notifiers(job.id).values()
+    poll(lambda: webhook.received, "report of the hang", LIMIT_S)
+    (tmp_path / "go").touch()
+    poll(lambda: len(webhook.received) > 1, "report of the end", LIMIT_S)
+    poll(lambda: not notifiers(job.id), "end of the notifier", LIMIT_S)
+
+    hang, end = webhook.received
+    assert (hang["event"], hang["state"], hang["node"], hang["rank"]) == ("hang", "RUNNING", 0, 0)
+    assert "may hang: no rank prints anything; rank 0 on node 0 stopped first" in hang["text"]
+    assert (end["event"], end["state"]) == ("end", "SUCCEEDED")
+    assert KEY.encode() not in words
+    assert main(["wait", job.id]) == 0
+    assert len(webhook.received) == 2
+
+
+def test_wait_sends_in_the_place_of_a_notifier_that_was_killed(
+    home: Path, webhook: Webhook, tmp_path: Path
+):
+    job = submit("--wait-for", str(tmp_path / "go"))
+    [process] = notifiers(job.id)
+    os.kill(process, signal.SIGKILL)
+    poll(lambda: not locks.is_held(home / "notify" / job.id), "end of the notifier", LIMIT_S)
+    (tmp_path / "go").touch()
+
+    assert main(["wait", job.id]) == main(["wait", job.id]) == 0
+    assert [sent["event"] for sent in webhook.received] == ["end"]
+
+
+def test_a_notification_that_fails_is_one_warning_and_changes_no_exit_code(
+    home: Path, webhook: Webhook, capfd: pytest.CaptureFixture[str]
+):
+    webhook.codes = [404] * 9
+
+    assert main(["submit", "--notify", "HOOK", "--launcher", "python", "train.py"]) == 0
+    shown = capfd.readouterr().err
+    warnings = [line for line in shown.splitlines() if line.startswith("warning")]
+    assert len(warnings) == 1
+    assert warnings[0].startswith("warning: sending the notification of the end of train-")
+    assert warnings[0].endswith(": webhook: it answered 404")
+    assert KEY not in shown
+    assert len(webhook.received) == 1
+
+
+def test_a_webhook_that_never_answers_holds_up_neither_job_nor_submit(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/{KEY}"
+        monkeypatch.setenv("HOOK", url)
+        assert main(["submit", "--notify", "HOOK", "--launcher", "python", "train.py"]) == 0
+        assert "SUCCEEDED" in capfd.readouterr().err
+        # It may still wait for the answer.
+        for path in (home / "notify").iterdir():
+            for process in notifiers(path.name):
+                os.kill(process, signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("noted", "found", "sent"),
+    [
+        ("", "", 1),
+        ("sending hang\n", "", 1),
+        ("sending end\n", "sending the notification of train-2k83: interrupted", 0),
+        ("sending end\nfailed one: two\n", "one: two", 0),
+    ],
+)
+def test_what_a_killed_notifier_may_have_sent_is_not_sent_again(
+    noted: str, found: str, sent: int, home: Path, webhook: Webhook
+):
+    (home / "notify").mkdir(parents=True)
+    path = home / "notify" / ENDED.job
+    path.write_text(noted)
+    described = {"notify": {"webhook": "HOOK"}}
+
+    assert notifications.settle(home, ENDED, described).startswith(found)
+    assert notifications.settle(home, ENDED, described) == ""
+    assert len(webhook.received) == sent
+    assert not path.exists()
+
+
+def test_a_module_of_the_current_folder_does_not_replace_one_of_the_notifier(
+    home: Path, webhook: Webhook, monkeypatch: pytest.MonkeyPatch
+):
+    """As in a notebook or `python -m cloudjob`, whose first place for modules is the folder."""
+    Path("json.py").write_text("raise SystemExit(9)")
+    monkeypatch.syspath_prepend("")
+    submit().wait(timeout_s=LIMIT_S)
+
+    poll(lambda: webhook.received, "report of the end", LIMIT_S)
+
+
+def test_a_submit_that_fails_leaves_no_notifier(home: Path):
+    with pytest.raises(SpecError):
+        submit(inputs={"DATA": "file:///nowhere"}, procs_per_node=2, min_nodes=5)
+    with pytest.raises(cloudjob.CloudJobError):
+        submit(process={"python": "/nowhere/python"})
+
+    assert not list((home / "notify").glob("*"))
+
+
+def test_a_job_that_is_removed_is_not_reported(home: Path, webhook: Webhook, tmp_path: Path):
+    job = submit("--wait-for", str(tmp_path / "go"))
+    job.remove()
+    poll(lambda: not notifiers(job.id), "end of the notifier", LIMIT_S)
+
+    assert webhook.received == []
+    assert not list((home / "notify").iterdir())
+
+
+# -- who is asked for -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [
+        (None, "HOOK is not set in your environment"),
+        ("", "HOOK holds no URL"),
+        (f"ftp://127.0.0.1/{KEY}", "HOOK holds no URL"),
+        (f"https:///{KEY}", "HOOK holds no URL"),
+        (f"https://[{KEY}", "HOOK holds no URL"),
+        (f"https://example.org/{KEY} x", "HOOK holds no URL"),
+        (f"http://example.org/{KEY}", "HOOK holds a URL that begins with http://, which others"),
+        (f"http://127.0.0.1.example.org/{KEY}", "HOOK holds a URL that begins with http://"),
+    ],
+)
+def test_an_address_that_cannot_be_used_is_refused_and_not_shown(value: str | None, found: str):
+    environ = {} if value is None else {"HOOK": value}
+    with pytest.raises(UsageError) as caught:
+        notice.targets_of(Notify(webhook="HOOK"), [], environ)
+
+    assert caught.value.message.startswith(f"reading the address of notify.webhook: {found}")
+    assert KEY not in caught.value.message + caught.value.hint
+
+
+def test_an_address_in_a_job_file_is_refused_and_not_shown(home: Path):
+    Path("job.yaml").write_text(f"notify: {{webhook: 'https://example.org/{KEY}'}}")
+    with pytest.raises(SpecError) as caught:
+        cloudjob.submit("train.py", job_file="job.yaml")
+
+    [problem] = caught.value.problems
+    assert problem.startswith("job.yaml:1: notify.webhook: is a secret")
+    assert KEY not in problem
+
+
+def test_an_address_comes_from_a_file_beside_the_job_file_but_not_from_the_source(
+    home: Path, tmp_path: Path, webhook: Webhook
+):
+    (tmp_path / "hook").write_text(f"{webhook.url}\n")
+    (tmp_path / "job.yaml").write_text("notify: {webhook: '@hook', events: [failure]}")
+    Path("hook").write_text(webhook.url)
+
+    spec = cloudjob.job_spec("train.py", job_file=tmp_path / "job.yaml", launcher="python")
+    assert cloudjob.submit(spec).wait(timeout_s=LIMIT_S).exit_code == 0
+    spec = cloudjob.job_spec(spec.script, ["--fail"], job_file=tmp_path / "job.yaml")
+    job = cloudjob.submit(spec.model_copy(update={"launcher": "python"}))
+    poll(lambda: not notifiers(job.id), "end of the notifier", LIMIT_S)
+    assert [sent["job"] for sent in webhook.received] == [job.id]
+    with pytest.raises(UsageError, match="hook lies in the source folder"):
+        submit(notify={"webhook": "@hook"})
+
+
+# -- sending --------------------------------------------------------------------------------------
+
+
+def test_a_refused_notification_is_sent_again(webhook: Webhook):
+    webhook.codes = [503, 429]
+    send(webhook.url)
+
+    assert len(webhook.received) == 3
+
+
+def test_a_redirect_is_not_followed(webhook: Webhook):
+    webhook.codes = [302]
+    with pytest.raises(NotSent, match=r"it answered 302; redirects are not followed$") as caught:
+        send(webhook.url)
+
+    assert webhook.paths == [f"/services/{KEY}"]
+    assert KEY not in str(caught.value)
+
+
+def test_a_webhook_that_answers_byte_by_byte_is_given_up_and_not_sent_to_twice():
+    calls, is_over = [], threading.Event()
+
+    def drip(server: socket.socket) -> None:
+        with server.accept()[0] as connection:
+            calls.append(connection)
+            while not is_over.wait(0.02):
+                connection.sendall(b"H")
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"http://127.0.0.1:{server.getsockname()[1]}/{KEY}"
+        thread = threading.Thread(target=drip, args=(server,), daemon=True)
+        thread.start()
+        with pytest.raises(NotSent, match="webhook: no answer"):
+            send(url, limits=QUICK._replace(answer_s=0.3))
+        is_over.set()
+        thread.join()
+        assert len(calls) == 1
+
+
+def test_a_command_gets_the_text_and_the_values(tmp_path: Path):
+    code = (
+        "import os, sys\n"
+        "with open(sys.argv[1], 'w') as file:\n"
+        "    file.write(sys.stdin.read() + os.environ['CLOUDJOB_NOTIFICATION'])\n"
+    )
+    send(command=(sys.executable, "-c", code, str(tmp_path / "out; echo")))
+    text, _, values = (tmp_path / "out; echo").read_text().partition("\n")
+
+    assert text == "job train-2k83: SUCCEEDED"
+    assert json.loads(values)["state"] == "SUCCEEDED"
+
+
+@pytest.mark.parametrize(
+    ("command", "found"),
+    [
+        (("/nowhere/beep",), "command /nowhere/beep: No such file or directory"),
+        (("sh", "-c", "echo one >&2; echo two >&2; exit 3"), "command sh: exit code 3: two"),
+    ],
+)
+def test_a_command_that_fails_is_named(command: tuple[str, ...], found: str):
+    with pytest.raises(NotSent) as caught:
+        send(command=command)
+
+    assert caught.value.message.endswith(found)
+
+
+def test_no_secret_is_sent_whatever_holds_it(webhook: Webhook):
+    """The values of secrets, lines of them, and the webhook's own address."""
+    targets = notice.targets_of(
+        Notify(webhook="HOOK"), ["s3cr3t", "-- KEY --\nQUJDREVGRw==\n"], {"HOOK": webhook.url}
+    )
+    lines = (f"calling {webhook.url}", "QUJDREVGRw== is the key")
+    failure = Failure(message="it is s3cr3t", last_lines=lines)
+    status = status_of("train-2k83", state=JobState.FAILED, failure=failure)
+    notice.send(notice.of_end(status), targets, QUICK)
+
+    [sent] = webhook.received
+    assert sent["message"] == "it is ***"
+    assert sent["last_lines"] == ["calling ***", "*** is the key"]
+    assert sent["text"].endswith("\nit is ***\n| calling ***\n| *** is the key")
+
+
+def test_what_a_rank_prints_can_neither_flood_nor_address_a_channel():
+    """Slack would read <!channel> as a call to everybody."""
+    lines = tuple(f"<!channel> {number} {'x' * 5000}\x1b[31m" for number in range(50))
+    failure = Failure(rank=1, message="a\nb", last_lines=lines)
+    status = status_of("train-2k83", state=JobState.FAILED, failure=failure)
+    found = notice.of_end(status)
+
+    assert len(found.text) < 5000
+    assert "\x1b" not in found.text
+    assert "a\\nb" in found.text
+    assert webhooks.for_slack(found.text).count("&lt;!channel&gt; 4") == 10
