@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 _FOLDER = "notify"
 # Seconds between two looks at a log, and after a platform has not answered.
-_POLL_S, _PAUSE_S = 1.0, 30.0
+_POLL_S, _PAUSE_S = 0.5, 30.0
 # For how long a platform may not answer.
 _PATIENCE_S = 24 * 3600.0
 # Seconds that a command waits at the end of a job: for the notifier, or to send in its place.

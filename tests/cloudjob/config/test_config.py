@@ -646,7 +646,7 @@ def test_the_profile_is_complete_and_good(job, backend):
     shown = re.findall(r"^#? ?([a-z0-9_]+):", text, re.MULTILINE)
     assert set(shown) >= JobSpec.model_fields.keys() - SECTIONS.keys() | {backend, *STORE_SECTIONS}
     inner = re.findall(r"^#?  +([a-z_]+):", text, re.MULTILINE)
-    sections = (SECTIONS[name] for name in (backend, *STORE_SECTIONS))
+    sections = (SECTIONS[name] for name in (backend, "notify", *STORE_SECTIONS))
     assert set(inner) >= {key for section in sections for key in section.model_fields}
 
 
