@@ -60,13 +60,16 @@ def _report(options: argparse.Namespace) -> int:
     from pathlib import Path
 
     job = cloudjob.attach(options.job)
-    path = Path(options.to or f"{job.id}.html")
+    path = Path(options.to or f"{job.id}.{'png' if options.png else 'html'}")
     with _extra("writing a report"):
-        from cloudjob.console.report import render
+        from cloudjob.console import report
 
-        text = render(job)
+        if options.png:
+            data = report.draw(job)
+        else:
+            data = report.render(job).encode("utf-8", "backslashreplace")
     try:
-        path.write_text(text, encoding="utf-8", errors="backslashreplace")
+        path.write_bytes(data)
     except OSError as error:
         raise UsageError(f"writing the report: {path}: {error.strerror}") from error
     print_name(str(path))
@@ -77,7 +80,9 @@ def add_report(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command ``report``."""
     parser.set_defaults(run=_report)
     job_argument(parser)
-    parser.add_argument("--to", metavar="FILE.html", default="", help="the file to write")
+    parser.add_argument("--to", metavar="FILE", default="", help="the file to write")
+    text = "write an image of the timeline and the charts; needs Chromium, Chrome or Edge"
+    parser.add_argument("--png", action="store_true", help=text)
 
 
 def add_console(parser: argparse.ArgumentParser) -> None:

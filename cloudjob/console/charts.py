@@ -22,6 +22,8 @@ _PALETTE = [
     *("#3b82f6", "#f59e0b", "#10b981", "#ef4444", "#a855f7"),
     *("#06b6d4", "#ec4899", "#84cc16", "#64748b"),
 ]
+# Not "inherit": its width cannot be measured.
+_FONT = {"fontFamily": "Roboto, system-ui, sans-serif"}
 _GRID_LINES = {"lineStyle": {"opacity": 0.3}}
 
 
@@ -79,7 +81,7 @@ def timeline(status: JobStatus, phases: Sequence[Phase], now_s: float) -> Chart 
     if len(nodes) > _MOST_ROWS:
         zoom.append({"type": "slider", "yAxisIndex": 0, "endValue": _MOST_ROWS - 1})
     option = {
-        "textStyle": {"fontFamily": "inherit"},
+        "textStyle": _FONT,
         "grid": {
             "left": 64,
             "right": 44 if len(nodes) > _MOST_ROWS else 16,
@@ -125,7 +127,7 @@ def _wheel_zoom() -> dict[str, Any]:
 
 # How many cells are in a row: of few ranks, and of more than so many.
 _CELLS_IN_ROW, _MANY_CELLS_IN_ROW, _MANY = 16, 32, 128
-_CELL_PX, _LEGEND_PX = 26, 64
+_CELL_PX, _LEGEND_PX = 26, 84
 # What a rank does -> the states of its process, and the colour of its cell.
 _STATES = {
     "running": ("R", "#2563eb"),
@@ -298,6 +300,8 @@ def _legend(shows: str, values: Sequence[float]) -> dict[str, Any]:
         "min": low,
         "max": high,
         "calculable": True,
+        # The scale around a small median begins below 0.
+        ":formatter": "v => Math.max(0, Math.round(v))",
         "inRange": {"color": colours},
         **place,
     }
@@ -416,7 +420,7 @@ def _line_option(lines: Lines) -> dict[str, Any]:
     return {
         "animation": False,
         "color": _PALETTE,
-        "textStyle": {"fontFamily": "inherit"},
+        "textStyle": _FONT,
         "grid": {"left": 56, "right": 16, "top": 30, "bottom": 42},
         "legend": {"type": "scroll", "top": 0, "textStyle": _QUIET},
         "tooltip": {"trigger": "axis", "confine": True},

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import mmap
+import math
 import os
 import re
 import tempfile
 import threading
 import time
 from array import array
-from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from cloudjob.errors import CloudJobError
+from cloudjob.model.status import Failure
 from cloudjob.tracking import Job
+from cloudjob.tracking.job import LogPiece
 from cloudjob.tracking.journals import Journals
 from jobentry.contract import lines
 
@@ -25,8 +27,11 @@ _UNWATCHED_S = 60.0
 # Seconds before a log that could not be read is read again.
 _RETRY_S = 10.0
 _ENTRY = -1
-# How much is searched at a time.
-_CHUNK_BYTES = 4 * 1024 * 1024
+# How much is searched at a time, and for how long a page waits for a search to go on.
+_CHUNK_BYTES, _CHUNK_LINES = 1024 * 1024, 50_000
+_SEARCH_S = 0.1
+# How many lines from the end are compared with the failure.
+_FAILURE_LINES = 20_000
 
 # Terminal sequences and control characters, which have no meaning on a page.
 _CONTROL = re.compile(
@@ -53,13 +58,15 @@ class Page(NamedTuple):
     """Some lines of a selection.
 
     Args:
-        selected: The number of lines of the selection.
+        selected: The number of lines of the selection, as far as they were looked for.
+        searched: The number of lines that were looked at.
         total: The number of all lines.
         is_complete: Whether the job has ended and all of its log was read.
         error: Why the log cannot be read, or not to its end; empty if it can.
     """
 
     selected: int = 0
+    searched: int = 0
     total: int = 0
     is_complete: bool = False
     error: str = ""
@@ -96,6 +103,8 @@ class LogFile:
         self._ends = array("Q", [0])
         self._nodes = array("i")
         self._ranks = array("i")
+        # When it was written, in seconds since 1970, as far as its node's journal tells; 0 if not.
+        self._times = array("Q")
         # Lines of ranks that have not ended, such as progress bars.
         self._open: dict[tuple[int, int], bytes] = {}
         self._lock = threading.Lock()
@@ -108,20 +117,56 @@ class LogFile:
 
     def read_on(self) -> None:
         """Start or continue to read the log, until a minute after the last call."""
-        self._read_on()
+        with self._lock:
+            self._asked_s = time.monotonic()
+            is_too_early = self._asked_s < self._retry_at_s
+            if self._is_reading or self._is_complete or is_too_early or self._file.closed:
+                return
+            # A log that was not followed for a while is read again from its start.
+            self._is_reading, self._error = True, ""
+            self._ends, self._times = array("Q", [0]), array("Q")
+            self._nodes, self._ranks = array("i"), array("i")
+            self._open.clear()
+            self._selected.clear()
+            self.journals = Journals()
+            self._file.truncate(0)
+        threading.Thread(target=self._read, name=f"log of {self._job.id}", daemon=True).start()
 
     def page(self, which: Selection, start: int, end: int) -> Page:
-        """Return lines ``start`` to ``end`` of those selected, and how many there are."""
-        self._read_on()
+        """Return lines ``start`` to ``end`` of those selected, and how many there are.
+
+        A search that takes long goes on with the next call.
+        """
+        self.read_on()
         with self._lock:
             if self._file.closed:
                 return Page()
-            chosen = self._chosen(which)
-            count = len(chosen) if chosen is not None else len(self._ranks)
-            shown = range(max(start, 0), min(end, count))
-            indexes = [chosen[n] if chosen is not None else n for n in shown]
-            rows = [self._row(index) for index in indexes]
-            return Page(count, len(self._ranks), self._is_complete, self._error, rows)
+            chosen, searched = self._choose(which)
+            shown = range(max(start, 0), min(end, len(chosen)))
+            rows = [self._row(chosen[n]) for n in shown]
+            total, error = len(self._ranks), self._error
+            return Page(len(chosen), searched, total, self._is_complete, error, rows)
+
+    def find(self, failure: Failure, which: Selection) -> tuple[int, int] | None:
+        """Return the line of a failure: its place among those selected, and its number.
+
+        It is the last line of the rank, or else of the node, with the end of what the failure
+        shows, or without such a line the last one. None if there are no lines.
+        """
+        with self._lock:
+            if self._file.closed or not self._ranks:
+                return None
+            source = Selection(None if failure.rank is not None else failure.node, failure.rank)
+            candidates, _ = self._choose(source, is_whole=True)
+            if not candidates:
+                return None
+            ends = [line.strip() for line in (failure.message, *failure.last_lines)]
+            wanted = next((line for line in reversed(ends) if line), "")
+            last = range(len(candidates) - 1, max(-1, len(candidates) - _FAILURE_LINES), -1)
+            fits = (candidates[n] for n in last if wanted in printable(self._text(candidates[n])))
+            index = next(fits, candidates[-1])
+            chosen, _ = self._choose(which, is_whole=True)
+            return min(bisect_left(chosen, index), max(0, len(chosen) - 1)), index + 1
 
     def close(self) -> None:
         """Delete the file; the log is no longer followed."""
@@ -135,6 +180,7 @@ class LogFile:
         rank = self._ranks[index]
         return {
             "line": index + 1,
+            "at": self._times[index],
             "node": self._nodes[index],
             "rank": None if rank == _ENTRY else rank,
             "text": text,
@@ -146,43 +192,38 @@ class LogFile:
 
     # -- selecting --------------------------------------------------------------------------------
 
-    def _chosen(self, which: Selection) -> array[int] | None:
-        """Return the indexes of the selected lines; None for all of them."""
-        if which == Selection():
-            return None
-        known, found = self._selected.get(which, (0, array("L")))
+    def _choose(self, which: Selection, *, is_whole: bool = False) -> tuple[Sequence[int], int]:
+        """Return the indexes of the selected lines so far, and how many lines were looked at."""
         count = len(self._ranks)
-        if known < count:
-            if not which.text:
-                fits = iter(range(known, count))
-            else:
-                fits = self._containing(which.text, known)
+        if which == Selection():
+            return range(count), count
+        known, found = self._selected.pop(which, (0, array("L")))
+        end_s = time.monotonic() + (math.inf if is_whole else _SEARCH_S)
+        while known < count:
+            fits, known = self._looked_at(which.text, known)
             found.extend(index for index in fits if self._is_of(which, index))
-            if len(self._selected) > 8:
-                self._selected.clear()
-            self._selected[which] = (count, found)
-        return found
+            if time.monotonic() > end_s:
+                break
+        while len(self._selected) > 8:
+            self._selected.pop(next(iter(self._selected)))
+        self._selected[which] = (known, found)
+        return found, known
 
     def _is_of(self, which: Selection, index: int) -> bool:
-        return which.node in (None, self._nodes[index]) and which.rank in (
-            None,
-            self._ranks[index],
-        )
+        is_rank = which.rank is None or which.rank == self._ranks[index]
+        return is_rank and (which.node is None or which.node == self._nodes[index])
 
-    def _containing(self, text: str, first: int) -> Iterator[int]:
-        """Yield the lines from ``first`` on that contain the text."""
-        end = self._ends[-1]
-        if not end:
-            return
-        wanted = text.encode().lower()
-        with mmap.mmap(self._file.fileno(), end, access=mmap.ACCESS_READ) as data:
-            # A regular expression that ignores case is ten times slower than a copy in lower case.
-            while first < len(self._ranks):
-                start = self._ends[first]
-                after = bisect_right(self._ends, start + _CHUNK_BYTES)
-                after = min(max(after, first + 1), len(self._ranks))
-                yield from self._hits(data[start : self._ends[after]].lower(), wanted, start)
-                first = after
+    def _looked_at(self, text: str, first: int) -> tuple[Iterable[int], int]:
+        """Return the next lines from ``first`` on with the text, and the first not looked at."""
+        count = len(self._ranks)
+        if not text:
+            after = min(first + _CHUNK_LINES, count)
+            return range(first, after), after
+        start = self._ends[first]
+        after = min(max(bisect_right(self._ends, start + _CHUNK_BYTES), first + 1), count)
+        # A regular expression that ignores case is ten times slower than a copy in lower case.
+        chunk = os.pread(self._file.fileno(), self._ends[after] - start, start).lower()
+        return self._hits(chunk, text.encode().lower(), start), after
 
     def _hits(self, chunk: bytes, wanted: bytes, start: int) -> Iterator[int]:
         """Yield the lines of a chunk that contain a text, each once."""
@@ -193,22 +234,6 @@ class LogFile:
             at = chunk.find(wanted, self._ends[index + 1] - start)
 
     # -- reading ----------------------------------------------------------------------------------
-
-    def _read_on(self) -> None:
-        with self._lock:
-            self._asked_s = time.monotonic()
-            is_too_early = self._asked_s < self._retry_at_s
-            if self._is_reading or self._is_complete or is_too_early or self._file.closed:
-                return
-            # A log that was not followed for a while is read again from its start.
-            self._is_reading, self._error = True, ""
-            self._ends = array("Q", [0])
-            self._nodes, self._ranks = array("i"), array("i")
-            self._open.clear()
-            self._selected.clear()
-            self.journals = Journals()
-            self._file.truncate(0)
-        threading.Thread(target=self._read, name=f"log of {self._job.id}", daemon=True).start()
 
     def _read(self) -> None:
         error, is_complete = "", False
@@ -226,12 +251,14 @@ class LogFile:
         """Copy the log until it ends or no page shows it; return whether it has ended."""
         try:
             for piece in self._job.pieces(
-                follow=not self._job.has_final_status, on_journal=self.journals.add
+                follow=not self._job.has_final_status,
+                is_timed=True,
+                on_journal=self.journals.add,
             ):
                 with self._lock:
                     if self._file.closed:
                         return False
-                    self._add(piece.node, piece.data)
+                    self._add(piece)
                 if time.monotonic() > self._asked_s + _UNWATCHED_S:
                     return False
             return True
@@ -241,9 +268,9 @@ class LogFile:
                     self._append(node, [(rank, data)])
                 self._open.clear()
 
-    def _add(self, node: int, data: bytes) -> None:
-        found = []
-        for text in data.split(b"\n")[:-1]:
+    def _add(self, piece: LogPiece) -> None:
+        node, found = piece.node, []
+        for text in piece.data.split(b"\n")[:-1]:
             line = lines.read(text + b"\n")
             rank = _ENTRY if line.rank is None else line.rank
             before = self._open.pop((node, rank), b"")
@@ -252,18 +279,19 @@ class LogFile:
             else:
                 # A progress bar overwrites itself; only what it shows last is kept.
                 self._open[node, rank] = (before + line.data)[-LONGEST_CHARS:]
-        self._append(node, found)
+        self._append(node, found, int(piece.at or 0))
 
-    def _append(self, node: int, found: Sequence[tuple[int, bytes]]) -> None:
+    def _append(self, node: int, found: Sequence[tuple[int, bytes]], at_s: int = 0) -> None:
         """Append lines of a node, each with its rank."""
         if self._file.closed:
             return
-        at = self._ends[-1]
+        end = self._ends[-1]
         left = memoryview(b"".join(data for _, data in found))
         while left:
-            written = os.pwrite(self._file.fileno(), left, at)
-            at, left = at + written, left[written:]
+            written = os.pwrite(self._file.fileno(), left, end)
+            end, left = end + written, left[written:]
         for rank, data in found:
             self._ends.append(self._ends[-1] + len(data))
             self._nodes.append(node)
             self._ranks.append(rank)
+            self._times.append(at_s)

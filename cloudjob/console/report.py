@@ -6,6 +6,7 @@ import json
 import re
 import time
 from collections import deque
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -13,69 +14,117 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from cloudjob import times
-from cloudjob.console import charts
+from cloudjob.console import charts, screenshot
 from cloudjob.console.facts import facts
 from cloudjob.console.log_file import LONGEST_CHARS, printable
 from cloudjob.errors import CloudJobError
 from cloudjob.model import summary
 from cloudjob.tracking import Job
+from cloudjob.tracking.journals import Journals
 from jobentry.contract import lines
 
 _STATIC = Path(__file__).parent / "static"
 # The last lines of the log, and the most files that the report contains.
 _LOG_LINES, _FILES = 5_000, 1_000
+# The size of an image, and what it has around each chart: title, padding and gap.
+_IMAGE_WIDTH_PX, _IMAGE_HEAD_PX, _IMAGE_PANEL_PX = 1200, 90, 66
 
 
 def render(job: Job) -> str:
-    """Return the page of a job as it is now.
+    """Return the page of a job as it is now, with everything that is known about it.
 
     What cannot be read, such as the outputs in a store that does not answer, is left out and named.
 
     Raises:
         CloudJobError: The status of the job cannot be read.
     """
-    status = job.status()
     missing: list[str] = []
+    read = _reader(missing)
+    shown = _charts(job, read)
+    files = read("outputs", lambda: list(job.outputs()), [])
+    return _page(
+        job,
+        shown,
+        facts=facts(job.status(), job),
+        spec=read("description", lambda: _spec(job), {}),
+        files=files[:_FILES],
+        file_count=len(files),
+        log=read("log", lambda: _log(job), []),
+        missing=missing,
+    )
 
-    def read(what: str, get: Any, default: Any) -> Any:
+
+def draw(job: Job) -> bytes:
+    """Return a PNG of the timeline and the charts of a job, drawn by an installed browser.
+
+    Raises:
+        UsageError: There is no browser, or it draws nothing.
+        CloudJobError: The job has nothing to draw, or its status cannot be read.
+    """
+    missing: list[str] = []
+    shown = _charts(job, _reader(missing))
+    if not shown:
+        reason = missing[0] if missing else "it has recorded no phases, samples or metrics"
+        raise CloudJobError(f"drawing {job.id}: {reason}")
+    wide = [chart.height_px for group, chart in shown if not group]
+    rest = [chart.height_px for group, chart in shown if group]
+    rows = wide + [max(rest[at : at + 2]) for at in range(0, len(rest), 2)]
+    height_px = _IMAGE_HEAD_PX + sum(row + _IMAGE_PANEL_PX for row in rows)
+    page = _page(job, shown, is_image=True, missing=missing)
+    return screenshot.take(page, _IMAGE_WIDTH_PX, height_px)
+
+
+# Called with the name of what to read, a function that reads it, and its default.
+_Read = Callable[[str, Callable[[], Any], Any], Any]
+
+
+def _reader(missing: list[str]) -> _Read:
+    """Return a function that adds what cannot be read to ``missing``."""
+
+    def read(what: str, get: Callable[[], Any], default: Any) -> Any:
         try:
             return get()
         except CloudJobError as error:
             missing.append(f"{what}: {error.message}")
             return default
 
-    zero_s = times.seconds_of(status.created_at)
+    return read
+
+
+def _charts(job: Job, read: _Read) -> list[tuple[str, charts.Chart]]:
+    """Return each chart with the group of charts that zoom together."""
+    status = job.status()
     phases = read("phases", job.phases, ())
-    journals = read("journals", job.journals, None)
+    journals = read("journals", job.journals, Journals())
     points = read("metrics", job.training_metrics, [])
-    files = read("outputs", lambda: list(job.outputs()), [])
-    drawn = [("", charts.timeline(status, phases, time.time()))]
-    if journals is not None:
-        steps = charts.last_steps(points)
-        drawn += [
-            ("ranks", _titled(charts.rank_grid(journals, v, steps))) for v in charts.RANK_VALUES
-        ]
-    drawn += [("metrics", chart) for chart in charts.curves(points)]
-    if journals is not None:
-        drawn += [("resources", chart) for chart in charts.resources(journals, zero_s)]
-    shown = [(group, chart) for group, chart in drawn if chart is not None]
+    steps = charts.last_steps(points)
+    zero_s = times.seconds_of(status.created_at)
+    grids = (charts.rank_grid(journals, shows, steps) for shows in charts.RANK_VALUES)
+    drawn = [
+        ("", charts.timeline(status, phases, time.time())),
+        *(("ranks", grid and grid._replace(title=f"Ranks: {grid.title}")) for grid in grids),
+        *(("metrics", chart) for chart in charts.curves(points)),
+        *(("resources", chart) for chart in charts.resources(journals, zero_s)),
+    ]
+    return [(group, chart) for group, chart in drawn if chart is not None]
+
+
+def _page(
+    job: Job, shown: list[tuple[str, charts.Chart]], *, is_image: bool = False, **more: Any
+) -> str:
+    status = job.status()
     environment = Environment(
         loader=PackageLoader("cloudjob.console"), autoescape=True, undefined=StrictUndefined
     )
     return environment.get_template("report.html").render(
         status=status,
-        age=summary.age(status),
         duration=summary.duration(status),
-        facts=facts(status, job),
+        is_image=is_image,
         charts=shown,
         options=_script([chart.option for _, chart in shown]),
-        spec=read("description", lambda: _spec(job), {}),
-        files=files[:_FILES],
-        file_count=len(files),
-        log=read("log", lambda: _log(job), []),
-        missing=missing,
         style=(_STATIC / "console.css").read_text(),
         functions=(_STATIC / "console.js").read_text(),
+        **more,
         **_echarts(),
     )
 
@@ -97,10 +146,6 @@ def _log(job: Job) -> list[tuple[str, str]]:
             mark = f"node {piece.node}" if line.rank is None else f"rank {line.rank}"
             last.append((mark, printable(line.data)[:LONGEST_CHARS]))
     return list(last)
-
-
-def _titled(grid: charts.Chart | None) -> charts.Chart | None:
-    return grid and grid._replace(title=f"Ranks: {grid.title}")
 
 
 def _script(values: object) -> str:

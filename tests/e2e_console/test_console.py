@@ -92,6 +92,14 @@ def test_a_failed_job_shows_which_rank_failed_and_why(home: Path, failed: str, o
     page.shows("step 2 of rank 1", "Timeline", "node 0", "bring-up")
     keep(page, "job")
 
+    page.click("a", "Show it in the log")
+    marked = "document.querySelector('.failure-line [col-id=text]')?.innerText"
+    page.await_true(f"{marked} === 'RuntimeError: the loss is NaN <b>&amp;</b>'")
+    page.click("button[aria-label='First line']")
+    page.click("button[aria-label='Jump to the failure']")
+    page.await_true(f"{marked} === 'RuntimeError: the loss is NaN <b>&amp;</b>'")
+
+    page.open(f"/job/{failed}")
     page.click("a", "Log of rank 1")
     page.shows("step 0 of rank 1", "RuntimeError")
     assert "of rank 0" not in page.text

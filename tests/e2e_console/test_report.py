@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 
 import pytest
@@ -44,3 +45,12 @@ def test_a_report_is_one_file_that_shows_why_the_job_failed(
     assert drawn == int(driver.execute_script("return document.body.dataset.drawn")) > 6
     assert problems == []
     assert [url for url in loaded if not url.startswith(("blob:", "data:"))] == []
+
+    done = run(home, "report", "reported", "--png", "--to", tmp_path / "report.png")
+    assert done.returncode == 0, done.stderr
+    data = (tmp_path / "report.png").read_bytes()
+    width, height = struct.unpack(">8x4x4xII", data[:24])
+    assert data[:8] == b"\x89PNG\r\n\x1a\n"
+    assert (width, height > 1000) == (1200, True)
+    # An empty image of this size has 10 kB.
+    assert len(data) > 40_000

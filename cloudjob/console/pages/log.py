@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from typing import Any
+from typing import Any, NamedTuple
 
 from fastapi import Response
 from nicegui import app, ui
 
 from cloudjob.console.log_file import Page, Selection
-from cloudjob.console.pages.answer import answer
+from cloudjob.console.pages.answer import answer, query
 from cloudjob.console.state import Console
 from cloudjob.errors import CloudJobError
 from cloudjob.tracking import Job
@@ -19,6 +20,13 @@ _ALL = "all"
 _MANY_RANKS = 20
 _COLUMNS: list[dict[str, Any]] = [
     {"field": "line", "width": 74, "cellClass": "line mono"},
+    {
+        "field": "at",
+        "width": 78,
+        "cellClass": "line mono",
+        ":valueFormatter": "console_ui.clock",
+        ":tooltipValueGetter": "console_ui.since",
+    },
     {"field": "node", "width": 52, "cellClass": "line mono"},
     {"field": "rank", "width": 58, "cellClass": "rank mono"},
     {
@@ -49,9 +57,29 @@ def register(console: Console) -> None:
         except CloudJobError as error:
             return answer(Page(error=error.message))
 
+    @app.get("/api/jobs/{job_id}/log/failure")
+    def failure(
+        job_id: str, node: int | None = None, rank: int | None = None, text: str = ""
+    ) -> Response:
+        with contextlib.suppress(CloudJobError):
+            failed = console.job(job_id).status().failure
+            found = (
+                console.log(job_id).find(failed, Selection(node, rank, text)) if failed else None
+            )
+            if found is not None:
+                return answer(_Place(*found))
+        return answer(_Place())
+
+
+class _Place(NamedTuple):
+    """The row and the number of a line; 0 if there is no such line."""
+
+    row: int = 0
+    line: int = 0
+
 
 def build(job: Job) -> None:
-    """Show the log; ``?rank=`` in the address chooses a rank."""
+    """Show the log; ``rank=`` in the address chooses a rank, ``failure=1`` jumps to the failure."""
     _LogView(job).build()
 
 
@@ -60,7 +88,8 @@ class _LogView:
         self._job = job
         self._name = json.dumps(job.id)
         request = ui.context.client.request
-        rank = request.query_params.get("rank", "") if request else ""
+        rank = query(request, "rank")
+        self._jumps = query(request, "failure") == "1"
         is_rank = rank.isdecimal() and len(rank) < 10 and int(rank) < job.ranks
         self._selection: dict[str, Any] = {"rank": int(rank)} if is_rank else {}
 
@@ -73,9 +102,12 @@ class _LogView:
             self._choice("Rank", "rank", self._job.ranks)
             ui.html('<span id="log-state" class="quiet" role="status"></span>', sanitize=False)
             ui.space()
+            status = self._job.last_status
+            if status is not None and status.failure is not None:
+                self._jump("error_outline", "toFailure", "Jump to the failure")
             self._jump("vertical_align_top", "toStart", "First line")
             self._jump("vertical_align_bottom", "toEnd", "Last line")
-        chosen = json.dumps(self._selection)
+        begin = f"{self._name}, {json.dumps(self._selection)}, {json.dumps(self._jumps)}"
         ui.aggrid(
             {
                 "columnDefs": _COLUMNS,
@@ -86,7 +118,8 @@ class _LogView:
                 "headerHeight": 0,
                 "enableCellTextSelection": True,
                 "suppressCellFocus": True,
-                ":onGridReady": f"p => console_ui.log(p.api, {self._name}, {chosen})",
+                ":rowClassRules": "({'failure-line': console_ui.isFailure})",
+                ":onGridReady": f"p => console_ui.log(p.api, {begin})",
             },
             theme="quartz",
             auto_size_columns=False,

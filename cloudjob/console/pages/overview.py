@@ -67,5 +67,7 @@ def _verdict(job: Job, failure: Failure) -> None:
             text = escape(words.text("\n".join(failure.last_lines)))
             lines = ui.html(f'<pre class="lines" tabindex="0">{text}</pre>', sanitize=False)
             lines.classes("w-full")
-        if failure.rank is not None:
-            ui.link(f"Log of rank {failure.rank}", f"/job/{job.id}/log?rank={failure.rank}")
+        with ui.row():
+            ui.link("Show it in the log", f"/job/{job.id}/log?failure=1")
+            if failure.rank is not None:
+                ui.link(f"Log of rank {failure.rank}", f"/job/{job.id}/log?rank={failure.rank}")

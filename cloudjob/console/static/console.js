@@ -118,27 +118,28 @@ const console_ui = (() => {
   const logs = {};
 
   // A table that asks for the lines it shows.
-  const log = (api, job, query) => {
-    const view = { api, job, query, follows: true, count: -1, total: -1 };
+  const log = (api, job, query, jumps) => {
+    const view = { api, query, jumps, follows: !jumps, count: -1, line: 0 };
     logs[job] = view;
-    api.setColumnsVisible(["line", "node"], window.innerWidth >= 640);
-    const ask = async (start, end) => {
-      const words = new URLSearchParams({ start, end, ...view.query });
-      const answer = await fetch(`/api/jobs/${encodeURIComponent(job)}/log?${words}`);
+    api.setColumnsVisible(["line", "at", "node"], window.innerWidth >= 640);
+    const path = `/api/jobs/${encodeURIComponent(job)}/log`;
+    view.ask = async (place, more) => {
+      const answer = await fetch(`${path}${place}?${new URLSearchParams({ ...more, ...view.query })}`);
       return answer.json();
     };
     const shown = (found) => {
       const place = document.getElementById("log-state");
       if (!place) return;
       const some = found.selected === found.total ? "" : ` of ${found.total.toLocaleString()}`;
-      const news = found.error || (found.is_complete ? "" : "live");
+      const search = found.searched < found.total ? "searching" : "";
+      const news = found.error || search || (found.is_complete ? "" : "live");
       const end = news && ` · ${news}`;
       place.textContent = `${found.selected.toLocaleString()}${some} lines${end}`;
     };
     const source = {
       getRows: async ({ startRow, endRow, successCallback, failCallback }) => {
         try {
-          const found = await ask(startRow, endRow);
+          const found = await view.ask("", { start: startRow, end: endRow });
           shown(found);
           successCallback(found.rows, found.selected);
         } catch {
@@ -146,15 +147,17 @@ const console_ui = (() => {
         }
       },
     };
-    view.reload = () => {
-      view.count = -1;
-      api.setGridOption("datasource", { ...source });
-    };
     view.toEnd = () => view.count > 0 && api.ensureIndexVisible(view.count - 1, "bottom");
-    view.reload();
+    view.toFailure = async () => {
+      const { row, line } = await view.ask("/failure");
+      if (!line) return;
+      view.follows = false;
+      view.line = line;
+      api.ensureIndexVisible(row, "middle");
+      api.redrawRows();
+    };
     const look = async () => {
-      if (document.hidden || api.isDestroyed()) return;
-      const found = await ask(0, 0).catch(() => null);
+      const found = await view.ask("", { start: 0, end: 0 }).catch(() => null);
       if (!found) return;
       shown(found);
       if (found.selected !== view.count) {
@@ -164,9 +167,26 @@ const console_ui = (() => {
         api.setRowCount(found.selected, true);
         if (view.follows) setTimeout(view.toEnd, 0);
       }
+      if (view.jumps && found.is_complete) {
+        view.jumps = false;
+        setTimeout(view.toFailure, 0);
+      }
+      return found.searched < found.total;
     };
-    look();
-    const timer = setInterval(() => (api.isDestroyed() ? clearInterval(timer) : look()), 1000);
+    let timer = 0;
+    const watch = async () => {
+      clearTimeout(timer);
+      if (api.isDestroyed()) return;
+      const isSearching = !document.hidden && (await look());
+      clearTimeout(timer);
+      timer = setTimeout(watch, isSearching ? 100 : 1000);
+    };
+    view.reload = () => {
+      view.count = -1;
+      api.setGridOption("datasource", { ...source });
+      watch();
+    };
+    view.reload();
     api.addEventListener("bodyScroll", ({ direction }) => {
       if (direction !== "vertical") return;
       view.follows = api.getLastDisplayedRowIndex() >= view.count - 2;
@@ -179,6 +199,12 @@ const console_ui = (() => {
     view.query = query;
     view.reload();
   };
+
+  const isFailure = ({ api, data }) =>
+    Boolean(data) && Object.values(logs).some((view) => view.api === api && view.line === data.line);
+
+  const clock = ({ value }) => (value ? new Date(value * 1000).toLocaleTimeString([], { hour12: false }) : "");
+  const since = ({ value }) => (value ? `at ${local(value)} or some seconds later` : "");
 
   const switchDark = () => {
     const dark = !document.body.classList.contains("body--dark");
@@ -302,6 +328,10 @@ const console_ui = (() => {
     jobs,
     log,
     select,
+    isFailure,
+    clock,
+    since,
+    toFailure: (job) => logs[job]?.toFailure(),
     toEnd: (job) => logs[job]?.toEnd(),
     toStart: (job) => logs[job]?.api.ensureIndexVisible(0, "top"),
     filterState: (chosen) => {

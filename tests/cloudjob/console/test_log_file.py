@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 
+from cloudjob.console import log_file
 from cloudjob.console.log_file import LogFile, Selection
 from cloudjob.errors import BackendError
+from cloudjob.model.status import Failure
 from cloudjob.tracking.job import LogPiece
 from tests.support.polling import poll
 
@@ -29,7 +31,8 @@ class Job:
         self.end = threading.Event()
         self.error: Exception | None = None
 
-    def pieces(self, *, follow: bool, on_journal: object) -> Iterator[LogPiece]:
+    def pieces(self, *, follow: bool, is_timed: bool, on_journal: object) -> Iterator[LogPiece]:
+        assert is_timed
         assert callable(on_journal)
         assert follow is not self.has_final_status
         yield from self._pieces
@@ -99,6 +102,59 @@ def test_a_page_has_the_lines_that_were_asked_for(tmp_path: Path):
     assert found.selected == 11
     assert end.rows[0]["text"] == "line 999"
     assert before.rows == []
+
+
+def test_a_line_has_the_time_of_its_piece(tmp_path: Path):
+    pieces = (LogPiece(0, b"[0] first\n"), LogPiece(1, b"[1] second\n[2] third\n", 1000.7))
+    with opened(Job(*pieces), tmp_path) as log:
+        rows = log.page(Selection(), 0, 9).rows
+
+    assert [row["at"] for row in rows] == [0, 1000, 1000]
+
+
+@pytest.mark.parametrize(
+    "which", [Selection(text="loss"), Selection(rank=1), Selection(rank=0, text="LOSS 4")]
+)
+def test_a_long_search_goes_on_with_each_call(
+    which: Selection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    text = b"".join(b"[%d] loss %d\n" % (number % 2, number) for number in range(5000))
+    monkeypatch.setattr(log_file, "_CHUNK_BYTES", 1000)
+    monkeypatch.setattr(log_file, "_CHUNK_LINES", 700)
+    monkeypatch.setattr(log_file, "_SEARCH_S", -1.0)
+    with opened(Job(LogPiece(0, text)), tmp_path) as log:
+        first = log.page(which, 0, 0)
+        poll(lambda: log.page(which, 0, 0).searched == 5000, "the end of the search")
+        found = [row["text"] for row in log.page(which, 0, 5000).rows]
+
+    assert 0 < first.searched < 1000
+    numbers = [n for n in range(5000) if which.rank in (None, n % 2)]
+    assert found == [f"loss {n}" for n in numbers if which.rank != 0 or str(n)[0] == "4"]
+
+
+@pytest.mark.parametrize(
+    ("failure", "which", "found"),
+    [
+        (Failure(rank=1, last_lines=("step 2", "ValueError: no", "")), {}, (4, 5)),
+        (Failure(rank=1, last_lines=("step 2", "ValueError: no")), {"rank": 1}, (1, 5)),
+        # Filters that leave the line out show what is closest.
+        (Failure(rank=1, last_lines=("ValueError: no",)), {"rank": 0}, (0, 5)),
+        (Failure(rank=1, message="ValueError: no"), {"text": "absent"}, (0, 5)),
+        (Failure(rank=1, last_lines=("what is not there",)), {}, (6, 7)),
+        (Failure(node=0, message="the node is gone"), {}, (0, 1)),
+        (Failure(rank=9, message="ValueError: no"), {}, None),
+    ],
+)
+def test_the_line_of_a_failure_is_found(
+    failure: Failure, which: dict[str, Any], found: tuple[int, int] | None, tmp_path: Path
+):
+    pieces = (
+        LogPiece(0, b"jobentry: the node is gone\n[0] ValueError: no\n"),
+        LogPiece(1, b"[1] step 1\n[2] ValueError: no\n[1] \x1b[31mValueError: no\x1b[0m\n"),
+        LogPiece(1, b"[2] ValueError: no\n[1] aborted\n"),
+    )
+    with opened(Job(*pieces), tmp_path) as log:
+        assert log.find(failure, Selection(**which)) == found
 
 
 def test_a_progress_bar_is_one_line_with_its_last_state(tmp_path: Path):

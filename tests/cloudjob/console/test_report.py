@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import cloudjob
+from cloudjob.console import screenshot
 from cloudjob.console.report import render
+from cloudjob.errors import UsageError
+from tests.support.polling import poll
 
 HOSTILE = "</pre></script><script>window.hacked=1</script>{{ 7 * 7 }}"
 
@@ -30,3 +36,34 @@ def test_a_report_does_not_import_nicegui():
     """It would take a second."""
     code = "import sys, cloudjob.console.report; sys.exit('nicegui' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_without_a_browser_there_is_no_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UsageError, match="neither Chromium, Chrome nor Edge"):
+        screenshot.take("<p>", 100, 100)
+
+    (tmp_path / "chromium").write_text("#!/bin/sh\necho no sandbox >&2\nexit 1\n")
+    (tmp_path / "chromium").chmod(0o755)
+    with pytest.raises(UsageError, match="chromium: no sandbox"):
+        screenshot.take("<p>", 100, 100)
+
+
+def test_a_browser_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(screenshot, "_LIMIT_S", 0.5)
+    left = tmp_path / "left"
+    (tmp_path / "chromium").write_text(f"#!/bin/sh\nsleep 1000 &\necho $! > {left}\nwait\n")
+    (tmp_path / "chromium").chmod(0o755)
+    with pytest.raises(UsageError, match=r"drew nothing in 0\.5 s"):
+        screenshot.take("<p>", 100, 100)
+
+    child = int(left.read_text())
+    poll(lambda: _has_ended(child), "the end of the browser's processes")
+
+
+def _has_ended(process: int) -> bool:
+    """Whether a process is gone, or waits for a parent to notice its end."""
+    with contextlib.suppress(OSError):
+        return ") Z " in Path(f"/proc/{process}/stat").read_text()
+    return True
