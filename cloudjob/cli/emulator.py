@@ -85,7 +85,14 @@ def _print_emulator(values: dict[str, Any], *, is_json: bool) -> None:
     if is_json:
         print_json(values)
         return
-    print_table([(key, value) for key, value in values.items() if value != ""])
+    print_table([row for key, value in values.items() for row in _rows(key, value)])
+
+
+def _rows(key: str, value: Any) -> list[tuple[str, Any]]:
+    """Return the rows of a value: one for each inner value of a mapping, none for nothing."""
+    if isinstance(value, dict):
+        return [row for name, inner in value.items() for row in _rows(f"{key}.{name}", inner)]
+    return [] if value == "" else [(key, value)]
 
 
 def add_emulator(parser: argparse.ArgumentParser) -> None:

@@ -175,7 +175,16 @@ def _place(loc: tuple[int | str, ...]) -> str:
 
 
 def _whole(settings: Settings) -> Settings:
-    """Fill in flavors and engines, and those of the dedicated pools."""
+    """Fill in flavors and engines, and those of the dedicated pools.
+
+    Raises:
+        SpecError: A further user or project has the name of the first one.
+    """
+    if settings.user in settings.users or settings.region in settings.projects:
+        raise SpecError(
+            [f"users, projects: {settings.user} and {settings.region} exist already"],
+            hint="choose other names",
+        )
     flavors = settings.flavors or _FLAVORS
     known = {flavor.id for flavor in flavors}
     visual = tuple(

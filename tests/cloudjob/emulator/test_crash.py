@@ -136,8 +136,10 @@ def test_a_port_in_use_is_reported_with_a_hint(tmp_path: Path):
         ("flavors: [{id: a, size: 3}]\n", ["flavors[0]"]),
         ("pools: 3\n", ["pools"]),
         ("- a\n", ["a mapping is needed"]),
+        ("users: {emulator: []}\n", ["exist already"]),
+        ("projects: [emulator-1]\n", ["exist already"]),
     ],
-    ids=["keys", "flavors", "pools", "list"],
+    ids=["keys", "flavors", "pools", "list", "users", "projects"],
 )
 def test_every_fault_of_the_settings_is_reported_and_nothing_starts(
     tmp_path: Path, text: str, words: list[str]
