@@ -164,6 +164,13 @@ class Backend(ABC, Generic[Request]):
     def logs(self, handle: str, node: int | None, *, follow: bool) -> Iterator[tuple[int, bytes]]:
         """Yield pieces ``(node, whole lines)``; an empty piece means that nothing is new."""
 
+    def log_ends(self, handle: str) -> Iterator[tuple[int, bytes]]:
+        """Yield the beginning and the end of each node's log: they hold the phases of a node.
+
+        By default all of it; a platform that can read less should.
+        """
+        return self.logs(handle, None, follow=False)
+
     @abstractmethod
     def cancel(self, handle: str, *, is_urgent: bool = False) -> None:
         """Ask the job to end."""

@@ -7,6 +7,7 @@ thread, for platforms that stream them.
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 import time
@@ -20,6 +21,8 @@ from cloudjob.retries import Patience
 Piece = tuple[int, bytes]
 NOTHING_NEW: Piece = (-1, b"")
 PIECE_BYTES = 1 << 20
+# The part of a log, from its beginning and from its end, that holds what a node does now.
+END_BYTES, END_LINES = 256 * 1024, 500
 # Seconds that a reader of streams waits before it gets NOTHING_NEW.
 _IDLE_S = 0.1
 # Pieces that wait for the reader: a slow reader must not fill the memory.
@@ -68,6 +71,24 @@ def read_file(path: Path, offset: int = 0) -> Iterator[bytes]:
     with file:
         file.seek(offset)
         yield from whole_lines(iter(lambda: file.read(PIECE_BYTES), b""))
+
+
+def read_ends(path: Path) -> Iterator[bytes]:
+    """Yield whole lines from the beginning and from the end of a file; all lines of a short one."""
+    try:
+        file = path.open("rb")
+    except OSError:
+        return
+    with file:
+        head = file.read(END_BYTES)
+        head = head[: head.rfind(b"\n") + 1]
+        yield head
+        start = max(len(head), file.seek(0, os.SEEK_END) - END_BYTES)
+        file.seek(start)
+        tail = file.read()
+        # A line of which only the end was read is left out.
+        begin = tail.find(b"\n") + 1 if start > len(head) else 0
+        yield tail[begin : tail.rfind(b"\n") + 1]
 
 
 def poll(

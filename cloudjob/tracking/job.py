@@ -432,15 +432,18 @@ class Job:
         in_parallel(load, range(self.nodes), abort=self._store.abort)
 
     def phases(self) -> tuple[Phase, ...]:
-        """Return the phases of its nodes so far; after some seconds, those found until then."""
+        """Return the phases of its nodes so far, as far as they stand at the ends of their logs.
+
+        After some seconds, those found until then.
+        """
         status = self.status()
         if status.phases or status.state.is_final or not self.handle:
             return status.phases
         found = Journals()
 
         def read() -> None:
-            for _ in self.pieces(follow=False, on_journal=found.add):
-                pass
+            for node, data in self._backend.log_ends(self.handle):
+                found.add(node, journal.split(data)[1])
 
         with contextlib.suppress(BackendError, TimeoutError):
             call_with_timeout(_STORE_S, read)
@@ -976,7 +979,9 @@ class _NoBackend(Backend[Any]):
     def _refuse(self, *_: object, **__: object) -> NoReturn:
         raise self._error
 
-    build = show = environments = handle = send = logs = cancel = events = metrics = _refuse
+    build = show = environments = handle = send = logs = log_ends = cancel = events = metrics = (
+        _refuse
+    )
 
     def remove(self, _handle: str) -> None:
         """Do nothing: the platform cannot be reached without its backend."""

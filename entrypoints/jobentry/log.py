@@ -105,11 +105,12 @@ class Relay:
         found = False
         for log in list(self._logs.values()):
             found = log.grow() or found
+            if found and self.on_output is not None:
+                # Before the output, so that the end of this phase is near the log's beginning.
+                self.on_output()
+                self.on_output = None
             for piece in log.pieces(is_last):
                 self._write(piece)
-        if found and self.on_output is not None:
-            self.on_output()
-            self.on_output = None
         return found
 
     def _write(self, data: bytes) -> None:

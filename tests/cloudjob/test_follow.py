@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from itertools import chain, repeat
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -27,6 +28,22 @@ def test_lines_come_whole_and_once_in_whatever_pieces_they_were_read(data: bytes
     assert all(piece.endswith(b"\n") for piece in [*got, rest] if piece)
     ended = data if data.endswith(b"\n") or not data else data + b"\n"
     assert b"".join(got) + rest == ended
+
+
+@pytest.mark.parametrize("end", [b"", b"cut"])
+@pytest.mark.parametrize("count", [0, 1, 9, 10, 15, 20, 21, 100])
+def test_of_a_long_file_both_ends_are_read_in_whole_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, end: bytes
+):
+    monkeypatch.setattr(follow, "END_BYTES", 55)
+    lines = [b"%04d\n" % number for number in range(count)]
+    path = tmp_path / "node-0.log"
+    path.write_bytes(b"".join(lines) + end)
+
+    found = b"".join(follow.read_ends(path)).splitlines(keepends=True)
+
+    assert found == (lines if count <= 20 else [*lines[:11], *lines[-10:]])
+    assert not list(follow.read_ends(tmp_path / "missing"))
 
 
 def test_what_was_written_before_the_end_is_read_after_it():

@@ -53,6 +53,20 @@ def stream(tmp_path: Path) -> Iterator[Stream]:
     os.close(stream.descriptor)
 
 
+def test_the_first_output_is_noted_once_and_before_it_is_written(
+    stream: Stream, until: Callable[..., None]
+):
+    written: list[bytes] = []
+    stream.relay.on_output = lambda: written.append(stream.text)
+    stream.relay.add(0)
+    stream.append(0, b"hello\n")
+    until(lambda: stream.text == b"[0] hello\n")
+    stream.append(0, b"world\n")
+    until(lambda: stream.text.endswith(b"[0] world\n"))
+
+    assert written == [b""]
+
+
 def test_a_line_is_shown_at_once(stream: Stream, until: Callable[..., None]):
     stream.relay.add(0)
     stream.append(0, b"hello\nwor")

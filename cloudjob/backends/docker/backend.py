@@ -195,6 +195,14 @@ class DockerBackend(Backend[DockerRequest]):
                 for piece in following.read_file(path):
                     yield index, piece
 
+    def log_ends(self, handle: str) -> Iterator[tuple[int, bytes]]:
+        """Yield the beginning and the end of each node's log."""
+        folder = self._home / _job(handle)
+        for item in self._containers(_job(handle)):
+            source = self._source(item, folder)
+            for data in logs.read_ends(self._client, source):
+                yield source.node, data
+
     def cancel(self, handle: str, *, is_urgent: bool = False) -> None:
         """Ask the job to end."""
         job = _job(handle)

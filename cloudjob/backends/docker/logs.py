@@ -96,6 +96,27 @@ def read(client: Any, source: Source, *, follow: bool) -> Iterator[bytes]:
         yield rest
 
 
+def read_ends(client: Any, source: Source) -> Iterator[bytes]:
+    """Yield whole lines from the beginning and from the end of the log of one container.
+
+    Raises:
+        BackendError: The engine refused, or the container is gone.
+    """
+    frames, size_bytes = Frames(source.driver), 0
+    for data in _stream(client, source.container, follow=False):
+        whole = frames.feed(data)
+        size_bytes += len(whole)
+        yield whole
+        if size_bytes > following.END_BYTES:
+            break
+    else:
+        return
+    frames = Frames(source.driver)
+    tail = _stream(client, source.container, follow=False, tail=following.END_LINES)
+    # The engine counts pieces of long lines as lines, so the first may be the rest of one.
+    yield b"".join(map(frames.feed, tail)).partition(b"\n")[2]
+
+
 def read_all(client: Any, sources: list[Source], *, follow: bool) -> Iterator[Piece]:
     """Yield the logs of several nodes as they come; an empty piece means that nothing is new."""
     if not follow:
@@ -167,14 +188,16 @@ def _has_ended(client: Any, source: Source) -> bool:
     return not (state["Running"] or state.get("Restarting"))
 
 
-def _stream(client: Any, container: str, *, follow: bool) -> Iterator[bytes]:
+def _stream(
+    client: Any, container: str, *, follow: bool, tail: int | str = "all"
+) -> Iterator[bytes]:
     """Yield the engine's frames as they come over the wire.
 
     The SDK's own ``logs`` drops the header of each frame, and with it which stream it is of;
     ``attach`` splits frames, by whose length we know where a line ends.
     """
     url = f"{client.base_url}/v{client.api_version}/containers/{container}/logs"
-    asked = {"stdout": 1, "stderr": 1, "follow": int(follow)}
+    asked = {"stdout": 1, "stderr": 1, "follow": int(follow), "tail": tail}
     with engine.translated("reading a log"):
         # No limit on the time: a node may be silent for hours.
         response = client.get(url, params=asked, stream=True, timeout=(60, None))

@@ -294,6 +294,11 @@ class KubernetesBackend(Backend[KubernetesRequest]):
             where = _parted(handle)
             yield from logs.read_all(self._client(where.cluster), self._place(where, node))
 
+    def log_ends(self, handle: str) -> Iterator[tuple[int, bytes]]:
+        """Yield the beginning and the end of each node's log."""
+        where = _parted(handle)
+        yield from logs.read_ends(self._client(where.cluster), self._place(where, None))
+
     def _follow(
         self, handle: str, node: int | None, patience: Patience
     ) -> Iterator[tuple[int, bytes]]:

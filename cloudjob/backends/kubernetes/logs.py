@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from cloudjob import times
-from cloudjob.backends.follow import Piece, Streams, whole_lines
+from cloudjob.backends.follow import END_BYTES, END_LINES, Piece, Streams, whole_lines
 from cloudjob.backends.kubernetes import errors
 from cloudjob.backends.kubernetes.client import POD, Broken, Client
 from cloudjob.backends.kubernetes.errors import Refused
@@ -117,6 +117,32 @@ def read_all(client: Client, place: Place) -> Iterator[Piece]:
         yield from _of_kept(gone, node)
     if errors:
         raise _unread(errors)
+
+
+def read_ends(client: Client, place: Place) -> Iterator[Piece]:
+    """Yield whole lines from the beginning and from the end of the log of each pod.
+
+    Raises:
+        BackendError: A log cannot be read.
+    """
+    for pod in pods(client, place)[0]:
+        if place.is_wanted(pod) and pod.has_started and pod.node is not None:
+            head = _read_part(client, place, pod, {"limitBytes": str(END_BYTES)})
+            yield pod.node, head[: head.rfind(b"\n") + 1]
+            if len(head) >= END_BYTES:
+                tail = _read_part(client, place, pod, {"tailLines": str(END_LINES)})
+                # The first may be the rest of a long line.
+                yield pod.node, tail[tail.find(b"\n") + 1 : tail.rfind(b"\n") + 1]
+
+
+def _read_part(client: Client, place: Place, pod: Pod, part: dict[str, str]) -> bytes:
+    doing = f"reading the log of node {pod.node}"
+    # Refused while the container starts.
+    with contextlib.suppress(Refused):
+        query = {"container": place.container, **part}
+        with client.stream(place.log(pod.name), query, doing) as pieces:
+            return b"".join(pieces)
+    return b""
 
 
 def follow(client: Client, place: Place, has_ended: Callable[[], bool]) -> Iterator[Piece]:

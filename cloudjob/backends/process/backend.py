@@ -22,7 +22,7 @@ import cloudjob
 from cloudjob import times
 from cloudjob.backends import handles, interpreters
 from cloudjob.backends.base import Backend, Check, Devices, NativeStatus
-from cloudjob.backends.follow import PIECE_BYTES, poll
+from cloudjob.backends.follow import PIECE_BYTES, poll, read_ends
 from cloudjob.backends.process import devices, isolation, running
 from cloudjob.backends.process.isolation import Mount
 from cloudjob.backends.process.node import NodeRequest
@@ -262,6 +262,12 @@ class ProcessBackend(Backend[ProcessRequest]):
             return self._has_ended(job, folder)
 
         yield from poll(look, has_ended, follow=follow, pause_s=(_POLL_S, _POLL_S))
+
+    def log_ends(self, handle: str) -> Iterator[tuple[int, bytes]]:
+        """Yield the beginning and the end of each node's log."""
+        for path in _logs(self._found(handle)[1]):
+            for data in read_ends(path):
+                yield _index(path), data
 
     def cancel(self, handle: str, *, is_urgent: bool = False) -> None:
         """Ask the job to end."""

@@ -17,7 +17,7 @@ from urllib.parse import quote, unquote
 from cloudjob.backends import delivery as deliveries
 from cloudjob.backends import handles
 from cloudjob.backends.base import Backend, Check, Devices, NativeStatus
-from cloudjob.backends.follow import poll
+from cloudjob.backends.follow import PIECE_BYTES, poll
 from cloudjob.backends.slurm import checks, errors, local_store, script, state
 from cloudjob.backends.slurm import cluster as clusters
 from cloudjob.backends.slurm import request as requests
@@ -232,6 +232,19 @@ class SlurmBackend(Backend[SlurmRequest]):
         for index, data in poll(look, has_ended, follow=follow, pause_s=pause_s):
             if node in (None, index) or not data:
                 yield index, data
+
+    def log_ends(self, handle: str) -> Iterator[tuple[int, bytes]]:
+        """Yield the beginning and the end of each node's log."""
+        where = _parted(handle)
+        self._look(where)
+        heads = where.host.tails(where.folder, {})
+        for index, head in sorted(heads.items()):
+            yield index, head[: head.rfind(b"\n") + 1]
+        if not any(len(head) == PIECE_BYTES for head in heads.values()):
+            return
+        ends = where.host.ends(where.folder)
+        for index, tail in sorted(where.host.tails(where.folder, ends).items()):
+            yield index, tail[tail.find(b"\n") + 1 : tail.rfind(b"\n") + 1]
 
     def cancel(self, handle: str, *, is_urgent: bool = False) -> None:
         """Cancel the job; its ranks have their grace unless it is suspended."""

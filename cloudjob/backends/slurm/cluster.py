@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import cloudjob
 from cloudjob.backends import interpreters
-from cloudjob.backends.follow import PIECE_BYTES
+from cloudjob.backends.follow import END_BYTES, PIECE_BYTES
 from cloudjob.errors import BackendError, Unreachable
 from jobentry.contract.paths import ENTRY
 
@@ -114,6 +114,19 @@ class Host:
     def remove(self, folder: str, names: Sequence[str]) -> None:
         """Delete files in a folder, as far as they exist."""
         self.run(folder, f"rm -f {' '.join(names)}", is_reading=True)
+
+    def ends(self, folder: str) -> dict[int, int]:
+        """Return for the log of each node where its last part begins, after its first."""
+        if self.name:
+            words = self.run(folder, "wc -c node-*.log", is_reading=True).out.split()
+            sizes = dict(zip(map(os.fsdecode, words[1::2]), map(int, words[::2]), strict=False))
+        else:
+            sizes = {path.name: path.stat().st_size for path in Path(folder).glob("node-*.log")}
+        return {
+            int(name[len("node-") : -len(".log")]): max(PIECE_BYTES, size - END_BYTES)
+            for name, size in sizes.items()
+            if name.startswith("node-")
+        }
 
     def tails(self, folder: str, offsets: Mapping[int, int]) -> dict[int, bytes]:
         """Return what is new in the log of each node from its offset on, by default 0."""
