@@ -176,7 +176,10 @@ class _Project(NamedTuple):
 # The files and folders that mark the top of a project.
 _PROJECT_MARKS = (PROJECT_FILE, ".git", "pyproject.toml", "setup.py")
 # Folders of the system.
-_SYSTEM = ("/bin", "/boot", "/dev", "/etc", "/lib", "/proc", "/run", "/sbin", "/sys", "/usr")
+_SYSTEM = (
+    *("/bin", "/boot", "/dev", "/etc", "/lib", "/proc", "/run", "/sbin", "/sys", "/usr"),
+    *("/Applications", "/Library", "/System", "/private/etc"),
+)
 
 
 def _project(values: Mapping[str, Any], cwd: Path) -> _Project | None:
@@ -199,7 +202,8 @@ def _may_be_sent(folder: Path) -> bool:
     """Whether to send a folder that nobody named: not a home folder, /tmp or a system folder."""
     is_shared = bool(folder.stat().st_mode & stat.S_IWOTH)
     is_system = any(folder.is_relative_to(system) for system in _SYSTEM)
-    return folder not in (Path.home(), *Path.home().parents) and not is_shared and not is_system
+    own = Path.home().resolve()
+    return folder not in (own, *own.parents) and not is_shared and not is_system
 
 
 def _relative(script: str, source: Path, cwd: Path) -> str:

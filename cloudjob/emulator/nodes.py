@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -72,8 +73,9 @@ class ProcessMachines:
         self, home: Path, settings: Settings, new_keys: NewKeys, endpoint: str, api: str
     ) -> None:
         from cloudjob.backends.process import isolation
-        from cloudjob.backends.process.backend import ProcessBackend, machine_of
+        from cloudjob.backends.process.backend import ProcessBackend, machine_of, need_linux
 
+        need_linux()
         # It forks, so it is asked while there is one thread.
         self._level = isolation.possible_level()
         self.note = (
@@ -496,10 +498,11 @@ Machines: TypeAlias = ProcessMachines | DockerMachines
 
 
 def gateway() -> str:
-    """Return the address of this machine that every container reaches; empty for none.
+    """Return the host under which every container reaches this machine; empty for none.
 
-    It is the engine's own bridge, or one that is created for an engine that has none: nobody
-    outside this machine reaches it.
+    It is the address of the engine's own bridge, or of one that is created for an engine that has
+    none: nobody outside this machine reaches it. Elsewhere than on Linux, containers run in a
+    virtual machine, where a name leads to the loopback address of this one.
 
     Raises:
         BackendError: There is no engine, or it refuses.
@@ -509,6 +512,8 @@ def gateway() -> str:
     client = engine.connect()
     with engine.translated("asking the engine for its bridge"):
         found = client.networks(names=["bridge", BRIDGE])
+    if sys.platform != "linux":
+        return "host.docker.internal"
     bridges = sorted(item["Name"] for item in found if item["Name"] in ("bridge", BRIDGE))
     return bridge_address(inspected(client, bridges[0] if bridges else BRIDGE))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -197,9 +198,12 @@ def _open_below(root: Path, path: Path, flags: int) -> int:
     Raises:
         OSError: It is not there, or a part of its path is a link.
     """
-    found = os.open(root, os.O_PATH | os.O_DIRECTORY)
+    enter = os.O_DIRECTORY
+    if sys.platform == "linux":
+        enter |= os.O_PATH
+    found = os.open(root, enter)
     *folders, last = path.relative_to(root).parts
-    for name, how in (*((name, os.O_PATH | os.O_DIRECTORY) for name in folders), (last, flags)):
+    for name, how in (*((name, enter) for name in folders), (last, flags)):
         try:
             inner = os.open(name, how | os.O_NOFOLLOW, dir_fd=found)
         finally:

@@ -23,6 +23,7 @@ def main() -> None:
     folder, port = Path(sys.argv[1]), int(sys.argv[2])
     os.umask(0o077)
     taken = _lock(folder)
+    seaweedfs = None
     try:
         if taken is None:
             raise BackendError(f"starting the emulator in {folder}: it is already running")
@@ -37,6 +38,8 @@ def main() -> None:
         emulator = Emulator(folder, settings, account, seaweedfs)
         emulator.start(port)
     except CloudJobError as error:
+        if seaweedfs:
+            seaweedfs.stop()
         os.write(1, f"{error.message}\n{error.hint}\n".encode())
         os._exit(1)
     os.write(1, READY)

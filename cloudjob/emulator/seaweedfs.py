@@ -34,7 +34,9 @@ _GRPC = 10_000
 _START_S = 120.0
 _POLL_S = 0.05
 _PR_SET_PDEATHSIG = 1
-_CERTIFICATE, _KEY, _SOCKET, _PORT = "tls.crt", "tls.key", "s3.sock", "port"
+_CERTIFICATE, _KEY, _SOCKET, _PORT, _PID = "tls.crt", "tls.key", "s3.sock", "port", "pid"
+# Of a Unix socket's path on macOS, without the NUL at its end.
+_MAX_SOCKET_BYTES = 103
 # Each component of SeaweedFS that listens or asks another one. Relative paths: they are read in
 # its folder.
 _COMPONENTS = ("master", "volume", "filer", "s3", "admin", "worker", "msg_broker", "mq", "client")
@@ -79,7 +81,8 @@ def program() -> str:
 class SeaweedFS:
     """A SeaweedFS process, with its objects below ``folder``.
 
-    The kernel kills it when the thread that started it ends.
+    On Linux, the kernel kills it when the thread that started it ends; elsewhere the next
+    ``launch`` kills the one that a killed emulator has left.
 
     Args:
         bucket: A bucket that exists from the start.
@@ -93,12 +96,11 @@ class SeaweedFS:
         self._program = ""
         self.port = 0
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._directory = os.open(folder, os.O_PATH | os.O_DIRECTORY)
-
-    @property
-    def socket(self) -> str:
-        """The path of its Unix socket, which is short even if that of the folder is long."""
-        return f"/proc/self/fd/{self._directory}/{_SOCKET}"
+        # The path of its Unix socket, which on Linux is short even if that of the folder is long.
+        self.socket = str(folder / _SOCKET)
+        if sys.platform == "linux":
+            directory = os.open(folder, os.O_PATH | os.O_DIRECTORY)
+            self.socket = f"/proc/self/fd/{directory}/{_SOCKET}"
 
     def start(self) -> None:
         """Start it and wait until it answers.
@@ -113,9 +115,15 @@ class SeaweedFS:
         """Start it, with new keys and certificates.
 
         Raises:
-            BackendError: There is no such program.
+            BackendError: There is no such program, or its socket's path is too long.
         """
+        if len(os.fsencode(self.socket)) > _MAX_SOCKET_BYTES:
+            raise BackendError(
+                f"starting SeaweedFS: the path of its socket is too long: {self.socket}",
+                hint=f"set CLOUDJOB_HOME so that this has at most {_MAX_SOCKET_BYTES} bytes",
+            )
         self._program = program()
+        self._end_orphan()
         (self._folder / "data").mkdir(exist_ok=True)
         self._write_keys()
         self._write_certificate()
@@ -147,6 +155,20 @@ class SeaweedFS:
             self._process.wait()
             self._process = None
             self._remove_sockets()
+
+    def _end_orphan(self) -> None:
+        """Kill the process of an emulator that was killed, where the kernel does not."""
+        path = self._folder / _PID
+        if sys.platform == "linux" or not path.exists():
+            return
+        words = ["ps", "-o", "command=", "-p", path.read_text()]
+        for _ in range(100):
+            found = subprocess.run(words, capture_output=True, check=False).stdout
+            if b"-s3.config=s3.json" not in found:
+                return
+            with contextlib.suppress(OSError):
+                os.kill(int(words[-1]), signal.SIGKILL)
+            time.sleep(_POLL_S)
 
     def _remove_sockets(self) -> None:
         """Remove the sockets that an earlier process of this folder left in /tmp."""
@@ -220,8 +242,9 @@ class SeaweedFS:
                 stderr=log,
                 cwd=folder,
                 env={**os.environ, **_GO},
-                preexec_fn=end_with_parent,
+                preexec_fn=end_with_parent if sys.platform == "linux" else None,
             )
+        self._write(_PID, str(self._process.pid).encode("ascii"))
 
     def _await_answer(self, end: float) -> bool:
         while time.monotonic() < end and self.is_alive():

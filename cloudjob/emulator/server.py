@@ -100,15 +100,17 @@ class Emulator:
         kind, bridge, note = kind_of(self._settings)
         old = state.address(self._folder)
         s3 = [_bind(_port_of(old.s3_endpoint) if old else 0)]
-        if bridge:
+        of_nodes = f"http://{bridge or LOOPBACK}:{port_of(s3[0])}"
+        s3_endpoint = f"http://{LOOPBACK}:{port_of(s3[0])}"
+        if bridge and sys.platform == "linux":
             # Both containers and this machine reach this address: one endpoint for both.
             s3.append(bridge_socket(bridge, port_of(s3[0])))
-        s3_endpoint = f"http://{bridge or LOOPBACK}:{port_of(s3[0])}"
+            s3_endpoint = of_nodes
         api = _api_socket(port, _port_of(old.endpoint) if old else 0)
         # Through the proxy, so that injected faults of OBS affect the platform, too.
         obs = Obs(s3_endpoint, self._account.owner.keys, self._settings.region)
         access = Access(self._account, self._settings, self._database, self._clock)
-        machines = self._machines(kind, access.agency_keys, s3_endpoint, api)
+        machines = self._machines(kind, access.agency_keys, of_nodes, api)
         note = "; ".join(filter(None, (note, machines.note)))
         for project in self._account.projects.values():
             self._services[project] = self._service(project, obs, machines, access)
@@ -214,13 +216,15 @@ class Emulator:
 
 
 def kind_of(settings: Settings) -> tuple[str, str, str]:
-    """Return the kind of nodes, the address that containers reach, and what the user should know.
+    """Return the kind of nodes, the host that containers reach, and what the user should know.
 
     Raises:
         BackendError: The settings want containers, and there is no engine for them.
     """
     if settings.engine == "process":
         return "process", "", ""
+    # Elsewhere than on Linux, nodes cannot be processes.
+    engine = "docker" if sys.platform != "linux" else settings.engine
     note = ""
     try:
         bridge = gateway()
@@ -232,10 +236,10 @@ def kind_of(settings: Settings) -> tuple[str, str, str]:
             "`cloudjob image build base` makes cloudjob/base"
         )
     except BackendError as error:
-        if settings.engine == "docker":
+        if engine == "docker":
             raise
         note = error.message
-    if note and settings.engine == "auto":
+    if note and engine == "auto":
         return "process", "", f"nodes are processes: {note}"
     return "docker", bridge, note
 
@@ -247,7 +251,7 @@ def bridge_socket(address: str, port: int) -> socket.socket:
         BackendError: The address is not one of this machine.
     """
     try:
-        return bind(address or LOOPBACK, port)
+        return bind((sys.platform == "linux" and address) or LOOPBACK, port)
     except OSError as error:
         raise BackendError(
             f"listening for containers on {address}:{port}: {error.strerror}",

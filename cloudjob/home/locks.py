@@ -1,8 +1,8 @@
 """Lock files of running processes: the kernel releases a lock however its process ends.
 
 They are locks of an open file (``F_OFD_SETLK``), so a child that inherits the descriptor shares
-the lock, and ``is_held`` tests a lock without taking it. ``flock`` can test a lock only by taking
-it, so two processes that test at the same moment would each see a running owner.
+the lock, and ``is_held`` tests a lock without taking it. Elsewhere than on Linux, ``flock`` tests
+a lock by taking a shared one for a moment, for which ``take`` waits.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import errno
 import fcntl
 import os
 import struct
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -24,6 +25,8 @@ _LOCK = "lock"
 _NEW_S = 60.0
 # ``struct flock``: type, whence, start, length, process.
 _FLOCK = "hhqqi4x"
+# Seconds for which ``take`` waits where others may test the lock with ``flock``.
+_TESTED_S = 0.5
 
 
 def take(path: Path, flags: int = os.O_CREAT) -> int | None:
@@ -64,7 +67,7 @@ def held(path: Path) -> Iterator[None]:
     """
     descriptor = _opened(path, os.O_CREAT)
     try:
-        _control(descriptor, fcntl.F_OFD_SETLKW)
+        _lock(descriptor, is_waiting=True)
         yield
     finally:
         os.close(descriptor)
@@ -82,7 +85,7 @@ def is_held(path: Path) -> bool:
     except (FileNotFoundError, NotADirectoryError):
         return False
     try:
-        return _control(descriptor, fcntl.F_OFD_GETLK) != fcntl.F_UNLCK
+        return _is_locked(descriptor)
     finally:
         os.close(descriptor)
 
@@ -94,7 +97,7 @@ def _opened(path: Path, flags: int) -> int:
 def _locked(descriptor: int) -> int | None:
     """Lock the descriptor and return it; if another process holds the lock, close it."""
     try:
-        _control(descriptor, fcntl.F_OFD_SETLK)
+        _lock(descriptor, is_waiting=False)
     except OSError as error:
         os.close(descriptor)
         if error.errno in (errno.EAGAIN, errno.EACCES):
@@ -103,11 +106,39 @@ def _locked(descriptor: int) -> int | None:
     return descriptor
 
 
-def _control(descriptor: int, command: int) -> int:
-    """Run a lock command on the whole file and return the type of lock in its answer."""
-    asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-    kind: int = struct.unpack(_FLOCK, fcntl.fcntl(descriptor, command, asked))[0]
-    return kind
+if sys.platform == "linux":
+
+    def _lock(descriptor: int, *, is_waiting: bool) -> None:
+        _control(descriptor, fcntl.F_OFD_SETLKW if is_waiting else fcntl.F_OFD_SETLK)
+
+    def _is_locked(descriptor: int) -> bool:
+        return _control(descriptor, fcntl.F_OFD_GETLK) != fcntl.F_UNLCK
+
+    def _control(descriptor: int, command: int) -> int:
+        """Run a lock command on the whole file and return the type of lock in its answer."""
+        asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        kind: int = struct.unpack(_FLOCK, fcntl.fcntl(descriptor, command, asked))[0]
+        return kind
+
+else:
+
+    def _lock(descriptor: int, *, is_waiting: bool) -> None:
+        end_s = time.monotonic() + _TESTED_S
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if is_waiting else fcntl.LOCK_NB))
+                return
+            except BlockingIOError:
+                if time.monotonic() > end_s:
+                    raise
+                time.sleep(0.001)
+
+    def _is_locked(descriptor: int) -> bool:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        return False
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,10 +14,11 @@ DEFAULT_HOST = "unix:///var/run/docker.sock"
 # An engine's messages for an object that is already in the wanted state, or gone.
 NOT_FOUND, CONFLICT, NOT_MODIFIED = 404, 409, 304
 _LIMIT_S = 120
+_START = "`sudo systemctl start docker`" if sys.platform == "linux" else "start Docker Desktop"
 
 
 def connect() -> Any:
-    """Return a client of the engine that ``DOCKER_HOST`` names, by default this machine's Docker.
+    """Return a client of the engine that ``DOCKER_HOST`` or the context of ``docker`` names.
 
     Raises:
         BackendError: There is no engine, or we may not speak to it.
@@ -24,14 +26,22 @@ def connect() -> Any:
     with translated(f"connecting to the engine at {host()}"):
         import docker
 
-        return docker.APIClient(
-            **docker.utils.kwargs_from_env(), version="auto", timeout=_LIMIT_S, max_pool_size=64
-        )
+        found = {"base_url": host(), **docker.utils.kwargs_from_env()}
+        return docker.APIClient(**found, version="auto", timeout=_LIMIT_S, max_pool_size=64)
 
 
 def host() -> str:
-    """Return where the engine listens."""
-    return os.environ.get("DOCKER_HOST") or DEFAULT_HOST
+    """Return where the engine listens; desktop engines name a socket of the user in a context."""
+    given = os.environ.get("DOCKER_HOST")
+    if given:
+        return given
+    try:
+        from docker.context import ContextAPI
+
+        found = str(ContextAPI.get_current_context().Host)
+    except Exception:  # noqa: BLE001 (not installed, or a damaged file of another program)
+        found = ""
+    return found if found.startswith("unix://") else DEFAULT_HOST
 
 
 def status_code(error: BaseException | None) -> int:
@@ -103,7 +113,7 @@ def _reason(error: BaseException) -> tuple[str, str, type[BackendError]]:
         if isinstance(found, (FileNotFoundError, ConnectionRefusedError)):
             return (
                 "there is no engine",
-                "is it running? `sudo systemctl start docker`; DOCKER_HOST can name another",
+                f"is it running? {_START}; DOCKER_HOST can name another",
                 Unreachable,
             )
         found = _inner(found)

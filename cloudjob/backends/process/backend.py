@@ -45,6 +45,10 @@ _SCHEME = "process"
 # The key of the job, in its run folder.
 KEY = "key"
 _POLL_S = 0.01
+_NEEDS_LINUX = (
+    "they need Linux, whose namespaces, process groups and /proc cloudjob uses",
+    "run nodes in containers: --backend docker, or `engine: docker` in the emulator's settings",
+)
 # A Unix socket's path has at most 107 bytes, and scripts and Open MPI create sockets in TMPDIR.
 _LONGEST_TMPDIR = 40
 # Seconds that the processes of a job being removed have to end before they are killed.
@@ -107,6 +111,17 @@ class ProcessRequest:
     python: str = ""
 
 
+def need_linux() -> None:
+    """Check that nodes can be processes of this machine.
+
+    Raises:
+        BackendError: It does not run Linux.
+    """
+    if sys.platform != "linux":
+        found, hint = _NEEDS_LINUX
+        raise BackendError(f"running nodes as processes of this machine: {found}", hint=hint)
+
+
 class ProcessBackend(Backend[ProcessRequest]):
     """Runs jobs as processes of this machine; see ``Backend`` for what it promises."""
 
@@ -121,6 +136,8 @@ class ProcessBackend(Backend[ProcessRequest]):
 
     def checks(self, spec: JobSpec | None, _store: str) -> list[Check]:
         """Check whether nodes can have files of their own, if the job does not share them."""
+        if sys.platform != "linux":
+            return [Check("nodes as processes", False, *_NEEDS_LINUX)]
         if (
             self._options.get("isolation", "auto") != "auto"
             or isolation.possible_level() == "files"
@@ -140,7 +157,12 @@ class ProcessBackend(Backend[ProcessRequest]):
         return Devices(count, f"this machine has {count} {kind}s")
 
     def build(self, submission: Submission) -> ProcessRequest:
-        """Return the request for ``submission``."""
+        """Return the request for ``submission``.
+
+        Raises:
+            BackendError: This machine does not run Linux, or lacks a program.
+        """
+        need_linux()
         launcher = LAUNCHERS.get(submission.spec.launcher)
         needs_mpi = launcher is None or launcher.needs_mpi
         machine = machine_of(self._options, self._home.parent, needs_mpi=needs_mpi)

@@ -94,7 +94,9 @@ class Controller:
 
     def run(self) -> None:
         """Run the job, with its retries, and write its last state."""
-        wake, end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        wake, end = os.pipe()
+        os.set_blocking(wake, False)
+        os.set_blocking(end, False)
         signal.set_wakeup_fd(end)
         for number in _SIGNALS:
             signal.signal(number, self._note)

@@ -27,6 +27,8 @@ OWN = (TMP, CACHE, HOME, WORK)
 # Where a node finds the folder in which the nodes of a job exchange files.
 RUN_DIR = "/.cloudjob"
 
+# Checks of types for macOS, where no node is a process, do not know it.
+_PATH = getattr(os, "O_PATH", 0) | os.O_CLOEXEC
 _CLONE_NEWNS = 0x00020000
 _CLONE_NEWUTS = 0x04000000
 _CLONE_NEWUSER = 0x10000000
@@ -113,7 +115,7 @@ def _enter_new_root(
     It is built on /tmp, which every machine has; a descriptor still reaches the folder below.
     """
     base = os.path.realpath(TMP)
-    below = os.open(base, os.O_PATH)
+    below = os.open(base, _PATH)
     # Links that lead through /tmp can be followed only as long as it is this machine's.
     paths = (*(source for source, _ in mounts), *(changes for _, changes in protected))
     real = {path: os.path.realpath(path) for path in paths}
@@ -188,7 +190,7 @@ def _overlay(libc: ctypes.CDLL, folder: str, place: str) -> None:
     for name, path in parts.items():
         os.makedirs(path, exist_ok=True)
         # A path may contain the characters that separate options; a descriptor's number does not.
-        words.append(f"{name}=/proc/self/fd/{os.open(path, os.O_PATH | os.O_CLOEXEC)}")
+        words.append(f"{name}=/proc/self/fd/{os.open(path, _PATH)}")
     # No change needs to survive a crash of the machine; otherwise the unmount waits for the disk.
     words.append("volatile")
     target, options = os.fsencode(folder), ",".join(words).encode()

@@ -176,7 +176,9 @@ class Keeper:
     # -- signals ------------------------------------------------------------------------------
 
     def _listen_to_signals(self) -> None:
-        wake, self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        wake, self._wake = os.pipe()
+        os.set_blocking(wake, False)
+        os.set_blocking(self._wake, False)
         signal.set_wakeup_fd(self._wake)
         for number in SIGNALS:
             signal.signal(number, self._note)

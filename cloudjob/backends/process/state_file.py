@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import sys
 
 STATE = "state.json"
 _AT_FDCWD = -100
@@ -52,7 +53,8 @@ class StateFile:
     def _reserve(self) -> None:
         descriptor = os.open(self._next, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            os.posix_fallocate(descriptor, 0, self._size_bytes)
+            if sys.platform == "linux":
+                os.posix_fallocate(descriptor, 0, self._size_bytes)
         finally:
             os.close(descriptor)
 

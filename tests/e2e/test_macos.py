@@ -1,0 +1,269 @@
+"""The laptop half on macOS, as far as Linux can show it: what macOS lacks is gone.
+
+Each command runs with ``tests/support/macos`` in ``PYTHONPATH``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import mypy
+import pytest
+
+from tests.support import emulator
+from tests.support.macos import sitecustomize
+
+ROOT = Path(__file__).parents[2]
+LIMIT_S = 180.0
+TRAIN = """
+import os, sys, time
+print("arguments", sys.argv[1:], flush=True)
+with open(os.path.join(os.environ["MODEL"], "weights"), "w") as file:
+    file.write("trained")
+while "--forever" in sys.argv:
+    time.sleep(0.1)
+"""
+API = """
+import cloudjob
+job = cloudjob.submit("train.py", ["--lr", 0.1], backend="modelarts", launcher="python",
+                      outputs={"MODEL": ""})
+assert job.wait(check=True).state == "SUCCEEDED"
+print([line.text for line in job.logs() if line.rank == 0])
+print([file.name for file in job.outputs("MODEL")])
+"""
+
+
+@dataclass
+class Mac:
+    """A laptop with its project and its own state."""
+
+    folder: Path
+    environ: dict[str, str]
+
+    def run(
+        self, *words: str, code: int | None = 0, cwd: Path | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [sys.executable, *words],
+            env=self.environ,
+            cwd=cwd or self.folder / "project",
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+            check=False,
+        )
+        assert code is None or done.returncode == code, done.stdout + done.stderr
+        assert "Traceback" not in done.stderr, done.stderr
+        return done
+
+    def cloudjob(self, *words: str, code: int | None = 0) -> subprocess.CompletedProcess[str]:
+        return self.run("-m", "cloudjob", *words, code=code)
+
+    @property
+    def state(self) -> Path:
+        return self.folder / "Library" / "Application Support" / "cloudjob"
+
+
+@pytest.fixture
+def mac() -> Iterator[Mac]:
+    """A laptop without an emulator; the path of its home is short, as on a laptop."""
+    folder = Path(tempfile.mkdtemp(prefix="mac-", dir="/tmp"))
+    names = sitecustomize.lacking(Path(mypy.__file__).parent / "typeshed" / "stdlib")
+    assert {"os.sched_getaffinity", "os.O_PATH", "select.epoll"} <= {*names.split()}
+    environ = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(folder),
+        "PYTHONPATH": str(ROOT / "tests" / "support" / "macos"),
+        sitecustomize.LACKING: names,
+        "DOCKER_HOST": "unix:///nowhere/docker.sock",
+    }
+    (folder / "project").mkdir()
+    (folder / "project" / "train.py").write_text(TRAIN)
+    yield Mac(folder, environ)
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[emulator.Api]:
+    """An emulator on a machine with Linux."""
+    with emulator.running() as api:
+        yield api
+
+
+@pytest.fixture
+def submitter(mac: Mac, service: emulator.Api) -> Mac:
+    """A laptop that knows the emulator."""
+    (mac.state / "emulator").mkdir(parents=True, mode=0o700)
+    mac.state.chmod(0o700)
+    shutil.copy2(service.home / "emulator" / "address.json", mac.state / "emulator")
+    return mac
+
+
+def test_python_looks_as_on_macos(mac: Mac):
+    code = (
+        "import os, sys, select, selectors\n"
+        "assert sys.platform == 'darwin'\n"
+        "assert not hasattr(os, 'sched_getaffinity') and not hasattr(select, 'epoll')\n"
+        "try: open('/proc/self/stat')\n"
+        "except FileNotFoundError: print('none')\n"
+    )
+    assert mac.run("-c", code).stdout == "none\n"
+
+
+def test_a_job_is_submitted_to_modelarts_followed_and_downloaded(submitter: Mac):
+    submit = ("submit", "--backend", "modelarts", "--launcher", "python", "--output", "MODEL=")
+    done = submitter.cloudjob(*submit, "train.py", "--epochs", "3")
+    [job] = re.findall(r"job (\S+) started", done.stderr)
+
+    assert done.stdout == "[0] arguments ['--epochs', '3']\n"
+    assert submitter.state.joinpath("records.db").exists()
+    status = json.loads(submitter.cloudjob("status", job, "--json").stdout)
+    assert (status["state"], status["backend"]) == ("SUCCEEDED", "modelarts")
+    assert submitter.cloudjob("logs", job).stdout == done.stdout
+    [listed] = json.loads(submitter.cloudjob("list", "--json").stdout)
+    assert listed["job"] == job
+    submitter.cloudjob("outputs", job, "--to", "results")
+    assert (submitter.folder / "project/results/MODEL/weights").read_text() == "trained"
+    submitter.cloudjob("report", job)
+    submitter.cloudjob("top", job, "--once")
+
+    handle = submitter.cloudjob(*submit, "--detach", "train.py", "--forever").stdout.strip()
+    submitter.cloudjob("cancel", handle)
+    cancelled = submitter.cloudjob("wait", handle, "--json", code=None)
+    assert json.loads(cancelled.stdout)["state"] == "CANCELLED"
+    submitter.cloudjob("rm", handle)
+
+
+def test_the_python_api_submits_to_modelarts(submitter: Mac):
+    done = submitter.run("-c", API)
+
+    assert done.stdout == "[\"arguments ['--lr', '0.1']\"]\n['MODEL/weights']\n"
+
+
+def test_the_console_shows_the_jobs(mac: Mac):
+    words = [sys.executable, "-m", "cloudjob", "console", "--no-open"]
+    process = subprocess.Popen(words, env=mac.environ, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    try:
+        shown = iter(process.stderr.readline, "")
+        url = next(filter(None, (re.search(r"http://\S+", line) for line in shown)))
+        browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+        with browser.open(url.group(), timeout=60) as page:
+            assert b"<title>" in page.read()
+    finally:
+        process.terminate()
+        process.communicate(timeout=60)
+
+
+NOT_HERE = [
+    (("submit", "train.py"), "running nodes as processes of this machine: they need Linux"),
+    (("submit", "--dry-run", "train.py"), "they need Linux"),
+    (("submit", "--backend", "docker", "train.py"), "there is no engine"),
+    (("emulator", "up"), "there is no engine"),
+    (("emulator", "up", "--settings", "process.yaml"), "they need Linux"),
+]
+
+
+@pytest.mark.parametrize(("words", "message"), NOT_HERE)
+def test_what_needs_linux_or_an_engine_is_one_line_with_a_hint(
+    mac: Mac, words: tuple[str, ...], message: str
+):
+    (mac.folder / "project" / "process.yaml").write_text("engine: process\n")
+
+    lines = mac.cloudjob(*words, code=5).stderr.splitlines()
+
+    errors = [line for line in lines if line.startswith("error: ")]
+    assert len(errors) == 1
+    assert message in errors[0]
+    assert lines[-1].startswith("hint: ")
+    assert re.search("docker|Docker", lines[-1])
+
+
+def test_a_dry_run_plans_the_nodes(mac: Mac):
+    """The nodes' half is imported on the laptop, too."""
+    submit = ("submit", "--dry-run", "--json", "--backend", "slurm", "--launcher", "python")
+    planned = json.loads(mac.cloudjob(*submit, "-n", "2", "train.py").stdout)
+
+    assert len(planned["plans"]) == 2
+    entry = str(ROOT / "cloudjob" / "jobentry.pyz")
+    mac.environ.update(CLOUDJOB_JOB="train-1", CLOUDJOB_LAUNCHER="python", VC_TASK_INDEX="0")
+    done = mac.run(entry, "--dry-run", "--json", "train.py")
+    assert json.loads(done.stdout)["role"] == "head"
+
+
+LOCKS = """
+import os, subprocess, sys
+from pathlib import Path
+from cloudjob.home import locks
+from tests.cloudjob.home.test_locks import WATCH
+path, free = Path("lock"), Path("free")
+free.touch()
+words = [sys.executable, "-c", WATCH, path, free, "500"]
+watchers = [subprocess.Popen(words, stdout=subprocess.PIPE) for _ in range(3)]
+for _ in range(20):
+    other = locks.take(free)
+    assert other is not None
+    os.close(other)
+for watcher in watchers:
+    watcher.communicate()
+taken = locks.take_new(path, b"")
+assert locks.is_held(path) and locks.take(path) is None
+watchers = [subprocess.Popen(words, stdout=subprocess.PIPE) for _ in range(3)]
+assert [watcher.communicate()[0].strip() for watcher in watchers] == [b"0"] * 3
+child = subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE, pass_fds=(taken,))
+os.close(taken)
+assert locks.is_held(path)
+child.communicate()
+assert not locks.is_held(path)
+with locks.held(path), locks.scratch(Path("folder")) as scratch:
+    assert locks.is_held(path) and locks.is_in_use(Path("folder"), scratch.name)
+"""
+
+
+def test_locks_are_held_shared_and_tested_without_linux(mac: Mac):
+    mac.environ["PYTHONPATH"] += f":{ROOT}"
+    mac.run("-c", LOCKS)
+
+
+STORE = """
+import os, sys
+from pathlib import Path
+from cloudjob.emulator.seaweedfs import SeaweedFS
+from cloudjob.emulator.settings import Settings
+from cloudjob.emulator import state
+Path("state").mkdir(exist_ok=True)
+account = state.account(Path("state"), Settings())
+store = SeaweedFS(Path("state/obs").absolute(), account, "data")
+store.start()
+print(store._process.pid, flush=True)
+if sys.argv[1:]:
+    os.kill(os.getpid(), 9)
+store.stop()
+"""
+
+
+def test_the_next_emulator_ends_the_store_of_one_that_was_killed(mac: Mac):
+    killed = int(mac.run("-c", STORE, "kill", code=-9).stdout)
+    assert is_running(killed)
+
+    ended = int(mac.run("-c", STORE).stdout)
+
+    assert not is_running(killed)
+    assert not is_running(ended)
+
+
+def is_running(process: int) -> bool:
+    words = ["ps", "-o", "stat=", "-p", str(process)]
+    found = subprocess.run(words, capture_output=True, text=True, check=False).stdout
+    return bool(found) and not found.startswith("Z")

@@ -1,0 +1,1 @@
+"""macOS, as far as Linux can show it."""

@@ -1,0 +1,73 @@
+"""Python as it is on macOS: without what CPython lacks there, and without /proc.
+
+Python imports this at its start where the folder is in ``PYTHONPATH``; typeshed knows what CPython
+has on which platform, and ``lacking`` reads it.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import os
+import sys
+import sysconfig
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+MODULES = ("os", "posix", "signal", "fcntl", "select", "socket", "resource", "time", "shutil")
+LACKING = "TEST_MACOS_LACKS"
+
+
+def lacking(typeshed: Path) -> str:
+    """Return the names, as ``module.name``, that typeshed has for Linux and not for macOS."""
+    found = []
+    for module in MODULES:
+        paths = (typeshed / f"{module}.pyi", typeshed / module / "__init__.pyi")
+        stub = ast.parse(next(path for path in paths if path.exists()).read_text())
+        found += [f"{module}.{name}" for name in _names(stub, "linux") - _names(stub, "darwin")]
+    return " ".join(sorted(found))
+
+
+def _names(tree: ast.Module | ast.If, platform: str) -> set[str]:
+    values = {"sys": SimpleNamespace(platform=platform, version_info=sys.version_info)}
+    found: set[str] = set()
+    waiting: list[ast.stmt] = list(tree.body)
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.If):
+            test = compile(ast.Expression(node.test), "typeshed", "eval")
+            waiting += node.body if eval(test, values) else node.orelse
+        elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            found.add(node.name)
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            found.add(node.target.id)
+        elif isinstance(node, ast.ImportFrom):
+            found.update(alias.asname or alias.name for alias in node.names)
+    return found
+
+
+def _refuse(event: str, arguments: tuple[object, ...]) -> None:
+    if event in ("open", "os.listdir", "os.scandir", "os.chdir") and arguments:
+        path = arguments[0]
+        if isinstance(path, (str, bytes)) and os.fsdecode(path).startswith("/proc"):
+            raise FileNotFoundError(2, "No such file or directory", path)
+
+
+def pretend(names: str) -> None:
+    """Remove what macOS lacks."""
+    # Its file is named by the platform that Python was built for.
+    sysconfig.get_config_vars()
+    sys.platform = "darwin"
+    # urllib asks this module, which CPython has on macOS alone, for the proxies of the system.
+    proxies = ModuleType("_scproxy")
+    none = {"exclude_simple": False}
+    vars(proxies).update(_get_proxies=dict, _get_proxy_settings=lambda: none)
+    sys.modules["_scproxy"] = proxies
+    for word in names.split():
+        module, _, name = word.partition(".")
+        vars(importlib.import_module(module)).pop(name, None)
+    sys.addaudithook(_refuse)
+
+
+if LACKING in os.environ:
+    pretend(os.environ[LACKING])
