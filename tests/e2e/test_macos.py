@@ -142,7 +142,7 @@ def test_a_job_is_submitted_to_modelarts_followed_and_downloaded(submitter: Mac)
     submitter.cloudjob("cancel", handle)
     cancelled = submitter.cloudjob("wait", handle, "--json", code=None)
     assert json.loads(cancelled.stdout)["state"] == "CANCELLED"
-    submitter.cloudjob("rm", handle)
+    submitter.cloudjob("rm", "--force", handle)
 
 
 def test_the_python_api_submits_to_modelarts(submitter: Mac):
@@ -159,7 +159,8 @@ def test_the_console_shows_the_jobs(mac: Mac):
         shown = iter(process.stderr.readline, "")
         url = next(filter(None, (re.search(r"http://\S+", line) for line in shown)))
         browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
-        with browser.open(url.group(), timeout=60) as page:
+        browser.open(url.group(), timeout=60).close()
+        with browser.open(url.group().partition("/login")[0], timeout=60) as page:
             assert b"<title>" in page.read()
     finally:
         process.terminate()
