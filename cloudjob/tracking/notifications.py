@@ -177,16 +177,18 @@ class _Notifier:
     def _watch(self) -> None:
         """Follow the log until all ranks are silent for too long, or the job has ended."""
         end_s = time.monotonic() + _PATIENCE_S
-        while time.monotonic() < end_s:
+        while time.monotonic() < end_s and self._path.exists():
             try:
                 for piece in self._job.pieces(follow=True, on_journal=self._add):
-                    if self._has_hung():
+                    if self._has_hung() or not self._path.exists():
                         return
                     if not piece.data:
                         time.sleep(_POLL_S)
                 return
+            except JobNotFound:
+                return
             except CloudJobError:
-                time.sleep(_PAUSE_S)
+                self._pause()
 
     def _add(self, node: int, lines: list[bytes]) -> None:
         for line in lines:
@@ -214,14 +216,20 @@ class _Notifier:
     def _ended(self) -> JobStatus | None:
         """Wait for the job's end; return None if it was removed, or its platform stays away."""
         end_s = time.monotonic() + _PATIENCE_S
-        while time.monotonic() < end_s:
+        while time.monotonic() < end_s and self._path.exists():
             try:
                 return self._job.wait()
             except JobNotFound:
                 return self._job.last_status
             except CloudJobError:
-                time.sleep(_PAUSE_S)
+                self._pause()
         return None
+
+    def _pause(self) -> None:
+        """Wait before the platform is asked again, unless the job is removed meanwhile."""
+        end_s = time.monotonic() + _PAUSE_S
+        while time.monotonic() < end_s and self._path.exists():
+            time.sleep(_POLL_S)
 
 
 def _is_due(status: JobStatus, events: Any) -> bool:

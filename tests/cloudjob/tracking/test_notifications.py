@@ -253,6 +253,23 @@ def test_a_job_that_is_removed_is_not_reported(home: Path, webhook: Webhook, tmp
     assert not list((home / "notify").iterdir())
 
 
+def test_a_notifier_leaves_a_job_whose_platform_does_not_know_it(home: Path, tmp_path: Path):
+    """It may have been removed before the notifier asked for its log."""
+    job = cloudjob.submit("train.py", launcher="python")
+    job.wait(timeout_s=LIMIT_S)
+    job.remove()
+    path = tmp_path / "file"
+    targets = notice.Targets(("hang",), "", ("false",), 60, ())
+    with path.open("wb") as file:
+        notifier = notifications._Notifier(job, path, targets, file.fileno())
+        thread = threading.Thread(target=notifier.run, daemon=True)
+        thread.start()
+        thread.join(LIMIT_S)
+
+    assert not thread.is_alive()
+    assert not path.exists()
+
+
 # -- who is asked for -----------------------------------------------------------------------------
 
 
