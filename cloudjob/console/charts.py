@@ -337,8 +337,9 @@ _LINES_PX = 230
 _MOST_LINES = 64
 # More would be closer together than pixels, and a page of a long job gets them every few seconds.
 _MOST_POINTS = 500
+Points = Sequence[tuple[float, float]]
 # The name of a line -> its points.
-Lines = Mapping[str, Sequence[tuple[float, float]]]
+Lines = Mapping[str, Points]
 
 
 class _DevicePoint(NamedTuple):
@@ -386,15 +387,32 @@ def resources(journals: Journals, zero_s: float) -> list[Chart]:
 
 def curves(points: Sequence[MetricPoint]) -> list[Chart]:
     """Return a chart for each metric, with a line for each rank or event file, by step."""
+    return _by_step(_lines_of(points))
+
+
+def compared_curves(jobs: Mapping[str, Sequence[MetricPoint]]) -> list[Chart]:
+    """Return a chart for each metric, with a line for each job: its lowest rank or event file."""
+    found: dict[str, dict[str, Points]] = {}
+    for job, points in jobs.items():
+        for metric, lines in _lines_of(points).items():
+            found.setdefault(metric, {})[job] = next(iter(lines.values()))
+    return _by_step(found)
+
+
+def _lines_of(points: Sequence[MetricPoint]) -> dict[str, dict[str, Points]]:
+    """Return the lines of each metric."""
     found: dict[str, dict[str, list[tuple[float, float]]]] = {}
     for point in sorted(points, key=lambda point: -1 if point.rank is None else point.rank):
         line = words.text(point.source) or f"rank {point.rank}"
         found.setdefault(point.name, {}).setdefault(line, []).append((point.step, point.value))
-    ordered = {
+    return {
         name: {line: sorted(values) for line, values in lines.items()}
         for name, lines in found.items()
     }
-    return _line_charts(ordered, xAxis={"axisLabel": _QUIET}, yAxis={"scale": True})
+
+
+def _by_step(found: Mapping[str, Lines]) -> list[Chart]:
+    return _line_charts(found, xAxis={"axisLabel": _QUIET}, yAxis={"scale": True})
 
 
 def _line_charts(found: Mapping[str, Lines], **axes: Mapping[str, Any]) -> list[Chart]:
@@ -434,7 +452,7 @@ def _line_option(lines: Lines) -> dict[str, Any]:
     }
 
 
-def _thinned(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+def _thinned(points: Points) -> list[tuple[float, float]]:
     """Return the lowest and the highest of every few points, because peaks matter most."""
     step = -(-2 * len(points) // _MOST_POINTS)
     if step <= 2:

@@ -19,15 +19,15 @@ verifies the contents too, and marks a damaged layer; the next submit that needs
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from cloudjob.errors import CloudJobError, ObjectMissing, StoreError
+from cloudjob.package.contents import open_stored
 from cloudjob.package.pack import CodePackage
 from cloudjob.store.base import ObjectStore, OnBytes, ignore_bytes
 from cloudjob.store.parallel import call_with_timeout
@@ -50,8 +50,6 @@ WORK_LIMIT_S = 20 * 3600.0
 
 # For how long a submit that failed or was cancelled tries to delete its claim.
 _UNDO_S = 1.0
-# Holds the manifest and the directory of most layers.
-_TAIL_BYTES = 64 * 1024
 
 
 class Missing(CloudJobError):
@@ -180,46 +178,9 @@ def _is_whole(store: ObjectStore, layer: Layer) -> bool:
     The contents are not read: a node verifies them, and marks a layer that is damaged.
     """
     try:
-        return has_manifest(io.BufferedReader(_RemoteFile(store, layer)), layer.digest)
+        return has_manifest(open_stored(store, layer), layer.digest)
     except (FormatError, ObjectMissing):
         return False
-
-
-class _RemoteFile(io.RawIOBase):
-    """A layer in a store as a file; only the part that is read, near its end, is fetched."""
-
-    def __init__(self, store: ObjectStore, layer: Layer) -> None:
-        self._store, self._layer = store, layer
-        self._place = 0
-        self._begin = max(0, layer.size_bytes - _TAIL_BYTES)
-        # One byte more reveals an object that is too long.
-        expected = layer.size_bytes - self._begin
-        self._data = store.get_range(layer.key, self._begin, expected + 1)
-        if len(self._data) != expected:
-            raise FormatError(f"its size is not {layer.size_bytes} bytes")
-
-    def seekable(self) -> bool:
-        return True
-
-    def readable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        begin = {os.SEEK_SET: 0, os.SEEK_CUR: self._place, os.SEEK_END: self._layer.size_bytes}
-        self._place = begin[whence] + offset
-        if self._place < 0:
-            raise ValueError("the position is before the start of the file")
-        return self._place
-
-    def readinto(self, room: Any) -> int:
-        if self._place < self._begin:
-            missing = self._begin - self._place
-            self._data = self._store.get_range(self._layer.key, self._place, missing) + self._data
-            self._begin = self._place
-        data = self._data[self._place - self._begin :][: len(room)]
-        room[: len(data)] = data
-        self._place += len(data)
-        return len(data)
 
 
 # ---- notes ---------------------------------------------------------------------------------------

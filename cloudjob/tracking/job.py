@@ -38,7 +38,7 @@ from cloudjob.model import html
 from cloudjob.model import status as statuses
 from cloudjob.model.rules import REMOTE_BACKENDS
 from cloudjob.model.status import Code, Failure, JobState, JobStatus, Phase
-from cloudjob.package import claims
+from cloudjob.package import claims, contents
 from cloudjob.retries import Patience, WaitNotices
 from cloudjob.store import open_store, with_store_options
 from cloudjob.store.base import PATIENCE_S, ObjectStore
@@ -50,6 +50,7 @@ from cloudjob.tracking.metrics import MetricPoint, MetricReader
 from cloudjob.tracking.outputs import OutputLocation, Outputs
 from cloudjob.tracking.outputs import find as find_outputs
 from jobentry.contract import exits, journal, lines, masks, node_end
+from jobentry.contract.packages import Entry
 from jobentry.contract.paths import DELIVERED_ENV, DELIVERED_SSH_KEY, JobPaths
 from jobentry.contract.stored_log import Chunk
 
@@ -573,6 +574,14 @@ class Job:
             # A job that was removed meanwhile may have given its id to another one as its name.
             return record.spec_json if record.job == self.id else ""
         return ""
+
+    def code_files(self) -> list[Entry]:
+        """Return the files, folders and links of its package, by name.
+
+        Raises:
+            StoreError: The package is no longer in the store, or cannot be read.
+        """
+        return contents.read(self._store, JobPaths(self.id).code)
 
     def differences(self, other: Job) -> list[tuple[str, Any, Any]]:
         """Return each key whose value differs in the description of another job, with both values.

@@ -105,7 +105,7 @@ def test_a_failed_job_shows_which_rank_failed_and_why(home: Path, failed: str, o
     assert "of rank 0" not in page.text
     keep(page, "log")
     page.open(f"/job/{failed}/ranks")
-    page.shows("silent for (s)", "memory (MiB)", "failed: rank 1")
+    page.shows("silent for (s)", "memory (MiB)", "Rank 1 made the job fail")
     page.await_true("document.querySelectorAll('canvas').length >= 1")
     keep(page, "ranks")
     page.open(f"/job/{failed}/resources")
@@ -113,7 +113,7 @@ def test_a_failed_job_shows_which_rank_failed_and_why(home: Path, failed: str, o
     page.await_true("document.querySelectorAll('canvas').length >= 4")
     keep(page, "resources")
     page.open(f"/job/{failed}/submitted")
-    page.shows("train.py", "LR", "0.1")
+    page.shows("LR", "0.1", "Package", "1 file", "train.py", "0644")
     assert page.problems() == []
 
 
@@ -239,17 +239,27 @@ def test_outputs_are_browsed_and_downloaded_whatever_their_names(
     page.shows("the job has stored no such file")
 
 
-def test_two_jobs_are_compared(home: Path, failed: str, source: Path, open_page: OpenPage):
-    done = run(home, "submit", "--json", "--name", "whole", "train.py", "1", cwd=source)
+def test_jobs_are_compared_in_results_description_variables_code_and_curves(
+    home: Path, failed: str, source: Path, tmp_path: Path, open_page: OpenPage
+):
+    other_source = tmp_path / "changed"
+    other_source.mkdir()
+    (other_source / "train.py").write_text(TRAIN + "# changed\n")
+    words = ("--name", "whole", "-e", "LR=0.2", "--metric", r"step=step (\d+)", "train.py", "1")
+    done = run(home, "submit", "--json", *words, cwd=other_source)
     other = str(json.loads(done.stdout)["job"])
     page = open_page(home)
     page.open(f"/compare?jobs={failed},{other}")
 
     page.shows(failed, other, "SUCCEEDED", "FAILED", '["3", "--fail"]', '["1"]')
+    page.shows("Variables", "LR", "0.1", "0.2", "Code", "train.py")
+    page.await_true(f"{CHARTS}.length === 1")
     assert "start_timeout_min" not in page.text
     page.click(".q-toggle")
     page.shows("start_timeout_min")
     keep(page, "compare")
+    page.open(f"/compare?jobs={failed},{failed}")
+    page.shows("The packages are equal.")
 
 
 def test_ten_thousand_jobs_are_searched_and_filtered(tmp_path: Path, open_page: OpenPage):

@@ -1,22 +1,42 @@
-"""Two or more jobs side by side: what differs in their descriptions and code."""
+"""Two or more jobs side by side: results, curves, descriptions, variables and code."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from html import escape
-from typing import Any
+from typing import Any, NamedTuple
 
 from nicegui import ui
 
+from cloudjob.console import charts
 from cloudjob.console.job_list import row_of
 from cloudjob.console.pages import words
 from cloudjob.console.pages.frame import frame
+from cloudjob.console.pages.live import ChartView
 from cloudjob.console.state import Console
 from cloudjob.console.threads import in_thread
 from cloudjob.errors import CloudJobError
+from cloudjob.package.messages import size_text
 from cloudjob.tracking import Job
+from jobentry.contract.packages import FILE, FOLDER
 
 MOST_JOBS = 8
+# A page with more would take seconds to load.
+_MOST_FILES = 1000
+
+
+class _Section(NamedTuple):
+    """A table with a column for each job.
+
+    Args:
+        columns: The values of each job by name.
+        note: What could not be read.
+    """
+
+    title: str
+    columns: Sequence[Mapping[str, str]]
+    note: str = ""
 
 
 def register(console: Console) -> None:
@@ -30,39 +50,109 @@ def register(console: Console) -> None:
             await ui.context.client.connected()
             try:
                 found = [await in_thread(console.job, job) for job in ids]
-                columns = [await in_thread(_values, job) for job in found]
             except CloudJobError as error:
                 ui.label(words.text(error.message)).classes("text-negative")
                 return
             if len(found) < 2:
                 ui.label("Select two or more jobs in the list to compare them.").classes("quiet")
                 return
-            _Comparison([job.id for job in found], columns).build()
+            await _Comparison(found).build()
 
 
-def _values(job: Job) -> dict[str, str]:
-    """Return everything that can differ between jobs, as text."""
+class _Comparison:
+    def __init__(self, jobs: list[Job]) -> None:
+        self._jobs = jobs
+        self._sections: list[_Section] = []
+        self._shows_all = False
+
+    async def build(self) -> None:
+        with ui.row().classes("toolbar items-center"):
+            ui.switch("Show equal values, too", on_change=self._change).props("dense")
+        self._sections = await in_thread(_sections, self._jobs)
+        self._tables()
+        running = [job for job in self._jobs if not job.has_final_status]
+        await ChartView((running or self._jobs)[0], self._curves, "").start()
+        self._sections.append(await in_thread(_code, self._jobs))
+        self._tables.refresh()
+
+    async def _curves(self) -> list[charts.Chart]:
+        points = {job.id: await in_thread(job.training_metrics) for job in self._jobs}
+        return charts.compared_curves(points)
+
+    def _change(self, event: Any) -> None:
+        self._shows_all = bool(event.value)
+        self._tables.refresh()
+
+    @ui.refreshable_method
+    def _tables(self) -> None:
+        for section in self._sections:
+            with ui.card().classes("panel").style("overflow-x: auto"):
+                ui.label(section.title).classes("panel-title")
+                if section.note:
+                    ui.label(words.text(section.note)).classes("quiet")
+                ui.html(self._table(section), sanitize=False).classes("w-full")
+
+    def _table(self, section: _Section) -> str:
+        ids = [escape(job.id) for job in self._jobs]
+        head = "".join(f'<th><a href="/job/{job}">{job}</a></th>' for job in ids)
+        rows = []
+        for key in dict.fromkeys(key for column in section.columns for key in column):
+            cells = [words.text(column.get(key, "")) for column in section.columns]
+            differs = len(set(cells)) > 1
+            if differs or (self._shows_all and any(cells)):
+                kind = ' class="differs"' if differs and self._shows_all else ""
+                texts = "".join(
+                    f'<td class="mono">{escape(cell) or "&ndash;"}</td>' for cell in cells
+                )
+                rows.append(
+                    f'<tr{kind}><td class="quiet">{escape(words.text(key))}</td>{texts}</tr>'
+                )
+        body = "".join(rows) or f'<tr><td colspan="{len(ids) + 1}">no difference</td></tr>'
+        return (
+            f'<table class="plain"><thead><tr><th></th>{head}</tr></thead>'
+            f"<tbody>{body}</tbody></table>"
+        )
+
+
+def _sections(jobs: Sequence[Job]) -> list[_Section]:
+    """Return results, descriptions and variables; it may wait for a platform."""
+    specs, notes = [], []
+    for job in jobs:
+        try:
+            specs.append(job.spec())
+        except CloudJobError as error:
+            specs.append({})
+            notes.append(error.message)
+    variables = [spec.pop("env", None) or {} for spec in specs]
+    return [
+        _Section("Results", [_result(job) for job in jobs]),
+        _Section("Description", [_flat(spec) for spec in specs], "; ".join(notes)),
+        _Section("Variables", [_flat(each) for each in variables]),
+    ]
+
+
+def _result(job: Job) -> dict[str, str]:
     try:
         status = job.status()
     except CloudJobError as error:
         status = job.unknown(error.message)
     row = row_of(status)
-    values = {
+    return {
         "state": row["state"],
         "backend": row["backend"],
         "duration": f"{row['ended'] - row['started']:.1f} s" if row["ended"] else "",
         "exit code": "" if row["exit_code"] is None else str(row["exit_code"]),
         "reason": row["reason"],
-        "code": job.code_digest,
     }
-    try:
-        for key, value in job.spec().items():
-            parts = value.items() if isinstance(value, dict) else (("", value),)
-            for name, part in parts:
-                values[f"{key}.{name}" if name else key] = _text(part)
-    except CloudJobError as error:
-        values["description"] = error.message
-    return {words.text(key): words.text(value) for key, value in values.items()}
+
+
+def _flat(values: Mapping[str, Any]) -> dict[str, str]:
+    """Return values as text; those of the sections of a job file get the section's name."""
+    found = {}
+    for key, value in values.items():
+        for name, part in value.items() if isinstance(value, dict) else (("", value),):
+            found[f"{key}.{name}" if name else key] = _text(part)
+    return found
 
 
 def _text(value: Any) -> str:
@@ -71,41 +161,28 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-class _Comparison:
-    def __init__(self, ids: list[str], columns: list[dict[str, str]]) -> None:
-        self._ids = ids
-        self._columns = columns
-        self._shows_all = False
-
-    def build(self) -> None:
-        with ui.row().classes("toolbar items-center"):
-            ui.switch("Show equal values, too", on_change=self._change).props("dense")
-        self._table()
-
-    def _change(self, event: Any) -> None:
-        self._shows_all = bool(event.value)
-        self._table.refresh()
-
-    @ui.refreshable_method
-    def _table(self) -> None:
-        head = "".join(
-            f'<th><a href="/job/{escape(job)}">{escape(job)}</a></th>' for job in self._ids
-        )
-        keys = dict.fromkeys(key for column in self._columns for key in column)
-        rows = []
-        for key in keys:
-            cells = [column.get(key, "") for column in self._columns]
-            differs = len(set(cells)) > 1
-            if differs or (self._shows_all and any(cells)):
-                kind = ' class="differs"' if differs and self._shows_all else ""
-                texts = "".join(
-                    f'<td class="mono">{escape(cell) or "&ndash;"}</td>' for cell in cells
-                )
-                rows.append(f'<tr{kind}><td class="quiet">{escape(key)}</td>{texts}</tr>')
-        body = "".join(rows) or f'<tr><td colspan="{len(self._ids) + 1}">no difference</td></tr>'
-        with ui.card().classes("panel").style("overflow-x: auto"):
-            ui.html(
-                f'<table class="plain"><thead><tr><th></th>{head}</tr></thead>'
-                f"<tbody>{body}</tbody></table>",
-                sanitize=False,
-            ).classes("w-full")
+def _code(jobs: Sequence[Job]) -> _Section:
+    """Return which files differ; equal packages are not read."""
+    if len({job.code_digest for job in jobs}) == 1:
+        return _Section("Code", [{} for _ in jobs], "The packages are equal.")
+    columns, notes = [], []
+    for job in jobs:
+        try:
+            columns.append(
+                {
+                    each.name: f"{size_text(each.size_bytes)}, {each.digest[:8]}"
+                    if each.kind == FILE
+                    else f"→ {each.target}"
+                    for each in job.code_files()
+                    if each.kind != FOLDER
+                }
+            )
+        except CloudJobError as error:
+            columns.append({})
+            notes.append(error.message)
+    names = sorted({name for column in columns for name in column})
+    changed = [name for name in names if len({column.get(name) for column in columns}) > 1]
+    if len(changed) > _MOST_FILES:
+        notes.append(f"the first {_MOST_FILES} of {len(changed)} files that differ")
+    shown = [{name: column.get(name, "") for name in changed[:_MOST_FILES]} for column in columns]
+    return _Section("Code", shown, "; ".join(notes))

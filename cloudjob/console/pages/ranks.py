@@ -45,14 +45,22 @@ class _Ranks(Live):
         chart = await in_thread(charts.rank_grid, journals, shows, steps)
         if self._panel and chart and chart.title == self._drawn:
             self._panel.update(chart)
-            return ""
+            return self._blamed()
         self.place.clear()
         self._panel, self._drawn = None, ""
         if chart is None:
             return _NO_STEPS if shows == "step" and journals.ranks else _MISSING
         with self.place:
             self._panel, self._drawn = ChartPanel(chart, self._open), chart.title
-        return ""
+        return self._blamed()
+
+    def _blamed(self) -> str:
+        """Return which rank made the job fail; the others were ended after it."""
+        status = self.job.last_status
+        failure = status.failure if status else None
+        if failure is None or failure.rank is None:
+            return ""
+        return f"Rank {failure.rank} made the job fail: {failure.message}"
 
     def _open(self, event: Any) -> None:
         rank = event.data.get("rank") if isinstance(event.data, dict) else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import random
@@ -16,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from cloudjob.errors import StoreError
-from cloudjob.package import CodePackage, Memory, cache, claims, pack
+from cloudjob.package import CodePackage, Memory, cache, claims, contents, pack
 from cloudjob.package.cache import with_layers
 from cloudjob.package.claims import Claim, Missing
 from cloudjob.package.collection import Collected, collect
@@ -467,3 +468,29 @@ def test_what_is_remembered_survives_a_kill(tmp_path: Path):
     path.with_name("x.json.0badcafe").write_text('{"format": 1')
 
     assert cache.load(path) == Memory()
+
+
+def test_the_contents_of_a_package_are_read_without_its_files(laptop: Laptop, store: Store):
+    laptop.submit()
+    (laptop.source / "train.py").write_text("print('changed')\n")
+    (laptop.source / "large.bin").unlink()
+    (laptop.source / "link").symlink_to("train.py")
+    job = laptop.submit()
+    fetched: list[str] = []
+    store.before = lambda verb, key: fetched.append(verb)
+    found = contents.read(store, f"{job}/code.json")  # type: ignore[arg-type]
+
+    digest = hashlib.sha256(b"print('changed')\n").hexdigest()
+    assert [(each.name, each.kind, each.digest, each.target) for each in found] == [
+        ("link", "link", "", "train.py"),
+        ("train.py", "file", digest, ""),
+    ]
+    assert set(fetched) <= {"get_bytes", "get_range", "uri"}
+
+
+def test_a_damaged_package_is_named(laptop: Laptop, store: Store):
+    job = laptop.submit()
+    (layer,) = keys(store, "layers/")
+    store.put_bytes(b"other", layer)
+    with pytest.raises(StoreError, match=f"reading the package .*{job}/code.json: its size"):
+        contents.read(store, f"{job}/code.json")  # type: ignore[arg-type]

@@ -1,0 +1,86 @@
+"""Reads from a store what a package contains, without its files."""
+
+from __future__ import annotations
+
+import io
+import os
+from typing import Any
+
+from cloudjob.errors import StoreError
+from cloudjob.store.base import ObjectStore
+from cloudjob.store.parallel import in_parallel
+from jobentry.contract.packages import (
+    Entry,
+    FormatError,
+    Layer,
+    Manifest,
+    load_descriptor,
+    merge,
+)
+from jobentry.zip_layer import open_layer
+
+# Holds the manifest and the directory of most layers.
+_TAIL_BYTES = 64 * 1024
+
+
+def read(store: ObjectStore, key: str) -> list[Entry]:
+    """Return the files, folders and links of the package whose descriptor is ``key``, by name.
+
+    Raises:
+        StoreError: It cannot be read, or a layer is damaged.
+    """
+    try:
+        layers = load_descriptor(store.get_bytes(key)).layers
+
+        def load(layer: Layer) -> Manifest:
+            with open_layer(open_stored(store, layer), layer.digest) as (_, manifest):
+                return manifest
+
+        tree = merge(in_parallel(load, layers, abort=store.abort))
+    except FormatError as error:
+        raise StoreError(f"reading the package {store.uri(key)}: {error}") from error
+    return [tree[name] for name in sorted(tree)]
+
+
+def open_stored(store: ObjectStore, layer: Layer) -> io.BufferedReader:
+    """Open a layer in a store as a file; only the part that is read, near its end, is fetched.
+
+    Raises:
+        FormatError: It has another size.
+    """
+    return io.BufferedReader(_StoredLayer(store, layer))
+
+
+class _StoredLayer(io.RawIOBase):
+    def __init__(self, store: ObjectStore, layer: Layer) -> None:
+        self._store, self._layer = store, layer
+        self._place = 0
+        self._begin = max(0, layer.size_bytes - _TAIL_BYTES)
+        # One byte more reveals an object that is too long.
+        expected = layer.size_bytes - self._begin
+        self._data = store.get_range(layer.key, self._begin, expected + 1)
+        if len(self._data) != expected:
+            raise FormatError(f"its size is not {layer.size_bytes} bytes")
+
+    def seekable(self) -> bool:
+        return True
+
+    def readable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        begin = {os.SEEK_SET: 0, os.SEEK_CUR: self._place, os.SEEK_END: self._layer.size_bytes}
+        self._place = begin[whence] + offset
+        if self._place < 0:
+            raise ValueError("the position is before the start of the file")
+        return self._place
+
+    def readinto(self, room: Any) -> int:
+        if self._place < self._begin:
+            missing = self._begin - self._place
+            self._data = self._store.get_range(self._layer.key, self._place, missing) + self._data
+            self._begin = self._place
+        data = self._data[self._place - self._begin :][: len(room)]
+        room[: len(data)] = data
+        self._place += len(data)
+        return len(data)
