@@ -15,19 +15,13 @@ from cloudjob.emulator import state
 from cloudjob.emulator.app import Api
 from cloudjob.emulator.auth import Access
 from cloudjob.emulator.database import Database
+from cloudjob.emulator.docker_nodes import DockerMachines, check_image, gateway
 from cloudjob.emulator.http_server import LOOPBACK, HttpServer, bind, port_of
 from cloudjob.emulator.job_context import Context
-from cloudjob.emulator.nodes import (
-    DockerMachines,
-    ImageMissing,
-    Machines,
-    NewKeys,
-    ProcessMachines,
-    check_image,
-    gateway,
-)
+from cloudjob.emulator.nodes import ImageMissing, Machines, NewKeys
 from cloudjob.emulator.obs import Obs
 from cloudjob.emulator.obs_signatures import ObsSignatures
+from cloudjob.emulator.process_nodes import ProcessMachines
 from cloudjob.emulator.proxy import Proxy, Refusal, is_write
 from cloudjob.emulator.routes import (
     account,

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from cloudjob.backends.docker.engine import connect
-from cloudjob.emulator import daemon, models, nodes, server, state
+from cloudjob.emulator import daemon, docker_nodes, models, server, state
 from cloudjob.emulator.node_plan import HOME
 from cloudjob.emulator.settings import Settings
 from tests.support import recipe
@@ -100,7 +100,7 @@ def test_an_engine_without_a_bridge_gets_a_network_whose_address_is_this_machine
     name = f"cloudjob-{new_name()}"
     try:
         for _ in range(2):
-            address = nodes.bridge_address(nodes.inspected(client, name))
+            address = docker_nodes.bridge_address(docker_nodes.inspected(client, name))
         server.bridge_socket(address, 0).close()
     finally:
         client.remove_network(name)

@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 
 from cloudjob.emulator import models, node_plan, settings
 from cloudjob.emulator.database import JobRow
+from cloudjob.emulator.docker_nodes import bridge_address
 from cloudjob.emulator.node_plan import WORK, Machine
-from cloudjob.emulator.nodes import bridge_address, folder
+from cloudjob.emulator.nodes import folder
 from jobentry.contract.sigv4 import Keys
 
 SETTINGS = settings.defaults()

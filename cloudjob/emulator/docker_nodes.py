@@ -1,0 +1,297 @@
+"""Nodes as containers of the docker backend, and what they need of the engine."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from ipaddress import ip_network
+from pathlib import Path
+from typing import Any
+
+import cloudjob
+from cloudjob.emulator import node_plan
+from cloudjob.emulator.database import JobRow
+from cloudjob.emulator.models import HOME
+from cloudjob.emulator.node_plan import Machine
+from cloudjob.emulator.nodes import ImageMissing, NewKeys, NodeState, folder
+from cloudjob.emulator.settings import Settings
+from cloudjob.errors import BackendError, JobNotFound
+from cloudjob.times import seconds_of
+from jobentry.contract.paths import ENTRY
+from jobentry.contract.sigv4 import Keys
+
+# Of an engine without a bridge of its own.
+BRIDGE = "cloudjob-emulator"
+
+
+class DockerMachines:
+    """Nodes as containers of the engine."""
+
+    kind = "docker"
+    note = ""
+
+    def __init__(
+        self, home: Path, settings: Settings, new_keys: NewKeys, endpoint: str, api: str
+    ) -> None:
+        from cloudjob.backends.docker import engine
+        from cloudjob.backends.docker.backend import DockerBackend
+
+        self._backend = DockerBackend(home, {})
+        self._client = engine.connect()
+        self._settings = settings
+        self._new_keys = new_keys
+        self._machine = Machine(
+            root="",
+            python="python3",
+            entry=("/opt/cloudjob/boot.sh",),
+            endpoint=endpoint,
+            api=api,
+        )
+        # Any image will do, so the packages that we emulate come from outside.
+        archive = str(Path(cloudjob.__file__).parent / ENTRY)
+        self._archive = {
+            "Type": "bind",
+            "Source": archive,
+            "Target": self._machine.archive,
+            "ReadOnly": True,
+        }
+
+    def check_image(self, image: str) -> None:
+        """Look for the image in the engine; nothing is pulled."""
+        check_image(image)
+
+    def tags(self, repository: str) -> list[str] | None:
+        """Return what the engine has."""
+        from cloudjob.backends.docker import engine
+
+        with engine.translated(f"listing the images {repository}"):
+            found = self._client.images(name=repository)
+        names = [name for image in found for name in image.get("RepoTags") or ()]
+        return sorted(name.rpartition(":")[2] for name in names)
+
+    def restart(self, handle: str) -> bool:
+        """Start the containers again."""
+        self._backend.restart(handle)
+        return True
+
+    def handle(self, key: str) -> str:
+        """Return the handle of an attempt, whether it was started or not."""
+        return f"docker://local/{key}"
+
+    def start(self, row: JobRow, key: str, nodes: Path, image: str) -> str:
+        """Start all nodes and return the handle; remove what an interrupted start has left."""
+        handle = self.handle(key)
+        found = self._backend.nodes(handle)
+        if len(found) == row.nodes and all(item.started_at for item in found):
+            return handle
+        self._backend.remove(handle)
+        return self._backend.send(self._request(row, key, nodes, image))
+
+    def _request(self, row: JobRow, key: str, nodes: Path, image: str) -> Any:
+        from cloudjob.backends.docker import request as requests
+
+        labels = {
+            requests.JOB_LABEL: key,
+            requests.OWNER_LABEL: self._backend.owner(),
+            requests.GRACE_LABEL: repr(self._settings.grace_s),
+            requests.MEMORY_LABEL: "0.0",
+        }
+        is_led = node_plan.is_led_by_entry(row)
+        keys = self._new_keys(row.user_name)
+        return requests.DockerRequest(
+            job=key,
+            image=image,
+            network={
+                "Name": _network(key),
+                "Driver": "bridge",
+                "Labels": labels,
+                "CheckDuplicate": True,
+            },
+            nodes=tuple(
+                self._node(row, index, nodes, image, labels, keys) for index in range(row.nodes)
+            ),
+            folder=str(nodes),
+            outputs=(),
+            layers=(),
+            has_key=is_led and row.nodes > 1,
+            secret_names=(),
+            has_entry=is_led,
+            aliases=tuple(node_plan.aliases(row, index) for index in range(row.nodes)),
+        )
+
+    def _node(
+        self,
+        row: JobRow,
+        index: int,
+        nodes: Path,
+        image: str,
+        labels: Mapping[str, str],
+        keys: Keys,
+    ) -> Any:
+        from cloudjob.backends.docker import request as requests
+
+        network = _network(labels[requests.JOB_LABEL])
+        unknown = requests.UNKNOWN_ADDRESS
+        machine = self._machine
+        env = {
+            **requests.OPEN_MPI,
+            **node_plan.environment(row, index, unknown, machine, self._settings, keys),
+        }
+        if node_plan.is_led_by_entry(row) and row.nodes > 1:
+            env["CLOUDJOB_SSH_KEY"] = requests.SSH_KEY
+        host = node_plan.names(row)[index]
+        short, _, domain = host.partition(".")
+        config = {
+            "Image": image,
+            "Entrypoint": ["/bin/sh", "-c"],
+            "Cmd": [node_plan.start(row, index, machine)],
+            "User": f"{requests.USER_ID}:{requests.GROUP_ID}",
+            "WorkingDir": HOME,
+            "StopSignal": "SIGTERM",
+            "Hostname": short,
+            "Domainname": domain,
+            "Env": [f"{name}={value}" for name, value in sorted(env.items())],
+            "Labels": {**labels, requests.NODE_LABEL: str(index)},
+            "HostConfig": {
+                "NetworkMode": network,
+                "ShmSize": 1 << 30,
+                "LogConfig": requests.LOG_CONFIG,
+                "RestartPolicy": {"Name": "no"},
+                "CapDrop": ["ALL"],
+                "SecurityOpt": ["no-new-privileges:true"],
+                "Mounts": [
+                    self._archive,
+                    *(
+                        {
+                            "Type": "bind",
+                            "Source": str(folder(nodes, index, path)),
+                            "Target": target,
+                        }
+                        for target, path in node_plan.mounts(row).items()
+                    ),
+                ],
+            },
+            "NetworkingConfig": {
+                "EndpointsConfig": {network: {"Aliases": list(node_plan.aliases(row, index))}}
+            },
+        }
+        return requests.NodeRequest(name=short, host=host, config=config, env={})
+
+    def states(self, handle: str, count: int) -> list[NodeState]:
+        """Return the state of each node.
+
+        Raises:
+            JobNotFound: They were never started, or are gone.
+        """
+        found = self._backend.nodes(handle)
+        if not found:
+            raise JobNotFound(f"looking for {handle}: the engine does not know it")
+        by_index = {item.node: item for item in found}
+        states = []
+        for index in range(count):
+            item = by_index.get(index)
+            if item is None:
+                states.append(NodeState(exit_code=137, note="its container was removed"))
+                continue
+            states.append(
+                NodeState(
+                    seconds_of(item.started_at),
+                    0.0 if item.is_alive else seconds_of(item.ended_at),
+                    None if item.is_alive else item.exit_code,
+                    "out of memory" if item.is_out_of_memory else item.error,
+                )
+            )
+        return states
+
+    def logs(self, handle: str) -> Iterator[tuple[int, bytes]]:
+        """Yield what each node writes, from the beginning, until all have ended."""
+        return self._backend.logs(handle, None, follow=True)
+
+    def stop(self, handle: str, *, is_urgent: bool) -> None:
+        """Ask all nodes to end; with ``is_urgent`` kill them."""
+        self._backend.signal(handle, "SIGKILL" if is_urgent else "SIGTERM")
+
+    def end_node(self, handle: str, index: int) -> None:
+        """End one node as if its power had failed."""
+        self._backend.signal(handle, "SIGKILL", index)
+
+    def usage(self, handle: str, count: int) -> list[tuple[float, float]]:
+        """Return processor and memory of each node in percent; -1 for unknown."""
+        from cloudjob.emulator import node_metrics
+
+        found = {item.node: item for item in self._backend.nodes(handle)}
+        return [
+            node_metrics.of_container(self._client, found[index].id)
+            if index in found and found[index].is_alive
+            else (-1.0, -1.0)
+            for index in range(count)
+        ]
+
+    def remove(self, handle: str) -> None:
+        """Remove everything of an attempt."""
+        self._backend.remove(handle)
+
+
+def gateway() -> str:
+    """Return the host under which every container reaches this machine; empty for none.
+
+    It is the address of the engine's own bridge, or of one that is created for an engine that has
+    none: nobody outside this machine reaches it. Elsewhere than on Linux, containers run in a
+    virtual machine, where a name leads to the loopback address of this one.
+
+    Raises:
+        BackendError: There is no engine, or it refuses.
+    """
+    from cloudjob.backends.docker import engine
+
+    client = engine.connect()
+    with engine.translated("asking the engine for its bridge"):
+        found = client.networks(names=["bridge", BRIDGE])
+    if sys.platform != "linux":
+        return "host.docker.internal"
+    bridges = sorted(item["Name"] for item in found if item["Name"] in ("bridge", BRIDGE))
+    return bridge_address(inspected(client, bridges[0] if bridges else BRIDGE))
+
+
+def inspected(client: Any, name: str) -> Any:
+    """Return a network of the engine, which is created unless it exists."""
+    from cloudjob.backends.docker import engine
+
+    with engine.translated(f"creating the network {name}"):
+        if not any(item["Name"] == name for item in client.networks(names=[name])):
+            client.create_network(name, driver="bridge", check_duplicate=True)
+        return client.inspect_network(name)
+
+
+def bridge_address(network: Mapping[str, Any]) -> str:
+    """Return the address that a bridge of the engine has on this machine; empty for none.
+
+    An engine that was just installed names none for its own, and gives that the first of the pool.
+    """
+    pools = network["IPAM"]["Config"] or [{}]
+    if pools[0].get("Gateway"):
+        return str(pools[0]["Gateway"])
+    return str(ip_network(pools[0]["Subnet"])[1]) if pools[0].get("Subnet") else ""
+
+
+def check_image(image: str) -> None:
+    """Look for an image in the engine.
+
+    Raises:
+        ImageMissing: The engine does not have it.
+        BackendError: There is no engine.
+    """
+    from cloudjob.backends.docker import engine
+
+    client = engine.connect()
+    try:
+        with engine.translated(f"looking for the image {image}"):
+            client.inspect_image(image)
+    except BackendError as error:
+        if engine.status_code(error) == engine.NOT_FOUND:
+            raise ImageMissing(image) from error
+        raise
+
+
+def _network(key: str) -> str:
+    return f"cloudjob-{key}"

@@ -1,0 +1,235 @@
+"""Nodes as processes of the process backend."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from cloudjob.emulator import node_plan
+from cloudjob.emulator.database import JobRow
+from cloudjob.emulator.models import HOME
+from cloudjob.emulator.node_plan import Machine
+from cloudjob.emulator.nodes import NewKeys, NodeState, folder
+from cloudjob.emulator.settings import Settings
+from cloudjob.emulator.state import run_dir_of
+from cloudjob.errors import JobNotFound
+from jobentry.contract.sigv4 import Keys
+
+
+class ProcessMachines:
+    """Nodes as groups of processes on this machine."""
+
+    kind = "process"
+
+    def __init__(
+        self, home: Path, settings: Settings, new_keys: NewKeys, endpoint: str, api: str
+    ) -> None:
+        from cloudjob.backends.process import isolation
+        from cloudjob.backends.process.backend import ProcessBackend, machine_of, need_linux
+
+        need_linux()
+        # It forks, so it is asked while there is one thread.
+        self._level = isolation.possible_level()
+        self.note = (
+            ""
+            if self._level == "files"
+            else "nodes share the files of this machine, which does not allow mount namespaces"
+        )
+        options = {"python": settings.python} if settings.python else {}
+        self._backend = ProcessBackend(home, options)
+        self._home = home
+        self._settings = settings
+        self._new_keys = new_keys
+        self._endpoint, self._api = endpoint, api
+        self._machine = machine_of(options, home)
+        self._used: dict[str, tuple[float, float]] = {}
+
+    def check_image(self, image: str) -> None:
+        """Accept any image: nodes use the tools of this machine instead."""
+
+    def tags(self, repository: str) -> list[str] | None:
+        """Return None: any tag will do."""
+        return None
+
+    def restart(self, handle: str) -> bool:
+        """Return False: a new attempt in the same folders is as good."""
+        return False
+
+    def handle(self, key: str) -> str:
+        """Return the handle of an attempt, whether it was started or not."""
+        return f"process://local/{key}"
+
+    def start(self, row: JobRow, key: str, nodes: Path, image: str) -> str:
+        """Start all nodes and return the handle; starting what runs already changes nothing."""
+        handle = self.handle(key)
+        with contextlib.suppress(JobNotFound):
+            self.states(handle, row.nodes)
+            return handle
+        # Remove what an interrupted start has left.
+        shutil.rmtree(self._home / "process" / key, ignore_errors=True)
+        return self._backend.send(self._request(row, key, nodes))
+
+    def _machine_of(self, nodes: Path, index: int) -> Machine:
+        machine = self._machine
+        return Machine(
+            root="" if self._level == "files" else str(nodes / str(index)),
+            python=machine.python,
+            entry=(machine.entry_python, "-I", "-S", machine.entry),
+            endpoint=self._endpoint,
+            api=self._api,
+            archive=machine.entry,
+        )
+
+    def _request(self, row: JobRow, key: str, nodes: Path) -> Any:
+        from cloudjob.backends.process.backend import ProcessRequest, address_of
+
+        run_dir = run_dir_of(key)
+        shutil.rmtree(run_dir, ignore_errors=True)
+        keys = self._new_keys(row.user_name)
+        made = [self._node(row, index, key, nodes, keys) for index in range(row.nodes)]
+        return ProcessRequest(
+            job=key,
+            folder=str(self._home / "process" / key),
+            run_dir=run_dir,
+            hosts=f"{run_dir}/hosts" if self._level != "none" else "",
+            hosts_text="".join(
+                f"{address_of(index)} {' '.join(node_plan.aliases(row, index))}\n"
+                for index in range(row.nodes)
+            ),
+            argv=("/bin/sh", "-c", 'eval "$CLOUDJOB_EMULATOR_COMMAND"'),
+            retries=0,
+            grace_s=self._settings.grace_s,
+            nodes=tuple(made),
+            secret_names=(),
+            is_led=node_plan.is_led_by_entry(row),
+            keeps_homes=True,
+            python=self._machine.python,
+        )
+
+    def _node(self, row: JobRow, index: int, key: str, nodes: Path, keys: Keys) -> Any:
+        from cloudjob.backends import interpreters
+        from cloudjob.backends.process import backend
+        from cloudjob.backends.process.isolation import RUN_DIR
+        from cloudjob.backends.process.node import NodeRequest
+
+        machine = self._machine_of(nodes, index)
+        own = self._machine
+        has_files = self._level == "files"
+        run_dir = run_dir_of(key)
+        # The same folder, as the node sees it.
+        run = RUN_DIR if has_files else run_dir
+        address = backend.address_of(index)
+        # A preset starts `python`, and needs the programs beside it, such as mpirun.
+        path = f"{Path(own.python).parent}:{own.path}"
+        libmpi = interpreters.libmpi_of(shutil.which("mpirun", path=path) or "", own.python)
+        env = {
+            "PATH": path,
+            "LANG": "C.UTF-8",
+            "TMPDIR": f"{run_dir}/{index}",
+            **(backend.variables_of_own_files(path) if has_files else {}),
+            **own.devices,
+            **backend.open_mpi_of_one_machine(is_isolated=self._level != "none"),
+            "CLOUDJOB_NODE_DIR": f"{run}/{index}/node",
+            # A fixed port would be shared by all jobs of this machine.
+            "CLOUDJOB_CONTROL_DIR": run,
+            "CLOUDJOB_SSH_KEY": f"{run}/{backend.KEY}",
+            **node_plan.environment(row, index, address, machine, self._settings, keys),
+        }
+        if own.library_path:
+            env.setdefault("LD_LIBRARY_PATH", own.library_path)
+        if libmpi:
+            env.setdefault("MPI4PY_LIBMPI", libmpi)
+        env["CLOUDJOB_EMULATOR_COMMAND"] = (
+            f"unset CLOUDJOB_EMULATOR_COMMAND; {node_plan.start(row, index, machine)}"
+        )
+        return NodeRequest(
+            host=node_plan.names(row)[index],
+            env=env,
+            home=str(folder(nodes, index, HOME)),
+            tmp=f"{run_dir}/{index}",
+            log=str(self._home / "process" / key / f"node-{index}.log"),
+            protected=backend.protected_in(own, str(nodes / str(index) / "python"))
+            if has_files
+            else (),
+            mounts=self._mounts(row, index, nodes, f"{run_dir}/{index}", env) if has_files else (),
+        )
+
+    def _mounts(
+        self, row: JobRow, index: int, nodes: Path, tmp: str, env: Mapping[str, str]
+    ) -> Any:
+        from cloudjob.backends.process import backend
+        from cloudjob.backends.process.isolation import TMP, named_in
+
+        own = self._machine
+        texts = (own.path, own.library_path, own.python, own.entry_python, own.entry, *own.places)
+        home, cache, work = (
+            str(folder(nodes, index, name)) for name in (HOME, node_plan.CACHE, node_plan.WORK)
+        )
+        channels = {node_plan.normal(item.path) for item in node_plan.folders(row)}
+        return (
+            *backend.mounts_of(home, cache, work, tmp, texts),
+            # What a job names below /home/ma-user is the node's; below /tmp it may be a test's.
+            *named_in(env.values(), [TMP]),
+            *(
+                (str(folder(nodes, index, item)), item)
+                for item in sorted(channels)
+                if not item.startswith((f"{HOME}/", f"{node_plan.CACHE}/", f"{node_plan.WORK}/"))
+            ),
+        )
+
+    def states(self, handle: str, count: int) -> list[NodeState]:
+        """Return the state of each node.
+
+        Raises:
+            JobNotFound: They were never started, or are gone.
+        """
+        has_ended, nodes = self._backend.nodes(handle)
+        if has_ended and not any(node["process"] for node in nodes):
+            # We were killed while we started it, so its controller gave up.
+            raise JobNotFound(f"looking for {handle}: its nodes were never started")
+        found = [
+            NodeState(
+                node["started_at"] or 0.0,
+                node["ended_at"] or (time.time() if has_ended else 0.0),
+                # A controller that was killed has taken its nodes with it.
+                137 if has_ended and node["exit_code"] is None else node["exit_code"],
+            )
+            for node in nodes
+        ]
+        return found or [NodeState(exit_code=137 if has_ended else None)] * count
+
+    def logs(self, handle: str) -> Iterator[tuple[int, bytes]]:
+        """Yield what each node writes, from the beginning, until all have ended."""
+        return self._backend.logs(handle, None, follow=True)
+
+    def stop(self, handle: str, *, is_urgent: bool) -> None:
+        """Ask all nodes to end; with ``is_urgent`` kill them."""
+        with contextlib.suppress(JobNotFound):
+            self._backend.cancel(handle, is_urgent=is_urgent)
+
+    def end_node(self, handle: str, index: int) -> None:
+        """End one node as if its power had failed."""
+        self._backend.end_node(handle, index)
+
+    def usage(self, handle: str, count: int) -> list[tuple[float, float]]:
+        """Return processor and memory of each node in percent; -1 for unknown."""
+        from cloudjob.emulator import node_metrics
+
+        try:
+            _, nodes = self._backend.nodes(handle)
+        except JobNotFound:
+            return [(-1.0, -1.0)] * count
+        return [
+            node_metrics.of_process(node["process"], f"{handle}/{index}", self._used)
+            for index, node in enumerate(nodes)
+        ]
+
+    def remove(self, handle: str) -> None:
+        """Remove everything of an attempt."""
+        self._backend.remove(handle)
+        # Its controller removes it, unless we were killed while we started it.
+        shutil.rmtree(run_dir_of(handle.rpartition("/")[2]), ignore_errors=True)
