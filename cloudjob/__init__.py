@@ -13,11 +13,13 @@ if TYPE_CHECKING:
     # `as` exports a name to type checkers, which cannot evaluate `__all__` below.
     from cloudjob.api import (
         attach as attach,
+        attach_sweep as attach_sweep,
         job_spec as job_spec,
         jobs as jobs,
         preview as preview,
         remove_orphans as remove_orphans,
         submit as submit,
+        sweep as sweep,
     )
     from cloudjob.backends.base import (
         Event as Event,
@@ -48,6 +50,10 @@ if TYPE_CHECKING:
         Phase as Phase,
     )
     from cloudjob.submission.pipeline import Preview as Preview
+    from cloudjob.submission.sweep import (
+        Ranked as Ranked,
+        Sweep as Sweep,
+    )
     from cloudjob.tracking.job import (
         Job as Job,
         LogLine as LogLine,
@@ -65,7 +71,16 @@ if TYPE_CHECKING:
 
 # Module -> public names. A name is imported when it is used first, so `import cloudjob` is cheap.
 _PUBLIC = {
-    "cloudjob.api": ("attach", "job_spec", "jobs", "preview", "remove_orphans", "submit"),
+    "cloudjob.api": (
+        "attach",
+        "attach_sweep",
+        "job_spec",
+        "jobs",
+        "preview",
+        "remove_orphans",
+        "submit",
+        "sweep",
+    ),
     "cloudjob.backends.base": ("Event", "Metric"),
     "cloudjob.errors": (
         "BackendError",
@@ -87,6 +102,7 @@ _PUBLIC = {
     "cloudjob.model.progress": ("Progress",),
     "cloudjob.model.status": ("Failure", "JobState", "JobStatus", "Phase"),
     "cloudjob.submission.pipeline": ("Preview",),
+    "cloudjob.submission.sweep": ("Ranked", "Sweep"),
     "cloudjob.tracking.job": ("Job", "LogLine"),
     "cloudjob.tracking.journals": ("Journals", "RankPoint"),
     "cloudjob.tracking.log_filter": ("LogFilter",),

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from cloudjob import config, tracking
 from cloudjob.backends import open_backend
+from cloudjob.errors import SpecError, UsageError
 from cloudjob.home import home, store_uri
 from cloudjob.model.job import JobSpec
 from cloudjob.model.progress import OnProgress, Progress, log_warnings
@@ -17,7 +18,9 @@ from cloudjob.model.rules import BACKENDS, STORE_SCHEMES
 from cloudjob.package.collection import Collected
 from cloudjob.store import full_uri, job_store
 from cloudjob.submission import pipeline
+from cloudjob.submission import sweep as sweeps
 from cloudjob.submission.pipeline import Preview
+from cloudjob.submission.sweep import OnStatus, Sweep
 from cloudjob.tracking import Job
 
 if TYPE_CHECKING:
@@ -59,6 +62,10 @@ class Options(TypedDict, total=False):
     links: str
     hardware_check: str
     strict: bool | str
+    sweep: Mapping[str, Any]
+    max_parallel: int
+    max_jobs: int
+    fail_fast: bool | str
     process: Mapping[str, Any]
     docker: Mapping[str, Any]
     modelarts: Mapping[str, Any]
@@ -103,8 +110,7 @@ def job_spec(
         raise TypeError(f"args is a list of arguments, not one text: {args!r}")
     if args is not None:
         given["args"] = tuple(map(_text, args))
-    if isinstance(given.get("env"), Mapping):
-        given["env"] = {name: _text(value) for name, value in given["env"].items()}
+    given.update(_texts_of_maps(given))
     if "source" in given:
         given["source"] = os.fspath(given["source"])
     if isinstance(given.get("secrets"), (list, tuple)):
@@ -125,6 +131,20 @@ def _text(value: Any) -> Any:
     """Return a number as text, as in a job file."""
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return str(value) if is_number else value
+
+
+def _texts_of_maps(given: Mapping[str, Any]) -> dict[str, Any]:
+    maps = {key: given[key] for key in ("env", "sweep") if isinstance(given.get(key), Mapping)}
+    return {
+        key: {name: _values(value) for name, value in values.items()}
+        for key, values in maps.items()
+    }
+
+
+def _values(values: Any) -> Any:
+    """Return a number as text, and so the items of a list or range."""
+    is_series = isinstance(values, Sequence) and not isinstance(values, (str, bytes))
+    return [_text(value) for value in values] if is_series else _text(values)
 
 
 def _words_for_booleans(value: Any) -> Any:
@@ -184,11 +204,67 @@ def _spec_of(
     options: Options,
     on_progress: OnProgress | None = None,
 ) -> JobSpec:
+    spec = _any_spec_of(script, args, job_file, options, on_progress)
+    if spec.sweep:
+        raise UsageError("submitting a job: its description is a sweep", hint="cloudjob.sweep(…)")
+    return spec
+
+
+def _any_spec_of(
+    script: str | os.PathLike[str] | JobSpec,
+    args: Sequence[str | float] | None,
+    job_file: str | os.PathLike[str] | None,
+    options: Options,
+    on_progress: OnProgress | None,
+) -> JobSpec:
     if not isinstance(script, JobSpec):
         return job_spec(script, args, job_file=job_file, on_progress=on_progress, **options)
     if args is not None or job_file is not None or options:
         raise TypeError("a JobSpec is complete: pass the other values to job_spec")
     return script
+
+
+def sweep(  # noqa: PLR0913 (each is a key of a call, as of submit)
+    script: str | os.PathLike[str] | JobSpec,
+    args: Sequence[str | float] | None = None,
+    *,
+    job_file: str | os.PathLike[str] | None = None,
+    resume: bool = False,
+    on_progress: OnProgress | None = None,
+    on_status: OnStatus | None = None,
+    on_start: Callable[[Sweep], object] | None = None,
+    **options: Unpack[Options],
+) -> Sweep:
+    """Submit one job for each combination of the values in ``sweep={"lr": [0.1, 0.01]}``.
+
+    Returns when the last job was submitted: at once if they all may run at the same time, else when
+    there is room for it. Ctrl-C leaves the submitted jobs running.
+
+    Args:
+        resume: Submit the jobs that an interrupted call with the same arguments did not.
+        on_status: Called with a job's status and values whenever its state has changed.
+        on_start: Called before the first job is submitted.
+
+    Raises:
+        SpecError: With every error in the description.
+        CloudJobError: A job could not be submitted; those before it continue.
+    """
+    spec = _any_spec_of(script, args, job_file, options, on_progress)
+    if not spec.sweep:
+        raise SpecError(["sweep: has no values (allowed names with their values)"])
+    return sweeps.submit(
+        spec, home(), resume=resume, on_progress=on_progress or log_warnings,
+        on_status=on_status, on_start=on_start,
+    )  # fmt: skip
+
+
+def attach_sweep(sweep: str) -> Sweep:
+    """Return a sweep that was submitted earlier, by its id.
+
+    Raises:
+        JobNotFound: No sweep in the records of this machine has this id.
+    """
+    return sweeps.attach(home(), sweep)
 
 
 def attach(job: str, *, store: str = "") -> Job:
@@ -228,7 +304,7 @@ def _stores(job: str, store: str) -> list[str]:
     return [job_store(spec.store, default or store_uri(home()), spec.sections)]
 
 
-def jobs(
+def jobs(  # noqa: PLR0913 (each is a filter)
     *,
     backend: str | Sequence[str] = (),
     name: str | Sequence[str] = (),
@@ -236,6 +312,7 @@ def jobs(
     since: str = "",
     limit: int | None = None,
     store: str = "",
+    sweep: str = "",
 ) -> list[Job]:
     """Return the jobs in the records that match every filter, newest first.
 
@@ -245,13 +322,14 @@ def jobs(
         name: Shell patterns for the job's name or id.
         since: ``2h``, ``3d``, a date, or a date and a time.
         store: The URI of a store; its jobs are returned instead, whoever submitted them.
+        sweep: The id of a sweep.
 
     Raises:
         StoreError: The store cannot be read.
         UsageError: A filter is not understood.
     """
     which = tracking.filter_of(
-        backend=_words(backend), name=_words(name), state=_words(state), since=since
+        backend=_words(backend), name=_words(name), state=_words(state), since=since, sweep=sweep
     )
     return [job for job, _ in tracking.find_all(home(), which, limit=limit, store=store)]
 

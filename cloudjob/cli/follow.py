@@ -13,9 +13,10 @@ from cloudjob.times import seconds_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import argparse
     from typing import Any, NoReturn
 
-    from cloudjob import Job, LogFilter
+    from cloudjob import Job, JobSpec, LogFilter, Sweep
     from cloudjob.model.status import Failure, JobStatus
 
 # What Ctrl-C does; a person is asked only about jobs that do not run on this machine.
@@ -40,7 +41,7 @@ class Interrupts:
         self._on_interrupt = on_interrupt
         self._asked = 0
         self._is_closed = False
-        self._job: Job | None = None
+        self._job: Job | Sweep | None = None
 
     @property
     def came(self) -> bool:
@@ -64,7 +65,7 @@ class Interrupts:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
-    def give(self, job: Job) -> None:
+    def give(self, job: Job | Sweep) -> None:
         """Set the job that they are about."""
         self._job = job
         if self._is_closed:
@@ -93,7 +94,7 @@ class Interrupts:
         if self._job is not None:
             raise SystemExit(_CLOSED)
 
-    def _is_detach(self, job: Job, number: int) -> bool:
+    def _is_detach(self, job: Job | Sweep, number: int) -> bool:
         """Whether to detach from the job: asks a person once, where there is a terminal."""
         import signal
 
@@ -110,7 +111,7 @@ class Interrupts:
         finally:
             signal.signal(signal.SIGINT, self._heard)
 
-    def _cancel(self, job: Job) -> None:
+    def _cancel(self, job: Job | Sweep) -> None:
         import threading
 
         if self._asked == 1:
@@ -123,19 +124,33 @@ class Interrupts:
         ).start()
 
 
-def print_detached(job: Job) -> None:
+def interrupts_of(spec: JobSpec, options: argparse.Namespace) -> Interrupts:
+    """Return what Ctrl-C does to a submit."""
+    from cloudjob.model.rules import REMOTE_BACKENDS
+
+    # A job on this machine rarely should continue; with a remote job only its user knows.
+    usual = ASK if spec.backend in REMOTE_BACKENDS else CANCEL
+    return Interrupts(options.on_interrupt or usual)
+
+
+def print_detached(job: Job | Sweep) -> None:
     """Print that the job continues, and which commands follow or cancel it."""
-    print_message(
-        f"detached; {job.id} continues: cloudjob logs {job.id} -f, cloudjob cancel {job.id}"
-    )
+    from cloudjob import Sweep
+
+    if isinstance(job, Sweep):
+        more = f"cloudjob list --sweep {job.id}, cloudjob wait {job.id}, cloudjob cancel {job.id}"
+        print_message(f"detached; the jobs of {job.id} that were submitted continue: {more}")
+        return
+    more = f"cloudjob logs {job.id} -f, cloudjob cancel {job.id}"
+    print_message(f"detached; {job.id} continues: {more}")
 
 
-def _detach(job: Job) -> NoReturn:
+def _detach(job: Job | Sweep) -> NoReturn:
     print_detached(job)
     raise SystemExit(_DETACHED)
 
 
-def _ask_to_end(job: Job, *, is_urgent: bool) -> None:
+def _ask_to_end(job: Job | Sweep, *, is_urgent: bool) -> None:
     try:
         job.cancel(is_urgent=is_urgent)
     except CloudJobError as error:

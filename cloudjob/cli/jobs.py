@@ -8,6 +8,7 @@ import sys
 from dataclasses import replace
 
 import cloudjob
+from cloudjob.cli import sweeps
 from cloudjob.cli.filters import filter_flags, filters_of
 from cloudjob.cli.follow import (
     attend,
@@ -33,12 +34,16 @@ from cloudjob.errors import CloudJobError, UsageError
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import re
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
     from pathlib import Path
     from typing import Any, NoReturn
 
     from cloudjob.model.status import JobStatus
 
+    # Statuses with their jobs; a job of a sweep may not have been submitted.
+    _Rows = list[tuple[JobStatus, cloudjob.Job | None]]
+
+_NO_JOBS = "no jobs yet; `cloudjob submit SCRIPT` starts one"
 # Seconds between two queries of `list --watch`.
 _WATCH_S = 2.0
 
@@ -119,67 +124,79 @@ def _pattern(text: str) -> re.Pattern[bytes]:
 
 
 def _wait(options: argparse.Namespace) -> int:
-    from cloudjob.model.status import exit_code
-
-    found = [cloudjob.attach(job) for job in options.jobs]
+    found = [sweeps.sweep_of(word) or cloudjob.attach(word) for word in options.jobs]
+    is_one = len(found) == 1 and isinstance(found[0], cloudjob.Job)
     statuses, code = [], 0
     for job in found:
         try:
-            status = job.wait()
+            ended = _ended(job, is_json=options.json)
         except CloudJobError as error:
-            if len(found) == 1:
+            if is_one:
                 raise
             print_error(error)
             code = code or error.exit_code
             continue
-        statuses.append(status)
-        code = code or exit_code(status)
-        if not options.json:
-            report(status)
-        warn_of_notifications(job)
+        statuses += ended
+        code = code or sweeps.exit_code_of(ended)
     if options.json:
         values = [status_json(status) for status in statuses]
-        print_json(values if len(found) > 1 else values[0])
+        print_json(values[0] if is_one else values)
     return code
 
 
-def _list(options: argparse.Namespace) -> int:
-    filters = {**filters_of(options), "store": options.store}
+def _ended(job: cloudjob.Job | cloudjob.Sweep, *, is_json: bool) -> list[JobStatus]:
+    """Wait for a job or a sweep, and show how it ended."""
+    if isinstance(job, cloudjob.Sweep):
+        return sweeps.follow(job, sweeps.Shown())
+    status = job.wait()
+    if not is_json:
+        report(status)
+    warn_of_notifications(job)
+    return [status]
 
-    def look() -> list[cloudjob.Job]:
-        return cloudjob.jobs(**filters, limit=options.limit)
+
+def _list(options: argparse.Namespace) -> int:
+    filters = {**filters_of(options), "store": options.store, "sweep": options.sweep}
+
+    def look() -> _Rows:
+        jobs = cloudjob.jobs(**filters, limit=options.limit)
+        found: _Rows = [(job.last_status or job.status(), job) for job in jobs]
+        if options.sweep:
+            return found[::-1] + [(status, None) for status in sweeps.unsubmitted(options)]
+        return found
 
     if options.watch:
-        _watch(look, is_shared=bool(options.store))
-    jobs = look()
+        _watch(look, options)
+    rows = look()
     if options.json:
-        print_json([status_json(status) for status in _statuses(jobs)])
-        return 0
-    if not jobs:
+        print_json([status_json(status) for status, _ in rows])
+    elif rows:
+        _print_jobs(rows, options)
+    else:
         is_all = not any(filters.values())
         print_message(
             "no jobs yet; `cloudjob submit SCRIPT` starts one" if is_all else "no such jobs"
         )
-        return 0
-    _print_jobs(jobs, is_shared=bool(options.store))
     return 0
 
 
-def _statuses(jobs: Sequence[cloudjob.Job]) -> list[JobStatus]:
-    return [job.last_status or job.status() for job in jobs]
-
-
-def _print_jobs(jobs: Sequence[cloudjob.Job], *, is_shared: bool = False) -> None:
+def _print_jobs(rows: _Rows, options: argparse.Namespace) -> None:
     from cloudjob.model import summary
 
-    by = ["BY"] if is_shared else []
-    headers = ("JOB", "STATE", "BACKEND", "NODES", "RANKS", "AGE", "DURATION", *by, "REASON")
-    rows = [
-        (each.job, each.state, each.backend, each.nodes, job.ranks or "?", summary.age(each),
-         summary.duration(each), *([job.submitted_by] if is_shared else []), summary.reason(each))
-        for job, each in zip(jobs, _statuses(jobs), strict=True)
-    ]  # fmt: skip
-    print_table(rows, headers, numbers=("NODES", "RANKS", "AGE", "DURATION"))
+    sweep = sweeps.sweep_of(options.sweep) if options.sweep else None
+    more = [*(["BY"] if options.store else []), *(["VALUES"] if options.sweep else [])]
+    headers = ("JOB", "STATE", "BACKEND", "NODES", "RANKS", "AGE", "DURATION", *more, "REASON")
+    cells = []
+    for each, job in rows:
+        ranks = each.nodes * each.procs_per_node or "?"
+        added = [job.submitted_by if job else ""] if options.store else []
+        if options.sweep:
+            added.append(sweeps.values_text(sweep, each.job, job))
+        cells.append(
+            (each.job, each.state, each.backend, each.nodes, ranks, summary.age(each),
+             summary.duration(each), *added, summary.reason(each))
+        )  # fmt: skip
+    print_table(cells, headers, numbers=("NODES", "RANKS", "AGE", "DURATION"))
 
 
 def _attach(options: argparse.Namespace) -> int:
@@ -196,20 +213,20 @@ def _attach(options: argparse.Namespace) -> int:
     return exit_code(status)
 
 
-def _watch(look: Callable[[], list[cloudjob.Job]], *, is_shared: bool) -> NoReturn:
+def _watch(look: Callable[[], _Rows], options: argparse.Namespace) -> NoReturn:
     """Print the list again whenever a job has changed, until Ctrl-C."""
     import time
 
     seen: list[JobStatus] | None = None
     while True:
-        jobs = look()
-        statuses = _statuses(jobs)
+        rows = look()
+        statuses = [status for status, _ in rows]
         if statuses != seen:
             seen = statuses
             # On a terminal the list replaces the one before.
             sys.stdout.write("\x1b[H\x1b[2J" if sys.stdout.isatty() else "")
-            if jobs:
-                _print_jobs(jobs, is_shared=is_shared)
+            if rows:
+                _print_jobs(rows, options)
             else:
                 print("no jobs")
             sys.stdout.flush()
@@ -223,6 +240,11 @@ def _cancel(options: argparse.Namespace) -> int:
         raise UsageError("cancel: which job?", hint="cloudjob cancel JOB, or --all, or a filter")
     if is_bulk:
         return _cancel_all(filters, is_urgent=options.now)
+    sweep = sweeps.sweep_of(options.job)
+    if sweep:
+        sweep.cancel(is_urgent=options.now)
+        sweeps.follow(sweep, sweeps.Shown())
+        return 0
     job = cloudjob.attach(options.job)
     job.cancel(is_urgent=options.now)
     status = job.wait(record_s=0.0)
@@ -376,6 +398,8 @@ def add_list(parser: argparse.ArgumentParser) -> None:
     """Give the command list its options."""
     parser.set_defaults(run=_list)
     filter_flags(parser)
+    text = "the jobs of this sweep, with their values and those that were not submitted"
+    parser.add_argument("--sweep", metavar="ID", default="", help=text)
     text = "the jobs in this store, whoever submitted them"
     parser.add_argument("--store", metavar="URI", default="", help=text)
     parser.add_argument("--limit", type=whole_number, metavar="N", help="only the newest N")

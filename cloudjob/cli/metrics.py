@@ -30,12 +30,19 @@ def add_metrics(parser: argparse.ArgumentParser) -> None:
         help="also find this metric in what ranks printed",
     )
     parser.add_argument("--resources", action="store_true", help="show what each node used instead")
+    best = parser.add_mutually_exclusive_group()
+    text = "show the jobs of a sweep by their last value of this metric, the {} first"
+    best.add_argument("--minimize", metavar="NAME", help=text.format("lowest"))
+    best.add_argument("--maximize", metavar="NAME", help=text.format("highest"))
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--csv", action="store_true", help="print every value as CSV")
     json_flag(form)
 
 
 def _metrics(options: argparse.Namespace) -> int:
+    if options.minimize or options.maximize:
+        _show_ranking(options)
+        return 0
     job = cloudjob.attach(options.job)
     if options.resources:
         _show_resources(job, options)
@@ -89,6 +96,30 @@ def _show_points(points: list[MetricPoint]) -> None:
         rows.append((name, place, len(values), found[-1].step, *numbers))
     headers = ("METRIC", "SOURCE", "VALUES", "STEP", "LAST", "MIN", "MAX")
     print_table(rows, headers, numbers=headers[2:])
+
+
+def _show_ranking(options: argparse.Namespace) -> None:
+    from cloudjob.submission.sweep import text_of
+
+    if options.csv or options.resources:
+        raise UsageError("metrics: --minimize and --maximize print a table or --json")
+    sweep, name = cloudjob.attach_sweep(options.job), options.minimize or options.maximize
+    ranking = sweep.ranking(
+        name, maximize=bool(options.maximize), patterns=_patterns(options.metric)
+    )
+    if options.json:
+        rows = [
+            {"job": job.id, "values": values, "value": value if value is not None
+             and math.isfinite(value) else None}
+            for job, values, value in ranking
+        ]  # fmt: skip
+        print_json(rows)
+        return
+    shown = [
+        ("-" if value is None else f"{value:.6g}", job.id, job.status().state, text_of(values))
+        for job, values, value in ranking
+    ]
+    print_table(shown, (name, "JOB", "STATE", "VALUES"), numbers=(name,))
 
 
 # ---- resources -----------------------------------------------------------------------------------

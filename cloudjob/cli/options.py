@@ -150,6 +150,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         "timeout_min", "start_timeout_min", "grace_s", "retries", "min_nodes", "hardware_check",
         "strict",
     ),
+    "sweeps": ("sweep", "max_parallel", "max_jobs", "fail_fast"),
     "name, source and job file": ("name", "source", "source_limit_mb", "links", "store"),
 }  # fmt: skip
 
@@ -287,7 +288,12 @@ def _pairs(key: str, option: Option, texts: list[str]) -> dict[str, str]:
                     hint=f"{option.flag} {name}=VALUE",
                 )
             value = os.environ[name]
-        elif not equals and key == "inputs":
+        elif not equals and key in ("inputs", "sweep"):
             raise UsageError(f"reading {option.flag} {text}: no '='", hint=f"give {option.metavar}")
+        elif key == "sweep" and name in pairs:
+            raise UsageError(
+                f"reading {option.flag} {text}: {name} was given before",
+                hint=f"{option.flag} {name}={pairs[name]},{value}",
+            )
         pairs[name] = value
     return pairs

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import shlex
 
-from cloudjob.cli.messages import count, print_json, printable, size
+from cloudjob.cli.messages import count, print_json, print_message, printable, size
 from cloudjob.cli.tables import print_table
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    import argparse
+    from collections.abc import Iterator, Mapping, Sequence
     from typing import Any
 
     from cloudjob import Preview
@@ -17,6 +18,35 @@ if TYPE_CHECKING:
 
 # How many left-out files, and how many characters of a command, the page shows.
 _MOST_FILES, _MOST_LETTERS = 5, 300
+
+
+def show(
+    spec: JobSpec,
+    options: argparse.Namespace,
+    sweep: Sequence[tuple[str, str]] = (),
+) -> None:
+    """Show what would be sent for a job, and send nothing.
+
+    Args:
+        sweep: Rows about the sweep whose first job this is.
+    """
+    import cloudjob
+    from cloudjob.submission import messages
+
+    # The page shows the head and one worker.
+    planned = 0 if options.show_request else None if options.json else 2
+    made = cloudjob.preview(spec, planned_nodes=planned)
+    if options.show_request or options.json:
+        for note in (*messages.launcher(made.choice), *messages.ranks(made.ranks)):
+            print_message(note.message)
+        for name, text in sweep:
+            print_message(f"{name}: {text}")
+    if options.show_request:
+        print_request(made)
+    elif options.json:
+        print_all(made)
+    else:
+        print_page(made, spec, sweep)
 
 
 def print_request(preview: Preview) -> None:
@@ -44,9 +74,14 @@ def print_all(preview: Preview) -> None:
     )
 
 
-def print_page(preview: Preview, spec: JobSpec) -> None:
+def print_page(preview: Preview, spec: JobSpec, sweep: Sequence[tuple[str, str]] = ()) -> None:
     """Print the plan on one page."""
-    rows = [*_what(preview, spec), *_data(preview.submission, spec), *_nodes(preview, spec.nodes)]
+    rows = [
+        *sweep,
+        *_what(preview, spec),
+        *_data(preview.submission, spec),
+        *_nodes(preview, spec.nodes),
+    ]
     print_table(rows)
     print("\nNothing was sent. Add --json for everything, --show-request for the request.")
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 
 import cloudjob
-from cloudjob.cli.follow import ASK, CANCEL, DETACH, Interrupts, attend, status_json
+from cloudjob.cli import sweeps
+from cloudjob.cli.follow import CANCEL, DETACH, Interrupts, attend, interrupts_of, status_json
 from cloudjob.cli.messages import print_json, print_message
 from cloudjob.cli.options import given_flags, job_argument, json_flag, spec_flags
+from cloudjob.errors import UsageError
 
 
 def _submit(options: argparse.Namespace) -> int:
@@ -50,14 +52,18 @@ def _cp(options: argparse.Namespace) -> int:
 
 def _send(spec: cloudjob.JobSpec, options: argparse.Namespace) -> int:
     """Send a job, and follow it unless ``--detach`` is given."""
-    from cloudjob.model.rules import REMOTE_BACKENDS
     from cloudjob.model.status import exit_code
 
+    if spec.sweep:
+        return sweeps.send(spec, options)
+    if options.resume:
+        raise UsageError("submit --resume: the job is no sweep", hint="--sweep NAME=VALUES")
     if options.dry_run or options.show_request:
-        return _show(spec, options)
-    # A job on this machine rarely should continue; with a remote job only its user knows.
-    usual = ASK if spec.backend in REMOTE_BACKENDS else CANCEL
-    interrupts = Interrupts(options.on_interrupt or usual)
+        from cloudjob.cli import preview
+
+        preview.show(spec, options)
+        return 0
+    interrupts = interrupts_of(spec, options)
     job = _sent(spec, interrupts, is_json=options.json)
     if options.detach:
         interrupts.release()
@@ -88,26 +94,6 @@ def _sent(spec: cloudjob.JobSpec, interrupts: Interrupts, *, is_json: bool) -> c
         return cloudjob.submit(spec, on_progress=report)
 
 
-def _show(spec: cloudjob.JobSpec, options: argparse.Namespace) -> int:
-    """Show what would be sent, and send nothing."""
-    from cloudjob.cli import preview
-    from cloudjob.submission import messages
-
-    # The page shows the head and one worker.
-    planned = 0 if options.show_request else None if options.json else 2
-    made = cloudjob.preview(spec, planned_nodes=planned)
-    if options.show_request or options.json:
-        for note in (*messages.launcher(made.choice), *messages.ranks(made.ranks)):
-            print_message(note.message)
-    if options.show_request:
-        preview.print_request(made)
-    elif options.json:
-        preview.print_all(made)
-    else:
-        preview.print_page(made, spec)
-    return 0
-
-
 _EXAMPLES = """\
 examples:
   cloudjob submit train.py --epochs 3
@@ -116,6 +102,8 @@ examples:
       run it on four nodes of a Slurm cluster, for an hour at most
   cloudjob submit --config job.yaml --output MODEL= --detach train.py
       take the rest from a job file, save the folder $MODEL, and return at once
+  cloudjob submit --sweep lr=0.1,0.01 --sweep seed=1..3 train.py --lr {lr} --seed {seed}
+      run six jobs, one for each combination of the values
 
 Options stand before SCRIPT; every word after it belongs to the script.
 """
@@ -151,6 +139,8 @@ def _submit_flags(parser: argparse.ArgumentParser) -> None:
         "--on-interrupt", choices=(CANCEL, DETACH), metavar="WHAT",
         help=f"{text} [one of {CANCEL}, {DETACH}]",
     )  # fmt: skip
+    text = "Submit the jobs that an interrupted submit of the same sweep did not."
+    group.add_argument("--resume", action="store_true", help=text)
     group.add_argument("--dry-run", action="store_true", help="Show the plan, and send nothing.")
     text = "Print the platform's own request, such as YAML for kubectl, and send nothing."
     group.add_argument("--show-request", action="store_true", help=text)

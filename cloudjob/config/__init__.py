@@ -125,7 +125,7 @@ def show(loaded: Loaded) -> list[tuple[str, str, str]]:
 
 def _rows(key: str, value: object) -> list[tuple[str, str]]:
     if isinstance(value, Mapping):
-        return [(f"{key}.{name}", str(item)) for name, item in value.items()]
+        return [row for name, item in value.items() for row in _rows(f"{key}.{name}", item)]
     return [(key, shlex.join(value) if isinstance(value, tuple) else str(value))]
 
 

@@ -120,6 +120,11 @@ def submits_folder(folder: Path) -> Path:
     return folder / "packing"
 
 
+def sweeps_folder(folder: Path) -> Path:
+    """Return the folder with a file for each sweep that was submitted from here."""
+    return folder / "sweeps"
+
+
 def records_path(folder: Path) -> Path:
     """Return the file of the job records."""
     return folder / _RECORDS

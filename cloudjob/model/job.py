@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationInfo, field_validator
 
+from cloudjob.model import grid
 from cloudjob.model.rules import AUTO_RANKS, BACKENDS, NAME_RULE
 from cloudjob.model.sections import (
     Docker,
@@ -32,6 +33,7 @@ from cloudjob.model.types import (
     Patterns,
     Ranks,
     Secrets,
+    SweepValues,
     Text,
     Texts,
     Values,
@@ -131,6 +133,19 @@ class JobSpec(Values):
     ] = key(
         "true: fail with the exit code of a launcher or Python program that the script starts, "
         "even if the script ignores it; false: only the script's own exit code counts.", "false")
+    sweep: Annotated[SweepValues, Option("--sweep", "NAME=VALUES")] = key(
+        "One job for each combination of values, such as lr=0.1,0.01 or seed=1..3; {NAME} in "
+        "arguments and in values of env, inputs and outputs is the job's value.", {})
+    max_parallel: Annotated[Whole, Option("--max-parallel", "K")] = key(
+        "How many jobs of a sweep run at the same time; 0 is 1 on this machine (process, docker) "
+        "and all elsewhere.", 0, ge=0, le=grid.MAX_JOBS)
+    max_jobs: Annotated[Whole, Option("--max-jobs", "N")] = key(
+        "The most jobs that a sweep may have.", 100, ge=1, le=grid.MAX_JOBS)
+    fail_fast: Annotated[
+        str, OneOf("false", "true"), Option("--fail-fast", const="true")
+    ] = key(
+        "true: cancel the other jobs of a sweep when one fails; false: the others continue.",
+        "false")
     process: Process = Field(default_factory=Process)
     docker: Docker = Field(default_factory=Docker)
     modelarts: ModelArts = Field(default_factory=ModelArts)

@@ -29,6 +29,7 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticKnownError, core_schema
 
+from cloudjob.model import grid
 from cloudjob.model.rules import (
     AUTO_RANKS,
     MAX_WORD_BYTES,
@@ -303,6 +304,25 @@ Patterns = Annotated[
     Mapping[Text, Annotated[Text, AfterValidator(check_pattern)]],
     AfterValidator(MappingProxyType),
     WithJsonSchema({"type": "object", "additionalProperties": _TEXT}),
+]
+# Names to the values that they take in a sweep.
+SweepValues = Annotated[
+    Mapping[
+        Annotated[str, AfterValidator(grid.check_name)],
+        Annotated[Texts, BeforeValidator(grid.values_of)],
+    ],
+    AfterValidator(MappingProxyType),
+    WithJsonSchema(
+        {
+            "type": "object",
+            "propertyNames": {"pattern": f"^{grid.NAME_RULE}$"},
+            "additionalProperties": {
+                "type": ["string", "number", "boolean", "array"],
+                "items": _TEXT,
+                "minItems": 1,
+            },
+        }
+    ),
 ]
 Tree = Annotated[Mapping[str, Any], "tree"]
 TreeList = Annotated[list[Any], "tree"]

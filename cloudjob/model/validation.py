@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from cloudjob.errors import SpecError
-from cloudjob.model import mindspore
+from cloudjob.model import grid, mindspore
 from cloudjob.model.job import SECTIONS, JobSpec
 from cloudjob.model.rules import BACKENDS, VARIABLE_FIELDS
 from cloudjob.model.text import given, nearest, one_line
@@ -247,6 +247,7 @@ _CHECKS = (
     (_variables, ()),
     (_input_nodes, ("inputs", "nodes")),
     (_elastic, ("launcher", "backend", "nodes", "min_nodes")),
+    (grid.conflicts, ("sweep", "max_jobs", *grid.FILLED)),
     (
         mindspore.conflicts,
         ("launcher", "nodes", "procs_per_node", "hardware_check", "mindspore", "env"),

@@ -71,24 +71,41 @@ _UNDO_S = 3.0
 _ID_LETTERS = "23456789bcdfghjkmnpqrstvwxz"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """What a job of a sweep has before it is submitted: a ready job, and the package of all jobs.
+
+    Args:
+        values: The values of the sweep that this job has.
+    """
+
+    job: str
+    sweep: str
+    values: Mapping[str, str]
+    package: CodePackage
+
+
 def submit(
     spec: JobSpec,
     home: Path,
     *,
+    member: Member | None = None,
     on_progress: OnProgress = log_warnings,
 ) -> Job:
     """Send ``spec`` to its backend and return the running job.
 
     Args:
         home: The folder of cloudjob's state on this machine.
+        member: For a job of a sweep, whose ``spec`` is from ``make_ready``.
         on_progress: Called with each report, from any thread.
 
     Raises:
         CloudJobError: Nothing was started, and nothing is left except layers, which the next submit
             uses and ``cloudjob store gc`` removes.
     """
-    script_check.check(spec)
-    job = new_id(spec.name)
+    if member is None:
+        script_check.check(spec)
+    job = member.job if member else new_id(spec.name)
     paths = JobPaths(job)
     sending = partial(meter, "sending", on_progress=on_progress)
     backend = _open_backend(spec, home)
@@ -100,31 +117,32 @@ def submit(
         locks.scratch(submits_folder(home), job) as scratch,
         Records(records_path(home)) as db,
     ):
-        package = _pack(spec, home, scratch, uri, _remembered(spec, home, uri))
-        spec, choice = _with_launcher(spec)
-        spec, chosen = ranks.choose(spec, backend, may_ask=True)
-        reports = (messages.launcher(choice), messages.ranks(chosen), messages.left_out(package))
-        for report in chain.from_iterable(reports):
-            on_progress(report)
+        if member is None:
+            spec, package = _ready(spec, backend, uri, home, scratch, on_progress)
+        else:
+            package = member.package
         # Building a request reports what the platform cannot do before anything is sent.
         backend.build(_prepare(spec, paths, store, package, package.layers))
         checks = (
             backend.checks(spec, uri),
-            _script_checks(spec),
+            () if member else _script_checks(spec),
             _key_checks(spec, backend, store),
         )
         _check(chain.from_iterable(checks), on_progress)
         with _undo_on_failure(store, db, job) as undo, Claim(store, job, sending) as claim:
             package, kept = _keep(spec, home, uri, scratch, claim, package)
+            _check_same(member, package)
             submission = _prepare(spec, paths, store, package, kept.layers)
             request = backend.build(submission)
             # With its handle, before anything starts: if this process is killed from here on,
             # every command finds the job.
-            record = _record(submission, package, uri, backend.handle(request))
+            text = _text(submission, member)
+            record = _record(submission, package, uri, backend.handle(request), text)
             db.add(record)
             store.put_bytes(descriptions.dump(record, home), descriptions.key(job))
             claim.check()
-            _put(store, paths, submission, claims.descriptor(package, kept.layers))
+            store.put_bytes(text, paths.submission)
+            store.put_bytes(claims.descriptor(package, kept.layers), paths.code)
             _put_companions(store, paths, kept, backend.companions(request))
             on_progress(messages.sent(package, kept))
             undo.on_platform = lambda: backend.remove(record.handle)
@@ -137,6 +155,43 @@ def submit(
             with suppress(StoreError):
                 store.put_bytes(descriptions.dump(record, home), descriptions.key(job))
     return Job(record, backend, home, store)
+
+
+def _check_same(member: Member | None, package: CodePackage) -> None:
+    """Check that a package that had to be made again is that of the other jobs of the sweep."""
+    if member and package.digest != member.package.digest:
+        raise StoreError(
+            f"storing the package of {member.job}: it is gone, and the source has changed since",
+            hint="restore the source, or start a new sweep",
+        )
+
+
+def make_ready(
+    spec: JobSpec, home: Path, scratch: Path, on_progress: OnProgress
+) -> tuple[JobSpec, CodePackage]:
+    """Return the job with all that is chosen for it, and its package, a file in ``scratch``."""
+    script_check.check(spec)
+    _check(_script_checks(spec), on_progress)
+    backend = _open_backend(spec, home)
+    uri, _ = _open_store(spec, backend, home)
+    return _ready(spec, backend, uri, home, scratch, on_progress)
+
+
+def _ready(
+    spec: JobSpec,
+    backend: Backend[Any],
+    uri: str,
+    home: Path,
+    scratch: Path,
+    on_progress: OnProgress,
+) -> tuple[JobSpec, CodePackage]:
+    package = _pack(spec, home, scratch, uri, _remembered(spec, home, uri))
+    spec, choice = _with_launcher(spec)
+    spec, chosen = ranks.choose(spec, backend, may_ask=True)
+    reports = (messages.launcher(choice), messages.ranks(chosen), messages.left_out(package))
+    for report in chain.from_iterable(reports):
+        on_progress(report)
+    return spec, package
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,11 +394,6 @@ def _key_checks(spec: JobSpec, backend: Backend[Any], store: ObjectStore) -> Ite
         yield from store_keys.checks(spec, store.keys_end_at())
 
 
-def _put(store: ObjectStore, paths: JobPaths, submission: Submission, descriptor: bytes) -> None:
-    store.put_bytes(_text(submission), paths.submission)
-    store.put_bytes(descriptor, paths.code)
-
-
 def _put_companions(
     store: ObjectStore, paths: JobPaths, kept: Kept, companions: Mapping[str, bytes]
 ) -> None:
@@ -410,7 +460,9 @@ def _delete_all(store: ObjectStore, job: str) -> None:
         store.delete(key)
 
 
-def _record(submission: Submission, package: CodePackage, store: str, handle: str) -> JobRecord:
+def _record(
+    submission: Submission, package: CodePackage, store: str, handle: str, text: bytes
+) -> JobRecord:
     spec = submission.spec
     return JobRecord(
         job=submission.job,
@@ -427,11 +479,13 @@ def _record(submission: Submission, package: CodePackage, store: str, handle: st
         code_files=package.files,
         store=store,
         submitted_by=descriptions.submitter(),
-        spec_json=_text(submission).decode("ascii"),
+        spec_json=text.decode("ascii"),
     )
 
 
-def _text(submission: Submission) -> bytes:
+def _text(submission: Submission, member: Member | None) -> bytes:
     # With the job as the user described it, from which `cloudjob cp` makes another one.
     shown = {**submissions.show(submission), "spec": masked(submission.spec)}
+    if member:
+        shown["sweep"] = {"id": member.sweep, "values": dict(member.values)}
     return json.dumps(shown, indent=1, sort_keys=True).encode("ascii")

@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from cloudjob.tracking.job import GONE, Job, find
-from cloudjob.tracking.queries import Filter, collect, filter_of, find_all, sweep, with_status
+from cloudjob.tracking.queries import (
+    Filter,
+    collect,
+    filter_of,
+    find_all,
+    jobs_of,
+    statuses_of,
+    sweep,
+    with_status,
+)
 
 __all__ = [
     "GONE",
@@ -13,6 +22,8 @@ __all__ = [
     "filter_of",
     "find",
     "find_all",
+    "jobs_of",
+    "statuses_of",
     "sweep",
     "with_status",
 ]

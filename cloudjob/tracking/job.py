@@ -34,7 +34,7 @@ from cloudjob.errors import (
 )
 from cloudjob.home import locks, records_path, submits_folder, writing
 from cloudjob.home.records import SUBMITTING, JobRecord, Records
-from cloudjob.model import html
+from cloudjob.model import grid, html
 from cloudjob.model import status as statuses
 from cloudjob.model.rules import REMOTE_BACKENDS
 from cloudjob.model.status import Code, Failure, JobState, JobStatus, Phase
@@ -173,6 +173,19 @@ class Job:
     def submitted_by(self) -> str:
         """``user@machine``; empty for a job of an older cloudjob."""
         return self._record.submitted_by
+
+    @property
+    def sweep(self) -> str:
+        """The id of the sweep that it belongs to; empty if it belongs to none."""
+        return grid.sweep_of(self.id)
+
+    def sweep_values(self) -> dict[str, str]:
+        """Return the values that the job has in its sweep, by name; none without a sweep."""
+        try:
+            values = json.loads(self._submission_json())["sweep"]["values"]
+            return {str(name): str(value) for name, value in values.items()}
+        except (ValueError, LookupError, TypeError, AttributeError):
+            return {}
 
     @property
     def platform(self) -> str:

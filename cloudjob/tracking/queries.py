@@ -18,6 +18,7 @@ from cloudjob.backends.base import Backend, NativeStatus
 from cloudjob.errors import CloudJobError, JobNotFound, Unreachable, UsageError
 from cloudjob.home import records_path
 from cloudjob.home.records import SUBMITTING, JobRecord, Records
+from cloudjob.model import grid
 from cloudjob.model.rules import BACKENDS
 from cloudjob.model.status import JobState, JobStatus
 from cloudjob.model.text import nearest
@@ -39,12 +40,14 @@ class Filter(NamedTuple):
     Args:
         names: Shell patterns for the job's id or name.
         since: RFC 3339 UTC: only jobs submitted at this time or later.
+        sweep: The id of a sweep.
     """
 
     backends: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
     states: tuple[str, ...] = ()
     since: str = ""
+    sweep: str = ""
 
     def matches(self, record: JobRecord) -> bool:
         """Whether a job matches by its record, apart from ``states``, which need the platform."""
@@ -53,6 +56,7 @@ class Filter(NamedTuple):
             (not self.backends or record.backend in self.backends)
             and (not self.names or any(fnmatchcase(i, n) for i in ids for n in self.names))
             and record.created_at >= self.since
+            and (not self.sweep or grid.sweep_of(record.job) == self.sweep)
         )
 
 
@@ -62,6 +66,7 @@ def filter_of(
     name: Sequence[str] = (),
     state: Sequence[str] = (),
     since: str = "",
+    sweep: str = "",
 ) -> Filter:
     """Return the filter for values as users type them.
 
@@ -80,7 +85,8 @@ def filter_of(
                     f"reading the filter {key} {word}: no such {key}{nearest(word, allowed)}",
                     hint=f"one of {', '.join(allowed)}",
                 )
-    return Filter(tuple(backend), tuple(name), states, moment(since) if since else "")
+    earliest = moment(since) if since else ""
+    return Filter(tuple(backend), tuple(name), states, earliest, sweep)
 
 
 def moment(text: str) -> str:
@@ -136,6 +142,17 @@ def find_all(
 
 def with_status(home: Path, records: Sequence[JobRecord]) -> list[tuple[Job, JobStatus]]:
     """Return the jobs of these records with their status, UNKNOWN as for ``find_all``."""
+    jobs = jobs_of(home, records)
+    return list(zip(jobs, statuses_of(jobs), strict=True))
+
+
+def statuses_of(jobs: list[Job]) -> list[JobStatus]:
+    """Return the status of each job, UNKNOWN as for ``find_all``."""
+    return _StatusQuery(jobs).answers()
+
+
+def jobs_of(home: Path, records: Sequence[JobRecord]) -> list[Job]:
+    """Return the jobs of these records; those on one platform share its backend."""
     backends: dict[tuple[str, str], Backend[Any]] = {}
     jobs = []
     for record in records:
@@ -143,7 +160,7 @@ def with_status(home: Path, records: Sequence[JobRecord]) -> list[tuple[Job, Job
         if place not in backends:
             backends[place] = backend_for(record, home)
         jobs.append(Job(record, backends[place], home))
-    return list(zip(jobs, _StatusQuery(jobs).answers(), strict=True))
+    return jobs
 
 
 def _records(home: Path, store: str) -> list[JobRecord]:

@@ -29,6 +29,7 @@ from cloudjob.backends.process.node import NodeRequest
 from cloudjob.backends.process.state_file import STATE
 from cloudjob.errors import BackendError, JobNotFound
 from cloudjob.home import private_folder, writing
+from cloudjob.model import grid
 from cloudjob.model import submission as submissions
 from cloudjob.model.status import JobState
 from cloudjob.model.submission import Submission
@@ -166,9 +167,7 @@ class ProcessBackend(Backend[ProcessRequest]):
         launcher = LAUNCHERS.get(submission.spec.launcher)
         needs_mpi = launcher is None or launcher.needs_mpi
         machine = machine_of(self._options, self._home.parent, needs_mpi=needs_mpi)
-        # The last part of an id makes it unique; the name before it may be long.
-        unique = submission.job.rpartition("-")[2]
-        run_dir = f"{_short_temporary_folder()}/cloudjob-{unique}"
+        run_dir = f"{_short_temporary_folder()}/cloudjob-{grid.unique_part(submission.job)}"
         folder = str(self._home / submission.job)
         wanted = self._options.get("isolation", "auto")
         level = "none" if wanted == "none" else isolation.possible_level()

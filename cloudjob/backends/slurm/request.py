@@ -16,6 +16,7 @@ from cloudjob.backends.encoding import file_path, file_uri
 from cloudjob.backends.slurm import script
 from cloudjob.backends.slurm.cluster import Cluster
 from cloudjob.errors import SpecError
+from cloudjob.model import grid
 from cloudjob.model import submission as submissions
 from cloudjob.model.submission import Submission
 from cloudjob.model.text import MASK
@@ -209,7 +210,7 @@ def _environments(
     for index in range(len(hosts)):
         node = submissions.node_env(submission, index, hosts)
         scratch = submission.spec.slurm.scratch
-        home = f"{scratch}/cloudjob-{submission.job.rpartition('-')[2]}/home"
+        home = f"{scratch}/cloudjob-{grid.unique_part(submission.job)}/home"
         whole = submissions.variables(submission, node, home=home, address="0.0.0.0")
         own = {name: whole[name] for name in _OF_NODE if name in whole}
         yield {"PATH": os.defpath, **cluster.paths, **own, **variables}

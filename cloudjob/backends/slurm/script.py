@@ -10,6 +10,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from cloudjob.model import grid
 from jobentry.contract import names, paths
 
 JOB_SCRIPT, NODE_SCRIPT = "job.sh", "node.sh"
@@ -101,7 +102,7 @@ def node_script(node: NodeText) -> str:
         shell=shell,
         scratch=shlex.quote(node.scratch),
         # Scripts create sockets below it, whose paths must be short, so the job's name is left out.
-        suffix=node.job.rpartition("-")[2],
+        suffix=grid.unique_part(node.job),
         paths=exports,
         setup=setup,
         kept=_KEPT,

@@ -1,0 +1,158 @@
+"""Submits, follows and cancels the jobs of a sweep."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import shlex
+
+import cloudjob
+from cloudjob.cli.follow import interrupts_of, report, status_json
+from cloudjob.cli.messages import count, print_json, print_message
+from cloudjob.errors import CloudJobError, JobNotFound, UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from cloudjob import JobSpec, JobStatus, Sweep
+
+# The exit code of a submit that was cancelled before its first job.
+_INTERRUPTED = 130
+
+
+def send(spec: JobSpec, options: argparse.Namespace) -> int:
+    """Submit the jobs of a sweep, and follow them unless ``--detach`` is given."""
+    from cloudjob.submission.sweep import at_once, expand
+
+    jobs = expand(spec)
+    limit = at_once(spec)
+    most = f"at most {limit} at the same time" if 0 < limit < len(jobs) else "all at the same time"
+    size = f"{count(len(jobs), 'job')}, {most}"
+    if options.dry_run or options.show_request:
+        from cloudjob.cli import preview
+
+        preview.show(jobs[0][1], options, _rows(jobs, size))
+        return 0
+    if options.detach and 0 < limit < len(jobs):
+        raise UsageError(
+            f"submit --detach: {most}, so the submit has to wait for them",
+            hint=f"--max-parallel {len(jobs)} submits all at once; or leave --detach out",
+        )
+    shown = Shown()
+    sweep = _send(spec, options, shown, size)
+    if options.detach:
+        found = [status_json(status) for status in sweep.statuses()] if options.json else []
+        if options.json:
+            print_json({"sweep": sweep.id, "jobs": found})
+        else:
+            print(sweep.id)
+        return 0
+    statuses = follow(sweep, shown)
+    if options.json:
+        print_json({"sweep": sweep.id, "jobs": [status_json(status) for status in statuses]})
+    return exit_code_of(statuses)
+
+
+def _rows(jobs: Sequence[tuple[Mapping[str, str], JobSpec]], size: str) -> list[tuple[str, str]]:
+    """Return what a dry run shows of a sweep; its page is the first job's."""
+    commands = [shlex.join([one.script, *one.args]) for _, one in (jobs[0], jobs[-1])]
+    return [("sweep", size), ("first job", commands[0]), ("last job", commands[1]), ("", "")]
+
+
+def _send(spec: JobSpec, options: argparse.Namespace, shown: Shown, size: str) -> Sweep:
+    from cloudjob.cli.progress import Transfers
+
+    interrupts = interrupts_of(spec, options)
+    started: list[Sweep] = []
+
+    def start(sweep: Sweep) -> None:
+        print_message(f"sweep {sweep.id}: {size}")
+        started.append(sweep)
+        interrupts.hold()
+        interrupts.give(sweep)
+
+    try:
+        with Transfers("sent", is_shown=not options.json) as transfers:
+            return cloudjob.sweep(
+                spec,
+                resume=options.resume,
+                on_progress=transfers.report,
+                on_status=shown,
+                on_start=start,
+            )
+    except CloudJobError:
+        if started and started[0].jobs():
+            print_message(f"the jobs of {started[0].id} that were submitted continue")
+            print_message("hint: the same command with --resume submits the others")
+        raise
+
+
+class Shown:
+    """Prints when a job of a sweep has started and how it ended."""
+
+    def __init__(self) -> None:
+        self._started: set[str] = set()
+
+    def __call__(self, status: JobStatus, values: Mapping[str, str]) -> None:
+        """Print what is new about a job."""
+        from cloudjob.submission.sweep import NEVER, WAITS, text_of
+
+        if status.native_state in (NEVER, WAITS):
+            return
+        if status.job not in self._started:
+            self._started.add(status.job)
+            print_message(f"job {status.job} started: {text_of(values)}")
+        if status.state.is_final:
+            report(status)
+        elif status.state is cloudjob.JobState.UNKNOWN:
+            print_message(f"job {status.job}: UNKNOWN: {status.native_state}")
+
+
+def follow(sweep: Sweep, shown: Shown) -> list[JobStatus]:
+    """Wait until every job of a sweep has ended, show how each did, and return their statuses."""
+    statuses = sweep.wait(on_status=shown)
+    print_message(f"sweep {sweep.id}: {summary(statuses)}")
+    return statuses
+
+
+def summary(statuses: Sequence[JobStatus]) -> str:
+    """Return how many jobs are in which state: ``4 SUCCEEDED, 1 FAILED, 1 never submitted``."""
+    from collections import Counter
+
+    from cloudjob.submission.sweep import NEVER
+
+    words = [NEVER if each.native_state == NEVER else str(each.state) for each in statuses]
+    return ", ".join(f"{number} {word}" for word, number in Counter(words).items()) or "no jobs"
+
+
+def exit_code_of(statuses: Sequence[JobStatus]) -> int:
+    """Return the exit code of the first job that did not succeed, by number; 0 if there is none."""
+    from cloudjob.model.status import exit_code
+
+    codes = [exit_code(status) for status in statuses]
+    return next((code for code in codes if code), 0 if statuses else _INTERRUPTED)
+
+
+def sweep_of(word: str) -> Sweep | None:
+    """Return the sweep with this id; None if a word names something else."""
+    with contextlib.suppress(JobNotFound):
+        return cloudjob.attach_sweep(word)
+    return None
+
+
+def unsubmitted(options: argparse.Namespace) -> list[JobStatus]:
+    """Return the jobs of a sweep that were not submitted, and that the filters of a list let by."""
+    sweep = sweep_of(options.sweep)
+    others = (options.backend, options.name, options.since, options.store, options.limit)
+    if sweep is None or any(others):
+        return []
+    states = [word.upper() for word in options.state]
+    return [each for each in sweep.unsubmitted() if not states or each.state.value in states]
+
+
+def values_text(sweep: Sweep | None, name: str, job: cloudjob.Job | None) -> str:
+    """Return the values of a job of a sweep, which may be known only to the job."""
+    from cloudjob.submission.sweep import text_of
+
+    return text_of(job.sweep_values() if job else sweep.values(name) if sweep else {})

@@ -1,0 +1,144 @@
+"""The values of a sweep and what is wrong with them. No I/O."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from itertools import product
+
+from cloudjob.model.text import given, nearest
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from cloudjob.model.job import JobSpec
+
+MAX_JOBS = 10_000
+NAME_RULE = r"[A-Za-z_][A-Za-z0-9_-]*"
+# The keys in which {NAME} stands for a value.
+FILLED = ("args", "env", "inputs", "outputs")
+
+_PLACE = re.compile(rf"\{{({NAME_RULE})\}}")
+_RANGE = re.compile(r"(-?[0-9]{1,18})\.\.(-?[0-9]{1,18})(?:\.\.([0-9]{1,18}))?")
+# What is meant as a range, and is no path such as ../data.
+_LIKE_RANGE = re.compile(r"(?=.*[0-9])[-+0-9.]*\.\.[-+0-9.]*")
+# A sweep's id ends like a job's; its jobs add a number, which has fewer letters.
+_JOB = re.compile(r"([a-z0-9][a-z0-9-]*-[a-z0-9]{8})-[0-9]{1,4}", re.ASCII)
+_ALLOWED = "allowed like 0.1,0.01 or 1..3, or a list"
+
+
+def job_id(sweep: str, index: int) -> str:
+    """Return the id of a job of a sweep."""
+    return f"{sweep}-{index}"
+
+
+def sweep_of(job: str) -> str:
+    """Return the id of the sweep that a job belongs to; empty if it belongs to none."""
+    found = _JOB.fullmatch(job)
+    return found[1] if found else ""
+
+
+def unique_part(job: str) -> str:
+    """Return the end of a job's id that no other job has; the name before it may be long."""
+    name, dash, _ = (sweep_of(job) or job).rpartition("-")
+    return job[len(name + dash) :]
+
+
+def check_name(name: str) -> str:
+    """Return ``name`` if a sweep can have it; else raise ``ValueError``."""
+    if not re.fullmatch(NAME_RULE, name):
+        rule = "letters, digits, '_' and '-', a letter or '_' first"
+        raise ValueError(f"is not a name for a sweep (given {given(name)}; allowed {rule})")
+    return name
+
+
+def values_of(value: object) -> object:
+    """Return the values in a text such as ``0.1,0.01`` or ``1..3``; a list is what it holds."""
+    if isinstance(value, str):
+        value = [word for part in value.split(",") for word in _words(part.strip(), value)]
+    if isinstance(value, (list, tuple)):
+        if not value:
+            raise ValueError(f"has no values ({_ALLOWED})")
+        words = [word for word in value if isinstance(word, str)]
+        twice = next((word for word, times in Counter(words).items() if times > 1), None)
+        if twice is not None:
+            raise ValueError(f"has a value twice (given {given(twice)}; allowed once)")
+    return value
+
+
+def _words(part: str, whole: str) -> Iterator[str]:
+    if not part:
+        what = "an empty value" if whole.strip() else "no values"
+        raise ValueError(f"has {what} (given {given(whole)}; {_ALLOWED})")
+    bounds = _RANGE.fullmatch(part)
+    if bounds is None:
+        if _LIKE_RANGE.fullmatch(part):
+            allowed = "allowed whole numbers at both ends, like 1..3 or 1..9..2"
+            raise ValueError(f"has a range without two ends (given {given(part)}; {allowed})")
+        yield part
+        return
+    first, last, step = int(bounds[1]), int(bounds[2]), int(bounds[3] or 1)
+    if last < first or not step:
+        raise ValueError(f"has an empty range (given {given(part)}; allowed like 1..3 or 1..9..2)")
+    numbers = range(first, last + 1, step)
+    if len(numbers) > MAX_JOBS:
+        size = f"{len(numbers)} values"
+        raise ValueError(f"has a range of {size} (given {given(part)}; allowed {MAX_JOBS})")
+    yield from map(str, numbers)
+
+
+def combinations(sweep: Mapping[str, tuple[str, ...]]) -> Iterator[dict[str, str]]:
+    """Yield the values of each job by name; the last name changes fastest."""
+    for values in product(*sweep.values()):
+        yield dict(zip(sweep, values, strict=True))
+
+
+def filled(text: str, values: Mapping[str, str]) -> str:
+    """Return a text with the value of each ``{NAME}``; all other braces stay as they are."""
+    return _PLACE.sub(lambda place: values.get(place[1], place[0]), text)
+
+
+def conflicts(spec: JobSpec) -> Iterator[tuple[str, str]]:
+    """Yield what is wrong with the sweep of a job."""
+    if not spec.sweep:
+        return
+    jobs = math.prod(map(len, spec.sweep.values()))
+    if jobs > spec.max_jobs:
+        more = f"allowed {spec.max_jobs}; max_jobs allows more, up to {MAX_JOBS}"
+        yield "sweep", f"makes too many jobs (given {jobs}; {more})"
+    yield from _misused_names(spec)
+    yield from _shared_outputs(spec)
+
+
+def _misused_names(spec: JobSpec) -> Iterator[tuple[str, str]]:
+    used = {name for text in _texts(spec) for name in _PLACE.findall(text)}
+    guesses = {name: nearest(name, spec.sweep) for name in sorted(used - set(spec.sweep))}
+    for name, guess in guesses.items():
+        if guess:
+            what = f"has no {name}, which {{{name}}} names{guess}"
+            yield "sweep", f"{what} (if the script itself needs {{{name}}}, rename the sweep's)"
+    for name in spec.sweep:
+        if name not in used and not any(f"'{name}'" in guess for guess in guesses.values()):
+            places = f"{{{name}}} in an argument, or in a value of env, inputs or outputs"
+            yield f"sweep.{name}", f"is used nowhere (allowed {places})"
+
+
+def _shared_outputs(spec: JobSpec) -> Iterator[tuple[str, str]]:
+    """Yield the outputs of which one job would overwrite those of another."""
+    several = {name for name, values in spec.sweep.items() if len(values) > 1}
+    for name, uri in spec.outputs.items():
+        missing = [f"{{{each}}}" for each in sorted(several - set(_PLACE.findall(uri)))]
+        if uri and missing:
+            yield (
+                f"outputs.{name}",
+                f"is the same for several jobs of the sweep (given {given(uri)}; allowed a URI "
+                f"with {' and '.join(missing)}, or an empty one)",
+            )
+
+
+def _texts(spec: JobSpec) -> Iterator[str]:
+    """Yield each text in which values can stand."""
+    for key in FILLED:
+        value = getattr(spec, key)
+        yield from value.values() if isinstance(value, Mapping) else value
