@@ -259,10 +259,10 @@ def sweep(  # noqa: PLR0913 (each is a key of a call, as of submit)
 
 
 def attach_sweep(sweep: str) -> Sweep:
-    """Return a sweep that was submitted earlier, by its id.
+    """Return a sweep that was submitted earlier, by its id or by the name of its newest job.
 
     Raises:
-        JobNotFound: No sweep in the records of this machine has this id.
+        JobNotFound: No sweep in the records of this machine matches.
     """
     return sweeps.attach(home(), sweep)
 

@@ -156,6 +156,8 @@ def _ended(job: cloudjob.Job | cloudjob.Sweep, *, is_json: bool) -> list[JobStat
 
 
 def _list(options: argparse.Namespace) -> int:
+    if options.sweep and not options.store:
+        options.sweep = cloudjob.attach_sweep(options.sweep).id
     filters = {**filters_of(options), "store": options.store, "sweep": options.sweep}
 
     def look() -> _Rows:
@@ -399,7 +401,7 @@ def add_list(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=_list)
     filter_flags(parser)
     text = "the jobs of this sweep, with their values and those that were not submitted"
-    parser.add_argument("--sweep", metavar="ID", default="", help=text)
+    parser.add_argument("--sweep", metavar="SWEEP", default="", help=text)
     text = "the jobs in this store, whoever submitted them"
     parser.add_argument("--store", metavar="URI", default="", help=text)
     parser.add_argument("--limit", type=whole_number, metavar="N", help="only the newest N")

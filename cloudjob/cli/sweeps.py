@@ -7,7 +7,7 @@ import contextlib
 import shlex
 
 import cloudjob
-from cloudjob.cli.follow import interrupts_of, report, status_json
+from cloudjob.cli.follow import interrupts_of, report, status_json, warn_of_notifications
 from cloudjob.cli.messages import count, print_json, print_message
 from cloudjob.errors import CloudJobError, JobNotFound, UsageError
 
@@ -112,6 +112,8 @@ class Shown:
 def follow(sweep: Sweep, shown: Shown) -> list[JobStatus]:
     """Wait until every job of a sweep has ended, show how each did, and return their statuses."""
     statuses = sweep.wait(on_status=shown)
+    for job in sweep.jobs():
+        warn_of_notifications(job)
     print_message(f"sweep {sweep.id}: {summary(statuses)}")
     return statuses
 
@@ -137,7 +139,8 @@ def exit_code_of(statuses: Sequence[JobStatus]) -> int:
 def sweep_of(word: str) -> Sweep | None:
     """Return the sweep with this id; None if a word names something else."""
     with contextlib.suppress(JobNotFound):
-        return cloudjob.attach_sweep(word)
+        found = cloudjob.attach_sweep(word)
+        return found if found.id == word else None
     return None
 
 

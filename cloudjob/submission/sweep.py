@@ -375,17 +375,20 @@ def _is_over(status: JobStatus) -> bool:
     return status.state.is_final or status.native_state in (NEVER, *GONE)
 
 
-def attach(home: Path, sweep: str) -> Sweep:
-    """Return a sweep that was submitted earlier.
+def attach(home: Path, name: str) -> Sweep:
+    """Return the sweep with this id, or that of the newest job with this name.
 
     Raises:
-        JobNotFound: No sweep has this id.
+        JobNotFound: There is none.
     """
-    found = Sweep(sweep, home)
-    is_id = grid.sweep_of(grid.job_id(sweep, 0)) == sweep and "/" not in sweep
-    if is_id and (found._path.exists() or found.jobs()):
-        return found
-    raise JobNotFound(f"finding the sweep {sweep!r}: no such sweep", hint="`cloudjob list`")
+    sweep = Sweep(name, home)
+    if grid.sweep_of(grid.job_id(name, 0)) and (sweep.read() or sweep.jobs()):
+        return sweep
+    with Records(records_path(home)) as db:
+        found = grid.sweep_of(db.get(name).job)
+    if not found:
+        raise JobNotFound(f"finding the sweep {name!r}: that job is of no sweep")
+    return Sweep(found, home)
 
 
 def submit(

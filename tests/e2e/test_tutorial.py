@@ -1,4 +1,4 @@
-"""docs/tutorial.md, followed literally."""
+"""docs/tutorial.md and docs/guides/sweeps.md, followed literally."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-TUTORIAL = Path(__file__).parents[2] / "docs" / "tutorial.md"
+import pytest
+
+DOCS = Path(__file__).parents[2] / "docs"
 _BLOCK = re.compile(r"^```(\w+)(?: +(\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -27,12 +29,13 @@ class Block(NamedTuple):
     text: str
 
 
-def blocks() -> Iterator[Block]:
-    for kind, attribute, text in _BLOCK.findall(TUTORIAL.read_text()):
+def blocks(page: str) -> Iterator[Block]:
+    for kind, attribute, text in _BLOCK.findall((DOCS / page).read_text()):
         yield Block(kind, attribute, text)
 
 
-def test_the_tutorial_prints_what_it_promises(tmp_path: Path):
+@pytest.mark.parametrize("page", ["tutorial.md", "guides/sweeps.md"])
+def test_a_page_prints_what_it_promises(tmp_path: Path, page: str):
     """Commands run in order; every line of an output block appears, … standing for any text."""
     environ = {**os.environ, "CLOUDJOB_HOME": str(tmp_path / "home")}
     environ["PATH"] = f"{Path(sys.executable).parent}:{environ['PATH']}"
@@ -40,7 +43,7 @@ def test_the_tutorial_prints_what_it_promises(tmp_path: Path):
     folder.mkdir()
     printed = ""
     checked = 0
-    for block in blocks():
+    for block in blocks(page):
         name, _, value = block.attribute.partition("=")
         if name == "file":
             (folder / value).write_text(block.text)
