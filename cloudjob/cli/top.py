@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import sys
+from math import inf
 
 import cloudjob
-from cloudjob.cli.messages import count, print_message, printable
+from cloudjob.cli.messages import count, print_message, printable, size
 from cloudjob.cli.options import job_argument
 from cloudjob.cli.silence import STATES
 from cloudjob.errors import CloudJobError
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
     from rich.console import Group
     from rich.table import Table
+    from rich.text import Text
 
     from cloudjob.model.status import JobStatus
     from jobentry.contract.journal import Sample
@@ -25,6 +27,11 @@ if TYPE_CHECKING:
 _REFRESH_S = 1.0
 # Seconds between two questions for the job's status.
 _STATUS_S = 3.0
+_MIB = 1024 * 1024
+# From these percentages on, a value is marked: of memory and disk space, and of waiting.
+_NEARLY_FULL, _WAITS_LONG = 95.0, 50.0
+# Of ranks: stopped, traced, a zombie, and failed.
+_BAD_STATES = "TtZF"
 # More ranks than these do not fit a screen; those that have been silent for longest come first.
 _MOST_RANKS = 40
 
@@ -100,30 +107,47 @@ def _table(*headers: str) -> Table:
 
 
 def _nodes(journals: cloudjob.Journals) -> Table:
-    table = _table("NODE", "PHASE", "CPU", "MEMORY", "OF", "WAITS", "NETWORK", "DISK", "DEVICES")
+    table = _table("NODE", "PHASE", "CPU", "MEMORY", "SPACE", "WAITS", "NETWORK", "DISK", "DEVICES")
     phases = {phase.node: phase.name for phase in journals.phases if phase.ended_at is None}
     for node, samples in journals.resources.items():
         table.add_row(str(node), printable(phases.get(node, "")), *_node_cells(samples[-1]))
     return table
 
 
-def _node_cells(sample: Sample) -> Sequence[str]:
-    cpu = sum(sample.cpu[:2]) if sample.cpu else None
-    memory, limit = sample.memory if sample.memory else (None, None)
+def _node_cells(sample: Sample) -> Sequence[Text | str]:
+    waits = max(sample.pressure) if sample.pressure else None
     busy = [d.utilisation_percent for d in sample.devices if d.utilisation_percent is not None]
+    used, space = sample.space or (0.0, 0.0)
     return (
-        _number(cpu, "%"),
-        _number(memory, " MiB"),
-        _number(limit, " MiB"),
-        _number(max(sample.pressure) if sample.pressure else None, "%"),
-        _number(sum(sample.network) if sample.network else None, " KiB/s"),
-        _number(sum(sample.disk) if sample.disk else None, " KiB/s"),
+        _percent(sum(sample.cpu[:2]) if sample.cpu else None),
+        _memory(sample),
+        _percent(100 * used / space if space else None, _NEARLY_FULL),
+        _percent(waits, _WAITS_LONG),
+        f"{size(int(sum(sample.network) * 1024))}/s" if sample.network else "",
+        f"{size(int(sum(sample.disk) * 1024))}/s" if sample.disk else "",
         " ".join(f"{value:.0f}%" for value in busy),
     )
 
 
-def _number(value: float | None, unit: str) -> str:
-    return "" if value is None else f"{value:.0f}{unit}"
+def _memory(sample: Sample) -> Text | str:
+    """Return the memory in use, its limit, and how many processes were killed for lack of it."""
+    if not sample.memory:
+        return ""
+    used, limit = sample.memory
+    killed = f", {sample.oom_kills} killed" if sample.oom_kills else ""
+    text = f"{size(int(used * _MIB))} of {size(int(limit * _MIB))}{killed}"
+    return _marked(text, sample.oom_kills > 0 or 100 * used >= _NEARLY_FULL * limit)
+
+
+def _percent(value: float | None, limit: float = inf) -> Text | str:
+    """Return a percentage, marked from a limit on."""
+    return "" if value is None else _marked(f"{value:.0f}%", value >= limit)
+
+
+def _marked(text: str, is_bad: bool) -> Text | str:
+    from rich.text import Text
+
+    return Text(text, "bold red") if is_bad else text
 
 
 def _ranks(journals: cloudjob.Journals) -> Sequence[Table | str]:
@@ -136,10 +160,10 @@ def _ranks(journals: cloudjob.Journals) -> Sequence[Table | str]:
         table.add_row(
             str(rank),
             str(last[rank].node),
-            STATES.get(sample.state, printable(sample.state)),
+            _marked(STATES.get(sample.state, printable(sample.state)), sample.state in _BAD_STATES),
             f"{sample.quiet_s} s",
             f"{sample.cpu_percent}%",
-            f"{sample.rss_mib} MiB",
+            size(sample.rss_mib * _MIB),
             str(sample.threads),
             str(sample.children),
         )

@@ -364,6 +364,11 @@ def resources(journals: Journals, zero_s: float) -> list[Chart]:
     table: tuple[tuple[str, Mapping[str, Sequence[Any]], Callable[[Any], float | None]], ...] = (
         ("CPU of the machine, all CPUs (%)", nodes, lambda s: sum(s.cpu[:2]) if s.cpu else None),
         ("Memory (MiB)", nodes, lambda s: s.memory[0] if s.memory else None),
+        (
+            "Disk space used (%)",
+            nodes,
+            lambda s: 100 * s.space[0] / s.space[1] if s.space else None,
+        ),
         ("GPUs and NPUs (%)", devices, lambda point: point.device.utilisation_percent),
         ("CPU of each rank (% of one CPU)", ranks, lambda point: point.sample.cpu_percent),
         ("Memory of each rank (MiB)", ranks, lambda point: point.sample.rss_mib),

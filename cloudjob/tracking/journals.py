@@ -42,6 +42,8 @@ _SERIES = (
     ("disk_written_kib_s", "disk", 1),
     ("network_received_kib_s", "network", 0),
     ("network_sent_kib_s", "network", 1),
+    ("disk_used_mib", "space", 0),
+    ("disk_size_mib", "space", 1),
     ("rdma_received_kib_s", "rdma", 0),
     ("rdma_sent_kib_s", "rdma", 1),
 )

@@ -324,10 +324,10 @@ def _stop(node: NodeEnv, number: int) -> None:
 def _prepare_and_run(node: NodeEnv, options: Options, journal: Journal, started_at: float) -> _End:
     """Prepare this node, run its part of the job, and return how it ended."""
     journal.begin("stage", started_at)
-    journal.start()
     launcher = launcher_of(node)
     node = keep_existing_tune_file(node)
     where = paths.node_paths(os.environ, node)
+    journal.start(where.node_dir)
     version = start_version(os.environ.get("PATH", "")) if launcher.needs_mpi else None
     with _reporting_to_workers(node, where):
         folder, outputs = stage(node, where, journal, options.words[0])

@@ -104,6 +104,7 @@ class Sample(NamedTuple):
         disk: Read and written, in KiB/s, by the machine.
         network: Received and sent, in KiB/s, without the loopback interface.
         rdma: The same for InfiniBand and RoCE, which bypasses the network above.
+        space: Not available, and the size, in MiB: of the file system with the node's folder.
     """
 
     at: float
@@ -116,6 +117,7 @@ class Sample(NamedTuple):
     disk: tuple[float, ...] = ()
     network: tuple[float, ...] = ()
     rdma: tuple[float, ...] = ()
+    space: tuple[float, ...] = ()
     devices: tuple[Device, ...] = ()
     ranks: tuple[RankSample, ...] = ()
 
@@ -134,6 +136,7 @@ _LISTS = {
     "disk": 2,
     "network": 2,
     "rdma": 2,
+    "space": 2,
 }
 _COLUMNS = ("c", "m", "q", "s", "t", "k")
 

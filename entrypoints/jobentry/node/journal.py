@@ -88,6 +88,7 @@ class Journal:
         self._lines: list[bytes] = []
         self._spent_bytes = 0
         self._time_due_s = 0.0
+        self._folder = "/"
         self._open: dict[str, Transfer] = {}
         self._phases: dict[str, Phase] = {}
         self._ranks: RankProcesses | None = None
@@ -137,8 +138,13 @@ class Journal:
 
     # -- samples ----------------------------------------------------------------------------------
 
-    def start(self) -> None:
-        """Start to sample; a node without room for another thread has no samples."""
+    def start(self, folder: str = "/") -> None:
+        """Start to sample; a node without room for another thread has no samples.
+
+        Args:
+            folder: Of the node: whether its disk is full is recorded.
+        """
+        self._folder = folder
         with contextlib.suppress(RuntimeError, MemoryError):
             self._thread.start()
 
@@ -154,7 +160,7 @@ class Journal:
             from jobentry.node import accelerators
             from jobentry.node.resources import Resources
 
-            resources, devices = Resources(), accelerators.find()
+            resources, devices = Resources(folder=self._folder), accelerators.find()
             resources.rates()
             cost_s = 0.0
             has_ended = False

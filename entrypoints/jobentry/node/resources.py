@@ -33,6 +33,7 @@ class Reading(NamedTuple):
     disk: list[float]
     network: list[float]
     rdma: list[float]
+    space: list[float]
 
 
 class Resources:
@@ -41,11 +42,13 @@ class Resources:
     Args:
         proc: Where the kernel shows processes and the machine.
         sys_: Where it shows devices and control groups.
+        folder: Whose file system is measured.
     """
 
-    def __init__(self, proc: str = "/proc", sys_: str = "/sys") -> None:
+    def __init__(self, proc: str = "/proc", sys_: str = "/sys", folder: str = "/") -> None:
         self._proc = proc
         self._sys = sys_
+        self._folder = folder
         self._group = find_group(proc, sys_)
         self._ports = _rdma_ports(sys_)
         self._first_kills: int | None = None
@@ -76,6 +79,7 @@ class Resources:
             "disk": _rate(last.disk, now.disk, elapsed_s),
             "network": _rate(last.network, now.network, elapsed_s),
             "rdma": _rate(last.rdma, now.rdma, elapsed_s),
+            "space": tuple(now.space),
         }
 
     def _read(self) -> Reading:
@@ -99,6 +103,7 @@ class Resources:
             ]
             if self._ports
             else [],
+            space=_space(self._folder),
         )
 
     def _pressure(self) -> list[float]:
@@ -246,6 +251,15 @@ def _disk(text: bytes) -> list[float]:
     rows = [line.split() for line in text.splitlines()]
     rows = [row for row in rows if len(row) > 9 and _DISK.match(row[2])]
     return [float(_SECTOR_BYTES * sum(int(row[at]) for row in rows)) for at in (5, 9) if rows]
+
+
+def _space(folder: str) -> list[float]:
+    try:
+        found = os.statvfs(folder)
+    except OSError:
+        return []
+    blocks = (found.f_blocks - found.f_bavail, found.f_blocks)
+    return [count * found.f_frsize / _MIB for count in blocks] if found.f_blocks else []
 
 
 def _network(text: bytes) -> list[float]:

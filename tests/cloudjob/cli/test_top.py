@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+from rich.console import Console
+
 import cloudjob
-from cloudjob.cli import main
+from cloudjob.cli import main, top
+from jobentry.contract import journal
+from jobentry.contract.journal import RankSample, Sample
 
 SCRIPT = """
 import os, time
@@ -19,6 +24,29 @@ while time.monotonic() < deadline:
         print("works", flush=True)
     time.sleep(0.2)
 """
+
+
+def test_top_marks_a_node_short_of_memory_or_space_and_a_rank_that_has_failed():
+    rank = RankSample(0, cpu_percent=3, rss_mib=100, quiet_s=75, state="F", threads=1, children=0)
+    short = Sample(
+        at=1.0, memory=(990.0, 1000.0), oom_kills=2, space=(2000.0, 2000.0),
+        pressure=(0.0, 60.0, 0.0, 0.0, 0.0), network=(1.0, 2.0), ranks=(rank,),
+    )  # fmt: skip
+    journals = cloudjob.Journals()
+    journals.add(0, [journal.dump(short)])
+    journals.add(1, [journal.dump(Sample(at=1.0, memory=(10.0, 1000.0), space=(1.0, 2000.0)))])
+
+    def shown(columns: int) -> list[str]:
+        console = Console(width=columns, force_terminal=True, color_system="standard")
+        with console.capture() as capture:
+            console.print(top._nodes(journals), *top._ranks(journals))
+        return re.sub("\x1b\\[1;31m *", "!", capture.get()).replace("\x1b[0m", "").splitlines()
+
+    _, _, first, second, _, ranks = [" ".join(line.split()) for line in ["", *shown(100)]]
+    assert first == "0 !1.0 GB of 1.0 GB, 2 killed !100% !60% 3.1 kB/s"
+    assert second == "1 10.5 MB of 1.0 GB 0%"
+    assert ranks == "0 0 !failed 75 s 3% 104.9 MB 1 0"
+    assert all(len(re.sub(r"\x1b\[[0-9;]*m|!", "", line)) <= 80 for line in shown(80))
 
 
 def test_top_shows_each_rank_until_the_job_ends(tmp_path: Path, monkeypatch, capsys):

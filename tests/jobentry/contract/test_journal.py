@@ -49,6 +49,7 @@ SAMPLES = st.builds(
     disk=numbers(2),
     network=numbers(2),
     rdma=numbers(2),
+    space=numbers(2),
     devices=st.lists(DEVICES, max_size=3).map(tuple),
     ranks=RANKS,
 )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -24,7 +27,7 @@ class Machine:
             path.write_text(text)
 
     def resources(self) -> Resources:
-        return Resources(f"{self.folder}/proc", f"{self.folder}/sys")
+        return Resources(f"{self.folder}/proc", f"{self.folder}/sys", f"{self.folder}/disk")
 
 
 PROC = {
@@ -116,6 +119,25 @@ def test_a_machine_that_shows_nothing_has_empty_values(tmp_path: Path):
     used = resources.rates()
 
     assert {name for name, value in used.items() if value} == {"cpus"}
+
+
+def test_a_full_disk_has_no_space(tmp_path: Path):
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    words = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", folder]
+    if os.geteuid() or subprocess.run(words, capture_output=True, check=False).returncode:
+        pytest.skip("mounting a small disk needs root")
+    try:
+        resources = Resources(folder=str(folder))
+        resources.rates()
+        assert resources.rates()["space"] == (0.0, 2.0)
+        with contextlib.suppress(OSError), (folder / "filler").open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(4096))
+        assert resources.rates()["space"] == (2.0, 2.0)
+    finally:
+        subprocess.run(["umount", "-l", folder], check=True)
+    assert Resources(folder=str(tmp_path / "missing")).rates() == {}
 
 
 def test_this_machine_has_cpu_and_memory():
