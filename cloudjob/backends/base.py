@@ -213,6 +213,20 @@ class Backend(ABC, Generic[Request]):
         """
         return {}
 
+    def refresh(self, handle: str, keys: Mapping[str, str]) -> None:
+        """Give the nodes of a job that runs fresh keys of its store.
+
+        Args:
+            keys: The variables ``names.STORE_KEYS``.
+
+        Raises:
+            UsageError: Its nodes cannot be given any.
+        """
+        raise UsageError(
+            f"refreshing the keys of {handle}: its nodes cannot be given others",
+            hint="this works on docker, kubernetes and slurm",
+        )
+
     def text(self, request: Request) -> str:
         """Return ``request`` as the platform's own tool takes it, secrets as ``***``."""
         return ""

@@ -275,6 +275,23 @@ def _cancel_all(filters: dict[str, Any], *, is_urgent: bool) -> int:
     return code
 
 
+def _refresh(options: argparse.Namespace) -> int:
+    import time
+
+    from cloudjob.times import rfc3339
+
+    job = cloudjob.attach(options.job)
+    end_at = job.refresh_keys()
+    if options.json:
+        print_json({"job": job.id, "keys_expire_at": rfc3339(end_at) or None})
+        return 0
+    text = f"job {job.id}: its nodes were given the present keys of the store"
+    if end_at:
+        text += time.strftime(", which expire at %Y-%m-%d %H:%M", time.localtime(end_at))
+    print_message(text)
+    return 0
+
+
 def _diff(options: argparse.Namespace) -> int:
     rows = cloudjob.attach(options.first).differences(cloudjob.attach(options.second))
     if options.json:
@@ -417,6 +434,13 @@ def add_cancel(parser: argparse.ArgumentParser) -> None:
     filter_flags(parser)
     parser.add_argument("--all", action="store_true", help="cancel every job that has not ended")
     parser.add_argument("--now", action="store_true", help="skip the grace period")
+
+
+def add_refresh(parser: argparse.ArgumentParser) -> None:
+    """Give the command refresh its options."""
+    parser.set_defaults(run=_refresh)
+    job_argument(parser)
+    json_flag(parser)
 
 
 def add_diff(parser: argparse.ArgumentParser) -> None:

@@ -29,6 +29,7 @@ _COMMANDS = (
     ("wait", "jobs", "wait for jobs, and exit with the code of the first that failed"),
     ("list", "jobs", "list the jobs submitted from here"),
     ("cancel", "jobs", "cancel a job, or every job that matches the filters"),
+    ("refresh", "jobs", "give the nodes of a job fresh keys of its store"),
     ("cp", "submit", "submit a job again, with changes"),
     ("diff", "jobs", "show how two jobs differ"),
     ("events", "jobs", "show what the platform recorded about a job"),

@@ -8,12 +8,13 @@ from collections.abc import Iterator
 from cloudjob.backends.base import Check
 from cloudjob.model.job import JobSpec
 
+# The backends on which ``Backend.refresh`` works.
+REFRESHING_BACKENDS = ("docker", "kubernetes", "slurm")
 # Keys that last longer than this are not compared with a job without a time limit.
 _LONG_S = 24 * 3600.0
-_HINT = (
-    "without valid keys, nodes store neither outputs nor the record: use keys that last longer, "
-    "or set a shorter timeout_min"
-)
+_HINT = "without valid keys, nodes store neither outputs nor the record: {}"
+_REFRESHED = "log in again while the job runs, then `cloudjob refresh JOB`"
+_LONGER = "use keys that last longer, or set a shorter timeout_min"
 
 
 def checks(spec: JobSpec, end_at: float, now: float | None = None) -> Iterator[Check]:
@@ -37,7 +38,9 @@ def checks(spec: JobSpec, end_at: float, now: float | None = None) -> Iterator[C
     else:
         return
     found = f"those of the store expire in {_duration(left_s)} (at {when}), and {may}"
-    yield Check("keys", False, found, hint=_HINT, is_needed=False)
+    can_refresh = spec.backend in REFRESHING_BACKENDS
+    hint = _HINT.format(_REFRESHED if can_refresh else _LONGER)
+    yield Check("keys", False, found, hint=hint, is_needed=False)
 
 
 def _duration(seconds: float) -> str:

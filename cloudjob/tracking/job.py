@@ -41,7 +41,7 @@ from cloudjob.model.status import Code, Failure, JobState, JobStatus, Phase
 from cloudjob.package import claims, contents
 from cloudjob.retries import Patience, WaitNotices
 from cloudjob.store import open_store, with_store_options
-from cloudjob.store.base import PATIENCE_S, ObjectStore
+from cloudjob.store.base import PATIENCE_S, Expiring, ObjectStore
 from cloudjob.store.parallel import call_with_timeout, in_parallel
 from cloudjob.tracking import descriptions, event_files, journals, notifications, stored_logs
 from cloudjob.tracking.journals import Journals
@@ -50,6 +50,7 @@ from cloudjob.tracking.metrics import MetricPoint, MetricReader
 from cloudjob.tracking.outputs import OutputLocation, Outputs
 from cloudjob.tracking.outputs import find as find_outputs
 from jobentry.contract import exits, journal, lines, masks, node_end
+from jobentry.contract.names import CLOUDJOB_S3_SESSION_TOKEN, STORE_KEYS
 from jobentry.contract.packages import Entry
 from jobentry.contract.paths import DELIVERED_ENV, DELIVERED_SSH_KEY, JobPaths
 from jobentry.contract.stored_log import Chunk
@@ -497,6 +498,30 @@ class Job:
             time.sleep(_SENT_POLL_S)
         if self.handle:
             self._backend.cancel(self.handle, is_urgent=is_urgent)
+
+    def refresh_keys(self) -> float:
+        """Give the nodes the present keys of the job's store, in place of those of the submit.
+
+        A node uses them once the store has refused the old ones.
+
+        Returns:
+            When the new ones expire, in seconds since 1970; 0 for never or unknown.
+
+        Raises:
+            UsageError: The job has ended, or its nodes have no keys, or cannot be given others.
+        """
+        doing = f"refreshing the keys of {self.id}"
+        if self.status().state.is_final:
+            raise UsageError(f"{doing}: it has ended")
+        store = self._open(self._record.store)
+        given: Any = {}
+        with contextlib.suppress(ValueError, AttributeError):
+            given = json.loads(self._submission_json()).get("access") or {}
+        if not isinstance(store, Expiring) or CLOUDJOB_S3_SESSION_TOKEN not in given:
+            raise UsageError(f"{doing}: its nodes have no temporary keys of the store")
+        access = store.access()
+        self._backend.refresh(self.handle, {name: access.get(name, "") for name in STORE_KEYS})
+        return store.keys_end_at()
 
     def outputs(self, name: str = "", *, is_own: bool = False) -> Outputs:
         """Return the output files stored so far; each name starts with the name of its output.
@@ -1004,6 +1029,7 @@ class _NoBackend(Backend[Any]):
     build = show = environments = handle = send = logs = log_ends = cancel = events = metrics = (
         _refuse
     )
+    refresh = _refuse
 
     def remove(self, _handle: str) -> None:
         """Do nothing: the platform cannot be reached without its backend."""

@@ -152,6 +152,8 @@ def main(argv: Sequence[str]) -> int:
         return exits.ENTRY_FAILED
     os.environ.pop(names.CLOUDJOB_DELIVERED, None)
     private_environ.hide((*node.secret_names, *names.STORE_ACCESS))
+    # A container that was restarted in place starts with the old ones.
+    private_environ.take_keys()
     node, words = unsubmitted.complete(node, options.words, os.environ)
     options = options._replace(words=words)
     if options.is_dry_run:
@@ -169,12 +171,15 @@ def _read_delivered_variables() -> None:
         from jobentry.staging import delivered
 
         folder = os.environ[names.CLOUDJOB_DELIVERY]
+        private_environ.expect_keys(os.path.join(folder, paths.DELIVERED_KEYS))
         try:
             delivered.take(os.environ)
         except OSError as error:
             log_message(f"reading the delivered files: {folder}: {error.strerror}")
     path = os.environ.pop(names.CLOUDJOB_ENV_FILE, "")
     if path:
+        folder = os.path.dirname(path)
+        private_environ.expect_keys(os.path.join(folder, paths.DELIVERED_KEYS))
         try:
             with open(path, "rb") as file:
                 os.environ.update(variables.load(file.read()))

@@ -21,11 +21,6 @@ _LONGEST_WORD = 16
 # The least beginning of a secret that is masked at the end of an incomplete line.
 _LEAST_PART_BYTES = 4
 _KEY_LIMIT_BYTES = 64 * 1024
-_STORE_KEYS = (
-    names.CLOUDJOB_S3_ACCESS_KEY,
-    names.CLOUDJOB_S3_SECRET_KEY,
-    names.CLOUDJOB_S3_SESSION_TOKEN,
-)
 _NAME_ENDS = (
     "TOKEN",
     "SECRET",
@@ -114,7 +109,7 @@ def _beginnings(data: bytes) -> Iterator[Range]:
 
 def _secrets(environ: Mapping[str, str]) -> Iterator[bytes]:
     """Yield the values of secrets, those of several lines line by line."""
-    known = (*environ.get(names.CLOUDJOB_SECRET_NAMES, "").split(), *_STORE_KEYS)
+    known = (*environ.get(names.CLOUDJOB_SECRET_NAMES, "").split(), *names.STORE_KEYS)
     for name, value in environ.items():
         if name in known or (name.upper().endswith(_NAME_ENDS) and not os.path.exists(value)):
             yield from _lines(os.fsencode(value))

@@ -23,8 +23,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cloudjob.store.s3 import S3Store, bucket_uri
-from jobentry import objects
-from jobentry.contract import sigv4
+from jobentry import objects, private_environ
+from jobentry.contract import names, sigv4, variables
 from jobentry.objects import ObjectError, ObjectMissing, client, s3
 from tests.support.servers import (
     ACCESS_KEY,
@@ -434,6 +434,31 @@ def test_expired_temporary_keys_are_read_again(
     assert bucket.get("a") == b"x"
     assert "x-amz-security-token" in made.requests[0].headers
     assert "x-amz-security-token" not in made.requests[1].headers
+
+
+def test_fresh_keys_that_are_delivered_replace_refused_ones(
+    bucket: Bucket, proxy: Callable[[], FaultProxy], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """`cloudjob refresh` delivers them while the job runs; half a file is not used."""
+    path, values = tmp_path / "store-keys", (ACCESS_KEY, SECRET_KEY, "")
+    monkeypatch.setattr(private_environ, "_values", dict.fromkeys(names.STORE_KEYS, "old-old-old"))
+    monkeypatch.setattr(private_environ, "_keys_path", str(path))
+    fresh = variables.dump(dict(zip(names.STORE_KEYS, values, strict=True)))
+    path.write_bytes(fresh[:-1])
+    made = proxy()
+    made.add(Fault(status=400, code="ExpiredToken"), times=1000)
+
+    with pytest.raises(ObjectError, match="400 ExpiredToken") as caught:
+        objects.write(b"x", bucket.uri + "/a")
+    assert "`cloudjob refresh JOB`" in caught.value.hint
+
+    path.write_bytes(fresh)
+    made.clear()
+    made.add(Fault(status=400, code="ExpiredToken"))
+    objects.write(b"x", bucket.uri + "/a")
+
+    assert bucket.get("a") == b"x"
+    assert f"Credential={ACCESS_KEY}/" in made.requests[-1].headers["authorization"]
 
 
 class Role(http.server.BaseHTTPRequestHandler):

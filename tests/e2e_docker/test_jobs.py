@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
 import subprocess
+import tarfile
 from pathlib import Path
 
 import pytest
+
+from cloudjob.backends import open_backend
+from jobentry.contract import names, variables
 
 pytestmark = pytest.mark.docker
 
@@ -134,6 +139,27 @@ def test_a_secret_is_gone_from_the_container_when_the_job_has_ended(cloud):
         # How a private key begins, in base64; the words before it also stand in ssh itself.
         assert b"b3BlbnNzaC1rZXktdjE" not in files
 
+    assert cloud.run("wait", job).code == 0
+
+
+def test_fresh_keys_are_put_where_only_the_job_s_user_reads_them(cloud):
+    cloud.script(
+        "import pathlib, time\nwhile not pathlib.Path('/tmp/go').exists(): time.sleep(0.1)"
+    )
+    job = cloud.detached("--nodes", "2")
+    backend = open_backend("docker", cloud.home)
+    keys = dict.fromkeys(names.STORE_KEYS, "fresh")
+    backend.refresh(f"docker://local/{job}", keys)
+
+    for container in cloud.containers(job):
+        path = "/run/cloudjob/store-keys"
+        data, _ = cloud.engine.get_archive(container["Id"], path)
+        with tarfile.open(fileobj=io.BytesIO(b"".join(data))) as archive:
+            (member,) = archive.getmembers()
+            assert (member.uid, member.mode & 0o777) == (1000, 0o400)
+            assert archive.extractfile(member).read() == variables.dump(keys)
+        started = cloud.engine.exec_create(container["Id"], ["touch", "/tmp/go"])
+        cloud.engine.exec_start(started["Id"])
     assert cloud.run("wait", job).code == 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import ssl
 import stat
@@ -9,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +93,24 @@ def test_a_create_whose_answer_got_lost_makes_one_object(way: Way, kind: str):
     assert len(way.proxy.seen("POST", kind)) == 2
     owned = way.lab.get(way.lab.core("Secret", f"{words_of(handle)}-delivery"))
     assert owned["metadata"]["ownerReferences"][0]["uid"] == job["metadata"]["uid"]
+
+
+@pytest.mark.parametrize("is_temporary", [True, False])
+def test_fresh_keys_go_into_the_secret_of_a_job_with_temporary_ones(way: Way, is_temporary: bool):
+    """A Secret with keys that never expire is immutable."""
+    access = {"CLOUDJOB_S3_SESSION_TOKEN": "old"} if is_temporary else {}
+    handle = way.backend.send(way.backend.build(replace(submission("volcano"), access=access)))
+    path = way.lab.core("Secret", f"{words_of(handle)}-delivery")
+
+    if not is_temporary:
+        with pytest.raises(BackendError, match="immutable"):
+            way.backend.refresh(handle, {"A": "fresh"})
+        return
+    way.backend.refresh(handle, {"A": "fresh"})
+
+    data = way.lab.get(path)["data"]
+    assert base64.b64decode(data["store-keys"]) == b"A=fresh\0"
+    assert b"CLOUDJOB_S3_SESSION_TOKEN=old" in base64.b64decode(data["env"])
 
 
 def test_an_object_of_another_job_is_not_taken_for_ours(way: Way):

@@ -198,7 +198,7 @@ fi
 # A job that Slurm starts again needs its secrets, any other does not.
 case $requeue$why$restart in
     1slurm* | 1warned* | *again) ;;
-    *) forget env ssh-key ssh-key.pub ;;
+    *) forget env store-keys ssh-key ssh-key.pub ;;
 esac
 note "end $code"
 # Slurm's own records name a job that was cancelled so, and not failed.

@@ -218,6 +218,12 @@ class DockerBackend(Backend[DockerRequest]):
         # A stopped process would never handle it.
         self._kill(alive, "SIGCONT")
 
+    def refresh(self, handle: str, keys: Mapping[str, str]) -> None:
+        """Put fresh keys of the store into the containers of a job."""
+        for item in self._containers(_job(handle)):
+            with engine.translated(f"refreshing the keys of {handle}: node {item.node}"):
+                self._client.put_archive(item.id, requests.DELIVERED, delivery.fresh_keys(keys))
+
     def remove(self, handle: str) -> None:
         """Remove everything of the job, here and in the engine."""
         job = _job(handle)

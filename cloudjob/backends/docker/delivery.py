@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from cloudjob.backends import delivery as deliveries
@@ -53,21 +53,31 @@ def archive(node: NodeRequest, hosts: tuple[str, ...], key: bytes, *, with_entry
         if node.env or key:
             _add_folder(members, requests.DELIVERED, 0o700)
         for file in _files(node, hosts, key, with_entry=with_entry):
-            member = _member(file.path, file.mode, is_users=file.is_users)
-            member.size = len(file.data)
-            members.addfile(member, io.BytesIO(file.data))
+            _add(members, file)
     return data.getvalue()
 
 
 def report(node: int, exit_code: int) -> bytes:
     """Return the tar that reports to the head that another node has ended."""
+    return _one(_File(node_end.file_name(node), 0o600, node_end.dump(exit_code)))
+
+
+def fresh_keys(keys: Mapping[str, str]) -> bytes:
+    """Return the tar with fresh keys of the store."""
+    return _one(_File(paths.DELIVERED_KEYS, 0o400, variables.dump(keys)))
+
+
+def _one(file: _File) -> bytes:
     data = io.BytesIO()
     with tarfile.open(fileobj=data, mode="w") as members:
-        text = node_end.dump(exit_code)
-        member = _member(node_end.file_name(node), 0o600, is_users=True)
-        member.size = len(text)
-        members.addfile(member, io.BytesIO(text))
+        _add(members, file)
     return data.getvalue()
+
+
+def _add(members: tarfile.TarFile, file: _File) -> None:
+    member = _member(file.path, file.mode, is_users=file.is_users)
+    member.size = len(file.data)
+    members.addfile(member, io.BytesIO(file.data))
 
 
 def entry() -> bytes:

@@ -7,6 +7,7 @@ and their paths follow the context.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import os
 import shutil
@@ -49,6 +50,7 @@ from cloudjob.home import locks, writing
 from cloudjob.model.status import JobState
 from cloudjob.model.submission import Submission
 from cloudjob.retries import LIMITS, Limits, Patience, WaitNotices
+from jobentry.contract import paths, variables
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -316,6 +318,14 @@ class KubernetesBackend(Backend[KubernetesRequest]):
             return ended
 
         yield from logs.follow(self._client(where.cluster), self._place(where, node), has_ended)
+
+    def refresh(self, handle: str, keys: Mapping[str, str]) -> None:
+        """Put fresh keys of the store into the Secret, which reaches the pods within minutes."""
+        where = _parted(handle)
+        data = base64.b64encode(variables.dump(keys)).decode("ascii")
+        path = SECRET.path(where.called.namespace, where.called.delivery)
+        doing = f"refreshing the keys of {handle}"
+        self._client(where.cluster).patch(path, {"data": {paths.DELIVERED_KEYS: data}}, doing)
 
     def cancel(self, handle: str, *, is_urgent: bool = False) -> None:
         """Cancel the job; the cluster grants its pods their grace period, then deletes them."""

@@ -18,7 +18,7 @@ from cloudjob.errors import SpecError
 from cloudjob.model import sizes
 from cloudjob.model.submission import Submission
 from cloudjob.model.text import MASK
-from jobentry.contract import paths, variables
+from jobentry.contract import names, paths, variables
 
 ENGINES: Mapping[str, Engine] = {
     engine.name: engine for engine in (volcano.ENGINE, mpi_operator.ENGINE, ms_operator.ENGINE)
@@ -175,7 +175,8 @@ def _secret(submission: Submission, called: Names) -> dict[str, Any]:
         "kind": SECRET.kind,
         "metadata": _metadata(submission, called, called.delivery),
         "type": "Opaque",
-        "immutable": True,
+        # Temporary keys may be replaced while the job runs.
+        "immutable": names.CLOUDJOB_S3_SESSION_TOKEN not in submission.access,
     }
 
 

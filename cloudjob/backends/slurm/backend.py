@@ -267,6 +267,15 @@ class SlurmBackend(Backend[SlurmRequest]):
         is_heard = state.is_running(facts)
         self._scancel(where, f"--batch --signal=USR2 {facts.id}" if is_heard else facts.id)
 
+    def refresh(self, handle: str, keys: Mapping[str, str]) -> None:
+        """Write fresh keys of the store into the job's folder."""
+        where = _parted(handle)
+        name = paths.DELIVERED_KEYS
+        text = f"umask 077; cat >{name}.new && mv {name}.new {name}"
+        done = where.host.run(where.folder, text, variables.dump(keys))
+        if done.code:
+            raise BackendError(f"refreshing the keys of {handle}: {done.words}")
+
     def _scancel(self, where: _Handle, words: str) -> None:
         done = where.host.run(where.folder, clusters.clean(f"scancel {words}"))
         if done.code and not any(text in done.words for text in _HAS_ENDED):
@@ -363,7 +372,8 @@ class SlurmBackend(Backend[SlurmRequest]):
         if local_store.bring_home(where.host, where.folder, self._home, where.job):
             local_store.forget(self._home, where.job)
         key = paths.DELIVERED_SSH_KEY
-        where.host.remove(where.folder, (paths.DELIVERED_ENV, key, f"{key}.pub"))
+        left = (paths.DELIVERED_ENV, paths.DELIVERED_KEYS, key, f"{key}.pub")
+        where.host.remove(where.folder, left)
         self._settled.add(where.job)
 
     def _end(self, where: _Handle) -> None:

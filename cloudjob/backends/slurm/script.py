@@ -82,6 +82,7 @@ def job_script(job: JobText) -> str:
         warn_s=job.warn_s,
         due_s=job.warn_s + EARLY_S,
         key=paths.DELIVERED_SSH_KEY,
+        fresh=paths.DELIVERED_KEYS,
         unseen=_UNSEEN,
         begin=_BEGIN,
         make_key=(_SSH_KEY if job.needs_shell else _KEY).format(key=paths.DELIVERED_SSH_KEY),
@@ -306,7 +307,7 @@ fi
 # A job that Slurm starts again needs its secrets, any other does not.
 case $requeue$why$restart in
     1slurm* | 1warned* | *again) ;;
-    *) forget env {key} {key}.pub ;;
+    *) forget env {fresh} {key} {key}.pub ;;
 esac
 note "end $code"
 # Slurm's own records name a job that was cancelled so, and not failed.

@@ -122,6 +122,9 @@ STORE_ACCESS = (
     CLOUDJOB_SIGNED_URIS,
 )
 
+# Of these, the keys themselves: temporary ones may be replaced while the job runs.
+STORE_KEYS = (CLOUDJOB_S3_ACCESS_KEY, CLOUDJOB_S3_SECRET_KEY, CLOUDJOB_S3_SESSION_TOKEN)
+
 # Prefixes of the variables in the documented tune file
 # (env | grep -E '^MA_|^SHARED_|^S3_|^PATH|^VC_WORKER_|^SCC|^CRED').
 CARRIED_PREFIXES = ("MA_", "SHARED_", "S3_", "VC_WORKER_", "SCC", "CRED")

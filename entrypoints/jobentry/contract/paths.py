@@ -16,6 +16,8 @@ RECORD = "exit.json"
 DELIVERED_CODE = "code/code.json"
 DELIVERED_ENV = "env"
 DELIVERED_SSH_KEY = "ssh-key"
+# Fresh keys of the store, which `cloudjob refresh` puts there while the job runs.
+DELIVERED_KEYS = "store-keys"
 DELIVERED_WORDS = "words"
 
 

@@ -47,7 +47,7 @@ _HINTS = {
     "NoSuchBucket": "is the name of the bucket right, and does it belong to this endpoint?",
     "SignatureDoesNotMatch": "is the secret key right? The endpoint must not hold the bucket",
     "InvalidAccessKeyId": "do these keys belong to this endpoint?",
-    "ExpiredToken": "the temporary keys have expired; deliver fresh ones",
+    "ExpiredToken": "the temporary keys have expired; `cloudjob refresh JOB` delivers new ones",
     "RequestTimeTooSkewed": "set this node's clock",
     "EntityTooLarge": "the server takes no object of this size",
     "QuotaExceeded": "the bucket or the account is full",
@@ -158,6 +158,10 @@ class S3Object(transfer.RemoteObject):
 
     def _correct(self, answer: client.Answer) -> bool:
         """Learn from a refusal; return whether the next request differs in what was wrong."""
+        is_refused = answer.error.code in _EXPIRED or answer.status in (401, 403)
+        if is_refused and private_environ.take_keys():
+            session.keyring.forget()
+            return True
         if answer.error.code in _EXPIRED:
             session.keyring.forget()
             return True

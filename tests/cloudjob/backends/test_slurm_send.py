@@ -44,3 +44,21 @@ def test_a_folder_stays_when_sbatch_does_not_know(
 
     assert type(caught.value) is kind
     assert Path(made.folder).exists() is is_kept
+
+
+def test_fresh_keys_are_a_file_that_only_its_owner_reads(tmp_path: Path):
+    backend = SlurmBackend(tmp_path, {})
+    backend._found = HERE._replace(folder=str(tmp_path / "slurm"))
+    made = request.build(submission(), backend._found)
+    handle = backend.handle(made)
+    with pytest.raises(BackendError, match="No such file or directory"):
+        backend.refresh(handle, {"A": "old"})
+
+    Path(made.folder).mkdir(parents=True)
+    backend.refresh(handle, {"A": "old"})
+    backend.refresh(handle, {"A": "new\n"})
+
+    (path,) = Path(made.folder).iterdir()
+    assert path.name == "store-keys"
+    assert path.read_bytes() == b"A=new\n\0"
+    assert path.stat().st_mode & 0o777 == 0o600

@@ -6,7 +6,7 @@ import json
 import socket
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -14,8 +14,9 @@ from typing import Any, NoReturn
 
 import pytest
 
+from cloudjob import times
 from cloudjob.backends.base import Backend, NativeStatus
-from cloudjob.errors import BackendError, JobNotFound, Unreachable
+from cloudjob.errors import BackendError, JobNotFound, Unreachable, UsageError
 from cloudjob.home import records_path
 from cloudjob.home.records import JobRecord, Records
 from cloudjob.model.status import JobState, exit_code, to_json
@@ -392,6 +393,58 @@ def test_stored_journals_are_read_although_the_log_is_gone(tmp_path: Path):
     DirectoryStore(tmp_path / "store").put_bytes(journal.pack(lines), JobPaths(job.id).journal(0))
 
     assert [(phase.node, phase.name) for phase in job.journals().phases] == [(0, "run")]
+
+
+class Refreshing(Storeless):
+    """One whose nodes can be given fresh keys."""
+
+    given: Mapping[str, str] = {}
+
+    def status(self, _handle: str) -> NativeStatus:
+        return NativeStatus(JobState.RUNNING, "Running")
+
+    def refresh(self, _handle: str, keys: Mapping[str, str]) -> None:
+        self.given = keys
+
+
+@pytest.mark.parametrize("token", ["", "fresh-token"])
+def test_nodes_are_given_the_present_keys_of_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, token: str
+):
+    """Permanent ones have no token, which replaces the old one."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "fresh-id")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "fresh-key")
+    monkeypatch.setenv("AWS_SESSION_TOKEN", token)
+    monkeypatch.setenv("AWS_CREDENTIAL_EXPIRATION", "2099-01-01T00:00:00Z")
+    backend = Refreshing(moment())
+    submission = {"outputs": {}, "access": {"CLOUDJOB_S3_SESSION_TOKEN": "***"}}
+    record = record_of(tmp_path, store="s3://bucket/jobs", spec_json=json.dumps(submission))
+
+    end_at = Job(record, backend, tmp_path).refresh_keys()
+
+    assert end_at == (times.seconds_of("2099-01-01T00:00:00Z") if token else 0.0)
+    assert backend.given == {
+        "CLOUDJOB_S3_ACCESS_KEY": "fresh-id",
+        "CLOUDJOB_S3_SECRET_KEY": "fresh-key",
+        "CLOUDJOB_S3_SESSION_TOKEN": token,
+    }
+
+
+@pytest.mark.parametrize(
+    ("kind", "access", "message"),
+    [
+        (Refreshing, {"CLOUDJOB_S3_ACCESS_KEY": "***"}, "no temporary keys"),
+        (Refreshing, None, "no temporary keys"),
+        (Storeless, {"CLOUDJOB_S3_SESSION_TOKEN": "***"}, "it has ended"),
+    ],
+)
+def test_a_job_without_temporary_keys_is_not_refreshed(
+    tmp_path: Path, kind: type[Platform], access: object, message: str
+):
+    record = record_of(tmp_path, spec_json=json.dumps({"outputs": {}, "access": access}))
+
+    with pytest.raises(UsageError, match=message):
+        Job(record, kind(moment()), tmp_path).refresh_keys()
 
 
 def test_a_listed_job_has_its_description_and_its_outputs(tmp_path: Path):
