@@ -125,6 +125,16 @@ def status(home: Path) -> dict[str, Any]:
     return {"is_running": True, **_need(place).shown(), **_ask(place, "GET", "status")}
 
 
+def is_running(home: Path) -> bool:
+    """Whether an emulator runs with this state folder."""
+    return state.is_running(folder(home))
+
+
+def jobs(home: Path) -> dict[str, Any]:
+    """Return how many jobs the emulator has, and the newest, whichever client created them."""
+    return _ask(folder(home), "GET", "jobs")
+
+
 def add_fault(home: Path, **values: Any) -> dict[str, Any]:
     """Inject a fault; see ``fault_injection.KINDS``."""
     return _ask(folder(home), "POST", "faults", values)

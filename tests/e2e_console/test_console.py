@@ -17,10 +17,12 @@ import pytest
 from selenium import webdriver
 
 from cloudjob.console.server import opening_page
+from cloudjob.emulator import daemon
 from cloudjob.home import records_path
 from cloudjob.home.records import JobRecord, Records
 from cloudjob.model.status import Failure, JobState, JobStatus, to_json
 from tests.support.browser import Page, run
+from tests.support.emulator import running
 from tests.support.polling import poll
 
 pytestmark = pytest.mark.browser
@@ -260,6 +262,18 @@ def test_jobs_are_compared_in_results_description_variables_code_and_curves(
     keep(page, "compare")
     page.open(f"/compare?jobs={failed},{failed}")
     page.shows("The packages are equal.")
+
+
+def test_jobs_of_the_emulator_are_listed_whichever_client_created_them(open_page: OpenPage):
+    with running("engine: process\n") as api:
+        job = api.create("true")
+        api.await_phase(job)
+        page = open_page(api.home)
+        page.click("a", "Emulator")
+        page.shows("1 job in the emulator", api.show(job)["metadata"]["name"], "Completed")
+        keep(page, "emulator")
+        daemon.down(api.home)
+        page.shows("the emulator: it is not running")
 
 
 def test_ten_thousand_jobs_are_searched_and_filtered(tmp_path: Path, open_page: OpenPage):

@@ -15,6 +15,7 @@ from cloudjob.console.pages.confirm import confirm
 from cloudjob.console.pages.frame import COLOURS, frame
 from cloudjob.console.state import Console
 from cloudjob.console.threads import in_thread
+from cloudjob.emulator import daemon
 from cloudjob.errors import CloudJobError
 
 _ALL = "all"
@@ -80,6 +81,8 @@ class _JobsPage:
                     "dense unelevated no-caps toggle-color=primary"
                 ).classes("states").on_value_change(lambda e: self._filter(e.value))
                 ui.space()
+                if daemon.is_running(self._console.home):
+                    ui.link("Emulator", "/emulator")
                 self._compare = ui.button("Compare", icon="compare_arrows").props(
                     "flat dense no-caps"
                 )

@@ -106,12 +106,14 @@ const console_ui = (() => {
   // -- outputs ---------------------------------------------------------------------------------
   const file = ({ value, data }) => {
     const link = document.createElement("a");
-    link.href = data.link;
     link.textContent = value;
-    if (!value.endsWith("/")) link.download = "";
+    if (!data.link) return link;
+    link.href = data.link;
+    if (data.link.startsWith("/api/")) link.download = "";
     return link;
   };
 
+  const narrowEmulator = (api) => api.setColumnsVisible(["nodes", "user", "created"], window.innerWidth >= 640);
   const outputs = (api) => api.setColumnsVisible(["modified"], window.innerWidth >= 640);
 
   // -- log -------------------------------------------------------------------------------------
@@ -316,6 +318,7 @@ const console_ui = (() => {
     openJob,
     file,
     outputs,
+    narrowEmulator,
     switchDark,
     prepared,
     draw,

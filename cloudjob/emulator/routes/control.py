@@ -16,12 +16,21 @@ from cloudjob.emulator.service import Service
 from cloudjob.emulator.state import CONTROL_PREFIX
 
 _FAULTS = CONTROL_PREFIX + "faults"
+# A page of the console shows no more.
+_MOST_JOBS = 1000
 
 
 def status(service: Service, request: Request) -> Any:
     phases = Counter(item[1] for item in service.database.unfinished())
     total, _ = service.database.find_jobs([], order="id", limit=0, skip=0)
     return {"jobs": total, "unfinished": dict(phases), **faults(service, request)}
+
+
+def jobs(service: Service, request: Request) -> Any:
+    order = "create_ms DESC"
+    total, rows = service.database.find_jobs([], order=order, limit=_MOST_JOBS, skip=0)
+    names = ("id", "name", "phase", "nodes", "user_name", "create_ms", "start_ms", "end_ms")
+    return {"total": total, "jobs": [{n: getattr(row, n) for n in names} for row in rows]}
 
 
 def faults(service: Service, request: Request) -> Any:
@@ -61,6 +70,7 @@ def clear_faults(service: Service, request: Request) -> Any:
 
 ENDPOINTS = (
     Endpoint("GET", CONTROL_PREFIX + "status", status),
+    Endpoint("GET", CONTROL_PREFIX + "jobs", jobs),
     Endpoint("GET", _FAULTS, faults),
     Endpoint("POST", _FAULTS, add_fault),
     Endpoint("DELETE", _FAULTS, clear_faults),

@@ -78,6 +78,9 @@ def test_jobs_survive_down_and_up_and_reset_deletes_them():
         job = api.create("true")
         api.await_phase(job)
         assert daemon.status(api.home)["jobs"] == 1
+        assert [(each["id"], each["phase"]) for each in daemon.jobs(api.home)["jobs"]] == [
+            (job, "Completed")
+        ]
         assert daemon.up(api.home) == api.address
         assert daemon.down(api.home)
         assert not daemon.down(api.home)

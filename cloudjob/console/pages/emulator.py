@@ -1,0 +1,109 @@
+"""The jobs of the emulator on this machine, also those that other clients created."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from nicegui import ui
+
+from cloudjob.console.pages import words
+from cloudjob.console.pages.frame import frame
+from cloudjob.console.state import Console
+from cloudjob.console.threads import in_thread
+from cloudjob.emulator import daemon
+from cloudjob.errors import CloudJobError
+from cloudjob.home import records_path
+from cloudjob.home.records import Records
+from cloudjob.model.summary import span
+
+_REFRESH_S = 3.0
+_COLUMNS: list[dict[str, Any]] = [
+    {
+        "field": "name",
+        "headerName": "Job",
+        "flex": 1,
+        "minWidth": 150,
+        "cellClass": "mono",
+        ":cellRenderer": "console_ui.file",
+    },
+    {
+        "field": "phase",
+        "headerName": "Phase",
+        "width": 130,
+        "cellClassRules": {"state-FAILED": "['Failed', 'Abnormal'].includes(x)"},
+    },
+    {"field": "nodes", "headerName": "Nodes", "width": 90, "type": "numericColumn"},
+    {"field": "user", "headerName": "User", "width": 130},
+    {
+        "field": "created",
+        "headerName": "Created",
+        "width": 190,
+        ":valueFormatter": "console_ui.date",
+    },
+    {"field": "duration", "headerName": "Duration", "width": 120},
+]
+
+
+def register(console: Console) -> None:
+    """Add the page."""
+
+    @ui.page("/emulator")
+    async def page() -> None:
+        with frame("Emulator", "Emulator"):
+            note = ui.label("…").classes("quiet")
+            ui.label(
+                "Jobs that this cloudjob submitted are links to their pages; the logs of others "
+                "can be read through the emulator's API."
+            ).classes("quiet")
+            table = ui.aggrid(
+                {
+                    "columnDefs": _COLUMNS,
+                    "rowData": [],
+                    ":getRowId": "params => params.data.id",
+                    "rowHeight": 34,
+                    "overlayNoRowsTemplate": "The emulator has no jobs.",
+                    ":onGridReady": "params => console_ui.narrowEmulator(params.api)",
+                },
+                theme="quartz",
+                auto_size_columns=False,
+            ).classes("jobs-grid outputs-grid")
+
+        async def refresh() -> None:
+            try:
+                total, rows = await in_thread(_rows, console.home)
+            except CloudJobError as error:
+                note.set_text(words.text(error.message))
+                return
+            shown = f"; the newest {len(rows)}" if total > len(rows) else ""
+            note.set_text(f"{words.count(total, 'job')} in the emulator{shown}")
+            table.run_grid_method("setGridOption", "rowData", rows)
+
+        await ui.context.client.connected()
+        await refresh()
+        ui.timer(_REFRESH_S, refresh)
+
+
+def _rows(home: Path) -> tuple[int, list[dict[str, Any]]]:
+    """Return how many jobs there are, and the rows of the newest."""
+    found = daemon.jobs(home)
+    with Records(records_path(home)) as db:
+        # modelarts+http://HOST/PROJECT/ID/JOB
+        parts = [record.handle.split("/") for record in db.list()]
+    ours = {handle[-2]: handle[-1] for handle in parts if handle[0] == "modelarts+http:"}
+    rows = []
+    for job in found["jobs"]:
+        ran_ms = (job["end_ms"] or job["start_ms"]) - job["start_ms"]
+        rows.append(
+            {
+                "id": job["id"],
+                "name": words.text(job["name"]),
+                "link": f"/job/{ours[job['id']]}" if job["id"] in ours else "",
+                "phase": job["phase"],
+                "nodes": job["nodes"],
+                "user": words.text(job["user_name"]),
+                "created": job["create_ms"] / 1000,
+                "duration": span(ran_ms / 1000) if job["end_ms"] and job["start_ms"] else "",
+            }
+        )
+    return int(found["total"]), rows
