@@ -29,7 +29,7 @@ RUN getent group 100 >/dev/null || groupadd --gid 100 ma-group; \
 
 # Where images of other generations of the platform have the code.
 RUN ln -sfn modelarts/user-job-dir /home/ma-user/user-job-dir \
-    && cd /home/work && ln -sfn ../ma-user/modelarts ../ma-user/user-job-dir .
+    && ln -sfn -t /home/work ../ma-user/modelarts ../ma-user/user-job-dir
 
 COPY cloudjob/jobentry.pyz entrypoints/boot.sh /opt/cloudjob/
 # Unpacked and compiled, so that nodes do not compile the entry when they start.
