@@ -67,6 +67,8 @@ _MB = 1_000_000
 _AT_ONCE = 8
 # For how long a submit that failed or was cancelled deletes what it has stored.
 _UNDO_S = 3.0
+# A shorter value may be in other texts by chance.
+_SHORTEST_SECRET = 8
 # No vowels and no look-alikes, because people type ids and read them aloud.
 _ID_LETTERS = "23456789bcdfghjkmnpqrstvwxz"
 
@@ -387,6 +389,16 @@ def _script_checks(spec: JobSpec) -> Iterator[Check]:
     if found:
         hint = "with --strict, the job fails with that exit code"
         yield Check("script", False, f"{found}; {hint}", is_needed=False)
+    yield from _secret_checks(spec)
+
+
+def _secret_checks(spec: JobSpec) -> Iterator[Check]:
+    shown = (*spec.args, *spec.env.values())
+    for name, value in spec.secrets.items():
+        if len(value) >= _SHORTEST_SECRET and any(value in text for text in shown):
+            found = f"the value of {name} is in the arguments or variables, which records show"
+            hint = f"read it in the script from the variable {name}"
+            yield Check("secrets", False, found, hint, is_needed=False)
 
 
 def _key_checks(spec: JobSpec, backend: Backend[Any], store: ObjectStore) -> Iterator[Check]:

@@ -1,4 +1,4 @@
-"""When temporary keys expire, and which jobs may run longer."""
+"""What submit checks of secrets and of keys that expire."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from cloudjob.model.job import JobSpec
 from cloudjob.store import open_store
 from cloudjob.store.s3 import S3Store
-from cloudjob.submission import store_keys
+from cloudjob.submission import pipeline, store_keys
 from cloudjob.times import seconds_of
 
 WHEN = "2099-01-08T02:56:19.587000Z"
@@ -113,3 +113,23 @@ def test_permanent_keys_never_expire(environ: dict[str, str]):
     environ.update(AWS_ACCESS_KEY_ID="A", AWS_SECRET_ACCESS_KEY="S")
 
     assert keys_end_at("s3://bucket/x", environ) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("values", "found"),
+    [
+        ({"args": ("--token=hunter2hunter2",)}, ["TOKEN"]),
+        ({"env": {"URL": "https://me:hunter2hunter2@host"}}, ["TOKEN"]),
+        ({"args": ("--token", "short1")}, []),
+        ({}, []),
+    ],
+)
+def test_a_secret_that_the_job_s_records_would_show_is_a_warning(
+    values: dict[str, Any], found: list[str]
+):
+    secrets = {"TOKEN": "hunter2hunter2", "SHORT": "short1"}
+
+    checks = list(pipeline._secret_checks(spec(secrets=secrets, **values)))
+
+    assert [check.hint.rpartition(" ")[2] for check in checks] == found
+    assert not any("hunter2" in check.found + check.hint or check.is_needed for check in checks)
