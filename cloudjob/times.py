@@ -24,6 +24,14 @@ def rfc3339(seconds: float) -> str:
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
+def local(text: str) -> str:
+    """Return a time of RFC 3339 as people here read it, to the second; other text as it is."""
+    seconds = seconds_of(text)
+    if not seconds:
+        return text
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+
+
 def seconds_of(text: str) -> float:
     """Return the point in time that a text of RFC 3339 names; 0 when it is something else."""
     found = _RFC3339.fullmatch(text)

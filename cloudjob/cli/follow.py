@@ -9,7 +9,7 @@ import cloudjob
 from cloudjob.cli.messages import count, print_error, print_message, printable, write_stderr
 from cloudjob.cli.tables import print_table
 from cloudjob.errors import BackendError, CloudJobError
-from cloudjob.times import seconds_of
+from cloudjob.times import local, rfc3339, seconds_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -255,10 +255,7 @@ def stream(job: Job, descriptor: int, *, follow: bool, shown: LogFilter | None =
 
 def _local_time(at: float | None) -> bytes:
     """Return a time as the start of a line; blanks if it is not known."""
-    import time
-
-    text = time.strftime("%Y-%m-%d %H:%M:%S ", time.localtime(at)) if at else " " * 20
-    return text.encode("ascii")
+    return f"{local(rfc3339(at or 0.0)):19} ".encode("ascii")
 
 
 def _with_node(node: int, text: bytes, start: bytes) -> bytes:
@@ -316,9 +313,9 @@ def print_status(status: JobStatus) -> None:
         ("state", status.state),
         ("backend", f"{status.backend} ({status.native_state})"),
         ("size", f"{count(status.nodes, 'node')} with {_ranks(status.procs_per_node)}"),
-        ("created", status.created_at),
-        ("started", status.started_at or "-"),
-        ("ended", status.ended_at or "-"),
+        ("created", local(status.created_at)),
+        ("started", local(status.started_at or "-")),
+        ("ended", local(status.ended_at or "-")),
     ]
     if status.exit_code is not None:
         rows.append(("exit code", status.exit_code))

@@ -30,6 +30,7 @@ from cloudjob.cli.messages import (
 from cloudjob.cli.options import job_argument, json_flag, number_list, whole_number
 from cloudjob.cli.tables import print_table
 from cloudjob.errors import CloudJobError, UsageError
+from cloudjob.times import local
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -307,7 +308,7 @@ def _events(options: argparse.Namespace) -> int:
     if options.json:
         print_json([event._asdict() for event in events])
     else:
-        print_table([(event.at, event.level, event.message) for event in events])
+        print_table([(local(event.at), event.level, event.message) for event in events])
     return 0
 
 

@@ -24,6 +24,8 @@ _FRAME_S, _LINE_S = 0.5, 10.0
 # Seconds between two requests for why a job waits.
 _LOOK_S = 10.0
 _MINUTE_S = 60
+# Followed by what the platform says.
+_WAITS = "waits: "
 
 # With more nodes, the table has node 0 and the phases that still last.
 _MOST_NODES = 8
@@ -35,7 +37,10 @@ def print_phases(status: JobStatus) -> None:
     is_short = status.nodes > _MOST_NODES
     shown = [phase for phase in status.phases if not is_short or not phase.node or _lasts(phase)]
     print_table(
-        [(phase.node, phase.name, phase.started_at, _took(phase), _rate(phase)) for phase in shown],
+        [
+            (phase.node, phase.name, times.local(phase.started_at), _took(phase), _rate(phase))
+            for phase in shown
+        ],
         ("NODE", "PHASE", "STARTED", "TOOK", ""),
         numbers=("NODE", "TOOK"),
     )
@@ -167,7 +172,8 @@ class Activity:
         """Return what the job does, and for how long; empty before that has lasted a second."""
         now_s = time.monotonic()
         self._shown = self._found(now_s)
-        doing = self._shown.partition(": ")[0]
+        is_wait = self._shown.startswith(_WAITS)
+        doing = self._shown if is_wait else self._shown.partition(": ")[0]
         if doing != self._doing:
             self._doing, self._since_s = doing, now_s
         lasted_s = now_s - self._since_s
@@ -179,19 +185,18 @@ class Activity:
     def news(self) -> str:
         """Return what the last ``line`` said, if it is new, and of a transfer now and then."""
         now_s = time.monotonic()
-        is_due = "/s" in self._shown and now_s > self._printed_s + _LINE_S
+        is_due = self._shown != self._doing and now_s > self._printed_s + _LINE_S
         if not self._shown or not (is_due or self._doing != self._printed):
             return ""
         self._printed, self._printed_s = self._doing, now_s
-        return self._shown
+        comma = "" if self._shown.startswith(_WAITS) else ","
+        return f"job {self._job.id}{comma} {self._shown}"
 
     def _found(self, now_s: float) -> str:
         if self._journals.nodes or self.has_output:
             lasting = self._journals.lasting
-            found = activity(lasting, self._job.nodes, has_output=self.has_output)
-            return found and f"job {self._job.id}, {found}"
+            return activity(lasting, self._job.nodes, has_output=self.has_output)
         if now_s >= self._look_s:
             self._look_s = now_s + _LOOK_S
             self._reason = self._job.waits_for() or self._reason
-        reason = printable(self._reason)
-        return f"job {self._job.id} {f'waits: {reason}' if reason else 'starts its nodes'}"
+        return f"{_WAITS}{printable(self._reason)}" if self._reason else "starting the nodes"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from cloudjob import times
@@ -34,3 +36,12 @@ def test_a_time_survives_its_text(milliseconds: int):
 @pytest.mark.parametrize("seconds", [0, -1, 1e12, float("nan")])
 def test_an_impossible_time_is_written_as_an_empty_text(seconds: float):
     assert times.rfc3339(seconds) == ""
+
+
+def test_people_read_the_time_of_their_zone(monkeypatch: pytest.MonkeyPatch):
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "XYZ-03:30")
+        time.tzset()
+        assert times.local("2026-11-21T22:00:01.999Z") == "2026-11-22 01:30:01"
+        assert [times.local(text) for text in ("", "-", "soon")] == ["", "-", "soon"]
+    time.tzset()

@@ -60,9 +60,10 @@ class Waiting:
 
     id = "train-1"
     nodes = 1
+    reason = "no \x1b room"
 
     def waits_for(self) -> str:
-        return "no \x1b room"
+        return self.reason
 
 
 def test_a_phase_that_lasts_is_reported_once_with_what_the_platform_says(
@@ -73,11 +74,23 @@ def test_a_phase_that_lasts_is_reported_once_with_what_the_platform_says(
     assert (doing.line(), doing.news()) == ("", "")
 
     monkeypatch.setattr(phases, "_QUIET_S", 0.0)
-    waits = "job train-1 waits: no \\x1b room"
-    assert (doing.line(), doing.news()) == (f"{waits} (0 s)", waits)
+    waits = "waits: no \\x1b room"
+    assert (doing.line(), doing.news()) == (f"{waits} (0 s)", f"job train-1 {waits}")
     assert (doing.line(), doing.news()) == (f"{waits} (0 s)", "")
+    monkeypatch.setattr(phases, "_LOOK_S", 0.0)
+    doing._look_s = 0.0
+    job.reason = "no quota: 9 MB/s"
+    waits = "waits: no quota: 9 MB/s"
+    assert (doing.line(), doing.news()) == (f"{waits} (0 s)", f"job train-1 {waits}")
+    assert (doing.line(), doing.news()) == (f"{waits} (0 s)", "")
+
     doing.add(0, [journal.dump(entry) for entry in (lasting("package"), Sample(at=1.0))])
-    fetching = "job train-1, fetching the package"
-    assert (doing.line(), doing.news()) == (f"{fetching} (0 s)", fetching)
+    fetching = "fetching the package"
+    assert (doing.line(), doing.news()) == (f"{fetching} (0 s)", f"job train-1, {fetching}")
+    doing.add(0, [journal.dump(lasting("package", 4_000_000, 8_000_000))])
+    half = f"{fetching}: 4.0 MB of 8.0 MB, 1.0 MB/s, 4.0 s left"
+    assert (doing.line(), doing.news()) == (f"{half} (0 s)", "")
+    doing._printed_s -= 2 * phases._LINE_S
+    assert (doing.line(), doing.news()) == (f"{half} (0 s)", f"job train-1, {half}")
     doing.add(0, [journal.dump(lasting("package")._replace(ended_at=105.0))])
     assert (doing.line(), doing.news()) == ("", "")
