@@ -258,6 +258,8 @@ def _cancel(options: argparse.Namespace) -> int:
 def _cancel_all(filters: dict[str, Any], *, is_urgent: bool) -> int:
     """Cancel every matching job and wait for all; report failures and continue."""
     found = [job for job in cloudjob.jobs(**filters) if not job.is_over]
+    if not any(filters.values()):
+        sweeps.give_up(found)
     asked, code = [], 0
     for job in found:
         try:

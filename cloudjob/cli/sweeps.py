@@ -144,6 +144,12 @@ def sweep_of(word: str) -> Sweep | None:
     return None
 
 
+def give_up(jobs: Sequence[cloudjob.Job]) -> None:
+    """Submit no further jobs of the sweeps that these jobs belong to."""
+    for name in {job.sweep for job in jobs} - {""}:
+        cloudjob.attach_sweep(name).give_up()
+
+
 def unsubmitted(options: argparse.Namespace) -> list[JobStatus]:
     """Return the jobs of a sweep that were not submitted, and that the filters of a list let by."""
     sweep = sweep_of(options.sweep)

@@ -11,6 +11,7 @@ from cloudjob import times
 from cloudjob.errors import CloudJobError
 from cloudjob.home import records_path
 from cloudjob.home.records import JobRecord, Records
+from cloudjob.model import grid
 from cloudjob.model.status import JobStatus
 from cloudjob.model.summary import reason
 from cloudjob.tracking import leftovers, with_status
@@ -136,6 +137,7 @@ def row_of(status: JobStatus) -> Row:
     return {
         "job": status.job,
         "name": status.name,
+        "sweep": grid.sweep_of(status.job),
         "backend": status.backend,
         "state": status.state.value,
         "is_final": status.state.is_final,

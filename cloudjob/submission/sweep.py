@@ -194,7 +194,7 @@ class Sweep:
             on_status: Called with a job's status and values whenever its state has changed.
         """
         for statuses in self._polled(on_status):
-            if all(map(_is_over, statuses)) and not self.is_being_submitted:
+            if all(map(_is_over, statuses)):
                 return statuses
         raise AssertionError("polling never ends")
 
@@ -239,11 +239,15 @@ class Sweep:
             found.append(status)
         return found
 
-    def cancel(self, *, is_urgent: bool = False) -> None:
-        """Submit no further job, and cancel those that have not ended."""
+    def give_up(self) -> None:
+        """Submit no further job; those that were submitted continue."""
         if self._path.exists():
             with writing("cancelling the sweep", self._mark):
                 self._mark.touch(mode=0o600)
+
+    def cancel(self, *, is_urgent: bool = False) -> None:
+        """Submit no further job, and cancel those that have not ended."""
+        self.give_up()
         errors: list[CloudJobError] = []
         for job in self.jobs():
             try:

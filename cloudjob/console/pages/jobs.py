@@ -28,6 +28,7 @@ def _column(field: str, header: str, **more: Any) -> dict[str, Any]:
 _COLUMNS = [
     _column("job", "Job", flex=3, minWidth=150, cellClass="mono", filter="agTextColumnFilter"),
     _column("state", "State", width=130, **{":cellRenderer": "console_ui.state"}),
+    _column("sweep", "Sweep", width=140, cellClass="mono", filter="agTextColumnFilter"),
     _column("backend", "Backend", width=115),
     _column("nodes", "Nodes", width=90, type="numericColumn"),
     _column("ranks", "Ranks", width=90, type="numericColumn"),

@@ -106,9 +106,10 @@ def test_what_becomes_known_after_the_end_of_a_job_is_shown(tmp_path: Path):
     poll(lambda: jobs.changes(0).rows[0]["reason"] == "ended", "the reason")
 
 
-def test_a_row_has_times_in_seconds_and_the_number_of_ranks():
-    row = row_of(ended("train-1"))
+def test_a_row_has_times_in_seconds_the_number_of_ranks_and_the_sweep():
+    row = row_of(ended("train-5w94xpwk-3"))
 
+    assert row["sweep"] == "train-5w94xpwk"
     assert row["ended"] - row["started"] == 10.0
     assert row["ranks"] == 8
     assert row_of(ended("train-1", started_at=None))["started"] == 0

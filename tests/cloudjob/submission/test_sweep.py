@@ -329,7 +329,7 @@ def test_a_sweep_is_not_resumed_with_other_code(project: Path, start: Callable[.
     assert "the source has changed since it began" in resumed.printed
 
 
-@pytest.mark.parametrize("how", ["ctrl-c", "command"])
+@pytest.mark.parametrize("how", ["ctrl-c", "command", "all"])
 def test_a_cancelled_sweep_cancels_its_jobs_and_starts_no_more(
     how: str, project: Path, start: Callable[..., Command]
 ):
@@ -338,6 +338,8 @@ def test_a_cancelled_sweep_cancels_its_jobs_and_starts_no_more(
     sweep = sweep_id(submit.until(" started: ", 2))
     if how == "ctrl-c":
         submit.process.send_signal(signal.SIGINT)
+    elif how == "all":
+        assert start("cancel", "--now", "--all").exit_code() == 0
     else:
         cancel = start("cancel", "--now", sweep)
         assert cancel.exit_code() == 0
