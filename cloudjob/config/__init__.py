@@ -27,6 +27,7 @@ from cloudjob.model.rules import MAX_WORD_BYTES
 from cloudjob.model.text import MASK, one_line
 from cloudjob.model.types import shown
 from cloudjob.model.validation import validate
+from cloudjob.package.tree import name_on_nodes
 from jobentry.contract.launchers import LAUNCHERS
 
 __all__ = ["Loaded", "json_schema", "load", "read_env_file", "show"]
@@ -140,7 +141,8 @@ def _spec(
         except ValueError as error:
             found.append((f"secrets.{name}", str(error)))
     if "script" in values and not _takes_command(values):
-        values["script"] = _relative(values["script"], cwd / values["source"], cwd)
+        script = _relative(values["script"], cwd / values["source"], cwd)
+        values["script"] = name_on_nodes(script)
     spec, wrong = validate(values, invalid)
     return spec, found + wrong
 

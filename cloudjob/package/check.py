@@ -7,6 +7,7 @@ import heapq
 import os
 import posixpath
 import re
+import unicodedata
 from collections import Counter
 
 from cloudjob.errors import PackageError
@@ -40,6 +41,15 @@ def script(tree: Tree, path: str) -> None:
         if not full.is_file():
             raise PackageError(f"{doing}: no such file", hint=_nearest(tree, name))
         full.open("rb").close()
+    names = {entry.name for entry in tree.entries}
+    same = sorted(other for other in names if _folded(other) == _folded(name))
+    if same and name not in names:
+        hint = "the file systems of nodes distinguish capital letters, unlike that of this machine"
+        raise PackageError(f"{doing}: the file's name is {shown(same[0])}", hint=hint)
+
+
+def _folded(name: str) -> str:
+    return unicodedata.normalize("NFC", name).casefold()
 
 
 def size(tree: Tree, limit_bytes: int) -> None:

@@ -13,7 +13,16 @@ from cloudjob.errors import PackageError
 from cloudjob.package import ignore, secret_names
 from cloudjob.package.ignore import GITIGNORE, Decision, Rules
 from cloudjob.package.messages import CLOUDJOBIGNORE, came_back, reading, shown, translated
-from cloudjob.package.tree import FILE, FOLDER, LINK, LeftOut, Seen, SourceEntry, Tree
+from cloudjob.package.tree import (
+    FILE,
+    FOLDER,
+    LINK,
+    LeftOut,
+    Seen,
+    SourceEntry,
+    Tree,
+    name_on_nodes,
+)
 
 # Never needed by a job; left out regardless of ignore files.
 _DEFAULT_NAMES = frozenset(
@@ -175,7 +184,7 @@ class _Walker:
         in_force = self._with_rules_of(folder, children)
         inner: list[_Folder] = []
         for child in children:
-            name = prefix + child.name
+            name = prefix + name_on_nodes(child.name)
             if name != self._skipped:
                 try:
                     inner += self._look_at(name, child, folder._replace(in_force=in_force))

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import sys
+import unicodedata
 from pathlib import Path
 from typing import NamedTuple
 
 FILE, FOLDER, LINK = "file", "folder", "link"
+
+
+def name_on_nodes(name: str) -> str:
+    """Return a file's name as scripts write it: macOS may store ``é`` as two characters.
+
+    Its file systems find a file by either form, and those of nodes by one.
+    """
+    return unicodedata.normalize("NFC", name) if sys.platform == "darwin" else name
 
 
 class LeftOut(NamedTuple):

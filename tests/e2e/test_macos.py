@@ -16,11 +16,13 @@ import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import mypy
 import pytest
 
-from tests.support import emulator
+from tests.support import emulator, operators
+from tests.support.fake_kube_api import PODS, FakeApi
 from tests.support.macos import sitecustomize
 
 ROOT = Path(__file__).parents[2]
@@ -206,6 +208,7 @@ def test_a_dry_run_plans_the_nodes(mac: Mac):
 LOCKS = """
 import os, subprocess, sys
 from pathlib import Path
+from typing import Any
 from cloudjob.home import locks
 from tests.cloudjob.home.test_locks import WATCH
 path, free = Path("lock"), Path("free")
@@ -240,6 +243,7 @@ def test_locks_are_held_shared_and_tested_without_linux(mac: Mac):
 STORE = """
 import os, sys
 from pathlib import Path
+from typing import Any
 from cloudjob.emulator.seaweedfs import SeaweedFS
 from cloudjob.emulator.settings import Settings
 from cloudjob.emulator import state
@@ -268,3 +272,53 @@ def is_running(process: int) -> bool:
     words = ["ps", "-o", "stat=", "-p", str(process)]
     found = subprocess.run(words, capture_output=True, text=True, check=False).stdout
     return bool(found) and not found.startswith("Z")
+
+
+@pytest.fixture
+def api() -> Iterator[FakeApi]:
+    """An API server with Volcano and all rights, whose jobs run at once."""
+    made = FakeApi()
+    made.objects["/version"] = {"gitVersion": "v1.30"}
+    made.objects["/apis/batch.volcano.sh/v1alpha1"] = {"resources": [{"name": "jobs"}]}
+    queue = "/apis/scheduling.volcano.sh/v1beta1/queues/default"
+    made.objects[queue] = {"status": {"state": "Open"}}
+
+    def change(path: str, body: dict[str, Any]) -> None:
+        if "accessreviews" in path:
+            body["status"] = {"allowed": True}
+        elif "/jobs/" in path and "status" not in body:
+            at = "2026-11-21T10:00:00Z"
+            body["status"] = {"state": {"phase": "Running", "lastTransitionTime": at}}
+            body["metadata"] |= {"uid": "job", "creationTimestamp": at}
+            for pod in operators.made_of(body).pods:
+                name = pod["metadata"]["name"]
+                pod["metadata"] |= {"uid": name, "creationTimestamp": at}
+                pod["spec"]["nodeName"] = "machine"
+                state = {"running": {"startedAt": at}}
+                containers = [{"name": "cloudjob", "state": state}]
+                pod["status"] = {"phase": "Running", "containerStatuses": containers}
+                made.objects[f"{PODS}/{name}"] = pod
+                made.logs[name] = b"[0] epoch 1\n"
+
+    made.on_change = change
+    yield made
+    made.close()
+
+
+def test_a_job_is_submitted_to_kubernetes_and_shown(mac: Mac, api: FakeApi):
+    mac.environ["KUBECONFIG"] = str(api.kubeconfig(mac.folder))
+    store = mac.folder / "store"
+    store.mkdir()
+    volume = {"name": "store", "hostPath": {"path": str(store)}, "mountPath": str(store)}
+    options = {"engine": "volcano", "volumes": [volume]}
+    text = {"backend": "kubernetes", "store": f"file://{store}", "image": "base:1"}
+    config = mac.folder / "project" / "job.yaml"
+    config.write_text(json.dumps({**text, "kubernetes": options}))
+    submit = ("submit", "--config", "job.yaml", "--launcher", "mpirun")
+
+    handle = mac.cloudjob(*submit, "--detach", "train.py").stdout.strip()
+
+    assert handle.startswith("kubernetes://")
+    assert json.loads(mac.cloudjob("status", handle, "--json").stdout)["state"] == "RUNNING"
+    assert "RUNNING" in mac.cloudjob("list").stdout
+    assert mac.cloudjob("logs", handle).stdout == "[0] epoch 1\n"

@@ -18,11 +18,11 @@ import pathspec  # noqa: F401 (imported here, because another user may not read 
 import pytest
 
 from cloudjob.errors import PackageError
-from cloudjob.package import CodePackage, LeftOut, Options, layer, pack, scan
+from cloudjob.package import CodePackage, LeftOut, Options, check, layer, pack, scan
 from cloudjob.package.cache import Memory
 from cloudjob.package.explain import explain
 from cloudjob.package.secrets import Searcher
-from cloudjob.package.tree import Seen, SourceEntry
+from cloudjob.package.tree import FILE, Seen, SourceEntry, Tree
 from jobentry.contract import packages
 from jobentry.zip_layer import open_layer
 
@@ -610,3 +610,28 @@ def test_what_is_left_out_does_not_count(source: Path):
     write(source / ".cloudjobignore", "data/\n")
 
     assert packed(source).files == 2
+
+
+def test_a_script_that_only_a_file_system_without_case_finds_is_refused(source: Path):
+    write(source / "train.py")
+    entries = (SourceEntry("Train.py", FILE, 0o644), SourceEntry("lib/train.py", FILE, 0o644))
+
+    with pytest.raises(PackageError) as caught:
+        check.script(Tree(source, entries, ()), "train.py")
+    check.script(Tree(source, (*entries, SourceEntry("train.py", FILE, 0o644)), ()), "train.py")
+
+    assert caught.value.message.endswith("script train.py: the file's name is Train.py")
+    assert "capital letters" in caught.value.hint
+
+
+def test_names_are_composed_as_scripts_write_them_on_macos(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+):
+    name = "mode\N{COMBINING GRAVE ACCENT}les"
+    write(source / name / f"{name}.py")
+    here = [entry.name for entry in scan(source).entries]
+    monkeypatch.setattr("sys.platform", "darwin")
+    there = [entry.name for entry in scan(source).entries]
+
+    assert f"{name}/{name}.py" in here
+    assert "mod\xe8les/mod\xe8les.py" in there
