@@ -98,7 +98,8 @@ class LiveLines:
     def _erased(self) -> bytes:
         """Return what removes the lines, and note that they are gone."""
         height, self._height = self._height, 0
-        return b"\x1b[%dA\x1b[J" % height if height else b""
+        # The cursor may stand behind an echoed ^C.
+        return b"\r\x1b[%dA\x1b[J" % height if height else b""
 
     def _rendered(self, lines: Sequence[bytes]) -> bytes:
         """Return the lines, each cut to the width of the terminal; most of them fit its height."""

@@ -102,7 +102,7 @@ examples:
       run it on four nodes of a Slurm cluster, for an hour at most
   cloudjob submit --config job.yaml --output MODEL= --detach train.py
       take the rest from a job file, save the folder $MODEL, and return at once
-  cloudjob submit --sweep lr=0.1,0.01 --sweep seed=1..3 train.py --lr {lr} --seed {seed}
+  cloudjob submit --sweep lr=0.1,0.01 --sweep seed=1..3 train.py {lr} {seed}
       run six jobs, one for each combination of the values
 
 Options stand before SCRIPT; every word after it belongs to the script.

@@ -197,6 +197,7 @@ with live.LiveLines(1) as lines:
     lines.write(1, b"[1] a line\\n")
     print_message("job x waits")
     lines.show([b"[0] \\x1b[31m" + b"x" * 200, b"job x, preparing"])
+    os.write(1, b"^C")
     lines.write(2, b"jobentry: hint\\n")
     BEFORE_THE_END
 """
@@ -205,9 +206,10 @@ with live.LiveLines(1) as lines:
 def replayed(shown: str) -> list[str]:
     """Return the lines that stand on a terminal after this output."""
     lines: list[str] = []
-    for part in re.split(r"(\x1b\[\d+A\x1b\[J|\n)", re.sub(r"\x1b\[[0-9;]*m|\r", "", shown)):
-        if up := re.match(r"\x1b\[(\d+)A", part):
-            assert not lines[-1]
+    plain = re.sub(r"\x1b\[[0-9;]*m|\r(?=\n)", "", shown)
+    for part in re.split(r"(\r?\x1b\[\d+A\x1b\[J|\n)", plain):
+        if up := re.match(r"\r?\x1b\[(\d+)A", part):
+            assert part.startswith("\r") or not lines[-1]
             lines = [*lines[: -1 - int(up[1])], ""]
         elif part == "\n":
             lines.append("")
