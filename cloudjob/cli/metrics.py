@@ -8,6 +8,7 @@ import math
 import sys
 
 import cloudjob
+from cloudjob.cli import sweeps
 from cloudjob.cli.messages import print_json, print_message
 from cloudjob.cli.options import job_argument, json_flag
 from cloudjob.cli.tables import print_table
@@ -43,6 +44,11 @@ def _metrics(options: argparse.Namespace) -> int:
     if options.minimize or options.maximize:
         _show_ranking(options)
         return 0
+    if sweeps.sweep_of(options.job):
+        raise UsageError(
+            f"showing the metrics of {options.job}: it is a sweep",
+            hint="--minimize NAME or --maximize NAME ranks its jobs",
+        )
     job = cloudjob.attach(options.job)
     if options.resources:
         _show_resources(job, options)
