@@ -90,7 +90,8 @@ class _Comparison:
                 ui.label(section.title).classes("panel-title")
                 if section.note:
                     ui.label(words.text(section.note)).classes("quiet")
-                ui.html(self._table(section), sanitize=False).classes("w-full")
+                if any(section.columns) or not section.note:
+                    ui.html(self._table(section), sanitize=False).classes("w-full")
 
     def _table(self, section: _Section) -> str:
         ids = [escape(job.id) for job in self._jobs]
@@ -109,7 +110,7 @@ class _Comparison:
                 )
         body = "".join(rows) or f'<tr><td colspan="{len(ids) + 1}">no difference</td></tr>'
         return (
-            f'<table class="plain"><thead><tr><th></th>{head}</tr></thead>'
+            f'<table class="plain even"><thead><tr><th></th>{head}</tr></thead>'
             f"<tbody>{body}</tbody></table>"
         )
 
