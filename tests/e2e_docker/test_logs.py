@@ -87,8 +87,8 @@ def test_a_rank_with_a_progress_bar_is_exact(cloud):
     assert raw == {"0": written(), "1": written()}
     assert b"[1] " + b"m" * 1_000_000 + b"\n" in done.out
     assert b"[1] " + b"m" * 1_000_000 + b"\n" in shown
-    # A bar that is not complete is shown in parts, each in a line of its own.
-    assert b"\r100% " in done.out
+    # Of a bar, only its last state is shown.
+    assert b"[1] 100% " + b"#" * 100 + b"\n" in done.out
 
 
 def test_the_log_of_deleted_containers_is_read_from_the_store(cloud):
