@@ -223,6 +223,8 @@ def test_a_damaged_state_neither_breaks_the_list_nor_keeps_the_job(laptop: Lapto
     path.write_bytes(b"[1, 2")
     with Records(laptop.home / "records.db") as db:
         db.update(job.id, final_json="", state="PENDING")
+    # Its controller, which has reported the end, may still run for a moment.
+    poll(lambda: tracking.find_all(laptop.home)[0][1].state.is_final)
     [(found, status)] = tracking.find_all(laptop.home)
     assert (status.state, status.exit_code) == (JobState.FAILED, 137)
     found.remove()

@@ -70,7 +70,7 @@ class SilentJob:
     def waits_for(self) -> str:
         return ""
 
-    def pieces(self, _node: Any, *, follow: bool, on_journal: Any) -> Iterator[LogPiece]:
+    def pieces(self, _node: Any, *, on_journal: Any, **_options: Any) -> Iterator[LogPiece]:
         yield LogPiece(0, b"[0] begins\n")
         on_journal(0, ranks((0, 0, "D")))
         for _ in range(5):
