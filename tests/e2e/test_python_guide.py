@@ -1,62 +1,92 @@
-"""docs/guides/python.md, followed literally."""
+"""docs/guides/python.md, followed literally, its cells in a real notebook."""
 
 from __future__ import annotations
 
+import asyncio
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import nbformat
 import pytest
 import yaml
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
+from nbclient.util import ensure_async
 
-GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "python.md"
-_BLOCK = re.compile(r"^```(\w+)(?: +(\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-LIMIT_S = 300.0
+from tests.support.pages import blocks
+
+PAGE = "guides/python.md"
+LIMIT_S = 300
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Path:
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the files of the page."""
-    for kind, attribute, text in _BLOCK.findall(GUIDE.read_text()):
-        if attribute.startswith("file="):
-            assert kind in ("python", "yaml")
-            (tmp_path / attribute.removeprefix("file=")).write_text(text)
-    return tmp_path
+    for name in ("CLOUDJOB_HOME", "IPYTHONDIR", "JUPYTER_RUNTIME_DIR"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    folder = tmp_path / "project"
+    folder.mkdir()
+    for block in blocks(PAGE):
+        if block.attribute.startswith("file="):
+            assert block.kind in ("python", "yaml")
+            (folder / block.attribute.removeprefix("file=")).write_text(block.text)
+    return folder
 
 
-def run(folder: Path, *words: str) -> str:
-    environ = {**os.environ, "CLOUDJOB_HOME": str(folder / "home")}
-    environ["PATH"] = f"{Path(sys.executable).parent}:{environ['PATH']}"
-    done = subprocess.run(
-        words, cwd=folder, env=environ, capture_output=True, text=True, timeout=LIMIT_S, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+def notebook(folder: Path, *cells: str) -> NotebookClient:
+    """Return a client with a notebook of these cells."""
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(text) for text in cells])
+    return NotebookClient(book, timeout=LIMIT_S, resources={"metadata": {"path": str(folder)}})
+
+
+def printed(cell: Any) -> str:
+    return "".join(each["text"] for each in cell["outputs"] if each["output_type"] == "stream")
 
 
 def test_the_cells_run_and_print_what_the_page_shows(project: Path):
-    """Each cell runs in the namespace of the last one, and its last expression has a table."""
-    found = _BLOCK.findall(GUIDE.read_text())
-    cells = [text for kind, attribute, text in found if (kind, attribute) == ("python", "")]
-    (project / "cells.py").write_text(
-        "import ast\n"
-        "names = {}\n"
-        f"for cell in {cells!r}:\n"
-        "    tree = ast.parse(cell)\n"
-        "    exec(compile(tree, 'cell', 'exec'), names)\n"
-        "    last = getattr(tree.body[-1], 'value', None)\n"
-        "    if isinstance(last, ast.Name):\n"
-        "        print(names[last.id]._repr_html_())\n"
-    )
-    printed = run(project, sys.executable, "cells.py").splitlines()
+    page = [block for block in blocks(PAGE) if not block.attribute]
+    client = notebook(project, *(block.text for block in page if block.kind == "python"))
+    client.execute()
 
-    assert printed[0].startswith("<table>")
-    shown = [line for kind, _, text in found if kind == "output" for line in text.splitlines()]
+    first, *_ = client.nb.cells
+    [table] = [each["data"] for each in first["outputs"] if "data" in each]
+    assert table["text/html"].startswith("<table>")
+    lines = [line for cell in client.nb.cells for line in printed(cell).splitlines()]
+    shown = [line for block in page if block.kind == "output" for line in block.text.splitlines()]
     assert len(shown) >= 5
-    assert [line for line in shown if line not in printed] == []
+    assert [line for line in shown if line not in lines] == []
     assert (project / "results" / "MODEL" / "weights.txt").is_file()
+
+
+def test_an_interrupted_cell_leaves_its_job_running(project: Path):
+    (project / "train.py").write_text("import time\ntime.sleep(600)\n")
+    client = notebook(
+        project,
+        "import cloudjob\njob = cloudjob.submit('train.py', launcher='python')",
+        "print('waiting', flush=True)\njob.wait()",
+        "print(job.status().state)\njob.cancel()\nprint(job.wait().state)",
+    )
+    submit, wait, cancel = client.nb.cells
+
+    async def run() -> None:
+        async with client.async_setup_kernel():
+            await client.async_execute_cell(submit, 0)
+            waiting = asyncio.create_task(client.async_execute_cell(wait, 1))
+            while "waiting" not in printed(wait):
+                await asyncio.sleep(0.1)
+            await ensure_async(client.km.interrupt_kernel())
+            with pytest.raises(CellExecutionError) as caught:
+                await waiting
+            assert caught.value.ename == "KeyboardInterrupt"
+            await client.async_execute_cell(cancel, 2)
+
+    asyncio.run(asyncio.wait_for(run(), LIMIT_S))
+
+    assert printed(cancel).split() == ["RUNNING", "CANCELLED"]
 
 
 def test_the_pytest_recipe_passes_as_the_workflow_runs_it(project: Path):
@@ -64,4 +94,9 @@ def test_the_pytest_recipe_passes_as_the_workflow_runs_it(project: Path):
     [train] = workflow["jobs"].values()
     *_, command = [step["run"] for step in train["steps"] if "run" in step]
 
-    assert "2 passed" in run(project, *command.split(), "-p", "no:cacheprovider")
+    done = subprocess.run(
+        [*command.split(), "-p", "no:cacheprovider"],
+        cwd=project, capture_output=True, text=True, timeout=LIMIT_S, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 passed" in done.stdout

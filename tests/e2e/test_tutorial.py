@@ -6,32 +6,11 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
-DOCS = Path(__file__).parents[2] / "docs"
-_BLOCK = re.compile(r"^```(\w+)(?: +(\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-
-
-class Block(NamedTuple):
-    """A fenced block of the page.
-
-    Args:
-        kind: ``sh``, ``output``, or the language of a file.
-        attribute: ``skip``, ``exit=CODE``, ``file=NAME`` or nothing.
-    """
-
-    kind: str
-    attribute: str
-    text: str
-
-
-def blocks(page: str) -> Iterator[Block]:
-    for kind, attribute, text in _BLOCK.findall((DOCS / page).read_text()):
-        yield Block(kind, attribute, text)
+from tests.support.pages import blocks
 
 
 @pytest.mark.parametrize("page", ["tutorial.md", "guides/sweeps.md"])

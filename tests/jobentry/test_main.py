@@ -363,23 +363,27 @@ def test_a_boot_command_may_be_any_program(machine: Machine):
 
 
 @pytest.mark.parametrize(
-    ("text", "launcher", "is_warned"),
+    ("words", "text", "launcher", "is_warned"),
     [
-        ("cd $MA_JOB_DIR\n/opt/bin/torchrun train.py", "mpirun", True),
-        ("python -m torch.distributed.launch train.py", "mpirun", True),
-        ("torchrun train.py", "python", False),
-        ("# torchrun train.py\npython my-torchrun.py", "mpirun", False),
+        ("bash run.sh", "cd $MA_JOB_DIR\n/opt/bin/torchrun train.py", "mpirun", True),
+        ("bash run.sh", "python -m torch.distributed.launch train.py", "mpirun", True),
+        ("bash run.sh", "torchrun train.py", "python", False),
+        ("bash run.sh", "# torchrun train.py\npython my-torchrun.py", "mpirun", False),
+        ("python run.py", "import os\nif 0: os.system('torchrun train.py')", "mpirun", True),
+        ("python run.py", "import subprocess as s\nif 0: s.run(['msrun', 'a.py'])", "mpirun", True),
+        ("python run.py", "print('torchrun is better')", "mpirun", False),
+        ("python run.py", "import os  # os.system('torchrun')", "mpirun", False),
     ],
 )
 def test_a_boot_command_whose_ranks_would_start_ranks_is_warned_of(
-    machine: Machine, text: str, launcher: str, is_warned: bool
+    machine: Machine, words: str, text: str, launcher: str, is_warned: bool
 ):
     machine.add_mpirun()
-    machine.write("run.sh", text)
-    words = ("bash", "run.sh", "--lr=1")
+    command = (*words.split(), "--lr=1")
+    machine.write(command[1], text)
 
-    dry = machine.run("--dry-run", *words, CLOUDJOB_JOB="", CLOUDJOB_LAUNCHER=launcher)
-    ended = machine.run(*words, CLOUDJOB_JOB="", CLOUDJOB_LAUNCHER=launcher)
+    dry = machine.run("--dry-run", *command, CLOUDJOB_JOB="", CLOUDJOB_LAUNCHER=launcher)
+    ended = machine.run(*command, CLOUDJOB_JOB="", CLOUDJOB_LAUNCHER=launcher)
 
     warning = "itself; CLOUDJOB_LAUNCHER=python runs it once on each node"
     assert [warning in done.err for done in (dry, ended)] == [is_warned, is_warned]

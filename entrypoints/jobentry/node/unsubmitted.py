@@ -19,12 +19,14 @@ from jobentry.node.prepare import check_script, read_key
 
 # The private keys that ssh uses by default.
 _KEYS = ("id_ed25519", "id_ecdsa", "id_rsa")
-# A program or module that starts ranks, in a line that is no comment.
-_STARTS_RANKS = re.compile(
-    r"^[^#\n]*?(?<![\w.-])"
-    r"(mpirun|mpiexec|torchrun|msrun|horovodrun|torch\.distributed\.(?:launch|run))\b",
-    re.MULTILINE,
-)
+_LAUNCHER = r"(mpirun|mpiexec|torchrun|msrun|horovodrun|torch\.distributed\.(?:launch|run))"
+# A program or module that starts ranks, in a line that is no comment: in a shell script, and as the
+# beginning of a string in Python.
+_STARTS_RANKS = {
+    ".sh": re.compile(rf"^[^#\n]*?(?<![\w.-]){_LAUNCHER}\b", re.MULTILINE),
+    ".py": re.compile(rf"^[^#\n]*?[\"'](?:python[\d.]* -m )?{_LAUNCHER}[\"' ]", re.MULTILINE),
+}
+_STARTS_PROGRAMS = re.compile(r"\bsubprocess\b|\bos\.(?:system|popen|exec|spawn|posix_spawn)")
 _PYTHON = re.compile(r"python[\d.]*\Z")
 
 
@@ -43,15 +45,18 @@ def complete(
 
 
 def warn_of_nested_launcher(node: NodeEnv, folder: str, script: str) -> None:
-    """Log it if several ranks run a shell script that starts ranks itself.
+    """Log it if several ranks run a script that starts ranks itself.
 
     ``submit`` refuses such a script; here, the platform's documented command would run it as well.
     """
-    launcher = LAUNCHERS[node.launcher]
-    if launcher.is_one_a_node or not script.endswith(".sh"):
+    pattern = _STARTS_RANKS.get(os.path.splitext(script)[1])
+    if LAUNCHERS[node.launcher].is_one_a_node or not pattern:
         return
     with open(os.path.join(folder, script), encoding="utf-8", errors="replace") as file:
-        found = _STARTS_RANKS.search(file.read())
+        text = file.read()
+    found = pattern.search(text)
+    if found and script.endswith(".py") and not _STARTS_PROGRAMS.search(text):
+        return
     if found:
         log_message(
             f"warning: each rank runs {script}, which starts {found.group(1)} itself;"
