@@ -18,12 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import mypy
 import pytest
 
-from tests.support import emulator, operators
+from tests.support import emulator, macos, operators
 from tests.support.fake_kube_api import PODS, FakeApi
-from tests.support.macos import sitecustomize
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 180.0
@@ -81,13 +79,10 @@ class Mac:
 def mac() -> Iterator[Mac]:
     """A laptop without an emulator; the path of its home is short, as on a laptop."""
     folder = Path(tempfile.mkdtemp(prefix="mac-", dir="/tmp"))
-    names = sitecustomize.lacking(Path(mypy.__file__).parent / "typeshed" / "stdlib")
-    assert {"os.sched_getaffinity", "os.O_PATH", "select.epoll"} <= {*names.split()}
     environ = {
+        **macos.environ(),
         "PATH": os.environ["PATH"],
         "HOME": str(folder),
-        "PYTHONPATH": str(ROOT / "tests" / "support" / "macos"),
-        sitecustomize.LACKING: names,
         "DOCKER_HOST": "unix:///nowhere/docker.sock",
     }
     (folder / "project").mkdir()

@@ -16,7 +16,7 @@ import yaml
 
 from tests.e2e_kube.conftest import Lab
 from tests.e2e_kube.machine import Machine
-from tests.support import portable_job
+from tests.support import macos, portable_job
 from tests.support.kube_cluster import Cluster
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.docker]
@@ -73,6 +73,26 @@ def test_a_job_of_mpi_runs_on_both_lines_of_open_mpi(
     status = lab.status(job)
     assert status["state"] == "SUCCEEDED"
     assert {phase["name"] for phase in status["phases"]} >= {"stage"}
+
+
+def test_a_laptop_with_macos_submits_follows_and_cancels(
+    volcano_lab: Lab, engine: docker.APIClient, base_image: str
+):
+    lab = volcano_lab
+    lab.environ.update(macos.environ())
+    with Machine(lab, engine, base_image):
+        done = lab.run("submit", "--config", "job.yaml", "-n", "2", "train.py")
+        (lab.source / "train.py").write_text("import time\nprint('begun')\ntime.sleep(600)\n")
+        job = lab.submit()
+        lab.await_log(job, b"begun")
+        cancelled = lab.run("cancel", job)
+        waited = lab.run("wait", job, "--json")
+
+    assert done.code == 0, done
+    assert sorted(done.out.split()) == ["[0]", "[1]", "hello", "hello"]
+    assert lab.run("logs", done.job).out == done.out
+    assert cancelled.code == 0, cancelled
+    assert json.loads(waited.out)["state"] == "CANCELLED"
 
 
 def test_a_rank_that_fails_ends_the_job_with_its_code(

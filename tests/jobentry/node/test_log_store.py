@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -128,11 +127,13 @@ def test_a_store_that_fails_costs_one_warning_and_bounded_memory(
 
     assert capfd.readouterr().err.count("storing the log: ") == 1
     found = chunks(tmp_path)
-    assert len(found) <= MOST_WAITING
-    assert found[-1][1] == LINES[-1]
+    # One more was on its way when the store began to work.
+    assert len(found) <= MOST_WAITING + 1
+    # The warning is logged, too, perhaps after that line.
+    assert LINES[-1] in [data for _, data in found[-2:]]
 
 
-@pytest.mark.parametrize("junk", [b"", b"junk", b"\x1f\x8b\x08\0", os.urandom(1000)])
+@pytest.mark.parametrize("junk", [b"", b"junk", b"\x1f\x8b\x08\0", bytes(range(256))])
 def test_a_damaged_chunk_ends_where_it_is_damaged(junk: bytes):
     packer = stored_log.compressor()
     data = packer.compress(b"hello\n") + packer.flush()

@@ -1,1 +1,16 @@
-"""macOS, as far as Linux can show it."""
+"""macOS, as far as Linux can show it: Python without what macOS lacks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import mypy
+
+from tests.support.macos import sitecustomize
+
+
+def environ() -> dict[str, str]:
+    """Return the variables that make every Python of a command look as on macOS."""
+    names = sitecustomize.lacking(Path(mypy.__file__).parent / "typeshed" / "stdlib")
+    assert {"os.sched_getaffinity", "os.O_PATH", "select.epoll"} <= {*names.split()}
+    return {"PYTHONPATH": str(Path(__file__).parent), sitecustomize.LACKING: names}
