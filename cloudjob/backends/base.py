@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 
 Request = TypeVar("Request")
 
+# Seconds that a node asked to end may outlive its grace period. With a store that does not answer,
+# its entry gives up after 10 s for outputs, 5 s for the record and 1 s for journal and log.
+PATIENCE_S = 20
+
 
 @dataclass(frozen=True, slots=True)
 class NativeStatus:

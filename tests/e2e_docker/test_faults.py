@@ -363,7 +363,8 @@ class Storing:
         self.gate.breaks_with(STORE_FAULTS[fault])
         self.environ = {
             "AWS_ENDPOINT_URL": self.proxy.endpoint,
-            "CLOUDJOB_STORE_PATIENCE_S": "2" if "good" in fault else "60",
+            # On a busy machine a minute may pass before the last job is cancelled.
+            "CLOUDJOB_STORE_PATIENCE_S": "2" if "good" in fault else "600",
         }
         words = ("submit", "--backend", "docker", "--nodes", "2", "--grace-s", "1", "--detach")
         words = (*words, "--output", "MODEL=", "--store", bucket.uri, "train.py")

@@ -76,23 +76,25 @@ def test_a_job_of_mpi_runs_on_both_lines_of_open_mpi(
 
 
 def test_a_laptop_with_macos_submits_follows_and_cancels(
-    volcano_lab: Lab, engine: docker.APIClient, base_image: str
+    cluster: Cluster, tmp_path: Path, engine: docker.APIClient, base_image: str
 ):
-    lab = volcano_lab
-    lab.environ.update(macos.environ())
-    with Machine(lab, engine, base_image):
-        done = lab.run("submit", "--config", "job.yaml", "-n", "2", "train.py")
-        (lab.source / "train.py").write_text("import time\nprint('begun')\ntime.sleep(600)\n")
-        job = lab.submit()
-        lab.await_log(job, b"begun")
-        cancelled = lab.run("cancel", job)
-        waited = lab.run("wait", job, "--json")
+    # The machine of a test runs one job.
+    first, second = (Lab(cluster, tmp_path / name) for name in ("first", "second"))
+    for lab in (first, second):
+        lab.environ.update(macos.environ())
+    with Machine(first, engine, base_image):
+        done = first.run("submit", "--config", "job.yaml", "-n", "2", "train.py")
+    (second.source / "train.py").write_text("import time\nprint('begun')\ntime.sleep(600)\n")
+    with Machine(second, engine, base_image):
+        job = second.submit()
+        second.await_log(job, b"begun")
+        cancelled = second.run("cancel", job)
 
     assert done.code == 0, done
     assert sorted(done.out.split()) == ["[0]", "[1]", "hello", "hello"]
-    assert lab.run("logs", done.job).out == done.out
+    assert first.run("logs", done.job).out == done.out
     assert cancelled.code == 0, cancelled
-    assert json.loads(waited.out)["state"] == "CANCELLED"
+    assert second.status(job)["state"] == "CANCELLED"
 
 
 def test_a_rank_that_fails_ends_the_job_with_its_code(

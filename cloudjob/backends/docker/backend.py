@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 from cloudjob import times
 from cloudjob.backends import follow as following
 from cloudjob.backends import handles
-from cloudjob.backends.base import Backend, Check, Devices, NativeStatus
+from cloudjob.backends.base import PATIENCE_S, Backend, Check, Devices, NativeStatus
 from cloudjob.backends.delivery import new_ssh_key
 from cloudjob.backends.docker import delivery, engine, logs, shared_folders
 from cloudjob.backends.docker import request as requests
@@ -34,7 +34,6 @@ from cloudjob.backends.docker.request import (
     GRACE_LABEL,
     JOB_LABEL,
     OWNER_LABEL,
-    PATIENCE_S,
     DockerRequest,
 )
 from cloudjob.backends.docker.state import Container, blamed, container, status_of

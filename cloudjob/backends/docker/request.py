@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from cloudjob.backends.base import PATIENCE_S
 from cloudjob.backends.encoding import file_path, is_utf8
 from cloudjob.errors import SpecError
 from cloudjob.model import submission as submissions
@@ -41,8 +42,6 @@ SSH_KEY = f"{DELIVERED}/ssh-key"
 
 # An address is known when the network is there; the request is made before.
 UNKNOWN_ADDRESS = "0.0.0.0"
-# Seconds that a node asked to end may outlive its grace period.
-PATIENCE_S = 15
 _GIB = 1 << 30
 # Byte for byte and never cut: the usual driver, json-file, turns bytes that are not UTF-8 into
 # U+FFFD, and this one drops old lines unless it may grow (both tried on 20.10).

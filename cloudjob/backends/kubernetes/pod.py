@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from cloudjob.backends.base import PATIENCE_S
 from cloudjob.backends.encoding import is_utf8
 from cloudjob.backends.kubernetes.strategic_merge import merged
 from cloudjob.model import submission as submissions
@@ -24,8 +25,6 @@ MANAGER_LABEL = "app.kubernetes.io/managed-by"
 # Where the entry lies in a pod, as in our own images, and where its secrets do.
 ENTRY_PATH = "/opt/cloudjob"
 DELIVERY_PATH = "/run/cloudjob"
-# Seconds that a node asked to end may outlive its grace period.
-PATIENCE_S = 15
 # Seconds that a pod may outlive the job's own timeout.
 _DEADLINE_S = 600
 # Without this, MPI would complain with each message between ranks (ADR 8, docker).
