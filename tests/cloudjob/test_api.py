@@ -19,6 +19,7 @@ import cloudjob
 from cloudjob import api
 from cloudjob.model.job import JobSpec
 from cloudjob.model.sections import Process
+from tests.support.projects import enter_project
 from tests.support.statuses import status_of
 
 LIMIT_S = 120.0
@@ -36,12 +37,7 @@ sys.exit(7 if "--fail" in sys.argv else 0)
 @pytest.fixture(autouse=True)
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a script, as the current folder, and a CLOUDJOB_HOME of its own."""
-    folder = tmp_path / "project"
-    folder.mkdir()
-    (folder / "train.py").write_text(TRAIN)
-    monkeypatch.chdir(folder)
-    monkeypatch.setenv("CLOUDJOB_HOME", str(tmp_path / "home"))
-    return folder
+    return enter_project(tmp_path, monkeypatch, TRAIN)
 
 
 def submit(*args: str, **options: Any) -> cloudjob.Job:

@@ -20,6 +20,7 @@ from cloudjob.home.records import Records
 from cloudjob.model import grid
 from cloudjob.submission import sweep as sweeps
 from tests.support.polling import poll
+from tests.support.projects import enter_project
 
 LIMIT_S = 120.0
 TRAIN = """
@@ -35,12 +36,7 @@ sys.exit(7 if "--fail-at" in sys.argv and sys.argv[-1] == sys.argv[1] else 0)
 @pytest.fixture(autouse=True)
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a script, as the current folder, and a CLOUDJOB_HOME of its own."""
-    folder = tmp_path / "project"
-    folder.mkdir()
-    (folder / "train.py").write_text(TRAIN)
-    monkeypatch.chdir(folder)
-    monkeypatch.setenv("CLOUDJOB_HOME", str(tmp_path / "home"))
-    return folder
+    return enter_project(tmp_path, monkeypatch, TRAIN)
 
 
 def spec(*args: str, **options: Any) -> cloudjob.JobSpec:
