@@ -38,64 +38,49 @@ class ObjectStore(Protocol):
 
     def put(self, path: Path, key: str, *, on_progress: OnBytes = ignore_bytes) -> str:
         """Store the file at ``path`` under ``key`` and return the object's URI."""
-        ...
 
     def put_bytes(self, data: bytes, key: str) -> str:
         """Store ``data`` under ``key`` and return the object's URI."""
-        ...
 
     def get_bytes(self, key: str) -> bytes:
         """Return the object's bytes."""
-        ...
 
     def get_range(self, key: str, offset: int, count: int) -> bytes:
         """Return ``count`` bytes of the object from ``offset`` on; fewer at the object's end."""
-        ...
 
     def get_each(self, keys: Sequence[str]) -> Iterator[tuple[str, bytes]]:
         """Yield each of many small objects with its key, in any order."""
-        ...
 
     def fetch(self, key: str, path: Path, *, on_progress: OnBytes = ignore_bytes) -> None:
         """Write the object to the file ``path``, which appears only once it is complete."""
-        ...
 
     def copy(self, key: str, target: str) -> None:
         """Copy the object ``key`` to ``target`` within the store."""
-        ...
 
     def list(self, prefix: str = "") -> Iterator[str]:
         """Yield the keys that start with the string ``prefix``, sorted by their bytes."""
-        ...
 
     def exists(self, key: str) -> bool:
         """Return whether there is an object under ``key``."""
-        ...
 
     def delete(self, key: str) -> None:
         """Delete the object under ``key`` if there is one."""
-        ...
 
     def uri(self, key: str) -> str:
         """Return the URI of an object under ``key``, whether or not it exists."""
-        ...
 
     def access(self) -> dict[str, str]:
         """Return the variables, including secrets, with which a node accesses this store."""
-        ...
 
     def abort(self) -> None:
         """Abort the requests of all threads; each raises a ``StoreError``."""
-        ...
 
     def sweep(self, older_than_s: float) -> int:
         """Remove unfinished writes older than ``older_than_s`` and return how many were removed."""
-        ...
 
     @property
     def clock_ahead_s(self) -> float:
         """Seconds by which this machine's clock is ahead of the store's, from its last response."""
-        ...
 
 
 @runtime_checkable
@@ -104,7 +89,6 @@ class Signer(Protocol):
 
     def sign(self, method: str, key: str, limit_s: int) -> str:
         """Return a URL at which anybody may ``method`` the object for ``limit_s`` seconds."""
-        ...
 
 
 @runtime_checkable
@@ -113,4 +97,3 @@ class Expiring(Protocol):
 
     def keys_end_at(self) -> float:
         """Return when its keys expire, in seconds since 1970; 0 for never or unknown."""
-        ...

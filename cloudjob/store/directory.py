@@ -47,7 +47,6 @@ class DirectoryStore:
     root: Path
 
     def put(self, path: Path, key: str, *, on_progress: OnBytes = ignore_bytes) -> str:
-        """Store the file at ``path`` under ``key`` and return the object's URI."""
         target = self._path("put", key)
         try:
             source = path.open("rb")
@@ -58,29 +57,24 @@ class DirectoryStore:
         return self.uri(key)
 
     def put_bytes(self, data: bytes, key: str) -> str:
-        """Store ``data`` under ``key`` and return the object's URI."""
         target = self._path("put", key)
         with self._translated("put", key), replacing(target) as file:
             file.write(data)
         return self.uri(key)
 
     def get_bytes(self, key: str) -> bytes:
-        """Return the object's bytes."""
         with self._translated("get", key):
             return self._path("get", key).read_bytes()
 
     def get_range(self, key: str, offset: int, count: int) -> bytes:
-        """Return ``count`` bytes of the object from ``offset`` on; fewer at the object's end."""
         with self._translated("get", key), self._path("get", key).open("rb") as file:
             file.seek(offset)
             return file.read(count)
 
     def get_each(self, keys: Sequence[str]) -> Iterator[tuple[str, bytes]]:
-        """Yield each of many small objects with its key."""
         return iterate_in_parallel(self.get_bytes, keys)
 
     def fetch(self, key: str, path: Path, *, on_progress: OnBytes = ignore_bytes) -> None:
-        """Write the object to the file ``path``, which appears only once it is complete."""
         with self._translated("fetch", key):
             source = self._path("fetch", key).open("rb")
         with source:
@@ -94,24 +88,20 @@ class DirectoryStore:
                 ) from error
 
     def copy(self, key: str, target: str) -> None:
-        """Copy the object ``key`` to ``target``."""
         self.put(self._path("copy", key), target)
 
     def list(self, prefix: str = "") -> Iterator[str]:
-        """Yield the keys that start with the string ``prefix``, sorted by their bytes."""
         folder = prefix[: prefix.rfind("/") + 1]
         if folder:
             check_key("list", folder[:-1])
         yield from self._keys_below(folder, prefix)
 
     def exists(self, key: str) -> bool:
-        """Return whether there is an object under ``key``."""
         path = self._path("look for", key)
         with self._translated("look for", key):
             return path.is_file()
 
     def delete(self, key: str) -> None:
-        """Delete the object under ``key`` if there is one."""
         path = self._path("delete", key)
         with self._translated("delete", key), suppress(*_NO_OBJECT):
             path.unlink()
@@ -125,7 +115,6 @@ class DirectoryStore:
                 return
 
     def uri(self, key: str) -> str:
-        """Return the URI of an object under ``key``, whether or not it exists."""
         path = os.path.abspath(self._path("name", key))  # noqa: PTH100 (Path.resolve follows links)
         return "file://" + urllib.parse.quote_from_bytes(os.fsencode(path))
 

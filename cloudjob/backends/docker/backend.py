@@ -90,27 +90,21 @@ class DockerBackend(Backend[DockerRequest]):
     # -- forward ------------------------------------------------------------------------------
 
     def devices(self, spec: JobSpec, *, may_ask: bool) -> Devices:
-        """Return the GPUs of each container."""
         return Devices(spec.docker.gpus, f"docker.gpus is {spec.docker.gpus}")
 
     def build(self, submission: Submission) -> DockerRequest:
-        """Return the request for ``submission``."""
         return requests.build(submission, self.owner())
 
     def show(self, request: DockerRequest) -> dict[str, Any]:
-        """Return ``request`` as plain JSON values, secrets as ``***``."""
         return requests.show(request)
 
     def environments(self, request: DockerRequest) -> tuple[Mapping[str, str], ...]:
-        """Return the variables that the entry of each node would be given."""
         return tuple(requests.environment(node) for node in request.nodes)
 
     def handle(self, request: DockerRequest) -> str:
-        """Return the handle of the job, which is the same before and after it is sent."""
         return handles.write(_SCHEME, "local", request.job)
 
     def send(self, request: DockerRequest) -> str:
-        """Start the job and return its handle."""
         client = self._client
         image = _image(client, request.image)
         with_entry = request.has_entry and _needs_entry(image, request.image)
@@ -174,7 +168,6 @@ class DockerBackend(Backend[DockerRequest]):
         return status_of(found, is_cancelled=False, has_ended=False)
 
     def logs(self, handle: str, node: int | None, *, follow: bool) -> Iterator[tuple[int, bytes]]:
-        """Yield pieces ``(node, whole lines)``; an empty piece means that nothing is new."""
         job = _job(handle)
         folder = self._home / job
         if _kept(folder) is None:
@@ -195,7 +188,6 @@ class DockerBackend(Backend[DockerRequest]):
                     yield index, piece
 
     def log_ends(self, handle: str) -> Iterator[tuple[int, bytes]]:
-        """Yield the beginning and the end of each node's log."""
         folder = self._home / _job(handle)
         for item in self._containers(_job(handle)):
             source = self._source(item, folder)
@@ -203,7 +195,6 @@ class DockerBackend(Backend[DockerRequest]):
                 yield source.node, data
 
     def cancel(self, handle: str, *, is_urgent: bool = False) -> None:
-        """Ask the job to end."""
         job = _job(handle)
         folder = self._home / job
         found = [] if _kept(folder) else self._containers(job)
@@ -224,7 +215,6 @@ class DockerBackend(Backend[DockerRequest]):
                 self._client.put_archive(item.id, requests.DELIVERED, delivery.fresh_keys(keys))
 
     def remove(self, handle: str) -> None:
-        """Remove everything of the job, here and in the engine."""
         job = _job(handle)
         self._remove(job)
         shutil.rmtree(self._home / job, ignore_errors=True)

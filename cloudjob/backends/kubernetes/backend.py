@@ -110,7 +110,6 @@ class KubernetesBackend(Backend[KubernetesRequest]):
         self._looks: dict[tuple[str, JobState], tuple[float, list[Pod], list[str]]] = {}
 
     def checks(self, spec: JobSpec | None, store: str) -> list[Check]:
-        """Check what a job needs before anything is packed or sent."""
         from cloudjob.backends.kubernetes import checks
 
         chosen = None if spec is None else self._engine
@@ -120,16 +119,13 @@ class KubernetesBackend(Backend[KubernetesRequest]):
     # -- forward ------------------------------------------------------------------------------
 
     def devices(self, spec: JobSpec, *, may_ask: bool) -> Devices:
-        """Return the devices that each pod requests."""
         return Devices(spec.kubernetes.gpus, f"kubernetes.gpus is {spec.kubernetes.gpus}")
 
     def build(self, submission: Submission) -> KubernetesRequest:
-        """Return the request for ``submission``."""
         self._built = requests.build(submission, self._engine, self._cluster.namespace)
         return self._built
 
     def show(self, request: KubernetesRequest) -> dict[str, Any]:
-        """Return ``request`` as plain JSON values, secrets as ``***``."""
         return requests.show(request)
 
     def text(self, request: KubernetesRequest) -> str:
@@ -137,15 +133,12 @@ class KubernetesBackend(Backend[KubernetesRequest]):
         return requests.text(request)
 
     def environments(self, request: KubernetesRequest) -> tuple[Mapping[str, str], ...]:
-        """Return the variables that the entry of each node would be given."""
         return tuple(requests.environments(request))
 
     def handle(self, request: KubernetesRequest) -> str:
-        """Return the handle of the job, which is the same before and after it is sent."""
         return _handle(_Handle(self._cluster, request.engine, request.called), request.job)
 
     def send(self, request: KubernetesRequest) -> str:
-        """Create the job and its companion objects, and return its handle."""
         cluster = self._cluster
         client = self._client(cluster)
         where = _Handle(cluster, request.engine, request.called)
@@ -220,7 +213,6 @@ class KubernetesBackend(Backend[KubernetesRequest]):
     # -- back ---------------------------------------------------------------------------------
 
     def status(self, handle: str) -> NativeStatus:
-        """Return the job's status."""
         status = self._status(handle)
         keeper = self._keeper
         if status.state.is_final and keeper is not None:
@@ -289,7 +281,6 @@ class KubernetesBackend(Backend[KubernetesRequest]):
         return status.native if is_known else ""
 
     def logs(self, handle: str, node: int | None, *, follow: bool) -> Iterator[tuple[int, bytes]]:
-        """Yield pieces ``(node, whole lines)``; an empty piece means that nothing is new."""
         if follow:
             yield from self._follow(handle, node, Patience())
         else:
@@ -297,7 +288,6 @@ class KubernetesBackend(Backend[KubernetesRequest]):
             yield from logs.read_all(self._client(where.cluster), self._place(where, node))
 
     def log_ends(self, handle: str) -> Iterator[tuple[int, bytes]]:
-        """Yield the beginning and the end of each node's log."""
         where = _parted(handle)
         yield from logs.read_ends(self._client(where.cluster), self._place(where, None))
 
@@ -371,7 +361,6 @@ class KubernetesBackend(Backend[KubernetesRequest]):
         has_read.wait(_LAST_WORDS_S)
 
     def remove(self, handle: str) -> None:
-        """Remove everything of the job, in the cluster and here."""
         where = _parted(handle)
         self._delete(self._client(where.cluster), where)
         shutil.rmtree(self._home / where.called.job, ignore_errors=True)
@@ -402,7 +391,6 @@ class KubernetesBackend(Backend[KubernetesRequest]):
         return is_left
 
     def events(self, handle: str) -> list[Event]:
-        """Return the events of the job and its pods, oldest first."""
         where = _parted(handle)
         found = events.of_job(self._client(where.cluster), where.called)
         return [

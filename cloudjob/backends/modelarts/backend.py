@@ -82,7 +82,6 @@ class ModelArtsBackend(Backend[ModelArtsRequest]):
 
     @property
     def poll_s(self) -> float:
-        """How long to wait between two requests for a job's status."""
         return _LOCAL_POLL_S if self._site.is_local else _POLL_S
 
     def store(self) -> tuple[str, Mapping[str, str]]:
@@ -98,7 +97,6 @@ class ModelArtsBackend(Backend[ModelArtsRequest]):
         return self._site.store_uri, {name: value for name, value in variables.items() if value}
 
     def checks(self, spec: JobSpec | None, store: str) -> list[Check]:
-        """Check what a job needs, before anything is packed or sent."""
         from cloudjob.backends.modelarts import checks
 
         return checks.look(self._client(), spec, store)
@@ -112,19 +110,15 @@ class ModelArtsBackend(Backend[ModelArtsRequest]):
         return checks.devices(self._client(), spec) if may_ask else None
 
     def build(self, submission: Submission) -> ModelArtsRequest:
-        """Return the request for ``submission``."""
         return requests.build(submission, self._site)
 
     def show(self, request: ModelArtsRequest) -> dict[str, Any]:
-        """Return ``request`` as plain JSON values, secrets as ``***``."""
         return requests.show(request)
 
     def environments(self, request: ModelArtsRequest) -> tuple[Mapping[str, str], ...]:
-        """Return the variables of each node's entry."""
         return request.environments
 
     def companions(self, request: ModelArtsRequest) -> Mapping[str, bytes]:
-        """Return the files that the platform copies to each node beside the code."""
         return delivery.companions(request)
 
     def handle(self, request: ModelArtsRequest) -> str:
@@ -132,7 +126,6 @@ class ModelArtsBackend(Backend[ModelArtsRequest]):
         return _handle(self._client(), _NO_ID, request.job)
 
     def send(self, request: ModelArtsRequest) -> str:
-        """Create the job and return its handle."""
         client = self._client()
         made = client.create(request.body)
         job = str((made.get("metadata") or {}).get("id") or "")
@@ -185,7 +178,6 @@ class ModelArtsBackend(Backend[ModelArtsRequest]):
         return found
 
     def logs(self, handle: str, node: int | None, *, follow: bool) -> Iterator[tuple[int, bytes]]:
-        """Yield pieces ``(node, whole lines)``; an empty piece means that nothing is new."""
         where = self._where(handle)
         yield from logs.follow(
             self._client(where),
@@ -222,7 +214,6 @@ class ModelArtsBackend(Backend[ModelArtsRequest]):
             return
 
     def events(self, handle: str) -> list[Event]:
-        """Return the events of the job, oldest first."""
         where = self._where(handle)
         return [
             Event(
@@ -235,7 +226,6 @@ class ModelArtsBackend(Backend[ModelArtsRequest]):
         ]
 
     def metrics(self, handle: str) -> list[Metric]:
-        """Return what each node of the job used."""
         where = self._where(handle)
         client = self._client(where)
         tasks = state.tasks(client.show(where.id))

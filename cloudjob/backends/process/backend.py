@@ -177,22 +177,18 @@ class ProcessBackend(Backend[ProcessRequest]):
         return with_cache(request, str(self._home.parent / "cache"))
 
     def show(self, request: ProcessRequest) -> dict[str, Any]:
-        """Return ``request`` as plain JSON values, secrets as ``***``."""
         shown = asdict(request)
         for node in shown["nodes"]:
             node["env"].update(dict.fromkeys(request.secret_names, MASK))
         return shown
 
     def environments(self, request: ProcessRequest) -> tuple[Mapping[str, str], ...]:
-        """Return the variables that the entry of each node would be given."""
         return tuple(node.env for node in request.nodes)
 
     def handle(self, request: ProcessRequest) -> str:
-        """Return the handle of the job, which is the same before and after it is sent."""
         return handles.write(_SCHEME, "local", request.job)
 
     def send(self, request: ProcessRequest) -> str:
-        """Start the job and return its handle."""
         home, folder = self._home.parent, Path(request.folder)
         nodes = () if request.keeps_homes else request.nodes
         own = [folder for node in nodes for folder in node.own_folders]
@@ -243,7 +239,6 @@ class ProcessBackend(Backend[ProcessRequest]):
                 os.kill(nodes[node]["process"], signal.SIGHUP)
 
     def status(self, handle: str) -> NativeStatus:
-        """Return the job's status."""
         job, folder = self._found(handle)
         # The lock first: a controller that ends between the two queries has written its last state.
         is_alive = self._is_alive(job)
@@ -268,7 +263,6 @@ class ProcessBackend(Backend[ProcessRequest]):
         return _lost(folder, state, _LOST)
 
     def logs(self, handle: str, node: int | None, *, follow: bool) -> Iterator[tuple[int, bytes]]:
-        """Yield pieces ``(node, whole lines)``; an empty piece means that nothing is new."""
         job, folder = self._found(handle)
         paths = [path for path in _logs(folder) if node is None or _index(path) == node]
         offsets = dict.fromkeys(paths, 0)
@@ -285,13 +279,11 @@ class ProcessBackend(Backend[ProcessRequest]):
         yield from poll(look, has_ended, follow=follow, pause_s=(_POLL_S, _POLL_S))
 
     def log_ends(self, handle: str) -> Iterator[tuple[int, bytes]]:
-        """Yield the beginning and the end of each node's log."""
         for path in _logs(self._found(handle)[1]):
             for data in read_ends(path):
                 yield _index(path), data
 
     def cancel(self, handle: str, *, is_urgent: bool = False) -> None:
-        """Ask the job to end."""
         job, _ = self._found(handle)
         controller = running.controller_of(self._home.parent, job)
         if controller and running.is_running(self._home.parent, job):

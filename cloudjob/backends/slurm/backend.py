@@ -90,33 +90,26 @@ class SlurmBackend(Backend[SlurmRequest]):
 
     @property
     def poll_s(self) -> float:
-        """Seconds to wait between two status requests."""
         return _FAR_POLL_S if self._options.get("host") else _POLL_S
 
     def checks(self, spec: JobSpec | None, store: str) -> list[Check]:
-        """Check what a job needs before anything is packed or sent."""
         return checks.look(self._cluster, spec)
 
     # -- forward ------------------------------------------------------------------------------
 
     def devices(self, spec: JobSpec, *, may_ask: bool) -> Devices:
-        """Return the devices that the job asks for on each node."""
         return requests.devices(spec)
 
     def build(self, submission: Submission) -> SlurmRequest:
-        """Return the request for ``submission``."""
         return requests.build(submission, self._cluster)
 
     def show(self, request: SlurmRequest) -> dict[str, Any]:
-        """Return ``request`` as plain JSON values, secrets as ``***``."""
         return requests.show(request)
 
     def environments(self, request: SlurmRequest) -> tuple[Mapping[str, str], ...]:
-        """Return the variables that the entry of each node would be given."""
         return request.environments
 
     def send(self, request: SlurmRequest) -> str:
-        """Start the job and return its handle."""
         host = self._cluster.host
         folder = host.put(request.folder, self._files(request))
         try:
@@ -130,7 +123,6 @@ class SlurmBackend(Backend[SlurmRequest]):
         return self.handle(request)
 
     def handle(self, request: SlurmRequest) -> str:
-        """Return the handle of the job, which is the same before and after it is sent."""
         folder = request.folder if request.folder.startswith("/") else "/" + request.folder
         return handles.write(_SCHEME, self._cluster.host.name, quote(folder, safe="/~")[1:])
 
@@ -176,7 +168,6 @@ class SlurmBackend(Backend[SlurmRequest]):
     # -- back ---------------------------------------------------------------------------------
 
     def status(self, handle: str) -> NativeStatus:
-        """Return the job's status."""
         where = _parted(handle)
         look = self._look(where)
         if is_settled(look.marks):
@@ -215,7 +206,6 @@ class SlurmBackend(Backend[SlurmRequest]):
         return found
 
     def logs(self, handle: str, node: int | None, *, follow: bool) -> Iterator[tuple[int, bytes]]:
-        """Yield pieces ``(node, whole lines)``; an empty piece means that nothing is new."""
         where = _parted(handle)
         self._look(where)
         offsets: dict[int, int] = {}
@@ -234,7 +224,6 @@ class SlurmBackend(Backend[SlurmRequest]):
                 yield index, data
 
     def log_ends(self, handle: str) -> Iterator[tuple[int, bytes]]:
-        """Yield the beginning and the end of each node's log."""
         where = _parted(handle)
         self._look(where)
         heads = where.host.tails(where.folder, {})

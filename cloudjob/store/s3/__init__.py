@@ -68,7 +68,6 @@ class S3Store:
         self._has_swept = False
 
     def put(self, path: Path, key: str, *, on_progress: OnBytes = ignore_bytes) -> str:
-        """Store the file at ``path`` under ``key`` and return the object's URI."""
         bucket_uri.check("put", key)
         doing = f"put {key} in {self._uri.root}"
         try:
@@ -92,19 +91,16 @@ class S3Store:
         return self.uri(key)
 
     def put_bytes(self, data: bytes, key: str) -> str:
-        """Store ``data`` under ``key`` and return the object's URI."""
         bucket_uri.check("put", key)
         with errors.translated(f"put {key} in {self._uri.root}", self._uri):
             self._client.put_object(**self._object(key), Body=data)
         return self.uri(key)
 
     def get_bytes(self, key: str) -> bytes:
-        """Return the object's bytes."""
         bucket_uri.check("get", key)
         return self._read(f"get {key} in {self._uri.root}", **self._object(key))
 
     def get_range(self, key: str, offset: int, count: int) -> bytes:
-        """Return ``count`` bytes of the object from ``offset`` on; fewer at the object's end."""
         bucket_uri.check("get", key)
         doing = f"get {key} in {self._uri.root}"
         wanted = f"bytes={offset}-{offset + count - 1}"
@@ -117,11 +113,9 @@ class S3Store:
             raise
 
     def get_each(self, keys: Sequence[str]) -> Iterator[tuple[str, bytes]]:
-        """Yield each of many small objects with its key, in any order."""
         return iterate_in_parallel(self.get_bytes, list(dict.fromkeys(keys)), abort=self.abort)
 
     def fetch(self, key: str, path: Path, *, on_progress: OnBytes = ignore_bytes) -> None:
-        """Write the object to the file ``path``, which appears only once it is complete."""
         bucket_uri.check("fetch", key)
         doing = f"fetch {key} in {self._uri.root}"
         try:
@@ -139,14 +133,12 @@ class S3Store:
             ) from error
 
     def copy(self, key: str, target: str) -> None:
-        """Copy the object ``key`` to ``target`` within the service."""
         bucket_uri.check("copy", key)
         bucket_uri.check("copy", target)
         with errors.translated(f"copy {key} to {target} in {self._uri.root}", self._uri):
             self._client.copy_object(**self._object(target), CopySource=self._object(key))
 
     def list(self, prefix: str = "") -> Iterator[str]:
-        """Yield the keys that start with the string ``prefix``, sorted by their bytes."""
         doing = f"list {prefix} in {self._uri.root}"
         own = self._uri.key("")
         # ListObjects, not V2: OBS sometimes leaves out the continuation token of V2.
@@ -165,24 +157,20 @@ class S3Store:
         return (key.removeprefix(own) for key in sorted(found, key=lambda key: key.encode("utf-8")))
 
     def exists(self, key: str) -> bool:
-        """Return whether there is an object under ``key``."""
         bucket_uri.check("look for", key)
         with errors.translated(f"look for {key} in {self._uri.root}", self._uri):
             return self._if_there(lambda: self._client.head_object(**self._object(key)))
 
     def delete(self, key: str) -> None:
-        """Delete the object under ``key`` if there is one."""
         bucket_uri.check("delete", key)
         with errors.translated(f"delete {key} in {self._uri.root}", self._uri):
             self._if_there(lambda: self._client.delete_object(**self._object(key)))
 
     def uri(self, key: str) -> str:
-        """Return the URI of an object under ``key``, whether or not it exists."""
         bucket_uri.check("name", key)
         return f"{self._uri.root}/{bucket_uri.quoted(key)}"
 
     def access(self) -> dict[str, str]:
-        """Return the variables, including secrets, with which a node accesses this store."""
         endpoint = self._connection.endpoint
         credentials = self._connection.credentials.get_frozen_credentials()
         variables = {
@@ -213,7 +201,6 @@ class S3Store:
         return address
 
     def abort(self) -> None:
-        """Abort the requests of all threads; each raises a ``StoreError``."""
         self._retries.abort()
 
     def sweep(self, older_than_s: float) -> int:
@@ -237,7 +224,6 @@ class S3Store:
 
     @property
     def clock_ahead_s(self) -> float:
-        """Seconds by which this machine's clock is ahead of the store's, from its last response."""
         return self._retries.clock_ahead_s
 
     @property
