@@ -53,16 +53,6 @@ def replacing(target: Path, *, is_durable: bool = True) -> Iterator[IO[bytes]]:
         is_durable: Whether the file survives a crash of this machine. Not needed for files that can
             be fetched again: waiting for the disk took most of the time of a fetch of 200 MB.
     """
-    with (
-        replacing_descriptor(target, is_durable=is_durable) as descriptor,
-        open(descriptor, "wb", closefd=False) as file,
-    ):
-        yield file
-
-
-@contextmanager
-def replacing_descriptor(target: Path, *, is_durable: bool = True) -> Iterator[int]:
-    """Like ``replacing``, but yield a file descriptor, open for reading and writing."""
     # Strings: creating a Path costs as much as a system call.
     folder = os.path.dirname(os.fspath(target)) or "."  # noqa: PTH120
     temporary = f"{folder}/{TEMPORARY}{os.getpid()}-{_PROCESS_TOKEN}-{next(_NUMBERS)}"
@@ -73,7 +63,8 @@ def replacing_descriptor(target: Path, *, is_durable: bool = True) -> Iterator[i
             _make_folders(Path(folder))
             descriptor = os.open(temporary, _NEW, 0o600)
         try:
-            yield descriptor
+            with open(descriptor, "wb", closefd=False) as file:
+                yield file
             if is_durable:
                 os.fsync(descriptor)
         finally:

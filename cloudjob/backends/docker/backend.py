@@ -181,7 +181,7 @@ class DockerBackend(Backend[DockerRequest]):
                 return
             if _kept(folder) is None:
                 raise JobNotFound(f"looking for {handle}: the engine has no such job")
-        for path in _kept_logs(folder):
+        for path in sorted(folder.glob("node-*.log"), key=_index):
             index = _index(path)
             if node in (None, index):
                 for piece in following.read_file(path):
@@ -599,10 +599,6 @@ def _kept(folder: Path) -> NativeStatus | None:
         # It was written when the job had ended; the head's record may still say how.
         message = f"reading the state of a job: {folder / _STATE}: {error}"
         return NativeStatus(JobState.FAILED, "lost", message=message, is_unwatched=True)
-
-
-def _kept_logs(folder: Path) -> list[Path]:
-    return sorted(folder.glob("node-*.log"), key=_index)
 
 
 def _index(path: Path) -> int:

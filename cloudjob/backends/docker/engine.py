@@ -12,7 +12,7 @@ from cloudjob.errors import BackendError, Unreachable
 
 DEFAULT_HOST = "unix:///var/run/docker.sock"
 # An engine's messages for an object that is already in the wanted state, or gone.
-NOT_FOUND, CONFLICT, NOT_MODIFIED = 404, 409, 304
+NOT_FOUND, CONFLICT = 404, 409
 _LIMIT_S = 120
 _START = "`sudo systemctl start docker`" if sys.platform == "linux" else "start Docker Desktop"
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import copy
 import json
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,8 +28,6 @@ SERVICE = Resource("", "v1", "services", "Service")
 
 # etcd stores 1.5 MiB (--max-request-bytes), in which the API server also notes who set each field.
 MAX_OBJECT_BYTES = 1_300_000
-
-_USER = re.compile(r"\d{1,9}(:\d{1,9})?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)

@@ -174,16 +174,16 @@ class _Tail:
 
     def _add(self, window: Window, *, is_last: bool) -> bytes:
         added = self._stitcher.add(window, is_last=is_last)
-        if isinstance(added, bytes):
+        if added is not None:
             self._gap_tries = 0
             return added
-        return self._filled(added, window, is_last=is_last)
+        return self._filled(window, is_last=is_last)
 
-    def _filled(self, gap: Gap, window: Window, *, is_last: bool) -> bytes:
+    def _filled(self, window: Window, *, is_last: bool) -> bytes:
         """Return lines older than the window from the exported log."""
         doing = f"reading the exported log of {self._task}"
         url = self._client.log_url(self._job, self._task)
-        got = self._client.fetch(url, gap.first, doing) if url else None
+        got = self._client.fetch(url, self._stitcher.seen_bytes, doing) if url else None
         if got:
             self._gap_tries = 0
             return self._stitcher.give(got, is_last=is_last)
@@ -225,18 +225,6 @@ class Window(NamedTuple):
         return self.full_bytes - self.size_bytes
 
 
-class Gap(NamedTuple):
-    """A part of the log between what was read and the window.
-
-    Args:
-        first: The first byte that is missing.
-        last: The byte after the last missing one; equal to ``first`` if unknown.
-    """
-
-    first: int
-    last: int
-
-
 class Stitcher:
     """Joins the windows of one log: yields every line once, in order."""
 
@@ -253,8 +241,8 @@ class Stitcher:
         """How many bytes of the log have been yielded."""
         return self._seen_bytes
 
-    def add(self, window: Window, *, is_last: bool = False) -> bytes | Gap:
-        """Return the whole lines of ``window`` that are new, or what is missing before it.
+    def add(self, window: Window, *, is_last: bool = False) -> bytes | None:
+        """Return the whole lines of ``window`` that are new; None if some before it are missing.
 
         Args:
             is_last: Whether the log has ended, so that its last line may lack its newline.
@@ -263,11 +251,9 @@ class Stitcher:
             # A rescheduled node starts a new log.
             self._seen_bytes, self._tail, self._is_whole = 0, "", True
         if window.first > self._seen_bytes:
-            return Gap(self._seen_bytes, window.first)
+            return None
         begin = self._begin(window)
-        if begin is None:
-            return Gap(self._seen_bytes, self._seen_bytes)
-        return self._take(window, begin, is_last=is_last)
+        return None if begin is None else self._take(window, begin, is_last=is_last)
 
     def give(self, data: bytes, *, is_last: bool = False) -> bytes:
         """Return the whole lines of ``data``, the bytes of the log from ``seen_bytes`` on."""

@@ -88,13 +88,14 @@ def build(submission: Submission, site: Site) -> ModelArtsRequest:
         "kind": "job",
         "metadata": _metadata(submission, options),
         "algorithm": {
-            **_engine(spec, site, options, _folder(submission)),
+            **_engine(spec, site, options, folder_url(f"{_job_uri(submission)}/{_NODE}")),
             "parameters": [
                 {"name": name, "value": value} for name, value in options.parameters.items()
             ],
             "policies": {"auto_search": None},
             "inputs": [
-                _input(name, uri, options.access_method) for name, uri in _copied_inputs(spec)
+                _channel("inputs", name, _url(uri), options.access_method)
+                for name, uri in _copied_inputs(spec)
             ],
             "outputs": [
                 *(_output(name, uri, options.access_method) for name, uri in submission.outputs),
@@ -194,10 +195,6 @@ def _entry_words(spec: JobSpec) -> tuple[str, ...]:
     return (spec.script, *spec.args)
 
 
-def _input(name: str, uri: str, access_method: str) -> dict[str, Any]:
-    return _channel("inputs", name, _url(uri), access_method)
-
-
 def _output(name: str, uri: str, access_method: str) -> dict[str, Any]:
     return _channel("outputs", name, folder_url(uri), access_method)
 
@@ -280,7 +277,8 @@ def _variables(submission: Submission) -> tuple[dict[str, str], dict[str, str]]:
         is_accepted = len(shown) < MAX_VARIABLES and _is_accepted(name, value)
         (shown if is_accepted else delivered)[name] = value
     delivered.update(spec.secrets)
-    if _entry_fetches(submission):
+    if any(uri.startswith("s3://") for uri in spec.inputs.values()):
+        # The platform cannot copy such an input, so the entry fetches it.
         delivered.update(submission.access)
     return shown, delivered
 
@@ -310,11 +308,6 @@ def _node(submission: Submission, index: int, hosts: tuple[str, ...]) -> env.Nod
 def _copied_inputs(spec: JobSpec) -> list[tuple[str, str]]:
     """Return the inputs that the platform copies to the nodes; the entry fetches the others."""
     return [(name, uri) for name, uri in spec.inputs.items() if _is_obs(uri)]
-
-
-def _entry_fetches(submission: Submission) -> bool:
-    """Whether the entry needs the store's keys, to fetch an input that the platform cannot copy."""
-    return any(uri.startswith("s3://") for uri in submission.spec.inputs.values())
 
 
 def _environments(submission: Submission, given: Mapping[str, str]) -> Iterator[Mapping[str, str]]:
@@ -393,10 +386,6 @@ def _word_problems(submission: Submission, options: ModelArts) -> Iterator[str]:
 # -- small things -------------------------------------------------------------------------------
 
 _NODE = posixpath.basename(JobPaths("job").node)
-
-
-def _folder(submission: Submission) -> str:
-    return folder_url(f"{_job_uri(submission)}/{_NODE}")
 
 
 def _is_preset(options: ModelArts) -> bool:

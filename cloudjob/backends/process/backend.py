@@ -678,23 +678,19 @@ def _ended(state: dict[str, Any]) -> NativeStatus:
         # The head was asked to end because of that node.
         code = state["nodes"][first]["exit_code"]
     since = times.rfc3339(state["nodes"][0]["started_at"])
+    status = NativeStatus(
+        JobState.CANCELLED, "cancelled", started_at, ended_at, code, attempt_at=since
+    )
     if state["is_cancelled"]:
-        return NativeStatus(
-            JobState.CANCELLED, "cancelled", started_at, ended_at, code, attempt_at=since
-        )
+        return status
     if code == 0:
-        return NativeStatus(
-            JobState.SUCCEEDED, "succeeded", started_at, ended_at, code, attempt_at=since
-        )
-    return NativeStatus(
-        JobState.FAILED,
-        "failed",
-        started_at,
-        ended_at,
-        code,
+        return replace(status, state=JobState.SUCCEEDED, native="succeeded")
+    return replace(
+        status,
+        state=JobState.FAILED,
+        native="failed",
         message=state.get("message") or _how(code),
         node=first,
-        attempt_at=since,
         has_asked=has_asked,
         knows_cancels=True,
     )

@@ -395,20 +395,7 @@ def main(stdin: int = 0, stdout: int = 1) -> None:
 def controller_of(request: dict[str, Any]) -> Controller:
     """Return the controller that a request describes."""
     nodes = [_Node(NodeRequest(**node)) for node in request["nodes"]]
-    return Controller(
-        folder=request["folder"],
-        run_dir=request["run_dir"],
-        running=request["running"],
-        hosts=request["hosts"],
-        argv=request["argv"],
-        retries=request["retries"],
-        grace_s=request["grace_s"],
-        nodes=nodes,
-        is_led=request["is_led"],
-        keeps_homes=request["keeps_homes"],
-        is_elastic=request["is_elastic"],
-        lock=request.get("lock"),
-    )
+    return Controller(**{**request, "nodes": nodes})
 
 
 def _let_go_of_terminal(folder: str) -> None:

@@ -327,9 +327,10 @@ class SlurmBackend(Backend[SlurmRequest]):
         if not number:
             # Its submitter was killed before it could store the number.
             named = f"squeue -h -t all --name=cloudjob-{where.job} -o %A"
-            number = _first(_said(where.host, named, doing))
-            if not number:
+            numbers = _said(where.host, named, doing).split()
+            if not numbers:
                 return state.Facts()
+            number = numbers[0]
             where.host.run(where.folder, f"echo {number} >{script.ID}")
         # "123;cluster", where there are several.
         number = number.partition(";")[0]
@@ -456,10 +457,6 @@ def _said(host: Host, text: str, doing: str) -> str:
     if done.code and not any(words in done.words for words in _NO_JOB):
         raise errors.refused(doing, done.words)
     return done.out.decode("utf-8", "replace")
-
-
-def _first(text: str) -> str:
-    return text.split()[0] if text.split() else ""
 
 
 def _parted(handle: str) -> _Handle:

@@ -95,7 +95,8 @@ class Host:
         with tarfile.open(fileobj=data, mode="w") as archive:
             for name, content in files.items():
                 member = tarfile.TarInfo(name)
-                member.mode, member.size = _mode(name), len(content)
+                member.mode = 0o700 if name.endswith(".sh") else 0o600
+                member.size = len(content)
                 archive.addfile(member, io.BytesIO(content))
         word = quoted(folder)
         text = (
@@ -242,10 +243,6 @@ def clean(text: str, more: Sequence[str] = ()) -> str:
     """
     names = " ".join(f'${{{name}+{name}="${name}"}}' for name in (*_PASSED, *more))
     return f'env -i PATH="$PATH" {names} {text}'
-
-
-def _mode(name: str) -> int:
-    return 0o700 if name.endswith(".sh") else 0o600
 
 
 def _ssh(host: str) -> list[str]:

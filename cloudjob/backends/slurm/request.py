@@ -239,7 +239,7 @@ def _options(submission: Submission) -> tuple[str, ...]:
         "ntasks-per-node": str(spec.ranks_per_node),
         "cpus-per-task": str(options.cpus_per_rank),
         "time": str(_time_min(spec) or ""),
-        "mem": _megabytes(options.memory_gib),
+        "mem": f"{math.ceil(options.memory_gib * 1024)}M" if options.memory_gib else "",
         "gpus-per-node": str(options.gpus or ""),
         "signal": f"B:USR1@{_warn_s(spec)}",
     }
@@ -268,10 +268,6 @@ def _warn_s(spec: JobSpec) -> int:
     asked = spec.slurm.warn_s or math.ceil(spec.grace_s) + _OUTPUTS_S
     # A warning that is due before the job starts is sent at once.
     return min(asked, 30 * (_time_min(spec) or _MOST_WARN_S), _MOST_WARN_S)
-
-
-def _megabytes(gib: float) -> str:
-    return f"{math.ceil(gib * 1024)}M" if gib else ""
 
 
 def _is_srun(spec: JobSpec) -> bool:

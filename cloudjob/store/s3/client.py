@@ -164,7 +164,7 @@ def _credentials(uri: BucketUri, environ: Mapping[str, str]) -> dict[str, str]:
     """Return credentials for boto3's session; none if boto3 is to find them itself."""
     if "profile" in uri.options:
         return {}
-    found = _first_of_obs(environ) if uri.is_obs else None
+    found = next(filter(None, _of_obs(environ)), None) if uri.is_obs else None
     found = found or _complete(*(environ.get(name, "") for name in _AWS_VARIABLES))
     if found is None:
         return {}
@@ -172,12 +172,8 @@ def _credentials(uri: BucketUri, environ: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in zip(names, found, strict=True) if value}
 
 
-def _first_of_obs(environ: Mapping[str, str]) -> tuple[str, str, str] | None:
-    """Return the first complete credentials in the variables and files of OBS's own tools."""
-    return next((found for found in _of_obs(environ) if found), None)
-
-
 def _of_obs(environ: Mapping[str, str]) -> Iterator[tuple[str, str, str] | None]:
+    """Yield the credentials in the variables and files of OBS's own tools, best first."""
     for names in _OBS_VARIABLES:
         yield _complete(*(environ.get(name, "") for name in names))
     obsutil = _obsutil()

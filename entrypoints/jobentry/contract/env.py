@@ -215,7 +215,6 @@ def is_carried(name: str, node: NodeEnv) -> bool:
 
 def write(node: NodeEnv) -> dict[str, str]:
     """Return the variables from which ``read`` restores ``node``."""
-    number = _number
     text = {
         CLOUDJOB_JOB: node.job,
         VC_TASK_INDEX: str(node.node),
@@ -226,9 +225,9 @@ def write(node: NodeEnv) -> dict[str, str]:
         CLOUDJOB_PROCS_PER_NODE: str(node.slots),
         CLOUDJOB_LAUNCHER: node.launcher,
         SSHD_PORT: str(node.sshd_port),
-        CLOUDJOB_GRACE_S: number(node.grace_s),
-        CLOUDJOB_TIMEOUT_S: number(node.timeout_s),
-        CLOUDJOB_START_TIMEOUT_S: number(node.start_timeout_s),
+        CLOUDJOB_GRACE_S: repr(node.grace_s),
+        CLOUDJOB_TIMEOUT_S: repr(node.timeout_s),
+        CLOUDJOB_START_TIMEOUT_S: repr(node.start_timeout_s),
     }
     optional = {
         MA_SCRIPT_INTERPRETER: node.interpreter,
@@ -249,7 +248,7 @@ def write(node: NodeEnv) -> dict[str, str]:
         TUNE_ENV_FILE: node.open_mpi.tune_file,
         CLOUDJOB_MIN_NODES: str(node.min_nodes or ""),
         CLOUDJOB_FIRST_VERSION: "1" if node.first_version else "",
-        CLOUDJOB_STALL_S: "" if node.stall_s == DEFAULT_STALL_S else number(node.stall_s),
+        CLOUDJOB_STALL_S: "" if node.stall_s == DEFAULT_STALL_S else repr(node.stall_s),
         CLOUDJOB_DEVICE_TARGET: node.mindspore.device_target,
         CLOUDJOB_PARALLEL_MODE: node.mindspore.parallel_mode,
         CLOUDJOB_SEARCH_MODE: node.mindspore.search_mode,
@@ -502,10 +501,6 @@ def _is_host(text: str) -> bool:
 
 def _shown(text: str) -> str:
     return text if len(text) <= 80 else text[:80] + "…"
-
-
-def _number(value: float) -> str:
-    return repr(value)
 
 
 def _pairs_text(pairs: tuple[tuple[str, str], ...]) -> str:

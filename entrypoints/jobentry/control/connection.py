@@ -201,11 +201,6 @@ class Link:
         """Whether there is a connection."""
         return self._stream is not None
 
-    @property
-    def is_delivered(self) -> bool:
-        """Whether the other side has acknowledged every message."""
-        return not self._kept
-
     def send(self, word: str, **values: object) -> None:
         """Send a message, now or with the next connection."""
         self._last += 1

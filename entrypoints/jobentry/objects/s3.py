@@ -11,6 +11,7 @@ import os
 import re
 import time
 from functools import partial
+from html import escape
 from typing import Callable, Iterator, Sequence, TypeVar
 from urllib.parse import quote, unquote
 
@@ -264,7 +265,7 @@ def _read_part(file: int, path: str, offset: int, length: int) -> bytes:
 
 def _complete(target: S3Object, upload: tuple[str, str], tags: Sequence[str]) -> None:
     rows = "".join(
-        f"<Part><PartNumber>{number}</PartNumber><ETag>{_escaped(tag)}</ETag></Part>"
+        f"<Part><PartNumber>{number}</PartNumber><ETag>{escape(tag, quote=False)}</ETag></Part>"
         for number, tag in enumerate(tags, 1)
     )
     body = f"<CompleteMultipartUpload>{rows}</CompleteMultipartUpload>".encode("ascii")
@@ -283,10 +284,6 @@ def _tag_of(tags: Sequence[str]) -> str:
         return ""
     whole = transfer.md5(b"".join(bytes.fromhex(digest) for digest in digests))
     return f"{whole.hexdigest()}-{len(digests)}"
-
-
-def _escaped(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;")
 
 
 def _abort(target: S3Object, upload: tuple[str, str]) -> None:
