@@ -1,8 +1,9 @@
-"""Conversion of paths to URIs, and a test for text that JSON can hold."""
+"""Conversion of paths to URIs, and what of a job JSON cannot hold."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Mapping, Sequence
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 
@@ -26,3 +27,24 @@ def is_utf8(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def word_problems(words: Sequence[str], why: str) -> Iterator[str]:
+    """Yield which words of a job's command are not UTF-8.
+
+    Args:
+        why: What cannot hold them, as the end of the message.
+    """
+    for index, word in enumerate(words):
+        if not is_utf8(word):
+            key = f"args[{index - 1}]" if index else "script"
+            yield f"{key}: holds bytes that are not UTF-8, which {why}"
+
+
+def undeclared(variables: Mapping[str, str], hidden_names: Sequence[str]) -> dict[str, str]:
+    """Return the variables that no configuration may hold: secrets, and what JSON cannot hold."""
+    return {
+        name: value
+        for name, value in variables.items()
+        if name in hidden_names or not is_utf8(value)
+    }

@@ -221,16 +221,7 @@ def check_image(reference: str) -> list[Check]:
     """
     client = engine.connect()
     with contextlib.closing(client):
-        try:
-            with engine.translated(f"looking for the image {reference}"):
-                image = client.inspect_image(reference)
-        except BackendError as error:
-            if engine.status_code(error) != engine.NOT_FOUND:
-                raise
-            name = reference.removeprefix("cloudjob/").partition(":")[0]
-            build = f"cloudjob image build {name}"
-            hint = build if reference.startswith("cloudjob/") else f"docker pull {reference}"
-            raise BackendError(error.message, hint=hint) from error
+        image = engine.image(client, reference)
         probed = _probe(client, image["Id"])
     return list(_image_checks(probed, image.get("Config") or {}))
 

@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import cloudjob
+from cloudjob.backends import delivery as deliveries
 from cloudjob.backends.docker import delivery, engine
 from cloudjob.errors import BackendError, UsageError
+from jobentry.contract.paths import ENTRY
 
 REPOSITORY = "cloudjob"
 _LATEST = "latest"
@@ -312,12 +314,9 @@ def _default_base(text: str) -> str:
 
 
 def _files(name: str) -> Iterator[tuple[str, bytes]]:
-    package = Path(cloudjob.__file__).parent
-    boot = package / "boot.sh"
-    if not boot.exists():  # an editable install: the sources as they lie in the project
-        boot = package.parent / "entrypoints" / "boot.sh"
-    yield _ENTRY, delivery.entry()
-    yield "entrypoints/boot.sh", _read(boot)
+    entry = deliveries.files()
+    yield _ENTRY, entry[ENTRY]
+    yield f"entrypoints/{deliveries.BOOT}", entry[deliveries.BOOT]
     yield "images/pip-install.sh", _read(_folder() / "pip-install.sh")
     requirements = _folder() / f"{name}.txt"
     if requirements.exists():

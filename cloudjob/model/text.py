@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Mapping
 
 MASK = "***"
+
+
+def masked(values: Mapping[str, str], names: Container[str]) -> dict[str, str]:
+    """Return variables with ``***`` for the values of those that are named."""
+    return {name: MASK if name in names else value for name, value in values.items()}
 
 
 def nearest(word: str, allowed: Iterable[str]) -> str:

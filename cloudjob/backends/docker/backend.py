@@ -84,7 +84,7 @@ class DockerBackend(Backend[DockerRequest]):
         """
         if spec is not None:
             reference = spec.image or requests.DEFAULT_IMAGE
-            _needs_entry(_image(self._client, reference), reference)
+            _needs_entry(engine.image(self._client, reference), reference)
         return []
 
     # -- forward ------------------------------------------------------------------------------
@@ -106,7 +106,7 @@ class DockerBackend(Backend[DockerRequest]):
 
     def send(self, request: DockerRequest) -> str:
         client = self._client
-        image = _image(client, request.image)
+        image = engine.image(client, request.image)
         with_entry = request.has_entry and _needs_entry(image, request.image)
         folder = self._home / request.job
         with _kept_files(folder), locks.held(folder / _LOCK):
@@ -426,23 +426,6 @@ class DockerBackend(Backend[DockerRequest]):
 
 
 # -- before the start -----------------------------------------------------------------------------
-
-
-def _image(client: Any, reference: str) -> dict[str, Any]:
-    """Return what the engine knows of an image."""
-    try:
-        with engine.translated(f"looking for the image {reference}"):
-            image: dict[str, Any] = client.inspect_image(reference)
-    except BackendError as error:
-        if engine.status_code(error) != engine.NOT_FOUND:
-            raise
-        name = reference.removeprefix("cloudjob/").partition(":")[0]
-        is_ours = reference.startswith("cloudjob/")
-        raise BackendError(
-            f"looking for the image {reference}: the engine does not have it",
-            hint=f"cloudjob image build {name}" if is_ours else f"docker pull {reference}",
-        ) from error
-    return image
 
 
 def _needs_entry(image: Mapping[str, Any], reference: str) -> bool:

@@ -44,6 +44,26 @@ def host() -> str:
     return found if found.startswith("unix://") else DEFAULT_HOST
 
 
+def image(client: Any, reference: str) -> dict[str, Any]:
+    """Return what the engine knows of an image.
+
+    Raises:
+        BackendError: It does not have the image.
+    """
+    try:
+        with translated(f"looking for the image {reference}"):
+            return dict(client.inspect_image(reference))
+    except BackendError as error:
+        if status_code(error) != NOT_FOUND:
+            raise
+        name = reference.removeprefix("cloudjob/").partition(":")[0]
+        is_ours = reference.startswith("cloudjob/")
+        raise BackendError(
+            f"looking for the image {reference}: the engine does not have it",
+            hint=f"cloudjob image build {name}" if is_ours else f"docker pull {reference}",
+        ) from error
+
+
 def status_code(error: BaseException | None) -> int:
     """Return the HTTP status with which the engine refused; 0 when it was something else."""
     cause = error.__cause__ if isinstance(error, BackendError) else error

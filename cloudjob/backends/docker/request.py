@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from cloudjob.backends.base import PATIENCE_S
-from cloudjob.backends.encoding import file_path, is_utf8
+from cloudjob.backends.encoding import file_path, undeclared, word_problems
 from cloudjob.errors import SpecError
 from cloudjob.model import submission as submissions
 from cloudjob.model.submission import Submission
-from cloudjob.model.text import MASK
+from cloudjob.model.text import masked
 from jobentry.contract import names
 from jobentry.contract.launchers import LAUNCHERS
 
@@ -162,10 +162,7 @@ def show(request: DockerRequest) -> dict[str, Any]:
             {
                 "name": node.name,
                 "config": copy.deepcopy(dict(node.config)),
-                "delivered": {
-                    name: MASK if name in request.secret_names else value
-                    for name, value in node.env.items()
-                },
+                "delivered": masked(node.env, request.secret_names),
             }
             for node in request.nodes
         ],
@@ -216,11 +213,7 @@ def _node(
         **submissions.variables(submission, node, home=HOME, address=UNKNOWN_ADDRESS),
     }
     variables.update({name: value for name, value in _gpus(spec).items() if name not in spec.env})
-    hidden = {
-        name: value
-        for name, value in variables.items()
-        if name in submission.hidden_names or not is_utf8(value)
-    }
+    hidden = undeclared(variables, submission.hidden_names)
     if hidden:
         variables[names.CLOUDJOB_ENV_FILE] = ENV_FILE
     if hidden or len(hosts) > 1:
@@ -324,7 +317,4 @@ def _problems(spec: JobSpec) -> Iterator[str]:
             f"(given {spec.retries}; allowed 0)"
         )
     # The engine's API is JSON, which has no bytes. (Variables travel in a file when they need to.)
-    for index, word in enumerate((spec.script, *spec.args)):
-        if not is_utf8(word):
-            key = f"args[{index - 1}]" if index else "script"
-            yield f"{key}: holds bytes that are not UTF-8, which the API of an engine cannot carry"
+    yield from word_problems((spec.script, *spec.args), "the API of an engine cannot carry")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from cloudjob.backends.base import PATIENCE_S
-from cloudjob.backends.encoding import is_utf8
+from cloudjob.backends.encoding import undeclared
 from cloudjob.backends.kubernetes.strategic_merge import merged
 from cloudjob.model import submission as submissions
 from cloudjob.model.submission import Submission
@@ -89,11 +89,7 @@ def variables(
         names.CLOUDJOB_DELIVERY: DELIVERY_PATH,
     }
     common = {name: value for name, value in given.items() if name not in (*PER_NODE, *left_out)}
-    hidden = {
-        name: value
-        for name, value in common.items()
-        if name in submission.hidden_names or not is_utf8(value)
-    }
+    hidden = undeclared(common, submission.hidden_names)
     return Variables({k: v for k, v in sorted(common.items()) if k not in hidden}, hidden)
 
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from cloudjob.backends.encoding import file_path, is_utf8
+from cloudjob.backends.encoding import file_path, word_problems
 from cloudjob.backends.kubernetes import pod
 from cloudjob.backends.kubernetes.engine import Engine
 from cloudjob.backends.kubernetes.pod import Names
@@ -43,10 +43,7 @@ def find(submission: Submission, engine: Engine, namespace: str) -> Iterator[str
     user = options.user
     if user and not _USER.fullmatch(user):
         yield f"kubernetes.user: is not UID:GID (given {given(user)}; allowed like 1000:100)"
-    for index, word in enumerate((spec.script, *spec.args)):
-        if not is_utf8(word):
-            key = f"args[{index - 1}]" if index else "script"
-            yield f"{key}: holds bytes that are not UTF-8, which a manifest cannot hold"
+    yield from word_problems((spec.script, *spec.args), "a manifest cannot hold")
     if options.presigned_h:
         yield from _signing_problems(submission)
     yield from _name_problems(options, namespace)

@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
 
-from cloudjob.backends.encoding import is_utf8
+from cloudjob.backends.encoding import word_problems
 from cloudjob.backends.modelarts.site import Site
 from cloudjob.errors import SpecError
 from cloudjob.model import sizes
 from cloudjob.model import submission as submissions
 from cloudjob.model.rules import MAX_WORD_BYTES
 from cloudjob.model.submission import Submission
-from cloudjob.model.text import MASK, given
+from cloudjob.model.text import given, masked
 from jobentry.contract import env, names, variables
 from jobentry.contract.paths import JobPaths
 
@@ -124,10 +124,7 @@ def show(request: ModelArtsRequest) -> dict[str, Any]:
     """Return ``request`` as plain JSON values, secrets as ``***``."""
     return {
         "create": copy.deepcopy(dict(request.body)),
-        "delivered": {
-            name: MASK if name in request.hidden_names else value
-            for name, value in request.env.items()
-        },
+        "delivered": masked(request.env, request.hidden_names),
         "tags": dict(request.tags),
     }
 
@@ -371,10 +368,7 @@ def _word_problems(submission: Submission, options: ModelArts) -> Iterator[str]:
     spec = submission.spec
     if len(options.description) > MAX_DESCRIPTION:
         yield f"modelarts.description: is too long (allowed {MAX_DESCRIPTION} characters)"
-    for index, word in enumerate(_entry_words(spec)):
-        if not is_utf8(word):
-            key = f"args[{index - 1}]" if index else "script"
-            yield f"{key}: has bytes that are not UTF-8, which ModelArts does not accept"
+    yield from word_problems(_entry_words(spec), "ModelArts does not accept")
     size = len(os.fsencode(command(spec)))
     if size > MAX_WORD_BYTES and not _is_preset(options):
         yield (

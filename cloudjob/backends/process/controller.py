@@ -15,10 +15,9 @@ import signal
 import sys
 import time
 from dataclasses import dataclass, field
-from types import FrameType
 from typing import Any
 
-from cloudjob.backends.process.node import SIGNALS, Keeper, NodeRequest, children_of
+from cloudjob.backends.process.node import SIGNALS, Keeper, NodeRequest, children_of, listen_to
 from cloudjob.backends.process.state_file import STATE, StateFile
 from jobentry.contract import node_end
 from jobentry.trees import remove_tree
@@ -89,19 +88,12 @@ class Controller:
     # When a cancelled job is killed, even if parts of it hang.
     _overdue_at: float = float("inf")
     _message: str = ""
-    _signals: list[int] = field(default_factory=list)
     _file: StateFile | None = None
 
     def run(self) -> None:
         """Run the job, with its retries, and write its last state."""
-        wake, end = os.pipe()
-        os.set_blocking(wake, False)
-        os.set_blocking(end, False)
-        signal.set_wakeup_fd(end)
-        for number in _SIGNALS:
-            signal.signal(number, self._note)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+        wake = listen_to(_SIGNALS)
         selector = selectors.DefaultSelector()
         selector.register(wake, selectors.EVENT_READ)
         try:
@@ -176,8 +168,7 @@ class Controller:
                 deadline = time.monotonic()
             wait = LEAVE_S if deadline is None else max(0.0, deadline - time.monotonic())
             for _ in selector.select(wait):
-                os.read(wake, 4096)
-            self._obey()
+                self._obey(os.read(wake, 4096))
             if self._reap():
                 self._replace_lost()
                 self._note_state()
@@ -239,12 +230,8 @@ class Controller:
                 self._prepare(node)
                 node.process = self._fork(node)
 
-    def _note(self, number: int, _frame: FrameType | None) -> None:
-        self._signals.append(number)
-
-    def _obey(self) -> None:
-        while self._signals:
-            number = self._signals.pop(0)
+    def _obey(self, signals: bytes) -> None:
+        for number in signals:
             if number in (signal.SIGTERM, signal.SIGINT) and not self.is_cancelled:
                 # Once: the entry takes a second one as a request to hurry.
                 self.is_cancelled = True
@@ -296,8 +283,7 @@ class Controller:
         while children_of(os.getpid()) and time.monotonic() < deadline:
             # A process whose parent was not our child is adopted without a signal.
             for _ in selector.select(_POLL_S):
-                os.read(wake, 4096)
-            self._obey()
+                self._obey(os.read(wake, 4096))
             self._reap()
 
     # -- what is left -------------------------------------------------------------------------

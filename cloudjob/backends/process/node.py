@@ -14,7 +14,6 @@ import signal
 import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from types import FrameType
 
 from cloudjob.backends.process.isolation import Mount, isolate
 from jobentry.trees import remove_tree
@@ -76,7 +75,6 @@ class Keeper:
         self._lock = () if lock is None else (lock,)
         self._selector = selectors.DefaultSelector()
         self._prctl = ctypes.CDLL(None).prctl
-        self._signals: list[int] = []
         self._process = 0
         self._entry = 0
         self._code: int | None = None
@@ -176,22 +174,10 @@ class Keeper:
     # -- signals ------------------------------------------------------------------------------
 
     def _listen_to_signals(self) -> None:
-        wake, self._wake = os.pipe()
-        os.set_blocking(wake, False)
-        os.set_blocking(self._wake, False)
-        signal.set_wakeup_fd(self._wake)
-        for number in SIGNALS:
-            signal.signal(number, self._note)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-        self._selector.register(wake, selectors.EVENT_READ, self._hear_signals)
-
-    def _note(self, number: int, _frame: FrameType | None) -> None:
-        self._signals.append(number)
+        self._selector.register(listen_to(SIGNALS), selectors.EVENT_READ, self._hear_signals)
 
     def _hear_signals(self, wake: int) -> None:
-        os.read(wake, 4096)
-        while self._signals:
-            number = self._signals.pop(0)
+        for number in os.read(wake, 4096):
             if number == signal.SIGHUP:
                 self._code = _SWITCHED_OFF
             elif number != signal.SIGCHLD and self._entry:
@@ -200,6 +186,19 @@ class Keeper:
                     # A stopped process would never handle it.
                     os.kill(self._entry, signal.SIGCONT)
         self._reap()
+
+
+def listen_to(numbers: Sequence[int]) -> int:
+    """Return a descriptor from which the number of each signal to this process can be read."""
+    wake, end = os.pipe()
+    os.set_blocking(wake, False)
+    os.set_blocking(end, False)
+    signal.set_wakeup_fd(end)
+    for number in numbers:
+        # Without a handler nothing would be written.
+        signal.signal(number, lambda _number, _frame: None)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
+    return wake
 
 
 def children_of(parent: int) -> list[int]:

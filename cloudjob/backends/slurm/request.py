@@ -19,7 +19,7 @@ from cloudjob.errors import SpecError
 from cloudjob.model import grid
 from cloudjob.model import submission as submissions
 from cloudjob.model.submission import Submission
-from cloudjob.model.text import MASK
+from cloudjob.model.text import masked
 from jobentry.contract import names
 from jobentry.contract.launchers import needs_sshd
 
@@ -157,10 +157,7 @@ def show(request: SlurmRequest) -> dict[str, Any]:
         "folder": request.folder,
         script.JOB_SCRIPT: request.job_script.splitlines(),
         script.NODE_SCRIPT: request.node_script.splitlines(),
-        "env": {
-            name: MASK if name in request.secret_names else value
-            for name, value in sorted(request.env.items())
-        },
+        "env": masked(dict(sorted(request.env.items())), request.secret_names),
     }
 
 

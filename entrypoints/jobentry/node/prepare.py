@@ -238,7 +238,7 @@ def leave_environment(where: NodePaths, environment: Mapping[str, str]) -> None:
     pairs = (
         os.fsencode(name) + b"=" + os.fsencode(value) + b"\0" for name, value in environment.items()
     )
-    _write_private(where.node_env, b"".join(pairs))
+    write_private(where.node_env, b"".join(pairs))
 
 
 def tidy(where: NodePaths) -> None:
@@ -279,7 +279,7 @@ def write_files(files: Sequence[File]) -> list[str]:
     for file in files:
         written.append(file.path)
         try:
-            _write_private(file.path, file.text.encode("utf-8", "surrogateescape"))
+            write_private(file.path, file.text.encode("utf-8", "surrogateescape"))
         except OSError as error:
             raise EntryError(
                 f"writing a file for mpirun: {file.path}: {error.strerror}",
@@ -289,7 +289,8 @@ def write_files(files: Sequence[File]) -> list[str]:
     return written
 
 
-def _write_private(path: str, data: bytes) -> None:
+def write_private(path: str, data: bytes) -> None:
+    """Write a new file for its owner alone."""
     remove(path)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "wb") as file:

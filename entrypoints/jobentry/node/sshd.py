@@ -6,7 +6,6 @@ pinned without a list of hosts, and any other sshd at the same address is refuse
 
 from __future__ import annotations
 
-import binascii
 import contextlib
 import os
 import pwd
@@ -16,6 +15,7 @@ from typing import NamedTuple
 
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.paths import NodePaths
+from jobentry.node.prepare import write_private
 
 # The name of all hosts of the job in the file of known hosts.
 _ALIAS = "cloudjob"
@@ -74,9 +74,6 @@ Host *
 """
 
 _ROOT_FOLDER = "/run/sshd"
-_BEGIN = b"-----BEGIN OPENSSH PRIVATE KEY-----"
-# The header of a file with one key and no passphrase.
-_PLAIN = b"openssh-key-v1\0\0\0\0\4none\0\0\0\4none\0\0\0\0\0\0\0\1"
 
 
 class SshError(Exception):
@@ -121,8 +118,8 @@ def prepare(node: NodeEnv, where: NodePaths, key: bytes) -> None:
         SshError: ssh is not installed, or the key is not valid.
     """
     files = SshFiles(where.node_dir)
-    _write(files.key, key if key.endswith(b"\n") else key + b"\n")
-    public = _public_part(key) or _public_key(files.key)
+    write_private(files.key, key if key.endswith(b"\n") else key + b"\n")
+    public = _public_key(files.key)
     values = {
         "port": node.sshd_port,
         "user": _user(),
@@ -133,10 +130,10 @@ def prepare(node: NodeEnv, where: NodePaths, key: bytes) -> None:
         "node_dir": where.node_dir,
         "tmp": _tmp(),
     }
-    _write(files.authorized, public.encode("ascii") + b"\n")
-    _write(files.known, (f"{_ALIAS} {public}\n").encode("ascii"))
-    _write(files.server, _SERVER.format(**values).encode("utf-8"))
-    _write(where.ssh_config, _CLIENT.format(**values).encode("utf-8"))
+    write_private(files.authorized, public.encode("ascii") + b"\n")
+    write_private(files.known, (f"{_ALIAS} {public}\n").encode("ascii"))
+    write_private(files.server, _SERVER.format(**values).encode("utf-8"))
+    write_private(where.ssh_config, _CLIENT.format(**values).encode("utf-8"))
 
 
 def start(where: NodePaths) -> subprocess.Popen[bytes]:
@@ -173,37 +170,6 @@ def last_lines(where: NodePaths) -> str:
     except OSError:
         return ""
     return "; ".join(line.strip() for line in lines[-4:] if line.strip())
-
-
-def _public_part(key: bytes) -> str:
-    """Return the public key in a private key file; empty if the file is encrypted or not valid.
-
-    The format (OpenSSH's PROTOCOL.key): a magic string, the encryption, the number of keys, then
-    the public and the private part, each with a length of 4 bytes in front.
-    """
-    parts = key.split()
-    if parts[:4] != _BEGIN.split() or parts[-4:] != _BEGIN.replace(b"BEGIN", b"END").split():
-        return ""
-    try:
-        data = binascii.a2b_base64(b"".join(parts[4:-4]))
-        end = len(_PLAIN)
-        public, end = _string(data, end)
-        _, end = _string(data, end)
-        kind, _ = _string(public, 0)
-    except ValueError:
-        return ""
-    if not data.startswith(_PLAIN) or end != len(data):
-        return ""
-    return "%s %s" % (kind.decode("ascii"), binascii.b2a_base64(public, newline=False).decode())
-
-
-def _string(data: bytes, at: int) -> tuple[bytes, int]:
-    """Return the length-prefixed string at offset ``at``, and the offset after it."""
-    begin = at + 4
-    end = begin + int.from_bytes(data[at:begin], "big")
-    if end > len(data):
-        raise ValueError
-    return data[begin:end], end
 
 
 def _public_key(key: str) -> str:
@@ -244,11 +210,3 @@ def _user() -> str:
 def _search_path() -> str:
     """Return ``PATH`` with the folders in which sshd is often installed."""
     return os.environ.get("PATH", os.defpath) + ":/usr/sbin:/usr/local/sbin:/sbin:/usr/bin"
-
-
-def _write(path: str, data: bytes) -> None:
-    if os.path.lexists(path):
-        os.unlink(path)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
