@@ -62,6 +62,12 @@ def whole_lines(pieces: Iterable[bytes]) -> Iterator[bytes]:
         yield rest
 
 
+def node_logs(folder: Path) -> dict[int, Path]:
+    """Return the log of each node in a folder, by the node's number."""
+    found = {int(path.stem.removeprefix("node-")): path for path in folder.glob("node-*.log")}
+    return dict(sorted(found.items()))
+
+
 def read_file(path: Path, offset: int = 0) -> Iterator[bytes]:
     """Yield the whole lines of a file from a byte on; nothing where there is no file."""
     try:

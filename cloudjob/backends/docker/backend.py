@@ -181,8 +181,7 @@ class DockerBackend(Backend[DockerRequest]):
                 return
             if _kept(folder) is None:
                 raise JobNotFound(f"looking for {handle}: the engine has no such job")
-        for path in sorted(folder.glob("node-*.log"), key=_index):
-            index = _index(path)
+        for index, path in following.node_logs(folder).items():
             if node in (None, index):
                 for piece in following.read_file(path):
                     yield index, piece
@@ -582,10 +581,6 @@ def _kept(folder: Path) -> NativeStatus | None:
         # It was written when the job had ended; the head's record may still say how.
         message = f"reading the state of a job: {folder / _STATE}: {error}"
         return NativeStatus(JobState.FAILED, "lost", message=message, is_unwatched=True)
-
-
-def _index(path: Path) -> int:
-    return int(path.stem.partition("-")[2])
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -91,14 +91,12 @@ class KubernetesBackend(Backend[KubernetesRequest]):
         environ: Mapping[str, str] | None = None,
         user_home: Path | None = None,
         limits: Limits = LIMITS,
-        pause: Callable[[float], None] = time.sleep,
     ) -> None:
         self._home = home / "kubernetes"
         self._options = options
         self._environ = os.environ if environ is None else environ
         self._user_home = user_home or Path.home()
         self._limits = limits
-        self._pause = pause
         self._found: Cluster | None = None
         self._chosen: Engine | None = None
         # The checks before a submit validate this request.
@@ -436,7 +434,7 @@ class KubernetesBackend(Backend[KubernetesRequest]):
 
     def _client(self, cluster: Cluster) -> Client:
         if cluster not in self._clients:
-            self._clients[cluster] = Client(cluster, limits=self._limits, pause=self._pause)
+            self._clients[cluster] = Client(cluster, limits=self._limits)
         return self._clients[cluster]
 
     def _job(self, client: Client, where: _Handle) -> dict[str, Any]:

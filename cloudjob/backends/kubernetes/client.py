@@ -6,8 +6,7 @@ import contextlib
 import json
 import os
 import ssl
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
@@ -53,16 +52,9 @@ class _Ask(NamedTuple):
 class Client:
     """The API server of one cluster; any number of threads may use it."""
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        *,
-        limits: Limits = LIMITS,
-        pause: Callable[[float], None] = time.sleep,
-    ) -> None:
+    def __init__(self, cluster: Cluster, *, limits: Limits = LIMITS) -> None:
         self._cluster = cluster
         self._limits = limits
-        self._pause = pause
         self._opened: kubeconfig.Login | None = None
 
     @property
@@ -169,7 +161,7 @@ class Client:
                 return error.retry_after_s if _may_pass(ask, error.status) else None
             return 0.0 if isinstance(error, Broken) else None
 
-        return retried(lambda: self._json_once(ask), pause_s, self._limits, sleep=self._pause)
+        return retried(lambda: self._json_once(ask), pause_s, self._limits)
 
     def _json_once(self, ask: _Ask) -> dict[str, Any]:
         answer = self._asked(ask)

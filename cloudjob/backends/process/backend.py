@@ -22,7 +22,7 @@ import cloudjob
 from cloudjob import times
 from cloudjob.backends import handles, interpreters
 from cloudjob.backends.base import Backend, Check, Devices, NativeStatus
-from cloudjob.backends.follow import PIECE_BYTES, poll, read_ends
+from cloudjob.backends.follow import PIECE_BYTES, node_logs, poll, read_ends
 from cloudjob.backends.process import devices, isolation, running
 from cloudjob.backends.process.isolation import Mount
 from cloudjob.backends.process.node import NodeRequest
@@ -90,6 +90,10 @@ class ProcessRequest:
     """The request to the controller of a job.
 
     Args:
+        folder: The job's folder, for its state and logs.
+        run_dir: A folder with a short path, for sockets and temporary files.
+        hosts: The file that is /etc/hosts on the nodes; empty when they are not isolated.
+        retries: How often a failed job, or a lost worker of an elastic one, is started again.
         is_led: Whether the job ends with its head; else it ends when every node has, or one badly.
         keeps_homes: Whether the nodes' homes stay when the job has ended.
         is_elastic: Whether the job goes on without a worker that is lost.
@@ -264,14 +268,13 @@ class ProcessBackend(Backend[ProcessRequest]):
 
     def logs(self, handle: str, node: int | None, *, follow: bool) -> Iterator[tuple[int, bytes]]:
         job, folder = self._found(handle)
-        paths = [path for path in _logs(folder) if node is None or _index(path) == node]
-        offsets = dict.fromkeys(paths, 0)
+        offsets: dict[int, int] = {}
 
         def look() -> Iterator[tuple[int, bytes]]:
-            for path in paths:
-                while data := _read(path, offsets[path]):
-                    offsets[path] += len(data)
-                    yield _index(path), data
+            for index, path in node_logs(folder).items():
+                while node in (None, index) and (data := _read(path, offsets.get(index, 0))):
+                    offsets[index] = offsets.get(index, 0) + len(data)
+                    yield index, data
 
         def has_ended() -> bool:
             return self._has_ended(job, folder)
@@ -279,9 +282,9 @@ class ProcessBackend(Backend[ProcessRequest]):
         yield from poll(look, has_ended, follow=follow, pause_s=(_POLL_S, _POLL_S))
 
     def log_ends(self, handle: str) -> Iterator[tuple[int, bytes]]:
-        for path in _logs(self._found(handle)[1]):
+        for index, path in node_logs(self._found(handle)[1]).items():
             for data in read_ends(path):
-                yield _index(path), data
+                yield index, data
 
     def cancel(self, handle: str, *, is_urgent: bool = False) -> None:
         job, _ = self._found(handle)
@@ -707,19 +710,6 @@ def _how(code: int) -> str:
 def _signal(process: int, number: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(process, number)
-
-
-def _index(path: Path) -> int:
-    return int(path.stem.partition("-")[2])
-
-
-def _logs(folder: Path) -> list[Path]:
-    try:
-        state = _state(folder)
-    except BackendError:
-        return sorted(folder.glob("node-*.log"), key=_index)
-    count = len(state["nodes"]) if state else 0
-    return [folder / f"node-{index}.log" for index in range(count)]
 
 
 def _read(path: Path, offset: int) -> bytes:

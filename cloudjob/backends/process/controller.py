@@ -53,21 +53,11 @@ class _Node:
 
 @dataclass(slots=True)
 class Controller:
-    """One job: its nodes and its state file.
+    """One job: its nodes and its state file. Most of its settings are those of its request.
 
     Args:
-        folder: The job's folder, for its state and logs.
-        run_dir: A folder with a short path, for sockets and temporary files.
         running: The file that is locked while the job runs.
         lock: The descriptor of that file.
-        hosts: The file that is /etc/hosts on the nodes; empty when they are not isolated.
-        argv: The command of every node.
-        retries: How often a failed job is started again.
-        grace_s: The longest wait for an end that was asked for.
-        is_led: Whether the job ends with its head; else it ends when every node has, or one badly.
-        keeps_homes: Whether the nodes' homes stay when the job has ended.
-        is_elastic: Whether the job goes on without a worker that is lost. ``retries`` is then how
-            often one is started again.
     """
 
     folder: str

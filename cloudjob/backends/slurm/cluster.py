@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import cloudjob
 from cloudjob.backends import interpreters
-from cloudjob.backends.follow import END_BYTES, PIECE_BYTES
+from cloudjob.backends.follow import END_BYTES, PIECE_BYTES, node_logs
 from cloudjob.errors import BackendError, Unreachable
 from jobentry.contract.paths import ENTRY
 
@@ -120,14 +120,13 @@ class Host:
         """Return for the log of each node where its last part begins, after its first."""
         if self.name:
             words = self.run(folder, "wc -c node-*.log", is_reading=True).out.split()
-            sizes = dict(zip(map(os.fsdecode, words[1::2]), map(int, words[::2]), strict=False))
+            named = zip(map(os.fsdecode, words[1::2]), map(int, words[::2]), strict=False)
+            # Below the logs stands their total.
+            sizes = {int(name[5:-4]): size for name, size in named if name.startswith("node-")}
         else:
-            sizes = {path.name: path.stat().st_size for path in Path(folder).glob("node-*.log")}
-        return {
-            int(name[len("node-") : -len(".log")]): max(PIECE_BYTES, size - END_BYTES)
-            for name, size in sizes.items()
-            if name.startswith("node-")
-        }
+            logs = node_logs(Path(folder)).items()
+            sizes = {index: path.stat().st_size for index, path in logs}
+        return {index: max(PIECE_BYTES, size - END_BYTES) for index, size in sizes.items()}
 
     def tails(self, folder: str, offsets: Mapping[int, int]) -> dict[int, bytes]:
         """Return what is new in the log of each node from its offset on, by default 0."""
@@ -135,8 +134,7 @@ class Host:
             return read_tails(self.run(folder, tails_text(offsets), is_reading=True).out)
         # A follower reads many times a second, and each of these commands would start a process.
         found = {}
-        for path in Path(folder).glob("node-*.log"):
-            index = int(path.stem.removeprefix("node-"))
+        for index, path in node_logs(Path(folder)).items():
             # Reopened each time: only then does NFS show what another node has written.
             with path.open("rb") as file:
                 file.seek(offsets.get(index, 0))

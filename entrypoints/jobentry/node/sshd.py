@@ -81,34 +81,24 @@ class SshError(Exception):
 
 
 class SshFiles(NamedTuple):
-    """The files of ssh in the node's folder."""
+    """The files of ssh in the node's folder.
 
-    folder: str
+    Args:
+        key: The private key of the job.
+        server: The configuration of sshd.
+    """
 
-    @property
-    def key(self) -> str:
-        """The private key of the job."""
-        return os.path.join(self.folder, "ssh-key")
+    key: str
+    authorized: str
+    known: str
+    server: str
+    log: str
 
-    @property
-    def authorized(self) -> str:
-        """The authorized keys."""
-        return os.path.join(self.folder, "ssh-authorized")
 
-    @property
-    def known(self) -> str:
-        """The known hosts."""
-        return os.path.join(self.folder, "ssh-known")
-
-    @property
-    def server(self) -> str:
-        """The configuration of sshd."""
-        return os.path.join(self.folder, "sshd-config")
-
-    @property
-    def log(self) -> str:
-        """The log of sshd."""
-        return os.path.join(self.folder, "sshd.log")
+def files_in(folder: str) -> SshFiles:
+    """Return the files of ssh in this folder of a node."""
+    names = ("ssh-key", "ssh-authorized", "ssh-known", "sshd-config", "sshd.log")
+    return SshFiles(*(os.path.join(folder, name) for name in names))
 
 
 def prepare(node: NodeEnv, where: NodePaths, key: bytes) -> None:
@@ -117,7 +107,7 @@ def prepare(node: NodeEnv, where: NodePaths, key: bytes) -> None:
     Raises:
         SshError: ssh is not installed, or the key is not valid.
     """
-    files = SshFiles(where.node_dir)
+    files = files_in(where.node_dir)
     write_private(files.key, key if key.endswith(b"\n") else key + b"\n")
     public = _public_key(files.key)
     values = {
@@ -138,7 +128,7 @@ def prepare(node: NodeEnv, where: NodePaths, key: bytes) -> None:
 
 def start(where: NodePaths) -> subprocess.Popen[bytes]:
     """Start sshd as the current user."""
-    files = SshFiles(where.node_dir)
+    files = files_in(where.node_dir)
     program = shutil.which("sshd", path=_search_path())
     if program is None:
         raise SshError("looking for sshd: not found in this image")
@@ -165,7 +155,7 @@ def start(where: NodePaths) -> subprocess.Popen[bytes]:
 def last_lines(where: NodePaths) -> str:
     """Return the last lines of sshd's log, joined to one line."""
     try:
-        with open(SshFiles(where.node_dir).log, "rb") as file:
+        with open(files_in(where.node_dir).log, "rb") as file:
             lines = file.read()[-2000:].decode("utf-8", "replace").split("\n")
     except OSError:
         return ""

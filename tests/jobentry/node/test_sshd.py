@@ -115,7 +115,7 @@ def test_another_key_is_refused(node: Node, tmp_path: Path, until: Callable[...,
     until(is_up(node), 60)
     client = Node(tmp_path / "client", node.env.sshd_port)
     sshd.prepare(client.env, client.where, key_pair(tmp_path / "other"))
-    ours, theirs = (sshd.SshFiles(each.where.node_dir).known for each in (node, client))
+    ours, theirs = (sshd.files_in(each.where.node_dir).known for each in (node, client))
     shutil.copy(ours, theirs)
 
     done = client.ssh("echo in")
@@ -162,7 +162,7 @@ def test_files_are_private_and_replaced_on_a_restart(node: Node, tmp_path: Path)
     for name in ("one", "two"):
         key = key_pair(tmp_path / name)
         sshd.prepare(node.env, node.where, key)
-        files = sshd.SshFiles(node.where.node_dir)
+        files = sshd.files_in(node.where.node_dir)
         for path in (files.key, files.authorized, files.known, files.server, node.where.ssh_config):
             assert stat.S_IMODE(Path(path).stat().st_mode) == 0o600
         assert Path(files.key).read_bytes() == key
@@ -181,7 +181,7 @@ def test_a_key_without_a_final_newline_is_accepted(node: Node, tmp_path: Path):
 def test_the_public_key_is_read_from_the_private_key(node: Node, tmp_path: Path, kind: str):
     sshd.prepare(node.env, node.where, key_pair(tmp_path / "key", kind))
 
-    authorized = Path(sshd.SshFiles(node.where.node_dir).authorized)
+    authorized = Path(sshd.files_in(node.where.node_dir).authorized)
     assert authorized.read_text().split() == (tmp_path / "key.pub").read_text().split()[:2]
 
 
@@ -205,7 +205,7 @@ def test_a_key_in_openssls_format_is_accepted(node: Node, tmp_path: Path):
     )
     sshd.prepare(node.env, node.where, (tmp_path / "key").read_bytes())
 
-    authorized = Path(sshd.SshFiles(node.where.node_dir).authorized)
+    authorized = Path(sshd.files_in(node.where.node_dir).authorized)
     assert authorized.read_text().split() == (tmp_path / "key.pub").read_text().split()[:2]
 
 
