@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cloudjob.config.files import File, position, text_of, unreadable
 from cloudjob.config.layer import Layer
@@ -18,7 +18,6 @@ from cloudjob.model.text import one_line
 from cloudjob.model.types import is_tree
 from cloudjob.model.validation import dotted
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from yaml.nodes import Node
 

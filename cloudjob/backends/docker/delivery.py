@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import tarfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from cloudjob.backends import delivery as deliveries
@@ -28,10 +28,12 @@ ENTRY = "/opt/cloudjob/jobentry.pyz"
 ENTRY_LABEL = "cloudjob.entry"
 
 
-class _File(NamedTuple):
+class _Member(NamedTuple):
+    """A file of an archive, or a folder, whose ``data`` is None."""
+
     path: str
     mode: int
-    data: bytes
+    data: bytes | None
     is_users: bool = True
 
 
@@ -46,38 +48,20 @@ def archive(node: NodeRequest, hosts: tuple[str, ...], key: bytes, *, with_entry
         with_entry: Whether the image has an entry of another version: both halves of a job are of
             one, so ours goes over it.
     """
-    data = io.BytesIO()
-    with tarfile.open(fileobj=data, mode="w") as members:
-        for path in _FOLDERS:
-            _add_folder(members, path, 0o755)
-        if node.env or key:
-            _add_folder(members, requests.DELIVERED, 0o700)
-        for file in _files(node, hosts, key, with_entry=with_entry):
-            _add(members, file)
-    return data.getvalue()
+    folders = [_Member(path, 0o755, None) for path in _FOLDERS]
+    if node.env or key:
+        folders.append(_Member(requests.DELIVERED, 0o700, None))
+    return _tar([*folders, *_files(node, hosts, key, with_entry=with_entry)])
 
 
 def report(node: int, exit_code: int) -> bytes:
     """Return the tar that reports to the head that another node has ended."""
-    return _one(_File(node_end.file_name(node), 0o600, node_end.dump(exit_code)))
+    return _tar([_Member(node_end.file_name(node), 0o600, node_end.dump(exit_code))])
 
 
 def fresh_keys(keys: Mapping[str, str]) -> bytes:
     """Return the tar with fresh keys of the store."""
-    return _one(_File(paths.DELIVERED_KEYS, 0o400, variables.dump(keys)))
-
-
-def _one(file: _File) -> bytes:
-    data = io.BytesIO()
-    with tarfile.open(fileobj=data, mode="w") as members:
-        _add(members, file)
-    return data.getvalue()
-
-
-def _add(members: tarfile.TarFile, file: _File) -> None:
-    member = _member(file.path, file.mode, is_users=file.is_users)
-    member.size = len(file.data)
-    members.addfile(member, io.BytesIO(file.data))
+    return _tar([_Member(paths.DELIVERED_KEYS, 0o400, variables.dump(keys))])
 
 
 def entry() -> bytes:
@@ -92,27 +76,28 @@ def entry_digest() -> str:
 
 def _files(
     node: NodeRequest, hosts: tuple[str, ...], key: bytes, *, with_entry: bool
-) -> Iterator[_File]:
+) -> Iterator[_Member]:
     # Volcano's list of hosts, which ModelArts' own checks read.
     listed = "".join(f"{host}\n" for host in hosts).encode("ascii")
-    yield _File("/etc/volcano/worker.host", 0o644, listed, is_users=False)
+    yield _Member("/etc/volcano/worker.host", 0o644, listed, is_users=False)
     if key:
-        yield _File(requests.SSH_KEY, 0o400, key)
+        yield _Member(requests.SSH_KEY, 0o400, key)
     if node.env:
-        yield _File(requests.ENV_FILE, 0o400, variables.dump(node.env))
+        yield _Member(requests.ENV_FILE, 0o400, variables.dump(node.env))
     if with_entry:
-        yield _File(ENTRY, 0o755, entry(), is_users=False)
+        yield _Member(ENTRY, 0o755, entry(), is_users=False)
 
 
-def _add_folder(members: tarfile.TarFile, path: str, mode: int) -> None:
-    member = _member(path, mode, is_users=True)
-    member.type = tarfile.DIRTYPE
-    members.addfile(member)
-
-
-def _member(path: str, mode: int, *, is_users: bool) -> tarfile.TarInfo:
-    member = tarfile.TarInfo(path.lstrip("/"))
-    member.mode = mode
-    if is_users:
-        member.uid, member.gid = USER_ID, GROUP_ID
-    return member
+def _tar(members: Iterable[_Member]) -> bytes:
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w") as tar:
+        for member in members:
+            info = tarfile.TarInfo(member.path.lstrip("/"))
+            info.mode = member.mode
+            if member.is_users:
+                info.uid, info.gid = USER_ID, GROUP_ID
+            if member.data is None:
+                info.type = tarfile.DIRTYPE
+            info.size = len(member.data or b"")
+            tar.addfile(info, io.BytesIO(member.data or b""))
+    return data.getvalue()

@@ -7,7 +7,7 @@ import math
 import posixpath
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cloudjob.backends.base import PATIENCE_S
 from cloudjob.backends.encoding import file_path, undeclared, word_problems
@@ -18,7 +18,6 @@ from cloudjob.model.text import masked
 from jobentry.contract import names
 from jobentry.contract.launchers import LAUNCHERS
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from cloudjob.model.job import JobSpec
 
@@ -111,7 +110,9 @@ def build(submission: Submission, owner: str) -> DockerRequest:
         SpecError: The job asks for what this backend cannot do.
     """
     spec = submission.spec
-    _check(spec)
+    problems = list(_problems(spec))
+    if problems:
+        raise SpecError(problems)
     hosts = submissions.host_names(submission)
     folder = posixpath.dirname(file_path(submission.code.uri))
     layers = tuple(path for path in map(file_path, submission.code.layers) if path)
@@ -300,12 +301,6 @@ def _outputs(submission: Submission, folder: str) -> tuple[str, ...]:
 
 def _is_below(path: str, folder: str) -> bool:
     return path == folder or path.startswith(folder + "/")
-
-
-def _check(spec: JobSpec) -> None:
-    problems = list(_problems(spec))
-    if problems:
-        raise SpecError(problems)
 
 
 def _problems(spec: JobSpec) -> Iterator[str]:

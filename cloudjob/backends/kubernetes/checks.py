@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cloudjob.backends.base import Check
 from cloudjob.backends.kubernetes.client import Client
@@ -18,7 +18,6 @@ from cloudjob.backends.kubernetes.request import (
 )
 from cloudjob.errors import BackendError
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from cloudjob.model.job import JobSpec
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cloudjob.backends.kubernetes import pod as pods
 from cloudjob.backends.kubernetes.pod import CONTAINER, JOB_LABEL, Names
@@ -11,7 +11,6 @@ from cloudjob.backends.kubernetes.strategic_merge import merged
 from cloudjob.model.status import JobState
 from cloudjob.model.submission import Submission
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from cloudjob.model.job import JobSpec
 

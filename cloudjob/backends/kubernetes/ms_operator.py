@@ -8,7 +8,7 @@ workers have ended; this module compensates for both.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cloudjob.backends.kubernetes import engine as engines
 from cloudjob.backends.kubernetes import pod
@@ -18,7 +18,6 @@ from cloudjob.model.status import JobState
 from cloudjob.model.submission import Submission
 from jobentry.contract import names
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from cloudjob.model.job import JobSpec
 

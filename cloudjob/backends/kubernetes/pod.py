@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cloudjob.backends.base import PATIENCE_S
 from cloudjob.backends.encoding import undeclared
@@ -13,7 +13,6 @@ from cloudjob.model import submission as submissions
 from cloudjob.model.submission import Submission
 from jobentry.contract import env, names
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from cloudjob.model.job import JobSpec
 

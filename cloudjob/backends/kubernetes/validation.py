@@ -6,7 +6,7 @@ import os
 import posixpath
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cloudjob.backends.encoding import file_path, word_problems
 from cloudjob.backends.kubernetes import pod
@@ -18,7 +18,6 @@ from cloudjob.model.submission import Submission
 from cloudjob.model.text import given
 from jobentry.contract import names
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from cloudjob.model.job import JobSpec
     from cloudjob.model.sections import Kubernetes
@@ -76,16 +75,14 @@ def _signing_problems(submission: Submission) -> Iterator[str]:
     if file_path(submission.code.uri):
         yield f"{key}: a folder cannot be signed (allowed with a store of s3:// or obs://)"
     named = [f"outputs.{name}" for name, uri in submission.outputs if not file_path(uri)]
-    named += [f"inputs.{name}" for name, uri in spec.inputs.items() if _is_of_store(uri)]
+    named += [
+        f"inputs.{name}" for name, uri in spec.inputs.items() if uri.startswith(("s3://", "obs://"))
+    ]
     if named:
         yield (
             f"{key}: an address is of one object, and {', '.join(named)} may be of many (allowed "
             "without them, or 0 hours)"
         )
-
-
-def _is_of_store(uri: str) -> bool:
-    return uri.startswith(("s3://", "obs://"))
 
 
 def _name_problems(options: Kubernetes, namespace: str) -> Iterator[str]:

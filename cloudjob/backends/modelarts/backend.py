@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cloudjob.backends import handles
 from cloudjob.backends.base import Backend, Check, Devices, Event, Metric, NativeStatus
@@ -31,7 +31,6 @@ from cloudjob.model.status import JobState
 from cloudjob.model.submission import Submission
 from cloudjob.retries import Limits
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from cloudjob.model.job import JobSpec
 

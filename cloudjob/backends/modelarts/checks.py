@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from cloudjob.backends.base import Check, Devices
@@ -18,7 +18,6 @@ from cloudjob.errors import BackendError
 from cloudjob.model.rules import AUTO_RANKS
 from cloudjob.model.text import nearest
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from cloudjob.model.job import JobSpec
 

@@ -10,7 +10,7 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from cloudjob.backends.encoding import word_problems
@@ -24,7 +24,6 @@ from cloudjob.model.text import given, masked
 from jobentry.contract import env, names, variables
 from jobentry.contract.paths import JobPaths
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from cloudjob.model.job import JobSpec
     from cloudjob.model.sections import ModelArts

@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cloudjob
 from cloudjob import times
@@ -38,7 +38,6 @@ from jobentry.contract import names
 from jobentry.contract.launchers import LAUNCHERS
 from jobentry.trees import remove_tree
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from cloudjob.model.job import JobSpec
 

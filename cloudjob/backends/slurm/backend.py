@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote, unquote
 
 from cloudjob.backends import delivery as deliveries
@@ -29,7 +29,6 @@ from cloudjob.model.status import JobState
 from cloudjob.model.submission import Submission
 from jobentry.contract import paths, variables
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from cloudjob.model.job import JobSpec
 

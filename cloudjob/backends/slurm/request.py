@@ -9,7 +9,7 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cloudjob.backends.base import Devices
 from cloudjob.backends.encoding import file_path, file_uri
@@ -23,7 +23,6 @@ from cloudjob.model.text import masked
 from jobentry.contract import names
 from jobentry.contract.launchers import needs_sshd
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from cloudjob.model.job import JobSpec
 
