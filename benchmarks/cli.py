@@ -53,6 +53,10 @@ def main(argv: list[str] | None = None) -> int:
     if args.list:
         print("\n".join(f"{case.name:10}{case.title}" for case in every))
         return 0
+    if not args.cloudjob.exists():
+        print(f"error: running the benchmarks: {args.cloudjob} does not exist", file=sys.stderr)
+        print("hint: run scripts/demo first, or use --cloudjob PATH", file=sys.stderr)
+        return 2
     # As an exception, so that the containers go too.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     with contextlib.ExitStack() as opened:

@@ -409,6 +409,25 @@ def test_the_reference_of_the_command_line_is_up_to_date():
     assert script["PAGE"].read_text() == script["page"]()
 
 
+def test_every_page_of_the_manual_is_a_topic():
+    """A topic is the name of a file, so two files must not share one."""
+    topics = run(sys.executable, "-m", "cloudjob.cli", "docs").stdout.splitlines()
+    pages = [path for path in (ROOT / "docs").rglob("*.md") if path.parent.name != "adr"]
+
+    assert len(topics) == len(pages)
+
+
+def test_the_benchmarks_need_an_installed_cloudjob():
+    missing = "/nowhere/cloudjob"
+    done = run(sys.executable, ROOT / "benchmarks" / "run", "--cloudjob", missing)
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        f"error: running the benchmarks: {missing} does not exist\n"
+        "hint: run scripts/demo first, or use --cloudjob PATH\n"
+    )
+
+
 def test_every_page_that_a_hint_names_can_be_shown():
     """Hints name pages that the installed tool contains, not files of the repository."""
     topics = run(sys.executable, "-m", "cloudjob.cli", "docs").stdout.splitlines()

@@ -15,6 +15,7 @@ from cloudjob.cli.options import (
 )
 from cloudjob.cli.tables import print_table
 from cloudjob.errors import UsageError
+from cloudjob.model.text import counted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def _emulator_fault(options: argparse.Namespace) -> int:
     from cloudjob.emulator.fault_injection import KINDS
 
     if options.kind == "clear":
-        print_message(f"{daemon.clear_faults(state_home())} fault(s) ended")
+        print_message(f"{counted(daemon.clear_faults(state_home()), 'fault')} ended")
     elif options.kind == "list":
         print_json(daemon.faults(state_home()))
     elif options.kind in KINDS:
@@ -109,7 +110,7 @@ def add_emulator(parser: argparse.ArgumentParser) -> None:
     json_flag(status)
     add_action(inner, "reset", _emulator_reset, "delete its jobs, objects and keys")
     fault = add_action(inner, "fault", _emulator_fault, "inject a fault")
-    fault.epilog = "; ".join(f"{kind}: {text}" for kind, text in KINDS.items())
+    fault.epilog = "faults:\n" + "".join(f"  {kind:15}{text}\n" for kind, text in KINDS.items())
     fault.add_argument("kind", metavar="KIND", help="the fault; or list, or clear")
     fault.add_argument(
         "--count", type=whole_number, metavar="N", default=0, help="for N requests or jobs"

@@ -30,6 +30,7 @@ from cloudjob.cli.messages import (
 from cloudjob.cli.options import job_argument, json_flag, number_list, whole_number
 from cloudjob.cli.tables import print_table
 from cloudjob.errors import CloudJobError, UsageError
+from cloudjob.model.text import counted
 from cloudjob.times import local
 
 TYPE_CHECKING = False
@@ -274,7 +275,7 @@ def _cancel_all(filters: dict[str, Any], *, is_urgent: bool) -> int:
         except CloudJobError as error:
             print_error(error)
             code = error.exit_code
-    print_message(f"{len(asked)} of {len(found)} job(s) cancelled")
+    print_message(f"{len(asked)} of {counted(len(found), 'job')} cancelled")
     return code
 
 
@@ -323,7 +324,7 @@ def _outputs(options: argparse.Namespace) -> int:
     job = cloudjob.attach(options.job)
     found = job.outputs()
     if not found:
-        print_message(f"job {job.id} has left no outputs")
+        print_message(f"job {job.id} has saved no outputs")
     elif options.to is None:
         for file in found:
             print_name(file.name + _INCOMPLETE * file.is_incomplete)
@@ -349,8 +350,8 @@ def _rm(options: argparse.Namespace) -> int:
     if options.orphans:
         removed = cloudjob.remove_orphans()
         for name in removed:
-            print_message(f"removed what {name} had left")
-        print_message(f"{len(removed)} orphan(s)")
+            print_message(f"removed what {name} had left behind")
+        print_message(counted(len(removed), "orphan"))
         return 0
     job = cloudjob.attach(options.job)
     if job.status().state in ("PENDING", "RUNNING"):
@@ -358,7 +359,7 @@ def _rm(options: argparse.Namespace) -> int:
     outputs = job.outputs(is_own=True)
     if outputs and not options.force:
         raise UsageError(
-            f"removing {job.id}: it has {len(outputs)} output file(s)",
+            f"removing {job.id}: it has {counted(len(outputs), 'output file')}",
             hint=f"cloudjob outputs {job.id} --to DIR keeps them; --force removes them too",
         )
     job.remove()
@@ -472,7 +473,7 @@ def add_rm(parser: argparse.ArgumentParser) -> None:
     job_argument(parser, nargs="?")
     parser.add_argument("--force", action="store_true", help="remove its outputs, too")
     parser.add_argument(
-        "--orphans", action="store_true", help="remove what killed submits have left"
+        "--orphans", action="store_true", help="remove what killed submits left behind"
     )
 
 

@@ -75,9 +75,9 @@ def add_doctor(parser: argparse.ArgumentParser) -> None:
 def add_image(parser: argparse.ArgumentParser) -> None:
     """Give the command image its actions."""
     inner = actions_of(parser)
-    text = "build an image, unless all that goes into it is as it was"
+    text = "build an image, unless nothing that goes into it has changed"
     build = add_action(inner, "build", _image_build, text)
-    build.add_argument("name", metavar="NAME", help="base, or one of the others in images/")
+    build.add_argument("name", metavar="NAME", help="the image: base, examples, …")
     build.add_argument(
         "--base", metavar="REF", default="", help="build on this image; `latest` stays where it is"
     )

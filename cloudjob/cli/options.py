@@ -155,8 +155,8 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 
-def spec_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the option of every field that has one, in groups."""
+def spec_flags(parser: argparse.ArgumentParser, *, has_defaults: bool = True) -> None:
+    """Add the option of every field that has one, in groups; the help page shows defaults."""
     from cloudjob.model.job import OPTIONS, JobSpec
     from cloudjob.model.types import is_map
 
@@ -170,7 +170,7 @@ def spec_flags(parser: argparse.ArgumentParser) -> None:
                 action = "append" if is_map(field) else "store"
                 kind = {"action": action, "metavar": option.metavar}
             flags = [option.short, option.flag] if option.short else [option.flag]
-            text = _help_of(option, field).replace("%", "%%")
+            text = _help_of(option, field, has_defaults=has_defaults).replace("%", "%%")
             group.add_argument(*flags, dest=name, help=text, **kind)
         if title == "variables and inputs":
             group.add_argument(
@@ -183,13 +183,13 @@ def spec_flags(parser: argparse.ArgumentParser) -> None:
         "--config", metavar="FILE.yaml", help="The job file; options take precedence over it."
     )
     group = parser.add_argument_group("notifications")
-    text = "The webhook that hears of the end and of a hang: the variable, or @FILE, with its URL."
+    text = "A webhook to notify when the job ends or hangs: the variable, or @FILE, with its URL."
     group.add_argument("--notify", metavar="NAME", help=text)
-    text = "A command of this machine that hears of the same; no shell reads it."
+    text = "A command to run on this machine at the same times, without a shell."
     group.add_argument("--notify-command", metavar="COMMAND", help=text)
 
 
-def _help_of(option: Option, field: FieldInfo) -> str:
+def _help_of(option: Option, field: FieldInfo, *, has_defaults: bool) -> str:
     """Return what an option does, what it accepts and what its default is."""
     from cloudjob.model.types import allowed_words, is_map, shown
 
@@ -202,7 +202,7 @@ def _help_of(option: Option, field: FieldInfo) -> str:
     facts = [f"one of {words}"] if words else []
     if is_map(field):
         facts.append("repeatable")
-    elif field.default not in ("", None):
+    elif has_defaults and field.default not in ("", None):
         value = shown(field, field.default)
         facts.append(f"default {value:g}" if isinstance(value, float) else f"default {value}")
     return f"{text} [{'; '.join(facts)}]" if facts else text

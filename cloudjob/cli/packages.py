@@ -7,6 +7,7 @@ import argparse
 from cloudjob.cli.messages import print_json, print_message, print_name, printable, size
 from cloudjob.cli.options import actions_of, add_action, json_flag, state_home
 from cloudjob.cli.settings import source_spec
+from cloudjob.model.text import counted
 
 
 def _package_ls(options: argparse.Namespace) -> int:
@@ -32,7 +33,9 @@ def _package_ls(options: argparse.Namespace) -> int:
         print(f"{'left out':>12}  {printable(path)}  ({printable(reason)})")
     total = sum(each.size_bytes for each in tree.entries)
     count = sum(each.kind == "file" for each in tree.entries)
-    print_message(f"{count} file(s), {size(total)}; {len(tree.left_out)} path(s) left out")
+    print_message(
+        f"{counted(count, 'file')}, {size(total)}; {counted(len(tree.left_out), 'path')} left out"
+    )
     return 0
 
 
@@ -67,7 +70,9 @@ def _store_gc(options: argparse.Namespace) -> int:
     for key in found.keys:
         print_name(key)
     word = "would be deleted" if options.dry_run else "deleted"
-    print_message(f"{len(found.keys)} object(s) {word}; {found.spared} layer(s) stay")
+    print_message(
+        f"{counted(len(found.keys), 'object')} {word}; {counted(found.spared, 'layer')} kept"
+    )
     return 0
 
 

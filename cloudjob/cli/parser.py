@@ -40,7 +40,7 @@ _COMMANDS = (
     ("console", "console", "show every job in the browser"),
     ("report", "console", "write one HTML file about a job"),
     ("image", "machine", "build the images that jobs run in"),
-    ("emulator", "emulator", "run ModelArts on this machine"),
+    ("emulator", "emulator", "emulate ModelArts on this machine"),
     ("doctor", "machine", "check this machine, or an image"),
     ("docs", "docs", "show the manual"),
     ("example", "docs", "copy an example program or a commented job file"),

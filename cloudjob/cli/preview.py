@@ -117,7 +117,7 @@ def _data(shown: Mapping[str, Any], spec: JobSpec) -> Iterator[tuple[str, str]]:
         yield "secret", name
     for name, uri in shown["inputs"].items():
         nodes = spec.input_nodes.get(name, "")
-        yield "input", f"{name} from {uri}{f' on node(s) {nodes}' if nodes else ''}"
+        yield "input", f"{name} from {uri}{f' on the nodes {nodes}' if nodes else ''}"
     for name, uri in shown["outputs"].items():
         yield "output", f"{name} to {uri if spec.outputs[name] else 'the store'}"
     limit = f"{spec.timeout_min:g} min" if spec.timeout_min else "no time limit"

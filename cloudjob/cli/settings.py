@@ -82,5 +82,5 @@ def add_config(parser: argparse.ArgumentParser) -> None:
     show = add_action(inner, "show", _config_show, "each value and where it comes from")
     spec_flags(show)
     json_flag(show)
-    show.add_argument("script", nargs="?", metavar="SCRIPT")
+    show.add_argument("script", nargs="?", metavar="SCRIPT", help="the program of the job")
     add_action(inner, "schema", _config_schema, "the JSON Schema of a job file, for editors")

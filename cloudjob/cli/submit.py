@@ -57,7 +57,7 @@ def _send(spec: cloudjob.JobSpec, options: argparse.Namespace) -> int:
     if spec.sweep:
         return sweeps.send(spec, options)
     if options.resume:
-        raise UsageError("submit --resume: the job is no sweep", hint="--sweep NAME=VALUES")
+        raise UsageError("submit --resume: the job is not a sweep", hint="--sweep NAME=VALUES")
     if options.dry_run or options.show_request:
         from cloudjob.cli import preview
 
@@ -126,12 +126,13 @@ def add_cp(parser: argparse.ArgumentParser) -> None:
     """Give the command cp its options."""
     parser.set_defaults(run=_cp, script=None)
     job_argument(parser)
-    _submit_flags(parser)
+    _submit_flags(parser, has_defaults=False)
     parser.usage = "cloudjob cp [OPTIONS] JOB [-- ARGS...]"
+    parser.epilog = "The values of JOB are the defaults of all options and of ARGS."
 
 
-def _submit_flags(parser: argparse.ArgumentParser) -> None:
-    spec_flags(parser)
+def _submit_flags(parser: argparse.ArgumentParser, *, has_defaults: bool = True) -> None:
+    spec_flags(parser, has_defaults=has_defaults)
     group = parser.add_argument_group("this command")
     group.add_argument("--detach", action="store_true", help="Print the handle and return.")
     text = "What Ctrl-C does; by default it cancels a job on this machine, and asks about others."

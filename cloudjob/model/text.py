@@ -20,6 +20,11 @@ def nearest(word: str, allowed: Iterable[str]) -> str:
     return f", did you mean '{close[0]}'?" if close else ""
 
 
+def counted(count: int, noun: str) -> str:
+    """Return a number with its noun, such as ``1 file`` or ``2 files``."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
 def given(value: object) -> str:
     """Return a value as a message shows it: on one line, and not the whole of a long one."""
     text = repr(value)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from cloudjob.backends.base import Check
 from cloudjob.model.progress import Progress
+from cloudjob.model.text import counted
 from cloudjob.package import CodePackage
 from cloudjob.package.claims import Kept
 from cloudjob.package.messages import size_text
@@ -47,5 +48,7 @@ def sent(package: CodePackage, kept: Kept) -> Progress:
     """Report how much of the package was sent."""
     whole = size_text(sum(layer.size_bytes for layer in kept.layers))
     layers = "1 layer new" if kept.sent_layers else "nothing new"
-    message = f"sent {size_text(kept.sent_bytes)} of {whole}, {layers}: {package.files} file(s)"
+    message = (
+        f"sent {size_text(kept.sent_bytes)} of {whole}, {layers}: {counted(package.files, 'file')}"
+    )
     return Progress("sent", message)

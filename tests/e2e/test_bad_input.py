@@ -315,7 +315,7 @@ def test_a_state_folder_in_the_source_is_not_packed(cloud):
     for done in (first, second):
         assert done.code == 0, done
         assert done.err.count(b"left out of the package: state/: ") == 1, done
-    assert b"nothing new: 1 file(s)" in second.err, second
+    assert b"nothing new: 1 file" in second.err, second
 
 
 def test_a_script_that_contains_a_private_key_is_refused(cloud):

@@ -377,7 +377,7 @@ def test_everything_that_would_fail_is_reported_before_the_submit(arts: Any):
     done = submitted(arts, "--nodes", "99", "--flavor", "modelarts.vm.cpu.2u", arts.script("pass"))
 
     assert done.code == 5, done
-    assert b"error: flavor: modelarts.vm.cpu.2u: at most 16 node(s), and the job has 99" in done.err
+    assert b"error: flavor: modelarts.vm.cpu.2u: at most 16 nodes, and the job has 99" in done.err
     assert b"hint: ask for 16 --nodes or fewer" in done.err
     assert json.loads(arts.cli("list", "--json").out) == []
 
@@ -435,7 +435,7 @@ def test_jobs_of_several_backends_are_listed_copied_compared_and_cancelled(arts:
 
     ended = arts.cli("cancel", "--backend", "modelarts", limit_s=120)
     assert ended.code == 0, ended
-    assert b"2 of 2 job(s) cancelled" in ended.err
+    assert b"2 of 2 jobs cancelled" in ended.err
     assert listed("--state", "CANCELLED") == [copied, far]
     assert arts.cli("cancel", "--all", limit_s=120).code == 0
     assert listed("--state", "CANCELLED") == [copied, far, near]

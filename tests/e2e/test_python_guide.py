@@ -1,4 +1,4 @@
-"""docs/guides/python.md, followed literally, its cells in a real notebook."""
+"""docs/guides/jobs-from-python.md, followed literally, its cells in a real notebook."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from nbclient.util import ensure_async
 
 from tests.support.pages import blocks
 
-PAGE = "guides/python.md"
+PAGE = "guides/jobs-from-python.md"
 LIMIT_S = 300
 
 

@@ -118,7 +118,7 @@ def test_orphans_are_removed_but_running_jobs_stay(cloud, base_image):
         done = cloud.run("rm", "--orphans")
 
         assert done.code == 0, done
-        assert "1 orphan(s)" in done.err
+        assert "1 orphan" in done.err
         left = {item["Id"] for item in cloud.engine.containers(all=True)}
         assert made[0] not in left
         assert made[1] in left

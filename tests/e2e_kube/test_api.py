@@ -691,7 +691,7 @@ def test_what_a_killed_submit_has_left_is_an_orphan(volcano_lab: Lab):
     """ConfigMap and Secret are made before the job, and belong to it only then."""
     lab = volcano_lab
     job = lab.submit("-n", "2")
-    assert "0 orphan(s)" in lab.run("rm", "--orphans").err
+    assert "0 orphans" in lab.run("rm", "--orphans").err
     for kind, name in (("ConfigMap", f"{job}-entry"), ("Secret", f"{job}-delivery")):
         alone = {"metadata": {"ownerReferences": None}}
         lab.cluster.ask("PATCH", lab.core(kind, name), alone, kind=MERGE)

@@ -422,7 +422,7 @@ class KubernetesBackend(Backend[KubernetesRequest]):
         try:
             found = checks.engines(self._client(self._cluster))
         except BackendError as error:
-            error.hint = f"{error.hint}; with kubernetes.engine named, a dry run asks nothing"
+            error.hint = f"{error.hint}; a dry run needs no cluster if kubernetes.engine is set"
             raise
         if not found:
             raise BackendError(

@@ -16,7 +16,7 @@ from cloudjob.backends.modelarts.request import calls_mpirun, folder_url
 from cloudjob.backends.modelarts.transport import SKEW_LIMIT_S
 from cloudjob.errors import BackendError
 from cloudjob.model.rules import AUTO_RANKS
-from cloudjob.model.text import nearest
+from cloudjob.model.text import counted, nearest
 
 if TYPE_CHECKING:
     from cloudjob.model.job import JobSpec
@@ -102,10 +102,11 @@ def _flavor(client: Client, spec: JobSpec | None) -> Iterator[Check]:
         return
     assert spec is not None, "only a job wants a flavor"
     most = _most(flavors[wanted])
+    limit = f": at most {counted(most, 'node')}, and the job has {spec.nodes}" if most else ""
     yield Check(
         "flavor",
         not most or spec.nodes <= most,
-        f"{wanted}: at most {most} node(s), and the job has {spec.nodes}" if most else wanted,
+        f"{wanted}{limit}",
         f"ask for {most} --nodes or fewer, or choose another --flavor",
     )
     yield from _accelerators(flavors[wanted], spec)
@@ -135,7 +136,7 @@ def _accelerators(flavor: Mapping[str, Any], spec: JobSpec) -> Iterator[Check]:
         yield Check(
             "accelerators",
             False,
-            f"a node has {cards}, and the job runs {spec.procs_per_node} rank(s) on each",
+            f"a node has {cards}, and the job runs {counted(spec.procs_per_node, 'rank')} on each",
             f"--procs-per-node {cards} uses all of them",
             is_needed=False,
         )

@@ -67,7 +67,7 @@ def test_faults_are_added_listed_and_cleared(api: Api):
     assert [item["kind"] for item in json.loads(cloudjob(api.home, "fault", "list").stdout)] == [
         "error"
     ]
-    assert cloudjob(api.home, "fault", "clear").stderr == "1 fault(s) ended\n"
+    assert cloudjob(api.home, "fault", "clear").stderr == "1 fault ended\n"
 
 
 @pytest.mark.parametrize(

@@ -262,7 +262,7 @@ def test_at_most_k_jobs_run_with_the_code_of_the_start_and_the_first_failure_is_
     assert rows[-1][-1] == "x=4"
     assert states(sweep) == ["SUCCEEDED", "SUCCEEDED", "FAILED", "SUCCEEDED"]
     assert f"sweep {sweep}: 3 SUCCEEDED, 1 FAILED" in submit.printed
-    assert submit.printed.count("new: 1 file(s)") == 1
+    assert submit.printed.count("new: 1 file") == 1
     assert start("wait", sweep).exit_code() == 7
 
 
