@@ -102,8 +102,7 @@ def read_all(client: Client, place: Place) -> Iterator[Piece]:
         BackendError: A log cannot be read; all others have been yielded.
     """
     found, _ = pods(client, place)
-    there = {pod.uid for pod in found}
-    gone = [(node, path) for node, uid, path in _kept(place) if uid not in there]
+    gone = _kept_of_gone(place, found)
     errors: list[BackendError] = []
     for pod in found:
         yield from _of_kept(gone, pod.node)
@@ -156,7 +155,7 @@ def follow(client: Client, place: Place, has_ended: Callable[[], bool]) -> Itera
     """
     follower = _Follower(client, place)
     try:
-        for node, _, path in _kept_of_gone(client, place):
+        for node, path in _kept_of_gone(place, pods(client, place)[0]):
             yield node, path.read_bytes()
         follower.start()
         looks = _Looks(time.monotonic())
@@ -517,19 +516,15 @@ def _keeping(place: Place, pod: Pod) -> Iterator[Callable[[bytes], object]]:
                     new.unlink()
 
 
-def _kept(place: Place) -> list[tuple[int, str, Path]]:
-    """Return node, pod and file of each saved log, oldest first."""
-    found = []
+def _kept_of_gone(place: Place, found: list[Pod]) -> list[tuple[int, Path]]:
+    """Return node and file of each saved log whose pod is not among ``found``, oldest first."""
+    there = {pod.uid for pod in found}
+    gone = []
     for path in place.kept.glob("*.log"):
         number, _, uid = path.stem.partition("-")
-        if place.node in (None, int(number)):
-            found.append((path.stat().st_mtime, int(number), uid, path))
-    return [(node, uid, path) for _, node, uid, path in sorted(found)]
-
-
-def _kept_of_gone(client: Client, place: Place) -> list[tuple[int, str, Path]]:
-    there = {pod.uid for pod in pods(client, place)[0]}
-    return [item for item in _kept(place) if item[1] not in there]
+        if place.node in (None, int(number)) and uid not in there:
+            gone.append((path.stat().st_mtime, int(number), path))
+    return [(node, path) for _, node, path in sorted(gone)]
 
 
 def _of_kept(gone: list[tuple[int, Path]], node: int | None) -> Iterator[Piece]:

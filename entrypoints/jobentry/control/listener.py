@@ -106,30 +106,29 @@ class Listener:
         """Return what a guest is greeted with."""
         return f"{nonce} {self._entry}"
 
-    def check(self, greeting: str, line: str) -> tuple[str, Channel | None, str, int]:
+    def check(self, greeting: str, line: str) -> tuple[str, Channel | None, int]:
         """Check the head's answer to ``greeting``.
 
         Returns:
-            What to answer, the channel if it is our head, its session, and how many of our messages
-            it has received.
+            What to answer, the channel if it is our head, and how many of our messages it has
+            received.
         """
         words = line.split(" ")
         if len(words) != 4 or not words[2].isdecimal():
-            return REFUSED.decode(), None, "", 0
+            return REFUSED.decode(), None, 0
         _, session, received, shown = words
         transcript = "%s %s" % (greeting, line[: line.rindex(" ")])
         expected = connection.proof(self._key, "head", self._node, transcript)
         if not connection.is_proof(shown, expected):
-            return REFUSED.decode(), None, "", 0
+            return REFUSED.decode(), None, 0
         if self._session not in ("", session) and self._link.received:
-            return TAKEN.decode(), None, "", 0
-        if session != self._session:
-            self._session = session
+            return TAKEN.decode(), None, 0
+        self._session = session
         mine = "%d" % self._link.received
         transcript = f"{transcript} {mine}"
         proof = connection.proof(self._key, "worker", self._node, transcript)
         channel = Channel(self._key, "worker", "head", transcript)
-        return f"{mine} {proof}", channel, session, int(received)
+        return f"{mine} {proof}", channel, int(received)
 
     def attach(self, stream: Stream, channel: Channel, received: int) -> None:
         """Continue with a connection of our head."""
@@ -164,7 +163,7 @@ class _Guest:
 
     def _hear(self, line: bytes) -> None:
         text = line.decode("ascii", "replace")
-        answer, channel, _, received = self._listener.check(self._greeting, text)
+        answer, channel, received = self._listener.check(self._greeting, text)
         self._stream.send(answer.encode("ascii") + b"\n")
         if channel is None:
             self.leave()

@@ -63,9 +63,7 @@ class RemoteWorker:
         self.clock_ahead_s = 0.0
         self.step = Step()
         self._node = node
-        self._folder = node.control_dir
         self._port = 0
-        self._stall_s = node.stall_s
         self._loop = loop
         self._message = on_message
         self._on_lost = on_lost
@@ -137,7 +135,7 @@ class RemoteWorker:
         self.link.tick(elapsed_s)
         if not self.is_ready:
             return
-        if self.link.silent_s >= self._stall_s:
+        if self.link.silent_s >= self._node.stall_s:
             self._lose("it has been silent for %.0f s" % self.link.silent_s)
         elif self.link.silent_s >= connection.SILENT_S and not self._is_looking:
             self._later(0.0)
@@ -161,8 +159,8 @@ class RemoteWorker:
         self._dial = Dial(
             self._loop, self._caller, self.index, self.link.received, self._answered, self._failed
         )
-        if self._folder:
-            place = announced(self._folder, self.index)
+        if self._node.control_dir:
+            place = announced(self._node.control_dir, self.index)
             if place is None:
                 self._failed(dial.NO_ADDRESS)
             else:

@@ -82,7 +82,6 @@ class Worker:
         self._commands: CommandRunner | None = None
         self._has_launched = False
         self._is_served_no_more = False
-        self._node_dir = paths.node_dir
         self._was_greeted = False
         self._has_head = False
         self._ticked_at = time.monotonic()
@@ -243,7 +242,7 @@ class Worker:
             self._end_commands()
             ranks.kill()
             ranks.release()
-            remove_sessions(end_daemons(self._node_dir))
+            remove_sessions(end_daemons(self._paths.node_dir))
             self._send("cleaned-up")
         elif word == "signal":
             ranks.pass_on(values["number"])

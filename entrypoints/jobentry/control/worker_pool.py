@@ -47,8 +47,7 @@ class WorkerPool:
         self._is_ending = False
         self._begun = 0.0
         self._is_late = False
-        self._head = node.hosts[0]
-        self._stall_s = node.stall_s
+        self._node = node
         self._ticked_at = 0.0
         # The silent workers, each with the silence after which it is reported next.
         self._silent: dict[int, float] = {}
@@ -166,7 +165,7 @@ class WorkerPool:
             return []
         from jobentry.control import node_table
 
-        head = node_table.Row(0, self._head, facts=self._facts)
+        head = node_table.Row(0, self._node.hosts[0], facts=self._facts)
         rows = (_row(worker, head) for worker in self.workers)
         return [row for row in rows if row.trouble]
 
@@ -174,7 +173,7 @@ class WorkerPool:
         """Log the table of nodes, then ``message`` and hints."""
         from jobentry.control import node_table
 
-        head = node_table.Row(0, self._head, facts=self._facts)
+        head = node_table.Row(0, self._node.hosts[0], facts=self._facts)
         rows = [head, *(_row(worker, head) for worker in self.workers)]
         log_message("the nodes after %.0f s:" % (time.monotonic() - self._begun))
         for line in node_table.lines(rows):
@@ -215,7 +214,7 @@ class WorkerPool:
         if silent:
             log_message(
                 "silent for %.0f s: %s; a node may be silent for %.0f s (network.stall_min)"
-                % (max(worker.silent_s for worker in silent), _named(silent), self._stall_s)
+                % (max(worker.silent_s for worker in silent), _named(silent), self._node.stall_s)
             )
         if back:
             log_message("no longer silent: %s" % _named(back))
