@@ -97,7 +97,7 @@ def _what(preview: Preview, spec: JobSpec) -> Iterator[tuple[str, str]]:
         yield "", preview.ranks
     why = f": {preview.choice.why}" if preview.choice else ""
     yield "launcher", f"{shown['launcher']}{why}"
-    yield "command", shlex.join([spec.script, *spec.args])
+    yield "command", shlex.join([spec.script, *shown["args"]])
     if spec.image:
         yield "image", spec.image
     if spec.flavor:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import shlex
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -22,10 +22,9 @@ from cloudjob.config.layer import Layer, checked, layer_of_job, layer_of_options
 from cloudjob.config.schema import json_schema
 from cloudjob.config.yaml_file import layer_of_file
 from cloudjob.errors import SpecError
-from cloudjob.model.job import SECTIONS, JobSpec
+from cloudjob.model.job import SECTIONS, JobSpec, masked
 from cloudjob.model.rules import MAX_WORD_BYTES
 from cloudjob.model.text import MASK, one_line
-from cloudjob.model.types import shown
 from cloudjob.model.validation import validate
 from cloudjob.package.tree import name_on_nodes
 from jobentry.contract.launchers import LAUNCHERS
@@ -98,6 +97,7 @@ def load(
             origins = {**loaded.origins, "source": "the script's path"}
             return replace(loaded, origins=origins, chosen_source=chosen.why)
     origins = {key: origin for layer in layers for key, origin in layer.origins.items()}
+    layers[0].problems += _unrecorded(values, layers[0], is_copy=copied is not None)
     _apply_source_limit(layers, values, origins)
     problems = [problem for layer in layers for problem in layer.problems]
     invalid = {key for layer in layers for key in layer.invalid}
@@ -111,16 +111,30 @@ def load(
     return Loaded(spec, MappingProxyType(origins))
 
 
+def _unrecorded(values: Mapping[str, Any], layer: Layer, *, is_copy: bool) -> Iterator[str]:
+    """Yield what a new job cannot have of a copied one: records mask the values of secrets."""
+    if not (is_copy and layer.values.get("secrets")):
+        return
+    what = f"was recorded with {MASK} for the value of a secret (allowed: give it again)"
+    args = layer.values.get("args", ())
+    if values.get("args", ()) == args and any(MASK in arg for arg in args):
+        yield layer.problem("args", what)
+    for name, value in layer.values.get("env", {}).items():
+        if values["env"][name] == value and MASK in value:
+            yield layer.problem(f"env.{name}", what)
+
+
 def show(loaded: Loaded) -> list[tuple[str, str, str]]:
     """Return each key with its value, secrets as ``***``, and its origin, for ``config show``."""
     rows: list[tuple[str, str]] = []
+    described = masked(loaded.spec)
     for name, value in loaded.spec:
         if name in SECTIONS:
             for key, item in value:
                 rows += _rows(f"{name}.{key}", item)
         else:
-            written = shown(JobSpec.model_fields[name], value)
-            rows += _rows(name, dict.fromkeys(value, MASK) if name == "secrets" else written)
+            item = described[name]
+            rows += _rows(name, tuple(item) if isinstance(item, list) else item)
     return [(key, value, loaded.origins.get(key, "default")) for key, value in rows]
 
 

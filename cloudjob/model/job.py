@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Annotated, Any
 
@@ -22,7 +22,7 @@ from cloudjob.model.sections import (
     Process,
     Slurm,
 )
-from cloudjob.model.text import MASK, given
+from cloudjob.model.text import MASK, given, hidden_texts, hide
 from cloudjob.model.types import (
     Inputs,
     Labels,
@@ -211,11 +211,21 @@ def default_name(script: str) -> str:
     return re.sub(r"[^A-Za-z0-9_-]+", "-", stem).strip("-")[:64] or "job"
 
 
-def masked(spec: JobSpec) -> dict[str, Any]:
-    """Return the job as plain JSON values with every secret as ``***``, and the given sections."""
+# What records show without the values of secrets; the other keys of a job are read from records.
+_TEXTS = ("args", "env", "sweep")
+
+
+def masked(spec: JobSpec, hidden: Sequence[str] | None = None) -> dict[str, Any]:
+    """Return the job as plain JSON values with every secret as ``***``, and the given sections.
+
+    Args:
+        hidden: What to mask in arguments and variables; by default the values of its secrets.
+    """
+    hidden = hidden_texts(spec.secrets.values()) if hidden is None else hidden
     fields = JobSpec.model_fields
     keys = {name: shown(fields[name], value) for name, value in spec if name not in SECTIONS}
     keys["secrets"] = dict.fromkeys(spec.secrets, MASK)
+    keys.update({name: hide(keys[name], hidden) for name in _TEXTS})
     given_sections = {name: _plain(values) for name, values in spec.sections.items()}
     return {**_plain(keys), **given_sections}
 

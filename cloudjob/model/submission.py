@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from cloudjob.model import mindspore
-from cloudjob.model.text import MASK
+from cloudjob.model.text import MASK, hidden_texts, hide
 from jobentry.contract import env, names
 from jobentry.contract.env import MindSpore, NodeEnv, OpenMpi
 from jobentry.contract.launchers import LAUNCHERS
@@ -150,6 +150,7 @@ def host_names(submission: Submission) -> tuple[str, ...]:
 def show(submission: Submission) -> dict[str, Any]:
     """Return ``submission`` as plain JSON values, secrets as ``***``."""
     spec = submission.spec
+    hidden = hidden_values(submission)
     return {
         "job": submission.job,
         "name": spec.name,
@@ -158,8 +159,8 @@ def show(submission: Submission) -> dict[str, Any]:
         "nodes": spec.nodes,
         "procs_per_node": spec.procs_per_node,
         "script": spec.script,
-        "args": list(spec.args),
-        "env": dict(spec.env),
+        "args": hide(spec.args, hidden),
+        "env": hide(spec.env, hidden),
         "secrets": dict.fromkeys(spec.secrets, MASK),
         "access": dict.fromkeys(submission.access, MASK),
         "inputs": dict(spec.inputs),
@@ -176,6 +177,12 @@ def show(submission: Submission) -> dict[str, Any]:
         "grace_s": spec.grace_s,
         "code": {"uri": submission.code.uri, "digest": submission.code.digest},
     }
+
+
+def hidden_values(submission: Submission) -> list[str]:
+    """Return what ``hide`` masks: the secrets of the job, and the keys of its store."""
+    keys = (submission.access.get(name, "") for name in names.STORE_KEYS)
+    return hidden_texts((*submission.spec.secrets.values(), *keys))
 
 
 def _min_nodes(spec: JobSpec) -> int:

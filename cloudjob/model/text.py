@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+import os
+from collections.abc import Container, Iterable, Mapping, Sequence
+from typing import Any
 
 MASK = "***"
 
@@ -10,6 +12,24 @@ MASK = "***"
 def masked(values: Mapping[str, str], names: Container[str]) -> dict[str, str]:
     """Return variables with ``***`` for the values of those that are named."""
     return {name: MASK if name in names else value for name, value in values.items()}
+
+
+def hidden_texts(values: Iterable[str]) -> list[str]:
+    """Return what ``hide`` masks for these secrets: each line of a value, also encoded."""
+    from jobentry.contract.masks import hidden_forms
+
+    return [os.fsdecode(form) for form in hidden_forms(map(os.fsencode, values))]
+
+
+def hide(value: Any, hidden: Sequence[str]) -> Any:
+    """Return plain values with ``***`` for each hidden text in any of their texts."""
+    if isinstance(value, str):
+        for text in hidden:
+            value = value.replace(text, MASK)
+        return value
+    if isinstance(value, Mapping):
+        return {key: hide(item, hidden) for key, item in value.items()}
+    return [hide(item, hidden) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def nearest(word: str, allowed: Iterable[str]) -> str:

@@ -34,6 +34,7 @@ from cloudjob.model import submission as submissions
 from cloudjob.model.job import masked
 from cloudjob.model.progress import OnProgress, log_warnings, meter
 from cloudjob.model.submission import Code, Submission, prepare
+from cloudjob.model.text import hidden_texts, hide
 from cloudjob.package import CodePackage, Memory, Options, cache, claims, pack
 from cloudjob.package.claims import Claim, Kept, Missing
 from cloudjob.store import job_store, open_store
@@ -67,8 +68,6 @@ _MB = 1_000_000
 _AT_ONCE = 8
 # For how long a submit that failed or was cancelled deletes what it has stored.
 _UNDO_S = 3.0
-# A shorter value may be in other texts by chance.
-_SHORTEST_SECRET = 8
 # No vowels and no look-alikes, because people type ids and read them aloud.
 _ID_LETTERS = "23456789bcdfghjkmnpqrstvwxz"
 
@@ -231,17 +230,18 @@ def preview(spec: JobSpec, home: Path, *, planned_nodes: int | None = None) -> P
     spec, chosen = ranks.choose(spec, backend, may_ask=False)
     submission = _prepare(spec, JobPaths(new_id(spec.name)), store, package, package.layers)
     request = backend.build(submission)
+    hidden = submissions.hidden_values(submission)
     return Preview(
         package=package,
         choice=choice,
         ranks=chosen,
         submission=submissions.show(submission),
-        request=backend.show(request),
+        request=hide(backend.show(request), hidden),
         plans=tuple(
-            _plan(environment, (spec.script, *spec.args))
+            hide(_plan(environment, (spec.script, *spec.args)), hidden)
             for environment in backend.environments(request)[:planned_nodes]
         ),
-        text=backend.text(request),
+        text=hide(backend.text(request), hidden),
     )
 
 
@@ -395,8 +395,9 @@ def _script_checks(spec: JobSpec) -> Iterator[Check]:
 def _secret_checks(spec: JobSpec) -> Iterator[Check]:
     shown = (*spec.args, *spec.env.values())
     for name, value in spec.secrets.items():
-        if len(value) >= _SHORTEST_SECRET and any(value in text for text in shown):
-            found = f"the value of {name} is in the arguments or variables, which records show"
+        hidden = hidden_texts([value])
+        if any(text in each for text in hidden for each in shown):
+            found = f"the value of {name} is in arguments or variables, which the platform shows"
             hint = f"read it in the script from the variable {name}"
             yield Check("secrets", False, found, hint, is_needed=False)
 
@@ -496,8 +497,9 @@ def _record(
 
 
 def _text(submission: Submission, member: Member | None) -> bytes:
+    hidden = submissions.hidden_values(submission)
     # With the job as the user described it, from which `cloudjob cp` makes another one.
-    shown = {**submissions.show(submission), "spec": masked(submission.spec)}
+    shown = {**submissions.show(submission), "spec": masked(submission.spec, hidden)}
     if member:
-        shown["sweep"] = {"id": member.sweep, "values": dict(member.values)}
+        shown["sweep"] = {"id": member.sweep, "values": hide(member.values, hidden)}
     return json.dumps(shown, indent=1, sort_keys=True).encode("ascii")

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from cloudjob.errors import CloudJobError, UsageError
 from cloudjob.model import summary
 from cloudjob.model.status import JobState, JobStatus
-from cloudjob.model.text import MASK
+from cloudjob.model.text import hide
 from cloudjob.retries import Limits
 
 if TYPE_CHECKING:
@@ -203,7 +203,7 @@ def send(notice: Notice, targets: Targets, limits: Limits = LIMITS) -> None:
     # What speaks HTTP costs every command that knows jobs too much.
     from cloudjob.tracking import webhook
 
-    body = _masked({**notice.values, "text": notice.text}, targets.hidden)
+    body = hide({**notice.values, "text": notice.text}, targets.hidden)
     failures = []
     if targets.webhook:
         try:
@@ -216,20 +216,9 @@ def send(notice: Notice, targets: Targets, limits: Limits = LIMITS) -> None:
         except NotSent as error:
             failures.append(f"command {targets.command[0]}: {error.message}")
     if failures:
-        found = _masked("; ".join(failures), targets.hidden)
+        found = hide("; ".join(failures), targets.hidden)
         job = notice.values["job"]
         raise NotSent(f"sending the notification of the {notice.event} of {job}: {found}")
-
-
-def _masked(value: Any, hidden: Sequence[str]) -> Any:
-    """Return a value with nothing hidden in any of its texts."""
-    if isinstance(value, str):
-        for text in hidden:
-            value = value.replace(text, MASK)
-        return value
-    if isinstance(value, Mapping):
-        return {key: _masked(item, hidden) for key, item in value.items()}
-    return [_masked(item, hidden) for item in value] if isinstance(value, list) else value
 
 
 def _run(command: Sequence[str], body: Mapping[str, Any]) -> None:

@@ -9,15 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import Iterable, Iterator, Mapping
+from typing import Iterator, Mapping
 
 from jobentry.contract import names
-from jobentry.contract.masks import MASK, Range
+from jobentry.contract.masks import MASK, Range, hidden_forms
 
-# A shorter value occurs by chance too often.
-_SHORTEST_BYTES = 8
-# Letters alone, in one case and fewer than these, are a word: "password", "production".
-_LONGEST_WORD = 16
 # The least beginning of a secret that is masked at the end of an incomplete line.
 _LEAST_PART_BYTES = 4
 _KEY_LIMIT_BYTES = 64 * 1024
@@ -38,7 +34,6 @@ _NAME_ENDS = (
     "SSH_KEY",
 )
 
-# Longest first, so that a value within another one does not hide it.
 _values: tuple[bytes, ...] = ()
 _texts: tuple[str, ...] = ()
 
@@ -46,8 +41,7 @@ _texts: tuple[str, ...] = ()
 def learn(environ: Mapping[str, str]) -> None:
     """Mask the secrets of this environment from now on."""
     global _values, _texts
-    found = {form for value in _secrets(environ) for form in _forms(value)}
-    _values = tuple(sorted(found, key=lambda value: (-len(value), value)))
+    _values = hidden_forms(_secrets(environ))
     _texts = tuple(value.decode("utf-8", "surrogateescape") for value in _values)
 
 
@@ -108,41 +102,13 @@ def _beginnings(data: bytes) -> Iterator[Range]:
 
 
 def _secrets(environ: Mapping[str, str]) -> Iterator[bytes]:
-    """Yield the values of secrets, those of several lines line by line."""
+    """Yield the values of secrets."""
     known = (*environ.get(names.CLOUDJOB_SECRET_NAMES, "").split(), *names.STORE_KEYS)
     for name, value in environ.items():
         if name in known or (name.upper().endswith(_NAME_ENDS) and not os.path.exists(value)):
-            yield from _lines(os.fsencode(value))
+            yield os.fsencode(value)
     key = environ.get(names.CLOUDJOB_SSH_KEY, "")
     if key:
         path = key[len("file://") :] if key.startswith("file://") else key
         with contextlib.suppress(OSError), open(path, "rb") as file:
-            yield from _lines(file.read(_KEY_LIMIT_BYTES))
-
-
-def _lines(value: bytes) -> Iterable[bytes]:
-    found = [line.strip() for line in value.split(b"\n")]
-    return [line for line in found if _is_secret(line)]
-
-
-def _is_secret(line: bytes) -> bool:
-    """Whether a line is long enough, and neither an ordinary word nor the header of a key."""
-    is_word = line.isalpha() and len(line) < _LONGEST_WORD
-    is_word = is_word and (line.islower() or line.isupper() or line.istitle())
-    return len(line) >= _SHORTEST_BYTES and not is_word and not line.startswith(b"-----")
-
-
-def _forms(value: bytes) -> set[bytes]:
-    """Return a value as it is, in base64, in percent encoding, and escaped as in JSON."""
-    from base64 import b64encode
-    from json import dumps
-    from urllib.parse import quote, quote_plus
-
-    escaped = dumps(value.decode("utf-8", "surrogateescape"))[1:-1].encode()
-    return {
-        value,
-        b64encode(value).rstrip(b"="),
-        quote(value, safe="").encode(),
-        quote_plus(value).encode(),
-        escaped,
-    }
+            yield file.read(_KEY_LIMIT_BYTES)

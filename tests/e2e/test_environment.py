@@ -468,6 +468,35 @@ def test_secrets_are_masked_in_logs_failures_and_records(cloud):
     assert b"bad token ***" in record.read_bytes()
 
 
+def test_secrets_in_arguments_and_variables_are_masked_and_reach_the_job_exactly(cloud):
+    env, secret = {"TOKEN": SECRET}, SECRET.decode()
+    script = cloud.script("print(sys.argv[1] == os.environ['URL'] == 'x:' + os.environ['TOKEN'])")
+    words = ["--secret", "TOKEN", "-e", f"URL=x:{secret}"]
+
+    done = cloud.submit(*words, script, f"x:{secret}", env=env)
+    shown = [
+        done,
+        cloud.cli("submit", *words, "--dry-run", script, f"x:{secret}", env=env),
+        cloud.cli("submit", *words, "--dry-run", "--json", script, f"x:{secret}", env=env),
+        cloud.cli("config", "show", *words, env=env),
+        cloud.cli("report", done.job, "--to", "report.html"),
+    ]
+    refused = cloud.cli("cp", done.job, env=env)
+    copied = cloud.cli("cp", "-e", f"URL=x:{secret}", done.job, "--", f"x:{secret}", env=env)
+
+    assert (done.code, done.lines) == (0, [b"[0] True"]), done
+    assert b"the value of TOKEN is in arguments or variables" in done.err, done
+    for each in shown:
+        assert each.code == 0, each
+        assert SECRET not in each.out + each.err, each
+    stored = [path for path in files_with(cloud.home, SECRET) if "/process/" not in path]
+    assert stored == []
+    assert refused.code == 2, refused
+    for key in (b"args", b"env.URL"):
+        assert b": %s: was recorded with *** for the value of a secret" % key in refused.err
+    assert (copied.code, copied.lines) == (0, [b"[0] True"]), copied
+
+
 def test_a_secret_whose_variable_is_not_set_is_refused(cloud):
     done = cloud.submit("--secret", "NOT_SET_ANYWHERE", cloud.script(""))
 

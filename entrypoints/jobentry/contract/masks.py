@@ -1,4 +1,4 @@
-"""Marks of secrets in a node's log: the entry writes them, and the laptop shows ``***`` instead.
+"""What is masked, and the marks of secrets in a node's log: the laptop shows ``***`` instead.
 
 The log keeps every byte of the ranks. Before a line that contains secrets, the entry writes where:
 ``jobentry# {"mask":[3,60,17,31]}`` means that in the next line of rank 3, which has 60 bytes behind
@@ -21,6 +21,43 @@ Range = Tuple[int, int]
 _MASK = re.compile(rb'\{"mask":\[(\d{1,9}),(\d{1,9}(?:,\d{1,9},\d{1,9})+)\]\}')
 # A line with more secrets is masked from the first to the last.
 _MOST_RANGES = 1000
+# A shorter value occurs by chance too often.
+_SHORTEST_BYTES = 8
+# Letters alone, in one case and fewer than these, are a word: "password", "production".
+_LONGEST_WORD = 16
+
+
+def hidden_forms(values: Iterable[bytes]) -> tuple[bytes, ...]:
+    """Return what to mask for these values, line by line; the longest form is first.
+
+    So a value within another one is not replaced before it.
+    """
+    found = {line.strip() for value in values for line in value.split(b"\n")}
+    forms = {form for line in found if _is_secret(line) for form in _forms(line)}
+    return tuple(sorted(forms, key=lambda form: (-len(form), form)))
+
+
+def _is_secret(line: bytes) -> bool:
+    """Whether a line is long enough, and neither an ordinary word nor the header of a key."""
+    is_word = line.isalpha() and len(line) < _LONGEST_WORD
+    is_word = is_word and (line.islower() or line.isupper() or line.istitle())
+    return len(line) >= _SHORTEST_BYTES and not is_word and not line.startswith(b"-----")
+
+
+def _forms(value: bytes) -> set[bytes]:
+    """Return a value as it is, in base64, in percent encoding, and escaped as in JSON."""
+    from base64 import b64encode
+    from json import dumps
+    from urllib.parse import quote, quote_plus
+
+    escaped = dumps(value.decode("utf-8", "surrogateescape"))[1:-1].encode()
+    return {
+        value,
+        b64encode(value).rstrip(b"="),
+        quote(value, safe="").encode(),
+        quote_plus(value).encode(),
+        escaped,
+    }
 
 
 def write(rank: int, data: bytes, ranges: Iterable[Range]) -> bytes:
