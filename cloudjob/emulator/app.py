@@ -150,7 +150,8 @@ class Endpoint:
             return "get" if "{" in self.path.replace("{project_id}", "") else "list"
         if self.path.endswith(("-searches", "/filter", "/count")):
             return "list"
-        return "create" if self.method == "POST" and collection else "update"
+        is_new = collection or self.path.endswith("/save-image-job")
+        return "create" if self.method == "POST" and is_new else "update"
 
 
 class Api:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import sys
+import tarfile
 from collections.abc import Iterator, Mapping
 from ipaddress import ip_network
 from pathlib import Path
+from tempfile import TemporaryFile
+from types import SimpleNamespace
 from typing import Any
 
 import cloudjob
@@ -22,6 +26,8 @@ from jobentry.contract.sigv4 import Keys
 
 # Of an engine without a bridge of its own.
 BRIDGE = "cloudjob-emulator"
+# What stays out of saved images, beside the folder .cloudjob in which our entry stores variables.
+_TEMPORARY = ("run/", "tmp/", "dev/", "proc/", "sys/")
 
 
 class DockerMachines:
@@ -231,6 +237,32 @@ class DockerMachines:
         """Remove everything of an attempt."""
         self._backend.remove(handle)
 
+    def save_image(self, handle: str, index: int, scratch: Path, image: str) -> None:
+        """Store the files of a running node as an image with the settings of the node's image.
+
+        A commit would keep the job's variables, and so its keys. Files that are mounted or
+        temporary, and the key for ssh, are not part of the image.
+
+        Raises:
+            BackendError: The container is gone, or the engine refuses.
+        """
+        from cloudjob.backends.docker import engine
+
+        with engine.translated(f"saving the image {image}"), TemporaryFile(dir=scratch) as file:
+            node = next((item for item in self._backend.nodes(handle) if item.node == index), None)
+            if node is None:
+                raise BackendError(f"saving the image {image}: the container was removed")
+            base = self._client.inspect_container(node.id)["Image"]
+            _copy_permanent(self._client.export(node.id), file)
+            file.seek(0)
+            repository, _, tag = image.rpartition(":")
+            config = self._client.inspect_image(base)["Config"]
+            done = self._client.import_image(
+                file, repository=repository, tag=tag, changes=_changes(config)
+            )
+            if "error" in done:
+                raise BackendError(f"saving the image {image}: {done}")
+
 
 def gateway() -> str:
     """Return the host under which every container reaches this machine; empty for none.
@@ -291,6 +323,35 @@ def check_image(image: str) -> None:
         if engine.status_code(error) == engine.NOT_FOUND:
             raise ImageMissing(image) from error
         raise
+
+
+def _copy_permanent(archive: Iterator[bytes], target: Any) -> None:
+    """Copy the tar file of a container without temporary files and files of our entry."""
+    source = SimpleNamespace(read=lambda _size: next(archive, b""))
+    with (
+        tarfile.open(fileobj=source, mode="r|") as given,
+        tarfile.open(fileobj=target, mode="w") as kept,
+    ):
+        for item in given:
+            if not item.name.startswith(_TEMPORARY) and "/.cloudjob/" not in item.name:
+                kept.addfile(item, given.extractfile(item) if item.isreg() else None)
+
+
+def _changes(config: Mapping[str, Any]) -> list[str]:
+    """Return the settings of an image as lines of a Dockerfile."""
+    lines = []
+    for variable in config.get("Env") or ():
+        name, _, value = variable.partition("=")
+        for special in '\\"$':
+            value = value.replace(special, "\\" + special)
+        lines.append(f'ENV {name}="{value}"')
+    for name, key in (("ENTRYPOINT", "Entrypoint"), ("CMD", "Cmd")):
+        if config.get(key):
+            lines.append(f"{name} {json.dumps(config[key])}")
+    for name, key in (("USER", "User"), ("WORKDIR", "WorkingDir")):
+        if config.get(key):
+            lines.append(f"{name} {config[key]}")
+    return lines
 
 
 def _network(key: str) -> str:

@@ -133,7 +133,9 @@ class Emulator:
             database = Database(path, faults=self._database)
         context = Context(self._settings, database, obs, machines, folder)
         scheduler = Scheduler(context)
-        return Service(self._account, self._settings, database, obs, scheduler, access)
+        return Service(
+            self._account, self._settings, database, obs, scheduler, access, self._services
+        )
 
     def _machines(
         self, kind: str, new_keys: NewKeys, s3_endpoint: str, api: socket.socket

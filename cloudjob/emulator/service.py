@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from cloudjob.emulator.auth import Access
@@ -25,7 +25,11 @@ JOB = JOBS + "/{job_id}"
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """The emulated service, as one project has it."""
+    """The emulated service, as one project has it.
+
+    Args:
+        projects: The service of each project by its id.
+    """
 
     account: Account
     settings: Settings
@@ -33,6 +37,7 @@ class Service:
     obs: Obs
     scheduler: Scheduler
     access: Access
+    projects: dict[str, Service] = field(repr=False)
 
     def user(self, request: Request) -> User:
         """Return the user of a request."""

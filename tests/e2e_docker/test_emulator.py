@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import os
+import re
 import signal
 import subprocess
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -258,6 +261,63 @@ def test_a_container_cannot_have_host_folders_uploaded(
 
     assert found["status"]["phase"] == "Completed", (api.log(job), api.events(job))
     assert keys(s3, f"{name}/") == [f"{name}/0/file"]
+
+
+def test_a_saved_image_has_the_files_of_the_job_and_none_of_its_secrets(
+    api: Api, s3: Any, base_image: str
+):
+    """On two nodes of MPI, whose containers also have a key for ssh."""
+    name = new_name()
+    code = (
+        b"import os, time, pathlib; pathlib.Path('/home/ma-user/installed').write_text('kept')\n"
+        b"for name in 'ACCESS_KEY_ID', 'SECRET_ACCESS_KEY', 'SECURITY_TOKEN':\n"
+        b"    print('hex', os.environ[name].encode().hex(), flush=True)\n"
+        b"print('written', flush=True); time.sleep(600)\n"
+    )
+    s3.put_object(Bucket="data", Key=f"code/{name}/t.py", Body=code)
+    algorithm = {
+        "engine": {"engine_id": "mindspore_1.3.0-cuda_10.1-py_3.7-ubuntu_1804-x86_64"},
+        "command": "",
+        "code_dir": f"/data/code/{name}/",
+        "boot_file": f"/data/code/{name}/t.py",
+    }
+    job = api.create("", nodes=2, algorithm=algorithm)
+    await_true(lambda: (api.log(job) + api.log(job, 1)).count("written") == 2)
+    path = f"{{p}}/training-jobs/{job}/tasks/worker-1/save-image-job"
+    asked = {"namespace": "cloudjob-test", "name": name, "tag": "1", "description": "d"}
+    client, image = connect(), f"cloudjob-test/{name}:1"
+    try:
+        assert api.ask("GET", path)[1]["error_code"] == "ModelArts.2858"
+        assert api.ok("POST", path, asked)["status"] == "CREATING"
+        await_true(lambda: api.ok("GET", path)["status"] != "CREATING")
+        made = api.ok("GET", path)
+        assert made == {**made, **asked, "status": "ACTIVE", "message": ""}
+        assert "exists" in api.ask("POST", path, asked)[1]["error_msg"]
+
+        found, base = (client.inspect_image(each)["Config"] for each in (image, base_image))
+        for key in ("Env", "Cmd", "Entrypoint", "User", "WorkingDir"):
+            assert (found.get(key) or None) == (base.get(key) or None), key
+        secrets = {
+            bytes.fromhex(each) for each in re.findall(r"hex (\S+)", api.log(job) + api.log(job, 1))
+        }
+        assert len(secrets) == 3
+        made = client.create_container(image, command=["true"])["Id"]
+        try:
+            data = b"".join(client.export(made))
+        finally:
+            client.remove_container(made)
+        with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+            files = {each.name: tar.extractfile(each).read() for each in tar if each.isreg()}
+        assert [name for name, text in files.items() if any(each in text for each in secrets)] == []
+        assert "run/cloudjob/ssh-key" not in files
+        again = api.create(
+            "cat /home/ma-user/installed", algorithm={"engine": {"image_url": image}}
+        )
+        assert api.await_phase(again)["status"]["phase"] == "Completed", api.log(again)
+        assert "kept" in api.log(again)
+    finally:
+        api.ask("DELETE", f"{{p}}/training-jobs/{job}")
+        client.remove_image(image, force=True)
 
 
 def test_a_lost_container_is_replaced(api: Api, base_image: str):

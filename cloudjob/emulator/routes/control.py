@@ -10,6 +10,7 @@ from typing import Any, Literal
 from pydantic import FiniteFloat
 
 from cloudjob.emulator.app import Answer, Endpoint, Request
+from cloudjob.emulator.database import JobRow
 from cloudjob.emulator.fault_injection import KINDS
 from cloudjob.emulator.models import Model
 from cloudjob.emulator.service import Service
@@ -21,16 +22,23 @@ _MOST_JOBS = 1000
 
 
 def status(service: Service, request: Request) -> Any:
-    phases = Counter(item[1] for item in service.database.unfinished())
-    total, _ = service.database.find_jobs([], order="id", limit=0, skip=0)
+    projects = service.projects.values()
+    phases = Counter(item[1] for each in projects for item in each.database.unfinished())
+    total = sum(each.database.find_jobs([], order="id", limit=0, skip=0)[0] for each in projects)
     return {"jobs": total, "unfinished": dict(phases), **faults(service, request)}
 
 
 def jobs(service: Service, request: Request) -> Any:
-    order = "create_ms DESC"
-    total, rows = service.database.find_jobs([], order=order, limit=_MOST_JOBS, skip=0)
+    total = 0
+    rows: list[JobRow] = []
+    for each in service.projects.values():
+        count, found = each.database.find_jobs([], order="create_ms DESC", limit=_MOST_JOBS, skip=0)
+        total += count
+        rows += found
+    rows.sort(key=lambda row: row.create_ms, reverse=True)
     names = ("id", "name", "phase", "nodes", "user_name", "create_ms", "start_ms", "end_ms")
-    return {"total": total, "jobs": [{n: getattr(row, n) for n in names} for row in rows]}
+    shown = [{n: getattr(row, n) for n in names} for row in rows[:_MOST_JOBS]]
+    return {"total": total, "jobs": shown}
 
 
 def faults(service: Service, request: Request) -> Any:
@@ -49,12 +57,14 @@ class _Fault(Model):
 
 def add_fault(service: Service, request: Request) -> Any:
     asked = request.body(_Fault)
+    having = (each for each in service.projects.values() if each.database.job(asked.job))
+    of_job = next(having, service)
     if asked.job:
-        service.job_of(asked.job)
+        of_job.job_of(asked.job)
     if asked.kind == "expire-tokens":
         service.database.expire_all(time.time())
     elif asked.kind == "lose-node":
-        service.scheduler.lose_node(service.job_of(asked.job), asked.node)
+        of_job.scheduler.lose_node(of_job.job_of(asked.job), asked.node)
     fault = service.database.add_fault(
         until_s=time.time() + asked.seconds if asked.seconds else 0.0,
         **asked.model_dump(include={"kind", "count", "job", "node", "amount", "path"}),
@@ -64,7 +74,8 @@ def add_fault(service: Service, request: Request) -> Any:
 
 def clear_faults(service: Service, request: Request) -> Any:
     count = service.database.clear_faults()
-    service.scheduler.wake()
+    for each in service.projects.values():
+        each.scheduler.wake()
     return {"cleared": count}
 
 

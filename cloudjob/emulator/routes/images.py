@@ -1,7 +1,10 @@
-"""Images: those registered with ModelArts, and the tags of a repository in SWR."""
+"""Images: those registered with ModelArts or saved from jobs, and a repository's tags in SWR."""
 
 from __future__ import annotations
 
+import contextlib
+import tarfile
+import threading
 import uuid
 from typing import Annotated, Any
 
@@ -11,11 +14,13 @@ from cloudjob.emulator.app import Answer, Endpoint, Request
 from cloudjob.emulator.errors import ApiError
 from cloudjob.emulator.models import Model, Page
 from cloudjob.emulator.nodes import ImageMissing
-from cloudjob.emulator.service import Service
+from cloudjob.emulator.process_nodes import ProcessMachines
+from cloudjob.emulator.service import JOB, Service
 from cloudjob.errors import CloudJobError
 from cloudjob.times import now_ms
 
 _IMAGES = "/v1/{project_id}/images"
+_SAVE = JOB + "/tasks/{task_id}/save-image-job"
 
 
 class _Images(Page):
@@ -96,6 +101,69 @@ def _image(service: Service, path: str, kind: str) -> dict[str, Any]:
     }
 
 
+class _Saving(Model):
+    name: Annotated[str, Field(pattern=r"^[a-z0-9]+([._-]+[a-z0-9]+)*$", max_length=255)]
+    namespace: Annotated[str, Field(pattern=r"^[a-z0-9]+([._-]+[a-z0-9]+)*$", max_length=64)]
+    tag: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]*$", max_length=64)]
+    description: Annotated[str, Field(max_length=512)] = ""
+
+
+# The tasks whose images this process saves.
+_saving: set[str] = set()
+_lock = threading.Lock()
+
+
+def save(service: Service, request: Request) -> Any:
+    """Start to save the container of a running task as an image of the engine.
+
+    Raises:
+        ApiError: Nodes are processes, the job does not run, or the engine has such an image.
+    """
+    row, machines = service.job(request), service.scheduler.context.machines
+    index = service.node(request, row)
+    if isinstance(machines, ProcessMachines):
+        raise ApiError("ModelArts.2858", "saving an image: nodes are processes")
+    if row.phase != "Running" or not row.run.get("handle"):
+        raise ApiError("ModelArts.2858", f"saving an image: the job is {row.phase}")
+    asked = request.body(_Saving)
+    image = f"{asked.namespace}/{asked.name}:{asked.tag}"
+    task = f"{row.id}/{index}"
+    with contextlib.suppress(ImageMissing):
+        machines.check_image(image)
+        raise ApiError("ModelArts.2788", f"tag: the image {image} exists")
+    with _lock:
+        if task in _saving:
+            raise ApiError("ModelArts.2858", "saving an image: this task is being saved")
+        _saving.add(task)
+    made = {**asked.model_dump(), "status": "CREATING", "message": "", "create_time": now_ms()}
+    service.database.put_thing("saved-image", task, image, made)
+
+    def run() -> None:
+        try:
+            machines.save_image(row.run["handle"], index, service.scheduler.context.folder, image)
+            made["status"] = "ACTIVE"
+        except (CloudJobError, tarfile.TarError, OSError) as error:
+            made.update(status="CREATE_FAILED", message=str(error))
+        service.database.put_thing("saved-image", task, image, made)
+        _saving.discard(task)
+
+    threading.Thread(target=run, name="save-image", daemon=True).start()
+    return made
+
+
+def saved(service: Service, request: Request) -> Any:
+    """Return how far the last saving of a task's image is."""
+    row = service.job(request)
+    task = f"{row.id}/{service.node(request, row)}"
+    is_saving = task in _saving
+    found = service.database.thing("saved-image", task)
+    if found is None:
+        raise ApiError("ModelArts.2858", "no image of this task was saved")
+    if found["status"] == "CREATING" and not is_saving:
+        found.update(status="CREATE_FAILED", message="the emulator was restarted meanwhile")
+    return found
+
+
 class _Tags(Page):
     limit: Annotated[int, Field(ge=1, le=100)] = 100
     tag: str = ""
@@ -131,5 +199,7 @@ ENDPOINTS = (
     Endpoint("GET", _IMAGES + "/{image}", image),
     Endpoint("DELETE", _IMAGES + "/{image}", remove),
     Endpoint("POST", _IMAGES + "/{image}/sync", sync),
+    Endpoint("POST", _SAVE, save),
+    Endpoint("GET", _SAVE, saved),
     Endpoint("GET", "/v2/manage/namespaces/{namespace}/repos/{repository}/tags", tags),
 )

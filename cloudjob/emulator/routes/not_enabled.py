@@ -11,7 +11,6 @@ from cloudjob.emulator.service import JOBS, PROJECT, Service
 
 _METHODS = "GET POST PUT PATCH DELETE"
 _V1 = "/v1/{project_id}"
-_TASK = JOBS + "/{job_id}/tasks/{task_id}"
 # Where the operations of a service begin -> its name in the error.
 _SERVICES = {
     _V1 + "/workspaces": "workspace",
@@ -37,7 +36,6 @@ _SERVICES = {
 }
 # Operations on training jobs, where the rest of the path is none of an emulated job.
 _OPERATIONS = (
-    _TASK + "/save-image-job",
     JOBS + "/{job_id}/ft-artifacts",
     JOBS + "/{job_id}/ft-detail",
     JOBS + "/{job_id}/ft-metrics",

@@ -252,6 +252,21 @@ def test_a_project_has_jobs_of_its_own(api: Api):
     assert api.ask("POST", "{p}/training-jobs", body)[0] == 201
 
 
+def test_status_and_faults_know_the_jobs_of_all_projects(api: Api):
+    team = f"/v2/{api.address.projects['emulator-1_team']}"
+    before = daemon.status(api.home)["jobs"]
+    job = api.ok("POST", f"{team}/training-jobs", api.body("sleep 60"))["metadata"]["id"]
+    show = f"{team}/training-jobs/{job}"
+    await_true(lambda: api.ok("GET", show)["status"]["phase"] == "Running")
+
+    found = daemon.status(api.home)
+    assert found["jobs"] == before + 1
+    assert found["unfinished"]["Running"] >= 1
+    assert daemon.jobs(api.home)["jobs"][0]["id"] == job
+    assert api.fault("lose-node", job=job)["job"] == job
+    await_true(lambda: api.ok("GET", show)["status"]["phase"] == "Failed")
+
+
 def test_without_an_authorization_no_job_can_be_created(api: Api):
     path = "{p}/authorizations"
     assert api.ok("GET", path)["auth"][0]["content"] == "modelarts_agency"
