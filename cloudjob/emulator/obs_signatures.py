@@ -25,6 +25,12 @@ _V4 = re.compile(
 )
 _V2 = re.compile(r"AWS (?P<access>[^: ]+):(?P<signature>\S+)\Z")
 _IN_QUERY = re.compile(r"[?&](X-Amz-)?Signature=", re.IGNORECASE)
+# The access key of a request: in a header of either version, or in a URL.
+_ACCESS = re.compile(
+    r"Credential=(?P<v4>[^/%&]+)|\bA\w+ (?P<v2>[^: ]+):|AccessKeyId=(?P<url>[^&]+)"
+)
+_OF_OBJECTS = {"GET": "GetObject", "HEAD": "GetObject", "DELETE": "DeleteObject"}
+_OF_BUCKETS = {"PUT": "CreateBucket", "DELETE": "DeleteBucket", "GET": "ListBucket"}
 _TOKENS = ("x-amz-security-token", "x-obs-security-token")
 # Each chunk of such a body is signed with the key that signs the headers.
 _SIGNED_CHUNKS = "STREAMING-AWS4-HMAC-SHA256"
@@ -45,6 +51,9 @@ class ObsSignatures:
     def sign_again(self, given: Message, sent: Message) -> Headers | Refusal:
         """Return the headers of the request that is sent on, in place of the given one."""
         authorization = given.values().get("authorization", "")
+        forbidden = self._forbidden(given, authorization or given.target)
+        if forbidden:
+            return Refusal(0, 403, "AccessDenied", f"The user lacks the permission {forbidden}.")
         found = _V4.match(authorization) or _V2.match(authorization)
         if found is None:
             if sent != given and _IN_QUERY.search(given.target):
@@ -61,6 +70,18 @@ class ObsSignatures:
         refusal = refusal or _check(found, secret, given)
         return refusal or _signed(found, user.keys, sent)
 
+    def _forbidden(self, given: Message, signed: str) -> str:
+        """Return the action that the user of a request may not do; empty for none."""
+        found = _ACCESS.search(signed)
+        if found is None:
+            return ""
+        access = unquote(found[found.lastgroup or 0])
+        key = self._database.key(access)
+        user = self._account.user(key.user) if key else self._account.user_of_key(access)
+        if user is None:
+            return ""
+        return next((action for action in _actions(given) if not user.may(action)), "")
+
     def _check_token(self, given: Message, token: str, expires_s: float) -> Refusal | None:
         values = given.values()
         if next((values[name] for name in _TOKENS if name in values), "") != token:
@@ -68,6 +89,22 @@ class ObsSignatures:
         if expires_s <= self._clock():
             return Refusal(0, 403, "ExpiredToken", "The provided token has expired.")
         return None
+
+
+def _actions(given: Message) -> list[str]:
+    """Return what the user of a request must be allowed to do."""
+    path, _, query = given.target.partition("?")
+    bucket, _, key = path.lstrip("/").partition("/")
+    names = [pair.partition("=")[0] for pair in query.split("&")]
+    if key:
+        is_part = "uploadId" in names or "tagging" in names
+        name = "" if is_part and given.method == "DELETE" else _OF_OBJECTS.get(given.method, "")
+        is_copy = any("-copy-source" in header for header in given.values())
+        return [f"obs:object:{name or 'PutObject'}"] + ["obs:object:GetObject"] * is_copy
+    if given.method == "POST":
+        return ["obs:object:DeleteObject"] if "delete" in names else []
+    name = _OF_BUCKETS.get(given.method, "")
+    return [f"obs:bucket:{name}"] if bucket and name else []
 
 
 def _check(found: re.Match[str], secret: str, given: Message) -> Refusal | None:

@@ -50,13 +50,13 @@ _SECURITY = (
     )
     + f'[https.client]\nenabled = true\n{_TLS}ca = "{_CERTIFICATE}"\n'
 )
-# What it lets a user do -> the action of OBS that the user needs for this.
+# What it lets a user do -> the actions of OBS that need this. The proxy checks each single one.
 _ACTIONS = {
-    "Admin": "obs:bucket:CreateBucket",
-    "Read": "obs:object:GetObject",
-    "Write": "obs:object:PutObject",
-    "List": "obs:bucket:ListBucket",
-    "Tagging": "obs:object:PutObject",
+    "Admin": ("obs:bucket:CreateBucket", "obs:bucket:DeleteBucket"),
+    "Read": ("obs:object:GetObject",),
+    "Write": ("obs:object:PutObject", "obs:object:DeleteObject"),
+    "List": ("obs:bucket:ListBucket",),
+    "Tagging": ("obs:object:PutObject",),
 }
 # Less memory at no measurable cost. GOMEMLIMIT has one: near it the server only collects garbage.
 _GO = {"GOGC": "40"}
@@ -187,7 +187,9 @@ class SeaweedFS:
                 "credentials": [
                     {"accessKey": user.keys.access_key, "secretKey": user.keys.secret_key}
                 ],
-                "actions": [ours for ours, of_obs in _ACTIONS.items() if user.may(of_obs)],
+                "actions": [
+                    ours for ours, of_obs in _ACTIONS.items() if any(map(user.may, of_obs))
+                ],
             }
             for user in self._account.users
         ]

@@ -43,6 +43,8 @@ public_nodes: 8
 projects: [emulator-1_team]
 users:
   reader: [modelarts:*:get, modelarts:*:list, obs:object:GetObject, obs:bucket:ListBucket]
+  writer: [obs:object:PutObject]
+  cleaner: [obs:object:DeleteObject, obs:bucket:*Bucket]
 """
 
 

@@ -148,6 +148,39 @@ def test_obs_refuses_an_unknown_key_and_a_wrong_secret(session_api: Api, s3: Any
         assert caught.value.response["ResponseMetadata"]["HTTPStatusCode"] == 403
 
 
+def test_writing_reading_listing_and_deleting_are_rights_of_their_own(session_api: Api, s3: Any):
+    users = session_api.address.users
+    clients = {
+        name: s3_client(session_api.address, users[name]["access_key"], users[name]["secret_key"])
+        for name in ("reader", "writer", "cleaner")
+    }
+    key, bucket = {"Bucket": "data", "Key": new_name()}, {"Bucket": new_name()}
+    source = {"CopySource": "data/" + key["Key"]}
+    calls: list[tuple[str, dict[str, Any], set[str]]] = [
+        ("put_object", key, {"writer"}),
+        ("get_object", key, {"reader"}),
+        ("head_object", key, {"reader"}),
+        ("list_objects_v2", {"Bucket": "data"}, {"reader", "cleaner"}),
+        ("copy_object", {**key, "Key": key["Key"] + "2", **source}, set()),
+        ("delete_object", key, {"cleaner"}),
+        ("delete_objects", {"Bucket": "data", "Delete": {"Objects": [{"Key": "x"}]}}, {"cleaner"}),
+        ("create_bucket", bucket, {"cleaner"}),
+        ("delete_bucket", bucket, {"cleaner"}),
+    ]
+
+    def allowed(client: Any, name: str, values: dict[str, Any]) -> bool:
+        try:
+            return bool(getattr(client, name)(**values))
+        except ClientError as error:
+            if error.response["ResponseMetadata"]["HTTPStatusCode"] != 403:
+                raise
+            return False
+
+    for name, values, wanted in calls:
+        found = {user for user, client in clients.items() if allowed(client, name, values)}
+        assert found == wanted, name
+
+
 def temporary(api: Api) -> dict[str, str]:
     """Return a temporary key."""
     identity = {"methods": ["hw_ak_sk"], "hw_ak_sk": {"access": {"key": api.address.access_key}}}
