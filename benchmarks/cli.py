@@ -75,6 +75,8 @@ def main(argv: list[str] | None = None) -> int:
                 measure.adopt_orphans(is_wanted=False)
                 bench = opened.enter_context(_with_slurm(bench))
             results[case.name] = result.run(case, bench, args.rounds, names)
+            # The next case may end in a fault.
+            print(report.case_text(results[case.name], facts), file=sys.stderr, flush=True)
         verdicts = floor.verdicts(results)
         if not args.only or _SIZE in args.only:
             verdicts.append(floor.size_verdict(_size_bytes(bench)))

@@ -385,7 +385,9 @@ def _last(output: bytes) -> str:
 
 def _output(argv: tuple[str, ...], **options: Any) -> str:
     try:
-        done = subprocess.run(argv, check=False, capture_output=True, text=True, **options)
+        done: subprocess.CompletedProcess[str] = subprocess.run(
+            argv, check=False, capture_output=True, text=True, **options
+        )
     except OSError as error:
         raise NotRun(f"{argv[0]}: {error.strerror}") from error
     if done.returncode:

@@ -124,21 +124,23 @@ def _pack(
     home = run / "home"
     home.mkdir()
     argv = (python_of(bench), str(_DRIVER), "pack", str(tree()), str(home), *words)
-    # The rules are compiled only once.
-    warm = home.parent / "rules"
+    # The rules for secrets are compiled only once.
     kept = CACHE / "rules"
-    if kept.exists():
-        shutil.copytree(kept, warm)
     if before is not None or not kept.exists():
-        subprocess.run(argv, check=True, capture_output=True)
-        if not kept.exists():
-            shutil.copytree(warm, kept)
+        _run(argv)
+        shutil.copytree(home / "packages", kept, dirs_exist_ok=True)
     if before is not None:
         before(tree())
-    elif (home / "store").exists():
+    else:
         shutil.rmtree(home)
-        home.mkdir()
+        shutil.copytree(kept, home / "packages")
     return bench.command(argv, run, "noop.py")
+
+
+def _run(argv: tuple[str, ...]) -> None:
+    done = subprocess.run(argv, check=False, capture_output=True, text=True)
+    if done.returncode:
+        raise Failed(f"exit {done.returncode}: {(done.stderr.splitlines() or ['no message'])[-1]}")
 
 
 def _pack_only(bench: Bench, run: Path, tree: Tree) -> Command:
@@ -162,7 +164,7 @@ def _kept(bench: Bench, tree: Tree) -> Path:
         shutil.rmtree(new, ignore_errors=True)
         new.mkdir(parents=True)
         argv = (python_of(bench), str(_DRIVER), "pack", str(tree()), str(new))
-        subprocess.run(argv, check=True, capture_output=True)
+        _run(argv)
         new.rename(home)
     return home
 

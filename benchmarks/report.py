@@ -61,11 +61,15 @@ def machine(versions: dict[str, str], rounds: int) -> dict[str, Any]:
 def text(facts: dict[str, Any], results: Results, verdicts: Iterable[Verdict]) -> str:
     """Return the tables and the verdicts for a terminal."""
     blocks = [_facts(facts)]
-    for result in results.values():
-        rows = _rows(result, facts["versions"])
-        blocks.append("\n".join([_title(result), *_aligned([_HEAD, *rows]), *_notes(result)]))
+    blocks += [case_text(result, facts) for result in results.values()]
     blocks.append("\n".join(f"{v.outcome:8}{v.claim}: {v.measured}" for v in verdicts))
     return "\n\n".join(block for block in blocks if block)
+
+
+def case_text(result: CaseResult, facts: dict[str, Any]) -> str:
+    """Return the table of one case."""
+    rows = _rows(result, facts["versions"])
+    return "\n".join([_title(result), *_aligned([_HEAD, *rows]), *_notes(result)])
 
 
 def pages(facts: dict[str, Any], results: Results, verdicts: list[Verdict]) -> dict[str, str]:

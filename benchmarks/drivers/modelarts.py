@@ -14,6 +14,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,7 @@ def list_(home: Path, address: Any, count: str) -> dict[str, float]:
     for number in range(_PAGES):
         for body, each in zip(asked, took, strict=True):
             begun = time.monotonic()
-            found = client.call("POST", "/training-job-searches", "searching jobs", body=body)
+            found = client._call("POST", "/training-job-searches", "searching jobs", json=body)
             each.append(time.monotonic() - begun)
             assert len(found["items"]) == 50, found["total"]
         if number == _PAGES // 10:
@@ -121,7 +122,7 @@ def _emulator(home: Path, *words: str) -> str:
 
 
 if __name__ == "__main__":
-    steps = {"submit": submit, "list": list_}
+    steps: dict[str, Callable[..., dict[str, float]]] = {"submit": submit, "list": list_}
     place = Path(sys.argv[2])
     place.mkdir(parents=True, exist_ok=True)
     settings = place / "settings.yaml"

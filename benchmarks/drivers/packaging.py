@@ -26,7 +26,7 @@ def pack(source: str, home: str) -> dict[str, int]:
     scratch = Path(home, "layer")
     package = make(
         Path(source), scratch, script="train.py", limit_bytes=1 << 40,
-        options=Options(cache_folder=Path(home).parent / "rules"), memory=cache.load(path),
+        options=Options(home=Path(home)), memory=cache.load(path),
     )  # fmt: skip
     if "--pack-only" in sys.argv:
         return {"sent_bytes": package.layers[-1].size_bytes}

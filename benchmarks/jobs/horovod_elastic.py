@@ -1,10 +1,12 @@
 """Says that it ran, once an elastic job of Horovod has begun."""
 
+from typing import Any
+
 import horovod.torch as hvd
 
 
-@hvd.elastic.run
-def train(state):
+@hvd.elastic.run  # type: ignore[untyped-decorator]
+def train(state: Any) -> None:
     """Say so."""
     state.commit()
     print("noop ran")
