@@ -6,11 +6,12 @@ import contextlib
 import json
 import math
 import os
+import re
 import signal
 import socket
 import threading
 import time
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
@@ -69,6 +70,12 @@ _STORE_S = 5.0
 _LATE_S = 120.0
 _ENTRY = "jobentry: "
 _FROM_STORE = b"cloudjob: the platform has no log of this node; this one is from the job's store\n"
+_UNREAD = (
+    b"cloudjob: the platform does not answer for the rest of this node's log; what follows is from"
+    b" the job's store\n"
+)
+# What tells the lines of a node's log apart: the rank, or the whole line of the entry.
+_LINE_KEY = re.compile(rb"^(?:\[\d+\]\+? |jobentry.*\n)", re.MULTILINE)
 # Native states of an UNKNOWN job that will never change.
 GONE = (
     "the submit was interrupted",
@@ -348,23 +355,32 @@ class Job:
                 yield LogPiece(index, text, written_at[index] or None)
 
     def _log(self, node: int | None, *, follow: bool) -> Iterator[Piece]:
-        """Yield the platform's log; of nodes of which it has none, that of the store."""
+        """Yield the platform's log, and from the store what the platform has not or cannot give.
+
+        Raises:
+            BackendError: The platform does not answer, so that the end of the log may be missing.
+        """
         if not self.handle:
             return
-        missing = {*range(self.nodes)} if node is None else {node}
+        wanted = {*range(self.nodes)} if node is None else {node}
+        shown: defaultdict[int, Counter[bytes]] = defaultdict(Counter)
         failure: BackendError | None = None
         try:
             for index, data in self._backend.logs(self.handle, node, follow=follow):
                 if data:
-                    missing.discard(index)
+                    shown[index].update(_LINE_KEY.findall(data))
                 yield index, data
         except BackendError as error:
             failure = error
-        chunks = self._stored_chunks(missing) if missing else []
+        is_unread = isinstance(failure, Unreachable)
+        unread = wanted if is_unread else wanted - shown.keys()
+        chunks = self._stored_chunks(unread) if unread else []
         for index, pieces in groupby(chunks, lambda chunk: chunk.node):
-            yield index, _FROM_STORE
-            yield from stored_logs.read(self._store, self.id, tuple(pieces))
-        if failure is not None and not chunks:
+            found = stored_logs.read(self._store, self.id, tuple(pieces))
+            rest = (text for _, data in found if (text := _without(data, shown[index])))
+            notice = _UNREAD if is_unread else _FROM_STORE
+            yield from ((index, text) for text in _after(notice, rest))
+        if failure is not None and (is_unread or not chunks):
             raise failure
 
     def _stored_chunks(self, nodes: set[int]) -> list[Chunk]:
@@ -1033,3 +1049,25 @@ class _NoBackend(Backend[Any]):
 
     def remove(self, _handle: str) -> None:
         """Do nothing: the platform cannot be reached without its backend."""
+
+
+def _after(notice: bytes, pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """Yield pieces behind a notice; nothing if there are none."""
+    for piece in pieces:
+        yield notice + piece
+        notice = b""
+
+
+def _without(data: bytes, shown: Counter[bytes]) -> bytes:
+    """Return whole lines without those that were shown, which are counted down."""
+    if not +shown:
+        return data
+    kept = []
+    for line in (text + b"\n" for text in data.split(b"\n")[:-1]):
+        match = _LINE_KEY.match(line)
+        key = match[0] if match else b""
+        if shown[key] > 0:
+            shown[key] -= 1
+        else:
+            kept.append(line)
+    return b"".join(kept)

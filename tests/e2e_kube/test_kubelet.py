@@ -203,9 +203,9 @@ def test_a_kubelet_that_is_stopped_delays_neither_a_submit_nor_a_cancel(
         lab.phase(job.job, "Failed")
         done = lab.end(job.submitting)
         assert done.code not in (0, None), done
-        # The platform's log ends where its machine stopped; the store may have more.
-        is_cut = "following node 0: " in done.err and "this log is not complete" in done.err
-        assert is_cut or "this one is from the job's store" in done.err, done
+        # The platform's log ends where its machine stopped; the store may have more, but not all.
+        assert "following node 0: " in done.err, done
+        assert "this log is not complete" in done.err, done
         assert "FAILED" in done.err, done
 
 

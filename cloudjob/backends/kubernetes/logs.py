@@ -23,7 +23,7 @@ from cloudjob.backends.kubernetes import errors
 from cloudjob.backends.kubernetes.client import POD, Broken, Client
 from cloudjob.backends.kubernetes.errors import Refused
 from cloudjob.backends.kubernetes.state import Pod, pod_of
-from cloudjob.errors import BackendError
+from cloudjob.errors import BackendError, Unreachable
 from cloudjob.home import writing
 from cloudjob.retries import WaitNotices
 
@@ -465,7 +465,7 @@ def _endless(pod: Pod) -> BackendError:
 def _unread(errors: list[BackendError]) -> BackendError:
     """Return one error for logs that cannot be read."""
     more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
-    return BackendError(
+    return Unreachable(
         f"{errors[0].message}{more}",
         hint="this log is not complete; `cloudjob logs` reads the rest when the machine answers",
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import socket
 import threading
@@ -25,6 +26,7 @@ from cloudjob.tracking import Filter, Job, find_all, job, queries
 from cloudjob.tracking.job import GONE
 from jobentry.contract import exits, journal
 from jobentry.contract.paths import JobPaths
+from jobentry.contract.stored_log import Chunk
 from tests.support.statuses import status_of
 
 
@@ -393,6 +395,36 @@ def test_stored_journals_are_read_although_the_log_is_gone(tmp_path: Path):
     DirectoryStore(tmp_path / "store").put_bytes(journal.pack(lines), JobPaths(job.id).journal(0))
 
     assert [(phase.node, phase.name) for phase in job.journals().phases] == [(0, "run")]
+
+
+class Cut(Storeless):
+    """One that stops to answer within the log of node 0, before that of node 1."""
+
+    def logs(self, _handle: str, _node: int | None, *, follow: bool) -> Iterator[tuple[int, bytes]]:
+        yield 0, b"jobentry: boot\njobentry: ready\n[0] a\n[1] a\n"
+        raise Unreachable("following node 0: the machine does not answer")
+
+
+def test_the_rest_of_a_log_that_the_platform_cannot_give_is_from_the_store(tmp_path: Path):
+    stored = b"jobentry: ready\n[1] a\n[0] a\n[0] a\n[0]+ b\njobentry: ended\n"
+    store, folder = DirectoryStore(tmp_path / "store"), JobPaths("train-1").records
+    for node, data in ((0, stored), (1, b"[2] c\n")):
+        store.put_bytes(gzip.compress(data), folder + Chunk(node, 1, 0).name)
+    kept = Job(record_of(tmp_path, nodes=2), Cut(moment()), tmp_path)
+    found: dict[int, bytes] = {0: b"", 1: b""}
+
+    def read() -> None:
+        for piece in kept.pieces(follow=False):
+            found[piece.node] += piece.data
+
+    with pytest.raises(Unreachable, match="following node 0"):
+        read()
+
+    first, notice, rest = found[0].partition(job._UNREAD)
+    assert first == b"jobentry: boot\njobentry: ready\n[0] a\n[1] a\n"
+    assert notice
+    assert rest == b"[0] a\n[0]+ b\njobentry: ended\n"
+    assert found[1] == job._UNREAD + b"[2] c\n"
 
 
 class Refreshing(Storeless):
