@@ -247,8 +247,12 @@ class Sweep:
 
     def cancel(self, *, is_urgent: bool = False) -> None:
         """Submit no further job, and cancel those that have not ended."""
-        self.give_up()
         errors: list[CloudJobError] = []
+        try:
+            self.give_up()
+        except CloudJobError as error:
+            # A full disk must not keep the jobs that run from being cancelled.
+            errors.append(error)
         for job in self.jobs():
             try:
                 if not (job.has_final_status or job.is_over):

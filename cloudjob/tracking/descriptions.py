@@ -25,6 +25,8 @@ FOLDER = "jobs/"
 _VERSION = 1
 # Others may have written the description, and its id becomes part of paths and keys.
 _ID = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+# What the records can hold.
+_LARGEST = 2**63 - 1
 _NUMBERS = ("nodes", "procs_per_node", "code_size_bytes", "code_files")
 # What a job can have at most, and for which pages and lists have room.
 _MOST = {"nodes": 10_000, "procs_per_node": 1024}
@@ -102,6 +104,10 @@ def _submission(value: Any) -> Any:
 def _checked(value: Any, kind: type) -> Any:
     if type(value) is not kind:
         raise TypeError(f"{value!r} is not of type {kind.__name__}")
+    if isinstance(value, str) and "\0" in value:
+        raise TypeError(f"{value!r} holds NUL, which no path can")
+    if isinstance(value, int) and abs(value) > _LARGEST:
+        raise TypeError(f"{value} is too large")
     return value
 
 

@@ -28,6 +28,7 @@ from cloudjob.errors import (
     JobFailed,
     JobNotFound,
     ObjectMissing,
+    RecordsError,
     StoreError,
     Unreachable,
     UsageError,
@@ -242,8 +243,10 @@ class Job:
             self._forget_secrets()
         if status.state.is_final and self._is_settled(status):
             text = json.dumps(statuses.to_json(status))
-            # A job of a list of another store is not in the records.
-            with contextlib.suppress(JobNotFound), Records(records_path(self._home)) as db:
+            # A job of a list of another store is not in the records; and how a job ended is known
+            # even if a full disk or a damaged file cannot keep it.
+            unkept = (JobNotFound, RecordsError)
+            with contextlib.suppress(*unkept), Records(records_path(self._home)) as db:
                 db.update(self.id, state=status.state.value, final_json=text)
             self._record = self._record._replace(final_json=text)
         return status

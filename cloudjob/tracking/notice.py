@@ -8,7 +8,9 @@ import os
 import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
@@ -31,6 +33,8 @@ _LONGEST_URL = 4096
 # Lines of a secret that are shorter are not hidden on their own.
 _SHORTEST_LINE = 8
 _COMMAND_S = 60.0
+# Seconds between two looks at what a command writes, and how much of that is kept.
+_LOOK_S, _MOST_BYTES = 0.1, 1_000_000
 # How long to try to reach a webhook.
 LIMITS = Limits(total_s=60.0, answer_s=10.0, pause_s=1.0, longest_pause_s=15.0)
 
@@ -241,13 +245,23 @@ def _run(command: Sequence[str], body: Mapping[str, Any]) -> None:
             )
         except OSError as error:
             raise NotSent(str(error.strerror)) from None
-        try:
-            code = process.wait(_COMMAND_S)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            raise NotSent(f"it ran for {_COMMAND_S:g} s and was ended") from None
-        stderr.seek(0)
-        last = stderr.read()[-_MOST_CHARACTERS:].decode("utf-8", "replace").strip().split("\n")[-1]
+        code = _ended(process, stderr.fileno())
+        end = stderr.seek(0, os.SEEK_END)
+        stderr.seek(max(0, end - _MOST_CHARACTERS))
+        last = stderr.read(_MOST_CHARACTERS).decode("utf-8", "replace").strip("\0\n ")
+        last = last.split("\n")[-1]
     if code:
         raise NotSent(f"exit code {code}" + (f": {last}" if last else ""))
+
+
+def _ended(process: subprocess.Popen[bytes], stderr: int) -> int:
+    """Wait for a command, and return its exit code; what it writes must not fill the disk."""
+    deadline = time.monotonic() + _COMMAND_S
+    while time.monotonic() < deadline:
+        with suppress(subprocess.TimeoutExpired):
+            return process.wait(_LOOK_S)
+        if os.fstat(stderr).st_blocks * 512 > _MOST_BYTES:
+            os.truncate(stderr, 0)  # it goes on behind a hole
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    raise NotSent(f"it ran for {_COMMAND_S:g} s and was ended")

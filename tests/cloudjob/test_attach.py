@@ -181,6 +181,8 @@ def test_a_damaged_or_hostile_description_is_refused(submit: Submit, folder: str
         {"nodes": "2"},
         {"home": None},
         {"nodes": 1_000_000_000},
+        {"home": "/home\0"},
+        {"code_size_bytes": 2**63},
         {"created_at": "2026-13-45T99:99:99.000Z"},
         {"submission": {"outputs": {"../../.ssh": "file:///x"}, "spec": {}}},
         {"submission": {"outputs": {}, "spec": "text"}},

@@ -349,6 +349,21 @@ def test_a_cancelled_sweep_cancels_its_jobs_and_starts_no_more(
     assert start(*WORDS, "-e", go, "train.py", "{x}").exit_code() == 0
 
 
+def test_the_jobs_of_a_sweep_are_cancelled_even_if_its_mark_cannot_be_written(
+    project: Path, start: Callable[..., Command]
+):
+    submit = start(*WORDS, "-e", f"GO={project.parent / 'go'}", "train.py", "{x}")
+    sweep = cloudjob.attach_sweep(sweep_id(submit.until(" started: ")))
+    submit.process.kill()
+    submit.process.wait()
+    mark = sweeps.sweeps_folder(Path(os.environ["CLOUDJOB_HOME"])) / f"{sweep.id}.cancelled"
+    mark.symlink_to("/proc/nowhere/x")
+
+    with pytest.raises(cloudjob.CloudJobError, match="cancelling the sweep"):
+        sweep.cancel(is_urgent=True)
+    assert sweep.jobs()[0].wait().state.value == "CANCELLED"
+
+
 def test_ctrl_c_with_detach_leaves_the_jobs_running_and_the_others_unsubmitted(
     project: Path, start: Callable[..., Command]
 ):

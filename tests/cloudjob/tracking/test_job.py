@@ -114,6 +114,14 @@ class Storeless(Platform):
         yield 0, b"jobentry: writing the record: put exit.json: refused\n"
 
 
+def test_how_a_job_ended_is_reported_even_if_the_records_cannot_be_written(tmp_path: Path):
+    ended = Job(record_of(tmp_path), Platform(moment()), tmp_path)
+    left(tmp_path)
+    records_path(tmp_path).write_bytes(b"damaged " * 1000)
+
+    assert ended.status().exit_code == 3
+
+
 def test_an_entry_without_a_store_is_reported_with_its_own_last_words(tmp_path: Path):
     failure = Job(record_of(tmp_path), Storeless(moment(0)), tmp_path).status().failure
 

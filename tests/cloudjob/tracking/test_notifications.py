@@ -379,6 +379,7 @@ def test_a_command_gets_the_text_and_the_values(tmp_path: Path):
     [
         (("/nowhere/beep",), "command /nowhere/beep: No such file or directory"),
         (("sh", "-c", "echo one >&2; echo two >&2; exit 3"), "command sh: exit code 3: two"),
+        (("sh", "-c", "exec 9>&2; yes | head -c 9m >&9; echo z >&9; exit 3"), "exit code 3: z"),
     ],
 )
 def test_a_command_that_fails_is_named(command: tuple[str, ...], found: str):
@@ -386,6 +387,19 @@ def test_a_command_that_fails_is_named(command: tuple[str, ...], found: str):
         send(command=command)
 
     assert caught.value.message.endswith(found)
+
+
+def test_what_a_command_writes_does_not_fill_the_disk():
+    """It stops writing when it sees that its file was emptied; else it fails."""
+    code = (
+        "import os, sys, time\n"
+        "os.write(2, b'x' * 5_000_000)\n"
+        "for _ in range(1000):\n"
+        "    if os.fstat(2).st_blocks == 0: sys.exit(0)\n"
+        "    time.sleep(0.05)\n"
+        "sys.exit('not emptied')\n"
+    )
+    send(command=(sys.executable, "-c", code))
 
 
 def test_no_secret_is_sent_whatever_holds_it(webhook: Webhook):
