@@ -109,16 +109,8 @@ def test_invalid_arguments_are_refused_and_start_nothing(cloud, script, words, c
 
     done = cloud.cli(*words, limit_s=20)
 
-    refused(done, code, message, hint=False)
+    refused(done, code, message)
     assert cloud.jobs() == []
-
-
-def test_every_error_has_a_hint(cloud, script):
-    (cloud.source / "folder").mkdir()
-
-    without = [words for words, _, _ in WORDS if b"hint: " not in cloud.cli(*words, limit_s=20).err]
-
-    assert without == []
 
 
 @pytest.mark.parametrize(

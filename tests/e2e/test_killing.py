@@ -31,7 +31,10 @@ def job(cloud, request):
     return value
 
 
-both = pytest.mark.parametrize("job", ["plain", "mpi"], indirect=True)
+# Where ranks are in MPI, more can go wrong than where they are not.
+both = pytest.mark.parametrize(
+    "job", [pytest.param("plain", marks=pytest.mark.lengthy), "mpi"], indirect=True
+)
 
 
 def ends(cloud, job, cause):

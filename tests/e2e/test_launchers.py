@@ -18,6 +18,8 @@ from jobentry.contract.launchers import LAUNCHERS
 
 # Those that start one process a node and import nothing.
 EVERY_NODE = ("python", "pytorch-modelarts", "tensorflow", "tensorflow-ps", "command")
+# They start and end a process as the launcher python does; only its words and variables differ.
+LIKE_PYTHON = ("pytorch-modelarts", "tensorflow", "command")
 # A framework's own launchers, with its marker.
 HEAVY = {
     "torchrun": "torch",
@@ -54,13 +56,18 @@ def each(names, cases=lambda slots: [()]):
     return pytest.mark.parametrize(
         ("launcher", *names),
         [
-            pytest.param(name, *case, marks=[getattr(pytest.mark, HEAVY[name])])
-            if name in HEAVY
-            else (name, *case)
+            pytest.param(name, *case, marks=marks_of(name, names))
             for name in ALL
             for case in cases(slots_of(name))
         ],
     )
+
+
+def marks_of(launcher, names):
+    """The marks of a launcher in a test of how ranks start or end."""
+    if launcher in HEAVY:
+        return [getattr(pytest.mark, HEAVY[launcher])]
+    return [pytest.mark.lengthy] * (launcher in LIKE_PYTHON and "size" not in names)
 
 
 def slots_of(launcher):

@@ -80,11 +80,11 @@ def submitted(arts: Any, *words: str, **more: Any) -> Any:
 # -- what works -----------------------------------------------------------------------------------
 
 
-def test_the_readme_runs(arts: Any):
+def test_the_example_of_the_readme_runs(arts: Any):
     """Two nodes, no account, no configuration: the log, the result and the record come back."""
     done = arts.submit(
-        *("--backend", "modelarts", "--nodes", "2", "--source", str(ROOT)),
-        *("--source-limit-mb", "2000", "examples/digits/train.py"),
+        *("--backend", "modelarts", "--nodes", "2", "--source", str(ROOT / "examples")),
+        "digits/train.py",
         limit_s=180,
     )
     status = arts.status(done.job)
