@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import faulthandler
 import functools
 import multiprocessing
 import os
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from multiprocessing.context import ForkServerContext
@@ -30,7 +32,10 @@ def run(
     process.start()
     process.join(limit_s)
     code = process.exitcode
-    if code is None:
+    if code is None and process.pid:
+        # It writes to its error output where each of its threads stands.
+        os.kill(process.pid, signal.SIGABRT)
+        process.join(10)
         process.kill()
         process.join()
     process.close()
@@ -49,10 +54,12 @@ def _main(
     for name, value in environ.items():
         os.environb[os.fsencode(name)] = os.fsencode(value)
     os.chdir(cwd)
-    for descriptor, path in enumerate((os.devnull, *output)):
+    paths = (Path(os.devnull), *output)
+    for descriptor, path in enumerate(paths):
         opened = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         os.dup2(opened, descriptor)
         os.close(opened)
+    faulthandler.enable(file=2)
     sys.stdin = os.fdopen(0, closefd=False)
     sys.argv = ["cloudjob", *map(os.fsdecode, words)]
     sys.exit(main(sys.argv[1:]))
