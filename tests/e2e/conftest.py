@@ -453,7 +453,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     parameter to occur once, and one case of each file with each other mpirun. CI runs all.
     """
     here = Path(__file__).parent
-    known: dict[str, set[str]] = {}
+    cases: dict[str, list[tuple[pytest.Item, set[str]]]] = {}
     for item in items:
         if here not in item.path.parents:
             continue
@@ -465,10 +465,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         group, values = item.nodeid.partition("[")[0], {f"{k}={v!r}" for k, v in params.items()}
         if mpi and mpi.mpirun != _mpis()[0].mpirun:
             group, values = str(item.path), {mpi.version}
-        seen = known.setdefault(group, set())
-        if values and values <= seen:
-            item.add_marker(pytest.mark.lengthy)
-        seen |= values
+        if values:
+            cases.setdefault(group, []).append((item, values))
+    for group in cases.values():
+        _mark_combinations(group)
+
+
+def _mark_combinations(cases: list[tuple[pytest.Item, set[str]]]) -> None:
+    """Mark the cases that are left when those with the most new values have been taken."""
+    rest, missing = list(cases), set[str]().union(*(values for _, values in cases))
+    while missing:
+        best = max(rest, key=lambda case: len(case[1] & missing))
+        missing -= best[1]
+        rest.remove(best)
+    for item, _ in rest:
+        item.add_marker(pytest.mark.lengthy)
 
 
 @pytest.fixture
