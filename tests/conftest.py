@@ -24,12 +24,15 @@ _NUMBERS = itertools.count()
 # Hypothesis judges what it finds, and not how fast this machine is: on two cores that others use,
 # too, drawing a value may take seconds. In CI the values are the same each time: whether a change
 # lands must not hang on the dice. Who runs the tests by hand throws them.
+# `scripts/test` tries few values; CI's heavy tier tries many: pytest --hypothesis-profile=thorough.
 settings.register_profile(
     "cloudjob",
     deadline=None,
+    max_examples=25,
     suppress_health_check=[HealthCheck.too_slow],
     derandomize=os.environ.get("CLOUDJOB_REQUIRE_ALL") == "1",
 )
+settings.register_profile("thorough", parent=settings.get_profile("cloudjob"), max_examples=300)
 settings.load_profile("cloudjob")
 
 

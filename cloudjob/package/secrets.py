@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -243,24 +244,32 @@ def _engine(folder: Path | None, tag: str) -> Any:
     path = folder / f"secrets-{tag}.hs" if folder is not None else None
     if path is not None:
         with suppress(OSError, hyperscan.error):
-            engine = hyperscan.loadb(path.read_bytes(), mode=hyperscan.HS_MODE_BLOCK)
-            engine.scratch = hyperscan.Scratch(engine)
-            return engine
-    engine = _compiled(rules())
+            return _loaded(path.read_bytes())
+    compiled = _compiled()
     if path is not None:
         with suppress(OSError):
             private_folder(path.parent)
             new = path.with_name(f"{path.name}.{os.urandom(4).hex()}")
-            new.write_bytes(hyperscan.dumpb(engine))
+            new.write_bytes(compiled)
             new.replace(path)
+    return _loaded(compiled)
+
+
+def _loaded(compiled: bytes) -> Any:
+    import hyperscan
+
+    engine = hyperscan.loadb(compiled, mode=hyperscan.HS_MODE_BLOCK)
+    # Each has its own scratch space, as two threads must not share one.
+    engine.scratch = hyperscan.Scratch(engine)
     return engine
 
 
-def _compiled(every: Sequence[Rule]) -> Any:
+@cache
+def _compiled() -> bytes:
     import hyperscan
 
     expressions, flags = [], []
-    for rule in every:
+    for rule in rules():
         flag = hyperscan.HS_FLAG_PREFILTER | hyperscan.HS_FLAG_MULTILINE
         if rule.pattern.flags & re.IGNORECASE:
             flag |= hyperscan.HS_FLAG_CASELESS
@@ -269,7 +278,7 @@ def _compiled(every: Sequence[Rule]) -> Any:
         flags.append(flag)
     engine = hyperscan.Database(mode=hyperscan.HS_MODE_BLOCK)
     engine.compile(expressions=expressions, flags=flags)
-    return engine
+    return bytes(hyperscan.dumpb(engine))
 
 
 # ---- what the user permits -----------------------------------------------------------------------

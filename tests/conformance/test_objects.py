@@ -130,7 +130,6 @@ visible = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"]),
 header_texts = st.text(st.characters(min_codepoint=0x20, max_codepoint=0x7E), max_size=20)
 
 
-@settings(max_examples=300, deadline=None)
 @given(
     method=st.sampled_from(["GET", "PUT", "POST", "DELETE", "HEAD"]),
     key=visible,

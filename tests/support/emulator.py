@@ -198,9 +198,11 @@ def running(settings: str = SETTINGS) -> Iterator[Api]:
     try:
         yield Api(daemon.up(home, config=path), home)
     finally:
-        daemon.down(home)
-        daemon.reset(home)
-        shutil.rmtree(home, ignore_errors=True)
+        try:
+            daemon.down(home)
+            daemon.reset(home)
+        finally:
+            shutil.rmtree(home, ignore_errors=True)
 
 
 def bucket_of(api: Api) -> Any:

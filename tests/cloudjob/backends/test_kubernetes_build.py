@@ -13,7 +13,7 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cloudjob.backends.kubernetes import (
@@ -376,7 +376,6 @@ _trees = st.recursive(
 )
 
 
-@settings(max_examples=50)
 @given(_trees, _trees)
 def test_merging_the_same_twice_changes_nothing_more(manifest: Any, patch: Any):
     before = copy.deepcopy(manifest)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cloudjob.backends.modelarts import logs as following
@@ -53,7 +53,6 @@ spoiled = st.lists(
 ).map(lambda lines: b"".join(b"%d:%s\n" % (n, b"".join(line)) for n, line in enumerate(lines)))
 
 
-@settings(max_examples=300)
 @given(texts, st.lists(st.integers(0, 300), max_size=8), st.integers(1, 200))
 @example(b"x\n" * 100, [10, 20, 30, 100], 25)
 @example("日本\n".encode() * 30, [9, 50, 61, 80], 41)
@@ -65,7 +64,6 @@ def test_every_line_comes_once_and_in_order(log: bytes, ends: list[int], size_by
     assert got == ended(log)
 
 
-@settings(max_examples=300)
 @given(spoiled, st.lists(st.integers(0, 300), max_size=8), st.integers(20, 200))
 def test_bytes_that_are_not_utf8_lose_and_repeat_no_line(
     log: bytes, ends: list[int], size_bytes: int
@@ -79,7 +77,6 @@ def test_bytes_that_are_not_utf8_lose_and_repeat_no_line(
     assert got.decode("utf-8", "replace") == log.decode("utf-8", "replace")
 
 
-@settings(max_examples=300)
 @given(texts, st.lists(st.integers(0, 300), max_size=8), st.integers(1, 200))
 def test_every_line_comes_once_when_less_is_remembered_than_the_window_shows(
     log: bytes, ends: list[int], size_bytes: int

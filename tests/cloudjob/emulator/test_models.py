@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from hypothesis import given
-from hypothesis import settings as settings_
 from hypothesis import strategies as st
 
 from cloudjob.emulator import models, settings
@@ -257,7 +256,6 @@ def places(value: Any, way: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return found
 
 
-@settings_(max_examples=500)
 @given(way=st.sampled_from(places(FULL)), value=VALUES)
 def test_any_value_at_any_key_is_accepted_or_refused(way: tuple[Any, ...], value: Any):
     made = copy.deepcopy(FULL)

@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cloudjob.package import scan
@@ -81,7 +81,6 @@ def test_lines_that_could_take_for_ever_or_make_no_sense_do_neither(tmp_path: Pa
 
 
 @needs_git
-@settings(deadline=None, max_examples=150)
 @given(
     files=st.lists(paths, min_size=1, max_size=12),
     top=st.lists(patterns, max_size=6),

@@ -6,7 +6,7 @@ from urllib.parse import quote_plus
 from xml.sax.saxutils import escape
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from jobentry.objects import s3_xml
@@ -37,7 +37,6 @@ PLAIN = st.text(
 
 
 # The tables of all letters are made at the first draw, which takes PyPy its time.
-@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(st.lists(ANY))
 def test_encoded_keys_come_back_whatever_they_are(keys: list[str]):
     more = "<EncodingType>url</EncodingType><IsTruncated>false</IsTruncated>"

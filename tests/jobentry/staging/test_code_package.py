@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cloudjob.package import CodePackage, Memory, Options, claims, pack
@@ -98,7 +98,6 @@ def clear(folder: Path) -> None:
 
 
 @pytest.mark.long
-@settings(deadline=None)
 @given(wanted=st.lists(trees, min_size=1, max_size=4), is_compressed=st.booleans())
 def test_packed_trees_are_unpacked_exactly(wanted: list[dict[bytes, Any]], is_compressed: bool):
     with tempfile.TemporaryDirectory() as scratch:
@@ -625,8 +624,8 @@ def hostile(picked: random.Random) -> tuple[list[Entry], list[bytes], list[str]]
     return entries, [b"", body], picked.choices(words, k=picked.randrange(3))
 
 
-@pytest.mark.long
-def test_ten_thousand_hostile_packages_do_no_harm(tmp_path: Path):
+@pytest.mark.parametrize("count", [500, pytest.param(10_000, marks=pytest.mark.lengthy)])
+def test_thousands_of_hostile_packages_do_no_harm(tmp_path: Path, count: int):
     """Each with a digest that fits: a few are harmless and unpacked, the others refused as such.
 
     Nothing but the folder of the code is ever made, and no error is any other than ours.
@@ -635,7 +634,7 @@ def test_ten_thousand_hostile_packages_do_no_harm(tmp_path: Path):
     (tmp_path / "victim").write_text("unharmed")
     (tmp_path / "node").mkdir()
     unpacked = 0
-    for number in range(10_000):
+    for number in range(count):
         package = Made(tmp_path)
         for _ in range(picked.choice([1, 1, 2, 3])):
             package.layer(*hostile(picked))
@@ -662,7 +661,7 @@ def test_ten_thousand_hostile_packages_do_no_harm(tmp_path: Path):
 
     assert (tmp_path / "victim").read_text() == "unharmed"
     assert set(listed(tmp_path)) <= {"node", "store", "victim"}
-    assert unpacked > 10
+    assert unpacked > count // 1000
 
 
 # ---- unpack replaces

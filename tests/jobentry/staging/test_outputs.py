@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Callable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from jobentry import objects
@@ -686,7 +686,6 @@ def test_a_reader_always_sees_a_complete_set(tmp_path: Path, monkeypatch: pytest
     assert node.seen() == plain(node.store) == STATES[-1]
 
 
-@settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_after_any_changes_the_final_upload_matches_the_folder(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
