@@ -228,10 +228,11 @@ class ModelArts:
         owner = User(settings.user, "user", KEYS, PASSWORD)
         account = Account((owner,), "domain", {settings.region: PROJECT})
         self.access = Access(account, settings, self.database, self._clock)
-        self._service = Service(
-            account, settings, self.database, self.obs, self._queue, self.access
+        services: dict[str, Service] = {}
+        self._service = services[PROJECT] = Service(
+            account, settings, self.database, self.obs, self._queue, self.access, services
         )
-        self._app = Api(ENDPOINTS, {PROJECT: self._service}, "-", self._clock)
+        self._app = Api(ENDPOINTS, services, "-", self._clock)
 
     def _clock(self) -> float:
         return time.time() + self.ahead_s
