@@ -231,7 +231,7 @@ class Backend(ABC, Generic[Request]):
         )
 
     def text(self, request: Request) -> str:
-        """Return ``request`` as the platform's own tool takes it, secrets as ``***``."""
+        """Return ``request`` in the format of the platform's own tool, secrets as ``***``."""
         return ""
 
     def statuses(self, handles: Sequence[str]) -> Mapping[str, NativeStatus | None]:

@@ -50,7 +50,7 @@ def show(
 
 
 def print_request(preview: Preview) -> None:
-    """Print the request as the platform's own tool takes it, or as JSON."""
+    """Print the request in the format of the platform's own tool, or as JSON."""
     import json
 
     print(preview.text or json.dumps(preview.request, indent=2) + "\n", end="")

@@ -74,7 +74,7 @@ def _assignment(lines: Sequence[str], number: int) -> tuple[str, str | None, int
 
 
 def _unquoted(text: str) -> str | None:
-    """Return what stands in the quotes that text begins with; None when they are not closed."""
+    """Return the quoted text at the start; None if the quotes are not closed."""
     rule = r"'([^']*)'" if text[0] == "'" else r'"((?:[^"\\]|\\.)*)"'
     match = re.match(rule, text, re.DOTALL)
     if not match:

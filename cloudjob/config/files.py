@@ -64,7 +64,7 @@ def text_of(file: File) -> str:
     """Return what a file holds, or nothing when it may be and is absent."""
     try:
         if not file.must_exist and file.path.is_fifo():
-            raise ValueError("is a named pipe, and nobody may ever write to it")
+            raise ValueError("is a named pipe, which may never deliver anything")
         data = read_bytes(file.path)
     except (FileNotFoundError, NotADirectoryError) as error:
         if not file.must_exist:

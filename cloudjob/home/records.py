@@ -254,7 +254,7 @@ class Records:
         recent = self.list(limit=_SUGGEST_AMONG)
         known = dict.fromkeys([r.job for r in recent] + [r.name for r in recent])
         close = difflib.get_close_matches(job, known, n=3)
-        hint = f"did you mean {' or '.join(close)}?" if close else "`cloudjob list` shows them"
+        hint = f"did you mean {' or '.join(close)}?" if close else "`cloudjob list` shows all jobs"
         return JobNotFound(f"finding {job!r}: no such job", hint=hint)
 
     @contextmanager

@@ -21,7 +21,7 @@ FILLED = ("args", "env", "inputs", "outputs")
 
 _PLACE = re.compile(rf"\{{({NAME_RULE})\}}")
 _RANGE = re.compile(r"(-?[0-9]{1,18})\.\.(-?[0-9]{1,18})(?:\.\.([0-9]{1,18}))?")
-# What is meant as a range, and is no path such as ../data.
+# What is meant as a range, and is not a path such as ../data.
 _LIKE_RANGE = re.compile(r"(?=.*[0-9])[-+0-9.]*\.\.[-+0-9.]*")
 # A sweep's id ends like a job's; its jobs add a number, which has fewer letters.
 _JOB = re.compile(r"([a-z0-9][a-z0-9-]*-[a-z0-9]{8})-[0-9]{1,4}", re.ASCII)

@@ -221,7 +221,7 @@ def _check_events(words: tuple[str, ...]) -> tuple[str, ...]:
     for word in words:
         if word not in EVENTS:
             raise ValueError(
-                f"lists what is no event{nearest(word, EVENTS)}"
+                f"lists a word that is not an event{nearest(word, EVENTS)}"
                 f" (given {given(word)}; allowed {', '.join(EVENTS)})"
             )
     return words

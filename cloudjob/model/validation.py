@@ -211,7 +211,7 @@ def _input_nodes(spec: JobSpec) -> Iterator[tuple[str, str]]:
         if name not in spec.inputs:
             guess = nearest(name, spec.inputs)
             allowed = ", ".join(spec.inputs) or "none, there are no inputs"
-            yield key, f"is no input{guess} (allowed {allowed})"
+            yield key, f"is not an input{guess} (allowed {allowed})"
         elif not env.is_list(text):
             yield key, f"does not list nodes (given {given(text)}; allowed like 0 or 0,2-3)"
         elif not any(env.is_listed(node, text) for node in range(spec.nodes)):

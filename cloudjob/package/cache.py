@@ -71,7 +71,7 @@ class Memory(NamedTuple):
 
 
 def path_of(home: Path, source: Path, store: str) -> Path:
-    """Return the file with the memory of ``source`` and ``store``."""
+    """Return the file that remembers earlier submits of ``source`` to ``store``."""
     name = hashlib.sha256(os.fsencode(os.path.realpath(source)) + b"\0" + os.fsencode(store))
     return home / "packages" / f"{name.hexdigest()[:32]}.json"
 

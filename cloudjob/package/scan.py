@@ -240,7 +240,7 @@ class _Walker:
     ) -> None:
         """Add a regular file that is not a private key."""
         if not stat.S_ISREG(status.st_mode):
-            kind = _SPECIAL.get(stat.S_IFMT(status.st_mode), "is no file")
+            kind = _SPECIAL.get(stat.S_IFMT(status.st_mode), "is not a file")
             self.found.refused.append(Refused(name, kind))
             return
         if secret_names.may_be_key(name) and not verdict.is_named:

@@ -203,7 +203,7 @@ class Preview:
         choice: The launcher that was chosen, when the job names none.
         ranks: How many ranks a node has and why, empty if that is obvious.
         plans: One object a node, as ``jobentry --dry-run --json`` prints it.
-        text: The request as the platform's own tool takes it; empty if there is no such tool.
+        text: The request in the format of the platform's own tool; empty if there is no such tool.
     """
 
     package: CodePackage

@@ -1,4 +1,4 @@
-"""Check a script before anything is sent: that it is no web page, and that it parses.
+"""Check a script before anything is sent: that it is not a web page, and that it parses.
 
 The nodes' Python may be newer than the one that runs cloudjob, which then cannot parse everything
 that theirs can. Such a script is only warned of; so is a shell script where bash is too old.

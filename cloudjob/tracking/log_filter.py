@@ -45,7 +45,7 @@ class LogFilter(NamedTuple):
             on_journal: Called with the lines of the journals of nodes, as by ``Job.pieces``.
 
         Raises:
-            UsageError: ``since`` is no time.
+            UsageError: ``since`` is not a time.
         """
         since = times.seconds_of(moment(self.since)) if self.since else 0.0
         is_timed = self.is_timed or bool(since)

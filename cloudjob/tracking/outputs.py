@@ -83,7 +83,7 @@ class Outputs(Collection[Output]):
         return f"Outputs({[file.name for file in self._files]})"
 
     def read(self, file: Output) -> Iterator[bytes]:
-        """Yield the content of one file piece by piece; the last comes once its digest is right.
+        """Yield the content of one file in pieces; the last one only if the digest is right.
 
         Raises:
             StoreError: It cannot be read, or does not match its manifest.
@@ -174,7 +174,7 @@ def _listed(location: OutputLocation) -> list[Output]:
     return [
         Output(f"{location.name}/{key[len(location.prefix) :]}", key, 0, frozenset(), 0)
         for key in location.store.list(location.prefix)
-        # Object stores accept keys that are no paths, such as "a/../b".
+        # Object stores accept keys that are not paths, such as "a/../b".
         if manifest.is_name(key[len(location.prefix) :])
     ]
 

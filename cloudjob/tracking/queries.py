@@ -74,7 +74,7 @@ def filter_of(
         since: ``2h``, ``3d``, a date, or a date and a time.
 
     Raises:
-        UsageError: A backend or state does not exist, or ``since`` is no time.
+        UsageError: A backend or state does not exist, or ``since`` is not a time.
     """
     states = tuple(word.upper() for word in state)
     known_states = tuple(each.value for each in JobState)

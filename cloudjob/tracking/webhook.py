@@ -20,7 +20,7 @@ _BUSY = (429, 500, 502, 503, 504)
 
 
 class _NoRedirects(HTTPRedirectHandler):
-    """Takes a redirect for a failure: it could lead anywhere, also to an open connection."""
+    """Treats a redirect as a failure: it could lead anywhere, even to plain HTTP."""
 
     def redirect_request(self, *_: object) -> None:
         return None

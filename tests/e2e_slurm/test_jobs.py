@@ -343,7 +343,7 @@ def test_a_removed_job_leaves_nothing(cloud, cluster):
 
 
 def test_retries_start_the_whole_job_again(cloud):
-    """The first attempt's failure is no failure of the job."""
+    """The first attempt's failure is not a failure of the job."""
     cloud.write(
         "train.py",
         PRELUDE + "if not os.path.exists(results + '/once'):\n"

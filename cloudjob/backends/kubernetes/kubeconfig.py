@@ -80,7 +80,7 @@ def entries(files: str, kind: str) -> dict[str, Any]:
     """Return ``contexts`` or ``users`` of a kubeconfig by name; the first file that has one wins.
 
     Raises:
-        UsageError: A file cannot be read, or is no kubeconfig.
+        UsageError: A file cannot be read, or is not a kubeconfig.
     """
     found: dict[str, Any] = {}
     for loaded in _loaded(files):
@@ -101,7 +101,7 @@ def _loaded(files: str) -> Iterator[dict[str, Any]]:
             # As in kubectl, a file of the list may be missing.
             continue
         except (OSError, yaml.YAMLError, AttributeError, KeyError, TypeError) as error:
-            why = error.strerror if isinstance(error, OSError) else "this is no kubeconfig"
+            why = error.strerror if isinstance(error, OSError) else "this is not a kubeconfig"
             raise UsageError(
                 f"reading the kubeconfig {path}: {why}", hint="`kubectl config view` reads it, too"
             ) from error

@@ -25,7 +25,7 @@ class Pod:
     """One node as the API shows it.
 
     Args:
-        node: None for a pod that is no node.
+        node: None for a pod that is not a node.
         machine: The name of the machine that it runs on.
         waits_for: Why it does not run, where that is not the usual course of things.
         has_started: Whether its container has run, so that there is a log.

@@ -89,8 +89,8 @@ def _name_problems(options: Kubernetes, namespace: str) -> Iterator[str]:
     """Yield names that the API server would refuse."""
     if not (_DNS_LABEL.fullmatch(namespace) and len(namespace) <= _MAX_PART):
         yield (
-            f"kubernetes.namespace: is no name of a namespace (given {given(namespace)}; allowed "
-            "small letters, digits and dashes, at most 63)"
+            f"kubernetes.namespace: is not the name of a namespace (given {given(namespace)}; "
+            "allowed small letters, digits and dashes, at most 63)"
         )
     for key in ("labels", "node_selector"):
         yield from _label_problems(f"kubernetes.{key}", getattr(options, key))
@@ -107,8 +107,8 @@ def _label_problems(where: str, labels: object) -> Iterator[str]:
     for key, value in _mapping(labels).items():
         if value is not None and not _LABEL_VALUE.fullmatch(str(value)):
             yield (
-                f"{where}.{key}: is no value of a label (given {given(value)}; allowed letters, "
-                "digits, '-', '_' and '.', at most 63)"
+                f"{where}.{key}: is not a valid label value (given {given(value)}; allowed "
+                "letters, digits, '-', '_' and '.', at most 63)"
             )
 
 
@@ -116,8 +116,8 @@ def _key_problems(where: str, found: object) -> Iterator[str]:
     for key in _mapping(found):
         if not _is_label_key(str(key)):
             yield (
-                f"{where}: {given(key)} is no key of Kubernetes (allowed letters, digits, '-', '_' "
-                "and '.', at most 63, and a domain with '/' before them)"
+                f"{where}: {given(key)} is not a valid key in Kubernetes (allowed letters, "
+                "digits, '-', '_' and '.', at most 63, and a domain with '/' before them)"
             )
 
 
@@ -135,7 +135,7 @@ def _patch_problems(options: Kubernetes) -> Iterator[str]:
         where = f"kubernetes.{patch}"
         for key in unknown_directives(getattr(options, patch), where):
             yield (
-                f"{key}: is no directive that is known here (allowed $patch: delete, merge or "
+                f"{key}: is not a known directive (allowed $patch: delete, merge or "
                 "replace; $retainKeys)"
             )
         metadata = _mapping(getattr(options, patch).get("metadata"))

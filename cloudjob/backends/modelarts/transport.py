@@ -47,7 +47,7 @@ _FAILURES: tuple[tuple[type[Exception], str, str, bool], ...] = (
     (exceptions.ConnectTimeout, "no connection in time", _NETWORK, False),
     (exceptions.Timeout, "no answer in time", _NETWORK, True),
     (exceptions.InvalidJSONError, "the request is not JSON", "check modelarts.body", False),
-    (ValueError, "this is no address", _NETWORK, False),
+    (ValueError, "this is not an address", _NETWORK, False),
     (Exception, "the connection broke", _NETWORK, True),
 )
 

@@ -224,7 +224,7 @@ def devices(spec: JobSpec) -> Devices:
 
 
 def _options(submission: Submission) -> tuple[str, ...]:
-    """Return what stands behind each ``#SBATCH``."""
+    """Return what follows each ``#SBATCH``."""
     spec = submission.spec
     options = spec.slurm
     found = {

@@ -14,7 +14,7 @@ _FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 def _real_moxing() -> ModuleSpec | None:
-    """Return the MoXing on the rest of the path; a folder that only has the name is none."""
+    """Return the MoXing on the rest of the path; ignore a folder that only has its name."""
     path = [folder for folder in sys.path if os.path.abspath(folder) != _FOLDER]
     found = PathFinder.find_spec(__name__, path)
     return found if found is not None and found.origin else None

@@ -97,7 +97,7 @@ class RemoteCommands:
             return
         worker = self._find(host)
         if worker is None:
-            self.answered(number, [f"{host} is no node of this job"], _NOT_RUN)
+            self.answered(number, [f"{host} is not a node of this job"], _NOT_RUN)
         else:
             worker.send("run", number=number, command=command)
 

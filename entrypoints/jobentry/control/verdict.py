@@ -127,7 +127,7 @@ def decide_elastic(ends: Mapping[int, RankEnd], driver: LaunchEnd) -> Outcome:
     """Return how a job ended whose ranks may come and go: its driver knows whether it is done.
 
     Args:
-        ends: The ranks that have ended; what the driver got over is no failure of the job.
+        ends: The ranks that have ended; what the driver got over is not a failure of the job.
     """
     if driver.code == 0:
         return Outcome(0)

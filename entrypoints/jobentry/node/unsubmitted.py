@@ -20,8 +20,8 @@ from jobentry.node.prepare import check_script, read_key
 # The private keys that ssh uses by default.
 _KEYS = ("id_ed25519", "id_ecdsa", "id_rsa")
 _LAUNCHER = r"(mpirun|mpiexec|torchrun|msrun|horovodrun|torch\.distributed\.(?:launch|run))"
-# A program or module that starts ranks, in a line that is no comment: in a shell script, and as the
-# beginning of a string in Python.
+# A program or module that starts ranks, in a line that is not a comment: in a shell script,
+# and as the beginning of a string in Python.
 _STARTS_RANKS = {
     ".sh": re.compile(rf"^[^#\n]*?(?<![\w.-]){_LAUNCHER}\b", re.MULTILINE),
     ".py": re.compile(rf"^[^#\n]*?[\"'](?:python[\d.]* -m )?{_LAUNCHER}[\"' ]", re.MULTILINE),

@@ -137,7 +137,7 @@ _down: dict[str, float] = {}
 
 
 class Retries:
-    """Counts the attempts of one request; progress starts the count and the time anew."""
+    """Counts the attempts of one request; progress resets the count and the time."""
 
     # Shared by all requests: many at a time may wait for the same server.
     _next_notice_at = 0.0
@@ -216,7 +216,7 @@ class Response:
             passed_s = time.monotonic() - since
             if passed_s > self._patience.stall_s:
                 if moved < self._patience.slowest_bytes_s * passed_s:
-                    raise OSError(f"only {moved} bytes came in {passed_s:.0f} s")
+                    raise OSError(f"received only {moved} bytes in {passed_s:.0f} s")
                 since, moved = time.monotonic(), 0
             count = self._response.readinto(view)
             if not count:

@@ -29,7 +29,7 @@ def path_of(uri: str) -> str:
     """Return the absolute path that a ``file://`` URI names; its bytes survive, whatever they are.
 
     Raises:
-        ObjectError: It is no such URI.
+        ObjectError: It is not such a URI.
     """
     from urllib.parse import unquote_to_bytes  # start-up time counts, and not every entry needs it
 

@@ -58,7 +58,7 @@ def page(data: bytes) -> tuple[list[Found], str]:
     """Return the objects in an answer to ListObjects or ListObjectsV2, and where the next begins.
 
     Raises:
-        XmlError: It is no such answer.
+        XmlError: It is not such an answer.
     """
     root = _parsed(data)
     if _name(root) != "ListBucketResult":

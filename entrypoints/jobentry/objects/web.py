@@ -93,7 +93,7 @@ def check(uri: str) -> None:
 
 
 def listed(prefix: str) -> Iterator[Entry]:
-    """Refuse: a web server has no lists."""
+    """Refuse: a web server cannot list files."""
     raise ObjectError(
         f"list objects: {shown(prefix)}: a web server does not list its objects",
         "name single objects, or give an s3:// or obs:// URI",

@@ -464,19 +464,31 @@ def mounted(*paths: str, name: str = "") -> dict[str, Any]:
         patched(
             "pod",
             {"spec": {"$setElementOrder/containers": [{"name": "a"}]}},
-            "kubernetes.pod.spec.$setElementOrder/containers: is no directive that is known here",
+            "kubernetes.pod.spec.$setElementOrder/containers: is not a known directive",
         ),
         patched(
-            "pod", {"spec": {"$patch": "remove"}}, "kubernetes.pod.spec.$patch: is no directive"
+            "pod", {"spec": {"$patch": "remove"}}, "kubernetes.pod.spec.$patch: is not a known"
         ),
         patched(
             "pod",
             {"metadata": {"labels": {"a": "b c"}}},
-            "kubernetes.pod.metadata.labels.a: is no value of a label (given 'b c'",
+            "kubernetes.pod.metadata.labels.a: is not a valid label value (given 'b c'",
         ),
-        ("volcano", {"options": {"labels": {"a b": "c"}}}, "kubernetes.labels: 'a b' is no key of"),
-        ("volcano", {"options": {"labels": {"a": "b c"}}}, "kubernetes.labels.a: is no value of"),
-        ("volcano", {"options": {"labels": {"A/b": "c"}}}, "kubernetes.labels: 'A/b' is no key of"),
+        (
+            "volcano",
+            {"options": {"labels": {"a b": "c"}}},
+            "kubernetes.labels: 'a b' is not a valid key",
+        ),
+        (
+            "volcano",
+            {"options": {"labels": {"a": "b c"}}},
+            "kubernetes.labels.a: is not a valid label",
+        ),
+        (
+            "volcano",
+            {"options": {"labels": {"A/b": "c"}}},
+            "kubernetes.labels: 'A/b' is not a valid key",
+        ),
         (
             "volcano",
             {"options": {"node_selector": {"a": "-"}}},
@@ -485,7 +497,7 @@ def mounted(*paths: str, name: str = "") -> dict[str, Any]:
         (
             "volcano",
             {"options": {"annotations": {"a/": "c"}}},
-            "kubernetes.annotations: 'a/' is no key",
+            "kubernetes.annotations: 'a/' is not a valid key",
         ),
         ("volcano", {"options": mounted("/data", "/data/")}, "volumes[1]: something is mounted at"),
         ("volcano", {"options": mounted("/cache")}, "volumes[0]: something is mounted at /cache"),
@@ -505,7 +517,7 @@ def test_an_impossible_job_is_refused_before_anything_is_sent(
 
 @pytest.mark.parametrize("name", ["Lab", "a_b", "x" * 64, "", "a.b"])
 def test_a_namespace_that_cannot_be_is_refused(name: str):
-    with pytest.raises(SpecError, match=r"kubernetes\.namespace: is no name of a namespace"):
+    with pytest.raises(SpecError, match=r"kubernetes\.namespace: is not the name of a namespace"):
         request.build(submission(), ENGINES["volcano"], name)
 
 

@@ -134,7 +134,7 @@ def test_an_unknown_host_is_an_error_for_mpirun(head: Head):
 
     head.until(lambda: process.poll() is not None)
 
-    assert (process.returncode, process.communicate()[0]) == (255, b"c is no node of this job\n")
+    assert (process.returncode, process.communicate()[0]) == (255, b"c is not a node of this job\n")
 
 
 def test_a_command_whose_agent_is_gone_does_no_harm(head: Head):

@@ -136,7 +136,7 @@ def write(url: Any, data: Any, binary: bool = False, client_id: Any = None) -> N
 
 
 def append(url: Any, data: Any, binary: bool = False, client_id: Any = None) -> None:
-    """Add to the end of a file, which is made if there is none."""
+    """Append to a file; create it if it does not exist."""
     with File(url, "ab" if binary else "a") as file:
         file.write(data)
 
