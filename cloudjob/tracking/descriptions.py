@@ -33,6 +33,8 @@ _MOST = {"nodes": 10_000, "procs_per_node": 1024}
 # State and end are requested when needed, the store is where the description was found, and
 # ``submission`` holds the contents of ``spec_json``.
 _LEFT_OUT = ("state", "final_json", "spec_json", "store")
+# Keys of a job that are about the machine that submitted it.
+_OF_THE_SUBMITTER = ("notify", "source")
 
 
 def key(job: str) -> str:
@@ -89,7 +91,11 @@ def load(data: bytes, store: str, job: str) -> JobRecord:
 
 
 def _submission(value: Any) -> Any:
-    """Return a submission whose outputs have names that can be part of a path."""
+    """Return a submission whose outputs have names that can be part of a path.
+
+    It has nothing that a copy of the job would use on this machine: others could run a command
+    here, or have any folder packed.
+    """
     outputs, spec = _checked(value["outputs"], dict), _checked(value["spec"], dict)
     for name, uri in outputs.items():
         if not re.fullmatch(VARIABLE_RULE, name, re.ASCII):
@@ -98,6 +104,8 @@ def _submission(value: Any) -> Any:
     _checked(spec.get("env", {}), dict)
     for pattern in _checked(spec.get("metrics", {}), dict).values():
         _checked(pattern, str)
+    for name in _OF_THE_SUBMITTER:
+        spec.pop(name, None)
     return value
 
 

@@ -195,6 +195,27 @@ def test_a_damaged_or_hostile_description_is_refused(submit: Submit, folder: str
     job.wait(timeout_s=LIMIT_S)
 
 
+def test_a_copy_of_a_job_of_others_runs_no_command_of_theirs_and_packs_no_folder_of_their_choice(
+    submit: Submit, folder: str, go: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    go.touch()
+    job = submit(folder)
+    job.wait(timeout_s=LIMIT_S)
+    written = json.loads(open_store(folder).get_bytes(descriptions.key(job.id)))["submission"]
+    written["spec"].update(notify={"command": ["touch", "owned"]}, source="/etc")
+    moved(folder, job, {"submission": written})
+    project = tmp_path / "mine"
+    project.mkdir()
+    (project / "train.py").touch()
+    monkeypatch.chdir(project)
+    monkeypatch.setenv("TOKEN", "hunter2")
+
+    copy = cloudjob.job_spec(copy_of=cloudjob.attach(f"{folder}/{job.id}"), script="train.py")
+
+    assert copy.notify.command == ()
+    assert copy.source == str(project)
+
+
 def test_records_of_an_older_version_are_read_and_extended(tmp_path: Path):
     path = tmp_path / "records.db"
     columns = (
