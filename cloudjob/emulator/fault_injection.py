@@ -16,7 +16,7 @@ KINDS = {
     "full-obs": "nothing can be written to OBS",
     "hang-pending": "jobs stay Pending",
     "image-pull": "the image of a job cannot be pulled",
-    "bad-node": "the node check of a job with fault tolerance finds a bad node: --node",
+    "bad-node": "a job with fault tolerance finds a bad node: --node",
     "lose-node": "a node of a running job is lost: --job, and --node (default 0)",
 }
 # They take effect once, when they are injected.

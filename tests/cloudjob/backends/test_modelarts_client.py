@@ -167,7 +167,9 @@ def test_a_service_that_never_answers_is_reported_and_given_up(
             Client(site_of(service, endpoint=f"http://{host}"), limits=limits).show("x")
 
     assert caught.value.message == f"asking for job x: {host}: no answer in time"
-    assert caplog.messages == [f"{caught.value.message}; trying again"]
+    # A reader of logs that an earlier test left may still report that its server is gone.
+    reported = [message for message in caplog.messages if host in message]
+    assert reported == [f"{caught.value.message}; trying again"]
 
 
 # -- one job for one submit -----------------------------------------------------------------------

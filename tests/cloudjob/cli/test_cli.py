@@ -69,7 +69,7 @@ def test_orphans_are_removed_without_the_docker_extra(tmp_path: Path):
         [sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=False
     )
 
-    assert (done.returncode, done.stderr) == (0, "0 orphan(s)\n")
+    assert (done.returncode, done.stderr) == (0, "0 orphans\n")
 
 
 def test_no_message_controls_the_terminal(capsys: pytest.CaptureFixture[str]):
