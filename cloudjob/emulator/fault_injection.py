@@ -8,7 +8,7 @@ from dataclasses import dataclass
 KINDS = {
     "throttle": "requests are refused with 429",
     "error": "requests are refused with 500",
-    "lost-answer": "requests are carried out, but the connection closes without an answer",
+    "lost-answer": "requests are carried out, but the connection closes unanswered",
     "expire-tokens": "all tokens and temporary keys expire now",
     "clock-skew": "the service's clock is ahead by --amount seconds (default 3600)",
     "slow-obs": "each request to OBS waits --amount seconds (default 1)",
