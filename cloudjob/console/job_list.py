@@ -15,7 +15,7 @@ from cloudjob.model import grid
 from cloudjob.model.status import JobStatus
 from cloudjob.model.summary import reason
 from cloudjob.tracking import leftovers, with_status
-from cloudjob.tracking.job import attach
+from cloudjob.tracking.lookup import attach
 
 _REFRESH_S = 2.0
 # The thread pauses when no page has asked for this long.

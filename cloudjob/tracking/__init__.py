@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from cloudjob.tracking.job import GONE, Job, find
+from cloudjob.tracking.job import Job
+from cloudjob.tracking.lookup import find
+from cloudjob.tracking.platforms import GONE
 from cloudjob.tracking.queries import (
     Filter,
     collect,

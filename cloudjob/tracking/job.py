@@ -7,19 +7,16 @@ import json
 import math
 import os
 import re
-import signal
-import socket
 import threading
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 from cloudjob import times
-from cloudjob.backends import handles, open_backend
+from cloudjob.backends import handles
 from cloudjob.backends.base import Backend, Event, Metric, NativeStatus
 from cloudjob.backends.follow import Piece
 from cloudjob.errors import (
@@ -32,35 +29,36 @@ from cloudjob.errors import (
     StoreError,
     Unreachable,
     UsageError,
-    WaitTimeout,
 )
 from cloudjob.home import locks, records_path, submits_folder, writing
 from cloudjob.home.records import SUBMITTING, JobRecord, Records
 from cloudjob.model import grid, html
 from cloudjob.model import status as statuses
-from cloudjob.model.rules import REMOTE_BACKENDS
-from cloudjob.model.status import Code, Failure, JobState, JobStatus, Phase
+from cloudjob.model.status import JobState, JobStatus, Phase
 from cloudjob.package import claims, contents
-from cloudjob.retries import Patience, WaitNotices
 from cloudjob.store import open_store, with_store_options
 from cloudjob.store.base import PATIENCE_S, Expiring, ObjectStore
 from cloudjob.store.parallel import call_with_timeout, in_parallel
-from cloudjob.tracking import descriptions, event_files, journals, notifications, stored_logs
+from cloudjob.tracking import (
+    descriptions,
+    event_files,
+    journals,
+    notifications,
+    stored_logs,
+    verdict,
+    waiting,
+)
 from cloudjob.tracking.journals import Journals
-from cloudjob.tracking.leftovers import sweep
 from cloudjob.tracking.metrics import MetricPoint, MetricReader
 from cloudjob.tracking.outputs import OutputLocation, Outputs
 from cloudjob.tracking.outputs import find as find_outputs
-from jobentry.contract import exits, journal, lines, masks, node_end
+from cloudjob.tracking.platforms import ELSEWHERE, GONE
+from jobentry.contract import exits, journal, lines, masks
 from jobentry.contract.names import CLOUDJOB_S3_SESSION_TOKEN, STORE_KEYS
 from jobentry.contract.packages import Entry
 from jobentry.contract.paths import DELIVERED_ENV, DELIVERED_SSH_KEY, JobPaths
 from jobentry.contract.stored_log import Chunk
 
-# The polling interval grows from the backend's to this one, so that the end of a short job is seen
-# at once and a long job does not cost a hundred requests a second.
-_POLL_S = 0.5
-_POLL_GROWTH = 1.2
 # The polling interval while a job is being submitted.
 _SENT_POLL_S = 0.1
 # Last log lines of the entry to show in the status of a job without a record.
@@ -69,7 +67,6 @@ _LAST_LINES = 5
 _STORE_S = 5.0
 # Seconds by which a record that the platform uploads may arrive late.
 _LATE_S = 120.0
-_ENTRY = "jobentry: "
 _FROM_STORE = b"cloudjob: the platform has no log of this node; this one is from the job's store\n"
 _UNREAD = (
     b"cloudjob: the platform does not answer for the rest of this node's log; what follows is from"
@@ -77,15 +74,6 @@ _UNREAD = (
 )
 # What tells the lines of a node's log apart: the rank, or the whole line of the entry.
 _LINE_KEY = re.compile(rb"^(?:\[\d+\]\+? |jobentry.*\n)", re.MULTILINE)
-# Native states of an UNKNOWN job that will never change.
-GONE = (
-    "the submit was interrupted",
-    "the backend has no such job",
-    "this cloudjob has no such backend",
-)
-# The native state of a job that only its submitter can query, until its record exists.
-_ELSEWHERE = "not on this machine"
-
 
 # Called with the number of a node and lines of its journal.
 OnJournal = Callable[[int, list[bytes]], object]
@@ -234,7 +222,7 @@ class Job:
     def status(self) -> JobStatus:
         """Return the status of the job; a store that does not answer delays it by seconds only."""
         with self._asking:
-            self._last = _recorded_status(self._record) or self._asked_status()
+            self._last = verdict.recorded_status(self._record) or self._asked_status()
             return self._last
 
     def _asked_status(self) -> JobStatus:
@@ -283,47 +271,14 @@ class Job:
             WaitTimeout: The job did not end in time.
         """
         end_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
-        status = self._wait(end_s, record_s, on_status or _ignore)
+        limits = waiting.Limits(self._backend.poll_s, end_s, record_s)
+        status = waiting.wait(self, limits, lambda: self._record_error, on_status)
         if check and status.state is not JobState.SUCCEEDED:
             why = status.failure.message if status.failure else status.native_state
             raise JobFailed(
                 f"job {self.id}: {status.state}: {why}", status, statuses.exit_code(status)
             )
         return status
-
-    def _wait(
-        self, end_s: float, record_s: float, on_status: Callable[[JobStatus], None]
-    ) -> JobStatus:
-        pause_s = self._backend.poll_s
-        patience = Patience()
-        ended_s, notices, shown = float("inf"), WaitNotices(), None
-        while True:
-            try:
-                status = self.status()
-            except Unreachable as error:
-                _check_time(self.id, "its platform does not answer", end_s)
-                patience.pause(error)
-                continue
-            patience.reset()
-            if status != shown:
-                on_status(status)
-                shown = status
-            if status.state.is_final:
-                ended_s = min(ended_s, time.monotonic())
-                # A cancelled job does not wait for its record, which adds little.
-                is_cancelled = status.state is JobState.CANCELLED
-                is_late = time.monotonic() + pause_s > min(ended_s + record_s, end_s)
-                if not self._record_error or is_cancelled or is_late:
-                    return status
-                notices.report(ended_s, self._record_error)
-            if status.native_state in GONE:
-                raise JobNotFound(
-                    f"waiting for {self.id}: {status.native_state}",
-                    hint="cloudjob rm removes it from the list",
-                )
-            _check_time(self.id, f"it is {status.state}", end_s)
-            time.sleep(max(0.0, min(pause_s, end_s - time.monotonic())))
-            pause_s = min(_POLL_GROWTH * pause_s, max(_POLL_S, self._backend.poll_s))
 
     def pieces(
         self,
@@ -715,24 +670,14 @@ class Job:
 
     def _status_now(self) -> JobStatus:
         native = self._native()
-        if native.native == _ELSEWHERE:
-            native = self._ended_elsewhere(native)
-        status = self._as_status(native)
-        return self._with_record(status, native) if status.state.is_final else status
-
-    def _ended_elsewhere(self, native: NativeStatus) -> NativeStatus:
-        """Return how a job ended whose platform cannot be asked, if its record decides it."""
+        if native.native == ELSEWHERE:
+            native = verdict.ended_elsewhere(native, self._record_of(native), self.spec)
+        status = verdict.as_status(self._record, native)
+        if not status.state.is_final:
+            return status
         record = self._record_of(native)
-        if record is None:
-            return native
-        if record.exit_code == 0:
-            state = JobState.SUCCEEDED
-        elif self.spec().get("retries"):
-            # It may have been started again since.
-            return native
-        else:
-            state = JobState.CANCELLED if record.cause == "cancelled" else JobState.FAILED
-        return NativeStatus(state, "ended", started_at=record.started_at, ended_at=record.ended_at)
+        ended = verdict.Ended(record, self._record_error)
+        return verdict.with_record(status, native, ended, self._entry_lines)
 
     def status_in_list(self, native: NativeStatus | None) -> JobStatus:
         """Return the status of a job from a list of its platform's jobs.
@@ -744,35 +689,13 @@ class Job:
             native = NativeStatus(JobState.UNKNOWN, GONE[1])
         if native is None or native.state.is_final:
             return self.status()
-        self._last = self._as_status(native)
+        self._last = verdict.as_status(self._record, native)
         return self._last
 
     def unknown(self, why: str) -> JobStatus:
         """Return the status of a job whose platform cannot be asked."""
-        self._last = self._as_status(NativeStatus(JobState.UNKNOWN, why))
+        self._last = verdict.as_status(self._record, NativeStatus(JobState.UNKNOWN, why))
         return self._last
-
-    def _as_status(self, native: NativeStatus) -> JobStatus:
-        record = self._record
-        return JobStatus(
-            job=record.job,
-            name=record.name,
-            backend=record.backend,
-            state=native.state,
-            native_state=native.native,
-            nodes=record.nodes,
-            procs_per_node=record.procs_per_node,
-            created_at=record.created_at,
-            started_at=native.started_at,
-            ended_at=native.ended_at,
-            exit_code=native.exit_code,
-            code=Code(
-                uri=record.code_uri,
-                digest=record.code_digest,
-                size_bytes=record.code_size_bytes,
-                files=record.code_files,
-            ),
-        )
 
     def _native(self) -> NativeStatus:
         # Before the status: a submit that ends between the two queries has left its job there.
@@ -793,62 +716,6 @@ class Job:
         is_new = self._record.state == SUBMITTING
         with writing("checking whether a submit is running", submits_folder(self._home)):
             return is_new and locks.is_in_use(submits_folder(self._home), self.id)
-
-    def _with_record(self, status: JobStatus, native: NativeStatus) -> JobStatus:
-        """Add the contents of the head's record, which has more details than the platform."""
-        record = self._record_of(native)
-        if record is not None and record.cause == "cancelled":
-            if status.state is not JobState.CANCELLED and native.knows_cancels:
-                record = _stopped(record)
-            else:
-                status = replace(status, state=JobState.CANCELLED)
-                record = _without_node(record)
-        came_late = native.is_unwatched or status.state is JobState.CANCELLED
-        if record is not None and came_late and record.exit_code == 0:
-            # The head writes its record last, so the job was complete.
-            status = replace(status, state=JobState.SUCCEEDED)
-        if record is None or _contradicts(status, record):
-            return self._without_record(status, native)
-        failed = record.failure
-        if failed is not None and native.reason:
-            # The entry saw that a rank was killed; only the platform knows why.
-            message = failed.message.replace(exits.MEMORY_GUESS, "")
-            failed = failed._replace(message=f"{message} ({native.reason})")
-        if failed is not None and failed.message.endswith(node_end.BEFORE_JOINING):
-            # The head heard nothing from that node: its lines are in its own log.
-            failed = failed._replace(last_lines=self._entry_lines(failed.node))
-        cancelled = status.state is JobState.CANCELLED
-        return replace(
-            status,
-            exit_code=record.exit_code,
-            cause="cancelled" if cancelled else record.cause or None,
-            failure=None if failed is None else Failure(**failed._asdict()),
-            phases=tuple(
-                Phase(node=node, name=name, started_at=start, ended_at=end)
-                for node, name, start, end in record.phases
-            ),
-        )
-
-    def _without_record(self, status: JobStatus, native: NativeStatus) -> JobStatus:
-        """Add the platform's account of a job whose head left no record of this end."""
-        if status.state is JobState.SUCCEEDED:
-            return status
-        cancelled = status.state is JobState.CANCELLED
-        # The platform may report the exit code of its own command; a failed job must not show 0.
-        code = native.exit_code if cancelled else native.exit_code or 1
-        lines = () if cancelled else self._entry_lines(native.node)
-        # If the entry itself failed, its message is the reason for everything after it.
-        reasons = [line for line in lines if code == exits.ENTRY_FAILED and _is_reason(line)]
-        texts = (*reasons[-1:], native.message, native.reason, self._record_error)
-        message = ": ".join(text.removeprefix(_ENTRY) for text in texts if text)
-        failure = Failure(
-            node=native.node,
-            exit_code=code,
-            message=message or "cancelled before the head could write its record",
-            last_lines=lines,
-        )
-        cause = "cancelled" if cancelled else native.cause or "platform"
-        return replace(status, exit_code=code, cause=cause, failure=failure)
 
     def _record_of(self, native: NativeStatus) -> exits.ExitRecord | None:
         """Return the head's record of how the job ended, if it left one."""
@@ -900,158 +767,6 @@ def _flat(job: Job) -> dict[str, Any]:
         else:
             found[key] = value
     return found
-
-
-def _ignore(_status: JobStatus) -> None:
-    """Do nothing with a status."""
-
-
-def _check_time(job: str, found: str, end_s: float) -> None:
-    if time.monotonic() >= end_s:
-        raise WaitTimeout(
-            f"waiting for {job}: {found} after the given time; the job continues",
-            hint=f"cloudjob wait {job}",
-        )
-
-
-def _is_reason(line: str) -> bool:
-    """Whether a line of an entry's log reports a failure, and not a hint or a retry."""
-    return (
-        line.startswith(_ENTRY)
-        and not line.startswith((f"{_ENTRY}hint: ", f"{_ENTRY}writing the record"))
-        and not line.endswith("; trying again")
-    )
-
-
-def _stopped(record: exits.ExitRecord) -> exits.ExitRecord:
-    """Return the record of a job that was not cancelled but stopped by a signal to one node."""
-    failure = record.failure or exits.Failure()
-    name = signal.Signals(failure.signal).name if failure.signal else "a signal"
-    message = f"stopped from outside with {name}, but the job was not cancelled"
-    return record._replace(cause="platform", failure=failure._replace(message=message))
-
-
-def _without_node(record: exits.ExitRecord) -> exits.ExitRecord:
-    """Return the record of a cancelled job without the node that noticed the cancel first."""
-    if record.failure is None:
-        return record
-    return record._replace(failure=record.failure._replace(node=None, host=""))
-
-
-def _recorded_status(record: JobRecord) -> JobStatus | None:
-    """Return the final status in the records; None if there is none or it is damaged."""
-    if not record.final_json:
-        return None
-    try:
-        return statuses.from_json(json.loads(record.final_json))
-    except (ValueError, LookupError, TypeError, AttributeError):
-        return None
-
-
-def _contradicts(status: JobStatus, record: exits.ExitRecord) -> bool:
-    """Whether a job failed after its head had recorded success."""
-    return status.state is JobState.FAILED and record.exit_code == 0
-
-
-def find(home: Path, job: str, stores: Callable[[], Sequence[str]] = tuple) -> Job:
-    """Return the job with this id, name, id prefix or handle, or with this URI in its store.
-
-    A job that another machine, or another ``home``, submitted is found in its store, and then
-    added to the records.
-
-    Args:
-        stores: Returns the URIs of the stores to search; called for a job not in the records.
-
-    Raises:
-        JobNotFound: No job matches.
-        StoreError: A store cannot be read.
-    """
-    sweep(home)
-    name = job.partition("?")[0].rstrip("/").rpartition("/")[2]
-    with Records(records_path(home)) as db:
-        try:
-            return attach(db.get(name), home)
-        except JobNotFound:
-            places = stores()
-            if not places:
-                raise
-        backend = backend_of(job.partition("://")[0].partition("+")[0], home)
-        for uri in places:
-            store = open_store(uri, {**_keys_of(backend), **os.environ})
-            record = descriptions.read(store, uri, name)
-            if record is not None:
-                db.add(record)
-                return attach(record, home)
-    raise descriptions.not_found(job, [uri.partition("?")[0] for uri in places])
-
-
-def _keys_of(backend: Backend[Any]) -> Mapping[str, str]:
-    """Return the credentials of a platform's own store, as far as this machine has any."""
-    try:
-        return backend.store()[1]
-    except CloudJobError:
-        return {}
-
-
-def attach(record: JobRecord, home: Path) -> Job:
-    """Return the job of a record."""
-    return Job(record, backend_for(record, home), home)
-
-
-def backend_for(record: JobRecord, home: Path) -> Backend[Any]:
-    """Return the backend of a job, with the state folder that it was submitted with if possible.
-
-    The backends of one machine keep their jobs' state there; the others only use it to cache.
-    """
-    if record.home in ("", str(home)):
-        return backend_of(record.backend, home)
-    folder = Path(record.home)
-    machine = record.submitted_by.rpartition("@")[2]
-    is_here = machine == socket.gethostname() and os.access(folder, os.R_OK | os.W_OK | os.X_OK)
-    if is_here and folder.stat().st_uid == os.geteuid():
-        return backend_of(record.backend, folder)
-    if record.backend in REMOTE_BACKENDS:
-        return backend_of(record.backend, home)
-    return _NoBackend(
-        BackendError(
-            f"asking the backend {record.backend} for {record.job}: it was submitted by "
-            f"{record.submitted_by} with the state folder {record.home}",
-            hint="only that user on that machine can ask it; its outputs can be downloaded here",
-        ),
-        _ELSEWHERE,
-    )
-
-
-def backend_of(name: str, home: Path) -> Backend[Any]:
-    """Return the backend with this name, or a stand-in if this cloudjob does not have it."""
-    try:
-        return open_backend(name, home)
-    except BackendError as error:
-        return _NoBackend(error, GONE[2])
-
-
-class _NoBackend(Backend[Any]):
-    """Stands in for a backend that cannot be used here; jobs can be listed and removed."""
-
-    poll_s = _POLL_S
-
-    def __init__(self, error: BackendError, native: str) -> None:
-        self._error = error
-        self._native = native
-
-    def status(self, _handle: str) -> NativeStatus:
-        return NativeStatus(JobState.UNKNOWN, self._native)
-
-    def _refuse(self, *_: object, **__: object) -> NoReturn:
-        raise self._error
-
-    build = show = environments = handle = send = logs = log_ends = cancel = events = metrics = (
-        _refuse
-    )
-    refresh = _refuse
-
-    def remove(self, _handle: str) -> None:
-        """Do nothing: the platform cannot be reached without its backend."""
 
 
 def _after(notice: bytes, pieces: Iterator[bytes]) -> Iterator[bytes]:

@@ -125,7 +125,7 @@ def forget(home: Path, job: str) -> None:
 
 def main() -> None:
     """Follow the job whose request is on standard input, and send its notifications."""
-    from cloudjob.tracking.job import find
+    from cloudjob.tracking.lookup import find
 
     request = json.loads(sys.stdin.buffer.read())
     home, lock, name = Path(request.pop("home")), request.pop("lock"), request.pop("job")

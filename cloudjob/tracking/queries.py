@@ -26,7 +26,9 @@ from cloudjob.package import collection
 from cloudjob.package.collection import Collected
 from cloudjob.store import open_store
 from cloudjob.tracking import descriptions, leftovers
-from cloudjob.tracking.job import GONE, Job, attach, backend_for
+from cloudjob.tracking.job import Job
+from cloudjob.tracking.lookup import attach
+from cloudjob.tracking.platforms import GONE, backend_for
 
 _DAY_S = 24 * 3600.0
 # Status requests that a list sends at once, and the time limit of a list.

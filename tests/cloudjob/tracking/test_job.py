@@ -23,7 +23,7 @@ from cloudjob.home.records import JobRecord, Records
 from cloudjob.model.status import JobState, exit_code, to_json
 from cloudjob.store.directory import DirectoryStore
 from cloudjob.tracking import Filter, Job, find_all, job, queries
-from cloudjob.tracking.job import GONE
+from cloudjob.tracking.platforms import GONE
 from jobentry.contract import exits, journal
 from jobentry.contract.paths import JobPaths
 from jobentry.contract.stored_log import Chunk

@@ -1,0 +1,63 @@
+"""Finds a job by its id, name or handle: in the local records, or in its store."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cloudjob.backends.base import Backend
+from cloudjob.errors import CloudJobError, JobNotFound
+from cloudjob.home import records_path
+from cloudjob.home.records import JobRecord, Records
+from cloudjob.store import open_store
+from cloudjob.tracking import descriptions
+from cloudjob.tracking.job import Job
+from cloudjob.tracking.leftovers import sweep
+from cloudjob.tracking.platforms import backend_for, backend_of
+
+
+def find(home: Path, job: str, stores: Callable[[], Sequence[str]] = tuple) -> Job:
+    """Return the job with this id, name, id prefix or handle, or with this URI in its store.
+
+    A job that another machine, or another ``home``, submitted is found in its store, and then
+    added to the records.
+
+    Args:
+        stores: Returns the URIs of the stores to search; called for a job not in the records.
+
+    Raises:
+        JobNotFound: No job matches.
+        StoreError: A store cannot be read.
+    """
+    sweep(home)
+    name = job.partition("?")[0].rstrip("/").rpartition("/")[2]
+    with Records(records_path(home)) as db:
+        try:
+            return attach(db.get(name), home)
+        except JobNotFound:
+            places = stores()
+            if not places:
+                raise
+        backend = backend_of(job.partition("://")[0].partition("+")[0], home)
+        for uri in places:
+            store = open_store(uri, {**_keys_of(backend), **os.environ})
+            record = descriptions.read(store, uri, name)
+            if record is not None:
+                db.add(record)
+                return attach(record, home)
+    raise descriptions.not_found(job, [uri.partition("?")[0] for uri in places])
+
+
+def _keys_of(backend: Backend[Any]) -> Mapping[str, str]:
+    """Return the credentials of a platform's own store, as far as this machine has any."""
+    try:
+        return backend.store()[1]
+    except CloudJobError:
+        return {}
+
+
+def attach(record: JobRecord, home: Path) -> Job:
+    """Return the job of a record."""
+    return Job(record, backend_for(record, home), home)
