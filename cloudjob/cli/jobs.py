@@ -59,6 +59,8 @@ def _status(options: argparse.Namespace) -> int:
         print_json(status_json(status))
     else:
         print_status(status)
+        if job.notification_failure:
+            print(f"\nnotification failed: {printable(job.notification_failure)}")
     return 0
 
 

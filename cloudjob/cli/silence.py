@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
+import cloudjob
 from cloudjob.cli.messages import count, printable
-from jobentry.contract import journal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,8 +37,7 @@ class Silence:
         self._clock = clock
         self._limit_s = FIRST_S
         self._since_s: float | None = None
-        self._ranks: dict[int, tuple[int, journal.RankSample]] = {}
-        self._phases: dict[int, journal.Phase] = {}
+        self._journals = cloudjob.Journals(is_short=True)
 
     def end(self) -> None:
         """Note that the job has printed something."""
@@ -48,11 +47,7 @@ class Silence:
         """Take in the journal of a node."""
         if self._since_s is None:
             self.end()
-        for entry in map(journal.load, lines):
-            if isinstance(entry, journal.Phase):
-                self._phases[node] = entry
-            elif entry is not None:
-                self._ranks.update({rank.rank: (node, rank) for rank in entry.ranks})
+        self._journals.add(node, lines)
 
     def report(self) -> str:
         """Return a line if the silence has just become long; else nothing."""
@@ -68,13 +63,12 @@ class Silence:
 
     def _found(self) -> str:
         """Return what the ranks that run do, or in which phase the nodes are."""
-        ended = (journal.ENDED, journal.FAILED)
-        ranks = {number: at for number, at in self._ranks.items() if at[1].state not in ended}
+        ranks = self._journals.running
         if not ranks:
-            phases = sorted({phase.name for phase in self._phases.values() if not phase.ended_at})
+            phases = sorted({phase.name for phase in self._journals.lasting.values()})
             return f"phase: {printable(', '.join(phases))}" if phases else ""
-        node, least = min(ranks.values(), key=lambda at: at[1].cpu_percent)
-        most = max(rank.cpu_percent for _, rank in ranks.values())
+        _, node, least = min(ranks, key=lambda point: point.sample.cpu_percent)
+        most = max(point.sample.cpu_percent for point in ranks)
         state = STATES.get(least.state, printable(least.state))
         words = f"rank {least.rank} on node {node} uses {least.cpu_percent}% of a CPU ({state})"
         if len(ranks) > 1:

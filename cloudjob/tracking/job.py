@@ -621,6 +621,11 @@ class Job:
             described = self.spec()
         return notifications.settle(self._home, status, described)
 
+    @property
+    def notification_failure(self) -> str:
+        """Why notifications of the job were not sent; empty if they were, or may yet be."""
+        return notifications.failure(self._home, self.id)
+
     def remove(self) -> None:
         """Remove the job from its platform, its store and the local records."""
         notifications.forget(self._home, self.id)

@@ -76,9 +76,13 @@ class Journals:
 
     To follow a job that runs: ``job.pieces(follow=True, on_journal=journals.add)``. One thread may
     add while others read.
+
+    Args:
+        is_short: Keep only the last sample of each node, as for a job that is followed for weeks.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_short: bool = False) -> None:
+        self._is_short = is_short
         self._phases: dict[tuple[int, str, float], journal.Phase] = {}
         self._samples: dict[int, list[Sample]] = {}
 
@@ -89,7 +93,9 @@ class Journals:
             if isinstance(entry, journal.Phase):
                 self._phases[node, entry.name, entry.started_at] = entry
             elif entry is not None:
-                self._samples.setdefault(node, []).append(entry)
+                kept = [] if self._is_short else self._samples.get(node, [])
+                self._samples[node] = kept
+                kept.append(entry)
 
     def add_missing(self, other: Journals) -> None:
         """Take in what ``other`` has of the nodes that have recorded nothing here."""
@@ -136,6 +142,21 @@ class Journals:
     def resources(self) -> Mapping[int, tuple[Sample, ...]]:
         """The samples of each node, oldest first."""
         return {node: tuple(samples) for node, samples in sorted(dict(self._samples).items())}
+
+    @property
+    def running(self) -> list[RankPoint]:
+        """The last sample of each rank that has not ended."""
+        return [
+            RankPoint(samples[-1].at, node, each)
+            for node, samples in self.resources.items()
+            for each in samples[-1].ranks
+            if each.state not in (journal.ENDED, journal.FAILED)
+        ]
+
+    @property
+    def silent_s(self) -> float:
+        """For how long no rank that runs has printed anything; 0 if none runs."""
+        return min((each.sample.quiet_s for each in self.running), default=0)
 
     @property
     def ranks(self) -> Mapping[int, tuple[RankPoint, ...]]:

@@ -3,7 +3,8 @@
 A submit with a webhook or a command starts one process of this machine, the notifier. It follows
 the job, and holds the lock of the job's file in ``notify/`` for as long as it runs; it removes the
 file when nothing is left to send. A file without a lock is therefore of a notifier that has failed,
-or was killed: ``settle`` reports what failed, or sends in its place.
+or was killed: ``settle`` reports what failed, or sends in its place. What failed stays in the file
+until the job is removed, so that ``failure`` finds it.
 """
 
 from __future__ import annotations
@@ -17,16 +18,16 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import cloudjob
 from cloudjob.errors import CloudJobError, JobNotFound, UsageError
 from cloudjob.home import locks, private_folder, writing
 from cloudjob.retries import Limits
 from cloudjob.tracking import notice
+from cloudjob.tracking.journals import Journals
 from cloudjob.tracking.notice import END, FAILURE, HANG, Notice, NotSent, Targets
 from jobentry.contract import journal
-from jobentry.contract.journal import RankSample, Sample
 
 if TYPE_CHECKING:
     from cloudjob.model.job import JobSpec
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from cloudjob.tracking.job import Job
 
 _FOLDER = "notify"
+# The first word of the last line of a file whose notifications were not sent.
+_FAILED = "failed"
 # Seconds between two looks at a log, and after a platform has not answered.
 _POLL_S, _PAUSE_S = 0.5, 30.0
 # For how long a platform may not answer.
@@ -115,6 +118,16 @@ def _start(home: Path, job: str, targets: Targets, lock: int) -> None:
     threading.Thread(target=process.wait, daemon=True).start()
 
 
+def failure(home: Path, job: str) -> str:
+    """Return why the notifications of a job were not sent; empty if they were, or may yet be."""
+    try:
+        lines = _path(home, job).read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return ""
+    word, _, rest = (lines or [""])[-1].partition(" ")
+    return rest if word == _FAILED else ""
+
+
 def forget(home: Path, job: str) -> None:
     """Send nothing of a job any more."""
     _path(home, job).unlink(missing_ok=True)
@@ -132,20 +145,13 @@ def main() -> None:
     _Notifier(find(home, name), _path(home, name), Targets(**request), lock).run()
 
 
-class _LastSeen(NamedTuple):
-    """What a rank used when its node recorded that last."""
-
-    node: int
-    sample: RankSample
-
-
 class _Notifier:
     def __init__(self, job: Job, path: Path, targets: Targets, lock: int) -> None:
         self._job = job
         self._path = path
         self._targets = targets
         self._lock = lock
-        self._last: dict[int, _LastSeen] = {}
+        self._journals = Journals(is_short=True)
         self._failures: list[str] = []
 
     def run(self) -> None:
@@ -157,7 +163,7 @@ class _Notifier:
         if _is_due(status, self._targets.events):
             self._send(notice.of_end(status))
         if self._failures:
-            self._note(f"failed {'; '.join(self._failures)}")
+            self._note(f"{_FAILED} {'; '.join(self._failures)}")
         else:
             self._path.unlink(missing_ok=True)
 
@@ -169,8 +175,7 @@ class _Notifier:
             self._failures.append(error.message)
 
     def _note(self, line: str) -> None:
-        with suppress(OSError):  # a full disk costs only the report of a failure
-            os.write(self._lock, f"{line}\n".encode("utf-8", "backslashreplace"))
+        _write(self._lock, line)
 
     # -- a hang --
 
@@ -179,7 +184,7 @@ class _Notifier:
         end_s = time.monotonic() + _PATIENCE_S
         while time.monotonic() < end_s and self._path.exists():
             try:
-                for piece in self._job.pieces(follow=True, on_journal=self._add):
+                for piece in self._job.pieces(follow=True, on_journal=self._journals.add):
                     if self._has_hung() or not self._path.exists():
                         return
                     if not piece.data:
@@ -190,21 +195,10 @@ class _Notifier:
             except CloudJobError:
                 self._pause()
 
-    def _add(self, node: int, lines: list[bytes]) -> None:
-        for line in lines:
-            entry = journal.load(line)
-            if isinstance(entry, Sample):
-                self._last.update({each.rank: _LastSeen(node, each) for each in entry.ranks})
-
     def _has_hung(self) -> bool:
         """Whether all ranks are silent for too long; the first time, this is sent."""
-        running = [
-            each
-            for each in self._last.values()
-            if each.sample.state not in (journal.ENDED, journal.FAILED)
-        ]
-        quiet_s = min((each.sample.quiet_s for each in running), default=0)
-        if not running or quiet_s < self._targets.silent_s:
+        running = self._journals.running
+        if not running or self._journals.silent_s < self._targets.silent_s:
             return False
         first = max(running, key=lambda each: each.sample.quiet_s)
         status = self._job.last_status or self._job.status()
@@ -232,6 +226,11 @@ class _Notifier:
             time.sleep(_POLL_S)
 
 
+def _write(lock: int, line: str) -> None:
+    with suppress(OSError):  # a full disk costs only the report of a failure
+        os.write(lock, f"{line}\n".encode("utf-8", "backslashreplace"))
+
+
 def _is_due(status: JobStatus, events: Any) -> bool:
     kind = notice.of_end(status).event
     return END in events or (kind == FAILURE and FAILURE in events)
@@ -256,9 +255,16 @@ def settle(home: Path, status: JobStatus, described: Mapping[str, Any]) -> str:
         lock = locks.take(path, 0)
         if lock is not None:
             try:
-                return _settled(path, status, described)
+                found = failure(home, status.job)
+                if not found:
+                    found = _settled(path, status, described)
+                    if found:
+                        os.lseek(lock, 0, os.SEEK_END)
+                        _write(lock, f"{_FAILED} {found}")
+                    else:
+                        path.unlink(missing_ok=True)
+                return found
             finally:
-                path.unlink(missing_ok=True)
                 os.close(lock)
     return ""
 
@@ -268,8 +274,6 @@ def _settled(path: Path, status: JobStatus, described: Mapping[str, Any]) -> str
 
     last = (path.read_text(encoding="utf-8", errors="replace").splitlines() or [""])[-1]
     word, _, rest = last.partition(" ")
-    if word == "failed":
-        return rest
     if word == "sending" and rest != HANG:
         return f"sending the notification of {status.job}: interrupted, so it may not have arrived"
     try:

@@ -185,6 +185,10 @@ def test_a_notification_that_fails_is_one_warning_and_changes_no_exit_code(
     assert warnings[0].endswith(": webhook: it answered 404")
     assert KEY not in shown
     assert len(webhook.received) == 1
+    job = warnings[0].partition(" of the end of ")[2].partition(":")[0]
+    assert main(["status", job]) == 0
+    failed = warnings[0].replace("warning", "notification failed")
+    assert failed in capfd.readouterr().out.splitlines()
 
 
 def test_a_webhook_that_never_answers_holds_up_neither_job_nor_submit(
@@ -219,9 +223,10 @@ def test_what_a_killed_notifier_may_have_sent_is_not_sent_again(
     described = {"notify": {"webhook": "HOOK"}}
 
     assert notifications.settle(home, ENDED, described).startswith(found)
-    assert notifications.settle(home, ENDED, described) == ""
+    assert notifications.settle(home, ENDED, described).startswith(found)
+    assert notifications.failure(home, ENDED.job).startswith(found)
     assert len(webhook.received) == sent
-    assert not path.exists()
+    assert path.exists() == bool(found)
 
 
 def test_a_module_of_the_current_folder_does_not_replace_one_of_the_notifier(
