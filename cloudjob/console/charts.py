@@ -176,7 +176,7 @@ class _Scale(NamedTuple):
 _SCALES = {
     "silent for (s)": _Scale(" s", 60, "high"),
     "CPU (%)": _Scale(" %", 25, "both"),
-    "memory (MiB)": _Scale(" MiB", 256, "both"),
+    "memory (MB)": _Scale(" MB", 256, "both"),
     "threads": _Scale("", 8, "both"),
     "step": _Scale("", 10, "low"),
 }
@@ -244,6 +244,11 @@ def rank_grid(
     return Chart(shows, option, rows * _CELL_PX + _LEGEND_PX, note)
 
 
+def _mb(mib: float) -> float:
+    """Return megabytes, the unit of everything that is shown; journals have mebibytes."""
+    return round(mib * 1.048576, 1)
+
+
 def _value_of(
     shows: str, steps: Mapping[int, int]
 ) -> Callable[[int, Sequence[RankPoint]], float | None]:
@@ -251,7 +256,7 @@ def _value_of(
     of_sample: dict[str, Callable[[journal.RankSample], float]] = {
         "silent for (s)": lambda sample: sample.quiet_s,
         "CPU (%)": lambda sample: sample.cpu_percent,
-        "memory (MiB)": lambda sample: sample.rss_mib,
+        "memory (MB)": lambda sample: _mb(sample.rss_mib),
         "threads": lambda sample: sample.threads,
     }
     if shows == "step":
@@ -363,7 +368,7 @@ def resources(journals: Journals, zero_s: float) -> list[Chart]:
                 devices.setdefault(name, []).append(_DevicePoint(sample.at, device))
     table: tuple[tuple[str, Mapping[str, Sequence[Any]], Callable[[Any], float | None]], ...] = (
         ("CPU of the machine, all CPUs (%)", nodes, lambda s: sum(s.cpu[:2]) if s.cpu else None),
-        ("Memory (MiB)", nodes, lambda s: s.memory[0] if s.memory else None),
+        ("Memory (MB)", nodes, lambda s: _mb(s.memory[0]) if s.memory else None),
         (
             "Disk space used (%)",
             nodes,
@@ -371,13 +376,17 @@ def resources(journals: Journals, zero_s: float) -> list[Chart]:
         ),
         ("GPUs and NPUs (%)", devices, lambda point: point.device.utilisation_percent),
         ("CPU of each rank (% of one CPU)", ranks, lambda point: point.sample.cpu_percent),
-        ("Memory of each rank (MiB)", ranks, lambda point: point.sample.rss_mib),
+        ("Memory of each rank (MB)", ranks, lambda point: _mb(point.sample.rss_mib)),
         (
-            "Network, received and sent (KiB/s)",
+            "Network, received and sent (MB/s)",
             nodes,
-            lambda s: sum(s.network) if s.network else None,
+            lambda s: _mb(sum(s.network) / 1024) if s.network else None,
         ),
-        ("Disk, read and written (KiB/s)", nodes, lambda s: sum(s.disk) if s.disk else None),
+        (
+            "Disk, read and written (MB/s)",
+            nodes,
+            lambda s: _mb(sum(s.disk) / 1024) if s.disk else None,
+        ),
     )
     found = {
         title: {

@@ -107,7 +107,7 @@ def test_a_failed_job_shows_which_rank_failed_and_why(home: Path, failed: str, o
     assert "of rank 0" not in page.text
     keep(page, "log")
     page.open(f"/job/{failed}/ranks")
-    page.shows("silent for (s)", "memory (MiB)", "Rank 1 made the job fail")
+    page.shows("silent for (s)", "memory (MB)", "Rank 1 made the job fail")
     page.await_true("document.querySelectorAll('canvas').length >= 1")
     keep(page, "ranks")
     page.open(f"/job/{failed}/resources")

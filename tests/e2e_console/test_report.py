@@ -40,7 +40,7 @@ def test_a_report_is_one_file_that_shows_why_the_job_failed(
 
     assert "RuntimeError: the loss is NaN <b>&amp;</b>" in text
     assert "step 2 of rank 0" in text
-    for title in ("Timeline", "Ranks: silent for (s)", "step", "Memory of each rank (MiB)"):
+    for title in ("Timeline", "Ranks: silent for (s)", "step", "Memory of each rank (MB)"):
         assert title in text
     assert drawn == int(driver.execute_script("return document.body.dataset.drawn")) > 6
     assert problems == []

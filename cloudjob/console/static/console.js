@@ -284,7 +284,7 @@ const console_ui = (() => {
     const ended = { E: "ended", F: "failed" }[state] || `state ${safe(state)}`;
     return (
       `<b>rank ${data.rank}</b> on node ${data.node}, ${ended}<br>` +
-      `silent for ${span(quiet_s)}<br>CPU ${cpu_percent} %, memory ${rss_mib} MiB<br>` +
+      `silent for ${span(quiet_s)}<br>CPU ${cpu_percent} %, memory ${(rss_mib * 1.048576).toFixed(1)} MB<br>` +
       `${threads} threads, ${children} children`
     );
   };

@@ -124,9 +124,9 @@ def test_a_rank_that_has_ended_shows_what_it_used_while_it_ran():
     journals = recorded(Sample(100.0, ranks=(rank(1, 4),)))
     ended = RankSample(1, 0, 0, 9, journal.ENDED, 0, 0)
     journals.add(0, [journal.dump(Sample(101.0, ranks=(ended,))).rstrip()])
-    cell = cells(charts.rank_grid(journals, "memory (MiB)"))[1]
+    cell = cells(charts.rank_grid(journals, "memory (MB)"))[1]
 
-    assert cell["value"][2] == 100
+    assert cell["value"][2] == 104.9
     assert cell["sample"]["state"] == journal.ENDED
 
 
@@ -168,7 +168,7 @@ def test_resources_have_a_line_for_each_node_and_rank_and_no_chart_without_value
         "node 0": [(10.0, 60.0)],
         "node 1": [(11.0, 20.0)],
     }
-    assert found["Memory (MiB)"] == {"node 0": [(10.0, 512)], "node 1": []}
+    assert found["Memory (MB)"] == {"node 0": [(10.0, 536.9)], "node 1": []}
     assert found["CPU of each rank (% of one CPU)"]["rank 1"] == [(11.0, 10)]
     assert "GPUs and NPUs (%)" not in found
     # A zoom of one is a zoom of all.
@@ -183,9 +183,9 @@ def test_a_long_job_keeps_its_peaks_and_a_large_one_names_what_is_left_out():
     journals.add(0, [journal.dump(sample).rstrip() for sample in (many, *samples)])
     found = {chart.title: chart for chart in charts.resources(journals, zero_s=0.0)}
 
-    [line] = found["Memory (MiB)"].option["series"]
+    [line] = found["Memory (MB)"].option["series"]
     assert len(line["data"]) <= 500
-    assert (777.0, 900) in line["data"]
+    assert (777.0, 943.7) in line["data"]
     ranks = found["CPU of each rank (% of one CPU)"]
     assert len(ranks.option["series"]) == 64
     assert ranks.note == "the first 64 of 100"
