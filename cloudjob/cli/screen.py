@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from cloudjob.model import bars
 from jobentry.contract import lines
 
 # Counting marks beats looking at each line as long as the ranks are few.
@@ -15,7 +16,8 @@ _LONGEST_BYTES = 1024 * 1024
 class Screen:
     """Turns the marked stream of all nodes into whole lines, each with the mark of its rank.
 
-    Of a line with carriage returns, such as a progress bar, only its last state is shown.
+    Of a line with carriage returns, such as a progress bar, only its last state is shown; of nested
+    bars, which draw over each other, only the last state of all.
 
     Args:
         is_live: Whether the ranks' text goes to a terminal and not to a file: then only colours may
@@ -38,8 +40,9 @@ class Screen:
     @property
     def bars(self) -> dict[int, bytes]:
         """What each rank has written of a line that has not ended: the state of its bar."""
-        found = {rank: _safe(part.rstrip(b"\r")) for rank, part in sorted(self._parts.items())}
-        return {rank: text for rank, text in found.items() if text.strip()}
+        found = {rank: bars.last_state(part) for rank, part in sorted(self._parts.items())}
+        safe = {rank: _safe(text.rstrip(b"\r\n")) for rank, text in found.items()}
+        return {rank: text for rank, text in safe.items() if text.strip()}
 
     def show(self, data: bytes, start: bytes = b"") -> tuple[bytes, bytes]:
         """Return the ranks' text and the messages of the entry in whole lines of the stream.
@@ -65,9 +68,9 @@ class Screen:
         """Return what is still open when the stream has ended."""
         rest = [self._close_open()]
         for rank, part in sorted(self._parts.items()):
-            text = part.rstrip(b"\r")
+            text = bars.last_state(part).rstrip(b"\r\n")
             # A bar that has removed itself leaves nothing.
-            if text.strip() or not part.endswith(b"\r"):
+            if text.strip() or not part.endswith((b"\r", b"\n")):
                 rest.append(self._marked(rank, text, start) + b"\n")
         self._parts.clear()
         return b"".join(rest)
@@ -88,12 +91,24 @@ class Screen:
             # A long line, of which the beginning was written: the rest follows.
             self._open = None if is_whole else rank
             return data
-        text = _last_state(self._parts.pop(rank, b"") + data)
-        if is_whole:
-            return self._close_open() + self._marked(rank, text, start)
+        before = self._parts.pop(rank, b"")
+        above = b""
+        if before.endswith(b"\n"):
+            if not data.startswith(b"\r"):
+                above = self._close_open() + self._marked(rank, bars.last_state(before), start)
+            before = b""
+        text = bars.reduced(before + data)
+        if is_whole and not bars.is_drawn_over(text):
+            text = bars.last_state(text)
+            return above + self._close_open() + self._marked(rank, text, start)
+        return above + self._kept(rank, text, start)
+
+    def _kept(self, rank: int, text: bytes, start: bytes) -> bytes:
+        """Keep what may be drawn over; return it if it is too long for that."""
         if len(text) < _LONGEST_BYTES:
             self._parts[rank] = text
             return b""
+        text = bars.last_state(text)
         if self._is_live:
             # Live lines stand below it.
             return self._marked(rank, text, start) + b"\n"
@@ -110,12 +125,6 @@ class Screen:
         # A line of another rank begins, and ends this one early.
         self._open = None
         return b"\n"
-
-
-def _last_state(text: bytes) -> bytes:
-    """Return a line as a terminal shows it last, with its own end."""
-    body = text.rstrip(b"\r\n")
-    return body.rpartition(b"\r")[2] + text[len(body) :]
 
 
 # ---- what may reach a terminal -------------------------------------------------------------------

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from cloudjob.errors import CloudJobError
+from cloudjob.model import bars
 from cloudjob.model.status import Failure
 from cloudjob.tracking import Job
 from cloudjob.tracking.job import LogPiece
@@ -75,7 +76,7 @@ class Page(NamedTuple):
 
 def printable(line: bytes) -> str:
     """Return what a terminal would show of a line last, without what controls a terminal."""
-    shown = line.rstrip(b"\r\n").rpartition(b"\r")[2]
+    shown = bars.last_state(line).rstrip(b"\r\n")
     return _CONTROL.sub("", shown.decode("utf-8", "replace"))
 
 
@@ -274,11 +275,16 @@ class LogFile:
             line = lines.read(text + b"\n")
             rank = _ENTRY if line.rank is None else line.rank
             before = self._open.pop((node, rank), b"")
-            if line.data.endswith(b"\n"):
-                found.append((rank, before + line.data))
+            if before.endswith(b"\n"):
+                if not line.data.startswith(b"\r"):
+                    found.append((rank, before))
+                before = b""
+            whole = before + line.data
+            if whole.endswith(b"\n") and not bars.is_drawn_over(whole):
+                found.append((rank, whole))
             else:
                 # A progress bar overwrites itself; only what it shows last is kept.
-                self._open[node, rank] = (before + line.data)[-LONGEST_CHARS:]
+                self._open[node, rank] = bars.reduced(whole)[-LONGEST_CHARS:]
         self._append(node, found, int(piece.at or 0))
 
     def _append(self, node: int, found: Sequence[tuple[int, bytes]], at_s: int = 0) -> None:

@@ -131,3 +131,34 @@ def test_a_line_without_an_end_costs_little_memory(is_live: bool, part: bytes):
         assert b"".join(found) == b"[1] other\n[0] " + part[1:] + b"end\n"
     elif not is_live:
         assert b"".join(found) == b"[0] " + part * 50 + b"\n[1] other\n[0] end\n"
+
+
+def test_nested_bars_leave_one_line_and_the_text_behind_them():
+    # As tqdm writes an outer bar and an inner one with position=1 and leave=False.
+    written = b"\router: 0/2"
+    for epoch in (b"1", b"2"):
+        written += (
+            b"\n\rinner: 0/2\x1b[A\n\rinner: 1/2\x1b[A\n\r          \x1b[A\router: %s/2" % epoch
+        )
+    *whole, rest = (written + b"\nepochs done\n").split(b"\n")
+    pieces = [b"[0] " + line + b"\n" for line in whole]
+    assert rest == b""
+
+    for is_live in (True, False):
+        assert (
+            shown(*pieces, is_live=is_live) == b"[0] outer: 0/2\n[0] outer: 2/2\n[0] epochs done\n"
+        )
+        assert shown(*pieces[:2], is_live=is_live) == b"[0] outer: 0/2\n[0] inner: 0/2\n"
+    screen = Screen(is_live=True)
+    assert screen.show(b"".join(pieces[:4]))[0] == b"[0] outer: 0/2\n"
+    assert screen.bars == {0: b"outer: 1/2"}
+    cut = [b"[0]+ " + bytes([byte]) + b"\n" for byte in b"\rinner: 1/2\x1b[A"]
+    assert shown(*cut, b"[0] \n", *pieces[-2:]) == b"[0] outer: 2/2\n[0] epochs done\n"
+
+
+def test_text_between_nested_bars_is_shown():
+    # What a rank prints stands where the cursor is: behind the movement of the inner bar.
+    pieces = (b"[0] \rinner: 1/2\x1b[Aepoch 1\n", b"[0]+ \rinner: 2/2\x1b[A\n", b"[0] epoch 2\n")
+    for is_live in (True, False):
+        assert shown(*pieces, is_live=is_live) == b"[0] epoch 1\n[0] epoch 2\n"
+    assert shown(b"[0] a\x1b[Ab\n", is_live=False) == b"[0] a\x1b[Ab\n"

@@ -219,3 +219,14 @@ def test_a_log_that_was_closed_has_no_lines(tmp_path: Path):
 def test_the_log_leaves_no_file(tmp_path: Path):
     assert read(Job(*TWO_NODES), tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_nested_bars_leave_one_line_and_the_text_behind_them(tmp_path: Path):
+    inner = b"[0] \rinner: %d/2\x1b[A\n"
+    outer = b"[0] \r          \x1b[A\router: 1/1\n"
+    bars = (b"[0] \router: 0/1\n", inner % 0, inner % 1, outer)
+
+    found = read(Job(LogPiece(0, b"".join(bars) + b"[0] done\n")), tmp_path)
+    assert found == [(0, 0, "outer: 0/1"), (0, 0, "outer: 1/1"), (0, 0, "done")]
+    found = read(Job(LogPiece(0, b"".join(bars))), tmp_path)
+    assert found == [(0, 0, "outer: 0/1"), (0, 0, "outer: 1/1")]

@@ -1,0 +1,38 @@
+"""Progress bars in the log of a rank: carriage returns, and the cursor movements of nested bars.
+
+A nested bar, as tqdm writes it, begins on a new line and ends by moving the cursor up, where the
+outer bar is drawn next. So most lines of a log with nested bars are drawn over by the next one.
+"""
+
+from __future__ import annotations
+
+_UP = b"\x1b[A"
+
+
+def is_drawn_over(line: bytes) -> bool:
+    """Whether a line shows nested bars, which the next bar on a terminal would draw over."""
+    head, up, tail = line.rstrip(b"\r\n").rpartition(_UP)
+    return bool(up) and b"\r" in head and (not tail or tail.startswith(b"\r"))
+
+
+def reduced(text: bytes) -> bytes:
+    """Return the part of a line that still shows, to which more may be appended."""
+    body = text.rstrip(b"\r\n")
+    end = text[len(body) :]
+    head, up, tail = body.rpartition(_UP)
+    if is_drawn_over(text):
+        return _from_last_return(head) + up + _from_last_return(tail) + end
+    return _from_last_return(tail if b"\r" in head else body) + end
+
+
+def last_state(text: bytes) -> bytes:
+    """Return a line as a terminal shows it last, with its own end."""
+    text = reduced(text)
+    if is_drawn_over(text):
+        text = text.replace(_UP, b"")
+    body = text.rstrip(b"\r\n")
+    return body.rpartition(b"\r")[2] + text[len(body) :]
+
+
+def _from_last_return(text: bytes) -> bytes:
+    return text[max(0, text.rfind(b"\r")) :]
