@@ -361,7 +361,7 @@ def test_the_jobs_of_a_sweep_are_cancelled_even_if_its_mark_cannot_be_written(
 
     with pytest.raises(cloudjob.CloudJobError, match="cancelling the sweep"):
         sweep.cancel(is_urgent=True)
-    assert sweep.jobs()[0].wait().state.value == "CANCELLED"
+    assert sweep.jobs()[0].wait(timeout_s=120).state.value == "CANCELLED"
 
 
 def test_ctrl_c_with_detach_leaves_the_jobs_running_and_the_others_unsubmitted(
