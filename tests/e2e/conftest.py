@@ -327,6 +327,13 @@ class Cloud:
         return self.find(lambda _, words: bool(words) and Path(words[0]).name in names)
 
     def leftovers(self) -> list[str]:
+        """Return what is left after some seconds: a job ends just before its last process does."""
+        end = time.monotonic() + 10
+        while (left := self._left_now()) and time.monotonic() < end:
+            time.sleep(0.05)
+        return left
+
+    def _left_now(self) -> list[str]:
         found = [
             f"process {pid}: {' '.join(words)[:300]}" for pid, words in self.processes().items()
         ]
@@ -345,9 +352,7 @@ class Cloud:
             if run.process.poll() is None:
                 run.process.kill()
                 run.process.wait()
-        end = time.monotonic() + 4
-        while (left := self.leftovers()) and not found and time.monotonic() < end:
-            time.sleep(0.05)
+        left = self._left_now() if found else self.leftovers()
         for pid in self.processes():
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
