@@ -35,12 +35,10 @@ from jobentry.node.prepare import (
     empty,
     keep_existing_tune_file,
     leave_environment,
-    listen,
     make_node_dir,
     node_environment,
     read_key,
     remove,
-    stage,
     start_sshd,
     tidy,
     with_existing_host_file,
@@ -54,12 +52,13 @@ from jobentry.node.tools import (
     start_module,
     start_version,
 )
+from jobentry.staging.stage import stage
 
 if TYPE_CHECKING:
     from jobentry.contract.journal import Phase
-    from jobentry.control.local_ranks import BadEnd
     from jobentry.control.verdict import Outcome
     from jobentry.control.worker import ControlSocket
+    from jobentry.node.local_ranks import BadEnd
     from jobentry.staging.outputs import Outputs
 
 USAGE = """usage: jobentry [--dry-run] [--json] SCRIPT [ARGS]...
@@ -341,8 +340,12 @@ def _prepare_and_run(node: NodeEnv, options: Options, journal: Journal, started_
     if unsubmitted.is_unsubmitted(os.environ):
         unsubmitted.warn_of_nested_launcher(node, folder, options.words[0])
     make_node_dir(where)
-    # First, as the head waits for each node.
-    control_socket = listen(node, where)
+    control_socket = None
+    if not node.is_head:
+        from jobentry.control import worker
+
+        # First, as the head waits for each node.
+        control_socket = worker.listen(node, where)
     server = start_sshd(node, where, journal)
     try:
         environment = node_environment(node, where, folder)

@@ -12,27 +12,11 @@ import os
 from typing import Iterator, Mapping
 
 from jobentry.contract import names
-from jobentry.contract.masks import MASK, Range, hidden_forms
+from jobentry.contract.masks import MASK, Range, hidden_forms, is_secret_name
 
 # The least beginning of a secret that is masked at the end of an incomplete line.
 _LEAST_PART_BYTES = 4
 _KEY_LIMIT_BYTES = 64 * 1024
-_NAME_ENDS = (
-    "TOKEN",
-    "SECRET",
-    "PASSWORD",
-    "PASSWD",
-    "PASSPHRASE",
-    "CREDENTIAL",
-    "CREDENTIALS",
-    "API_KEY",
-    "APIKEY",
-    "ACCESS_KEY",
-    "ACCESS_KEY_ID",
-    "SECRET_KEY",
-    "PRIVATE_KEY",
-    "SSH_KEY",
-)
 
 _values: tuple[bytes, ...] = ()
 _texts: tuple[str, ...] = ()
@@ -105,7 +89,7 @@ def _secrets(environ: Mapping[str, str]) -> Iterator[bytes]:
     """Yield the values of secrets."""
     known = (*environ.get(names.CLOUDJOB_SECRET_NAMES, "").split(), *names.STORE_KEYS)
     for name, value in environ.items():
-        if name in known or (name.upper().endswith(_NAME_ENDS) and not os.path.exists(value)):
+        if name in known or (is_secret_name(name) and not os.path.exists(value)):
             yield os.fsencode(value)
     key = environ.get(names.CLOUDJOB_SSH_KEY, "")
     if key:

@@ -54,7 +54,7 @@ def test_unpacking_replaces_an_older_version(zipapp: str, unpacked: Path):
 
 
 def test_an_image_starts_unpacked_files_only_of_the_same_version(zipapp: str, unpacked: Path):
-    """Another archive may have been laid over the image's own: both halves must match."""
+    """Another archive may have replaced the image's: both halves must match."""
     shutil.copy(BOOT, unpacked.parent)
     shutil.copy(zipapp, unpacked.parent / "jobentry.pyz")
     (unpacked / "__main__.py").write_text("print('unpacked')")

@@ -1,4 +1,4 @@
-"""The relay: real logs, real threads, and a stream from which every byte comes back."""
+"""The relay: real logs, real threads, and a stream that keeps every byte."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jobentry.log import Relay, last_lines, log_message
 
 
 class Stream:
-    """A relay into a file, and what stands in it."""
+    """A relay into a file, and the content of that file."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -122,7 +122,7 @@ def test_a_very_long_line_is_copied_exactly(stream: Stream):
 
 
 def test_lines_of_many_ranks_are_never_mixed(stream: Stream):
-    """Eight ranks write at the same time, in pieces that are no lines."""
+    """Eight ranks write at the same time, in pieces that are not lines."""
     written = {
         rank: b"".join(b"rank %d line %d\n" % (rank, line) for line in range(2000))
         for rank in range(8)

@@ -59,7 +59,7 @@ class Machine:
         return path
 
     def add_mpirun(self, version: str = "4.1.4") -> Path:
-        """Put on PATH what says to be an mpirun, and starts nothing."""
+        """Put a fake mpirun on PATH that starts nothing."""
         return self.add("mpirun", f'echo "mpirun (Open MPI) {version}"')
 
     def write(self, name: str, text: str = "", mode: int = 0o644) -> None:
@@ -221,7 +221,7 @@ def test_all_errors_in_the_environment_are_reported(machine: Machine):
             "x.py",
             {"OPENMPI_NP": "2"},
             125,
-            "OPENMPI_NP=2, but 1 node(s) with 1 slot(s) have room for 1",
+            "OPENMPI_NP=2, but there is room for 1 (nodes: 1, slots per node: 1)",
             FIX_ARGS,
         ),
         (
@@ -314,7 +314,7 @@ def test_an_unsupported_mpirun_is_reported_with_a_hint(
 
 
 def test_an_mpirun_that_cannot_be_started_is_reported(machine: Machine):
-    """A program for another machine is said to be one, without a traceback."""
+    """A program for another machine is reported as such, without a traceback."""
     (machine.programs / "mpirun").write_bytes(b"\x7fELF not for this machine")
     (machine.programs / "mpirun").chmod(0o755)
     machine.write("x.py")

@@ -25,7 +25,7 @@ TOOLS = Tools(
 
 
 def test_a_worker_of_an_mpirun_job_starts_nothing():
-    """A node other than 0 serves the head; mpirun's daemon wants to see its file."""
+    """Nodes other than 0 serve the head; mpirun's daemon needs the node's file."""
     made = plan.make(NODE._replace(node=1), {"PWD": "/code", "A": "b"}, PATHS, TOOLS, ("x.py",))
 
     assert made == LaunchPlan(
@@ -155,7 +155,7 @@ def test_ranks_have_the_variables_of_the_first_version_on_request():
 
 
 def test_the_credentials_of_the_entry_do_not_reach_the_ranks():
-    """Those with which it reaches the store; what the user gave by names of his own stays."""
+    """Keys of the store are removed; the user's own variables stay."""
     environ = {**dict.fromkeys(names.STORE_ACCESS, "k3y"), "AWS_SECRET_ACCESS_KEY": "own"}
 
     made = plan.node_environment(environ, NODE, PATHS, "/code")
@@ -188,7 +188,7 @@ def test_secrets_are_masked():
 
 
 def test_srun_on_the_head_starts_the_wrappers_of_all_nodes():
-    """Variables by their names alone, and none of what is one node's own or secret."""
+    """Variables are passed by name only, and neither a node's own ones nor secrets."""
     node = NODE._replace(launcher="srun", slots=2, env_names=("A",), secret_names=("TOKEN",))
     environment = {"PWD": "/code", "A": "b", "TOKEN": "t", "MA_X": "1", "HOME": "/h", "B": "c"}
     made = plan.make(node, environment, PATHS, TOOLS, ("x.py", "--lr", "1"))

@@ -25,6 +25,27 @@ _MOST_RANGES = 1000
 _SHORTEST_BYTES = 8
 # Letters alone, in one case and fewer than these, are a word: "password", "production".
 _LONGEST_WORD = 16
+_NAME_ENDS = (
+    "TOKEN",
+    "SECRET",
+    "PASSWORD",
+    "PASSWD",
+    "PASSPHRASE",
+    "CREDENTIAL",
+    "CREDENTIALS",
+    "API_KEY",
+    "APIKEY",
+    "ACCESS_KEY",
+    "ACCESS_KEY_ID",
+    "SECRET_KEY",
+    "PRIVATE_KEY",
+    "SSH_KEY",
+)
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether a variable usually holds a secret, by its name."""
+    return name.upper().endswith(_NAME_ENDS)
 
 
 def hidden_forms(values: Iterable[bytes]) -> tuple[bytes, ...]:

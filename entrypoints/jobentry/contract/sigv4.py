@@ -85,7 +85,7 @@ def headers(request: Request, keys: Keys, scope: Scope, payload: str = UNSIGNED)
     canonical = f"{request.method}\n{request.path}\n{query}\n{lines}\n{signed}\n{payload}"
     digest = hashlib.sha256(canonical.encode("utf-8")).hexdigest()
     text = f"{_ALGORITHM}\n{scope.at}\n{scope_text}\n{digest}".encode()
-    signature = hmac.digest(_key(keys.secret_key, scope_text), text, "sha256").hex()
+    signature = hmac.digest(signing_key(keys.secret_key, scope_text), text, "sha256").hex()
     result["authorization"] = (
         f"{_ALGORITHM} Credential={keys.access_key}/{scope_text}, "
         f"SignedHeaders={signed}, Signature={signature}"
@@ -94,7 +94,7 @@ def headers(request: Request, keys: Keys, scope: Scope, payload: str = UNSIGNED)
 
 
 @functools.lru_cache(maxsize=4)
-def _key(secret_key: str, scope_text: str) -> bytes:
+def signing_key(secret_key: str, scope_text: str) -> bytes:
     """Return the signing key of one day."""
     key = b"AWS4" + secret_key.encode("utf-8")
     for part in scope_text.split("/"):

@@ -229,7 +229,7 @@ class Link:
         self._stream = self._channel = None
 
     def tick(self, elapsed_s: float) -> None:
-        """Count time, and send a sign of life if due. Called about once a second.
+        """Check the time, and send a heartbeat if due. Called about once a second.
 
         The caller limits the time per call: a suspended machine knows nothing about others.
         """

@@ -21,8 +21,8 @@ _GATHER_S = 10.0
 class Members:
     """The nodes that are there, as the head sees them; the driver reads them from a file.
 
-    A node that comes back has another name for the driver, which takes no node again that it had
-    struck off: ``HOST~2`` when it comes for the second time.
+    A node that returns gets another name for the driver, which never reuses a node that it has
+    removed: ``HOST~2`` when it joins for the second time.
     """
 
     def __init__(self, node: NodeEnv, paths: NodePaths) -> None:

@@ -21,10 +21,10 @@ from typing import Callable, Collection
 from jobentry import linux
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.paths import NodePaths
-from jobentry.control.local_ranks import End, LocalRanks
 from jobentry.control.messages import Lines
 from jobentry.log import Relay
 from jobentry.node.journal import Journal
+from jobentry.node.local_ranks import End, LocalRanks
 
 # Seconds that ranks have to end after the job has failed, before they are killed.
 ABORT_S = 1.0

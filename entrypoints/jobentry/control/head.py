@@ -17,7 +17,6 @@ from jobentry.control.bring_up import BringUp
 from jobentry.control.event_loop import STOPPED_LIMIT_S, NodeLoop, adopt_orphans, is_late
 from jobentry.control.job_context import JobContext
 from jobentry.control.launch_processes import LaunchProcesses
-from jobentry.control.local_ranks import BadEnd
 from jobentry.control.messages import Message
 from jobentry.control.remote_worker import RemoteWorker
 from jobentry.control.run import CLEAN_UP_S, Run
@@ -27,6 +26,7 @@ from jobentry.control.worker_pool import WorkerPool
 from jobentry.errors import EntryError
 from jobentry.log import log_message
 from jobentry.node.journal import Journal
+from jobentry.node.local_ranks import BadEnd
 from jobentry.plan import LaunchPlan
 
 if TYPE_CHECKING:

@@ -11,7 +11,18 @@ _NAMED = 8
 # With clocks further apart, the times in logs and records of two nodes mislead.
 CLOCK_S = 60.0
 
-_HEADINGS = ("node", "host", "address", "port", "line", "code", "Open MPI", "Python", "clock", "")
+_HEADINGS = (
+    "node",
+    "host",
+    "address",
+    "port",
+    "control",
+    "code",
+    "Open MPI",
+    "Python",
+    "clock",
+    "",
+)
 _SAME_CODE = (
     "every node of a job must be given the same variables and the same package; submit again"
 )
@@ -25,9 +36,9 @@ class Row(NamedTuple):
 
     Args:
         address: Empty while its name does not resolve.
-        port: Whether something listens on the port of the line to it; None for not known.
-        line: Whether that gets in and the entry answers; None for not known.
-        facts: What its entry says it has; empty while it has said nothing.
+        port: Whether something listens on its control port; None if unknown.
+        line: Whether the control connection works; None if unknown.
+        facts: What its entry has reported; empty before that.
         clock_ahead_s: How far its clock is ahead of the head's.
         trouble: What is wrong with it, empty for nothing.
         hint: What to do about that.

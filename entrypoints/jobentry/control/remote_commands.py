@@ -1,7 +1,7 @@
-"""Commands that mpirun wants run on other nodes, over the head's connection to each of them.
+"""Commands that mpirun runs on other nodes, over the head's connection to each of them.
 
 A second ssh to a worker costs as much as the first one: a key exchange, a session, a shell. mpirun
-is given an agent instead (``launchers/agent.py``): the head forwards what that asks for, and the
+is given an agent instead (``launchers/agent.py``): the head forwards the agent's command, and the
 worker's entry runs it as its sshd would.
 """
 

@@ -92,7 +92,7 @@ class RemoteWorker:
 
     @property
     def silent_s(self) -> float:
-        """For how many seconds a worker that had answered has been silent."""
+        """Return the seconds since a worker that had answered was last heard."""
         return 0.0 if self.is_absent else self.link.silent_s
 
     def open(self, caller: Caller, resolver: Resolver, port: int) -> None:
@@ -116,7 +116,7 @@ class RemoteWorker:
         self._resolver = None
 
     def look_again(self) -> None:
-        """Look for a new entry in the place of a worker that is gone."""
+        """Look for a new entry that replaces a lost worker."""
         caller, resolver = self._caller, self._resolver
         self.close()
         self.facts = {}

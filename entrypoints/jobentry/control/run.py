@@ -1,4 +1,4 @@
-"""The run: the head has the ranks started, learns how each ends, and decides the job's outcome.
+"""The run: the head starts the ranks, learns how each ends, and decides the job's outcome.
 
 mpirun starts while the workers come up (``start_early``); ``RemoteCommands`` holds its requests
 back, and a file holds back the ranks of the head, until all workers are there. A start that hangs
@@ -16,7 +16,6 @@ from jobentry.contract.exits import Failure
 from jobentry.control import startup_timeout
 from jobentry.control.event_loop import children, remove_sessions, sweep
 from jobentry.control.job_context import JobContext
-from jobentry.control.local_ranks import End
 from jobentry.control.verdict import (
     LaunchEnd,
     Outcome,
@@ -27,6 +26,7 @@ from jobentry.control.verdict import (
 )
 from jobentry.log import log_message
 from jobentry.node.journal import Journal
+from jobentry.node.local_ranks import End
 
 # Seconds to wait for a rank's report after mpirun has failed without a reason.
 REASON_S = 1.0
@@ -77,7 +77,7 @@ class Run:
         self._stop.on_killed = self._launching.clear
 
     def run(self) -> Outcome:
-        """Have the ranks started, wait until all have ended, and return how the job ended."""
+        """Start the ranks, wait until all have ended, and return how the job ended."""
         if self._commands is not None:
             self._commands.open()
         self.journal.begin("start ranks")
@@ -295,10 +295,21 @@ class Run:
         if self._elastic is not None:
             return decide_elastic(self._ends, self._launch_end())
         outcome = decide(self._ends, self._started, self._plan.ranks, self._launch_end())
-        if outcome.failure is None or outcome.failure.node is None or outcome.failure.host:
+        if outcome.failure is None:
             return outcome
-        host = self._node.hosts[outcome.failure.node]
-        return outcome._replace(failure=outcome.failure._replace(host=host))
+        return outcome._replace(failure=self._located(outcome.failure))
+
+    def _located(self, failure: Failure) -> Failure:
+        """Return the failure with both the number and the name of its node, as far as known."""
+        hosts = self._node.hosts
+        if failure.node is not None:
+            return failure._replace(host=failure.host or hosts[failure.node])
+        # mpirun names a node without its domain.
+        short = [host.partition(".")[0] for host in hosts]
+        if failure.host not in short:
+            return failure
+        node = short.index(failure.host)
+        return failure._replace(node=node, host=hosts[node])
 
     def _launch_end(self) -> LaunchEnd:
         """Return how the launchers ended: with a failure, if there was one on any node."""

@@ -20,7 +20,7 @@ _NAMED = 8
 
 
 def patience_s(nodes: int, start_timeout_s: float, attempt: int) -> float:
-    """Return for how many seconds no further rank may start before mpirun counts as hung.
+    """Return the seconds without a new rank after which mpirun counts as hung.
 
     Args:
         attempt: 1 or 2. A second hang may only be slowness, so the second has twice the time.

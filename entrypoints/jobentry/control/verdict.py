@@ -67,8 +67,13 @@ class RankEnd(NamedTuple):
 
     @property
     def is_left_by_mpi(self) -> bool:
-        """Whether Open MPI ended it because another rank was gone."""
-        return self.failure.exit_code == _LEFT_ALONE and self.failure.signal is None
+        """Whether Open MPI ended it because another rank, or mpirun's daemon, was gone."""
+        return self.failure.exit_code in _LEFT_ALONE and self.failure.signal is None
+
+    @property
+    def is_consequence(self) -> bool:
+        """Whether something else must have ended it."""
+        return self.is_left_by_mpi or not self.is_reported
 
 
 class LaunchEnd(NamedTuple):
@@ -90,6 +95,10 @@ def decide(
         ranks: How many there should be.
     """
     first = _first(ends, launch_end)
+    daemon = _LOST_DAEMON.search("\n".join(launch_end.lines))
+    has_succeeded = first is None and launch_end.code == 0 and len(ends) >= ranks
+    if daemon and not has_succeeded and (first is None or first.is_consequence):
+        return _daemon_lost(daemon[1], launch_end)
     if first is not None:
         failure = _named(first.failure, launch_end)
         return Outcome(failure.exit_code or 1, "user", failure)
@@ -157,10 +166,20 @@ def server_ended(server: LaunchEnd, node: int, host: str, have_started: bool) ->
     return Outcome(code, cause, failure)
 
 
+def _daemon_lost(host: str, launch_end: LaunchEnd) -> Outcome:
+    """Return how a job ended whose mpirun lost its daemon on a node; 5.0.11 then returns 0."""
+    code = launch_end.code if launch_end.code > 0 else exits.code_of_signal(9)
+    message = f"{launch_end.name} lost its daemon there: was it killed, or the network cut?"
+    failure = Failure(
+        host=host, exit_code=code, message=message, last_lines=tuple(launch_end.lines)[-20:]
+    )
+    return Outcome(code, "platform", failure)
+
+
 def _all_well(
     ends: Mapping[int, RankEnd], started: Mapping[int, int], ranks: int, launch_end: LaunchEnd
 ) -> Outcome:
-    """Believe mpirun's 0 only when every rank has said the same (5.0.11 also says it when not)."""
+    """Accept mpirun's 0 only if every rank ended with 0 (5.0.11 returns it in other cases, too)."""
     silent = [rank for rank in range(ranks) if rank not in ends]
     if not silent:
         return Outcome(0)
@@ -191,6 +210,8 @@ def _first(ends: Mapping[int, RankEnd], launch_end: LaunchEnd) -> RankEnd | None
     return best
 
 
+# What mpirun prints of a daemon that is gone, in 4.1 and in 5.0.
+_LOST_DAEMON = re.compile(r"^\s*Remote daemon\s*: .* on node (\S+)", re.MULTILINE)
 # mpirun repeats what the MPI library of a rank says when another rank has left it.
 _VICTIM = re.compile(r"reported by process \[\d+,(\d+)\]")
 _IMPROPER = re.compile(r"process rank (\d+) with PID")
@@ -202,9 +223,9 @@ _LOST_CONNECTION = re.compile(
     r"|remote process exited|horovod has been shut down",
     re.IGNORECASE,
 )
-# With this code Open MPI 5.0.11 ends a rank whose connection another rank has closed; what it says
-# of it may come too late.
-_LEFT_ALONE = 14
+# With 14, Open MPI 5.0.11 ends a rank whose connection another rank has closed, and its message may
+# come too late; with 195 or 205, Open MPI 4.1 ends a rank whose daemon is gone.
+_LEFT_ALONE = frozenset((14, 195, 205))
 
 
 def _distance(end: RankEnd, earliest: float, *, is_victim: bool) -> int:

@@ -8,10 +8,10 @@ import socket
 import time
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 
-from jobentry.contract import exits
+from jobentry.contract import exits, names
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.paths import NodePaths
-from jobentry.control import connection
+from jobentry.control import connection, listener
 from jobentry.control.connection import Link
 from jobentry.control.event_loop import (
     ABORT_S,
@@ -23,11 +23,12 @@ from jobentry.control.event_loop import (
     remove_sessions,
 )
 from jobentry.control.launch_processes import LaunchProcesses
-from jobentry.control.listener import Listener
-from jobentry.control.local_ranks import BadEnd, End
 from jobentry.control.messages import Message
+from jobentry.errors import EntryError
 from jobentry.log import log_message
 from jobentry.node.journal import Journal
+from jobentry.node.local_ranks import BadEnd, End
+from jobentry.node.prepare import control_port, read_key
 from jobentry.plan import LaunchPlan
 
 if TYPE_CHECKING:
@@ -48,6 +49,29 @@ class ControlSocket(NamedTuple):
 
     server: socket.socket
     key: bytes
+
+
+def listen(node: NodeEnv, where: NodePaths) -> ControlSocket:
+    """Listen for the head.
+
+    Raises:
+        EntryError: The port is taken, or the job's key cannot be read.
+    """
+    key = read_key(node)
+    port = 0 if node.control_dir else control_port(node, where)
+    try:
+        if not node.control_dir:
+            return ControlSocket(listener.listen(port), key)
+        address = os.environ.get(names.MA_CURRENT_IP, "")
+        # A port of an emulated node must not be reachable from other machines.
+        server = listener.listen(port, address if address.startswith("127.") else "127.0.0.1")
+        listener.announce(server, node.control_dir, node.node)
+        return ControlSocket(server, key)
+    except OSError as error:
+        raise EntryError(
+            f"listening for the head on port {port}: {error.strerror}",
+            hint=f"give {names.SSHD_PORT} another number on all nodes",
+        ) from error
 
 
 class Worker:
@@ -87,7 +111,7 @@ class Worker:
         self._ticked_at = time.monotonic()
         self._reported_s = connection.SILENT_S
         self._link = Link(self._obey, self._broke)
-        self._listener = Listener(
+        self._listener = listener.Listener(
             self._loop,
             control_socket.server,
             connection.secret(control_socket.key),

@@ -153,7 +153,7 @@ def cluster(site: Site) -> dict[str, str]:
 def _parameter_servers(
     site: Site, shared: Mapping[str, str], words: Sequence[str]
 ) -> Iterator[Process]:
-    """Yield this node's share of the parameter servers, which go round the nodes."""
+    """Yield this node's share of the parameter servers, which are assigned to the nodes in turn."""
     text = site.environment.get(_SERVERS) or "0"
     if not (text.isdecimal() and text.isascii() and len(text) < 6):
         raise ArgsError([f"{_SERVERS}={text[:80]!r} is not a number of parameter servers"])

@@ -294,7 +294,7 @@ def check_slots(np: int, node: NodeEnv, plain: list[Option]) -> None:
     if np > room and not may_oversubscribe and not node.open_mpi.host_file:
         raise ArgsError(
             [
-                "%s=%d, but %d node(s) with %d slot(s) have room for %d"
-                % (names.OPENMPI_NP, np, node.nodes, node.slots, room)
+                "%s=%d, but there is room for %d (nodes: %d, slots per node: %d)"
+                % (names.OPENMPI_NP, np, room, node.nodes, node.slots)
             ]
         )

@@ -48,8 +48,8 @@ def launch(site: Site, words: Sequence[str]) -> Launch:
         listed = ", ".join(str(count) for count in found[:8])
         raise ArgsError(
             [
-                "the rank table has %d node(s) with %s device(s), and the job %d with %d rank(s)"
-                " (--nodes, --procs-per-node)" % (len(found), listed, node.nodes, node.slots)
+                "the rank table (nodes: %d, devices per node: %s) does not match the job"
+                " (--nodes %d, --procs-per-node %d)" % (len(found), listed, node.nodes, node.slots)
             ]
         )
     path = posixpath.join(site.paths.node_dir, "rank-table.json")

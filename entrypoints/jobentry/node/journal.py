@@ -16,7 +16,7 @@ from jobentry.contract.journal import Phase, Sample
 
 if TYPE_CHECKING:
     from jobentry.contract.paths import NodePaths
-    from jobentry.control.local_ranks import LocalRanks
+    from jobentry.node.local_ranks import LocalRanks
     from jobentry.node.log_store import LogStore
     from jobentry.node.processes import RankProcesses
 

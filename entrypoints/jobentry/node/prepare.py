@@ -6,8 +6,7 @@ import contextlib
 import os
 import re
 import subprocess
-import time
-from typing import TYPE_CHECKING, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Mapping, Sequence
 
 from jobentry import plan, private_environ
 from jobentry.contract import exits, launchers, names, paths
@@ -20,9 +19,7 @@ from jobentry.log import log_message
 from jobentry.trees import remove_tree
 
 if TYPE_CHECKING:
-    from jobentry.control.worker import ControlSocket
     from jobentry.node.journal import Journal
-    from jobentry.staging.outputs import Outputs
 
 
 def code_folder(node: NodeEnv, where: NodePaths, script: str) -> str:
@@ -88,48 +85,6 @@ def check_script(folder: str, script: str) -> None:
         )
 
 
-def stage(
-    node: NodeEnv, where: NodePaths, journal: Journal, script: str
-) -> tuple[str, Outputs | None]:
-    """Fetch code and inputs, prepare the outputs; return the code folder and the outputs.
-
-    Raises:
-        EntryError: Code or an input cannot be fetched, or an output cannot be stored.
-    """
-    folder = code_folder(node, where, script)
-    # Imported only when needed: without cached bytecode they take a tenth of a second.
-    if node.code_uri:
-        from jobentry.staging import code_package
-
-        if not node.code_uri.startswith("file:"):
-            time.sleep(code_package.turn_s(node.node, node.nodes))
-        with journal.during("package") as transfer, _staging(code_package.UnpackError):
-            code_package.fetch_code(node.code_uri, node.code_digest, folder, progress=transfer.add)
-    if node.inputs_here:
-        from jobentry.staging import inputs
-
-        with _staging(inputs.InputError):
-            inputs.stage(node, where, os.environ, journal)
-    if not node.outputs:
-        return folder, None
-    from jobentry.staging import outputs
-
-    kept = outputs.Outputs(node, where, journal)
-    with journal.during("prepare outputs"), _staging(outputs.OutputError):
-        kept.prepare()
-    return folder, kept
-
-
-@contextlib.contextmanager
-def _staging(kind: type[Exception]) -> Iterator[None]:
-    """Turn an error of this class into an ``EntryError``."""
-    try:
-        yield
-    except kind as error:
-        hint, damaged_layers = getattr(error, "hint", ""), getattr(error, "damaged_layers", ())
-        raise EntryError(str(error), hint=hint, damaged_layers=damaged_layers) from error
-
-
 def needs_sshd(node: NodeEnv, where: NodePaths) -> bool:
     """Whether the nodes of this job use ssh between them; the result is the same on every node."""
     if node.nodes == 1 or node.control_dir:
@@ -152,30 +107,6 @@ def start_sshd(node: NodeEnv, where: NodePaths, journal: Journal) -> subprocess.
             return sshd.start(where)
     except sshd.SshError as error:
         raise EntryError(str(error), hint=_IMAGE) from error
-
-
-def listen(node: NodeEnv, where: NodePaths) -> ControlSocket | None:
-    """Listen for the head on a worker; return None on the head."""
-    if node.is_head:
-        return None
-    from jobentry.control import listener
-    from jobentry.control.worker import ControlSocket
-
-    key = read_key(node)
-    port = 0 if node.control_dir else control_port(node, where)
-    try:
-        if not node.control_dir:
-            return ControlSocket(listener.listen(port), key)
-        address = os.environ.get(names.MA_CURRENT_IP, "")
-        # A port of an emulated node must not be reachable from other machines.
-        server = listener.listen(port, address if address.startswith("127.") else "127.0.0.1")
-        listener.announce(server, node.control_dir, node.node)
-        return ControlSocket(server, key)
-    except OSError as error:
-        raise EntryError(
-            f"listening for the head on port {port}: {error.strerror}",
-            hint=f"give {names.SSHD_PORT} another number on all nodes",
-        ) from error
 
 
 def control_port(node: NodeEnv, where: NodePaths) -> int:

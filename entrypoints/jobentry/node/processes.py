@@ -10,7 +10,7 @@ from jobentry.contract.journal import ENDED, FAILED, RankSample
 
 if TYPE_CHECKING:
     from jobentry.contract.paths import NodePaths
-    from jobentry.control.local_ranks import LocalRanks, RankState
+    from jobentry.node.local_ranks import LocalRanks, RankState
 
 _TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
 _PAGES_PER_MIB = (1024 * 1024) // os.sysconf("SC_PAGE_SIZE")

@@ -27,10 +27,10 @@ from jobentry.contract import env, manifest
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.manifest import Kept, Manifest
 from jobentry.contract.paths import NodePaths
-from jobentry.control.local_ranks import BadEnd
 from jobentry.errors import EntryError
 from jobentry.log import log_message
 from jobentry.node.journal import Journal, Transfer
+from jobentry.node.local_ranks import BadEnd
 from jobentry.objects.base import TEMPORARY, came_back, in_parallel, scheme_of, translated
 from jobentry.staging.open_files import open_for_writing
 

@@ -149,7 +149,7 @@ def test_host_names_follow_the_platforms_pattern():
 
 
 def test_the_first_variable_that_is_set_wins():
-    """MA_TASK_INDEX comes before VC_TASK_INDEX, our word on slots before the platform's."""
+    """MA_TASK_INDEX precedes VC_TASK_INDEX, and our number of slots the platform's."""
     node = env.read(
         {
             "VC_WORKER_HOSTS": "a,b,c",

@@ -30,7 +30,7 @@ def test_a_marked_log_keeps_every_byte_and_shows_no_secret(data: bytes):
 
 
 def test_a_mark_in_one_piece_masks_the_line_in_the_next():
-    """Between both may stand lines of others, and of the entry, which are another stream."""
+    """Lines of other ranks and of the entry may be between them."""
     splitter = masks.Splitter()
     mark, line = stream_of(3, b"my secret\n").splitlines(keepends=True)
 

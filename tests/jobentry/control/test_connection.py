@@ -120,13 +120,13 @@ class Ends:
         self.worker.attach(streams[1], Channel(KEY, "worker", "head", transcript), of_head)
 
     def cut(self, side: str) -> None:
-        """Break the connection; what is on its way is lost."""
+        """Break the connection; messages in transit are lost."""
         (self.head if side == "head" else self.worker).detach()
         self.step()
         (self.worker if side == "head" else self.head).detach()
 
     def step(self) -> None:
-        """Deal with what has come."""
+        """Handle the received messages."""
         if self.selector.get_map():
             for key, _ in self.selector.select(0):
                 key.data()

@@ -37,7 +37,7 @@ def test_the_driver_gets_the_available_nodes(members, told):
 
 
 def test_a_returning_node_gets_a_new_name(members, told):
-    """The driver takes none again that it had struck off."""
+    """The driver never reuses a name that it has removed."""
     for index in range(3):
         members.come(index)
     members.go(1)

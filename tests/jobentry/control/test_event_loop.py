@@ -1,4 +1,4 @@
-"""Head and workers to their end: whole entries, real ranks, real signals.
+"""Head and workers from start to end: whole entries, real ranks, real signals.
 
 Only mpirun is a stand-in, a small program that starts the rank command as that
 do; what real Open MPIs do is the matter of tests/e2e.
@@ -275,12 +275,12 @@ sys.exit(20 + rank)
 
 
 def up(job: Job, ranks: int) -> Callable[[], bool]:
-    """Return a condition: so many ranks are up."""
+    """Return a condition: this number of ranks is up."""
     return lambda: all((job.folder / ("up%d" % rank)).exists() for rank in range(ranks))
 
 
 def pending(entry: Entry) -> int:
-    """Return the signals, a bit each, that the entry has been sent and has not received yet."""
+    """Return the pending signals of the entry as a bit mask."""
     status = Path("/proc/%d/status" % entry.process.pid).read_text()
     return sum(
         int(line.split()[1], 16)

@@ -18,7 +18,7 @@ HEAD = Row(0, "a", "10.0.0.1", True, facts=FACTS)
 
 
 def test_the_table_has_a_line_for_each_node():
-    """The head first, then who lacks something, then the others; nothing known is a dash."""
+    """The head is first, then nodes that lack something; unknown values are dashes."""
     rows = [
         HEAD,
         Row(1, "b", "10.0.0.2", True, True, FACTS, 0.04),
@@ -27,11 +27,11 @@ def test_the_table_has_a_line_for_each_node():
     ]
 
     assert node_table.lines(rows) == [
-        "node  host    address   port  line  code  Open MPI  Python  clock",
-        "0     a       10.0.0.1  open  -     same  4.1       3.11.2  -       the head",
-        "2     c.long  -         -     -     -     -         -       -       no such name",
-        "3     d       10.0.0.4  open  no    -     -         -       -       it has another key",
-        "1     b       10.0.0.2  open  yes   same  4.1       3.11.2  +0.0 s  ready",
+        "node  host    address   port  control  code  Open MPI  Python  clock",
+        "0     a       10.0.0.1  open  -        same  4.1       3.11.2  -       the head",
+        "2     c.long  -         -     -        -     -         -       -       no such name",
+        "3     d       10.0.0.4  open  no       -     -         -       -       it has another key",
+        "1     b       10.0.0.2  open  yes      same  4.1       3.11.2  +0.0 s  ready",
     ]
 
 

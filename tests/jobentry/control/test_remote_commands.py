@@ -59,7 +59,7 @@ class Head:
         return process
 
     def until(self, claim: Any) -> None:
-        """Let the loop run until something is true."""
+        """Run the loop until a condition holds."""
         deadline = time.monotonic() + 60
         while not claim():
             assert time.monotonic() < deadline, self.far.told

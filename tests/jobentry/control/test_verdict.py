@@ -54,6 +54,50 @@ def test_a_job_whose_ranks_succeed_ends_with_0():
     assert decided(*(end(rank) for rank in range(4)), mpirun=WELL) == Outcome(0)
 
 
+LOST_DAEMON = (
+    "ORTE has lost communication with a remote daemon.",
+    "  HNP daemon   : [[56685,0],0] on node worker-0",
+    "  Remote daemon: [[56685,0],1] on node worker-1",
+)
+
+
+@pytest.mark.parametrize(
+    ("ends", "mpirun_code", "code"),
+    [
+        # Open MPI 4.1, whose ranks on that node end with 195 or 205.
+        ([], 205, 205),
+        ([end(1, 195)], 205, 205),
+        ([end(1, 205)], 205, 205),
+        # Open MPI 5.0, which ends its own ranks and then ends with 0.
+        ([end(0, 137, number=9, was_asked_to_end=True)], 0, 137),
+        ([end(2, 137, number=9, is_reported=False)], 0, 137),
+    ],
+)
+def test_the_node_of_a_daemon_that_mpirun_has_lost_is_blamed(
+    ends: list[RankEnd], mpirun_code: int, code: int
+):
+    outcome = decided(*ends, mpirun=LaunchEnd("mpirun", mpirun_code, LOST_DAEMON))
+
+    assert (outcome.exit_code, outcome.cause) == (code, "platform")
+    assert outcome.failure is not None
+    assert (outcome.failure.host, outcome.failure.rank) == ("worker-1", None)
+    assert outcome.failure.message.startswith("mpirun lost its daemon there")
+
+
+def test_a_rank_that_failed_by_itself_is_blamed_and_not_the_daemon_that_was_lost_then():
+    outcome = decided(end(2, 3), mpirun=LaunchEnd("mpirun", 205, LOST_DAEMON))
+
+    assert (outcome.exit_code, outcome.cause) == (3, "user")
+    assert outcome.failure is not None
+    assert outcome.failure.rank == 2
+
+
+def test_a_daemon_lost_in_a_start_that_was_repeated_is_no_failure():
+    every = [end(rank) for rank in range(4)]
+
+    assert decided(*every, mpirun=LaunchEnd("mpirun", 0, LOST_DAEMON)) == Outcome(0)
+
+
 def test_a_rank_that_never_reported_its_end_is_lost():
     """5.0.11 ends with 0 also when a rank is gone."""
     outcome = decided(end(0), end(1), end(3), mpirun=WELL)
@@ -203,7 +247,7 @@ LINES = st.lists(
 
 @given(st.lists(ENDS, max_size=4), st.integers(-15, 255), LINES)
 def test_a_job_that_failed_is_never_a_success(ends: list[RankEnd], code: int, lines: list[str]):
-    """Whatever comes together: 0 only when mpirun and every rank ended well, else a reason."""
+    """With any ends: 0 only if mpirun and every rank ended with 0, otherwise a reason."""
     mpirun = LaunchEnd("mpirun", code, lines)
     outcome = decided(*ends, mpirun=mpirun)
     last = {one.failure.rank: one for one in ends}

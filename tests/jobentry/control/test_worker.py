@@ -170,7 +170,7 @@ def test_a_second_head_is_refused(watch: Any):
 
 
 def is_running(process: int) -> bool:
-    """Whether a process is there, and not one that has ended and nobody has waited for."""
+    """Whether a process runs, and is not a zombie."""
     try:
         return b") Z " not in Path(f"/proc/{process}/stat").read_bytes()
     except OSError:
@@ -201,7 +201,7 @@ def test_a_worker_runs_mpiruns_command_in_the_users_shell(watch: Any):
 
 
 def test_a_worker_does_not_wait_for_a_daemon(watch: Any):
-    """What it starts may go on when it has ended itself, as mpirun's daemon does."""
+    """Processes that it starts may outlive it, as mpirun's daemon does."""
     head = watch()
     head.say("run", number=1, command="setsid sleep 600 <&- >&- 2>&- & exit 0")
 

@@ -120,7 +120,7 @@ class Watch:
         self.lost.append((worker.host, worker.reason))
 
     def until(self, claim: Callable[[], object]) -> None:
-        """Let the loop run until something is true."""
+        """Run the loop until a condition holds."""
         deadline = time.monotonic() + 60
         while not claim():
             assert time.monotonic() < deadline, (self.heard, self.lost)
@@ -160,7 +160,7 @@ def watch(tmp_path: Path) -> Iterator[Callable[..., Watch]]:
 
 @pytest.fixture
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the head's clock for silence go ten times as fast."""
+    """Make the head's clock for silence run ten times as fast."""
     monkeypatch.setattr(worker_pool, "_TICK_S", 0.1)
     monkeypatch.setattr(
         RemoteWorker,

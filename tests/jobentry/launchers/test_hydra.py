@@ -29,7 +29,7 @@ def make(mpi, words=("x.py",), environment=(), **node):
 
 
 def test_mpich_starts_ranks_over_ssh():
-    """The host file in its form, each value by its name, and ssh told where and how."""
+    """The host file has its format, values are passed by name, and ssh gets its options."""
     environ = {"OMPI_MCA_plm_rsh_args": "-q"}
     made = make(MPICH, ssh_key="file:///key", environment=environ)
 
@@ -45,7 +45,7 @@ def test_mpich_starts_ranks_over_ssh():
 
 
 def test_intel_mpi_starts_ranks_over_the_control_connection():
-    """It starts its daemons with our agent; pinning is a variable's matter."""
+    """It starts its daemons with our agent; a variable configures pinning."""
     made = make(INTEL, ssh_key="/key", env_names=("SEED",), environment={"SEED": "=;"})
 
     (process,) = made.processes
@@ -97,5 +97,5 @@ def test_options_without_an_equivalent_are_refused(mpi, given, message):
 
 
 def test_more_ranks_than_slots_are_refused():
-    with pytest.raises(ArgsError, match="have room for 4"):
+    with pytest.raises(ArgsError, match="room for 4"):
         make(MPICH, open_mpi=OpenMpi(x_args="", np=5))

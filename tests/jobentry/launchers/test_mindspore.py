@@ -65,7 +65,7 @@ def test_a_dynamic_cluster_has_one_scheduler_and_numbered_ranks():
 
 
 def test_a_worker_has_ranks_and_no_scheduler():
-    """Their numbers go on where the head's end, their devices begin anew."""
+    """Its ranks continue the head's numbers; device numbers start at 0."""
     launch = mindspore.dynamic_cluster(site(node=1), WORDS)
 
     assert launch.ranks == 4
@@ -153,7 +153,7 @@ UGLY = ("--worker", "", "a b", "'\"", "%s %%", "\udcff\n", "--", "-I")
 
 
 def run_door(environ: dict[str, str], tmp_path) -> str:
-    """Run what msrun starts in the place of a script, and return what its program says."""
+    """Run the program that msrun starts instead of a script, and return its output."""
     folder = tmp_path / "entry"
     folder.mkdir()
     (folder / "__main__.py").write_text(DUMP)
@@ -167,7 +167,7 @@ def run_door(environ: dict[str, str], tmp_path) -> str:
 
 
 def test_the_wrapper_that_msrun_starts_has_exact_arguments_and_variables(tmp_path):
-    """Its own words never meet msrun's parser, and what was changed for msrun is undone."""
+    """The parser of msrun never sees the script's arguments; changes for msrun are undone."""
     given = {"MS_ROLE": "MS_WORKER", "MS_NODE_ID": "3", "PATH": "/changed", "GLOG_v": "3"}
 
     argv, variables = eval(run_door(given, tmp_path))

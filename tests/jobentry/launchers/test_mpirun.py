@@ -1,4 +1,4 @@
-"""The mpirun command: the documented words, in a form that 4.1 and 5.0 take."""
+"""The mpirun command: the documented options, in a form that 4.1 and 5.0 accept."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def command(
     mpi: Mpi = MPI_4,
     node: NodeEnv = NODE,
 ) -> Command:
-    """Return the command for these words of the user."""
+    """Return the command for these options of the user."""
     return mpirun.command(node._replace(open_mpi=open_mpi), environ or {}, mpi, FILES, PROGRAM)
 
 
 def options(made: Command) -> list[str]:
-    """Return the words between the documented beginning and the program."""
+    """Return the arguments between the documented start and the program."""
     return list(made.argv[: -len(PROGRAM)])
 
 
@@ -72,7 +72,7 @@ def carried(made: Command) -> dict[str, str | None]:
 
 
 def test_open_mpi_4_gets_the_documented_command():
-    """Each word of the documentation's line, with two dashes, and nothing but names."""
+    """Each option of the documented command, with two dashes; variables by name only."""
     environ = {
         "MA_VJ_NAME": "j",
         "MA_X": "k=v",
@@ -155,7 +155,7 @@ def test_openmpi_np_sets_the_number_of_ranks():
 
 
 def test_openmpi_bind_args_replace_the_default():
-    """OPENMPI_BIND_ARGS replaces the default; of two words for one thing the last counts."""
+    """OPENMPI_BIND_ARGS replaces the default; of two options for one setting, the last counts."""
     made = command(
         OpenMpi(bind_args="-bind-to core --map-by=socket", extra_args="--bind-to hwthread")
     )
@@ -174,7 +174,7 @@ def test_openmpi_x_args_replace_the_default():
 
 
 def test_openmpi_mca_args_replace_the_default():
-    """OPENMPI_MCA_ARGS replaces the default but for what the entry relies on."""
+    """OPENMPI_MCA_ARGS replaces the default, except for options that the entry needs."""
     made = command(OpenMpi(mca_args="-mca pml ucx"))
 
     assert mca(made) == {"plm_rsh_args": "-p 38888", "pml": "ucx", "plm_rsh_no_tree_spawn": "true"}
@@ -211,7 +211,7 @@ def test_the_users_remote_shell_arguments_are_merged(given: str, expected: str):
     ("given", "expected"), [("", "-F/n/ssh-config"), ("-p 22 -q", "-F/n/ssh-config -p 22 -q")]
 )
 def test_the_ssh_configuration_is_one_argument(given: str, expected: str):
-    """Its file holds the port, and 4.1 takes nothing with a blank along when daemons are a tree."""
+    """Its file has the port, because 4.1 passes no value with a blank down a tree of daemons."""
     open_mpi = OpenMpi(mca_args="-mca plm_rsh_args '%s'" % given if given else "")
     made = mpirun.command(
         NODE._replace(open_mpi=open_mpi), {}, MPI_4, FILES, PROGRAM, Reach("/n/ssh-config")
@@ -254,7 +254,7 @@ def test_a_repeated_parameter_keeps_its_last_value():
 
 
 def test_parameters_are_renamed_for_the_mpi_version():
-    """The words of a job that ran on 4.1 run on 5.0, and what has no name there is left out."""
+    """Options of a job that ran on 4.1 work on 5.0; those unknown there are left out."""
     given = OpenMpi(
         mca_args="-mca plm_rsh_num_concurrent 8 -mca oob_tcp_if_include eth0"
         " -mca orte_rsh_agent ssh -mca routed direct -mca oob tcp"
@@ -344,7 +344,9 @@ def test_more_ranks_than_slots_are_refused():
     with pytest.raises(ArgsError) as caught:
         command(OpenMpi(np=5))
 
-    assert caught.value.problems == ["OPENMPI_NP=5, but 2 node(s) with 2 slot(s) have room for 4"]
+    assert caught.value.problems == [
+        "OPENMPI_NP=5, but there is room for 4 (nodes: 2, slots per node: 2)"
+    ]
 
 
 @pytest.mark.parametrize("words", ["--oversubscribe", "--map-by :OVERSUBSCRIBE", "-oversubscribe"])
@@ -395,7 +397,7 @@ def test_all_problems_are_reported_at_once():
     "words", ["-np 4", "-n 4", "--hostfile f", "-machinefile f", "-tune f", "-am f", "--np=4"]
 )
 def test_options_that_the_entry_sets_are_refused(words: str):
-    """Two of them would be an error of mpirun's, or silently the wrong one."""
+    """A second one would be an error of mpirun, or silently win."""
     with pytest.raises(ArgsError, match="the entry sets this itself"):
         command(OpenMpi(extra_args=words))
 

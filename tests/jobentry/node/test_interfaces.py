@@ -50,7 +50,7 @@ def choose(node: NodeEnv, found: Here, **environ: str) -> Choice:
     ],
 )
 def test_a_list_of_interfaces_is_parsed(text: str, expected: Names):
-    """``^`` comes before ``=``; a port is not part of a name; empty words are ignored."""
+    """``^`` precedes ``=``; a port is not part of a name; empty names are ignored."""
     assert parse(text) == expected
 
 
@@ -71,7 +71,7 @@ def test_a_list_of_interfaces_is_parsed(text: str, expected: Names):
     ],
 )
 def test_a_list_of_interfaces_matches_names(text: str, name: str, expected: bool):
-    """Beginnings of names, unless ``=`` asks for whole ones."""
+    """Names match by their start, or exactly after ``=``."""
     assert parse(text).has(name) is expected
 
 

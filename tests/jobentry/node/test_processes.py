@@ -13,7 +13,7 @@ import pytest
 
 from jobentry.contract.journal import RankSample
 from jobentry.contract.paths import NodePaths
-from jobentry.control.local_ranks import LocalRanks
+from jobentry.node.local_ranks import LocalRanks
 from jobentry.node.processes import RankProcesses
 
 BUSY = "while True: pass"
@@ -107,7 +107,7 @@ def test_a_rank_that_has_ended_says_how(node: Node):
 
 
 def test_a_rank_that_is_seen_late_is_counted_all_the_same(node: Node, until: Callable[..., None]):
-    """Its processes were there at an earlier sample, when nobody had reported it."""
+    """Its processes were in an earlier sample, before it was reported."""
     node.start(0, QUIET)
     report, node.ranks.hear = node.ranks.hear, lambda _: ("", None)  # type: ignore[method-assign]
     node.start(1, FORKING)

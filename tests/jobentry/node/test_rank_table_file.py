@@ -101,7 +101,7 @@ def test_pods_are_sorted_by_their_numbers_and_not_by_their_text():
 
 
 def test_two_pods_of_one_server_share_its_entry():
-    """A server stands in a table once."""
+    """A table lists each server once."""
     table = rank_table.of_text(v0(("p-0", "s", ["1.1.1.1"]), ("p-1", "s", ["1.1.1.2"])))
 
     made = json.loads(table.text)
@@ -259,7 +259,7 @@ def test_all_nodes_write_the_same_table():
 
 @pytest.mark.parametrize("given", [{"slots": 1}, {"hosts": ("a", "b", "c")}])
 def test_a_table_with_another_number_of_devices_is_refused(given):
-    with pytest.raises(ArgsError, match=r"2 node\(s\) with 2, 2 device\(s\).*--procs-per-node"):
+    with pytest.raises(ArgsError, match=r"nodes: 2, devices per node: 2, 2\).*--procs-per-node"):
         rank_table.launch(site()._replace(node=site().node._replace(**given)), ["x.py"])
 
 

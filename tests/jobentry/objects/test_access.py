@@ -76,7 +76,7 @@ def test_obs_needs_a_region():
 
 
 def test_the_first_complete_credentials_win():
-    """Cloudjob's own before the user's before the platform's; half a pair is none."""
+    """Keys for cloudjob precede the user's and the platform's; incomplete pairs are ignored."""
     environ = {
         "CLOUDJOB_S3_ACCESS_KEY": "a",
         "AWS_ACCESS_KEY_ID": "b",

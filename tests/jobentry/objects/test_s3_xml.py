@@ -47,7 +47,7 @@ def test_encoded_keys_come_back_whatever_they_are(keys: list[str]):
 
 @given(st.lists(PLAIN))
 def test_keys_that_are_not_encoded_are_taken_as_they_are(keys: list[str]):
-    """A server that does not say that it has encoded them has not: a plus is a plus."""
+    """Without the mark of encoded keys, a plus is a plus."""
     data = page(*(row(escape(key)) for key in keys))
 
     assert [found.key for found in s3_xml.page(data)[0]] == keys
@@ -105,14 +105,14 @@ HOSTILE = {
 
 @pytest.mark.parametrize("data", HOSTILE.values(), ids=HOSTILE)
 def test_an_answer_that_is_not_a_list_is_refused(data: bytes):
-    """It is not taken for an empty one, nor does it do any harm."""
+    """It does not count as an empty list."""
     with pytest.raises(XmlError):
         s3_xml.page(data)
 
 
 @given(st.binary())
 def test_no_bytes_do_harm(data: bytes):
-    """A fault that cannot be read is one without a name."""
+    """An unreadable error has no code."""
     assert s3_xml.error(data) == Error()
 
 

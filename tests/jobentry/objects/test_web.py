@@ -21,7 +21,7 @@ SECRET = "X-Amz-Signature=c0ffee"
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
-    """Answers as the server's ``answer`` says; by default with ``DATA``, in ranges."""
+    """Answers with the server's ``answer``, by default ranges of ``DATA``."""
 
     protocol_version = "HTTP/1.1"
 
@@ -54,7 +54,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def send_data(self) -> None:
-        """Send what was asked for of ``DATA``."""
+        """Send the requested range of ``DATA``."""
         asked = self.headers.get("Range")
         if asked is None:
             self.send(200, DATA, ETag='"1"')
@@ -78,7 +78,7 @@ class Server(http.server.ThreadingHTTPServer):
 
 @pytest.fixture
 def server() -> Iterator[Any]:
-    """A web server that answers as ``server.answer`` says."""
+    """A web server that answers with ``server.answer``."""
     made: Any = Server(("127.0.0.1", 0), Handler)
     made.seen = []
     made.answer = lambda handler, count: handler.send_data()
@@ -131,7 +131,7 @@ def whole(handler: Handler, count: int) -> None:
 
 
 def unknown(handler: Handler, count: int) -> None:
-    """Answer as a server that does not know how much will come."""
+    """Answer like a server that does not know the length of the body."""
     handler.send_response(200)
     handler.send_header("Transfer-Encoding", "chunked")
     handler.end_headers()
@@ -256,7 +256,7 @@ def test_a_refused_connection_is_reported(tmp_path: Path):
 def test_a_server_that_was_given_up_costs_no_patience_again_until_it_answers(
     server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Many outputs are not each waited for, and what comes later is stored when it is back."""
+    """Outputs do not each wait for the store; later ones are stored once it is back."""
     monkeypatch.setattr(client, "_DOWN_PAUSE_S", 1e6)
     server.answer = lambda handler, count: handler.send(503)
     with pytest.raises(ObjectError, match="for 1 s and"):

@@ -143,7 +143,7 @@ class Node:
         return path.read_bytes() if path.exists() else b""
 
     def lines(self) -> list[list[str]]:
-        """Return what the wrappers have reported, split into words."""
+        """Return the reports of the wrappers, split at blanks."""
         with contextlib.suppress(BlockingIOError):
             self.said += os.read(self.events, 1 << 20)
         return [line.split(" ") for line in self.said.decode().splitlines()]

@@ -180,7 +180,7 @@ class Made:
         files: Sequence[tuple[str | zipfile.ZipInfo, bytes]] = (),
         change: Callable[[bytes], bytes] = lambda data: data,
     ) -> Made:
-        """Add a layer with this manifest and these zip entries, changed as a whole."""
+        """Add a layer with this manifest and these zip entries, and change the zip file."""
         digest = sha256(manifest)
         path = self.store / "layers" / digest
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -430,13 +430,13 @@ def with_directory_flags(flags: int) -> Callable[[bytes], bytes]:
 
 
 def overlapping(data: bytes) -> bytes:
-    """Let the second entry begin where the first one does."""
+    """Make the second entry start where the first one does."""
     first = data[in_directory(data, 0) + 42 :][:4]
     return patched(data, in_directory(data, 1) + 42, first)
 
 
 def too_long(data: bytes) -> bytes:
-    """Let the first entry reach into the second one."""
+    """Make the first entry overlap the second one."""
     return patched(data, in_directory(data, 0) + 20, (500).to_bytes(4, "little"))
 
 
@@ -604,7 +604,7 @@ def test_a_content_that_no_layer_holds_is_refused(tmp_path: Path):
 
 
 def hostile(picked: random.Random) -> tuple[list[Entry], list[bytes], list[str]]:
-    """Return a layer of random entries, most of which mean harm."""
+    """Return a layer of random entries, most of them hostile."""
     words = ["a", "b", "..", ".", "", "/", "d", "d/a", "../x", "/etc", "d/../..", "a/b", "\0", "é",
              "node", "../../victim", "victim", "d/l", "d/l/x", "~", "a" * 300]  # fmt: skip
     body = picked.randbytes(picked.randrange(40))

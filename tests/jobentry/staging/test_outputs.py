@@ -22,7 +22,7 @@ from jobentry.contract import env, manifest
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.manifest import Kept, Manifest
 from jobentry.contract.paths import NodePaths
-from jobentry.control.local_ranks import BadEnd
+from jobentry.node.local_ranks import BadEnd
 from jobentry.objects import directory
 from jobentry.staging import outputs
 from jobentry.staging.outputs import OutputError, Outputs
@@ -36,7 +36,7 @@ def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Node:
-    """A node with one output, and the reader's view of it."""
+    """A node with one output, and what a reader sees of it."""
 
     def __init__(self, folder: Path, node: int = 0, uri: str = "", **facts: Any) -> None:
         home = folder / f"home-{node}-{os.urandom(3).hex()}"
@@ -61,7 +61,7 @@ class Node:
             path.write_bytes(data)
 
     def keep_now(self) -> None:
-        """Do what the thread does every now and then."""
+        """Run one round of the thread that saves outputs."""
         (output,) = self.outputs._all
         output.keep_now(threading.Event())
 
@@ -71,7 +71,7 @@ class Node:
         return self.outputs.finish(60)
 
     def seen(self) -> dict[str, bytes]:
-        """Return what a reader takes for whole, by the manifest of this node."""
+        """Return the files that the manifest of this node lists as complete."""
         return seen(self.store, self.env.node)
 
     def local(self) -> dict[str, bytes]:
@@ -96,7 +96,7 @@ def seen(store: Path, node: int = 0) -> dict[str, bytes]:
 
 
 def plain(store: Path) -> dict[str, bytes]:
-    """Return what a reader sees who knows nothing of manifests."""
+    """Return the files that a reader sees without manifests."""
     return {
         path.relative_to(store).as_posix(): path.read_bytes()
         for path in store.rglob("*")
@@ -149,7 +149,7 @@ GOOD = {"name": "a", "key": "a", "size_bytes": 1, "sha256": "0" * 64, "modified_
     ids=str,
 )
 def test_a_manifest_with_invalid_names_is_refused(fault: dict[str, Any]):
-    """It was written by a node, where anything may run; it must not lead anywhere else."""
+    """A node wrote it, so it may be hostile and must not lead outside the folder."""
     value = {"format": 1, "job": "j", "node": 0, "files": [{**GOOD, **fault}]}
 
     with pytest.raises(manifest.ManifestError):
@@ -339,7 +339,7 @@ def incomplete(node: Node) -> set[str]:
 
 
 def age(path: Path, seconds: float) -> None:
-    """Let a file be one that was written to some time ago."""
+    """Set the time of a file's last write to some time ago."""
     at = time.time() - seconds
     os.utime(path, (at, at))
 
@@ -635,7 +635,7 @@ class Killed(BaseException):
 
 @contextlib.contextmanager
 def killed_after(count: int, patch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """Let ``count`` changes of the store happen, and not one more."""
+    """Allow ``count`` changes of the store, and kill the process at the next one."""
     left = [count]
 
     def counted(act: Callable[..., Any]) -> Callable[..., Any]:
@@ -668,7 +668,7 @@ def run(node: Node) -> None:
 def test_a_reader_always_sees_a_complete_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Whenever the node is killed, the manifest names one of the sets, and every object is there.
 
-    What comes back at the next start is that set, too.
+    The next start restores that set.
     """
     kills = 0
     while True:

@@ -13,8 +13,8 @@ import pytest
 
 from jobentry.contract.exits import Failure
 from jobentry.contract.paths import NodePaths
-from jobentry.control.local_ranks import End, LocalRanks
 from jobentry.control.messages import Lines
+from jobentry.node.local_ranks import End, LocalRanks
 
 
 @pytest.fixture
@@ -46,8 +46,8 @@ def test_processes_that_a_rank_waits_for_are_reported(
 ):
     assert ranks.hear("waits 3 2 python train.py; sleep 9") == ("waits", None)
     assert capsys.readouterr().err == (
-        "jobentry: rank 3: its script has ended, and 2 process(es) that it started still run"
-        " (python train.py; sleep 9): the rank ends with them\n"
+        "jobentry: rank 3: its script has ended, but it started processes that still run"
+        " (2: python train.py; sleep 9); the rank waits for them\n"
     )
 
 

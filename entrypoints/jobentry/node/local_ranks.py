@@ -136,9 +136,8 @@ class LocalRanks:
         if word == "waits":
             rank_text, count, commands = rest.split(" ", 2)
             log_message(
-                f"rank {int(rank_text)}: its script has ended, and {int(count)} process(es) that it"
-                " started"
-                f" still run ({commands}): the rank ends with them"
+                f"rank {int(rank_text)}: its script has ended, but it started processes that still"
+                f" run ({int(count)}: {commands}); the rank waits for them"
             )
             return word, None
         numbers = rest.split(" ", 5)

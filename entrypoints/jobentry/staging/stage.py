@@ -1,0 +1,59 @@
+"""Fetch the code and the inputs of a node, and prepare its outputs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from typing import TYPE_CHECKING, Iterator
+
+from jobentry.contract.env import NodeEnv
+from jobentry.contract.paths import NodePaths
+from jobentry.errors import EntryError
+from jobentry.node.prepare import code_folder
+
+if TYPE_CHECKING:
+    from jobentry.node.journal import Journal
+    from jobentry.staging.outputs import Outputs
+
+
+def stage(
+    node: NodeEnv, where: NodePaths, journal: Journal, script: str
+) -> tuple[str, Outputs | None]:
+    """Fetch code and inputs, prepare the outputs; return the code folder and the outputs.
+
+    Raises:
+        EntryError: Code or an input cannot be fetched, or an output cannot be stored.
+    """
+    folder = code_folder(node, where, script)
+    # Imported only when needed: without cached bytecode they take a tenth of a second.
+    if node.code_uri:
+        from jobentry.staging import code_package
+
+        if not node.code_uri.startswith("file:"):
+            time.sleep(code_package.turn_s(node.node, node.nodes))
+        with journal.during("package") as transfer, _staging(code_package.UnpackError):
+            code_package.fetch_code(node.code_uri, node.code_digest, folder, progress=transfer.add)
+    if node.inputs_here:
+        from jobentry.staging import inputs
+
+        with _staging(inputs.InputError):
+            inputs.stage(node, where, os.environ, journal)
+    if not node.outputs:
+        return folder, None
+    from jobentry.staging import outputs
+
+    kept = outputs.Outputs(node, where, journal)
+    with journal.during("prepare outputs"), _staging(outputs.OutputError):
+        kept.prepare()
+    return folder, kept
+
+
+@contextlib.contextmanager
+def _staging(kind: type[Exception]) -> Iterator[None]:
+    """Turn an error of this class into an ``EntryError``."""
+    try:
+        yield
+    except kind as error:
+        hint, damaged_layers = getattr(error, "hint", ""), getattr(error, "damaged_layers", ())
+        raise EntryError(str(error), hint=hint, damaged_layers=damaged_layers) from error
