@@ -68,7 +68,8 @@ def cases(line_count: int) -> tuple[Case, ...]:
             all_ran(
                 2,
                 Subject("mpirun", partial(subject.mpirun_local, ranks=2, script="noop.py")),
-                Subject("jobentry", partial(subject.jobentry, ranks=2)),
+                Subject("jobentry", partial(subject.jobentry, ranks=2, is_unpacked=True)),
+                Subject("jobentry, zipped", partial(subject.jobentry, ranks=2, is_unpacked=False)),
                 Subject("sagemaker-training", partial(subject.sagemaker_entry, ranks=2), rounds=2),
             ),
         ),

@@ -120,7 +120,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
         "--mpirun", type=Path, help="the Open MPI (first on PATH, else the project's, else a wheel)"
     )
     add("--cloudjob", type=Path, default=ROOT / ".venv/bin/cloudjob", help="(.venv/bin/cloudjob)")
-    add("--zipapp", type=Path, help="the container half (built from entrypoints/)")
+    add("--zipapp", type=Path, help="the node half (built from entrypoints/)")
     add("--image", default="cloudjob/base:latest", help="of the nodes (cloudjob/base:latest)")
     add("--lines", type=_count, default=_LINE_COUNT, help="lines of the case log (500000)")
     args = parser.parse_args(argv)

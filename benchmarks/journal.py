@@ -15,8 +15,8 @@ import tempfile
 import time
 
 from jobentry.contract.paths import NodePaths
-from jobentry.control.local_ranks import LocalRanks
 from jobentry.node import journal
+from jobentry.node.local_ranks import LocalRanks
 
 CPU_LIMIT_PERCENT = 0.5
 HOUR_LIMIT_BYTES = 200_000

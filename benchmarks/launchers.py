@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,7 +16,7 @@ from pathlib import Path
 from benchmarks import venv
 from benchmarks.case import Case, Subject, all_ran
 from benchmarks.measure import Command
-from benchmarks.subject import Bench, entry_of
+from benchmarks.subject import Bench, entry_of, unpacked_entry
 from benchmarks.venv import ROOT, NotRun
 
 _NOOP = "noop.py"
@@ -97,12 +96,8 @@ def _entry(bench: Bench, run: Path, launcher: _Launcher) -> Command:
 
 
 def _unpacked(bench: Bench, run: Path, launcher: _Launcher) -> Command:
-    """Start the same entry unpacked, as the process backend and our images do."""
-    target = bench.homes / "jobentry"
-    if not target.exists():
-        argv = [bench.python, "-I", "-S", str(entry_of(bench)), "--unpack", str(target)]
-        subprocess.run(argv, check=True)
-    return _entry(replace(bench, zipapp=target), run, launcher)
+    """Start the same entry unpacked."""
+    return _entry(replace(bench, zipapp=unpacked_entry(bench)), run, launcher)
 
 
 # -- by hand -------------------------------------------------------------------------------------

@@ -136,10 +136,20 @@ def sagemaker_entry(bench: Bench, run: Path, ranks: int) -> Command:
     return bench.command(argv, run, "noop.py", **env)
 
 
-def jobentry(bench: Bench, run: Path, ranks: int) -> Command:
+def unpacked_entry(bench: Bench) -> Path:
+    """Return the node half unpacked, as the process backend and our images start it."""
+    target = bench.homes / "jobentry"
+    if not target.exists():
+        argv = [bench.python, "-I", "-S", str(entry_of(bench)), "--unpack", str(target)]
+        subprocess.run(argv, check=True)
+    return target
+
+
+def jobentry(bench: Bench, run: Path, ranks: int, *, is_unpacked: bool) -> Command:
     """Start the node half of cloudjob on one node."""
+    entry = unpacked_entry(bench) if is_unpacked else entry_of(bench)
     env = {"MA_NUM_HOSTS": "1", "CLOUDJOB_PROCS_PER_NODE": str(ranks)}
-    argv = (bench.python, "-I", "-S", str(entry_of(bench)), "noop.py")
+    argv = (bench.python, "-I", "-S", str(entry), "noop.py")
     return bench.command(argv, run, "noop.py", **env)
 
 

@@ -158,6 +158,8 @@ def _cloudjob() -> Client:
     from cloudjob.store.files import replacing
 
     store = open_store(f"s3://{BUCKET}")
+    # Imports boto3, which the driver of boto3 has done by now, too.
+    store.access()
 
     def many(pairs: list[tuple[Path, str]]) -> None:
         paths = {key: path for path, key in pairs}
