@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
-from statistics import median
+from statistics import fmean, median
 from typing import Any, NamedTuple
 
 from cloudjob import times
@@ -24,14 +24,15 @@ _PALETTE = [
 ]
 # Not "inherit": its width cannot be measured.
 _FONT = {"fontFamily": "Roboto, system-ui, sans-serif"}
-_GRID_LINES = {"lineStyle": {"opacity": 0.3}}
+# The same on white and on black.
+_GRID_LINES = {"lineStyle": {"opacity": 0.3, **_QUIET}}
 
 
 class Chart(NamedTuple):
     """One chart.
 
     Args:
-        title: Identifies it while the job goes on.
+        title: Identifies the chart while the job runs.
         option: For ECharts; the value of a key that begins with a colon is JavaScript.
         note: What to know about it; may be empty.
     """
@@ -323,7 +324,7 @@ def _odd_one(scale: _Scale, values: Mapping[int, float]) -> str:
 
 
 def _odd_states(values: Mapping[int, float]) -> str:
-    """Return which few ranks are in another state than most, unless they are just at work."""
+    """Return the few ranks whose state differs from that of most, unless they just run."""
     by_state: dict[int, list[int]] = {}
     for rank, value in values.items():
         by_state.setdefault(int(value), []).append(rank)
@@ -396,7 +397,8 @@ def resources(journals: Journals, zero_s: float) -> list[Chart]:
         for title, source, value in table
     }
     label = {":formatter": "v => `${Math.round(v)} s`", "hideOverlap": True, **_QUIET}
-    return _line_charts(found, xAxis={"axisLabel": label})
+    # The end of the axis is seldom a whole number, so rounded it would be a second "5 s".
+    return _line_charts(found, xAxis={"axisLabel": {**label, "showMaxLabel": False}})
 
 
 def curves(points: Sequence[MetricPoint]) -> list[Chart]:
@@ -438,13 +440,24 @@ def _line_charts(found: Mapping[str, Lines], **axes: Mapping[str, Any]) -> list[
     charts = []
     for title, lines in found.items():
         if any(lines.values()):
-            option = _line_option(dict(list(lines.items())[:_MOST_LINES]))
+            option = _line_option(_most_different(lines))
             option["xAxis"].update({**limits, **axes.get("xAxis", {})})
             option["yAxis"].update(axes.get("yAxis", {}))
             left_out = len(lines) > _MOST_LINES
-            note = f"the first {_MOST_LINES} of {len(lines)}" if left_out else ""
+            note = f"the {_MOST_LINES} of {len(lines)} that differ most" if left_out else ""
             charts.append(Chart(title, option, _LINES_PX, note))
     return charts
+
+
+def _most_different(lines: Lines) -> Lines:
+    """Return the lines whose means are farthest from the median, if there are too many."""
+    if len(lines) <= _MOST_LINES:
+        return lines
+    means = {name: fmean(map(_height, points)) for name, points in lines.items() if points}
+    middle = median(means.values())
+    # Those that differ by as little as each other: the first ones.
+    chosen = sorted(means, key=lambda name: -abs(means[name] - middle))[:_MOST_LINES]
+    return {name: lines[name] for name in means if name in chosen}
 
 
 def _line_option(lines: Lines) -> dict[str, Any]:

@@ -20,12 +20,17 @@ def facts(status: JobStatus, job: Job) -> list[tuple[str, str]]:
         ("Native state", status.native_state),
         ("Cause", status.cause),
         ("Exit code", None if status.exit_code is None else str(status.exit_code)),
-        ("Submitted", status.created_at),
-        ("Started", status.started_at),
-        ("Ended", status.ended_at),
+        ("Submitted", clock(status.created_at)),
+        ("Started", clock(status.started_at)),
+        ("Ended", clock(status.ended_at)),
         (
             "Code",
             f"{words.count(code.files, 'file')}, {size_text(code.size_bytes)}" if code else None,
         ),
     )
     return [(name, words.text(value)) for name, value in known if value]
+
+
+def clock(moment: str | None) -> str:
+    """Return a time of RFC 3339 in UTC without its fraction of a second."""
+    return f"{moment[:10]} {moment[11:19]} UTC" if moment else ""

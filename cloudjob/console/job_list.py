@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cloudjob import times
+from cloudjob.console.pages import words
 from cloudjob.errors import CloudJobError
 from cloudjob.home import records_path
 from cloudjob.home.records import JobRecord, Records
@@ -17,6 +18,8 @@ from cloudjob.model.summary import reason
 from cloudjob.tracking import leftovers, with_status
 from cloudjob.tracking.lookup import attach
 
+# The rest of a longer reason is on the page of the job.
+_REASON_CHARS = 400
 _REFRESH_S = 2.0
 # The thread pauses when no page has asked for this long.
 _UNWATCHED_S = 15.0
@@ -147,5 +150,5 @@ def row_of(status: JobStatus) -> Row:
         "started": started,
         "ended": ended,
         "exit_code": status.exit_code,
-        "reason": reason(status),
+        "reason": words.text(reason(status)[:_REASON_CHARS]),
     }

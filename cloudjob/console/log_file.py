@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 import tempfile
 import threading
 import time
@@ -13,12 +12,15 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from cloudjob.console.emulated import EmulatedJob
+from cloudjob.console.pages import words
 from cloudjob.errors import CloudJobError
 from cloudjob.model import bars
 from cloudjob.model.status import Failure
 from cloudjob.tracking import Job
 from cloudjob.tracking.job import LogPiece
 from cloudjob.tracking.journals import Journals
+from cloudjob.tracking.metrics import MetricPoint
 from jobentry.contract import lines
 
 # A longer line is shown cut.
@@ -33,12 +35,6 @@ _CHUNK_BYTES, _CHUNK_LINES = 1024 * 1024, 50_000
 _SEARCH_S = 0.1
 # How many lines from the end are compared with the failure.
 _FAILURE_LINES = 20_000
-
-# Terminal sequences and control characters, which have no meaning on a page.
-_CONTROL = re.compile(
-    r"\x1b\[[0-?]*[ -/]*[@-~]?|\x1b[]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b."
-    r"|[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]"
-)
 
 
 class Selection(NamedTuple):
@@ -77,7 +73,7 @@ class Page(NamedTuple):
 def printable(line: bytes) -> str:
     """Return what a terminal would show of a line last, without what controls a terminal."""
     shown = bars.last_state(line).rstrip(b"\r\n")
-    return _CONTROL.sub("", shown.decode("utf-8", "replace"))
+    return words.text(shown.decode("utf-8", "replace"))
 
 
 class LogFile:
@@ -90,7 +86,7 @@ class LogFile:
         CloudJobError: The file cannot be made.
     """
 
-    def __init__(self, job: Job, folder: str) -> None:
+    def __init__(self, job: Job | EmulatedJob, folder: str) -> None:
         self._job = job
         # What the nodes recorded, as far as the log was read.
         self.journals = Journals()
@@ -106,6 +102,8 @@ class LogFile:
         self._ranks = array("i")
         # When it was written, in seconds since 1970, as far as its node's journal tells; 0 if not.
         self._times = array("Q")
+        # Metric and rank -> steps and values, in turn: many times smaller than points.
+        self._metrics: dict[tuple[str, int | None], array[float]] = {}
         # Lines of ranks that have not ended, such as progress bars.
         self._open: dict[tuple[int, int], bytes] = {}
         self._lock = threading.Lock()
@@ -129,6 +127,7 @@ class LogFile:
             self._nodes, self._ranks = array("i"), array("i")
             self._open.clear()
             self._selected.clear()
+            self._metrics.clear()
             self.journals = Journals()
             self._file.truncate(0)
         threading.Thread(target=self._read, name=f"log of {self._job.id}", daemon=True).start()
@@ -136,7 +135,7 @@ class LogFile:
     def page(self, which: Selection, start: int, end: int) -> Page:
         """Return lines ``start`` to ``end`` of those selected, and how many there are.
 
-        A search that takes long goes on with the next call.
+        The next call continues a long search.
         """
         self.read_on()
         with self._lock:
@@ -168,6 +167,22 @@ class LogFile:
             index = next(fits, candidates[-1])
             chosen, _ = self._choose(which, is_whole=True)
             return min(bisect_left(chosen, index), max(0, len(chosen) - 1)), index + 1
+
+    def metrics(self) -> list[MetricPoint]:
+        """Return the metrics in the log as far as it was read.
+
+        Raises:
+            CloudJobError: The log cannot be read.
+        """
+        self.read_on()
+        with self._lock:
+            if self._error and not self._metrics:
+                raise CloudJobError(self._error)
+            return [
+                MetricPoint(name, rank, int(step), value)
+                for (name, rank), numbers in self._metrics.items()
+                for step, value in zip(numbers[::2], numbers[1::2], strict=True)
+            ]
 
     def close(self) -> None:
         """Delete the file; the log is no longer followed."""
@@ -250,6 +265,7 @@ class LogFile:
 
     def _copy(self) -> bool:
         """Copy the log until it ends or no page shows it; return whether it has ended."""
+        reader = self._job.metric_reader()
         try:
             for piece in self._job.pieces(
                 follow=not self._job.has_final_status,
@@ -260,6 +276,7 @@ class LogFile:
                     if self._file.closed:
                         return False
                     self._add(piece)
+                    self._keep(reader.add(piece.node, piece.data))
                 if time.monotonic() > self._asked_s + _UNWATCHED_S:
                     return False
             return True
@@ -268,6 +285,11 @@ class LogFile:
                 for (node, rank), data in sorted(self._open.items()):
                     self._append(node, [(rank, data)])
                 self._open.clear()
+
+    def _keep(self, points: Iterable[MetricPoint]) -> None:
+        for point in points:
+            numbers = self._metrics.setdefault((point.name, point.rank), array("d"))
+            numbers.extend((point.step, point.value))
 
     def _add(self, piece: LogPiece) -> None:
         node, found = piece.node, []

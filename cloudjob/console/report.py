@@ -15,8 +15,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from cloudjob import times
 from cloudjob.console import charts, screenshot
-from cloudjob.console.facts import facts
+from cloudjob.console.facts import clock, facts
 from cloudjob.console.log_file import LONGEST_CHARS, printable
+from cloudjob.console.pages import words
 from cloudjob.errors import CloudJobError
 from cloudjob.model import summary
 from cloudjob.tracking import Job
@@ -114,11 +115,16 @@ def _page(
 ) -> str:
     status = job.status()
     environment = Environment(
-        loader=PackageLoader("cloudjob.console"), autoescape=True, undefined=StrictUndefined
+        loader=PackageLoader("cloudjob.console"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        # Not what is marked as safe.
+        finalize=lambda value: words.text(value) if type(value) is str else value,
     )
     return environment.get_template("report.html").render(
         status=status,
         duration=summary.duration(status),
+        submitted=clock(status.created_at),
         is_image=is_image,
         charts=shown,
         options=_script([chart.option for _, chart in shown]),

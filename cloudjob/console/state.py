@@ -5,10 +5,12 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
+from cloudjob.console.emulated import PREFIX, EmulatedJob
 from cloudjob.console.job_list import JobList
 from cloudjob.console.log_file import LogFile
 from cloudjob.tracking import Job, find
 from cloudjob.tracking.journals import Journals
+from cloudjob.tracking.metrics import MetricPoint
 
 # The number of logs whose files are kept, and of ended jobs whose journals are.
 _MOST_LOGS = 16
@@ -36,6 +38,14 @@ class Console:
             JobNotFound: There is none.
         """
         return find(self.home, job_id)
+
+    def emulated(self, job_id: str) -> EmulatedJob:
+        """Return the job of the emulator with this id, which has ``PREFIX``.
+
+        Raises:
+            CloudJobError: There is none, or the emulator does not answer.
+        """
+        return EmulatedJob(self.home, job_id.removeprefix(PREFIX))
 
     def cancel(self, job_id: str) -> None:
         """Ask the job with this id to end.
@@ -68,6 +78,16 @@ class Console:
                 self._journals[job.id] = found
         return found
 
+    def metrics(self, job: Job) -> list[MetricPoint]:
+        """Return the metrics of a job's training so far; the log of a running job is read once.
+
+        Raises:
+            CloudJobError: The log or the outputs cannot be read.
+        """
+        if job.status().state.is_final:
+            return job.training_metrics()
+        return self.log(job.id).metrics() + job.event_metrics()
+
     def log(self, job_id: str) -> LogFile:
         """Return the log of a job.
 
@@ -78,7 +98,9 @@ class Console:
         with self._lock:
             log = self._logs.pop(job_id, None)
             if log is None:
-                log = LogFile(self.job(job_id), self._folder)
+                is_emulated = job_id.startswith(PREFIX)
+                job = self.emulated(job_id) if is_emulated else self.job(job_id)
+                log = LogFile(job, self._folder)
                 while len(self._logs) >= _MOST_LOGS:
                     self._logs.pop(next(iter(self._logs))).close()
             # The one that was asked for last is the last to go.

@@ -257,7 +257,7 @@ class Job:
     ) -> JobStatus:
         """Wait for the job to end and return its status.
 
-        Ctrl-C raises ``KeyboardInterrupt`` here, and the job goes on.
+        Ctrl-C raises ``KeyboardInterrupt`` here, and the job continues.
 
         Args:
             timeout_s: Seconds to wait, by default without limit.
@@ -394,10 +394,7 @@ class Job:
         Raises:
             CloudJobError: The log or the outputs cannot be read.
         """
-        known: dict[str, str] = {}
-        with contextlib.suppress(UsageError):
-            known = dict(self.spec().get("metrics") or {})
-        reader = MetricReader({**known, **(patterns or {})})
+        reader = self.metric_reader(patterns)
         found: list[MetricPoint] = []
         if self.handle:
             # Asked before: what a running job writes meanwhile may end within a number.
@@ -406,6 +403,26 @@ class Job:
                 found += reader.add(node, data)
             if is_over:
                 found += reader.finish()
+        return found + self.event_metrics()
+
+    def metric_reader(self, patterns: Mapping[str, str] | None = None) -> MetricReader:
+        """Return what finds the metrics of this job in its log.
+
+        Raises:
+            CloudJobError: A pattern cannot be used, or the records cannot be read.
+        """
+        known: dict[str, str] = {}
+        with contextlib.suppress(UsageError):
+            known = dict(self.spec().get("metrics") or {})
+        return MetricReader({**known, **(patterns or {})})
+
+    def event_metrics(self) -> list[MetricPoint]:
+        """Return the metrics in the event files of the outputs.
+
+        Raises:
+            CloudJobError: The outputs cannot be read.
+        """
+        found: list[MetricPoint] = []
         for place in self._places():
             for file in find_outputs(place):
                 if event_files.is_event_file(file.name):
@@ -777,14 +794,14 @@ def _flat(job: Job) -> dict[str, Any]:
 
 
 def _after(notice: bytes, pieces: Iterator[bytes]) -> Iterator[bytes]:
-    """Yield pieces behind a notice; nothing if there are none."""
+    """Yield a notice and then the pieces; nothing if there are no pieces."""
     for piece in pieces:
         yield notice + piece
         notice = b""
 
 
 def _without(data: bytes, shown: Counter[bytes]) -> bytes:
-    """Return whole lines without those that were shown, which are counted down."""
+    """Return whole lines without those already shown, and reduce the number of lines to skip."""
     if not +shown:
         return data
     kept = []

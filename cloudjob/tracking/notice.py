@@ -35,6 +35,7 @@ _SHORTEST_LINE = 8
 _COMMAND_S = 60.0
 # Seconds between two looks at what a command writes, and how much of that is kept.
 _LOOK_S, _MOST_BYTES = 0.1, 1_000_000
+_MOST_STDERR_BYTES = 64 * 1024
 # How long to try to reach a webhook.
 LIMITS = Limits(total_s=60.0, answer_s=10.0, pause_s=1.0, longest_pause_s=15.0)
 
@@ -133,12 +134,14 @@ class Notice(NamedTuple):
 
     Args:
         event: ``end``, ``failure`` or ``hang``.
-        text: What a person reads.
-        values: The same for a program, as JSON values.
+        head: The line that a person reads first.
+        why: What happened; empty if nothing is known, or ``head`` contains it.
+        values: The same for a program, as JSON values, neither cut nor masked.
     """
 
     event: str
-    text: str
+    head: str
+    why: str
     values: Mapping[str, Any]
 
 
@@ -167,8 +170,6 @@ def of_silence(status: JobStatus, node: int, rank: int, silent_s: float) -> Noti
 
 def _notice(event: str, status: JobStatus, head: str, why: str, lines: Sequence[str]) -> Notice:
     failure = status.failure
-    lines = [_cut(line) for line in lines]
-    text = "\n".join([head, *([_cut(why)] if why else []), *(f"| {line}" for line in lines)])
     values = {
         "event": event,
         "job": status.job,
@@ -183,10 +184,19 @@ def _notice(event: str, status: JobStatus, head: str, why: str, lines: Sequence[
         "node": failure.node if failure else None,
         "host": failure.host if failure else None,
         "rank": failure.rank if failure else None,
-        "message": _cut(failure.message) if failure else "",
+        "message": failure.message if failure else "",
         "last_lines": lines,
     }
-    return Notice(event, text, values)
+    return Notice(event, head, why, values)
+
+
+def body(notice: Notice, hidden: Sequence[str]) -> dict[str, Any]:
+    """Return what is sent: ``text``, which a person reads, and the values."""
+    # A secret is masked before a text is cut, which could leave its beginning.
+    head, why, values = hide((notice.head, notice.why, notice.values), hidden)
+    why, lines = _cut(why), [_cut(line) for line in values["last_lines"]]
+    text = "\n".join([head, *([why] if why else []), *(f"| {line}" for line in lines)])
+    return {**values, "message": _cut(values["message"]), "last_lines": lines, "text": text}
 
 
 def _cut(text: str) -> str:
@@ -207,16 +217,16 @@ def send(notice: Notice, targets: Targets, limits: Limits = LIMITS) -> None:
     # What speaks HTTP costs every command that knows jobs too much.
     from cloudjob.tracking import webhook
 
-    body = hide({**notice.values, "text": notice.text}, targets.hidden)
+    sent = body(notice, targets.hidden)
     failures = []
     if targets.webhook:
         try:
-            webhook.call(targets.webhook, body, limits)
+            webhook.call(targets.webhook, sent, limits)
         except NotSent as error:
             failures.append(f"webhook: {error.message}")
     if targets.command:
         try:
-            _run(targets.command, body)
+            _run(targets.command, sent, targets.hidden)
         except NotSent as error:
             failures.append(f"command {targets.command[0]}: {error.message}")
     if failures:
@@ -225,14 +235,14 @@ def send(notice: Notice, targets: Targets, limits: Limits = LIMITS) -> None:
         raise NotSent(f"sending the notification of the {notice.event} of {job}: {found}")
 
 
-def _run(command: Sequence[str], body: Mapping[str, Any]) -> None:
+def _run(command: Sequence[str], sent: Mapping[str, Any], hidden: Sequence[str]) -> None:
     """Run a command of the user once, with the text on its input.
 
     Raises:
         NotSent: It failed, or took too long.
     """
     with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as stderr:
-        stdin.write(f"{body['text']}\n".encode("utf-8", "backslashreplace"))
+        stdin.write(f"{sent['text']}\n".encode("utf-8", "backslashreplace"))
         stdin.seek(0)
         try:
             process = subprocess.Popen(
@@ -240,16 +250,16 @@ def _run(command: Sequence[str], body: Mapping[str, Any]) -> None:
                 stdin=stdin,
                 stdout=subprocess.DEVNULL,
                 stderr=stderr,
-                env={**os.environ, VARIABLE: json.dumps(body)},
+                env={**os.environ, VARIABLE: json.dumps(sent)},
                 start_new_session=True,
             )
         except OSError as error:
             raise NotSent(str(error.strerror)) from None
         code = _ended(process, stderr.fileno())
         end = stderr.seek(0, os.SEEK_END)
-        stderr.seek(max(0, end - _MOST_CHARACTERS))
-        last = stderr.read(_MOST_CHARACTERS).decode("utf-8", "replace").strip("\0\n ")
-        last = last.split("\n")[-1]
+        stderr.seek(max(0, end - _MOST_STDERR_BYTES))
+        last = hide(stderr.read().decode("utf-8", "replace").strip("\0\n "), hidden)
+        last = last.split("\n")[-1][-_MOST_CHARACTERS:]
     if code:
         raise NotSent(f"exit code {code}" + (f": {last}" if last else ""))
 

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import cloudjob
 from cloudjob.errors import CloudJobError, JobNotFound, UsageError
 from cloudjob.home import locks, private_folder, writing
+from cloudjob.model.text import secret_values
 from cloudjob.retries import Limits
 from cloudjob.tracking import notice
 from cloudjob.tracking.journals import Journals
@@ -60,7 +61,7 @@ def promised(spec: JobSpec, home: Path, job: str) -> Iterator[None]:
         yield
         return
     _check_place(spec)
-    targets = notice.targets_of(spec.notify, list(spec.secrets.values()), os.environ)
+    targets = notice.targets_of(spec.notify, secret_values(spec.secrets, spec.env), os.environ)
     path = _path(home, job)
     with writing("preparing notifications", path):
         private_folder(path.parent)

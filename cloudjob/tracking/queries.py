@@ -92,7 +92,7 @@ def filter_of(
 
 
 def moment(text: str) -> str:
-    """Return a time as records have it, from an age, a date, or a date and a time.
+    """Return a time in the format of the records, from an age, a date, or a date and a time.
 
     Raises:
         UsageError: It is none of these.

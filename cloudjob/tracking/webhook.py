@@ -27,10 +27,10 @@ class _NoRedirects(HTTPRedirectHandler):
 
 
 def call(url: str, body: Mapping[str, Any], limits: Limits) -> None:
-    """Send an object; try again while the webhook surely has not taken it.
+    """Send an object; retry while the webhook cannot have received it.
 
     Raises:
-        NotSent: It was refused, or no answer came; it may have arrived then.
+        NotSent: It was refused, or there was no answer, so that it may have arrived.
     """
     data = json.dumps({**body, "text": for_slack(body["text"])}).encode("ascii")
 

@@ -264,14 +264,23 @@ def test_jobs_are_compared_in_results_description_variables_code_and_curves(
     page.shows("The packages are equal.")
 
 
-def test_jobs_of_the_emulator_are_listed_whichever_client_created_them(open_page: OpenPage):
+def test_jobs_of_the_emulator_are_listed_with_their_logs_whichever_client_created_them(
+    open_page: OpenPage,
+):
     with running("engine: process\n") as api:
-        job = api.create("true")
+        job = api.create("echo '<b>hello</b> from another client'")
         api.await_phase(job)
+        name = api.show(job)["metadata"]["name"]
         page = open_page(api.home)
         page.click("a", "Emulator")
-        page.shows("1 job in the emulator", api.show(job)["metadata"]["name"], "Completed")
+        page.shows("1 job in the emulator", name, "Completed")
         keep(page, "emulator")
+        page.click(".outputs-grid a", name)
+        page.shows("<b>hello</b> from another client", "Training end with return code: 0")
+        page.open("/emulator/nothing-here")
+        page.shows("nothing-here: there is none")
+        page.open("/emulator")
+        page.shows("1 job in the emulator")
         daemon.down(api.home)
         page.shows("the emulator: it is not running")
 

@@ -19,6 +19,7 @@ from cloudjob.console.threads import in_thread
 from cloudjob.errors import CloudJobError
 from cloudjob.package.messages import size_text
 from cloudjob.tracking import Job
+from cloudjob.tracking.metrics import MetricPoint
 from jobentry.contract.packages import FILE, FOLDER
 
 MOST_JOBS = 8
@@ -56,12 +57,16 @@ def register(console: Console) -> None:
             if len(found) < 2:
                 ui.label("Select two or more jobs in the list to compare them.").classes("quiet")
                 return
-            await _Comparison(found).build()
+            await _Comparison(console, found).build()
 
 
 class _Comparison:
-    def __init__(self, jobs: list[Job]) -> None:
+    def __init__(self, console: Console, jobs: list[Job]) -> None:
+        self._console = console
         self._jobs = jobs
+        self._points: dict[str, list[MetricPoint]] = {}
+        # The points of these jobs stay as they are.
+        self._ended: set[str] = set()
         self._sections: list[_Section] = []
         self._shows_all = False
 
@@ -76,8 +81,12 @@ class _Comparison:
         self._tables.refresh()
 
     async def _curves(self) -> list[charts.Chart]:
-        points = {job.id: await in_thread(job.training_metrics) for job in self._jobs}
-        return charts.compared_curves(points)
+        for job in self._jobs:
+            if job.id not in self._ended:
+                was_final = job.has_final_status
+                self._points[job.id] = await in_thread(self._console.metrics, job)
+                self._ended |= {job.id} if was_final else set()
+        return charts.compared_curves(self._points)
 
     def _change(self, event: Any) -> None:
         self._shows_all = bool(event.value)

@@ -7,7 +7,7 @@ from typing import Any
 
 from nicegui import ui
 
-from cloudjob.console.pages import words
+from cloudjob.console.pages import log, words
 from cloudjob.console.pages.frame import frame
 from cloudjob.console.state import Console
 from cloudjob.console.threads import in_thread
@@ -52,10 +52,6 @@ def register(console: Console) -> None:
     async def page() -> None:
         with frame("Emulator", "Emulator"):
             note = ui.label("…").classes("quiet")
-            ui.label(
-                "Jobs that this cloudjob submitted are links to their pages; the logs of others "
-                "can be read through the emulator's API."
-            ).classes("quiet")
             table = ui.aggrid(
                 {
                     "columnDefs": _COLUMNS,
@@ -83,6 +79,19 @@ def register(console: Console) -> None:
         await refresh()
         ui.timer(_REFRESH_S, refresh)
 
+    @ui.page("/emulator/{key}")
+    async def log_page(key: str) -> None:
+        try:
+            job = await in_thread(console.emulated, key)
+        except CloudJobError as error:
+            with frame("Emulator", "Emulator"), ui.card().classes("panel"):
+                ui.label(words.text(error.message))
+                ui.link("Jobs of the emulator", "/emulator")
+            return
+        with frame(words.text(job.name), "Emulator", words.text(job.name)):
+            ui.label("Another client created this job: the console shows its log.").classes("quiet")
+            log.build(job)
+
 
 def _rows(home: Path) -> tuple[int, list[dict[str, Any]]]:
     """Return how many jobs there are, and the rows of the newest."""
@@ -98,7 +107,9 @@ def _rows(home: Path) -> tuple[int, list[dict[str, Any]]]:
             {
                 "id": job["id"],
                 "name": words.text(job["name"]),
-                "link": f"/job/{ours[job['id']]}" if job["id"] in ours else "",
+                "link": f"/job/{ours[job['id']]}"
+                if job["id"] in ours
+                else f"/emulator/{job['id']}",
                 "phase": job["phase"],
                 "nodes": job["nodes"],
                 "user": words.text(job["user_name"]),

@@ -52,7 +52,7 @@ class _JobPage:
         self._overview: Overview | None = None
         self._fills: dict[str, Callable[[], Awaitable[None] | None]] = {
             "overview": self._build_overview,
-            "metrics": lambda: metrics.build(job),
+            "metrics": lambda: metrics.build(console, job),
             "ranks": lambda: ranks.build(console, job),
             "resources": lambda: resources.build(console, job),
             "log": lambda: log.build(job),
@@ -65,7 +65,7 @@ class _JobPage:
             await self._look()
         with frame(self._job.id, self._job.id):
             self._head()
-            tabs = ui.tabs().props("dense no-caps align=left").classes("views")
+            tabs = ui.tabs().props("dense no-caps align=left outside-arrows").classes("views")
             with tabs:
                 for name in _VIEWS:
                     ui.tab(name, label=name.capitalize())

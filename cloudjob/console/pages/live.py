@@ -67,7 +67,7 @@ class ChartView(Live):
 
     Args:
         find: Returns the charts as they are now.
-        missing: The note as long as there are none.
+        missing: The note to show while there are none.
     """
 
     def __init__(self, job: Job, find: Callable[[], Awaitable[list[Chart]]], missing: str) -> None:

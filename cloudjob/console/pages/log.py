@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from fastapi import Response
 from nicegui import app, ui
 
+from cloudjob.console.emulated import EmulatedJob
 from cloudjob.console.log_file import Page, Selection
 from cloudjob.console.pages.answer import answer, query
 from cloudjob.console.state import Console
@@ -78,13 +79,13 @@ class _Place(NamedTuple):
     line: int = 0
 
 
-def build(job: Job) -> None:
+def build(job: Job | EmulatedJob) -> None:
     """Show the log; ``rank=`` in the address chooses a rank, ``failure=1`` jumps to the failure."""
     _LogView(job).build()
 
 
 class _LogView:
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job | EmulatedJob) -> None:
         self._job = job
         self._name = json.dumps(job.id)
         request = ui.context.client.request
@@ -99,7 +100,8 @@ class _LogView:
             search.props('dense outlined clearable debounce=200 aria-label="Search the log"')
             search.on_value_change(lambda event: self._select("text", event.value))
             self._choice("Node", "node", self._job.nodes)
-            self._choice("Rank", "rank", self._job.ranks)
+            if self._job.ranks:
+                self._choice("Rank", "rank", self._job.ranks)
             ui.html('<span id="log-state" class="quiet" role="status"></span>', sanitize=False)
             ui.space()
             status = self._job.last_status

@@ -7,15 +7,16 @@ from nicegui import ui
 from cloudjob.console import charts
 from cloudjob.console.pages.command import show_command
 from cloudjob.console.pages.live import ChartView
+from cloudjob.console.state import Console
 from cloudjob.console.threads import in_thread
 from cloudjob.tracking import Job
 
 
-async def build(job: Job) -> None:
+async def build(console: Console, job: Job) -> None:
     """Show a chart for each metric, and keep them up to date while the job runs."""
 
     async def find() -> list[charts.Chart]:
-        found = charts.curves(await in_thread(job.training_metrics))
+        found = charts.curves(await in_thread(console.metrics, job))
         hint.set_visibility(not found)
         return found
 

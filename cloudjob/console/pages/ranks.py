@@ -41,7 +41,7 @@ class _Ranks(Live):
         journals = await in_thread(self._console.journals, self.job)
         steps = {}
         if shows == "step":
-            steps = charts.last_steps(await in_thread(self.job.training_metrics))
+            steps = charts.last_steps(await in_thread(self._console.metrics, self.job))
         chart = await in_thread(charts.rank_grid, journals, shows, steps)
         if self._panel and chart and chart.title == self._drawn:
             self._panel.update(chart)

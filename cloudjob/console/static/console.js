@@ -51,8 +51,8 @@ const console_ui = (() => {
 
   const narrow = (api) => {
     const width = window.innerWidth;
-    api.setColumnsVisible(["backend", "nodes", "exit_code"], width >= 900);
-    api.setColumnsVisible(["ranks", "started", "reason"], width >= 640);
+    api.setColumnsVisible(["sweep", "backend", "nodes", "exit_code"], width >= 900);
+    api.setColumnsVisible(["ranks", "created", "started", "reason"], width >= 640);
   };
 
   const jobs = async (api, chosen) => {

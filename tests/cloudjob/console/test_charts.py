@@ -188,4 +188,6 @@ def test_a_long_job_keeps_its_peaks_and_a_large_one_names_what_is_left_out():
     assert (777.0, 943.7) in line["data"]
     ranks = found["CPU of each rank (% of one CPU)"]
     assert len(ranks.option["series"]) == 64
-    assert ranks.note == "the first 64 of 100"
+    assert ranks.note == "the 64 of 100 that differ most"
+    names = [series["name"] for series in ranks.option["series"]]
+    assert (names[0], names[-1], "rank 50" in names) == ("rank 0", "rank 99", False)

@@ -17,11 +17,12 @@ from cloudjob.console.log_file import LogFile, Selection
 from cloudjob.errors import BackendError
 from cloudjob.model.status import Failure
 from cloudjob.tracking.job import LogPiece
+from cloudjob.tracking.metrics import MetricPoint, MetricReader
 from tests.support.polling import poll
 
 
 class Job:
-    """A job with this log; it ends when the test says so."""
+    """A job with this log; the test decides when it ends."""
 
     id = "job-1"
 
@@ -30,8 +31,13 @@ class Job:
         self._pieces = pieces
         self.end = threading.Event()
         self.error: Exception | None = None
+        self.reads = 0
+
+    def metric_reader(self) -> MetricReader:
+        return MetricReader({"loss": "loss ([0-9.]+)"})
 
     def pieces(self, *, follow: bool, is_timed: bool, on_journal: object) -> Iterator[LogPiece]:
+        self.reads += 1
         assert is_timed
         assert callable(on_journal)
         assert follow is not self.has_final_status
@@ -102,6 +108,17 @@ def test_a_page_has_the_lines_that_were_asked_for(tmp_path: Path):
     assert found.selected == 11
     assert end.rows[0]["text"] == "line 999"
     assert before.rows == []
+
+
+def test_metrics_are_found_while_the_log_is_read_and_it_is_read_once(tmp_path: Path):
+    pieces = (LogPiece(0, b"[0] loss 0.5\n"), LogPiece(0, b"[0] loss 0.4\n"))
+    job = Job(*pieces, has_ended=False)
+    with opened(job, tmp_path, is_read=False) as log:
+        poll(lambda: len(log.metrics()) >= 2, "the metrics")
+        found = log.metrics()
+
+    assert found == [MetricPoint("loss", 0, 0, 0.5), MetricPoint("loss", 0, 1, 0.4)]
+    assert job.reads == 1
 
 
 def test_a_line_has_the_time_of_its_piece(tmp_path: Path):

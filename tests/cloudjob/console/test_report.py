@@ -63,7 +63,7 @@ def test_a_browser_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def _has_ended(process: int) -> bool:
-    """Whether a process is gone, or waits for a parent to notice its end."""
+    """Whether a process has ended, or is a zombie."""
     with contextlib.suppress(OSError):
         return ") Z " in Path(f"/proc/{process}/stat").read_text()
     return True

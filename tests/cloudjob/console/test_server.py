@@ -30,7 +30,7 @@ def start(folder: Path, *words: str) -> subprocess.Popen[str]:
 
 
 def _heed_signals() -> None:
-    """Undo what whoever runs the tests has ignored."""
+    """Restore the signals that the caller of the tests ignores."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
 

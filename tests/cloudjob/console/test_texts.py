@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 
-from cloudjob.console.job_list import Changes
+from cloudjob.console.job_list import Changes, row_of
 from cloudjob.console.pages import words
 from cloudjob.console.pages.answer import answer
+from cloudjob.model.status import Failure, JobState
+from tests.support.statuses import status_of
 
 MESSAGE = b"caf\xe9 <b>".decode("utf-8", "surrogateescape")
 
@@ -20,3 +22,18 @@ def test_a_message_that_is_not_utf8_does_not_stop_the_list():
 def test_bytes_that_are_not_utf8_are_escaped_on_pages():
     assert words.text(MESSAGE) == "caf\\udce9 <b>"
     assert words.text("café €") == "café €"
+
+
+def test_a_page_shows_no_terminal_sequences_and_no_marks_that_turn_the_text():
+    assert (
+        words.text("\x1b[31mOOM\x1b[0m\x1b]0;title\x07\0 a\u202egpj.exe\n\tb")
+        == "OOM agpj.exe\n\tb"
+    )
+
+
+def test_the_list_shortens_a_reason_that_is_very_long():
+    failure = Failure(message="\x1b[1m" + "A" * 1_000_000)
+    row = row_of(status_of(state=JobState.FAILED, failure=failure))
+
+    assert set(row["reason"]) == {"A"}
+    assert 300 < len(row["reason"]) < 500

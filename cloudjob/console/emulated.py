@@ -1,0 +1,97 @@
+"""A job of the emulator that another client created: only its log is known."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from cloudjob.emulator import daemon
+from cloudjob.emulator.database import FINAL
+from cloudjob.emulator.job_context import logs_of
+from cloudjob.emulator.node_logs import NodeLog
+from cloudjob.emulator.state import JOBS
+from cloudjob.errors import JobNotFound
+from cloudjob.tracking.job import LogPiece, OnJournal
+from cloudjob.tracking.metrics import MetricReader
+from jobentry.contract import journal
+
+# Tells the ids of these jobs from those of others.
+PREFIX = "emulator:"
+_BLOCK_BYTES = 1 << 20
+_POLL_S = 0.5
+
+
+class EmulatedJob:
+    """The log of a job of the emulator on this machine.
+
+    Args:
+        key: Its id in the emulator.
+
+    Raises:
+        JobNotFound: The emulator has no such job.
+        CloudJobError: The emulator does not answer.
+    """
+
+    last_status = None
+    # Not known: a job of another client need not have any.
+    ranks = 0
+
+    def __init__(self, home: Path, key: str) -> None:
+        self._home = home
+        self._key = key
+        self.id = PREFIX + key
+        found = next((job for job in daemon.jobs(home)["jobs"] if job["id"] == key), None)
+        if found is None:
+            raise JobNotFound(f"looking for a job of the emulator: {key}: there is none")
+        self.name: str = found["name"]
+        self.nodes: int = found["nodes"]
+        self.phase: str = found["phase"]
+
+    @property
+    def has_final_status(self) -> bool:
+        """Whether it had ended when it was looked for."""
+        return self.phase in FINAL
+
+    def metric_reader(self) -> MetricReader:
+        """Return what finds its metrics: only printed JSON objects."""
+        return MetricReader({})
+
+    def pieces(
+        self, *, follow: bool, is_timed: bool, on_journal: OnJournal | None
+    ) -> Iterator[LogPiece]:
+        """Yield the log in whole lines; an empty piece means that there is nothing new.
+
+        Raises:
+            CloudJobError: The emulator does not answer.
+        """
+        folder = logs_of(daemon.folder(self._home) / JOBS, self._key)
+        logs = [NodeLog(folder / str(node)) for node in range(self.nodes)]
+        offsets = [0] * self.nodes
+        is_over = not follow
+        while True:
+            has_news = False
+            for node, log in enumerate(logs):
+                data = log.read(offsets[node], offsets[node] + _BLOCK_BYTES)
+                whole = _whole_lines(data, is_over)
+                has_news = has_news or bool(whole)
+                offsets[node] += len(whole)
+                for at, part in journal.by_time(whole) if is_timed else ((0.0, whole),):
+                    text, recorded = journal.split(part)
+                    if recorded and on_journal is not None:
+                        on_journal(node, recorded)
+                    yield LogPiece(node, text if text.endswith(b"\n") else text + b"\n", at or None)
+            if has_news:
+                continue
+            if is_over:
+                return
+            yield LogPiece(0, b"")
+            time.sleep(_POLL_S)
+            is_over = EmulatedJob(self._home, self._key).has_final_status
+
+
+def _whole_lines(data: bytes, is_over: bool) -> bytes:
+    """Return the part up to the last newline, or all if no more will follow or fit."""
+    end = data.rfind(b"\n") + 1
+    has_no_end = is_over or len(data) == _BLOCK_BYTES
+    return data[:end] if end or not has_no_end else data
