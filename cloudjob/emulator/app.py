@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from cloudjob.emulator.service import Service
 
 LIMIT_BYTES = 12 << 20
+_DEPTH = 100
 _IAM = "/v3"
 # Where a path goes on behind the project -> the resource in the actions of policies.
 _RESOURCES = {
@@ -104,7 +105,15 @@ class Request:
             raise ApiError("ModelArts.2787", type(error).__name__) from error
         if not isinstance(found, dict):
             raise ApiError("ModelArts.2787", "an object is needed")
+        if not _is_flat(found, _DEPTH):
+            raise ApiError("ModelArts.2787", f"nested more than {_DEPTH} levels deep")
         return found
+
+
+def _is_flat(value: Any, depth: int) -> bool:
+    """Whether a value is nested at most so deep; it is copied and compared by recursion later."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return depth > 0 and all(_is_flat(item, depth - 1) for item in inner)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,11 +206,11 @@ class Api:
         async def serve(request: HttpRequest) -> Response:
             try:
                 content = await asyncio.wait_for(_read(request), IDLE_S)
-            except _TooLarge:
-                # The rest of the body would be read as the next request.
-                return self._cut_off(413)
             except asyncio.TimeoutError:
-                return self._cut_off(408)
+                return self.refusal(408)
+            if content is None:
+                # The rest of the body would be read as the next request.
+                return self.refusal(413)
             asked = Request(
                 method=request.method,
                 target=target_of(request.scope),
@@ -219,13 +228,10 @@ class Api:
 
         return serve
 
-    def _cut_off(self, status: int) -> Response:
-        body = gateway_error(status, request_id := uuid.uuid4().hex)
-        return self._response(Answer(status, body, {"Connection": "close"}), request_id)
-
     def refusal(self, status: int) -> Response:
         """Return the answer to a request that cannot be read."""
-        return self._cut_off(status)
+        body = gateway_error(status, request_id := uuid.uuid4().hex)
+        return self._response(Answer(status, body, {"Connection": "close"}), request_id)
 
     def _answer(self, endpoint: Endpoint, request: Request) -> Answer | None:
         """Return the answer; None if a fault loses it."""
@@ -233,14 +239,14 @@ class Api:
             request = replace(request, user=self._checked(endpoint, request))
             service = self._services.get(request.path_params.get("project_id", ""), self._service)
             answer = endpoint.handler(service, request)
+            is_of_owner = request.path.startswith(CONTROL_PREFIX)
+            if not is_of_owner and service.database.take_fault("lost-answer", path=request.path):
+                return None
         except ApiError as error:
             return _refused(error, request.id)
         except Exception:  # noqa: BLE001 (a fault of ours is the service's internal error)
             traceback.print_exc()
             return _refused(ApiError("ModelArts.0010"), request.id)
-        is_of_owner = request.path.startswith(CONTROL_PREFIX)
-        if not is_of_owner and self._service.database.take_fault("lost-answer", path=request.path):
-            return None
         return answer if isinstance(answer, Answer) else Answer(endpoint.status, answer)
 
     def _checked(self, endpoint: Endpoint, request: Request) -> User | None:
@@ -277,18 +283,15 @@ class Api:
         return JSONResponse(answer.body, answer.status, headers)
 
 
-class _TooLarge(Exception):
-    """A body is larger than the service takes."""
-
-
-async def _read(request: HttpRequest) -> bytes:
+async def _read(request: HttpRequest) -> bytes | None:
+    """Return the body; None if it is larger than the service takes."""
     body = bytearray()
     if int(request.headers.get("content-length", "0")) > LIMIT_BYTES:
-        raise _TooLarge
+        return None
     async for data in request.stream():
         body += data
         if len(body) > LIMIT_BYTES:
-            raise _TooLarge
+            return None
     return bytes(body)
 
 

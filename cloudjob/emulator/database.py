@@ -144,13 +144,9 @@ class Database:
             if self._connection.in_transaction:
                 yield
                 return
-            self._connection.execute("BEGIN IMMEDIATE")
-            try:
+            with self._connection:
+                self._connection.execute("BEGIN IMMEDIATE")
                 yield
-            except BaseException:
-                self._connection.execute("ROLLBACK")
-                raise
-            self._connection.execute("COMMIT")
 
     def _all(self, sql: str, values: Iterable[Any] = ()) -> list[Any]:
         with self._lock:
@@ -172,7 +168,7 @@ class Database:
             self.add_tags(row.id, tags)
 
     def job(self, job: str) -> JobRow | None:
-        """Return a job; None when there is none of this id."""
+        """Return the job with this id, or None."""
         found = self._all(f"SELECT {', '.join(_COLUMNS)} FROM jobs WHERE id = ?", (job,))
         return _row(found[0]) if found else None
 
@@ -228,7 +224,7 @@ class Database:
         return int(self._all(f"SELECT count(*) FROM jobs WHERE {where}", (experiment,))[0][0])
 
     def unfinished(self) -> list[tuple[str, str, str, int]]:
-        """Return id, phase, pool and nodes of each job that has not ended, the urgent first."""
+        """Return id, phase, pool and nodes of each unfinished job, by priority."""
         marks = ", ".join("?" * len(FINAL))
         return self._all(
             f"SELECT id, phase, pool, nodes FROM jobs WHERE phase NOT IN ({marks}) "
@@ -292,7 +288,7 @@ class Database:
             self._do("INSERT OR REPLACE INTO tags VALUES (?, ?, ?)", (job, key, value))
 
     def remove_tags(self, job: str, keys: Iterable[str]) -> None:
-        """Take tags off a job."""
+        """Remove tags from a job."""
         for key in keys:
             self._do("DELETE FROM tags WHERE job = ? AND key = ?", (job, key))
 

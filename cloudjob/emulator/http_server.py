@@ -113,15 +113,7 @@ def bind(address: str, port: int) -> socket.socket:
     Raises:
         OSError: The port is in use.
     """
-    listener = socket.socket()
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((address, port))
-        listener.listen(2048)
-    except OSError:
-        listener.close()
-        raise
-    return listener
+    return socket.create_server((address, port), backlog=2048)
 
 
 def port_of(listener: socket.socket) -> int:

@@ -76,16 +76,6 @@ def logs_of(folder: Path, job: str) -> Path:
     return folder / job / "logs"
 
 
-def log_place(row: JobRow, index: int) -> Place:
-    """Return the place of a node's log in OBS."""
-    asked = row.body["spec"]["log_export_path"].get("obs_url")
-    name = f"modelarts-job-{row.id}-worker-{index}.log"
-    if not asked:
-        return Place(LOG_BUCKET, f"{row.id}/{name}")
-    place = models.place(asked)
-    return Place(place.bucket, place.prefix + name)
-
-
 def export_log(context: Context, row: JobRow, index: int) -> Place | None:
     """Copy the log of a node to OBS; return its place, or None if the log is empty.
 
@@ -95,9 +85,11 @@ def export_log(context: Context, row: JobRow, index: int) -> Place | None:
     log = NodeLog(logs_of(context.folder, row.id) / str(index))
     if not log.size_bytes:
         return None
-    place = log_place(row, index)
-    if place.bucket == LOG_BUCKET:
+    asked = row.body["spec"]["log_export_path"].get("obs_url")
+    if not asked:
         context.obs.make_bucket(LOG_BUCKET)
+    folder = models.place(asked or f"/{LOG_BUCKET}/{row.id}")
+    place = Place(folder.bucket, f"{folder.prefix}modelarts-job-{row.id}-worker-{index}.log")
     with tempfile.TemporaryDirectory(dir=context.folder) as scratch:
         path = Path(scratch, "log")
         log.write_to(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sqlite3
 import threading
 import time
 from dataclasses import dataclass, field
@@ -72,6 +73,8 @@ class JobRun:
         """Run the job until it ends, fails or is deleted."""
         try:
             self._go()
+        except sqlite3.Error:
+            raise  # the queue resumes the job when the database can be written again
         except Exception as error:  # noqa: BLE001 (whatever it is, the job must not hang for ever)
             self.job.event(f"The platform failed: {error!r}", "Error")
             self._end_all()

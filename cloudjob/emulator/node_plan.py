@@ -360,7 +360,7 @@ def _launcher(algorithm: Mapping[str, Any]) -> str:
 
 
 def _devices(nodes: int, cards: int) -> str:
-    """Return addresses of devices, which nothing but a rank table shows: there are none here."""
+    """Return invented addresses of devices, which appear only in a rank table."""
     return "\n".join(
         " ".join(
             [

@@ -23,7 +23,7 @@ NewKeys: TypeAlias = Callable[[str], Keys]
 
 
 def folder(nodes: Path, index: int, path: str) -> Path:
-    """Return where a path of node ``index`` lies on this machine.
+    """Return the path on this machine of a path of node ``index``.
 
     Args:
         nodes: The folder of the job's nodes.

@@ -68,13 +68,11 @@ class Obs:
         """Whether a bucket exists."""
         from botocore.exceptions import ClientError
 
-        try:
-            with _translated():
+        with _translated():
+            try:
                 self._client.head_bucket(Bucket=bucket)
-        except ObsError as error:
-            if isinstance(error.__cause__, ClientError):
+            except ClientError:
                 return False
-            raise
         return True
 
     def make_bucket(self, bucket: str) -> None:
@@ -82,10 +80,6 @@ class Obs:
         if not self.has_bucket(bucket):
             with _translated():
                 self._client.create_bucket(Bucket=bucket)
-
-    def has_object(self, place: Place) -> bool:
-        """Whether an object exists."""
-        return any(item.key == place.key for item in self.list(place.bucket, place.key, limit=1))
 
     def list(self, bucket: str, prefix: str, limit: int = 0) -> list[Object]:
         """Return the objects below a prefix; at most ``limit``, 0 for all."""
@@ -111,9 +105,10 @@ class Obs:
             for item in found
             if item.path and not item.path.endswith("/") and _is_below(item.path)
         ]
-        if not pairs and place.key and not place.key.endswith("/") and self.has_object(place):
-            size = self.list(place.bucket, place.key, limit=1)[0].size_bytes
-            pairs = [(Object("", place.key, size, ""), folder / place.key.rpartition("/")[2])]
+        if not pairs and place.key and not place.key.endswith("/"):
+            first = self.list(place.bucket, place.key, limit=1)
+            name = place.key.rpartition("/")[2]
+            pairs = [(item, folder / name) for item in first if item.key == place.key]
         folder.mkdir(parents=True, exist_ok=True)
 
         def fetch(pair: tuple[Object, Path]) -> None:
@@ -122,7 +117,8 @@ class Obs:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 self._client.download_file(place.bucket, item.key, str(path))
 
-        _each(fetch, pairs)
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            list(pool.map(fetch, pairs))
         return len(pairs), sum(item.size_bytes for item, _ in pairs)
 
     def upload(
@@ -153,7 +149,8 @@ class Obs:
             known[str(path)] = state
             return found.st_size
 
-        sizes = [size for size in _each(put, names) if size >= 0]
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            sizes = [size for size in pool.map(put, names) if size >= 0]
         return len(sizes), sum(sizes)
 
     def put(self, path: Path, place: Place, content_type: str = "text/plain") -> None:
@@ -168,11 +165,6 @@ class Obs:
         wanted = {"Bucket": place.bucket, "Key": place.key, "ResponseContentType": content_type}
         with _translated():
             return str(self._client.generate_presigned_url("get_object", wanted, ExpiresIn=seconds))
-
-
-def _each(action: Any, items: list[Any]) -> list[Any]:
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        return list(pool.map(action, items))
 
 
 def _files(root: Path, folder: Path) -> Iterator[str]:

@@ -8,32 +8,61 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
-from urllib.parse import quote, unquote, urlsplit
+from typing import NamedTuple
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
+from cloudjob.emulator.auth import SKEW_S
 from cloudjob.emulator.database import Database
-from cloudjob.emulator.proxy import Headers, Message, Refusal
-from cloudjob.emulator.state import Account
+from cloudjob.emulator.obs_chunks import SIGNED_CHUNKS, ChunkSigner
+from cloudjob.emulator.proxy import Message, Refusal, Signed
+from cloudjob.emulator.state import Account, User
 from jobentry.contract import sigv4
 from jobentry.contract.sigv4 import Keys
 
 _V4 = re.compile(
-    r"AWS4-HMAC-SHA256 Credential=(?P<access>[^/]+)/(?P<date>[^/]+)/(?P<region>[^/]+)"
-    r"/(?P<service>[^/]+)/aws4_request, ?SignedHeaders=(?P<names>[^,\s]+), ?"
-    r"Signature=(?P<signature>[0-9a-f]+)\Z"
+    r"AWS4-HMAC-SHA256 Credential=(?P<access>[^/]+)/(?P<scope>[^,]+), ?"
+    r"SignedHeaders=(?P<names>[^,\s]+), ?Signature=(?P<text>[0-9a-f]+)\Z"
 )
-_V2 = re.compile(r"AWS (?P<access>[^: ]+):(?P<signature>\S+)\Z")
-_IN_QUERY = re.compile(r"[?&](X-Amz-)?Signature=", re.IGNORECASE)
-# The access key of a request: in a header of either version, or in a URL.
-_ACCESS = re.compile(
-    r"Credential=(?P<v4>[^/%&]+)|\bA\w+ (?P<v2>[^: ]+):|AccessKeyId=(?P<url>[^&]+)"
-)
+_V2 = re.compile(r"AWS (?P<access>[^: ]+):(?P<text>\S+)\Z")
 _OF_OBJECTS = {"GET": "GetObject", "HEAD": "GetObject", "DELETE": "DeleteObject"}
 _OF_BUCKETS = {"PUT": "CreateBucket", "DELETE": "DeleteBucket", "GET": "ListBucket"}
 _TOKENS = ("x-amz-security-token", "x-obs-security-token")
-# Each chunk of such a body is signed with the key that signs the headers.
-_SIGNED_CHUNKS = "STREAMING-AWS4-HMAC-SHA256"
+# Parameters of a URL that carry its signature, in lower case.
+_V4_PARAMETERS = (
+    *("x-amz-algorithm", "x-amz-credential", "x-amz-date", "x-amz-expires"),
+    *("x-amz-signedheaders", "x-amz-signature"),
+)
+_V2_PARAMETERS = ("awsaccesskeyid", "accesskeyid", "expires", "signature")
+_PARAMETERS = (*_V4_PARAMETERS, *_V2_PARAMETERS, *_TOKENS)
+_EXPIRED = Refusal(0, 403, "AccessDenied", "Request has expired.")
+_FORM = Refusal(0, 403, "AccessDenied", "Forms are refused if not every user may write here.")
+_MISMATCH = Refusal(0, 403, "SignatureDoesNotMatch", "The request signature does not match.")
+_UNSIGNED = Refusal(0, 403, "AccessDenied", "There are headers that are not signed.")
+_UNREADABLE = Refusal(0, 403, "AccessDenied", "The signature of the request cannot be read.")
+
+
+class _Signature(NamedTuple):
+    """A signature, of the headers or of a URL.
+
+    Args:
+        scope: Date, region and service of version 4; empty for version 2.
+        names: The headers that version 4 covers.
+        moment: The time that it covers.
+        begin_s: When it begins to be valid.
+    """
+
+    access: str
+    text: str
+    scope: str
+    names: tuple[str, ...]
+    moment: str
+    begin_s: float
+    end_s: float
+    is_url: bool
 
 
 class ObsSignatures:
@@ -48,123 +77,206 @@ class ObsSignatures:
         self._database = database
         self._clock = clock
 
-    def sign_again(self, given: Message, sent: Message) -> Headers | Refusal:
-        """Return the headers of the request that is sent on, in place of the given one."""
-        authorization = given.values().get("authorization", "")
-        forbidden = self._forbidden(given, authorization or given.target)
+    def sign_again(self, given: Message, sent: Message) -> Signed | Refusal:
+        """Return the request that is sent on, in place of the given one."""
+        try:
+            found = _signature_of(given)
+        except (KeyError, OverflowError, TypeError, ValueError):
+            return _UNREADABLE
+        if found is None:
+            return self._unsigned(given, sent)
+        key = self._database.key(found.access)
+        user = self._account.user(key.user) if key else self._account.user_of_key(found.access)
+        if user is None:
+            return Signed(sent)
+        forbidden = _forbidden(given, user)
         if forbidden:
             return Refusal(0, 403, "AccessDenied", f"The user lacks the permission {forbidden}.")
-        found = _V4.match(authorization) or _V2.match(authorization)
-        if found is None:
-            if sent != given and _IN_QUERY.search(given.target):
-                return Refusal(0, 501, "NotImplemented", "A URL with a signature for such a key.")
-            return sent.headers
-        key = self._database.key(found["access"])
         if key is None and sent == given:
-            return sent.headers
-        user = self._account.user(key.user) if key else self._account.user_of_key(found["access"])
-        if user is None:
-            return sent.headers
+            return Signed(sent)
         secret = key.secret if key else user.keys.secret_key
         refusal = self._check_token(given, key.token, key.expires_s) if key else None
-        refusal = refusal or _check(found, secret, given)
-        return refusal or _signed(found, user.keys, sent)
+        refusal = refusal or self._check(found, secret, given)
+        return refusal or _signed(found, secret, user.keys, sent)
 
-    def _forbidden(self, given: Message, signed: str) -> str:
-        """Return the action that the user of a request may not do; empty for none."""
-        found = _ACCESS.search(signed)
-        if found is None:
-            return ""
-        access = unquote(found[found.lastgroup or 0])
-        key = self._database.key(access)
-        user = self._account.user(key.user) if key else self._account.user_of_key(access)
-        if user is None:
-            return ""
-        return next((action for action in _actions(given) if not user.may(action)), "")
+    def _unsigned(self, given: Message, sent: Message) -> Signed | Refusal:
+        # The key of a form is in its body, so no user's rights can be checked before that is read.
+        if given.method == "POST" and any(_forbidden(given, user) for user in self._account.users):
+            return _FORM
+        return Signed(sent)
 
     def _check_token(self, given: Message, token: str, expires_s: float) -> Refusal | None:
-        values = given.values()
+        values = {**_query(given.target), **given.values()}
         if next((values[name] for name in _TOKENS if name in values), "") != token:
             return Refusal(0, 403, "InvalidToken", "The provided token is malformed or invalid.")
         if expires_s <= self._clock():
             return Refusal(0, 403, "ExpiredToken", "The provided token has expired.")
         return None
 
-
-def _actions(given: Message) -> list[str]:
-    """Return what the user of a request must be allowed to do."""
-    path, _, query = given.target.partition("?")
-    bucket, _, key = path.lstrip("/").partition("/")
-    names = [pair.partition("=")[0] for pair in query.split("&")]
-    if key:
-        is_part = "uploadId" in names or "tagging" in names
-        name = "" if is_part and given.method == "DELETE" else _OF_OBJECTS.get(given.method, "")
-        is_copy = any("-copy-source" in header for header in given.values())
-        return [f"obs:object:{name or 'PutObject'}"] + ["obs:object:GetObject"] * is_copy
-    if given.method == "POST":
-        return ["obs:object:DeleteObject"] if "delete" in names else []
-    name = _OF_BUCKETS.get(given.method, "")
-    return [f"obs:bucket:{name}"] if bucket and name else []
-
-
-def _check(found: re.Match[str], secret: str, given: Message) -> Refusal | None:
-    if given.values().get("x-amz-content-sha256", "").startswith(_SIGNED_CHUNKS):
-        return Refusal(0, 501, "NotImplemented", "Signed chunks with such a key.")
-    if secrets.compare_digest(_signature(found, secret, given), found["signature"]):
-        return None
-    return Refusal(0, 403, "SignatureDoesNotMatch", "The request signature does not match.")
-
-
-def _signed(found: re.Match[str], keys: Keys, sent: Message) -> Headers:
-    """Return the headers without security tokens, signed with the keys of a user."""
-    left = [(name, value) for name, value in sent.headers if name.decode("latin-1") not in _TOKENS]
-    text = f"AWS {keys.access_key}:"
-    if found.re is _V4:
-        known = {name.decode("latin-1") for name, _ in left}
-        names = [name for name in found["names"].split(";") if name in known]
-        text = (
-            f"AWS4-HMAC-SHA256 Credential={keys.access_key}/{found['date']}/{found['region']}"
-            f"/{found['service']}/aws4_request, SignedHeaders={';'.join(names)}, Signature="
+    def _check(self, found: _Signature, secret: str, given: Message) -> Refusal | None:
+        if not found.begin_s <= self._clock() <= found.end_s:
+            return _EXPIRED
+        if found.scope and any(_needs_signature(name, found) for name in given.values()):
+            return _UNSIGNED
+        expected = [_v4(found, secret, given)] if found.scope else _v2(found, secret, given)
+        is_right = any(
+            secrets.compare_digest(text.encode(), found.text.encode("utf-8", "surrogateescape"))
+            for text in expected
         )
-    text += _signature(found, keys.secret_key, sent._replace(headers=left))
-    return [
-        (name, text.encode("latin-1") if name == b"authorization" else value)
-        for name, value in left
+        return None if is_right else _MISMATCH
+
+
+def _needs_signature(header: str, found: _Signature) -> bool:
+    is_of_s3 = header.startswith("x-amz-") and header != "x-amz-content-sha256"
+    return is_of_s3 and header not in found.names
+
+
+def _query(target: str) -> dict[str, str]:
+    """Return the query, its names in lower case; the last value of a repeated name."""
+    pairs = parse_qsl(target.partition("?")[2], keep_blank_values=True)
+    return {name.lower(): value for name, value in pairs}
+
+
+def _signature_of(given: Message) -> _Signature | None:
+    """Return the signature of a request; None if it has none.
+
+    Raises:
+        ValueError, KeyError, TypeError, OverflowError: It cannot be read, or there are two.
+    """
+    values, query = given.values(), _query(given.target)
+    signed = [name for name in ("x-amz-signature", "signature") if name in query]
+    authorization = values.get("authorization")
+    if authorization is None and not signed:
+        return None
+    if authorization is None:
+        (name,) = signed
+        return _v4_of_url(query) if name == "x-amz-signature" else _v2_of_url(query)
+    found = _V4.match(authorization) or _V2.match(authorization)
+    if found is None or signed:
+        raise ValueError(authorization)
+    moment = values.get("x-amz-date") or values.get("date", "")
+    at_s = _seconds(moment)
+    scope, names = "", ()
+    if found.re is _V4:
+        scope, names = found["scope"], tuple(found["names"].split(";"))
+        moment = time.strftime(sigv4.MOMENT, time.gmtime(at_s))
+    times = (moment, at_s - SKEW_S, at_s + SKEW_S)
+    return _Signature(found["access"], found["text"], scope, names, *times, is_url=False)
+
+
+def _v4_of_url(query: dict[str, str]) -> _Signature:
+    access, _, scope = query["x-amz-credential"].partition("/")
+    names = tuple(query["x-amz-signedheaders"].split(";"))
+    moment = query["x-amz-date"]
+    at_s, life_s = _seconds(moment), int(query["x-amz-expires"])
+    times = (moment, at_s - SKEW_S, at_s + life_s)
+    return _Signature(access, query["x-amz-signature"], scope, names, *times, is_url=True)
+
+
+def _v2_of_url(query: dict[str, str]) -> _Signature:
+    access = query.get("awsaccesskeyid") or query["accesskeyid"]
+    moment = query["expires"]
+    return _Signature(access, query["signature"], "", (), moment, 0, int(moment), is_url=True)
+
+
+def _seconds(moment: str) -> float:
+    if moment[8:9] == "T":
+        return datetime.strptime(moment, sigv4.MOMENT).replace(tzinfo=timezone.utc).timestamp()
+    return parsedate_to_datetime(moment).timestamp()
+
+
+def _forbidden(given: Message, user: User) -> str:
+    """Return the action that the user of a request may not do; empty for none."""
+    return next((name for name, bucket in _actions(given) if not user.may(name, bucket)), "")
+
+
+def _actions(given: Message) -> Iterator[tuple[str, str]]:
+    """Yield what the user of a request must be allowed to do, and in which bucket."""
+    bucket, _, key = unquote(given.target.partition("?")[0]).lstrip("/").partition("/")
+    query = _query(given.target)
+    if not key:
+        name = _OF_BUCKETS.get(given.method, "")
+        if given.method == "POST":
+            yield f"obs:object:{'DeleteObject' if 'delete' in query else 'PutObject'}", bucket
+        elif bucket and name:
+            yield f"obs:bucket:{name}", bucket
+        return
+    is_part = given.method == "DELETE" and ("uploadid" in query or "tagging" in query)
+    name = "PutObject" if is_part else _OF_OBJECTS.get(given.method, "PutObject")
+    yield f"obs:object:{name}", bucket
+    for header, value in given.values().items():
+        if header.endswith("-copy-source"):
+            yield "obs:object:GetObject", unquote(value).lstrip("/").partition("/")[0]
+
+
+def _signed(found: _Signature, secret: str, keys: Keys, sent: Message) -> Signed:
+    """Return a request without its signature and security tokens, signed by its user."""
+    chunks = None
+    payload = sent.values().get("x-amz-content-sha256", sigv4.UNSIGNED)
+    if payload.startswith(SIGNED_CHUNKS) and not found.is_url:
+        chunks = ChunkSigner(secret, found.scope, found.moment, found.text)
+        sent, payload = chunks.whole(sent), sigv4.UNSIGNED
+    path, _, query = sent.target.partition("?")
+    pairs = [
+        (name, value)
+        for name, value in parse_qsl(query, keep_blank_values=True)
+        if not found.is_url or name.lower() not in _PARAMETERS
     ]
+    path = quote(unquote(path), safe="/~")
+    # SeaweedFS refuses headers of S3 that are not signed.
+    signed = {
+        name: value
+        for name, value in sent.values().items()
+        if name == "host" or (name.startswith("x-amz-") and name not in _TOKENS)
+    }
+    scope = sigv4.Scope("obs", time.strftime(sigv4.MOMENT, time.gmtime()))
+    made = sigv4.headers(sigv4.Request(sent.method, path, pairs, signed), keys, scope, payload)
+    replaced = (*made, "date", *_TOKENS)
+    headers = [item for item in sent.headers if item[0].decode("latin-1") not in replaced]
+    headers += [(name.encode(), value.encode("latin-1")) for name, value in made.items()]
+    target = path + ("?" + sigv4.query_text(pairs) if pairs else "")
+    return Signed(Message(sent.method, target, headers), chunks)
 
 
-def _signature(found: re.Match[str], secret: str, message: Message) -> str:
-    """Return the signature that botocore makes, of the same version and scope."""
-    from botocore.auth import HmacV1Auth, S3SigV4Auth
+def _v4(found: _Signature, secret: str, given: Message) -> str:
+    """Return the signature that botocore makes."""
+    from botocore.auth import S3SigV4Auth, S3SigV4QueryAuth
     from botocore.awsrequest import AWSRequest
     from botocore.credentials import Credentials
 
-    method, target, _ = message
-    values, credentials = message.values(), Credentials("-", secret)
-    path, mark, query = target.partition("?")
-    if found.re is _V2:
-        headers = AWSRequest(method, "http://obs", values).headers
-        signer = HmacV1Auth(credentials)
-        # The date is that of the request, or none beside x-amz-date.
-        signer._get_date = lambda: "" if "x-amz-date" in values else values.get("date", "")
-        return str(signer.get_signature(method, urlsplit(target), headers))
-    names = found["names"].split(";")
-    signed = {name: values[name] for name in names if name in values}
+    _, region, service, _ = found.scope.split("/")
+    values = given.values()
+    path, mark, query = given.target.partition("?")
     # Clients may send other characters encoded than those that are encoded for the signature.
     pairs = [
         "=".join(quote(unquote(word), safe="~") for word in pair.split("=", 1))
         for pair in query.split("&")
+        if not (found.is_url and unquote(pair).lower().startswith("x-amz-signature="))
     ]
     url = f"http://obs{quote(unquote(path), safe='/~')}{mark}{'&'.join(pairs)}"
-    request = AWSRequest(method, url, signed)
-    request.context["timestamp"] = values.get("x-amz-date") or _moment(values.get("date", ""))
-    v4 = S3SigV4Auth(credentials, found["service"], found["region"])
+    signed = {name: values[name] for name in found.names if name in values}
+    request = AWSRequest(given.method, url, signed)
+    request.context["timestamp"] = found.moment
+    signer = S3SigV4QueryAuth if found.is_url else S3SigV4Auth
+    v4 = signer(Credentials("-", secret), service, region)
     return str(v4.signature(v4.string_to_sign(request, v4.canonical_request(request)), request))
 
 
-def _moment(date: str) -> str:
-    """Return a header's date as signatures have it."""
-    try:
-        return parsedate_to_datetime(date).strftime(sigv4.MOMENT)
-    except ValueError:
-        return ""
+def _v2(found: _Signature, secret: str, given: Message) -> list[str]:
+    """Return the signatures that clients make: tokens of a URL count as headers or as its query."""
+    from botocore.auth import HmacV1Auth
+    from botocore.awsrequest import AWSRequest
+    from botocore.credentials import Credentials
+
+    signer = HmacV1Auth(Credentials("-", secret))
+    values, query = given.values(), _query(given.target)
+    tokens = {name: query[name] for name in _TOKENS if name in query}
+    # The date is that of the request, or none beside x-amz-date.
+    is_dated = "x-amz-date" in values and not found.is_url
+    signer._get_date = lambda: "" if is_dated else found.moment
+    found_of = []
+    for more, known in ((tokens, ()), ({}, _TOKENS)):
+        signer.QSAOfInterest = [*HmacV1Auth.QSAOfInterest, *known]
+        headers = AWSRequest(given.method, "http://obs", {**values, **more}).headers
+        found_of.append(signer.get_signature(given.method, urlsplit(given.target), headers))
+    return found_of

@@ -56,7 +56,7 @@ class ProcessMachines:
         return None
 
     def restart(self, handle: str) -> bool:
-        """Return False: a new attempt in the same folders is as good."""
+        """Return False: a new attempt in the same folders has the same effect."""
         return False
 
     def handle(self, key: str) -> str:

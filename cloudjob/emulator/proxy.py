@@ -6,9 +6,9 @@ import asyncio
 import base64
 import hashlib
 import uuid
-from collections.abc import Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import httpx
 from starlette.requests import ClientDisconnect, Request
@@ -47,6 +47,24 @@ class Refusal:
     message: str = ""
 
 
+class Decoder(Protocol):
+    """Turns a body in signed chunks into the plain one."""
+
+    def plain(self, body: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """Yield the plain body; raise ``BadChunk`` at a wrong signature."""
+
+
+class Signed(NamedTuple):
+    """A request as it is passed on; ``chunks`` if its body is in chunks that are signed."""
+
+    message: Message
+    chunks: Decoder | None = None
+
+
+class BadChunk(Exception):
+    """A chunk of a body has a wrong form or a wrong signature."""
+
+
 _FOREIGN = Refusal(0, 403, "AccessDenied", "The request is for another host or of another origin.")
 # status -> code and message for a request that cannot be read.
 _UNREADABLE = {
@@ -55,6 +73,9 @@ _UNREADABLE = {
     431: ("RequestHeaderSectionTooLarge", "The headers are too large."),
     501: ("NotImplemented", "The server does not support this."),
 }
+_BAD_CHUNK = Refusal(
+    0, 403, "SignatureDoesNotMatch", "A chunk of the body does not match its signature."
+)
 _UNAVAILABLE = Refusal(0, 503, "ServiceUnavailable", "The object store does not answer.")
 
 
@@ -67,7 +88,7 @@ class Proxy:
     Args:
         addresses: Our own addresses; requests for another host are refused.
         inject: Returns what a request (method, target) gets instead of its answer.
-        sign: Returns the headers that are passed on, for a request as given and as passed on.
+        sign: Returns the signed request, for one as given and with the names of the server.
     """
 
     def __init__(
@@ -75,7 +96,7 @@ class Proxy:
         socket: str,
         addresses: Collection[str],
         inject: Callable[[str, str], Refusal | None],
-        sign: Callable[[Message, Message], Headers | Refusal],
+        sign: Callable[[Message, Message], Signed | Refusal],
     ) -> None:
         self._addresses = addresses
         self._inject = inject
@@ -100,6 +121,9 @@ class Proxy:
         try:
             response = await self._client.send(found, stream=True)
         except ClientDisconnect:
+            return
+        except BadChunk:
+            await _answer(_BAD_CHUNK)(scope, receive, send)
             return
         except httpx.TransportError:
             await _error(request, _UNAVAILABLE)(scope, receive, send)
@@ -126,14 +150,17 @@ class Proxy:
         if _has_body(request):
             content = await request.body() if _names_many(request) else request.stream()
         sent, content = _stored(given, content)
-        headers = self._sign(given, sent)
-        if isinstance(headers, Refusal):
-            return headers
+        signed = self._sign(given, sent)
+        if isinstance(signed, Refusal):
+            return signed
+        sent = signed.message
+        if signed.chunks and content is not None:
+            content = signed.chunks.plain(content)
         return httpx.Request(
             request.method,
             "http://seaweedfs",
             # uvicorn has answered an `Expect: 100-continue` by the time a body is read.
-            headers=_passed_on(headers, b"expect"),
+            headers=_passed_on(sent.headers, b"expect"),
             content=content,
             extensions={"target": sent.target.encode("ascii")},
         )

@@ -127,6 +127,7 @@ class Scheduler:
             run.go()
         except Exception as error:  # noqa: BLE001 (a thread's end must be seen)
             sys.stderr.write(f"job {run.job.id}: {error!r}\n")
+            time.sleep(_TICK_S)
         finally:
             with self._lock:
                 self._active.pop(run.job.id, None)

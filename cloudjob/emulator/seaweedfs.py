@@ -21,9 +21,10 @@ import socket
 import subprocess
 import sys
 import time
+from fnmatch import fnmatchcase
 from pathlib import Path
 
-from cloudjob.emulator.state import Account
+from cloudjob.emulator.state import Account, User
 from cloudjob.errors import BackendError
 from jobentry.contract import sigv4
 
@@ -187,9 +188,7 @@ class SeaweedFS:
                 "credentials": [
                     {"accessKey": user.keys.access_key, "secretKey": user.keys.secret_key}
                 ],
-                "actions": [
-                    ours for ours, of_obs in _ACTIONS.items() if any(map(user.may, of_obs))
-                ],
+                "actions": _actions(user),
             }
             for user in self._account.users
         ]
@@ -276,6 +275,17 @@ class SeaweedFS:
         return lines[-1] if lines else "it does not answer"
 
 
+def _actions(user: User) -> list[str]:
+    """Return what SeaweedFS lets a user do, such as ``Read`` or ``Read:bucket``."""
+    rules = [rule.partition("@") for rule in user.actions]
+    return [
+        f"{ours}:{bucket}" if bucket else ours
+        for ours, of_obs in _ACTIONS.items()
+        for pattern, _, bucket in rules
+        if any(fnmatchcase(action, pattern) for action in of_obs)
+    ]
+
+
 def _self_signed() -> tuple[bytes, bytes]:
     """Return a private key and a self-signed certificate."""
     from cryptography import x509
@@ -317,12 +327,10 @@ def _free_ports() -> int:
 
 def is_free(port: int) -> bool:
     """Whether a server can listen on a port of the loopback interface."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
+    try:
+        socket.create_server(("127.0.0.1", port)).close()
+    except OSError:
+        return False
     return True
 
 

@@ -250,7 +250,7 @@ def bridge_socket(address: str, port: int) -> socket.socket:
         return bind((sys.platform == "linux" and address) or LOOPBACK, port)
     except OSError as error:
         raise BackendError(
-            f"listening for containers on {address}:{port}: {error.strerror}",
+            f"listening for containers on {address}:{port}: {os.strerror(error.errno or 0)}",
             hint="the engine must run on this machine and as root; else set engine: process",
         ) from error
 
@@ -263,7 +263,8 @@ def _api_socket(port: int, old: int) -> socket.socket:
         return bind(LOOPBACK, port)
     except OSError as error:
         raise BackendError(
-            f"listening on {LOOPBACK}:{port}: {error.strerror}", hint="give another --port"
+            f"listening on {LOOPBACK}:{port}: {os.strerror(error.errno or 0)}",
+            hint="give another --port",
         ) from error
 
 

@@ -69,9 +69,10 @@ class Service:
             ApiError: The job has no such task.
         """
         name, _, index = request.path_params["task_id"].rpartition("-")
-        if name != "worker" or not index.isdecimal() or int(index) >= row.nodes:
+        indexes = [str(index) for index in range(row.nodes)]
+        if name != "worker" or index not in indexes:
             raise ApiError("ModelArts.2788", f"task_id: {request.path_params['task_id']}")
-        return int(index)
+        return indexes.index(index)
 
 
 class _Page(Page):

@@ -169,7 +169,7 @@ def load(path: Path | None) -> Settings:
 
 
 def _place(loc: tuple[int | str, ...]) -> str:
-    """Return where a value stands, as ``flavors[0].id: ``; nothing for the whole file."""
+    """Return the place of a value, such as ``flavors[0].id: ``; empty for the whole file."""
     words = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc)
     return f"{words[1:]}: " if words else ""
 

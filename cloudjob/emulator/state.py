@@ -38,7 +38,8 @@ class User:
     """A user of the account.
 
     Args:
-        actions: What the user may do, as patterns such as ``modelarts:trainJob:*``.
+        actions: What the user may do, as patterns such as ``modelarts:trainJob:*``; after an ``@``
+            the bucket that a pattern is for, or the beginning of its name and ``*``.
     """
 
     name: str
@@ -47,9 +48,13 @@ class User:
     password: str
     actions: tuple[str, ...] = ("*",)
 
-    def may(self, action: str) -> bool:
-        """Whether an action is allowed."""
-        return any(fnmatchcase(action, pattern) for pattern in self.actions)
+    def may(self, action: str, bucket: str = "") -> bool:
+        """Whether an action is allowed, in this bucket if it is one of OBS."""
+        rules = (rule.partition("@") for rule in self.actions)
+        return any(
+            fnmatchcase(action, pattern) and fnmatchcase(bucket, buckets or "*")
+            for pattern, _, buckets in rules
+        )
 
 
 @dataclass(frozen=True, slots=True)

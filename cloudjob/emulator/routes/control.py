@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections import Counter
 from dataclasses import asdict
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import FiniteFloat
+from pydantic import Field
 
 from cloudjob.emulator.app import Answer, Endpoint, Request
 from cloudjob.emulator.database import JobRow
@@ -19,6 +19,8 @@ from cloudjob.emulator.state import CONTROL_PREFIX
 _FAULTS = CONTROL_PREFIX + "faults"
 # A page of the console shows no more.
 _MOST_JOBS = 1000
+# Three years: the clock must stay one that dates can show.
+_MOST_S = 1e8
 
 
 def status(service: Service, request: Request) -> Any:
@@ -47,11 +49,11 @@ def faults(service: Service, request: Request) -> Any:
 
 class _Fault(Model):
     kind: Literal[tuple(KINDS)]  # type: ignore[valid-type]
-    seconds: FiniteFloat = 0.0
-    count: int = 0
-    amount: FiniteFloat = 0.0
+    seconds: Annotated[float, Field(ge=0, le=_MOST_S)] = 0.0
+    count: Annotated[int, Field(ge=0, le=1 << 31)] = 0
+    amount: Annotated[float, Field(ge=-_MOST_S, le=_MOST_S)] = 0.0
     job: str = ""
-    node: int = 0
+    node: Annotated[int, Field(ge=0, le=1 << 31)] = 0
     path: str = ""
 
 

@@ -48,7 +48,10 @@ class _Registration(Model):
 
 
 def register(service: Service, request: Request) -> Any:
-    path = request.body(_Registration).swr_path
+    return _registered(service, request.body(_Registration).swr_path)
+
+
+def _registered(service: Service, path: str) -> dict[str, Any]:
     made = _image(service, path, "DEDICATED")
     service.database.put_thing("image", made["id"], path, made)
     return made
@@ -64,9 +67,7 @@ def image(service: Service, request: Request) -> Any:
 
 def sync(service: Service, request: Request) -> Any:
     """Look for the image again."""
-    made = _image(service, image(service, request)["swr_path"], "DEDICATED")
-    service.database.put_thing("image", made["id"], made["swr_path"], made)
-    return made
+    return _registered(service, image(service, request)["swr_path"])
 
 
 def remove(service: Service, request: Request) -> Any:
@@ -139,13 +140,16 @@ def save(service: Service, request: Request) -> Any:
     service.database.put_thing("saved-image", task, image, made)
 
     def run() -> None:
+        scratch = service.scheduler.context.folder
+        done = {**made, "status": "CREATE_FAILED"}
         try:
-            machines.save_image(row.run["handle"], index, service.scheduler.context.folder, image)
-            made["status"] = "ACTIVE"
+            machines.save_image(row.run["handle"], index, scratch, image)
+            done["status"] = "ACTIVE"
         except (CloudJobError, tarfile.TarError, OSError) as error:
-            made.update(status="CREATE_FAILED", message=str(error))
-        service.database.put_thing("saved-image", task, image, made)
-        _saving.discard(task)
+            done["message"] = str(error)
+        finally:
+            service.database.put_thing("saved-image", task, image, done)
+            _saving.discard(task)
 
     threading.Thread(target=run, name="save-image", daemon=True).start()
     return made

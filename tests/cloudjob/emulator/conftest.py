@@ -20,7 +20,7 @@ def session_api() -> Iterator[Api]:
 
 @pytest.fixture
 def api(session_api: Api) -> Iterator[Api]:
-    """The emulator of the session, in which nothing goes wrong when a test is over."""
+    """The emulator of the session, without injected faults after each test."""
     yield session_api
     daemon.clear_faults(session_api.home)
 

@@ -6,10 +6,13 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from cloudjob.cli import main
+from cloudjob.emulator import daemon
 from cloudjob.emulator.server import bridge_socket
 from cloudjob.errors import BackendError
 from tests.support.emulator import Api
@@ -52,6 +55,18 @@ def test_up_prints_the_addresses_of_a_running_emulator(api: Api):
     assert "control" not in found
     shown = dict(line.split(None, 1) for line in cloudjob(api.home, "up").stdout.splitlines())
     assert shown["endpoint"] == api.address.endpoint
+
+
+def test_up_prints_its_note_once(
+    api: Api, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    note = "nodes are processes: there is no engine"
+    address = replace(api.address, note=note)
+    monkeypatch.setattr(daemon, "up", lambda *_, **__: address)
+
+    assert main(["emulator", "up"]) == 0
+    printed = capsys.readouterr()
+    assert (printed.out + printed.err).count(note) == 1
 
 
 def test_status_shows_jobs_and_faults(api: Api):

@@ -71,7 +71,7 @@ def listening(pid: int) -> tuple[list[tuple[str, int]], list[str]]:
 
 
 def table(name: str) -> Iterator[list[str]]:
-    """Return the lines of a table of sockets, in words."""
+    """Return the lines of a table of sockets, split at blanks."""
     for line in Path("/proc/net", name).read_text().splitlines()[1:]:
         yield line.split()
 

@@ -31,7 +31,7 @@ def connected(endpoint: str) -> Iterator[socket.socket]:
 
 
 def exchanged(endpoint: str, *parts: bytes) -> bytes:
-    """Send the parts and return all that comes back until the server closes."""
+    """Send the parts, and return the response up to the end of the connection."""
     with connected(endpoint) as client:
         with contextlib.suppress(ConnectionError):
             for part in parts:

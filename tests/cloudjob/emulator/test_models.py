@@ -40,7 +40,7 @@ def obs(url: str, name: str = "data_url", **more: Any) -> dict[str, Any]:
 
 
 def whole(**changes: Any) -> Any:
-    """Return the body made whole."""
+    """Return the completed body."""
     return models.job(body(**changes), None, SETTINGS)
 
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import hmac
+import http.client
 import os
+import time
 import warnings
 from collections.abc import Iterator
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import pytest
 from botocore.exceptions import ClientError
@@ -15,6 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cloudjob.emulator import daemon, obs_keys
+from jobentry.contract import sigv4
+from jobentry.contract.sigv4 import Keys
 from tests.support.emulator import Api, new_name, s3_client
 
 with warnings.catch_warnings():
@@ -81,7 +87,7 @@ ODD_KEYS = [
 
 
 def test_names_of_objects_stay_as_they_are(vendor: Any, s3: Any):
-    """A file could not have the odd names, and some of them would be those of the others."""
+    """Files cannot have such names, and some would become the names of other objects."""
     every = sorted(ODD_KEYS + PLAIN_KEYS)
     s3.create_bucket(Bucket=(bucket := new_name()))
     for key in every:
@@ -105,6 +111,187 @@ def test_names_of_objects_stay_as_they_are(vendor: Any, s3: Any):
     assert [item["Key"] for item in s3.list_objects(Bucket=bucket)["Contents"]] == sorted(
         PLAIN_KEYS
     )
+
+
+STRANGE_KEYS = [
+    *("a//b", "//a", "a\\b", "a/./b", "../c", "d/..", ".", "q?x=1&y#z"),
+    *("a b+c%2Fd%", "u\u0308/\u00fc", "'\"<&>;=@!*()~$,:"),
+    *("n" * 300, "/".join(["m" * 120] * 8) + "/" + "ü" * 19 + "x"),
+]
+
+
+def fetched(url: str, method: str = "GET", body: bytes = b"", **headers: str) -> tuple[int, bytes]:
+    """Ask for exactly this URL: most libraries would change its dots."""
+    parts = urlsplit(url)
+    with contextlib.closing(http.client.HTTPConnection(parts.netloc, timeout=60)) as connection:
+        target = parts.path + ("?" + parts.query if parts.query else "")
+        connection.request(method, target, body=body or None, headers=headers)
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+
+
+@pytest.mark.parametrize("is_temporary", [False, True])
+@pytest.mark.parametrize("kind", ["s3v4", "s3", "vendor v4", "vendor v2"])
+def test_a_url_with_a_signature_reads_and_writes_any_name(
+    api: Api, s3: Any, kind: str, is_temporary: bool
+):
+    keys: tuple[str, ...] = (api.address.access_key, api.address.secret_key)
+    if is_temporary:
+        key = temporary(api)
+        keys = (key["access"], key["secret"], key["securitytoken"])
+    folder = new_name()
+    with vendor_client(api, kind[-2:], *keys) as vendor:
+        client = s3_client(api.address, *keys, signature=kind)
+
+        def url(method: str, name: str) -> str:
+            if kind.startswith("vendor"):
+                return str(vendor.createSignedUrl(method, "data", name, expires=60).signedUrl)
+            values = {"Bucket": "data", "Key": name}
+            return str(client.generate_presigned_url(f"{method.lower()}_object", values))
+
+        for name in (f"{folder}/{name}" for name in STRANGE_KEYS):
+            data = name.encode()
+            assert fetched(url("PUT", name), "PUT", data)[0] == 200, name
+            assert s3.get_object(Bucket="data", Key=name)["Body"].read() == data
+            assert fetched(url("GET", name)) == (200, data), name
+            assert fetched(url("GET", name).replace(folder, folder + "x"))[0] == 403
+            assert fetched(url("GET", name), "DELETE")[0] == 403
+    names = [f"{folder}/{name}" for name in STRANGE_KEYS]
+    pages = s3.list_objects_v2(Bucket="data", Prefix=folder)
+    assert sorted(item["Key"] for item in pages["Contents"]) == sorted(names)
+
+
+def test_a_url_with_a_signature_expires(api: Api, s3: Any):
+    s3.put_object(Bucket="data", Key="a//b", Body=b"x")
+    values = {"Bucket": "data", "Key": "a//b"}
+    for kind in ("s3v4", "s3"):
+        owner = s3_client(
+            api.address, api.address.access_key, api.address.secret_key, signature=kind
+        )
+        url = owner.generate_presigned_url("get_object", values, ExpiresIn=60)
+        assert fetched(url) == (200, b"x")
+        api.fault("clock-skew", amount=120)
+        assert fetched(url)[0] == 403
+        daemon.clear_faults(api.home)
+
+
+def chunked(keys: Keys, endpoint: str, key: str, parts: list[bytes], end: str) -> dict[str, Any]:
+    """Return a request whose body has a signature for each of its chunks."""
+    moment = time.strftime(sigv4.MOMENT, time.gmtime())
+    scope = sigv4.Scope("r", moment)
+    path = quote(f"/data/{key}", safe="/~")
+    more = {
+        "Content-Encoding": "aws-chunked",
+        "x-amz-decoded-content-length": str(sum(map(len, parts))),
+        **({"x-amz-trailer": "x-amz-checksum-crc32"} if end else {}),
+    }
+    asked = sigv4.Request("PUT", path, (), {"Host": urlsplit(endpoint).netloc, **more})
+    signed = sigv4.headers(asked, keys, scope, "STREAMING-AWS4-HMAC-SHA256-PAYLOAD" + end)
+    scope_text = f"{moment[:8]}/r/s3/aws4_request"
+    last, body = signed["authorization"].rpartition("=")[2], b""
+    for part in (*parts, b""):
+        lines = ("AWS4-HMAC-SHA256-PAYLOAD", moment, scope_text, last, hashlib.sha256().hexdigest())
+        text = "\n".join((*lines, hashlib.sha256(part).hexdigest()))
+        secret = sigv4.signing_key(keys.secret_key, scope_text)
+        last = hmac.digest(secret, text.encode(), "sha256").hex()
+        body += f"{len(part):x};chunk-signature={last}\r\n".encode() + part + b"\r\n" * bool(part)
+    body += b"x-amz-checksum-crc32:AAAAAA==\r\n\r\n" if end else b"\r\n"
+    return {"url": endpoint + path, "method": "PUT", "body": body, **signed}
+
+
+@pytest.mark.parametrize("end", ["", "-TRAILER"])
+@pytest.mark.parametrize("is_temporary", [False, True])
+def test_a_body_in_signed_chunks_is_stored_under_any_name(
+    api: Api, s3: Any, is_temporary: bool, end: str
+):
+    keys = Keys(api.address.access_key, api.address.secret_key)
+    if is_temporary:
+        key = temporary(api)
+        keys = Keys(key["access"], key["secret"], key["securitytoken"])
+    parts = [os.urandom(70_000), os.urandom(70_000), b"x"]
+    for name in (f"{new_name()}/a//b", f"{new_name()}/ü..\\"):
+        request = chunked(keys, api.address.s3_endpoint, name, parts, end)
+        body = request["body"]
+        request["body"] = body[:100_000] + bytes([body[100_000] ^ 1]) + body[100_001:]
+        status, error = fetched(**request)
+        assert (status, b"SignatureDoesNotMatch" in error) == (403, True)
+        request["body"] = body[:100_000]
+        assert fetched(**request)[0] == 403
+        request["body"] = body
+        assert fetched(**request)[0] == 200
+        found = s3.get_object(Bucket="data", Key=name)
+        assert found["Body"].read() == b"".join(parts)
+        assert "ContentEncoding" not in found
+
+
+def test_a_rule_for_one_bucket_gives_no_access_to_others(api: Api, s3: Any):
+    """Neither directly nor through copies, parts, URLs or the list of buckets."""
+    user = api.address.users["guest"]
+    own = s3_client(api.address, user["access_key"], user["secret_key"])
+    with contextlib.suppress(ClientError):
+        s3.create_bucket(Bucket="guest-1")
+    s3.put_object(Bucket="data", Key="foreign", Body=b"x" * 10)
+    upload = s3.create_multipart_upload(Bucket="data", Key="parts")["UploadId"]
+    mine = own.create_multipart_upload(Bucket="guest-1", Key="parts")["UploadId"]
+    foreign = {"Bucket": "data", "Key": "foreign"}
+    parts = {"Bucket": "data", "Key": "parts", "UploadId": upload}
+    source = {"CopySource": "data/foreign"}
+    here = {"Bucket": "guest-1", "Key": "copy"}
+    calls: list[tuple[str, dict[str, Any]]] = [
+        ("list_objects_v2", {"Bucket": "data"}),
+        ("head_bucket", {"Bucket": "data"}),
+        ("get_object", foreign),
+        ("head_object", foreign),
+        ("put_object", foreign),
+        ("delete_object", foreign),
+        ("delete_objects", {"Bucket": "data", "Delete": {"Objects": [{"Key": "foreign"}]}}),
+        ("copy_object", {**here, **source}),
+        ("copy_object", {**here, "CopySource": "%64ata/foreign"}),
+        ("copy_object", {**foreign, "Key": "new", "CopySource": "guest-1/own"}),
+        ("upload_part_copy", {**here, **source, "Key": "parts", "PartNumber": 1, "UploadId": mine}),
+        ("create_multipart_upload", {"Bucket": "data", "Key": "new"}),
+        ("upload_part", {**parts, "PartNumber": 1, "Body": b"x"}),
+        ("list_parts", parts),
+        ("list_multipart_uploads", {"Bucket": "data"}),
+        ("abort_multipart_upload", parts),
+        ("delete_bucket", {"Bucket": "data"}),
+        ("put_bucket_acl", {"Bucket": "data", "ACL": "public-read"}),
+    ]
+    own.put_object(Bucket="guest-1", Key="own", Body=b"y")
+    for name, values in calls:
+        with pytest.raises(ClientError) as caught:
+            getattr(own, name)(**values)
+        assert caught.value.response["ResponseMetadata"]["HTTPStatusCode"] == 403, name
+    for kind in ("s3", "s3v4"):
+        signer = s3_client(api.address, user["access_key"], user["secret_key"], signature=kind)
+        url = signer.generate_presigned_url("get_object", foreign)
+        assert fetched(url)[0] == 403
+        for change in (("AccessKeyId", "AccessKey%49d"), ("Credential", "%43redential")):
+            assert fetched(url.replace(*change))[0] == 403
+        assert fetched(url, Authorization="none")[0] == 403
+        own_url = signer.generate_presigned_url("get_object", {"Bucket": "guest-1", "Key": "own"})
+        assert fetched(own_url) == (200, b"y")
+    assert [item["Name"] for item in own.list_buckets()["Buckets"]] == ["guest-1"]
+    own.copy_object(Bucket="guest-1", Key="copy", CopySource="guest-1/own")
+    assert s3.get_object(**foreign)["Body"].read() == b"x" * 10
+
+
+@pytest.mark.parametrize("name", ["guest", "cleaner", "reader"])
+def test_a_form_cannot_write_what_its_user_may_not(api: Api, s3: Any, name: str):
+    user = api.address.users[name]
+    own = s3_client(api.address, user["access_key"], user["secret_key"])
+    form = own.generate_presigned_post("data", "by-form")
+    values = {**form["fields"], "file": "text"}
+    body = "".join(
+        f'--b\r\nContent-Disposition: form-data; name="{field}"\r\n\r\n{value}\r\n'
+        for field, value in values.items()
+    )
+    kind = {"Content-Type": "multipart/form-data; boundary=b"}
+    status, _ = fetched(form["url"], "POST", (body + "--b--\r\n").encode(), **kind)
+
+    assert status == 403
+    with pytest.raises(ClientError):
+        s3.head_object(Bucket="data", Key="by-form")
 
 
 @given(st.text().filter(lambda key: not set(key) & set("\ue000\ue001\ue002\ue003")))
@@ -247,8 +434,6 @@ def test_a_full_obs_refuses_writes_only(api: Api, s3: Any):
 
 
 def test_slow_obs_delays_as_many_requests_as_asked_for(api: Api, s3: Any):
-    import time
-
     api.fault("slow-obs", count=1, amount=0.7)
     begun = time.monotonic()
     s3.list_objects(Bucket="data", MaxKeys=1)

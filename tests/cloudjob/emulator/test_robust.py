@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+import sqlite3
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cloudjob.emulator import daemon
+from cloudjob.emulator.database import Database
 from cloudjob.errors import UsageError
 from tests.support.emulator import Api, new_name, running
 
@@ -172,8 +174,9 @@ def test_hostile_values_at_any_key_cause_no_internal_error(
 def test_invalid_json_has_its_documented_code(held: tuple[Api, str]):
     api, job = held
     deep = b"[" * 200_000 + b"]" * 200_000
+    levels = b"[" * 120 + b"]" * 120
     for value in (
-        *(b"NaN", b"Infinity", b"-Infinity", b"1e999", b'"\\ud800"', deep, b"9" * 5000),
+        *(levels, b"NaN", b"Infinity", b"-Infinity", b"1e999", b'"\\ud800"', deep, b"9" * 5000),
         *(b"\xff", b"\x00", b"{", b"'a'"),
     ):
         for method, path, _ in REQUESTS:
@@ -253,9 +256,58 @@ def test_of_simultaneous_creates_one_gets_the_name(held: tuple[Api, str], path: 
 
 def test_a_fault_accepts_finite_numbers_only(held: tuple[Api, str]):
     api, _ = held
-    for values in ({"amount": "nan"}, {"seconds": "inf"}, {"count": "x"}, {"node": [1]}):
+    for values in (
+        *({"amount": "nan"}, {"seconds": "inf"}, {"count": "x"}, {"node": [1]}),
+        *({"amount": 1e308}, {"seconds": -1}, {"count": 1 << 80}, {"node": -1}),
+    ):
         with pytest.raises(UsageError, match=r"amount|seconds|count|node"):
             daemon.add_fault(api.home, kind="slow-obs", **values)
+
+
+def test_a_task_of_many_digits_is_refused(held: tuple[Api, str]):
+    api, job = held
+    for index in ("9" * 5000, "%D9%A0", "00", "-0", "+0"):
+        path = f"{{p}}/training-jobs/{job}/tasks/worker-{index}/logs/preview"
+        status, answer, _ = api.ask("GET", path)
+        assert (status, answer["error_code"]) == (400, "ModelArts.2788")
+
+
+def test_a_transaction_that_cannot_be_committed_leaves_nothing_open(tmp_path: Path):
+    """Later changes would belong to the open transaction and be lost with the process."""
+    path = tmp_path / "state.db"
+    database = Database(path)
+    sql = "CREATE TABLE t (k TEXT REFERENCES jobs (id) DEFERRABLE INITIALLY DEFERRED)"
+    database._connection.executescript(f"PRAGMA foreign_keys = ON; {sql}")
+    with pytest.raises(sqlite3.IntegrityError), database.transaction():
+        database._do("INSERT INTO t VALUES ('x')")
+    with database.transaction():
+        database.put_thing("image", "1", "1", {})
+
+    assert Database(path).thing("image", "1") == {}
+
+
+def test_a_full_disk_loses_nothing_that_was_stored_and_ends_with_the_space(tmp_path: Path):
+    database = Database(tmp_path / "state.db")
+    database.put_thing("image", "1", "1", {})
+    pages = database._all("PRAGMA page_count")[0][0]
+    database._do(f"PRAGMA max_page_count = {pages}")
+    with pytest.raises(sqlite3.OperationalError, match="full"), database.transaction():
+        database.put_thing("image", "2", "2", {"text": "x" * 100_000})
+    database._do("PRAGMA max_page_count = 100000")
+    database.put_thing("image", "3", "3", {})
+
+    assert len(Database(tmp_path / "state.db").things("image")) == 2
+
+
+def test_a_locked_database_is_an_error_that_ends_with_the_lock(held: tuple[Api, str]):
+    api, job = held
+    other = sqlite3.connect(Path(api.home, "emulator", "state.db"), isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    status, answer, _ = api.ask("PUT", f"{{p}}/training-jobs/{job}", {"description": "x"})
+    assert (status, answer["error_code"]) == (500, "ModelArts.0010")
+    other.execute("ROLLBACK")
+    other.close()
+    api.ok("PUT", f"{{p}}/training-jobs/{job}", {"description": "y"})
 
 
 def test_a_body_that_is_not_an_object_is_refused(held: tuple[Api, str]):
