@@ -109,7 +109,7 @@ class RecordsError(CloudJobError):
 
 
 class WaitTimeout(CloudJobError, TimeoutError):
-    """A job did not end within the time that ``Job.wait`` was given; the job goes on."""
+    """A job did not end within the time that ``Job.wait`` was given; the job continues."""
 
 
 class JobFailed(CloudJobError):

@@ -17,7 +17,7 @@ def now_ms() -> int:
 
 
 def rfc3339(seconds: float) -> str:
-    """Return a point in time as text; empty when it is 0, which stands for never."""
+    """Return a point in time as text; empty for 0, which means never."""
     if not 0 < seconds < _TOO_LATE_S:
         return ""
     moment = datetime.fromtimestamp(seconds, tz=timezone.utc)

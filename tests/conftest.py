@@ -92,7 +92,7 @@ def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture
 def new_bucket() -> Callable[[Server], str]:
-    """Return what makes an empty bucket and gives its name."""
+    """Return a function that creates an empty bucket and returns its name."""
 
     def make(server: Server) -> str:
         name = f"bucket-{next(_NUMBERS)}"
@@ -155,7 +155,7 @@ def base_image(build: Callable[..., str]) -> str:
 
 @pytest.fixture(scope="session")
 def open_mpi_5_image(build: Callable[..., str]) -> str:
-    """The image of a node with Open MPI 5.0 in the place of Debian's 4.1."""
+    """The image of a node with Open MPI 5.0 instead of Debian's 4.1."""
     bundle = os.environ.get("PIP_CERT") or "/etc/ssl/certs/ca-certificates.crt"
     return build("openmpi5", "--ca-bundle", bundle)
 

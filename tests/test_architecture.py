@@ -105,8 +105,8 @@ def test_the_import_rules_hold():
     assert done.returncode == 0, done.stdout
 
 
-def test_the_import_rules_know_every_module_of_the_container_half():
-    """A module that no rule names could be imported by the laptop half unseen."""
+def test_the_import_rules_know_every_module_of_the_node_half():
+    """The laptop half could import a module that no rule names."""
     tomllib = pytest.importorskip("tomllib")
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
     forbidden = {
@@ -164,11 +164,11 @@ def test_what_decides_does_nothing(name: str):
         assert not re.search(r"\bopen\(|\bprint\(|\bos\.(?!fsencode|fsdecode)", text), named(source)
 
 
-# -- the container half: its floor, its size, its start -----------------------------------------
+# -- the node half: its floor, its size, its start -----------------------------------------
 
 
-def test_the_container_half_needs_no_younger_python_than_3_8():
-    """Vermin reads for members of the standard library; annotations are never evaluated."""
+def test_the_node_half_needs_no_python_newer_than_3_8():
+    """Vermin checks the standard library's members; annotations are never evaluated."""
     done = run(
         *(SCRIPTS / "vermin", "--quiet", "--violations", "--no-tips"),
         *("--target=3.8-", "entrypoints"),
@@ -179,7 +179,7 @@ def test_the_container_half_needs_no_younger_python_than_3_8():
 
 @pytest.mark.parametrize("path", CONTAINER, ids=named)
 def test_annotations_are_never_evaluated(path: Path):
-    """Annotations may have ``list[str]`` and ``X | None``, as they are not evaluated."""
+    """Annotations may contain ``list[str]`` and ``X | None``, as they are not evaluated."""
     text = path.read_text()
     annotated = [
         node
@@ -325,7 +325,7 @@ def commands(help_of: Help) -> Iterator[tuple[str, ...]]:
 
 
 def test_every_command_and_every_option_is_documented(help_of: Help):
-    """What ``--help`` shows stands in README.md or docs/, too."""
+    """Everything in ``--help`` is also in README.md or docs/."""
     text = pages()
     found = list(commands(help_of))
     missing = [

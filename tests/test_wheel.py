@@ -1,4 +1,4 @@
-"""What is released: the wheel holds what it should, and each extra brings what its modules import.
+"""What is released: the wheel has all its files, and each extra installs what its modules import.
 
 The environments here link the distributions of the tests; one test downloads them instead.
 """
@@ -218,7 +218,7 @@ def _check_command(extra: str, folder: Path, cwd: Path) -> None:
 def test_pip_installs_every_extra_and_the_bill_of_materials_lists_what_it_brings(
     wheel: Path, tmp_path: Path
 ):
-    """The one test that downloads what a user would."""
+    """The only test that downloads the packages that a user would get."""
     done = subprocess.run(
         [ROOT / "scripts" / "sbom", wheel],
         env={**os.environ, "VENV": str(tmp_path / "env"), "PYTHON": sys.executable},

@@ -34,9 +34,9 @@ class NativeStatus:
         knows_cancels: Whether every cancel is known here, so that a record which says ``cancelled``
             names a node that was stopped by something else.
         reason: What only the platform can know of a failure: a node ran out of memory.
-        is_unwatched: Whether only what watched the job has failed, so that a record of success is
+        is_unwatched: Whether only the job's watcher has failed, so that a record of success is
             the truth.
-        cause: Whose doing a failure without a record is; the platform's when it does not say.
+        cause: The cause of a failure without a record; by default the platform.
     """
 
     state: JobState
@@ -74,7 +74,7 @@ class Devices(NamedTuple):
     """The accelerators of each node.
 
     Args:
-        found: Where they are known from, in few words.
+        found: Where this is known from, in a few words.
     """
 
     each: int
@@ -99,8 +99,8 @@ class Metric(NamedTuple):
     """What a node used, minute by minute.
 
     Args:
-        name: The platform's own, ``cpuUsage`` for example.
-        values: None for a minute that nobody has measured.
+        name: The platform's name for it, such as ``cpuUsage``.
+        values: None for a minute without a measurement.
     """
 
     node: int

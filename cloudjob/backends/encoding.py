@@ -1,4 +1,4 @@
-"""Conversion of paths to URIs, and what of a job JSON cannot hold."""
+"""Conversion of paths to URIs, and the parts of a job that JSON cannot hold."""
 
 from __future__ import annotations
 

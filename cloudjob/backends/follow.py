@@ -1,6 +1,6 @@
 """Follows the logs of several nodes: whole lines, in the order in which they arrive.
 
-Every follower yields each line once and complete. ``Lines`` joins pieces to lines. ``poll`` reads
+Every follower yields each line once and complete. ``Lines`` joins pieces into lines. ``poll`` reads
 logs at intervals, for platforms that keep them as files; ``Streams`` reads each log in its own
 thread, for platforms that stream them.
 """
@@ -31,7 +31,7 @@ _GROWTH = 1.2
 
 
 class Lines:
-    """Joins pieces of one log to whole lines."""
+    """Joins pieces of one log into whole lines."""
 
     def __init__(self) -> None:
         self._rest = bytearray()
@@ -46,7 +46,7 @@ class Lines:
         return whole
 
     def finish(self) -> bytes:
-        """Return the rest when the log has ended, with a newline added."""
+        """Return the last line of a log that has ended, with a newline added."""
         rest = bytes(self._rest)
         self._rest.clear()
         return rest + b"\n" if rest else b""
@@ -162,7 +162,7 @@ class Streams:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether nobody waits for more."""
+        """Whether the reader has left."""
         return self._stopped.is_set()
 
     @property

@@ -17,7 +17,7 @@ def read(handle: str, scheme: str, count: int = 0) -> list[str]:
         count: How many there are; 0 for any number.
 
     Raises:
-        JobNotFound: It is none of this scheme.
+        JobNotFound: It does not have this scheme.
     """
     found, _, rest = handle.partition("://")
     parts = rest.split("/")

@@ -23,7 +23,7 @@ def python_of(asked: str, key: str) -> str:
     """Return the interpreter of the script: as configured, the active environment's, or our own.
 
     Args:
-        key: Where it was asked for, for a message.
+        key: The key of the job file that names it, for a message.
 
     Raises:
         BackendError: There is no such program.
@@ -68,7 +68,7 @@ def path_with_mpirun() -> str:
 def libmpi_of(mpirun: str, python: str) -> str:
     """Return the library of this mpirun, when mpi4py would take that of a wheel in another place.
 
-    Ranks of one MPI under the mpirun of another work by luck; what they say when they fail is lost.
+    Ranks of one MPI under the mpirun of another work by luck, and their error messages are lost.
     """
     if not mpirun:
         return ""

@@ -29,8 +29,6 @@ def _emulator_up(options: argparse.Namespace) -> int:
 
     config = Path(options.settings) if options.settings else None
     found = daemon.up(state_home(), config=config, port=options.port)
-    if found.note:
-        print_message(found.note)
     _print_emulator(found.shown(), is_json=options.json)
     return 0
 

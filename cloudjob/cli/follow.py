@@ -66,7 +66,7 @@ class Interrupts:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def give(self, job: Job | Sweep) -> None:
-        """Set the job that they are about."""
+        """Set the job that the signals apply to."""
         self._job = job
         if self._is_closed:
             raise SystemExit(_CLOSED)
@@ -193,7 +193,7 @@ class _Notices:
         self._silence = None if shown and shown.pattern else Silence(job)
 
     def add(self, node: int, lines: list[bytes]) -> None:
-        """Take in the journal of a node."""
+        """Read new lines of a node's journal."""
         if self._activity:
             self._activity.add(node, lines)
         if self._silence:
@@ -286,7 +286,7 @@ def report(status: JobStatus) -> None:
 
 
 def _place(failure: Failure) -> str:
-    """Return which rank of which node failed; nothing when the message names the node."""
+    """Return which rank of which node failed; empty if the message names the node."""
     if failure.rank is None and failure.message.startswith(
         (f"node {failure.node} ", f"node {failure.node}: ")
     ):
@@ -300,7 +300,7 @@ def _place(failure: Failure) -> str:
 
 
 def _code(failure: Failure) -> str:
-    """Return the exit code; nothing when the message names it."""
+    """Return the exit code as text; empty if the message names it."""
     words = f"exit code {failure.exit_code}"
     is_said = failure.exit_code is None or failure.message.endswith(words)
     return "" if is_said else f" [{words}]"

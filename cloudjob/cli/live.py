@@ -75,7 +75,7 @@ class LiveLines:
 
     @property
     def is_due(self) -> bool:
-        """Whether the last state was shown for long enough."""
+        """Whether the last state has been shown long enough to replace it."""
         return time.monotonic() >= self._next_s
 
     def show(self, lines: Sequence[bytes]) -> None:
@@ -102,7 +102,7 @@ class LiveLines:
         return b"\r\x1b[%dA\x1b[J" % height if height else b""
 
     def _rendered(self, lines: Sequence[bytes]) -> bytes:
-        """Return the lines, each cut to the width of the terminal; most of them fit its height."""
+        """Return as many lines as fit the terminal's height, each cut to its width."""
         if not lines:
             return b""
         from rich.console import Console

@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 import argparse
+import threading
+import time
 
-from cloudjob.cli.messages import print_json, print_message
+from cloudjob.cli.live import LiveLines, is_terminal
+from cloudjob.cli.messages import print_json, print_message, printable
 from cloudjob.cli.options import actions_of, add_action, json_flag, state_home
 from cloudjob.cli.settings import described
 from cloudjob.cli.tables import print_table
+from cloudjob.model import summary
+
+# Seconds between two states of the line on a terminal.
+_FRAME_S = 0.5
+_MINUTE_S = 60
 
 
 def _image_build(options: argparse.Namespace) -> int:
     from cloudjob.cli.progress import Transfers
     from cloudjob.machine import images
 
-    with Transfers("pulled") as transfers:
+    with Transfers("pulled") as transfers, BuildSteps() as steps:
         transfers.start()
         built = images.build(
             options.name,
             base=options.base,
             ca_bundle=options.ca_bundle,
             pip_config=options.pip_config,
-            tell=print_message,
+            tell=steps.report,
             pulled=transfers.update,
         )
     print_message(
@@ -29,6 +37,45 @@ def _image_build(options: argparse.Namespace) -> int:
     )
     print(built.tag)
     return 0
+
+
+class BuildSteps:
+    """Prints what the engine reports of a build, with the time since its start.
+
+    A terminal also shows the current step and its time, as some steps are silent for minutes.
+    """
+
+    def __init__(self) -> None:
+        self._live = LiveLines(2 if is_terminal(2) else None)
+        self._started_s = self._step_s = time.monotonic()
+        self._step = ""
+        self._has_ended = threading.Event()
+
+    def __enter__(self) -> BuildSteps:
+        self._live.__enter__()
+        threading.Thread(target=self._show, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._has_ended.set()
+        self._live.__exit__()
+
+    def report(self, text: str) -> None:
+        """Print a line of the engine."""
+        now_s = time.monotonic()
+        if text.startswith("Step "):
+            self._step, self._step_s = printable(text), now_s
+        print_message(f"{_elapsed(now_s - self._started_s):>12}  {text}")
+
+    def _show(self) -> None:
+        while not self._has_ended.wait(_FRAME_S):
+            if self._step:
+                lasted = _elapsed(time.monotonic() - self._step_s)
+                self._live.show([f"{self._step} ({lasted})".encode()])
+
+
+def _elapsed(seconds: float) -> str:
+    return summary.span(seconds) if seconds >= _MINUTE_S else f"{int(seconds)} s"
 
 
 def _doctor(options: argparse.Namespace) -> int:

@@ -75,7 +75,7 @@ def print_name(name: str) -> None:
 
 
 def print_message(text: str) -> None:
-    """Write a message to stderr; what is not printable in it is escaped."""
+    """Write a message to stderr, with unprintable characters escaped."""
     shown = [printable(line) for line in text.split("\n")]
     if has_colours(2):
         shown = [_coloured(line) for line in shown]

@@ -214,7 +214,7 @@ def json_flag(parser: Any) -> None:
 
 
 def whole_number(text: str) -> int:
-    """Read an option's value that counts something."""
+    """Read an option's value as a whole number of at least 0."""
     if not (text.isascii() and text.isdecimal()):
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
     return int(text)

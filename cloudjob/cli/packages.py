@@ -53,7 +53,7 @@ def _package_explain(options: argparse.Namespace) -> int:
         return 0
     at = "" if found.decided_at.rstrip("/") == found.path.rstrip("/") else found.decided_at
     where = f" (through {printable(at)})" if at else ""
-    word = "goes" if found.goes else "left out"
+    word = "included" if found.goes else "left out"
     print(f"{printable(found.path)}: {word}: {printable(found.rule)}{where}")
     return 0
 

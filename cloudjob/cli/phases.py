@@ -164,7 +164,7 @@ class Activity:
         self._doing = self._shown = self._printed = ""
 
     def add(self, node: int, lines: Iterable[bytes]) -> None:
-        """Take in lines of the journal of a node."""
+        """Read new lines of a node's journal."""
         # Samples would only fill the memory.
         self._journals.add(node, [line for line in lines if line.startswith(b'{"phase"')])
 

@@ -65,7 +65,7 @@ class Screen:
         return b"".join(ranks), b"".join(messages)
 
     def finish(self, start: bytes = b"") -> bytes:
-        """Return what is still open when the stream has ended."""
+        """Return the lines that have not ended at the end of the stream."""
         rest = [self._close_open()]
         for rank, part in sorted(self._parts.items()):
             text = bars.last_state(part).rstrip(b"\r\n")
@@ -104,7 +104,7 @@ class Screen:
         return above + self._kept(rank, text, start)
 
     def _kept(self, rank: int, text: bytes, start: bytes) -> bytes:
-        """Keep what may be drawn over; return it if it is too long for that."""
+        """Keep text that may be overwritten; return it if it is too long to keep."""
         if len(text) < _LONGEST_BYTES:
             self._parts[rank] = text
             return b""

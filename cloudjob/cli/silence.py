@@ -1,4 +1,4 @@
-"""Reports that a running job has printed nothing for long, and what its ranks do meanwhile."""
+"""Reports that a running job has printed nothing for a long time, and what its ranks are doing."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ class Silence:
         self._since_s = self._clock()
 
     def add(self, node: int, lines: Iterable[bytes]) -> None:
-        """Take in the journal of a node."""
+        """Read new lines of a node's journal."""
         if self._since_s is None:
             self.end()
         self._journals.add(node, lines)
 
     def report(self) -> str:
-        """Return a line if the silence has just become long; else nothing."""
+        """Return a line if the silence has just become long; else an empty text."""
         now_s = self._clock()
         if self._since_s is None or now_s < self._since_s + self._limit_s:
             return ""
@@ -62,7 +62,7 @@ class Silence:
         return f"job {self._job.id} has printed nothing for {minutes} min{more}"
 
     def _found(self) -> str:
-        """Return what the ranks that run do, or in which phase the nodes are."""
+        """Return what the running ranks are doing, or which phase the nodes are in."""
         ranks = self._journals.running
         if not ranks:
             phases = sorted({phase.name for phase in self._journals.lasting.values()})

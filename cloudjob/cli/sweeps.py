@@ -151,7 +151,7 @@ def give_up(jobs: Sequence[cloudjob.Job]) -> None:
 
 
 def unsubmitted(options: argparse.Namespace) -> list[JobStatus]:
-    """Return the jobs of a sweep that were not submitted, and that the filters of a list let by."""
+    """Return the jobs of a sweep that were not submitted and that match the filters of a list."""
     sweep = sweep_of(options.sweep)
     others = (options.backend, options.name, options.since, options.store, options.limit)
     if sweep is None or any(others):

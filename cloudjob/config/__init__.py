@@ -28,6 +28,7 @@ from cloudjob.model.text import MASK, one_line
 from cloudjob.model.validation import validate
 from cloudjob.package.tree import name_on_nodes
 from jobentry.contract.launchers import LAUNCHERS
+from jobentry.contract.masks import is_secret_name
 
 __all__ = ["Loaded", "json_schema", "load", "read_env_file", "show"]
 
@@ -112,14 +113,15 @@ def load(
 
 
 def _unrecorded(values: Mapping[str, Any], layer: Layer, *, is_copy: bool) -> Iterator[str]:
-    """Yield what a new job cannot have of a copied one: records mask the values of secrets."""
-    if not (is_copy and layer.values.get("secrets")):
+    """Yield an error for each value that a copy cannot have: records mask the values of secrets."""
+    env = layer.values.get("env", {})
+    if not (is_copy and (layer.values.get("secrets") or any(map(is_secret_name, env)))):
         return
     what = f"was recorded with {MASK} for the value of a secret (allowed: give it again)"
     args = layer.values.get("args", ())
     if values.get("args", ()) == args and any(MASK in arg for arg in args):
         yield layer.problem("args", what)
-    for name, value in layer.values.get("env", {}).items():
+    for name, value in env.items():
         if values["env"][name] == value and MASK in value:
             yield layer.problem(f"env.{name}", what)
 

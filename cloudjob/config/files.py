@@ -52,7 +52,7 @@ def _user_file(environ: Mapping[str, str]) -> File:
 
 
 def read_bytes(path: Path) -> bytes:
-    """Return what a file holds, unless that is more than any such file has."""
+    """Return the content of a file; refuse one that is too large to be a job file."""
     with path.open("rb") as file:
         data = file.read(MAX_FILE_BYTES + 1)
     if len(data) > MAX_FILE_BYTES:
@@ -61,7 +61,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def text_of(file: File) -> str:
-    """Return what a file holds, or nothing when it may be and is absent."""
+    """Return the content of a file; empty if an optional file is absent."""
     try:
         if not file.must_exist and file.path.is_fifo():
             raise ValueError("is a named pipe, which may never deliver anything")
@@ -92,5 +92,5 @@ def position(data: bytes, offset: int) -> str:
 
 
 def reason(error: OSError | ValueError) -> str:
-    """Return what came back, in words."""
+    """Return the reason of an error in words."""
     return getattr(error, "strerror", None) or str(error)

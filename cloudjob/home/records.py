@@ -149,7 +149,7 @@ class Records:
         """Change columns of the job with exactly this id.
 
         Raises:
-            JobNotFound: no job has this id.
+            JobNotFound: No job has this id.
         """
         unknown = set(columns) - set(JobRecord._fields)
         if unknown or not columns:
@@ -201,7 +201,7 @@ class Records:
         """Forget the job with exactly this id.
 
         Raises:
-            JobNotFound: no job has this id.
+            JobNotFound: No job has this id.
         """
         with self._translated(f"removing {job} from"):
             removed = self._execute("DELETE FROM jobs WHERE job = ?", (job,))

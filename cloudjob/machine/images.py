@@ -197,7 +197,7 @@ def _build(
 def _remove_stage(client: Any, own: str) -> None:
     """Remove the stage of a build, and the stages of builds that were killed.
 
-    The engine's own ``prune`` would take those of builds that go on, and refuses a second caller.
+    The engine's own ``prune`` would also remove stages of running builds, and runs only once.
     """
     with engine.translated("removing the stage of the build that had your files"):
         found = client.images(filters={"dangling": True, "label": _STAGE_LABEL})

@@ -22,7 +22,7 @@ from cloudjob.model.sections import (
     Process,
     Slurm,
 )
-from cloudjob.model.text import MASK, given, hidden_texts, hide
+from cloudjob.model.text import MASK, given, hidden_texts, hide, secret_values, secrets_masked
 from cloudjob.model.types import (
     Inputs,
     Labels,
@@ -51,7 +51,7 @@ _DAY_S = 86_400
 
 
 class JobSpec(Values):
-    """Everything a user says about one job, each value valid by itself.
+    """Everything that a user specifies about one job, each value valid by itself.
 
     ``check`` says whether the values also fit together. An empty ``name`` becomes the script's.
     Text may hold surrogate escapes, as ``sys.argv`` does for bytes that are not UTF-8.
@@ -219,13 +219,15 @@ def masked(spec: JobSpec, hidden: Sequence[str] | None = None) -> dict[str, Any]
     """Return the job as plain JSON values with every secret as ``***``, and the given sections.
 
     Args:
-        hidden: What to mask in arguments and variables; by default the values of its secrets.
+        hidden: What to mask in arguments and variables; by default the values of its secrets, also
+            those of variables with a name such as ``WANDB_API_KEY``.
     """
-    hidden = hidden_texts(spec.secrets.values()) if hidden is None else hidden
+    hidden = hidden_texts(secret_values(spec.secrets, spec.env)) if hidden is None else hidden
     fields = JobSpec.model_fields
     keys = {name: shown(fields[name], value) for name, value in spec if name not in SECTIONS}
     keys["secrets"] = dict.fromkeys(spec.secrets, MASK)
     keys.update({name: hide(keys[name], hidden) for name in _TEXTS})
+    keys["env"] = secrets_masked(hide(spec.env, hidden))
     given_sections = {name: _plain(values) for name, values in spec.sections.items()}
     return {**_plain(keys), **given_sections}
 

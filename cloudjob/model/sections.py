@@ -242,7 +242,7 @@ class Network(Values):
 
 
 class Notify(Values):
-    """Who hears of a job's end."""
+    """Notifications about a job: where they go, and which events they report."""
 
     events: Events = key(
         "What to report: end is every end, failure is an end in failure, hang is that no rank has "

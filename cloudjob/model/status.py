@@ -8,7 +8,7 @@ from typing import Any
 
 
 class JobState(str, Enum):
-    """Where a job stands, in the same words for every backend."""
+    """The state of a job, in the same words for every backend."""
 
     PENDING = "PENDING"
     RUNNING = "RUNNING"
@@ -100,7 +100,7 @@ class JobStatus:
 
 
 def exit_code(status: JobStatus) -> int:
-    """Return the exit code that stands for a job: its own, and never 0 if it did not succeed."""
+    """Return the exit code of a job: its own, but never 0 if it did not succeed."""
     if status.state is JobState.SUCCEEDED:
         return status.exit_code or 0
     return status.exit_code or 1

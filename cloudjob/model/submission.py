@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from cloudjob.model import mindspore
-from cloudjob.model.text import MASK, hidden_texts, hide
+from cloudjob.model.text import MASK, hidden_texts, hide, secret_values, secrets_masked
 from jobentry.contract import env, names
 from jobentry.contract.env import MindSpore, NodeEnv, OpenMpi
 from jobentry.contract.launchers import LAUNCHERS
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """Where the package lies.
+    """Where the package is stored.
 
     Args:
         uri: Its descriptor.
@@ -160,7 +160,7 @@ def show(submission: Submission) -> dict[str, Any]:
         "procs_per_node": spec.procs_per_node,
         "script": spec.script,
         "args": hide(spec.args, hidden),
-        "env": hide(spec.env, hidden),
+        "env": secrets_masked(hide(spec.env, hidden)),
         "secrets": dict.fromkeys(spec.secrets, MASK),
         "access": dict.fromkeys(submission.access, MASK),
         "inputs": dict(spec.inputs),
@@ -182,7 +182,8 @@ def show(submission: Submission) -> dict[str, Any]:
 def hidden_values(submission: Submission) -> list[str]:
     """Return what ``hide`` masks: the secrets of the job, and the keys of its store."""
     keys = (submission.access.get(name, "") for name in names.STORE_KEYS)
-    return hidden_texts((*submission.spec.secrets.values(), *keys))
+    spec = submission.spec
+    return hidden_texts((*secret_values(spec.secrets, spec.env), *keys))
 
 
 def _min_nodes(spec: JobSpec) -> int:
@@ -191,7 +192,7 @@ def _min_nodes(spec: JobSpec) -> int:
 
 
 def _mindspore(spec: JobSpec) -> MindSpore:
-    """What is left to the script is not said; to other frameworks nothing is."""
+    """Return MindSpore's settings; jobs of other frameworks have them only if the job file does."""
     is_own = spec.launcher in LAUNCHERS and LAUNCHERS[spec.launcher].module == "mindspore"
     if not is_own and "mindspore" not in spec.sections:
         return MindSpore()

@@ -1,4 +1,4 @@
-"""How messages show what was given, and what might have been meant."""
+"""Texts in messages: values as given, suggestions, numbers with nouns, masked secrets."""
 
 from __future__ import annotations
 
@@ -12,6 +12,21 @@ MASK = "***"
 def masked(values: Mapping[str, str], names: Container[str]) -> dict[str, str]:
     """Return variables with ``***`` for the values of those that are named."""
     return {name: MASK if name in names else value for name, value in values.items()}
+
+
+def secrets_masked(values: Mapping[str, str]) -> dict[str, str]:
+    """Return variables with ``***`` for values of those with a name such as ``WANDB_API_KEY``."""
+    from jobentry.contract.masks import is_secret_name
+
+    return masked(
+        values, {name for name, value in values.items() if value and is_secret_name(name)}
+    )
+
+
+def secret_values(secrets: Mapping[str, str], env: Mapping[str, str]) -> list[str]:
+    """Return the values of secrets and of the variables that ``secrets_masked`` masks."""
+    shown = secrets_masked(env)
+    return [*secrets.values(), *(value for name, value in env.items() if shown[name] != value)]
 
 
 def hidden_texts(values: Iterable[str]) -> list[str]:

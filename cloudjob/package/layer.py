@@ -27,7 +27,7 @@ class Job(NamedTuple):
     """What to pack.
 
     Args:
-        memory: What is known about the source from the last pack.
+        memory: Digests of the source's files from the last pack.
         destination: The file of the new layer.
         allows: Whether the user permits a finding.
         now_ns: When the scan began.

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import socket
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+from cloudjob.backends.docker import engine
 from cloudjob.backends.process import devices
 from cloudjob.errors import UsageError
 from cloudjob.model.job import JobSpec
@@ -105,13 +107,12 @@ def _ranks(environ: Mapping[str, str]) -> Iterator[str]:
 
 
 def _backends(environ: Mapping[str, str]) -> Iterator[str]:
-    """Yield what this machine has for the backends; no platform is asked."""
+    """Yield what this machine has for the backends; no platform is called."""
     home = Path(environ.get("HOME") or "/nonexistent")
-    engine = environ.get("DOCKER_HOST") or Path("/var/run/docker.sock").exists()
     kubeconfig = environ.get("KUBECONFIG") or home.joinpath(".kube/config").exists()
     keys = {"HUAWEICLOUD_SDK_AK", "HUAWEICLOUD_SDK_CREDENTIALS_FILE"} & environ.keys()
     found = {
-        "docker": "a container engine" if engine else "",
+        "docker": _engine(environ),
         "kubernetes": "a kubeconfig file" if kubeconfig else "",
         "slurm": "sbatch" if shutil.which("sbatch", path=environ.get("PATH")) else "",
         "modelarts": f"${min(keys)}" if keys else "",
@@ -122,6 +123,22 @@ def _backends(environ: Mapping[str, str]) -> Iterator[str]:
     if keys := {"AWS_ACCESS_KEY_ID", "AWS_PROFILE"} & environ.keys():
         yield f"# store: s3://bucket/jobs   # found ${min(keys)}"
     yield "# `cloudjob doctor --backend NAME` checks one of them."
+
+
+def _engine(environ: Mapping[str, str]) -> str:
+    """Return whether there is a container engine, and whether this user can connect to it."""
+    host = engine.host()
+    path = Path(host.removeprefix("unix://"))
+    if not host.startswith("unix://"):
+        return "$DOCKER_HOST"
+    try:
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.settimeout(1)
+            probe.connect(str(path))
+    except OSError:
+        is_installed = path.exists() or shutil.which("docker", path=environ.get("PATH"))
+        return "a container engine, but this user cannot connect to it" if is_installed else ""
+    return "a container engine"
 
 
 def _requirements(folder: Path, modules: Iterable[str]) -> Iterator[str]:

@@ -34,7 +34,7 @@ from cloudjob.model import submission as submissions
 from cloudjob.model.job import masked
 from cloudjob.model.progress import OnProgress, log_warnings, meter
 from cloudjob.model.submission import Code, Submission, prepare
-from cloudjob.model.text import hidden_texts, hide
+from cloudjob.model.text import hidden_texts, hide, secrets_masked
 from cloudjob.package import CodePackage, Memory, Options, cache, claims, pack
 from cloudjob.package.claims import Claim, Kept, Missing
 from cloudjob.store import job_store, open_store
@@ -400,6 +400,11 @@ def _secret_checks(spec: JobSpec) -> Iterator[Check]:
             found = f"the value of {name} is in arguments or variables, which the platform shows"
             hint = f"read it in the script from the variable {name}"
             yield Check("secrets", False, found, hint, is_needed=False)
+    for name, value in secrets_masked(spec.env).items():
+        if spec.env[name] != value:
+            found = f"{name} is an ordinary variable, which the platform shows"
+            hint = f"export it, and pass it with --secret {name} or under `secrets:`"
+            yield Check("secrets", False, found, hint, is_needed=False)
 
 
 def _key_checks(spec: JobSpec, backend: Backend[Any], store: ObjectStore) -> Iterator[Check]:
@@ -456,7 +461,7 @@ def _undo_on_failure(store: ObjectStore, db: Records, job: str) -> Iterator[_Und
 
 
 def _is_unsent(undo: _Undo, error: BaseException) -> bool:
-    """Whether nothing of the job is on its platform; it is removed where that is not certain."""
+    """Whether its platform has nothing of the job; if that is uncertain, remove the job."""
     is_refused = isinstance(error, CloudJobError) and not isinstance(error, Unanswered)
     if undo.on_platform is None or is_refused:
         return True

@@ -352,7 +352,7 @@ class Sweep:
             new.replace(self._path)
 
     def forget(self) -> None:
-        """Remove its file."""
+        """Remove the file of the sweep."""
         self._path.unlink(missing_ok=True)
         self._mark.unlink(missing_ok=True)
 

@@ -1,6 +1,7 @@
 """Train a small network on handwritten digits with Horovod, each batch divided among ranks.
 
 With any number of ranks that divides the batch it does the same steps as with one, within rounding.
+It needs torch, horovod (built with that torch) and scikit-learn.
 """
 
 import argparse
@@ -77,7 +78,8 @@ def main():
     if hvd.rank() == 0:
         accuracy = (model(held_out[0]).argmax(1) == held_out[1]).float().mean().item()
         print(f"held-out accuracy {accuracy:.4f}")
-        print(f"losses and weights sha256 {seen[0][1]} identical on all {hvd.size()} ranks")
+        agreed = f" identical on all {hvd.size()} ranks" if hvd.size() > 1 else ""
+        print(f"losses and weights sha256 {seen[0][1]}{agreed}")
         # An output named "model" is a folder in the variable of that name.
         folder = os.environ.get("model")  # noqa: SIM112
         if folder:

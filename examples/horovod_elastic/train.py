@@ -1,4 +1,7 @@
-"""Train a small network on handwritten digits with Horovod, while nodes come and go."""
+"""Train a small network on handwritten digits with Horovod, while nodes come and go.
+
+It needs torch, horovod (built with that torch and with Gloo) and scikit-learn.
+"""
 
 import argparse
 import hashlib
@@ -72,7 +75,8 @@ def main():
     if any(other != digest for other in hvd.allgather_object(digest)):
         raise SystemExit(f"rank {hvd.rank()}: the weights differ")
     if hvd.rank() == 0:
-        print(f"weights sha256 {digest} identical on all {hvd.size()} ranks")
+        agreed = f" identical on all {hvd.size()} ranks" if hvd.size() > 1 else ""
+        print(f"weights sha256 {digest}{agreed}")
         # An output named "model" is a folder in the variable of that name.
         folder = os.environ.get("model")  # noqa: SIM112
         if folder:

@@ -1,4 +1,7 @@
-"""MindSpore's quick start: a network with one hidden layer, in the job's parallel mode."""
+"""MindSpore's quick start: a network with one hidden layer, in the job's parallel mode.
+
+It needs mindspore and numpy: ``pip install mindspore==2.10.0 'numpy<2'``.
+"""
 
 import argparse
 import os

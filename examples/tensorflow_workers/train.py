@@ -1,6 +1,7 @@
 """Fit a line with MultiWorkerMirroredStrategy to data that is divided among the nodes.
 
 The shares alone lead to other lines: all nodes have the true one only when they learn together.
+It needs tensorflow.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""What every follower of logs relies on: each line once, none cut."""
+"""Every follower of logs yields each line once and complete."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_of_a_long_file_both_ends_are_read_in_whole_lines(
 
 
 def test_what_was_written_before_the_end_is_read_after_it():
-    """A job that ends between a look and the question has written more in the meantime."""
+    """A job may write more between the last read and the check whether it has ended."""
     written = [b"one\ntw"]
     late: list[bool] = []
     has_ended = chain([False, False], repeat(True))

@@ -34,13 +34,13 @@ DEADLINE_S = 60.0
 
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the first word come soon."""
+    """Make the first notice appear soon."""
     monkeypatch.setattr(retries, "FIRST_S", 0.05)
 
 
 @dataclass
 class Silent:
-    """A service that takes what comes and never answers."""
+    """A service that accepts requests and never answers."""
 
     listener: socket.socket
 
@@ -49,7 +49,7 @@ class Silent:
         return f"http://127.0.0.1:{self.listener.getsockname()[1]}"
 
     def asked(self) -> int:
-        """Return how many connections have come since it was asked last."""
+        """Return the number of connections since the last call."""
         count = 0
         self.listener.setblocking(False)
         with contextlib.suppress(BlockingIOError):
@@ -114,7 +114,7 @@ class Hook(logging.Handler):
 
 
 class Empty(http.server.BaseHTTPRequestHandler):
-    """Answers that there is no object."""
+    """Answer that the object does not exist."""
 
     def do_HEAD(self) -> None:
         self.send_error(404)

@@ -54,7 +54,7 @@ with claims.Claim(store, job) as claim:
 
 
 class Laptop:
-    """A user whose source is another one at each submit."""
+    """A user whose source changes with each submit."""
 
     def __init__(self, given: Given, folder: Path) -> None:
         assert given.proxy is not None
@@ -111,7 +111,7 @@ def laptop(s3_given: Callable[[str], Given], tmp_path: Path) -> Laptop:
 
 @pytest.fixture
 def node(laptop: Laptop, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
-    """Open the store, and let this process reach it as a node does."""
+    """Open the store, and set the variables with which nodes reach it."""
     store = laptop.given.open()
     for name, value in store.access().items():
         monkeypatch.setenv(name, value)
@@ -120,7 +120,7 @@ def node(laptop: Laptop, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
 
 
 def check(store: ObjectStore, checked: set[str], target: Path) -> None:
-    """See that each layer and each job that anybody could find is whole, those known left out."""
+    """Check that each layer and each new job in the store is complete."""
     for key in set(store.list()) - checked:
         if key.startswith("layers/"):
             digest = key.removeprefix("layers/").partition(".")[0]

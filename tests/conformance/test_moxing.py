@@ -23,7 +23,7 @@ EMULATED = ROOT / "entrypoints" / "emulated"
 
 
 class Bucket:
-    """A bucket; boto3 is the judge of what lies in it."""
+    """A bucket, whose content boto3 verifies."""
 
     def __init__(self, server: Server, name: str, scheme: str) -> None:
         self.url = f"{scheme}://{name}"
@@ -55,7 +55,7 @@ def server(request: pytest.FixtureRequest) -> Server:
 
 @pytest.fixture
 def platform(server: Server) -> dict[str, str]:
-    """The variables with which the platform says where OBS is."""
+    """The platform's variables with the address of OBS."""
     return {
         "S3_ENDPOINT": server.endpoint,
         "S3_USE_HTTPS": "0",
@@ -193,7 +193,7 @@ def test_a_missing_bucket_is_an_error_with_the_answer(bucket: Bucket, tmp_path: 
 
 @pytest.mark.parametrize("server", ["moto"], indirect=True)
 def test_keys_that_lead_out_of_the_folder_are_refused(bucket: Bucket, server: Server, tmp_path):
-    """SeaweedFS stores no such key."""
+    """SeaweedFS cannot store such a key."""
     boto3_client(server.endpoint).put_object(Bucket=bucket.name, Key="d/../../evil", Body=b"")
 
     with pytest.raises(mox.file.MoxFileReadException):
@@ -350,7 +350,7 @@ def test_any_name_can_be_written_read_and_copied(bucket: Bucket, tmp_path: Path,
 
 
 def test_an_empty_address_or_a_folder_is_no_file(bucket: Bucket, tmp_path: Path, monkeypatch):
-    """An address that a script was not given is not the current folder."""
+    """An empty address does not mean the current folder."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "keep").write_text("")
     for call in (
@@ -479,7 +479,7 @@ def test_a_real_moxing_takes_precedence(tmp_path: Path, is_first: bool):
 
 
 def test_the_archive_of_the_entry_is_enough(tmp_path: Path):
-    """Another interpreter of the image runs it from there, and the user's modules stay his own."""
+    """Another interpreter of the image imports it from there, and user modules take precedence."""
     archive = tmp_path / "jobentry.pyz"
     build = [sys.executable, ROOT / "scripts" / "build_zipapp.py", archive]
     subprocess.run(build, check=True)

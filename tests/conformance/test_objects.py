@@ -1,6 +1,6 @@
 """The container's objects on real S3 servers, through a proxy that breaks what passes.
 
-botocore is the judge of signatures, and boto3 of what lies in the store.
+botocore verifies the signatures, and boto3 the content of the store.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 class Bucket:
-    """A bucket of its own, reached as ``scheme`` says."""
+    """A new bucket, reached through ``scheme``."""
 
     def __init__(self, server: Server, name: str, scheme: str) -> None:
         self.name = name
@@ -83,7 +83,7 @@ class Bucket:
         return data
 
     def put(self, key: str, data: bytes) -> None:
-        """Let boto3 put."""
+        """Store an object with boto3."""
         self.judge.put_object(Bucket=self.name, Key=key, Body=data)
 
     def keys(self) -> list[str]:
@@ -267,7 +267,7 @@ def test_virtual_hosted_addressing_works(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ):
-    """OBS wants the bucket in the host's name; here a proxy leads there."""
+    """OBS requires the bucket in the host name; here, a proxy resolves it."""
     made = proxy()
     monkeypatch.setenv("CLOUDJOB_S3_ENDPOINT", f"http://{OBS_DOMAIN}")
     monkeypatch.setenv("http_proxy", made.endpoint)
@@ -318,7 +318,7 @@ FAULTS = {
 def test_a_fetch_survives_faults(
     bucket: Bucket, proxy: Callable[[], FaultProxy], tmp_path: Path, fault: Fault
 ):
-    """Each of its requests meets the fault once; what comes in the end is whole."""
+    """Each request fails once, and the result is complete all the same."""
     data = os.urandom(LARGE)
     (tmp_path / "in").write_bytes(data)
     objects.put(str(tmp_path / "in"), bucket.uri + "/a")
@@ -467,7 +467,7 @@ class Role(http.server.BaseHTTPRequestHandler):
         """Say nothing."""
 
     def do_GET(self) -> None:
-        """Give the keys to who knows the token."""
+        """Return the keys for the right token."""
         is_known = self.headers["Authorization"] == "known"
         keys = {"AccessKeyId": ACCESS_KEY, "SecretAccessKey": SECRET_KEY, "Token": ""}
         body = json.dumps({**keys, "Expiration": "2099-01-01T00:00:00Z"}).encode()
@@ -592,7 +592,7 @@ def test_an_object_without_a_presigned_url_needs_keys(bucket: Bucket, signed: Ca
 def test_a_gigabyte_is_transferred_in_little_memory(
     seaweedfs: Server, new_bucket: Callable[[Server], str], tmp_path: Path
 ):
-    """Up and down; at the most 100 MB."""
+    """Upload and download use at most 100 MB."""
     name = new_bucket(seaweedfs)
     with (tmp_path / "in").open("wb") as file:
         for _ in range(1024):

@@ -56,14 +56,14 @@ def store(given: Given) -> ObjectStore:
 
 @pytest.fixture
 def proxy(given: Given) -> FaultProxy:
-    """Return what stands before its server."""
+    """Return the proxy in front of its server."""
     assert given.proxy is not None
     return given.proxy
 
 
 @pytest.fixture
 def big(tmp_path: Path) -> Path:
-    """Make a file that goes in several parts."""
+    """Write a file that is uploaded in several parts."""
     path = tmp_path / "big"
     path.write_bytes(os.urandom(SIZE))
     return path

@@ -68,7 +68,7 @@ def test_a_server_keeps_what_it_is_given(
 
 
 def test_a_server_that_was_killed_has_what_it_acknowledged(tmp_path: Any):
-    """SeaweedFS is there again at the same place, and the object too."""
+    """SeaweedFS restarts at the same address and still has the object."""
     server = SeaweedFS(tmp_path / "server")
     server.start()
     try:
@@ -97,7 +97,7 @@ def test_a_server_that_was_killed_has_what_it_acknowledged(tmp_path: Any):
     ("fault", "status"), [(THROTTLED, 503), (TOO_MANY, 429), (INTERNAL, 500)], ids=str
 )
 def test_a_refusal_comes_from_the_proxy(proxy: FaultProxy, bucket: str, fault: Fault, status: int):
-    """Once, for the request that fits, and the server sees nothing of it."""
+    """The matching request is refused once, and never reaches the server."""
     client = boto3_client(proxy.endpoint)
     proxy.add(fault, when=lambda r: r.method == "PUT")
 
@@ -124,7 +124,7 @@ def test_a_refusal_comes_from_the_proxy(proxy: FaultProxy, bucket: str, fault: F
     ids=str,
 )
 def test_a_put_can_be_broken(proxy: FaultProxy, bucket: str, fault: Fault):
-    """Each fault is one that the client notices, and a second put is fine."""
+    """The client notices each fault, and a second put succeeds."""
     client = boto3_client(proxy.endpoint, read_timeout=2)
     proxy.add(fault)
 
@@ -155,7 +155,7 @@ def test_a_request_may_be_done_though_it_seems_to_fail(proxy: FaultProxy, bucket
     ids=str,
 )
 def test_a_get_can_be_broken(proxy: FaultProxy, bucket: str, fault: Fault):
-    """The client gets a part, and notices that it is one."""
+    """The client gets a part, and notices that it is incomplete."""
     client = boto3_client(proxy.endpoint, read_timeout=2)
     put(client, bucket)
     proxy.add(fault)

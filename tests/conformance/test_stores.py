@@ -63,7 +63,7 @@ def test_written_objects_are_read_back(store: ObjectStore, tmp_path: Path, entry
 
 
 def test_many_small_objects_arrive_in_any_order(store: ObjectStore):
-    """Each once with its key, the empty and the longer ones too, however they are called."""
+    """Each arrives once with its key, whatever its size and name."""
     wanted = {f"a b/ü+%/{n}": bytes(range(n)) * n * n for n in range(50)}
     wanted["page"] = b"<Error><Code>SlowDown</Code></Error>"
     for key, data in wanted.items():
@@ -86,7 +86,7 @@ def test_one_missing_object_among_many_is_an_error(store: ObjectStore):
 
 
 def test_a_second_put_replaces_the_object(store: ObjectStore):
-    """The last writer wins, with the whole of its bytes."""
+    """The last writer wins, with all of its bytes."""
     store.put_bytes(b"a long first one", "key")
     store.put_bytes(b"second", "key")
 
@@ -141,7 +141,7 @@ def file_size_limit(limit_bytes: int) -> Iterator[None]:
 
 @given(key=keys, data=st.binary(max_size=100), root=segments)
 def test_both_halves_read_each_others_objects(key: str, data: bytes, root: str):
-    """The pair agrees on every name a file can have: URI and key mean the same object."""
+    """For every valid name, URI and key mean the same object in both halves."""
     with tempfile.TemporaryDirectory() as folder:
         store = open_store(DirectoryStore(Path(folder, root)).uri("x")[: -len("/x")])
         uri = store.put_bytes(data, key)
@@ -213,7 +213,7 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
 
 
 def sent(store: ObjectStore, source: Path, memory: Memory, job: str) -> tuple[Kept, Memory]:
-    """Pack a source and put what is new, as a submit does."""
+    """Pack a source and store what is new, as a submit does."""
 
     def packed(known: Memory) -> CodePackage:
         destination = source.parent / "layer"
@@ -416,7 +416,7 @@ def test_a_store_without_write_permission_is_reported():
 
 
 def test_a_file_system_without_files_is_reported():
-    """``/proc`` takes them from nobody, root included."""
+    """``/proc`` accepts no new files, not even from root."""
     with pytest.raises(StoreError, match="put a in /proc/store: no such"):
         DirectoryStore(Path("/proc/store")).put_bytes(b"", "a")
 

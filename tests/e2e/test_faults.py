@@ -129,7 +129,7 @@ class Case:
             self.job = self.submit.job
 
     def break_store(self, fault: str) -> None:
-        """Let the store fail from the stage on, for good."""
+        """Make the store fail from this stage on, permanently."""
         assert self.gate
         self.gate.breaks_with(FAULTS[fault])
         self.begin()
@@ -137,7 +137,7 @@ class Case:
             self.proxy.close()
 
     def repair_store(self) -> None:
-        """Let the store work again."""
+        """Make the store work again."""
         self.proxy.choose = lambda _: None
 
     def heal(self) -> None:
@@ -149,7 +149,7 @@ class Case:
         return [job["job"] for job in json.loads(self.cloud.cli("list", "--json").out)]
 
     def go_on(self) -> None:
-        """Let the job go on from its stage."""
+        """Let the job continue from its stage."""
         if self.gate:
             self.gate.open()
         (self.cloud.results / "go").touch()
@@ -315,7 +315,7 @@ def test_a_submit_whose_store_fails_is_cancelled_at_once(case, stage: str, fault
 @pytest.mark.parametrize("fault", STORE_FAULTS)
 @pytest.mark.parametrize("stage", ["staging", "storing outputs", "ending"])
 def test_a_job_whose_store_fails_is_cancelled_at_once(case, stage: str, fault: str):
-    """Every node tries again when it comes, and none keeps the others."""
+    """Every node retries by itself, and none delays the others."""
     held = case(stage, fault=fault)
 
     cancelled = held.cloud.cli("cancel", held.job)
@@ -376,7 +376,7 @@ FULL = {
 
 @pytest.mark.parametrize("stage", FULL)
 def test_a_disk_that_is_full_from_a_stage_on(case, small_disk: Path, stage: str):
-    """The job says what has happened to it, and the disk is as before when there is room again."""
+    """The job reports the full disk, and nothing is left once there is room again."""
     held = case(stage, disk=small_disk)
     filler = small_disk / "filler"
     fill(filler)
@@ -417,7 +417,7 @@ def test_a_disk_that_becomes_full_while_the_package_is_uploaded(cloud, small_dis
 
 @pytest.mark.parametrize("stage", ["packing", "uploading", "before send"])
 def test_a_submitter_frozen_before_it_sends_blocks_no_other_command(case, stage: str):
-    """SIGSTOP: other commands answer and other jobs run; then the submit goes on."""
+    """SIGSTOP: other commands answer and other jobs run; afterwards, the submit continues."""
     held = case(stage)
     held.submit.send(signal.SIGSTOP)
     held.go_on()
@@ -527,7 +527,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def fill(path: Path) -> None:
-    """Write until there is no room."""
+    """Write until the disk is full."""
     with path.open("wb", buffering=0) as file, contextlib.suppress(OSError):
         while True:
             file.write(bytes(4096))

@@ -61,6 +61,24 @@ def test_killing_a_workers_keeper_ends_the_job_and_names_the_node(cloud, job):
 
 @pytest.mark.every_mpi
 @both
+def test_killing_the_daemon_of_mpirun_on_a_worker_ends_the_job_and_names_the_node(cloud, job):
+    daemons = [
+        pid
+        for pid in cloud.processes()
+        if Path(f"/proc/{pid}/comm").read_text() in ("orted\n", "prted\n")
+    ]
+    for pid in daemons:
+        os.kill(pid, signal.SIGKILL)
+
+    status = ends(cloud, job, "platform")
+
+    assert daemons
+    assert (status["failure"]["node"], status["failure"]["rank"]) == (1, None), status
+    assert "mpirun lost its daemon" in status["failure"]["message"], status
+
+
+@pytest.mark.every_mpi
+@both
 def test_killing_the_heads_keeper_ends_the_job(cloud, job):
     """No head is left to write a record, so the backend reports the end to the workers."""
     os.kill(cloud.state(job)["nodes"][0]["process"], signal.SIGKILL)
@@ -201,7 +219,7 @@ def test_killing_mpiruns_daemon_on_a_worker_ends_the_job(cloud, job):
 
 
 def test_a_job_outlives_its_killed_submit(cloud):
-    """The job goes on, and every other shell can ask, follow, wait."""
+    """The job continues, and other shells can query, follow and wait for it."""
     running = cloud.start_submit(*SIZE, cloud.script(STAYS))
     cloud.await_left(*UP)
     job = running.job

@@ -77,7 +77,7 @@ def slots_of(launcher):
 
 @pytest.fixture
 def words(cloud, launcher):
-    """Make the words of a submit that runs a script with the launcher."""
+    """Return the arguments of a submit that runs a script with the launcher."""
 
     def make(text: str, *args: str | bytes, size=()) -> list[str | bytes]:
         cloud.write("job.py", PRELUDE + text)

@@ -1,4 +1,4 @@
-"""What ranks write arrives byte for byte, in whole lines, and while it is written."""
+"""The ranks' output arrives byte for byte, in whole lines, and as it is written."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ while rest: rest = rest[os.write(1, rest):]
 
 @pytest.mark.parametrize("first", range(0, len(CASES), 4))
 def test_the_log_of_a_rank_keeps_every_byte(cloud, first):
-    """`logs --raw --rank R` gives what rank R wrote; each of the four writes something else."""
+    """`logs --raw --rank R` prints the output of rank R; each rank prints something else."""
     cases = list(CASES.values())[first : first + 4]
     for rank, data in enumerate(cases):
         cloud.write(f"data-{rank}", data)

@@ -1,6 +1,6 @@
 """MindSpore's launchers with a real MindSpore: its Python is $CLOUDJOB_TEST_MINDSPORE.
 
-What all launchers promise stands in test_launchers.py. Rank tables are for Ascend; what a script is
+test_launchers.py tests the promises of all launchers. Rank tables are for Ascend; what a script is
 told of them is tested without MindSpore.
 """
 

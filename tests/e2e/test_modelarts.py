@@ -1,6 +1,6 @@
 """Whole jobs through the modelarts backend, on the emulator with its nodes as processes.
 
-The emulator is the judge of the requests: it checks signatures, bodies and limits as the service
+The emulator verifies the requests: it checks signatures, bodies and limits as the service
 does. What it cannot judge stands in docs/guides/modelarts.md.
 """
 
@@ -68,7 +68,7 @@ def arts(cloud: Any, emulator: Path) -> Any:
 
 @pytest.fixture
 def fault(emulator: Path) -> Callable[..., str]:
-    """Let something go wrong."""
+    """Inject a fault."""
     return lambda *words: run(emulator, "fault", *words)
 
 
@@ -230,7 +230,7 @@ def test_cancel_ends_the_job_and_deletes_its_secrets(arts: Any, emulator: Path):
 
 
 def detach(arts: Any, *words: str, **more: Any) -> str:
-    """Submit, return at once, and give the job's id."""
+    """Submit with --detach, and return the job's id."""
     done = submitted(arts, "--detach", *words, **more)
     assert done.code == 0, done
     return str(done.out.decode().strip().rpartition("/")[2])

@@ -1,4 +1,4 @@
-"""MPICH in the place of Open MPI, as .ci/mpich brings it: $CLOUDJOB_TEST_MPICH (.ci/run heavy)."""
+"""MPICH instead of Open MPI, as .ci/mpich installs it: $CLOUDJOB_TEST_MPICH (.ci/run heavy)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole jobs whose inputs and outputs lie in S3, on a real server."""
+"""Whole jobs with inputs and outputs in S3, on a real server."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 
 
 class Bucket:
-    """A bucket, and what a job is told to reach it."""
+    """A bucket, and the variables with which a job reaches it."""
 
     def __init__(self, server: Server, name: str, endpoint: str = "") -> None:
         self.name = name
@@ -74,7 +74,7 @@ def start(cloud: Any, bucket: Bucket, *words: str) -> Any:
 
 
 def test_inputs_and_outputs_in_a_bucket(cloud, bucket, tmp_path):
-    """A prefix comes to every node; what the ranks leave goes back; no key is shown anywhere."""
+    """Every node gets the prefix, the ranks' files are stored, and no key is shown anywhere."""
     for name in ("a", "deep/b c"):
         bucket.put(f"data/{name}", name.encode() * 1000)
     script = cloud.script(
@@ -123,10 +123,12 @@ def test_a_script_of_the_first_version_copies_with_moxing_in_processes_of_its_ow
 
 
 def test_a_checkpoint_uploaded_while_the_job_runs_survives_a_crash(cloud, bucket):
-    """The machine goes down in the middle of a second checkpoint: the first one is whole."""
+    """The machine goes down in the middle of a second checkpoint: the first one is complete."""
     script = cloud.script(
         """
-        out = os.environ["OUT"]
+        # The files of one folder are replaced together.
+        out = os.environ["OUT"] + "/checkpoint"
+        os.mkdir(out)
         for part in "ab":
             with open(f"{out}/{part}", "wb") as file:
                 file.write(b"1" * 1_000_000)
@@ -142,7 +144,7 @@ def test_a_checkpoint_uploaded_while_the_job_runs_survives_a_crash(cloud, bucket
     )
     words = ["--output", f"OUT={bucket.uri}/out", "--output-sync-s", "0.5", script]
     job = start(cloud, bucket, *words)
-    first = {"a": b"1" * 1_000_000, "b": b"1" * 1_000_000}
+    first = {"checkpoint/a": b"1" * 1_000_000, "checkpoint/b": b"1" * 1_000_000}
     poll(lambda: bucket.kept() == first)
     cloud.results.joinpath("kept").touch()
     cloud.await_left("half")

@@ -27,7 +27,7 @@ SOON_S = 120.0
 
 
 def hang(cloud, times):
-    """Let mpirun hang so many times."""
+    """Make mpirun hang this number of times."""
     folder = cloud.folder / "bin"
     folder.mkdir()
     silent = folder / "silent"

@@ -1,4 +1,4 @@
-"""Whole jobs whose code, outputs and records lie in a bucket of a real S3 server."""
+"""Whole jobs with code, outputs and records in a bucket of a real S3 server."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_a_job_keeps_code_inputs_outputs_and_record_in_a_bucket(
 
 
 def _check_secrecy(cloud, dry, done, server: Server, bucket: str) -> None:
-    """The secret key stands in no log, record, object, dry run or rank's environment."""
+    """The secret key is in no log, record, object, dry run or rank's environment."""
     secret = SECRET_KEY.encode()
     assert dry.code == 0, dry
     shown = json.loads(dry.out)

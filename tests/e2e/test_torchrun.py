@@ -77,7 +77,7 @@ time.sleep(600)
 
 
 def test_cancel_reaches_every_rank(cloud):
-    """SIGTERM with its grace, through torchrun's agents."""
+    """The agents of torchrun pass SIGTERM on and respect the grace period."""
     python = os.environ["CLOUDJOB_TEST_TORCH"]
     text = """
 import signal

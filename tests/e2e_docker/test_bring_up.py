@@ -87,7 +87,7 @@ def row(done, node):
 
 
 def refused(cloud, done, *, node, message, code=125, most=1):
-    """The job was ended by the entry, which names the node and says what is wrong.
+    """The job was ended by the entry, which names the node and the reason.
 
     Once, or by each node that has the same fault.
     """
@@ -350,7 +350,7 @@ print("went on", flush=True)
 
 @pytest.mark.parametrize(("way", "launcher"), [("pause", "mpirun"), ("disconnect", "python")])
 def test_a_job_survives_a_silent_node(cloud, until, way, launcher):
-    """The head names it while it waits; then the job goes on, and loses nothing."""
+    """The head names it while it waits; then the job continues and loses nothing."""
     cloud.script(WAITS)
     job = cloud.detached("--nodes", "2", "--launcher", launcher)
     cloud.await_log(job, b"[0] up", b"[1] up")

@@ -198,7 +198,7 @@ def test_doctor_checks_this_machine(cloud):
 
 
 def test_an_image_is_built_once(cloud, base_image):
-    """Building the same again builds nothing and gives the same tag."""
+    """A second build of the same inputs builds nothing and returns the same tag."""
     done = cloud.run("image", "build", "base")
 
     assert (done.code, done.out.decode().strip()) == (0, base_image), done
@@ -347,7 +347,7 @@ def test_a_restart_of_the_engine_ends_jobs_unless_it_restores_containers(
 
 
 def own_stages(engine):
-    """What is left of the stages of builds that had files of their user's."""
+    """Return the leftover build stages that contain files of a user."""
     stages = engine.images(all=True, filters={"label": "cloudjob.stage"})
     return [stage["Labels"] for stage in stages if stage["Labels"]["cloudjob.stage"] != "packages"]
 

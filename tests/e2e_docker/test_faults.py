@@ -176,7 +176,7 @@ class Case:
         self.gate = gate
 
     def go_on(self) -> None:
-        """Let the nodes go on that are left."""
+        """Let the remaining nodes continue."""
         if self.gate:
             self.gate.open()
             return

@@ -60,7 +60,7 @@ def each(names=(), cases=lambda slots: [()]):
 
 @pytest.fixture
 def words(cloud, launcher, request):
-    """Make the words of a submit that runs a script with the launcher."""
+    """Return the arguments of a submit that runs a script with the launcher."""
 
     def make(text: str, *args: str, size=()) -> list[str]:
         cloud.script(PRELUDE + text)

@@ -143,7 +143,7 @@ class Lab:
         return found
 
     def await_log(self, job: str, *texts: bytes) -> None:
-        """Wait until each of these stands in the log of a job."""
+        """Wait until the log of a job contains each of these."""
         path = self.folder / f"{job}.log"
         with path.open("wb") as file:
             process = self.start("logs", "--follow", job, out=file)
@@ -160,7 +160,7 @@ class Lab:
         return f"/api/v1/namespaces/{self.namespace}/{PLURALS[kind]}{tail}"
 
     def get(self, path: str) -> Any:
-        """Return an object, None where there is none."""
+        """Return an object, or None."""
         try:
             return self.cluster.ask("GET", path)
         except urllib.error.HTTPError as error:
@@ -169,7 +169,7 @@ class Lab:
             return None
 
     def operate(self, job: str) -> list[str]:
-        """Make what the operator makes of a job, and return the names of its pods by node."""
+        """Create a job's objects as the operator does, and return the names of its pods by node."""
         manifest = self.get(self.path(job))
         made = operators.made_of(manifest, manifest["metadata"]["uid"])
         for item in [*made.objects, *made.pods]:
@@ -199,7 +199,7 @@ class Lab:
         self.cluster.ask("PATCH", path, {"status": status}, kind=MERGE)
 
     def begin(self, *pods: str) -> None:
-        """Give pods a machine and let their containers run."""
+        """Assign pods to a machine, and mark their containers as running."""
         for pod in pods:
             binding = {
                 "apiVersion": "v1",

@@ -64,7 +64,7 @@ class Machine:
 
     @contextlib.contextmanager
     def held(self, pod: str) -> Iterator[None]:
-        """Let a pod's container stand still, as one that has still much to do."""
+        """Pause a pod's container, as if it had much left to do."""
         container = self._alive[pod]
         self._engine.pause(container)
         try:
@@ -86,7 +86,7 @@ class Machine:
     # -- the operator -------------------------------------------------------------------------
 
     def _work(self) -> None:
-        """Take the one job of the namespace and bring it to its end."""
+        """Run the only job of the namespace to its end."""
         while not self._stop.is_set():
             jobs = self.lab.get(self.lab.path())["items"]
             if jobs:
@@ -168,7 +168,7 @@ class Machine:
         return "Failed" if any(ended.values()) else ""
 
     def _outlive(self, name: str) -> None:
-        """Let the pods go on that the operator leaves alone when it takes the job for ended."""
+        """Let the pods continue that the operator keeps when it considers the job ended."""
         if self.lab.engine != "ms-operator":
             return
         if self._manifest(name)["spec"]["runPolicy"]["cleanPodPolicy"] == "Running":
@@ -264,7 +264,7 @@ class Machine:
         return [*names, *(f"{name}.{self.lab.namespace}.svc" for name in names)]
 
     def _log(self, pod: str, container: str) -> None:
-        """Give the log to who asks the kubelet."""
+        """Serve the log as the kubelet does."""
         log = self.lab.log(pod)
         rest = b""
         stream = self._engine.logs(container, stream=True, follow=True, timestamps=True)

@@ -36,7 +36,7 @@ _GRACE_S = 6
 
 
 class RealMachine:
-    """A kubelet, and the programs of the cluster that have to do with machines."""
+    """A kubelet, and the cluster's programs that manage machines."""
 
     def __init__(
         self, cluster: Cluster, engine: docker.APIClient, folder: Path, image: str
@@ -89,7 +89,7 @@ class RealMachine:
 
     @contextlib.contextmanager
     def frozen(self) -> Iterator[None]:
-        """Let the kubelet stand still: connections to it are taken and never answered."""
+        """Stop the kubelet: it accepts connections and never answers."""
         assert self._kubelet is not None
         self._kubelet.send_signal(signal.SIGSTOP)
         try:
@@ -112,7 +112,7 @@ class RealMachine:
                 subprocess.run(["umount", "-l", path], check=False)
 
     def said(self) -> str:
-        """Return the last words of the kubelet, for a person."""
+        """Return the last lines of the kubelet, for an error message."""
         return (self.folder / "kubelet.log").read_text(errors="replace")[-3000:]
 
     def _namespaces(self) -> list[str]:
@@ -176,7 +176,7 @@ def _make_pause_image(engine: docker.APIClient, base: str) -> None:
 
 @contextlib.contextmanager
 def _kept_tunables() -> Iterator[None]:
-    """Set back what a kubelet that starts sets for the whole machine."""
+    """Restore the settings of the machine that a kubelet changes when it starts."""
     files = [Path("/proc/sys", name) for name in (*_TUNED, *_TUNED_KEYS)]
     before = {file: file.read_text() for file in files if file.exists()}
     try:

@@ -32,7 +32,7 @@ LAST = {"volcano": "Aborted", "mpi-operator": "Suspended", "ms-operator": "Faile
 
 
 def missing(sent: Any, back: Any, where: str = "") -> list[str]:
-    """Return what was sent and did not come back."""
+    """Return the sent fields that the server did not return."""
     if isinstance(sent, dict) and isinstance(back, dict):
         return [
             fault
@@ -93,7 +93,7 @@ def test_what_is_applied_comes_back(
 
 
 def without_owner(pod: dict[str, Any]) -> dict[str, Any]:
-    """Return a pod without its owner, which is none."""
+    """Return a pod without its owner, which does not exist."""
     found = copy.deepcopy(pod)
     found["metadata"].pop("ownerReferences")
     return found
@@ -110,7 +110,7 @@ def openapi(cluster: Cluster) -> dict[str, Any]:
 
 
 def against(openapi: dict[str, Any], item: dict[str, Any]) -> list[str]:
-    """Return what the server's own description has against an object of its core."""
+    """Return the errors of a core object by the server's own schema."""
     schema = {
         "$ref": f"#/definitions/io.k8s.api.core.v1.{item['kind']}",
         "definitions": openapi,
@@ -207,7 +207,7 @@ def test_the_engine_is_the_one_that_the_cluster_has(lab: Lab):
 
 
 def test_a_job_from_its_submission_to_its_end(lab: Lab, until: Callable[..., None]):
-    """Pending, running, ended; the log of each node as it comes; and then nothing is left."""
+    """Pending, running, ended; the log of each node arrives; then nothing is left."""
     job = lab.submit("-n", "2")
     assert lab.status(job)["state"] == "PENDING"
     pods = lab.operate(job)
@@ -262,7 +262,7 @@ def test_what_a_job_needs_belongs_to_it(lab: Lab):
 
 
 def test_a_job_that_cannot_run_is_reported_with_the_reason(volcano_lab: Lab):
-    """The scheduler's words, the kubelet's, and those of a quota."""
+    """The messages of the scheduler, the kubelet and a quota."""
     lab = volcano_lab
     job = lab.submit("-n", "2")
     pods = lab.operate(job)
@@ -337,7 +337,7 @@ def test_a_queue_that_is_full_is_named(lab: Lab):
 
 
 def test_a_quota_that_stands_in_the_way_is_named(volcano_lab: Lab):
-    """There are no pods with a reason; the controller's event has it."""
+    """No pod has the reason; the controller's event has it."""
     lab = volcano_lab
     job = lab.submit("-n", "2")
     lab.phase(job, "Pending")
@@ -391,7 +391,7 @@ def test_an_evicted_node_is_named_with_the_kubelet_s_words(lab: Lab):
 
 
 def test_a_quota_that_refuses_what_we_make_leaves_nothing(volcano_lab: Lab):
-    """The server's own words, what to try, and no part of a job."""
+    """The error has the server's message and a hint, and nothing of the job is left."""
     lab = volcano_lab
     path = f"/api/v1/namespaces/{lab.namespace}/resourcequotas"
     hard = {"count/jobs.batch.volcano.sh": "0"}
@@ -447,7 +447,7 @@ def stopped(lab: Lab, job: str) -> bool:
 
 
 def test_cancelling_asks_the_operator(lab: Lab, until: Callable[..., None]):
-    """Volcano by a command, the others by a word in the job; the log until then stays here."""
+    """Volcano uses a command, the others a field of the job; the log so far is kept here."""
     job = lab.submit("-n", "2")
     pods = lab.operate(job)
     lab.begin(*pods)
@@ -632,7 +632,7 @@ def test_the_role_in_the_documentation_is_enough(lab: Lab, until: Callable[..., 
 
 
 def test_invalid_credentials_are_reported(volcano_lab: Lab):
-    """A token that is none."""
+    """The token is invalid."""
     lab = volcano_lab
     config = lab.cluster.kubeconfig(token="nobody", namespace=lab.namespace)
     lab.environ["KUBECONFIG"] = str(config)
@@ -645,7 +645,7 @@ def test_invalid_credentials_are_reported(volcano_lab: Lab):
 
 
 def test_doctor_looks_at_a_cluster(volcano_lab: Lab):
-    """Its version, its operators, and what we may."""
+    """It reports the version, the operators and our permissions."""
     done = volcano_lab.run("doctor", "--backend", "kubernetes")
 
     assert done.code == 0, done

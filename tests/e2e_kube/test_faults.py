@@ -51,7 +51,7 @@ class Way:
         return self.backend.send(self.backend.build(submission(self.lab.engine, nodes=nodes)))
 
     def fail(self, fault: Fault, method: str, text: str, **more: Any) -> None:
-        """Let this happen to the next request of this method with this text in its target."""
+        """Inject this fault into the next request of this method with this text in its target."""
         self.proxy.add(fault, when=lambda r: r.method == method and text in r.target, **more)
 
 
@@ -127,7 +127,7 @@ def test_an_object_of_another_job_is_not_taken_for_ours(way: Way):
 
 
 def test_services_of_a_job_that_cannot_be_made_do_not_stay(mindspore_lab: Lab, tmp_path: Path):
-    """One of them is refused, and those that were made go with the rest."""
+    """One of them is refused, and the others are removed."""
     way = Way(mindspore_lab, tmp_path)
     try:
         fault = Fault(status=403, body=b'{"kind": "Status", "message": "no more", "code": 403}')
@@ -196,7 +196,7 @@ def test_a_token_that_has_expired_is_asked_for_again(way: Way, tmp_path: Path):
 
 
 def test_a_token_that_stays_invalid_ends_the_retries(way: Way, tmp_path: Path):
-    """Asked for once more, and then it is the user's turn."""
+    """It is requested once more, then reported."""
     config = way.lab.cluster.kubeconfig(
         server=way.proxy.endpoint, token="nobody", namespace=way.lab.namespace
     )
@@ -258,7 +258,7 @@ def lines(count: int) -> list[bytes]:
 
 
 def text(count: int) -> bytes:
-    """Return the log that has them."""
+    """Return the log with these lines."""
     return b"".join(line + b"\n" for line in lines(count))
 
 

@@ -359,7 +359,7 @@ def test_volcano_starts_a_failed_job_again(
 def test_one_job_file_runs_on_every_backend(
     mpi_lab: Lab, engine: docker.APIClient, base_image: str
 ):
-    """Here, in containers and in pods: the same words, the same outputs."""
+    """Processes, containers and pods print the same lines and save the same outputs."""
     lab = mpi_lab
     more = {**yaml.safe_load((lab.source / "job.yaml").read_text()), "image": base_image}
     for backend in ("process", "docker", "kubernetes"):
@@ -380,7 +380,7 @@ def test_one_job_file_runs_on_every_backend(
 def test_an_image_of_others_runs_with_nothing_of_ours_in_it(
     volcano_lab: Lab, engine: docker.APIClient, base_image: str
 ):
-    """It has python3 and no more: the entry comes by the ConfigMap, home and cache are fresh.
+    """It has only python3: the entry is in a ConfigMap, home and cache are new.
 
     Two nodes of it find each other without ssh.
     """

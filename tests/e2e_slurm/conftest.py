@@ -141,7 +141,7 @@ class Cloud:
         )
 
     def words(self) -> str:
-        """What Slurm and the jobs say, for a message."""
+        """Return the output of Slurm and of the jobs, for an error message."""
         logs = [p for p in self.home.glob("slurm/*/*") if p.suffix == ".log" or p.name == "state"]
         texts = [f"{path.name}: {path.read_text()[-800:]}" for path in logs]
         return "\n".join([self.slurm.run("squeue", "-t", "all"), *texts])

@@ -101,7 +101,7 @@ def test_a_rank_that_used_too_much_memory_is_reported_with_the_limit(cloud):
 
 
 def test_a_job_at_the_limit_of_its_qos_waits_and_is_reported(cloud):
-    """In Slurm's word and ours; it runs when the other one has ended."""
+    """Both Slurm's reason and our text are shown; it runs when the other job has ended."""
     cloud.write("job.yaml", "slurm: {account: lab, qos: single}\n")
     cloud.write("train.py", WAITS)
     first = cloud.detached("--config", "job.yaml", "train.py")
@@ -119,7 +119,7 @@ def test_a_job_at_the_limit_of_its_qos_waits_and_is_reported(cloud):
     [("account: nobodys", "Invalid account or account/partition"), ("qos: staff", "Invalid qos")],
 )
 def test_an_account_or_qos_of_others_is_refused_with_what_to_do(cloud, asked, message):
-    """Slurm's own words, and the command that lists what is one's own."""
+    """The error has Slurm's message, and the command that lists the user's own values."""
     cloud.write("job.yaml", f"slurm: {{{asked}}}\n")
     cloud.write("train.py", "")
     done = cloud.submit("--config", "job.yaml", "train.py")

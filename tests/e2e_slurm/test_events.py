@@ -29,7 +29,7 @@ if not again:
 
 @pytest.fixture
 def nodes(cluster):
-    """Change the nodes; when the test has ended each is as it was."""
+    """Change the state of nodes; restore it at the end of the test."""
     yield cluster
     for node in cluster.nodes:
         cluster.run("scontrol", "update", f"nodename={node}", "state=resume", is_checked=False)
@@ -41,7 +41,7 @@ def ups(*ranks: int, word: str = "up") -> list[str]:
 
 
 def test_before_its_time_is_over_a_job_may_save(cloud):
-    """Slurm's warning reaches every rank, with the job's own grace; the cause is the time."""
+    """Slurm's warning reaches every rank; the job's grace period counts, the cause is timeout."""
     cloud.write("train.py", SAVES)
     cloud.write("job.yaml", "slurm: {partition: tiny, time_min: 1}\n")
     done = cloud.submit("--config", "job.yaml", "--procs-per-node", "2", "train.py")
@@ -54,7 +54,7 @@ def test_before_its_time_is_over_a_job_may_save(cloud):
 
 
 def test_a_node_that_is_drained_finishes_its_job(cloud, nodes):
-    """The job goes on; the next one waits, and says why."""
+    """The job continues; the next one waits, and its status shows why."""
     cloud.write("train.py", PRELUDE + "leave(f'up-{rank}')\nawait_file('go')\n")
     first = cloud.detached(*SIZE, "train.py")
     cloud.await_left(*ups())
@@ -73,7 +73,7 @@ def test_a_node_that_is_drained_finishes_its_job(cloud, nodes):
 
 
 def test_a_job_whose_node_dies_has_failed(cloud, nodes):
-    """Slurm says so when it has noticed; nobody has cancelled it."""
+    """Slurm reports it once it has noticed; the job does not count as cancelled."""
     cloud.write("train.py", SAVES)
     job = cloud.detached(*SIZE, "train.py")
     cloud.await_left(*ups())
@@ -109,7 +109,7 @@ def test_a_job_that_is_requeued_runs_again(cloud, nodes, by):
 
 
 def test_a_preempted_job_saves_and_runs_again(cloud, nodes):
-    """Its ranks have their grace although Slurm repeats SIGTERM at the end of its own."""
+    """Its ranks get their full grace period although Slurm repeats SIGTERM after its own."""
     saves = "    leave(f'saving-{rank}')\n    await_file('go')\n    leave(f'saved-{rank}')\n"
     cloud.write("train.py", AGAIN.replace('    leave(f"saved-{rank}")\n', saves))
     cloud.write("low.yaml", "grace_s: 60\nslurm: {partition: low, requeue: true}\n")
@@ -132,7 +132,7 @@ def test_a_preempted_job_saves_and_runs_again(cloud, nodes):
 
 
 def test_a_controller_that_is_restarted_ends_nobodys_wait(cloud, nodes):
-    """The job goes on without it, and whoever follows the job does, too."""
+    """The job continues without it, and so do commands that follow the job."""
     cloud.write("train.py", PRELUDE + "leave(f'up-{rank}')\nawait_file('go')\nprint('done')\n")
     following = cloud.start(
         "submit", "--backend", "slurm", "-e", f"RESULTS={cloud.results}", "train.py"

@@ -115,7 +115,7 @@ leave(f"rank-{rank}", [node, socket.gethostname(), os.environ["VC_WORKER_HOSTS"]
 
 
 def test_the_exact_variables_and_secrets_reach_every_rank(cloud):
-    """Past --export and argv: no script, command line or log of Slurm has a secret in it."""
+    """No script, command line or log of Slurm contains a secret."""
     values = {"BLANK": " a b ", "QUOTES": '"it\'s" $HOME `id` \\', "NEWLINE": "a\nb", "EMPTY": ""}
     cloud.environ.update(TOKEN="s3cr3t, with blanks", SBATCH_EXPORT="NONE", MA_STRAY="of the shell")
     cloud.write(
@@ -168,7 +168,7 @@ def test_a_failed_rank_is_named(cloud):
 
 
 def test_a_cancelled_job_has_its_grace(cloud):
-    """Also a grace that is longer than what mpirun and Slurm give by themselves."""
+    """The grace period may be longer than those of mpirun and Slurm."""
     cloud.write("train.py", SAVES)
     job = cloud.detached(*SIZE, "train.py")
     cloud.await_left(*(f"up-{rank}" for rank in range(4)))
@@ -295,7 +295,7 @@ kill -9 "$PPID" $cloudjob
 
 
 def test_a_job_is_found_again_when_its_submitter_was_killed(cloud):
-    """At the worst moment: Slurm has the job, and nobody has heard its number."""
+    """The worst moment: Slurm has the job, and no process knows its number."""
     sbatch = cloud.folder / "bin" / "sbatch"
     sbatch.parent.mkdir()
     sbatch.write_text(SBATCH)
@@ -357,7 +357,7 @@ def test_retries_start_the_whole_job_again(cloud):
 
 
 def test_a_refused_job_leaves_nothing(cloud):
-    """What Slurm said, what to do, and no trace."""
+    """The error has Slurm's message and a hint, and nothing is left."""
     cloud.write("train.py", "")
     cloud.write("job.yaml", "slurm: {partition: mian}\n")
     done = cloud.submit("--config", "job.yaml", "train.py")
@@ -408,7 +408,7 @@ print("hello", world.rank)
 
 
 def test_under_srun_a_failed_rank_ends_the_others_with_their_grace(cloud):
-    """As with mpirun: one rank leaves MPI badly, the others are told and may save."""
+    """As with mpirun, the other ranks get SIGTERM and time to save."""
     cloud.write("job.yaml", "slurm: {mpi: pmix}\n")
     body = SAVES.replace(
         'leave(f"up-{rank}")',

@@ -45,6 +45,7 @@ users:
   reader: [modelarts:*:get, modelarts:*:list, obs:object:GetObject, obs:bucket:ListBucket]
   writer: [obs:object:PutObject]
   cleaner: [obs:object:DeleteObject, obs:bucket:*Bucket]
+  guest: ["obs:object:*@guest-*", "obs:bucket:ListBucket@guest-*"]
 """
 
 
@@ -212,7 +213,9 @@ def bucket_of(api: Api) -> Any:
     return client
 
 
-def s3_client(address: Address, access: str, secret: str, token: str | None = None) -> Any:
+def s3_client(
+    address: Address, access: str, secret: str, token: str | None = None, signature: str = "s3v4"
+) -> Any:
     """Return a client of the emulator's OBS with these keys."""
     import boto3
     from botocore.config import Config
@@ -225,7 +228,7 @@ def s3_client(address: Address, access: str, secret: str, token: str | None = No
         aws_session_token=token,
         region_name=address.region,
         config=Config(
-            signature_version="s3v4",
+            signature_version=signature,
             s3={"addressing_style": "path"},
             retries={"total_max_attempts": 1},
         ),

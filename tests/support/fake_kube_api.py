@@ -94,6 +94,7 @@ class FakeApi:
         elif query.get("watch") == "true":
             _begin(handler, 200)
             self._is_over.wait()
+            handler.close_connection = True
         else:
             status, found = self._do(handler.command, where.path, query, body)
             data = json.dumps(found).encode()
@@ -115,7 +116,9 @@ class FakeApi:
                 _chunk(handler, data)
             if isinstance(log, list):
                 self._is_over.wait()
-            _chunk(handler, b"")
+                handler.close_connection = True
+            else:
+                _chunk(handler, b"")
 
     def _do(
         self, method: str, path: str, query: dict[str, str], body: Object

@@ -81,7 +81,7 @@ class Cluster:
         """Prepare it.
 
         Args:
-            has_machines: Whether real machines will join, in the place of ``machine-0``.
+            has_machines: Whether real machines will join, instead of ``machine-0``.
         """
         self.folder = folder
         self.has_machines = has_machines
@@ -161,7 +161,7 @@ class Cluster:
         )
 
     def scheduler(self) -> None:
-        """Start a scheduler, which gives machines to pods that name none."""
+        """Start a scheduler, which assigns machines to pods that name none."""
         self._start(
             *(str(programs() / "kube-scheduler"), f"--kubeconfig={self.kubeconfig()}"),
             *("--leader-elect=false", "--port=0", f"--secure-port={free_port()}"),
@@ -204,7 +204,7 @@ class Cluster:
         return name
 
     def said(self) -> str:
-        """Return the last words of the programs, for a person."""
+        """Return the last lines of the programs, for an error message."""
         logs = sorted(self.folder.glob("*.log"))
         return "\n".join(f"{path.name}: {path.read_text()[-1500:]}" for path in logs)
 
@@ -301,13 +301,13 @@ class Log:
             self.changed.notify_all()
 
     def end(self) -> None:
-        """Let those who follow come to their end."""
+        """End the streams of followers."""
         with self.changed:
             self.is_over = True
             self.changed.notify_all()
 
     def since(self, moment: str, begin: int, *, follow: bool) -> Iterator[tuple[str, bytes]]:
-        """Yield lines as they come."""
+        """Yield lines as they arrive."""
         at = begin
         while True:
             with self.changed:
@@ -340,7 +340,7 @@ class Kubelet:
         return self.logs.setdefault(f"{namespace}/{pod}", Log())
 
     def forget(self, namespace: str, pod: str) -> None:
-        """Let a log go with its pod."""
+        """Delete a log with its pod."""
         self.logs.pop(f"{namespace}/{pod}", Log()).end()
 
     def start(self) -> None:

@@ -1,4 +1,4 @@
-"""What a kubelet makes of a pod before its container starts: variables, files, the command.
+"""What a kubelet derives from a pod before its container starts: variables, files, the command.
 
 ``$(NAME)`` is replaced as ``third_party/forked/golang/expansion/expand.go`` does it, variables are
 read in their order and the last of a name wins, volumes become files with their modes.

@@ -61,7 +61,7 @@ SETTINGS = Settings(
 
 @dataclass
 class Seen:
-    """One request as it came.
+    """One received request.
 
     Args:
         path: With its query.
@@ -260,7 +260,7 @@ class ModelArts:
         self.database.update_job(job, phase="Completed", secondary="Completed", end_ms=now_ms())
 
     def write_log(self, job: str, node: int, data: bytes) -> None:
-        """Make ``data`` the whole log of a node."""
+        """Replace the log of a node by ``data``."""
         folder = logs_of(self._queue.context.folder, job) / str(node)
         NodeLog(folder).run_path("1").write_bytes(data)
 

@@ -1,4 +1,4 @@
-"""What the operators make of a job's manifest, done as their sources do it.
+"""The objects that operators create from a job's manifest, by the rules of their sources.
 
 Volcano: ``pkg/controllers/job/job_controller_util.go`` (createJobPod), ``plugins/{env,svc}``.
 MPI operator: ``pkg/controller/mpi_job_controller.go`` (newLauncherPodTemplate, newWorker,
@@ -27,7 +27,7 @@ class Made(NamedTuple):
 
 
 def made_of(job: Object, uid: str = "") -> Made:
-    """Return what the operator of this manifest makes of it."""
+    """Return the objects that the operator creates from this manifest."""
     of_kind = {"Job": volcano, "MPIJob": mpi_operator, "MSJob": ms_operator}
     return of_kind[job["kind"]](job, uid)
 

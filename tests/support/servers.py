@@ -247,7 +247,7 @@ class Fault:
     """A fault for one request. Offsets count the bytes of a body, without its headers.
 
     Args:
-        cut_request_at: Reset both connections when so much of the request has passed.
+        cut_request_at: Reset both connections after this many bytes of the request.
         cut_response_at: Close the client's connection when so much of the answer has passed.
         resets: Whether a cut is a reset rather than an early end.
         corrupt_request_at: Flip the bits of this byte on its way to the server.

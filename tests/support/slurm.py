@@ -241,7 +241,7 @@ class Slurm:
         daemon.wait()
 
     def start_sshd(self, config: Path) -> None:
-        """Let people log in to the login node."""
+        """Allow logins to the login node."""
         self._start("login", "/usr/sbin/sshd", "-D", "-e", "-f", str(config))
 
     def stop_sshd(self) -> None:
@@ -340,7 +340,7 @@ class Slurm:
             raise RuntimeError(f"this machine makes no namespaces for {name}")
 
     def _wire(self, hosts: Mapping[str, str]) -> None:
-        """Join all nodes by a switch that lies in the login node's namespace."""
+        """Connect all nodes by a switch in the login node's namespace."""
         ip = ("ip",)
         self.run(*ip, "link", "add", "switch", "type", "bridge")
         self.run(*ip, "addr", "add", f"{hosts['login']}/24", "dev", "switch")

@@ -21,7 +21,7 @@ def connect() -> Any:
     """Return a client of the engine that ``DOCKER_HOST`` or the context of ``docker`` names.
 
     Raises:
-        BackendError: There is no engine, or we may not speak to it.
+        BackendError: There is no engine, or this user may not use it.
     """
     with translated(f"connecting to the engine at {host()}"):
         import docker
@@ -45,7 +45,7 @@ def host() -> str:
 
 
 def image(client: Any, reference: str) -> dict[str, Any]:
-    """Return what the engine knows of an image.
+    """Return what the engine knows about an image.
 
     Raises:
         BackendError: It does not have the image.
@@ -65,7 +65,7 @@ def image(client: Any, reference: str) -> dict[str, Any]:
 
 
 def status_code(error: BaseException | None) -> int:
-    """Return the HTTP status with which the engine refused; 0 when it was something else."""
+    """Return the HTTP status of the engine's error; 0 if the error has none."""
     cause = error.__cause__ if isinstance(error, BackendError) else error
     response = getattr(cause, "response", None)
     return int(getattr(response, "status_code", 0) or 0)

@@ -22,7 +22,7 @@ _POLL_S = 0.1
 
 
 class Frames:
-    """Joins the engine's frames to whole lines, the two streams of a container apart.
+    """Joins the engine's frames into whole lines, separately for stdout and stderr.
 
     Args:
         driver: The log driver. Docker 20.10's ``local`` loses the newline of a line that was cut
@@ -51,7 +51,7 @@ class Frames:
         return b"".join(done)
 
     def finish(self) -> bytes:
-        """Return the rest when the stream has ended, with a newline added."""
+        """Return the last line of a stream that has ended, with a newline added."""
         rest = [b"".join(parts) + b"\n" for _, parts in sorted(self._parts.items()) if parts]
         self._parts.clear()
         return b"".join(rest)

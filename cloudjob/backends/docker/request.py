@@ -63,7 +63,7 @@ class NodeRequest:
     Args:
         name: Its name in the engine.
         config: The body of ``POST /containers/create``.
-        env: The variables of its entry that are not in ``config``: what nobody may read who
+        env: The variables of its entry that are not in ``config``: those that nobody may read who
             inspects the container, and what JSON cannot carry.
     """
 
@@ -107,7 +107,7 @@ def build(submission: Submission, owner: str) -> DockerRequest:
         owner: Which cloudjob this job belongs to, so that a sweep leaves others' jobs alone.
 
     Raises:
-        SpecError: The job asks for what this backend cannot do.
+        SpecError: This backend cannot run the job.
     """
     spec = submission.spec
     problems = list(_problems(spec))

@@ -49,10 +49,10 @@ def open_to_containers(path: Path, *, maps_users: bool) -> None:
 
 
 def check_output(folder: Path, *, maps_users: bool) -> None:
-    """Make a folder for outputs if there is none, and see that the containers can write there.
+    """Make a missing folder for outputs, and check that the containers can write to it.
 
     Raises:
-        BackendError: They cannot; the job would find out at its end.
+        BackendError: They cannot; otherwise, the job would only fail at its end.
     """
     if not folder.exists():
         folder.mkdir(mode=0o700, parents=True)

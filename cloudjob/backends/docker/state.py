@@ -45,7 +45,7 @@ class Container:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it may still do something."""
+        """Whether it runs, or may run again."""
         return self.native not in _OVER
 
     @property
@@ -54,7 +54,7 @@ class Container:
         return self.native in _NEW
 
     def inspected(self, found: Mapping[str, Any]) -> Container:
-        """Return this with what ``inspect`` knows of it."""
+        """Return this with what ``inspect`` knows about it."""
         state = found["State"]
         return replace(
             self,

@@ -136,7 +136,7 @@ class Client:
         """Open a stream and yield its pieces as they arrive.
 
         Raises:
-            Refused: The server does not want to.
+            Refused: The server refused the request.
             Broken: The connection broke.
         """
         answer = self._asked(_Ask("GET", path, doing, query, read_s=_SILENCE_S))

@@ -124,7 +124,7 @@ def job_manifest(
     """Return the object that an operator takes, with what the job file adds to it.
 
     Args:
-        body: What stands under ``spec``.
+        body: The value of ``spec``.
     """
     metadata = {"name": called.name, "namespace": called.namespace}
     made = {

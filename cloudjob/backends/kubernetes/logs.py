@@ -71,7 +71,7 @@ class Place:
 
     @property
     def selector(self) -> dict[str, str]:
-        """What finds the pods of the job."""
+        """The label selector of the job's pods."""
         return {"labelSelector": self.labels}
 
     def log(self, pod: str) -> str:
@@ -351,6 +351,8 @@ class _Follower:
 
     def _note(self, pod: Pod, error: BackendError) -> None:
         """Record why a log cannot be read now, and report it if that lasts."""
+        if self.streams.is_stopped:
+            return
         with self._lock:
             self._errors[pod.uid] = error
             since_s = self._since_s.setdefault(pod.uid, time.monotonic())
@@ -375,7 +377,7 @@ class _Follower:
 
     def _is_over(self, pod: Pod) -> bool:
         """Ask whether a pod whose stream ended has itself ended: servers end streams, too."""
-        if pod.uid not in self._over:
+        if pod.uid not in self._over and not self.streams.is_stopped:
             with contextlib.suppress(Broken):
                 now = self._now(pod)
                 if now is None or now.is_over:
@@ -472,7 +474,7 @@ def _unread(errors: list[BackendError]) -> BackendError:
 
 
 def _new_lines(pieces: Iterator[bytes], window: _Window, *, is_last: bool) -> Iterator[bytes]:
-    """Yield the lines that were not given yet, without their times.
+    """Yield the lines that were not yielded yet, without their times.
 
     Args:
         is_last: Whether what follows the last end of a line is a line, too: the container ended in
@@ -490,7 +492,7 @@ def _new_lines(pieces: Iterator[bytes], window: _Window, *, is_last: bool) -> It
 
 
 def _earlier(moment: str, seconds: float) -> str:
-    """Return a time of the API, so many seconds earlier, in whole seconds."""
+    """Return a time of the API, some seconds earlier, in whole seconds."""
     at = times.rfc3339(times.seconds_of(moment) - seconds)
     return f"{at[:19]}Z" if at else ""
 

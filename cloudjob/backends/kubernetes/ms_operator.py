@@ -130,12 +130,12 @@ def node_of(name: str, found: Mapping[str, Any]) -> int | None:
 
 
 def selector(called: Names) -> str:
-    """Return what finds the pods of a job."""
+    """Return the label selector of a job's pods."""
     return f"{_LABEL}={called.name}"
 
 
 def stage(job: Mapping[str, Any], is_cancelled: bool) -> Stage:
-    """Return where a job stands."""
+    """Return the state of a job."""
     found = engines.stage_of_conditions(job, is_cancelled)
     has_begun = bool((job.get("status") or {}).get("startTime"))
     if is_cancelled and not has_begun and not found.state.is_final:

@@ -66,8 +66,8 @@ class Variables(NamedTuple):
     """The variables of the pods.
 
     Args:
-        shown: Those that stand in the pod's manifest.
-        hidden: Those that lie in a Secret: secrets, and what JSON cannot carry.
+        shown: Those in the pod's manifest.
+        hidden: Those in a Secret: secrets, and what JSON cannot carry.
     """
 
     shown: Mapping[str, str]
@@ -184,7 +184,7 @@ def with_own_labels(found: Mapping[str, Any] | None, submission: Submission) -> 
 
 
 def deadline_s(spec: JobSpec) -> int:
-    """Return after how many seconds the cluster ends a pod; 0 is never."""
+    """Return the seconds after which the cluster ends a pod; 0 for never."""
     if not spec.timeout_min:
         return 0
     own_s = (spec.timeout_min + spec.start_timeout_min) * 60 + spec.grace_s
@@ -197,7 +197,7 @@ def exact(text: str) -> str:
 
 
 def _gpus(spec: JobSpec) -> dict[str, str]:
-    """What ModelArts says on a flavor with GPUs; which interfaces to use the entry finds out."""
+    """Return the variables that ModelArts sets on GPU flavors; the entry chooses interfaces."""
     gpus = spec.kubernetes.gpus
     return {names.MA_NUM_GPUS: str(gpus), "NCCL_DEBUG": "INFO"} if gpus else {}
 
@@ -261,7 +261,7 @@ def parted(volume: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _place(spec: JobSpec) -> dict[str, Any]:
-    """Where the pods may run, and by whose right."""
+    """Return where the pods may run, and with which permissions."""
     options = spec.kubernetes
     wanted = {
         "nodeSelector": dict(options.node_selector),
@@ -274,7 +274,7 @@ def _place(spec: JobSpec) -> dict[str, Any]:
 
 
 def _secure(pod: dict[str, Any], container: dict[str, Any], user: str) -> None:
-    """As on the platform: nothing in a pod may become root, unless the user says so."""
+    """As on ModelArts, nothing in a pod may become root, unless the user allows it."""
     uid, _, gid = user.partition(":")
     ids: dict[str, Any] = {}
     if user:

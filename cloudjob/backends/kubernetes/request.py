@@ -36,9 +36,9 @@ class KubernetesRequest:
 
     Args:
         config_map: The entry; the same for all pods.
-        secret: None when there is nothing to hide. The key for ssh is made when it is sent.
+        secret: None if nothing is secret. The key for ssh is made when it is sent.
         hidden: The variables in the Secret.
-        submission: What it was made of.
+        submission: The submission that it was built from.
         services: Those that give names to nodes, where the operator does not.
         body: The operator's manifest.
     """
@@ -59,7 +59,7 @@ def build(submission: Submission, engine: Engine, namespace: str) -> KubernetesR
     """Return the request for ``submission``.
 
     Raises:
-        SpecError: The job asks for what this backend cannot do.
+        SpecError: This backend cannot run the job.
     """
     found = list(validation.find(submission, engine, namespace))
     if found:

@@ -27,11 +27,11 @@ class Pod:
     Args:
         node: None for a pod that is not a node.
         machine: The name of the machine that it runs on.
-        waits_for: Why it does not run, where that is not the usual course of things.
+        waits_for: Why it does not run, if that is unusual.
         has_started: Whether its container has run, so that there is a log.
-        reason: Why it was ended, where not by its own will: ``OOMKilled``, ``Evicted``.
-        message: The cluster's words to that.
-        is_leaving: Whether it was deleted, and is in its grace.
+        reason: Why the cluster ended it: ``OOMKilled``, ``Evicted``.
+        message: The cluster's message about that.
+        is_leaving: Whether it was deleted and is in its grace period.
         is_cut_off: Whether its container runs on a machine that no longer reports to the cluster.
         is_over: Whether its container will write nothing more; sidecars may still run.
     """
@@ -115,12 +115,12 @@ def status_of(
     is_cancelled: bool,
     said: Iterable[str] = (),
 ) -> NativeStatus:
-    """Return where a job stands.
+    """Return the state of a job.
 
     Args:
         job: The operator's manifest with its status.
-        pods: Those of the job that there are.
-        said: What queue and quota say against a job that does not run yet.
+        pods: The job's pods that exist.
+        said: Why queue or quota keep the job from running.
     """
     nodes = [pod for pod in pods if pod.node is not None]
     stage = engine.stage(job, is_cancelled)

@@ -28,12 +28,12 @@ _PATCHES = ("delete", "merge", "replace")
 def merged(manifest: Any, patch: Any, key: str = "") -> Any:
     """Return ``manifest`` with a strategic merge patch over it.
 
-    None takes a key away; an item of a list that has names is merged into that of its name, or
+    None removes a key; an item of a list that has names is merged into that of its name, or
     follows the others; ``$patch: delete`` takes it away, ``$patch: replace`` takes its place. Any
     other list is replaced as a whole. ``$retainKeys`` lists the only keys that stay.
 
     Args:
-        key: The key under which it stands.
+        key: Its key in the manifest.
     """
     if isinstance(manifest, Mapping) and isinstance(patch, Mapping):
         return _merged_mapping(manifest, patch)

@@ -81,7 +81,7 @@ def node_of(name: str, found: Mapping[str, Any]) -> int | None:
 
 
 def stage(job: Mapping[str, Any], is_cancelled: bool) -> Stage:
-    """Return where a job stands."""
+    """Return the state of a job."""
     status = job.get("status") or {}
     said = status.get("state") or {}
     phase = str(said.get("phase") or "")

@@ -55,7 +55,7 @@ class Bucket:
             return str(answer.get("LocationConstraint") or "").strip()
 
     def is_encrypted(self) -> bool:
-        """Return whether OBS encrypts what is stored there; no answer counts as no."""
+        """Return whether OBS encrypts what is stored there; False if it does not answer."""
         with contextlib.suppress(BucketError), self._client() as client:
             answer = client.get_bucket_encryption(Bucket=self.name)
             rules = answer.get("ServerSideEncryptionConfiguration", {}).get("Rules", [])

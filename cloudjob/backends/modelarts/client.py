@@ -43,7 +43,7 @@ class Client:
         return self._transport.clock_ahead_s
 
     def project_id(self) -> str:
-        """Return the project; asks IAM for it if none is set."""
+        """Return the project; ask IAM for it if none is set."""
         return self._transport.project_id()
 
     # -- jobs ---------------------------------------------------------------------------------
@@ -227,7 +227,7 @@ class Client:
 
 
 def _paged(page: Callable[[int], Any], key: str, page_size: int) -> Iterator[dict[str, Any]]:
-    """Yield the items of all pages. What the service calls the offset is the number of a page."""
+    """Yield the items of all pages. The service's offset is the number of a page."""
     number = seen = 0
     while True:
         found = page(number) or {}

@@ -156,7 +156,7 @@ class Transport:
     # -- authentication -------------------------------------------------------------------------
 
     def project_id(self) -> str:
-        """Return the project; asks IAM for it if none is set."""
+        """Return the project; ask IAM for it if none is set."""
         with self._lock:
             if not self._site.project_id:
                 self._site = replace(self._site, project_id=self._ask_for_project())

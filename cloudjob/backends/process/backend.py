@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -62,13 +63,13 @@ class Machine:
     Args:
         path: PATH of the nodes.
         library_path: LD_LIBRARY_PATH of the nodes, empty for none.
-        libmpi: The MPI library of mpirun where the interpreter would take another, else empty.
+        libmpi: The MPI library of mpirun if the interpreter would load another, else empty.
         devices: The variables that say which accelerators may be used.
         gpus: NVIDIA's GPUs among them.
         python: The interpreter of the script.
         entry_python: The interpreter of the entry.
         entry: The folder of the entry.
-        places: What these names and the folder of cloudjob's state stand for, links followed.
+        places: The real paths of these names and of the folder of cloudjob's state.
         installed: The folders that ``pip install`` would change.
     """
 
@@ -93,9 +94,9 @@ class ProcessRequest:
         run_dir: A folder with a short path, for sockets and temporary files.
         hosts: The file that is /etc/hosts on the nodes; empty when they are not isolated.
         retries: How often a failed job, or a lost worker of an elastic one, is started again.
-        is_led: Whether the job ends with its head; else it ends when every node has, or one badly.
+        is_led: Whether the job ends with its head; else with the last node or the first failure.
         keeps_homes: Whether the nodes' homes stay when the job has ended.
-        is_elastic: Whether the job goes on without a worker that is lost.
+        is_elastic: Whether the job continues without a lost worker.
         python: The interpreter that is ``python`` on nodes with files of their own.
     """
 
@@ -134,7 +135,6 @@ class ProcessBackend(Backend[ProcessRequest]):
     def __init__(self, home: Path, options: dict[str, Any]) -> None:
         self._home = home / "process"
         self._options = options
-        self._controllers: dict[str, int] = {}
 
     # -- forward ------------------------------------------------------------------------------
 
@@ -208,7 +208,7 @@ class ProcessBackend(Backend[ProcessRequest]):
                 if request.hosts:
                     Path(request.hosts).write_text(request.hosts_text + _hosts_of_machine())
                 path = running.path_of(home, request.job)
-                self._controllers[request.job] = _start_controller(request, lock, path)
+                _start_controller(request, lock, path)
         except BaseException:
             os.close(lock)
             self._abandon(request.job, folder)
@@ -317,13 +317,8 @@ class ProcessBackend(Backend[ProcessRequest]):
             remove_tree(folder)
 
     def _is_alive(self, job: str) -> bool:
-        """Whether the job's controller or a keeper is alive; no controller stays a zombie."""
-        is_alive = running.is_running(self._home.parent, job)
-        controller = 0 if is_alive else self._controllers.pop(job, 0)
-        if controller:
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(controller, 0)
-        return is_alive
+        """Whether the job's controller or a keeper is alive."""
+        return running.is_running(self._home.parent, job)
 
     def _has_ended(self, job: str, folder: Path) -> bool:
         """Whether the nodes of the job have ended, or no process is left that runs them."""
@@ -462,10 +457,10 @@ def mounts_of(
 
 
 def protected_in(machine: Machine, folder: str) -> tuple[tuple[str, str], ...]:
-    """Return the folders of this machine that keep what they have, whatever a job installs.
+    """Return the folders of this machine whose changes stay private to a job's node.
 
     Args:
-        folder: What the folders with the changes of the node begin with.
+        folder: The start of the paths of the folders that hold the node's changes.
     """
     return tuple((path, f"{folder}-{n}") for n, path in enumerate(machine.installed))
 
@@ -571,7 +566,7 @@ def _hosts_of_machine() -> str:
         return "127.0.0.1 localhost\n"
 
 
-def _start_controller(request: ProcessRequest, lock: int, path: Path) -> int:
+def _start_controller(request: ProcessRequest, lock: int, path: Path) -> None:
     """Start the process that runs the job; its request goes over a pipe, never in argv.
 
     Args:
@@ -598,9 +593,8 @@ def _start_controller(request: ProcessRequest, lock: int, path: Path) -> int:
         process.kill()
         process.wait()
         raise
-    # It may outlive us; until then, ``_is_alive`` reaps it.
-    process.returncode = 0
-    return process.pid
+    # It may outlive us; until then, it must not stay a zombie once it has ended.
+    threading.Thread(target=process.wait, daemon=True).start()
 
 
 def _send_request(
@@ -699,7 +693,7 @@ def _ended(state: dict[str, Any]) -> NativeStatus:
 
 
 def _how(code: int) -> str:
-    """Return how a node ended that left no record."""
+    """Return how a node without a record ended."""
     try:
         return f"ended by {signal.Signals(code - 128).name}, without a record"
     except ValueError:

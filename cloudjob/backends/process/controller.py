@@ -177,7 +177,7 @@ class Controller:
         return 1 if code is None else code
 
     def _is_over(self) -> bool:
-        """Whether nodes that still run are to leave."""
+        """Whether to end the nodes that still run."""
         if self.is_led:
             return not self.nodes[0].is_running
         return any(node.exit_code for node in self.nodes)

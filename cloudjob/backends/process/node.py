@@ -1,6 +1,6 @@
 """The keeper of one emulated node: all processes there are its descendants and end with it.
 
-It stands for the machine: it starts the entry and reaps processes, and ends what is left of the
+It takes the place of a machine: it starts the entry, reaps processes, and ends what is left of the
 node after the entry. Standard library only.
 """
 
@@ -34,7 +34,7 @@ class NodeRequest:
         env: The environment of its entry.
         home: Its home folder.
         tmp: Its folder for temporary files.
-        log: The file that takes what its entry writes.
+        log: The file for its entry's output.
         mounts: What it sees elsewhere than this machine; empty to share all files.
         protected: Folders of this machine that it may change for itself, each with the folder that
             takes the changes.

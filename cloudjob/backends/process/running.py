@@ -34,7 +34,7 @@ def begin(home: Path, job: str, folder: Path, temporary: Sequence[str]) -> int:
 
     Args:
         folder: The job's own folder.
-        temporary: What is removed when the job has ended.
+        temporary: Folders to remove when the job has ended.
 
     Raises:
         OSError: It cannot be made.
@@ -54,7 +54,7 @@ def is_running(home: Path, job: str) -> bool:
     """Whether the job's controller, a keeper or an entry is alive.
 
     Raises:
-        BackendError: Nobody can see that.
+        BackendError: It cannot be determined.
     """
     path = path_of(home, job)
     with writing(f"looking whether job {job} runs", path):

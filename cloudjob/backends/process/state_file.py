@@ -36,7 +36,7 @@ class StateFile:
         """Replace the text of the file.
 
         Raises:
-            OSError: That failed, and the file is as it was.
+            OSError: The file could not be written and is unchanged.
         """
         data = text.ljust(self._size_bytes)
         descriptor = os.open(self._next, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)

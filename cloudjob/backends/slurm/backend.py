@@ -60,7 +60,7 @@ class _Handle(NamedTuple):
 
 
 class _Look(NamedTuple):
-    """What was found at one moment."""
+    """What Slurm and the job's folder reported at one moment."""
 
     marks: state.Marks
     id: str
@@ -235,7 +235,7 @@ class SlurmBackend(Backend[SlurmRequest]):
             yield index, tail[tail.find(b"\n") + 1 : tail.rfind(b"\n") + 1]
 
     def cancel(self, handle: str, *, is_urgent: bool = False) -> None:
-        """Cancel the job; its ranks have their grace unless it is suspended."""
+        """Cancel the job; its ranks get their grace period unless it is suspended."""
         where = _parted(handle)
         look = self._look(where)
         facts = self._ask(where, look, is_fresh=True)
@@ -350,12 +350,12 @@ class SlurmBackend(Backend[SlurmRequest]):
         return state.read_accounting(text)
 
     def _is_new(self, where: _Handle) -> bool:
-        """Whether its submitter may still be at it."""
+        """Whether its submit may still be running."""
         text = f"find {script.JOB_SCRIPT} -mmin -{_SUBMIT_MIN}"
         return bool(where.host.run(where.folder, text).out)
 
     def _settle(self, where: _Handle) -> None:
-        """Copy back what the job has left, and delete its secrets."""
+        """Copy back the job's results, and delete its secrets."""
         if where.job in self._settled:
             return
         if local_store.bring_home(where.host, where.folder, self._home, where.job):

@@ -58,7 +58,7 @@ class Host:
         """Run a line of POSIX shell in a folder.
 
         Args:
-            is_reading: Whether it may be run again when nobody knows whether it was.
+            is_reading: Whether it may be repeated if it may have run already.
 
         Raises:
             BackendError: The machine cannot be reached, or gives no answer in time.
@@ -149,7 +149,7 @@ class Cluster(NamedTuple):
 
     Args:
         host: The login node.
-        folder: Where the folders of jobs lie.
+        folder: The folder that holds the jobs' folders.
         paths: PATH and the like of the nodes, empty where they have their own.
         python: The interpreter of the script, empty for the one on PATH of a node.
         entry_python: The interpreter of the entry, empty to look for one on the node.
@@ -224,7 +224,7 @@ done"""
 
 
 def quoted(path: str) -> str:
-    """Return a path as one word of sh, but for the ``~`` that it may begin with."""
+    """Return a path quoted for sh, except for a ``~`` at its start."""
     if path.startswith("~/"):
         return "~/" + shlex.quote(path[2:])
     return shlex.quote(path)

@@ -55,7 +55,7 @@ def may_be_done(words: str) -> bool:
 
 
 def refused(doing: str, words: str) -> BackendError:
-    """Return the error for what a command of Slurm said."""
+    """Return the error for the output of a Slurm command."""
     said = words.removeprefix("sbatch: error: ").replace("Batch job submission failed: ", "")
     hint = next((hint for part, hint in _HINTS if part.lower() in words.lower()), _DEFAULT)
     return BackendError(f"{doing}: {said}", hint=hint)

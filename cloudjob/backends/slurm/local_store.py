@@ -45,10 +45,10 @@ def bring_home(host: Host, folder: str, home: Path, job: str) -> bool:
     """Copy the results of an ended job to its store, if that is a folder of this machine.
 
     Returns:
-        Whether there was something to do, and it was done.
+        Whether anything was copied.
 
     Raises:
-        BackendError: It cannot be copied; the job is as it was.
+        BackendError: They cannot be copied; the job is unchanged.
     """
     try:
         store = str(json.loads(_note(home, job).read_bytes())["store"])

@@ -69,8 +69,8 @@ class SlurmRequest:
 
     Args:
         folder: The job's folder; ``~`` at its beginning is the home on the login node.
-        job_script: What sbatch is given.
-        node_script: What every node runs.
+        job_script: The script for sbatch.
+        node_script: The script that every node runs.
         env: The variables of all entries.
         local: Where a store that is a folder of this machine has the package, and gets outputs and
             the record; empty where the nodes reach the store themselves.
@@ -98,7 +98,7 @@ def build(submission: Submission, cluster: Cluster) -> SlurmRequest:
     """Return the request for ``submission``.
 
     Raises:
-        SpecError: The job asks for what this backend cannot do.
+        SpecError: This backend cannot run the job.
     """
     spec = submission.spec
     problems = list(_problems(spec))
@@ -224,7 +224,7 @@ def devices(spec: JobSpec) -> Devices:
 
 
 def _options(submission: Submission) -> tuple[str, ...]:
-    """Return what follows each ``#SBATCH``."""
+    """Return the text after each ``#SBATCH``."""
     spec = submission.spec
     options = spec.slurm
     found = {

@@ -56,10 +56,10 @@ class JobText:
     """The parameters of the script for sbatch.
 
     Args:
-        options: What stands behind each ``#SBATCH``.
-        requeues: Whether a job that was preempted begins again.
+        options: The text after each ``#SBATCH``.
+        requeues: Whether a preempted job starts again.
         warn_s: How long before the end of the job's time Slurm warns.
-        needs_shell: Whether the nodes speak ssh with each other; else any secret serves as key.
+        needs_shell: Whether the nodes use ssh between them; else the key can be any secret.
     """
 
     options: tuple[str, ...]
@@ -72,7 +72,7 @@ class JobText:
 
 
 def job_script(job: JobText) -> str:
-    """Return what sbatch is given."""
+    """Return the script for sbatch."""
     return _JOB.format(
         head="".join(f"#SBATCH {option}\n" for option in job.options),
         title=job.title,
@@ -90,7 +90,7 @@ def job_script(job: JobText) -> str:
 
 
 def node_script(node: NodeText) -> str:
-    """Return what every node runs."""
+    """Return the script that every node runs."""
     # `module` is a function of login shells.
     shell = "/bin/bash -l" if node.setup or not node.paths else "/bin/sh"
     exports = "".join(f"export {name}={shlex.quote(v)}\n" for name, v in node.paths.items())

@@ -103,7 +103,7 @@ class Marks:
         asked: Why the script has asked the head to end: ``cancel``, ``warned``, ``slurm``, or
             nothing.
         left_s: How much time Slurm said was left at its warning, None for no limit.
-        due_s: At how much time left a warning is of the end of the job's time.
+        due_s: The time left at which Slurm warns of the job's time limit.
         lost: The worker that ended badly with its exit code, when the head would have waited.
         code: The job's exit code; None while it runs, or when the script was killed.
         unseen_by: The host of a node that does not see the job's folder.
@@ -229,7 +229,7 @@ def read_queue(text: str) -> dict[str, Facts]:
 
 
 def is_settled(marks: Marks) -> bool:
-    """Whether the folder alone says how the job has ended."""
+    """Whether the folder alone shows how the job ended."""
     return marks.code == 0 and not marks.asked
 
 
@@ -244,7 +244,7 @@ def is_running(facts: Facts) -> bool:
 
 
 def is_over(facts: Facts) -> bool:
-    """Whether Slurm has done with the job."""
+    """Whether Slurm has finished with the job."""
     return _STATES.get(facts.state, JobState.UNKNOWN).is_final
 
 
@@ -367,7 +367,7 @@ def _was_time(marks: Marks) -> bool:
 
 
 def _native(facts: Facts) -> str:
-    """Return Slurm's word, and for a job that waits why."""
+    """Return Slurm's state, and why a waiting job waits."""
     if not facts.state:
         return "unknown to Slurm"
     if not facts.reason or _STATES.get(facts.state) is not JobState.PENDING:
@@ -376,7 +376,7 @@ def _native(facts: Facts) -> str:
 
 
 def waits(reason: str) -> str:
-    """Return why a job waits, in a user's words."""
+    """Return why a job waits, in plain English."""
     for beginning, words in _WAITS:
         if reason.lstrip("(").startswith(beginning):
             return words

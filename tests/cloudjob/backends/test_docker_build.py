@@ -101,7 +101,7 @@ def test_bytes_that_json_cannot_carry_travel_in_the_file():
 
 
 def test_a_remote_store_is_not_mounted():
-    """Only what lies on this machine is shared with the containers."""
+    """Only folders of this machine are shared with the containers."""
     made = request.build(
         Submission(
             **{name: getattr(submission(inputs={}), name) for name in ("spec", "job")},
@@ -135,7 +135,7 @@ def test_the_way_to_the_store_is_as_secret_as_a_secret():
 
 
 def test_a_node_knows_its_address_before_it_starts():
-    """The address stands in the variables and in the network, and changes nothing else."""
+    """The address is in the variables and in the network, and changes nothing else."""
     node = request.build(submission(), "me").nodes[1]
 
     config = request.with_address(node.config, "172.18.0.3")
@@ -148,7 +148,7 @@ def test_a_node_knows_its_address_before_it_starts():
 
 
 def test_what_is_delivered_is_the_users_alone():
-    """Key and variables are readable by the job's user, in a folder that only it can enter."""
+    """Only the job's user can enter the folder and read the key and the variables."""
     node = request.build(submission(), "me").nodes[0]
     data = delivery.archive(node, ("a", "b"), b"KEY", with_entry=True)
 
@@ -164,7 +164,7 @@ def test_what_is_delivered_is_the_users_alone():
 
 
 def test_every_key_is_fresh():
-    """Two jobs never share a key, and ssh reads its form."""
+    """Two jobs never share a key, and ssh accepts its format."""
     one, two = new_ssh_key(), new_ssh_key()
 
     assert one != two
@@ -196,7 +196,7 @@ def frames(*pieces: tuple[int, bytes]) -> bytes:
     st.integers(1, 50),
 )
 def test_lines_are_whole_however_the_bytes_come(pieces, step):
-    """Both streams come out complete, each line whole, in whatever pieces the wire cuts them."""
+    """Both streams arrive complete and in whole lines, however the connection splits them."""
     sent = frames(*((stream, data.replace(b"\n", b"") + b"\n") for stream, data in pieces))
     lines = logs.Frames("json-file")
 
@@ -215,7 +215,7 @@ def test_a_line_of_one_stream_is_not_cut_by_the_other():
 
 
 def test_the_newline_that_the_local_driver_loses_is_put_back():
-    """The last piece of a cut line has no newline there; an end without one gets one too."""
+    """The last piece of a cut line lacks its newline; so may the end of the log."""
     lines = logs.Frames("local")
 
     got = lines.feed(frames((1, b"x" * 16384), (1, b"end"), (1, b"y" * 16384), (1, b"")))
@@ -277,7 +277,7 @@ def test_out_of_memory_names_the_node_and_its_limit():
     ],
 )
 def test_a_word_that_is_not_known_is_unknown(native, expected):
-    """A state that the engine has not named before keeps its own word."""
+    """An unknown state keeps the engine's name."""
     status = state.status_of([node(native=native)], is_cancelled=False, has_ended=False)
 
     assert (status.state, status.native) == (expected, native)
@@ -333,7 +333,7 @@ def test_every_foreign_error_becomes_ours(error, expected, hint):
 
 
 def test_the_status_of_a_refusal_is_known():
-    """An object that is already gone is no error when it is removed."""
+    """Removing an object that is already gone is not an error."""
     with pytest.raises(BackendError) as caught, engine.translated("asking"):
         raise docker.errors.APIError("x", Answer(), "x")
 
@@ -342,7 +342,7 @@ def test_the_status_of_a_refusal_is_known():
 
 
 def test_a_folder_is_opened_only_behind_a_guard(tmp_path):
-    """Where users are mapped, the folder is open to all, but only we can get to it.
+    """If the engine maps users, the folder is open to all below a folder that only we can enter.
 
     What a symbolic link in it points to is not opened.
     """
@@ -367,7 +367,7 @@ def test_a_folder_is_opened_only_behind_a_guard(tmp_path):
 
 
 def test_the_same_inputs_give_the_same_tag():
-    """The hash covers Dockerfile, files and base, and not where packages are fetched from."""
+    """The hash covers the Dockerfile, files and base, but not the package index."""
     base = images.recipe_of("base")
 
     assert images.inputs(base, "sha256:1") == images.inputs(images.recipe_of("base"), "sha256:1")
@@ -390,7 +390,7 @@ def test_a_context_has_what_its_dockerfile_copies():
 
 
 def test_an_unknown_image_is_a_usage_error():
-    """The hint names those that there are."""
+    """The hint lists the images that exist."""
     with pytest.raises(UsageError) as caught:
         images.recipe_of("pytroch")
 
@@ -475,7 +475,7 @@ def test_each_mpi_that_is_driven_passes(text: str, shown: str):
     ],
 )
 def test_each_thing_that_an_image_lacks_is_named(change, config, name):
-    """One fault, one row, with what to do."""
+    """Each missing thing has one row, with a hint."""
     said = {key: value for key, value in {**GOOD, **change}.items() if value is not None}
 
     checks = list(doctor._image_checks(said, {**CONFIG, **config}))

@@ -29,7 +29,7 @@ LIMIT_S = 60.0
 
 
 class Lab:
-    """A job on an API server, and what an operator and kubelets make of it."""
+    """A job on an API server, with the objects that an operator and kubelets would create."""
 
     def __init__(self, api: FakeApi, folder: Path, engine: str = "volcano", **user: Any) -> None:
         self.api = api
@@ -72,7 +72,7 @@ class Lab:
         self.container(node, {"terminated": over})
 
     def container(self, node: int, said: dict[str, Any]) -> None:
-        """Say what became of a container, behind one of a sidecar."""
+        """Set the status of a container, after that of a sidecar."""
         sidecar = {"name": "sidecar", "state": {"running": {"startedAt": "2026-11-21T10:00:00Z"}}}
         ours = {"name": self.engine.container, "state": said}
         self.pod(node)["status"]["containerStatuses"] = [sidecar, ours]
@@ -331,6 +331,28 @@ def test_a_refused_log_is_not_asked_for_without_a_pause(lab: Lab):
 
     assert 1 <= len(lab.api.asked("GET", f"{lab.pods[0]}/log")) < 10
     pieces.close()  # type: ignore[attr-defined]
+
+
+def test_the_threads_of_a_reader_that_has_left_end_without_a_word(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(retries, "FIRST_S", 0.0)
+    before = set(threading.enumerate())
+    lab.api.logs = {pod: [b"2026-11-21T10:00:02Z [0] early\n"] for pod in lab.pods}
+    pieces = lab.backend.logs(lab.handle, None, follow=True)
+    while not next(pieces)[1]:
+        pass
+    pieces.close()  # type: ignore[attr-defined]
+    readers = [thread for thread in set(threading.enumerate()) - before if thread.name == "log"]
+    lab.api.close()
+    for reader in readers:
+        reader.join(30)
+
+    assert readers
+    assert not any(reader.is_alive() for reader in readers)
+    # Threads of other tests may still log.
+    own = {reader.ident for reader in readers}
+    assert [record.getMessage() for record in caplog.records if record.thread in own] == []
 
 
 # -- what status says -----------------------------------------------------------------------------

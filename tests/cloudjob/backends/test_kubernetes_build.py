@@ -132,7 +132,7 @@ def check(manifest: dict[str, Any], engine: str) -> list[str]:
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_the_manifests_are_the_golden_ones(engine: str):
-    """All that is applied for a job with everything in it, but the entry's own bytes."""
+    """All manifests of a job that uses everything, without the bytes of the entry."""
     shown = request.shown(build(engine, EVERYTHING))
     shown[0]["binaryData"] = dict.fromkeys(shown[0]["binaryData"], "...")
     path = GOLDEN / f"kubernetes-{engine}.yaml"
@@ -153,7 +153,7 @@ def test_the_operator_knows_every_field(engine: str, options: dict[str, Any], no
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_the_check_of_schemas_finds_a_typo_deep_inside(engine: str):
-    """A field with one letter too few, and a number where text belongs."""
+    """A misspelt field, and a number instead of text."""
     patch = {"spec": {"containers": [{"name": "cloudjob", "volumeMount": []}], "hostname": 7}}
 
     found = "\n".join(check(dict(build(engine, {"pod": patch}).body), engine))
@@ -273,7 +273,7 @@ def test_a_job_of_one_node_without_secrets_has_no_secret():
 
 
 def test_the_text_of_a_dry_run_is_what_is_applied():
-    """Document by document, but for what is secret."""
+    """The documents are the same, except for secrets."""
     made = build("mpi-operator", EVERYTHING)
     shown = list(yaml.safe_load_all(request.text(made)))
 
@@ -299,7 +299,7 @@ def test_a_job_of_1000_nodes_is_quickly_made_and_small_enough(engine: str):
 
 @pytest.mark.parametrize("job", ["7-segments-2345678b", "train-2345678b"])
 def test_a_service_can_have_the_name_of_the_job(job: str):
-    """It begins with a letter, and an id need not (RFC 1035)."""
+    """A service's name must begin with a letter (RFC 1035), an id need not."""
     assert pod.Names(job, "lab").name[0].isalpha()
     assert pod.Names(job, "lab").name.endswith(job)
 
@@ -323,7 +323,7 @@ def test_volcano_aborts_a_job_that_has_lost_a_pod_and_leaves_a_failure_to_the_en
 
 
 def test_volcano_starts_a_job_again_as_often_as_was_asked():
-    """Its own number counts the first start, too."""
+    """Volcano's number includes the first start."""
     spec = build("volcano", retries=2).body["spec"]
 
     assert spec["maxRetry"] == 3
@@ -613,7 +613,7 @@ def volcano_job(phase: str, **status: Any) -> dict[str, Any]:
 
 
 def mpi_job(*conditions: str, reason: str = "", message: str = "") -> dict[str, Any]:
-    """Return an MPIJob of which these conditions hold."""
+    """Return an MPIJob with these conditions."""
     held = [{"type": c, "status": "True", "reason": reason, "message": message} for c in conditions]
     return {"metadata": {"name": "j", "uid": "u"}, "status": {"conditions": held}}
 
@@ -671,7 +671,7 @@ def test_conditions_of_the_mpi_operator(
 def test_a_job_of_mindspore_s_operator_that_waits_is_cancelled_at_once(
     held: tuple[str, ...], is_cancelled: bool, started_at: str, expected: JobState
 ):
-    """The operator looks at its time only when it has begun."""
+    """The operator checks its time limit only once it has started."""
     job = mpi_job(*held)
     job["status"]["startTime"] = started_at
 
@@ -693,7 +693,7 @@ def test_a_job_of_mindspore_s_operator_that_waits_is_cancelled_at_once(
 def test_a_job_of_mindspore_s_operator_ends_with_its_head(
     message: str, head: Any, expected: JobState
 ):
-    """The operator looks at the workers, and the head still keeps outputs and leaves a record."""
+    """The operator watches only the workers; the head still saves outputs and writes its record."""
     pods = []
     if head is not None:
         codes = head["state"].get("terminated", {}).values()
@@ -760,7 +760,7 @@ def seen(job: dict[str, Any], *pods: state.Pod, is_cancelled: bool = False, said
 
 
 def test_an_unschedulable_pod_is_reported_with_the_reason():
-    """Beside the operator's own word, where ``status`` shows it."""
+    """``status`` shows the reason beside the operator's state."""
     reason = {
         "type": "PodScheduled",
         "status": "False",
@@ -790,7 +790,7 @@ def test_an_image_that_cannot_be_pulled_is_reported():
 
 
 def test_a_job_without_pods_is_reported_with_the_quotas_message():
-    """There is no pod with a reason."""
+    """No pod has a reason."""
     found = seen(volcano_job("Pending"), said=["FailedCreate: exceeded quota: gpus"])
 
     assert found.native == "Pending (FailedCreate: exceeded quota: gpus)"
@@ -838,5 +838,5 @@ def test_a_restarted_job_has_the_start_of_its_last_attempt():
 
 
 def test_a_site_is_a_key():
-    """Clients are kept by it."""
+    """Clients are cached by it."""
     assert {Cluster("a", "b", "c"): 1}[Cluster("a", "b", "c")] == 1

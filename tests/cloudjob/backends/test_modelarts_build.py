@@ -119,7 +119,7 @@ def test_no_secret_stands_in_the_body():
 
 
 def test_the_keys_of_the_store_travel_only_when_an_entry_needs_them():
-    """The platform brings what lies in OBS with its own right."""
+    """The platform copies objects in OBS with its own permissions."""
     without = request.build(submission(inputs={"A": "obs://b/c"}), SITE)
     needed = request.build(submission(inputs={"A": "s3://b/c"}), SITE)
 
@@ -188,7 +188,7 @@ def test_the_command_hands_over_every_word_and_what_the_platform_appends(
 
 
 def test_a_preset_engine_runs_our_boot_file_with_the_same_words(tmp_path: Path):
-    """Its command has no room for words, so they lie beside it."""
+    """Its command takes no arguments, so they are in a file beside it."""
     made = request.build(submission(**{**PRESET, "args": ("a b", "\n")}), SITE)
     for name, data in delivery.companions(made).items():
         (tmp_path / name).write_bytes(data)
@@ -273,7 +273,7 @@ def test_settings_that_modelarts_does_not_support_are_refused(
 
 
 def test_a_store_that_is_not_obs_is_refused():
-    """ModelArts brings code from OBS only."""
+    """ModelArts copies code only from OBS."""
     made = submission()
     other = replace(made, code=Code("file:///x/train-2345678b/code.json", made.code.digest))
     with pytest.raises(SpecError) as caught:

@@ -20,7 +20,7 @@ def window(log: bytes, size_bytes: int) -> Window:
 
 
 def joined(log: bytes, ends: list[int], size_bytes: int) -> tuple[bytes, int]:
-    """Follow a log that has grown to each of ``ends``; return what came, and how often it leapt."""
+    """Follow a log that grows to each of ``ends``; return its lines, and how often it skipped."""
     stitcher, got, leaps = Stitcher(), b"", 0
     for end in [*ends, len(log)]:
         found = stitcher.add(window(log[:end], size_bytes))

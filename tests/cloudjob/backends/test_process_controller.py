@@ -20,10 +20,7 @@ CONTROLLER = "from cloudjob.backends.process.controller import main; main()"
 
 @pytest.fixture
 def start(tmp_path):
-    """Start a controller of four nodes, each of which sleeps; give it when it says ready.
-
-    Its state comes with it.
-    """
+    """Start a controller of four sleeping nodes; yield it, and its state, once it is ready."""
     started = []
 
     def controller(*argv: str, folder: Path | None = None) -> tuple[subprocess.Popen[bytes], Path]:
@@ -71,7 +68,7 @@ def start(tmp_path):
 
 @pytest.mark.parametrize("after_ms", [step * 0.8 for step in range(24)])
 def test_a_cancel_while_the_nodes_start(start, after_ms):
-    """It reaches every node, also one that has just been forked, and is what the job ended by."""
+    """It reaches every node, even one that was just forked, and decides how the job ended."""
     controller, path = start()
     time.sleep(after_ms / 1000)
 
@@ -179,7 +176,7 @@ def test_a_state_file_is_written_again_and_again_on_a_full_disk(small_disk):
 
 
 def test_a_controller_that_cannot_continue_reports_it(start, tmp_path):
-    """Its nodes cannot be started: a file stands where a home should be."""
+    """Its nodes cannot be started: a file has the path of a home folder."""
     (tmp_path / "0").mkdir()
     (tmp_path / "0" / "home-2").write_bytes(b"")
 

@@ -90,7 +90,7 @@ def test_what_a_job_names_of_this_machine_stays_visible(mounts, tmp_path):
 
 
 def test_folders_behind_a_link_below_tmp_are_found():
-    """As with a CLOUDJOB_HOME that is a link to another disk."""
+    """For example, CLOUDJOB_HOME is a link to another disk."""
     disk = Path(tempfile.mkdtemp(prefix="cj-disk-", dir="/tmp"))
     link = Path(tempfile.mkdtemp(prefix="cj-link-", dir="/tmp")) / "home"
     link.symlink_to(disk)

@@ -31,7 +31,7 @@ while True:
 
 @pytest.fixture
 def start(tmp_path):
-    """Start a keeper whose entry has 40 programs; each call gives its process id."""
+    """Start a keeper whose entry has 40 programs; each call returns its process id."""
     # The time that the programs sleep tells them from every other test's.
     mark = f"{3000 + os.getpid()}.{time.time_ns()}"
 
@@ -65,7 +65,7 @@ def start(tmp_path):
 
 @pytest.mark.parametrize("after_ms", range(0, 20, 2))
 def test_killed_while_it_sweeps(start, after_ms):
-    """Its end is the node's, also when it is killed in the midst of ending the node."""
+    """The node ends with it, even if it is killed while it ends the node."""
     keeper = start()
     os.kill(keeper, signal.SIGHUP)
     time.sleep(after_ms / 1000)

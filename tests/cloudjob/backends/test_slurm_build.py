@@ -111,7 +111,7 @@ def test_only_a_job_that_speaks_ssh_makes_a_key_of_ssh(launcher, mpi, has_ssh):
 
 
 def test_the_script_of_every_node():
-    """The words of the job are quoted for the shell; secrets are not in it."""
+    """The job's arguments are quoted for the shell; secrets are not among them."""
     golden("slurm-node.sh", built().node_script)
 
 
@@ -156,7 +156,7 @@ def test_every_key_is_one_line_of_the_script():
     ],
 )
 def test_the_time_has_room_for_what_comes_before_and_after(values, time, warning):
-    """The job's own limit is the entry's; Slurm's is the net below it."""
+    """The entry enforces the job's limit; Slurm's limit is the fallback."""
     text = built(**values).job_script
 
     assert (f"#SBATCH {time}\n" in text) if time else ("--time" not in text)
@@ -164,7 +164,7 @@ def test_the_time_has_room_for_what_comes_before_and_after(values, time, warning
 
 
 def test_variables_lie_in_a_file_and_not_in_a_script():
-    """All that the nodes have in common; what is each one's own is found there."""
+    """The file has the variables that all nodes share; each node determines its own."""
     made = built()
 
     assert made.env["TOKEN"] == "s3cr3t"
@@ -205,7 +205,7 @@ def test_with_a_host_the_files_of_a_folder_travel():
 
 
 def test_lines_of_setup_run_in_a_login_shell():
-    """Modules are functions of one."""
+    """The command module is a function of a login shell."""
     text = built(slurm=WHOLE).node_script
 
     assert text.startswith("#!/bin/bash -l\n")
@@ -280,7 +280,7 @@ def test_a_key_that_is_none_names_the_nearest(tmp_path):
 
 @given(st.lists(st.text(st.characters(exclude_characters="\0", codec="utf-8")), max_size=4))
 def test_the_words_of_the_script_survive_the_shell(words):
-    """Blanks, quotes, newlines: the shell that runs node.sh reads them back."""
+    """The shell that runs node.sh restores blanks, quotes and newlines."""
     text = script.node_script(
         script.NodeText(
             "j", "/tmp", (), "/bin/python", "e.pyz", ("a.py", *words), {"P": "x"}, False
@@ -333,7 +333,7 @@ def test_sbatch_sees_next_to_nothing_of_the_shell(monkeypatch):
     ],
 )
 def test_a_refusal_has_a_hint(stderr, message, hint):
-    """In Slurm's own words, without its ceremony."""
+    """The error has Slurm's message without its prefix."""
     error = errors.refused("submitting", stderr)
 
     assert error.message.startswith(message)
@@ -341,7 +341,7 @@ def test_a_refusal_has_a_hint(stderr, message, hint):
 
 
 def test_the_tails_of_logs_are_read_as_they_are(tmp_path):
-    """Here and by the shell alike: any bytes, from any offset, logs that came later."""
+    """Python and the shell script agree on any bytes, any offset, and logs that appear later."""
     (tmp_path / "node-0.log").write_bytes(b"abc\n\0\xff 1 2\n")
     (tmp_path / "node-11.log").write_bytes(b"5 6\nlast")
     (tmp_path / "node-2.log").write_bytes(b"")
@@ -354,7 +354,7 @@ def test_the_tails_of_logs_are_read_as_they_are(tmp_path):
 
 
 def test_variables_of_all_bytes_are_delivered():
-    """The file that the entry reads has what the request has."""
+    """The file that the entry reads has all variables of the request."""
     values = {"A": "\udcff \n=", "B": ""}
 
     assert variables.load(variables.dump(values)) == values

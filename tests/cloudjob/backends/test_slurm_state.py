@@ -31,7 +31,7 @@ def facts(word: str, reason: str = "None", restarts: int = 0) -> Facts:
 
 
 def status(marks: str, word: str = "", *, reason: str = "None", restarts: int = 0, **given):
-    """Return where a job stands by its folder and Slurm."""
+    """Return the state of a job by its folder and Slurm."""
     said = facts(word, reason, restarts) if word else Facts()
     return state.status_of(state.read_marks(marks), said, **{"is_cancelled": False, **given})
 
@@ -67,7 +67,7 @@ def test_the_output_of_sacct_is_parsed():
     ],
 )
 def test_a_waiting_job_is_reported_with_the_reason(word, reason, native):
-    """In Slurm's word and in ours."""
+    """The status has Slurm's state and ours."""
     found = status("", word, reason=reason)
 
     assert found.state is JobState.PENDING
@@ -99,7 +99,7 @@ def test_a_job_whose_script_was_killed_has_slurms_final_state(word, expected, ca
 
 @pytest.mark.parametrize("word", ["RUNNING", "COMPLETING", "SUSPENDED", "RESIZING"])
 def test_a_job_that_runs(word):
-    """It began when its script did."""
+    """Its start is that of its script."""
     found = status(BEGIN, word)
 
     assert (found.state, found.native) == (JobState.RUNNING, word)
@@ -107,7 +107,7 @@ def test_a_job_that_runs(word):
 
 
 def test_a_word_that_slurm_had_not_is_unknown():
-    """Never a success, and never an end."""
+    """An unknown state is neither a success nor final."""
     found = status(BEGIN, "TELEPORTING")
 
     assert (found.state, found.native, found.ended_at) == (JobState.UNKNOWN, "TELEPORTING", None)
@@ -132,7 +132,7 @@ def test_an_end_that_slurm_has_not_seen_is_none_yet():
 
 
 def test_a_job_that_slurm_has_forgotten():
-    """Its own last line is enough; without one it was killed."""
+    """The last line of its notes decides; without one, it was killed."""
     ended = status(BEGIN + "end 3 1795258490\n")
     killed = status(BEGIN)
 
@@ -143,7 +143,7 @@ def test_a_job_that_slurm_has_forgotten():
 
 
 def test_the_warning_of_a_limit_is_not_a_preemption():
-    """By how much time was left; Slurm may warn a minute early."""
+    """The time left decides; Slurm may warn a minute early."""
     late = status(BEGIN + "asked warned 40 40 1795258488\nend 143 1795258490\n", "FAILED")
     early = status(BEGIN + "asked warned 3500 40 1795258488\nend 143 1795258490\n", "FAILED")
     endless = status(BEGIN + "asked warned -1 40 1795258488\nend 143 1795258490\n", "FAILED")
@@ -236,7 +236,7 @@ WORDS = st.sampled_from(
 
 @given(st.lists(st.one_of(WORDS, st.text(max_size=8), st.integers().map(str))).map(" ".join))
 def test_words_in_any_order_are_read(text):
-    """Closer to what Slurm writes than any text."""
+    """Random orders of Slurm's own keys are parsed."""
     marks, found = state.read_marks(text.replace("begin", "\nbegin")), state.read_facts(text)
     result = state.status_of(marks, found, is_cancelled=False)
 

@@ -7,8 +7,10 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,7 +29,7 @@ from tests.support.statuses import status_of
 
 @pytest.mark.parametrize("command", [name for name, _, _ in _COMMANDS])
 def test_each_command_has_a_description(command: str, capsys: pytest.CaptureFixture[str]):
-    """It has options of its own, and a word more than its name."""
+    """It has options, and a description that is more than its name."""
     with pytest.raises(SystemExit) as ended:
         main([command, "--help"])
     shown = capsys.readouterr().out
@@ -342,6 +344,32 @@ def test_example_lists_and_copies_examples_and_overwrites_none(
     assert capsys.readouterr().err.startswith("error: copying the example digits: /proc/digits: ")
     assert train.read_text() == "mine"
     assert not (tmp_path / "nowhere").exists()
+
+
+@pytest.mark.parametrize(
+    ("is_served", "found"),
+    [
+        (True, "# docker: found a container engine\n"),
+        (False, "# docker: found a container engine, but this user cannot connect to it\n"),
+    ],
+)
+def test_init_reports_whether_the_container_engine_can_be_used(
+    project: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    is_served: bool,
+    found: str,
+):
+    assert (project / "train.py").is_file()
+    with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as server:
+        server.bind(f"{folder}/docker.sock")
+        if is_served:
+            server.listen()
+        monkeypatch.setenv("DOCKER_HOST", f"unix://{folder}/docker.sock")
+
+        assert main(["init", "--print"]) == 0
+
+    assert found in capsys.readouterr().out
 
 
 def test_init_asks_for_the_script_if_several_could_be_meant(

@@ -56,7 +56,7 @@ def test_of_many_nodes_some_are_named():
 
 
 class Waiting:
-    """A job of which only its platform knows something."""
+    """A job that is known only to its platform."""
 
     id = "train-1"
     nodes = 1

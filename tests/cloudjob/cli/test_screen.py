@@ -61,7 +61,7 @@ def test_a_sequence_that_comes_in_two_parts_does_not_reach_a_terminal():
     ],
 )
 def test_a_carriage_return_cannot_forge_a_mark(pieces: list[bytes]):
-    """The mark of the rank stands before whatever follows a carriage return."""
+    """The mark of the rank precedes the text after a carriage return."""
     found = shown(*pieces)
 
     assert found.endswith(b"[0] [1] forged\n")
@@ -118,7 +118,7 @@ def test_our_own_text_is_safe_on_a_terminal():
 @pytest.mark.parametrize("is_live", [True, False])
 @pytest.mark.parametrize("part", [b"x" * 100_000, b"\r" + b"x" * 100_000])
 def test_a_line_without_an_end_costs_little_memory(is_live: bool, part: bytes):
-    """A file has all of it, in one line while no other rank writes; of a bar the last state."""
+    """A file gets all of it, in one line unless another rank writes; of a bar, the last state."""
     screen = Screen(is_live=is_live)
     found = []
     for _ in range(50):

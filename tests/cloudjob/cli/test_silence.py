@@ -63,7 +63,7 @@ def test_before_the_ranks_start_the_phase_is_reported():
 
 
 class SilentJob:
-    """A job that prints a line, and then runs on with one rank that prints nothing."""
+    """A job that prints one line; then its only rank runs without output."""
 
     id, nodes = "train-1", 1
 

@@ -204,7 +204,7 @@ with live.LiveLines(1) as lines:
 
 
 def replayed(shown: str) -> list[str]:
-    """Return the lines that stand on a terminal after this output."""
+    """Return the lines that a terminal shows after this output."""
     lines: list[str] = []
     plain = re.sub(r"\x1b\[[0-9;]*m|\r(?=\n)", "", shown)
     for part in re.split(r"(\r?\x1b\[\d+A\x1b\[J|\n)", plain):
@@ -251,3 +251,30 @@ def test_a_pull_counts_the_bytes_of_all_layers():
 
     assert list(images._counted(iter(words), lambda *count: seen.append(count))) == words
     assert seen == [(1, 10), (6, 30), (15, 30)]
+
+
+BUILD = """
+import time
+from cloudjob.cli import machine
+machine._FRAME_S = 0.01
+with machine.BuildSteps() as steps:
+    steps.report("Step 2/9 : RUN pip install torch")
+    time.sleep({sleep_s})
+    steps.report("Collecting torch")
+"""
+
+
+def test_an_image_build_shows_its_step_and_how_long_it_has_lasted():
+    shown = on_terminal(BUILD.format(sleep_s=1.2), 80)
+
+    assert "Step 2/9 : RUN pip install torch (1 s)" in shown
+    assert re.search(r"1 s  Collecting torch", shown)
+
+
+def test_an_image_build_in_a_pipe_prints_each_line_once_with_the_time_since_its_start():
+    done = subprocess.run(
+        [sys.executable, "-c", BUILD.format(sleep_s=0)], capture_output=True, text=True, check=True
+    )
+
+    texts = [re.sub(r"^ *\d+ s  ", "", line) for line in done.stderr.splitlines()]
+    assert texts == ["Step 2/9 : RUN pip install torch", "Collecting torch"]

@@ -68,7 +68,7 @@ def test_a_script_alone_is_a_job(job, tmp_path):
 
 
 def test_the_nearest_layer_wins(job, tmp_path, environ):
-    """Flags win over the job file, that over the project's, that over the user's."""
+    """Options take precedence over the job file, the project's file and the user's file."""
     user = tmp_path / "user.yaml"
     user.write_text("nodes: 1\nprocs_per_node: 1\nretries: 1\ngrace_s: 1\nenv: {A: u, U: u}\n")
     (tmp_path / "cloudjob.yaml").write_text(
@@ -160,7 +160,7 @@ def test_a_folder_of_the_system_is_not_sent_unnamed(job, tmp_path):
 
 
 def test_a_script_may_start_from_the_current_folder(job, tmp_path):
-    """A shell completes paths so, whatever the source is."""
+    """Shells complete paths from the current folder, whatever the source is."""
     (tmp_path / "project").mkdir()
     (tmp_path / "project" / "train.py").touch()
     flags = {"script": "project/train.py", "source": "project"}
@@ -176,7 +176,7 @@ def test_a_project_file_that_is_a_named_pipe_is_not_waited_for(job, tmp_path):
 
 
 def test_script_and_args_may_stand_in_the_file(job):
-    """A job file can be the whole job, and the command line still wins."""
+    """A job file can describe the whole job; the command line takes precedence."""
     text = "script: file.py\nargs: [--epochs, 3, yes, '']"
 
     assert job(text, {"script": None}).spec.script == "file.py"
@@ -215,7 +215,7 @@ def test_paths_in_a_file_are_relative_to_it(job, tmp_path):
 
 
 def test_null_is_not_given(job, tmp_path):
-    """An empty value is as though its line were not there, except where empty means something."""
+    """An empty value counts as missing, unless the key allows an empty one."""
     (tmp_path / "cloudjob.yaml").write_text("nodes: 2\nenv: {A: p}")
     spec = job("nodes:\nname: ~\nenv: {A: null, B: '', C: 'null'}\noutputs: {M: }\nprocess:").spec
 
@@ -258,7 +258,7 @@ VALUES = st.fixed_dictionaries(
 @given(values=VALUES, unicode=st.booleans(), style=st.sampled_from([None, "'", '"', "|", ">"]))
 @example(values={"env": {"y": "\x85\u2028\ufeff"}, "args": ["\r\n"]}, unicode=False, style="|")
 def test_what_is_dumped_is_loaded(job, values, unicode, style):
-    """Every text and number comes back exactly, in every style YAML can write it."""
+    """Every text and number is read exactly, in every style of YAML."""
     text = yaml.safe_dump(values, allow_unicode=unicode, default_style=style)
     # PyYAML's writer leaves U+0085 bare with allow_unicode, where YAML 1.1 reads a line break.
     assume(yaml.safe_load(text) == values)
@@ -405,7 +405,7 @@ def test_a_file_that_cannot_be_read_is_one_line(job, tmp_path, name):
 
 
 def test_a_user_file_that_is_named_must_exist(job, tmp_path):
-    """CLOUDJOB_CONFIG is taken at its word; the user's default file may be absent."""
+    """The file in CLOUDJOB_CONFIG must exist; the user's default file may be absent."""
     with pytest.raises(UsageError, match="reading user file"):
         job("", environ={"CLOUDJOB_CONFIG": str(tmp_path / "gone")})
 
@@ -505,7 +505,7 @@ def test_a_name_in_env_and_secrets_is_a_fault(job, environ):
 
 
 def test_a_secret_file_that_never_ends_is_too_long(job):
-    """Only as much as could fit is read."""
+    """No more is read than a variable can hold."""
     (problem,) = problems_of(job, "", {"secrets": {"T": "@/dev/urandom"}})
 
     assert "NUL" in problem or "too long" in problem
@@ -566,7 +566,7 @@ def test_the_schema_is_one():
     ],
 )
 def test_the_schema_accepts_good_files(text):
-    """An editor does not complain about what cloudjob takes."""
+    """An editor accepts what cloudjob accepts."""
     assert accepts(yaml.safe_load(text))
 
 
@@ -588,7 +588,7 @@ def test_the_schema_accepts_good_files(text):
     ],
 )
 def test_the_schema_refuses_bad_files(job, text):
-    """An editor complains about what cloudjob refuses."""
+    """An editor reports what cloudjob refuses."""
     assert not accepts(yaml.safe_load(text))
     assert problems_of(job, text)
 
@@ -639,7 +639,7 @@ def test_the_reference_has_every_key():
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_the_profile_is_complete_and_good(job, backend):
-    """configs/BACKEND.yaml shows every key, and loads as it stands."""
+    """configs/BACKEND.yaml shows every key, and loads unchanged."""
     text = (ROOT / "configs" / f"{backend}.yaml").read_text()
 
     assert job(text).spec.backend == backend
@@ -674,7 +674,7 @@ modelarts:
 
 
 def test_a_section_has_maps_lists_and_trees(job):
-    """Maps by any name, and YAML that is passed on as it stands: in JSON's own types."""
+    """Maps with any names, and YAML that is passed on unchanged, have JSON's types."""
     loaded = job(MODELARTS)
     section = loaded.spec.sections["modelarts"]
 
@@ -728,7 +728,7 @@ def test_each_problem_of_a_section_is_reported(job, text):
     ],
 )
 def test_a_backend_has_a_limit_of_its_own(job, tmp_path, user, text, flags, expected):
-    """The nearest layer decides, in one layer the backend's own; a copy of the job has it too."""
+    """The nearest layer decides, and within it the backend's key; a copy of the job keeps it."""
     (tmp_path / "user.yaml").write_text(user)
     environ = {"CLOUDJOB_CONFIG": str(tmp_path / "user.yaml")}
 
@@ -763,12 +763,27 @@ def test_a_job_that_is_copied_is_the_same_job(job, tmp_path, environ):
     assert caught.value.problems[0].startswith("job x: secrets.TOKEN: is not set")
 
 
+def test_a_variable_that_is_recorded_masked_is_given_again_for_a_copy(job, tmp_path, environ):
+    first = masked(job("script: t.py\nenv: {DB_PASSWORD: pw, HF_TOKEN: ''}").spec)
+
+    def copied(**flags):
+        return load(
+            flags, job_file=None, cwd=tmp_path, environ=environ, copied=("job x", first)
+        ).spec
+
+    again = copied(env={"DB_PASSWORD": "new"}).env
+    assert again == {"DB_PASSWORD": "new", "HF_TOKEN": ""}
+    with pytest.raises(SpecError) as caught:
+        copied()
+    assert "env.DB_PASSWORD: was recorded with ***" in caught.value.problems[0]
+
+
 # --- env files
 
 
 @pytest.fixture
 def env_file(tmp_path):
-    """Read an env file of these bytes."""
+    """Return the variables of an env file with these bytes."""
 
     def read(data, environ=None):
         path = tmp_path / "job.env"

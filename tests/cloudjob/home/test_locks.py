@@ -43,13 +43,13 @@ print(wrong)
 
 
 def grown_old(folder: Path) -> None:
-    """Let a folder look as if it had been made two minutes ago."""
+    """Set the times of a folder to two minutes ago."""
     at_s = time.time() - 120
     os.utime(folder, (at_s, at_s))
 
 
 def test_a_folder_of_a_process_that_was_killed_goes_and_that_of_a_living_one_stays(tmp_path: Path):
-    """The lock tells them apart, and the system gives it back however a process ends."""
+    """The lock distinguishes them, and the kernel releases it however a process ends."""
     holders = [
         subprocess.Popen(
             [sys.executable, "-c", HOLD, tmp_path],

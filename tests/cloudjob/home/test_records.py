@@ -90,7 +90,7 @@ def test_an_update_of_no_such_column_is_a_mistake_of_ours(records):
 
 
 def test_the_list_is_newest_first(records):
-    """Time decides, and order of adding among equals."""
+    """Jobs are sorted by time, then by the order in which they were added."""
     records.add(record("b", created_at="2026-01-02T00:00:00.000Z"))
     records.add(record("a", created_at="2026-01-01T00:00:00.000Z"))
     records.add(record("c", created_at="2026-01-02T00:00:00.000Z"))
@@ -101,7 +101,7 @@ def test_the_list_is_newest_first(records):
 
 
 def test_ten_thousand_jobs_are_listed_at_once(records):
-    """A long history with long descriptions is read in a blink."""
+    """A long history with long descriptions is read quickly."""
     long = "x" * 1000
     with sqlite3.connect(records._path) as database:
         database.executemany(
@@ -187,7 +187,7 @@ def test_an_id_is_used_once(records):
 
 
 def test_processes_add_at_the_same_time(path):
-    """Twelve processes that all make the file, add to it and change it lose nothing."""
+    """Twelve processes create the file, add to it and change it, and lose nothing."""
     code = (
         "job = str(os.getpid())\n"
         "with Records(path) as r:\n"
@@ -204,7 +204,7 @@ def test_processes_add_at_the_same_time(path):
 
 
 def test_a_killed_writer_leaves_whole_records(path):
-    """A process that dies in the middle of a transaction takes back only its own work."""
+    """A process that dies within a transaction undoes only its own changes."""
     code = (
         "with Records(path) as r:\n"
         " r.add(record('kept'))\n"
@@ -222,7 +222,7 @@ def test_a_killed_writer_leaves_whole_records(path):
 
 
 def refused(path, **options):
-    """Return the error that opening, adding and listing gives."""
+    """Return the error of opening, adding or listing."""
 
     def use():
         with Records(path, **options) as records:
@@ -238,7 +238,7 @@ def refused(path, **options):
 
 
 def test_a_locked_file_is_reported_as_locked(path):
-    """A writer that never ends is waited for and then named."""
+    """The error appears after a wait for the writer that holds the lock."""
     Records(path).close()
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("BEGIN EXCLUSIVE")
@@ -251,7 +251,7 @@ def test_a_locked_file_is_reported_as_locked(path):
 
 
 def test_a_newer_file_is_left_alone(path):
-    """Records of a cloudjob to come are not touched."""
+    """Records of a later version of cloudjob are not changed."""
     Records(path).close()
     database = sqlite3.connect(path)
     database.execute(f"PRAGMA user_version = {VERSION + 1}")
@@ -266,7 +266,7 @@ def test_a_newer_file_is_left_alone(path):
 
 
 def test_a_file_that_is_not_a_database_is_left_unchanged(path):
-    """Some other file in the place of the records is refused and not overwritten."""
+    """Another file at the path of the records is refused and not overwritten."""
     path.parent.mkdir()
     path.write_text("my notes\n" * 1000)
 
@@ -348,12 +348,12 @@ def as_ordinary_user(folder):
 
 
 def test_a_system_file_that_cannot_be_opened_is_refused():
-    """A place where no folder can be made is an error with a hint, for root too."""
+    """A path where no folder can be created is an error with a hint, for root as well."""
     refused(Path("/proc/cloudjob/records.db"))
 
 
 def test_a_full_disk_is_reported(path):
-    """SQLite's word for a full disk comes with what to do about it."""
+    """SQLite's message about a full disk gets a hint."""
     with Records(path) as records:
         records._database.execute("PRAGMA max_page_count = 1")
         with pytest.raises(RecordsError, match="full") as caught:
@@ -362,7 +362,7 @@ def test_a_full_disk_is_reported(path):
 
 
 def test_a_file_size_limit_is_reported(path):
-    """A write that the system refuses half-way is an error, and the records stay whole."""
+    """A write that fails half way is an error, and the records stay intact."""
     Records(path).close()
     code = (
         "import resource\n"
@@ -386,7 +386,7 @@ def test_text_that_cannot_be_stored_is_an_error_of_records(records):
 
 
 def test_every_error_of_sqlite_is_translated(records):
-    """No class of SQLite's or the system's errors comes through."""
+    """Every class of SQLite's and the system's errors is translated."""
     foreign = [
         value
         for value in vars(sqlite3).values()

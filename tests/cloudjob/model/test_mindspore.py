@@ -13,7 +13,7 @@ MODES = ("stand_alone", "data_parallel", "semi_auto_parallel", "auto_parallel", 
 
 
 def spec(launcher: str = "msrun", **given) -> JobSpec:
-    """A job; what is not a field of its own goes into the section."""
+    """Return a job; keys that are not fields of a job become keys of the section."""
     own = {
         key: given.pop(key) for key in ("nodes", "procs_per_node", "hardware_check") if key in given
     }
@@ -34,7 +34,7 @@ def told(job: JobSpec) -> MindSpore:
 @pytest.mark.parametrize("launcher", ["msrun", "dynamic-cluster", "mindspore-mpi", "rank-table"])
 @pytest.mark.parametrize("target", ["CPU", "GPU", "Ascend"])
 def test_launchers_are_allowed_on_the_documented_devices(launcher, target):
-    """And mpirun on a CPU too, as our wrappers make it work; a rank table only on Ascend."""
+    """A CPU also supports the launcher mpirun; only Ascend supports a rank table."""
     found = problems(spec(launcher, device_target=target))
 
     if launcher == "rank-table" and target != "Ascend":
@@ -139,7 +139,7 @@ def test_an_unknown_word_is_an_error_with_the_likeliest_one():
     ],
 )
 def test_devices_are_those_of_the_job(lines, problem):
-    """One line a node, one device a rank."""
+    """There is one line for each node, and one device for each rank."""
     given = {"nodes": 2, "procs_per_node": 1, "device_target": "Ascend"}
     job = spec("rank-table", **given, devices=tuple(lines))
 
@@ -147,7 +147,7 @@ def test_devices_are_those_of_the_job(lines, problem):
 
 
 def test_the_nodes_get_the_settings_that_the_script_does_not_choose():
-    """And nothing at all where MindSpore plays no part."""
+    """Jobs of other frameworks get no settings."""
     whole = spec(
         "msrun", device_target="GPU", parallel_mode="auto_parallel",
         search_mode="sharding_propagation",

@@ -35,14 +35,14 @@ def only_problem(**values):
 
 
 def test_a_script_alone_is_a_job():
-    """Everything but the script has a default that makes sense."""
+    """Everything but the script has a sensible default."""
     check(spec())
 
     assert spec().name == "train"
 
 
 def test_every_fault_is_reported_at_once():
-    """Problems lists all that is wrong, each with what was given and what is allowed."""
+    """``problems`` lists every error with the given and the allowed value."""
     values = {"nodes": 0, "retries": 11, "backend": "proces", "env": {"1A": "x"}}
 
     assert sorted(problems(**values, script="../train.py")) == sorted([
@@ -155,7 +155,7 @@ def test_a_variable_is_measured_in_bytes_with_its_name(letter):
 
 
 def test_the_limit_is_the_one_of_linux():
-    """A word of exactly the largest size starts a program here, and one byte more does not."""
+    """A program starts with an argument of the largest size, but not with one byte more."""
     env = {"AB": "x" * (MAX_WORD_BYTES - 3)}
     subprocess.run(["/bin/true"], env=env, check=True)
 
@@ -197,6 +197,16 @@ def test_secret_values_are_never_shown():
     for text in (repr(value), *found, json.dumps(masked(value)), str(caught.value)):
         assert "hunter2" not in text
     assert masked(value)["secrets"] == {"TOKEN": "***"}
+
+
+def test_variables_with_the_name_of_a_secret_are_masked():
+    env = {"DB_PASSWORD": "pw", "wandb_api_key": "0123456789abcdef", "HF_TOKEN": "", "LR": "pw"}
+    value = spec(env=env, args=("--key=0123456789abcdef",))
+
+    found = masked(value)
+    assert found["env"] == {**env, "DB_PASSWORD": "***", "wandb_api_key": "***"}
+    assert found["args"] == ["--key=***"]
+    assert value.env == env
 
 
 def test_a_job_is_frozen_through_and_through():
@@ -254,7 +264,7 @@ def test_every_script_gives_an_allowed_name(script):
 
 @given(st.text(st.sampled_from("aZ0_-. \n\0é"), max_size=70))
 def test_the_rule_of_names_is_exact(name):
-    """A name is faulty exactly when it breaks the platform's rule."""
+    """A name is invalid exactly if it breaks the platform's rule."""
     allowed = 1 <= len(name) <= 64 and set(name) <= set("aZ0_-")
 
     assert any(p.startswith("name: ") for p in problems(name=name or "?")) != allowed

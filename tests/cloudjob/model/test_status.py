@@ -1,4 +1,4 @@
-"""The words of a job's state and the object that ``status --json`` prints."""
+"""The states of a job, and the object that ``status --json`` prints."""
 
 import json
 

@@ -49,7 +49,7 @@ class Store:
 
 
 class Laptop:
-    """A user who submits one source again and again."""
+    """A user who submits one source repeatedly."""
 
     def __init__(self, folder: Path, store: object) -> None:
         self.folder = folder
@@ -62,7 +62,7 @@ class Laptop:
         self.count = 0
 
     def pack(self, memory: Memory | None = None) -> CodePackage:
-        """Pack the source with what is remembered."""
+        """Pack the source with the saved memory."""
         return pack(
             self.source, self.folder / "layer", script="train.py", limit_bytes=1 << 30,
             memory=self.memory if memory is None else memory,
@@ -98,7 +98,7 @@ class Laptop:
 
 @pytest.fixture(autouse=True)
 def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Thousands of objects are put here, and none of them need outlive a crash of this machine."""
+    """The tests store thousands of objects, none of which must survive a crash of this machine."""
     monkeypatch.setattr(os, "fsync", lambda _: None)
 
 
@@ -154,7 +154,7 @@ def test_a_layer_that_has_gone_is_sent_again(laptop: Laptop, store: Store):
 
 
 def test_a_damaged_layer_below_others_is_sent_again_by_everybody(laptop: Laptop, store: Store):
-    """The mark stays for others who rely on the layer, and goes with it."""
+    """The mark stays for other users of the layer, and is deleted with it."""
     laptop.submit()
     (damaged,) = keys(store, "layers/")
     (laptop.source / "train.py").write_text("print(2)\n")
@@ -176,7 +176,7 @@ def test_a_damaged_layer_below_others_is_sent_again_by_everybody(laptop: Laptop,
 
 
 def test_only_what_no_job_needs_is_collected(laptop: Laptop, store: Store):
-    """Jobs that run, and jobs that ended lately, keep their packages."""
+    """Running jobs, and jobs that ended recently, keep their packages."""
     over = laptop.submit()
     (laptop.source / "large.bin").write_bytes(b"other" * 30_000)
     lately = laptop.submit()
@@ -205,7 +205,7 @@ def test_only_what_no_job_needs_is_collected(laptop: Laptop, store: Store):
 
 
 def test_a_descriptor_that_cannot_be_read_stops_the_collection(laptop: Laptop, store: Store):
-    """Nothing is deleted on a guess."""
+    """Nothing is deleted without knowing which layers are needed."""
     job = laptop.submit()
     store.put_bytes(b'{"format": 1}', f"{job}/code.json")
 
@@ -217,7 +217,7 @@ def test_a_descriptor_that_cannot_be_read_stops_the_collection(laptop: Laptop, s
 def test_notes_of_the_killed_only_delay(
     laptop: Laptop, store: Store, monkeypatch: pytest.MonkeyPatch
 ):
-    """A day later they count no more and are taken away."""
+    """After a day they no longer count and are removed."""
     laptop.submit()
     (layer,) = keys(store, "layers/")
     for job in {key.split("/")[0] for key in keys(store)} - {"layers"}:
@@ -338,7 +338,7 @@ class Race:
         self.living: list[tuple[Laptop, str]] = []
 
     def step(self, depth: int) -> None:
-        """Do something, in the middle of which something else may be done."""
+        """Run an action that another action can interrupt at any request."""
         own = Store(self._store.root)
 
         def before(_verb: str, _key: str) -> None:
@@ -409,7 +409,7 @@ sys.exit(code)
 
 
 def submit_killed_at(source: Path, home: Path, step: int) -> subprocess.CompletedProcess[str]:
-    """Run a submit that kills itself before so many calls of the system."""
+    """Run a submit that kills itself after a number of system calls."""
     root = Path(claims.__file__).parents[2]
     return subprocess.run(
         [sys.executable, "-c", SUBMIT.format(path=[str(root), str(root / "entrypoints")])],
@@ -463,7 +463,7 @@ def test_a_submit_that_is_killed_leaves_nothing_half_made(tmp_path: Path, points
 
 
 def test_what_is_remembered_survives_a_kill(tmp_path: Path):
-    """A half-written file of a killed pack is never read for a whole one."""
+    """A half-written file of a killed pack is never taken for a complete one."""
     path = tmp_path / "packages" / "x.json"
     path.parent.mkdir()
     path.with_name("x.json.0badcafe").write_text('{"format": 1')

@@ -1,4 +1,4 @@
-"""Ignore files are read as git reads them, wherever they lie; git itself is the judge."""
+"""Ignore files are read as git reads them, in any folder; git verifies the results."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ paths = st.lists(segments, min_size=1, max_size=4).map("/".join)
 
 
 def test_lines_that_could_take_for_ever_or_make_no_sense_do_neither(tmp_path: Path):
-    """A range that is none matches nothing, as for git."""
+    """An invalid range matches nothing, as in git."""
     lines = ["[z-a]", "*" + "a*" * 20 + "b", "**/a" * 20 + "/b", "*[b-a]*c"]
     write(tmp_path / ".gitignore", "\n".join([*lines, "*.log"]))
     write(tmp_path / "a.log")
@@ -104,7 +104,7 @@ def test_what_goes_is_what_git_would_add(
     info: list[str],
     own: list[str],
 ):
-    """Negation, nested files, folders, info/exclude and the user's own file, in every mix."""
+    """Random mixes of negation, nested files, folders, info/exclude and the user's own file."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch, "repository")
         folder.mkdir()
@@ -176,7 +176,7 @@ def test_the_users_own_rules_and_info_exclude_count(tmp_path: Path, home: Path):
 
 
 def test_git_gets_no_secret_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """A secret of the job is often a variable of who submits it."""
+    """A job's secrets are often variables of the submitting shell."""
     seen = tmp_path / "seen"
     write(tmp_path / "bin" / "git", f"#!/bin/sh\nenv >{seen}\nexit 1\n").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
@@ -189,7 +189,7 @@ def test_git_gets_no_secret_variables(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_ignore_files_count_outside_git(tmp_path: Path):
-    """No repository is needed for a .gitignore to mean something, nor a git."""
+    """A .gitignore counts without a repository, and without git."""
     write(tmp_path / "source" / ".gitignore", "*.log\n")
     write(tmp_path / "source" / "a.log")
     write(tmp_path / ".gitignore", "*\n")
@@ -207,7 +207,7 @@ def test_lines_and_names_need_not_be_utf8(tmp_path: Path):
 
 
 def test_explain_names_what_keeps_a_path(tmp_path: Path):
-    """A line that takes something back decides, too."""
+    """A negated line can decide, too."""
     source = tmp_path / "source"
     write(source / ".gitignore", "*.so\n")
     write(source / ".cloudjobignore", "# what git leaves out\n!*.so\n")
@@ -235,7 +235,7 @@ def test_explain_names_what_keeps_a_path(tmp_path: Path):
 
 
 def test_links_that_lead_out_are_followed_when_asked(tmp_path: Path):
-    """A file becomes a file, a folder a folder with what is in it; circles are refused."""
+    """A link to a file becomes a file, one to a folder its tree; cycles are refused."""
     source, other = tmp_path / "source", tmp_path / "other"
     write(source / "train.py")
     write(other / "data" / "a", "1")

@@ -39,7 +39,7 @@ class Source:
         self.write("train.py", b"print()\n")
 
     def write(self, name: str, data: bytes = b"x") -> None:
-        """Write a file, as though an hour ago: what is younger is never trusted."""
+        """Write a file that is an hour old, because younger ones are never trusted."""
         path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
@@ -90,7 +90,7 @@ def source(tmp_path: Path) -> Source:
 
 
 def settle(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let files be trusted at once: as if the clock of the file system had long moved on."""
+    """Make files trusted at once, as if the file system's clock had advanced."""
     monkeypatch.setattr(cache, "_TICK_NS", -(10**12))
 
 
@@ -139,7 +139,7 @@ def test_a_rename_a_mode_and_a_copy_send_no_content(source: Source):
 
 
 def test_a_touched_file_makes_no_layer(source: Source):
-    """Its bytes are what counts."""
+    """Only its content counts."""
     before = source.pack()
     os.utime(source.folder / "lib" / "5.bin", (1, 1))
 
@@ -208,7 +208,7 @@ def test_many_edits_stay_cheap_and_make_few_layers(tmp_path: Path, is_compressed
 def test_which_layers_are_taken_into_the_new_one(
     live_bytes: list[int], dead_bytes: int, new_bytes: int, taken: int
 ):
-    """Small ones always, more when there are many, all when most is dead."""
+    """Small layers always; more if there are many; all if most of their content is unused."""
     assert merging.merged(live_bytes, dead_bytes, new_bytes) == taken
 
 
@@ -247,7 +247,7 @@ def test_a_layer_is_a_zip_file_that_unzip_lists_and_extracts(tmp_path: Path, is_
 
 
 def test_a_large_file_is_sent_once(tmp_path: Path):
-    """A copy of it and a file that was moved have a content that is there already."""
+    """A copy and a moved file have content that is already stored."""
     source = Source(tmp_path)
     data = random.Random(5).randbytes(9_000_000)
     source.write("a.bin", data)
@@ -283,7 +283,7 @@ def test_a_large_file_that_changes_while_it_is_stored_is_read_again(
 
 
 def test_an_edit_beside_thousands_of_empty_files_stays_small(tmp_path: Path):
-    """Rows of a manifest count as well when layers are merged."""
+    """The size of manifests counts as well when layers are merged."""
     source = Source(tmp_path)
     source.write("large.bin", random.Random(6).randbytes(100_000))
     source.pack()
@@ -299,7 +299,7 @@ def test_an_edit_beside_thousands_of_empty_files_stays_small(tmp_path: Path):
 
 
 def test_the_memory_is_a_private_file(source: Source, tmp_path: Path):
-    """It comes back as it was; what makes no sense is nothing."""
+    """A saved memory is read unchanged; an invalid one is empty."""
     path = cache.path_of(tmp_path / "home", source.folder, "file:///store")
 
     cache.save(path, source.memory)

@@ -86,7 +86,7 @@ def names(source: Path) -> list[str]:
 
 
 def refusal(source: Path, script: str = "train.py") -> PackageError:
-    """Return the one line that comes instead of a package."""
+    """Return the one-line error of a pack that fails."""
     with pytest.raises(PackageError) as caught:
         packed(source, script)
     assert "\n" not in caught.value.message
@@ -125,7 +125,7 @@ def open_source() -> Iterator[Path]:
 
 
 def test_the_bytes_depend_on_the_tree_only(tmp_path: Path):
-    """Two copies made in another order at another time are one layer, and it never changes."""
+    """Copies made in another order and at another time give the same layer, which never changes."""
     first, second = tmp_path / "1" / "source", tmp_path / "2" / "source"
     files = {"train.py": "print()\n", "b/c.txt": "c", "b-c.txt": "-", "é/ü.txt": "u"}
     for folder, order in ((first, files), (second, reversed(files))):
@@ -184,7 +184,7 @@ def test_names_that_are_not_utf8_keep_their_bytes(source: Path):
 
 
 def test_hard_links_become_files_of_their_own(source: Path):
-    """A package has no links between its entries but symbolic ones."""
+    """A package contains symbolic links only."""
     os.link(source / "train.py", source / "twin.py")
 
     assert {entry.kind for entry in entries(source).values()} == {"file"}
@@ -208,7 +208,7 @@ def test_hard_links_become_files_of_their_own(source: Path):
 def test_a_link_inside_the_source_stays_a_relative_link(
     source: Path, link: str, target: str, kept: str
 ):
-    """Its letters are kept unless they lead through folders that are not in the package."""
+    """Its text is kept unless it leads through folders that are not in the package."""
     (source / "d").mkdir()
     os.symlink(target.format(source=source), source / link)  # noqa: PTH211 (a Path tidies up)
 
@@ -235,7 +235,7 @@ def test_links_that_leave_the_source_are_refused_all_at_once(source: Path):
 
 
 def test_special_files_are_refused(source: Path):
-    """A pipe and a socket cannot be carried to another machine."""
+    """A pipe and a socket cannot be sent to another machine."""
     os.mkfifo(source / "pipe")
     with socket.socket(socket.AF_UNIX) as server:
         here = Path.cwd()
@@ -292,7 +292,7 @@ def test_gitignore_files_are_honoured_in_every_folder(source: Path):
 
 
 def test_cloudjobignore_has_the_last_word(source: Path):
-    """It leaves out what git keeps and keeps what git leaves out, also in deeper folders."""
+    """It can exclude what git keeps and keep what git excludes, also in subfolders."""
     write(source / ".gitignore", "*.so\n")
     write(source / "lib" / ".gitignore", "generated.py\n")
     write(source / ".cloudjobignore", "!*.so\n!generated.py\ndocs/\n!node_modules/\n")
@@ -304,7 +304,7 @@ def test_cloudjobignore_has_the_last_word(source: Path):
 
 
 def test_a_pattern_that_keeps_much_keeps_no_caches_and_no_keys(source: Path):
-    """Only a line that spells out a name takes back a default or a secret."""
+    """Only a line with the exact name includes a default exclusion or a secret."""
     write(source / ".cloudjobignore", "/*\n!*.py\n!/src/\n!/server.key\n")
     for name in ("notes.txt", "src/__pycache__/x", "src/.env", "src/model.py"):
         write(source / name)
@@ -315,7 +315,7 @@ def test_a_pattern_that_keeps_much_keeps_no_caches_and_no_keys(source: Path):
 
 
 def test_the_layer_is_never_part_of_itself(source: Path):
-    """A destination inside the source is left out, the one of the last time as well."""
+    """A destination inside the source is left out, and so is an earlier one."""
     for _ in range(2):
         result = pack(source, source / "layer", script="train.py", limit_bytes=LIMIT_BYTES)
 
@@ -357,7 +357,7 @@ def test_the_state_folder_of_cloudjob_is_not_packed(source: Path):
      ".obsutilconfig", ".aws/", ".ssh/", ".kube/"],
 )  # fmt: skip
 def test_a_file_named_like_a_secret_is_left_out(source: Path, name: str):
-    """The name alone is enough, whatever is in it."""
+    """The name decides, whatever the content."""
     path = source / name
     (path.mkdir if name.endswith("/") else lambda: write(path))()
 
@@ -422,7 +422,7 @@ def test_all_secrets_are_named_at_once_with_their_lines(source: Path):
     ],
 )
 def test_ordinary_files_contain_no_secrets(source: Path, name: str, text: str):
-    """Public keys, code that handles keys, hashes and binary data go along."""
+    """Public keys, code that handles keys, hashes and binary data are packed."""
     write(source / name, text)
 
     assert packed(source).left_out == ()
@@ -448,7 +448,7 @@ def test_no_file_of_numpy_looks_like_a_secret(tmp_path: Path):
 
 @pytest.mark.parametrize(("script", "text"), [(".env.py", ""), ("main.py", AWS_KEY_ID + "\n")])
 def test_a_script_that_is_a_secret_is_refused(source: Path, script: str, text: str):
-    """The user named it, so leaving it out in silence would only break the job later."""
+    """Leaving out the job's own script would only make the job fail later."""
     write(source / script, text)
     (source / "alias.py").symlink_to(script)
 
@@ -494,7 +494,7 @@ def test_a_script_that_the_job_would_not_find_is_refused(
 
 
 def test_a_script_may_be_reached_in_any_way_inside_the_source(source: Path):
-    """A link, a linked folder and dots lead to it as well."""
+    """Its path may contain a link, a linked folder or dots."""
     write(source / "lib" / "run.py")
     (source / "now").symlink_to("lib")
     (source / "start.py").symlink_to("lib/run.py")
@@ -541,7 +541,7 @@ def test_a_destination_that_cannot_be_written_is_named(source: Path):
 
 
 def test_an_archive_that_breaks_off_leaves_nothing(source: Path):
-    """A full disk: no half of an archive stays where a whole one was to be."""
+    """On a full disk, no incomplete archive is left."""
     write(source / "data.txt", "x" * 100_000)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
@@ -604,7 +604,7 @@ def test_a_source_over_the_limit_is_refused_before_it_is_read(source: Path):
 
 
 def test_what_is_left_out_does_not_count(source: Path):
-    """A folder in .cloudjobignore brings the source below the limit."""
+    """Excluding a folder in .cloudjobignore brings the source below the limit."""
     write(source / "data" / "huge.bin")
     os.truncate(source / "data" / "huge.bin", 1 << 40)
     write(source / ".cloudjobignore", "data/\n")

@@ -29,7 +29,7 @@ def test_each_comes_with_what_it_gave():
 
 
 def test_slow_calls_do_not_hold_up_what_comes():
-    """Four of them wait for each other, so the items of all four had to come."""
+    """Four calls wait for each other, so all four must start."""
     barrier = threading.Barrier(4)
     done = set[int]()
 
@@ -44,7 +44,7 @@ def test_slow_calls_do_not_hold_up_what_comes():
 
 
 def test_results_wait_for_a_slow_reader():
-    """No more is in memory than the threads are at, and the next that is to be handed over."""
+    """Memory holds only the items in progress, and the next result."""
     taken, most = list[int](), 0
     go_on = threading.Event()
 
@@ -68,7 +68,7 @@ def test_results_wait_for_a_slow_reader():
 
 @pytest.mark.parametrize("bad", [0, 999])
 def test_the_first_failure_is_raised(bad: int):
-    """When what is under way has ended."""
+    """It is raised once the running calls have ended."""
 
     def call(number: int) -> None:
         if number == bad:

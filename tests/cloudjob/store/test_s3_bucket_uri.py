@@ -30,7 +30,7 @@ def opened(uri: str, environ: dict[str, str] | None = None) -> S3Store:
 
 
 def credentials(store: S3Store) -> tuple[str, str, str]:
-    """Return what the store gives to the nodes."""
+    """Return the variables that the store passes to the nodes."""
     found = store.access()
     keys = found[names.CLOUDJOB_S3_ACCESS_KEY], found[names.CLOUDJOB_S3_SECRET_KEY]
     return (*keys, found.get(names.CLOUDJOB_S3_SESSION_TOKEN, ""))
@@ -112,7 +112,7 @@ KEYS = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
 def test_a_bucket_is_reached(
     uri: str, environ: dict[str, str], url: str, region: str, host: str, target: str
 ):
-    """The URI's own options first, then variables, then what the service's names are."""
+    """The URI's options take precedence, then variables, then the service's default names."""
     store = opened(uri, {**KEYS, **environ})
     signed = urllib.parse.urlsplit(store.sign("GET", "a b", 60))
     access = store.access()
@@ -153,7 +153,7 @@ def test_what_obsutil_has_written_is_read(home: Path):
 def test_obs_credentials_come_from_its_own_variables(
     environ: dict[str, str], keys_there: tuple[str, str, str]
 ):
-    """The nearest that is complete."""
+    """The first complete pair counts."""
     assert credentials(opened("obs://bucket?region=r", environ)) == keys_there
 
 
@@ -259,7 +259,7 @@ def test_a_store_of_the_job_is_reached_as_that_of_its_platform():
 
 
 def test_a_uri_of_an_object_has_no_options():
-    """The container half has them from variables, and a key may hold any character."""
+    """The node half gets options from variables, and a key may contain any character."""
     store = open_store("s3://bucket/a%20b/?region=x")
 
     assert store.uri("50%/é#?") == "s3://bucket/a%20b/50%25/%C3%A9%23%3F"

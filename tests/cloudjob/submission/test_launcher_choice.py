@@ -67,7 +67,7 @@ def test_an_import_names_its_launcher(choose, text, launcher, module):
     ],
 )
 def test_text_that_is_not_an_import_chooses_no_launcher(choose, text):
-    """Words in texts and comments, names that look alike, and what only a type checker reads."""
+    """Text in strings and comments, similar names, and imports for type checkers only."""
     choice = choose(text)
 
     assert choice == (
@@ -142,7 +142,7 @@ def test_they_are_followed_from_one_to_the_next(choose):
 
 
 def test_the_nearest_module_decides(choose):
-    """The script's own word goes before that of what it imports, a firm one before a spare one."""
+    """The script's imports precede those of its modules, and certain ones precede optional ones."""
     files = {"a.py": "import b, torch.distributed", "b.py": "import horovod"}
 
     assert choose("import a", files=files).launcher == "torchrun"
@@ -150,7 +150,7 @@ def test_the_nearest_module_decides(choose):
 
 
 def test_a_module_that_nothing_imports_is_ignored(choose):
-    """It only lies beside the script."""
+    """The module is beside the script, which does not import it."""
     assert choose("import os", files={"old.py": "import horovod"}).launcher == "mpirun"
 
 
@@ -162,7 +162,7 @@ def test_a_folder_of_the_users_hides_a_framework_of_its_name(choose):
 
 
 def test_a_folder_of_notes_hides_nothing(choose):
-    """Python goes on past a folder without __init__.py when there is a package of its name."""
+    """Python prefers an installed package to a folder of that name without __init__.py."""
     notes = {"horovod/notes.md": "", "torch/config.yaml": ""}
 
     assert choose("import horovod.torch", files=notes).launcher == "horovod"
@@ -186,7 +186,7 @@ def test_an_unreadable_file_is_ignored(choose, text, recwarn):
 
 
 def test_the_image_decides_if_the_script_imports_no_framework(choose):
-    """Its name, or that of the platform's preset; the script's own word goes first."""
+    """The name of the image or of the preset counts, but the script's imports take precedence."""
     preset = {"modelarts": {"engine": "horovod_0.22.1-pytorch_1.8.0-cuda_10.2"}}
 
     image = choose("", image="cloudjob/pytorch:1")
@@ -223,7 +223,7 @@ def test_horovod_that_may_lose_nodes_is_a_launcher_of_its_own(choose):
 
 
 def test_all_that_can_be_chosen_is_there():
-    """The names of the tables are launchers."""
+    """Every name in the tables is a launcher."""
     names = {*launcher_choice._BY_IMPORT.values(), *launcher_choice._BY_IMAGE.values()}
 
     assert names <= set(LAUNCHERS)

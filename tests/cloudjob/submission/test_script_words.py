@@ -1,4 +1,4 @@
-"""Which options a script, its modules and what it starts mention."""
+"""Which options are mentioned by a script, its modules and the programs that it starts."""
 
 from __future__ import annotations
 

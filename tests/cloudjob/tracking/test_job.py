@@ -87,7 +87,7 @@ def record_of(home: Path, **values: Any) -> JobRecord:
 
 
 def left(home: Path, exit_code: int = 3) -> None:
-    """Let the record of the head arrive."""
+    """Make the record of the head arrive."""
     failure = exits.Failure(0, "host", exit_code=exit_code, message="the reason")
     record = exits.ExitRecord(
         job="train-1",
@@ -102,7 +102,7 @@ def left(home: Path, exit_code: int = 3) -> None:
 
 
 class Storeless(Platform):
-    """One whose entry could reach no store, so that only its log says why it failed."""
+    """A platform whose entry could not reach the store, so that only the log has the failure."""
 
     def status(self, _handle: str) -> NativeStatus:
         message = "node 0 ended with exit code 125"
@@ -179,7 +179,7 @@ def test_a_store_that_does_not_answer_delays_a_status_by_seconds_only(
 
 
 def test_damage_that_a_record_reports_is_marked_in_the_store(tmp_path: Path):
-    """A node to which the platform brings the package cannot do it itself."""
+    """A node does not fetch a package that the platform copies to it."""
     store = DirectoryStore(tmp_path / "store")
     key = "layers/" + "0" * 64
     record = exits.ExitRecord(
@@ -300,7 +300,7 @@ class Counting(Platform):
 
 
 class Listing(Counting):
-    """One that can list its jobs: a tenth of them run, a tenth have ended, the others are gone."""
+    """A backend that lists its jobs: a tenth run, a tenth have ended, the others are unknown."""
 
     def statuses(self, handles: Sequence[str]) -> dict[str, NativeStatus | None]:
         self.asked.append("list")
@@ -436,7 +436,7 @@ def test_the_rest_of_a_log_that_the_platform_cannot_give_is_from_the_store(tmp_p
 
 
 class Refreshing(Storeless):
-    """One whose nodes can be given fresh keys."""
+    """A backend that can give nodes fresh keys."""
 
     given: Mapping[str, str] = {}
 

@@ -1,4 +1,4 @@
-"""Which lines of a log are selected: whole ones, and none lost before the log is followed."""
+"""A filter selects whole lines, and loses none before the log is followed."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ HISTOGRAM = field(1, 2, b"weights") + field(5, 2, b"any")
 
 
 def test_scalars_of_an_event_file_are_read():
-    """PyTorch writes a float, TensorFlow 2 a tensor; images and histograms are no scalars."""
+    """PyTorch writes a float, TensorFlow 2 a tensor; images and histograms are not scalars."""
     data = record(field(3, 2, b"brain.Event:2")) + event(3, SIMPLE) + event(4, TENSOR)
 
     assert event_files.read(data + event(5, HISTOGRAM), "LOG/events") == [

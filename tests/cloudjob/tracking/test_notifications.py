@@ -98,7 +98,10 @@ def submit(*args: str, **options: Any) -> cloudjob.Job:
 
 
 def notifiers(job: str) -> dict[int, bytes]:
-    """Return the argv of each notifier of a job that runs, by its process id."""
+    """Return the argv of each notifier of a job that runs, by its process id.
+
+    A submit returns when the notifier's program replaces the fork, just before its argv is set.
+    """
     found = {}
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -144,6 +147,7 @@ def test_a_detached_job_that_hangs_and_then_ends_is_reported_without_a_follower(
     home: Path, webhook: Webhook, tmp_path: Path
 ):
     job = submit("--wait-for", str(tmp_path / "go"), notify={"silent_min": "0.01"})
+    poll(lambda: notifiers(job.id), "start of the notifier", LIMIT_S)
     [words] = notifiers(job.id).values()
     poll(lambda: webhook.received, "report of the hang", LIMIT_S)
     (tmp_path / "go").touch()
@@ -163,6 +167,7 @@ def test_wait_sends_in_the_place_of_a_notifier_that_was_killed(
     home: Path, webhook: Webhook, tmp_path: Path
 ):
     job = submit("--wait-for", str(tmp_path / "go"))
+    poll(lambda: notifiers(job.id), "start of the notifier", LIMIT_S)
     [process] = notifiers(job.id)
     os.kill(process, signal.SIGKILL)
     poll(lambda: not locks.is_held(home / "notify" / job.id), "end of the notifier", LIMIT_S)
@@ -423,14 +428,31 @@ def test_no_secret_is_sent_whatever_holds_it(webhook: Webhook):
     assert sent["text"].endswith("\nit is ***\n| calling ***\n| *** is the key")
 
 
+def test_a_secret_at_the_end_of_a_text_that_is_cut_is_masked(tmp_path: Path):
+    """Its beginning must be left neither in what is sent nor in why that failed."""
+    secret = "b7c1d2e3f4a5"
+    line = f"{'x' * 295}{secret} and more"
+    failure = Failure(message=line, last_lines=(line,))
+    status = status_of("train-2k83", state=JobState.FAILED, failure=failure)
+    code = f"import sys; print(sys.stdin.read()); sys.exit('{secret}' + 'y' * 295)"
+    targets = notice.Targets(("end",), "", (sys.executable, "-c", code), 60, (secret,))
+
+    sent = str(notice.body(notice.of_end(status), (secret,)))
+    assert "b7c1" not in sent
+    assert sent.count("x***") == 4
+    with pytest.raises(NotSent) as found:
+        notice.send(notice.of_end(status), targets)
+    assert "a5yy" not in str(found.value)
+
+
 def test_what_a_rank_prints_can_neither_flood_nor_address_a_channel():
     """Slack would read <!channel> as a call to everybody."""
     lines = tuple(f"<!channel> {number} {'x' * 5000}\x1b[31m" for number in range(50))
     failure = Failure(rank=1, message="a\nb", last_lines=lines)
     status = status_of("train-2k83", state=JobState.FAILED, failure=failure)
-    found = notice.of_end(status)
+    text = notice.body(notice.of_end(status), ())["text"]
 
-    assert len(found.text) < 5000
-    assert "\x1b" not in found.text
-    assert "a\\nb" in found.text
-    assert webhooks.for_slack(found.text).count("&lt;!channel&gt; 4") == 10
+    assert len(text) < 5000
+    assert "\x1b" not in text
+    assert "a\\nb" in text
+    assert webhooks.for_slack(text).count("&lt;!channel&gt; 4") == 10

@@ -24,7 +24,7 @@ DEADLINE_S = 60.0
 
 
 class Together(DirectoryStore):
-    """A store where one waits for others: so many must be under way at a time."""
+    """A store whose requests wait until a number of them run at the same time."""
 
     barrier = threading.Barrier(4)
 
@@ -150,7 +150,7 @@ class WithOddKeys(DirectoryStore):
     """An object store, which accepts any text as a key."""
 
     def list(self, prefix: str = "") -> Iterator[str]:
-        """Yield keys of which one is a path."""
+        """Yield keys, one of which is a path."""
         yield from (f"{prefix}{name}" for name in ("", "../../stolen", "/etc/x", "a/", "a/b"))
 
 
