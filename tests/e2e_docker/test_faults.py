@@ -14,6 +14,7 @@ import docker
 import pytest
 
 from cloudjob.backends.docker import engine as engines
+from cloudjob.emulator.docker_nodes import bridge_address
 from tests.support.engine import EngineProxy
 from tests.support.gates import Gate
 from tests.support.polling import Followed, poll
@@ -204,8 +205,8 @@ class Bucket:
 
     def proxy(self) -> FaultProxy:
         """Let commands use a new proxy, which the nodes of a submit use from then on."""
-        (bridge,) = self._cloud.engine.inspect_network("bridge")["IPAM"]["Config"]
-        proxy: FaultProxy = self._new_proxy(self._server, bridge["Gateway"])
+        bridge = bridge_address(self._cloud.engine.inspect_network("bridge"))
+        proxy: FaultProxy = self._new_proxy(self._server, bridge)
         self._cloud.environ["AWS_ENDPOINT_URL"] = proxy.endpoint
         return proxy
 

@@ -95,7 +95,10 @@ def decide(
         ranks: How many there should be.
     """
     first = _first(ends, launch_end)
-    daemon = _LOST_DAEMON.search("\n".join(launch_end.lines))
+    text = "\n".join(launch_end.lines)
+    daemon = _LOST_DAEMON.search(text)
+    if len(started) >= ranks:
+        daemon = daemon or _ENDED_DAEMON.search(text)
     has_succeeded = first is None and launch_end.code == 0 and len(ends) >= ranks
     if daemon and not has_succeeded and (first is None or first.is_consequence):
         return _daemon_lost(daemon[1], launch_end)
@@ -212,6 +215,9 @@ def _first(ends: Mapping[int, RankEnd], launch_end: LaunchEnd) -> RankEnd | None
 
 # What mpirun prints of a daemon that is gone, in 4.1 and in 5.0.
 _LOST_DAEMON = re.compile(r"^\s*Remote daemon\s*: .* on node (\S+)", re.MULTILINE)
+# What 5.0 prints if it sees the end of the command that had started a daemon before the end of the
+# daemon's connection. It prints the same if the daemon never started, but then no rank runs there.
+_ENDED_DAEMON = re.compile(r"^\s*Remote host:\s+(\S+)\s+Daemon exit status:", re.MULTILINE)
 # mpirun repeats what the MPI library of a rank says when another rank has left it.
 _VICTIM = re.compile(r"reported by process \[\d+,(\d+)\]")
 _IMPROPER = re.compile(r"process rank (\d+) with PID")

@@ -84,6 +84,26 @@ def test_the_node_of_a_daemon_that_mpirun_has_lost_is_blamed(
     assert outcome.failure.message.startswith("mpirun lost its daemon there")
 
 
+@pytest.mark.parametrize(
+    ("started", "cause", "host"), [(4, "platform", "worker-1"), (2, "entry", "")]
+)
+def test_a_daemon_that_ended_after_all_ranks_had_started_was_lost(
+    started: int, cause: str, host: str
+):
+    """Open MPI 5.0 prints the same of a daemon that never started."""
+    lines = (
+        "A daemon failed to report back after being spawned. This could",
+        "  Local host:    worker-0",
+        "  Remote host:   worker-1",
+        "  Daemon exit status: 137",
+    )
+    outcome = decide({}, dict.fromkeys(range(started), 0), 4, LaunchEnd("mpirun", 137, lines))
+
+    assert outcome.cause == cause
+    assert outcome.failure is not None
+    assert outcome.failure.host == host
+
+
 def test_a_rank_that_failed_by_itself_is_blamed_and_not_the_daemon_that_was_lost_then():
     outcome = decided(end(2, 3), mpirun=LaunchEnd("mpirun", 205, LOST_DAEMON))
 
