@@ -501,7 +501,8 @@ def test_a_cancelled_node_does_not_wait_for_its_store(machine: Machine):
             _, err = started.communicate(timeout=120)
 
     assert started.returncode == 143
-    assert err.splitlines() == [
+    # On a busy machine, the request for the log may still be repeated meanwhile.
+    assert [line for line in err.splitlines() if not line.endswith("; trying again")] == [
         "jobentry: cancelled: the job was sent SIGTERM",
         "jobentry: storing the log: the store does not answer in time",
         "jobentry: writing the record: the store has not answered for 5 s",
