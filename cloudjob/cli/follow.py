@@ -6,9 +6,10 @@ import os
 import sys
 
 import cloudjob
-from cloudjob.cli.messages import count, print_error, print_message, printable, write_stderr
+from cloudjob.cli.messages import print_error, print_message, printable, write_stderr
 from cloudjob.cli.tables import print_table
 from cloudjob.errors import BackendError, CloudJobError
+from cloudjob.model.text import counted
 from cloudjob.times import local, rfc3339, seconds_of
 
 TYPE_CHECKING = False
@@ -312,7 +313,7 @@ def print_status(status: JobStatus) -> None:
         ("job", status.job),
         ("state", status.state),
         ("backend", f"{status.backend} ({status.native_state})"),
-        ("size", f"{count(status.nodes, 'node')} with {_ranks(status.procs_per_node)}"),
+        ("size", f"{counted(status.nodes, 'node')} with {_ranks(status.procs_per_node)}"),
         ("created", local(status.created_at)),
         ("started", local(status.started_at or "-")),
         ("ended", local(status.ended_at or "-")),
@@ -331,7 +332,7 @@ def print_status(status: JobStatus) -> None:
 
 
 def _ranks(procs_per_node: int) -> str:
-    return f"{count(procs_per_node, 'rank')} each" if procs_per_node else "a rank for each device"
+    return f"{counted(procs_per_node, 'rank')} each" if procs_per_node else "a rank for each device"
 
 
 def status_json(status: JobStatus) -> dict[str, Any]:

@@ -20,7 +20,6 @@ from cloudjob.cli.follow import (
     warn_of_notifications,
 )
 from cloudjob.cli.messages import (
-    count,
     print_error,
     print_json,
     print_message,
@@ -111,7 +110,7 @@ def _check_numbers(flag: str, text: str, known: int) -> None:
     highest = max(map(int, text.replace("-", ",").split(",")), default=0) if text else 0
     # The number of ranks is 0 while only the nodes know it.
     if known and highest >= known:
-        found = count(known, flag.removeprefix("--"))
+        found = counted(known, flag.removeprefix("--"))
         raise UsageError(f"{flag} {text}: the job has {found}", hint=f"0 to {known - 1}")
 
 

@@ -49,11 +49,6 @@ def size(size_bytes: int) -> str:
     return size_text(size_bytes)
 
 
-def count(number: int, noun: str) -> str:
-    """Return how many there are: ``1 node``, ``2 nodes``."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
 def print_json(value: object) -> None:
     """Print a value as JSON, in one line."""
     import json

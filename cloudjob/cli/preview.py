@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import shlex
 
-from cloudjob.cli.messages import count, print_json, print_message, printable, size
+from cloudjob.cli.messages import print_json, print_message, printable, size
 from cloudjob.cli.tables import print_table
+from cloudjob.model.text import counted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -91,8 +92,8 @@ def _what(preview: Preview, spec: JobSpec) -> Iterator[tuple[str, str]]:
     ranks = shown["procs_per_node"]
     yield "job", f"{spec.name}, on the backend {spec.backend}"
     total = f", {spec.nodes * ranks} in all" if spec.nodes > 1 and ranks else ""
-    each = f"{count(ranks, 'rank')} each" if ranks else "one rank for each GPU or NPU"
-    yield "size", f"{count(spec.nodes, 'node')} with {each}{total}"
+    each = f"{counted(ranks, 'rank')} each" if ranks else "one rank for each GPU or NPU"
+    yield "size", f"{counted(spec.nodes, 'node')} with {each}{total}"
     if ranks and preview.ranks:
         yield "", preview.ranks
     why = f": {preview.choice.why}" if preview.choice else ""
@@ -102,7 +103,7 @@ def _what(preview: Preview, spec: JobSpec) -> Iterator[tuple[str, str]]:
         yield "image", spec.image
     if spec.flavor:
         yield "flavor", spec.flavor
-    yield "source", f"{spec.source}: {count(package.files, 'file')}, {size(package.size_bytes)}"
+    yield "source", f"{spec.source}: {counted(package.files, 'file')}, {size(package.size_bytes)}"
     for path, reason in package.left_out[:_MOST_FILES]:
         yield "", f"left out: {path}: {reason}"
     if len(package.left_out) > _MOST_FILES:

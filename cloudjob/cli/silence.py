@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 
 import cloudjob
-from cloudjob.cli.messages import count, printable
+from cloudjob.cli.messages import printable
+from cloudjob.model.text import counted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -72,5 +73,5 @@ class Silence:
         state = STATES.get(least.state, printable(least.state))
         words = f"rank {least.rank} on node {node} uses {least.cpu_percent}% of a CPU ({state})"
         if len(ranks) > 1:
-            words += f", the busiest of {count(len(ranks), 'rank')} {most}%"
+            words += f", the busiest of {counted(len(ranks), 'rank')} {most}%"
         return f"{words}; `cloudjob top {self._job.id}` shows more"

@@ -8,8 +8,9 @@ import shlex
 
 import cloudjob
 from cloudjob.cli.follow import interrupts_of, report, status_json, warn_of_notifications
-from cloudjob.cli.messages import count, print_json, print_message
+from cloudjob.cli.messages import print_json, print_message
 from cloudjob.errors import CloudJobError, JobNotFound, UsageError
+from cloudjob.model.text import counted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def send(spec: JobSpec, options: argparse.Namespace) -> int:
     jobs = expand(spec)
     limit = at_once(spec)
     most = f"at most {limit} at the same time" if 0 < limit < len(jobs) else "all at the same time"
-    size = f"{count(len(jobs), 'job')}, {most}"
+    size = f"{counted(len(jobs), 'job')}, {most}"
     if options.dry_run or options.show_request:
         from cloudjob.cli import preview
 

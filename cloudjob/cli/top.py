@@ -7,10 +7,11 @@ import sys
 from math import inf
 
 import cloudjob
-from cloudjob.cli.messages import count, print_message, printable, size
+from cloudjob.cli.messages import print_message, printable, size
 from cloudjob.cli.options import job_argument
 from cloudjob.cli.silence import STATES
 from cloudjob.errors import CloudJobError
+from cloudjob.model.text import counted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -89,8 +90,8 @@ def _page(job: cloudjob.Job, status: JobStatus, journals: cloudjob.Journals) -> 
 
     from cloudjob.model import summary
 
-    ranks = count(job.ranks, "rank") if job.ranks else "ranks"
-    words = (job.id, str(status.state), summary.duration(status), count(job.nodes, "node"), ranks)
+    ranks = counted(job.ranks, "rank") if job.ranks else "ranks"
+    words = (job.id, str(status.state), summary.duration(status), counted(job.nodes, "node"), ranks)
     head = Text("  ".join(printable(word) for word in words if word), "bold")
     if not journals.resources:
         return Group(head, Text("The nodes have not recorded what they use yet."))

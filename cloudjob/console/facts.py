@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cloudjob.console.pages import words
 from cloudjob.model.status import JobStatus
+from cloudjob.model.text import counted
 from cloudjob.package.messages import size_text
 from cloudjob.tracking import Job
 
@@ -25,7 +26,7 @@ def facts(status: JobStatus, job: Job) -> list[tuple[str, str]]:
         ("Ended", clock(status.ended_at)),
         (
             "Code",
-            f"{words.count(code.files, 'file')}, {size_text(code.size_bytes)}" if code else None,
+            f"{counted(code.files, 'file')}, {size_text(code.size_bytes)}" if code else None,
         ),
     )
     return [(name, words.text(value)) for name, value in known if value]

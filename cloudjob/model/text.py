@@ -55,9 +55,9 @@ def nearest(word: str, allowed: Iterable[str]) -> str:
     return f", did you mean '{close[0]}'?" if close else ""
 
 
-def counted(count: int, noun: str) -> str:
-    """Return a number with its noun, such as ``1 file`` or ``2 files``."""
-    return f"{count} {noun}{'' if count == 1 else 's'}"
+def counted(count: int, noun: str, plural: str = "") -> str:
+    """Return a number with its noun, such as ``1 file``, ``2 files`` or ``2 entries``."""
+    return f"{count} {noun if count == 1 else plural or noun + 's'}"
 
 
 def given(value: object) -> str:

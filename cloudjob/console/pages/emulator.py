@@ -16,6 +16,7 @@ from cloudjob.errors import CloudJobError
 from cloudjob.home import records_path
 from cloudjob.home.records import Records
 from cloudjob.model.summary import span
+from cloudjob.model.text import counted
 
 _REFRESH_S = 3.0
 _COLUMNS: list[dict[str, Any]] = [
@@ -72,7 +73,7 @@ def register(console: Console) -> None:
                 note.set_text(words.text(error.message))
                 return
             shown = f"; the newest {len(rows)}" if total > len(rows) else ""
-            note.set_text(f"{words.count(total, 'job')} in the emulator{shown}")
+            note.set_text(f"{counted(total, 'job')} in the emulator{shown}")
             table.run_grid_method("setGridOption", "rowData", rows)
 
         await ui.context.client.connected()

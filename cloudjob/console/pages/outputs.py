@@ -16,6 +16,7 @@ from cloudjob.console.pages.command import show_command
 from cloudjob.console.state import Console
 from cloudjob.console.threads import in_thread
 from cloudjob.errors import CloudJobError
+from cloudjob.model.text import counted
 from cloudjob.package.messages import size_text
 from cloudjob.tracking import Job
 from cloudjob.tracking.outputs import Output
@@ -128,7 +129,7 @@ def _show(job: Job, files: list[Output], path: str) -> None:
             ui.label("/").classes("quiet")
             ui.link(words.text(part), address(place, path="/".join(parents[:depth])))
         total = size_text(sum(row.size_bytes for row in rows))
-        ui.label(f"{words.count(len(rows), 'entry', 'entries')}, {total}").classes("quiet")
+        ui.label(f"{counted(len(rows), 'entry', 'entries')}, {total}").classes("quiet")
         ui.space()
         again = ui.button(icon="refresh", on_click=ui.navigate.reload)
         again.props('flat dense round size=sm aria-label="List again"')
@@ -179,7 +180,7 @@ def _rows(job: Job, files: list[Output], path: str) -> list[_Row]:
             sum(file.size_bytes for file in below),
             max(file.modified_ns for file in below),
             address(place, path=start + name),
-            words.count(len(below), "file"),
+            counted(len(below), "file"),
         )
         for name, below in folders.items()
     ] + here

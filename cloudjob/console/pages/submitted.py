@@ -13,6 +13,7 @@ from cloudjob.console.pages import words
 from cloudjob.console.pages.command import show_command
 from cloudjob.console.threads import in_thread
 from cloudjob.errors import CloudJobError
+from cloudjob.model.text import counted
 from cloudjob.package.messages import size_text
 from cloudjob.tracking import Job
 from jobentry.contract.packages import FILE, FOLDER, LINK, Entry
@@ -55,7 +56,7 @@ async def build(job: Job) -> None:
 def _package(entries: list[Entry]) -> None:
     total = size_text(sum(entry.size_bytes for entry in entries))
     left_out = f"; the first {_MOST_FILES} are shown" if len(entries) > _MOST_FILES else ""
-    ui.label(f"{words.count(len(entries), 'file')}, {total}{left_out}").classes("quiet")
+    ui.label(f"{counted(len(entries), 'file')}, {total}{left_out}").classes("quiet")
     rows = [
         {
             "name": words.text(each.name + (f" → {each.target}" if each.kind == LINK else "")),

@@ -22,11 +22,6 @@ def since(status: JobStatus) -> str:
     return f"submitted {span(time.time() - times.seconds_of(status.created_at))} ago"
 
 
-def count(number: int, one: str, many: str = "") -> str:
-    """Return a number of things: ``1 file``, ``2 files``."""
-    return f"{number} {one}" if number == 1 else f"{number} {many or one + 's'}"
-
-
 def text(found: str) -> str:
     """Return a text of a job for a page: without what controls a terminal or turns the text.
 
