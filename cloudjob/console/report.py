@@ -16,7 +16,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from cloudjob import times
 from cloudjob.console import charts, screenshot
 from cloudjob.console.facts import clock, facts
-from cloudjob.console.log_file import LONGEST_CHARS, printable
+from cloudjob.console.log_table import LONGEST_CHARS, printable
 from cloudjob.console.pages import words
 from cloudjob.errors import CloudJobError
 from cloudjob.model import summary

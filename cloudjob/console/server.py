@@ -38,7 +38,7 @@ def serve(home: Path, port: int, *, opens_browser: bool, on_ready: Callable[[str
         OSError: The port is in use.
     """
     with _listener(port) as (descriptor, actual), tempfile.TemporaryDirectory() as folder:
-        guarded = Access(_application(Console(home, folder)), actual)
+        guarded = Access(_application(Console(home)), actual)
         config = uvicorn.Config(
             guarded,
             fd=descriptor,

@@ -7,27 +7,22 @@ from pathlib import Path
 
 from cloudjob.console.emulated import PREFIX, EmulatedJob
 from cloudjob.console.job_list import JobList
-from cloudjob.console.log_file import LogFile
+from cloudjob.console.log_table import LogTable
 from cloudjob.tracking import Job, find
 from cloudjob.tracking.journals import Journals
 from cloudjob.tracking.metrics import MetricPoint
 
-# The number of logs whose files are kept, and of ended jobs whose journals are.
+# The number of logs that are kept open, and of ended jobs whose journals are kept.
 _MOST_LOGS = 16
 
 
 class Console:
-    """The job list and the logs that were opened.
+    """The job list and the logs that were opened."""
 
-    Args:
-        folder: A folder of this user alone, for temporary files.
-    """
-
-    def __init__(self, home: Path, folder: str) -> None:
+    def __init__(self, home: Path) -> None:
         self.home = home
         self.jobs = JobList(home)
-        self._folder = folder
-        self._logs: dict[str, LogFile] = {}
+        self._logs: dict[str, LogTable] = {}
         self._journals: dict[str, Journals] = {}
         self._lock = threading.Lock()
 
@@ -88,19 +83,19 @@ class Console:
             return job.training_metrics()
         return self.log(job.id).metrics() + job.event_metrics()
 
-    def log(self, job_id: str) -> LogFile:
+    def log(self, job_id: str) -> LogTable:
         """Return the log of a job.
 
         Raises:
             JobNotFound: There is no such job.
-            CloudJobError: The records cannot be read, or the file cannot be made.
+            CloudJobError: The records cannot be read.
         """
         with self._lock:
             log = self._logs.pop(job_id, None)
             if log is None:
                 is_emulated = job_id.startswith(PREFIX)
                 job = self.emulated(job_id) if is_emulated else self.job(job_id)
-                log = LogFile(job, self._folder)
+                log = LogTable(job)
                 while len(self._logs) >= _MOST_LOGS:
                     self._logs.pop(next(iter(self._logs))).close()
             # The one that was asked for last is the last to go.

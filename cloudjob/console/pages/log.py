@@ -10,7 +10,7 @@ from fastapi import Response
 from nicegui import app, ui
 
 from cloudjob.console.emulated import EmulatedJob
-from cloudjob.console.log_file import Page, Selection
+from cloudjob.console.log_table import Page, Selection
 from cloudjob.console.pages.answer import answer, query
 from cloudjob.console.state import Console
 from cloudjob.errors import CloudJobError

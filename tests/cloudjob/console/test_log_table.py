@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import errno
-import os
+import sqlite3
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cloudjob.console import log_file
-from cloudjob.console.log_file import LogFile, Selection
+from cloudjob.console import log_table
+from cloudjob.console.log_table import LogTable, Selection
 from cloudjob.errors import BackendError
 from cloudjob.model.status import Failure
 from cloudjob.tracking.job import LogPiece
@@ -49,9 +47,9 @@ class Job:
 
 
 @contextlib.contextmanager
-def opened(job: Job, folder: Path, *, is_read: bool = True) -> Iterator[LogFile]:
+def opened(job: Job, *, is_read: bool = True) -> Iterator[LogTable]:
     """Open the log of a job, and wait until all of it was read."""
-    log = LogFile(job, str(folder))  # type: ignore[arg-type]
+    log = LogTable(job)  # type: ignore[arg-type]
     try:
         if is_read:
             poll(lambda: log.page(Selection(), 0, 0).is_complete, "the whole log")
@@ -61,9 +59,9 @@ def opened(job: Job, folder: Path, *, is_read: bool = True) -> Iterator[LogFile]
         log.close()
 
 
-def read(job: Job, folder: Path, **which: Any) -> list[tuple[int, int | None, str]]:
+def read(job: Job, **which: Any) -> list[tuple[int, int | None, str]]:
     """Return node, rank and text of the selected lines of a log that is complete."""
-    with opened(job, folder) as log:
+    with opened(job) as log:
         rows = log.page(Selection(**which), 0, 1000).rows
     return [(row["node"], row["rank"], row["text"]) for row in rows]
 
@@ -86,15 +84,13 @@ TWO_NODES = (
         ({"text": "absent"}, []),
     ],
 )
-def test_lines_are_selected_by_node_rank_and_text(
-    which: dict[str, Any], texts: list[str], tmp_path: Path
-):
-    assert [text for _, _, text in read(Job(*TWO_NODES), tmp_path, **which)] == texts
+def test_lines_are_selected_by_node_rank_and_text(which: dict[str, Any], texts: list[str]):
+    assert [text for _, _, text in read(Job(*TWO_NODES), **which)] == texts
 
 
-def test_a_page_has_the_lines_that_were_asked_for(tmp_path: Path):
+def test_a_page_has_the_lines_that_were_asked_for():
     text = b"".join(b"[0] line %d\n" % number for number in range(1000))
-    with opened(Job(LogPiece(0, text)), tmp_path) as log:
+    with opened(Job(LogPiece(0, text))) as log:
         page = log.page(Selection(), 500, 502)
         found = log.page(Selection(text="line 99"), 0, 1)
         end = log.page(Selection(), 999, 5000)
@@ -110,10 +106,10 @@ def test_a_page_has_the_lines_that_were_asked_for(tmp_path: Path):
     assert before.rows == []
 
 
-def test_metrics_are_found_while_the_log_is_read_and_it_is_read_once(tmp_path: Path):
+def test_metrics_are_found_while_the_log_is_read_and_it_is_read_once():
     pieces = (LogPiece(0, b"[0] loss 0.5\n"), LogPiece(0, b"[0] loss 0.4\n"))
     job = Job(*pieces, has_ended=False)
-    with opened(job, tmp_path, is_read=False) as log:
+    with opened(job, is_read=False) as log:
         poll(lambda: len(log.metrics()) >= 2, "the metrics")
         found = log.metrics()
 
@@ -121,9 +117,9 @@ def test_metrics_are_found_while_the_log_is_read_and_it_is_read_once(tmp_path: P
     assert job.reads == 1
 
 
-def test_a_line_has_the_time_of_its_piece(tmp_path: Path):
+def test_a_line_has_the_time_of_its_piece():
     pieces = (LogPiece(0, b"[0] first\n"), LogPiece(1, b"[1] second\n[2] third\n", 1000.7))
-    with opened(Job(*pieces), tmp_path) as log:
+    with opened(Job(*pieces)) as log:
         rows = log.page(Selection(), 0, 9).rows
 
     assert [row["at"] for row in rows] == [0, 1000, 1000]
@@ -132,14 +128,11 @@ def test_a_line_has_the_time_of_its_piece(tmp_path: Path):
 @pytest.mark.parametrize(
     "which", [Selection(text="loss"), Selection(rank=1), Selection(rank=0, text="LOSS 4")]
 )
-def test_a_long_search_goes_on_with_each_call(
-    which: Selection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_long_search_goes_on_with_each_call(which: Selection, monkeypatch: pytest.MonkeyPatch):
     text = b"".join(b"[%d] loss %d\n" % (number % 2, number) for number in range(5000))
-    monkeypatch.setattr(log_file, "_CHUNK_BYTES", 1000)
-    monkeypatch.setattr(log_file, "_CHUNK_LINES", 700)
-    monkeypatch.setattr(log_file, "_SEARCH_S", -1.0)
-    with opened(Job(LogPiece(0, text)), tmp_path) as log:
+    monkeypatch.setattr(log_table, "_STEP_LINES", 700)
+    monkeypatch.setattr(log_table, "_SEARCH_S", -1.0)
+    with opened(Job(LogPiece(0, text))) as log:
         first = log.page(which, 0, 0)
         poll(lambda: log.page(which, 0, 0).searched == 5000, "the end of the search")
         found = [row["text"] for row in log.page(which, 0, 5000).rows]
@@ -163,53 +156,53 @@ def test_a_long_search_goes_on_with_each_call(
     ],
 )
 def test_the_line_of_a_failure_is_found(
-    failure: Failure, which: dict[str, Any], found: tuple[int, int] | None, tmp_path: Path
+    failure: Failure, which: dict[str, Any], found: tuple[int, int] | None
 ):
     pieces = (
         LogPiece(0, b"jobentry: the node is gone\n[0] ValueError: no\n"),
         LogPiece(1, b"[1] step 1\n[2] ValueError: no\n[1] \x1b[31mValueError: no\x1b[0m\n"),
         LogPiece(1, b"[2] ValueError: no\n[1] aborted\n"),
     )
-    with opened(Job(*pieces), tmp_path) as log:
+    with opened(Job(*pieces)) as log:
         assert log.find(failure, Selection(**which)) == found
 
 
-def test_a_progress_bar_is_one_line_with_its_last_state(tmp_path: Path):
+def test_a_progress_bar_is_one_line_with_its_last_state():
     parts = b"[0]+ 10%\r\n[0]+ 20%\r\n[1] other\n[0] 30%\n"
 
-    assert read(Job(LogPiece(0, parts)), tmp_path) == [(0, 1, "other"), (0, 0, "30%")]
+    assert read(Job(LogPiece(0, parts))) == [(0, 1, "other"), (0, 0, "30%")]
 
 
-def test_what_had_no_newline_at_the_end_is_shown(tmp_path: Path):
-    assert read(Job(LogPiece(0, b"[0]+ cut\n")), tmp_path) == [(0, 0, "cut")]
+def test_what_had_no_newline_at_the_end_is_shown():
+    assert read(Job(LogPiece(0, b"[0]+ cut\n"))) == [(0, 0, "cut")]
 
 
-def test_control_sequences_of_a_terminal_are_left_out(tmp_path: Path):
+def test_control_sequences_of_a_terminal_are_left_out():
     text = b"[0] \x1b[31mred\x1b[0m \x1b]52;c;aGk=\x07copied \x9b\xff\n"
 
-    assert read(Job(LogPiece(0, text)), tmp_path) == [(0, 0, "red copied \ufffd\ufffd")]
+    assert read(Job(LogPiece(0, text))) == [(0, 0, "red copied \ufffd\ufffd")]
 
 
-def test_a_running_job_shows_what_it_wrote_so_far(tmp_path: Path):
+def test_a_running_job_shows_what_it_wrote_so_far():
     job = Job(LogPiece(0, b"[0] first\n"), has_ended=False)
-    with opened(job, tmp_path, is_read=False) as log:
+    with opened(job, is_read=False) as log:
         poll(lambda: log.page(Selection(), 0, 1).rows, "the first line")
         assert not log.page(Selection(), 0, 1).is_complete
         job.end.set()
         poll(lambda: log.page(Selection(), 0, 1).is_complete, "the end of the log")
 
 
-def test_a_platform_that_does_not_answer_is_named(tmp_path: Path):
+def test_a_platform_that_does_not_answer_is_named():
     job = Job(LogPiece(0, b"[0] first\n"))
     job.error = BackendError("reading the log: the cluster does not answer")
-    with opened(job, tmp_path, is_read=False) as log:
+    with opened(job, is_read=False) as log:
         poll(lambda: "does not answer" in log.page(Selection(), 0, 1).error, "the error")
 
 
-def test_a_platform_that_fails_is_not_asked_again_at_once_and_keeps_its_lines(tmp_path: Path):
+def test_a_platform_that_fails_is_not_asked_again_at_once_and_keeps_its_lines():
     job = Job(LogPiece(0, b"[0] first\n"))
     job.error = BackendError("reading the log: the cluster does not answer")
-    with opened(job, tmp_path, is_read=False) as log:
+    with opened(job, is_read=False) as log:
         poll(lambda: log.page(Selection(), 0, 1).error, "the error")
         job.error = None
         again = log.page(Selection(), 0, 1)
@@ -217,33 +210,32 @@ def test_a_platform_that_fails_is_not_asked_again_at_once_and_keeps_its_lines(tm
     assert ([row["text"] for row in again.rows], again.is_complete) == (["first"], False)
 
 
-def test_a_disk_without_room_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def write(*_: object) -> int:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+def test_a_disk_without_room_is_named(monkeypatch: pytest.MonkeyPatch):
+    connect = sqlite3.connect
 
-    with opened(Job(*TWO_NODES), tmp_path, is_read=False) as log:
-        monkeypatch.setattr(os, "pwrite", write)
-        poll(lambda: "No space left" in log.page(Selection(), 0, 1).error, "the error")
+    def connect_to_full_disk(*args: Any, **options: Any) -> sqlite3.Connection:
+        connection = connect(*args, **options)
+        connection.execute("PRAGMA max_page_count = 2")
+        return connection
+
+    monkeypatch.setattr(sqlite3, "connect", connect_to_full_disk)
+    with opened(Job(LogPiece(0, b"[0] line\n" * 10_000)), is_read=False) as log:
+        poll(lambda: "disk is full" in log.page(Selection(), 0, 1).error, "the error")
 
 
-def test_a_log_that_was_closed_has_no_lines(tmp_path: Path):
-    with opened(Job(*TWO_NODES), tmp_path) as log:
+def test_a_log_that_was_closed_has_no_lines():
+    with opened(Job(*TWO_NODES)) as log:
         log.close()
 
         assert log.page(Selection(text="loss"), 0, 10).rows == ()
 
 
-def test_the_log_leaves_no_file(tmp_path: Path):
-    assert read(Job(*TWO_NODES), tmp_path)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_nested_bars_leave_one_line_and_the_text_behind_them(tmp_path: Path):
+def test_nested_bars_leave_one_line_and_the_text_behind_them():
     inner = b"[0] \rinner: %d/2\x1b[A\n"
     outer = b"[0] \r          \x1b[A\router: 1/1\n"
     bars = (b"[0] \router: 0/1\n", inner % 0, inner % 1, outer)
 
-    found = read(Job(LogPiece(0, b"".join(bars) + b"[0] done\n")), tmp_path)
+    found = read(Job(LogPiece(0, b"".join(bars) + b"[0] done\n")))
     assert found == [(0, 0, "outer: 0/1"), (0, 0, "outer: 1/1"), (0, 0, "done")]
-    found = read(Job(LogPiece(0, b"".join(bars))), tmp_path)
+    found = read(Job(LogPiece(0, b"".join(bars))))
     assert found == [(0, 0, "outer: 0/1"), (0, 0, "outer: 1/1")]

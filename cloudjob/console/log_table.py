@@ -1,15 +1,14 @@
-"""The log of one job in a file with an index, so that half a million lines scroll and search."""
+"""The log of one job in a temporary database, so that half a million lines scroll and search."""
 
 from __future__ import annotations
 
 import math
-import os
-import tempfile
+import sqlite3
 import threading
 import time
 from array import array
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from cloudjob.console.emulated import EmulatedJob
@@ -29,12 +28,21 @@ LONGEST_CHARS = 4000
 _UNWATCHED_S = 60.0
 # Seconds before a log that could not be read is read again.
 _RETRY_S = 10.0
-_ENTRY = -1
-# How much is searched at a time, and for how long a page waits for a search to go on.
-_CHUNK_BYTES, _CHUNK_LINES = 1024 * 1024, 50_000
-_SEARCH_S = 0.1
-# How many lines from the end are compared with the failure.
+# The number of lines that are searched at a time, and for how long a page waits for a search.
+_STEP_LINES, _SEARCH_S = 10_000, 0.1
+# The number of lines, from the end, that are compared with the failure.
 _FAILURE_LINES = 20_000
+# The number of selections whose lines are remembered.
+_MOST_SELECTIONS = 8
+# Lines of the entry have no rank; ``at`` is in seconds since 1970, 0 if unknown.
+_SCHEMA = """
+CREATE TABLE lines (line INTEGER PRIMARY KEY, node INTEGER, rank INTEGER, at INTEGER, text BLOB)
+"""
+_IS_OF = "(:node IS NULL OR node = :node) AND (:rank IS NULL OR rank = :rank)"
+_SEARCH = f"""
+SELECT line FROM lines WHERE line > :searched AND line <= :last AND {_IS_OF}
+AND (:text = '' OR instr(lower(text), lower(:text)))
+"""
 
 
 class Selection(NamedTuple):
@@ -76,60 +84,44 @@ def printable(line: bytes) -> str:
     return words.text(shown.decode("utf-8", "replace"))
 
 
-class LogFile:
-    """The log of a job as far as it was read; a thread continues while a page shows it.
+class LogTable:
+    """The log of a job as far as it was read; a thread continues while a page shows it."""
 
-    Args:
-        folder: Where the temporary file is made, readable by this user only.
-
-    Raises:
-        CloudJobError: The file cannot be made.
-    """
-
-    def __init__(self, job: Job | EmulatedJob, folder: str) -> None:
+    def __init__(self, job: Job | EmulatedJob) -> None:
         self._job = job
+        self._lock = threading.Lock()
+        self._asked_s = time.monotonic()
+        self._retry_at_s = 0.0
+        self._is_reading = self._is_complete = self._is_closed = False
+        self._clear()
+
+    def _clear(self) -> None:
         # What the nodes recorded, as far as the log was read.
         self.journals = Journals()
-        # Unlinked at once, so that nothing is left whatever ends the console.
-        try:
-            self._file = tempfile.TemporaryFile(buffering=0, dir=folder)  # noqa: SIM115
-        except OSError as error:
-            raise CloudJobError(
-                f"making a file for the log of {job.id}: {folder}: {error.strerror}"
-            ) from error
-        self._ends = array("Q", [0])
-        self._nodes = array("i")
-        self._ranks = array("i")
-        # When it was written, in seconds since 1970, as far as its node's journal tells; 0 if not.
-        self._times = array("Q")
+        # Without a name, so that nothing is left, no matter how the console ends.
+        self._db = sqlite3.connect("", check_same_thread=False)
+        self._db.execute("PRAGMA journal_mode = MEMORY")
+        self._db.execute(_SCHEMA)
+        self._count = 0
+        self._error = ""
         # Metric and rank -> steps and values, in turn: many times smaller than points.
         self._metrics: dict[tuple[str, int | None], array[float]] = {}
         # Lines of ranks that have not ended, such as progress bars.
-        self._open: dict[tuple[int, int], bytes] = {}
-        self._lock = threading.Lock()
+        self._open: dict[tuple[int, int | None], bytes] = {}
+        # Selection -> the number of lines that were searched, and those that were found.
         self._selected: dict[Selection, tuple[int, array[int]]] = {}
-        self._asked_s = time.monotonic()
-        self._retry_at_s = 0.0
-        self._is_reading = False
-        self._error = ""
-        self._is_complete = False
 
     def read_on(self) -> None:
         """Start or continue to read the log, until a minute after the last call."""
         with self._lock:
             self._asked_s = time.monotonic()
             is_too_early = self._asked_s < self._retry_at_s
-            if self._is_reading or self._is_complete or is_too_early or self._file.closed:
+            if self._is_reading or self._is_complete or is_too_early or self._is_closed:
                 return
             # A log that was not followed for a while is read again from its start.
-            self._is_reading, self._error = True, ""
-            self._ends, self._times = array("Q", [0]), array("Q")
-            self._nodes, self._ranks = array("i"), array("i")
-            self._open.clear()
-            self._selected.clear()
-            self._metrics.clear()
-            self.journals = Journals()
-            self._file.truncate(0)
+            self._is_reading = True
+            self._db.close()
+            self._clear()
         threading.Thread(target=self._read, name=f"log of {self._job.id}", daemon=True).start()
 
     def page(self, which: Selection, start: int, end: int) -> Page:
@@ -139,13 +131,11 @@ class LogFile:
         """
         self.read_on()
         with self._lock:
-            if self._file.closed:
+            if self._is_closed:
                 return Page()
             chosen, searched = self._choose(which)
-            shown = range(max(start, 0), min(end, len(chosen)))
-            rows = [self._row(chosen[n]) for n in shown]
-            total, error = len(self._ranks), self._error
-            return Page(len(chosen), searched, total, self._is_complete, error, rows)
+            rows = [self._row(chosen[n]) for n in range(max(start, 0), min(end, len(chosen)))]
+            return Page(len(chosen), searched, self._count, self._is_complete, self._error, rows)
 
     def find(self, failure: Failure, which: Selection) -> tuple[int, int] | None:
         """Return the line of a failure: its place among those selected, and its number.
@@ -153,20 +143,28 @@ class LogFile:
         It is the last line of the rank, or else of the node, with the end of what the failure
         shows, or without such a line the last one. None if there are no lines.
         """
+        ends = [line.strip() for line in (failure.message, *failure.last_lines)]
+        wanted = next((line for line in reversed(ends) if line), "")
+        of_rank = failure.rank is not None
+        source = {"node": None if of_rank else failure.node, "rank": failure.rank}
         with self._lock:
-            if self._file.closed or not self._ranks:
+            if self._is_closed:
                 return None
-            source = Selection(None if failure.rank is not None else failure.node, failure.rank)
-            candidates, _ = self._choose(source, is_whole=True)
-            if not candidates:
+            newest_first = self._db.execute(
+                f"SELECT line, text FROM lines WHERE {_IS_OF} ORDER BY line DESC LIMIT :most",
+                {**source, "most": _FAILURE_LINES},
+            )
+            last = 0
+            for line, text in newest_first:
+                last = last or line
+                if wanted in printable(text):
+                    break
+            else:
+                line = last
+            if not line:
                 return None
-            ends = [line.strip() for line in (failure.message, *failure.last_lines)]
-            wanted = next((line for line in reversed(ends) if line), "")
-            last = range(len(candidates) - 1, max(-1, len(candidates) - _FAILURE_LINES), -1)
-            fits = (candidates[n] for n in last if wanted in printable(self._text(candidates[n])))
-            index = next(fits, candidates[-1])
             chosen, _ = self._choose(which, is_whole=True)
-            return min(bisect_left(chosen, index), max(0, len(chosen) - 1)), index + 1
+            return min(bisect_left(chosen, line), max(0, len(chosen) - 1)), line
 
     def metrics(self) -> list[MetricPoint]:
         """Return the metrics in the log as far as it was read.
@@ -185,69 +183,37 @@ class LogFile:
             ]
 
     def close(self) -> None:
-        """Delete the file; the log is no longer followed."""
+        """Delete the copy of the log, which is no longer followed."""
         with self._lock:
-            self._file.close()
+            self._is_closed = True
+            self._db.close()
 
-    def _row(self, index: int) -> dict[str, Any]:
-        text = printable(self._text(index))
+    def _row(self, line: int) -> dict[str, Any]:
+        node, rank, at, data = self._db.execute(
+            "SELECT node, rank, at, text FROM lines WHERE line = ?", (line,)
+        ).fetchone()
+        text = printable(data)
         if len(text) > LONGEST_CHARS:
             text = f"{text[:LONGEST_CHARS]}… ({len(text)} characters)"
-        rank = self._ranks[index]
-        return {
-            "line": index + 1,
-            "at": self._times[index],
-            "node": self._nodes[index],
-            "rank": None if rank == _ENTRY else rank,
-            "text": text,
-        }
-
-    def _text(self, index: int) -> bytes:
-        start, end = self._ends[index], self._ends[index + 1]
-        return os.pread(self._file.fileno(), end - start, start).rstrip(b"\r\n")
-
-    # -- selecting --------------------------------------------------------------------------------
+        return {"line": line, "at": at, "node": node, "rank": rank, "text": text}
 
     def _choose(self, which: Selection, *, is_whole: bool = False) -> tuple[Sequence[int], int]:
-        """Return the indexes of the selected lines so far, and how many lines were looked at."""
-        count = len(self._ranks)
+        """Return the numbers of the selected lines so far, and how many lines were searched."""
         if which == Selection():
-            return range(count), count
-        known, found = self._selected.pop(which, (0, array("L")))
+            return range(1, self._count + 1), self._count
+        searched, found = self._selected.pop(which, (0, array("L")))
         end_s = time.monotonic() + (math.inf if is_whole else _SEARCH_S)
-        while known < count:
-            fits, known = self._looked_at(which.text, known)
-            found.extend(index for index in fits if self._is_of(which, index))
+        while searched < self._count:
+            last = min(searched + _STEP_LINES, self._count)
+            values = {**which._asdict(), "searched": searched, "last": last}
+            found.extend(line for (line,) in self._db.execute(_SEARCH, values))
+            searched = last
             if time.monotonic() > end_s:
                 break
-        while len(self._selected) > 8:
+        while len(self._selected) >= _MOST_SELECTIONS:
             self._selected.pop(next(iter(self._selected)))
-        self._selected[which] = (known, found)
-        return found, known
-
-    def _is_of(self, which: Selection, index: int) -> bool:
-        is_rank = which.rank is None or which.rank == self._ranks[index]
-        return is_rank and (which.node is None or which.node == self._nodes[index])
-
-    def _looked_at(self, text: str, first: int) -> tuple[Iterable[int], int]:
-        """Return the next lines from ``first`` on with the text, and the first not looked at."""
-        count = len(self._ranks)
-        if not text:
-            after = min(first + _CHUNK_LINES, count)
-            return range(first, after), after
-        start = self._ends[first]
-        after = min(max(bisect_right(self._ends, start + _CHUNK_BYTES), first + 1), count)
-        # A regular expression that ignores case is ten times slower than a copy in lower case.
-        chunk = os.pread(self._file.fileno(), self._ends[after] - start, start).lower()
-        return self._hits(chunk, text.encode().lower(), start), after
-
-    def _hits(self, chunk: bytes, wanted: bytes, start: int) -> Iterator[int]:
-        """Yield the lines of a chunk that contain a text, each once."""
-        at = chunk.find(wanted)
-        while at >= 0:
-            index = bisect_right(self._ends, start + at) - 1
-            yield index
-            at = chunk.find(wanted, self._ends[index + 1] - start)
+        self._selected[which] = (searched, found)
+        return found, searched
 
     # -- reading ----------------------------------------------------------------------------------
 
@@ -258,7 +224,7 @@ class LogFile:
         except CloudJobError as failure:
             error = failure.message
         except Exception as failure:  # noqa: BLE001 (shown on the page; a full disk, for example)
-            error = f"keeping the log: {getattr(failure, 'strerror', None) or failure!r}"
+            error = f"copying the log: {failure!r}"
         with self._lock:
             self._retry_at_s = time.monotonic() + _RETRY_S if error else 0.0
             self._error, self._is_complete, self._is_reading = error, is_complete, False
@@ -273,7 +239,7 @@ class LogFile:
                 on_journal=self.journals.add,
             ):
                 with self._lock:
-                    if self._file.closed:
+                    if self._is_closed:
                         return False
                     self._add(piece)
                     self._keep(reader.add(piece.node, piece.data))
@@ -282,7 +248,7 @@ class LogFile:
             return True
         finally:
             with self._lock:
-                for (node, rank), data in sorted(self._open.items()):
+                for (node, rank), data in self._open.items():
                     self._append(node, [(rank, data)])
                 self._open.clear()
 
@@ -292,34 +258,28 @@ class LogFile:
             numbers.extend((point.step, point.value))
 
     def _add(self, piece: LogPiece) -> None:
-        node, found = piece.node, []
+        node = piece.node
+        found: list[tuple[int | None, bytes]] = []
         for text in piece.data.split(b"\n")[:-1]:
             line = lines.read(text + b"\n")
-            rank = _ENTRY if line.rank is None else line.rank
-            before = self._open.pop((node, rank), b"")
+            before = self._open.pop((node, line.rank), b"")
             if before.endswith(b"\n"):
                 if not line.data.startswith(b"\r"):
-                    found.append((rank, before))
+                    found.append((line.rank, before))
                 before = b""
             whole = before + line.data
             if whole.endswith(b"\n") and not bars.is_drawn_over(whole):
-                found.append((rank, whole))
+                found.append((line.rank, whole))
             else:
                 # A progress bar overwrites itself; only what it shows last is kept.
-                self._open[node, rank] = bars.reduced(whole)[-LONGEST_CHARS:]
+                self._open[node, line.rank] = bars.reduced(whole)[-LONGEST_CHARS:]
         self._append(node, found, int(piece.at or 0))
 
-    def _append(self, node: int, found: Sequence[tuple[int, bytes]], at_s: int = 0) -> None:
+    def _append(self, node: int, found: Sequence[tuple[int | None, bytes]], at_s: int = 0) -> None:
         """Append lines of a node, each with its rank."""
-        if self._file.closed:
+        if self._is_closed:
             return
-        end = self._ends[-1]
-        left = memoryview(b"".join(data for _, data in found))
-        while left:
-            written = os.pwrite(self._file.fileno(), left, end)
-            end, left = end + written, left[written:]
-        for rank, data in found:
-            self._ends.append(self._ends[-1] + len(data))
-            self._nodes.append(node)
-            self._ranks.append(rank)
-            self._times.append(at_s)
+        rows = [(node, rank, at_s, data.rstrip(b"\r\n")) for rank, data in found]
+        with self._db:
+            self._db.executemany("INSERT INTO lines VALUES (NULL, ?, ?, ?, ?)", rows)
+        self._count += len(rows)
