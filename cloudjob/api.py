@@ -1,4 +1,7 @@
-"""The functions of the public Python API: submit a job, and find the ones that were submitted."""
+"""The public Python API: functions that submit jobs and find submitted ones, and their values.
+
+``import X as X`` exports a name; ``cloudjob`` lists them all in ``__all__``.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +13,44 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from cloudjob import config, tracking
 from cloudjob.backends import open_backend
-from cloudjob.errors import SpecError, UsageError
+from cloudjob.backends.base import Event as Event, Metric as Metric
+from cloudjob.errors import (
+    BackendError as BackendError,
+    CloudJobError as CloudJobError,
+    JobFailed as JobFailed,
+    JobNotFound as JobNotFound,
+    NotAuthorised as NotAuthorised,
+    NotReady as NotReady,
+    PackageError as PackageError,
+    RecordsError as RecordsError,
+    SpecError as SpecError,
+    StoreError as StoreError,
+    Unanswered as Unanswered,
+    Unreachable as Unreachable,
+    UsageError as UsageError,
+    WaitTimeout as WaitTimeout,
+)
 from cloudjob.home import home, store_uri
-from cloudjob.model.job import JobSpec
-from cloudjob.model.progress import OnProgress, Progress, log_warnings
+from cloudjob.model.job import JobSpec as JobSpec
+from cloudjob.model.progress import OnProgress, Progress as Progress, log_warnings
 from cloudjob.model.rules import BACKENDS, STORE_SCHEMES
+from cloudjob.model.status import (
+    Failure as Failure,
+    JobState as JobState,
+    JobStatus as JobStatus,
+    Phase as Phase,
+)
 from cloudjob.package.collection import Collected
 from cloudjob.store import full_uri, job_store
 from cloudjob.submission import pipeline
 from cloudjob.submission import sweep as sweeps
-from cloudjob.submission.pipeline import Preview
-from cloudjob.submission.sweep import OnStatus, Sweep
-from cloudjob.tracking import Job
+from cloudjob.submission.pipeline import Preview as Preview
+from cloudjob.tracking.job import Job as Job, LogLine as LogLine
+from cloudjob.tracking.journals import Journals as Journals, RankPoint as RankPoint
+from cloudjob.tracking.log_filter import LogFilter as LogFilter
+from cloudjob.tracking.metrics import MetricPoint as MetricPoint
+from cloudjob.tracking.outputs import Output as Output, Outputs as Outputs
+from cloudjob.tracking.sweep import OnStatus, Ranked as Ranked, Sweep as Sweep
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -103,14 +132,13 @@ def job_spec(
         SpecError: With every error in the description.
         TypeError: ``args`` is one text instead of a list.
     """
-    given: dict[str, Any] = _words_for_booleans(dict(options))
+    given = {key: _written(value, is_map=True) for key, value in options.items()}
     if script is not None:
         given["script"] = os.fspath(script)
     if isinstance(args, str):
         raise TypeError(f"args is a list of arguments, not one text: {args!r}")
     if args is not None:
-        given["args"] = tuple(map(_text, args))
-    given.update(_texts_of_maps(given))
+        given["args"] = tuple(_written(each) for each in args)
     if "source" in given:
         given["source"] = os.fspath(given["source"])
     if isinstance(given.get("secrets"), (list, tuple)):
@@ -127,31 +155,19 @@ def job_spec(
     return loaded.spec
 
 
-def _text(value: Any) -> Any:
-    """Return a number as text, as in a job file."""
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return str(value) if is_number else value
+def _written(value: Any, *, is_map: bool = False) -> Any:
+    """Return a value with numbers and booleans as the text that a job file has for them.
 
-
-def _texts_of_maps(given: Mapping[str, Any]) -> dict[str, Any]:
-    maps = {key: given[key] for key in ("env", "sweep") if isinstance(given.get(key), Mapping)}
-    return {
-        key: {name: _values(value) for name, value in values.items()}
-        for key, values in maps.items()
-    }
-
-
-def _values(values: Any) -> Any:
-    """Return a number as text, and so the items of a list or range."""
-    is_series = isinstance(values, Sequence) and not isinstance(values, (str, bytes))
-    return [_text(value) for value in values] if is_series else _text(values)
-
-
-def _words_for_booleans(value: Any) -> Any:
-    """Return a value with the words that a job file has for booleans."""
-    if isinstance(value, Mapping):
-        return {key: _words_for_booleans(item) for key, item in value.items()}
-    return str(value).lower() if isinstance(value, bool) else value
+    What the value of a map contains is for a platform, and stays as it is.
+    """
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, (int, float)):
+        return str(value)
+    if is_map and isinstance(value, Mapping):
+        return {name: _written(item) for name, item in value.items()}
+    is_series = isinstance(value, Sequence) and not isinstance(value, (str, bytes))
+    return [_written(item) for item in value] if is_series else value
 
 
 def submit(
@@ -173,7 +189,7 @@ def submit(
         SpecError: With every error in the description.
         CloudJobError: Anything else that prevents the job; then nothing was started.
     """
-    spec = _spec_of(script, args, job_file, options, on_progress)
+    spec = _single(_spec_of(script, args, job_file, options, on_progress))
     return pipeline.submit(spec, home(), on_progress=on_progress or log_warnings)
 
 
@@ -193,7 +209,7 @@ def preview(
     Raises:
         SpecError: With every error in the description.
     """
-    spec = _spec_of(script, args, job_file, options)
+    spec = _single(_spec_of(script, args, job_file, options))
     return pipeline.preview(spec, home(), planned_nodes=planned_nodes)
 
 
@@ -204,24 +220,17 @@ def _spec_of(
     options: Options,
     on_progress: OnProgress | None = None,
 ) -> JobSpec:
-    spec = _any_spec_of(script, args, job_file, options, on_progress)
-    if spec.sweep:
-        raise UsageError("submitting a job: its description is a sweep", hint="cloudjob.sweep(…)")
-    return spec
-
-
-def _any_spec_of(
-    script: str | os.PathLike[str] | JobSpec,
-    args: Sequence[str | float] | None,
-    job_file: str | os.PathLike[str] | None,
-    options: Options,
-    on_progress: OnProgress | None,
-) -> JobSpec:
     if not isinstance(script, JobSpec):
         return job_spec(script, args, job_file=job_file, on_progress=on_progress, **options)
     if args is not None or job_file is not None or options:
         raise TypeError("a JobSpec is complete: pass the other values to job_spec")
     return script
+
+
+def _single(spec: JobSpec) -> JobSpec:
+    if spec.sweep:
+        raise UsageError("submitting a job: its description is a sweep", hint="cloudjob.sweep(…)")
+    return spec
 
 
 def sweep(  # noqa: PLR0913 (each is a key of a call, as of submit)
@@ -249,7 +258,7 @@ def sweep(  # noqa: PLR0913 (each is a key of a call, as of submit)
         SpecError: With every error in the description.
         CloudJobError: A job could not be submitted; those before it continue.
     """
-    spec = _any_spec_of(script, args, job_file, options, on_progress)
+    spec = _spec_of(script, args, job_file, options, on_progress)
     if not spec.sweep:
         raise SpecError(["sweep: has no values (allowed names with their values)"])
     return sweeps.submit(
@@ -264,7 +273,7 @@ def attach_sweep(sweep: str) -> Sweep:
     Raises:
         JobNotFound: No sweep in the records of this machine matches.
     """
-    return sweeps.attach(home(), sweep)
+    return tracking.sweep.attach(home(), sweep)
 
 
 def attach(job: str, *, store: str = "") -> Job:
@@ -340,7 +349,7 @@ def _words(value: str | Sequence[str]) -> tuple[str, ...]:
 
 def remove_orphans() -> list[str]:
     """Remove what killed submits left on container engines and clusters; return the jobs' ids."""
-    return tracking.sweep(home())
+    return tracking.remove_orphans(home())
 
 
 def collect_packages(spec: JobSpec, *, keep_days: float, dry_run: bool) -> Collected:

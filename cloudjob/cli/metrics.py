@@ -13,6 +13,7 @@ from cloudjob.cli.messages import print_json, print_message
 from cloudjob.cli.options import job_argument, json_flag
 from cloudjob.cli.tables import print_table
 from cloudjob.errors import UsageError
+from cloudjob.model import grid
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -105,8 +106,6 @@ def _show_points(points: list[MetricPoint]) -> None:
 
 
 def _show_ranking(options: argparse.Namespace) -> None:
-    from cloudjob.submission.sweep import text_of
-
     if options.csv or options.resources:
         raise UsageError("metrics: --minimize and --maximize print a table or --json")
     sweep, name = cloudjob.attach_sweep(options.job), options.minimize or options.maximize
@@ -122,7 +121,7 @@ def _show_ranking(options: argparse.Namespace) -> None:
         print_json(rows)
         return
     shown = [
-        ("-" if value is None else f"{value:.6g}", job.id, job.status().state, text_of(values))
+        ("-" if value is None else f"{value:.6g}", job.id, job.status().state, grid.text_of(values))
         for job, values, value in ranking
     ]
     print_table(shown, (name, "JOB", "STATE", "VALUES"), numbers=(name,))

@@ -10,6 +10,7 @@ import cloudjob
 from cloudjob.cli.follow import interrupts_of, report, status_json, warn_of_notifications
 from cloudjob.cli.messages import print_json, print_message
 from cloudjob.errors import CloudJobError, JobNotFound, UsageError
+from cloudjob.model import grid
 from cloudjob.model.text import counted
 
 TYPE_CHECKING = False
@@ -97,13 +98,11 @@ class Shown:
 
     def __call__(self, status: JobStatus, values: Mapping[str, str]) -> None:
         """Print what is new about a job."""
-        from cloudjob.submission.sweep import NEVER, WAITS, text_of
-
-        if status.native_state in (NEVER, WAITS):
+        if status.native_state in (grid.NEVER, grid.WAITS):
             return
         if status.job not in self._started:
             self._started.add(status.job)
-            print_message(f"job {status.job} started: {text_of(values)}")
+            print_message(f"job {status.job} started: {grid.text_of(values)}")
         if status.state.is_final:
             report(status)
         elif status.state is cloudjob.JobState.UNKNOWN:
@@ -123,9 +122,9 @@ def summary(statuses: Sequence[JobStatus]) -> str:
     """Return how many jobs are in which state: ``4 SUCCEEDED, 1 FAILED, 1 never submitted``."""
     from collections import Counter
 
-    from cloudjob.submission.sweep import NEVER
-
-    words = [NEVER if each.native_state == NEVER else str(each.state) for each in statuses]
+    words = [
+        grid.NEVER if each.native_state == grid.NEVER else str(each.state) for each in statuses
+    ]
     return ", ".join(f"{number} {word}" for word, number in Counter(words).items()) or "no jobs"
 
 
@@ -163,6 +162,4 @@ def unsubmitted(options: argparse.Namespace) -> list[JobStatus]:
 
 def values_text(sweep: Sweep | None, name: str, job: cloudjob.Job | None) -> str:
     """Return the values of a job of a sweep, which may be known only to the job."""
-    from cloudjob.submission.sweep import text_of
-
-    return text_of(job.sweep_values() if job else sweep.values(name) if sweep else {})
+    return grid.text_of(job.sweep_values() if job else sweep.values(name) if sweep else {})

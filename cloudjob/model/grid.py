@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 MAX_JOBS = 10_000
 NAME_RULE = r"[A-Za-z_][A-Za-z0-9_-]*"
+# The native states of jobs of a sweep that were not submitted.
+NEVER = "never submitted"
+WAITS = "waits for other jobs of the sweep"
 # The keys in which {NAME} stands for a value.
 FILLED = ("args", "env", "inputs", "outputs")
 
@@ -92,6 +95,11 @@ def combinations(sweep: Mapping[str, tuple[str, ...]]) -> Iterator[dict[str, str
     """Yield the values of each job by name; the last name changes fastest."""
     for values in product(*sweep.values()):
         yield dict(zip(sweep, values, strict=True))
+
+
+def text_of(values: Mapping[str, str]) -> str:
+    """Return the values of a job in one line: ``lr=0.1 seed=2``."""
+    return " ".join(f"{name}={value}" for name, value in values.items())
 
 
 def filled(text: str, values: Mapping[str, str]) -> str:

@@ -11,8 +11,8 @@ from cloudjob.tracking.queries import (
     filter_of,
     find_all,
     jobs_of,
+    remove_orphans,
     statuses_of,
-    sweep,
     with_status,
 )
 
@@ -25,7 +25,7 @@ __all__ = [
     "find",
     "find_all",
     "jobs_of",
+    "remove_orphans",
     "statuses_of",
-    "sweep",
     "with_status",
 ]

@@ -301,7 +301,7 @@ def _ended_at(home: Path, job: str) -> str | None:
     return (status.ended_at or status.created_at) if status.state.is_final else ""
 
 
-def sweep(home: Path) -> list[str]:
+def remove_orphans(home: Path) -> list[str]:
     """Remove what killed submits left in the engine and on clusters; return the ids of the jobs."""
     from cloudjob.backends.docker.backend import DockerBackend
 

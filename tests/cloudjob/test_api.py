@@ -196,6 +196,14 @@ def test_numbers_become_text_as_in_a_job_file_and_one_text_is_no_list_of_argumen
 
     assert spec.args == ("--seed", "3", "--rate", "0.1")
     assert spec.env == {"LR": "0.5", "ON": "true"}
+    pod = {"spec": {"hostNetwork": True, "priority": 3}}
+    described = cloudjob.job_spec(
+        "train.py", ["--save", True], kubernetes={"pod": pod, "gpus": 2}, sweep={"x": [1, True]},
+        env={"X": "{x}"},
+    )  # fmt: skip
+    assert described.kubernetes.pod == pod, "what is for the platform keeps its types"
+    assert described.kubernetes.gpus == 2
+    assert described.sweep == {"x": ("1", "true")}
     with pytest.raises(TypeError, match="args is a list"):
         cloudjob.submit("train.py", "--seed 3")
 

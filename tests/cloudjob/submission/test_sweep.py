@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 import cloudjob
+from cloudjob.home import sweeps_folder
 from cloudjob.home.records import Records
 from cloudjob.model import grid
 from cloudjob.submission import sweep as sweeps
@@ -52,7 +53,7 @@ def test_each_combination_is_a_job_and_other_braces_stay_byte_for_byte():
 
     jobs = sweeps.expand(described)
 
-    assert [sweeps.text_of(values) for values, _ in jobs] == [
+    assert [grid.text_of(values) for values, _ in jobs] == [
         f"lr={lr} seed={seed}" for lr in ("0.1", "{seed}") for seed in "123"
     ]
     last = jobs[-1][1]
@@ -356,7 +357,7 @@ def test_the_jobs_of_a_sweep_are_cancelled_even_if_its_mark_cannot_be_written(
     sweep = cloudjob.attach_sweep(sweep_id(submit.until(" started: ")))
     submit.process.kill()
     submit.process.wait()
-    mark = sweeps.sweeps_folder(Path(os.environ["CLOUDJOB_HOME"])) / f"{sweep.id}.cancelled"
+    mark = sweeps_folder(Path(os.environ["CLOUDJOB_HOME"])) / f"{sweep.id}.cancelled"
     mark.symlink_to("/proc/nowhere/x")
 
     with pytest.raises(cloudjob.CloudJobError, match="cancelling the sweep"):

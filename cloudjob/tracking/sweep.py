@@ -1,0 +1,316 @@
+"""The jobs of a sweep as one: their statuses, waiting, cancelling and ranking.
+
+A sweep's file below ``$CLOUDJOB_HOME`` holds how many of its jobs were submitted, so that it can be
+resumed after its submit was killed. While the submit runs, it holds a lock with the sweep's id.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from cloudjob.errors import CloudJobError, JobNotFound, UsageError
+from cloudjob.home import (
+    locks,
+    private_folder,
+    records_path,
+    submits_folder,
+    sweeps_folder,
+    writing,
+)
+from cloudjob.home.records import SUBMITTING, Records
+from cloudjob.model import grid
+from cloudjob.model.rules import AUTO_RANKS, REMOTE_BACKENDS
+from cloudjob.model.status import Failure, JobState, JobStatus
+from cloudjob.tracking.job import Job
+from cloudjob.tracking.metrics import MetricPoint
+from cloudjob.tracking.platforms import GONE
+from cloudjob.tracking.queries import jobs_of, statuses_of
+
+# Seconds between two requests for the status of the jobs, which grow from the first to the others.
+_FIRST_S, _LOCAL_S, _REMOTE_S, _GROWTH = 0.05, 0.5, 5.0, 1.2
+# Seconds to wait for the record of a job that has ended while its store does not answer.
+_RECORD_S = 10.0
+# Called with a job's status and its values.
+OnStatus = Callable[[JobStatus, Mapping[str, str]], object]
+
+
+@dataclass(frozen=True, slots=True)
+class SweepFile:
+    """What is known about a sweep on the machine that submits it.
+
+    Args:
+        key: The digest of its description: the same for the same command.
+        digest: The digest of its package.
+        submitted: How many jobs were submitted, from the first on.
+        jobs: How many jobs it has.
+        spec: Its description, secrets masked.
+    """
+
+    created_at: str
+    key: str
+    digest: str
+    submitted: int
+    jobs: int
+    spec: dict[str, Any]
+
+
+class Ranked(NamedTuple):
+    """A job of a sweep with its last value of a metric; None if it has none."""
+
+    job: Job
+    values: dict[str, str]
+    value: float | None
+
+
+class Sweep:
+    """The jobs of a sweep: of a new one, or of one that was submitted earlier.
+
+    Its id and the number of a job, from 0 on, are that job's id.
+    """
+
+    def __init__(self, sweep: str, home: Path) -> None:
+        self.id = sweep
+        self._home = home
+        self._jobs: dict[str, Job] = {}
+        self._shown: dict[str, JobStatus] = {}
+        self._path = sweeps_folder(home) / f"{sweep}.json"
+        self._mark = self._path.with_suffix(".cancelled")
+
+    def __repr__(self) -> str:
+        return f"<Sweep {self.id}>"
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether it was cancelled, so that no further job is submitted."""
+        return self._mark.exists()
+
+    @property
+    def is_being_submitted(self) -> bool:
+        """Whether a process on this machine is submitting its jobs."""
+        with writing("checking whether a submit is running", submits_folder(self._home)):
+            return locks.is_in_use(submits_folder(self._home), self.id)
+
+    def jobs(self) -> list[Job]:
+        """Return the jobs that were submitted, in the order of their numbers."""
+        with Records(records_path(self._home)) as db:
+            records = [each for each in db.list() if grid.sweep_of(each.job) == self.id]
+        new = [each for each in records if each.job not in self._jobs]
+        found = {**self._jobs, **{job.id: job for job in jobs_of(self._home, new)}}
+        # While a job is being sent, its record may change.
+        self._jobs = {each.job: found[each.job] for each in records if each.state != SUBMITTING}
+        return sorted((found[each.job] for each in records), key=lambda job: _number(job.id))
+
+    def statuses(self) -> list[JobStatus]:
+        """Return the status of each job in order, those that were not submitted included."""
+        # Before the jobs, so that one that is submitted meanwhile is among them.
+        waiting = self.unsubmitted()
+        found = statuses_of(self.jobs())
+        known = {status.job for status in found}
+        return found + [status for status in waiting if status.job not in known]
+
+    def unsubmitted(self) -> list[JobStatus]:
+        """Return the jobs that were not submitted: they wait, or never will be."""
+        state = JobState.PENDING if self.is_being_submitted else JobState.UNKNOWN
+        state = JobState.CANCELLED if self.is_cancelled else state
+        file = self.read()
+        if file is None:
+            return []
+        known = {job.id for job in self.jobs()}
+        ids = (grid.job_id(self.id, number) for number in range(file.submitted, file.jobs))
+        return [_unsent(job, file, state) for job in ids if job not in known]
+
+    def values(self, job: str) -> dict[str, str]:
+        """Return the values of the job with this id, whether or not it was submitted."""
+        file = self.read()
+        if file is None:
+            return next((each.sweep_values() for each in self.jobs() if each.id == job), {})
+        return next(islice(grid.combinations(file.spec["sweep"]), _number(job), None), {})
+
+    def wait(self, *, on_status: OnStatus | None = None) -> list[JobStatus]:
+        """Wait until every job has ended, or can never be submitted; return their statuses.
+
+        Args:
+            on_status: Called with a job's status and values whenever its state has changed.
+        """
+        return next(found for found in self.polled(on_status) if all(map(is_over, found)))
+
+    def polled(self, on_status: OnStatus | None) -> Iterator[list[JobStatus]]:
+        """Yield the statuses of the jobs, again and again.
+
+        A sweep with ``fail_fast`` is cancelled as soon as one of its jobs has failed.
+        """
+        file = self.read()
+        is_fail_fast = file is not None and file.spec.get("fail_fast") == "true"
+        longest_s = _REMOTE_S if file and file.spec["backend"] in REMOTE_BACKENDS else _LOCAL_S
+        pause_s = _FIRST_S
+        while True:
+            statuses = self._settled(self.statuses())
+            has_failed = any(each.state is JobState.FAILED for each in statuses)
+            if is_fail_fast and has_failed and not self.is_cancelled:
+                self.cancel()
+            for status in statuses:
+                shown = self._shown.get(status.job)
+                if shown is None or shown.state is not status.state:
+                    self._shown[status.job] = status
+                    if on_status:
+                        on_status(status, self.values(status.job))
+            yield statuses
+            time.sleep(pause_s)
+            pause_s = min(_GROWTH * pause_s, longest_s)
+
+    def _settled(self, statuses: Sequence[JobStatus]) -> list[JobStatus]:
+        """Return the statuses with the records of jobs that have ended since the last time."""
+        found = []
+        for status in statuses:
+            shown = self._shown.get(status.job)
+            is_new = shown is None or not shown.state.is_final
+            if status.state.is_final and is_new and status.job in self._jobs:
+                with suppress(CloudJobError):
+                    status = self._jobs[status.job].wait(record_s=_RECORD_S)
+            found.append(status)
+        return found
+
+    def give_up(self) -> None:
+        """Submit no further job; those that were submitted continue."""
+        if self._path.exists():
+            with writing("cancelling the sweep", self._mark):
+                self._mark.touch(mode=0o600)
+
+    def cancel(self, *, is_urgent: bool = False) -> None:
+        """Submit no further job, and cancel those that have not ended."""
+        errors: list[CloudJobError] = []
+        try:
+            self.give_up()
+        except CloudJobError as error:
+            # A full disk must not keep the jobs that run from being cancelled.
+            errors.append(error)
+        for job in self.jobs():
+            try:
+                if not (job.has_final_status or job.is_over):
+                    job.cancel(is_urgent=is_urgent)
+            except CloudJobError as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+    def ranking(
+        self,
+        metric: str,
+        *,
+        maximize: bool = False,
+        patterns: Mapping[str, str] | None = None,
+    ) -> list[Ranked]:
+        """Return the jobs by their last value of a metric, the best first.
+
+        If several ranks print it, that of the lowest rank counts; jobs without a finite value are
+        the last.
+
+        Args:
+            patterns: Regular expressions by metric, besides those of the jobs.
+
+        Raises:
+            UsageError: No job has the metric.
+        """
+        found: list[Ranked] = []
+        known: set[str] = set()
+        for job in self.jobs():
+            points = job.training_metrics(patterns)
+            known.update(point.name for point in points)
+            own = [point for point in points if point.name == metric]
+            first = min((_rank(point) for point in own), default=0)
+            values = [point.value for point in own if _rank(point) == first]
+            found.append(Ranked(job, job.sweep_values(), values[-1] if values else None))
+        if metric not in known:
+            listed = ", ".join(sorted(known)) or "none"
+            raise UsageError(
+                f"ranking the jobs of {self.id}: none has printed the metric {metric!r}",
+                hint=f"metrics of its jobs: {listed}; --metric 'NAME=REGEX' finds others",
+            )
+        last, sign = math.inf, -1 if maximize else 1
+        return sorted(
+            found,
+            key=lambda each: (
+                last if each.value is None or not math.isfinite(each.value) else sign * each.value
+            ),
+        )
+
+    def read(self) -> SweepFile | None:
+        """Return the sweep's file; None on a machine that has not submitted it."""
+        with writing("reading the sweep", self._path):
+            try:
+                return SweepFile(**json.loads(self._path.read_bytes()))
+            except FileNotFoundError:
+                return None
+            except (ValueError, TypeError) as error:
+                raise UsageError(
+                    f"reading the sweep {self.id}: {self._path} is damaged: {error}",
+                    hint="remove that file; the jobs that were submitted are in `cloudjob list`",
+                ) from error
+
+    def write(self, file: SweepFile) -> None:
+        """Replace its file."""
+        new = self._path.with_suffix(".new")
+        with writing("recording the sweep", new):
+            private_folder(new.parent)
+            new.touch(mode=0o600)
+            new.write_text(json.dumps(asdict(file)), encoding="ascii")
+            new.replace(self._path)
+
+    def forget(self) -> None:
+        """Remove the file of the sweep."""
+        self._path.unlink(missing_ok=True)
+        self._mark.unlink(missing_ok=True)
+
+
+def _unsent(job: str, file: SweepFile, state: JobState) -> JobStatus:
+    """Return the status of a job that was not submitted."""
+    ranks = file.spec["procs_per_node"]
+    return JobStatus(
+        job=job,
+        name=file.spec["name"],
+        backend=file.spec["backend"],
+        state=state,
+        native_state=grid.WAITS if state is JobState.PENDING else grid.NEVER,
+        nodes=file.spec["nodes"],
+        procs_per_node=ranks if isinstance(ranks, int) else AUTO_RANKS,
+        created_at=file.created_at,
+        cause="cancelled" if state is JobState.CANCELLED else None,
+        failure=Failure(message=grid.NEVER) if state is JobState.CANCELLED else None,
+    )
+
+
+def _rank(point: MetricPoint) -> float:
+    return math.inf if point.rank is None else point.rank
+
+
+def _number(job: str) -> int:
+    return int(job.rpartition("-")[2])
+
+
+def is_over(status: JobStatus) -> bool:
+    """Whether a job will never change again."""
+    return status.state.is_final or status.native_state in (grid.NEVER, *GONE)
+
+
+def attach(home: Path, name: str) -> Sweep:
+    """Return the sweep with this id, or that of the newest job with this name.
+
+    Raises:
+        JobNotFound: There is none.
+    """
+    sweep = Sweep(name, home)
+    if grid.sweep_of(grid.job_id(name, 0)) and (sweep.read() or sweep.jobs()):
+        return sweep
+    with Records(records_path(home)) as db:
+        found = grid.sweep_of(db.get(name).job)
+    if not found:
+        raise JobNotFound(f"finding the sweep {name!r}: that job is of no sweep")
+    return Sweep(found, home)
