@@ -240,7 +240,7 @@ class Api:
             service = self._services.get(request.path_params.get("project_id", ""), self._service)
             answer = endpoint.handler(service, request)
             is_of_owner = request.path.startswith(CONTROL_PREFIX)
-            if not is_of_owner and service.database.take_fault("lost-answer", path=request.path):
+            if not is_of_owner and service.faults.take("lost-answer", path=request.path):
                 return None
         except ApiError as error:
             return _refused(error, request.id)
@@ -263,9 +263,9 @@ class Api:
             if not secrets.compare_digest(given.encode(), self._control_token.encode()):
                 raise ApiError("APIGW.0301", "this is for the owner of the emulator")
             return None
-        if self._service.database.take_fault("throttle", path=path):
+        if self._service.faults.take("throttle", path=path):
             raise ApiError("APIGW.0308", "1,time:1 second")
-        if self._service.database.take_fault("error", path=path):
+        if self._service.faults.take("error", path=path):
             raise ApiError("ModelArts.0010")
         if path.startswith(_IAM):
             return None

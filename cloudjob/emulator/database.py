@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cloudjob.emulator.fault_injection import AT_ONCE, Fault
 from cloudjob.times import now_ms
 
 _TABLES = """
@@ -52,7 +51,6 @@ CREATE TABLE IF NOT EXISTS things (
     kind TEXT NOT NULL, id TEXT NOT NULL, name TEXT NOT NULL, create_ms INTEGER NOT NULL,
     body TEXT NOT NULL, PRIMARY KEY (kind, id)
 );
-CREATE TABLE IF NOT EXISTS faults (id INTEGER PRIMARY KEY, body TEXT NOT NULL);
 """
 FINAL = ("Completed", "Failed", "Terminated", "Abnormal")
 
@@ -117,20 +115,14 @@ Condition = tuple[str, Sequence[Any]]
 
 
 class Database:
-    """One connection for all threads, one statement or transaction at a time.
+    """One connection for all threads, one statement or transaction at a time."""
 
-    Args:
-        faults: The database with the injected faults, if that is another one.
-    """
-
-    def __init__(self, path: Path, faults: Database | None = None) -> None:
-        self._others = faults
+    def __init__(self, path: Path) -> None:
         self._lock = threading.RLock()
         self._connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
         self._connection.execute("PRAGMA journal_mode=WAL")
         self._connection.execute("PRAGMA synchronous=NORMAL")
         self._connection.executescript(_TABLES)
-        self._faults = self._read_faults()
 
     def close(self) -> None:
         """Close the file."""
@@ -353,65 +345,6 @@ class Database:
     def remove_thing(self, kind: str, thing: str) -> bool:
         """Remove a thing; return whether it existed."""
         return bool(self._do("DELETE FROM things WHERE kind = ? AND id = ?", (kind, thing)))
-
-    # -- faults -------------------------------------------------------------------------------
-
-    def add_fault(self, **values: Any) -> Fault:
-        """Add a fault, unless it takes effect only once and at once."""
-        with self.transaction():
-            number = self._all("SELECT coalesce(max(id), 0) + 1 FROM faults")[0][0]
-            fault = Fault(id=number, **values)
-            if fault.kind not in AT_ONCE:
-                text = json.dumps(asdict(fault))
-                self._do("INSERT INTO faults VALUES (?, ?)", (number, text))
-        self._faults = self._read_faults()
-        return fault
-
-    def faults(self) -> list[Fault]:
-        """Return the active faults."""
-        now_s = time.time()
-        return [item for item in self._faults if not item.until_s or item.until_s > now_s]
-
-    def clear_faults(self) -> int:
-        """End all faults; return how many there were."""
-        count = self._do("DELETE FROM faults")
-        self._faults = self._read_faults()
-        return count
-
-    def fault(self, kind: str, *, job: str = "", path: str = "") -> Fault | None:
-        """Return an active fault for this job or request, without counting it."""
-        if self._others:
-            return self._others.fault(kind, job=job, path=path)
-        now_s = time.time()
-        for item in self._faults:
-            if item.kind == kind and item.concerns(now_s=now_s, job=job, path=path):
-                return item
-        return None
-
-    def take_fault(self, kind: str, *, job: str = "", path: str = "") -> Fault | None:
-        """Return an active fault, and count one use of it."""
-        if self._others:
-            return self._others.take_fault(kind, job=job, path=path)
-        if not self._faults:
-            return None
-        with self._lock:
-            found = self.fault(kind, job=job, path=path)
-            if found and found.count:
-                left = {**asdict(found), "count": found.count - 1}
-                if left["count"]:
-                    self._do(
-                        "UPDATE faults SET body = ? WHERE id = ?", (json.dumps(left), found.id)
-                    )
-                else:
-                    self._do("DELETE FROM faults WHERE id = ?", (found.id,))
-                self._faults = self._read_faults()
-        return found
-
-    def _read_faults(self) -> list[Fault]:
-        return [
-            Fault(**json.loads(item[0]))
-            for item in self._all("SELECT body FROM faults ORDER BY id")
-        ]
 
 
 def _where(conditions: Iterable[Condition]) -> tuple[str, list[Any]]:

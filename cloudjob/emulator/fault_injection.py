@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
+import time
 from dataclasses import dataclass
+from typing import Any
 
 # kind -> its text in `cloudjob emulator fault --help`.
 KINDS = {
@@ -23,13 +27,13 @@ KINDS = {
 AT_ONCE = ("expire-tokens", "lose-node")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Fault:
     """One fault.
 
     Args:
         kind: One of ``KINDS``.
-        count: How many requests or jobs it affects; 0 for all.
+        count: How many requests or jobs it affects from now on; 0 for all.
         until_s: When it ends, in seconds since the epoch; 0 for never.
         job: The id of the job that it affects; empty for all jobs.
         node: The index of a node.
@@ -46,10 +50,49 @@ class Fault:
     amount: float = 0.0
     path: str = ""
 
-    def concerns(self, *, now_s: float, job: str = "", path: str = "") -> bool:
-        """Whether it is active for this job or this request."""
-        if self.until_s and now_s >= self.until_s:
-            return False
-        if self.job and self.job != job:
-            return False
-        return self.path in path
+
+class Faults:
+    """The injected faults of an emulator, which forgets them when it stops."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._faults: list[Fault] = []
+        self._ids = itertools.count(1)
+
+    def add(self, **values: Any) -> Fault:
+        """Add a fault, unless it is one that takes effect at once."""
+        fault = Fault(next(self._ids), **values)
+        if fault.kind not in AT_ONCE:
+            with self._lock:
+                self._faults.append(fault)
+        return fault
+
+    def active(self) -> list[Fault]:
+        """Return the faults that have not ended."""
+        now_s = time.time()
+        with self._lock:
+            return [fault for fault in self._faults if not fault.until_s or now_s < fault.until_s]
+
+    def clear(self) -> int:
+        """End all faults; return how many there were."""
+        with self._lock:
+            count = len(self._faults)
+            self._faults.clear()
+        return count
+
+    def find(self, kind: str, *, job: str = "", path: str = "") -> Fault | None:
+        """Return an active fault for this job or request, without counting it."""
+        for fault in self.active():
+            if fault.kind == kind and fault.job in ("", job) and fault.path in path:
+                return fault
+        return None
+
+    def take(self, kind: str, *, job: str = "", path: str = "") -> Fault | None:
+        """Return an active fault for this job or request, and count one use of it."""
+        with self._lock:
+            found = self.find(kind, job=job, path=path)
+            if found and found.count:
+                found.count -= 1
+                if not found.count:
+                    self._faults.remove(found)
+        return found

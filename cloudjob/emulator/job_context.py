@@ -8,6 +8,7 @@ from pathlib import Path
 
 from cloudjob.emulator import models
 from cloudjob.emulator.database import Database, JobRow
+from cloudjob.emulator.fault_injection import Faults
 from cloudjob.emulator.models import Place
 from cloudjob.emulator.node_logs import NodeLog
 from cloudjob.emulator.nodes import Machines, folder
@@ -25,6 +26,7 @@ class Context:
 
     settings: Settings
     database: Database
+    faults: Faults
     obs: Obs
     machines: Machines
     folder: Path

@@ -103,7 +103,7 @@ class Scheduler:
             if phase != "Pending":
                 # It was running or ending when we were killed.
                 self._begin(job, pool, nodes)
-            elif pool not in full and not database.fault("hang-pending", job=job):
+            elif pool not in full and not self.context.faults.find("hang-pending", job=job):
                 if self._has_room(pool, nodes):
                     self._begin(job, pool, nodes)
                 else:

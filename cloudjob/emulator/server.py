@@ -16,6 +16,7 @@ from cloudjob.emulator.app import Api
 from cloudjob.emulator.auth import Access
 from cloudjob.emulator.database import Database
 from cloudjob.emulator.docker_nodes import DockerMachines, check_image, gateway
+from cloudjob.emulator.fault_injection import Faults
 from cloudjob.emulator.http_server import LOOPBACK, HttpServer, bind, port_of
 from cloudjob.emulator.job_context import Context
 from cloudjob.emulator.nodes import ImageMissing, Machines, NewKeys
@@ -78,6 +79,7 @@ class Emulator:
         self._account = account
         self._seaweedfs = seaweedfs
         self._database = Database(folder / state.DATABASE)
+        self._faults = Faults()
         self._stop = threading.Event()
         self._services: dict[str, Service] = {}
         self._server = HttpServer()
@@ -130,11 +132,18 @@ class Emulator:
         database = self._database
         if project != self._account.project_id:
             path = self._folder / f"{project}-{state.DATABASE}"
-            database = Database(path, faults=self._database)
-        context = Context(self._settings, database, obs, machines, folder)
+            database = Database(path)
+        context = Context(self._settings, database, self._faults, obs, machines, folder)
         scheduler = Scheduler(context)
         return Service(
-            self._account, self._settings, database, obs, scheduler, access, self._services
+            account=self._account,
+            settings=self._settings,
+            database=database,
+            faults=self._faults,
+            obs=obs,
+            scheduler=scheduler,
+            access=access,
+            projects=self._services,
         )
 
     def _machines(
@@ -197,16 +206,15 @@ class Emulator:
     # -- faults -------------------------------------------------------------------------------
 
     def _clock(self) -> float:
-        skew = self._database.fault("clock-skew")
+        skew = self._faults.find("clock-skew")
         return time.time() + ((skew.amount or _SKEW_S) if skew else 0.0)
 
     def _inject(self, method: str, target: str) -> Refusal | None:
-        database = self._database
-        slow = database.take_fault("slow-obs", path=target)
+        slow = self._faults.take("slow-obs", path=target)
         delay_s = (slow.amount or _SLOW_S) if slow else 0.0
-        if database.take_fault("obs-error", path=target):
+        if self._faults.take("obs-error", path=target):
             return Refusal(delay_s, 503, "ServiceUnavailable", "Reduce your request rate.")
-        if is_write(method, target) and database.take_fault("full-obs", path=target):
+        if is_write(method, target) and self._faults.take("full-obs", path=target):
             return Refusal(delay_s, 403, "InsufficientStorageSpace", "Insufficient storage space.")
         return Refusal(delay_s) if delay_s else None
 

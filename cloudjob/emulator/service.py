@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from cloudjob.emulator.auth import Access
 from cloudjob.emulator.database import Database, JobRow
 from cloudjob.emulator.errors import ApiError
+from cloudjob.emulator.fault_injection import Faults
 from cloudjob.emulator.models import Page
 from cloudjob.emulator.obs import Obs
 from cloudjob.emulator.settings import Settings
@@ -34,6 +35,7 @@ class Service:
     account: Account
     settings: Settings
     database: Database
+    faults: Faults
     obs: Obs
     scheduler: Scheduler
     access: Access

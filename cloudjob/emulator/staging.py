@@ -29,7 +29,7 @@ def check_nodes(job: JobContext, row: JobRow) -> None:
     if not models.retries(row.body):
         return
     for _ in range(models.retries(row.body) + 1):
-        bad = job.context.database.take_fault("bad-node", job=row.id)
+        bad = job.context.faults.take("bad-node", job=row.id)
         if bad is None:
             job.event("Node check passed on all nodes.", source="Task")
             return
@@ -52,7 +52,7 @@ def image_of(job: JobContext, row: JobRow) -> str:
     image = node_plan.image(row, models.engine_of(asked, settings), settings)
     name = node_plan.names(row)[0].partition(".")[0]
     try:
-        if job.context.database.take_fault("image-pull", job=row.id):
+        if job.context.faults.take("image-pull", job=row.id):
             raise ImageMissing(image)
         job.context.machines.check_image(image)
     except ImageMissing as error:

@@ -26,6 +26,7 @@ from cloudjob.emulator.app import Api, Request
 from cloudjob.emulator.auth import Access
 from cloudjob.emulator.database import Database, JobRow
 from cloudjob.emulator.errors import ApiError
+from cloudjob.emulator.fault_injection import Faults
 from cloudjob.emulator.http_server import LOOPBACK, HttpServer, bind, port_of, target_of
 from cloudjob.emulator.job_context import logs_of
 from cloudjob.emulator.models import Place
@@ -230,7 +231,14 @@ class ModelArts:
         self.access = Access(account, settings, self.database, self._clock)
         services: dict[str, Service] = {}
         self._service = services[PROJECT] = Service(
-            account, settings, self.database, self.obs, self._queue, self.access, services
+            account=account,
+            settings=settings,
+            database=self.database,
+            faults=Faults(),
+            obs=self.obs,
+            scheduler=self._queue,
+            access=self.access,
+            projects=services,
         )
         self._app = Api(ENDPOINTS, services, "-", self._clock)
 

@@ -44,7 +44,7 @@ def jobs(service: Service, request: Request) -> Any:
 
 
 def faults(service: Service, request: Request) -> Any:
-    return {"faults": [asdict(fault) for fault in service.database.faults()]}
+    return {"faults": [asdict(fault) for fault in service.faults.active()]}
 
 
 class _Fault(Model):
@@ -67,7 +67,7 @@ def add_fault(service: Service, request: Request) -> Any:
         service.database.expire_all(time.time())
     elif asked.kind == "lose-node":
         of_job.scheduler.lose_node(of_job.job_of(asked.job), asked.node)
-    fault = service.database.add_fault(
+    fault = service.faults.add(
         until_s=time.time() + asked.seconds if asked.seconds else 0.0,
         **asked.model_dump(include={"kind", "count", "job", "node", "amount", "path"}),
     )
@@ -75,7 +75,7 @@ def add_fault(service: Service, request: Request) -> Any:
 
 
 def clear_faults(service: Service, request: Request) -> Any:
-    count = service.database.clear_faults()
+    count = service.faults.clear()
     for each in service.projects.values():
         each.scheduler.wake()
     return {"cleared": count}

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cloudjob.emulator import daemon
-from cloudjob.emulator.fault_injection import KINDS, Fault
+from cloudjob.emulator.fault_injection import Faults
 from cloudjob.errors import BackendError, UsageError
 from tests.support.emulator import Api, keys, new_name
 
@@ -125,10 +125,12 @@ def test_faults_without_a_running_emulator_hint_at_up(tmp_path: Path):
 
 
 def test_a_fault_is_limited_to_its_time_job_and_path():
-    fault = Fault(1, "error", until_s=10, job="j", path="/x")
+    faults = Faults()
+    fault = faults.add(kind="error", until_s=time.time() + 60, job="j", path="/x")
 
-    assert fault.concerns(now_s=9, job="j", path="/a/x")
-    assert not fault.concerns(now_s=10, job="j", path="/a/x")
-    assert not fault.concerns(now_s=9, job="k", path="/a/x")
-    assert not fault.concerns(now_s=9, job="j", path="/a")
-    assert len(KINDS) >= 11
+    assert faults.find("error", job="j", path="/a/x") is fault
+    assert not faults.find("throttle", job="j", path="/a/x")
+    assert not faults.find("error", job="k", path="/a/x")
+    assert not faults.find("error", job="j", path="/a")
+    fault.until_s = time.time()
+    assert not faults.find("error", job="j", path="/a/x")
