@@ -17,8 +17,7 @@ from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from cloudjob.emulator.auth import SKEW_S
 from cloudjob.emulator.database import Database
-from cloudjob.emulator.obs_chunks import SIGNED_CHUNKS, ChunkSigner
-from cloudjob.emulator.proxy import Message, Refusal, Signed
+from cloudjob.emulator.proxy import Message, Refusal
 from cloudjob.emulator.state import Account, User
 from jobentry.contract import sigv4
 from jobentry.contract.sigv4 import Keys
@@ -38,6 +37,7 @@ _V4_PARAMETERS = (
 )
 _V2_PARAMETERS = ("awsaccesskeyid", "accesskeyid", "expires", "signature")
 _PARAMETERS = (*_V4_PARAMETERS, *_V2_PARAMETERS, *_TOKENS)
+_CHUNKED = (b"content-encoding", b"aws-chunked")
 _EXPIRED = Refusal(0, 403, "AccessDenied", "Request has expired.")
 _FORM = Refusal(0, 403, "AccessDenied", "Forms are refused if not every user may write here.")
 _MISMATCH = Refusal(0, 403, "SignatureDoesNotMatch", "The request signature does not match.")
@@ -77,7 +77,7 @@ class ObsSignatures:
         self._database = database
         self._clock = clock
 
-    def sign_again(self, given: Message, sent: Message) -> Signed | Refusal:
+    def sign_again(self, given: Message, sent: Message) -> Message | Refusal:
         """Return the request that is sent on, in place of the given one."""
         try:
             found = _signature_of(given)
@@ -88,22 +88,22 @@ class ObsSignatures:
         key = self._database.key(found.access)
         user = self._account.user(key.user) if key else self._account.user_of_key(found.access)
         if user is None:
-            return Signed(sent)
+            return sent
         forbidden = _forbidden(given, user)
         if forbidden:
             return Refusal(0, 403, "AccessDenied", f"The user lacks the permission {forbidden}.")
         if key is None and sent == given:
-            return Signed(sent)
+            return sent
         secret = key.secret if key else user.keys.secret_key
         refusal = self._check_token(given, key.token, key.expires_s) if key else None
         refusal = refusal or self._check(found, secret, given)
-        return refusal or _signed(found, secret, user.keys, sent)
+        return refusal or _signed(found, user.keys, sent)
 
-    def _unsigned(self, given: Message, sent: Message) -> Signed | Refusal:
+    def _unsigned(self, given: Message, sent: Message) -> Message | Refusal:
         # The key of a form is in its body, so no user's rights can be checked before that is read.
         if given.method == "POST" and any(_forbidden(given, user) for user in self._account.users):
             return _FORM
-        return Signed(sent)
+        return sent
 
     def _check_token(self, given: Message, token: str, expires_s: float) -> Refusal | None:
         values = {**_query(given.target), **given.values()}
@@ -209,13 +209,14 @@ def _actions(given: Message) -> Iterator[tuple[str, str]]:
             yield "obs:object:GetObject", unquote(value).lstrip("/").partition("/")[0]
 
 
-def _signed(found: _Signature, secret: str, keys: Keys, sent: Message) -> Signed:
+def _signed(found: _Signature, keys: Keys, sent: Message) -> Message:
     """Return a request without its signature and security tokens, signed by its user."""
-    chunks = None
     payload = sent.values().get("x-amz-content-sha256", sigv4.UNSIGNED)
-    if payload.startswith(SIGNED_CHUNKS) and not found.is_url:
-        chunks = ChunkSigner(secret, found.scope, found.moment, found.text)
-        sent, payload = chunks.whole(sent), sigv4.UNSIGNED
+    if payload.startswith("STREAMING-"):
+        # Each chunk's signature depends on that of the headers, which is replaced here. SeaweedFS
+        # would also store the content coding.
+        payload = "STREAMING-UNSIGNED-PAYLOAD-TRAILER"
+        sent = sent._replace(headers=[item for item in sent.headers if item != _CHUNKED])
     path, _, query = sent.target.partition("?")
     pairs = [
         (name, value)
@@ -235,7 +236,7 @@ def _signed(found: _Signature, secret: str, keys: Keys, sent: Message) -> Signed
     headers = [item for item in sent.headers if item[0].decode("latin-1") not in replaced]
     headers += [(name.encode(), value.encode("latin-1")) for name, value in made.items()]
     target = path + ("?" + sigv4.query_text(pairs) if pairs else "")
-    return Signed(Message(sent.method, target, headers), chunks)
+    return Message(sent.method, target, headers)
 
 
 def _v4(found: _Signature, secret: str, given: Message) -> str:

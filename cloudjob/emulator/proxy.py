@@ -6,9 +6,9 @@ import asyncio
 import base64
 import hashlib
 import uuid
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import httpx
 from starlette.requests import ClientDisconnect, Request
@@ -47,24 +47,6 @@ class Refusal:
     message: str = ""
 
 
-class Decoder(Protocol):
-    """Turns a body in signed chunks into the plain one."""
-
-    def plain(self, body: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        """Yield the plain body; raise ``BadChunk`` at a wrong signature."""
-
-
-class Signed(NamedTuple):
-    """A request as it is passed on; ``chunks`` if its body is in chunks that are signed."""
-
-    message: Message
-    chunks: Decoder | None = None
-
-
-class BadChunk(Exception):
-    """A chunk of a body has a wrong form or a wrong signature."""
-
-
 _FOREIGN = Refusal(0, 403, "AccessDenied", "The request is for another host or of another origin.")
 # status -> code and message for a request that cannot be read.
 _UNREADABLE = {
@@ -73,9 +55,6 @@ _UNREADABLE = {
     431: ("RequestHeaderSectionTooLarge", "The headers are too large."),
     501: ("NotImplemented", "The server does not support this."),
 }
-_BAD_CHUNK = Refusal(
-    0, 403, "SignatureDoesNotMatch", "A chunk of the body does not match its signature."
-)
 _UNAVAILABLE = Refusal(0, 503, "ServiceUnavailable", "The object store does not answer.")
 
 
@@ -96,7 +75,7 @@ class Proxy:
         socket: str,
         addresses: Collection[str],
         inject: Callable[[str, str], Refusal | None],
-        sign: Callable[[Message, Message], Signed | Refusal],
+        sign: Callable[[Message, Message], Message | Refusal],
     ) -> None:
         self._addresses = addresses
         self._inject = inject
@@ -121,9 +100,6 @@ class Proxy:
         try:
             response = await self._client.send(found, stream=True)
         except ClientDisconnect:
-            return
-        except BadChunk:
-            await _answer(_BAD_CHUNK)(scope, receive, send)
             return
         except httpx.TransportError:
             await _error(request, _UNAVAILABLE)(scope, receive, send)
@@ -153,16 +129,13 @@ class Proxy:
         signed = self._sign(given, sent)
         if isinstance(signed, Refusal):
             return signed
-        sent = signed.message
-        if signed.chunks and content is not None:
-            content = signed.chunks.plain(content)
         return httpx.Request(
             request.method,
             "http://seaweedfs",
             # uvicorn has answered an `Expect: 100-continue` by the time a body is read.
-            headers=_passed_on(sent.headers, b"expect"),
+            headers=_passed_on(signed.headers, b"expect"),
             content=content,
-            extensions={"target": sent.target.encode("ascii")},
+            extensions={"target": signed.target.encode("ascii")},
         )
 
 
