@@ -1,5 +1,6 @@
-"""Nodes as containers of one engine, Docker's or Podman's, in a network of their own.
+"""Nodes as containers of one engine.
 
-``request`` describes the containers, ``delivery`` what is put into them, ``state`` what their end
-means for the job, and ``logs`` reads what they write. Start with ``backend.DockerBackend``.
+``backend.DockerBackend`` follows, ends and removes jobs; ``request`` describes their containers and
+``start`` creates them; ``logs`` and ``state`` read what the engine knows. Start with
+``request.build``.
 """

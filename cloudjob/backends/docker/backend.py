@@ -12,21 +12,17 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from functools import partial
-from ipaddress import ip_network
-from itertools import islice
+from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from cloudjob import times
 from cloudjob.backends import follow as following
 from cloudjob.backends import handles
 from cloudjob.backends.base import PATIENCE_S, Backend, Check, Devices, NativeStatus
-from cloudjob.backends.delivery import new_ssh_key
-from cloudjob.backends.docker import delivery, engine, logs, shared_folders
+from cloudjob.backends.docker import delivery, engine, logs
 from cloudjob.backends.docker import request as requests
 from cloudjob.backends.docker.logs import Source
 from cloudjob.backends.docker.request import (
@@ -36,6 +32,7 @@ from cloudjob.backends.docker.request import (
     OWNER_LABEL,
     DockerRequest,
 )
+from cloudjob.backends.docker.start import needs_entry, start
 from cloudjob.backends.docker.state import Container, blamed, container, status_of
 from cloudjob.errors import BackendError, JobNotFound, Unreachable
 from cloudjob.home import locks, writing
@@ -47,20 +44,14 @@ if TYPE_CHECKING:
     from cloudjob.model.job import JobSpec
 
 _SCHEME = "docker"
-_BOOT = "boot.sh"
-# Containers created or started at once: more would only queue in the engine.
-_AT_ONCE = 8
 # Seconds that workers have to end by themselves after the head has ended.
 _LEAVE_S = 30.0
 # Seconds that the head has to end, outputs included, after a worker has failed. It notices by
 # itself or reads our report, but not while it stages code and inputs.
 _LOST_S = 10.0
 # Seconds between two checks of a job while its log is followed.
-_TEND_S = 1.0
+_SUPERVISE_S = 1.0
 _STATE, _LOCK, _CANCELLED, _ASKED = "state.json", "lock", "cancelled", "asked"
-
-_Item = TypeVar("_Item")
-_Result = TypeVar("_Result")
 
 
 class DockerBackend(Backend[DockerRequest]):
@@ -73,7 +64,6 @@ class DockerBackend(Backend[DockerRequest]):
         self._options = options
         # The containers whose end we have reported to the head of their job.
         self._reported: set[str] = set()
-        self._opened: Any = None
 
     def checks(self, spec: JobSpec | None, _store: str) -> list[Check]:
         """Ask the engine for the job's image, before anything is sent.
@@ -83,7 +73,7 @@ class DockerBackend(Backend[DockerRequest]):
         """
         if spec is not None:
             reference = spec.image or requests.DEFAULT_IMAGE
-            _needs_entry(engine.image(self._client, reference), reference)
+            needs_entry(engine.image(self._client, reference), reference)
         return []
 
     # -- forward ------------------------------------------------------------------------------
@@ -104,15 +94,11 @@ class DockerBackend(Backend[DockerRequest]):
         return handles.write(_SCHEME, "local", request.job)
 
     def send(self, request: DockerRequest) -> str:
-        client = self._client
-        image = engine.image(client, request.image)
-        with_entry = request.has_entry and _needs_entry(image, request.image)
+        image = engine.image(self._client, request.image)
         folder = self._home / request.job
-        with _kept_files(folder), locks.held(folder / _LOCK):
+        with _writing_to(folder), locks.held(folder / _LOCK):
             try:
-                _share(client, request)
-                addresses = _make_network(client, request)
-                _make_containers(client, request, addresses, with_entry=with_entry)
+                start(self._client, request, image)
             except BaseException:
                 self._remove(request.job)
                 shutil.rmtree(folder, ignore_errors=True)
@@ -133,25 +119,25 @@ class DockerBackend(Backend[DockerRequest]):
     def restart(self, handle: str) -> None:
         """Restart containers that have ended, with the same files and command."""
 
-        def start(item: Container) -> None:
+        def restart(item: Container) -> None:
             with engine.translated(f"starting node {item.node} again"):
                 self._client.start(item.id)
 
-        _each(self._containers(_job(handle)), start)
+        engine.each(self._containers(_job(handle)), restart)
 
     def status(self, handle: str) -> NativeStatus:
         """Return the job's status; once the job has ended, save it and free its resources."""
         job = _job(handle)
-        kept = _kept(self._home / job)
-        if kept is not None:
-            return kept
+        saved = _saved_status(self._home / job)
+        if saved is not None:
+            return saved
         try:
             return self._status_now(job)
         except BackendError:
             # Another cloudjob may have saved it meanwhile and removed its containers.
-            kept = _kept(self._home / job)
-            if kept is not None:
-                return kept
+            saved = _saved_status(self._home / job)
+            if saved is not None:
+                return saved
             raise
 
     def _status_now(self, job: str) -> NativeStatus:
@@ -162,23 +148,23 @@ class DockerBackend(Backend[DockerRequest]):
         if not found:
             raise JobNotFound(f"looking for job {job}: the engine has no such job")
         if self._has_ended(found) or (not is_sending and any(item.is_new for item in found)):
-            return self._keep(job)
-        self._tend(found, folder)
+            return self._save(job)
+        self._supervise(found, folder)
         return status_of(found, is_cancelled=False, has_ended=False)
 
     def logs(self, handle: str, node: int | None, *, follow: bool) -> Iterator[tuple[int, bytes]]:
         job = _job(handle)
         folder = self._home / job
-        if _kept(folder) is None:
+        if _saved_status(folder) is None:
             found = self._containers(job)
             if found:
                 sources = [
                     self._source(item, folder) for item in found if node in (None, item.node)
                 ]
                 pieces = logs.read_all(self._client, sources, follow=follow)
-                yield from self._tended(job, pieces) if follow else pieces
+                yield from self._supervised(job, pieces) if follow else pieces
                 return
-            if _kept(folder) is None:
+            if _saved_status(folder) is None:
                 raise JobNotFound(f"looking for {handle}: the engine has no such job")
         for index, path in following.node_logs(folder).items():
             if node in (None, index):
@@ -195,10 +181,10 @@ class DockerBackend(Backend[DockerRequest]):
     def cancel(self, handle: str, *, is_urgent: bool = False) -> None:
         job = _job(handle)
         folder = self._home / job
-        found = [] if _kept(folder) else self._containers(job)
+        found = [] if _saved_status(folder) else self._containers(job)
         if not any(item.is_alive for item in found):
             return
-        with _kept_files(folder):
+        with _writing_to(folder):
             (folder / _CANCELLED).touch()
         # Each entry reports to the head and ends by itself; a signal to all of them counts once.
         alive = [item for item in found if item.is_alive]
@@ -271,29 +257,31 @@ class DockerBackend(Backend[DockerRequest]):
         ended = self._inspected([head])[0].ended_at
         return bool(ended) and time.time() - times.seconds_of(ended) > _LEAVE_S
 
-    def _tended(self, job: str, pieces: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
+    def _supervised(
+        self, job: str, pieces: Iterator[tuple[int, bytes]]
+    ) -> Iterator[tuple[int, bytes]]:
         """Check a job while its log is followed, as no other process may do so until it ends."""
-        tend_at = time.monotonic() + _TEND_S
+        supervise_at = time.monotonic() + _SUPERVISE_S
         patience = Patience()
         for piece in pieces:
             yield piece
-            if time.monotonic() >= tend_at:
+            if time.monotonic() >= supervise_at:
                 try:
-                    self._tend(self._containers(job), self._home / job)
+                    self._supervise(self._containers(job), self._home / job)
                     patience.reset()
                 except Unreachable as error:
                     patience.pause(error)
-                tend_at = time.monotonic() + _TEND_S
+                supervise_at = time.monotonic() + _SUPERVISE_S
 
-    def _tend(self, found: list[Container], folder: Path) -> None:
+    def _supervise(self, found: list[Container], folder: Path) -> None:
         """End the nodes of a job that do not end by themselves."""
         if found and self._has_ended(found):
             self._kill([item for item in found if item.is_alive], "SIGKILL")
         elif found:
-            self._end_the_overdue(found, folder)
-            self._end_who_waits(found, folder)
+            self._end_overdue_nodes(found, folder)
+            self._end_waiting_nodes(found, folder)
 
-    def _end_the_overdue(self, found: list[Container], folder: Path) -> None:
+    def _end_overdue_nodes(self, found: list[Container], folder: Path) -> None:
         """End the nodes of a cancelled job that outlive its grace period by far."""
         with contextlib.suppress(FileNotFoundError):
             waited_s = time.time() - (folder / _CANCELLED).stat().st_mtime
@@ -302,7 +290,7 @@ class DockerBackend(Backend[DockerRequest]):
             if waited_s > grace_s + PATIENCE_S:
                 self._kill(alive, "SIGKILL")
 
-    def _end_who_waits(self, found: list[Container], folder: Path) -> None:
+    def _end_waiting_nodes(self, found: list[Container], folder: Path) -> None:
         """Ask nodes to end if they wait for one that ended before it could join."""
         head, over = found[0], [item for item in found if not item.is_alive]
         if head.node == 0 and not head.is_alive:
@@ -317,7 +305,7 @@ class DockerBackend(Backend[DockerRequest]):
                 self._report(head, bad)
             ends = [item.ended_at for item in bad]
             if ends and time.time() - times.seconds_of(min(ends)) > _LOST_S:
-                with _kept_files(folder):
+                with _writing_to(folder):
                     (folder / _ASKED).touch()
                 self._kill([head], "SIGTERM")
 
@@ -329,15 +317,15 @@ class DockerBackend(Backend[DockerRequest]):
             self._reported.add(item.id)
             report = delivery.report(item.node, item.exit_code or 0)
             put = partial(self._client.put_archive, head.id, requests.DELIVERED, report)
-            _unless_gone(put)
+            engine.unless_gone(put)
 
-    def _keep(self, job: str) -> NativeStatus:
+    def _save(self, job: str) -> NativeStatus:
         """Save the logs and state of an ended job, then free its resources in the engine."""
         folder = self._home / job
-        with _kept_files(folder), locks.held(folder / _LOCK):
-            kept = _kept(folder)
-            if kept is not None:
-                return kept
+        with _writing_to(folder), locks.held(folder / _LOCK):
+            saved = _saved_status(folder)
+            if saved is not None:
+                return saved
             found = self._containers(job)
             if not found:
                 raise JobNotFound(f"looking for job {job}: its containers were removed")
@@ -347,17 +335,17 @@ class DockerBackend(Backend[DockerRequest]):
             if (folder / _ASKED).exists():
                 status = blamed(status, found)
             for item in found:
-                self._keep_log(self._source(item, folder))
+                self._save_log(self._source(item, folder))
             _write(folder / _STATE, json.dumps(asdict(status)).encode("ascii"))
             self._remove(job)
         return status
 
-    def _keep_log(self, source: Source) -> None:
-        new = source.kept.with_suffix(".new")
+    def _save_log(self, source: Source) -> None:
+        new = source.saved.with_suffix(".new")
         with new.open("wb") as file:
             for piece in logs.read(self._client, source, follow=False):
                 file.write(piece)
-        new.replace(source.kept)
+        new.replace(source.saved)
 
     def _remove(self, job: str) -> None:
         client = self._client
@@ -365,22 +353,22 @@ class DockerBackend(Backend[DockerRequest]):
         with engine.translated(f"removing what job {job} has in the engine"):
             containers = client.containers(all=True, filters=ours)
             networks = client.networks(filters=ours)
-        _each(
+        engine.each(
             (item["Id"] for item in containers),
-            lambda item: _unless_gone(lambda: client.remove_container(item, force=True, v=True)),
+            lambda item: engine.unless_gone(
+                lambda: client.remove_container(item, force=True, v=True)
+            ),
         )
-        _each(
+        engine.each(
             (item["Id"] for item in networks),
-            lambda item: _unless_gone(lambda: client.remove_network(item)),
+            lambda item: engine.unless_gone(lambda: client.remove_network(item)),
         )
 
     # -- the engine ---------------------------------------------------------------------------
 
-    @property
+    @cached_property
     def _client(self) -> Any:
-        if self._opened is None:
-            self._opened = engine.connect()
-        return self._opened
+        return engine.connect()
 
     def _containers(self, job: str) -> list[Container]:
         """Return the containers of a job by node."""
@@ -393,12 +381,12 @@ class DockerBackend(Backend[DockerRequest]):
             with engine.translated(f"inspecting node {item.node}"):
                 return item.inspected(self._client.inspect_container(item.id))
 
-        return _each(found, inspect)
+        return engine.each(found, inspect)
 
     def _kill(self, found: Iterable[Container], signal: str) -> None:
-        _each(
+        engine.each(
             (item.id for item in found),
-            lambda item: _unless_gone(lambda: self._client.kill(item, signal)),
+            lambda item: engine.unless_gone(lambda: self._client.kill(item, signal)),
         )
 
     def _source(self, item: Container, folder: Path) -> Source:
@@ -410,151 +398,13 @@ class DockerBackend(Backend[DockerRequest]):
     def owner(self) -> str:
         """Return the label that distinguishes our jobs from those of other users of the engine."""
         path = self._home / "owner"
-        try:
+        with _writing_to(self._home), locks.held(self._home / "owner.lock"):
+            if not path.exists():
+                _write(path, os.urandom(8).hex().encode("ascii"))
             return path.read_text(encoding="ascii")
-        except FileNotFoundError:
-            pass
-        with _kept_files(self._home):
-            new = self._home / f"owner-{os.getpid()}"
-            _write(new, os.urandom(8).hex().encode("ascii"))
-            with contextlib.suppress(FileExistsError):
-                os.link(new, path)
-            new.unlink()
-        return path.read_text(encoding="ascii")
 
 
-# -- before the start -----------------------------------------------------------------------------
-
-
-def _needs_entry(image: Mapping[str, Any], reference: str) -> bool:
-    """Whether the image's entry has another version than ours.
-
-    Raises:
-        BackendError: It has none.
-    """
-    config = image.get("Config") or {}
-    if not any(str(word).endswith(_BOOT) for word in config.get("Entrypoint") or ()):
-        raise BackendError(
-            f"starting containers of {reference}: its ENTRYPOINT is not cloudjob's",
-            hint="`cloudjob docs images` shows how to add it; `cloudjob doctor --image` checks it",
-        )
-    return (config.get("Labels") or {}).get(delivery.ENTRY_LABEL) != delivery.entry_digest()
-
-
-def _share(client: Any, request: DockerRequest) -> None:
-    if not (request.folder or request.outputs):
-        return
-    with engine.translated("asking the engine what it is"):
-        options = client.info().get("SecurityOptions") or []
-    maps_users = any("rootless" in option or "userns" in option for option in options)
-    with engine.translated(f"sharing folders with the containers of job {request.job}"):
-        if request.folder:
-            shared_folders.open_to_containers(Path(request.folder), maps_users=maps_users)
-        for path in request.layers:
-            shared_folders.open_to_containers(Path(path), maps_users=maps_users)
-        for path in request.outputs:
-            shared_folders.check_output(Path(path), maps_users=maps_users)
-
-
-def _make_network(client: Any, request: DockerRequest) -> list[str]:
-    """Make the network of the job and return an address for each node.
-
-    A node has to know its address before it starts, and the engine lets us choose addresses only in
-    a network whose range we chose. So the engine picks a free range, which we then choose.
-    """
-    doing = f"making the network of job {request.job}"
-    for attempt in range(3):
-        with engine.translated(doing):
-            network = client.create_network(**_network_words(request))["Id"]
-            pool = client.inspect_network(network)["IPAM"]["Config"][0]
-            client.remove_network(network)
-        pool = {key: pool[key] for key in ("Subnet", "Gateway") if key in pool}
-        try:
-            with engine.translated(doing):
-                client.create_network(**_network_words(request), ipam={"Config": [pool]})
-        except BackendError as error:
-            # Another job has taken this range meanwhile.
-            if attempt == 2 or "overlaps" not in error.message:
-                raise
-            continue
-        break
-    gateway = pool.get("Gateway", "").partition("/")[0]
-    free = (str(address) for address in ip_network(pool["Subnet"]).hosts())
-    addresses = list(islice((item for item in free if item != gateway), len(request.nodes)))
-    if len(addresses) < len(request.nodes):
-        raise BackendError(
-            f"{doing}: {pool['Subnet']} has no room for {len(request.nodes)} nodes",
-            hint="give the engine larger ranges: default-address-pools in its daemon.json",
-        )
-    return addresses
-
-
-def _network_words(request: DockerRequest) -> dict[str, Any]:
-    network = request.network
-    return {
-        "name": network["Name"],
-        "driver": network["Driver"],
-        "labels": network["Labels"],
-        "check_duplicate": network["CheckDuplicate"],
-    }
-
-
-def _make_containers(
-    client: Any, request: DockerRequest, addresses: list[str], *, with_entry: bool
-) -> None:
-    key = new_ssh_key() if request.has_key else b""
-    hosts = tuple(node.host for node in request.nodes)
-    has_driver = _has_log_driver(client)
-    known = [
-        f"{name}:{address}"
-        for names, address in zip(request.aliases, addresses, strict=False)
-        for name in names
-    ]
-
-    def make(index: int) -> str:
-        node = request.nodes[index]
-        config = requests.with_address(node.config, addresses[index])
-        if not has_driver:
-            del config["HostConfig"]["LogConfig"]
-        if known:
-            config["HostConfig"]["ExtraHosts"] = known
-        with engine.translated(f"making the container {node.name}"):
-            made = client.create_container_from_config(config, node.name)["Id"]
-            archive = delivery.archive(node, hosts, key, with_entry=with_entry)
-            client.put_archive(made, "/", archive)
-        return str(made)
-
-    def start(made: str) -> None:
-        with engine.translated(f"starting job {request.job}"):
-            client.start(made)
-
-    _each(_each(range(len(request.nodes)), make), start)
-
-
-def _has_log_driver(client: Any) -> bool:
-    """Whether the engine has our log driver; Podman has others, which are exact too."""
-    with engine.translated("asking the engine what it is"):
-        drivers = (client.info().get("Plugins") or {}).get("Log") or []
-    return requests.LOG_DRIVER in drivers
-
-
-def _each(items: Iterable[_Item], action: Callable[[_Item], _Result]) -> list[_Result]:
-    """Call a function for each item, several at once; raise the first failure at the end."""
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        return [future.result() for future in [pool.submit(action, item) for item in items]]
-
-
-def _unless_gone(action: Callable[[], object]) -> None:
-    """Ignore the engine's error that an object is gone or has ended already."""
-    try:
-        with engine.translated("ending a job"):
-            action()
-    except BackendError as error:
-        if engine.status_code(error) not in (engine.NOT_FOUND, engine.CONFLICT):
-            raise
-
-
-# -- what is kept here ----------------------------------------------------------------------------
+# -- what is saved here ----------------------------------------------------------------------------
 
 
 def _job(handle: str) -> str:
@@ -562,15 +412,15 @@ def _job(handle: str) -> str:
 
 
 @contextlib.contextmanager
-def _kept_files(folder: Path) -> Iterator[None]:
+def _writing_to(folder: Path) -> Iterator[None]:
     """Create our folder; turn ``OSError`` into a readable error."""
     with writing("keeping what is known of a job", folder):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         yield
 
 
-def _kept(folder: Path) -> NativeStatus | None:
-    """Return how a job ended, if that was kept."""
+def _saved_status(folder: Path) -> NativeStatus | None:
+    """Return how a job ended, if that was saved."""
     try:
         values = json.loads((folder / _STATE).read_bytes())
         return NativeStatus(**{**values, "state": JobState(values["state"])})

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
 from cloudjob.errors import BackendError, Unreachable
 
@@ -14,7 +15,12 @@ DEFAULT_HOST = "unix:///var/run/docker.sock"
 # An engine's messages for an object that is already in the wanted state, or gone.
 NOT_FOUND, CONFLICT = 404, 409
 _LIMIT_S = 120
+# Requests sent at once: more would only queue in the engine.
+_AT_ONCE = 8
 _START = "`sudo systemctl start docker`" if sys.platform == "linux" else "start Docker Desktop"
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
 
 
 def connect() -> Any:
@@ -69,6 +75,22 @@ def status_code(error: BaseException | None) -> int:
     cause = error.__cause__ if isinstance(error, BackendError) else error
     response = getattr(cause, "response", None)
     return int(getattr(response, "status_code", 0) or 0)
+
+
+def each(items: Iterable[_Item], action: Callable[[_Item], _Result]) -> list[_Result]:
+    """Call a function for each item, several at once; raise the first failure at the end."""
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        return [future.result() for future in [pool.submit(action, item) for item in items]]
+
+
+def unless_gone(action: Callable[[], object]) -> None:
+    """Call a function; ignore the engine's error that an object is gone or has already ended."""
+    try:
+        with translated("ending a job"):
+            action()
+    except BackendError as error:
+        if status_code(error) not in (NOT_FOUND, CONFLICT):
+            raise
 
 
 @contextlib.contextmanager

@@ -1,10 +1,12 @@
-"""The log of a container: turns the engine's frames into lines, and keeps them when it is gone."""
+"""The log of a container: joins the engine's frames into lines, and continues with a saved log."""
 
 from __future__ import annotations
 
 import struct
 import time
 from collections.abc import Iterator
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,10 +29,12 @@ class Frames:
     Args:
         driver: The log driver. Docker 20.10's ``local`` loses the newline of a line that was cut
             (tried); a piece that is shorter than a cut is then the end of its line.
+        skip_bytes: How many bytes of whole lines to leave out at the beginning.
     """
 
-    def __init__(self, driver: str) -> None:
+    def __init__(self, driver: str, skip_bytes: int = 0) -> None:
         self._restores_newlines = driver == LOG_DRIVER
+        self._skip_bytes = skip_bytes
         self._buffer = bytearray()
         self._parts: dict[int, list[bytes]] = {}
 
@@ -48,7 +52,10 @@ class Frames:
             self._take(stream, bytes(buffer[at + _HEADER.size : end]), done)
             at = end
         del buffer[:at]
-        return b"".join(done)
+        whole = b"".join(done)
+        skipped = min(self._skip_bytes, len(whole))
+        self._skip_bytes -= skipped
+        return whole[skipped:]
 
     def finish(self) -> bytes:
         """Return the last line of a stream that has ended, with a newline added."""
@@ -73,25 +80,49 @@ class Source(NamedTuple):
 
     Args:
         container: The id of its container.
-        kept: The file that has the log when the container is gone.
+        saved: The file that has the log when the container is gone.
     """
 
     node: int
     container: str
     driver: str
-    kept: Path
+    saved: Path
 
 
 def read(client: Any, source: Source, *, follow: bool) -> Iterator[bytes]:
     """Yield the log of one container in whole lines, from the beginning.
 
+    An engine that is restarted breaks the stream, or ends it as if the log were over, while the
+    container runs on (live-restore); the next stream begins with the first frame again. Another
+    cloudjob may save the log and remove the container meanwhile. What it saved is made of the same
+    frames, so reading continues there at the same byte.
+
+    Args:
+        follow: Whether to wait for the end of the container; else what is there now is yielded.
+
     Raises:
-        BackendError: The engine refused, or the container is gone.
+        BackendError: The engine refused, or the container is gone and its log was not saved.
     """
-    frames = Frames(source.driver)
-    for data in _stream(client, source.container, follow=follow):
-        if whole := frames.feed(data):
-            yield whole
+    size_bytes = 0
+    patience = Patience()
+    while True:
+        frames = Frames(source.driver, skip_bytes=size_bytes)
+        try:
+            stream = _stream(client, source.container, follow=follow)
+            for whole in filter(None, map(frames.feed, stream)):
+                patience.reset()
+                size_bytes += len(whole)
+                yield whole
+            if not follow or _has_ended(client, source):
+                break
+            time.sleep(_POLL_S)
+        except BackendError as error:
+            if source.saved.exists():
+                yield from following.read_file(source.saved, size_bytes)
+                return
+            if not (follow and isinstance(error, Unreachable)):
+                raise
+            patience.pause(error)
     if rest := frames.finish():
         yield rest
 
@@ -119,67 +150,21 @@ def read_ends(client: Any, source: Source) -> Iterator[bytes]:
 
 def read_all(client: Any, sources: list[Source], *, follow: bool) -> Iterator[Piece]:
     """Yield the logs of several nodes as they come; an empty piece means that nothing is new."""
+
+    def pieces(source: Source) -> Iterator[Piece]:
+        return ((source.node, whole) for whole in read(client, source, follow=follow))
+
     if not follow:
-        for source in sources:
-            yield from _read_anywhere(client, source, follow=False)
+        yield from chain.from_iterable(map(pieces, sources))
         return
     streams = Streams()
     try:
         for source in sources:
-            streams.add(lambda source=source: _read_anywhere(client, source, follow=True))  # type: ignore[misc]
+            streams.add(partial(pieces, source))
         while not streams.has_ended:
             yield streams.next()
     finally:
         streams.stop()
-
-
-def _read_anywhere(client: Any, source: Source, *, follow: bool) -> Iterator[Piece]:
-    """Yield a log from the engine, and the rest from the saved file if the container is gone.
-
-    Another cloudjob may keep the log and remove the container while we read: what it has kept is
-    made of the same frames, so it goes on at the same byte.
-    """
-    size_bytes = 0
-    try:
-        for whole in _followed(client, source) if follow else read(client, source, follow=False):
-            size_bytes += len(whole)
-            yield source.node, whole
-    except BackendError:
-        if not source.kept.exists():
-            raise
-    for whole in following.read_file(source.kept, size_bytes):
-        yield source.node, whole
-
-
-def _followed(client: Any, source: Source) -> Iterator[bytes]:
-    """Yield a log as it grows until its container has ended.
-
-    An engine that is restarted breaks the stream, or ends it as if the log were over, while the
-    container runs on (live-restore). The next stream begins with the first frame again.
-    """
-    size_bytes = 0
-    patience = Patience()
-    while True:
-        frames = Frames(source.driver)
-        passed = 0
-        try:
-            for data in _stream(client, source.container, follow=True):
-                patience.reset()
-                whole = frames.feed(data)
-                new = whole[max(0, size_bytes - passed) :]
-                passed += len(whole)
-                size_bytes += len(new)
-                if new:
-                    yield new
-            if _has_ended(client, source):
-                if rest := frames.finish():
-                    yield rest
-                return
-            time.sleep(_POLL_S)
-        except Unreachable as error:
-            if source.kept.exists():
-                return
-            patience.pause(error)
 
 
 def _has_ended(client: Any, source: Source) -> bool:
