@@ -33,7 +33,7 @@ elif sys.argv[1:2] == ["--elastic"]:
 elif sys.argv[1:2] == ["--unpack"]:
     import compileall
 
-    from jobentry import archive
+    from jobentry.node import archive
 
     try:
         archive.unpack(sys.argv[2])

@@ -9,9 +9,8 @@ import threading
 import time
 from typing import Callable
 
-from jobentry import masks
-from jobentry.contract import lines
-from jobentry.contract import masks as marks
+from jobentry.contract import lines, masks
+from jobentry.secrets import masking
 
 # The polling interval, and how long an incomplete line (a progress bar) waits for its newline.
 POLL_S = 0.01
@@ -45,7 +44,7 @@ def log_message(text: str) -> None:
     Secrets are masked. On a full disk the message is lost, but the job goes on.
     """
     with _lock, contextlib.suppress(OSError):
-        shown = masks.hide(text).replace("\n", "\n          ")
+        shown = masking.hide(text).replace("\n", "\n          ")
         line = f"jobentry: {shown}\n"
         _copied(line.encode("utf-8", "backslashreplace"))
         sys.stderr.write(line)
@@ -151,9 +150,9 @@ class _Log:
         text, taken = lines.write(self._rank, self._waiting)
         if taken:
             whole, self._waiting = self._waiting[:taken], self._waiting[taken:]
-            secrets = masks.find(whole, self._before)
+            secrets = masking.find(whole, self._before)
             if secrets:
-                text = marks.write(self._rank, whole, secrets)
+                text = masks.write(self._rank, whole, secrets)
             self._since, self._before = time.monotonic(), b""
         pieces = [text] if text else []
         if self._waiting and (is_last or self._is_due()):
@@ -168,10 +167,10 @@ class _Log:
 
     def _part(self) -> bytes:
         part, self._waiting = self._waiting, b""
-        secrets = masks.find(part, self._before, is_part=True)
-        kept_bytes = masks.longest_bytes()
+        secrets = masking.find(part, self._before, is_part=True)
+        kept_bytes = masking.longest_bytes()
         self._before = (self._before + part)[-kept_bytes:] if kept_bytes else b""
-        return marks.write_part(self._rank, part, secrets)
+        return masks.write_part(self._rank, part, secrets)
 
     def _read(self) -> bytes:
         if self._file < 0:
@@ -191,8 +190,8 @@ def last_lines(path: str, count: int = 20, limit_bytes: int = 16384) -> list[str
         with open(path, "rb") as file:
             size = file.seek(0, os.SEEK_END)
             # More than is kept, so that no secret is cut.
-            file.seek(max(0, size - limit_bytes - masks.longest_bytes()))
-            data = masks.hide_bytes(file.read())[-limit_bytes:]
+            file.seek(max(0, size - limit_bytes - masking.longest_bytes()))
+            data = masking.hide_bytes(file.read())[-limit_bytes:]
     except OSError:
         return []
     text = data.decode("utf-8", "replace").rstrip("\n")

@@ -15,7 +15,7 @@ import time
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, NamedTuple, Sequence
 
-from jobentry import masks, plan, private_environ
+from jobentry import plan
 from jobentry.contract import env, exits, names, paths, variables
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.paths import NodePaths
@@ -52,6 +52,7 @@ from jobentry.node.tools import (
     start_module,
     start_version,
 )
+from jobentry.secrets import masking, private_environ
 from jobentry.staging.stage import stage
 
 if TYPE_CHECKING:
@@ -137,7 +138,7 @@ def main(argv: Sequence[str]) -> int:
         sys.stderr.write(USAGE)
         return exits.ENTRY_FAILED
     _read_delivered_variables()
-    masks.learn(os.environ)
+    masking.learn(os.environ)
     try:
         node = env.read(os.environ)
     except env.EnvError as error:
@@ -560,8 +561,8 @@ def _write_record(uri: str, record: exits.ExitRecord, *, is_cancelled: bool = Fa
 
 def _masked(failure: exits.Failure) -> exits.Failure:
     return failure._replace(
-        message=masks.hide(failure.message),
-        last_lines=tuple(masks.hide(line) for line in failure.last_lines),
+        message=masking.hide(failure.message),
+        last_lines=tuple(masking.hide(line) for line in failure.last_lines),
     )
 
 

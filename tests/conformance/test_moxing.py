@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import moxing as mox
-from jobentry import private_environ
+from jobentry.secrets import private_environ
 from moxing.framework.file import file_io
 from tests.support.servers import ACCESS_KEY, SECRET_KEY, Server, boto3_client
 

@@ -23,9 +23,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cloudjob.store.s3 import S3Store, bucket_uri
-from jobentry import objects, private_environ
+from jobentry import objects
 from jobentry.contract import names, sigv4, variables
 from jobentry.objects import ObjectError, ObjectMissing, client, s3
+from jobentry.secrets import private_environ
 from tests.support.servers import (
     ACCESS_KEY,
     HANG,

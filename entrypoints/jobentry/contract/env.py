@@ -10,58 +10,7 @@ import json
 import re
 from typing import Mapping, NamedTuple
 
-from jobentry.contract import devices
-from jobentry.contract.names import (
-    CARRIED_PREFIXES,
-    CLOUDJOB_CODE_DIGEST,
-    CLOUDJOB_CODE_URI,
-    CLOUDJOB_CONTROL_DIR,
-    CLOUDJOB_DELIVERED,
-    CLOUDJOB_DEVICE_TARGET,
-    CLOUDJOB_DEVICES,
-    CLOUDJOB_ENV_NAMES,
-    CLOUDJOB_FIRST_VERSION,
-    CLOUDJOB_GRACE_S,
-    CLOUDJOB_INPUT_NODES,
-    CLOUDJOB_INPUTS,
-    CLOUDJOB_JOB,
-    CLOUDJOB_LAUNCHER,
-    CLOUDJOB_MIN_NODES,
-    CLOUDJOB_NODE_DIR,
-    CLOUDJOB_OUTPUT_LIMIT_S,
-    CLOUDJOB_OUTPUT_SYNC_S,
-    CLOUDJOB_OUTPUTS,
-    CLOUDJOB_PARALLEL_MODE,
-    CLOUDJOB_PROCS_PER_NODE,
-    CLOUDJOB_RECORD_URI,
-    CLOUDJOB_RESTORE_OUTPUTS,
-    CLOUDJOB_SEARCH_MODE,
-    CLOUDJOB_SECRET_NAMES,
-    CLOUDJOB_SSH_KEY,
-    CLOUDJOB_STALL_S,
-    CLOUDJOB_START_TIMEOUT_S,
-    CLOUDJOB_TIMEOUT_S,
-    MA_NUM_GPUS,
-    MA_NUM_HOSTS,
-    MA_NUM_NPUS,
-    MA_SCRIPT_INTERPRETER,
-    MA_TASK_INDEX,
-    MA_TASK_NAME,
-    MA_VJ_NAME,
-    OPENMPI_BIND_ARGS,
-    OPENMPI_EXTRA_ARGS,
-    OPENMPI_HOST_FILE_PATH,
-    OPENMPI_MCA_ARGS,
-    OPENMPI_NP,
-    OPENMPI_X_ARGS,
-    PER_NODE,
-    SSHD_PORT,
-    TUNE_ENV_FILE,
-    VC_TASK_INDEX,
-    VC_WORKER_HOSTS,
-    VC_WORKER_NUM,
-    VK_TASK_INDEX,
-)
+from jobentry.contract import devices, names
 
 DEFAULT_SSHD_PORT = 38888
 DEFAULT_GRACE_S = 10.0
@@ -208,57 +157,57 @@ def is_listed(number: int, text: str) -> bool:
 
 def is_carried(name: str, node: NodeEnv) -> bool:
     """Whether the head's value of ``name`` goes to the ranks of every node."""
-    if name in PER_NODE or name in node.secret_names:
+    if name in names.PER_NODE or name in node.secret_names:
         return False
-    return name == "PATH" or name in node.env_names or name.startswith(CARRIED_PREFIXES)
+    return name == "PATH" or name in node.env_names or name.startswith(names.CARRIED_PREFIXES)
 
 
 def write(node: NodeEnv) -> dict[str, str]:
     """Return the variables from which ``read`` restores ``node``."""
     text = {
-        CLOUDJOB_JOB: node.job,
-        VC_TASK_INDEX: str(node.node),
-        VK_TASK_INDEX: str(node.node),
-        VC_WORKER_HOSTS: ",".join(node.hosts),
-        VC_WORKER_NUM: str(node.nodes),
-        MA_NUM_HOSTS: str(node.nodes),
-        CLOUDJOB_PROCS_PER_NODE: str(node.slots),
-        CLOUDJOB_LAUNCHER: node.launcher,
-        SSHD_PORT: str(node.sshd_port),
-        CLOUDJOB_GRACE_S: repr(node.grace_s),
-        CLOUDJOB_TIMEOUT_S: repr(node.timeout_s),
-        CLOUDJOB_START_TIMEOUT_S: repr(node.start_timeout_s),
+        names.CLOUDJOB_JOB: node.job,
+        names.VC_TASK_INDEX: str(node.node),
+        names.VK_TASK_INDEX: str(node.node),
+        names.VC_WORKER_HOSTS: ",".join(node.hosts),
+        names.VC_WORKER_NUM: str(node.nodes),
+        names.MA_NUM_HOSTS: str(node.nodes),
+        names.CLOUDJOB_LAUNCHER: node.launcher,
+        names.SSHD_PORT: str(node.sshd_port),
+        names.CLOUDJOB_GRACE_S: repr(node.grace_s),
+        names.CLOUDJOB_TIMEOUT_S: repr(node.timeout_s),
+        names.CLOUDJOB_START_TIMEOUT_S: repr(node.start_timeout_s),
     }
     optional = {
-        MA_SCRIPT_INTERPRETER: node.interpreter,
-        CLOUDJOB_CODE_URI: node.code_uri,
-        CLOUDJOB_CODE_DIGEST: node.code_digest,
-        CLOUDJOB_RECORD_URI: node.record_uri,
-        CLOUDJOB_NODE_DIR: node.node_dir,
-        CLOUDJOB_CONTROL_DIR: node.control_dir,
-        CLOUDJOB_DELIVERED: node.delivered_dir,
-        CLOUDJOB_SSH_KEY: node.ssh_key,
-        CLOUDJOB_ENV_NAMES: " ".join(node.env_names),
-        CLOUDJOB_SECRET_NAMES: " ".join(node.secret_names),
-        CLOUDJOB_INPUTS: _pairs_text(node.inputs),
-        CLOUDJOB_INPUT_NODES: _pairs_text(node.input_nodes),
-        CLOUDJOB_OUTPUTS: _pairs_text(node.outputs),
-        **_outputs_text(node),
-        OPENMPI_HOST_FILE_PATH: node.open_mpi.host_file,
-        TUNE_ENV_FILE: node.open_mpi.tune_file,
-        CLOUDJOB_MIN_NODES: str(node.min_nodes or ""),
-        CLOUDJOB_FIRST_VERSION: "1" if node.first_version else "",
-        CLOUDJOB_STALL_S: "" if node.stall_s == DEFAULT_STALL_S else repr(node.stall_s),
-        CLOUDJOB_DEVICE_TARGET: node.mindspore.device_target,
-        CLOUDJOB_PARALLEL_MODE: node.mindspore.parallel_mode,
-        CLOUDJOB_SEARCH_MODE: node.mindspore.search_mode,
-        CLOUDJOB_DEVICES: "\n".join(node.mindspore.devices),
+        # Without it, the node counts its devices.
+        names.CLOUDJOB_PROCS_PER_NODE: str(node.slots or ""),
+        names.MA_SCRIPT_INTERPRETER: node.interpreter,
+        names.CLOUDJOB_CODE_URI: node.code_uri,
+        names.CLOUDJOB_CODE_DIGEST: node.code_digest,
+        names.CLOUDJOB_RECORD_URI: node.record_uri,
+        names.CLOUDJOB_NODE_DIR: node.node_dir,
+        names.CLOUDJOB_CONTROL_DIR: node.control_dir,
+        names.CLOUDJOB_DELIVERED: node.delivered_dir,
+        names.CLOUDJOB_SSH_KEY: node.ssh_key,
+        names.CLOUDJOB_ENV_NAMES: " ".join(node.env_names),
+        names.CLOUDJOB_SECRET_NAMES: " ".join(node.secret_names),
+        names.CLOUDJOB_INPUTS: _pairs_text(node.inputs),
+        names.CLOUDJOB_INPUT_NODES: _pairs_text(node.input_nodes),
+        names.CLOUDJOB_OUTPUTS: _pairs_text(node.outputs),
+        names.CLOUDJOB_RESTORE_OUTPUTS: _unless(RESTORE_NONE, node.restore_outputs),
+        names.CLOUDJOB_OUTPUT_SYNC_S: _unless(DEFAULT_OUTPUT_SYNC_S, node.output_sync_s),
+        names.CLOUDJOB_OUTPUT_LIMIT_S: _unless(DEFAULT_OUTPUT_LIMIT_S, node.output_limit_s),
+        names.OPENMPI_HOST_FILE_PATH: node.open_mpi.host_file,
+        names.TUNE_ENV_FILE: node.open_mpi.tune_file,
+        names.CLOUDJOB_MIN_NODES: str(node.min_nodes or ""),
+        names.CLOUDJOB_FIRST_VERSION: "1" if node.first_version else "",
+        names.CLOUDJOB_STALL_S: _unless(DEFAULT_STALL_S, node.stall_s),
+        names.CLOUDJOB_DEVICE_TARGET: node.mindspore.device_target,
+        names.CLOUDJOB_PARALLEL_MODE: node.mindspore.parallel_mode,
+        names.CLOUDJOB_SEARCH_MODE: node.mindspore.search_mode,
+        names.CLOUDJOB_DEVICES: "\n".join(node.mindspore.devices),
     }
     text.update({name: value for name, value in optional.items() if value})
     text.update(_open_mpi_text(node.open_mpi))
-    if not node.slots:
-        # The node counts its devices.
-        del text[CLOUDJOB_PROCS_PER_NODE]
     return text
 
 
@@ -270,55 +219,55 @@ def read(environ: Mapping[str, str]) -> NodeEnv:
     """
     reader = _Reader(environ)
     hosts = reader.hosts()
-    node = reader.first_number((MA_TASK_INDEX, VC_TASK_INDEX, VK_TASK_INDEX), 0)
+    node = reader.first_number((names.MA_TASK_INDEX, names.VC_TASK_INDEX, names.VK_TASK_INDEX), 0)
     if node >= len(hosts):
         reader.problems.append(
             "this node has the index %d, but there are %d nodes in %s"
-            % (node, len(hosts), VC_WORKER_HOSTS)
+            % (node, len(hosts), names.VC_WORKER_HOSTS)
         )
     result = NodeEnv(
         job=reader.job(),
         node=node,
         hosts=hosts,
         slots=reader.slots(),
-        launcher=environ.get(CLOUDJOB_LAUNCHER) or "mpirun",
-        interpreter=environ.get(MA_SCRIPT_INTERPRETER, ""),
-        code_uri=environ.get(CLOUDJOB_CODE_URI, ""),
-        code_digest=environ.get(CLOUDJOB_CODE_DIGEST, ""),
-        record_uri=environ.get(CLOUDJOB_RECORD_URI, ""),
-        node_dir=environ.get(CLOUDJOB_NODE_DIR, ""),
-        control_dir=environ.get(CLOUDJOB_CONTROL_DIR, ""),
-        delivered_dir=environ.get(CLOUDJOB_DELIVERED, ""),
-        stall_s=reader.seconds(CLOUDJOB_STALL_S, DEFAULT_STALL_S),
-        ssh_key=environ.get(CLOUDJOB_SSH_KEY, ""),
-        sshd_port=reader.port(SSHD_PORT, DEFAULT_SSHD_PORT),
-        env_names=reader.names(CLOUDJOB_ENV_NAMES),
-        secret_names=reader.names(CLOUDJOB_SECRET_NAMES),
-        inputs=reader.pairs(CLOUDJOB_INPUTS),
-        input_nodes=reader.lists(CLOUDJOB_INPUT_NODES),
-        outputs=reader.pairs(CLOUDJOB_OUTPUTS),
-        restore_outputs=reader.choice(CLOUDJOB_RESTORE_OUTPUTS, RESTORES),
-        output_sync_s=reader.seconds(CLOUDJOB_OUTPUT_SYNC_S, DEFAULT_OUTPUT_SYNC_S),
-        output_limit_s=reader.seconds(CLOUDJOB_OUTPUT_LIMIT_S, DEFAULT_OUTPUT_LIMIT_S),
-        grace_s=reader.seconds(CLOUDJOB_GRACE_S, DEFAULT_GRACE_S),
-        timeout_s=reader.seconds(CLOUDJOB_TIMEOUT_S, 0.0),
-        start_timeout_s=reader.seconds(CLOUDJOB_START_TIMEOUT_S, DEFAULT_START_TIMEOUT_S),
-        min_nodes=reader.nodes(CLOUDJOB_MIN_NODES, len(hosts)),
-        first_version=environ.get(CLOUDJOB_FIRST_VERSION, "") == "1",
+        launcher=environ.get(names.CLOUDJOB_LAUNCHER) or "mpirun",
+        interpreter=environ.get(names.MA_SCRIPT_INTERPRETER, ""),
+        code_uri=environ.get(names.CLOUDJOB_CODE_URI, ""),
+        code_digest=environ.get(names.CLOUDJOB_CODE_DIGEST, ""),
+        record_uri=environ.get(names.CLOUDJOB_RECORD_URI, ""),
+        node_dir=environ.get(names.CLOUDJOB_NODE_DIR, ""),
+        control_dir=environ.get(names.CLOUDJOB_CONTROL_DIR, ""),
+        delivered_dir=environ.get(names.CLOUDJOB_DELIVERED, ""),
+        stall_s=reader.seconds(names.CLOUDJOB_STALL_S, DEFAULT_STALL_S),
+        ssh_key=environ.get(names.CLOUDJOB_SSH_KEY, ""),
+        sshd_port=reader.port(names.SSHD_PORT, DEFAULT_SSHD_PORT),
+        env_names=reader.names(names.CLOUDJOB_ENV_NAMES),
+        secret_names=reader.names(names.CLOUDJOB_SECRET_NAMES),
+        inputs=reader.pairs(names.CLOUDJOB_INPUTS),
+        input_nodes=reader.lists(names.CLOUDJOB_INPUT_NODES),
+        outputs=reader.pairs(names.CLOUDJOB_OUTPUTS),
+        restore_outputs=reader.choice(names.CLOUDJOB_RESTORE_OUTPUTS, RESTORES),
+        output_sync_s=reader.seconds(names.CLOUDJOB_OUTPUT_SYNC_S, DEFAULT_OUTPUT_SYNC_S),
+        output_limit_s=reader.seconds(names.CLOUDJOB_OUTPUT_LIMIT_S, DEFAULT_OUTPUT_LIMIT_S),
+        grace_s=reader.seconds(names.CLOUDJOB_GRACE_S, DEFAULT_GRACE_S),
+        timeout_s=reader.seconds(names.CLOUDJOB_TIMEOUT_S, 0.0),
+        start_timeout_s=reader.seconds(names.CLOUDJOB_START_TIMEOUT_S, DEFAULT_START_TIMEOUT_S),
+        min_nodes=reader.nodes(names.CLOUDJOB_MIN_NODES, len(hosts)),
+        first_version=environ.get(names.CLOUDJOB_FIRST_VERSION, "") == "1",
         open_mpi=OpenMpi(
-            np=reader.ranks(OPENMPI_NP),
-            host_file=reader.path(OPENMPI_HOST_FILE_PATH),
-            tune_file=reader.path(TUNE_ENV_FILE),
-            bind_args=environ.get(OPENMPI_BIND_ARGS),
-            x_args=environ.get(OPENMPI_X_ARGS),
-            mca_args=environ.get(OPENMPI_MCA_ARGS),
-            extra_args=environ.get(OPENMPI_EXTRA_ARGS),
+            np=reader.ranks(names.OPENMPI_NP),
+            host_file=reader.path(names.OPENMPI_HOST_FILE_PATH),
+            tune_file=reader.path(names.TUNE_ENV_FILE),
+            bind_args=environ.get(names.OPENMPI_BIND_ARGS),
+            x_args=environ.get(names.OPENMPI_X_ARGS),
+            mca_args=environ.get(names.OPENMPI_MCA_ARGS),
+            extra_args=environ.get(names.OPENMPI_EXTRA_ARGS),
         ),
         mindspore=MindSpore(
-            device_target=environ.get(CLOUDJOB_DEVICE_TARGET, ""),
-            parallel_mode=environ.get(CLOUDJOB_PARALLEL_MODE, ""),
-            search_mode=environ.get(CLOUDJOB_SEARCH_MODE, ""),
-            devices=reader.devices(CLOUDJOB_DEVICES),
+            device_target=environ.get(names.CLOUDJOB_DEVICE_TARGET, ""),
+            parallel_mode=environ.get(names.CLOUDJOB_PARALLEL_MODE, ""),
+            search_mode=environ.get(names.CLOUDJOB_SEARCH_MODE, ""),
+            devices=reader.devices(names.CLOUDJOB_DEVICES),
         ),
     )
     if reader.problems:
@@ -335,12 +284,12 @@ class _Reader:
 
     def slots(self) -> int:
         """Return the slots of this node: as many as it was given, else one for each device."""
-        devices = [self.first_number((name,), 0) for name in (MA_NUM_GPUS, MA_NUM_NPUS)]
-        return self.first_number((CLOUDJOB_PROCS_PER_NODE,), max(devices)) or 1
+        devices = [self.first_number((name,), 0) for name in (names.MA_NUM_GPUS, names.MA_NUM_NPUS)]
+        return self.first_number((names.CLOUDJOB_PROCS_PER_NODE,), max(devices)) or 1
 
-    def first_number(self, names: tuple[str, ...], default: int) -> int:
-        """Return the first of ``names`` that is set and not empty, as a whole number."""
-        for name in names:
+    def first_number(self, variables: tuple[str, ...], default: int) -> int:
+        """Return the first of ``variables`` that is set and not empty, as a whole number."""
+        for name in variables:
             text = self.environ.get(name, "")
             if not text:
                 continue
@@ -399,7 +348,7 @@ class _Reader:
 
     def job(self) -> str:
         """Return the job's id, which is used in paths and shell commands."""
-        for name in (CLOUDJOB_JOB, MA_VJ_NAME):
+        for name in (names.CLOUDJOB_JOB, names.MA_VJ_NAME):
             text = self.environ.get(name, "")
             if text and not _is_host(text):
                 self.problems.append(f"{name}={_shown(text)!r} is not a job id")
@@ -460,23 +409,23 @@ class _Reader:
 
     def hosts(self) -> tuple[str, ...]:
         """Return the host names of the job's nodes: the listed ones, or the platform's pattern."""
-        listed = self.environ.get(VC_WORKER_HOSTS, "")
-        count = self.first_number((MA_NUM_HOSTS, VC_WORKER_NUM), 0)
+        listed = self.environ.get(names.VC_WORKER_HOSTS, "")
+        count = self.first_number((names.MA_NUM_HOSTS, names.VC_WORKER_NUM), 0)
         if listed:
             return self._listed_hosts(listed, count)
         if count <= 1:
             return ("localhost",)
-        job = self.environ.get(MA_VJ_NAME, "")
+        job = self.environ.get(names.MA_VJ_NAME, "")
         if not job or count > 100000:
             self.problems.append(
                 "%d nodes, but neither %s nor %s gives their names"
-                % (count, VC_WORKER_HOSTS, MA_VJ_NAME)
+                % (count, names.VC_WORKER_HOSTS, names.MA_VJ_NAME)
             )
             return ("localhost",)
-        task = self.environ.get(MA_TASK_NAME) or "worker"
+        task = self.environ.get(names.MA_TASK_NAME) or "worker"
         if not _is_host(f"{job}-{task}"):
             self.problems.append(
-                f"{MA_VJ_NAME}={_shown(job)!r} and {MA_TASK_NAME}={_shown(task)!r}"
+                f"{names.MA_VJ_NAME}={_shown(job)!r} and {names.MA_TASK_NAME}={_shown(task)!r}"
                 " do not form a host name"
             )
         return tuple("%s-%s-%d.%s" % (job, task, i, job) for i in range(count))
@@ -484,12 +433,15 @@ class _Reader:
     def _listed_hosts(self, listed: str, count: int) -> tuple[str, ...]:
         hosts = tuple(host.strip() for host in listed.split(","))
         if any(not _is_host(host) for host in hosts):
-            self.problems.append(f"{VC_WORKER_HOSTS}={_shown(listed)!r} is not a list of hosts")
+            self.problems.append(
+                f"{names.VC_WORKER_HOSTS}={_shown(listed)!r} is not a list of hosts"
+            )
         if len(set(hosts)) != len(hosts):
-            self.problems.append(f"{VC_WORKER_HOSTS} names a host twice")
+            self.problems.append(f"{names.VC_WORKER_HOSTS} names a host twice")
         if count and count != len(hosts):
             self.problems.append(
-                "%s lists %d hosts, but there should be %d" % (VC_WORKER_HOSTS, len(hosts), count)
+                "%s lists %d hosts, but there should be %d"
+                % (names.VC_WORKER_HOSTS, len(hosts), count)
             )
         return hosts
 
@@ -507,23 +459,17 @@ def _pairs_text(pairs: tuple[tuple[str, str], ...]) -> str:
     return json.dumps(dict(pairs)) if pairs else ""
 
 
-def _outputs_text(node: NodeEnv) -> dict[str, str]:
-    """Return the variables that differ from the default; fewer clutter the ranks' environment."""
-    default_node = NodeEnv()
-    text = {
-        CLOUDJOB_RESTORE_OUTPUTS: (node.restore_outputs, default_node.restore_outputs),
-        CLOUDJOB_OUTPUT_SYNC_S: (node.output_sync_s, default_node.output_sync_s),
-        CLOUDJOB_OUTPUT_LIMIT_S: (node.output_limit_s, default_node.output_limit_s),
-    }
-    return {name: str(value) for name, (value, default) in text.items() if value != default}
+def _unless(default: object, value: object) -> str:
+    """Return ``value`` as text, or "" for the default, so that ranks get fewer variables."""
+    return "" if value == default else str(value)
 
 
 def _open_mpi_text(open_mpi: OpenMpi) -> dict[str, str]:
     text = {
-        OPENMPI_BIND_ARGS: open_mpi.bind_args,
-        OPENMPI_X_ARGS: open_mpi.x_args,
-        OPENMPI_MCA_ARGS: open_mpi.mca_args,
-        OPENMPI_EXTRA_ARGS: open_mpi.extra_args,
-        OPENMPI_NP: None if open_mpi.np is None else str(open_mpi.np),
+        names.OPENMPI_BIND_ARGS: open_mpi.bind_args,
+        names.OPENMPI_X_ARGS: open_mpi.x_args,
+        names.OPENMPI_MCA_ARGS: open_mpi.mca_args,
+        names.OPENMPI_EXTRA_ARGS: open_mpi.extra_args,
+        names.OPENMPI_NP: None if open_mpi.np is None else str(open_mpi.np),
     }
     return {name: value for name, value in text.items() if value is not None}

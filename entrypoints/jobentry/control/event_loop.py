@@ -6,25 +6,22 @@ not end a start that hangs, and leaves ranks behind when it is killed (tried on 
 
 from __future__ import annotations
 
-import contextlib
-import glob
 import heapq
 import os
 import selectors
-import shutil
 import signal
 import threading
 import time
 from types import FrameType
-from typing import Callable, Collection
+from typing import Callable
 
-from jobentry import linux
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.paths import NodePaths
 from jobentry.control.messages import Lines
 from jobentry.log import Relay
 from jobentry.node.journal import Journal
 from jobentry.node.local_ranks import End, LocalRanks
+from jobentry.system import processes
 
 # Seconds that ranks have to end after the job has failed, before they are killed.
 ABORT_S = 1.0
@@ -127,7 +124,7 @@ class NodeLoop:
         if self._has_dead_children and now >= self._reap_at:
             self._has_dead_children = False
             self._reap_at = now + _REAP_S
-            reap(self.own)
+            processes.reap(self.own)
 
     def run_aside(self, work: Callable[[], str], is_late: Callable[[], bool]) -> str:
         """Run ``work`` in a thread while the loop continues, and return its result.
@@ -177,7 +174,7 @@ class NodeLoop:
         """End the remaining ranks, and show their last output."""
         self.ranks.kill()
         self.ranks.release()
-        sweep(keep)
+        processes.sweep(keep)
         self.relay.finish()
 
     def _watch(self, wrapper: int) -> None:
@@ -226,87 +223,3 @@ def _nothing() -> None:
 
 def _wake_only(_number: int, _frame: FrameType | None) -> None:
     """Do nothing: without a handler no byte would be written."""
-
-
-def adopt_orphans() -> None:
-    """Adopt the processes that descendants leave behind, so that they can be ended."""
-    linux.prctl()(linux.ADOPT_ORPHANS, 1)
-
-
-def reap(own: Collection[int]) -> None:
-    """Reap the children that have ended, except ``own``, which other code waits for.
-
-    A script of days that starts programs, which start others and end, would fill the table of
-    processes: what they leave is ours (``adopt_orphans``), and not that of the container's init.
-    """
-    for child in children():
-        if child not in own:
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(child, os.WNOHANG)
-
-
-def sweep(keep: Collection[int] = ()) -> None:
-    """Kill our descendants, except the processes in ``keep``."""
-    for _ in range(100):
-        found = [child for child in children() if child not in keep]
-        if not found:
-            return
-        for child in found:
-            with contextlib.suppress(OSError):
-                os.kill(child, signal.SIGKILL)
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(child, 0)
-
-
-def children() -> list[int]:
-    """Return the processes whose parent we are."""
-    found = []
-    for process in _processes():
-        with contextlib.suppress(OSError, IndexError):
-            # The name of a program may hold blanks and brackets; the last bracket ends it.
-            text = _of(process, "stat").rpartition(b")")[2]
-            if int(text.split()[1]) == os.getpid():
-                found.append(process)
-    return found
-
-
-def end_daemons(node_dir: str) -> list[int]:
-    """Kill the daemons of mpirun on the node with this folder; return their process ids."""
-    mark = b"\0CLOUDJOB_NODE_DIR=" + os.fsencode(node_dir) + b"\0"
-    ended = []
-    for process in _processes():
-        with contextlib.suppress(OSError):
-            program = os.path.basename(_of(process, "cmdline").partition(b"\0")[0])
-            if program in _DAEMONS and mark in b"\0" + _of(process, "environ"):
-                os.kill(process, signal.SIGKILL)
-                ended.append(process)
-    return ended
-
-
-_DAEMONS = (b"orted", b"prted", b"hydra_pmi_proxy", b"hydra_bstrap_proxy")
-
-
-def remove_sessions(processes: Collection[int]) -> None:
-    """Remove the temporary folders that killed processes of Open MPI have left.
-
-    By process id, and never all: other jobs may share the folder. 4.1 makes ompi.HOST.UID/pid.ID,
-    or jf.JOB with the id in the names of its files; 5.0 makes ompi.ID and prted.ID.
-    """
-    top = glob.escape(os.environ.get("TMPDIR") or "/tmp")
-    for process in processes:
-        found = glob.glob("%s/*.%d" % (top, process)) + glob.glob(
-            "%s/ompi.*/pid.%d" % (top, process)
-        )
-        inner = glob.glob("%s/ompi.*/jf.*/*_%d" % (top, process))
-        for path in found + [os.path.dirname(path) for path in inner]:
-            if os.path.basename(path).startswith(("ompi.", "prted.", "pid.", "jf.")):
-                shutil.rmtree(path, ignore_errors=True)
-
-
-def _processes() -> list[int]:
-    return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
-
-
-def _of(process: int, name: str) -> bytes:
-    with open("/proc/%d/%s" % (process, name), "rb") as file:
-        return file.read()

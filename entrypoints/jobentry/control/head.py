@@ -14,7 +14,7 @@ from jobentry.contract.exits import Failure
 from jobentry.contract.journal import Phase
 from jobentry.contract.paths import NodePaths
 from jobentry.control.bring_up import BringUp
-from jobentry.control.event_loop import STOPPED_LIMIT_S, NodeLoop, adopt_orphans, is_late
+from jobentry.control.event_loop import STOPPED_LIMIT_S, NodeLoop, is_late
 from jobentry.control.job_context import JobContext
 from jobentry.control.launch_processes import LaunchProcesses
 from jobentry.control.messages import Message
@@ -28,6 +28,7 @@ from jobentry.log import log_message
 from jobentry.node.journal import Journal
 from jobentry.node.local_ranks import BadEnd
 from jobentry.plan import LaunchPlan
+from jobentry.system.processes import adopt_orphans
 
 if TYPE_CHECKING:
     from jobentry.control.elastic_hosts import ElasticHosts

@@ -14,8 +14,8 @@ import time
 from jobentry.contract import exits
 from jobentry.contract.exits import Failure
 from jobentry.control import startup_timeout
-from jobentry.control.event_loop import children, remove_sessions, sweep
 from jobentry.control.job_context import JobContext
+from jobentry.control.mpirun_cleanup import remove_sessions
 from jobentry.control.verdict import (
     LaunchEnd,
     Outcome,
@@ -27,6 +27,7 @@ from jobentry.control.verdict import (
 from jobentry.log import log_message
 from jobentry.node.journal import Journal
 from jobentry.node.local_ranks import End
+from jobentry.system.processes import children, sweep
 
 # Seconds to wait for a rank's report after mpirun has failed without a reason.
 REASON_S = 1.0

@@ -12,6 +12,7 @@ from typing import Callable, NamedTuple
 from jobentry.contract.exits import MEMORY_GUESS, Failure
 from jobentry.contract.paths import NodePaths
 from jobentry.log import last_lines, log_message
+from jobentry.system import linux
 
 # Lines and bytes of a rank's log in its report; fewer for a rank that ended with 0, which is to
 # blame only if it should not have ended.
@@ -242,8 +243,7 @@ def _message(end: End) -> str:
 def _is_alive(process: int) -> bool:
     """Whether a process exists and is not a zombie."""
     try:
-        with open("/proc/%d/stat" % process, "rb") as file:
-            return file.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
+        return linux.stat(process)[0] not in (b"Z", b"X")
     except FileNotFoundError:
         return not os.path.isdir("/proc/self")
     except (OSError, IndexError):

@@ -8,7 +8,7 @@ import re
 import subprocess
 from typing import TYPE_CHECKING, Mapping, Sequence
 
-from jobentry import plan, private_environ
+from jobentry import plan
 from jobentry.contract import exits, launchers, names, paths
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.paths import NodePaths
@@ -16,6 +16,7 @@ from jobentry.errors import EntryError
 from jobentry.launchers import agent
 from jobentry.launchers.common import File
 from jobentry.log import log_message
+from jobentry.secrets import private_environ
 from jobentry.trees import remove_tree
 
 if TYPE_CHECKING:

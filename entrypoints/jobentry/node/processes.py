@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING, Mapping, NamedTuple
 
 from jobentry.contract.journal import ENDED, FAILED, RankSample
+from jobentry.system import linux
 
 if TYPE_CHECKING:
     from jobentry.contract.paths import NodePaths
@@ -89,7 +90,7 @@ class RankProcesses:
 
     def _read(self, wrappers: set[int]) -> dict[int, Process]:
         """Read all processes except those that are known to belong to no rank."""
-        numbers = [int(name) for name in os.listdir("/proc") if name.isdecimal()]
+        numbers = linux.processes()
         self._samples += 1
         if wrappers != self._wrappers or self._samples % _FORGET_AFTER == 0:
             # A process of this rank may have been seen before its wrapper was known.
@@ -134,9 +135,7 @@ class RankProcesses:
 
 def _process(number: int) -> Process | None:
     try:
-        with open("/proc/%d/stat" % number, "rb", buffering=0) as file:
-            # The name of a program may hold blanks and brackets; the last bracket ends it.
-            words = file.read().rpartition(b")")[2].split()
+        words = linux.stat(number)
         return Process(
             parent=int(words[1]),
             state=words[0].decode("ascii"),

@@ -9,12 +9,13 @@ import subprocess
 import sys
 from typing import Any, Mapping
 
-from jobentry import archive, plan
+from jobentry import plan
 from jobentry.contract import exits, launchers, names
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.launchers import LAUNCHERS, Launcher
 from jobentry.errors import EntryError
 from jobentry.launchers.mpi import Mpi
+from jobentry.node import archive
 
 
 def launcher_of(node: NodeEnv) -> Launcher:

@@ -14,7 +14,6 @@ import os
 import re
 from typing import Any, Iterator
 
-from jobentry import private_environ
 from jobentry.contract import names
 from jobentry.objects import directory
 from jobentry.objects.base import (
@@ -28,6 +27,7 @@ from jobentry.objects.base import (
     shown,
 )
 from jobentry.objects.directory import path_of, uri_of
+from jobentry.secrets import private_environ
 
 __all__ = ["Entry", "ObjectDamaged", "ObjectError", "ObjectMissing", "path_of", "shown", "uri_of"]
 

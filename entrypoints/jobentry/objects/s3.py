@@ -15,7 +15,6 @@ from html import escape
 from typing import Callable, Iterator, Sequence, TypeVar
 from urllib.parse import quote, unquote
 
-from jobentry import private_environ
 from jobentry.contract import sigv4
 from jobentry.objects import access, client, s3_xml, transfer
 from jobentry.objects.base import (
@@ -30,6 +29,7 @@ from jobentry.objects.base import (
     translated,
 )
 from jobentry.objects.transfer import Call
+from jobentry.secrets import private_environ
 
 Result = TypeVar("Result")
 

@@ -13,7 +13,7 @@ import sys
 import time
 
 from jobentry.contract import names
-from jobentry.linux import ADOPT_ORPHANS, DIE_WITH_PARENT, prctl
+from jobentry.system import linux
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # typing costs each rank seven milliseconds
@@ -209,15 +209,15 @@ def _watch_signals(handler: Callable[[int, FrameType | None], None]) -> int:
 def _start(command: list[str], environment: dict[str, str], *, adopts: bool = False) -> int:
     """Start the program; with ``adopts``, processes that it leaves behind become our children."""
     # mpirun may kill only this process; then its child must end as well.
-    set_attribute = prctl()
+    set_attribute = linux.prctl()
     parent = os.getpid()
     if adopts:
-        set_attribute(ADOPT_ORPHANS, 1)
+        set_attribute(linux.ADOPT_ORPHANS, 1)
     child = os.fork()
     if child:
         return child
     try:
-        set_attribute(DIE_WITH_PARENT, signal.SIGKILL)
+        set_attribute(linux.DIE_WITH_PARENT, signal.SIGKILL)
         if os.getppid() != parent:
             # The parent died before the prctl call, which therefore has no effect.
             os._exit(128 + signal.SIGKILL)
@@ -301,18 +301,15 @@ def _left_running() -> list[str]:
     """
     found = []
     own = (os.getpid(), os.getsid(0))
-    for name in filter(str.isdecimal, os.listdir("/proc")):
+    for process in linux.processes():
         try:
-            with open("/proc/" + name + "/stat", "rb") as file:
-                # The program name may contain spaces and brackets; the last bracket ends it.
-                parent, _, session = file.read().rpartition(b")")[2].split()[1:4]
-            with open("/proc/" + name + "/cmdline", "rb") as file:
-                words = file.read(200).replace(b"\0", b" ").decode("utf-8", "replace").strip()
+            parent, _, session = linux.stat(process)[1:4]
+            # Includes children that have just ended; the next call of ``_ended`` reaps them.
+            if (int(parent), int(session)) == own:
+                words = linux.read(process, "cmdline")[:200].replace(b"\0", b" ")
+                found.append(words.decode("utf-8", "replace").strip())
         except (OSError, ValueError):
             continue
-        # Includes children that have just ended; the next call of ``_ended`` reaps them.
-        if (int(parent), int(session)) == own:
-            found.append(words)
     return found
 
 

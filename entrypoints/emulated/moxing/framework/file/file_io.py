@@ -10,8 +10,9 @@ import shutil
 from functools import partial
 from typing import Any, Iterator, NamedTuple, Sequence
 
-from jobentry import objects, private_environ
+from jobentry import objects
 from jobentry.objects.base import in_parallel
+from jobentry.secrets import private_environ
 from moxing.framework.file.opened import File
 from moxing.framework.file.places import (
     Found,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-BOOT = Path(__file__).parents[2] / "entrypoints" / "boot.sh"
+BOOT = Path(__file__).parents[3] / "entrypoints" / "boot.sh"
 
 
 def _run(*words: str | Path) -> subprocess.CompletedProcess[str]:

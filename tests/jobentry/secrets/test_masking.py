@@ -10,8 +10,9 @@ from urllib.parse import quote
 
 import pytest
 
-from jobentry import log, masks
+from jobentry import log
 from jobentry.contract import masks as marks
+from jobentry.secrets import masking
 
 # In two parts, because a job that sends this folder may hold no key.
 KEY = """-----BEGIN OPENSSH {0}-----
@@ -24,11 +25,11 @@ QyNTUxOQAAACCuYzZrLhZ0V5a1cJ
 @pytest.fixture(autouse=True)
 def forgotten() -> Iterator[None]:
     yield
-    masks.learn({})
+    masking.learn({})
 
 
 def learn(**values: str) -> None:
-    masks.learn({"CLOUDJOB_SECRET_NAMES": "S T", **values})
+    masking.learn({"CLOUDJOB_SECRET_NAMES": "S T", **values})
 
 
 @pytest.mark.parametrize(
@@ -48,9 +49,11 @@ def learn(**values: str) -> None:
 def test_secrets_are_masked(name: str, value: str):
     learn(**{name: value})
 
-    assert masks.hide(f"x{value}, {value}!") == "x***, ***!"
-    assert value not in masks.hide(f"{base64.b64encode(value.encode())!r} {quote(value, safe='')}")
-    assert masks.hide(json.dumps({"a": value})) == '{"a": "***"}'
+    assert masking.hide(f"x{value}, {value}!") == "x***, ***!"
+    assert value not in masking.hide(
+        f"{base64.b64encode(value.encode())!r} {quote(value, safe='')}"
+    )
+    assert masking.hide(json.dumps({"a": value})) == '{"a": "***"}'
 
 
 @pytest.mark.parametrize(
@@ -68,7 +71,7 @@ def test_secrets_are_masked(name: str, value: str):
 def test_other_values_are_shown(name: str, value: str):
     learn(**{name: value})
 
-    assert masks.hide(value) == value
+    assert masking.hide(value) == value
 
 
 def test_a_secret_of_several_lines_is_masked_line_by_line(tmp_path: Path):
@@ -77,16 +80,16 @@ def test_a_secret_of_several_lines_is_masked_line_by_line(tmp_path: Path):
     learn(S=KEY.replace("b3Bl", "second"), CLOUDJOB_SSH_KEY=f"file://{key}")
 
     first, *middle, last = KEY.splitlines()
-    assert masks.hide(KEY.replace("\n", "\r\n")) == f"{first}\r\n***\r\n***\r\n{last}\r\n"
-    assert masks.hide(json.dumps(KEY)) == f'"{first}\\n***\\n***\\n{last}\\n"'
-    assert masks.hide(middle[0].replace("b3Bl", "second")) == "***"
+    assert masking.hide(KEY.replace("\n", "\r\n")) == f"{first}\r\n***\r\n***\r\n{last}\r\n"
+    assert masking.hide(json.dumps(KEY)) == f'"{first}\\n***\\n***\\n{last}\\n"'
+    assert masking.hide(middle[0].replace("b3Bl", "second")) == "***"
 
 
 def test_a_value_within_another_leaves_nothing_of_it():
     learn(S="abcd-efgh", T="abcd-efgh-ijkl-mnop")
 
-    assert masks.hide("abcd-efgh-ijkl-mnop abcd-efgh") == "*** ***"
-    assert masks.find(b"1abcd-efgh-ijkl-mnop") == [(1, 20)]
+    assert masking.hide("abcd-efgh-ijkl-mnop abcd-efgh") == "*** ***"
+    assert masking.find(b"1abcd-efgh-ijkl-mnop") == [(1, 20)]
 
 
 def test_last_lines_of_a_log_are_masked_before_they_are_cut(tmp_path: Path):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from typing import Iterable, Mapping
 
-from jobentry import masks
 from jobentry.contract import names as variable_names
 from jobentry.contract import variables
+from jobentry.secrets import masking
 
 _values: dict[str, str] = {}
 _keys_path = ""
@@ -48,5 +48,5 @@ def take_keys() -> bool:
     if set(found) != set(variable_names.STORE_KEYS) or found.items() <= environ().items():
         return False
     _values.update(found)
-    masks.learn(environ())
+    masking.learn(environ())
     return True

@@ -1,0 +1,1 @@
+"""What Python's standard library lacks: system calls of Linux, and the processes in ``/proc``."""

@@ -1,0 +1,51 @@
+"""The processes of this machine, from ``/proc``, and how to end what descendants leave behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from typing import Collection
+
+from jobentry.system import linux
+
+
+def children() -> list[int]:
+    """Return the processes whose parent we are."""
+    found = []
+    for process in linux.processes():
+        with contextlib.suppress(OSError, IndexError):
+            if int(linux.stat(process)[1]) == os.getpid():
+                found.append(process)
+    return found
+
+
+def adopt_orphans() -> None:
+    """Adopt the processes that descendants leave behind, so that they can be ended."""
+    linux.prctl()(linux.ADOPT_ORPHANS, 1)
+
+
+def reap(own: Collection[int]) -> None:
+    """Reap the children that have ended, except ``own``, which other code waits for.
+
+    A script that runs for days and starts programs, which start others and end, would fill the
+    process table: their orphans are our children (``adopt_orphans``), not those of the container's
+    init.
+    """
+    for child in children():
+        if child not in own:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(child, os.WNOHANG)
+
+
+def sweep(keep: Collection[int] = ()) -> None:
+    """Kill our descendants, except the processes in ``keep``."""
+    for _ in range(100):
+        found = [child for child in children() if child not in keep]
+        if not found:
+            return
+        for child in found:
+            with contextlib.suppress(OSError):
+                os.kill(child, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(child, 0)
