@@ -29,7 +29,8 @@ class ProcessMachines:
         self, home: Path, settings: Settings, new_keys: NewKeys, endpoint: str, api: str
     ) -> None:
         from cloudjob.backends.process import isolation
-        from cloudjob.backends.process.backend import ProcessBackend, machine_of, need_linux
+        from cloudjob.backends.process.backend import ProcessBackend
+        from cloudjob.backends.process.request import machine_of, need_linux
 
         need_linux()
         # It forks, so it is asked while there is one thread.
@@ -85,7 +86,7 @@ class ProcessMachines:
         )
 
     def _request(self, row: JobRow, key: str, nodes: Path) -> Any:
-        from cloudjob.backends.process.backend import ProcessRequest, address_of
+        from cloudjob.backends.process.request import ProcessRequest, address_of
 
         run_dir = run_dir_of(key)
         shutil.rmtree(run_dir, ignore_errors=True)
@@ -112,7 +113,7 @@ class ProcessMachines:
 
     def _node(self, row: JobRow, index: int, key: str, nodes: Path, keys: Keys) -> Any:
         from cloudjob.backends import interpreters
-        from cloudjob.backends.process import backend
+        from cloudjob.backends.process import request as requests
         from cloudjob.backends.process.isolation import RUN_DIR
         from cloudjob.backends.process.node import NodeRequest
 
@@ -122,7 +123,7 @@ class ProcessMachines:
         run_dir = run_dir_of(key)
         # The same folder, as the node sees it.
         run = RUN_DIR if has_files else run_dir
-        address = backend.address_of(index)
+        address = requests.address_of(index)
         # A preset starts `python`, and needs the programs beside it, such as mpirun.
         path = f"{Path(own.python).parent}:{own.path}"
         libmpi = interpreters.libmpi_of(shutil.which("mpirun", path=path) or "", own.python)
@@ -130,13 +131,13 @@ class ProcessMachines:
             "PATH": path,
             "LANG": "C.UTF-8",
             "TMPDIR": f"{run_dir}/{index}",
-            **(backend.variables_of_own_files(path) if has_files else {}),
+            **(requests.variables_of_own_files(path) if has_files else {}),
             **own.devices,
-            **backend.open_mpi_of_one_machine(is_isolated=self._level != "none"),
+            **requests.open_mpi_of_one_machine(is_isolated=self._level != "none"),
             "CLOUDJOB_NODE_DIR": f"{run}/{index}/node",
             # A fixed port would be shared by all jobs of this machine.
             "CLOUDJOB_CONTROL_DIR": run,
-            "CLOUDJOB_SSH_KEY": f"{run}/{backend.KEY}",
+            "CLOUDJOB_SSH_KEY": f"{run}/{requests.KEY}",
             **node_plan.environment(row, index, address, machine, self._settings, keys),
         }
         if own.library_path:
@@ -152,7 +153,7 @@ class ProcessMachines:
             home=str(folder(nodes, index, HOME)),
             tmp=f"{run_dir}/{index}",
             log=str(self._home / "process" / key / f"node-{index}.log"),
-            protected=backend.protected_in(own, str(nodes / str(index) / "python"))
+            protected=requests.protected_in(own, str(nodes / str(index) / "python"))
             if has_files
             else (),
             mounts=self._mounts(row, index, nodes, f"{run_dir}/{index}", env) if has_files else (),
@@ -161,7 +162,7 @@ class ProcessMachines:
     def _mounts(
         self, row: JobRow, index: int, nodes: Path, tmp: str, env: Mapping[str, str]
     ) -> Any:
-        from cloudjob.backends.process import backend
+        from cloudjob.backends.process import request as requests
         from cloudjob.backends.process.isolation import TMP, named_in
 
         own = self._machine
@@ -171,7 +172,7 @@ class ProcessMachines:
         )
         channels = {node_plan.normal(item.path) for item in node_plan.folders(row)}
         return (
-            *backend.mounts_of(home, cache, work, tmp, texts),
+            *requests.mounts_of(home, cache, work, tmp, texts),
             # What a job names below /home/ma-user is the node's; below /tmp it may be a test's.
             *named_in(env.values(), [TMP]),
             *(

@@ -1,6 +1,6 @@
-"""Nodes as containers of one engine.
+"""Nodes as containers of one engine, Docker's or Podman's, in a network of their own.
 
-``backend.DockerBackend`` follows, ends and removes jobs; ``request`` describes their containers and
-``start`` creates them; ``logs`` and ``state`` read what the engine knows. Start with
-``request.build``.
+``request`` describes the containers, ``start`` creates them, ``delivery`` is what is put into them,
+``logs`` reads what they write, and ``state`` is what their end means for the job. Start with
+``backend.DockerBackend``.
 """

@@ -1,6 +1,9 @@
 """Nodes as groups of processes on this machine: no root, no containers, no daemon.
 
-``backend.ProcessBackend`` writes a job's request and starts ``controller``, a process that outlives
-the submit and runs one ``node`` process for each node. ``running`` finds jobs whose processes were
-killed. Start with ``backend.build``.
+``backend.ProcessBackend`` makes a job's ``request`` and starts ``controller``, a process that
+outlives the submit and runs one ``node`` process for each node. ``state`` reads what the controller
+has written; ``running`` finds jobs whose processes were killed. Start with ``request.build``.
 """
+
+# The file in a job's folder to which the controller writes how the job and its nodes are.
+STATE = "state.json"

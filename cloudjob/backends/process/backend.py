@@ -5,33 +5,28 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import cloudjob
 from cloudjob import times
-from cloudjob.backends import handles, interpreters
+from cloudjob.backends import handles
 from cloudjob.backends.base import Backend, Check, Devices, NativeStatus
 from cloudjob.backends.follow import PIECE_BYTES, node_logs, poll, read_ends
-from cloudjob.backends.process import devices, isolation, running
-from cloudjob.backends.process.isolation import Mount
-from cloudjob.backends.process.node import NodeRequest
-from cloudjob.backends.process.state_file import STATE
+from cloudjob.backends.process import devices, isolation, running, state
+from cloudjob.backends.process import request as requests
+from cloudjob.backends.process.request import ProcessRequest
 from cloudjob.errors import BackendError, JobNotFound
 from cloudjob.home import private_folder, writing
 from cloudjob.model import grid
-from cloudjob.model import submission as submissions
 from cloudjob.model.status import JobState
 from cloudjob.model.submission import Submission
 from cloudjob.model.text import MASK
@@ -43,97 +38,21 @@ if TYPE_CHECKING:
     from cloudjob.model.job import JobSpec
 
 _SCHEME = "process"
-# The key of the job, in its run folder.
-KEY = "key"
 _POLL_S = 0.01
-_NEEDS_LINUX = (
-    "they need Linux, whose namespaces, process groups and /proc cloudjob uses",
-    "run nodes in containers: --backend docker, or `engine: docker` in the emulator's settings",
-)
-# A Unix socket's path has at most 107 bytes, and scripts and Open MPI create sockets in TMPDIR.
-_LONGEST_TMPDIR = 40
 # Seconds that the processes of a job being removed have to end before they are killed.
 _END_S = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """The tools and devices of this machine.
-
-    Args:
-        path: PATH of the nodes.
-        library_path: LD_LIBRARY_PATH of the nodes, empty for none.
-        libmpi: The MPI library of mpirun if the interpreter would load another, else empty.
-        devices: The variables that say which accelerators may be used.
-        gpus: NVIDIA's GPUs among them.
-        python: The interpreter of the script.
-        entry_python: The interpreter of the entry.
-        entry: The folder of the entry.
-        places: The real paths of these names and of the folder of cloudjob's state.
-        installed: The folders that ``pip install`` would change.
-    """
-
-    path: str
-    library_path: str
-    libmpi: str
-    devices: Mapping[str, str]
-    gpus: tuple[str, ...]
-    python: str
-    entry_python: str
-    entry: str
-    places: tuple[str, ...] = ()
-    installed: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessRequest:
-    """The request to the controller of a job.
-
-    Args:
-        folder: The job's folder, for its state and logs.
-        run_dir: A folder with a short path, for sockets and temporary files.
-        hosts: The file that is /etc/hosts on the nodes; empty when they are not isolated.
-        retries: How often a failed job, or a lost worker of an elastic one, is started again.
-        is_led: Whether the job ends with its head; else with the last node or the first failure.
-        keeps_homes: Whether the nodes' homes stay when the job has ended.
-        is_elastic: Whether the job continues without a lost worker.
-        python: The interpreter that is ``python`` on nodes with files of their own.
-    """
-
-    job: str
-    folder: str
-    run_dir: str
-    hosts: str
-    hosts_text: str
-    argv: tuple[str, ...]
-    retries: int
-    grace_s: float
-    nodes: tuple[NodeRequest, ...]
-    secret_names: tuple[str, ...]
-    is_led: bool = True
-    keeps_homes: bool = False
-    is_elastic: bool = False
-    python: str = ""
-
-
-def need_linux() -> None:
-    """Check that nodes can be processes of this machine.
-
-    Raises:
-        BackendError: It does not run Linux.
-    """
-    if sys.platform != "linux":
-        found, hint = _NEEDS_LINUX
-        raise BackendError(f"running nodes as processes of this machine: {found}", hint=hint)
+# Values of a request that only ``show`` and ``send`` use.
+_NOT_SENT = ("job", "hosts_text", "secret_names", "python")
 
 
 class ProcessBackend(Backend[ProcessRequest]):
     """Runs jobs as processes of this machine; see ``Backend`` for what it promises."""
 
-    poll_s = 0.01
+    poll_s = _POLL_S
 
     def __init__(self, home: Path, options: dict[str, Any]) -> None:
-        self._home = home / "process"
+        self._home = home
+        self._jobs = home / "process"
         self._options = options
 
     # -- forward ------------------------------------------------------------------------------
@@ -141,7 +60,7 @@ class ProcessBackend(Backend[ProcessRequest]):
     def checks(self, spec: JobSpec | None, _store: str) -> list[Check]:
         """Check whether nodes can have files of their own, if the job does not share them."""
         if sys.platform != "linux":
-            return [Check("nodes as processes", False, *_NEEDS_LINUX)]
+            return [Check("nodes as processes", False, *requests.NEEDS_LINUX)]
         if (
             self._options.get("isolation", "auto") != "auto"
             or isolation.possible_level() == "files"
@@ -166,18 +85,18 @@ class ProcessBackend(Backend[ProcessRequest]):
         Raises:
             BackendError: This machine does not run Linux, or lacks a program.
         """
-        need_linux()
+        requests.need_linux()
         launcher = LAUNCHERS.get(submission.spec.launcher)
         needs_mpi = launcher is None or launcher.needs_mpi
-        machine = machine_of(self._options, self._home.parent, needs_mpi=needs_mpi)
-        run_dir = f"{_short_temporary_folder()}/cloudjob-{grid.unique_part(submission.job)}"
-        folder = str(self._home / submission.job)
+        machine = requests.machine_of(self._options, self._home, needs_mpi=needs_mpi)
+        unique = grid.unique_part(submission.job)
+        run_dir = f"{requests.short_temporary_folder()}/cloudjob-{unique}"
+        folder = str(self._jobs / submission.job)
         wanted = self._options.get("isolation", "auto")
         level = "none" if wanted == "none" else isolation.possible_level()
         if wanted == "names" and level == "files":
             level = "names"
-        request = build(submission, machine, folder, run_dir, level)
-        return with_cache(request, str(self._home.parent / "cache"))
+        return requests.build(submission, machine, folder, run_dir, level)
 
     def show(self, request: ProcessRequest) -> dict[str, Any]:
         shown = asdict(request)
@@ -192,28 +111,26 @@ class ProcessBackend(Backend[ProcessRequest]):
         return handles.write(_SCHEME, "local", request.job)
 
     def send(self, request: ProcessRequest) -> str:
-        home, folder = self._home.parent, Path(request.folder)
+        folder, run_dir = Path(request.folder), Path(request.run_dir)
         nodes = () if request.keeps_homes else request.nodes
         own = [folder for node in nodes for folder in node.own_folders]
         with writing(f"starting job {request.job}", folder):
-            for path in (self._home, home / "cache"):
+            for path in (self._jobs, self._home / "cache"):
                 private_folder(path)
-            lock = running.begin(home, request.job, folder, (request.run_dir, *own))
-        try:
-            with writing(f"starting job {request.job}", folder):
+            lock = running.begin(self._home, request.job, folder, (request.run_dir, *own))
+            try:
                 folder.mkdir(mode=0o700)
-                Path(request.run_dir).mkdir(mode=0o700)
-                _write_key(Path(request.run_dir, KEY))
-                _write_commands(Path(request.run_dir, "bin"), request.python)
+                run_dir.mkdir(mode=0o700)
+                _write_key(run_dir / requests.KEY)
+                _write_commands(run_dir / "bin", request.python)
                 if request.hosts:
                     Path(request.hosts).write_text(request.hosts_text + _hosts_of_machine())
-                path = running.path_of(home, request.job)
-                _start_controller(request, lock, path)
-        except BaseException:
+                _start_controller(request, lock, running.path_of(self._home, request.job))
+            except BaseException:
+                os.close(lock)
+                self._abandon(request.job, folder)
+                raise
             os.close(lock)
-            self._abandon(request.job, folder)
-            raise
-        os.close(lock)
         return self.handle(request)
 
     # -- back ---------------------------------------------------------------------------------
@@ -227,12 +144,12 @@ class ProcessBackend(Backend[ProcessRequest]):
         """
         job, folder = self._found(handle)
         is_alive = self._is_alive(job)
-        state = _state(folder)
-        if state is None:
+        found = state.read(folder)
+        if found is None:
             if is_alive:
                 return False, []
             raise JobNotFound(f"looking for {handle}: this machine has no such job")
-        return bool(state["ended_at"]) or not is_alive, state["nodes"]
+        return bool(found["ended_at"]) or not is_alive, found["nodes"]
 
     def end_node(self, handle: str, node: int) -> None:
         """End one node as if it had lost power."""
@@ -246,24 +163,23 @@ class ProcessBackend(Backend[ProcessRequest]):
         # The lock first: a controller that ends between the two queries has written its last state.
         is_alive = self._is_alive(job)
         try:
-            state = _state(folder)
+            found = state.read(folder)
         except BackendError as error:
             if is_alive:
                 return NativeStatus(JobState.RUNNING, f"running ({error.message})")
-            return _lost(folder, None, error.message)
-        if state is None:
+            return state.lost(folder, None, error.message)
+        if found is None:
             if is_alive:
                 return NativeStatus(JobState.PENDING, "starting")
             raise JobNotFound(f"looking for {handle}: this machine has no such job")
-        if state["ended_at"] is not None:
-            return _ended(state)
+        if found["ended_at"] is not None:
+            return state.ended(found)
         if is_alive:
-            return NativeStatus(
-                JobState.RUNNING, "running", started_at=times.rfc3339(state["started_at"])
-            )
+            started_at = times.rfc3339(found["started_at"])
+            return NativeStatus(JobState.RUNNING, "running", started_at=started_at)
         with contextlib.suppress(OSError):
-            running.sweep_job(self._home.parent, job)
-        return _lost(folder, state, _LOST)
+            running.sweep_job(self._home, job)
+        return state.lost(folder, found, state.LOST)
 
     def logs(self, handle: str, node: int | None, *, follow: bool) -> Iterator[tuple[int, bytes]]:
         job, folder = self._found(handle)
@@ -276,7 +192,13 @@ class ProcessBackend(Backend[ProcessRequest]):
                     yield index, data
 
         def has_ended() -> bool:
-            return self._has_ended(job, folder)
+            # The nodes have ended, or no process is left that runs them.
+            if not self._is_alive(job):
+                return True
+            with contextlib.suppress(BackendError):
+                found = state.read(folder)
+                return bool(found and found["ended_at"])
+            return False
 
         yield from poll(look, has_ended, follow=follow, pause_s=(_POLL_S, _POLL_S))
 
@@ -287,8 +209,8 @@ class ProcessBackend(Backend[ProcessRequest]):
 
     def cancel(self, handle: str, *, is_urgent: bool = False) -> None:
         job, _ = self._found(handle)
-        controller = running.controller_of(self._home.parent, job)
-        if controller and running.is_running(self._home.parent, job):
+        controller = running.controller_of(self._home, job)
+        if controller and self._is_alive(job):
             _signal(controller, signal.SIGUSR1 if is_urgent else signal.SIGTERM)
             # A stopped process would never handle it.
             _signal(controller, signal.SIGCONT)
@@ -304,249 +226,34 @@ class ProcessBackend(Backend[ProcessRequest]):
 
     def _abandon(self, job: str, folder: Path) -> None:
         """Wait for the processes of a job, kill those that hang, and remove its files."""
-        home = self._home.parent
         deadline = time.monotonic() + _END_S
         while self._is_alive(job):
             if time.monotonic() > deadline:
-                for process in running.processes_of(home, job):
+                for process in running.processes_of(self._home, job):
                     _signal(process, signal.SIGKILL)
             time.sleep(_POLL_S)
         with contextlib.suppress(OSError):
-            running.sweep_job(home, job)
+            running.sweep_job(self._home, job)
         with writing(f"removing job {job}", folder):
             remove_tree(folder)
 
     def _is_alive(self, job: str) -> bool:
         """Whether the job's controller or a keeper is alive."""
-        return running.is_running(self._home.parent, job)
-
-    def _has_ended(self, job: str, folder: Path) -> bool:
-        """Whether the nodes of the job have ended, or no process is left that runs them."""
-        if not self._is_alive(job):
-            return True
-        try:
-            state = _state(folder)
-        except BackendError:
-            return False
-        return bool(state and state["ended_at"])
+        return running.is_running(self._home, job)
 
     def _found(self, handle: str) -> tuple[str, Path]:
         """Return a job's id and folder."""
         job = handles.read(handle, _SCHEME, 2)[1]
-        folder = self._home / job
+        folder = self._jobs / job
         if not folder.is_dir():
             raise JobNotFound(f"looking for {handle}: this machine has no such job")
         return job, folder
 
 
-def build(
-    submission: Submission, machine: Machine, folder: str, run_dir: str, level: isolation.Level
-) -> ProcessRequest:
-    """Return the request for ``submission`` on ``machine``; it does no I/O.
-
-    Args:
-        level: What is private to each node.
-    """
-    hosts = submissions.host_names(submission)
-    gpus = submission.spec.process.gpus
-    argv = (
-        machine.entry_python,
-        "-I",
-        "-S",
-        machine.entry,
-        submission.spec.script,
-        *submission.spec.args,
-    )
-    seen = (folder, *machine.places, submission.spec.source, *submission.code.layers)
-    nodes = []
-    for index, host in enumerate(hosts):
-        home, cache, work = (f"{folder}/{name}-{index}" for name in ("node", "cache", "work"))
-        tmp = f"{run_dir}/{index}"
-        # The same folder, as the node sees it.
-        run = isolation.RUN_DIR if level == "files" else run_dir
-        base = {
-            "PATH": machine.path,
-            "LANG": "C.UTF-8",
-            "TMPDIR": tmp,
-            **(variables_of_own_files(machine.path) if level == "files" else {}),
-            "MA_SCRIPT_INTERPRETER": machine.python,
-            "HOSTNAME": host.partition(".")[0],
-            names.CLOUDJOB_EMULATED: "1",
-            **machine.devices,
-            **open_mpi_of_one_machine(is_isolated=level != "none"),
-        }
-        if machine.library_path:
-            base["LD_LIBRARY_PATH"] = machine.library_path
-        if machine.libmpi:
-            base["MPI4PY_LIBMPI"] = machine.libmpi
-        node = submissions.node_env(submission, index, hosts)._replace(
-            interpreter=machine.python,
-            node_dir=f"{run}/{index}/node",
-            control_dir=run,
-            ssh_key=f"{run}/{KEY}",
-        )
-        env = base | submissions.variables(submission, node, home=home, address=address_of(index))
-        own = devices.share(machine.gpus, len(hosts), gpus, index)
-        env.update({name: own[name] for name in own if name not in submission.spec.env})
-        nodes.append(
-            NodeRequest(
-                host=host,
-                env=env,
-                home=home,
-                tmp=tmp,
-                log=f"{folder}/node-{index}.log",
-                protected=protected_in(machine, f"{folder}/python-{index}")
-                if level == "files"
-                else (),
-                mounts=mounts_of(home, cache, work, tmp, (*seen, *argv, *env.values()))
-                if level == "files"
-                else (),
-            )
-        )
-    return ProcessRequest(
-        job=submission.job,
-        folder=folder,
-        run_dir=run_dir,
-        hosts=f"{run_dir}/hosts" if level != "none" else "",
-        hosts_text="".join(
-            f"{address_of(index)} {host} {host.partition('.')[0]}\n"
-            for index, host in enumerate(hosts)
-        ),
-        argv=argv,
-        retries=submission.spec.retries,
-        grace_s=submission.spec.grace_s,
-        nodes=tuple(nodes),
-        secret_names=submission.hidden_names,
-        is_elastic=LAUNCHERS[submission.spec.launcher].is_elastic,
-        python=machine.python,
-    )
-
-
-def with_cache(request: ProcessRequest, folder: str) -> ProcessRequest:
-    """Return ``request`` with nodes that share ``folder`` for the inputs of all jobs."""
-    nodes = tuple(
-        replace(node, env={names.CLOUDJOB_CACHE_DIR: folder, **node.env}) for node in request.nodes
-    )
-    return replace(request, nodes=nodes)
-
-
-def mounts_of(
-    home: str, cache: str, work: str, tmp: str, texts: Iterable[str]
-) -> tuple[Mount, ...]:
-    """Return the folders that a node has for itself, as the platform's containers have them.
-
-    Args:
-        home: Its home folder on this machine.
-        cache: Its folder for large files.
-        work: The home folder that images of the first generation have.
-        tmp: The folder of its temporary files, in the folder of the job's sockets.
-        texts: What of this machine's own folders of these names stays visible.
-    """
-    job_dir = f"{home}/modelarts/user-job-dir"
-    return (
-        (f"{tmp}/tmp", isolation.TMP),
-        (cache, isolation.CACHE),
-        (home, isolation.HOME),
-        (work, isolation.WORK),
-        (f"{home}/modelarts", f"{isolation.WORK}/modelarts"),
-        (job_dir, f"{isolation.HOME}/user-job-dir"),
-        (job_dir, f"{isolation.WORK}/user-job-dir"),
-        (tmp.rpartition("/")[0], isolation.RUN_DIR),
-        *isolation.named_in(texts),
-    )
-
-
-def protected_in(machine: Machine, folder: str) -> tuple[tuple[str, str], ...]:
-    """Return the folders of this machine whose changes stay private to a job's node.
-
-    Args:
-        folder: The start of the paths of the folders that hold the node's changes.
-    """
-    return tuple((path, f"{folder}-{n}") for n, path in enumerate(machine.installed))
-
-
-def variables_of_own_files(path: str) -> dict[str, str]:
-    """Return the variables of a node that has files of its own.
-
-    Args:
-        path: PATH of this machine.
-    """
-    return {
-        "PATH": f"{isolation.RUN_DIR}/bin:{path}",
-        "TMPDIR": isolation.TMP,
-        # Debian's pip refuses to change the machine, which it does not do here.
-        "PIP_BREAK_SYSTEM_PACKAGES": "1",
-        "PIP_ROOT_USER_ACTION": "ignore",
-        "PIP_DISABLE_PIP_VERSION_CHECK": "1",
-        **{name: os.environ[name] for name in ("PIP_CONFIG_FILE",) if name in os.environ},
-    }
-
-
-def address_of(node: int) -> str:
-    """Return the address of a node."""
-    # Open MPI takes 127.0.0.1 for itself and every other loopback address for another machine.
-    return f"127.0.{node // 254}.{node % 254 + 1}"
-
-
-def open_mpi_of_one_machine(*, is_isolated: bool) -> dict[str, str]:
-    """Keep Open MPI to the loopback interface: with a bridge beside it an allreduce hangs."""
-    words = {"OMPI_MCA_btl_tcp_if_include": "lo", **submissions.ONE_MACHINE}
-    if not is_isolated:
-        # Nodes with one host name and two TMPDIRs: the shared-memory BTL crashes ranks.
-        words["OPENMPI_MCA_ARGS"] = "-mca pml ob1 -mca btl tcp,self -mca plm_rsh_no_tree_spawn true"
-    return words
-
-
-def machine_of(options: dict[str, Any], home: Path, *, needs_mpi: bool = True) -> Machine:
-    """Return the tools and devices of this machine.
-
-    Args:
-        options: The section ``process`` of a job file.
-        home: The folder of cloudjob's state.
-        needs_mpi: Whether mpirun starts the ranks.
-
-    Raises:
-        BackendError: It lacks what the job needs.
-    """
-    path = interpreters.path_with_mpirun()
-    if needs_mpi and shutil.which("mpirun", path=path) is None:
-        raise BackendError(
-            "looking for mpirun: not found on PATH or beside cloudjob",
-            hint="pip install 'cloudjob[mpi]', or apt-get install openmpi-bin; launchers such"
-            " as python and torchrun need none",
-        )
-    python = interpreters.python_of(str(options.get("python") or ""), "process.python")
-    mpirun = shutil.which("mpirun", path=path) or ""
-    return Machine(
-        path=path,
-        library_path=os.environ.get("LD_LIBRARY_PATH", ""),
-        libmpi=interpreters.libmpi_of(mpirun, python),
-        devices=devices.visible(os.environ),
-        gpus=devices.gpus(os.environ),
-        python=python,
-        entry_python=sys.executable,
-        entry=interpreters.entry_of(home),
-        places=tuple(
-            os.path.realpath(item)
-            for item in (str(home), python, sys.executable, mpirun or python, *sys.path)
-        ),
-        installed=interpreters.installed_in(python),
-    )
-
-
-def _short_temporary_folder() -> str:
-    folder = tempfile.gettempdir()
-    # mpirun splits the command that starts its daemons at blanks, and reads quotes and colons.
-    if len(folder) > _LONGEST_TMPDIR or not re.fullmatch(r"[\w/.+-]+", folder):
-        return "/tmp"
-    return folder
-
-
 def _write_key(path: Path) -> None:
     """Write the key with which the nodes of a job authenticate each other; ssh does not use it."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(os.urandom(32).hex().encode())
+    path.touch(0o600)
+    path.write_text(os.urandom(32).hex())
 
 
 def _write_commands(folder: Path, python: str) -> None:
@@ -615,89 +322,6 @@ def _send_request(
         raise BackendError(
             f"starting the controller of job {request.job}: {words[-1] if words else 'it ended'}"
         )
-
-
-_NOT_SENT = ("job", "hosts_text", "secret_names", "python")
-
-
-def _state(folder: Path) -> dict[str, Any] | None:
-    """Return the last state that the controller has written; None if there is none yet.
-
-    Raises:
-        BackendError: The file cannot be read.
-    """
-    path = folder / STATE
-    try:
-        state: dict[str, Any] = json.loads(path.read_bytes())
-        if not set(state) >= _EXPECTED:
-            raise ValueError("values are missing")
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, TypeError) as error:
-        raise BackendError(f"reading the state of a job: {path}: {error}") from error
-    return state
-
-
-_EXPECTED = {"started_at", "ended_at", "exit_code", "is_cancelled", "nodes"}
-_LOST = "the controller of the job was killed, or the machine was restarted"
-
-
-def _lost(folder: Path, state: dict[str, Any] | None, message: str) -> NativeStatus:
-    """Return the status of a job whose processes were killed; the head's record has precedence."""
-    started_at = state["started_at"] if state else None
-    begun = (folder / STATE).stat().st_mtime
-    # A keeper touches its log when its node has ended; without one nobody knows when that was.
-    ended = max((path.stat().st_mtime for path in folder.glob("node-*.log")), default=begun)
-    return NativeStatus(
-        JobState.FAILED,
-        "lost",
-        None if started_at is None else times.rfc3339(started_at),
-        times.rfc3339(ended) if ended > begun else None,
-        137,
-        message=message,
-        attempt_at=times.rfc3339(state["nodes"][0]["started_at"]) if state else "",
-        # An entry is sent SIGTERM when its keeper is gone; that is not a cancel.
-        has_asked=not (state and state["is_cancelled"]),
-        is_unwatched=True,
-    )
-
-
-def _ended(state: dict[str, Any]) -> NativeStatus:
-    started_at = times.rfc3339(state["started_at"])
-    code = state["exit_code"]
-    has_asked = state.get("has_asked_head", False)
-    ended_at = times.rfc3339(state["ended_at"])
-    # The first node that failed caused the others to end.
-    bad = [(node["ended_at"], i) for i, node in enumerate(state["nodes"]) if node["exit_code"]]
-    first = min(bad)[1] if bad else 0
-    if has_asked:
-        # The head was asked to end because of that node.
-        code = state["nodes"][first]["exit_code"]
-    since = times.rfc3339(state["nodes"][0]["started_at"])
-    status = NativeStatus(
-        JobState.CANCELLED, "cancelled", started_at, ended_at, code, attempt_at=since
-    )
-    if state["is_cancelled"]:
-        return status
-    if code == 0:
-        return replace(status, state=JobState.SUCCEEDED, native="succeeded")
-    return replace(
-        status,
-        state=JobState.FAILED,
-        native="failed",
-        message=state.get("message") or _how(code),
-        node=first,
-        has_asked=has_asked,
-        knows_cancels=True,
-    )
-
-
-def _how(code: int) -> str:
-    """Return how a node without a record ended."""
-    try:
-        return f"ended by {signal.Signals(code - 128).name}, without a record"
-    except ValueError:
-        return f"ended without a record, with exit code {code}"
 
 
 def _signal(process: int, number: int) -> None:

@@ -17,8 +17,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from cloudjob.backends.process import STATE
 from cloudjob.backends.process.node import SIGNALS, Keeper, NodeRequest, children_of, listen_to
-from cloudjob.backends.process.state_file import STATE, StateFile
 from jobentry.contract import node_end
 from jobentry.trees import remove_tree
 
@@ -78,7 +78,11 @@ class Controller:
     # When a cancelled job is killed, even if parts of it hang.
     _overdue_at: float = float("inf")
     _message: str = ""
-    _file: StateFile | None = None
+
+    @property
+    def _reserve(self) -> str:
+        """The file that reserves room for the last state."""
+        return os.path.join(self.folder, f"{STATE}.reserve")
 
     def run(self) -> None:
         """Run the job, with its retries, and write its last state."""
@@ -285,25 +289,24 @@ class Controller:
             OSError: There is no room now.
         """
         text = self._state()
-        size_bytes = len(text) + _NODE_BYTES * (len(self.nodes) + 8)
-        self._file = StateFile(os.path.join(self.folder, STATE), size_bytes)
-        self._file.write(text)
+        with open(self._reserve, "wb") as file:
+            file.write(bytes(len(text) + _NODE_BYTES * (len(self.nodes) + 8)))
+        self._write_state(text)
 
     def _note_state(self) -> None:
         """Write the state while the job runs; a failure does not stop the job."""
-        assert self._file is not None
         with contextlib.suppress(OSError):
-            self._file.write(self._state())
+            self._write_state(self._state())
 
     def _finish(self, code: int) -> None:
         """Write the last state and remove the job's files, which may make room for it."""
-        assert self._file is not None
         text = self._state(code)
         deadline = time.monotonic() + _WRITE_S
         while True:
             try:
-                self._file.write(text)
-                self._file.release()
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(self._reserve)
+                self._write_state(text)
                 break
             except OSError as error:
                 if time.monotonic() > deadline:
@@ -314,6 +317,13 @@ class Controller:
         self._tidy()
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.running)
+
+    def _write_state(self, text: bytes) -> None:
+        path = os.path.join(self.folder, STATE)
+        descriptor = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(text)
+        os.replace(f"{path}.new", path)
 
     def _state(self, exit_code: int | None = None) -> bytes:
         is_over = exit_code is not None

@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from cloudjob.backends.process.state_file import STATE
+from cloudjob.backends.process import STATE
 from cloudjob.home import locks, private_folder, writing
 from jobentry.trees import remove_tree
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
@@ -13,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from cloudjob.backends.process.state_file import STATE, StateFile
+from cloudjob.backends.process import STATE
 
 CONTROLLER = "from cloudjob.backends.process.controller import main; main()"
 
@@ -159,20 +158,6 @@ def test_the_end_of_a_job_is_written_to_a_disk_that_is_full(start, small_disk):
     state = json.loads(path.read_bytes())
     assert (state["exit_code"], state["nodes"][0]["exit_code"]) == (3, 3)
     assert state["ended_at"] is not None
-
-
-def test_a_state_file_is_written_again_and_again_on_a_full_disk(small_disk):
-    file = StateFile(str(small_disk / "state"), 6000)
-    file.write(b"first")
-    with contextlib.suppress(OSError), (small_disk / "filler").open("wb", buffering=0) as filler:
-        while filler.write(b"x" * 1000):
-            pass
-
-    for text in (b"second", b"third", b"x" * 6000):
-        file.write(text)
-        assert (small_disk / "state").read_bytes().rstrip() == text
-    file.release()
-    assert sorted(path.name for path in small_disk.iterdir()) == ["filler", "state"]
 
 
 def test_a_controller_that_cannot_continue_reports_it(start, tmp_path):

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from cloudjob.backends.process import isolation
-from cloudjob.backends.process.backend import mounts_of
 from cloudjob.backends.process.isolation import HOME, OWN, WORK, named_in
+from cloudjob.backends.process.request import mounts_of
 
 ROOTS = [str(Path(isolation.__file__).parents[3]), str(Path(__file__).parents[3] / "entrypoints")]
 NODE = f"""

@@ -1,0 +1,303 @@
+"""The request to the controller of a job, made from its submission and what this machine has."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cloudjob.backends import interpreters
+from cloudjob.backends.process import devices, isolation
+from cloudjob.backends.process.isolation import Mount
+from cloudjob.backends.process.node import NodeRequest
+from cloudjob.errors import BackendError
+from cloudjob.model import submission as submissions
+from cloudjob.model.submission import Submission
+from jobentry.contract import names
+from jobentry.contract.launchers import LAUNCHERS
+
+# The key of the job, in its run folder.
+KEY = "key"
+NEEDS_LINUX = (
+    "they need Linux, whose namespaces, process groups and /proc cloudjob uses",
+    "run nodes in containers: --backend docker, or `engine: docker` in the emulator's settings",
+)
+# A Unix socket's path has at most 107 bytes, and scripts and Open MPI create sockets in TMPDIR.
+_LONGEST_TMPDIR = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """The tools and devices of this machine.
+
+    Args:
+        path: PATH of the nodes.
+        library_path: LD_LIBRARY_PATH of the nodes, empty for none.
+        libmpi: The MPI library of mpirun if the interpreter would load another, else empty.
+        devices: The variables that say which accelerators may be used.
+        gpus: NVIDIA's GPUs among them.
+        python: The interpreter of the script.
+        entry_python: The interpreter of the entry.
+        entry: The folder of the entry.
+        cache: The folder of the inputs that all jobs share.
+        places: The real paths of these names and of the folder of cloudjob's state.
+        installed: The folders that ``pip install`` would change.
+    """
+
+    path: str
+    library_path: str
+    libmpi: str
+    devices: Mapping[str, str]
+    gpus: tuple[str, ...]
+    python: str
+    entry_python: str
+    entry: str
+    cache: str
+    places: tuple[str, ...] = ()
+    installed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessRequest:
+    """The request to the controller of a job.
+
+    Args:
+        folder: The job's folder, for its state and logs.
+        run_dir: A folder with a short path, for sockets and temporary files.
+        hosts: The file that is /etc/hosts on the nodes; empty when they are not isolated.
+        retries: How often a failed job, or a lost worker of an elastic one, is started again.
+        is_led: Whether the job ends with its head; else with the last node or the first failure.
+        keeps_homes: Whether the nodes' homes stay when the job has ended.
+        is_elastic: Whether the job continues without a lost worker.
+        python: The interpreter that is ``python`` on nodes with files of their own.
+    """
+
+    job: str
+    folder: str
+    run_dir: str
+    hosts: str
+    hosts_text: str
+    argv: tuple[str, ...]
+    retries: int
+    grace_s: float
+    nodes: tuple[NodeRequest, ...]
+    secret_names: tuple[str, ...]
+    is_led: bool = True
+    keeps_homes: bool = False
+    is_elastic: bool = False
+    python: str = ""
+
+
+def build(
+    submission: Submission, machine: Machine, folder: str, run_dir: str, level: isolation.Level
+) -> ProcessRequest:
+    """Return the request for ``submission`` on ``machine``; it does no I/O.
+
+    Args:
+        level: What is private to each node.
+    """
+    hosts = submissions.host_names(submission)
+    gpus = submission.spec.process.gpus
+    argv = (
+        machine.entry_python,
+        "-I",
+        "-S",
+        machine.entry,
+        submission.spec.script,
+        *submission.spec.args,
+    )
+    seen = (folder, *machine.places, submission.spec.source, *submission.code.layers)
+    nodes = []
+    for index, host in enumerate(hosts):
+        home, cache, work = (f"{folder}/{name}-{index}" for name in ("node", "cache", "work"))
+        tmp = f"{run_dir}/{index}"
+        # The same folder, as the node sees it.
+        run = isolation.RUN_DIR if level == "files" else run_dir
+        base = {
+            "PATH": machine.path,
+            "LANG": "C.UTF-8",
+            "TMPDIR": tmp,
+            **(variables_of_own_files(machine.path) if level == "files" else {}),
+            "MA_SCRIPT_INTERPRETER": machine.python,
+            names.CLOUDJOB_CACHE_DIR: machine.cache,
+            "HOSTNAME": host.partition(".")[0],
+            names.CLOUDJOB_EMULATED: "1",
+            **machine.devices,
+            **open_mpi_of_one_machine(is_isolated=level != "none"),
+        }
+        if machine.library_path:
+            base["LD_LIBRARY_PATH"] = machine.library_path
+        if machine.libmpi:
+            base["MPI4PY_LIBMPI"] = machine.libmpi
+        node = submissions.node_env(submission, index, hosts)._replace(
+            interpreter=machine.python,
+            node_dir=f"{run}/{index}/node",
+            control_dir=run,
+            ssh_key=f"{run}/{KEY}",
+        )
+        env = base | submissions.variables(submission, node, home=home, address=address_of(index))
+        own = devices.share(machine.gpus, len(hosts), gpus, index)
+        env.update({name: own[name] for name in own if name not in submission.spec.env})
+        nodes.append(
+            NodeRequest(
+                host=host,
+                env=env,
+                home=home,
+                tmp=tmp,
+                log=f"{folder}/node-{index}.log",
+                protected=protected_in(machine, f"{folder}/python-{index}")
+                if level == "files"
+                else (),
+                mounts=mounts_of(home, cache, work, tmp, (*seen, *argv, *env.values()))
+                if level == "files"
+                else (),
+            )
+        )
+    return ProcessRequest(
+        job=submission.job,
+        folder=folder,
+        run_dir=run_dir,
+        hosts=f"{run_dir}/hosts" if level != "none" else "",
+        hosts_text="".join(
+            f"{address_of(index)} {host} {host.partition('.')[0]}\n"
+            for index, host in enumerate(hosts)
+        ),
+        argv=argv,
+        retries=submission.spec.retries,
+        grace_s=submission.spec.grace_s,
+        nodes=tuple(nodes),
+        secret_names=submission.hidden_names,
+        is_elastic=LAUNCHERS[submission.spec.launcher].is_elastic,
+        python=machine.python,
+    )
+
+
+def mounts_of(
+    home: str, cache: str, work: str, tmp: str, texts: Iterable[str]
+) -> tuple[Mount, ...]:
+    """Return the folders that a node has for itself, as the platform's containers have them.
+
+    Args:
+        home: Its home folder on this machine.
+        cache: Its folder for large files.
+        work: The home folder that images of the first generation have.
+        tmp: The folder of its temporary files, in the folder of the job's sockets.
+        texts: What of this machine's own folders of these names stays visible.
+    """
+    job_dir = f"{home}/modelarts/user-job-dir"
+    return (
+        (f"{tmp}/tmp", isolation.TMP),
+        (cache, isolation.CACHE),
+        (home, isolation.HOME),
+        (work, isolation.WORK),
+        (f"{home}/modelarts", f"{isolation.WORK}/modelarts"),
+        (job_dir, f"{isolation.HOME}/user-job-dir"),
+        (job_dir, f"{isolation.WORK}/user-job-dir"),
+        (tmp.rpartition("/")[0], isolation.RUN_DIR),
+        *isolation.named_in(texts),
+    )
+
+
+def protected_in(machine: Machine, folder: str) -> tuple[tuple[str, str], ...]:
+    """Return the folders of this machine whose changes stay private to a job's node.
+
+    Args:
+        folder: The start of the paths of the folders that hold the node's changes.
+    """
+    return tuple((path, f"{folder}-{n}") for n, path in enumerate(machine.installed))
+
+
+def variables_of_own_files(path: str) -> dict[str, str]:
+    """Return the variables of a node that has files of its own.
+
+    Args:
+        path: PATH of this machine.
+    """
+    return {
+        "PATH": f"{isolation.RUN_DIR}/bin:{path}",
+        "TMPDIR": isolation.TMP,
+        # Debian's pip refuses to change the machine, which it does not do here.
+        "PIP_BREAK_SYSTEM_PACKAGES": "1",
+        "PIP_ROOT_USER_ACTION": "ignore",
+        "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+        **{name: os.environ[name] for name in ("PIP_CONFIG_FILE",) if name in os.environ},
+    }
+
+
+def address_of(node: int) -> str:
+    """Return the address of a node."""
+    # Open MPI takes 127.0.0.1 for itself and every other loopback address for another machine.
+    return f"127.0.{node // 254}.{node % 254 + 1}"
+
+
+def open_mpi_of_one_machine(*, is_isolated: bool) -> dict[str, str]:
+    """Keep Open MPI to the loopback interface: with a bridge beside it an allreduce hangs."""
+    words = {"OMPI_MCA_btl_tcp_if_include": "lo", **submissions.ONE_MACHINE}
+    if not is_isolated:
+        # Nodes with one host name and two TMPDIRs: the shared-memory BTL crashes ranks.
+        words["OPENMPI_MCA_ARGS"] = "-mca pml ob1 -mca btl tcp,self -mca plm_rsh_no_tree_spawn true"
+    return words
+
+
+def need_linux() -> None:
+    """Check that nodes can be processes of this machine.
+
+    Raises:
+        BackendError: It does not run Linux.
+    """
+    if sys.platform != "linux":
+        found, hint = NEEDS_LINUX
+        raise BackendError(f"running nodes as processes of this machine: {found}", hint=hint)
+
+
+def machine_of(options: dict[str, Any], home: Path, *, needs_mpi: bool = True) -> Machine:
+    """Return the tools and devices of this machine.
+
+    Args:
+        options: The section ``process`` of a job file.
+        home: The folder of cloudjob's state.
+        needs_mpi: Whether mpirun starts the ranks.
+
+    Raises:
+        BackendError: It lacks what the job needs.
+    """
+    path = interpreters.path_with_mpirun()
+    if needs_mpi and shutil.which("mpirun", path=path) is None:
+        raise BackendError(
+            "looking for mpirun: not found on PATH or beside cloudjob",
+            hint="pip install 'cloudjob[mpi]', or apt-get install openmpi-bin; launchers such"
+            " as python and torchrun need none",
+        )
+    python = interpreters.python_of(str(options.get("python") or ""), "process.python")
+    mpirun = shutil.which("mpirun", path=path) or ""
+    return Machine(
+        path=path,
+        library_path=os.environ.get("LD_LIBRARY_PATH", ""),
+        libmpi=interpreters.libmpi_of(mpirun, python),
+        devices=devices.visible(os.environ),
+        gpus=devices.gpus(os.environ),
+        python=python,
+        entry_python=sys.executable,
+        entry=interpreters.entry_of(home),
+        cache=str(home / "cache"),
+        places=tuple(
+            os.path.realpath(item)
+            for item in (str(home), python, sys.executable, mpirun or python, *sys.path)
+        ),
+        installed=interpreters.installed_in(python),
+    )
+
+
+def short_temporary_folder() -> str:
+    """Return a folder for temporary files whose path is short and plain."""
+    folder = tempfile.gettempdir()
+    # mpirun splits the command that starts its daemons at blanks, and reads quotes and colons.
+    if len(folder) > _LONGEST_TMPDIR or not re.fullmatch(r"[\w/.+-]+", folder):
+        return "/tmp"
+    return folder
