@@ -5,12 +5,13 @@ from __future__ import annotations
 import importlib.util
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from cloudjob.errors import StoreError
+from cloudjob.errors import ObjectMissing, StoreError
 from cloudjob.store import files
 from cloudjob.store.base import PATIENCE_S, OnBytes, ignore_bytes
 from cloudjob.store.parallel import iterate_in_parallel
@@ -24,6 +25,8 @@ PART_BYTES = 8 * 1024 * 1024
 # Age at which an unfinished multipart upload is removed.
 _STALE_S = 24 * 3600.0
 _OUT_OF_RANGE = 416
+# Attempts to read all bytes of an object.
+_READ_ATTEMPTS = 5
 
 
 def from_uri(
@@ -68,15 +71,14 @@ class S3Store:
         self._has_swept = False
 
     def put(self, path: Path, key: str, *, on_progress: OnBytes = ignore_bytes) -> str:
-        bucket_uri.check("put", key)
         doing = f"put {key} in {self._uri.root}"
         try:
-            before = path.stat()
-            with errors.translated(doing, self._uri):
-                self._client.upload_file(
-                    str(path), **self._object(key), Config=self._transfer(), Callback=on_progress
+            with self._request("put", key) as where, path.open("rb") as file:
+                before = path.stat()
+                self._client.upload_fileobj(
+                    file, **where, Config=self._transfer(), Callback=on_progress
                 )
-            after = path.stat()
+                after = path.stat()
         except OSError as error:
             raise StoreError(f"{doing}: read {path}: {files.text(error)}") from error
         if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
@@ -91,21 +93,16 @@ class S3Store:
         return self.uri(key)
 
     def put_bytes(self, data: bytes, key: str) -> str:
-        bucket_uri.check("put", key)
-        with errors.translated(f"put {key} in {self._uri.root}", self._uri):
-            self._client.put_object(**self._object(key), Body=data)
+        with self._request("put", key) as where:
+            self._client.put_object(**where, Body=data)
         return self.uri(key)
 
     def get_bytes(self, key: str) -> bytes:
-        bucket_uri.check("get", key)
-        return self._read(f"get {key} in {self._uri.root}", **self._object(key))
+        return self._read(key)
 
     def get_range(self, key: str, offset: int, count: int) -> bytes:
-        bucket_uri.check("get", key)
-        doing = f"get {key} in {self._uri.root}"
-        wanted = f"bytes={offset}-{offset + count - 1}"
         try:
-            return self._read(doing, **self._object(key), Range=wanted)
+            return self._read(key, Range=f"bytes={offset}-{offset + count - 1}")
         except StoreError as error:
             response = getattr(error.__cause__, "response", {})
             if response.get("ResponseMetadata", {}).get("HTTPStatusCode") == _OUT_OF_RANGE:
@@ -116,15 +113,10 @@ class S3Store:
         return iterate_in_parallel(self.get_bytes, list(dict.fromkeys(keys)), abort=self.abort)
 
     def fetch(self, key: str, path: Path, *, on_progress: OnBytes = ignore_bytes) -> None:
-        bucket_uri.check("fetch", key)
-        doing = f"fetch {key} in {self._uri.root}"
         try:
-            with (
-                files.replacing(path, is_durable=False) as file,
-                errors.translated(doing, self._uri),
-            ):
+            with self._request("fetch", key) as where, files.replacing(path, is_durable=False) as f:
                 self._client.download_fileobj(
-                    **self._object(key), Fileobj=file, Config=self._transfer(), Callback=on_progress
+                    **where, Fileobj=f, Config=self._transfer(), Callback=on_progress
                 )
         except OSError as error:
             raise StoreError(
@@ -133,10 +125,9 @@ class S3Store:
             ) from error
 
     def copy(self, key: str, target: str) -> None:
-        bucket_uri.check("copy", key)
         bucket_uri.check("copy", target)
-        with errors.translated(f"copy {key} to {target} in {self._uri.root}", self._uri):
-            self._client.copy_object(**self._object(target), CopySource=self._object(key))
+        with self._request("copy", key) as where:
+            self._client.copy_object(**self._object(target), CopySource=where)
 
     def list(self, prefix: str = "") -> Iterator[str]:
         doing = f"list {prefix} in {self._uri.root}"
@@ -157,14 +148,16 @@ class S3Store:
         return (key.removeprefix(own) for key in sorted(found, key=lambda key: key.encode("utf-8")))
 
     def exists(self, key: str) -> bool:
-        bucket_uri.check("look for", key)
-        with errors.translated(f"look for {key} in {self._uri.root}", self._uri):
-            return self._if_there(lambda: self._client.head_object(**self._object(key)))
+        try:
+            with self._request("look for", key) as where:
+                self._client.head_object(**where)
+        except ObjectMissing:
+            return False
+        return True
 
     def delete(self, key: str) -> None:
-        bucket_uri.check("delete", key)
-        with errors.translated(f"delete {key} in {self._uri.root}", self._uri):
-            self._if_there(lambda: self._client.delete_object(**self._object(key)))
+        with suppress(ObjectMissing), self._request("delete", key) as where:
+            self._client.delete_object(**where)
 
     def uri(self, key: str) -> str:
         bucket_uri.check("name", key)
@@ -186,19 +179,16 @@ class S3Store:
 
     def keys_end_at(self) -> float:
         """Return when its keys expire, in seconds since 1970; 0 for never or unknown."""
-        return clients.keys_end_at(self._connection.credentials, self._environ)
+        return self._connection.keys_end_at()
 
     def sign(self, method: str, key: str, limit_s: int) -> str:
         """Return a URL at which anybody may ``method`` the object for ``limit_s`` seconds.
 
         A URL signed with temporary credentials expires with them, if that is earlier.
         """
-        bucket_uri.check("sign", key)
         action = {"GET": "get_object", "PUT": "put_object"}[method]
-        address: str = self._client.generate_presigned_url(
-            action, Params=self._object(key), ExpiresIn=limit_s
-        )
-        return address
+        with self._request("sign", key) as where:
+            return str(self._client.generate_presigned_url(action, Params=where, ExpiresIn=limit_s))
 
     def abort(self) -> None:
         self._retries.abort()
@@ -237,6 +227,13 @@ class S3Store:
                 self._connected = clients.connect(self._uri, self._environ, self._retries)
             return self._connected
 
+    @contextmanager
+    def _request(self, verb: str, key: str) -> Iterator[dict[str, str]]:
+        """Check a key and yield where boto3 finds the object; translate errors of boto3."""
+        bucket_uri.check(verb, key)
+        with errors.translated(f"{verb} {key} in {self._uri.root}", self._uri):
+            yield self._object(key)
+
     def _object(self, key: str) -> dict[str, str]:
         return {"Bucket": self._uri.bucket, "Key": self._uri.key(key)}
 
@@ -251,37 +248,14 @@ class S3Store:
             preferred_transfer_client="classic",
         )
 
-    def _read(self, doing: str, **parameters: str) -> bytes:
-        from botocore.exceptions import BotoCoreError, IncompleteReadError, ResponseStreamingError
+    def _read(self, key: str, **parameters: str) -> bytes:
+        from botocore.exceptions import IncompleteReadError, ResponseStreamingError
         from urllib3.exceptions import HTTPError
 
-        # botocore retries until the headers have arrived, but not when the body breaks off.
-        for attempt in range(_READ_ATTEMPTS):
-            with errors.translated(doing, self._uri):
-                body = None
-                try:
-                    body = self._client.get_object(**parameters)["Body"]
-                    data: bytes = body.read()
-                except (HTTPError, IncompleteReadError, ResponseStreamingError) as error:
-                    has_given_up = isinstance(error, BotoCoreError) and body is None
-                    if has_given_up or attempt == _READ_ATTEMPTS - 1:
-                        raise
-                else:
-                    return data
-        raise AssertionError
-
-    def _if_there(self, act: Callable[[], object]) -> bool:
-        """Return whether there was an object to act on."""
-        from botocore.exceptions import ClientError
-
-        try:
-            act()
-        except ClientError as error:
-            if errors.is_missing(error):
-                return False
-            raise
-        return True
-
-
-# Attempts to read all bytes of an object.
-_READ_ATTEMPTS = 5
+        # ``Retries`` decides until the headers have arrived, but not when the body breaks off.
+        with self._request("get", key) as where:
+            for _ in range(_READ_ATTEMPTS - 1):
+                body = self._client.get_object(**where, **parameters)["Body"]
+                with suppress(HTTPError, IncompleteReadError, ResponseStreamingError):
+                    return bytes(body.read())
+            return bytes(self._client.get_object(**where, **parameters)["Body"].read())

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import configparser
-import ipaddress
 import re
 import threading
 import time
 import urllib.parse
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +15,7 @@ from cloudjob import times
 from cloudjob.errors import StoreError
 from cloudjob.retries import WaitNotices
 from cloudjob.store.s3 import errors
-from cloudjob.store.s3.bucket_uri import BucketUri
+from cloudjob.store.s3.bucket_uri import CREDENTIALS_HINTS, BucketUri
 
 # Requests that a store sends in parallel.
 AT_ONCE = 16
@@ -28,13 +27,20 @@ _NO_RETRIES = {"total_max_attempts": 1}
 
 # Bucket names that are valid in a host name and covered by the certificate for *.endpoint.
 _HOST_BUCKET = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
+# A colon is only in an IPv6 address, as ``hostname`` has no port.
+_ADDRESS = re.compile(r"[0-9.]+|.*:.*")
 _REGION_IN_HOST = re.compile(r"(?:obs|s3)[.-]([a-z]{2,}(?:-[a-z0-9]+)+)\.")
 _OBS_VARIABLES = (
     ("OBS_ACCESS_KEY_ID", "OBS_SECRET_ACCESS_KEY", "OBS_SECURITY_TOKEN"),
     ("HUAWEICLOUD_SDK_AK", "HUAWEICLOUD_SDK_SK", "HUAWEICLOUD_SDK_SECURITY_TOKEN"),
     ("HW_ACCESS_KEY", "HW_SECRET_KEY", "HW_SECURITY_TOKEN"),
 )
-_AWS_VARIABLES = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
+_AWS_VARIABLES = (
+    "AWS_ACCESS_KEY_ID",
+    "AWS_SECRET_ACCESS_KEY",
+    "AWS_SESSION_TOKEN",
+    "AWS_CREDENTIAL_EXPIRATION",  # as `aws configure export-credentials` writes it
+)
 
 
 class Endpoint(NamedTuple):
@@ -50,12 +56,35 @@ class Endpoint(NamedTuple):
     addressing: str
 
 
+class Keys(NamedTuple):
+    """Credentials that boto3 does not find itself.
+
+    Args:
+        expires_at: When they expire, in RFC 3339; empty for never or unknown.
+    """
+
+    access_key: str
+    secret_key: str
+    token: str = ""
+    expires_at: str = ""
+
+
 class Connection(NamedTuple):
     """A boto3 client, the endpoint that it uses, and its credentials."""
 
     client: Any
     endpoint: Endpoint
     credentials: Any
+    keys: Keys | None
+
+    def keys_end_at(self) -> float:
+        """Return when the credentials expire, in seconds since 1970; 0 for never or unknown."""
+        if self.keys:
+            return times.seconds_of(self.keys.expires_at) if self.keys.token else 0.0
+        # boto3 knows it of the keys that it gets itself: of SSO, roles and credential_process.
+        self.credentials.get_frozen_credentials()
+        known = getattr(self.credentials, "_expiry_time", None)
+        return float(known.timestamp()) if known else 0.0
 
 
 class Retries:
@@ -125,16 +154,21 @@ def connect(uri: BucketUri, environ: Mapping[str, str], retries: Retries) -> Con
     """
     import boto3
     from botocore.config import Config
-    from botocore.exceptions import BotoCoreError, NoCredentialsError
+    from botocore.exceptions import BotoCoreError
 
-    profile = uri.options.get("profile")
+    keys = None if "profile" in uri.options else _keys(uri, environ)
     try:
-        session = boto3.Session(profile_name=profile, **_credentials(uri, environ))
+        session = boto3.Session(
+            profile_name=uri.options.get("profile"),
+            aws_access_key_id=keys and keys.access_key,
+            aws_secret_access_key=keys and keys.secret_key,
+            aws_session_token=(keys and keys.token) or None,
+        )
         credentials = session.get_credentials()
-        if credentials is None:
-            raise NoCredentialsError
         found = _endpoint(uri, environ, session)
         obs = {"payload_signing_enabled": False} if uri.is_obs else {}
+        # OBS stores checksums that it does not know as part of the object.
+        checksums = "when_required" if uri.is_obs else None
         client = session.client(
             "s3",
             endpoint_url=found.url or None,
@@ -142,9 +176,8 @@ def connect(uri: BucketUri, environ: Mapping[str, str], retries: Retries) -> Con
             config=Config(
                 signature_version="s3v4",
                 s3={"addressing_style": found.addressing, **obs},
-                # OBS stores checksums that it does not know as part of the object.
-                request_checksum_calculation="when_required" if uri.is_obs else None,
-                response_checksum_validation="when_required" if uri.is_obs else None,
+                request_checksum_calculation=checksums,
+                response_checksum_validation=checksums,
                 retries=_NO_RETRIES,
                 connect_timeout=_CONNECT_S,
                 read_timeout=_READ_S,
@@ -152,79 +185,54 @@ def connect(uri: BucketUri, environ: Mapping[str, str], retries: Retries) -> Con
             ),
         )
     except BotoCoreError as error:
-        raise errors.unusable(uri, error) from error
+        raise _unusable(uri, f"reading credentials: {errors.one_line(str(error))}") from error
+    if credentials is None:
+        raise _unusable(uri, "no credentials in the environment or in a profile file")
     retries.register(client)
-    return Connection(client, found._replace(url=client.meta.endpoint_url), credentials)
+    endpoint = found._replace(url=client.meta.endpoint_url)
+    return Connection(client, endpoint, credentials, keys)
+
+
+def _unusable(uri: BucketUri, found: str) -> StoreError:
+    return StoreError(f"open store {uri.root}: {found}", hint=CREDENTIALS_HINTS[uri.scheme])
 
 
 # -- credentials -------------------------------------------------------------------------------
 
 
-def _credentials(uri: BucketUri, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return credentials for boto3's session; none if boto3 is to find them itself."""
-    if "profile" in uri.options:
-        return {}
-    found = next(filter(None, _of_obs(environ)), None) if uri.is_obs else None
-    found = found or _complete(*(environ.get(name, "") for name in _AWS_VARIABLES))
-    if found is None:
-        return {}
-    names = ("aws_access_key_id", "aws_secret_access_key", "aws_session_token")
-    return {name: value for name, value in zip(names, found, strict=True) if value}
+def _keys(uri: BucketUri, environ: Mapping[str, str]) -> Keys | None:
+    """Return the first complete keys in variables, and for OBS in the files of its own tools.
 
-
-def _of_obs(environ: Mapping[str, str]) -> Iterator[tuple[str, str, str] | None]:
-    """Yield the credentials in the variables and files of OBS's own tools, best first."""
-    for names in _OBS_VARIABLES:
-        yield _complete(*(environ.get(name, "") for name in names))
-    obsutil = _obsutil()
-    yield _complete(*(obsutil.get(name, "") for name in ("ak", "sk", "token")))
-    basic = _huaweicloud(environ)
-    yield _complete(*(basic.get(name, "") for name in ("ak", "sk", "security_token")))
-
-
-def _huaweicloud(environ: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the credentials file of Huawei's SDKs; empty if there is none."""
-    named = environ.get("HUAWEICLOUD_SDK_CREDENTIALS_FILE")
-    parser = configparser.RawConfigParser()
-    try:
-        parser.read(named or Path.home() / ".huaweicloud" / "credentials", encoding="utf-8")
-        return parser["basic"]
-    except (OSError, UnicodeDecodeError, configparser.Error, KeyError):
-        return {}
-
-
-def _complete(access_key: str, secret_key: str, token: str) -> tuple[str, str, str] | None:
-    return (access_key, secret_key, token) if access_key and secret_key else None
-
-
-def keys_end_at(credentials: Any, environ: Mapping[str, str]) -> float:
-    """Return when credentials expire, in seconds since 1970; 0 for never or unknown.
-
-    boto3 knows it of the keys that it gets itself: of SSO, roles and ``credential_process``.
+    None if boto3 should look for others.
     """
-    keys = credentials.get_frozen_credentials()
-    known = getattr(credentials, "_expiry_time", None)
-    if known is not None:
-        return float(known.timestamp())
-    if not keys.token:
-        return 0.0
-    basic = _huaweicloud(environ)
-    if keys.access_key == environ.get(_AWS_VARIABLES[0]):
-        # As `aws configure export-credentials` writes it.
-        return times.seconds_of(environ.get("AWS_CREDENTIAL_EXPIRATION", ""))
-    return (
-        times.seconds_of(basic.get("expires_at", "")) if basic.get("ak") == keys.access_key else 0.0
-    )
+    names = (*_OBS_VARIABLES, _AWS_VARIABLES) if uri.is_obs else (_AWS_VARIABLES,)
+    found = [Keys(*(environ.get(name, "") for name in each)) for each in names]
+    if uri.is_obs:
+        named = environ.get("HUAWEICLOUD_SDK_CREDENTIALS_FILE")
+        files = (
+            (_obsutil(), ("ak", "sk", "token")),
+            (
+                _basic(Path(named or Path.home() / ".huaweicloud" / "credentials")),
+                ("ak", "sk", "security_token", "expires_at"),
+            ),
+        )
+        found[-1:-1] = [Keys(*(file.get(name) or "" for name in each)) for file, each in files]
+    return next((keys for keys in found if keys.access_key and keys.secret_key), None)
 
 
-def _obsutil() -> dict[str, str]:
-    """Return the settings of ``obsutil config``: ``endpoint``, ``ak``, ``sk``, ``token``."""
+def _obsutil() -> Mapping[str, str]:
+    """Return the settings that ``obsutil config`` writes, in a file without sections."""
+    return _basic(Path.home() / ".obsutilconfig", "[basic]\n")
+
+
+def _basic(path: Path, head: str = "") -> Mapping[str, str]:
+    """Return the section ``[basic]`` of a settings file; empty if there is none."""
+    parser = configparser.RawConfigParser(strict=False, allow_no_value=True, delimiters="=")
     try:
-        text = (Path.home() / ".obsutilconfig").read_text(encoding="utf-8", errors="replace")
-    except OSError:
+        parser.read_string(head + path.read_text(encoding="utf-8", errors="replace"))
+        return parser["basic"]
+    except (OSError, configparser.Error, KeyError):
         return {}
-    pairs = (line.partition("=") for line in text.splitlines() if not line.startswith(("#", "[")))
-    return {name.strip(): value.strip() for name, _, value in pairs if value.strip()}
 
 
 # -- endpoint ----------------------------------------------------------------------------------
@@ -232,43 +240,38 @@ def _obsutil() -> dict[str, str]:
 
 def _endpoint(uri: BucketUri, environ: Mapping[str, str], session: Any) -> Endpoint:
     """Return the bucket's endpoint; its URL is empty for AWS's default endpoint."""
-    settings = session._session.get_scoped_config() if session.profile_name else {}
-    url = uri.options.get("endpoint") or _endpoint_url(uri, environ, session)
-    url = _checked(uri, url) if url else ""
-    region = uri.options.get("region") or _region(uri, environ, session, url)
-    if uri.is_obs:
-        url = url or f"https://obs.{region}.myhuaweicloud.com"
-    s3 = settings.get("s3")
-    style = s3.get("addressing_style", "") if isinstance(s3, dict) else ""
-    addressing = uri.options.get("addressing") or style or _addressing(uri, url)
-    return Endpoint(url, region, addressing if addressing != "auto" else _addressing(uri, url))
-
-
-def _endpoint_url(uri: BucketUri, environ: Mapping[str, str], session: Any) -> str:
+    profile = session._session.get_scoped_config()
     if uri.is_obs:
         # ModelArts sets S3_ENDPOINT in its containers and notebooks.
-        found = environ.get("OBS_ENDPOINT") or environ.get("S3_ENDPOINT") or ""
-        if not found and "region" not in uri.options:
-            found = _obsutil().get("endpoint", "")
-        return found
-    # boto3 reads these two only from the process's environment.
-    found = environ.get("AWS_ENDPOINT_URL_S3") or environ.get("AWS_ENDPOINT_URL") or ""
-    if not found:
-        provider = session._session.get_component("config_store")
-        found = provider.get_config_variable("endpoint_url") or ""
-    return found
+        named = environ.get("OBS_ENDPOINT") or environ.get("S3_ENDPOINT")
+        if not named and "region" not in uri.options:
+            named = _obsutil().get("endpoint")
+    else:
+        # boto3 reads these two only from the process's environment.
+        named = environ.get("AWS_ENDPOINT_URL_S3") or environ.get("AWS_ENDPOINT_URL")
+        named = named or profile.get("endpoint_url")
+    url = uri.options.get("endpoint") or named
+    url = _checked(uri, url) if url else ""
+    host = urllib.parse.urlsplit(url).hostname or ""
+    region = uri.options.get("region") or _region(uri, environ, session, host)
+    if uri.is_obs and not url:
+        url = f"https://obs.{region}.myhuaweicloud.com"
+    s3 = profile.get("s3")
+    style = s3.get("addressing_style", "auto") if isinstance(s3, dict) else "auto"
+    addressing = uri.options.get("addressing", style)
+    return Endpoint(url, region, _addressing(uri, host) if addressing == "auto" else addressing)
 
 
-def _region(uri: BucketUri, environ: Mapping[str, str], session: Any, url: str) -> str:
-    in_host = _REGION_IN_HOST.match(_host(url))
+def _region(uri: BucketUri, environ: Mapping[str, str], session: Any, host: str) -> str:
+    in_host = _REGION_IN_HOST.match(host)
     own = in_host[1] if in_host else ""
     if not uri.is_obs:
         named = environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION")
         return named or session.region_name or own or "us-east-1"
     # An OBS endpoint belongs to one region, so its region takes precedence over the variable.
-    found = own or environ.get("HW_REGION_NAME") or ""
+    found = own or environ.get("HW_REGION_NAME")
     if "profile" in uri.options:
-        found = found or session.region_name or ""
+        found = found or session.region_name
     if not found:
         raise StoreError(
             f"open store {uri.root}: no region",
@@ -288,29 +291,18 @@ def _checked(uri: BucketUri, url: str) -> str:
         is_url = False
     if not is_url or parts.path.strip("/") or parts.query or parts.username:
         raise StoreError(f"{doing}: not https://host or http://host:port", hint="?endpoint=URL")
-    if parts.netloc.startswith(f"{uri.bucket}."):
+    host = parts.netloc.removeprefix(f"{uri.bucket}.")
+    if host != parts.netloc:
         # The service would treat the bucket as part of the key and reject the signature.
-        rest = parts.netloc.removeprefix(f"{uri.bucket}.")
         raise StoreError(
-            f"{doing}: it contains the bucket name", hint=f"use {parts.scheme}://{rest}"
+            f"{doing}: it contains the bucket name", hint=f"use {parts.scheme}://{host}"
         )
     return f"{parts.scheme}://{parts.netloc}"
 
 
-def _addressing(uri: BucketUri, url: str) -> str:
-    host = _host(url)
-    is_public = uri.is_obs or not url or host.endswith((".amazonaws.com", ".amazonaws.com.cn"))
-    is_virtual = is_public and host != "localhost" and not _is_address(host)
-    return "virtual" if is_virtual and _HOST_BUCKET.fullmatch(uri.bucket) else "path"
-
-
-def _host(url: str) -> str:
-    return urllib.parse.urlsplit(url).hostname or ""
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
+def _addressing(uri: BucketUri, host: str) -> str:
+    """Return the addressing that the service at ``host``, or the default one, supports."""
+    is_public = uri.is_obs or not host or host.endswith((".amazonaws.com", ".amazonaws.com.cn"))
+    is_local = host == "localhost" or _ADDRESS.fullmatch(host)
+    is_virtual = is_public and not is_local and _HOST_BUCKET.fullmatch(uri.bucket)
+    return "virtual" if is_virtual else "path"
