@@ -370,7 +370,10 @@ class Slurm:
         data, dbd = self.folder / "database", self.folder / "slurmdbd.conf"
         data.mkdir()
         common = (f"--datadir={data}", "--user=root")
-        where = (f"--socket={self.folder}/db.sock", f"--pid-file={self.folder}/db.pid")
+        where: tuple[str, ...] = (
+            f"--socket={self.folder}/db.sock",
+            f"--pid-file={self.folder}/db.pid",
+        )
         where = (*where, "--bind-address=127.0.0.1", f"--port={_DATABASE_PORT}")
         # Nobody else is in this network, and nothing in it is anybody's.
         words = ("mariadbd", "--no-defaults", "--skip-grant-tables", *common, *where)
