@@ -7,7 +7,6 @@ import hashlib
 import io
 import os
 import re
-import tarfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any, NamedTuple
 import cloudjob
 from cloudjob.backends import delivery as deliveries
 from cloudjob.backends.docker import delivery, engine
+from cloudjob.backends.docker.delivery import Member
 from cloudjob.errors import BackendError, UsageError
 from jobentry.contract.paths import ENTRY
 
@@ -142,15 +142,11 @@ def inputs(recipe: Recipe, base_id: str) -> str:
 
 def context(recipe: Recipe, extra: Mapping[str, bytes]) -> bytes:
     """Return the archive that the engine builds from, the same bytes for the same files."""
-    data = io.BytesIO()
     files = {**recipe.files, **extra, "Dockerfile": recipe.dockerfile.encode("utf-8")}
-    with tarfile.open(fileobj=data, mode="w") as archive:
-        for path, content in sorted(files.items()):
-            member = tarfile.TarInfo(path)
-            member.size = len(content)
-            member.mode = 0o755 if content.startswith(b"#!") else 0o644
-            archive.addfile(member, io.BytesIO(content))
-    return data.getvalue()
+    return delivery.tar(
+        Member(path, 0o755 if content.startswith(b"#!") else 0o644, content, is_users=False)
+        for path, content in sorted(files.items())
+    )
 
 
 def _build(
@@ -234,8 +230,7 @@ def _base(
     tell(f"pulling {base}")
     try:
         with engine.translated(f"pulling {base}"):
-            repository, tag = _parted(base)
-            stream = client.pull(repository, tag=tag, stream=True, decode=True)
+            stream = client.pull(base, stream=True, decode=True)
             _follow(_counted(stream, pulled), base, tell)
     except BackendError as error:
         hint = "`cloudjob docs images` shows how to make debian:bookworm-slim without a registry"
@@ -298,14 +293,6 @@ def _hint(lines: list[str]) -> str:
     if "No matching distribution" in text:
         return "the index does not have it: --pip-config FILE can name another index"
     return ""
-
-
-def _parted(reference: str) -> tuple[str, str]:
-    """Split an image's name and tag; a colon before the last slash belongs to a port."""
-    name, colon, tag = reference.rpartition(":")
-    if not colon or "/" in tag or "@" in reference:
-        return reference, "" if "@" in reference else _LATEST
-    return name, tag
 
 
 def _default_base(text: str) -> str:

@@ -28,8 +28,12 @@ ENTRY = "/opt/cloudjob/jobentry.pyz"
 ENTRY_LABEL = "cloudjob.entry"
 
 
-class _Member(NamedTuple):
-    """A file of an archive, or a folder, whose ``data`` is None."""
+class Member(NamedTuple):
+    """A file of an archive, or a folder, whose ``data`` is None.
+
+    Args:
+        is_users: Whether it belongs to the user of the containers; else to root.
+    """
 
     path: str
     mode: int
@@ -48,20 +52,20 @@ def archive(node: NodeRequest, hosts: tuple[str, ...], key: bytes, *, with_entry
         with_entry: Whether the image has an entry of another version: both halves of a job are of
             one, so ours goes over it.
     """
-    folders = [_Member(path, 0o755, None) for path in _FOLDERS]
+    folders = [Member(path, 0o755, None) for path in _FOLDERS]
     if node.env or key:
-        folders.append(_Member(requests.DELIVERED, 0o700, None))
-    return _tar([*folders, *_files(node, hosts, key, with_entry=with_entry)])
+        folders.append(Member(requests.DELIVERED, 0o700, None))
+    return tar([*folders, *_files(node, hosts, key, with_entry=with_entry)])
 
 
 def report(node: int, exit_code: int) -> bytes:
     """Return the tar that reports to the head that another node has ended."""
-    return _tar([_Member(node_end.file_name(node), 0o600, node_end.dump(exit_code))])
+    return tar([Member(node_end.file_name(node), 0o600, node_end.dump(exit_code))])
 
 
 def fresh_keys(keys: Mapping[str, str]) -> bytes:
     """Return the tar with fresh keys of the store."""
-    return _tar([_Member(paths.DELIVERED_KEYS, 0o400, variables.dump(keys))])
+    return tar([Member(paths.DELIVERED_KEYS, 0o400, variables.dump(keys))])
 
 
 def entry() -> bytes:
@@ -76,21 +80,22 @@ def entry_digest() -> str:
 
 def _files(
     node: NodeRequest, hosts: tuple[str, ...], key: bytes, *, with_entry: bool
-) -> Iterator[_Member]:
+) -> Iterator[Member]:
     # Volcano's list of hosts, which ModelArts' own checks read.
     listed = "".join(f"{host}\n" for host in hosts).encode("ascii")
-    yield _Member("/etc/volcano/worker.host", 0o644, listed, is_users=False)
+    yield Member("/etc/volcano/worker.host", 0o644, listed, is_users=False)
     if key:
-        yield _Member(requests.SSH_KEY, 0o400, key)
+        yield Member(requests.SSH_KEY, 0o400, key)
     if node.env:
-        yield _Member(requests.ENV_FILE, 0o400, variables.dump(node.env))
+        yield Member(requests.ENV_FILE, 0o400, variables.dump(node.env))
     if with_entry:
-        yield _Member(ENTRY, 0o755, entry(), is_users=False)
+        yield Member(ENTRY, 0o755, entry(), is_users=False)
 
 
-def _tar(members: Iterable[_Member]) -> bytes:
+def tar(members: Iterable[Member]) -> bytes:
+    """Return an archive of files and folders, the same bytes for the same members."""
     data = io.BytesIO()
-    with tarfile.open(fileobj=data, mode="w") as tar:
+    with tarfile.open(fileobj=data, mode="w") as file:
         for member in members:
             info = tarfile.TarInfo(member.path.lstrip("/"))
             info.mode = member.mode
@@ -99,5 +104,5 @@ def _tar(members: Iterable[_Member]) -> bytes:
             if member.data is None:
                 info.type = tarfile.DIRTYPE
             info.size = len(member.data or b"")
-            tar.addfile(info, io.BytesIO(member.data or b""))
+            file.addfile(info, io.BytesIO(member.data or b""))
     return data.getvalue()

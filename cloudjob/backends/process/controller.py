@@ -10,15 +10,21 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import selectors
+import select
 import signal
-import sys
 import time
 from dataclasses import dataclass, field
-from typing import Any
 
 from cloudjob.backends.process import STATE
-from cloudjob.backends.process.node import SIGNALS, Keeper, NodeRequest, children_of, listen_to
+from cloudjob.backends.process.node import (
+    SIGNALS,
+    Keeper,
+    NodeRequest,
+    become_subreaper,
+    children_of,
+    reaped,
+    signal_descriptor,
+)
 from jobentry.contract import node_end
 from jobentry.trees import remove_tree
 
@@ -78,6 +84,8 @@ class Controller:
     # When a cancelled job is killed, even if parts of it hang.
     _overdue_at: float = float("inf")
     _message: str = ""
+    # Each signal to this process can be read from it.
+    _wake: int = -1
 
     @property
     def _reserve(self) -> str:
@@ -87,27 +95,25 @@ class Controller:
     def run(self) -> None:
         """Run the job, with its retries, and write its last state."""
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        wake = listen_to(_SIGNALS)
-        selector = selectors.DefaultSelector()
-        selector.register(wake, selectors.EVENT_READ)
+        self._wake = signal_descriptor(_SIGNALS)
         try:
-            code = self._attempts(selector, wake)
+            code = self._attempts()
         except Exception as error:  # noqa: BLE001 (whatever it is, nobody else can report it)
             self._message = f"running the job: {error}"
-            self._forward(signal.SIGKILL)
+            self._signal_nodes(signal.SIGKILL)
             code = 125
-        self._end_all_strangers(selector, wake)
+        self._kill_all_orphans()
         self._finish(code)
 
-    def _attempts(self, selector: selectors.BaseSelector, wake: int) -> int:
+    def _attempts(self) -> int:
         """Run the job, with its retries; return its exit code."""
         code = 1
         for attempt in range(1 if self.is_elastic else self.retries + 1):
             self._start(attempt)
-            code = self._watch(selector, wake)
+            code = self._watch()
             if code == 0 or self.is_cancelled:
                 break
-            self._end_all_strangers(selector, wake)
+            self._kill_all_orphans()
         return code
 
     def _start(self, attempt: int) -> None:
@@ -117,9 +123,9 @@ class Controller:
             self._prepare(node)
         for node in self.nodes:
             node.process = self._fork(node)
-        self._note_state()
+        self._update_state()
         if self.is_cancelled:
-            self._forward(signal.SIGTERM)
+            self._signal_nodes(signal.SIGTERM)
 
     def _prepare(self, node: _Node) -> None:
         remove_tree(node.request.tmp)
@@ -153,7 +159,7 @@ class Controller:
 
     # -- while it runs ------------------------------------------------------------------------
 
-    def _watch(self, selector: selectors.BaseSelector, wake: int) -> int:
+    def _watch(self) -> int:
         """Wait until every node has ended; return the head's exit code."""
         deadline: float | None = None
         while any(node.is_running for node in self.nodes):
@@ -161,21 +167,20 @@ class Controller:
                 self._overdue_at = float("inf")
                 deadline = time.monotonic()
             wait = LEAVE_S if deadline is None else max(0.0, deadline - time.monotonic())
-            for _ in selector.select(wait):
-                self._obey(os.read(wake, 4096))
+            self._handle_signals(wait)
             if self._reap():
-                self._replace_lost()
-                self._note_state()
+                self._restart_lost_workers()
+                self._update_state()
             if deadline is None and self._is_over():
                 deadline = time.monotonic() + LEAVE_S
                 # One that waits for a head that never came ends at once.
-                self._forward(signal.SIGTERM)
+                self._signal_nodes(signal.SIGTERM)
             if self.is_led and not self.is_elastic:
-                self._report_ended()
-                self._end_head_that_waits()
+                self._report_failed_workers()
+                self._end_waiting_head()
             if deadline is not None and time.monotonic() > deadline:
                 # SIGHUP makes a keeper end its node at once.
-                self._forward(signal.SIGHUP)
+                self._signal_nodes(signal.SIGHUP)
                 deadline = time.monotonic() + LEAVE_S
         code = self.nodes[0].exit_code if self.is_led else self._first_bad_code()
         return 1 if code is None else code
@@ -190,7 +195,7 @@ class Controller:
         bad = [(node.ended_at, node.exit_code) for node in self.nodes if node.exit_code]
         return min(bad)[1] if bad else 0
 
-    def _report_ended(self) -> None:
+    def _report_failed_workers(self) -> None:
         """Report to the head which workers have failed: it may still wait for them."""
         if self.is_cancelled or not self.nodes[0].is_running:
             return
@@ -202,7 +207,7 @@ class Controller:
                         file.write(node_end.dump(node.exit_code))
                     os.replace(path + ".new", path)
 
-    def _end_head_that_waits(self) -> None:
+    def _end_waiting_head(self) -> None:
         """Ask the head to end if a worker has failed and the head continues regardless."""
         head, *workers = self.nodes
         lost = [node.ended_at for node in workers if node.exit_code]
@@ -213,7 +218,7 @@ class Controller:
             with contextlib.suppress(OSError):
                 os.kill(head.process, signal.SIGTERM)
 
-    def _replace_lost(self) -> None:
+    def _restart_lost_workers(self) -> None:
         """Restart failed workers of an elastic job, up to the number of retries."""
         head, *workers = self.nodes
         for node in workers:
@@ -224,18 +229,20 @@ class Controller:
                 self._prepare(node)
                 node.process = self._fork(node)
 
-    def _obey(self, signals: bytes) -> None:
-        for number in signals:
+    def _handle_signals(self, wait_s: float) -> None:
+        """Wait for signals, at most for some seconds, and act on them."""
+        is_readable = select.select([self._wake], [], [], wait_s)[0]
+        for number in os.read(self._wake, 4096) if is_readable else b"":
             if number in (signal.SIGTERM, signal.SIGINT) and not self.is_cancelled:
                 # Once: the entry takes a second one as a request to hurry.
                 self.is_cancelled = True
                 self._overdue_at = time.monotonic() + self.grace_s + OVERDUE_S
-                self._forward(signal.SIGTERM)
+                self._signal_nodes(signal.SIGTERM)
             elif number == signal.SIGUSR1:
                 self.is_cancelled = True
-                self._forward(signal.SIGHUP)
+                self._signal_nodes(signal.SIGHUP)
 
-    def _forward(self, number: int) -> None:
+    def _signal_nodes(self, number: int) -> None:
         for node in self.nodes:
             if node.is_running:
                 with contextlib.suppress(OSError):
@@ -246,23 +253,16 @@ class Controller:
     def _reap(self) -> bool:
         """Note the nodes that have ended, and end what a killed one left behind."""
         found = False
-        while True:
-            try:
-                child, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                break
-            if not child:
-                break
+        for child, code in reaped():
             for node in self.nodes:
                 if node.process == child and node.exit_code is None:
-                    code = os.waitstatus_to_exitcode(status)
-                    node.exit_code = code if code >= 0 else 128 - code
+                    node.exit_code = code
                     node.ended_at = time.time()
                     found = True
-        self._end_strangers()
+        self._kill_orphans()
         return found
 
-    def _end_strangers(self) -> None:
+    def _kill_orphans(self) -> None:
         """End adopted children: processes of a keeper that was killed."""
         keepers = {node.process for node in self.nodes if node.is_running}
         for child in children_of(os.getpid()):
@@ -271,13 +271,12 @@ class Controller:
                 with contextlib.suppress(OSError):
                     os.kill(child, signal.SIGKILL)
 
-    def _end_all_strangers(self, selector: selectors.BaseSelector, wake: int) -> None:
+    def _kill_all_orphans(self) -> None:
         """End the last processes of killed keepers, which may outlive the job."""
         deadline = time.monotonic() + LEAVE_S
         while children_of(os.getpid()) and time.monotonic() < deadline:
             # A process whose parent was not our child is adopted without a signal.
-            for _ in selector.select(_POLL_S):
-                self._obey(os.read(wake, 4096))
+            self._handle_signals(_POLL_S)
             self._reap()
 
     # -- what is left -------------------------------------------------------------------------
@@ -293,7 +292,7 @@ class Controller:
             file.write(bytes(len(text) + _NODE_BYTES * (len(self.nodes) + 8)))
         self._write_state(text)
 
-    def _note_state(self) -> None:
+    def _update_state(self) -> None:
         """Write the state while the job runs; a failure does not stop the job."""
         with contextlib.suppress(OSError):
             self._write_state(self._state())
@@ -312,9 +311,9 @@ class Controller:
                 if time.monotonic() > deadline:
                     self._log(f"writing how the job has ended: {error}")
                     return  # the file in running/ stays, so the job counts as lost
-                self._tidy()
+                self._remove_folders()
                 time.sleep(1)
-        self._tidy()
+        self._remove_folders()
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.running)
 
@@ -348,7 +347,7 @@ class Controller:
         }
         return json.dumps(state).encode("ascii")
 
-    def _tidy(self) -> None:
+    def _remove_folders(self) -> None:
         nodes = [] if self.keeps_homes else self.nodes
         own = [folder for node in nodes for folder in node.request.own_folders]
         for folder in (self.run_dir, *own):
@@ -360,51 +359,32 @@ class Controller:
             _append(self.nodes[0].request.log, f"cloudjob: {text}\n")
 
 
-def main(stdin: int = 0, stdout: int = 1) -> None:
+def main() -> None:
     """Run the job whose request is on standard input."""
     # A cancel may come before it listens.
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     # The descriptor stays open, so that no other file gets its number.
-    with os.fdopen(stdin, "rb", closefd=False) as file:
+    with os.fdopen(0, "rb", closefd=False) as file:
         # A submitter that is killed while it writes has started nothing.
         request = json.loads(file.read())
-    controller = controller_of(request)
+    nodes = [_Node(NodeRequest(**node)) for node in request["nodes"]]
+    controller = Controller(**{**request, "nodes": nodes})
     controller.open_state()
     with contextlib.suppress(BrokenPipeError):
         # If the submitter is killed from here on, the job runs and its record finds it.
-        os.write(stdout, b"ready\n")
-    _let_go_of_terminal(request["folder"])
-    _adopt()
+        os.write(1, b"ready\n")
+    _redirect_output(os.path.join(controller.folder, "controller.log"))
+    become_subreaper()
     controller.run()
 
 
-def controller_of(request: dict[str, Any]) -> Controller:
-    """Return the controller that a request describes."""
-    nodes = [_Node(NodeRequest(**node)) for node in request["nodes"]]
-    return Controller(**{**request, "nodes": nodes})
-
-
-def _let_go_of_terminal(folder: str) -> None:
-    nothing = os.open(os.devnull, os.O_RDWR)
-    log = os.open(
-        os.path.join(folder, "controller.log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600
-    )
-    os.dup2(nothing, 0)
+def _redirect_output(path: str) -> None:
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(os.open(os.devnull, os.O_RDWR), 0)
     os.dup2(log, 1)
     os.dup2(log, 2)
-
-
-def _adopt() -> None:
-    import ctypes
-
-    ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
 
 
 def _append(path: str, text: str) -> None:
     with open(path, "a", encoding="utf-8", errors="backslashreplace") as file:
         file.write(text)
-
-
-if __name__ == "__main__":
-    main()
-    sys.exit(0)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import selectors
 import signal
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -23,7 +22,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 # The signals that a keeper handles; blocked from its start until it can.
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
 # The exit code of a node that was ended from outside.
-_SWITCHED_OFF = 128 + signal.SIGKILL
+_POWERED_OFF = 128 + signal.SIGKILL
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +72,6 @@ class Keeper:
         self._controller = controller
         # Entries hold it, too: a job runs until they have ended, whichever process is killed.
         self._lock = () if lock is None else (lock,)
-        self._selector = selectors.DefaultSelector()
         self._prctl = ctypes.CDLL(None).prctl
         self._process = 0
         self._entry = 0
@@ -83,19 +81,17 @@ class Keeper:
         """Keep the node until its entry has ended, and return the entry's exit code."""
         os.setsid()
         self._process = os.getpid()
-        prctl = self._prctl
-        prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        become_subreaper()
         # This node must end with the controller.
-        prctl(_PR_SET_PDEATHSIG, signal.SIGHUP, 0, 0, 0)
+        self._prctl(_PR_SET_PDEATHSIG, signal.SIGHUP, 0, 0, 0)
         if os.getppid() != self._controller:
             # It died before our prctl call.
-            return _SWITCHED_OFF
-        self._listen_to_signals()
+            return _POWERED_OFF
+        wake = signal_descriptor(SIGNALS)
         self._start_entry()
         while self._code is None:
-            for key, _ in self._selector.select():
-                key.data(key.fileobj)
-        self._sweep()
+            self._handle_signals(os.read(wake, 4096))
+        self._kill_rest()
         with contextlib.suppress(OSError):
             # Its time tells when the node ended if no controller is left.
             os.utime(self._request.log)
@@ -139,22 +135,9 @@ class Keeper:
         # Only for a killed keeper; otherwise it ends them itself.
         self._prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
         if os.getppid() != self._process:
-            os._exit(_SWITCHED_OFF)
+            os._exit(_POWERED_OFF)
 
-    def _reap(self) -> None:
-        while True:
-            try:
-                child, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if not child:
-                return
-            code = os.waitstatus_to_exitcode(status)
-            code = code if code >= 0 else 128 - code
-            if child == self._entry:
-                self._code = code
-
-    def _sweep(self) -> None:
+    def _kill_rest(self) -> None:
         """End every process that is left on this node."""
         for _ in range(1000):
             found = descendants_of(self._process)
@@ -171,27 +154,41 @@ class Keeper:
                 while os.waitpid(-1, os.WNOHANG)[0]:
                     pass
 
-    # -- signals ------------------------------------------------------------------------------
-
-    def _listen_to_signals(self) -> None:
-        self._selector.register(listen_to(SIGNALS), selectors.EVENT_READ, self._hear_signals)
-
-    def _hear_signals(self, wake: int) -> None:
-        for number in os.read(wake, 4096):
+    def _handle_signals(self, numbers: bytes) -> None:
+        for number in numbers:
             if number == signal.SIGHUP:
-                self._code = _SWITCHED_OFF
+                self._code = _POWERED_OFF
             elif number != signal.SIGCHLD and self._entry:
                 with contextlib.suppress(OSError):
                     os.kill(self._entry, number)
                     # A stopped process would never handle it.
                     os.kill(self._entry, signal.SIGCONT)
-        self._reap()
+        for child, code in reaped():
+            if child == self._entry:
+                self._code = code
 
 
-def listen_to(numbers: Sequence[int]) -> int:
+def become_subreaper() -> None:
+    """Adopt descendants of this process whose parents have ended."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def reaped() -> Iterator[tuple[int, int]]:
+    """Yield each child that has ended, and its exit code: 128 plus the signal that killed it."""
+    while True:
+        try:
+            child, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if not child:
+            return
+        code = os.waitstatus_to_exitcode(status)
+        yield child, code if code >= 0 else 128 - code
+
+
+def signal_descriptor(numbers: Sequence[int]) -> int:
     """Return a descriptor from which the number of each signal to this process can be read."""
     wake, end = os.pipe()
-    os.set_blocking(wake, False)
     os.set_blocking(end, False)
     signal.set_wakeup_fd(end)
     for number in numbers:

@@ -65,17 +65,10 @@ def controller_of(home: Path, job: str) -> int:
     """Return the process id of a job's controller; 0 if it is gone or not started yet."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         process = int(path_of(home, job).read_bytes().split(b"\n")[1])
-        if is_of(process, job):
+        words = Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
+        if process_name(job).encode() in words:
             return process
     return 0
-
-
-def is_of(process: int, job: str) -> bool:
-    """Whether a process is the controller of a job or one of its keepers."""
-    with contextlib.suppress(OSError):
-        words = Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
-        return process_name(job).encode() in words
-    return False
 
 
 def processes_of(home: Path, job: str) -> list[int]:
