@@ -250,12 +250,14 @@ class S3Store:
 
     def _read(self, key: str, **parameters: str) -> bytes:
         from botocore.exceptions import IncompleteReadError, ResponseStreamingError
-        from urllib3.exceptions import HTTPError
+        from urllib3.exceptions import HTTPError, ProtocolError
 
-        # ``Retries`` decides until the headers have arrived, but not when the body breaks off.
+        # ``Retries`` decides until the headers have arrived, but not when the body breaks off: of
+        # an object, or of an error response, where botocore leaves the exception as it is.
         with self._request("get", key) as where:
             for _ in range(_READ_ATTEMPTS - 1):
-                body = self._client.get_object(**where, **parameters)["Body"]
-                with suppress(HTTPError, IncompleteReadError, ResponseStreamingError):
-                    return bytes(body.read())
+                with suppress(ProtocolError):
+                    body = self._client.get_object(**where, **parameters)["Body"]
+                    with suppress(HTTPError, IncompleteReadError, ResponseStreamingError):
+                        return bytes(body.read())
             return bytes(self._client.get_object(**where, **parameters)["Body"].read())

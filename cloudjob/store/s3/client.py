@@ -227,7 +227,7 @@ def _obsutil() -> Mapping[str, str]:
 
 def _basic(path: Path, head: str = "") -> Mapping[str, str]:
     """Return the section ``[basic]`` of a settings file; empty if there is none."""
-    parser = configparser.RawConfigParser(strict=False, allow_no_value=True, delimiters="=")
+    parser = configparser.RawConfigParser(strict=False, allow_no_value=True)
     try:
         parser.read_string(head + path.read_text(encoding="utf-8", errors="replace"))
         return parser["basic"]
@@ -283,9 +283,9 @@ def _region(uri: BucketUri, environ: Mapping[str, str], session: Any, host: str)
 def _checked(uri: BucketUri, url: str) -> str:
     if "://" not in url:
         url = f"https://{url}"
-    parts = urllib.parse.urlsplit(url)
     doing = f"open store {uri.root}: endpoint {url!r}"
     try:
+        parts = urllib.parse.urlsplit(url)
         is_url = bool(parts.scheme in ("http", "https") and parts.hostname) and parts.port != 0
     except ValueError:
         is_url = False

@@ -218,6 +218,7 @@ def test_a_uri_that_means_nothing_is_refused(uri: str, message: str, hint: str):
         ("obs://bucket", {}, "no region"),
         ("s3://bucket?endpoint=https://host/path", {}, "not https://host or http://host:port"),
         ("s3://bucket?endpoint=https://host:0", {}, "not https://host or http://host:port"),
+        ("s3://bucket?endpoint=https://[host", {}, "not https://host or http://host:port"),
         ("s3://bucket?endpoint=https://host:x", {}, "not https://host or http://host:port"),
         (
             "obs://bucket?endpoint=bucket.obs.cn-north-4.myhuaweicloud.com",
