@@ -42,7 +42,7 @@ def _package_ls(options: argparse.Namespace) -> int:
 def _package_explain(options: argparse.Namespace) -> int:
     from pathlib import Path
 
-    from cloudjob.package.explain import explain
+    from cloudjob.package import explain
 
     spec = source_spec(options)
     found = explain(

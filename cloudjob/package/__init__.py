@@ -3,14 +3,13 @@
 Start with ``pack.py``. ``scan`` decides which files go, by names, ``stat`` and ignore files alone;
 ``layer`` reads the files that changed, searches them for secrets and writes one new layer;
 ``claims`` puts it into the store, and ``collection`` deletes the layers that no job needs.
-``explain`` reports what decided about a path.
 """
 
 from __future__ import annotations
 
 from cloudjob.package.cache import Memory
 from cloudjob.package.pack import CodePackage, Options, pack
-from cloudjob.package.scan import scan
+from cloudjob.package.scan import explain, scan
 from cloudjob.package.tree import LeftOut, Tree
 
-__all__ = ["CodePackage", "LeftOut", "Memory", "Options", "Tree", "pack", "scan"]
+__all__ = ["CodePackage", "LeftOut", "Memory", "Options", "Tree", "explain", "pack", "scan"]

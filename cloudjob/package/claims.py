@@ -168,8 +168,8 @@ def damaged_layers(store: ObjectStore) -> Iterator[str]:
     for mark in store.list(DAMAGED):
         key = LAYERS + mark.removeprefix(DAMAGED)
         with suppress(FormatError):
-            if damage_key(key) == mark:
-                yield key
+            damage_key(key)
+            yield key
 
 
 def _is_whole(store: ObjectStore, layer: Layer) -> bool:
@@ -193,29 +193,31 @@ def note(keys: Iterable[str]) -> bytes:
 
 def noted(store: ObjectStore, prefix: str) -> set[str]:
     """Return the layers in all claims or all sweeps that are not too old."""
-    found: set[str] = set()
-    for key in list(store.list(prefix)):
-        written_s, layers = _load_note(store, key)
-        if time.time() - written_s <= NOTE_LIFETIME_S:
-            found.update(layers)
-    return found
+    return {
+        layer
+        for _, age_s, layers in _notes(store, prefix)
+        if age_s <= NOTE_LIFETIME_S
+        for layer in layers
+    }
 
 
 def stale_notes(store: ObjectStore) -> list[str]:
     """Return the keys of the notes that processes left when they were killed."""
-    keys = [*store.list(CLAIMS), *store.list(SWEEPS)]
-    return [key for key in keys if time.time() - _load_note(store, key)[0] > NOTE_LIFETIME_S]
+    notes = [*_notes(store, CLAIMS), *_notes(store, SWEEPS)]
+    return [key for key, age_s, _ in notes if age_s > NOTE_LIFETIME_S]
 
 
-def _load_note(store: ObjectStore, key: str) -> tuple[float, list[str]]:
-    """Return when a note was written and what it names; now and no layers if it is gone."""
-    try:
-        value = json.loads(store.get_bytes(key))
-        return float(value["written_s"]), [str(layer) for layer in value["layers"]]
-    except ObjectMissing:
-        return time.time(), []
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise StoreError(
-            f"reading {key} in the store: it is not a note of cloudjob",
-            hint="was it written by a later cloudjob?",
-        ) from error
+def _notes(store: ObjectStore, prefix: str) -> Iterator[tuple[str, float, list[str]]]:
+    """Yield the key of each note, its age, and the layers that it names."""
+    for key in list(store.list(prefix)):
+        try:
+            value = json.loads(store.get_bytes(key))
+            age_s = time.time() - float(value["written_s"])
+            yield key, age_s, [str(layer) for layer in value["layers"]]
+        except ObjectMissing:
+            pass
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            raise StoreError(
+                f"reading {key} in the store: it is not a note of cloudjob",
+                hint="was it written by a later cloudjob?",
+            ) from error

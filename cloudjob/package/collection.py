@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -48,34 +48,33 @@ def collect(
     Raises:
         StoreError: The store refused, or a descriptor cannot be read: nothing is deleted then.
     """
-    begun = time.monotonic()
-    candidates = set(store.list(LAYERS))
-    condemned = candidates - _needed(store, keep_s, ended_at)
+    stop_s = time.monotonic() + claims.WORK_LIMIT_S
+    found = set(store.list(LAYERS))
+    unneeded = found - _needed(store, keep_s, ended_at)
     notes = claims.stale_notes(store)
-    if dry_run or not condemned:
-        if not dry_run:
-            _delete(store, notes)
-        return Collected((*sorted(condemned), *notes), len(candidates) - len(condemned))
-    sweep = f"{claims.SWEEPS}{os.urandom(8).hex()}.json"
-    try:
-        store.put_bytes(claims.note(condemned), sweep)
-        # Claims first: a submit deletes its claim only when its job is there to be seen.
-        claimed = claims.noted(store, claims.CLAIMS)
-        condemned -= claimed | _needed(store, keep_s, ended_at)
-        deleted = []
-        for key in sorted(condemned):
-            if time.monotonic() - begun > claims.WORK_LIMIT_S:
-                break
-            store.delete(key)
-            deleted.append(key)
-        stale = [
-            key for key in claims.damaged_layers(store) if key in deleted or key not in candidates
-        ]
-        _delete(store, [*notes, *map(damage_key, stale)])
-    finally:
-        with suppress(StoreError):
-            store.delete(sweep)
-    return Collected((*deleted, *notes), len(candidates) - len(deleted))
+    if dry_run:
+        return Collected((*sorted(unneeded), *notes), len(found) - len(unneeded))
+    deleted: list[str] = []
+    if unneeded:
+        sweep = f"{claims.SWEEPS}{os.urandom(8).hex()}.json"
+        try:
+            store.put_bytes(claims.note(unneeded), sweep)
+            # Claims first: a submit deletes its claim only when its job is there to be seen.
+            unneeded -= claims.noted(store, claims.CLAIMS)
+            unneeded -= _needed(store, keep_s, ended_at)
+            for key in sorted(unneeded):
+                if time.monotonic() > stop_s:
+                    break
+                store.delete(key)
+                deleted.append(key)
+        finally:
+            with suppress(StoreError):
+                store.delete(sweep)
+    damaged = list(claims.damaged_layers(store))
+    present = set(store.list(LAYERS)) if damaged else set()
+    for key in (*notes, *(damage_key(key) for key in damaged if key not in present)):
+        store.delete(key)
+    return Collected((*deleted, *notes), len(found) - len(deleted))
 
 
 def _needed(store: ObjectStore, keep_s: float, ended_at: EndedAt) -> set[str]:
@@ -106,8 +105,3 @@ def _is_over(store: ObjectStore, job: str, keep_s: float, ended_at: EndedAt) -> 
             ended = exits.load(store.get_bytes(JobPaths(job).record)).ended_at
     ended_s = seconds_of(ended or "")
     return ended_s > 0 and time.time() - ended_s > keep_s
-
-
-def _delete(store: ObjectStore, keys: Iterable[str]) -> None:
-    for key in keys:
-        store.delete(key)

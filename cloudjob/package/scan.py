@@ -1,4 +1,7 @@
-"""Decides what goes into a package, from names, ``stat`` and ignore files alone."""
+"""Decides what goes into a package, from names, ``stat`` and ignore files alone.
+
+``scan`` is for packing; ``explain`` reports which rule decides about one path.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cloudjob.errors import PackageError
-from cloudjob.package import ignore, secret_names
+from cloudjob.package import ignore, secrets
 from cloudjob.package.ignore import GITIGNORE, Decision, Rules
 from cloudjob.package.messages import CLOUDJOBIGNORE, came_back, reading, shown, translated
 from cloudjob.package.tree import (
@@ -74,7 +77,7 @@ def scan(
     Raises:
         PackageError: A folder cannot be read, or something cannot be sent to another machine.
     """
-    found = walk(source, besides=besides, home=home, follow_links=follow_links)
+    found = _walk(source, besides=besides, home=home, follow_links=follow_links)
     if found.refused:
         raise _refusal(source, sorted(found.refused))
     # Bytes, not characters: the order must not depend on how a machine decodes names.
@@ -82,12 +85,72 @@ def scan(
     return Tree(source, tuple(found.entries), tuple(sorted(found.left_out)))
 
 
-def walk(
-    source: Path,
-    *,
-    besides: Path | None = None,
-    home: Path | None = None,
-    follow_links: bool = False,
+class Explained(NamedTuple):
+    """The decision about one path.
+
+    Args:
+        path: Relative to the source; a folder's ends with ``/``.
+        goes: Whether it is in the package.
+        rule: The line, as ``FILE:LINE: TEXT``, or the default that decided.
+        decided_at: The folder above that is left out as a whole; else ``path`` itself.
+    """
+
+    path: str
+    goes: bool
+    rule: str
+    decided_at: str
+
+
+def explain(
+    source: Path, path: str, *, home: Path | None = None, follow_links: bool = False
+) -> Explained:
+    """Return the decision about ``path``, relative to the source or absolute.
+
+    Raises:
+        PackageError: There is no such path in the source, or the source cannot be read.
+    """
+    name = _name(source, path)
+    found = _walk(source, home=home, follow_links=follow_links)
+    for entry in found.entries:
+        if entry.name == name:
+            listed = name + "/" if entry.kind == FOLDER else name
+            return Explained(listed, True, entry.kept_by or "no rule leaves it out", listed)
+    for refused in found.refused:
+        if refused.name == name:
+            return Explained(name, False, f"refused: it {refused.fault}", name)
+    for out, reason in found.left_out:
+        if covers(out, name):
+            return Explained(name, False, reason, out)
+    raise PackageError(
+        f"explain {shown(path)}: no such file in {shown(source)}",
+        hint="the path is relative to --source",
+    )
+
+
+def _name(source: Path, path: str) -> str:
+    """Return a path as the package would name it."""
+    given = posixpath.normpath(path)
+    if posixpath.isabs(given):
+        # Its last segment may be a link, which is explained itself.
+        above = os.path.realpath(posixpath.dirname(given))
+        given = os.path.relpath(
+            posixpath.join(above, posixpath.basename(given)), os.path.realpath(source)
+        )
+    if given == "." or given.split("/", 1)[0] == "..":
+        raise PackageError(
+            f"explain {shown(path)}: not in the source {shown(source)}",
+            hint="the path is relative to --source",
+        )
+    return given
+
+
+def covers(left_out: str, name: str) -> bool:
+    """Whether a path that is left out is ``name``, or a folder above it."""
+    return left_out.rstrip("/") == name or (left_out.endswith("/") and name.startswith(left_out))
+
+
+def _walk(
+    source: Path, *, besides: Path | None = None, home: Path | None, follow_links: bool
 ) -> Found:
     """Return everything in ``source``, including what is refused.
 
@@ -100,8 +163,7 @@ def walk(
             raise PackageError(f"pack {shown(source)}: {what}", hint="is --source right?")
         if _place(source) == _place(home):
             raise PackageError(
-                f"pack {shown(source)}: it holds {_STATE_REASON}",
-                hint="is --source right?",
+                f"pack {shown(source)}: it holds {_STATE_REASON}", hint="is --source right?"
             )
         root = os.path.realpath(source)
         outer = tuple(reversed(ignore.outer(root)))
@@ -111,11 +173,6 @@ def walk(
     while waiting:
         waiting += walker.look_into(waiting.pop())
     return walker.found
-
-
-def covers(left_out: str, name: str) -> bool:
-    """Whether a path that is left out is ``name``, or a folder above it."""
-    return left_out.rstrip("/") == name or (left_out.endswith("/") and name.startswith(left_out))
 
 
 # Device and inode of a folder.
@@ -243,8 +300,8 @@ class _Walker:
             kind = _SPECIAL.get(stat.S_IFMT(status.st_mode), "is not a file")
             self.found.refused.append(Refused(name, kind))
             return
-        if secret_names.may_be_key(name) and not verdict.is_named:
-            reason = secret_names.key_reason(path, status.st_size)
+        if secrets.may_be_key(name) and not verdict.is_named:
+            reason = secrets.key_reason(path, status.st_size)
             if reason:
                 self.found.left_out.append(LeftOut(name, reason))
                 return
@@ -314,7 +371,7 @@ def _judge(name: str, child: os.DirEntry[str], is_folder: bool, in_force: _InFor
     git = None if own else _last_decision(in_force.git, name, is_folder)
     if git and git.ignores:
         return _Verdict(git.rule)
-    reason = secret_names.reason(child.name, is_folder)
+    reason = secrets.name_reason(child.name, is_folder)
     if reason:
         return _Verdict(reason)
     keeps = own or git

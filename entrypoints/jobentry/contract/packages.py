@@ -265,12 +265,7 @@ def _layer(row: dict[str, Any]) -> Layer:
 
 def _load(data: bytes, what: str) -> dict[str, Any]:
     try:
-        value = json.loads(
-            data.decode("ascii"),
-            parse_int=_parse_int,
-            parse_float=_no_number,
-            parse_constant=_no_number,
-        )
+        value = json.loads(data.decode("ascii"), parse_int=_parse_int)
     except (ValueError, RecursionError) as error:
         raise FormatError("its %s cannot be read: %s" % (what, error)) from error
     if not isinstance(value, dict) or value.get("format") != FORMAT:
@@ -283,10 +278,6 @@ def _parse_int(text: str) -> int:
     if len(text) > 19:
         raise ValueError("a number is too long")
     return int(text)
-
-
-def _no_number(text: str) -> NoReturn:
-    raise ValueError("%.20s is not a whole number" % text)
 
 
 def _list(value: dict[str, Any], key: str) -> list[Any]:

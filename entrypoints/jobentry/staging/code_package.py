@@ -13,7 +13,7 @@ import hashlib
 import os
 import posixpath
 import zipfile
-from typing import Iterable, Iterator, Mapping, NamedTuple, Sequence
+from typing import IO, Iterable, Iterator, Mapping, NamedTuple, Sequence
 
 from jobentry import objects
 from jobentry.contract import packages
@@ -145,8 +145,8 @@ def _fetch(uri: str, path: str, progress: Progress) -> None:
 @contextlib.contextmanager
 def _opened(path: str, layer: packages.Layer) -> Iterator[_Layer]:
     with contextlib.ExitStack() as opened:
-        file = opened.enter_context(open(path, "rb"))
         try:
+            file = opened.enter_context(open(path, "rb"))
             found = opened.enter_context(open_layer(file, layer.digest))
         except FormatError as error:
             raise _DamagedError(layer.key, str(error)) from error
@@ -227,18 +227,14 @@ def _write_files(
             if entry.digest not in holders:
                 raise FormatError("the content %s is in no layer" % entry.digest)
             path = root + b"/" + name_bytes(entry.name)
-            descriptor = os.open(
-                path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, entry.mode
-            )
-            try:
-                _write_content(holders[entry.digest], entry, descriptor)
+            opener = functools.partial(os.open, mode=entry.mode)
+            with open(path, "xb", opener=opener) as target:
+                _write_content(holders[entry.digest], entry, target)
                 if entry.mode & withheld:
-                    os.fchmod(descriptor, entry.mode)
-            finally:
-                os.close(descriptor)
+                    os.fchmod(target.fileno(), entry.mode)
 
 
-def _write_content(layer: _Layer, entry: Entry, descriptor: int) -> None:
+def _write_content(layer: _Layer, entry: Entry, target: IO[bytes]) -> None:
     """Write the content of a file, never more of it than the manifest announces."""
     sha256, rest = hashlib.sha256(), entry.size_bytes
     try:
@@ -252,18 +248,11 @@ def _write_content(layer: _Layer, entry: Entry, descriptor: int) -> None:
                     break
                 sha256.update(piece)
                 rest -= len(piece)
-                _write(descriptor, piece)
+                target.write(piece)
+        if rest or sha256.hexdigest() != entry.digest:
+            raise FormatError("a content is not the one with the digest %s" % entry.digest)
     except FormatError as error:
         raise _DamagedError(layer.key, str(error)) from error
-    if rest or sha256.hexdigest() != entry.digest:
-        fault = "a content is not the one with the digest %s" % entry.digest
-        raise _DamagedError(layer.key, fault)
-
-
-def _write(descriptor: int, data: bytes) -> None:
-    rest = memoryview(data)
-    while rest:
-        rest = rest[os.write(descriptor, rest) :]
 
 
 def _check_links(root: bytes, links: Iterable[Entry]) -> None:
@@ -295,13 +284,12 @@ def _take_place(fresh: str, folder: str) -> None:
 
 def _remove(path: str) -> None:
     """Remove a file, or a folder with everything in it, also where nobody may write."""
-    if not os.path.lexists(path):
-        return
-    if os.path.islink(path) or not os.path.isdir(path):
-        os.unlink(path)
-        return
-    with contextlib.suppress(OSError):
-        remove_tree(path)
+    if os.path.isdir(path) and not os.path.islink(path):
+        with contextlib.suppress(OSError):
+            remove_tree(path)
+    else:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
 
 
 @contextlib.contextmanager
@@ -314,7 +302,7 @@ def _translated(uri: str, folder: str) -> Iterator[None]:
         # Where the store cannot be written, the record of the job reports the damage.
         with contextlib.suppress(objects.ObjectError, OSError):
             objects.write(b"", packages.damage_uri(uri, error.key))
-        what = packages.LAYERS + error.key[len(packages.LAYERS) :][:12]
+        what = error.key[: len(packages.LAYERS) + 12]
         raise UnpackError(
             "unpack code: %s: %s is damaged: %s" % (uri, what, error),
             "submit again: the next submit sends this layer again",

@@ -12,8 +12,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from cloudjob.package import scan
-from cloudjob.package.explain import explain
+from cloudjob.package import explain, scan
 
 needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="git is the judge here")
 

@@ -18,9 +18,8 @@ import pathspec  # noqa: F401 (imported here, because another user may not read 
 import pytest
 
 from cloudjob.errors import PackageError
-from cloudjob.package import CodePackage, LeftOut, Options, check, layer, pack, scan
+from cloudjob.package import CodePackage, LeftOut, Options, check, explain, layer, pack, scan
 from cloudjob.package.cache import Memory
-from cloudjob.package.explain import explain
 from cloudjob.package.secrets import Searcher
 from cloudjob.package.tree import FILE, Seen, SourceEntry, Tree
 from jobentry.contract import packages
