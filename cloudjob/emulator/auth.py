@@ -17,13 +17,14 @@ from cloudjob.emulator.database import Database, StoredToken, TemporaryKey
 from cloudjob.emulator.errors import ApiError
 from cloudjob.emulator.settings import Settings
 from cloudjob.emulator.state import Account, User
+from cloudjob.times import rfc3339
+from jobentry.contract import sigv4
 from jobentry.contract.sigv4 import Keys
 
 if TYPE_CHECKING:
     from cloudjob.emulator.app import Request
 
 SKEW_S = 15 * 60
-_DATE_FORMAT = "%Y%m%dT%H%M%SZ"
 # More wrong signatures than these in a row lock the key.
 _TRIES = 5
 _API_SIGNATURE = re.compile(
@@ -136,11 +137,11 @@ class Access:
         text = request.headers.get("x-sdk-date", "")
         now = self._clock()
         try:
-            moment = datetime.strptime(text, _DATE_FORMAT).replace(tzinfo=timezone.utc).timestamp()
+            moment = datetime.strptime(text, sigv4.MOMENT).replace(tzinfo=timezone.utc).timestamp()
         except ValueError as error:
             raise ApiError("APIGW.0301", f"X-Sdk-Date is not a time: {text}") from error
         if abs(now - moment) > SKEW_S:
-            server = datetime.fromtimestamp(now, timezone.utc).strftime(_DATE_FORMAT)
+            server = datetime.fromtimestamp(now, timezone.utc).strftime(sigv4.MOMENT)
             raise ApiError(
                 "APIGW.0301", f"signature expired, signature time:{text}, server time:{server}"
             )
@@ -222,9 +223,3 @@ def _has_digest(request: Request) -> bool:
 
 def _hashed(token: str) -> str:
     return hashlib.sha256(token.encode()).hexdigest()
-
-
-def rfc3339(seconds: float) -> str:
-    """Return a time as IAM shows it."""
-    moment = datetime.fromtimestamp(seconds, timezone.utc)
-    return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
-import json
 import os
 import shutil
 import signal
@@ -18,7 +16,7 @@ from typing import Any
 
 import cloudjob
 from cloudjob.emulator import state
-from cloudjob.emulator.state import READY, Address, run_dir_of
+from cloudjob.emulator.state import CONTROL_HEADER, READY, Address, run_dir_of
 from cloudjob.errors import BackendError, UsageError
 from cloudjob.home import locks, make_home, writing
 
@@ -192,17 +190,13 @@ def _start(place: Path, port: int) -> None:
     if first != READY:
         process.wait()
         words = first.decode("utf-8", "replace").strip()
+        last = state.last_line(place / state.LOG)
         raise BackendError(
-            words or f"starting the emulator: {_last_line(place)}",
+            words or f"starting the emulator: {last or 'it ended without an error message'}",
             hint=rest.decode("utf-8", "replace").strip() or f"see {place / state.LOG}",
         )
     # It outlives this process, which does not wait for it.
     process.returncode = 0
-
-
-def _last_line(place: Path) -> str:
-    lines = (place / state.LOG).read_text(errors="replace").strip().splitlines()
-    return lines[-1] if lines else "it ended without an error message"
 
 
 def _need(place: Path) -> Address:
@@ -231,26 +225,21 @@ def _end_jobs(place: Path) -> None:
 
 
 def _ask(place: Path, method: str, path: str, body: Any = None) -> dict[str, Any]:
+    import requests
+
     if not state.is_running(place):
         raise BackendError("asking the emulator: it is not running", hint="cloudjob emulator up")
     found = _need(place)
-    host = found.endpoint.partition("//")[2]
-    connection = http.client.HTTPConnection(host, timeout=_ANSWER_S)
+    url, headers = found.endpoint + state.CONTROL_PREFIX + path, {CONTROL_HEADER: found.control}
     try:
-        connection.request(
-            method,
-            state.CONTROL_PREFIX + path,
-            body=None if body is None else json.dumps(body),
-            headers={state.CONTROL_HEADER: found.control, "Content-Type": "application/json"},
-        )
-        answer = connection.getresponse()
-        values: dict[str, Any] = json.loads(answer.read() or b"{}")
-    except (OSError, ValueError, http.client.HTTPException) as error:
+        with requests.Session() as session:
+            session.trust_env = False
+            answer = session.request(method, url, json=body, headers=headers, timeout=_ANSWER_S)
+        values: dict[str, Any] = answer.json()
+    except requests.RequestException as error:
         raise BackendError(
             f"asking the emulator at {found.endpoint}: {error}", hint=f"see {place / state.LOG}"
         ) from error
-    finally:
-        connection.close()
-    if answer.status >= 400:
+    if not answer.ok:
         raise UsageError(f"asking the emulator: {values.get('error_msg')}")
     return values

@@ -112,6 +112,7 @@ _COLUMNS = tuple(item.name for item in fields(JobRow))
 _JSON = ("body", "run")
 # SQL that is true or false for a row, and the values of its question marks.
 Condition = tuple[str, Sequence[Any]]
+UNFINISHED: Condition = (f"phase NOT IN ({', '.join('?' * len(FINAL))})", FINAL)
 
 
 class Database:
@@ -196,7 +197,7 @@ class Database:
         """Return how many jobs match all conditions, and a page of them."""
         where, values = _where(conditions)
         with self._lock:
-            total = self._all(f"SELECT count(*) FROM jobs WHERE {where}", values)[0][0]
+            total = self.count_jobs((where, values))
             # Rows are large, so skipped ones are not read.
             found = self._all(
                 f"SELECT {', '.join(_COLUMNS)} FROM jobs WHERE rowid IN (SELECT rowid FROM jobs "
@@ -205,41 +206,29 @@ class Database:
             )
         return total, [_row(item) for item in found]
 
+    def count_jobs(self, *conditions: Condition) -> int:
+        """Return how many jobs match all conditions."""
+        where, values = _where(conditions)
+        return int(self._all(f"SELECT count(*) FROM jobs WHERE {where}", values)[0][0])
+
     def has_name(self, name: str, workspace: str) -> bool:
         """Whether a job of this name exists."""
-        sql = "SELECT 1 FROM jobs WHERE name = ? AND workspace = ? LIMIT 1"
-        return bool(self._all(sql, (name, workspace)))
-
-    def count_in_experiment(self, experiment: str) -> int:
-        """Return how many jobs are in an experiment."""
-        where = "json_extract(body, '$.metadata.training_experiment_reference.id') = ?"
-        return int(self._all(f"SELECT count(*) FROM jobs WHERE {where}", (experiment,))[0][0])
+        return self.count_jobs(("name = ?", [name]), ("workspace = ?", [workspace])) > 0
 
     def unfinished(self) -> list[tuple[str, str, str, int]]:
         """Return id, phase, pool and nodes of each unfinished job, by priority."""
-        marks = ", ".join("?" * len(FINAL))
+        where, values = UNFINISHED
         return self._all(
-            f"SELECT id, phase, pool, nodes FROM jobs WHERE phase NOT IN ({marks}) "
+            f"SELECT id, phase, pool, nodes FROM jobs WHERE {where} "
             "ORDER BY priority DESC, create_ms, rowid",
-            FINAL,
+            values,
         )
-
-    def count_unfinished(self) -> int:
-        """Return how many jobs have not ended."""
-        marks = ", ".join("?" * len(FINAL))
-        found = self._all(f"SELECT count(*) FROM jobs WHERE phase NOT IN ({marks})", FINAL)
-        return int(found[0][0])
 
     def output_in_use(self, urls: Iterable[str]) -> str:
         """Return the output that a job which has not ended also writes; empty for none."""
-        marks = ", ".join("?" * len(FINAL))
         for url in urls:
-            found = self._all(
-                "SELECT 1 FROM outputs JOIN jobs ON jobs.id = outputs.job "
-                f"WHERE url = ? AND phase NOT IN ({marks}) LIMIT 1",
-                (url, *FINAL),
-            )
-            if found:
+            writes = ("id IN (SELECT job FROM outputs WHERE url = ?)", [url])
+            if self.count_jobs(UNFINISHED, writes):
                 return url
         return ""
 

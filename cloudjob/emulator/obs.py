@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import stat
 import sys
@@ -39,30 +40,27 @@ class Obs:
         self._endpoint = endpoint
         self._keys = keys
         self._region = region
-        self._made: Any = None
 
-    @property
+    @functools.cached_property
     def _client(self) -> Any:
-        if self._made is None:
-            import boto3
-            from botocore.config import Config
+        import boto3
+        from botocore.config import Config
 
-            self._made = boto3.session.Session().client(
-                "s3",
-                endpoint_url=self._endpoint,
-                aws_access_key_id=self._keys.access_key,
-                aws_secret_access_key=self._keys.secret_key,
-                region_name=self._region,
-                config=Config(
-                    signature_version="s3v4",
-                    s3={"addressing_style": "path"},
-                    request_checksum_calculation="when_required",
-                    response_checksum_validation="when_required",
-                    retries={"max_attempts": 3, "mode": "standard"},
-                    max_pool_connections=32,
-                ),
-            )
-        return self._made
+        return boto3.session.Session().client(
+            "s3",
+            endpoint_url=self._endpoint,
+            aws_access_key_id=self._keys.access_key,
+            aws_secret_access_key=self._keys.secret_key,
+            region_name=self._region,
+            config=Config(
+                signature_version="s3v4",
+                s3={"addressing_style": "path"},
+                request_checksum_calculation="when_required",
+                response_checksum_validation="when_required",
+                retries={"max_attempts": 3, "mode": "standard"},
+                max_pool_connections=32,
+            ),
+        )
 
     def has_bucket(self, bucket: str) -> bool:
         """Whether a bucket exists."""

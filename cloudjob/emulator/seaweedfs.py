@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import datetime
-import http.client
 import ipaddress
 import json
 import os
@@ -24,7 +23,7 @@ import time
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from cloudjob.emulator.state import Account, User
+from cloudjob.emulator.state import Account, User, last_line, write_private
 from cloudjob.errors import BackendError
 from jobentry.contract import sigv4
 
@@ -141,9 +140,9 @@ class SeaweedFS:
         while not self._await_answer(end):
             self.stop()
             if time.monotonic() > end:
-                raise BackendError(
-                    f"starting SeaweedFS: {self._last_line()}", hint=f"see {self._folder / 'log'}"
-                )
+                log = self._folder / "log"
+                words = last_line(log) or "it does not answer"
+                raise BackendError(f"starting SeaweedFS: {words}", hint=f"see {log}")
             self._spawn()
 
     def is_alive(self) -> bool:
@@ -192,25 +191,18 @@ class SeaweedFS:
             }
             for user in self._account.users
         ]
-        self._write("s3.json", json.dumps({"identities": identities}).encode("ascii"))
+        write_private(self._folder / "s3.json", json.dumps({"identities": identities}))
 
     def _write_certificate(self) -> None:
         key, certificate = _self_signed()
-        self._write(_KEY, key)
-        self._write(_CERTIFICATE, certificate)
-        self._write("security.toml", _SECURITY.encode("ascii"))
-
-    def _write(self, name: str, data: bytes) -> None:
-        path = self._folder / name
-        path.unlink(missing_ok=True)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
+        write_private(self._folder / _KEY, key)
+        write_private(self._folder / _CERTIFICATE, certificate)
+        write_private(self._folder / "security.toml", _SECURITY)
 
     def _spawn(self) -> None:
         self._remove_sockets()
         self.port = _free_ports()
-        self._write(_PORT, str(self.port).encode("ascii"))
+        write_private(self._folder / _PORT, str(self.port))
         folder = self._folder
         with (folder / "log").open("wb") as log:
             self._process = subprocess.Popen(
@@ -246,33 +238,24 @@ class SeaweedFS:
                 env={**os.environ, **_GO},
                 preexec_fn=end_with_parent if sys.platform == "linux" else None,
             )
-        self._write(_PID, str(self._process.pid).encode("ascii"))
+        write_private(folder / _PID, str(self._process.pid))
 
     def _await_answer(self, end: float) -> bool:
-        while time.monotonic() < end and self.is_alive():
-            with contextlib.suppress(OSError):
-                if self._answers():
-                    return True
-            time.sleep(_POLL_S)
-        return False
-
-    def _answers(self) -> bool:
         """Ask for the bucket: it answers 500s until the filer is there, then 404s."""
-        keys = self._account.owner.keys
-        scope = sigv4.Scope("local", time.strftime(sigv4.MOMENT, time.gmtime()))
-        asked = sigv4.Request("HEAD", f"/{self._bucket}", (), {"Host": "localhost"})
-        connection = http.client.HTTPConnection("localhost", timeout=5)
-        with contextlib.closing(connection), contextlib.suppress(http.client.HTTPException):
-            connection.sock = socket.socket(socket.AF_UNIX)
-            connection.sock.settimeout(5)
-            connection.sock.connect(self.socket)
-            connection.request("HEAD", asked.path, headers=sigv4.headers(asked, keys, scope))
-            return connection.getresponse().status == 200
-        return False
+        import httpx
 
-    def _last_line(self) -> str:
-        lines = (self._folder / "log").read_text(errors="replace").strip().splitlines()
-        return lines[-1] if lines else "it does not answer"
+        url = f"http://localhost/{self._bucket}"
+        asked = sigv4.Request("HEAD", f"/{self._bucket}", (), {"Host": "localhost"})
+        transport = httpx.HTTPTransport(uds=self.socket, verify=False)
+        with httpx.Client(transport=transport, trust_env=False) as client:
+            while time.monotonic() < end and self.is_alive():
+                scope = sigv4.Scope("local", time.strftime(sigv4.MOMENT, time.gmtime()))
+                headers = sigv4.headers(asked, self._account.owner.keys, scope)
+                with contextlib.suppress(httpx.TransportError):
+                    if client.head(url, headers=headers).status_code == 200:
+                        return True
+                time.sleep(_POLL_S)
+        return False
 
 
 def _actions(user: User) -> list[str]:
@@ -286,7 +269,7 @@ def _actions(user: User) -> list[str]:
     ]
 
 
-def _self_signed() -> tuple[bytes, bytes]:
+def _self_signed() -> tuple[str, str]:
     """Return a private key and a self-signed certificate."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
@@ -314,7 +297,7 @@ def _self_signed() -> tuple[bytes, bytes]:
     private = key.private_bytes(
         pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
-    return private, certificate.public_bytes(pem)
+    return private.decode("ascii"), certificate.public_bytes(pem).decode("ascii")
 
 
 def _free_ports() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import signal
@@ -9,6 +10,7 @@ import socket
 import sys
 import threading
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 from cloudjob.emulator import state
@@ -122,7 +124,7 @@ class Emulator:
         for service in self._services.values():
             service.scheduler.start()
         found = self._address(port_of(api), s3_endpoint, kind, note, token)
-        state.write_private(self._folder / state.ADDRESS, {**found.shown(), "control": token})
+        state.write_private(self._folder / state.ADDRESS, json.dumps(asdict(found)))
         return found
 
     def _service(self, project: str, obs: Obs, machines: Machines, access: Access) -> Service:

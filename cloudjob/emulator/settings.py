@@ -159,19 +159,15 @@ def load(path: Path | None) -> Settings:
     try:
         return _whole(TypeAdapter(Settings).validate_python(found))
     except Faults as faults:
+        from cloudjob.model.validation import dotted
+
         raise SpecError(
             [
-                f"{path}: {_place(fault['loc'])}{fault['msg']} (given {fault['input']!r})"
+                f"{path}: {dotted(fault['loc'])}: {fault['msg']} (given {fault['input']!r})"
                 for fault in faults.errors(include_url=False)
             ],
             hint="`cloudjob docs emulator` lists the keys",
         ) from faults
-
-
-def _place(loc: tuple[int | str, ...]) -> str:
-    """Return the place of a value, such as ``flavors[0].id: ``; empty for the whole file."""
-    words = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc)
-    return f"{words[1:]}: " if words else ""
 
 
 def _whole(settings: Settings) -> Settings:

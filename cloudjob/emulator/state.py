@@ -136,7 +136,7 @@ def account(folder: Path, settings: Settings) -> Account:
     projects = {**{n: uuid.uuid4().hex for n in settings.projects}, **owner.get("projects", {})}
     values = {**owner, "users": others, "projects": projects}
     if values != stored:
-        write_private(path, values)
+        write_private(path, json.dumps(values))
     if settings.password:
         owner["password"] = settings.password
     return Account(
@@ -166,13 +166,13 @@ def _user(name: str, values: Mapping[str, str], actions: tuple[str, ...]) -> Use
     return User(name, values["user_id"], keys, values["password"], actions)
 
 
-def write_private(path: Path, values: Any) -> None:
-    """Write a JSON file that only its owner may read, atomically."""
+def write_private(path: Path, text: str) -> None:
+    """Write a file that only its owner may read, atomically."""
     new = path.with_suffix(".new")
     new.unlink(missing_ok=True)
     descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w", encoding="ascii") as file:
-        json.dump(values, file)
+        file.write(text)
     new.replace(path)
 
 
@@ -182,6 +182,11 @@ def address(folder: Path) -> Address | None:
         return Address(**json.loads((folder / ADDRESS).read_text(encoding="ascii")))
     except (FileNotFoundError, TypeError, ValueError):
         return None
+
+
+def last_line(log: Path) -> str:
+    """Return the last line of a log; empty if there is none."""
+    return next(iter(log.read_text(errors="replace").strip().splitlines()[-1:]), "")
 
 
 def is_running(folder: Path) -> bool:

@@ -106,7 +106,7 @@ def refer(database: Database, metadata: dict[str, Any]) -> None:
     metadata[_REFERENCE] = {
         "id": found["metadata"]["id"],
         "name": found["metadata"]["name"],
-        "serial_number": database.count_in_experiment(found["metadata"]["id"]) + 1,
+        "serial_number": _count(database, found) + 1,
     }
 
 
@@ -119,8 +119,12 @@ def _found(service: Service, request: Request) -> dict[str, Any]:
 
 
 def _counted(database: Database, found: dict[str, Any]) -> dict[str, Any]:
-    count = database.count_in_experiment(found["metadata"]["id"])
-    return {**found, "statistic": {"job_count": count}}
+    return {**found, "statistic": {"job_count": _count(database, found)}}
+
+
+def _count(database: Database, found: dict[str, Any]) -> int:
+    of_experiment = f"json_extract(body, '$.metadata.{_REFERENCE}.id') = ?"
+    return database.count_jobs((of_experiment, [found["metadata"]["id"]]))
 
 
 def _named(database: Database, name: str) -> dict[str, Any] | None:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import secrets
-from datetime import datetime, timezone
+import time
 from typing import Any
 
 from cloudjob.emulator.app import Answer, Endpoint, Request
-from cloudjob.emulator.auth import rfc3339
 from cloudjob.emulator.errors import ApiError
 from cloudjob.emulator.models import Items, Model, parse
 from cloudjob.emulator.service import Service
 from cloudjob.emulator.state import User
+from cloudjob.times import rfc3339
 
 _SHORTEST_S, _LONGEST_S = 900, 86_400
 
@@ -132,7 +132,7 @@ def _token(service: Service, user: User, project: str, expires_s: float) -> dict
     scope = {"project": {"id": project, "name": names[project], "domain": domain}}
     return {
         "expires_at": rfc3339(expires_s),
-        "issued_at": rfc3339(datetime.now(timezone.utc).timestamp()),
+        "issued_at": rfc3339(time.time()),
         "methods": ["password"],
         "catalog": [],
         **(scope if project else {"domain": domain}),

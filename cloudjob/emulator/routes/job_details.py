@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timezone
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -16,6 +15,7 @@ from cloudjob.emulator.models import Model, Offset, Page, Query, Time
 from cloudjob.emulator.node_logs import NodeLog
 from cloudjob.emulator.obs import ObsError
 from cloudjob.emulator.service import JOB, PROJECT, Service
+from cloudjob.times import rfc3339
 
 _TASK = JOB + "/tasks/{task_id}"
 _URL_S = 300
@@ -124,7 +124,7 @@ def events(service: Service, request: Request) -> Any:
     )
     end_ms = row.end_ms or found[0][0] if found else row.end_ms
     shown = [
-        {"message": message, "level": level, "time": _rfc3339(time_ms), "source": source}
+        {"message": message, "level": level, "time": rfc3339(time_ms / 1000), "source": source}
         for time_ms, level, source, message in found
     ]
     return {
@@ -132,8 +132,8 @@ def events(service: Service, request: Request) -> Any:
         "limit": asked.limit,
         "offset": asked.offset,
         "order": asked.order,
-        "start_time": request.query.get("start_time") or _rfc3339(row.create_ms),
-        "end_time": request.query.get("end_time") or _rfc3339(end_ms or row.create_ms),
+        "start_time": request.query.get("start_time") or rfc3339(row.create_ms / 1000),
+        "end_time": request.query.get("end_time") or rfc3339((end_ms or row.create_ms) / 1000),
         "events": shown,
     }
 
@@ -190,8 +190,8 @@ def _stages(row: JobRow, record: dict[str, Any]) -> list[dict[str, Any]]:
             "name": name,
             "en_message": name,
             "zh_message": name,
-            "start_time": _rfc3339(first),
-            "end_time": _rfc3339(last) if last else "",
+            "start_time": rfc3339(first / 1000),
+            "end_time": rfc3339(last / 1000),
             "stage_order": order,
             "sub_stages": [],
         }
@@ -230,11 +230,6 @@ def categories(service: Service, request: Request) -> Any:
 
 def _address(index: int) -> str:
     return f"127.0.{index // 254}.{index % 254 + 1}"
-
-
-def _rfc3339(milliseconds: int) -> str:
-    moment = datetime.fromtimestamp(milliseconds / 1000, timezone.utc)
-    return moment.isoformat(timespec="seconds")
 
 
 ENDPOINTS = (

@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field
 
 from cloudjob.emulator import models, views
 from cloudjob.emulator.app import Endpoint, Request
-from cloudjob.emulator.database import Condition, JobRow
+from cloudjob.emulator.database import UNFINISHED, Condition, JobRow
 from cloudjob.emulator.errors import ApiError
 from cloudjob.emulator.models import (
     Description,
@@ -93,7 +93,7 @@ def _check_room(service: Service, whole: dict[str, Any]) -> None:
     used = service.database.output_in_use(models.output_urls(whole))
     if used:
         raise ApiError("ModelArts.2753", f"Other running job contain {used}")
-    if service.database.count_unfinished() >= service.settings.max_jobs:
+    if service.database.count_jobs(UNFINISHED) >= service.settings.max_jobs:
         raise ApiError("ModelArts.0118", "number of training jobs")
 
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field
 
 from cloudjob.emulator.app import Endpoint, Request
+from cloudjob.emulator.database import Condition
 from cloudjob.emulator.errors import ApiError
 from cloudjob.emulator.models import TAGS, Items, Model, Page, Tag, TagList
 from cloudjob.emulator.routes.jobs import TagFilters, tag_conditions
@@ -77,7 +78,9 @@ class _Page(Page):
 def tagged(service: Service, request: Request) -> Any:
     """Return the jobs with these tags; here ``offset`` is the number of an item."""
     page = request.parsed_query(_Page)
-    total, rows = _found(service, request, page.limit, page.offset)
+    total, rows = service.database.find_jobs(
+        _conditions(request), order="create_ms DESC", limit=page.limit, skip=page.offset
+    )
     shown = [
         {
             "resource_id": row.id,
@@ -92,21 +95,19 @@ def tagged(service: Service, request: Request) -> Any:
 
 
 def count(service: Service, request: Request) -> Any:
-    return {"total_count": _found(service, request, 0, 0)[0]}
+    return {"total_count": service.database.count_jobs(*_conditions(request))}
 
 
-def _found(service: Service, request: Request, limit: int, skip: int) -> Any:
+def _conditions(request: Request) -> list[Condition]:
     asked = request.body(_Filter)
-    conditions = [("workspace = ?", [asked.workspace_id or "0"]), *tag_conditions(asked.tags)]
+    conditions: list[Condition] = [
+        ("workspace = ?", [asked.workspace_id or "0"]),
+        *tag_conditions(asked.tags),
+    ]
     if asked.without_any_tag:
         conditions.append(("id NOT IN (SELECT job FROM tags)", []))
     conditions += [("instr(name, ?) > 0", [match.value]) for match in asked.matches]
-    return service.database.find_jobs(
-        conditions,
-        order="create_ms DESC",
-        limit=limit,
-        skip=skip,
-    )
+    return conditions
 
 
 ENDPOINTS = (
