@@ -5,31 +5,17 @@ from __future__ import annotations
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cloudjob.emulator import models
-from cloudjob.emulator.database import Database, JobRow
-from cloudjob.emulator.fault_injection import Faults
+from cloudjob.emulator.database import JobRow
 from cloudjob.emulator.models import Place
 from cloudjob.emulator.node_logs import NodeLog
-from cloudjob.emulator.nodes import Machines, folder
-from cloudjob.emulator.obs import LOG_BUCKET, Obs
-from cloudjob.emulator.settings import Settings
+from cloudjob.emulator.nodes import folder
+from cloudjob.emulator.obs import LOG_BUCKET
 
-
-@dataclass(slots=True)
-class Context:
-    """What every run of a job uses.
-
-    Args:
-        folder: The folder of all jobs.
-    """
-
-    settings: Settings
-    database: Database
-    faults: Faults
-    obs: Obs
-    machines: Machines
-    folder: Path
+if TYPE_CHECKING:
+    from cloudjob.emulator.service import Service
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +23,12 @@ class JobContext:
     """Where the files of one job are."""
 
     id: str
-    context: Context
+    service: Service
 
     @property
     def folder(self) -> Path:
         """The folder of the job."""
-        return self.context.folder / self.id
+        return self.service.folder / self.id
 
     @property
     def nodes(self) -> Path:
@@ -52,7 +38,7 @@ class JobContext:
     @property
     def logs(self) -> Path:
         """Its logs, one folder for each node."""
-        return logs_of(self.context.folder, self.id)
+        return logs_of(self.service.folder, self.id)
 
     def local(self, index: int, path: str) -> Path:
         """Return where a node's path is on this machine."""
@@ -60,7 +46,7 @@ class JobContext:
 
     def row(self) -> JobRow | None:
         """Return its current row; None if it was deleted."""
-        return self.context.database.job(self.id)
+        return self.service.database.job(self.id)
 
     def need(self) -> JobRow:
         """Return its current row, which must exist."""
@@ -70,7 +56,7 @@ class JobContext:
 
     def event(self, message: str, level: str = "Info", source: str = "Job") -> None:
         """Add an event."""
-        self.context.database.add_event(self.id, message, level, source)
+        self.service.database.add_event(self.id, message, level, source)
 
 
 def logs_of(folder: Path, job: str) -> Path:
@@ -78,22 +64,22 @@ def logs_of(folder: Path, job: str) -> Path:
     return folder / job / "logs"
 
 
-def export_log(context: Context, row: JobRow, index: int) -> Place | None:
+def export_log(service: Service, row: JobRow, index: int) -> Place | None:
     """Copy the log of a node to OBS; return its place, or None if the log is empty.
 
     Raises:
         ObsError: OBS refused.
     """
-    log = NodeLog(logs_of(context.folder, row.id) / str(index))
+    log = NodeLog(logs_of(service.folder, row.id) / str(index))
     if not log.size_bytes:
         return None
     asked = row.body["spec"]["log_export_path"].get("obs_url")
     if not asked:
-        context.obs.make_bucket(LOG_BUCKET)
+        service.obs.make_bucket(LOG_BUCKET)
     folder = models.place(asked or f"/{LOG_BUCKET}/{row.id}")
     place = Place(folder.bucket, f"{folder.prefix}modelarts-job-{row.id}-worker-{index}.log")
-    with tempfile.TemporaryDirectory(dir=context.folder) as scratch:
+    with tempfile.TemporaryDirectory(dir=service.folder) as scratch:
         path = Path(scratch, "log")
         log.write_to(path)
-        context.obs.put(path, place)
+        service.obs.put(path, place)
     return place

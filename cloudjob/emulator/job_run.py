@@ -14,8 +14,7 @@ from cloudjob.emulator.database import JobRow
 from cloudjob.emulator.job_context import JobContext
 from cloudjob.emulator.node_logs import NodeLog, Writer
 from cloudjob.emulator.nodes import NodeState
-from cloudjob.emulator.staging import Failed, check_nodes, image_of, prepare
-from cloudjob.emulator.uploads import Uploader
+from cloudjob.emulator.staging import Failed, Uploader, check_nodes, image_of, prepare
 from cloudjob.errors import CloudJobError, JobNotFound
 from jobentry.trees import remove_tree
 
@@ -117,7 +116,7 @@ class JobRun:
         if not row.run.get("handle"):
             return False
         try:
-            self.job.context.machines.states(row.run["handle"], row.nodes)
+            self.job.service.machines.states(row.run["handle"], row.nodes)
         except JobNotFound:
             return False
         return True
@@ -133,7 +132,7 @@ class JobRun:
     def forget(self) -> None:
         """Remove everything of the job."""
         self._end_all()
-        self.job.context.database.remove_job(self.job.id)
+        self.job.service.database.remove_job(self.job.id)
         with contextlib.suppress(OSError):
             remove_tree(self.job.folder)
 
@@ -141,7 +140,7 @@ class JobRun:
 
     def _begin(self, row: JobRow) -> None:
         """Prepare the nodes and start them."""
-        context = self.job.context
+        service = self.job.service
         run = row.run
         key = _key(row, int(run.get("attempt", 0)))
         is_in_place = bool(run.get("is_in_place"))
@@ -150,23 +149,23 @@ class JobRun:
         if not is_in_place:
             self._uploader.forget()
             prepare(self.job, row, key)
-        handle = context.machines.handle(key)
+        handle = service.machines.handle(key)
         # Stored before the start: after a crash in between, the handle finds no nodes.
         run.update(key=key, log_key=key, handle=handle, image=image, is_in_place=False)
         _open_record(run, is_in_place=is_in_place)
-        context.database.update_job(row.id, run=run)
+        service.database.update_job(row.id, run=run)
         self._start(row, key, image)
 
     def _start(self, row: JobRow, key: str, image: str) -> None:
-        context = self.job.context
+        service = self.job.service
         try:
-            context.machines.start(row, key, self.job.nodes, image)
+            service.machines.start(row, key, self.job.nodes, image)
         except CloudJobError as error:
             raise Failed(f"Starting the nodes failed: {error.message}") from error
         now_ms = int(time.time() * 1000)
         is_first = not row.start_ms
         values = {"start_ms": now_ms} if is_first else {}
-        if not context.database.change_phase(row.id, ("Pending", "Creating"), "Running", **values):
+        if not service.database.change_phase(row.id, ("Pending", "Creating"), "Running", **values):
             return
         self.job.event("Training job is running.")
         for index in range(row.nodes):
@@ -176,14 +175,14 @@ class JobRun:
 
     def _watch(self, row: JobRow) -> _End:
         """Wait until all nodes have ended, and do what the platform does meanwhile."""
-        context = self.job.context
+        service = self.job.service
         handle, key = row.run["handle"], row.run["log_key"]
         pump = threading.Thread(target=self._store_logs, args=(row,), daemon=True)
         pump.start()
         is_stopped = False
         self._last_upload = self._last_metric = time.monotonic()
         self._busy = (time.monotonic(), 0)
-        poll_s = context.settings.poll_s * (5 if context.machines.kind == "docker" else 1)
+        poll_s = service.settings.poll_s * (5 if service.machines.kind == "docker" else 1)
         while True:
             states = self._states(row)
             if all(state.exit_code is not None for state in states):
@@ -208,7 +207,7 @@ class JobRun:
         end = time.monotonic() + _ENGINE_S
         while True:
             try:
-                return self.job.context.machines.states(row.run["handle"], row.nodes)
+                return self.job.service.machines.states(row.run["handle"], row.nodes)
             except JobNotFound:
                 raise
             except CloudJobError:
@@ -220,7 +219,7 @@ class JobRun:
         """End the job if it was stopped or its time is over; return whether that is so."""
         if not row.is_stopping and self._is_overdue(row):
             self.job.event("Training job has run as long as auto_stop allows.", "Warning")
-            self.job.context.database.change_phase(
+            self.job.service.database.change_phase(
                 row.id, ("Running", "Pending"), "Terminating", is_stopping=1
             )
             row = self.job.need()
@@ -233,7 +232,7 @@ class JobRun:
         stop = row.body["spec"].get("auto_stop")
         if not stop or not row.start_ms:
             return False
-        limit_s = float(stop["duration"]) * self.job.context.settings.hour_s
+        limit_s = float(stop["duration"]) * self.job.service.settings.hour_s
         return time.time() - row.start_ms / 1000 > limit_s
 
     def _follow_failure(self, row: JobRow, handle: str, states: list[NodeState]) -> None:
@@ -247,13 +246,13 @@ class JobRun:
         is_first = not self._stop_at
         if is_first:
             self._stop_at = now
-        is_late = now - self._stop_at > self.job.context.settings.grace_s
+        is_late = now - self._stop_at > self.job.service.settings.grace_s
         if is_first or (is_late and not self._is_killed):
             self._is_killed = is_urgent or is_late
-            self.job.context.machines.stop(handle, is_urgent=self._is_killed)
+            self.job.service.machines.stop(handle, is_urgent=self._is_killed)
 
     def _do_periodic(self, row: JobRow, handle: str) -> None:
-        settings = self.job.context.settings
+        settings = self.job.service.settings
         now = time.monotonic()
         if now - self._last_upload >= settings.upload_period_s:
             self._last_upload = now
@@ -261,9 +260,9 @@ class JobRun:
             self._uploader.export_logs(row)
         if now - self._last_metric >= settings.metric_period_s:
             self._last_metric = now
-            used = self.job.context.machines.usage(handle, row.nodes)
+            used = self.job.service.machines.usage(handle, row.nodes)
             for index, (cpu, memory) in enumerate(used):
-                self.job.context.database.add_metric(row.id, f"worker-{index}", cpu, memory)
+                self.job.service.database.add_metric(row.id, f"worker-{index}", cpu, memory)
             self._look_for_hang(row, handle, max(cpu for cpu, _ in used))
 
     def _look_for_hang(self, row: JobRow, handle: str, cpu: float) -> None:
@@ -274,14 +273,14 @@ class JobRun:
         size = sum(NodeLog(self.job.logs / str(index)).size_bytes for index in range(row.nodes))
         if cpu >= _IDLE_PERCENT or size != self._busy[1]:
             self._busy = (now, size)
-        elif not self._is_hung and now - self._busy[0] > self.job.context.settings.hang_s:
+        elif not self._is_hung and now - self._busy[0] > self.job.service.settings.hang_s:
             self._is_hung = True
             self.job.event("Training job hangs: no node computes or writes.", "Warning")
-            self.job.context.machines.stop(handle, is_urgent=True)
+            self.job.service.machines.stop(handle, is_urgent=True)
 
     def _store_logs(self, row: JobRow) -> None:
         """Store the logs of all nodes until they end."""
-        limit = self.job.context.settings.log_limit_bytes
+        limit = self.job.service.settings.log_limit_bytes
         writers = []
         for index in range(row.nodes):
             log = NodeLog(self.job.logs / str(index))
@@ -290,7 +289,7 @@ class JobRun:
             size = sum(path.stat().st_size for path in map(log.run_path, earlier) if path.exists())
             writers.append(Writer(log.run_path(row.run["log_key"]), limit, size))
         try:
-            for index, data in self.job.context.machines.logs(row.run["handle"]):
+            for index, data in self.job.service.machines.logs(row.run["handle"]):
                 if 0 <= index < row.nodes and data:
                     writers[index].write(data)
         except CloudJobError as error:
@@ -315,7 +314,7 @@ class JobRun:
             if not end.is_good and not end.is_stopped:
                 record["end_reason"] = _reason(end)
                 record["end_related_task"] = f"worker-{end.first}"
-        self.job.context.database.update_job(row.id, run=run)
+        self.job.service.database.update_job(row.id, run=run)
 
     def _prepare_retry(self, row: JobRow, end: _End) -> bool:
         """Prepare the job for another attempt if it may have one; return whether it may."""
@@ -342,18 +341,18 @@ class JobRun:
             run.update(handle="", is_in_place=not end.lost)
         self.lost.clear()
         self._stop_at, self._is_killed, self._is_hung = 0.0, False, False
-        self.job.context.database.update_job(row.id, run=run)
+        self.job.service.database.update_job(row.id, run=run)
         self.job.event(
             f"Training job is restarted ({recover}), {restarts + 1} of {models.retries(row.body)}.",
             "Warning",
         )
         if end.lost:
-            self.job.context.database.change_phase(row.id, ("Running",), "Pending")
+            self.job.service.database.change_phase(row.id, ("Running",), "Pending")
         return True
 
     def _restart(self, handle: str) -> bool:
         try:
-            return self.job.context.machines.restart(handle)
+            return self.job.service.machines.restart(handle)
         except CloudJobError as error:
             self.job.event(f"Restarting in place failed: {error.message}", "Warning")
             return False
@@ -385,7 +384,7 @@ class JobRun:
         if row is None:
             return
         now_ms = int(time.time() * 1000)
-        self.job.context.database.update_job(
+        self.job.service.database.update_job(
             self.job.id, phase=phase, secondary=secondary or phase, end_ms=now_ms
         )
 
@@ -394,7 +393,7 @@ class JobRun:
         row = self.job.row()
         if row and row.run.get("handle"):
             with contextlib.suppress(CloudJobError):
-                self.job.context.machines.remove(row.run["handle"])
+                self.job.service.machines.remove(row.run["handle"])
 
 
 def _key(row: JobRow, attempt: int) -> str:

@@ -9,12 +9,13 @@ import time
 from typing import TYPE_CHECKING
 
 from cloudjob.emulator.errors import ApiError
-from cloudjob.emulator.job_context import Context, JobContext
+from cloudjob.emulator.job_context import JobContext
 from cloudjob.emulator.job_run import DELETED, JobRun
 from cloudjob.errors import CloudJobError
 
 if TYPE_CHECKING:
     from cloudjob.emulator.database import JobRow
+    from cloudjob.emulator.service import Service
 
 _TICK_S = 0.5
 
@@ -22,8 +23,8 @@ _TICK_S = 0.5
 class Scheduler:
     """Starts the jobs in the queue, and resumes those of an earlier process."""
 
-    def __init__(self, context: Context) -> None:
-        self.context = context
+    def __init__(self, service: Service) -> None:
+        self._service = service
         self._lock = threading.RLock()
         self._active: dict[str, tuple[JobRun, str, int]] = {}
         self._wake = threading.Event()
@@ -47,15 +48,15 @@ class Scheduler:
         """Remove a job; one that runs is ended first."""
         with self._lock:
             is_active = job in self._active
-            self.context.database.update_job(job, is_stopping=DELETED)
+            self._service.database.update_job(job, is_stopping=DELETED)
             if is_active:
-                self.context.database.change_phase(
+                self._service.database.change_phase(
                     job, ("Creating", "Pending", "Running"), "Terminating"
                 )
         if is_active:
             self.wake()
         else:
-            JobRun(JobContext(job, self.context)).forget()
+            JobRun(JobContext(job, self._service)).forget()
 
     def lose_node(self, row: JobRow, node: int) -> None:
         """Lose a node of a running job.
@@ -70,7 +71,7 @@ class Scheduler:
             raise ApiError("ModelArts.2788", f"node {node} of job {row.id}: it does not run")
         found[0].lost.add(node)
         try:
-            self.context.machines.end_node(handle, node)
+            self._service.machines.end_node(handle, node)
         except CloudJobError as error:
             raise ApiError("ModelArts.0010") from error
 
@@ -89,7 +90,7 @@ class Scheduler:
                 time.sleep(_TICK_S)
 
     def _check_queue(self) -> None:
-        database = self.context.database
+        database = self._service.database
         full: set[str] = set()
         for job, phase, pool, nodes in database.unfinished():
             with self._lock:
@@ -103,21 +104,21 @@ class Scheduler:
             if phase != "Pending":
                 # It was running or ending when we were killed.
                 self._begin(job, pool, nodes)
-            elif pool not in full and not self.context.faults.find("hang-pending", job=job):
+            elif pool not in full and not self._service.faults.find("hang-pending", job=job):
                 if self._has_room(pool, nodes):
                     self._begin(job, pool, nodes)
                 else:
                     full.add(pool)
 
     def _has_room(self, pool: str, nodes: int) -> bool:
-        settings = self.context.settings
+        settings = self._service.settings
         with self._lock:
             used = sum(count for _, where, count in self._active.values() if where == pool)
         most = settings.pools.get(pool, 0) if pool else settings.public_nodes
         return used + nodes <= most or (used == 0 and nodes > most)
 
     def _begin(self, job: str, pool: str, nodes: int) -> None:
-        run = JobRun(JobContext(job, self.context))
+        run = JobRun(JobContext(job, self._service))
         with self._lock:
             self._active[job] = (run, pool, nodes)
         threading.Thread(target=self._run, args=(run,), name=job, daemon=True).start()
@@ -132,7 +133,7 @@ class Scheduler:
             with self._lock:
                 self._active.pop(run.job.id, None)
             with contextlib.suppress(Exception):
-                row = self.context.database.job(run.job.id)
+                row = self._service.database.job(run.job.id)
                 # It was deleted between its end and this moment.
                 if row and row.is_stopping == DELETED and row.is_final:
                     JobRun(run.job).forget()

@@ -20,7 +20,6 @@ from cloudjob.emulator.database import Database
 from cloudjob.emulator.docker_nodes import DockerMachines, check_image, gateway
 from cloudjob.emulator.fault_injection import Faults
 from cloudjob.emulator.http_server import LOOPBACK, HttpServer, bind, port_of
-from cloudjob.emulator.job_context import Context
 from cloudjob.emulator.nodes import ImageMissing, Machines, NewKeys
 from cloudjob.emulator.obs import Obs
 from cloudjob.emulator.obs_signatures import ObsSignatures
@@ -135,18 +134,19 @@ class Emulator:
         if project != self._account.project_id:
             path = self._folder / f"{project}-{state.DATABASE}"
             database = Database(path)
-        context = Context(self._settings, database, self._faults, obs, machines, folder)
-        scheduler = Scheduler(context)
-        return Service(
+        service = Service(
             account=self._account,
             settings=self._settings,
             database=database,
             faults=self._faults,
             obs=obs,
-            scheduler=scheduler,
             access=access,
+            machines=machines,
+            folder=folder,
             projects=self._services,
         )
+        service.scheduler = Scheduler(service)
+        return service
 
     def _machines(
         self, kind: str, new_keys: NewKeys, s3_endpoint: str, api: socket.socket

@@ -1,8 +1,9 @@
-"""The objects that the operations of the API share."""
+"""What the operations of the API and the jobs of one project share."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudjob.emulator.auth import Access
@@ -10,6 +11,7 @@ from cloudjob.emulator.database import Database, JobRow
 from cloudjob.emulator.errors import ApiError
 from cloudjob.emulator.fault_injection import Faults
 from cloudjob.emulator.models import Page
+from cloudjob.emulator.nodes import Machines
 from cloudjob.emulator.obs import Obs
 from cloudjob.emulator.settings import Settings
 from cloudjob.emulator.state import Account, User
@@ -24,11 +26,12 @@ JOBS = PROJECT + "/training-jobs"
 JOB = JOBS + "/{job_id}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Service:
-    """The emulated service, as one project has it.
+    """The emulated service of one project.
 
     Args:
+        folder: The folder with the files of all jobs.
         projects: The service of each project by its id.
     """
 
@@ -37,9 +40,11 @@ class Service:
     database: Database
     faults: Faults
     obs: Obs
-    scheduler: Scheduler
     access: Access
+    machines: Machines
+    folder: Path
     projects: dict[str, Service] = field(repr=False)
+    scheduler: Scheduler = field(init=False, repr=False)
 
     def user(self, request: Request) -> User:
         """Return the user of a request."""

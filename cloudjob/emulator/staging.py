@@ -1,16 +1,17 @@
-"""Prepares an attempt at a job: checks nodes and image, downloads code and inputs."""
+"""What moves between OBS and the nodes of a job: code and inputs, outputs and logs."""
 
 from __future__ import annotations
 
 import contextlib
 import shutil
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from cloudjob.emulator import models, node_plan
 from cloudjob.emulator.database import JobRow
 from cloudjob.emulator.errors import ApiError
-from cloudjob.emulator.job_context import JobContext
+from cloudjob.emulator.job_context import JobContext, export_log
 from cloudjob.emulator.node_logs import NodeLog
 from cloudjob.emulator.node_plan import Folder
 from cloudjob.emulator.nodes import ImageMissing
@@ -18,6 +19,8 @@ from cloudjob.emulator.obs import Object, ObsError
 from cloudjob.emulator.settings import Settings
 from cloudjob.errors import CloudJobError
 from jobentry.trees import remove_tree
+
+_UPLOAD_TRIES = 3
 
 
 class Failed(Exception):
@@ -29,7 +32,7 @@ def check_nodes(job: JobContext, row: JobRow) -> None:
     if not models.retries(row.body):
         return
     for _ in range(models.retries(row.body) + 1):
-        bad = job.context.faults.take("bad-node", job=row.id)
+        bad = job.service.faults.take("bad-node", job=row.id)
         if bad is None:
             job.event("Node check passed on all nodes.", source="Task")
             return
@@ -47,14 +50,14 @@ def image_of(job: JobContext, row: JobRow) -> str:
     Raises:
         Failed: It is not available.
     """
-    settings = job.context.settings
+    settings = job.service.settings
     asked = row.body["algorithm"]["engine"]
     image = node_plan.image(row, models.engine_of(asked, settings), settings)
     name = node_plan.names(row)[0].partition(".")[0]
     try:
-        if job.context.faults.take("image-pull", job=row.id):
+        if job.service.faults.take("image-pull", job=row.id):
             raise ImageMissing(image)
-        job.context.machines.check_image(image)
+        job.service.machines.check_image(image)
     except ImageMissing as error:
         raise Failed(f'[Pod: {name}] Failed to pull image "{image}": not found') from error
     except CloudJobError as error:
@@ -97,9 +100,9 @@ def _fetch(job: JobContext, row: JobRow, key: str, item: Folder) -> None:
     begun = time.monotonic()
     try:
         if item.kind == "code":
-            found = job.context.obs.list(place.bucket, place.prefix)
-            check_code_limits(found, job.context.settings)
-        files, size = job.context.obs.download(place, first)
+            found = job.service.obs.list(place.bucket, place.prefix)
+            check_code_limits(found, job.service.settings)
+        files, size = job.service.obs.download(place, first)
     except (ApiError, ObsError) as error:
         words = f"[worker-0] Download training {what} failed: {error}"
         NodeLog(job.logs / "0").say(key, words)
@@ -127,3 +130,58 @@ def check_code_limits(found: list[Object], settings: Settings) -> None:
         raise ApiError("ModelArts.2760", settings.code_limit_depth)
     if sum(item.size_bytes for item in files) > settings.code_limit_bytes:
         raise ApiError("ModelArts.2761", f"{settings.code_limit_bytes / (1 << 30):g}")
+
+
+# -- after and during the attempt -----------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Uploader:
+    """Uploads each change once."""
+
+    job: JobContext
+    _known: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+    def forget(self) -> None:
+        """Upload everything again, because the folders start empty."""
+        self._known.clear()
+
+    def upload(self, row: JobRow) -> str:
+        """Upload new and changed outputs; return the error, if any."""
+        for item in node_plan.folders(row):
+            if item.kind != "output":
+                continue
+            for index in range(row.nodes):
+                local = self.job.local(index, item.path)
+                begun = time.monotonic()
+                try:
+                    files, _ = self.job.service.obs.upload(
+                        self.job.nodes, local, models.place(item.url), self._known
+                    )
+                except ObsError as error:
+                    words = f"Upload training output(parameter name: {item.name}) failed: {error}"
+                    self.job.event(f"[worker-{index}] {words}", "Error", "Task")
+                    return words
+                if files:
+                    took = f"[worker-{index}][time used: {time.monotonic() - begun:.3f}s]"
+                    words = f"{took} Upload training output(parameter name: {item.name}) finished."
+                    self.job.event(words, source="Task")
+        return ""
+
+    def export_logs(self, row: JobRow) -> None:
+        """Copy the logs of all nodes to OBS."""
+        for index in range(row.nodes):
+            try:
+                export_log(self.job.service, row, index)
+            except ObsError as error:
+                self.job.event(f"[worker-{index}] Exporting the log failed: {error}", "Warning")
+
+    def upload_the_rest(self, row: JobRow) -> str:
+        """Upload what is left, with retries; return the error, if any."""
+        problem = ""
+        for attempt in range(_UPLOAD_TRIES):
+            problem = self.upload(row)
+            if not problem:
+                break
+            time.sleep(attempt + 1)
+        return problem

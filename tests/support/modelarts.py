@@ -114,11 +114,8 @@ def once(text: str, reply: Reply, *, times: int = 1) -> Fault:
 class _Queue:
     """Takes the scheduler's place: no job waits, and none runs anything."""
 
-    def __init__(self, database: Database, folder: Path, images: dict[str, list[str]]) -> None:
+    def __init__(self, database: Database) -> None:
         self._database = database
-        machines = SimpleNamespace(tags=lambda repository: images.get(repository, []))
-        obs = Obs()
-        self.context = SimpleNamespace(folder=folder, machines=machines, obs=obs)
 
     def wake(self) -> None:
         for job, phase, _, _ in self._database.unfinished():
@@ -218,8 +215,8 @@ class ModelArts:
         self.images: dict[str, list[str]] = {}
         self.ahead_s = 0.0
         self.database = Database(Path(":memory:"))
-        self._queue: Any = _Queue(self.database, folder, self.images)
-        self.obs = self._queue.context.obs
+        self.folder = folder
+        self.obs: Any = Obs()
         self.obs.endpoint = endpoint
         self.configure()
 
@@ -230,16 +227,20 @@ class ModelArts:
         account = Account((owner,), "domain", {settings.region: PROJECT})
         self.access = Access(account, settings, self.database, self._clock)
         services: dict[str, Service] = {}
+        machines: Any = SimpleNamespace(tags=lambda repository: self.images.get(repository, []))
+        scheduler: Any = _Queue(self.database)
         self._service = services[PROJECT] = Service(
             account=account,
             settings=settings,
             database=self.database,
             faults=Faults(),
             obs=self.obs,
-            scheduler=self._queue,
             access=self.access,
+            machines=machines,
+            folder=self.folder,
             projects=services,
         )
+        self._service.scheduler = scheduler
         self._app = Api(ENDPOINTS, services, "-", self._clock)
 
     def _clock(self) -> float:
@@ -269,7 +270,7 @@ class ModelArts:
 
     def write_log(self, job: str, node: int, data: bytes) -> None:
         """Replace the log of a node by ``data``."""
-        folder = logs_of(self._queue.context.folder, job) / str(node)
+        folder = logs_of(self.folder, job) / str(node)
         NodeLog(folder).run_path("1").write_bytes(data)
 
     def accepts_signature_of(self, seen: Seen) -> bool:

@@ -80,7 +80,7 @@ def remove(service: Service, request: Request) -> Any:
 def _image(service: Service, path: str, kind: str) -> dict[str, Any]:
     status = "ACTIVE"
     try:
-        service.scheduler.context.machines.check_image(path)
+        service.machines.check_image(path)
     except (ImageMissing, CloudJobError):
         status = "ERROR"
     name, _, tag = path.rpartition("/")[2].partition(":")
@@ -120,7 +120,7 @@ def save(service: Service, request: Request) -> Any:
     Raises:
         ApiError: Nodes are processes, the job does not run, or the engine has such an image.
     """
-    row, machines = service.job(request), service.scheduler.context.machines
+    row, machines = service.job(request), service.machines
     index = service.node(request, row)
     if isinstance(machines, ProcessMachines):
         raise ApiError("ModelArts.2858", "saving an image: nodes are processes")
@@ -140,7 +140,7 @@ def save(service: Service, request: Request) -> Any:
     service.database.put_thing("saved-image", task, image, made)
 
     def run() -> None:
-        scratch = service.scheduler.context.folder
+        scratch = service.folder
         done = {**made, "status": "CREATE_FAILED"}
         try:
             machines.save_image(row.run["handle"], index, scratch, image)
@@ -181,7 +181,7 @@ def tags(service: Service, request: Request) -> Any:
     name = request.path_params["repository"].replace("$", "/")
     repository = f"{request.path_params['namespace']}/{name}"
     asked = request.parsed_query(_Tags)
-    found = service.scheduler.context.machines.tags(repository)
+    found = service.machines.tags(repository)
     if found == []:
         missing = {"errorCode": "SVCSTG.SWR.4040002", "errorMessage": "repo not found"}
         return Answer(404, {"errors": [missing]})

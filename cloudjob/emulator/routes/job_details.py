@@ -28,7 +28,7 @@ _TYPES = ("text/plain", "application/octet-stream")
 def _log(service: Service, request: Request) -> tuple[JobRow, int, NodeLog]:
     row = service.job(request)
     index = service.node(request, row)
-    return row, index, NodeLog(logs_of(service.scheduler.context.folder, row.id) / str(index))
+    return row, index, NodeLog(logs_of(service.folder, row.id) / str(index))
 
 
 def _tail(service: Service, request: Request) -> tuple[bytes, int]:
@@ -51,7 +51,7 @@ def log_url(service: Service, request: Request) -> Any:
     row, index, _ = _log(service, request)
     kind = request.query.get("Content-Type") or request.headers.get("content-type", "")
     try:
-        place = export_log(service.scheduler.context, row, index)
+        place = export_log(service, row, index)
         if place is None:
             raise ApiError("ModelArts.2776")
         kind = kind if kind in _TYPES else _TYPES[0]
