@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 LIMIT_BYTES = 12 << 20
 _DEPTH = 100
 _IAM = "/v3"
-# Where a path goes on behind the project -> the resource in the actions of policies.
+# The segment of a path after the project -> the resource in the actions of IAM policies.
 _RESOURCES = {
     "training-jobs": "trainJob",
     "training-job-searches": "trainJob",
@@ -54,7 +54,7 @@ class Request:
     Args:
         target: Path and query as in the request line.
         headers: By their names in lower case.
-        user: Who sends it, once that is known.
+        user: The sender, once it is authenticated.
     """
 
     method: str
@@ -111,17 +111,17 @@ class Request:
 
 
 def _is_flat(value: Any, depth: int) -> bool:
-    """Whether a value is nested at most so deep; it is copied and compared by recursion later."""
+    """Whether a value has at most ``depth`` levels; later code recurses into it."""
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return depth > 0 and all(_is_flat(item, depth - 1) for item in inner)
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An answer.
+    """An answer to a request.
 
     Args:
-        body: What is sent as JSON; None for an empty body.
+        body: Sent as JSON; None for an empty body.
     """
 
     status: int = 200
@@ -136,7 +136,7 @@ class Endpoint:
     Args:
         method: One method, or several with blanks between them.
         handler: Returns the body of the answer, or a whole ``Answer``.
-        status: That of an answer if the handler returns its body.
+        status: The status of the answer if the handler returns only its body.
     """
 
     method: str
@@ -146,7 +146,7 @@ class Endpoint:
 
     @property
     def action(self) -> str:
-        """What its user must be allowed to do; empty for nothing in particular."""
+        """The action for which the user needs permission; empty for none."""
         resource = _RESOURCES.get((self.path.split("/") + [""] * 4)[3], "")
         return f"modelarts:{resource}:{self._verb}" if resource else ""
 
@@ -168,7 +168,7 @@ class Api:
 
     Args:
         services: The service of each project by its id; the first one is that of the region.
-        control_token: What the owner of the emulator sends with requests of its own.
+        control_token: Authorizes the control requests of the emulator's owner.
         clock: The time of the service, which is in the header ``Date`` of each answer.
     """
 
@@ -244,7 +244,7 @@ class Api:
                 return None
         except ApiError as error:
             return _refused(error, request.id)
-        except Exception:  # noqa: BLE001 (a fault of ours is the service's internal error)
+        except Exception:  # noqa: BLE001 (a bug here is an internal error of the service)
             traceback.print_exc()
             return _refused(ApiError("ModelArts.0010"), request.id)
         return answer if isinstance(answer, Answer) else Answer(endpoint.status, answer)
@@ -284,7 +284,7 @@ class Api:
 
 
 async def _read(request: HttpRequest) -> bytes | None:
-    """Return the body; None if it is larger than the service takes."""
+    """Return the body; None if it is larger than the service accepts."""
     body = bytearray()
     if int(request.headers.get("content-length", "0")) > LIMIT_BYTES:
         return None

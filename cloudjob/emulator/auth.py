@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from cloudjob.emulator.app import Request
 
 SKEW_S = 15 * 60
-# More wrong signatures than these in a row lock the key.
+# How many wrong signatures in a row a key may have before it is locked.
 _TRIES = 5
 _API_SIGNATURE = re.compile(
     r"SDK-HMAC-SHA256 +Access=([^, ]+), *SignedHeaders=([^, ]+), *Signature=([0-9a-f]{64})\Z"
@@ -54,12 +54,12 @@ class Access:
         """Check identity, project, rate and permission of a request; return its user.
 
         Args:
-            action: What the user must be allowed to do; empty for nothing.
+            action: The action for which the user needs permission; empty for none.
 
         Raises:
             ApiError: It is refused.
         """
-        self._count()
+        self._count_request()
         user, project = self._identity(request)
         self._check_project(request, project)
         if action and not user.may(action):
@@ -71,7 +71,7 @@ class Access:
         return self._identity(request)[0]
 
     def _identity(self, request: Request) -> tuple[User, str]:
-        """Return the user of a request, and the project of its token; empty for any."""
+        """Return the user of a request, and the project of its token; empty for all projects."""
         token = request.headers.get("x-auth-token")
         if token:
             return self.check_token(token)
@@ -107,7 +107,7 @@ class Access:
         return key
 
     def agency_keys(self, name: str) -> Keys:
-        """Return the temporary keys by which a job acts for the user of this name."""
+        """Return temporary keys with which a job acts for the user of this name."""
         user = self.account.user(name) or self.account.owner
         key = self.new_key(user, self._settings.token_h * 3600)
         return Keys(key.access, key.secret, key.token)
@@ -188,7 +188,7 @@ class Access:
         if request.headers.get("x-project-id", asked) != asked:
             raise ApiError("ModelArts.0210")
 
-    def _count(self) -> None:
+    def _count_request(self) -> None:
         minute = int(time.monotonic() // 60)
         with self._lock:
             at, count = self._window
@@ -216,7 +216,7 @@ def _api_signature(request: Request, secret: str, names: list[str]) -> str:
 
 
 def _has_digest(request: Request) -> bool:
-    """Whether the digest of the body, if the client sends one, is true."""
+    """Whether the digest of the body is correct, if the client sends one."""
     digest = request.headers.get("x-sdk-content-sha256", "")
     return digest in ("", "UNSIGNED-PAYLOAD", hashlib.sha256(request.content).hexdigest())
 

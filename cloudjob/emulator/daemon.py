@@ -35,13 +35,13 @@ def up(home: Path, *, config: Path | None = None, port: int = 0) -> Address:
     """Start the emulator unless it is running; return where it listens.
 
     Args:
-        config: Its settings; the next start uses them, too.
+        config: The file with its settings; later starts use them, too.
         port: The port of the API; 0 for the same as before.
 
     Raises:
         CloudJobError: It does not start.
     """
-    with _alone(home):
+    with _locked(home):
         return _up(folder(home), config, port)
 
 
@@ -51,7 +51,7 @@ def down(home: Path) -> bool:
     Raises:
         BackendError: It does not stop.
     """
-    with _alone(home):
+    with _locked(home):
         return _down(folder(home))
 
 
@@ -63,20 +63,20 @@ def _up(place: Path, config: Path | None, port: int) -> Address:
                 "starting the emulator: it is already running, perhaps with other settings",
                 hint="cloudjob emulator down",
             )
-        return _need(place)
+        return _address_of(place)
     if config:
         from cloudjob.emulator import settings
 
         settings.load(config)
         shutil.copyfile(config, place / state.SETTINGS)
     _start(place, port)
-    return _need(place)
+    return _address_of(place)
 
 
 def _down(place: Path) -> bool:
     if not state.is_running(place):
         return False
-    found = _need(place)
+    found = _address_of(place)
     with contextlib.suppress(ProcessLookupError):
         os.kill(found.pid, signal.SIGTERM)
     end = time.monotonic() + _END_S
@@ -91,12 +91,12 @@ def _down(place: Path) -> bool:
 
 
 def reset(home: Path) -> bool:
-    """Delete all jobs, objects and keys; return whether it was running, as it is again.
+    """Delete all jobs, objects and keys; restart the emulator if it was running, and return that.
 
     Raises:
         CloudJobError: It does not stop or start.
     """
-    with _alone(home):
+    with _locked(home):
         return _reset(folder(home))
 
 
@@ -120,7 +120,7 @@ def status(home: Path) -> dict[str, Any]:
     place = folder(home)
     if not state.is_running(place):
         return {"is_running": False}
-    return {"is_running": True, **_need(place).shown(), **_ask(place, "GET", "status")}
+    return {"is_running": True, **_address_of(place).shown(), **_ask(place, "GET", "status")}
 
 
 def is_running(home: Path) -> bool:
@@ -150,10 +150,10 @@ def clear_faults(home: Path) -> int:
 
 
 @contextlib.contextmanager
-def _alone(home: Path) -> Iterator[None]:
-    """Wait until no other command starts or stops the emulator of this folder."""
+def _locked(home: Path) -> Iterator[None]:
+    """Hold the lock that a command needs to start or stop the emulator of this folder."""
     with contextlib.ExitStack() as stack:
-        with writing("starting or ending the emulator", home):
+        with writing("starting or stopping the emulator", home):
             make_home(home)
             stack.enter_context(locks.held(home / "emulator.lock"))
         yield
@@ -184,9 +184,9 @@ def _start(place: Path, port: int) -> None:
             start_new_session=True,
         )
     assert process.stdout is not None
-    with process.stdout as said:
-        first = said.readline()
-        rest = b"" if first == READY else said.read()
+    with process.stdout as output:
+        first = output.readline()
+        rest = b"" if first == READY else output.read()
     if first != READY:
         process.wait()
         words = first.decode("utf-8", "replace").strip()
@@ -199,7 +199,7 @@ def _start(place: Path, port: int) -> None:
     process.returncode = 0
 
 
-def _need(place: Path) -> Address:
+def _address_of(place: Path) -> Address:
     found = state.address(place)
     if found is None:
         raise BackendError(
@@ -229,7 +229,7 @@ def _ask(place: Path, method: str, path: str, body: Any = None) -> dict[str, Any
 
     if not state.is_running(place):
         raise BackendError("asking the emulator: it is not running", hint="cloudjob emulator up")
-    found = _need(place)
+    found = _address_of(place)
     url, headers = found.endpoint + state.CONTROL_PREFIX + path, {CONTROL_HEADER: found.control}
     try:
         with requests.Session() as session:

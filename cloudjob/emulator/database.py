@@ -47,7 +47,7 @@ CREATE TABLE IF NOT EXISTS keys_of_users (
     access TEXT PRIMARY KEY, secret TEXT NOT NULL, token TEXT NOT NULL, user TEXT NOT NULL,
     expires_s REAL NOT NULL
 );
-CREATE TABLE IF NOT EXISTS things (
+CREATE TABLE IF NOT EXISTS resources (
     kind TEXT NOT NULL, id TEXT NOT NULL, name TEXT NOT NULL, create_ms INTEGER NOT NULL,
     body TEXT NOT NULL, PRIMARY KEY (kind, id)
 );
@@ -62,7 +62,7 @@ class JobRow:
     Args:
         body: The request that created it, with all defaults.
         run: What its run needs to resume: attempts, exit codes, node states.
-        is_stopping: Whether it was asked to end.
+        is_stopping: 1 once it was asked to end, 2 once it was deleted, else 0.
         pool: The dedicated pool it runs in; empty for the public one.
     """
 
@@ -91,7 +91,7 @@ class JobRow:
 
 
 class StoredToken(NamedTuple):
-    """Whose token it is; ``project`` is empty for one of the whole account."""
+    """The user and the project of a token; the project is empty for the whole account."""
 
     user: str
     project: str
@@ -110,7 +110,7 @@ class TemporaryKey(NamedTuple):
 
 _COLUMNS = tuple(item.name for item in fields(JobRow))
 _JSON = ("body", "run")
-# SQL that is true or false for a row, and the values of its question marks.
+# An SQL expression, and the values of its question marks.
 Condition = tuple[str, Sequence[Any]]
 UNFINISHED: Condition = (f"phase NOT IN ({', '.join('?' * len(FINAL))})", FINAL)
 
@@ -141,11 +141,11 @@ class Database:
                 self._connection.execute("BEGIN IMMEDIATE")
                 yield
 
-    def _all(self, sql: str, values: Iterable[Any] = ()) -> list[Any]:
+    def _rows(self, sql: str, values: Iterable[Any] = ()) -> list[Any]:
         with self._lock:
             return self._connection.execute(sql, tuple(values)).fetchall()
 
-    def _do(self, sql: str, values: Iterable[Any] = ()) -> int:
+    def _execute(self, sql: str, values: Iterable[Any] = ()) -> int:
         with self._lock:
             return self._connection.execute(sql, tuple(values)).rowcount
 
@@ -155,21 +155,23 @@ class Database:
         """Add a job."""
         marks = ", ".join("?" * len(_COLUMNS))
         with self.transaction():
-            self._do(f"INSERT INTO jobs ({', '.join(_COLUMNS)}) VALUES ({marks})", _values(row))
+            self._execute(
+                f"INSERT INTO jobs ({', '.join(_COLUMNS)}) VALUES ({marks})", _values(row)
+            )
             for url in outputs:
-                self._do("INSERT INTO outputs VALUES (?, ?)", (url, row.id))
+                self._execute("INSERT INTO outputs VALUES (?, ?)", (url, row.id))
             self.add_tags(row.id, tags)
 
     def job(self, job: str) -> JobRow | None:
         """Return the job with this id, or None."""
-        found = self._all(f"SELECT {', '.join(_COLUMNS)} FROM jobs WHERE id = ?", (job,))
+        found = self._rows(f"SELECT {', '.join(_COLUMNS)} FROM jobs WHERE id = ?", (job,))
         return _row(found[0]) if found else None
 
     def update_job(self, job: str, **values: Any) -> None:
         """Change columns of a job."""
         names = ", ".join(f"{name} = ?" for name in values)
         texts = [json.dumps(item) if name in _JSON else item for name, item in values.items()]
-        self._do(f"UPDATE jobs SET {names} WHERE id = ?", (*texts, job))
+        self._execute(f"UPDATE jobs SET {names} WHERE id = ?", (*texts, job))
 
     def change_phase(self, job: str, of: Iterable[str], phase: str, **values: Any) -> bool:
         """Change the phase of a job if it is one of these; return whether it was."""
@@ -177,7 +179,7 @@ class Database:
         names = "".join(f", {name} = ?" for name in values)
         marks = ", ".join("?" * len(allowed))
         return bool(
-            self._do(
+            self._execute(
                 f"UPDATE jobs SET phase = ?, secondary = ?{names} "
                 f"WHERE id = ? AND phase IN ({marks})",
                 (phase, phase, *values.values(), job, *allowed),
@@ -187,9 +189,9 @@ class Database:
     def remove_job(self, job: str) -> None:
         """Remove a job and everything that belongs to it."""
         with self.transaction():
-            self._do("DELETE FROM jobs WHERE id = ?", (job,))
+            self._execute("DELETE FROM jobs WHERE id = ?", (job,))
             for table in ("outputs", "events", "metrics", "tags"):
-                self._do(f"DELETE FROM {table} WHERE job = ?", (job,))
+                self._execute(f"DELETE FROM {table} WHERE job = ?", (job,))
 
     def find_jobs(
         self, conditions: Iterable[Condition], *, order: str, limit: int, skip: int
@@ -199,7 +201,7 @@ class Database:
         with self._lock:
             total = self.count_jobs((where, values))
             # Rows are large, so skipped ones are not read.
-            found = self._all(
+            found = self._rows(
                 f"SELECT {', '.join(_COLUMNS)} FROM jobs WHERE rowid IN (SELECT rowid FROM jobs "
                 f"WHERE {where} ORDER BY {order} LIMIT ? OFFSET ?) ORDER BY {order}",
                 (*values, limit, skip),
@@ -209,7 +211,7 @@ class Database:
     def count_jobs(self, *conditions: Condition) -> int:
         """Return how many jobs match all conditions."""
         where, values = _where(conditions)
-        return int(self._all(f"SELECT count(*) FROM jobs WHERE {where}", values)[0][0])
+        return int(self._rows(f"SELECT count(*) FROM jobs WHERE {where}", values)[0][0])
 
     def has_name(self, name: str, workspace: str) -> bool:
         """Whether a job of this name exists."""
@@ -218,7 +220,7 @@ class Database:
     def unfinished(self) -> list[tuple[str, str, str, int]]:
         """Return id, phase, pool and nodes of each unfinished job, by priority."""
         where, values = UNFINISHED
-        return self._all(
+        return self._rows(
             f"SELECT id, phase, pool, nodes FROM jobs WHERE {where} "
             "ORDER BY priority DESC, create_ms, rowid",
             values,
@@ -236,7 +238,7 @@ class Database:
 
     def add_event(self, job: str, message: str, level: str = "Info", source: str = "Job") -> None:
         """Add an event of a job."""
-        self._do(
+        self._execute(
             "INSERT INTO events (job, time_ms, level, source, message) VALUES (?, ?, ?, ?, ?)",
             (job, now_ms(), level, source, message),
         )
@@ -246,8 +248,8 @@ class Database:
     ) -> tuple[int, list[tuple[int, str, str, str]]]:
         """Return how many events match, and time, level, source and message of a page of them."""
         where, values = _where(conditions)
-        total = self._all(f"SELECT count(*) FROM events WHERE {where}", values)[0][0]
-        return total, self._all(
+        total = self._rows(f"SELECT count(*) FROM events WHERE {where}", values)[0][0]
+        return total, self._rows(
             f"SELECT time_ms, level, source, message FROM events WHERE {where} "
             f"ORDER BY id {order} LIMIT ? OFFSET ?",
             (*values, limit, skip),
@@ -256,28 +258,28 @@ class Database:
     def add_metric(self, job: str, task: str, cpu: float, memory: float) -> None:
         """Add the usage of a node in percent; -1 for unknown."""
         row = (job, task, now_ms(), cpu, memory)
-        self._do("INSERT INTO metrics VALUES (?, ?, ?, ?, ?)", row)
+        self._execute("INSERT INTO metrics VALUES (?, ?, ?, ?, ?)", row)
 
     def metrics(self, job: str, task: str) -> list[tuple[float, float]]:
         """Return processor and memory of a node, one pair for each period."""
         sql = "SELECT cpu, memory FROM metrics WHERE job = ? AND task = ? ORDER BY time_ms"
-        return self._all(sql, (job, task))
+        return self._rows(sql, (job, task))
 
     def add_tags(self, job: str, tags: Mapping[str, str]) -> None:
         """Put tags on a job."""
         for key, value in tags.items():
-            self._do("INSERT OR REPLACE INTO tags VALUES (?, ?, ?)", (job, key, value))
+            self._execute("INSERT OR REPLACE INTO tags VALUES (?, ?, ?)", (job, key, value))
 
     def remove_tags(self, job: str, keys: Iterable[str]) -> None:
         """Remove tags from a job."""
         for key in keys:
-            self._do("DELETE FROM tags WHERE job = ? AND key = ?", (job, key))
+            self._execute("DELETE FROM tags WHERE job = ? AND key = ?", (job, key))
 
     def tags(self, job: str = "") -> list[tuple[str, str]]:
         """Return the tags of a job, or of all jobs."""
         if job:
-            return self._all("SELECT key, value FROM tags WHERE job = ? ORDER BY key", (job,))
-        return self._all("SELECT DISTINCT key, value FROM tags ORDER BY key, value")
+            return self._rows("SELECT key, value FROM tags WHERE job = ? ORDER BY key", (job,))
+        return self._rows("SELECT DISTINCT key, value FROM tags ORDER BY key, value")
 
     # -- tokens and temporary keys ------------------------------------------------------------
 
@@ -288,7 +290,7 @@ class Database:
     def token(self, hashed: str) -> StoredToken | None:
         """Return a token by its hash."""
         sql = "SELECT user, project, expires_s FROM tokens_of_users WHERE hash = ?"
-        return next((StoredToken(*row) for row in self._all(sql, (hashed,))), None)
+        return next((StoredToken(*row) for row in self._rows(sql, (hashed,))), None)
 
     def add_key(self, key: TemporaryKey) -> None:
         """Add a temporary key, and remove those that expired a week ago."""
@@ -297,43 +299,47 @@ class Database:
     def key(self, access: str) -> TemporaryKey | None:
         """Return a temporary key."""
         sql = "SELECT * FROM keys_of_users WHERE access = ?"
-        return next((TemporaryKey(*row) for row in self._all(sql, (access,))), None)
+        return next((TemporaryKey(*row) for row in self._rows(sql, (access,))), None)
 
     def _add_credential(self, table: str, values: Sequence[Any]) -> None:
         marks = ", ".join("?" * len(values))
         with self.transaction():
-            self._do(f"DELETE FROM {table} WHERE expires_s < ?", (time.time() - 7 * 86400,))
-            self._do(f"INSERT INTO {table} VALUES ({marks})", values)
+            self._execute(f"DELETE FROM {table} WHERE expires_s < ?", (time.time() - 7 * 86400,))
+            self._execute(f"INSERT INTO {table} VALUES ({marks})", values)
 
     def expire_all(self, now_s: float) -> None:
         """Expire every token and temporary key."""
         with self.transaction():
             for table in ("tokens_of_users", "keys_of_users"):
-                self._do(f"UPDATE {table} SET expires_s = min(expires_s, ?)", (now_s - 1,))
+                self._execute(f"UPDATE {table} SET expires_s = min(expires_s, ?)", (now_s - 1,))
 
-    # -- other things -------------------------------------------------------------------------
+    # -- algorithms, experiments, images -----------------------------------------------------------
 
-    def put_thing(self, kind: str, thing: str, name: str, body: dict[str, Any]) -> None:
+    def put_resource(self, kind: str, resource_id: str, name: str, body: dict[str, Any]) -> None:
         """Add or replace an algorithm, an experiment or an image."""
-        self._do(
-            "INSERT INTO things VALUES (?, ?, ?, ?, ?) "
+        self._execute(
+            "INSERT INTO resources VALUES (?, ?, ?, ?, ?) "
             "ON CONFLICT (kind, id) DO UPDATE SET name = excluded.name, body = excluded.body",
-            (kind, thing, name, now_ms(), json.dumps(body)),
+            (kind, resource_id, name, now_ms(), json.dumps(body)),
         )
 
-    def thing(self, kind: str, thing: str) -> dict[str, Any] | None:
+    def resource(self, kind: str, resource_id: str) -> dict[str, Any] | None:
         """Return an algorithm, an experiment or an image."""
-        found = self._all("SELECT body FROM things WHERE kind = ? AND id = ?", (kind, thing))
+        found = self._rows(
+            "SELECT body FROM resources WHERE kind = ? AND id = ?", (kind, resource_id)
+        )
         return json.loads(found[0][0]) if found else None
 
-    def things(self, kind: str) -> list[dict[str, Any]]:
-        """Return all things of a kind, newest first."""
-        sql = "SELECT body FROM things WHERE kind = ? ORDER BY create_ms DESC, rowid DESC"
-        return [json.loads(item[0]) for item in self._all(sql, (kind,))]
+    def resources(self, kind: str) -> list[dict[str, Any]]:
+        """Return all resources of a kind, newest first."""
+        sql = "SELECT body FROM resources WHERE kind = ? ORDER BY create_ms DESC, rowid DESC"
+        return [json.loads(item[0]) for item in self._rows(sql, (kind,))]
 
-    def remove_thing(self, kind: str, thing: str) -> bool:
-        """Remove a thing; return whether it existed."""
-        return bool(self._do("DELETE FROM things WHERE kind = ? AND id = ?", (kind, thing)))
+    def remove_resource(self, kind: str, resource_id: str) -> bool:
+        """Remove a resource; return whether it existed."""
+        return bool(
+            self._execute("DELETE FROM resources WHERE kind = ? AND id = ?", (kind, resource_id))
+        )
 
 
 def _where(conditions: Iterable[Condition]) -> tuple[str, list[Any]]:

@@ -24,9 +24,9 @@ from cloudjob.times import seconds_of
 from jobentry.contract.paths import ENTRY
 from jobentry.contract.sigv4 import Keys
 
-# Of an engine without a bridge of its own.
+# The network that is created if the engine has no bridge.
 BRIDGE = "cloudjob-emulator"
-# What stays out of saved images, beside the folder .cloudjob in which our entry stores variables.
+# What saved images leave out, besides .cloudjob, the folder in which our entry stores variables.
 _TEMPORARY = ("run/", "tmp/", "dev/", "proc/", "sys/")
 
 
@@ -53,7 +53,7 @@ class DockerMachines:
             endpoint=endpoint,
             api=api,
         )
-        # Any image will do, so the packages that we emulate come from outside.
+        # Any image must work, so the packages that the platform would bring are mounted.
         archive = str(Path(cloudjob.__file__).parent / ENTRY)
         self._archive = {
             "Type": "bind",
@@ -67,7 +67,7 @@ class DockerMachines:
         check_image(image)
 
     def tags(self, repository: str) -> list[str] | None:
-        """Return what the engine has."""
+        """Return the tags of a repository that the engine has."""
         from cloudjob.backends.docker import engine
 
         with engine.translated(f"listing the images {repository}"):
@@ -85,7 +85,7 @@ class DockerMachines:
         return f"docker://local/{key}"
 
     def start(self, row: JobRow, key: str, nodes: Path, image: str) -> str:
-        """Start all nodes and return the handle; remove what an interrupted start has left."""
+        """Start all nodes and return the handle; remove what an interrupted start left behind."""
         handle = self.handle(key)
         found = self._backend.nodes(handle)
         if len(found) == row.nodes and all(item.started_at for item in found):
@@ -267,9 +267,9 @@ class DockerMachines:
 def gateway() -> str:
     """Return the host under which every container reaches this machine; empty for none.
 
-    It is the address of the engine's own bridge, or of one that is created for an engine that has
-    none: nobody outside this machine reaches it. Elsewhere than on Linux, containers run in a
-    virtual machine, where a name leads to the loopback address of this one.
+    It is the address of the engine's bridge, which is created if there is none; other machines
+    cannot reach it. On systems other than Linux, containers run in a virtual machine, in which a
+    host name stands for the loopback address of this machine.
 
     Raises:
         BackendError: There is no engine, or it refuses.
@@ -298,7 +298,7 @@ def inspected(client: Any, name: str) -> Any:
 def bridge_address(network: Mapping[str, Any]) -> str:
     """Return the address that a bridge of the engine has on this machine; empty for none.
 
-    An engine that was just installed names none for its own, and gives that the first of the pool.
+    A newly installed engine reports none for its bridge, which then has the first of its subnet.
     """
     pools = network["IPAM"]["Config"] or [{}]
     if pools[0].get("Gateway"):

@@ -15,7 +15,7 @@ with files("cloudjob.emulator").joinpath("errors.csv").open(encoding="ascii") as
 class ApiError(ValueError):
     """The service refuses; ``code`` is one that it documents.
 
-    As a ``ValueError`` it may be raised by a validator of pydantic's.
+    It is a ``ValueError`` so that validators of pydantic may raise it.
 
     Args:
         detail: Replaces ``%s`` in the code's message.
@@ -30,8 +30,8 @@ class ApiError(ValueError):
         super().__init__(f"{code}: {self.message}")
 
 
-# What the gateway answers to requests that never reach the service.
-_OF_GATEWAY = {
+# status -> the gateway's message for a request that does not reach the service.
+_GATEWAY_MESSAGES = {
     400: "Bad request.",
     408: "Request timeout.",
     413: "Request entity too large.",
@@ -43,7 +43,7 @@ _OF_GATEWAY = {
 
 def gateway_error(status: int, request_id: str) -> dict[str, Any]:
     """Return the body for a request that the gateway itself refuses."""
-    message = _OF_GATEWAY.get(status, _OF_GATEWAY[400])
+    message = _GATEWAY_MESSAGES.get(status, _GATEWAY_MESSAGES[400])
     return {"error_msg": message, "error_code": "APIGW.0201", "request_id": request_id}
 
 

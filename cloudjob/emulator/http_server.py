@@ -128,10 +128,10 @@ def target_of(scope: Mapping[str, Any]) -> str:
 
 
 def is_from_here(headers: Mapping[str, str], addresses: Collection[str]) -> bool:
-    """Whether a request names one of our own addresses and comes from no foreign web page.
+    """Whether a request is for one of these addresses and not from a web page of another origin.
 
-    A browser sends whatever a page of any origin asks for, and reaches us under any host name
-    whose owner points it to us.
+    Any web page can have a browser send requests here, also under a host name that its owner lets
+    resolve to this machine.
 
     Args:
         headers: By their names in lower case.

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class JobContext:
-    """Where the files of one job are."""
+    """One job, and the service that it belongs to."""
 
     id: str
     service: Service
@@ -32,7 +32,7 @@ class JobContext:
 
     @property
     def nodes(self) -> Path:
-        """The disks of its nodes."""
+        """The folder with the files of its nodes."""
         return self.folder / "nodes"
 
     @property
@@ -48,10 +48,10 @@ class JobContext:
         """Return its current row; None if it was deleted."""
         return self.service.database.job(self.id)
 
-    def need(self) -> JobRow:
+    def existing_row(self) -> JobRow:
         """Return its current row, which must exist."""
         row = self.row()
-        assert row is not None, "only we remove the job while we run it"
+        assert row is not None, "only this thread removes the job while it runs"
         return row
 
     def event(self, message: str, level: str = "Info", source: str = "Job") -> None:

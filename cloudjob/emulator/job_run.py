@@ -66,12 +66,12 @@ class JobRun:
     def __post_init__(self) -> None:
         self._uploader = Uploader(self.job)
 
-    # -- all of it ---------------------------------------------------------------------------
+    # -- from start to end ----------------------------------------------------------------------
 
-    def go(self) -> None:
+    def run(self) -> None:
         """Run the job until it ends, fails or is deleted."""
         try:
-            self._go()
+            self._run_attempts()
         except sqlite3.Error:
             raise  # the queue resumes the job when the database can be written again
         except Exception as error:  # noqa: BLE001 (whatever it is, the job must not hang for ever)
@@ -82,8 +82,8 @@ class JobRun:
         if row and row.is_stopping == DELETED:
             self.forget()
 
-    def _go(self) -> None:
-        row = self.job.need()
+    def _run_attempts(self) -> None:
+        row = self.job.existing_row()
         while True:
             if row.is_stopping and not self._has_nodes(row):
                 self._finish("Terminated")
@@ -95,21 +95,21 @@ class JobRun:
                 self._end_all()
                 self._finish("Failed")
                 return
-            row = self.job.need()
+            row = self.job.existing_row()
             try:
                 end = self._watch(row)
             except JobNotFound:
-                if not self.job.need().is_stopping:
+                if not self.job.existing_row().is_stopping:
                     raise
                 # It was stopped before any of its nodes had started.
                 self._finish("Terminated")
                 return
-            row = self.job.need()
+            row = self.job.existing_row()
             self._close_record(row, end)
             if not self._prepare_retry(row, end):
                 self._complete(row, end)
                 return
-            row = self.job.need()
+            row = self.job.existing_row()
 
     def _has_nodes(self, row: JobRow) -> bool:
         """Whether an attempt has nodes: a crash may have prevented their start."""
@@ -174,7 +174,7 @@ class JobRun:
     # -- while it runs ------------------------------------------------------------------------
 
     def _watch(self, row: JobRow) -> _End:
-        """Wait until all nodes have ended, and do what the platform does meanwhile."""
+        """Wait until all nodes have ended; meanwhile upload, measure, and stop the job if asked."""
         service = self.job.service
         handle, key = row.run["handle"], row.run["log_key"]
         pump = threading.Thread(target=self._store_logs, args=(row,), daemon=True)
@@ -187,19 +187,19 @@ class JobRun:
             states = self._states(row)
             if all(state.exit_code is not None for state in states):
                 break
-            row = self.job.need()
+            row = self.job.existing_row()
             is_stopped = self._stop_if_asked(row, handle) or is_stopped
             self._follow_failure(row, handle, states)
             self._do_periodic(row, handle)
             time.sleep(poll_s)
         pump.join(60)
-        row = self.job.need()
+        row = self.job.existing_row()
         is_stopped = is_stopped or bool(row.is_stopping)
         for index, state in enumerate(states):
             words = f"Training finished. Exit code {state.exit_code}."
             self.job.event(f"[worker-{index}] {words}", source="Task")
             log = NodeLog(self.job.logs / str(index))
-            log.say(key, f"Training end with return code: {state.exit_code}", is_after=True)
+            log.add_line(key, f"Training end with return code: {state.exit_code}", is_after=True)
         return _End(states, is_stopped=is_stopped, lost=frozenset(self.lost), is_hung=self._is_hung)
 
     def _states(self, row: JobRow) -> list[NodeState]:
@@ -222,7 +222,7 @@ class JobRun:
             self.job.service.database.change_phase(
                 row.id, ("Running", "Pending"), "Terminating", is_stopping=1
             )
-            row = self.job.need()
+            row = self.job.existing_row()
         if not row.is_stopping:
             return False
         self._stop_nodes(handle, is_urgent=row.is_stopping == DELETED)
@@ -266,7 +266,7 @@ class JobRun:
             self._look_for_hang(row, handle, max(cpu for cpu, _ in used))
 
     def _look_for_hang(self, row: JobRow, handle: str, cpu: float) -> None:
-        """End a job with hang detection that has neither computed nor written for long."""
+        """Stop a job with hang detection that has neither computed nor written for ``hang_s``."""
         if row.body["metadata"]["annotations"].get(models.RETRY_HANG) != "true":
             return
         now = time.monotonic()
@@ -364,7 +364,7 @@ class JobRun:
         for index in range(row.nodes):
             words = "output-handler failed" if problem else "output-handler finalized"
             log = NodeLog(self.job.logs / str(index))
-            log.say(row.run["log_key"], words, is_after=True)
+            log.add_line(row.run["log_key"], words, is_after=True)
         if row.is_stopping != DELETED:
             self._uploader.export_logs(row)
         with contextlib.suppress(OSError):

@@ -20,7 +20,7 @@ class NodeLog:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def say(self, key: str, text: str, *, is_after: bool = False) -> None:
+    def add_line(self, key: str, text: str, *, is_after: bool = False) -> None:
         """Add a line of the service."""
         moment = time.strftime("%Y-%m-%d-%H:%M:%S")
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)

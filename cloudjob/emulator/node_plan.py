@@ -21,9 +21,9 @@ from jobentry.contract.paths import with_emulated_packages
 from jobentry.contract.sigv4 import Keys
 
 CACHE, WORK = "/cache", "/home/work"
-# What every node has from the start.
+# The folders that every node has from the start.
 FOLDERS = tuple(f"{HOME}/modelarts/{name}" for name in ("inputs", "outputs", "log", "user-job-dir"))
-# Where other generations of the platform have folders of this one.
+# Paths of the same folders in other versions of the platform.
 ALIASES = {
     f"{HOME}/user-job-dir": f"{HOME}/modelarts/user-job-dir",
     f"{WORK}/user-job-dir": f"{HOME}/modelarts/user-job-dir",
@@ -40,7 +40,7 @@ _RUN_METHODS = ("torchrun", "msrun")
 # this machine. Scripts take the last four characters of the address for the port.
 _PORTS = (6060, 900)
 _PRE_START = "ma-pre-start"
-# Runs $0 and, if it succeeds, the command in its place: so that its exports reach the command.
+# Sources $0 and, if it succeeds, runs the command in the same shell, which has its exports.
 _AFTER_SHELL = (
     'ma_command=("$@"); set --; ma_folder=$PWD; '
     'ma_run() { [ "$1" = 0 ] || exit "$1"; trap - EXIT; '
@@ -60,7 +60,7 @@ _AFTER_PYTHON = (
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What the platform's paths become on the machine that stands in for a node.
+    """The paths and programs of an emulated node.
 
     Args:
         root: The folder that stands for the root of a node without files of its own, else empty.
@@ -260,7 +260,7 @@ def normal(path: str) -> str:
 
 
 def mounts(row: JobRow) -> dict[str, str]:
-    """Return where a container finds which folder of its node; none is shown twice in another."""
+    """Return the mounts of a container as target -> path of its node; none lies within another."""
     roots = [f"{HOME}/modelarts", CACHE, WORK, *(item.path for item in folders(row))]
     kept: list[str] = []
     for path in sorted(map(normal, roots)):
@@ -270,7 +270,7 @@ def mounts(row: JobRow) -> dict[str, str]:
 
 
 def is_led_by_entry(row: JobRow) -> bool:
-    """Whether our entry replaces the platform's own MPI start."""
+    """Whether our entry starts the ranks, in place of the platform's own start script."""
     return bool(_launcher(row.body["algorithm"]))
 
 
@@ -313,7 +313,7 @@ def _preset(row: JobRow, index: int, machine: Machine, words: str) -> str:
 
 
 def _hooks(boot: str, machine: Machine) -> str:
-    """Return what puts the hooks before the command, beside the boot file or in the code folder."""
+    """Return the shell text that puts the hooks, if there are any, before the command."""
     beside = posixpath.dirname(boot)
     folders = shlex.join([f"./{beside}", "."] if beside else ["."])
     kinds = ((".py", machine.python, _AFTER_PYTHON), (".sh", "bash", _AFTER_SHELL))
@@ -326,7 +326,7 @@ def _hooks(boot: str, machine: Machine) -> str:
 
 
 def _requirements(machine: Machine) -> str:
-    """Return the command that installs what the code folder asks for, if it does."""
+    """Return the shell text that installs the requirements of the code folder, if it has any."""
     install = f"{shlex.quote(machine.python)} -m pip install -r $list || exit"
     if machine.root:
         # It would change the interpreter of this machine.

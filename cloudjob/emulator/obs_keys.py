@@ -1,8 +1,9 @@
 """Names of objects that SeaweedFS would change or refuse, and the names that it has for them.
 
-SeaweedFS stores objects as files: it drops the empty parts of ``a//b``, takes a backslash for a
-slash, and refuses parts that are ``.`` or ``..`` or longer than 255 bytes. To OBS these are plain
-names, so clients see them unchanged. Names contain no private characters of Unicode otherwise.
+SeaweedFS stores objects as files: it drops the empty parts of ``a//b``, treats a backslash as a
+slash, and refuses parts that are ``.`` or ``..`` or longer than 255 bytes. OBS allows such names,
+so clients see them unchanged. The stored names contain characters of a private area of Unicode,
+which no name of a client may contain.
 """
 
 from __future__ import annotations

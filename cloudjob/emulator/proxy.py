@@ -26,7 +26,7 @@ _DELETE_BYTES = 8 << 20
 
 
 class Message(NamedTuple):
-    """What a signature covers of a request."""
+    """The parts of a request that a signature covers."""
 
     method: str
     target: str

@@ -125,7 +125,7 @@ class Scheduler:
 
     def _run(self, run: JobRun) -> None:
         try:
-            run.go()
+            run.run()
         except Exception as error:  # noqa: BLE001 (a thread's end must be seen)
             sys.stderr.write(f"job {run.job.id}: {error!r}\n")
             time.sleep(_TICK_S)

@@ -35,7 +35,7 @@ _START_S = 120.0
 _POLL_S = 0.05
 _PR_SET_PDEATHSIG = 1
 _CERTIFICATE, _KEY, _SOCKET, _PORT, _PID = "tls.crt", "tls.key", "s3.sock", "port", "pid"
-# Of a Unix socket's path on macOS, without the NUL at its end.
+# The longest path of a Unix socket on macOS, without the NUL at its end.
 _MAX_SOCKET_BYTES = 103
 # Each component of SeaweedFS that listens or asks another one. Relative paths: they are read in
 # its folder.
@@ -50,7 +50,7 @@ _SECURITY = (
     )
     + f'[https.client]\nenabled = true\n{_TLS}ca = "{_CERTIFICATE}"\n'
 )
-# What it lets a user do -> the actions of OBS that need this. The proxy checks each single one.
+# A permission of SeaweedFS -> the actions of OBS that need it. The proxy checks each action.
 _ACTIONS = {
     "Admin": ("obs:bucket:CreateBucket", "obs:bucket:DeleteBucket"),
     "Read": ("obs:object:GetObject",),
@@ -228,7 +228,7 @@ class SeaweedFS:
                     "-s3.port.lance=0",
                     "-webdav=false",
                     "-admin.ui=false",
-                    # It would report to its makers.
+                    # Otherwise it sends usage reports to its vendor.
                     "-master.telemetry=false",
                 ],
                 stdin=subprocess.DEVNULL,

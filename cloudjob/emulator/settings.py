@@ -22,7 +22,7 @@ class Flavor:
 
     Args:
         max_nodes: How many nodes one job may have of it.
-        cards: Accelerators on a node, which its containers hear of and do not get.
+        cards: Accelerators on a node: its variables name them, but it does not get any.
         pool: The dedicated pool it belongs to; empty for the public one.
     """
 
@@ -41,7 +41,7 @@ class Engine:
     """A preset engine.
 
     Args:
-        image: The image of this machine's engine in which its jobs run.
+        image: The image in which its jobs run; the container engine must have it.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Engine:
 
 @dataclass(frozen=True, slots=True, config=_CONFIG)
 class Settings:
-    """All that a user may set.
+    """The settings of an emulator.
 
     Args:
         first_version: Whether nodes get the variables of the platform's first version as well.
@@ -117,7 +117,7 @@ _FLAVORS = (
     Flavor("modelarts.kat1.xlarge", "Ascend", 8, 24, 96, 1, "Ascend-910"),
     Flavor("modelarts.kat1.8xlarge", "Ascend", 8, 192, 720, 8, "Ascend-910"),
 )
-# A dedicated pool is divided by cards, and these are all the sizes there are.
+# The flavors of a dedicated pool, by their number of cards.
 _VISUAL = {"xlarge": 1, "2xlarge": 2, "4xlarge": 4, "8xlarge": 8, "16xlarge": 16}
 _ENGINES = (
     Engine("PyTorch", "pytorch_2.1.0-cuda_12.1-py_3.10.6-ubuntu_22.04-x86_64"),
@@ -131,7 +131,7 @@ _ENGINES = (
 
 
 def defaults() -> Settings:
-    """Return what an account has for which no file says anything else."""
+    """Return the settings of an emulator without a settings file."""
     return _whole(Settings())
 
 

@@ -105,7 +105,7 @@ def _fetch(job: JobContext, row: JobRow, key: str, item: Folder) -> None:
         files, size = job.service.obs.download(place, first)
     except (ApiError, ObsError) as error:
         words = f"[worker-0] Download training {what} failed: {error}"
-        NodeLog(job.logs / "0").say(key, words)
+        NodeLog(job.logs / "0").add_line(key, words)
         raise Failed(words) from error
     for index in range(1, row.nodes):
         other = job.local(index, item.path)
@@ -113,7 +113,7 @@ def _fetch(job: JobContext, row: JobRow, key: str, item: Folder) -> None:
     took = time.monotonic() - begun
     for index in range(row.nodes):
         words = f"Download training {what} finished: {files} files, {size} bytes"
-        NodeLog(job.logs / str(index)).say(key, f"{words}.")
+        NodeLog(job.logs / str(index)).add_line(key, f"{words}.")
         job.event(f"[worker-{index}][time used: {took:.3f}s] {words}.", source="Task")
 
 

@@ -27,9 +27,9 @@ ACCOUNT, ADDRESS, LOCK, LOG, SETTINGS = (
     "settings.yaml",
 )
 DATABASE, OBS, JOBS, BACKENDS = "state.db", "obs", "jobs", "backends"
-# What the process prints once it serves.
+# The line that the process prints once it accepts requests.
 READY = b"ready\n"
-# Requests of its owner.
+# The path and the header of control requests, which only the emulator's owner may send.
 CONTROL_PREFIX, CONTROL_HEADER = "/emulator/", "X-Emulator-Control"
 
 
@@ -125,7 +125,7 @@ class Address:
 
 
 def account(folder: Path, settings: Settings) -> Account:
-    """Return the account of this emulator; whatever of it is new gets its keys and ids."""
+    """Return the account of this emulator; make keys and ids for new users and projects."""
     path = folder / ACCOUNT
     try:
         stored = json.loads(path.read_text(encoding="ascii")) if path.exists() else {}

@@ -178,14 +178,14 @@ def new_name() -> str:
     return f"job-{uuid.uuid4().hex[:12]}"
 
 
-def await_true(claim: Callable[[], Any], told: Callable[[], Any] = lambda: "") -> Any:
+def await_true(claim: Callable[[], Any], describe: Callable[[], Any] = lambda: "") -> Any:
     """Wait until something is so, and return it."""
     end = time.monotonic() + LIMIT_S
     while True:
         found = claim()
         if found:
             return found
-        assert time.monotonic() < end, told()
+        assert time.monotonic() < end, describe()
         time.sleep(0.05)
 
 

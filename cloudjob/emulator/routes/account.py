@@ -1,4 +1,4 @@
-"""What the account has: flavors, engines, quotas."""
+"""Flavors, engines and quotas of the account."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def flavors(service: Service, request: Request) -> Any:
 
 
 def pool_flavor(service: Service, request: Request) -> Any:
-    """Return the most that a node of a flavor can give."""
+    """Return the size of a node of a flavor."""
     asked = request.query.get("flavor_id", "")
     for item in service.settings.flavors:
         if item.id == asked:

@@ -41,7 +41,7 @@ def create(service: Service, request: Request) -> Any:
     made = _made(service, request.body(_Algorithm), str(uuid.uuid4()))
     made["metadata"]["user_name"] = service.user(request).name
     with service.database.transaction():
-        names = [item["metadata"]["name"] for item in service.database.things(_KIND)]
+        names = [item["metadata"]["name"] for item in service.database.resources(_KIND)]
         if made["metadata"]["name"] in names:
             raise ApiError("ModelArts.2752")
         return _stored(service, made)
@@ -61,7 +61,7 @@ def change(service: Service, request: Request) -> Any:
 
 def _stored(service: Service, made: dict[str, Any]) -> dict[str, Any]:
     metadata = made["metadata"]
-    service.database.put_thing(_KIND, metadata["id"], metadata["name"], made)
+    service.database.put_resource(_KIND, metadata["id"], metadata["name"], made)
     return made
 
 
@@ -101,12 +101,12 @@ class _Search(Page):
 def algorithms(service: Service, request: Request) -> Any:
     """Return a page of algorithms; ``offset`` is the page's number."""
     text = request.parsed_query(_Search).searches.partition("name:")[2]
-    found = service.database.things(_KIND)
+    found = service.database.resources(_KIND)
     return page_of(request, [item for item in found if text in item["metadata"]["name"]])
 
 
 def algorithm(service: Service, request: Request) -> Any:
-    found = service.database.thing(_KIND, request.path_params["algorithm_id"])
+    found = service.database.resource(_KIND, request.path_params["algorithm_id"])
     if found is None:
         raise ApiError("ModelArts.2755")
     return found
@@ -114,7 +114,7 @@ def algorithm(service: Service, request: Request) -> Any:
 
 def remove(service: Service, request: Request) -> Any:
     algorithm(service, request)
-    service.database.remove_thing(_KIND, request.path_params["algorithm_id"])
+    service.database.remove_resource(_KIND, request.path_params["algorithm_id"])
     return ""
 
 

@@ -75,14 +75,14 @@ def check(service: Service, user_id: str) -> None:
 
 
 def _current(service: Service) -> list[dict[str, Any]]:
-    stored = service.database.thing(_KIND, _KIND)
+    stored = service.database.resource(_KIND, _KIND)
     if stored is None:
         return [_made(service, _ALL, _AGENCY)]
     return list(stored["auth"])
 
 
 def _store(service: Service, found: list[dict[str, Any]]) -> None:
-    service.database.put_thing(_KIND, _KIND, _KIND, {"auth": found})
+    service.database.put_resource(_KIND, _KIND, _KIND, {"auth": found})
 
 
 def _made(service: Service, user_id: str, content: str) -> dict[str, Any]:

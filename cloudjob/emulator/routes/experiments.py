@@ -66,7 +66,7 @@ class _Sorted(models.Query):
 def experiments(service: Service, request: Request) -> Any:
     """Return a sorted page of experiments; ``offset`` is the page's number."""
     database, key = service.database, request.parsed_query(_Sorted).sort_by
-    found = sorted(database.things(_KIND), key=lambda item: item["metadata"][key], reverse=True)
+    found = sorted(database.resources(_KIND), key=lambda item: item["metadata"][key], reverse=True)
     page = page_of(request, found)
     page["items"] = [_counted(database, item) for item in page["items"]]
     return page
@@ -77,7 +77,7 @@ def experiment(service: Service, request: Request) -> Any:
 
 
 def remove(service: Service, request: Request) -> Any:
-    service.database.remove_thing(_KIND, _found(service, request)["metadata"]["id"])
+    service.database.remove_resource(_KIND, _found(service, request)["metadata"]["id"])
     return ""
 
 
@@ -95,7 +95,7 @@ def refer(database: Database, metadata: dict[str, Any]) -> None:
     """
     asked = metadata.pop(_REFERENCE, {})
     if asked.get("id"):
-        found = database.thing(_KIND, asked["id"])
+        found = database.resource(_KIND, asked["id"])
         if found is None:
             raise ApiError("ModelArts.2788", f"{_REFERENCE}: {asked['id']} not found")
     elif asked.get("name"):
@@ -112,7 +112,7 @@ def refer(database: Database, metadata: dict[str, Any]) -> None:
 
 def _found(service: Service, request: Request) -> dict[str, Any]:
     number = request.path_params["experiment_id"]
-    found = service.database.thing(_KIND, number)
+    found = service.database.resource(_KIND, number)
     if found is None:
         raise ApiError("ModelArts.2788", f"experiment: {number} not found")
     return found
@@ -128,7 +128,7 @@ def _count(database: Database, found: dict[str, Any]) -> int:
 
 
 def _named(database: Database, name: str) -> dict[str, Any] | None:
-    found = database.things(_KIND)
+    found = database.resources(_KIND)
     return next((item for item in found if item["metadata"]["name"] == name), None)
 
 
@@ -138,7 +138,7 @@ def _store(database: Database, made: dict[str, Any]) -> dict[str, Any]:
         other = _named(database, metadata["name"])
         if other and other["metadata"]["id"] != metadata["id"]:
             raise ApiError("ModelArts.2788", f"name: {metadata['name']} is taken")
-        database.put_thing(_KIND, metadata["id"], metadata["name"], made)
+        database.put_resource(_KIND, metadata["id"], metadata["name"], made)
     return made
 
 

@@ -31,13 +31,13 @@ class _Password(Model):
     user: _User = _User()
 
 
-class _Word(Model):
+class _Key(Model):
     key: str = ""
 
 
 class _AccessKey(Model):
-    access: _Word = _Word()
-    secret: _Word = _Word()
+    access: _Key = _Key()
+    secret: _Key = _Key()
 
 
 class _Token(Model):
@@ -161,7 +161,7 @@ def create_key(service: Service, request: Request) -> Any:
     return Answer(201, {"credential": credential})
 
 
-# -- who we are -----------------------------------------------------------------------------------
+# -- projects and the account ---------------------------------------------------------------------
 
 
 def projects(service: Service, request: Request) -> Any:

@@ -31,7 +31,7 @@ def images(service: Service, request: Request) -> Any:
     """Return a page of images: those registered, and those of the settings."""
     asked, settings = request.parsed_query(_Images), service.settings
     known = dict.fromkeys([*settings.images, *(item.image for item in settings.engines)])
-    found = service.database.things("image")
+    found = service.database.resources("image")
     found += [_image(service, path, "BUILD_IN") for path in known]
     shown = found[asked.offset * asked.limit : (asked.offset + 1) * asked.limit]
     return {
@@ -53,13 +53,13 @@ def register(service: Service, request: Request) -> Any:
 
 def _registered(service: Service, path: str) -> dict[str, Any]:
     made = _image(service, path, "DEDICATED")
-    service.database.put_thing("image", made["id"], path, made)
+    service.database.put_resource("image", made["id"], path, made)
     return made
 
 
 def image(service: Service, request: Request) -> Any:
     """Return an image, whose status is ``ERROR`` if the engine does not have it."""
-    found = service.database.thing("image", request.path_params["image"])
+    found = service.database.resource("image", request.path_params["image"])
     if found is None:
         raise ApiError("ModelArts.2788", f"image: {request.path_params['image']} not found")
     return found
@@ -73,7 +73,7 @@ def sync(service: Service, request: Request) -> Any:
 def remove(service: Service, request: Request) -> Any:
     """Remove an image from the register."""
     image(service, request)
-    service.database.remove_thing("image", request.path_params["image"])
+    service.database.remove_resource("image", request.path_params["image"])
     return {}
 
 
@@ -137,7 +137,7 @@ def save(service: Service, request: Request) -> Any:
             raise ApiError("ModelArts.2858", "saving an image: this task is being saved")
         _saving.add(task)
     made = {**asked.model_dump(), "status": "CREATING", "message": "", "create_time": now_ms()}
-    service.database.put_thing("saved-image", task, image, made)
+    service.database.put_resource("saved-image", task, image, made)
 
     def run() -> None:
         scratch = service.folder
@@ -148,7 +148,7 @@ def save(service: Service, request: Request) -> Any:
         except (CloudJobError, tarfile.TarError, OSError) as error:
             done["message"] = str(error)
         finally:
-            service.database.put_thing("saved-image", task, image, done)
+            service.database.put_resource("saved-image", task, image, done)
             _saving.discard(task)
 
     threading.Thread(target=run, name="save-image", daemon=True).start()
@@ -160,7 +160,7 @@ def saved(service: Service, request: Request) -> Any:
     row = service.job(request)
     task = f"{row.id}/{service.node(request, row)}"
     is_saving = task in _saving
-    found = service.database.thing("saved-image", task)
+    found = service.database.resource("saved-image", task)
     if found is None:
         raise ApiError("ModelArts.2858", "no image of this task was saved")
     if found["status"] == "CREATING" and not is_saving:

@@ -1,4 +1,4 @@
-"""What belongs to one training job: logs, metrics, events, tasks, stages."""
+"""Details of one training job: logs, metrics, events, tasks, stages."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def _stages(row: JobRow, record: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def route_plan(service: Service, request: Request) -> Any:
-    """Return that ranks are never renumbered here."""
+    """Return an empty plan: the emulator never renumbers ranks."""
     row = service.job(request)
     return {"job_id": row.id, "status": "disabled", "rank_mapping": ""}
 

@@ -29,7 +29,7 @@ from cloudjob.emulator.staging import check_code_limits
 from cloudjob.times import now_ms
 
 STOPPABLE = ("Creating", "Pending", "Running")
-# What one may sort and filter by -> the column.
+# Keys to sort and filter by -> columns.
 _SORTS = {
     "create_time": "create_ms",
     "name": "name",
@@ -80,7 +80,7 @@ def create(service: Service, request: Request) -> Any:
 def _algorithm(service: Service, asked: Any) -> dict[str, Any] | None:
     if not isinstance(asked, dict) or not (asked.get("subscription_id") or asked.get("id")):
         return None
-    found = service.database.thing("algorithm", str(asked.get("id")))
+    found = service.database.resource("algorithm", str(asked.get("id")))
     if found is None or asked.get("subscription_id"):
         raise ApiError("ModelArts.2755")
     return found

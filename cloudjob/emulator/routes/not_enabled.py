@@ -1,4 +1,4 @@
-"""What the service offers beside training, which this account has not enabled."""
+"""Services other than training, which are refused as not enabled for this account."""
 
 from __future__ import annotations
 

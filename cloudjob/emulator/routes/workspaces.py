@@ -1,4 +1,4 @@
-"""Workspaces: there is the default one only."""
+"""Workspaces, of which only the default one exists."""
 
 from __future__ import annotations
 

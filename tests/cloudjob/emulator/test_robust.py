@@ -279,24 +279,24 @@ def test_a_transaction_that_cannot_be_committed_leaves_nothing_open(tmp_path: Pa
     sql = "CREATE TABLE t (k TEXT REFERENCES jobs (id) DEFERRABLE INITIALLY DEFERRED)"
     database._connection.executescript(f"PRAGMA foreign_keys = ON; {sql}")
     with pytest.raises(sqlite3.IntegrityError), database.transaction():
-        database._do("INSERT INTO t VALUES ('x')")
+        database._execute("INSERT INTO t VALUES ('x')")
     with database.transaction():
-        database.put_thing("image", "1", "1", {})
+        database.put_resource("image", "1", "1", {})
 
-    assert Database(path).thing("image", "1") == {}
+    assert Database(path).resource("image", "1") == {}
 
 
 def test_a_full_disk_loses_nothing_that_was_stored_and_ends_with_the_space(tmp_path: Path):
     database = Database(tmp_path / "state.db")
-    database.put_thing("image", "1", "1", {})
-    pages = database._all("PRAGMA page_count")[0][0]
-    database._do(f"PRAGMA max_page_count = {pages}")
+    database.put_resource("image", "1", "1", {})
+    pages = database._rows("PRAGMA page_count")[0][0]
+    database._execute(f"PRAGMA max_page_count = {pages}")
     with pytest.raises(sqlite3.OperationalError, match="full"), database.transaction():
-        database.put_thing("image", "2", "2", {"text": "x" * 100_000})
-    database._do("PRAGMA max_page_count = 100000")
-    database.put_thing("image", "3", "3", {})
+        database.put_resource("image", "2", "2", {"text": "x" * 100_000})
+    database._execute("PRAGMA max_page_count = 100000")
+    database.put_resource("image", "3", "3", {})
 
-    assert len(Database(tmp_path / "state.db").things("image")) == 2
+    assert len(Database(tmp_path / "state.db").resources("image")) == 2
 
 
 def test_a_locked_database_is_an_error_that_ends_with_the_lock(held: tuple[Api, str]):
