@@ -41,8 +41,8 @@ def up(home: Path, *, config: Path | None = None, port: int = 0) -> Address:
     Raises:
         CloudJobError: It does not start.
     """
-    with _locked(home):
-        return _up(folder(home), config, port)
+    with _locked(home) as place:
+        return _up(place, config, port)
 
 
 def down(home: Path) -> bool:
@@ -51,8 +51,8 @@ def down(home: Path) -> bool:
     Raises:
         BackendError: It does not stop.
     """
-    with _locked(home):
-        return _down(folder(home))
+    with _locked(home) as place:
+        return _down(place)
 
 
 def _up(place: Path, config: Path | None, port: int) -> Address:
@@ -96,22 +96,17 @@ def reset(home: Path) -> bool:
     Raises:
         CloudJobError: It does not stop or start.
     """
-    with _locked(home):
-        return _reset(folder(home))
-
-
-def _reset(place: Path) -> bool:
-    ran = _down(place)
-    _end_jobs(place)
-    kept = place / state.SETTINGS
-    text = kept.read_bytes() if kept.exists() else None
-    shutil.rmtree(place, ignore_errors=True)
-    if ran or text is not None:
-        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with _locked(home) as place:
+        ran = _down(place)
+        _end_jobs(place)
+        kept = place / state.SETTINGS
+        text = kept.read_bytes() if kept.exists() else None
+        shutil.rmtree(place, ignore_errors=True)
         if text is not None:
+            place.mkdir(mode=0o700, exist_ok=True)
             kept.write_bytes(text)
-    if ran:
-        _up(place, None, 0)
+        if ran:
+            _up(place, None, 0)
     return ran
 
 
@@ -150,13 +145,13 @@ def clear_faults(home: Path) -> int:
 
 
 @contextlib.contextmanager
-def _locked(home: Path) -> Iterator[None]:
-    """Hold the lock that a command needs to start or stop the emulator of this folder."""
+def _locked(home: Path) -> Iterator[Path]:
+    """Hold the lock that a command needs to start or stop the emulator; yield its folder."""
     with contextlib.ExitStack() as stack:
         with writing("starting or stopping the emulator", home):
             make_home(home)
             stack.enter_context(locks.held(home / "emulator.lock"))
-        yield
+        yield folder(home)
 
 
 # -- the process ----------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -57,7 +57,7 @@ FINAL = ("Completed", "Failed", "Terminated", "Abnormal")
 
 @dataclass(slots=True)
 class JobRow:
-    """One job.
+    """One job, with the columns of its table in their order.
 
     Args:
         body: The request that created it, with all defaults.
@@ -108,8 +108,11 @@ class TemporaryKey(NamedTuple):
     expires_s: float
 
 
-_COLUMNS = tuple(item.name for item in fields(JobRow))
-_JSON = ("body", "run")
+# Columns of JSON are dictionaries in Python.
+sqlite3.register_adapter(dict, json.dumps)
+sqlite3.register_converter("json", json.loads)
+_BODY, _RUN = 'body AS "body [json]"', 'run AS "run [json]"'
+_COLUMNS = ", ".join([*(field.name for field in fields(JobRow)[:-2]), _BODY, _RUN])
 # An SQL expression, and the values of its question marks.
 Condition = tuple[str, Sequence[Any]]
 UNFINISHED: Condition = (f"phase NOT IN ({', '.join('?' * len(FINAL))})", FINAL)
@@ -120,7 +123,12 @@ class Database:
 
     def __init__(self, path: Path) -> None:
         self._lock = threading.RLock()
-        self._connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+        self._connection = sqlite3.connect(
+            path,
+            check_same_thread=False,
+            isolation_level=None,
+            detect_types=sqlite3.PARSE_COLNAMES,
+        )
         self._connection.execute("PRAGMA journal_mode=WAL")
         self._connection.execute("PRAGMA synchronous=NORMAL")
         self._connection.executescript(_TABLES)
@@ -153,25 +161,22 @@ class Database:
 
     def add_job(self, row: JobRow, outputs: Iterable[str], tags: Mapping[str, str]) -> None:
         """Add a job."""
-        marks = ", ".join("?" * len(_COLUMNS))
+        values = [getattr(row, field.name) for field in fields(row)]
         with self.transaction():
-            self._execute(
-                f"INSERT INTO jobs ({', '.join(_COLUMNS)}) VALUES ({marks})", _values(row)
-            )
+            self._execute(f"INSERT INTO jobs VALUES ({', '.join('?' * len(values))})", values)
             for url in outputs:
                 self._execute("INSERT INTO outputs VALUES (?, ?)", (url, row.id))
             self.add_tags(row.id, tags)
 
     def job(self, job: str) -> JobRow | None:
         """Return the job with this id, or None."""
-        found = self._rows(f"SELECT {', '.join(_COLUMNS)} FROM jobs WHERE id = ?", (job,))
-        return _row(found[0]) if found else None
+        found = self._rows(f"SELECT {_COLUMNS} FROM jobs WHERE id = ?", (job,))
+        return JobRow(*found[0]) if found else None
 
     def update_job(self, job: str, **values: Any) -> None:
         """Change columns of a job."""
         names = ", ".join(f"{name} = ?" for name in values)
-        texts = [json.dumps(item) if name in _JSON else item for name, item in values.items()]
-        self._execute(f"UPDATE jobs SET {names} WHERE id = ?", (*texts, job))
+        self._execute(f"UPDATE jobs SET {names} WHERE id = ?", (*values.values(), job))
 
     def change_phase(self, job: str, of: Iterable[str], phase: str, **values: Any) -> bool:
         """Change the phase of a job if it is one of these; return whether it was."""
@@ -202,11 +207,11 @@ class Database:
             total = self.count_jobs((where, values))
             # Rows are large, so skipped ones are not read.
             found = self._rows(
-                f"SELECT {', '.join(_COLUMNS)} FROM jobs WHERE rowid IN (SELECT rowid FROM jobs "
+                f"SELECT {_COLUMNS} FROM jobs WHERE rowid IN (SELECT rowid FROM jobs "
                 f"WHERE {where} ORDER BY {order} LIMIT ? OFFSET ?) ORDER BY {order}",
                 (*values, limit, skip),
             )
-        return total, [_row(item) for item in found]
+        return total, [JobRow(*row) for row in found]
 
     def count_jobs(self, *conditions: Condition) -> int:
         """Return how many jobs match all conditions."""
@@ -320,20 +325,18 @@ class Database:
         self._execute(
             "INSERT INTO resources VALUES (?, ?, ?, ?, ?) "
             "ON CONFLICT (kind, id) DO UPDATE SET name = excluded.name, body = excluded.body",
-            (kind, resource_id, name, now_ms(), json.dumps(body)),
+            (kind, resource_id, name, now_ms(), body),
         )
 
     def resource(self, kind: str, resource_id: str) -> dict[str, Any] | None:
         """Return an algorithm, an experiment or an image."""
-        found = self._rows(
-            "SELECT body FROM resources WHERE kind = ? AND id = ?", (kind, resource_id)
-        )
-        return json.loads(found[0][0]) if found else None
+        sql = f"SELECT {_BODY} FROM resources WHERE kind = ? AND id = ?"
+        return next((body for (body,) in self._rows(sql, (kind, resource_id))), None)
 
     def resources(self, kind: str) -> list[dict[str, Any]]:
         """Return all resources of a kind, newest first."""
-        sql = "SELECT body FROM resources WHERE kind = ? ORDER BY create_ms DESC, rowid DESC"
-        return [json.loads(item[0]) for item in self._rows(sql, (kind,))]
+        sql = f"SELECT {_BODY} FROM resources WHERE kind = ? ORDER BY create_ms DESC, rowid DESC"
+        return [body for (body,) in self._rows(sql, (kind,))]
 
     def remove_resource(self, kind: str, resource_id: str) -> bool:
         """Remove a resource; return whether it existed."""
@@ -347,15 +350,3 @@ def _where(conditions: Iterable[Condition]) -> tuple[str, list[Any]]:
     pairs = list(conditions)
     sql = " AND ".join(text for text, _ in pairs) or "1"
     return sql, [value for _, values in pairs for value in values]
-
-
-def _values(row: JobRow) -> tuple[Any, ...]:
-    values = asdict(row)
-    return tuple(json.dumps(values[name]) if name in _JSON else values[name] for name in _COLUMNS)
-
-
-def _row(found: tuple[Any, ...]) -> JobRow:
-    values = dict(zip(_COLUMNS, found, strict=True))
-    for name in _JSON:
-        values[name] = json.loads(values[name])
-    return JobRow(**values)

@@ -35,10 +35,9 @@ class JobContext:
         """The folder with the files of its nodes."""
         return self.folder / "nodes"
 
-    @property
-    def logs(self) -> Path:
-        """Its logs, one folder for each node."""
-        return logs_of(self.service.folder, self.id)
+    def log(self, index: int) -> NodeLog:
+        """Return the log of a node."""
+        return NodeLog(logs_of(self.service.folder, self.id) / str(index))
 
     def local(self, index: int, path: str) -> Path:
         """Return where a node's path is on this machine."""
@@ -58,28 +57,27 @@ class JobContext:
         """Add an event."""
         self.service.database.add_event(self.id, message, level, source)
 
+    def export_log(self, row: JobRow, index: int) -> Place | None:
+        """Copy the log of a node to OBS; return its place, or None if the log is empty.
+
+        Raises:
+            ObsError: OBS refused.
+        """
+        log, obs = self.log(index), self.service.obs
+        if not log.size_bytes:
+            return None
+        asked = row.body["spec"]["log_export_path"].get("obs_url")
+        if not asked:
+            obs.make_bucket(LOG_BUCKET)
+        folder = models.place(asked or f"/{LOG_BUCKET}/{row.id}")
+        place = Place(folder.bucket, f"{folder.prefix}modelarts-job-{row.id}-worker-{index}.log")
+        with tempfile.TemporaryDirectory(dir=self.service.folder) as scratch:
+            path = Path(scratch, "log")
+            log.write_to(path)
+            obs.put(path, place)
+        return place
+
 
 def logs_of(folder: Path, job: str) -> Path:
     """Return the folder of a job's logs."""
     return folder / job / "logs"
-
-
-def export_log(service: Service, row: JobRow, index: int) -> Place | None:
-    """Copy the log of a node to OBS; return its place, or None if the log is empty.
-
-    Raises:
-        ObsError: OBS refused.
-    """
-    log = NodeLog(logs_of(service.folder, row.id) / str(index))
-    if not log.size_bytes:
-        return None
-    asked = row.body["spec"]["log_export_path"].get("obs_url")
-    if not asked:
-        service.obs.make_bucket(LOG_BUCKET)
-    folder = models.place(asked or f"/{LOG_BUCKET}/{row.id}")
-    place = Place(folder.bucket, f"{folder.prefix}modelarts-job-{row.id}-worker-{index}.log")
-    with tempfile.TemporaryDirectory(dir=service.folder) as scratch:
-        path = Path(scratch, "log")
-        log.write_to(path)
-        service.obs.put(path, place)
-    return place

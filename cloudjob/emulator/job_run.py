@@ -12,10 +12,11 @@ from typing import Any
 from cloudjob.emulator import models
 from cloudjob.emulator.database import JobRow
 from cloudjob.emulator.job_context import JobContext
-from cloudjob.emulator.node_logs import NodeLog, Writer
+from cloudjob.emulator.node_logs import Writer
 from cloudjob.emulator.nodes import NodeState
 from cloudjob.emulator.staging import Failed, Uploader, check_nodes, image_of, prepare
 from cloudjob.errors import CloudJobError, JobNotFound
+from cloudjob.times import now_ms
 from jobentry.trees import remove_tree
 
 _IDLE_PERCENT = 0.5
@@ -162,9 +163,7 @@ class JobRun:
             service.machines.start(row, key, self.job.nodes, image)
         except CloudJobError as error:
             raise Failed(f"Starting the nodes failed: {error.message}") from error
-        now_ms = int(time.time() * 1000)
-        is_first = not row.start_ms
-        values = {"start_ms": now_ms} if is_first else {}
+        values = {} if row.start_ms else {"start_ms": now_ms()}
         if not service.database.change_phase(row.id, ("Pending", "Creating"), "Running", **values):
             return
         self.job.event("Training job is running.")
@@ -198,8 +197,8 @@ class JobRun:
         for index, state in enumerate(states):
             words = f"Training finished. Exit code {state.exit_code}."
             self.job.event(f"[worker-{index}] {words}", source="Task")
-            log = NodeLog(self.job.logs / str(index))
-            log.add_line(key, f"Training end with return code: {state.exit_code}", is_after=True)
+            words = f"Training end with return code: {state.exit_code}"
+            self.job.log(index).add_line(key, words, is_after=True)
         return _End(states, is_stopped=is_stopped, lost=frozenset(self.lost), is_hung=self._is_hung)
 
     def _states(self, row: JobRow) -> list[NodeState]:
@@ -270,7 +269,7 @@ class JobRun:
         if row.body["metadata"]["annotations"].get(models.RETRY_HANG) != "true":
             return
         now = time.monotonic()
-        size = sum(NodeLog(self.job.logs / str(index)).size_bytes for index in range(row.nodes))
+        size = sum(self.job.log(index).size_bytes for index in range(row.nodes))
         if cpu >= _IDLE_PERCENT or size != self._busy[1]:
             self._busy = (now, size)
         elif not self._is_hung and now - self._busy[0] > self.job.service.settings.hang_s:
@@ -283,7 +282,7 @@ class JobRun:
         limit = self.job.service.settings.log_limit_bytes
         writers = []
         for index in range(row.nodes):
-            log = NodeLog(self.job.logs / str(index))
+            log = self.job.log(index)
             # Restarted machines yield their whole log again, from the beginning.
             earlier = [_key(row, attempt) for attempt in _attempts_before(row)]
             size = sum(path.stat().st_size for path in map(log.run_path, earlier) if path.exists())
@@ -363,8 +362,7 @@ class JobRun:
         self._end_all()
         for index in range(row.nodes):
             words = "output-handler failed" if problem else "output-handler finalized"
-            log = NodeLog(self.job.logs / str(index))
-            log.add_line(row.run["log_key"], words, is_after=True)
+            self.job.log(index).add_line(row.run["log_key"], words, is_after=True)
         if row.is_stopping != DELETED:
             self._uploader.export_logs(row)
         with contextlib.suppress(OSError):
@@ -383,9 +381,8 @@ class JobRun:
         row = self.job.row()
         if row is None:
             return
-        now_ms = int(time.time() * 1000)
         self.job.service.database.update_job(
-            self.job.id, phase=phase, secondary=secondary or phase, end_ms=now_ms
+            self.job.id, phase=phase, secondary=secondary or phase, end_ms=now_ms()
         )
 
     def _end_all(self) -> None:

@@ -11,8 +11,7 @@ from pathlib import Path
 from cloudjob.emulator import models, node_plan
 from cloudjob.emulator.database import JobRow
 from cloudjob.emulator.errors import ApiError
-from cloudjob.emulator.job_context import JobContext, export_log
-from cloudjob.emulator.node_logs import NodeLog
+from cloudjob.emulator.job_context import JobContext
 from cloudjob.emulator.node_plan import Folder
 from cloudjob.emulator.nodes import ImageMissing
 from cloudjob.emulator.obs import Object, ObsError
@@ -105,7 +104,7 @@ def _fetch(job: JobContext, row: JobRow, key: str, item: Folder) -> None:
         files, size = job.service.obs.download(place, first)
     except (ApiError, ObsError) as error:
         words = f"[worker-0] Download training {what} failed: {error}"
-        NodeLog(job.logs / "0").add_line(key, words)
+        job.log(0).add_line(key, words)
         raise Failed(words) from error
     for index in range(1, row.nodes):
         other = job.local(index, item.path)
@@ -113,7 +112,7 @@ def _fetch(job: JobContext, row: JobRow, key: str, item: Folder) -> None:
     took = time.monotonic() - begun
     for index in range(row.nodes):
         words = f"Download training {what} finished: {files} files, {size} bytes"
-        NodeLog(job.logs / str(index)).add_line(key, f"{words}.")
+        job.log(index).add_line(key, f"{words}.")
         job.event(f"[worker-{index}][time used: {took:.3f}s] {words}.", source="Task")
 
 
@@ -172,7 +171,7 @@ class Uploader:
         """Copy the logs of all nodes to OBS."""
         for index in range(row.nodes):
             try:
-                export_log(self.job.service, row, index)
+                self.job.export_log(row, index)
             except ObsError as error:
                 self.job.event(f"[worker-{index}] Exporting the log failed: {error}", "Warning")
 

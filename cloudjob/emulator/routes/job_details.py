@@ -10,9 +10,8 @@ from cloudjob.emulator import views
 from cloudjob.emulator.app import Endpoint, Request
 from cloudjob.emulator.database import Condition, JobRow
 from cloudjob.emulator.errors import ApiError
-from cloudjob.emulator.job_context import export_log, logs_of
+from cloudjob.emulator.job_context import JobContext
 from cloudjob.emulator.models import Model, Offset, Page, Query, Time
-from cloudjob.emulator.node_logs import NodeLog
 from cloudjob.emulator.obs import ObsError
 from cloudjob.emulator.service import JOB, PROJECT, Service
 from cloudjob.times import rfc3339
@@ -25,14 +24,9 @@ _TYPES = ("text/plain", "application/octet-stream")
 # -- logs -----------------------------------------------------------------------------------------
 
 
-def _log(service: Service, request: Request) -> tuple[JobRow, int, NodeLog]:
-    row = service.job(request)
-    index = service.node(request, row)
-    return row, index, NodeLog(logs_of(service.folder, row.id) / str(index))
-
-
 def _tail(service: Service, request: Request) -> tuple[bytes, int]:
-    _, _, log = _log(service, request)
+    row = service.job(request)
+    log = JobContext(row.id, service).log(service.node(request, row))
     found, size = log.tail(service.settings.log_preview_bytes)
     if not size:
         raise ApiError("ModelArts.2776")
@@ -48,10 +42,11 @@ def preview(service: Service, request: Request) -> Any:
 
 def log_url(service: Service, request: Request) -> Any:
     """Return a URL of the whole log in OBS, which is valid for five minutes."""
-    row, index, _ = _log(service, request)
+    row = service.job(request)
+    index = service.node(request, row)
     kind = request.query.get("Content-Type") or request.headers.get("content-type", "")
     try:
-        place = export_log(service, row, index)
+        place = JobContext(row.id, service).export_log(row, index)
         if place is None:
             raise ApiError("ModelArts.2776")
         kind = kind if kind in _TYPES else _TYPES[0]
