@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import datetime
+import http.client
 import ipaddress
 import json
 import os
@@ -241,21 +242,25 @@ class SeaweedFS:
         write_private(folder / _PID, str(self._process.pid))
 
     def _await_answer(self, end: float) -> bool:
-        """Ask for the bucket: it answers 500s until the filer is there, then 404s."""
-        import httpx
-
-        url = f"http://localhost/{self._bucket}"
-        asked = sigv4.Request("HEAD", f"/{self._bucket}", (), {"Host": "localhost"})
-        transport = httpx.HTTPTransport(uds=self.socket, verify=False)
-        with httpx.Client(transport=transport, trust_env=False) as client:
-            while time.monotonic() < end and self.is_alive():
-                scope = sigv4.Scope("local", time.strftime(sigv4.MOMENT, time.gmtime()))
-                headers = sigv4.headers(asked, self._account.owner.keys, scope)
-                with contextlib.suppress(httpx.TransportError):
-                    if client.head(url, headers=headers).status_code == 200:
-                        return True
-                time.sleep(_POLL_S)
+        while time.monotonic() < end and self.is_alive():
+            with contextlib.suppress(OSError, http.client.HTTPException):
+                if self._answers():
+                    return True
+            time.sleep(_POLL_S)
         return False
+
+    def _answers(self) -> bool:
+        """Ask for the bucket: it answers 500s until the filer is there, then 404s."""
+        keys = self._account.owner.keys
+        scope = sigv4.Scope("local", time.strftime(sigv4.MOMENT, time.gmtime()))
+        asked = sigv4.Request("HEAD", f"/{self._bucket}", (), {"Host": "localhost"})
+        # httpx would leak a socket for each connection that fails.
+        with contextlib.closing(http.client.HTTPConnection("localhost")) as connection:
+            connection.sock = socket.socket(socket.AF_UNIX)
+            connection.sock.settimeout(5)
+            connection.sock.connect(self.socket)
+            connection.request("HEAD", asked.path, headers=sigv4.headers(asked, keys, scope))
+            return connection.getresponse().status == 200
 
 
 def _actions(user: User) -> list[str]:
