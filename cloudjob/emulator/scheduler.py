@@ -8,9 +8,10 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from cloudjob.emulator.attempt import DELETED
 from cloudjob.emulator.errors import ApiError
 from cloudjob.emulator.job_context import JobContext
-from cloudjob.emulator.job_run import DELETED, JobRun
+from cloudjob.emulator.job_run import JobRun
 from cloudjob.errors import CloudJobError
 
 if TYPE_CHECKING:

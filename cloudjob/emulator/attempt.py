@@ -1,0 +1,197 @@
+"""One attempt at a job, from the start of its nodes until all of them have ended."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, field
+
+from cloudjob.emulator import models
+from cloudjob.emulator.database import JobRow
+from cloudjob.emulator.job_context import JobContext
+from cloudjob.emulator.node_logs import Writer
+from cloudjob.emulator.nodes import NodeState
+from cloudjob.emulator.staging import Uploader
+from cloudjob.errors import CloudJobError, JobNotFound
+
+DELETED = 2
+_IDLE_PERCENT = 0.5
+_ENGINE_S = 60.0
+
+
+@dataclass(slots=True)
+class End:
+    """The end of an attempt."""
+
+    states: list[NodeState]
+    is_stopped: bool = False
+    lost: frozenset[int] = frozenset()
+    is_hung: bool = False
+
+    @property
+    def is_good(self) -> bool:
+        """Whether every node succeeded."""
+        return all(state.exit_code == 0 for state in self.states)
+
+    @property
+    def first(self) -> int:
+        """The node that failed first."""
+        if self.lost:
+            return min(self.lost)
+        bad = [
+            (state.ended_at, index) for index, state in enumerate(self.states) if state.exit_code
+        ]
+        return min(bad)[1] if bad else 0
+
+
+@dataclass(slots=True)
+class Attempt:
+    """Watches the nodes of one attempt.
+
+    Args:
+        lost: The nodes that an injected fault has ended.
+    """
+
+    job: JobContext
+    uploader: Uploader
+    lost: set[int]
+    _last_upload: float = field(default_factory=time.monotonic)
+    _last_metric: float = field(default_factory=time.monotonic)
+    _stop_at: float = 0.0
+    _is_killed: bool = False
+    _is_hung: bool = False
+    # When the job was last active, and the size of its logs then.
+    _busy: tuple[float, int] = field(default_factory=lambda: (time.monotonic(), 0))
+
+    def watch(self, row: JobRow) -> End:
+        """Wait until all nodes have ended; meanwhile upload, measure, and stop the job if asked."""
+        service = self.job.service
+        handle, key = row.run["handle"], row.run["log_key"]
+        pump = threading.Thread(target=self._store_logs, args=(row,), daemon=True)
+        pump.start()
+        is_stopped = False
+        poll_s = service.settings.poll_s * (5 if service.machines.kind == "docker" else 1)
+        while True:
+            states = self._states(row)
+            if all(state.exit_code is not None for state in states):
+                break
+            row = self.job.existing_row()
+            is_stopped = self._stop_if_asked(row, handle) or is_stopped
+            self._follow_failure(row, handle, states)
+            self._do_periodic(row, handle)
+            time.sleep(poll_s)
+        pump.join(60)
+        row = self.job.existing_row()
+        is_stopped = is_stopped or bool(row.is_stopping)
+        for index, state in enumerate(states):
+            words = f"Training finished. Exit code {state.exit_code}."
+            self.job.event(f"[worker-{index}] {words}", source="Task")
+            words = f"Training end with return code: {state.exit_code}"
+            self.job.log(index).add_line(key, words, is_after=True)
+        return End(states, is_stopped=is_stopped, lost=frozenset(self.lost), is_hung=self._is_hung)
+
+    def _states(self, row: JobRow) -> list[NodeState]:
+        """Return the state of each node; retry for a minute if the engine does not answer."""
+        end = time.monotonic() + _ENGINE_S
+        while True:
+            try:
+                return self.job.service.machines.states(row.run["handle"], row.nodes)
+            except JobNotFound:
+                raise
+            except CloudJobError:
+                if time.monotonic() > end:
+                    raise
+                time.sleep(1)
+
+    def _stop_if_asked(self, row: JobRow, handle: str) -> bool:
+        """End the job if it was stopped or its time is over; return whether that is so."""
+        if not row.is_stopping and self._is_overdue(row):
+            self.job.event("Training job has run as long as auto_stop allows.", "Warning")
+            self.job.service.database.change_phase(
+                row.id, ("Running", "Pending"), "Terminating", is_stopping=1
+            )
+            row = self.job.existing_row()
+        if not row.is_stopping:
+            return False
+        self._stop_nodes(handle, is_urgent=row.is_stopping == DELETED)
+        return True
+
+    def _is_overdue(self, row: JobRow) -> bool:
+        stop = row.body["spec"].get("auto_stop")
+        if not stop or not row.start_ms:
+            return False
+        limit_s = float(stop["duration"]) * self.job.service.settings.hour_s
+        return time.time() - row.start_ms / 1000 > limit_s
+
+    def _follow_failure(self, row: JobRow, handle: str, states: list[NodeState]) -> None:
+        """End the other nodes when one has failed, as the platform does."""
+        if any(state.exit_code for state in states) and not row.is_stopping:
+            self._stop_nodes(handle, is_urgent=False)
+
+    def _stop_nodes(self, handle: str, *, is_urgent: bool) -> None:
+        """Ask the nodes to end, and kill them after the grace period."""
+        now = time.monotonic()
+        is_first = not self._stop_at
+        if is_first:
+            self._stop_at = now
+        is_late = now - self._stop_at > self.job.service.settings.grace_s
+        if is_first or (is_late and not self._is_killed):
+            self._is_killed = is_urgent or is_late
+            self.job.service.machines.stop(handle, is_urgent=self._is_killed)
+
+    def _do_periodic(self, row: JobRow, handle: str) -> None:
+        settings = self.job.service.settings
+        now = time.monotonic()
+        if now - self._last_upload >= settings.upload_period_s:
+            self._last_upload = now
+            self.uploader.upload(row)
+            self.uploader.export_logs(row)
+        if now - self._last_metric >= settings.metric_period_s:
+            self._last_metric = now
+            used = self.job.service.machines.usage(handle, row.nodes)
+            for index, (cpu, memory) in enumerate(used):
+                self.job.service.database.add_metric(row.id, f"worker-{index}", cpu, memory)
+            self._look_for_hang(row, handle, max(cpu for cpu, _ in used))
+
+    def _look_for_hang(self, row: JobRow, handle: str, cpu: float) -> None:
+        """Stop a job with hang detection that has neither computed nor written for ``hang_s``."""
+        if row.body["metadata"]["annotations"].get(models.RETRY_HANG) != "true":
+            return
+        now = time.monotonic()
+        size = sum(self.job.log(index).size_bytes for index in range(row.nodes))
+        if cpu >= _IDLE_PERCENT or size != self._busy[1]:
+            self._busy = (now, size)
+        elif not self._is_hung and now - self._busy[0] > self.job.service.settings.hang_s:
+            self._is_hung = True
+            self.job.event("Training job hangs: no node computes or writes.", "Warning")
+            self.job.service.machines.stop(handle, is_urgent=True)
+
+    def _store_logs(self, row: JobRow) -> None:
+        """Store the logs of all nodes until they end."""
+        limit = self.job.service.settings.log_limit_bytes
+        writers = []
+        for index in range(row.nodes):
+            log = self.job.log(index)
+            # Restarted machines yield their whole log again, from the beginning.
+            earlier = [key_of(row, attempt) for attempt in _attempts_before(row)]
+            size = sum(path.stat().st_size for path in map(log.run_path, earlier) if path.exists())
+            writers.append(Writer(log.run_path(row.run["log_key"]), limit, size))
+        try:
+            for index, data in self.job.service.machines.logs(row.run["handle"]):
+                if 0 <= index < row.nodes and data:
+                    writers[index].write(data)
+        except CloudJobError as error:
+            self.job.event(f"Collecting logs failed: {error.message}", "Warning")
+        except OSError:
+            pass  # the job was deleted meanwhile
+
+
+def key_of(row: JobRow, attempt: int) -> str:
+    """Return a short name of an attempt, unique among all jobs."""
+    return f"{row.id[:8]}{row.id[-6:]}-{attempt}"
+
+
+def _attempts_before(row: JobRow) -> range:
+    """Return the earlier attempts on the machines of this one."""
+    first = int(row.run["key"].rpartition("-")[2])
+    return range(first, int(row.run.get("attempt", 0)))
