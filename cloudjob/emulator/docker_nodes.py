@@ -13,7 +13,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import cloudjob
-from cloudjob.emulator import node_plan
+from cloudjob.backends.docker import engine
+from cloudjob.backends.docker import request as requests
+from cloudjob.backends.docker.backend import DockerBackend
+from cloudjob.emulator import node_metrics, node_plan
 from cloudjob.emulator.database import JobRow
 from cloudjob.emulator.models import HOME
 from cloudjob.emulator.node_plan import Machine
@@ -39,9 +42,6 @@ class DockerMachines:
     def __init__(
         self, home: Path, settings: Settings, new_keys: NewKeys, endpoint: str, api: str
     ) -> None:
-        from cloudjob.backends.docker import engine
-        from cloudjob.backends.docker.backend import DockerBackend
-
         self._backend = DockerBackend(home, {})
         self._client = engine.connect()
         self._settings = settings
@@ -68,8 +68,6 @@ class DockerMachines:
 
     def tags(self, repository: str) -> list[str] | None:
         """Return the tags of a repository that the engine has."""
-        from cloudjob.backends.docker import engine
-
         with engine.translated(f"listing the images {repository}"):
             found = self._client.images(name=repository)
         names = [name for image in found for name in image.get("RepoTags") or ()]
@@ -93,9 +91,7 @@ class DockerMachines:
         self._backend.remove(handle)
         return self._backend.send(self._request(row, key, nodes, image))
 
-    def _request(self, row: JobRow, key: str, nodes: Path, image: str) -> Any:
-        from cloudjob.backends.docker import request as requests
-
+    def _request(self, row: JobRow, key: str, nodes: Path, image: str) -> requests.DockerRequest:
         labels = {
             requests.JOB_LABEL: key,
             requests.OWNER_LABEL: self._backend.owner(),
@@ -133,9 +129,7 @@ class DockerMachines:
         image: str,
         labels: Mapping[str, str],
         keys: Keys,
-    ) -> Any:
-        from cloudjob.backends.docker import request as requests
-
+    ) -> requests.NodeRequest:
         network = _network(labels[requests.JOB_LABEL])
         unknown = requests.UNKNOWN_ADDRESS
         machine = self._machine
@@ -223,8 +217,6 @@ class DockerMachines:
 
     def usage(self, handle: str, count: int) -> list[tuple[float, float]]:
         """Return processor and memory of each node in percent; -1 for unknown."""
-        from cloudjob.emulator import node_metrics
-
         found = {item.node: item for item in self._backend.nodes(handle)}
         return [
             node_metrics.of_container(self._client, found[index].id)
@@ -246,8 +238,6 @@ class DockerMachines:
         Raises:
             BackendError: The container is gone, or the engine refuses.
         """
-        from cloudjob.backends.docker import engine
-
         with engine.translated(f"saving the image {image}"), TemporaryFile(dir=scratch) as file:
             node = next((item for item in self._backend.nodes(handle) if item.node == index), None)
             if node is None:
@@ -274,8 +264,6 @@ def gateway() -> str:
     Raises:
         BackendError: There is no engine, or it refuses.
     """
-    from cloudjob.backends.docker import engine
-
     client = engine.connect()
     with engine.translated("asking the engine for its bridge"):
         found = client.networks(names=["bridge", BRIDGE])
@@ -287,8 +275,6 @@ def gateway() -> str:
 
 def inspected(client: Any, name: str) -> Any:
     """Return a network of the engine, which is created unless it exists."""
-    from cloudjob.backends.docker import engine
-
     with engine.translated(f"creating the network {name}"):
         if not any(item["Name"] == name for item in client.networks(names=[name])):
             client.create_network(name, driver="bridge", check_duplicate=True)
@@ -313,8 +299,6 @@ def check_image(image: str) -> None:
         ImageMissing: The engine does not have it.
         BackendError: There is no engine.
     """
-    from cloudjob.backends.docker import engine
-
     client = engine.connect()
     try:
         with engine.translated(f"looking for the image {image}"):

@@ -8,7 +8,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from cloudjob.backends.docker import engine
 from cloudjob.backends.process.node import descendants_of
+from cloudjob.errors import BackendError
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -43,9 +45,6 @@ def of_process(
 
 def of_container(client: Any, container: str) -> tuple[float, float]:
     """Return processor and memory of a container, as the engine counts them."""
-    from cloudjob.backends.docker import engine
-    from cloudjob.errors import BackendError
-
     try:
         with engine.translated("asking what a node uses"):
             found = client.stats(container, stream=False)

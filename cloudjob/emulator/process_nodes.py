@@ -9,7 +9,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from cloudjob.emulator import node_plan
+from cloudjob.backends import interpreters
+from cloudjob.backends.process import isolation
+from cloudjob.backends.process import request as requests
+from cloudjob.backends.process.backend import ProcessBackend
+from cloudjob.backends.process.node import NodeRequest
+from cloudjob.emulator import node_metrics, node_plan
 from cloudjob.emulator.database import JobRow
 from cloudjob.emulator.models import HOME
 from cloudjob.emulator.node_plan import Machine
@@ -28,11 +33,7 @@ class ProcessMachines:
     def __init__(
         self, home: Path, settings: Settings, new_keys: NewKeys, endpoint: str, api: str
     ) -> None:
-        from cloudjob.backends.process import isolation
-        from cloudjob.backends.process.backend import ProcessBackend
-        from cloudjob.backends.process.request import machine_of, need_linux
-
-        need_linux()
+        requests.need_linux()
         # It forks, so it is asked while there is one thread.
         self._level = isolation.possible_level()
         self.note = (
@@ -46,7 +47,7 @@ class ProcessMachines:
         self._settings = settings
         self._new_keys = new_keys
         self._endpoint, self._api = endpoint, api
-        self._machine = machine_of(options, home)
+        self._machine = requests.machine_of(options, home)
         self._used: dict[str, tuple[float, float]] = {}
 
     def check_image(self, image: str) -> None:
@@ -85,20 +86,18 @@ class ProcessMachines:
             archive=machine.entry,
         )
 
-    def _request(self, row: JobRow, key: str, nodes: Path) -> Any:
-        from cloudjob.backends.process.request import ProcessRequest, address_of
-
+    def _request(self, row: JobRow, key: str, nodes: Path) -> requests.ProcessRequest:
         run_dir = run_dir_of(key)
         shutil.rmtree(run_dir, ignore_errors=True)
         keys = self._new_keys(row.user_name)
         made = [self._node(row, index, key, nodes, keys) for index in range(row.nodes)]
-        return ProcessRequest(
+        return requests.ProcessRequest(
             job=key,
             folder=str(self._home / "process" / key),
             run_dir=run_dir,
             hosts=f"{run_dir}/hosts" if self._level != "none" else "",
             hosts_text="".join(
-                f"{address_of(index)} {' '.join(node_plan.aliases(row, index))}\n"
+                f"{requests.address_of(index)} {' '.join(node_plan.aliases(row, index))}\n"
                 for index in range(row.nodes)
             ),
             argv=("/bin/sh", "-c", 'eval "$CLOUDJOB_EMULATOR_COMMAND"'),
@@ -111,18 +110,13 @@ class ProcessMachines:
             python=self._machine.python,
         )
 
-    def _node(self, row: JobRow, index: int, key: str, nodes: Path, keys: Keys) -> Any:
-        from cloudjob.backends import interpreters
-        from cloudjob.backends.process import request as requests
-        from cloudjob.backends.process.isolation import RUN_DIR
-        from cloudjob.backends.process.node import NodeRequest
-
+    def _node(self, row: JobRow, index: int, key: str, nodes: Path, keys: Keys) -> NodeRequest:
         machine = self._machine_of(nodes, index)
         own = self._machine
         has_files = self._level == "files"
         run_dir = run_dir_of(key)
         # The same folder, as the node sees it.
-        run = RUN_DIR if has_files else run_dir
+        run = isolation.RUN_DIR if has_files else run_dir
         address = requests.address_of(index)
         # A preset starts `python`, and needs the programs beside it, such as mpirun.
         path = f"{Path(own.python).parent}:{own.path}"
@@ -162,9 +156,6 @@ class ProcessMachines:
     def _mounts(
         self, row: JobRow, index: int, nodes: Path, tmp: str, env: Mapping[str, str]
     ) -> Any:
-        from cloudjob.backends.process import request as requests
-        from cloudjob.backends.process.isolation import TMP, named_in
-
         own = self._machine
         texts = (own.path, own.library_path, own.python, own.entry_python, own.entry, *own.places)
         home, cache, work = (
@@ -174,7 +165,7 @@ class ProcessMachines:
         return (
             *requests.mounts_of(home, cache, work, tmp, texts),
             # What a job names below /home/ma-user is the node's; below /tmp it may be a test's.
-            *named_in(env.values(), [TMP]),
+            *isolation.named_in(env.values(), [isolation.TMP]),
             *(
                 (str(folder(nodes, index, item)), item)
                 for item in sorted(channels)
@@ -218,8 +209,6 @@ class ProcessMachines:
 
     def usage(self, handle: str, count: int) -> list[tuple[float, float]]:
         """Return processor and memory of each node in percent; -1 for unknown."""
-        from cloudjob.emulator import node_metrics
-
         try:
             _, nodes = self._backend.nodes(handle)
         except JobNotFound:
