@@ -38,11 +38,11 @@ _V4_PARAMETERS = (
 _V2_PARAMETERS = ("awsaccesskeyid", "accesskeyid", "expires", "signature")
 _PARAMETERS = (*_V4_PARAMETERS, *_V2_PARAMETERS, *_TOKENS)
 _CHUNKED = (b"content-encoding", b"aws-chunked")
-_EXPIRED = Refusal(0, 403, "AccessDenied", "Request has expired.")
-_FORM = Refusal(0, 403, "AccessDenied", "Forms are refused if not every user may write here.")
-_MISMATCH = Refusal(0, 403, "SignatureDoesNotMatch", "The request signature does not match.")
-_UNSIGNED = Refusal(0, 403, "AccessDenied", "There are headers that are not signed.")
-_UNREADABLE = Refusal(0, 403, "AccessDenied", "The signature of the request cannot be read.")
+_EXPIRED = Refusal(403, "AccessDenied", "Request has expired.")
+_FORM = Refusal(403, "AccessDenied", "Forms are refused if not every user may write here.")
+_MISMATCH = Refusal(403, "SignatureDoesNotMatch", "The request signature does not match.")
+_UNSIGNED = Refusal(403, "AccessDenied", "There are headers that are not signed.")
+_UNREADABLE = Refusal(403, "AccessDenied", "The signature of the request cannot be read.")
 
 
 class _Signature(NamedTuple):
@@ -91,7 +91,7 @@ class ObsSignatures:
             return sent
         forbidden = _forbidden(given, user)
         if forbidden:
-            return Refusal(0, 403, "AccessDenied", f"The user lacks the permission {forbidden}.")
+            return Refusal(403, "AccessDenied", f"The user lacks the permission {forbidden}.")
         if key is None and sent == given:
             return sent
         secret = key.secret if key else user.keys.secret_key
@@ -108,9 +108,9 @@ class ObsSignatures:
     def _check_token(self, given: Message, token: str, expires_s: float) -> Refusal | None:
         values = {**_query(given.target), **given.values()}
         if next((values[name] for name in _TOKENS if name in values), "") != token:
-            return Refusal(0, 403, "InvalidToken", "The provided token is malformed or invalid.")
+            return Refusal(403, "InvalidToken", "The provided token is malformed or invalid.")
         if expires_s <= self._clock():
-            return Refusal(0, 403, "ExpiredToken", "The provided token has expired.")
+            return Refusal(403, "ExpiredToken", "The provided token has expired.")
         return None
 
     def _check(self, found: _Signature, secret: str, given: Message) -> Refusal | None:

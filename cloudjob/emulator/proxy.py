@@ -41,13 +41,13 @@ class Message(NamedTuple):
 class Refusal:
     """The error that a request gets; without a status only a delay before its answer."""
 
-    delay_s: float = 0.0
     status: int = 0
     code: str = ""
     message: str = ""
+    delay_s: float = 0.0
 
 
-_FOREIGN = Refusal(0, 403, "AccessDenied", "The request is for another host or of another origin.")
+_FOREIGN = Refusal(403, "AccessDenied", "The request is for another host or of another origin.")
 # status -> code and message for a request that cannot be read.
 _UNREADABLE = {
     400: ("BadRequest", "The request is invalid."),
@@ -55,7 +55,7 @@ _UNREADABLE = {
     431: ("RequestHeaderSectionTooLarge", "The headers are too large."),
     501: ("NotImplemented", "The server does not support this."),
 }
-_UNAVAILABLE = Refusal(0, 503, "ServiceUnavailable", "The object store does not answer.")
+_UNAVAILABLE = Refusal(503, "ServiceUnavailable", "The object store does not answer.")
 
 
 class Proxy:
@@ -115,7 +115,7 @@ class Proxy:
 
     def refusal(self, status: int) -> Response:
         """Return the answer to a request that cannot be read."""
-        return _answer(Refusal(0, status, *_UNREADABLE.get(status, _UNREADABLE[400])))
+        return _answer(Refusal(status, *_UNREADABLE.get(status, _UNREADABLE[400])))
 
     async def _request(self, request: Request) -> httpx.Request | Refusal:
         # SeaweedFS answers every preflight with permissive CORS headers.

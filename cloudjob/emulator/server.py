@@ -215,10 +215,10 @@ class Emulator:
         slow = self._faults.take("slow-obs", path=target)
         delay_s = (slow.amount or _SLOW_S) if slow else 0.0
         if self._faults.take("obs-error", path=target):
-            return Refusal(delay_s, 503, "ServiceUnavailable", "Reduce your request rate.")
+            return Refusal(503, "ServiceUnavailable", "Reduce your request rate.", delay_s)
         if is_write(method, target) and self._faults.take("full-obs", path=target):
-            return Refusal(delay_s, 403, "InsufficientStorageSpace", "Insufficient storage space.")
-        return Refusal(delay_s) if delay_s else None
+            return Refusal(403, "InsufficientStorageSpace", "Insufficient storage space.", delay_s)
+        return Refusal(delay_s=delay_s) if delay_s else None
 
 
 def kind_of(settings: Settings) -> tuple[str, str, str]:

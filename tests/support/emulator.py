@@ -20,11 +20,11 @@ from huaweicloudsdkcore.sdk_request import SdkRequest
 from huaweicloudsdkcore.signer.signer import Signer
 
 from cloudjob.emulator import daemon
+from cloudjob.emulator.database import FINAL
 from cloudjob.emulator.state import Address
 
 DATE_FORMAT = "%Y%m%dT%H%M%SZ"
 LIMIT_S = 60.0
-FINAL = ("Completed", "Failed", "Terminated", "Abnormal")
 SETTINGS = """\
 engine: process
 poll_s: 0.05
