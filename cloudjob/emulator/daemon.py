@@ -220,10 +220,10 @@ def _end_jobs(place: Path) -> None:
 
 
 def _ask(place: Path, method: str, path: str, body: Any = None) -> dict[str, Any]:
-    import requests
-
     if not state.is_running(place):
         raise BackendError("asking the emulator: it is not running", hint="cloudjob emulator up")
+    import requests
+
     found = _address_of(place)
     url, headers = found.endpoint + state.CONTROL_PREFIX + path, {CONTROL_HEADER: found.control}
     try:
