@@ -140,7 +140,7 @@ class Database:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Commit all or nothing; a transaction within another one is part of that."""
+        """Commit all or nothing; an inner transaction is part of the outer one."""
         with self._lock:
             if self._connection.in_transaction:
                 yield
@@ -179,7 +179,7 @@ class Database:
         self._execute(f"UPDATE jobs SET {names} WHERE id = ?", (*values.values(), job))
 
     def change_phase(self, job: str, of: Iterable[str], phase: str, **values: Any) -> bool:
-        """Change the phase of a job if it is one of these; return whether it was."""
+        """Change the phase of a job if it is in one of the phases ``of``; return whether it was."""
         allowed = tuple(of)
         names = "".join(f", {name} = ?" for name in values)
         marks = ", ".join("?" * len(allowed))

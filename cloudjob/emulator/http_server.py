@@ -20,7 +20,7 @@ _END_S = 2
 
 
 class Connection(H11Protocol):
-    """A connection that closes if its client is silent for 75 s before or within a request's head.
+    """A connection that closes after 75 s without data before or in the head of a request.
 
     An application finds the transport in ``scope["state"]``.
     """

@@ -65,7 +65,7 @@ class Model(BaseModel):
     """A JSON object of a request; a null counts as a missing key.
 
     Args:
-        codes: The error code for an invalid value of one of these keys; else ``code``.
+        codes: Key -> the error code for an invalid value; ``code`` for other keys.
     """
 
     model_config = ConfigDict(extra="allow", strict=True)
@@ -339,7 +339,7 @@ def flavor_of(whole: Mapping[str, Any], settings: Settings) -> Flavor:
 
 
 def engine_of(asked: Mapping[str, Any], settings: Settings) -> Engine | None:
-    """Return the preset engine that is asked for; None when none is.
+    """Return the preset engine that a request names; None if it names none.
 
     Raises:
         ApiError: There is no such engine.

@@ -160,9 +160,9 @@ class Obs:
 
     def url(self, place: Place, content_type: str, seconds: int) -> str:
         """Return a URL that gives read access to an object for a while."""
-        wanted = {"Bucket": place.bucket, "Key": place.key, "ResponseContentType": content_type}
+        values = {"Bucket": place.bucket, "Key": place.key, "ResponseContentType": content_type}
         with _translated():
-            return str(self._client.generate_presigned_url("get_object", wanted, ExpiresIn=seconds))
+            return str(self._client.generate_presigned_url("get_object", values, ExpiresIn=seconds))
 
 
 def _files(root: Path, folder: Path) -> Iterator[str]:

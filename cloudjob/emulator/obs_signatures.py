@@ -272,7 +272,7 @@ def _v2(found: _Signature, secret: str, given: Message) -> list[str]:
     signer = HmacV1Auth(Credentials("-", secret))
     values, query = given.values(), _query(given.target)
     tokens = {name: query[name] for name in _TOKENS if name in query}
-    # The date is that of the request, or none beside x-amz-date.
+    # The date of the request, or none if there is the header x-amz-date.
     is_dated = "x-amz-date" in values and not found.is_url
     signer._get_date = lambda: "" if is_dated else found.moment
     found_of = []

@@ -1,8 +1,8 @@
 """SeaweedFS, the S3 server behind the emulated OBS.
 
 Its S3 API is served on a Unix socket in a private folder, and every TCP port it opens asks for a
-client certificate that only it has. Its filer, master and volume server know no users: whoever
-reaches one of them can read and replace every object.
+client certificate that only it has. Its filer, master and volume server have no users: a
+client that reaches one of them can read and replace every object.
 """
 
 from __future__ import annotations

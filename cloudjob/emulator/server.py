@@ -1,4 +1,4 @@
-"""The emulator: puts its parts together, and serves until it is stopped."""
+"""The emulator: creates its parts, and serves requests until it is stopped."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Emulator:
     """An emulator with its state in ``folder``, created and closed by the main thread.
 
     Args:
-        seaweedfs: It was launched, and may not answer yet.
+        seaweedfs: Launched, but perhaps not answering yet.
     """
 
     def __init__(
@@ -225,7 +225,7 @@ def kind_of(settings: Settings) -> tuple[str, str, str]:
     """Return the kind of nodes, the host that containers reach, and what the user should know.
 
     Raises:
-        BackendError: The settings want containers, and there is no engine for them.
+        BackendError: The settings require containers, and no engine can run them.
     """
     if settings.engine == "process":
         return "process", "", ""
@@ -278,10 +278,10 @@ def _api_socket(port: int, old: int) -> socket.socket:
         ) from error
 
 
-def _bind(wanted: int) -> socket.socket:
+def _bind(port: int) -> socket.socket:
     """Listen on this port, or on another one if it is in use."""
     try:
-        return bind(LOOPBACK, wanted)
+        return bind(LOOPBACK, port)
     except OSError:
         return bind(LOOPBACK, 0)
 

@@ -140,7 +140,7 @@ def load(path: Path | None) -> Settings:
 
     Raises:
         UsageError: The file cannot be read.
-        SpecError: It breaks rules; with every one of them.
+        SpecError: The file has errors; all of them are listed.
     """
     if path is None:
         return defaults()

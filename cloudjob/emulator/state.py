@@ -1,4 +1,4 @@
-"""What the emulator stores beside its database: its account and its addresses."""
+"""The files of the emulator besides its database: its account and its addresses."""
 
 from __future__ import annotations
 

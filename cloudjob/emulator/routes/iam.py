@@ -165,7 +165,7 @@ def create_key(service: Service, request: Request) -> Any:
 
 
 def projects(service: Service, request: Request) -> Any:
-    """Return the projects; only the one of a name, if one is asked for."""
+    """Return all projects, or only the one that the query names."""
     service.access.check_identity(request)
     asked, domain_id = request.query.get("name", ""), service.account.domain_id
     found = [

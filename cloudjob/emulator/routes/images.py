@@ -176,7 +176,7 @@ class _Tags(Page):
 def tags(service: Service, request: Request) -> Any:
     """Return the tags of a repository; here ``offset`` is the number of an item.
 
-    Where nodes are processes, there are no images, and every image is taken to exist.
+    If nodes are processes, there are no images, and every image counts as existing.
     """
     name = request.path_params["repository"].replace("$", "/")
     repository = f"{request.path_params['namespace']}/{name}"

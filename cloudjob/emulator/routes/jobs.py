@@ -340,7 +340,7 @@ def _condition(service: Service, item: Filter) -> Condition:
 
 
 def tag_conditions(tags: list[TagFilter]) -> list[Condition]:
-    """Return the SQL for jobs with each of these tags.
+    """Return the conditions for jobs with all of these tags.
 
     Raises:
         ApiError: A key or a value occurs twice.
@@ -357,7 +357,7 @@ def tag_conditions(tags: list[TagFilter]) -> list[Condition]:
 
 
 def _host_condition(hosts: list[str]) -> Condition:
-    """Return the SQL for jobs that ran on one of these hosts: all of them ran on this machine."""
+    """Return the condition for jobs on one of these hosts; every job runs on this machine."""
     try:
         found = [ip_address(host) for host in hosts]
     except ValueError as error:
@@ -366,7 +366,7 @@ def _host_condition(hosts: list[str]) -> Condition:
 
 
 def _window(filters: list[Filter]) -> Condition:
-    """Return the SQL for the time of which jobs are searched by tags or hosts: 31 days at most."""
+    """Return the condition that limits a search by tags or hosts to 31 days."""
     for item in filters:
         if item.key == "create_time" and item.operator == "between":
             if not all(text.isdecimal() for text in item.value):

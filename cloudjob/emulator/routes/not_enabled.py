@@ -34,7 +34,7 @@ _SERVICES = {
     PROJECT + "/workflows": "workflow",
     PROJECT + "/gallery-algorithm-publication": "gallery",
 }
-# Operations on training jobs, where the rest of the path is none of an emulated job.
+# Operations on training jobs that the emulator does not support.
 _OPERATIONS = (
     JOBS + "/{job_id}/ft-artifacts",
     JOBS + "/{job_id}/ft-detail",
