@@ -33,7 +33,7 @@ def main(ranks: int = 8, seconds: float = 60.0) -> int:
         words = ["sh", "-c", "sleep 3600; true"]
         idle = [subprocess.Popen(words, start_new_session=True) for _ in range(ranks)]
         for rank, process in enumerate(idle):
-            local.hear(f"start {rank} {process.pid} {process.pid}")
+            local.handle_event(f"start {rank} {process.pid} {process.pid}")
         kept = journal.Journal(lines.append)
         kept.watch(local, paths)
         begun_s, spent_s = time.monotonic(), time.process_time()

@@ -36,7 +36,7 @@ async def play(
     facts["python"] = ".".join(map(str, sys.version_info[:3]))
     answers = {
         "hello": messages.dump("ready", **facts, at_s=time.time()),
-        "end": messages.dump("left", trouble=""),
+        "job-ended": messages.dump("left", trouble=""),
     }
     received = sent = 0
     while line := await reader.readline():

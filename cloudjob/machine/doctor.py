@@ -100,7 +100,7 @@ def _mpirun() -> Check:
 
 
 def _mpi(name: str, path: str, text: str, hint: str) -> Check:
-    found = launchers.mpi(text)
+    found = launchers.parse_mpi_version(text)
     if found is None:
         return Check(name, False, f"{path}: not an MPI that cloudjob knows", hint)
     shown = f"{found.family} {'.'.join(map(str, found.version))} ({path})"

@@ -23,8 +23,8 @@ from jobentry.control import early_ends
 from jobentry.errors import EntryError
 from jobentry.launchers.common import ArgsError
 from jobentry.log import log_message, write_journal
-from jobentry.node import unsubmitted
-from jobentry.node.journal import STORE_LIMIT_S, Journal
+from jobentry.node import record, unsubmitted
+from jobentry.node.journal import Journal
 from jobentry.node.log_store import LogStore
 from jobentry.node.prepare import (
     check_script,
@@ -56,7 +56,6 @@ from jobentry.secrets import masking, private_environ
 from jobentry.staging.stage import stage
 
 if TYPE_CHECKING:
-    from jobentry.contract.journal import Phase
     from jobentry.control.verdict import Outcome
     from jobentry.control.worker import ControlSocket
     from jobentry.node.local_ranks import BadEnd
@@ -74,12 +73,6 @@ A program on PATH may stand before it: jobentry python train.py
 CALL_OFF_S = 30.0
 # The same where it cannot stage its code or inputs: mostly no worker can, and none comes up.
 _STAGING_CALL_OFF_S = 10.0
-# The signals that cancel a job.
-_CANCELS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-# Seconds that the end of a cancelled job waits for its journal to be stored.
-_CANCELLED_JOURNAL_S = 1.0
-# Seconds to retry writing the record of a cancelled job.
-_RECORD_LIMIT_S = 5
 
 
 class _Setup(NamedTuple):
@@ -105,12 +98,8 @@ class _Setup(NamedTuple):
     @property
     def child_ids(self) -> tuple[int, ...]:
         """The process ids of the helper processes."""
-        return tuple(process.pid for process in self.children)
-
-    @property
-    def children(self) -> list[subprocess.Popen[bytes]]:
-        """The helper processes."""
-        return [process for process in (self.version, self.module, self.server) if process]
+        helpers = (self.version, self.module, self.server)
+        return tuple(process.pid for process in helpers if process)
 
 
 class _End(NamedTuple):
@@ -147,8 +136,11 @@ def main(argv: Sequence[str]) -> int:
         log_message(f"hint: {error.hint}")
         # Only the head writes a record. An unreadable index counts as the head.
         if not os.environ.get(names.VC_TASK_INDEX, "").strip("0").isdecimal():
-            record = _entry_record(os.environ.get(names.CLOUDJOB_JOB, ""), str(error))
-            _write_record(os.environ.get(names.CLOUDJOB_RECORD_URI, ""), record)
+            job, code = os.environ.get(names.CLOUDJOB_JOB, ""), exits.ENTRY_FAILED
+            failure = exits.Failure(exit_code=code, message=str(error))
+            ended_at = record.rfc3339(time.time())
+            ended = exits.ExitRecord(job, code, "entry", failure, ended_at=ended_at)
+            record.write(ended, os.environ.get(names.CLOUDJOB_RECORD_URI, ""))
         return exits.ENTRY_FAILED
     os.environ.pop(names.CLOUDJOB_DELIVERED, None)
     private_environ.hide((*node.secret_names, *names.STORE_ACCESS))
@@ -203,16 +195,11 @@ def _show(node: NodeEnv, options: Options) -> int:
     folder = code_folder(node, where, options.words[0])
     environment = node_environment(node, where, folder)
     try:
-        needs_mpi = launcher_of(node).needs_mpi
-        if unsubmitted.is_unsubmitted(os.environ):
-            unsubmitted.check(node, folder, options.words)
-        version = start_version(environment.get("PATH", os.defpath)) if needs_mpi else None
-        tools = find_tools(node, environment, version, needs_mpi=needs_mpi, is_dry_run=True)
-        made = plan.make(node, environment, where, tools, options.words)
-    except (EntryError, ArgsError, OSError) as error:
+        with _translated():
+            made = _shown_plan(node, environment, where, folder, options)
+    except EntryError as error:
         _log_error(error)
-        return error.code if isinstance(error, EntryError) else exits.ENTRY_FAILED
-    made = with_existing_host_file(made, node)
+        return error.code
     shown = plan.masked(made, node.secret_names)
     if options.is_json:
         print(json.dumps(shown))
@@ -227,42 +214,57 @@ def _show(node: NodeEnv, options: Options) -> int:
     return 0
 
 
+def _shown_plan(
+    node: NodeEnv,
+    environment: Mapping[str, str],
+    where: NodePaths,
+    folder: str,
+    options: Options,
+) -> plan.LaunchPlan:
+    """Return the plan of this node without changing anything."""
+    needs_mpi = launcher_of(node).needs_mpi
+    if unsubmitted.is_unsubmitted(os.environ):
+        unsubmitted.check(node, folder, options.words)
+    version = start_version(environment.get("PATH", os.defpath)) if needs_mpi else None
+    tools = find_tools(node, environment, version, needs_mpi=needs_mpi, is_dry_run=True)
+    made = plan.make(node, environment, where, tools, options.words)
+    return with_existing_host_file(made, node)
+
+
 def _run(node: NodeEnv, options: Options) -> _End:
     """Run this node's part of the job; the head writes a record in every case."""
     started_at = time.time()
     journal = Journal(write_journal if node.record_uri else None)
     # An address can be signed for one known object only.
     if node.record_uri and names.CLOUDJOB_SIGNED_URIS not in private_environ.environ():
-        journal.log_store = LogStore(_record_folder(node), node.node)
+        journal.log_store = LogStore(record.folder(node), node.node)
         journal.log_store.start()
     try:
         _handle_cancel_signals(lambda number, _: _stop(node, number))
         with _translated():
             return _prepare_and_run(node, options, journal, started_at)
-    except (EntryError, ArgsError, OSError) as error:
+    except EntryError as error:
         # Ignore signals, which could only interrupt writing the record.
         _handle_cancel_signals(signal.SIG_IGN)
-        is_cancelled = isinstance(error, EntryError) and error.cause == "cancelled"
-        code = error.code if isinstance(error, EntryError) else exits.ENTRY_FAILED
+        is_cancelled = error.cause == "cancelled"
         _log_error(error)
         tidy(paths.node_paths(os.environ, node))
-        _close_journal(node, journal, is_cancelled=is_cancelled)
+        record.close_journal(node, journal, is_cancelled=is_cancelled)
         if node.is_head:
-            record = _entry_record(node.job, str(error), node, code)
-            if isinstance(error, EntryError):
-                record = record._replace(cause=error.cause, damaged_layers=error.damaged_layers)
-                record = record._replace(failure=error.failure or record.failure)
-            phases = _phases(journal, ())
-            record = record._replace(started_at=_rfc3339(started_at), phases=phases)
-            _write_record(node.record_uri, record, is_cancelled=is_cancelled)
-        return _End(code, is_over=False)
+            ended = record.of_error(node, error, journal, started_at)
+            record.write(ended, node.record_uri, is_cancelled=is_cancelled)
+        return _End(error.code, is_over=False)
 
 
 @contextlib.contextmanager
 def _translated() -> Iterator[None]:
-    """Turn what Python raises where a node is too small into an ``EntryError``."""
+    """Turn other errors that can end a node's part of the job into an ``EntryError``."""
     try:
         yield
+    except ArgsError as error:
+        raise EntryError(str(error), hint=error.hint) from error
+    except OSError as error:
+        raise EntryError(str(error)) from error
     except MemoryError as error:
         raise EntryError("running this node's part of the job: not enough memory") from error
     except RuntimeError as error:
@@ -273,44 +275,18 @@ def _translated() -> Iterator[None]:
         raise EntryError(message, hint=hint) from error
 
 
-@contextlib.contextmanager
-def _limited(*, is_cancelled: bool) -> Iterator[None]:
-    """Limit the wait for the store to a few seconds once the job is cancelled."""
-
-    def hurry(*_: object) -> None:
-        signal.signal(signal.SIGALRM, _give_up)
-        signal.alarm(_RECORD_LIMIT_S)
-
-    before = {number: signal.signal(number, hurry) for number in _CANCELS}
-    if is_cancelled:
-        hurry()
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGALRM, signal.SIG_IGN)
-        signal.alarm(0)
-        for number, handler in before.items():
-            if handler is not None:
-                signal.signal(number, handler)
-
-
-def _give_up(_number: int, _frame: FrameType | None) -> None:
-    raise EntryError(f"the store has not answered for {_RECORD_LIMIT_S} s")
-
-
 def _handle_cancel_signals(
     handler: Callable[[int, FrameType | None], None] | signal.Handlers,
 ) -> None:
-    for number in _CANCELS:
+    for number in record.CANCEL_SIGNALS:
         signal.signal(number, handler)
 
 
-def _log_error(error: Exception) -> None:
+def _log_error(error: EntryError) -> None:
     """Log the error and its hint, if it has one."""
     log_message(str(error))
-    hint = getattr(error, "hint", "")
-    if hint:
-        log_message(f"hint: {hint}")
+    if error.hint:
+        log_message(f"hint: {error.hint}")
 
 
 def _stop(node: NodeEnv, number: int) -> None:
@@ -421,8 +397,8 @@ def _run_worker(
     for path in written:
         remove(path)
     bad_end = worker.bad_end if code else None
-    trouble = worker.aside(lambda: _upload(node, setup.outputs, worker.stopped_at, bad_end))
-    _close_journal(node, setup.journal, is_cancelled=worker.stopped_at is not None)
+    trouble = worker.run_in_thread(lambda: _upload(node, setup.outputs, worker.stopped_at, bad_end))
+    record.close_journal(node, setup.journal, is_cancelled=worker.stopped_at is not None)
     worker.leave(trouble)
     return _End(code, worker.is_over)
 
@@ -451,22 +427,22 @@ def _run_head(
     for path in written:
         remove(path)
     bad_end = head.bad_end if outcome.exit_code else None
-    problem = head.aside(lambda: _upload(node, setup.outputs, head.stopped_at, bad_end))
+    problem = head.run_in_thread(lambda: _upload(node, setup.outputs, head.stopped_at, bad_end))
     outcome = head.end(_with_outputs(outcome, node, problem))
     if node.nodes > 1 and setup.outputs is not None:
         outcome = _with_outputs(outcome, node, setup.outputs.clashes())
     is_cancelled = head.stopped_at is not None
-    _close_journal(node, setup.journal, is_cancelled=is_cancelled)
-    record = exits.ExitRecord(
+    record.close_journal(node, setup.journal, is_cancelled=is_cancelled)
+    ended = exits.ExitRecord(
         job=node.job,
         exit_code=outcome.exit_code,
         cause=outcome.cause,
         failure=outcome.failure,
-        started_at=_rfc3339(started_at),
-        ended_at=_rfc3339(time.time()),
-        phases=_phases(setup.journal, head.worker_phases),
+        started_at=record.rfc3339(started_at),
+        ended_at=record.rfc3339(time.time()),
+        phases=record.phases(setup.journal, head.worker_phases),
     )
-    _write_record(node.record_uri, record, is_cancelled=is_cancelled)
+    record.write(ended, node.record_uri, is_cancelled=is_cancelled)
     return _End(outcome.exit_code, outcome.is_over)
 
 
@@ -506,66 +482,3 @@ def _upload(
     # The platform will soon kill a stopped job: use what is left of the grace period.
     left_s = node.grace_s - (time.monotonic() - stopped_at)
     return outputs.finish(max(STOPPED_LIMIT_S, left_s), bad_end)
-
-
-def _entry_record(
-    job: str, message: str, node: NodeEnv | None = None, code: int = exits.ENTRY_FAILED
-) -> exits.ExitRecord:
-    failure = exits.Failure(
-        node=node.node if node else None,
-        host=node.host if node else "",
-        exit_code=code,
-        message=message,
-    )
-    return exits.ExitRecord(
-        job=job, exit_code=code, cause="entry", failure=failure, ended_at=_rfc3339(time.time())
-    )
-
-
-def _phases(
-    journal: Journal, others: Sequence[tuple[int, Phase]]
-) -> tuple[tuple[int, str, str, str], ...]:
-    """Return the phases of all nodes for the record; one that has not ended ends now."""
-    now = time.time()
-    return tuple(
-        (index, phase.name, _rfc3339(phase.started_at), _rfc3339(phase.ended_at or now))
-        for index, phase in [*((0, phase) for phase in journal.phases), *others]
-    )
-
-
-def _close_journal(node: NodeEnv, journal: Journal, *, is_cancelled: bool) -> None:
-    """End the journal and the log of this node, and store both beside the record."""
-    journal.finish()
-    if node.record_uri:
-        limit_s = _CANCELLED_JOURNAL_S if is_cancelled else STORE_LIMIT_S
-        journal.store(f"{_record_folder(node)}/{paths.journal_name(node.node)}", limit_s)
-
-
-def _record_folder(node: NodeEnv) -> str:
-    return node.record_uri.rpartition("/")[0]
-
-
-def _write_record(uri: str, record: exits.ExitRecord, *, is_cancelled: bool = False) -> None:
-    if not uri:
-        return
-    from jobentry import objects
-
-    if record.failure is not None:
-        record = record._replace(failure=_masked(record.failure))
-    try:
-        with _limited(is_cancelled=is_cancelled):
-            objects.write(exits.dump(record), uri)
-    except (objects.ObjectError, OSError, EntryError) as error:
-        log_message(f"writing the record: {error}")
-
-
-def _masked(failure: exits.Failure) -> exits.Failure:
-    return failure._replace(
-        message=masking.hide(failure.message),
-        last_lines=tuple(masking.hide(line) for line in failure.last_lines),
-    )
-
-
-def _rfc3339(seconds: float) -> str:
-    whole = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
-    return "%s.%03dZ" % (whole, int(seconds % 1 * 1000))

@@ -116,7 +116,7 @@ _FAMILIES = (
 )
 
 
-class Mpi(NamedTuple):
+class MpiVersion(NamedTuple):
     """The family and version of an mpirun, and whether cloudjob supports it."""
 
     family: str
@@ -124,11 +124,11 @@ class Mpi(NamedTuple):
     is_supported: bool
 
 
-def mpi(text: str) -> Mpi | None:
+def parse_mpi_version(text: str) -> MpiVersion | None:
     """Parse the output of ``mpirun --version``; None for an unknown family."""
     for family, pattern, oldest, newest in _FAMILIES:
         found = re.search(pattern, text)
         if found:
             numbers = (int(found.group(1)), int(found.group(2)))
-            return Mpi(family, numbers, oldest <= numbers <= newest)
+            return MpiVersion(family, numbers, oldest <= numbers <= newest)
     return None

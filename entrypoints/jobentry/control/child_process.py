@@ -50,7 +50,7 @@ class ChildProcess:
         self.id = self._process.pid
         os.set_blocking(self._stdout.fileno(), False)
         loop.own.add(self.id)
-        loop.selector.register(self._stdout, selectors.EVENT_READ, self._hear)
+        loop.selector.register(self._stdout, selectors.EVENT_READ, self._read_lines)
 
     def end(self) -> tuple[int, list[str]] | None:
         """Return the exit code (negative for a signal) and the last lines; None while it runs."""
@@ -73,7 +73,7 @@ class ChildProcess:
         with contextlib.suppress(OSError):
             os.killpg(self.id, signal.SIGKILL)
 
-    def _hear(self) -> None:
+    def _read_lines(self) -> None:
         lines = self._read()
         if lines:
             self._on_lines(lines)

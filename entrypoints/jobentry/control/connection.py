@@ -165,9 +165,9 @@ class Stream:
         except OSError as error:
             self._end((error.strerror or "it broke").lower())
             return
-        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._outgoing else 0)
-        if self._selector.get_key(self._socket).events != wanted:
-            self._selector.modify(self._socket, wanted, self._ready)
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._outgoing else 0)
+        if self._selector.get_key(self._socket).events != events:
+            self._selector.modify(self._socket, events, self._ready)
 
 
 # Why a stream ended: the other kernel closed it, because the process there has ended.
@@ -216,7 +216,7 @@ class Link:
         """
         self.detach()
         self._stream, self._channel = stream, channel
-        stream.on_line, stream.on_end = self._hear, self._broke
+        stream.on_line, stream.on_end = self._received, self._disconnected
         self.silent_s = 0.0
         self._acknowledged(acknowledged)
         for number, line in list(self._kept):
@@ -248,7 +248,7 @@ class Link:
         self._quiet_s = 0.0
         self._stream.send(self._channel.seal(b"%d %d %s" % (number, self.received, line)))
 
-    def _hear(self, line: bytes) -> None:
+    def _received(self, line: bytes) -> None:
         assert self._channel is not None
         try:
             number, acknowledged, text = self._channel.open(line).split(b" ", 2)
@@ -270,6 +270,6 @@ class Link:
         while self._kept and self._kept[0][0] <= number:
             self._kept.popleft()
 
-    def _broke(self, why: str) -> None:
+    def _disconnected(self, why: str) -> None:
         self._stream = self._channel = None
         self._on_break(why)

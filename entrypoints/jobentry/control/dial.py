@@ -7,14 +7,14 @@ import os
 import queue
 import selectors
 import socket
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Callable, NamedTuple
 
 from jobentry.control import connection
 from jobentry.control.connection import Channel, Stream
 from jobentry.control.event_loop import NodeLoop
 
-GREETING = b"cloudjob-control 1 "
+GREETING = b"cloudjob-control 2 "
 REFUSED = b"refused"
 TAKEN = b"taken"
 # Bytes that a peer may send before the handshake is done.
@@ -26,12 +26,12 @@ GREET_S = 5.0
 _THREADS = 64
 
 
-class Step(NamedTuple):
+class Attempt(NamedTuple):
     """The result of an attempt; ``trouble`` is what prevents the connection, ``hint`` what to try.
 
     Args:
         is_dead: Whether it proves that the worker's entry no longer listens.
-        line: Whether the handshake succeeded; None for not tried.
+        has_control: Whether the handshake succeeded; None for not tried.
     """
 
     address: str = ""
@@ -39,7 +39,7 @@ class Step(NamedTuple):
     trouble: str = "not tried yet"
     hint: str = ""
     is_dead: bool = False
-    line: bool | None = None
+    has_control: bool | None = None
 
 
 class Answer(NamedTuple):
@@ -57,7 +57,7 @@ class Answer(NamedTuple):
     received: int
 
 
-class Caller(NamedTuple):
+class HeadIdentity(NamedTuple):
     """The head, as its workers see it.
 
     Args:
@@ -73,31 +73,23 @@ class Resolver:
     """Looks up names in threads, and passes the addresses to the node's loop."""
 
     def __init__(self, loop: NodeLoop) -> None:
-        self._asked: queue.SimpleQueue[tuple[str, int, Callable[[str], None]]] = queue.SimpleQueue()
+        self._threads = ThreadPoolExecutor(_THREADS)
         self._found: queue.SimpleQueue[tuple[str, Callable[[str], None]]] = queue.SimpleQueue()
         self._wake, self._waker = os.pipe()
-        self._threads = 0
-        self._waiting = 0
-        loop.selector.register(self._wake, selectors.EVENT_READ, self._hand_over)
+        loop.selector.register(self._wake, selectors.EVENT_READ, self._pass_on)
 
     def ask(self, host: str, port: int, answer: Callable[[str], None]) -> None:
         """Call ``answer`` with the address of ``host``, from the loop; empty if there is none."""
-        self._asked.put((host, port, answer))
-        self._waiting += 1
-        if self._threads < min(self._waiting, _THREADS):
-            self._threads += 1
-            threading.Thread(target=self._work, daemon=True).start()
 
-    def _work(self) -> None:
-        while True:
-            host, port, answer = self._asked.get()
+        def look_up() -> None:
             self._found.put((_address(host, port), answer))
             os.write(self._waker, b".")
 
-    def _hand_over(self) -> None:
+        self._threads.submit(look_up)
+
+    def _pass_on(self) -> None:
         for _ in os.read(self._wake, 4096):
             address, answer = self._found.get()
-            self._waiting -= 1
             answer(address)
 
 
@@ -121,14 +113,14 @@ class Dial:
     def __init__(
         self,
         loop: NodeLoop,
-        caller: Caller,
+        head: HeadIdentity,
         node: int,
         received: int,
         on_answer: Callable[[Answer], None],
-        on_failure: Callable[[Step], None],
+        on_failure: Callable[[Attempt], None],
     ) -> None:
         self._loop = loop
-        self._caller = caller
+        self._head = head
         self._node = node
         self._received = received
         self._on_answer = on_answer
@@ -183,25 +175,25 @@ class Dial:
         self._loop.selector.unregister(self._socket)
         self._stream = Stream(self._loop.selector, self._socket)
         self._stream.longest = LONGEST_GREETING_BYTES
-        self._stream.on_line = self._greeted
+        self._stream.on_line = self._greeting_received
         self._stream.on_end = lambda why: self._fail("it closed the connection", _OTHER, False)
         self._loop.at(self._timer, GREET_S, self._is_silent)
 
-    def _greeted(self, line: bytes) -> None:
+    def _greeting_received(self, line: bytes) -> None:
         """Answer the worker's greeting."""
         if not line.startswith(GREETING):
-            self._fail("another program listens there, not the entry of a node", _STRANGER, True)
+            self._fail("another program listens there, not the entry of a node", _FOREIGN, True)
             return
         words = line[len(GREETING) :].decode("ascii", "replace").split()
         self._entry = words[1] if len(words) == 2 else ""
-        mine = "%s %s %d" % (connection.nonce(), self._caller.session, self._received)
+        mine = "%s %s %d" % (connection.nonce(), self._head.session, self._received)
         self._transcript = " ".join((*words, mine))
-        shown = connection.proof(self._caller.key, "head", self._node, self._transcript)
+        shown = connection.proof(self._head.key, "head", self._node, self._transcript)
         assert self._stream is not None
-        self._stream.on_line = self._answered
+        self._stream.on_line = self._answer_received
         self._stream.send(("%s %s\n" % (mine, shown)).encode("ascii"))
 
-    def _answered(self, line: bytes) -> None:
+    def _answer_received(self, line: bytes) -> None:
         """Check the worker's answer."""
         assert self._stream is not None
         if line == TAKEN:
@@ -209,7 +201,7 @@ class Dial:
             return
         received, _, shown = line.decode("ascii", "replace").partition(" ")
         transcript = f"{self._transcript} {received}"
-        expected = connection.proof(self._caller.key, "worker", self._node, transcript)
+        expected = connection.proof(self._head.key, "worker", self._node, transcript)
         if not received.isdecimal() or not connection.is_proof(shown, expected):
             trouble = "it has another key than the head, or is not node %d" % self._node
             self._fail(trouble, _OTHER, True)
@@ -217,7 +209,7 @@ class Dial:
         stream, self._stream, self._socket = self._stream, None, None
         self.stop()
         stream.longest = connection.LONGEST_LINE_BYTES
-        channel = Channel(self._caller.key, "head", "worker", transcript)
+        channel = Channel(self._head.key, "head", "worker", transcript)
         self._on_answer(Answer(self._address, stream, channel, self._entry, int(received)))
 
     def _is_silent(self) -> None:
@@ -226,8 +218,8 @@ class Dial:
     def _fail(self, trouble: str, hint: str, is_dead: bool) -> None:
         self.stop()
         is_other = hint is _OTHER
-        step = Step(self._address, True, trouble, hint.format(self._port), is_dead)
-        self._on_failure(step._replace(line=False if is_other else None))
+        attempt = Attempt(self._address, True, trouble, hint.format(self._port), is_dead)
+        self._on_failure(attempt._replace(has_control=False if is_other else None))
 
     def _unreachable(self, number: int) -> None:
         self.stop()
@@ -238,21 +230,21 @@ class Dial:
             hint = _NOT_LISTENING if number == errno.ECONNREFUSED else _NO_ANSWER
         is_dead = number == errno.ECONNREFUSED
         hint = hint.format(self._port)
-        self._on_failure(Step(self._address, False, trouble, hint, is_dead))
+        self._on_failure(Attempt(self._address, False, trouble, hint, is_dead))
 
 
-NO_NAME = Step(
+NO_NAME = Attempt(
     trouble="its name does not resolve",
     hint="has it been started, and do the nodes share a network with names?",
 )
-NO_ADDRESS = Step(
+NO_ADDRESS = Attempt(
     trouble="its entry does not listen yet",
     hint="what does its own log say?",
 )
 _NO_ANSWER = "is it up, and may the nodes reach each other on port {}? (firewall, network policy)"
 _NOT_LISTENING = "the node is up, but its entry does not listen: what does its own log say?"
 _SILENT = "it hangs: is its memory or its disk full? restart that node"
-_STRANGER = "give SSHD_PORT another number than {} on all nodes"
+_FOREIGN = "give SSHD_PORT another number than {} on all nodes"
 _OTHER = (
     "every node of a job must be given the same key (CLOUDJOB_SSH_KEY), and its port be free"
     " (SSHD_PORT)"

@@ -31,30 +31,30 @@ class Members:
         self._path = paths.members
         self._times: dict[int, int] = {}
         self._names: dict[int, str] = {}
-        self._struck: set[int] = set()
+        self._excluded: set[int] = set()
 
     @property
     def count(self) -> int:
         """The number of nodes whose ranks have not failed."""
-        return len(self._names.keys() - self._struck)
+        return len(self._names.keys() - self._excluded)
 
     @property
     def are_enough(self) -> bool:
         """Whether the job can go on with them."""
         return self.count >= self._least
 
-    def come(self, index: int) -> None:
+    def add(self, index: int) -> None:
         """Add a node."""
-        self._struck.discard(index)
+        self._excluded.discard(index)
         times = self._times[index] = self._times.get(index, 0) + 1
         self._names[index] = self._hosts[index] + ("~%d" % times if times > 1 else "")
         self._write()
 
-    def strike(self, index: int) -> None:
+    def exclude(self, index: int) -> None:
         """Stop counting a node with a failed rank, which the driver no longer uses."""
-        self._struck.add(index)
+        self._excluded.add(index)
 
-    def go(self, index: int) -> None:
+    def remove(self, index: int) -> None:
         """Remove a node, if it takes part."""
         if self._names.pop(index, ""):
             self._write()
@@ -78,22 +78,22 @@ class ElasticHosts:
         self._pool = pool
         self._stop = stop
         self._members = Members(node, paths)
-        self._members.come(node.node)
+        self._members.add(node.node)
 
-    def worker_came(self, index: int) -> None:
+    def worker_joined(self, index: int) -> None:
         """Add a worker, which may join at any time."""
         row = next((row for row in self._pool.unfit() if row.node == index), None)
         if row is not None and self.has_begun:
             log_message("node %d (%s) takes no part: it has %s" % (index, row.host, row.trouble))
             return
-        self._members.come(index)
+        self._members.add(index)
         if self.has_begun:
             log_message("node %d (%s) takes part" % (index, self._node.hosts[index]))
         self.check()
 
     def worker_lost(self, worker: RemoteWorker, failure: Failure) -> None:
         """Continue without a worker if enough are left, and look for it again."""
-        self._members.go(worker.index)
+        self._members.remove(worker.index)
         worker.look_again()
         self.check(failure)
 
@@ -101,7 +101,7 @@ class ElasticHosts:
         """Whether the job continues without that node, a rank of which has failed."""
         if node is None:
             return False
-        self._members.strike(node)
+        self._members.exclude(node)
         return self._members.are_enough
 
     def check(self, lost: Failure | None = None) -> None:

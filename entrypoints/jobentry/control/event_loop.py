@@ -56,7 +56,7 @@ class NodeLoop:
         self.on_end: Callable[[End], None] = lambda end: None
         self.on_start: Callable[[int], None] = lambda rank: None
         self.on_signal: Callable[[int], None] = lambda number: None
-        self.selector.register(self._events, selectors.EVENT_READ, self.hear_ranks)
+        self.selector.register(self._events, selectors.EVENT_READ, self.read_events)
         # Children that other code waits for; all others were adopted.
         self.own: set[int] = set()
         self._on_first_rank: Callable[[], object] = _nothing
@@ -72,14 +72,14 @@ class NodeLoop:
         self.relay.on_output = lambda: journal.end("first output")
         self.relay.before_write = journal.mark_time
 
-    def hear_ranks(self) -> None:
+    def read_events(self) -> None:
         """Read what the ranks of this node report."""
         try:
             data = os.read(self._events, 65536)
         except BlockingIOError:
             return
         for line in self._lines.feed(data):
-            word, end = self.ranks.hear(line.decode("utf-8", "surrogateescape"))
+            word, end = self.ranks.handle_event(line.decode("utf-8", "surrogateescape"))
             if end is not None:
                 self.on_end(end)
             elif word == "start":
@@ -108,7 +108,7 @@ class NodeLoop:
         """Wait for the next event, and handle it."""
         ready = self.selector.select(self._wait_s())
         # First, so that a signal reaches a rank that has just started, too.
-        self.hear_ranks()
+        self.read_events()
         for key, _ in ready:
             key.data()
         now = time.monotonic()
@@ -118,7 +118,7 @@ class NodeLoop:
                 self._timers.pop(name)[1]()
         if self.ranks.missing:
             # A rank's own report comes before its disappearance.
-            self.hear_ranks()
+            self.read_events()
             for end in self.ranks.lost():
                 self.on_end(end)
         if self._has_dead_children and now >= self._reap_at:
@@ -126,7 +126,7 @@ class NodeLoop:
             self._reap_at = now + _REAP_S
             processes.reap(self.own)
 
-    def run_aside(self, work: Callable[[], str], is_late: Callable[[], bool]) -> str:
+    def run_in_thread(self, work: Callable[[], str], is_late: Callable[[], bool]) -> str:
         """Run ``work`` in a thread while the loop continues, and return its result.
 
         Args:
@@ -198,7 +198,7 @@ class NodeLoop:
         for number in (*STOP_SIGNALS, *PASSED_SIGNALS, signal.SIGCHLD):
             signal.signal(number, _wake_only)
 
-        def hear() -> None:
+        def read_signals() -> None:
             # The bytes are the numbers. What a handler would note may come later than its byte
             # (seen on PyPy), and then nothing would wake the loop for it.
             for number in os.read(wake, 4096):
@@ -207,7 +207,7 @@ class NodeLoop:
                 elif number != _WOKEN:
                     self.on_signal(number)
 
-        self.selector.register(wake, selectors.EVENT_READ, hear)
+        self.selector.register(wake, selectors.EVENT_READ, read_signals)
 
 
 def is_late(stopped_at: float | None, node: NodeEnv) -> bool:

@@ -13,11 +13,14 @@ from jobentry.contract.env import NodeEnv
 from jobentry.contract.exits import Failure
 from jobentry.contract.journal import Phase
 from jobentry.contract.paths import NodePaths
-from jobentry.control.bring_up import BringUp
+from jobentry.control import early_ends
+from jobentry.control.bring_up import bring_up
+from jobentry.control.elastic_hosts import ElasticHosts
 from jobentry.control.event_loop import STOPPED_LIMIT_S, NodeLoop, is_late
 from jobentry.control.job_context import JobContext
 from jobentry.control.launch_processes import LaunchProcesses
 from jobentry.control.messages import Message
+from jobentry.control.remote_commands import RemoteCommands
 from jobentry.control.remote_worker import RemoteWorker
 from jobentry.control.run import CLEAN_UP_S, Run
 from jobentry.control.stop import Stop
@@ -31,8 +34,6 @@ from jobentry.plan import LaunchPlan
 from jobentry.system.processes import adopt_orphans
 
 if TYPE_CHECKING:
-    from jobentry.control.elastic_hosts import ElasticHosts
-    from jobentry.control.remote_commands import RemoteCommands
     from jobentry.staging.outputs import Outputs
 
 # After a stop, a node that has been silent for this long is not waited for.
@@ -59,27 +60,21 @@ class Head:
         # The phases of the workers, by the clock of this node.
         self.worker_phases: list[tuple[int, Phase]] = []
         self._node = node
-        self._paths = paths
         self._journal = Journal()
         self._loop = NodeLoop(node, paths)
         self._loop.own.update(own)
         self._pool = WorkerPool(node, self._loop, facts, self._worker_sent, self._worker_lost)
         # Once a rank has failed, mpirun only reports the same at length.
         launcher = LaunchProcesses(self._loop, is_quiet=lambda: self._stop.has_begun)
-        self._stop = Stop(node, self._loop, self._pool, launcher)
+        self._commands: RemoteCommands | None = None
         if any(file.path == paths.agent for file in plan.files):
-            from jobentry.control.remote_commands import RemoteCommands
-
-            self._stop.commands = RemoteCommands(
-                paths, self._loop, node.hosts[0], self._pool.workers
-            )
-        self._commands: RemoteCommands | None = self._stop.commands
+            workers = self._pool.workers
+            self._commands = RemoteCommands(paths, self._loop, node.hosts[0], workers)
+        self._stop = Stop(node, self._loop, self._pool, launcher, self._commands)
         self._elastic: ElasticHosts | None = None
         if node.min_nodes:
-            from jobentry.control.elastic_hosts import ElasticHosts
-
             self._elastic = ElasticHosts(node, paths, self._loop, self._pool, self._stop)
-        context = JobContext(
+        self._context = JobContext(
             node=node,
             paths=paths,
             plan=plan,
@@ -90,8 +85,7 @@ class Head:
             stop=self._stop,
             elastic=self._elastic,
         )
-        self._run = Run(context)
-        self._bring_up = BringUp(context, self._run)
+        self._run = Run(self._context)
         self._loop.on_end = self._run.local_rank_ended
         self._loop.on_start = lambda rank: self._run.rank_started(rank, 0)
         self._loop.on_signal = self._stop.signalled
@@ -109,7 +103,7 @@ class Head:
     def attach(self, journal: Journal, outputs: Outputs | None) -> None:
         """Write to ``journal``, and notify ``outputs`` before ranks of this node are ended."""
         self._journal = self._run.journal = journal
-        self._loop.keep(journal, self._paths)
+        self._loop.keep(journal, self._context.paths)
         if outputs is not None:
             self._loop.ranks.before_end = outputs.look_for_writers
 
@@ -125,7 +119,7 @@ class Head:
             self._loop.at("timeout", self._node.timeout_s, self._stop.time_is_up)
         try:
             with self._journal.during("bring-up"):
-                refusal = self._bring_up.wait(key, port)
+                refusal = bring_up(self._context, self._run, key, port)
                 if refusal:
                     self._run.end_early()
             with self._journal.during("run"):
@@ -158,9 +152,9 @@ class Head:
 
     def _worker_sent(self, worker: RemoteWorker, message: Message) -> None:
         word, values = message
-        if word == "start":
+        if word == "rank-started":
             self._run.rank_started(values["rank"], worker.index)
-        elif word == "end":
+        elif word == "rank-ended":
             self._run.rank_ended(values["rank"], _rank_end(worker, values))
         elif word == "signal":
             self._stop.signalled_at(values["number"], worker.index)
@@ -169,21 +163,23 @@ class Head:
         elif word == "left":
             self.worker_phases += _phases_of(worker, values.get("phases", ()))
         elif word == "ready" and self._elastic is not None:
-            self._elastic.worker_came(worker.index)
+            self._elastic.worker_joined(worker.index)
         else:
             self._launcher_sent(worker, word, values)
 
     def _launcher_sent(self, worker: RemoteWorker, word: str, values: dict[str, Any]) -> None:
-        if word == "over":
+        if word == "launcher-ended":
             self._run.launcher_ended(worker.index, LaunchEnd(**values))
-        elif word == "ran" and self._commands is not None:
+        elif word == "command-output" and self._commands is not None:
             self._commands.answered(**values)
-        elif word == "served-no-more":
+        elif word == "server-ended":
             self._run.server_ended(LaunchEnd(**values), worker.index)
 
     def _worker_lost(self, worker: RemoteWorker) -> None:
         if worker.early_end is not None:
-            self._bring_up.worker_ended_early(worker.early_end)
+            # Its own log says why.
+            failure, cause = worker.early_end, early_ends.cause_of(worker.early_end)
+            self._stop.fail(Outcome(failure.exit_code or 1, cause, failure))
             return
         message = "node %d (%s) is gone: %s" % (worker.index, worker.host, worker.reason)
         log_message(message)
@@ -197,14 +193,14 @@ class Head:
 
     # -- the end ----------------------------------------------------------------------------------
 
-    def aside(self, work: Callable[[], str]) -> str:
+    def run_in_thread(self, work: Callable[[], str]) -> str:
         """Run ``work`` while the head continues to serve its workers, and return its result.
 
         Raises:
             EntryError: The job was cancelled meanwhile, and the work took too long.
         """
         try:
-            return self._loop.run_aside(work, lambda: is_late(self.stopped_at, self._node))
+            return self._loop.run_in_thread(work, lambda: is_late(self.stopped_at, self._node))
         except TimeoutError as error:
             code = exits.code_of_signal(signal.SIGTERM)
             raise EntryError(_CUT_SHORT, code, cause="cancelled") from error

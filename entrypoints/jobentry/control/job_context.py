@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.paths import NodePaths
+from jobentry.control.elastic_hosts import ElasticHosts
 from jobentry.control.event_loop import NodeLoop
 from jobentry.control.launch_processes import LaunchProcesses
+from jobentry.control.remote_commands import RemoteCommands
 from jobentry.control.stop import Stop
 from jobentry.control.worker_pool import WorkerPool
 from jobentry.plan import LaunchPlan
-
-if TYPE_CHECKING:
-    from jobentry.control.elastic_hosts import ElasticHosts
-    from jobentry.control.remote_commands import RemoteCommands
 
 
 class JobContext(NamedTuple):

@@ -51,7 +51,7 @@ class LaunchProcesses:
             if end is None:
                 continue
             code, lines = end
-            self._hear(name, lines)
+            self._log(name, lines)
             del self._running[name]
             if name in self._servers:
                 if code and not self.server_end:
@@ -65,22 +65,22 @@ class LaunchProcesses:
         """The process ids of those that run."""
         return [child.id for child in self._running.values()]
 
-    def start(self, wanted: Sequence[Process], cwd: str) -> str:
+    def start(self, processes: Sequence[Process], cwd: str) -> str:
         """Start the processes; return what went wrong, empty if nothing did."""
         self.lines.clear()
         self.code = 0
         self.were_killed = False
         self.server_end = None
         self._servers = {
-            process.name: deque(maxlen=_KEPT_LINES) for process in wanted if process.is_server
+            process.name: deque(maxlen=_KEPT_LINES) for process in processes if process.is_server
         }
-        others = [process.name for process in wanted if not process.is_server]
+        others = [process.name for process in processes if not process.is_server]
         self.name = others[0] if others else ""
-        self._wrappers = {process.name for process in wanted if process.is_wrapper}
-        for process in wanted:
-            hear = partial(self._hear, process.name)
+        self._wrappers = {process.name for process in processes if process.is_wrapper}
+        for process in processes:
+            log = partial(self._log, process.name)
             try:
-                child = ChildProcess(self._loop, process.argv, process.env, cwd, hear)
+                child = ChildProcess(self._loop, process.argv, process.env, cwd, log)
             except OSError as error:
                 self.name = process.name
                 self.kill()
@@ -101,7 +101,7 @@ class LaunchProcesses:
             if name in self._running:
                 self._running[name].kill()
 
-    def _hear(self, name: str, lines: Sequence[str]) -> None:
+    def _log(self, name: str, lines: Sequence[str]) -> None:
         for line in lines:
             text = line.rstrip()
             if text and not re.match(r"-+$", text):

@@ -14,7 +14,7 @@ from jobentry.control.dial import GREET_S, GREETING, LONGEST_GREETING_BYTES, REF
 from jobentry.control.event_loop import NodeLoop
 
 # How many connections may be in the handshake at once.
-_STRANGERS = 32
+_MOST_HANDSHAKES = 32
 
 
 def listen(port: int, address: str = "") -> socket.socket:
@@ -30,7 +30,7 @@ def listen(port: int, address: str = "") -> socket.socket:
         if is_ipv6:
             server.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         server.bind((address, port))
-        server.listen(_STRANGERS)
+        server.listen(_MOST_HANDSHAKES)
         server.setblocking(False)
     except OSError:
         server.close()
@@ -80,7 +80,7 @@ class Listener:
         self._link = link
         self._entry = connection.nonce()
         self._session = ""
-        self._guests: set[_Guest] = set()
+        self._handshakes: set[_Handshake] = set()
         self.on_attach: Callable[[], None] = lambda: None
         loop.selector.register(server, selectors.EVENT_READ, self._accept)
 
@@ -89,21 +89,21 @@ class Listener:
         with contextlib.suppress(KeyError, ValueError):
             self._loop.selector.unregister(self._server)
         self._server.close()
-        for guest in list(self._guests):
-            guest.leave()
+        for handshake in list(self._handshakes):
+            handshake.close()
 
     def _accept(self) -> None:
         try:
             accepted, _ = self._server.accept()
         except OSError:
             return
-        if len(self._guests) < _STRANGERS:
-            self._guests.add(_Guest(self, self._loop, accepted))
+        if len(self._handshakes) < _MOST_HANDSHAKES:
+            self._handshakes.add(_Handshake(self, self._loop, accepted))
         else:
             accepted.close()
 
     def greeting(self, nonce: str) -> str:
-        """Return what a guest is greeted with."""
+        """Return the greeting of a connection."""
         return f"{nonce} {self._entry}"
 
     def check(self, greeting: str, line: str) -> tuple[str, Channel | None, int]:
@@ -135,38 +135,38 @@ class Listener:
         self._link.attach(stream, channel, received)
         self.on_attach()
 
-    def forget(self, guest: _Guest) -> None:
-        """Drop a peer that was accepted or has gone."""
-        self._guests.discard(guest)
+    def forget(self, handshake: _Handshake) -> None:
+        """Drop a handshake that has succeeded or failed."""
+        self._handshakes.discard(handshake)
 
 
-class _Guest:
+class _Handshake:
     """A connection in its handshake."""
 
     def __init__(self, listener: Listener, loop: NodeLoop, accepted: socket.socket) -> None:
         self._listener = listener
         self._loop = loop
-        self._timer = "guest-%d" % id(self)
+        self._timer = "handshake-%d" % id(self)
         self._greeting = listener.greeting(connection.nonce())
         self._stream = Stream(loop.selector, accepted)
         self._stream.longest = LONGEST_GREETING_BYTES
-        self._stream.on_line = self._hear
-        self._stream.on_end = lambda why: self.leave()
-        loop.at(self._timer, GREET_S, self.leave)
+        self._stream.on_line = self._check
+        self._stream.on_end = lambda why: self.close()
+        loop.at(self._timer, GREET_S, self.close)
         self._stream.send(GREETING + self._greeting.encode("ascii") + b"\n")
 
-    def leave(self) -> None:
+    def close(self) -> None:
         """Close the connection."""
         self._loop.drop(self._timer)
         self._stream.close()
         self._listener.forget(self)
 
-    def _hear(self, line: bytes) -> None:
+    def _check(self, line: bytes) -> None:
         text = line.decode("ascii", "replace")
         answer, channel, received = self._listener.check(self._greeting, text)
         self._stream.send(answer.encode("ascii") + b"\n")
         if channel is None:
-            self.leave()
+            self.close()
             return
         self._loop.drop(self._timer)
         self._listener.forget(self)

@@ -37,7 +37,7 @@ class Row(NamedTuple):
     Args:
         address: Empty while its name does not resolve.
         port: Whether something listens on its control port; None if unknown.
-        line: Whether the control connection works; None if unknown.
+        has_control: Whether the control connection works; None if unknown.
         facts: What its entry has reported; empty before that.
         clock_ahead_s: How far its clock is ahead of the head's.
         trouble: What is wrong with it, empty for nothing.
@@ -48,7 +48,7 @@ class Row(NamedTuple):
     host: str
     address: str = ""
     port: bool | None = None
-    line: bool | None = None
+    has_control: bool | None = None
     facts: Mapping[str, Any] = {}
     clock_ahead_s: float = 0.0
     trouble: str = ""
@@ -118,7 +118,7 @@ def _cells(row: Row, head: Row) -> tuple[str, ...]:
         row.host,
         row.address or "-",
         _word(row.port, "open", "closed"),
-        _word(row.line, "yes", "no"),
+        _word(row.has_control, "yes", "no"),
         _word(is_same if facts else None, "same", "other"),
         str(facts.get("mpi", "-")),
         str(facts.get("python", "-")),

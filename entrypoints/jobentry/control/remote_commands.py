@@ -12,7 +12,6 @@ import os
 import pwd
 import selectors
 import socket
-from functools import partial
 from typing import Callable, Mapping
 
 from jobentry.contract import names
@@ -44,13 +43,13 @@ class RemoteCommands:
     ) -> None:
         self._where = where
         self._head = _names(head)
-        self._own = CommandRunner(where, loop, self._ran)
+        self._own = CommandRunner(where, loop, self.answered)
         self._workers = {name: worker for worker in workers for name in _names(worker.host)}
         self._lines = Lines()
         self._waiting: list[int] | None = []
         # Read and write: so it never ends when an agent closes it.
         self._asks = os.open(where.agent_requests, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-        loop.selector.register(self._asks, selectors.EVENT_READ, self._hear)
+        loop.selector.register(self._asks, selectors.EVENT_READ, self._read_requests)
 
     def open(self) -> None:
         """Forward the collected requests, and later ones at once."""
@@ -77,10 +76,7 @@ class RemoteCommands:
         """End the commands that run on this node."""
         self._own.kill()
 
-    def _ran(self, _word: str, *, number: int, lines: list[str], code: int | None) -> None:
-        self.answered(number, lines, code)
-
-    def _hear(self) -> None:
+    def _read_requests(self) -> None:
         for line in self._lines.feed(os.read(self._asks, 65536)):
             if self._waiting is None:
                 self._take(int(line))
@@ -99,7 +95,7 @@ class RemoteCommands:
         if worker is None:
             self.answered(number, [f"{host} is not a node of this job"], _NOT_RUN)
         else:
-            worker.send("run", number=number, command=command)
+            worker.send("run-command", number=number, command=command)
 
     def _find(self, host: str) -> RemoteWorker | None:
         """Return the worker with the name ``host`` in a host file.
@@ -136,12 +132,17 @@ class CommandRunner:
     """The worker's side: runs the commands that the head sends.
 
     Args:
-        send: Sends a message to the head.
+        on_output: Called with a command's number, lines of its output, and its exit code or None.
     """
 
-    def __init__(self, where: NodePaths, loop: NodeLoop, send: Callable[..., None]) -> None:
+    def __init__(
+        self,
+        where: NodePaths,
+        loop: NodeLoop,
+        on_output: Callable[[int, list[str], int | None], None],
+    ) -> None:
         self._loop = loop
-        self._send = send
+        self._on_output = on_output
         self._running: dict[int, ChildProcess] = {}
         user = _user()
         self._shell = user.pw_shell
@@ -152,11 +153,14 @@ class CommandRunner:
         argv = (self._shell, "-c", command)
         home = self._env["HOME"]
         cwd = home if os.path.isdir(home) else "/"
-        send = partial(self._send_output, number, None)
+
+        def on_lines(lines: list[str]) -> None:
+            self._on_output(number, lines, None)
+
         try:
-            self._running[number] = ChildProcess(self._loop, argv, self._env, cwd, send)
+            self._running[number] = ChildProcess(self._loop, argv, self._env, cwd, on_lines)
         except OSError as error:
-            self._send_output(number, _NOT_RUN, [f"starting {self._shell}: {error.strerror}"])
+            self._on_output(number, [f"starting {self._shell}: {error.strerror}"], _NOT_RUN)
 
     def check(self) -> None:
         """Report the commands that have ended."""
@@ -165,15 +169,12 @@ class CommandRunner:
             if end is not None:
                 del self._running[number]
                 code, lines = end
-                self._send_output(number, code if code >= 0 else 128 - code, lines)
+                self._on_output(number, lines, code if code >= 0 else 128 - code)
 
     def kill(self) -> None:
         """Kill the commands that have not been reported, and what they have started."""
         for child in self._running.values():
             child.kill()
-
-    def _send_output(self, number: int, code: int | None, lines: list[str]) -> None:
-        self._send("ran", number=number, lines=lines, code=code)
 
 
 def _user() -> pwd.struct_passwd:

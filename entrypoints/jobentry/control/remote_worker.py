@@ -14,7 +14,7 @@ from jobentry.contract.env import NodeEnv
 from jobentry.contract.exits import Failure
 from jobentry.control import connection, dial, early_ends
 from jobentry.control.connection import Link
-from jobentry.control.dial import Answer, Caller, Dial, Resolver, Step
+from jobentry.control.dial import Answer, Attempt, Dial, HeadIdentity, Resolver
 from jobentry.control.event_loop import NodeLoop
 from jobentry.control.listener import announced
 from jobentry.control.messages import Message
@@ -61,18 +61,18 @@ class RemoteWorker:
         # How it ended before it had answered, if the backend reports that.
         self.early_end: Failure | None = None
         self.clock_ahead_s = 0.0
-        self.step = Step()
+        self.attempt = Attempt()
         self._node = node
         self._port = 0
         self._loop = loop
         self._message = on_message
         self._on_lost = on_lost
         self._resolver: Resolver | None = None
-        self._caller = Caller(b"", "")
+        self._head = HeadIdentity(b"", "")
         self._begin()
 
     def _begin(self) -> None:
-        self.link = Link(self._heard, self._broke)
+        self.link = Link(self._received, self._disconnected)
         self._dial: Dial | None = None
         self._entry = ""
         self._pause_s = _PAUSE_S[0]
@@ -95,9 +95,9 @@ class RemoteWorker:
         """Return the seconds since a worker that had answered was last heard."""
         return 0.0 if self.is_absent else self.link.silent_s
 
-    def open(self, caller: Caller, resolver: Resolver, port: int) -> None:
+    def open(self, head: HeadIdentity, resolver: Resolver, port: int) -> None:
         """Start to look for the worker, and greet its entry."""
-        self._caller, self._resolver, self._port = caller, resolver, port
+        self._head, self._resolver, self._port = head, resolver, port
         self.link.send("hello")
         self._look()
 
@@ -107,24 +107,24 @@ class RemoteWorker:
             self.link.send(word, **values)
 
     def close(self) -> None:
-        """Give up the worker, and stop looking for it."""
+        """Close the connection, and never look for the worker again."""
+        self._close_connection()
+        self._resolver = None
+
+    def _close_connection(self) -> None:
         self._loop.drop(self._timer)
         if self._dial is not None:
             self._dial.stop()
             self._dial = None
         self.link.detach()
-        self._resolver = None
 
     def look_again(self) -> None:
         """Look for a new entry that replaces a lost worker."""
-        caller, resolver = self._caller, self._resolver
-        self.close()
+        self._close_connection()
         self.facts = {}
         self.is_idle = self.is_gone = self.has_left = False
         self._begin()
-        assert resolver is not None
         self._pause_s = _PAUSE_S[1]
-        self._caller, self._resolver = caller, resolver
         self.link.send("hello")
         self._later(_PAUSE_S[1])
 
@@ -157,7 +157,7 @@ class RemoteWorker:
         if self._resolver is None:
             return
         self._dial = Dial(
-            self._loop, self._caller, self.index, self.link.received, self._answered, self._failed
+            self._loop, self._head, self.index, self.link.received, self._answered, self._failed
         )
         if self._node.control_dir:
             place = announced(self._node.control_dir, self.index)
@@ -166,13 +166,13 @@ class RemoteWorker:
             else:
                 self._dial.start(*place)
             return
-        attempt = self._dial
+        dialing = self._dial
 
         def connect(address: str) -> None:
-            if attempt is not self._dial:
+            if dialing is not self._dial:
                 return
             if address:
-                attempt.start(address, self._port)
+                dialing.start(address, self._port)
             else:
                 self._failed(dial.NO_NAME)
 
@@ -186,30 +186,30 @@ class RemoteWorker:
             return
         self._entry = answer.entry
         self._dead_since = self._closed_since = None
-        self.step = Step(answer.address, True, "its entry has not answered", _NO_ENTRY)
+        self.attempt = Attempt(answer.address, True, "its entry has not answered", _NO_ENTRY)
         self.link.attach(answer.stream, answer.channel, answer.received)
 
-    def _failed(self, step: Step) -> None:
+    def _failed(self, attempt: Attempt) -> None:
         self._dial = None
         now = time.monotonic()
         if not self._entry:
-            self._not_up(step)
+            self._not_up(attempt)
             return
-        if not step.is_dead:
+        if not attempt.is_dead:
             self._dead_since = None
         elif self._dead_since is None:
             self._dead_since = now
         limits = ((self._dead_since, _DEAD_S), (self._closed_since, _CLOSED_S))
         if any(since is not None and now - since >= limit_s for since, limit_s in limits):
             self._lose("its connection ended")
-        elif step.is_dead or self._closed_since is not None:
+        elif attempt.is_dead or self._closed_since is not None:
             self._later(_AGAIN_S)
         elif not self.link.is_attached or self.link.silent_s >= connection.SILENT_S:
             self._later(_SILENT_AGAIN_S if self.link.silent_s >= connection.SILENT_S else 1.0)
 
-    def _not_up(self, step: Step) -> None:
+    def _not_up(self, attempt: Attempt) -> None:
         """Try again, unless the worker has ended before it answered."""
-        self.step = step
+        self.attempt = attempt
         self.early_end = early_ends.reported(self._node, self.index)
         if self.early_end is not None:
             self._lose(self.early_end.message)
@@ -217,7 +217,7 @@ class RemoteWorker:
         self._later(self._pause_s)
         self._pause_s = min(_GROWTH * self._pause_s, _PAUSE_S[1])
 
-    def _broke(self, why: str) -> None:
+    def _disconnected(self, why: str) -> None:
         """The connection has ended."""
         if self.is_gone:
             return
@@ -231,15 +231,13 @@ class RemoteWorker:
         self.reason = reason
         was_ready = self.is_ready
         self.is_gone = True
-        resolver = self._resolver
-        self.close()
-        self._resolver = resolver
+        self._close_connection()
         if was_ready or self.early_end:
             self._on_lost(self)
         else:
             self.look_again()
 
-    def _heard(self, message: Message) -> None:
+    def _received(self, message: Message) -> None:
         word, values = message
         if word == "ready":
             self.facts = values

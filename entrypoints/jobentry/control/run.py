@@ -170,7 +170,7 @@ class Run:
         deadline = time.monotonic() + CLEAN_UP_S
         while self._dirty and not self._stop.has_begun and time.monotonic() < deadline:
             self._loop.step()
-        self._loop.hear_ranks()
+        self._loop.read_events()
         may_start = startup_timeout.may_try_again(self._attempt, self._started)
         if not self._stop.has_begun and not may_start:
             self._give_up(Failure(message=_LATE_RANK, exit_code=exits.ENTRY_FAILED))
@@ -256,7 +256,7 @@ class Run:
         if self._elastic is not None and self._elastic.can_go_on_without(failure.node):
             return
         # Our signal must not reach the rank to blame while it still writes its backtrace.
-        self._stop.rank_failed(CAUSE_S if end.is_left_alone else 0.0)
+        self._stop.rank_failed(CAUSE_S if end.has_lost_connection else 0.0)
 
     # -- the end ----------------------------------------------------------------------------------
 

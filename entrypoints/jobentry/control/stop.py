@@ -7,19 +7,17 @@ from __future__ import annotations
 
 import signal
 import time
-from typing import TYPE_CHECKING, Callable
+from typing import Callable
 
 from jobentry.contract import exits
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.exits import Failure
 from jobentry.control.event_loop import ABORT_S, PASSED_SIGNALS, NodeLoop
 from jobentry.control.launch_processes import LaunchProcesses
+from jobentry.control.remote_commands import RemoteCommands
 from jobentry.control.verdict import Outcome
 from jobentry.control.worker_pool import WorkerPool
 from jobentry.log import log_message
-
-if TYPE_CHECKING:
-    from jobentry.control.remote_commands import RemoteCommands
 
 # Seconds that the launcher of a worker may take to end when everything is killed.
 _KILLED_S = 2.0
@@ -37,18 +35,23 @@ class Stop:
     """
 
     def __init__(
-        self, node: NodeEnv, loop: NodeLoop, pool: WorkerPool, launcher: LaunchProcesses
+        self,
+        node: NodeEnv,
+        loop: NodeLoop,
+        pool: WorkerPool,
+        launcher: LaunchProcesses,
+        commands: RemoteCommands | None,
     ) -> None:
         self.outcome: Outcome | None = None
         self.lost_nodes: list[Failure] = []
         self.has_rank_failed = False
         self.requested_at: float | None = None
         self.on_killed: Callable[[], None] = lambda: None
-        self.commands: RemoteCommands | None = None
         self._node = node
         self._loop = loop
         self._pool = pool
         self._launcher = launcher
+        self._commands = commands
 
     @property
     def has_begun(self) -> bool:
@@ -142,7 +145,7 @@ class Stop:
         self._loop.ranks.note_end()
         # mpirun's daemons on the workers notice its end; SIGTERM may not end it (5.0.11).
         self._launcher.kill()
-        if self.commands is not None:
-            self.commands.kill()
+        if self._commands is not None:
+            self._commands.kill()
         self._loop.ranks.kill()
         self._loop.ranks.release()

@@ -59,21 +59,21 @@ class RankEnd(NamedTuple):
         return self.failure.exit_code != 0 and not by_request
 
     @property
-    def is_left_alone(self) -> bool:
+    def has_lost_connection(self) -> bool:
         """Whether it looks like a rank that lost its connection to one that is about to end."""
         if self.failure.signal is not None:
             return False
-        return self.is_left_by_mpi or bool(_LOST_CONNECTION.search(self.failure.message))
+        return self.is_ended_by_mpi or bool(_LOST_CONNECTION.search(self.failure.message))
 
     @property
-    def is_left_by_mpi(self) -> bool:
+    def is_ended_by_mpi(self) -> bool:
         """Whether Open MPI ended it because another rank, or mpirun's daemon, was gone."""
-        return self.failure.exit_code in _LEFT_ALONE and self.failure.signal is None
+        return self.failure.exit_code in _ENDED_BY_MPI and self.failure.signal is None
 
     @property
     def is_consequence(self) -> bool:
         """Whether something else must have ended it."""
-        return self.is_left_by_mpi or not self.is_reported
+        return self.is_ended_by_mpi or not self.is_reported
 
 
 class LaunchEnd(NamedTuple):
@@ -231,18 +231,18 @@ _LOST_CONNECTION = re.compile(
 )
 # With 14, Open MPI 5.0.11 ends a rank whose connection another rank has closed, and its message may
 # come too late; with 195 or 205, Open MPI 4.1 ends a rank whose daemon is gone.
-_LEFT_ALONE = frozenset((14, 195, 205))
+_ENDED_BY_MPI = frozenset((14, 195, 205))
 
 
 def _distance(end: RankEnd, earliest: float, *, is_victim: bool) -> int:
     """Return how far an end is likely to be from the first cause."""
     if not end.is_reported:
         return 5
-    # A script's own word, a signal or a code of its own says more than the library's code.
-    if is_victim or end.is_left_by_mpi:
+    # A script's own report, a signal or a code of its own says more than the library's code.
+    if is_victim or end.is_ended_by_mpi:
         return _VICTIMS
     # It may be a connection of the script's own, so with nobody else to blame it is the cause.
-    if end.is_left_alone:
+    if end.has_lost_connection:
         return 2
     if not end.was_asked_to_end:
         return 0
@@ -255,7 +255,8 @@ def _left_early(
     """Return the end of a rank that left with 0 and without MPI_Finalize, if that is the cause.
 
     Args:
-        failed: The first of those that ended because of it; with none, mpirun's word is needed.
+        failed: The first of those that ended because of it; if there is none,
+            mpirun must have reported the rank.
     """
     named = [int(rank) for line in launch_end.lines for rank in _IMPROPER.findall(line)]
     early = [

@@ -6,7 +6,7 @@ import os
 import signal
 import socket
 import time
-from typing import TYPE_CHECKING, Any, Callable, NamedTuple
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Sequence
 
 from jobentry.contract import exits, names
 from jobentry.contract.env import NodeEnv
@@ -22,6 +22,7 @@ from jobentry.control.event_loop import (
 from jobentry.control.launch_processes import LaunchProcesses
 from jobentry.control.messages import Message
 from jobentry.control.mpirun_cleanup import end_daemons, remove_sessions
+from jobentry.control.remote_commands import CommandRunner
 from jobentry.errors import EntryError
 from jobentry.log import log_message
 from jobentry.node.journal import Journal
@@ -31,7 +32,6 @@ from jobentry.plan import LaunchPlan
 from jobentry.system.processes import adopt_orphans
 
 if TYPE_CHECKING:
-    from jobentry.control.remote_commands import CommandRunner
     from jobentry.staging.outputs import Outputs
 
 _TICK_S = 1.0
@@ -97,19 +97,19 @@ class Worker:
         self._loop = NodeLoop(node, paths)
         self._loop.own.update(own)
         self._loop.on_end = self._rank_ended
-        self._loop.on_start = lambda rank: self._send("start", rank=rank)
+        self._loop.on_start = lambda rank: self._send("rank-started", rank=rank)
         self._loop.on_signal = self._signalled
         self._plan = plan
         self._launcher = LaunchProcesses(self._loop, is_quiet=lambda: self._is_stopping)
         self._paths = paths
-        self._commands: CommandRunner | None = None
+        self._commands = CommandRunner(paths, self._loop, self._command_output)
         self._has_launched = False
-        self._is_served_no_more = False
+        self._has_server_ended = False
         self._was_greeted = False
         self._has_head = False
         self._ticked_at = time.monotonic()
         self._reported_s = connection.SILENT_S
-        self._link = Link(self._obey, self._broke)
+        self._link = Link(self._handle, self._disconnected)
         self._listener = listener.Listener(
             self._loop,
             control_socket.server,
@@ -149,9 +149,8 @@ class Worker:
         self._loop.at("tick", _TICK_S, self._tick)
         while self._code is None:
             self._loop.step()
-            self._watch_starters()
-            if self._commands is not None:
-                self._commands.check()
+            self._check_launcher()
+            self._commands.check()
             if self._is_stopping and not self._loop.ranks.running:
                 self._is_stopping = False
                 self._send("idle")
@@ -161,10 +160,10 @@ class Worker:
             self._journal.end(name)
         return self._code
 
-    def aside(self, work: Callable[[], str]) -> str:
+    def run_in_thread(self, work: Callable[[], str]) -> str:
         """Run ``work`` while this node continues to answer its head, and return its result."""
         try:
-            return self._loop.run_aside(work, lambda: is_late(self.stopped_at, self._node))
+            return self._loop.run_in_thread(work, lambda: is_late(self.stopped_at, self._node))
         except TimeoutError:
             return "storing the outputs was not done in time when the job was stopped"
 
@@ -187,7 +186,7 @@ class Worker:
 
     # -- the head ---------------------------------------------------------------------------------
 
-    def _broke(self, why: str) -> None:
+    def _disconnected(self, why: str) -> None:
         """Handle the end of the connection; a running head reconnects at once."""
         if not self._has_head:
             return
@@ -219,7 +218,7 @@ class Worker:
             log_message(f"the head ({self._node.hosts[0]}) is gone: ending the ranks of this node")
             self._code = exits.ENTRY_FAILED
 
-    def _obey(self, message: Message) -> None:
+    def _handle(self, message: Message) -> None:
         self._loop.drop("head")
         word, values = message
         if word == "hello":
@@ -231,7 +230,7 @@ class Worker:
             self._send("ready", **self._facts(), at_s=time.time())
         elif word == "bye":
             self._has_head = False
-        elif word == "end":
+        elif word == "job-ended":
             self._code = values["code"]
             self.is_over = values["is_over"]
             if values["reason"] and not self._loop.ranks.wrappers:
@@ -241,12 +240,13 @@ class Worker:
                 )
         elif word == "launch":
             self._launch()
-        elif word == "run":
-            self._run(values["number"], values["command"])
+        elif word == "run-command":
+            # Of mpirun, to start its daemon here.
+            self._commands.run(values["number"], values["command"])
         else:
-            self._obey_on_ranks(word, values)
+            self._handle_for_ranks(word, values)
 
-    def _obey_on_ranks(self, word: str, values: dict[str, Any]) -> None:
+    def _handle_for_ranks(self, word: str, values: dict[str, Any]) -> None:
         ranks = self._loop.ranks
         if word == "end-ranks":
             self._is_stopping = True
@@ -258,11 +258,11 @@ class Worker:
         elif word == "kill":
             ranks.note_end()
             self._launcher.kill()
-            self._end_commands()
+            self._commands.kill()
             ranks.kill()
             ranks.release()
         elif word == "clean-up":
-            self._end_commands()
+            self._commands.kill()
             ranks.kill()
             ranks.release()
             remove_sessions(end_daemons(self._paths.node_dir))
@@ -270,17 +270,8 @@ class Worker:
         elif word == "signal":
             ranks.pass_on(values["number"])
 
-    def _run(self, number: int, command: str) -> None:
-        """Run mpirun's command for this node, which starts its daemon."""
-        if self._commands is None:
-            from jobentry.control.remote_commands import CommandRunner
-
-            self._commands = CommandRunner(self._paths, self._loop, self._send)
-        self._commands.run(number, command)
-
-    def _end_commands(self) -> None:
-        if self._commands is not None:
-            self._commands.kill()
+    def _command_output(self, number: int, lines: list[str], code: int | None) -> None:
+        self._send("command-output", number=number, lines=lines, code=code)
 
     def _launch(self) -> None:
         """Start the ranks of this node, for a launcher with which every node does so."""
@@ -288,24 +279,26 @@ class Worker:
         fault = self._launcher.start(self._plan.processes, self._plan.cwd)
         if fault:
             log_message(fault)
-            self._has_launched = False
-            self._send("over", name=self._launcher.name, code=exits.NOT_FOUND, lines=[fault])
+            self._launcher_ended(exits.NOT_FOUND, [fault])
 
-    def _watch_starters(self) -> None:
+    def _launcher_ended(self, code: int, lines: Sequence[str]) -> None:
+        self._has_launched = False
+        self._send("launcher-ended", name=self._launcher.name, code=code, lines=list(lines))
+
+    def _check_launcher(self) -> None:
         launcher = self._launcher
         are_running = launcher.are_running
         end = launcher.server_end
-        if end is not None and not self._is_served_no_more:
-            self._is_served_no_more = True
-            self._send("served-no-more", name=end.name, code=end.code, lines=list(end.lines))
+        if end is not None and not self._has_server_ended:
+            self._has_server_ended = True
+            self._send("server-ended", name=end.name, code=end.code, lines=list(end.lines))
         if self._has_launched and not are_running:
-            self._has_launched = False
-            self._send("over", name=launcher.name, code=launcher.code, lines=list(launcher.lines))
+            self._launcher_ended(launcher.code, launcher.lines)
 
     def _rank_ended(self, end: End) -> None:
         failure = self._loop.ranks.failure(end, self._node.node, self._node.host)
         self._send(
-            "end",
+            "rank-ended",
             rank=end.rank,
             at_s=end.at_s,
             was_asked_to_end=end.was_asked_to_end,

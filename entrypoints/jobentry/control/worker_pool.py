@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import resource
 import time
-from typing import TYPE_CHECKING, Any, Callable, Sequence
+from typing import Any, Callable, Sequence
 
 from jobentry.contract.env import NodeEnv
-from jobentry.control import connection
+from jobentry.control import connection, node_table
+from jobentry.control.dial import HeadIdentity, Resolver
 from jobentry.control.event_loop import NodeLoop
 from jobentry.control.messages import Message
 from jobentry.control.remote_worker import RemoteWorker
 from jobentry.log import log_message
-
-if TYPE_CHECKING:
-    from jobentry.control import node_table
 
 # Seconds before the first table of the nodes; the next follows when the wait has doubled.
 _LATE_S = 30.0
@@ -83,12 +81,10 @@ class WorkerPool:
         self._loop.at("late", _LATE_S, self._are_late)
         if not self.workers:
             return
-        from jobentry.control.dial import Caller, Resolver
-
-        caller = Caller(connection.secret(key), connection.nonce())
+        head = HeadIdentity(connection.secret(key), connection.nonce())
         resolver = Resolver(self._loop)
         for worker in self.workers:
-            worker.open(caller, resolver, port)
+            worker.open(head, resolver, port)
         self._loop.at("tick", _TICK_S, self._tick)
 
     def stop_looking(self, *, for_good: bool = True) -> None:
@@ -128,7 +124,7 @@ class WorkerPool:
         """
         self._is_ending = True
         self.stop_looking()
-        self.send("end", code=code, is_over=is_over, reason=reason)
+        self.send("job-ended", code=code, is_over=is_over, reason=reason)
         deadline = time.monotonic() + patience_s
         while time.monotonic() < deadline:
             if all(
@@ -143,10 +139,6 @@ class WorkerPool:
 
     def warnings(self) -> list[str]:
         """Return warnings, such as different clocks."""
-        if not self.workers:
-            return []
-        from jobentry.control import node_table
-
         ahead = [
             worker for worker in self.workers if abs(worker.clock_ahead_s) > node_table.CLOCK_S
         ]
@@ -161,26 +153,22 @@ class WorkerPool:
 
     def unfit(self) -> list[node_table.Row]:
         """Return the workers that are absent, or do not match the head."""
-        if not self.workers:
-            return []
-        from jobentry.control import node_table
-
-        head = node_table.Row(0, self._node.hosts[0], facts=self._facts)
-        rows = (_row(worker, head) for worker in self.workers)
-        return [row for row in rows if row.trouble]
+        return [row for row in self._rows()[1:] if row.trouble]
 
     def show(self, message: str = "") -> None:
         """Log the table of nodes, then ``message`` and hints."""
-        from jobentry.control import node_table
-
-        head = node_table.Row(0, self._node.hosts[0], facts=self._facts)
-        rows = [head, *(_row(worker, head) for worker in self.workers)]
+        rows = self._rows()
         log_message("the nodes after %.0f s:" % (time.monotonic() - self._begun))
         for line in node_table.lines(rows):
             log_message("  " + line)
         for line in [message, *node_table.hints(rows)]:
             if line:
                 log_message(line)
+
+    def _rows(self) -> list[node_table.Row]:
+        """Return the table of the nodes: the head, then the workers."""
+        head = node_table.Row(0, self._node.hosts[0], facts=self._facts)
+        return [head, *(_row(worker, head) for worker in self.workers)]
 
     def _are_late(self) -> None:
         waited_s = time.monotonic() - self._begun
@@ -230,15 +218,15 @@ def _named(workers: Sequence[RemoteWorker]) -> str:
 
 
 def _row(worker: RemoteWorker, head: node_table.Row) -> node_table.Row:
-    from jobentry.control import node_table
-
-    step = worker.step
-    is_open = step.is_listening if step.address else None
-    row = node_table.Row(worker.index, worker.host, step.address, is_open)
+    attempt = worker.attempt
+    is_open = attempt.is_listening if attempt.address else None
+    row = node_table.Row(worker.index, worker.host, attempt.address, is_open)
     if worker.is_ready:
-        known = row._replace(line=True, facts=worker.facts, clock_ahead_s=worker.clock_ahead_s)
+        known = row._replace(
+            has_control=True, facts=worker.facts, clock_ahead_s=worker.clock_ahead_s
+        )
         return node_table.compared(known, head)
-    return row._replace(line=step.line, trouble=step.trouble, hint=step.hint)
+    return row._replace(has_control=attempt.has_control, trouble=attempt.trouble, hint=attempt.hint)
 
 
 def _allow_open_files(workers: int) -> None:

@@ -119,8 +119,8 @@ def _sockets_of_nccl(node: NodeEnv, environ: Mapping[str, str], here: Here) -> C
     value, is_users = _value(node, environ, name)
     if value is None:
         return Choice({})
-    wanted = parse(value)
-    if any(wanted.has(interface.name) for interface in here.interfaces):
+    selected = parse(value)
+    if any(selected.has(interface.name) for interface in here.interfaces):
         return Choice({name: value})
     fault = _problem(node, name, value, "network interface", _shown(here))
     if is_users:
@@ -150,9 +150,9 @@ def _devices_of_nccl(node: NodeEnv, environ: Mapping[str, str], here: Here) -> C
     value, _ = _value(node, environ, name)
     if value is None:
         return Choice({})
-    wanted = parse(value)
+    selected = parse(value)
     # Excluded devices need not exist.
-    if wanted.is_exclude or any(wanted.has(device) for device in here.devices):
+    if selected.is_exclude or any(selected.has(device) for device in here.devices):
         return Choice({name: value})
     fault = _problem(node, name, value, "InfiniBand device", here.devices)
     return Choice({name: value}, (f"{fault}: NCCL will use sockets",))

@@ -101,18 +101,18 @@ class LocalRanks:
             if rank in programs
         }
 
-    def hear(self, line: str) -> tuple[str, End | None]:
-        """Take in a line from the FIFO of events; return its word, and the end that it reports.
+    def handle_event(self, line: str) -> tuple[str, End | None]:
+        """Handle a line from the FIFO of events; return its word, and the end that it reports.
 
         Scripts can write to the FIFO too: a line that makes no sense is ignored, and its word is
         empty.
         """
         try:
-            return self._hear(line)
+            return self._handle_event(line)
         except (ValueError, IndexError, KeyError, OverflowError):
             return "", None
 
-    def _hear(self, line: str) -> tuple[str, End | None]:
+    def _handle_event(self, line: str) -> tuple[str, End | None]:
         word, _, rest = line.partition(" ")
         if word not in ("start", "gone", "waits", "fail", "end"):
             return "", None

@@ -200,7 +200,7 @@ def _mpi(path: str, version: subprocess.Popen[bytes] | None, *, is_dry_run: bool
         )
     text = _output(version, "mpirun")
     program = str(version.args[0])  # type: ignore[index]
-    found = launchers.mpi(text)
+    found = launchers.parse_mpi_version(text)
     if found and found.is_supported:
         return Mpi(program, found.version, found.family)
     if found:

@@ -32,7 +32,7 @@ def test_a_message_is_read_as_it_was_written(word: str, values: dict[str, object
 
 
 @given(st.lists(st.binary(max_size=5).map(lambda line: line.replace(b"\n", b""))), st.data())
-def test_lines_are_put_together_however_the_stream_is_cut(lines: list[bytes], data: st.DataObject):
+def test_lines_are_reassembled_however_the_stream_is_split(lines: list[bytes], data: st.DataObject):
     stream = b"".join(line + b"\n" for line in lines) + b"rest"
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=5)))
     together = Lines()
@@ -68,7 +68,7 @@ def test_the_other_side_opens_what_one_has_sealed(lines: list[bytes]):
         pytest.param(lambda first, second: [b""], id="nothing"),
     ],
 )
-def test_a_line_that_was_touched_on_its_way_is_refused(
+def test_a_line_that_was_changed_in_transit_is_refused(
     spoil: Callable[[bytes, bytes], list[bytes]],
 ):
     head, worker = channels()
@@ -161,7 +161,7 @@ def test_messages_wait_for_the_first_connection(ends: Ends):
 
 
 @given(st.lists(st.sampled_from(["head", "worker", "step", "cut head", "cut worker"]), max_size=60))
-def test_no_message_is_lost_or_comes_twice_whenever_connections_break(actions: list[str]):
+def test_every_message_arrives_once_whenever_connections_break(actions: list[str]):
     ends = Ends()
     sent: dict[str, list[object]] = {"head": [], "worker": []}
     try:
@@ -184,7 +184,7 @@ def test_no_message_is_lost_or_comes_twice_whenever_connections_break(actions: l
         ends.close()
 
 
-def test_an_end_that_goes_is_reported_to_the_other(ends: Ends):
+def test_a_closed_connection_is_reported_to_the_other_side(ends: Ends):
     ends.connect()
     ends.worker.detach()
 

@@ -22,45 +22,45 @@ def members(tmp_path):
 
 
 @pytest.fixture
-def told(tmp_path):
+def written(tmp_path):
     """What the driver reads."""
     return lambda: json.loads(Path(tmp_path, "members").read_bytes())
 
 
-def test_the_driver_gets_the_available_nodes(members, told):
-    members.come(0)
+def test_the_driver_gets_the_available_nodes(members, written):
+    members.add(0)
     few = members.are_enough
-    members.come(2)
+    members.add(2)
 
     assert (few, members.are_enough) == (False, True)
-    assert told() == {"a": [0, "a"], "c": [2, "c"]}
+    assert written() == {"a": [0, "a"], "c": [2, "c"]}
 
 
-def test_a_returning_node_gets_a_new_name(members, told):
+def test_a_returning_node_gets_a_new_name(members, written):
     """The driver never reuses a name that it has removed."""
     for index in range(3):
-        members.come(index)
-    members.go(1)
-    without = told()
-    members.come(1)
-    members.go(1)
-    members.come(1)
+        members.add(index)
+    members.remove(1)
+    without = written()
+    members.add(1)
+    members.remove(1)
+    members.add(1)
 
     assert without == {"a": [0, "a"], "c": [2, "c"]}
-    assert told() == {"a": [0, "a"], "b~3": [1, "b"], "c": [2, "c"]}
+    assert written() == {"a": [0, "a"], "b~3": [1, "b"], "c": [2, "c"]}
 
 
-def test_a_node_with_a_failed_rank_is_left_out_until_it_returns(members, told):
+def test_a_node_with_a_failed_rank_is_left_out_until_it_returns(members, written):
     for index in range(3):
-        members.come(index)
-    before = told()
-    members.strike(1)
-    members.strike(1)
+        members.add(index)
+    before = written()
+    members.exclude(1)
+    members.exclude(1)
     two = members.count
-    members.strike(2)
+    members.exclude(2)
     few = members.are_enough
-    members.go(2)
-    members.come(2)
+    members.remove(2)
+    members.add(2)
 
     assert (two, few, members.are_enough) == (2, False, True)
     assert before == {"a": [0, "a"], "b": [1, "b"], "c": [2, "c"]}

@@ -895,21 +895,21 @@ node = NodeEnv(node_dir=sys.argv[1])
 where = paths.node_paths({"HOME": sys.argv[1]}, node)
 os.makedirs(where.log_dir, exist_ok=True)
 os.mkfifo(where.events)
-# Nobody's child here, as the door of a rank is mpirun's: no SIGCHLD tells of its end.
+# Not our child, as the wrapper of a rank is mpirun's: no SIGCHLD reports its end.
 text = subprocess.run(
     ["sh", "-c", "sleep 600 >/dev/null & echo $!"], stdout=subprocess.PIPE, check=True
 ).stdout
-door = int(text)
+wrapper = int(text)
 loop = event_loop.NodeLoop(node, where)
 ends = []
 loop.on_end = ends.append
 with open(where.events, "w") as events:
-    events.write("start 0 %d %d\\n" % (door, door))
+    events.write("start 0 %d %d\\n" % (wrapper, wrapper))
 while not loop.ranks.wrappers:
     loop.step()
 # What is left of the start wakes the loop no more.
-loop.hear_ranks()
-os.kill(door, signal.SIGKILL)
+loop.read_events()
+os.kill(wrapper, signal.SIGKILL)
 while not ends:
     loop.step()
 print(ends[0].rank, int(ends[0].signal), ends[0].is_reported)

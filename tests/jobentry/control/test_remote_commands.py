@@ -27,14 +27,14 @@ class Far:
 
     def __init__(self, host: str) -> None:
         self.host = host
-        self.told: list[tuple[str, dict[str, Any]]] = []
+        self.sent: list[tuple[str, dict[str, Any]]] = []
 
     def send(self, word: str, **values: Any) -> None:
-        self.told.append((word, values))
+        self.sent.append((word, values))
 
 
 class Head:
-    """A head's loop and desk, and the agents that ask it."""
+    """A head's loop and its remote commands, and the agents that ask it."""
 
     def __init__(self, folder: Path) -> None:
         place = str(folder)
@@ -62,7 +62,7 @@ class Head:
         """Run the loop until a condition holds."""
         deadline = time.monotonic() + 60
         while not claim():
-            assert time.monotonic() < deadline, self.far.told
+            assert time.monotonic() < deadline, self.far.sent
             self.loop.step()
 
 
@@ -93,9 +93,9 @@ def test_a_command_goes_to_the_worker_byte_for_byte(head: Head, host: str):
     head.commands.open()
     process = head.ask(host, COMMAND)
 
-    head.until(lambda: head.far.told)
-    [(word, values)] = head.far.told
-    assert (word, values["command"]) == ("run", COMMAND)
+    head.until(lambda: head.far.sent)
+    [(word, values)] = head.far.sent
+    assert (word, values["command"]) == ("run-command", COMMAND)
     head.commands.answered(values["number"], ["exit 7", " a  b\\n ü "], None)
     head.commands.answered(values["number"], ["say it"], 3)
 
@@ -107,25 +107,25 @@ def test_a_command_goes_to_the_worker_byte_for_byte(head: Head, host: str):
 def test_the_users_host_file_may_contain_addresses(head: Head):
     head.commands.open()
     head.ask("127.0.0.1", "true")
-    stranger = head.ask("127.0.0.2", "true")
+    unknown = head.ask("127.0.0.2", "true")
 
-    head.until(lambda: head.near.told and stranger.poll() is not None)
+    head.until(lambda: head.near.sent and unknown.poll() is not None)
 
-    assert [values["command"] for _, values in head.near.told] == ["true"]
-    assert stranger.returncode == 255
+    assert [values["command"] for _, values in head.near.sent] == ["true"]
+    assert unknown.returncode == 255
 
 
 def test_commands_wait_until_all_workers_are_connected(head: Head):
     first = head.ask("b", "one")
     second = head.ask("b", "two")
     head.until(lambda: len(head.commands._waiting or []) == 2)
-    assert head.far.told == []
+    assert head.far.sent == []
     assert first.poll() is None
     assert second.poll() is None
 
     head.commands.open()
 
-    assert sorted(values["command"] for _, values in head.far.told) == ["one", "two"]
+    assert sorted(values["command"] for _, values in head.far.sent) == ["one", "two"]
 
 
 def test_an_unknown_host_is_an_error_for_mpirun(head: Head):
@@ -140,11 +140,11 @@ def test_an_unknown_host_is_an_error_for_mpirun(head: Head):
 def test_a_command_whose_agent_is_gone_does_no_harm(head: Head):
     head.commands.open()
     process = head.ask("b", "true")
-    head.until(lambda: head.far.told)
+    head.until(lambda: head.far.sent)
     process.kill()
     process.wait()
 
-    head.commands.answered(head.far.told[0][1]["number"], ["late"], 0)
+    head.commands.answered(head.far.sent[0][1]["number"], ["late"], 0)
 
     assert not list(Path(head.where.node_dir).glob("ask-*"))
 

@@ -279,9 +279,9 @@ def test_a_job_that_failed_is_never_a_success(ends: list[RankEnd], code: int, li
 
 
 def test_the_exit_of_a_rank_that_lost_its_peer_is_recognised():
-    assert end(3, 14).is_left_alone
-    assert not end(3, 7).is_left_alone
-    assert left(3).is_left_alone
+    assert end(3, 14).has_lost_connection
+    assert not end(3, 7).has_lost_connection
+    assert left(3).has_lost_connection
 
 
 def test_a_rank_that_exits_with_0_may_be_the_cause_of_an_earlier_failure():

@@ -63,7 +63,7 @@ class Watch(Head):
 
     def end(self, code: int) -> int:
         """Tell the worker how the job ended, confirm that it has left; return its exit code."""
-        self.say("end", code=code, is_over=True, reason="")
+        self.say("job-ended", code=code, is_over=True, reason="")
         self.hear("left")
         self.say("bye")
         return self.process.wait(60)
@@ -91,7 +91,7 @@ def test_a_launcher_that_cannot_be_started_is_reported_at_once(watch: Any, first
     head.say("launch")
 
     fault = "starting /no/such/torchrun: No such file or directory"
-    assert head.hear("over") == {"name": "torchrun", "code": 127, "lines": [fault]}
+    assert head.hear("launcher-ended") == {"name": "torchrun", "code": 127, "lines": [fault]}
     path = Path(f"/proc/{head.process.pid}/task/{head.process.pid}/children")
     deadline = time.monotonic() + 30
     while any(is_running(int(child)) for child in path.read_text().split()):
@@ -102,7 +102,7 @@ def test_a_launcher_that_cannot_be_started_is_reported_at_once(watch: Any, first
 
 def test_a_worker_stays_until_the_head_knows_that_its_outputs_are_stored(watch: Any):
     head = watch()
-    head.say("end", code=0, is_over=True, reason="")
+    head.say("job-ended", code=0, is_over=True, reason="")
     head.hear("left")
 
     with pytest.raises(subprocess.TimeoutExpired):
@@ -114,7 +114,7 @@ def test_a_worker_stays_until_the_head_knows_that_its_outputs_are_stored(watch: 
 
 def test_a_worker_repeats_why_its_head_leaves_before_there_are_ranks(watch: Any):
     head = watch()
-    head.say("end", code=125, is_over=False, reason="looking for mpirun: not found on PATH")
+    head.say("job-ended", code=125, is_over=False, reason="looking for mpirun: not found on PATH")
     head.hear("left")
     head.say("bye")
 
@@ -149,13 +149,13 @@ def test_a_head_that_connects_again_finds_the_worker_as_it_was(watch: Any):
     if head.has == "1":
         head.sent = 1
         head.say("launch")
-    head.hear("over")
+    head.hear("launcher-ended")
     head.received -= 1
     head.close()
     head.open()
 
     assert head.has == "2"
-    head.hear("over")
+    head.hear("launcher-ended")
     assert head.end(3) == 3
 
 
@@ -181,29 +181,31 @@ def test_a_launcher_that_ends_is_reported_with_its_last_lines(watch: Any):
     head = watch(("torchrun", ["sh", "-c", "echo one; echo two >&2; exit 3"]))
     head.say("launch")
 
-    assert head.hear("over") == {"name": "torchrun", "code": 3, "lines": ["one", "two"]}
+    assert head.hear("launcher-ended") == {"name": "torchrun", "code": 3, "lines": ["one", "two"]}
     assert head.end(3) == 3
 
 
 def test_a_worker_runs_mpiruns_command_in_the_users_shell(watch: Any):
     head = watch()
-    head.say("run", number=4, command='echo "$CLOUDJOB_NODE_DIR" "${PYTHONPATH-none}"; exit 3')
+    head.say(
+        "run-command", number=4, command='echo "$CLOUDJOB_NODE_DIR" "${PYTHONPATH-none}"; exit 3'
+    )
 
-    told = head.hear("ran")
-    while told["code"] is None:
-        more = head.hear("ran")
-        told = {**more, "lines": told["lines"] + more["lines"]}
-    assert told == {"number": 4, "lines": [f"{head.folder} none"], "code": 3}
-    head.say("run", number=5, command="sleep 600")
+    output = head.hear("command-output")
+    while output["code"] is None:
+        more = head.hear("command-output")
+        output = {**more, "lines": output["lines"] + more["lines"]}
+    assert output == {"number": 4, "lines": [f"{head.folder} none"], "code": 3}
+    head.say("run-command", number=5, command="sleep 600")
     head.say("kill")
-    assert head.hear("ran") == {"number": 5, "lines": [], "code": 137}
+    assert head.hear("command-output") == {"number": 5, "lines": [], "code": 137}
     assert head.end(0) == 0
 
 
 def test_a_worker_does_not_wait_for_a_daemon(watch: Any):
     """Processes that it starts may outlive it, as mpirun's daemon does."""
     head = watch()
-    head.say("run", number=1, command="setsid sleep 600 <&- >&- 2>&- & exit 0")
+    head.say("run-command", number=1, command="setsid sleep 600 <&- >&- 2>&- & exit 0")
 
-    assert head.hear("ran") == {"number": 1, "lines": [], "code": 0}
+    assert head.hear("command-output") == {"number": 1, "lines": [], "code": 0}
     assert head.end(0) == 0

@@ -47,11 +47,11 @@ def obey(message):
         link.send("ready", at_s=time.time() + 3600 * (kind == "ahead"), **facts)
     if message.word == "hello" and kind == "leaves":
         link.send("left", trouble="")
-    if message.word == "end" and kind == "lost":
+    if message.word == "job-ended" and kind == "lost":
         os.kill(os.getpid(), 9)
-    if message.word == "end" and kind == "frozen":
+    if message.word == "job-ended" and kind == "frozen":
         os.kill(os.getpid(), signal.SIGSTOP)
-    if message.word == "end":
+    if message.word == "job-ended":
         link.send("left", trouble="no room" if kind == "full" else "")
     if message.word == "count":
         for number in range(100):
@@ -219,7 +219,7 @@ def test_a_worker_with_another_key_is_reported_with_a_hint(watch: Callable[..., 
     head.until(lambda: [row for row in head.workers.unfit() if row.trouble == trouble])
 
     (row,) = [row for row in head.workers.unfit() if row.node == 2]
-    assert row.line is False
+    assert row.has_control is False
     assert "CLOUDJOB_SSH_KEY" in row.hint
 
 
@@ -298,7 +298,7 @@ def test_other_connections_do_not_block_the_head(watch: Callable[..., Watch]):
         for stranger, words in zip(
             strangers, [b"", b"GET / HTTP/1.1\r\n\r\n", b"0" * 5000, b"\xff \xff 0 \xff\n"]
         ):
-            assert stranger.recv(19) == b"cloudjob-control 1 "
+            assert stranger.recv(19) == b"cloudjob-control 2 "
             stranger.sendall(words)
         head.workers.open(KEY, 0)
 

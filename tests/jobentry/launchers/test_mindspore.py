@@ -152,7 +152,7 @@ if sys.argv[1:2] == ["--rank"]:
 UGLY = ("--worker", "", "a b", "'\"", "%s %%", "\udcff\n", "--", "-I")
 
 
-def run_door(environ: dict[str, str], tmp_path) -> str:
+def run_wrapper_script(environ: dict[str, str], tmp_path) -> str:
     """Run the program that msrun starts instead of a script, and return its output."""
     folder = tmp_path / "entry"
     folder.mkdir()
@@ -170,7 +170,7 @@ def test_the_wrapper_that_msrun_starts_has_exact_arguments_and_variables(tmp_pat
     """The parser of msrun never sees the script's arguments; changes for msrun are undone."""
     given = {"MS_ROLE": "MS_WORKER", "MS_NODE_ID": "3", "PATH": "/changed", "GLOG_v": "3"}
 
-    argv, variables = eval(run_door(given, tmp_path))
+    argv, variables = eval(run_wrapper_script(given, tmp_path))
 
     assert argv == ["--rank", "--", "./x", *UGLY]
     assert {**dict(variables), "LC_CTYPE": ""} == {
@@ -184,7 +184,7 @@ def test_the_wrapper_that_msrun_starts_has_exact_arguments_and_variables(tmp_pat
 
 
 def test_a_scheduler_started_by_msrun_exits_at_once(tmp_path):
-    assert run_door({"MS_ROLE": "MS_SCHED"}, tmp_path) == ""
+    assert run_wrapper_script({"MS_ROLE": "MS_SCHED"}, tmp_path) == ""
 
 
 def test_ranks_of_mpirun_form_a_cluster_on_a_cpu():

@@ -44,7 +44,7 @@ def start(processes: list[subprocess.Popen[bytes]], command: str = "exec sleep 6
 def test_processes_that_a_rank_waits_for_are_reported(
     ranks: LocalRanks, capsys: pytest.CaptureFixture[str]
 ):
-    assert ranks.hear("waits 3 2 python train.py; sleep 9") == ("waits", None)
+    assert ranks.handle_event("waits 3 2 python train.py; sleep 9") == ("waits", None)
     assert capsys.readouterr().err == (
         "jobentry: rank 3: its script has ended, but it started processes that still run"
         " (2: python train.py; sleep 9); the rank waits for them\n"
@@ -52,15 +52,15 @@ def test_processes_that_a_rank_waits_for_are_reported(
 
 
 def test_a_started_rank_is_known_by_its_processes(ranks: LocalRanks):
-    assert ranks.hear("start 3 100 101") == ("start", None)
+    assert ranks.handle_event("start 3 100 101") == ("start", None)
     assert (ranks.wrappers, ranks.running) == ({3: 100}, [3])
 
 
 def test_the_end_of_a_rank_is_reported(ranks: LocalRanks):
     """The line holds all there is to know; the message may have blanks."""
-    ranks.hear("start 3 100 101")
+    ranks.handle_event("start 3 100 101")
 
-    assert ranks.hear("end 3 139 11 0 12.5 ") == ("end", End(3, 139, 11, False, 12.5, ""))
+    assert ranks.handle_event("end 3 139 11 0 12.5 ") == ("end", End(3, 139, 11, False, 12.5, ""))
     assert ranks.running == []
 
 
@@ -76,9 +76,9 @@ def test_the_end_of_a_rank_is_reported(ranks: LocalRanks):
 )  # fmt: skip
 def test_an_invalid_line_is_ignored(ranks: LocalRanks, line: str):
     """Any script can write to the FIFO."""
-    ranks.hear("start 3 100 101")
+    ranks.handle_event("start 3 100 101")
 
-    assert ranks.hear(line) == ("", None)
+    assert ranks.handle_event(line) == ("", None)
     assert (ranks.wrappers, ranks.running, ranks.ends) == ({3: 100}, [3], {})
 
 
@@ -90,20 +90,20 @@ def test_a_line_without_an_end_is_dropped():
 
 
 def test_a_failed_rank_counts_as_running_until_it_has_exited(ranks: LocalRanks):
-    ranks.hear("start 0 100 101")
-    word, end = ranks.hear("fail 0 1 0 0 1.5 ValueError: a  b")
+    ranks.handle_event("start 0 100 101")
+    word, end = ranks.handle_event("fail 0 1 0 0 1.5 ValueError: a  b")
 
     assert (word, end) == ("fail", End(0, 1, 0, False, 1.5, "ValueError: a  b"))
     assert ranks.running == [0]
-    assert ranks.hear("gone 0") == ("gone", None)
+    assert ranks.handle_event("gone 0") == ("gone", None)
     assert (ranks.running, ranks.ends) == ([], {0: end})
 
 
 def test_a_killed_rank_wrapper_is_noticed(
     ranks: LocalRanks, processes: list[subprocess.Popen[bytes]], until: Callable[..., None]
 ):
-    door, program = start(processes, "exit 0"), start(processes)
-    ranks.hear("start 2 %d %d" % (door, program))
+    wrapper, program = start(processes, "exit 0"), start(processes)
+    ranks.handle_event("start 2 %d %d" % (wrapper, program))
     until(lambda: ranks.missing)
     (end,) = ranks.lost()
 
@@ -115,9 +115,9 @@ def test_a_killed_rank_wrapper_is_noticed(
 def test_killing_a_wrapper_after_a_failure_is_not_a_second_failure(
     ranks: LocalRanks, processes: list[subprocess.Popen[bytes]], until: Callable[..., None]
 ):
-    door = start(processes, "exit 0")
-    ranks.hear("start 2 %d %d" % (door, door))
-    end = ranks.hear("fail 2 1 0 0 1.0 Error")[1]
+    wrapper = start(processes, "exit 0")
+    ranks.handle_event("start 2 %d %d" % (wrapper, wrapper))
+    end = ranks.handle_event("fail 2 1 0 0 1.0 Error")[1]
     until(lambda: ranks.missing)
 
     assert ranks.lost() == []
@@ -128,12 +128,12 @@ def test_a_stop_reaches_all_processes_of_a_rank(
     ranks: LocalRanks, processes: list[subprocess.Popen[bytes]], tmp_path: Path
 ):
     out = tmp_path / "out"
-    door = start(
+    wrapper = start(
         processes,
         "(trap 'echo child >>%s; exit' TERM; echo up >>%s; while :; do sleep 0.05; done) & wait"
         % (out, out),
     )
-    ranks.hear("start 0 %d %d" % (door, door))
+    ranks.handle_event("start 0 %d %d" % (wrapper, wrapper))
     while not out.exists() or out.read_text() != "up\n":
         pass
     ranks.stop()
@@ -150,9 +150,9 @@ def test_a_stop_reaches_all_processes_of_a_rank(
 def test_a_stop_reaches_a_rank_that_reports_later(
     ranks: LocalRanks, processes: list[subprocess.Popen[bytes]]
 ):
-    door = start(processes)
+    wrapper = start(processes)
     ranks.stop()
-    ranks.hear("start 0 %d %d" % (door, door))
+    ranks.handle_event("start 0 %d %d" % (wrapper, wrapper))
 
     assert processes[0].wait(20) == -signal.SIGTERM
 
@@ -161,10 +161,10 @@ def test_signals_are_passed_on_to_running_ranks(
     ranks: LocalRanks, processes: list[subprocess.Popen[bytes]]
 ):
     doors = [start(processes) for _ in range(3)]
-    for rank, door in enumerate(doors):
-        ranks.hear("start %d %d %d" % (rank, door, door))
-    ranks.hear("end 0 0 0 0 1.0 ")
-    ranks.hear("fail 1 1 0 0 1.0 Error")
+    for rank, wrapper in enumerate(doors):
+        ranks.handle_event("start %d %d %d" % (rank, wrapper, wrapper))
+    ranks.handle_event("end 0 0 0 0 1.0 ")
+    ranks.handle_event("fail 1 1 0 0 1.0 Error")
     ranks.pass_on(signal.SIGUSR1)
 
     assert processes[2].wait(20) == -signal.SIGUSR1
@@ -174,10 +174,10 @@ def test_signals_are_passed_on_to_running_ranks(
 def test_a_kill_ends_all_processes_of_ranks(
     ranks: LocalRanks, processes: list[subprocess.Popen[bytes]]
 ):
-    door, program, held = (start(processes) for _ in range(3))
-    ranks.hear("start 0 %d %d" % (door, program))
-    ranks.hear("start 1 %d %d" % (held, held))
-    ranks.hear("end 1 0 0 0 1.0 ")
+    wrapper, program, held = (start(processes) for _ in range(3))
+    ranks.handle_event("start 0 %d %d" % (wrapper, program))
+    ranks.handle_event("start 1 %d %d" % (held, held))
+    ranks.handle_event("end 1 0 0 0 1.0 ")
     ranks.kill()
 
     assert [process.wait(20) for process in processes] == [-signal.SIGKILL] * 3
@@ -186,13 +186,13 @@ def test_a_kill_ends_all_processes_of_ranks(
 def test_a_kill_spares_a_process_with_a_reused_id(
     ranks: LocalRanks, processes: list[subprocess.Popen[bytes]]
 ):
-    door = start(processes, "exit 0")
+    wrapper = start(processes, "exit 0")
     processes[0].wait(20)
-    ranks.hear("start 0 %d %d" % (door, door))
+    ranks.handle_event("start 0 %d %d" % (wrapper, wrapper))
     ranks.kill()
     ranks.stop()
 
-    assert not os.path.exists("/proc/%d" % door)  # noqa: PTH110 (a number, no path)
+    assert not os.path.exists("/proc/%d" % wrapper)  # noqa: PTH110 (a number, no path)
 
 
 @pytest.mark.parametrize(

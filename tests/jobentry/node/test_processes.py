@@ -43,7 +43,7 @@ class Node:
         self._until(lambda: children.read_text().split())
         child = int(children.read_text().split()[0])
         self._until(lambda: sys.executable.encode() in Path(f"/proc/{child}/cmdline").read_bytes())
-        self.ranks.hear("start %d %d %d" % (rank, wrapper.pid, child))
+        self.ranks.handle_event("start %d %d %d" % (rank, wrapper.pid, child))
 
     def sample(self) -> dict[int, RankSample]:
         return {sample.rank: sample for sample in self.processes.sample()}
@@ -100,7 +100,7 @@ def test_a_silent_rank_has_been_quiet_since_its_last_output(node: Node):
 def test_a_rank_that_has_ended_says_how(node: Node):
     for rank, code in ((0, 0), (1, 3)):
         node.start(rank, QUIET)
-        node.ranks.hear("end %d %d 0 0 %f " % (rank, code, time.time()))
+        node.ranks.handle_event("end %d %d 0 0 %f " % (rank, code, time.time()))
     found = node.sample()
 
     assert (found[0].state, found[1].state) == ("E", "F")
@@ -109,12 +109,12 @@ def test_a_rank_that_has_ended_says_how(node: Node):
 def test_a_rank_that_is_seen_late_is_counted_all_the_same(node: Node, until: Callable[..., None]):
     """Its processes were in an earlier sample, before it was reported."""
     node.start(0, QUIET)
-    report, node.ranks.hear = node.ranks.hear, lambda _: ("", None)  # type: ignore[method-assign]
+    report, node.ranks.handle_event = node.ranks.handle_event, lambda _: ("", None)  # type: ignore[method-assign]
     node.start(1, FORKING)
     node.sample()
-    node.ranks.hear = report  # type: ignore[method-assign]
+    node.ranks.handle_event = report  # type: ignore[method-assign]
     wrapper = node._wrappers[1].pid
     child = int(Path(f"/proc/{wrapper}/task/{wrapper}/children").read_text().split()[0])
-    node.ranks.hear("start 1 %d %d" % (wrapper, child))
+    node.ranks.handle_event("start 1 %d %d" % (wrapper, child))
 
     until(lambda: node.sample()[1].children == 3)

@@ -36,8 +36,10 @@ def test_with_gloo_each_node_starts_ranks_and_the_head_the_store():
     assert (store.is_server, first.is_server) == (True, False)
     assert [first.name, second.name] == ["rank 0", "rank 1"]
     assert [process.name for process in worker.processes] == ["rank 2", "rank 3"]
-    told = {key: value for key, value in worker.processes[1].env.items() if key[:8] == "HOROVOD_"}
-    assert told == {
+    variables = {
+        key: value for key, value in worker.processes[1].env.items() if key[:8] == "HOROVOD_"
+    }
+    assert variables == {
         "HOROVOD_CONTROLLER": "gloo",
         "HOROVOD_CPU_OPERATIONS": "gloo",
         "HOROVOD_HOSTNAME": "b",

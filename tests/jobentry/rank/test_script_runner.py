@@ -30,7 +30,7 @@ class Note(NamedTuple):
 
 
 @pytest.fixture
-def door(zipapp: str) -> Callable[..., tuple[Ended, list[Note]]]:
+def run_script(zipapp: str) -> Callable[..., tuple[Ended, list[Note]]]:
     """A function that runs a script under the script runner."""
 
     def run(*words: str, cwd: Path) -> tuple[Ended, list[Note]]:
@@ -72,14 +72,19 @@ def door(zipapp: str) -> Callable[..., tuple[Ended, list[Note]]]:
 )
 @pytest.mark.parametrize("strict", ["", "1"])
 def test_an_ignored_exit_code_of_a_nested_launcher_is_the_scripts_with_strict(
-    door: Door, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, code: int, strict: str
+    run_script: RunScript,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    script: str,
+    code: int,
+    strict: str,
 ):
     if strict:
         monkeypatch.setenv("CLOUDJOB_STRICT", strict)
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     (tmp_path / "t.py").write_text(script)
 
-    ended, notes = door("t.py", cwd=tmp_path)
+    ended, notes = run_script("t.py", cwd=tmp_path)
 
     expected = code if strict or code == 7 else 0
     assert (ended.code, [note.code for note in notes]) == (expected, [expected] if expected else [])
@@ -97,7 +102,7 @@ def plain(*words: str, cwd: Path) -> Ended:
     return Ended(done.returncode, done.stdout, done.stderr)
 
 
-Door = Callable[..., tuple[Ended, list[Note]]]
+RunScript = Callable[..., tuple[Ended, list[Note]]]
 
 SAME = {
     "main": """
@@ -248,21 +253,21 @@ def written(folder: Path, text: str, name: str = "x.py") -> str:
 
 
 @pytest.mark.parametrize("name", SAME)
-def test_a_script_runs_as_under_plain_python(tmp_path: Path, door: Door, name: str):
+def test_a_script_runs_as_under_plain_python(tmp_path: Path, run_script: RunScript, name: str):
     script = written(tmp_path, SAME[name])
 
-    ended, notes = door(script, "-x", "a b", cwd=tmp_path)
+    ended, notes = run_script(script, "-x", "a b", cwd=tmp_path)
 
     assert ended == plain(script, "-x", "a b", cwd=tmp_path)
     assert (ended.code, notes) == (0, [])
 
 
 @pytest.mark.parametrize("name", FAILURES)
-def test_a_script_fails_as_under_plain_python(tmp_path: Path, door: Door, name: str):
+def test_a_script_fails_as_under_plain_python(tmp_path: Path, run_script: RunScript, name: str):
     text, message = FAILURES[name]
     script = written(tmp_path, text)
 
-    ended, notes = door(script, cwd=tmp_path)
+    ended, notes = run_script(script, cwd=tmp_path)
     expected = plain(script, cwd=tmp_path)
 
     assert ended == expected
@@ -282,11 +287,11 @@ def test_a_script_fails_as_under_plain_python(tmp_path: Path, door: Door, name: 
     ids=["bom", "cookie", "cookie on line 2", "crlf", "cr"],
 )
 def test_source_encodings_and_line_ends_are_read_as_by_python(
-    tmp_path: Path, door: Door, data: bytes
+    tmp_path: Path, run_script: RunScript, data: bytes
 ):
     (tmp_path / "x.py").write_bytes(data)
 
-    ended, _ = door("x.py", cwd=tmp_path)
+    ended, _ = run_script("x.py", cwd=tmp_path)
 
     assert ended == plain("x.py", cwd=tmp_path)
     assert ended.code == 0
@@ -295,11 +300,13 @@ def test_source_encodings_and_line_ends_are_read_as_by_python(
 @pytest.mark.parametrize(
     "data", [b"print(\n", b"x = = 1\n", b"def f():\nx\n", b"'\xff'\n", b"# coding: nowhere\n"]
 )
-def test_a_syntax_error_is_reported_as_by_python(tmp_path: Path, door: Door, data: bytes):
+def test_a_syntax_error_is_reported_as_by_python(
+    tmp_path: Path, run_script: RunScript, data: bytes
+):
     """The traceback has no line of ours; only for bytes that are not text the message differs."""
     (tmp_path / "x.py").write_bytes(data)
 
-    ended, notes = door("x.py", cwd=tmp_path)
+    ended, notes = run_script("x.py", cwd=tmp_path)
     expected = plain("x.py", cwd=tmp_path)
 
     assert ended.code == expected.code == 1
@@ -311,8 +318,8 @@ def test_a_syntax_error_is_reported_as_by_python(tmp_path: Path, door: Door, dat
     assert notes[0].message.startswith(("SyntaxError: ", "IndentationError: "))
 
 
-def test_a_missing_script_is_reported(tmp_path: Path, door: Door):
-    ended, notes = door("no.py", cwd=tmp_path)
+def test_a_missing_script_is_reported(tmp_path: Path, run_script: RunScript):
+    ended, notes = run_script("no.py", cwd=tmp_path)
 
     assert ended.code != 0
     assert b"no.py" in ended.err
@@ -353,34 +360,34 @@ def test_a_script_is_ended_by_signals_as_with_python(
         "atexit.register(time.sleep, 600); sys.exit(3)",
     ],
 )
-def test_a_failed_script_that_hangs_is_killed(tmp_path: Path, door: Door, text: str):
+def test_a_failed_script_that_hangs_is_killed(tmp_path: Path, run_script: RunScript, text: str):
     script = written(tmp_path, "import atexit, signal, sys, threading, time\n" + text)
 
-    ended, notes = door(script, cwd=tmp_path)
+    ended, notes = run_script(script, cwd=tmp_path)
 
-    # Otherwise it would take minutes, and `door` waits for one.
+    # Otherwise it would take minutes, and `run_script` waits for one.
     assert (len(notes), notes[0].code) == (1, 3 if "sys.exit" in text else 1)
     assert ended.code in (-signal.SIGALRM, notes[0].code)
 
 
-def test_a_successful_script_may_take_long_to_exit(tmp_path: Path, door: Door):
+def test_a_successful_script_may_take_long_to_exit(tmp_path: Path, run_script: RunScript):
     script = written(
         tmp_path, "import atexit, sys, time\natexit.register(time.sleep, 1)\nsys.exit(0)"
     )
 
-    assert door(script, cwd=tmp_path) == (Ended(0, b"", b""), [])
+    assert run_script(script, cwd=tmp_path) == (Ended(0, b"", b""), [])
 
 
-def test_a_failed_script_runs_its_exit_handlers(tmp_path: Path, door: Door):
+def test_a_failed_script_runs_its_exit_handlers(tmp_path: Path, run_script: RunScript):
     script = written(
         tmp_path,
         "import atexit, sys\natexit.register(print, 'saved')\nprint('x', end='')\nsys.exit(3)",
     )
 
-    assert door(script, cwd=tmp_path)[0] == Ended(3, b"xsaved\n", b"")
+    assert run_script(script, cwd=tmp_path)[0] == Ended(3, b"xsaved\n", b"")
 
 
-def test_the_descriptor_for_reports_is_not_inherited(tmp_path: Path, door: Door):
+def test_the_descriptor_for_reports_is_not_inherited(tmp_path: Path, run_script: RunScript):
     script = written(
         tmp_path,
         """
@@ -390,10 +397,10 @@ def test_the_descriptor_for_reports_is_not_inherited(tmp_path: Path, door: Door)
         subprocess.run(["ls", "-l", "/proc/self/fd"], close_fds=False)
         """,
     )
-    ended, _ = door(script, cwd=tmp_path)
+    ended, _ = run_script(script, cwd=tmp_path)
 
     assert ended.out.startswith(b"[]\n")
-    # Standard output and standard error; a third pipe would be the door's.
+    # Standard output and standard error; a third pipe would be the run_script's.
     assert ended.out.count(b"pipe:") == 2
 
 
@@ -407,19 +414,19 @@ def test_a_script_runs_without_a_wrapper(tmp_path: Path, zipapp: str):
     )
 
 
-def test_a_long_message_is_truncated(tmp_path: Path, door: Door):
+def test_a_long_message_is_truncated(tmp_path: Path, run_script: RunScript):
     script = written(tmp_path, "raise ValueError('ä' * 100000)")
 
-    _, notes = door(script, cwd=tmp_path)
+    _, notes = run_script(script, cwd=tmp_path)
 
     assert notes[0].message.startswith("ValueError: äää")
     assert len(notes[0].message) < 2000
 
 
-def test_endless_recursion_fails_as_under_plain_python(tmp_path: Path, door: Door):
+def test_endless_recursion_fails_as_under_plain_python(tmp_path: Path, run_script: RunScript):
     script = written(tmp_path, "def f(): f()\nf()")
 
-    ended, notes = door(script, cwd=tmp_path)
+    ended, notes = run_script(script, cwd=tmp_path)
 
     shown = re.sub(rb"repeated \d+", b"repeated", ended.err)
     assert shown == re.sub(rb"repeated \d+", b"repeated", plain(script, cwd=tmp_path).err)
@@ -441,14 +448,14 @@ asked.set()
 
 @pytest.mark.parametrize("end", ["", "sys.exit(0)"])
 def test_threads_of_torch_get_the_interpreter_lock_before_shutdown(
-    door: Door, tmp_path: Path, end: str
+    run_script: RunScript, tmp_path: Path, end: str
 ):
     (tmp_path / "torch").mkdir()
     for name in ("__init__.py", "distributed.py"):
         (tmp_path / "torch" / name).write_text("")
     (tmp_path / "s.py").write_text(GIVES_BACK.format(end=end))
 
-    ended, _ = door("s.py", cwd=tmp_path)
+    ended, _ = run_script("s.py", cwd=tmp_path)
 
     assert ended == Ended(0, b"given back\n", b"")
 

@@ -118,7 +118,7 @@ class Node:
         os.mkfifo(folder / "events")
         self.events = os.open(folder / "events", os.O_RDWR | os.O_NONBLOCK)
         self.said = b""
-        self.doors: list[subprocess.Popen[bytes]] = []
+        self.processes: list[subprocess.Popen[bytes]] = []
         self._zipapp = zipapp
 
     def start(self, *program: str, number: int = 0, **more: str) -> subprocess.Popen[bytes]:
@@ -129,14 +129,14 @@ class Node:
             "CLOUDJOB_LOG_DIR": str(self.logs),
             **more,
         }
-        door = subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable, self._zipapp, "--rank", "--", *program],
             env=environ,
             stderr=subprocess.PIPE,
             start_new_session=True,
         )
-        self.doors.append(door)
-        return door
+        self.processes.append(process)
+        return process
 
     def log(self, number: int = 0) -> bytes:
         path = self.logs / ("rank-%d.log" % number)
@@ -149,12 +149,12 @@ class Node:
         return [line.split(" ") for line in self.said.decode().splitlines()]
 
     def close(self) -> None:
-        for door in self.doors:
-            if door.poll() is None:
-                os.killpg(door.pid, signal.SIGKILL)
-            door.wait()
-            assert door.stderr is not None
-            door.stderr.close()
+        for process in self.processes:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            assert process.stderr is not None
+            process.stderr.close()
         os.close(self.events)
 
 
@@ -167,25 +167,25 @@ def node(tmp_path: Path, zipapp: str) -> Iterator[Node]:
 
 
 def test_a_rank_reports_its_start_and_end(node: Node):
-    door = node.start("sh", "-c", "echo $$; exit 3", number=7)
+    process = node.start("sh", "-c", "echo $$; exit 3", number=7)
 
-    assert door.wait(20) == 3
+    assert process.wait(20) == 3
     start, end = node.lines()
-    assert start == ["start", "7", str(door.pid), node.log(7).decode().strip()]
+    assert start == ["start", "7", str(process.pid), node.log(7).decode().strip()]
     assert end[:5] == ["end", "7", "3", "0", "0"]
 
 
 def test_a_log_keeps_every_byte(node: Node):
-    door = node.start("sh", "-c", "printf 'a\\377\\r'; printf b >&2; printf c")
+    process = node.start("sh", "-c", "printf 'a\\377\\r'; printf b >&2; printf c")
 
-    assert door.wait(20) == 0
+    assert process.wait(20) == 0
     assert node.log() == b"a\xff\rbc"
 
 
 def test_a_killed_program_is_reported_with_its_signal(node: Node):
-    door = node.start("sh", "-c", "kill -SEGV $$")
+    process = node.start("sh", "-c", "kill -SEGV $$")
 
-    assert door.wait(20) == 139
+    assert process.wait(20) == 139
     assert node.lines()[1][:5] == ["end", "0", "139", "11", "0"]
 
 
@@ -201,40 +201,40 @@ def test_a_program_that_cannot_be_started_is_reported(
     node: Node, program: str, code: int, text: bytes
 ):
     """As a shell does: 127 not found, 126 cannot execute."""
-    door = node.start(program)
+    process = node.start(program)
 
-    assert door.wait(20) == code
+    assert process.wait(20) == code
     assert node.log() == text
 
 
 def test_a_signal_from_the_entry_is_reported(node: Node, until: Callable[..., None]):
-    door = node.start(
+    process = node.start(
         "sh", "-c", "trap 'echo saved; exit 5' TERM; echo up; while :; do sleep 0.05; done"
     )
     until(lambda: node.log() == b"up\n")
-    os.killpg(door.pid, signal.SIGTERM)
+    os.killpg(process.pid, signal.SIGTERM)
 
-    assert door.wait(20) == 5
+    assert process.wait(20) == 5
     assert node.log().endswith(b"saved\n")
     assert node.lines()[1][:5] == ["end", "0", "5", "0", "1"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1])
 def test_a_program_has_default_signal_handlers(node: Node, until: Callable[..., None], number: int):
-    door = node.start("sleep", "60")
+    process = node.start("sleep", "60")
     until(lambda: len(node.lines()) == 1)
     program = int(node.lines()[0][3])
     until(lambda: Path("/proc/%d/comm" % program).read_text() == "sleep\n")
     os.kill(program, number)
 
-    assert door.wait(20) == 128 + number
+    assert process.wait(20) == 128 + number
 
 
 def test_the_program_dies_with_its_wrapper(node: Node, until: Callable[..., None]):
-    door = node.start("sleep", "60")
+    process = node.start("sleep", "60")
     until(lambda: len(node.lines()) == 1)
     program = int(node.lines()[0][3])
-    door.kill()
+    process.kill()
 
     def is_gone() -> bool:
         try:
@@ -253,10 +253,10 @@ parent = os.getpid()
 def asks_too_late(option, value):
     while os.getppid() == parent:
         pass
-wrapper.prctl = lambda: asks_too_late
+wrapper.linux.prctl = lambda: asks_too_late
 wrapper._start(["touch", "started"], dict(os.environ))
 """
-    door = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", text],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
@@ -266,7 +266,7 @@ wrapper._start(["touch", "started"], dict(os.environ))
         check=True,
     )
 
-    assert door.stdout == b""
+    assert process.stdout == b""
     assert not (tmp_path / "started").exists()
 
 
@@ -276,11 +276,11 @@ def test_a_rank_ends_after_background_processes_of_its_script(
 ):
     go = node.folder / "go"
     wait = f"while [ ! -e {go} ]; do sleep 0.05; done"
-    door = node.start("bash", "-c", f"for i in 1 2; do ({wait}; exit {code}) & done; exit 0")
+    process = node.start("bash", "-c", f"for i in 1 2; do ({wait}; exit {code}) & done; exit 0")
     until(lambda: len(node.lines()) == 2)
     go.touch()
 
-    assert door.wait(20) == code
+    assert process.wait(20) == code
     _, waits, end = node.lines()
     assert waits[:3] == ["waits", "0", "2"]
     assert " ".join(waits[3:]).startswith("bash -c for i in 1 2;")
@@ -289,48 +289,48 @@ def test_a_rank_ends_after_background_processes_of_its_script(
 
 def test_a_rank_does_not_wait_for_daemons(node: Node):
     has_session = 'read -r _ _ _ _ _ session _ </proc/$!/stat; [ "$session" = $! ]'
-    door = node.start(
+    process = node.start(
         "bash", "-c", f"setsid sleep 600 >&- 2>&- & echo $!; until {has_session}; do :; done"
     )
 
-    assert door.wait(20) == 0
+    assert process.wait(20) == 0
     assert [words[0] for words in node.lines()] == ["start", "end"]
     os.kill(int(node.log()), signal.SIGKILL)
 
 
 def test_processes_that_a_script_kills_are_not_a_failure(node: Node):
-    door = node.start("bash", "-c", "sleep 600 & kill $!; exit 0")
+    process = node.start("bash", "-c", "sleep 600 & kill $!; exit 0")
 
-    assert door.wait(20) == 0
+    assert process.wait(20) == 0
 
 
 def test_a_cancel_ends_background_processes_of_a_script(node: Node, until: Callable[..., None]):
-    door = node.start("bash", "-c", "sleep 600 & exit 0")
+    process = node.start("bash", "-c", "sleep 600 & exit 0")
     until(lambda: len(node.lines()) == 2)
-    os.killpg(door.pid, signal.SIGTERM)
+    os.killpg(process.pid, signal.SIGTERM)
 
-    assert door.wait(20) == 143
+    assert process.wait(20) == 143
     assert node.lines()[2][:5] == ["end", "0", "143", "15", "1"]
 
 
 def test_the_wrapper_waits_while_the_job_is_stopped(node: Node, until: Callable[..., None]):
     """As mpirun ends every rank when the first exits, none exits before the others are done."""
-    door = node.start("sh", "-c", "until [ -e go ]; do sleep 0.05; done", PWD=str(node.folder))
+    process = node.start("sh", "-c", "until [ -e go ]; do sleep 0.05; done", PWD=str(node.folder))
     until(lambda: len(node.lines()) == 1)
     (node.folder / "stopping").touch()
     (node.folder / "go").touch()
     until(lambda: len(node.lines()) == 2)
-    assert door.poll() is None
+    assert process.poll() is None
     (node.folder / "stopping").unlink()
 
-    assert door.wait(20) == 0
+    assert process.wait(20) == 0
 
 
 def test_a_rank_does_not_start_while_the_job_is_stopped(node: Node):
     (node.folder / "stopping").touch()
-    door = node.start("echo", "hello")
+    process = node.start("echo", "hello")
 
-    assert (door.wait(20), node.log()) == (143, b"")
+    assert (process.wait(20), node.log()) == (143, b"")
 
 
 def test_a_rank_waits_until_all_workers_are_connected(tmp_path: Path):
@@ -350,16 +350,16 @@ def test_a_rank_runs_in_its_nodes_code(node: Node):
     code = node.folder / "code"
     code.mkdir()
     (node.folder / "env").write_bytes(b"PATH=/usr/bin:/bin\0PWD=" + os.fsencode(code) + b"\0LR=1\0")
-    door = node.start("sh", "-c", 'pwd; echo "$LR"', PWD="/", LR="2")
+    process = node.start("sh", "-c", 'pwd; echo "$LR"', PWD="/", LR="2")
 
-    assert door.wait(20) == 0
+    assert process.wait(20) == 0
     assert node.log() == os.fsencode(code) + b"\n2\n"
 
 
 def test_a_missing_secret_is_reported(node: Node):
-    door = node.start("true", CLOUDJOB_SECRET_NAMES="TOKEN HOME KEY")
+    process = node.start("true", CLOUDJOB_SECRET_NAMES="TOKEN HOME KEY")
 
-    assert door.wait(20) == 125
+    assert process.wait(20) == 125
     assert node.log() == b"jobentry: secret TOKEN, KEY did not reach this node\n"
 
 
@@ -381,11 +381,11 @@ def test_a_failing_script_reports_before_it_exits(node: Node, until: Callable[..
     script.write_text(
         "import atexit, time\natexit.register(time.sleep, 60)\nraise ValueError('too\\nlong')\n"
     )
-    door = node.start(sys.executable, node._zipapp, "--script", str(script), number=2)
+    process = node.start(sys.executable, node._zipapp, "--script", str(script), number=2)
     until(lambda: len(node.lines()) == 2)
     said = node.lines()[1]
 
     assert said[:3] + said[6:] == ["fail", "2", "1", "ValueError:", "too"]
-    assert door.wait(20) == 1
+    assert process.wait(20) == 1
     assert node.lines()[2] == ["gone", "2"]
     assert node.log(2).endswith(b"ValueError: too\nlong\n")
