@@ -15,7 +15,7 @@ from cloudjob.emulator.job_context import JobContext
 from cloudjob.emulator.staging import Failed, Uploader, check_nodes, image_of, prepare
 from cloudjob.errors import CloudJobError, JobNotFound
 from cloudjob.times import now_ms
-from jobentry.trees import remove_tree
+from jobentry.system.trees import remove_tree
 
 
 @dataclass(slots=True)

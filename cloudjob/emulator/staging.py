@@ -17,7 +17,7 @@ from cloudjob.emulator.nodes import ImageMissing
 from cloudjob.emulator.obs import Object, ObsError
 from cloudjob.emulator.settings import Settings
 from cloudjob.errors import CloudJobError
-from jobentry.trees import remove_tree
+from jobentry.system.trees import remove_tree
 
 _UPLOAD_TRIES = 3
 

@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from cloudjob.home import private_folder, writing
-from jobentry.trees import remove_tree
+from jobentry.system.trees import remove_tree
 
 _LOCK = "lock"
 # A folder exists for a moment before its lock is taken.

@@ -40,7 +40,7 @@ from jobentry.contract.packages import (
     damage_key,
     dump_descriptor,
 )
-from jobentry.zip_layer import has_manifest
+from jobentry.contract.zip_layer import has_manifest
 
 CLAIMS = "claims/"
 SWEEPS = "sweeps/"

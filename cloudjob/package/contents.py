@@ -17,7 +17,7 @@ from jobentry.contract.packages import (
     load_descriptor,
     merge,
 )
-from jobentry.zip_layer import open_layer
+from jobentry.contract.zip_layer import open_layer
 
 # Holds the manifest and the directory of most layers.
 _TAIL_BYTES = 64 * 1024

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from cloudjob.store import ObjectStore
+from jobentry.contract.zip_layer import open_layer
 from jobentry.objects import s3
 from jobentry.staging import code_package
-from jobentry.zip_layer import open_layer
 from tests.conformance.conftest import PART_BYTES, Given
 from tests.support.servers import Fault, FaultProxy, Request
 

@@ -32,7 +32,7 @@ from cloudjob.model.submission import Submission
 from cloudjob.model.text import MASK
 from jobentry.contract import names
 from jobentry.contract.launchers import LAUNCHERS
-from jobentry.trees import remove_tree
+from jobentry.system.trees import remove_tree
 
 if TYPE_CHECKING:
     from cloudjob.model.job import JobSpec

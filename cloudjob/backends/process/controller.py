@@ -26,7 +26,7 @@ from cloudjob.backends.process.node import (
     signal_descriptor,
 )
 from jobentry.contract import node_end
-from jobentry.trees import remove_tree
+from jobentry.system.trees import remove_tree
 
 # The signals that it handles; blocked until it can.
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGCHLD)

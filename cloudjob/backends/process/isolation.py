@@ -14,7 +14,7 @@ import socket
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal, TypeAlias
 
-from jobentry.trees import remove_tree
+from jobentry.system.trees import remove_tree
 
 # What is private to a node: everything, its names only, or nothing.
 Level: TypeAlias = Literal["files", "names", "none"]

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from cloudjob.backends.process.isolation import Mount, isolate
-from jobentry.trees import remove_tree
+from jobentry.system.trees import remove_tree
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from cloudjob.backends.process import STATE
 from cloudjob.home import locks, private_folder, writing
-from jobentry.trees import remove_tree
+from jobentry.system.trees import remove_tree
 
 _FOLDER = "running"
 # Seconds that a new file may keep its temporary name.

@@ -17,7 +17,7 @@ from jobentry.launchers import agent
 from jobentry.launchers.common import File
 from jobentry.log import log_message
 from jobentry.secrets import private_environ
-from jobentry.trees import remove_tree
+from jobentry.system.trees import remove_tree
 
 if TYPE_CHECKING:
     from jobentry.node.journal import Journal

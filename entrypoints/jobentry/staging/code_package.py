@@ -18,9 +18,9 @@ from typing import IO, Iterable, Iterator, Mapping, NamedTuple, Sequence
 from jobentry import objects
 from jobentry.contract import packages
 from jobentry.contract.packages import FILE, FOLDER, LINK, Entry, FormatError, name_bytes
+from jobentry.contract.zip_layer import open_layer, refusing_bad_zip
 from jobentry.objects.base import Progress, in_parallel, no_progress
-from jobentry.trees import remove_tree
-from jobentry.zip_layer import open_layer, refusing_bad_zip
+from jobentry.system.trees import remove_tree
 
 LIMIT_BYTES = 10 * 1024**3
 

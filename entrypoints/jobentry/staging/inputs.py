@@ -20,7 +20,7 @@ from jobentry.contract.paths import NodePaths
 from jobentry.log import log_message
 from jobentry.node.journal import Journal, Transfer
 from jobentry.objects.base import in_parallel, translated
-from jobentry.trees import remove_tree
+from jobentry.system.trees import remove_tree
 
 if TYPE_CHECKING:
     from jobentry.staging.cache import Cache

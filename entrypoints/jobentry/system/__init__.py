@@ -1,1 +1,4 @@
-"""What Python's standard library lacks: system calls of Linux, and the processes in ``/proc``."""
+"""What the standard library lacks: system calls of Linux, processes, removal of deep trees.
+
+The laptop half, too, imports ``trees.py``.
+"""

@@ -24,8 +24,8 @@ from cloudjob.package.collection import Collected, collect
 from cloudjob.store.directory import DirectoryStore
 from jobentry.contract import exits
 from jobentry.contract.paths import JobPaths
+from jobentry.contract.zip_layer import open_layer
 from jobentry.staging import code_package
-from jobentry.zip_layer import open_layer
 
 WEEK_S = 7 * 24 * 3600.0
 

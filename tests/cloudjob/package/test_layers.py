@@ -20,7 +20,7 @@ from cloudjob.package.check import ignore_line
 from cloudjob.package.reader import pieces
 from cloudjob.package.tree import SourceEntry
 from jobentry.contract import packages
-from jobentry.zip_layer import open_layer
+from jobentry.contract.zip_layer import open_layer
 
 LIMIT_BYTES = 1 << 40
 AN_HOUR_AGO = time.time() - 3600

@@ -23,7 +23,7 @@ from cloudjob.package.cache import Memory
 from cloudjob.package.secrets import Searcher
 from cloudjob.package.tree import FILE, Seen, SourceEntry, Tree
 from jobentry.contract import packages
-from jobentry.zip_layer import open_layer
+from jobentry.contract.zip_layer import open_layer
 
 NOBODY = 65534
 LIMIT_BYTES = 1 << 30

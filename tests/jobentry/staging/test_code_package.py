@@ -26,9 +26,9 @@ from cloudjob.package.cache import with_layers
 from cloudjob.store.directory import DirectoryStore
 from jobentry.contract import packages
 from jobentry.contract.packages import Descriptor, Entry, Layer, Manifest
+from jobentry.contract.zip_layer import open_layer
 from jobentry.staging import code_package
 from jobentry.staging.code_package import UnpackError
-from jobentry.zip_layer import open_layer
 
 
 def listed(folder: Path) -> list[str]:

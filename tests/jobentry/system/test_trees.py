@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from jobentry.trees import remove_tree
+from jobentry.system.trees import remove_tree
 
 
 def test_a_tree_of_1500_levels_is_removed(tmp_path: Path):
