@@ -15,12 +15,12 @@ import time
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, NamedTuple, Sequence
 
-from jobentry import plan
 from jobentry.contract import env, exits, names, paths, variables
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.paths import NodePaths
 from jobentry.control import early_ends
 from jobentry.errors import EntryError
+from jobentry.launchers import plan
 from jobentry.launchers.common import ArgsError
 from jobentry.log import log_message, write_journal
 from jobentry.node import record, unsubmitted

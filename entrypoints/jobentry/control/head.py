@@ -27,10 +27,10 @@ from jobentry.control.stop import Stop
 from jobentry.control.verdict import LaunchEnd, Outcome, RankEnd, correction
 from jobentry.control.worker_pool import WorkerPool
 from jobentry.errors import EntryError
+from jobentry.launchers.plan import LaunchPlan
 from jobentry.log import log_message
 from jobentry.node.journal import Journal
 from jobentry.node.local_ranks import BadEnd
-from jobentry.plan import LaunchPlan
 from jobentry.system.processes import adopt_orphans
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from jobentry.control.launch_processes import LaunchProcesses
 from jobentry.control.remote_commands import RemoteCommands
 from jobentry.control.stop import Stop
 from jobentry.control.worker_pool import WorkerPool
-from jobentry.plan import LaunchPlan
+from jobentry.launchers.plan import LaunchPlan
 
 
 class JobContext(NamedTuple):

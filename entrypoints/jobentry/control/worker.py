@@ -24,11 +24,11 @@ from jobentry.control.messages import Message
 from jobentry.control.mpirun_cleanup import end_daemons, remove_sessions
 from jobentry.control.remote_commands import CommandRunner
 from jobentry.errors import EntryError
+from jobentry.launchers.plan import LaunchPlan
 from jobentry.log import log_message
 from jobentry.node.journal import Journal
 from jobentry.node.local_ranks import BadEnd, End
 from jobentry.node.prepare import control_port, read_key
-from jobentry.plan import LaunchPlan
 from jobentry.system.processes import adopt_orphans
 
 if TYPE_CHECKING:

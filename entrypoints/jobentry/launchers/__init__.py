@@ -1,4 +1,5 @@
-"""How ranks start: one module for each family of launchers, of pure functions that return commands.
+"""How ranks start: pure functions that return commands, one module for each family of launchers.
 
-Start with ``common.py``: ``Site`` is what they take, ``Launch`` what they return.
+Start with ``plan.py``, which picks the launcher of a job. ``common.py`` has what a launcher takes,
+a ``Site``, and what it returns, a ``Launch``.
 """

@@ -8,12 +8,11 @@ import re
 import subprocess
 from typing import TYPE_CHECKING, Mapping, Sequence
 
-from jobentry import plan
 from jobentry.contract import exits, launchers, names, paths
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.paths import NodePaths
 from jobentry.errors import EntryError
-from jobentry.launchers import agent
+from jobentry.launchers import agent, plan
 from jobentry.launchers.common import File
 from jobentry.log import log_message
 from jobentry.secrets import private_environ

@@ -9,11 +9,11 @@ import subprocess
 import sys
 from typing import Any, Mapping
 
-from jobentry import plan
 from jobentry.contract import exits, launchers, names
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.launchers import LAUNCHERS, Launcher
 from jobentry.errors import EntryError
+from jobentry.launchers import plan
 from jobentry.launchers.mpi import Mpi
 from jobentry.node import archive
 

@@ -22,7 +22,7 @@ from jobentry.control import listener
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.paths import NodePaths
 from jobentry.launchers.common import Process
-from jobentry.plan import LaunchPlan
+from jobentry.launchers.plan import LaunchPlan
 from jobentry.control.worker import ControlSocket, Worker
 folder, processes = sys.argv[1], json.loads(sys.argv[2])
 plan = LaunchPlan(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from jobentry import plan
 from jobentry.contract import launchers
 from jobentry.contract.env import NodeEnv, OpenMpi
 from jobentry.contract.paths import NodePaths
+from jobentry.launchers import plan
 from jobentry.launchers.common import ArgsError, File
 from jobentry.launchers.mpi import Mpi
-from jobentry.plan import Tools
+from jobentry.launchers.plan import Tools
 
 NODE = NodeEnv(
     job="j", hosts=("a", "b"), slots=2, secret_names=("TOKEN",), open_mpi=OpenMpi(x_args="")

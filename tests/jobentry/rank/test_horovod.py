@@ -8,12 +8,12 @@ import threading
 
 import pytest
 
-from jobentry import plan
 from jobentry.contract.env import NodeEnv, OpenMpi
 from jobentry.contract.paths import NodePaths
+from jobentry.launchers import plan
 from jobentry.launchers.common import ArgsError
 from jobentry.launchers.mpi import Mpi
-from jobentry.plan import Tools
+from jobentry.launchers.plan import Tools
 from jobentry.rank import horovod_driver, horovod_store
 
 NODE = NodeEnv(job="j", hosts=("a", "b"), slots=2, start_timeout_s=90, open_mpi=OpenMpi(x_args=""))

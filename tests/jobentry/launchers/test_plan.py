@@ -7,15 +7,14 @@ from typing import Any
 
 import pytest
 
-from jobentry import plan
 from jobentry.contract import names
 from jobentry.contract.env import NodeEnv, OpenMpi
 from jobentry.contract.launchers import LAUNCHERS
 from jobentry.contract.paths import NodePaths
-from jobentry.launchers import common
+from jobentry.launchers import common, plan
 from jobentry.launchers.common import ArgsError, File, Process
 from jobentry.launchers.mpi import Mpi
-from jobentry.plan import LaunchPlan, Tools
+from jobentry.launchers.plan import LaunchPlan, Tools
 
 NODE = NodeEnv(job="j", hosts=("a", "b"), open_mpi=OpenMpi(x_args=""))
 PATHS = NodePaths("/h", "/j", "/m", "/l", "/n")
