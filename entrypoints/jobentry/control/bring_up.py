@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from jobentry.contract import exits
+from jobentry.contract.env import NodeEnv
 from jobentry.contract.exits import Failure
+from jobentry.control import node_table
 from jobentry.control.job_context import JobContext
 from jobentry.control.run import Run
 from jobentry.control.verdict import Outcome
 from jobentry.control.worker_pool import WorkerPool
 from jobentry.log import log_message
-
-_NAMED = 8
 
 
 def bring_up(context: JobContext, run: Run, key: bytes, port: int) -> Outcome | None:
@@ -23,7 +23,7 @@ def bring_up(context: JobContext, run: Run, key: bytes, port: int) -> Outcome | 
     loop, pool, elastic, stop = context.loop, context.pool, context.elastic, context.stop
 
     def workers_are_late() -> None:
-        failure = _late(pool, context.node.start_timeout_s)
+        failure = _late(pool, context.node)
         pool.show(failure.message)
         stop.give_up(failure)
 
@@ -54,15 +54,14 @@ def bring_up(context: JobContext, run: Run, key: bytes, port: int) -> Outcome | 
     return Outcome(exits.ENTRY_FAILED, "entry", failure)
 
 
-def _late(pool: WorkerPool, waited_s: float) -> Failure:
+def _late(pool: WorkerPool, node: NodeEnv) -> Failure:
     """Return the failure of a job whose workers have not come up in time."""
     absent = [row for row in pool.unfit() if not row.facts]
-    names = ", ".join("node %d (%s)" % (row.node, row.host) for row in absent[:_NAMED])
     message = "waiting for the workers: after %g s %d of %d have not come up: %s: %s" % (
-        waited_s,
+        node.start_timeout_s,
         len(absent),
         len(pool.workers),
-        names + (" ..." if len(absent) > _NAMED else ""),
+        node_table.named([row.node for row in absent], node.hosts),
         absent[0].trouble,
     )
     code = exits.ENTRY_FAILED

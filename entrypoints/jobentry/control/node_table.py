@@ -100,10 +100,16 @@ def hints(rows: Sequence[Row]) -> list[str]:
     for row in rows:
         if row.hint:
             found.setdefault(row.hint, []).append(row.node)
-    return ["hint: %s: %s" % (_named(nodes), hint) for hint, nodes in found.items()]
+    return ["hint: %s: %s" % (_numbers(nodes), hint) for hint, nodes in found.items()]
 
 
-def _named(nodes: Sequence[int]) -> str:
+def named(nodes: Sequence[int], hosts: Sequence[str]) -> str:
+    """Return the nodes as text, each with its host; of many nodes, the first and their number."""
+    shown = ", ".join("node %d (%s)" % (node, hosts[node]) for node in nodes[:_NAMED])
+    return shown + (" and %d more" % (len(nodes) - _NAMED) if len(nodes) > _NAMED else "")
+
+
+def _numbers(nodes: Sequence[int]) -> str:
     shown = ", ".join("%d" % node for node in nodes[:_NAMED])
     more = " and %d more" % (len(nodes) - _NAMED) if len(nodes) > _NAMED else ""
     return ("node " if len(nodes) == 1 else "nodes ") + shown + more

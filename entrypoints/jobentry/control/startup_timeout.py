@@ -11,12 +11,12 @@ from typing import Mapping
 from jobentry.contract import exits
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.exits import Failure
+from jobentry.control import node_table
 
 # Seconds in which no rank starts before a start counts as hung: 32 nodes on two cores took 16 s.
 _PATIENCE_S = 20.0
 _PER_NODE_S = 1.0
 _ATTEMPTS = 2
-_NAMED = 8
 
 
 def patience_s(nodes: int, start_timeout_s: float, attempt: int) -> float:
@@ -66,8 +66,7 @@ def hung(
     fills = ranks > slots * (len(hosts) - 1)
     silent = sorted(set(range(len(hosts))) - set(started.values())) if fills else []
     if silent:
-        named = ", ".join("node %d (%s)" % (node, hosts[node]) for node in silent[:_NAMED])
-        text += "; without a rank: " + named + (" ..." if len(silent) > _NAMED else "")
+        text += "; without a rank: " + node_table.named(silent, hosts)
     blamed = silent[0] if silent and len(silent) < len(hosts) else None
     return Failure(
         node=blamed,

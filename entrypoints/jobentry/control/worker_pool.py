@@ -19,7 +19,6 @@ _LATE_S = 30.0
 _TICK_S = 1.0
 # A head that was itself suspended counts at most this much as the silence of others.
 _LONGEST_TICK_S = 3.0
-_NAMED = 8
 
 
 class WorkerPool:
@@ -202,19 +201,21 @@ class WorkerPool:
         if silent:
             log_message(
                 "silent for %.0f s: %s; a node may be silent for %.0f s (network.stall_min)"
-                % (max(worker.silent_s for worker in silent), _named(silent), self._node.stall_s)
+                % (
+                    max(worker.silent_s for worker in silent),
+                    self._named(silent),
+                    self._node.stall_s,
+                )
             )
         if back:
-            log_message("no longer silent: %s" % _named(back))
+            log_message("no longer silent: %s" % self._named(back))
+
+    def _named(self, workers: Sequence[RemoteWorker]) -> str:
+        return node_table.named([worker.index for worker in workers], self._node.hosts)
 
     def _lost(self, worker: RemoteWorker) -> None:
         if not self._is_ending:
             self._lose(worker)
-
-
-def _named(workers: Sequence[RemoteWorker]) -> str:
-    text = ", ".join("node %d (%s)" % (worker.index, worker.host) for worker in workers[:_NAMED])
-    return text + (" and %d more" % (len(workers) - _NAMED) if len(workers) > _NAMED else "")
 
 
 def _row(worker: RemoteWorker, head: node_table.Row) -> node_table.Row:

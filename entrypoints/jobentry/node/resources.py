@@ -47,7 +47,6 @@ class Resources:
 
     def __init__(self, proc: str = "/proc", sys_: str = "/sys", folder: str = "/") -> None:
         self._proc = proc
-        self._sys = sys_
         self._folder = folder
         self._group = find_group(proc, sys_)
         self._ports = _rdma_ports(sys_)

@@ -86,4 +86,4 @@ def test_a_message_names_only_some_of_many_nodes():
     failure = startup_timeout.hung("mpirun", NodeEnv(hosts=hosts, slots=1), 1000, {0: 0}, 1, 600.0)
 
     assert failure.node == 1
-    assert failure.message.endswith("node 7 (h7), node 8 (h8) ...")
+    assert failure.message.endswith("node 7 (h7), node 8 (h8) and 991 more")
