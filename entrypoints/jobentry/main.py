@@ -23,27 +23,9 @@ from jobentry.errors import EntryError
 from jobentry.launchers import plan
 from jobentry.launchers.common import ArgsError
 from jobentry.log import log_message, write_journal
-from jobentry.node import record, unsubmitted
+from jobentry.node import prepare, record, unsubmitted
 from jobentry.node.journal import Journal
 from jobentry.node.log_store import LogStore
-from jobentry.node.prepare import (
-    check_script,
-    check_sshd,
-    choose_interfaces,
-    code_folder,
-    control_port,
-    empty,
-    keep_existing_tune_file,
-    leave_environment,
-    make_node_dir,
-    node_environment,
-    read_key,
-    remove,
-    start_sshd,
-    tidy,
-    with_existing_host_file,
-    write_files,
-)
 from jobentry.node.tools import (
     check_module,
     facts_of,
@@ -153,7 +135,7 @@ def main(argv: Sequence[str]) -> int:
     end = _run(node, options)
     # Not if the node was stopped or lost another: it may be restarted in place and needs the files.
     if node.delivered_dir and end.is_over:
-        empty(node.delivered_dir)
+        prepare.empty(node.delivered_dir)
     return end.code
 
 
@@ -192,8 +174,8 @@ def _options(argv: Sequence[str]) -> Options | None:
 
 def _show(node: NodeEnv, options: Options) -> int:
     where = paths.node_paths(os.environ, node)
-    folder = code_folder(node, where, options.words[0])
-    environment = node_environment(node, where, folder)
+    folder = prepare.code_folder(node, where, options.words[0])
+    environment = prepare.node_environment(node, where, folder)
     try:
         with _translated():
             made = _shown_plan(node, environment, where, folder, options)
@@ -228,7 +210,7 @@ def _shown_plan(
     version = start_version(environment.get("PATH", os.defpath)) if needs_mpi else None
     tools = find_tools(node, environment, version, needs_mpi=needs_mpi, is_dry_run=True)
     made = plan.make(node, environment, where, tools, options.words)
-    return with_existing_host_file(made, node)
+    return prepare.with_existing_host_file(made, node)
 
 
 def _run(node: NodeEnv, options: Options) -> _End:
@@ -248,7 +230,7 @@ def _run(node: NodeEnv, options: Options) -> _End:
         _handle_cancel_signals(signal.SIG_IGN)
         is_cancelled = error.cause == "cancelled"
         _log_error(error)
-        tidy(paths.node_paths(os.environ, node))
+        prepare.tidy(paths.node_paths(os.environ, node))
         record.close_journal(node, journal, is_cancelled=is_cancelled)
         if node.is_head:
             ended = record.of_error(node, error, journal, started_at)
@@ -306,28 +288,28 @@ def _prepare_and_run(node: NodeEnv, options: Options, journal: Journal, started_
     """Prepare this node, run its part of the job, and return how it ended."""
     journal.begin("stage", started_at)
     launcher = launcher_of(node)
-    node = keep_existing_tune_file(node)
+    node = prepare.keep_existing_tune_file(node)
     where = paths.node_paths(os.environ, node)
     journal.start(where.node_dir)
     version = start_version(os.environ.get("PATH", "")) if launcher.needs_mpi else None
     with _reporting_to_workers(node, where):
         folder, outputs = stage(node, where, journal, options.words[0])
         if not launcher.takes_command:
-            check_script(folder, options.words[0])
+            prepare.check_script(folder, options.words[0])
     if unsubmitted.is_unsubmitted(os.environ):
         unsubmitted.warn_of_nested_launcher(node, folder, options.words[0])
-    make_node_dir(where)
+    prepare.make_node_dir(where)
     control_socket = None
     if not node.is_head:
         from jobentry.control import worker
 
         # First, as the head waits for each node.
         control_socket = worker.listen(node, where)
-    server = start_sshd(node, where, journal)
+    server = prepare.start_sshd(node, where, journal)
     try:
-        environment = node_environment(node, where, folder)
-        environment.update(choose_interfaces(node, environment))
-        leave_environment(where, environment)
+        environment = prepare.node_environment(node, where, folder)
+        environment.update(prepare.choose_interfaces(node, environment))
+        prepare.leave_environment(where, environment)
         module = start_module(node, environment, options.words[0])
         setup = _Setup(environment, version, module, server, control_socket, outputs, journal)
         if outputs is not None:
@@ -340,10 +322,10 @@ def _prepare_and_run(node: NodeEnv, options: Options, journal: Journal, started_
         if control_socket is not None:
             control_socket.server.close()
         if server is not None:
-            check_sshd(server, where)
+            prepare.check_sshd(server, where)
             server.terminate()
             server.wait()
-        tidy(where)
+        prepare.tidy(where)
 
 
 @contextlib.contextmanager
@@ -355,7 +337,7 @@ def _reporting_to_workers(node: NodeEnv, where: NodePaths) -> Iterator[None]:
         is_own = getattr(error, "cause", "entry") == "entry"
         if node.is_head and node.nodes > 1 and is_own:
             with contextlib.suppress(EntryError, OSError):
-                make_node_dir(where)
+                prepare.make_node_dir(where)
                 _call_job_off(node, where, str(error), _STAGING_CALL_OFF_S)
         raise
 
@@ -366,7 +348,7 @@ def _call_job_off(
     from jobentry.control.head import Head
 
     head = Head(node, where, plan.empty(where.code), {}, own)
-    head.call_off(read_key(node), control_port(node, where), reason, patience_s)
+    head.call_off(prepare.read_key(node), prepare.control_port(node, where), reason, patience_s)
 
 
 def _run_worker(
@@ -383,7 +365,7 @@ def _run_worker(
     # Without mpirun's version, which only the head checks, from the worker's facts.
     tools = find_tools(node, setup.environment, None, needs_mpi=False)
     made = plan.make(node, setup.environment, where, tools, options.words)
-    written = write_files(made.files)
+    written = prepare.write_files(made.files)
     worker = Worker(
         node,
         where,
@@ -395,7 +377,7 @@ def _run_worker(
     worker.attach(setup.journal, setup.outputs)
     code = worker.run()
     for path in written:
-        remove(path)
+        prepare.remove(path)
     bad_end = worker.bad_end if code else None
     trouble = worker.run_in_thread(lambda: _upload(node, setup.outputs, worker.stopped_at, bad_end))
     record.close_journal(node, setup.journal, is_cancelled=worker.stopped_at is not None)
@@ -413,7 +395,7 @@ def _run_head(
     """Run the job and write its record; return how this node ended."""
     from jobentry.control.head import Head
 
-    key, port = read_key(node), control_port(node, where)
+    key, port = prepare.read_key(node), prepare.control_port(node, where)
     try:
         made, facts, written = _head_plan(node, where, setup, options)
     except (EntryError, ArgsError, OSError) as error:
@@ -425,7 +407,7 @@ def _run_head(
     head.attach(setup.journal, setup.outputs)
     outcome = head.run(key, port)
     for path in written:
-        remove(path)
+        prepare.remove(path)
     bad_end = head.bad_end if outcome.exit_code else None
     problem = head.run_in_thread(lambda: _upload(node, setup.outputs, head.stopped_at, bad_end))
     outcome = head.end(_with_outputs(outcome, node, problem))
@@ -453,12 +435,12 @@ def _head_plan(
     needs_mpi = launcher_of(node).needs_mpi
     tools = find_tools(node, setup.environment, setup.version, needs_mpi=needs_mpi)
     made = plan.make(node, setup.environment, where, tools, options.words)
-    made = with_existing_host_file(made, node)
+    made = prepare.with_existing_host_file(made, node)
     for note in made.notes:
         log_message(note)
     facts = facts_of(node, tools, setup.version, setup.module)
     check_module(facts, node.launcher, tools.interpreter)
-    return made, facts, write_files(made.files)
+    return made, facts, prepare.write_files(made.files)
 
 
 def _with_outputs(outcome: Outcome, node: NodeEnv, problem: str) -> Outcome:

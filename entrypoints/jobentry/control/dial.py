@@ -7,7 +7,6 @@ import os
 import queue
 import selectors
 import socket
-from concurrent.futures import ThreadPoolExecutor
 from typing import Callable, NamedTuple
 
 from jobentry.control import connection
@@ -73,6 +72,9 @@ class Resolver:
     """Looks up names in threads, and passes the addresses to the node's loop."""
 
     def __init__(self, loop: NodeLoop) -> None:
+        # Imported here as it takes milliseconds, and a job of one node looks up no names.
+        from concurrent.futures import ThreadPoolExecutor
+
         self._threads = ThreadPoolExecutor(_THREADS)
         self._found: queue.SimpleQueue[tuple[str, Callable[[str], None]]] = queue.SimpleQueue()
         self._wake, self._waker = os.pipe()
