@@ -21,8 +21,8 @@ class Limits(NamedTuple):
     """How long a request to a service may take.
 
     Args:
-        total_s: For how long it is tried, in all.
-        answer_s: How long one answer may take.
+        total_s: For how long to try, in all.
+        answer_s: How long one response may take.
         pause_s: The longest first pause between two tries; later ones grow to ``longest_pause_s``.
     """
 

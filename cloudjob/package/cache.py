@@ -77,7 +77,7 @@ def path_of(home: Path, source: Path, store: str) -> Path:
 
 
 def trusted(seen: Seen | None, now_ns: int) -> Seen | None:
-    """Return ``seen`` if any later change is sure to alter it; otherwise None.
+    """Return ``seen`` if every later change of the file will alter it; otherwise None.
 
     Args:
         now_ns: When the scan began.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathspec.patterns.gitignore.spec import GitIgnoreSpecPattern
 
 GITIGNORE = ".gitignore"
-# What pathspec makes of lines like ``*/``, to be looked for anywhere in a path.
+# The regular expression that pathspec returns for lines like ``*/``; it matches anywhere in a path.
 _ANY_FOLDER = "(?P<ps_d>/)"
 
 

@@ -66,13 +66,11 @@ def make(job: Job) -> Made:
 def _make(job: Job) -> Made | None:
     """Write one layer; return None if the whole tree should be packed again."""
     memory = job.memory
-    before = {known.entry.name: known for known in memory.entries}
-    holders = {known.entry.digest: known.holder for known in memory.entries}
     with LayerFile(job.destination, is_compressed=job.is_compressed) as layer:
-        change = _Change(job, before, layer, holders)
+        change = _Change(job, layer)
         if not (change.names or change.removed):
-            return Made(Memory(memory.layers, change.known(), memory.digest), is_new=False)
-        kept = _kept(memory, change, holders)
+            return Made(memory._replace(entries=change.known()), is_new=False)
+        kept = _kept(memory, change)
         if memory.layers and not kept:
             return None
         change.absorb(kept)
@@ -86,22 +84,18 @@ def _make(job: Job) -> Made | None:
 
 
 class _Change:
-    """The difference from the last pack; new contents are in the layer.
+    """The difference from the last pack; new contents are in the layer."""
 
-    Args:
-        before: What was known, by name.
-        holders: SHA-256 of a content -> number of the layer that holds it.
-    """
-
-    def __init__(
-        self, job: Job, before: Mapping[str, Known], layer: LayerFile, holders: Mapping[str, int]
-    ) -> None:
-        self._job, self._before, self._layer, self._holders = job, before, layer, holders
+    def __init__(self, job: Job, layer: LayerFile) -> None:
+        self._job, self._layer = job, layer
+        self._before = before = {known.entry.name: known for known in job.memory.entries}
+        # SHA-256 of a content -> number of the layer that holds it.
+        self.holders = {known.entry.digest: known.holder for known in job.memory.entries}
         self._findings: list[Finding] = []
         self._read: dict[str, str] = {}
         for seen in job.tree.entries:
             if seen.kind == FILE and not self._is_known(seen):
-                self._read[seen.name] = self._store(seen, holders)
+                self._read[seen.name] = self._store(seen, self.holders)
         self._exempt = _checked(job, self._findings)
         self.entries = [self._entry(seen) for seen in job.tree.entries]
         self.names = {
@@ -119,7 +113,7 @@ class _Change:
             ChangedError: A file is not what it was when the source was scanned.
         """
         for seen, entry in zip(self._job.tree.entries, self.entries, strict=True):
-            is_held = entry.kind == FILE and self._holders.get(entry.digest, -1) >= kept
+            is_held = entry.kind == FILE and self.holders.get(entry.digest, -1) >= kept
             is_stored = entry.digest in self._layer.contents
             if is_held and not is_stored and self._store(seen, {}) != entry.digest:
                 raise changed(self._job.tree.source, seen.name)
@@ -137,15 +131,11 @@ class _Change:
         found = []
         for seen, entry in zip(self._job.tree.entries, self.entries, strict=True):
             was = self._before.get(entry.name)
-            if new is not None and self.is_listed(entry, new):
-                layer = new
-            else:
-                assert was is not None, "what no new layer lists was known"
-                layer = was.layer
-            is_new = new is not None and entry.digest in self._layer.contents
-            holder = new if is_new else self._holders.get(entry.digest, 0)
+            is_listed = new is not None and self.is_listed(entry, new)
+            layer = was.layer if was and not is_listed else new
+            holder = new if entry.digest in self._layer.contents else self.holders.get(entry.digest)
             status = cache.trusted(seen.seen, self._job.now_ns)
-            found.append(Known(entry, layer, holder or 0, status, self._scanned(seen, was)))
+            found.append(Known(entry, layer or 0, holder or 0, status, self._scanned(seen, was)))
         return tuple(found)
 
     def _is_known(self, seen: SourceEntry) -> bool:
@@ -200,12 +190,12 @@ class _Change:
         )
 
 
-def _kept(memory: Memory, change: _Change, holders: Mapping[str, int]) -> int:
+def _kept(memory: Memory, change: _Change) -> int:
     """Return how many of the layers stay below the new one."""
     live_bytes = [0] * len(memory.layers)
     for digest, size_bytes in {each.digest: each.size_bytes for each in change.entries}.items():
-        if digest and digest in holders:
-            live_bytes[holders[digest]] += size_bytes
+        if digest and digest in change.holders:
+            live_bytes[change.holders[digest]] += size_bytes
     dead_bytes = sum(each.content_bytes for each in memory.layers) - sum(live_bytes)
     for entry in change.entries:
         number = change.listed_in(entry)

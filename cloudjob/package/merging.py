@@ -14,14 +14,14 @@ _DEAD_BYTES = 1024 * 1024
 def merged(live_bytes: Sequence[int], dead_bytes: int, new_bytes: int) -> int:
     """Return how many of the newest layers to merge into a new one of ``new_bytes``.
 
-    Small layers are always taken. When there are many all the same, layers are taken until each one
-    that stays is at least as large as all that lies above it, so that what is sent again, over
-    many edits, grows with the logarithm of the whole. When more than a third of what a node fetches
-    is dead, all is packed again.
+    Small layers are always merged. If too many layers would still remain, more are merged until
+    each remaining one is at least as large as everything above it; so the bytes that many edits
+    send again grow with the logarithm of the total. If more than a third of what a node fetches is
+    unused, everything is packed again.
 
     Args:
-        live_bytes: What each layer holds that is still part of the tree, from the oldest on.
-        dead_bytes: What they hold that is not.
+        live_bytes: The size of the contents of each layer that the tree uses, from the oldest on.
+        dead_bytes: The size of the contents that it no longer uses.
     """
     if dead_bytes > max(_DEAD_BYTES, (sum(live_bytes) + new_bytes) // 2):
         return len(live_bytes)

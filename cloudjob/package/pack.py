@@ -18,7 +18,7 @@ from jobentry.contract.packages import Layer, tree_digest
 # Each line is a path pattern as in .gitignore; a [rule] before it limits it to that rule.
 ALLOW_FILE = ".cloudjob-secrets-allow"
 
-# A file may be saved at this moment; if it keeps changing, the error names it.
+# An editor may be saving a file at this moment; if it keeps changing, the error names it.
 _ATTEMPTS = 3
 _PAUSE_S = 0.2
 
@@ -30,7 +30,7 @@ class CodePackage(NamedTuple):
         digest: ``sha256:`` and the digest of the tree.
         size_bytes: The total size of its files.
         layers: From the oldest to the newest.
-        left_out: The paths of the source that are not in it, and why.
+        left_out: The paths of the source that are not in the package, and why.
         new: The file of the newest layer; None if nothing has changed.
         memory: What to remember for the next pack, once the layers are in the store.
         is_remembered: Whether ``memory`` is the one that was passed in.

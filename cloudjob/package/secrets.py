@@ -240,7 +240,7 @@ def _engine(folder: Path | None, tag: str) -> Any:
         import hyperscan
     except ImportError:
         return False
-    # One of another version, or for another processor, is refused and compiled again.
+    # Hyperscan refuses rules that another version or processor compiled; they are compiled again.
     path = folder / f"secrets-{tag}.hs" if folder is not None else None
     if path is not None:
         with suppress(OSError, hyperscan.error):
@@ -273,7 +273,7 @@ def _compiled() -> bytes:
         flag = hyperscan.HS_FLAG_PREFILTER | hyperscan.HS_FLAG_MULTILINE
         if rule.pattern.flags & re.IGNORECASE:
             flag |= hyperscan.HS_FLAG_CASELESS
-        # It has no beginning of a line among other alternatives; anything matches there instead.
+        # Hyperscan accepts no ``^`` among other alternatives; the empty pattern matches more.
         expressions.append(rule.pattern.pattern.replace(b"|^)", b"|)"))
         flags.append(flag)
     engine = hyperscan.Database(mode=hyperscan.HS_MODE_BLOCK)

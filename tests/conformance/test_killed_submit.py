@@ -133,7 +133,7 @@ def check(store: ObjectStore, checked: set[str], target: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_submit_killed_at_any_request_leaves_nothing_half_made(
+def test_a_submit_killed_at_any_request_leaves_no_incomplete_package(
     laptop: Laptop, node: ObjectStore, tmp_path: Path
 ):
     """Whatever of that request arrives: a node finds no half of a job, and the next submit works.

@@ -105,7 +105,7 @@ def is_get(request: Request) -> bool:
 
 @pytest.mark.parametrize("kind", ["s3 on SeaweedFS", "s3 on moto", "obs on SeaweedFS"])
 @pytest.mark.parametrize("weather", [lambda _: None, storm], ids=["calm", "storm"])
-def test_a_large_object_comes_back_as_it_was(
+def test_a_large_object_is_read_back_unchanged(
     s3_given: S3Given, kind: str, weather: Callable[[FaultProxy], None], big: Path, tmp_path: Path
 ):
     given = s3_given(kind)

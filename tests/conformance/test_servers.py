@@ -52,7 +52,7 @@ def get(client: Any, bucket: str) -> bytes:
 
 
 @pytest.mark.parametrize("name", ["seaweedfs", "moto"])
-def test_a_server_keeps_what_it_is_given(
+def test_a_server_returns_what_was_stored(
     name: str, request: pytest.FixtureRequest, new_bucket: MakeBucket, fault_proxy: MakeProxy
 ):
     server: Server = request.getfixturevalue(name)
@@ -67,7 +67,7 @@ def test_a_server_keeps_what_it_is_given(
     ]
 
 
-def test_a_server_that_was_killed_has_what_it_acknowledged(tmp_path: Any):
+def test_a_killed_server_has_every_acknowledged_object(tmp_path: Any):
     """SeaweedFS restarts at the same address and still has the object."""
     server = SeaweedFS(tmp_path / "server")
     server.start()
@@ -136,7 +136,7 @@ def test_a_put_can_be_broken(proxy: FaultProxy, bucket: str, fault: Fault):
     assert [r.fault for r in proxy.requests] == [fault, None, None]
 
 
-def test_a_request_may_be_done_though_it_seems_to_fail(proxy: FaultProxy, bucket: str):
+def test_a_request_may_succeed_although_its_response_is_lost(proxy: FaultProxy, bucket: str):
     """The answer says 500, and the object is there."""
     proxy.add(Fault(status=500, code="InternalError", is_done=True))
     with pytest.raises(ClientError):

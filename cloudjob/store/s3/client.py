@@ -81,7 +81,7 @@ class Connection(NamedTuple):
         """Return when the credentials expire, in seconds since 1970; 0 for never or unknown."""
         if self.keys:
             return times.seconds_of(self.keys.expires_at) if self.keys.token else 0.0
-        # boto3 knows it of the keys that it gets itself: of SSO, roles and credential_process.
+        # boto3 knows when keys expire that it gets itself: from SSO, a role or credential_process.
         self.credentials.get_frozen_credentials()
         known = getattr(self.credentials, "_expiry_time", None)
         return float(known.timestamp()) if known else 0.0

@@ -47,7 +47,9 @@ _TABLE = {
     "RequestTimeTooSkewed": _Meaning(
         "the clocks differ too much: this one is {skew}", "set this machine's clock"
     ),
-    "NoSuchBucket": _Meaning("no such bucket", "is its name right? cloudjob makes no buckets"),
+    "NoSuchBucket": _Meaning(
+        "no such bucket", "is its name right? cloudjob does not create buckets"
+    ),
     "NoSuchKey NotFound 404": _Meaning(
         "no such object", "cloudjob list shows the jobs whose objects are there"
     ),

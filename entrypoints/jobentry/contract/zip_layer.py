@@ -70,7 +70,7 @@ def refusing_bad_zip() -> Iterator[None]:
     except _ZIP_ERRORS as error:
         raise FormatError("not a sound zip file: %r" % error) from error
     except OSError as error:
-        # An offset in the file makes no sense; all else is a fault of the disk.
+        # EINVAL is a seek to an impossible offset in the file; anything else is a disk error.
         if error.errno != errno.EINVAL:
             raise
         raise FormatError("not a sound zip file: a wrong offset") from error
@@ -86,7 +86,7 @@ def _manifest(archive: zipfile.ZipFile) -> bytes:
 
 
 def _check_end(file: IO[bytes]) -> None:
-    """Refuse a file with anything behind the directory of the zip, which ``zipfile`` skips."""
+    """Refuse a file with bytes after the zip directory, which ``zipfile`` would skip."""
     if file.seek(0, os.SEEK_END) < _END_RECORD.size:
         raise FormatError("not a zip file")
     file.seek(-_END_RECORD.size, os.SEEK_END)
@@ -96,7 +96,7 @@ def _check_end(file: IO[bytes]) -> None:
 
 
 def _check_entries(archive: zipfile.ZipFile) -> None:
-    """Refuse entries that ``cloudjob`` never writes, and such that share bytes or hide some."""
+    """Refuse entries that ``cloudjob`` never writes, that overlap, or that leave hidden bytes."""
     infos = archive.infolist()
     if len(set(archive.namelist())) != len(infos):
         raise FormatError("an entry is there twice")

@@ -26,7 +26,8 @@ LIMIT_BYTES = 10 * 1024**3
 
 _PIECE_BYTES = 1024 * 1024
 _FETCHERS = 4
-# At most 64 nodes ask a store at the same moment; of a larger job, 100 in a second, for 30 seconds.
+# Up to 64 nodes ask a store at the same moment. Those of a larger job start at 100 a second, and
+# the last ones after 30 seconds.
 _AT_ONCE = 64
 _TURNS_PER_S = 100
 _LAST_TURN = 3000
@@ -57,9 +58,9 @@ class _DamagedError(FormatError):
 
 
 def turn_s(node: int, nodes: int) -> float:
-    """Return how long a node waits before it asks the store, so that not all ask at one moment.
+    """Return how long a node waits before it asks the store, so that not all ask at once.
 
-    The nodes of a large job take turns, as their retries would, but before the store refuses.
+    The nodes of a large job take turns from the start, rather than after the store refuses.
     """
     return 0.0 if nodes <= _AT_ONCE else min(node, _LAST_TURN) / _TURNS_PER_S
 
@@ -122,7 +123,7 @@ class _Layer(NamedTuple):
 
 
 def _fetch_all(uris: Sequence[str], scratch: str, progress: Progress) -> list[str]:
-    """Bring the layers here, several at a time; return their files."""
+    """Fetch the layers, several at a time; return their files."""
     paths, waiting = [], []
     for number, uri in enumerate(uris):
         # A layer in a local folder is read in place; its contents are verified, too.
@@ -153,11 +154,11 @@ def _opened(path: str, layer: packages.Layer) -> Iterator[_Layer]:
         yield _Layer(layer.key, *found)
 
 
-# ---- what may be unpacked ------------------------------------------------------------------------
+# ---- checks before unpacking ---------------------------------------------------------------------
 
 
 def _tree(layers: Sequence[_Layer], digest: str, limit_bytes: int) -> dict[str, Entry]:
-    """Return the tree that the layers make, once it is proven to be the one that was sent."""
+    """Return the tree that the layers make, after verifying that it is the one that was sent."""
     tree = packages.merge(layer.manifest for layer in layers)
     found = packages.tree_digest(tree.values())
     if found != digest:
@@ -177,7 +178,7 @@ def _fault(entry: Entry, tree: Mapping[str, Entry]) -> str:
     if "\0" in name or any(segment in ("", ".", "..") for segment in name.split("/")):
         return "is not a path below the folder"
     above = posixpath.dirname(name)
-    # Nothing is ever written through a link, nor through what is a file.
+    # So nothing is ever written through a link or below a file.
     if above and (above not in tree or tree[above].kind != FOLDER):
         return "does not lie in a folder of the package"
     if entry.kind == LINK and _leaves(name, entry.target):
@@ -196,11 +197,11 @@ def _leaves(name: str, target: str) -> bool:
 
 
 def _unpack(layers: Sequence[_Layer], digest: str, fresh: str, limit_bytes: int) -> None:
-    """Make ``fresh``, which nobody else knows of, and everything in it."""
+    """Create the folder ``fresh``, whose name no other process knows, with all files."""
     tree = _tree(layers, digest, limit_bytes)
     root = os.fsencode(fresh)
     os.mkdir(root, 0o777)
-    # What the process takes from every mode; asking for it in any other way would change it.
+    # The process's umask; ``os.umask`` would change it for a moment.
     withheld = 0o777 & ~os.stat(root).st_mode
     folders = sorted(
         (name_bytes(entry.name), entry.mode) for entry in tree.values() if entry.kind == FOLDER
@@ -212,7 +213,7 @@ def _unpack(layers: Sequence[_Layer], digest: str, fresh: str, limit_bytes: int)
     for entry in links:
         os.symlink(name_bytes(entry.target), root + b"/" + name_bytes(entry.name))
     _check_links(root, links)
-    # Last and from the leaves up: a folder may be one that its owner cannot write to.
+    # Last, and from the leaves up: a folder's mode may forbid its owner to write.
     for name, mode in reversed(folders):
         os.chmod(root + b"/" + name, mode)
     os.chmod(root, 0o755)
@@ -256,7 +257,7 @@ def _write_content(layer: _Layer, entry: Entry, target: IO[bytes]) -> None:
 
 
 def _check_links(root: bytes, links: Iterable[Entry]) -> None:
-    """Refuse links that lead out in a chain, though the letters of each one stay inside."""
+    """Refuse chains of links that leave the folder although the text of each link stays inside."""
     real_root = os.path.realpath(root)
     for entry in links:
         real = os.path.realpath(os.path.join(real_root, name_bytes(entry.name)))
@@ -268,7 +269,7 @@ def _check_links(root: bytes, links: Iterable[Entry]) -> None:
 
 
 def _take_place(fresh: str, folder: str) -> None:
-    """Rename the new folder into place; the one there is gone only when the new one is."""
+    """Rename the new folder into place; an old one is removed only after that."""
     if not os.path.lexists(folder):
         os.rename(fresh, folder)
         return
@@ -283,7 +284,7 @@ def _take_place(fresh: str, folder: str) -> None:
 
 
 def _remove(path: str) -> None:
-    """Remove a file, or a folder with everything in it, also where nobody may write."""
+    """Remove a file, or a folder with everything in it, even without write permission."""
     if os.path.isdir(path) and not os.path.islink(path):
         with contextlib.suppress(OSError):
             remove_tree(path)

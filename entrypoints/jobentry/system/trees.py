@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 # Python 3.9 of PyPy lacks the name.
 _O_PATH = getattr(os, "O_PATH", 0o10000000)
-# Through such a descriptor nobody can exchange a folder for a link meanwhile.
+# With such a descriptor, no other process can replace the folder by a link in the meantime.
 _FOLDER = _O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 

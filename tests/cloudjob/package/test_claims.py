@@ -142,7 +142,7 @@ def test_two_users_with_one_source_share_its_layer(laptop: Laptop, store: Store,
     assert len(keys(store, "layers/")) == 1
 
 
-def test_a_layer_that_has_gone_is_sent_again(laptop: Laptop, store: Store):
+def test_a_missing_layer_is_sent_again(laptop: Laptop, store: Store):
     laptop.submit()
     (laptop.source / "train.py").write_text("print(2)\n")
     laptop.submit()
@@ -153,7 +153,7 @@ def test_a_layer_that_has_gone_is_sent_again(laptop: Laptop, store: Store):
     laptop.check(job, laptop.folder / "code")
 
 
-def test_a_damaged_layer_below_others_is_sent_again_by_everybody(laptop: Laptop, store: Store):
+def test_every_user_sends_a_damaged_lower_layer_again(laptop: Laptop, store: Store):
     """The mark stays for other users of the layer, and is deleted with it."""
     laptop.submit()
     (damaged,) = keys(store, "layers/")
@@ -175,7 +175,7 @@ def test_a_damaged_layer_below_others_is_sent_again_by_everybody(laptop: Laptop,
     assert damaged not in keys(store, "layers/")
 
 
-def test_only_what_no_job_needs_is_collected(laptop: Laptop, store: Store):
+def test_only_layers_that_no_job_needs_are_collected(laptop: Laptop, store: Store):
     """Running jobs, and jobs that ended recently, keep their packages."""
     over = laptop.submit()
     (laptop.source / "large.bin").write_bytes(b"other" * 30_000)
@@ -204,7 +204,7 @@ def test_only_what_no_job_needs_is_collected(laptop: Laptop, store: Store):
     assert set(gc(store, keep_s=0).keys) == needed
 
 
-def test_a_descriptor_that_cannot_be_read_stops_the_collection(laptop: Laptop, store: Store):
+def test_an_unreadable_descriptor_stops_the_collection(laptop: Laptop, store: Store):
     """Nothing is deleted without knowing which layers are needed."""
     job = laptop.submit()
     store.put_bytes(b'{"format": 1}', f"{job}/code.json")
@@ -214,7 +214,7 @@ def test_a_descriptor_that_cannot_be_read_stops_the_collection(laptop: Laptop, s
     assert len(keys(store, "layers/")) == 1
 
 
-def test_notes_of_the_killed_only_delay(
+def test_notes_of_killed_processes_are_ignored_after_a_day(
     laptop: Laptop, store: Store, monkeypatch: pytest.MonkeyPatch
 ):
     """After a day they no longer count and are removed."""
@@ -432,7 +432,7 @@ def whole(store: DirectoryStore, target: Path) -> Iterator[str]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("points", [10, pytest.param(40, marks=pytest.mark.lengthy)])
-def test_a_submit_that_is_killed_leaves_nothing_half_made(tmp_path: Path, points: int):
+def test_a_killed_submit_leaves_no_incomplete_package(tmp_path: Path, points: int):
     """Each object is complete or absent, and the next submit works."""
     source, home = tmp_path / "source", tmp_path / "home"
     source.mkdir()
@@ -462,7 +462,7 @@ def test_a_submit_that_is_killed_leaves_nothing_half_made(tmp_path: Path, points
     assert list(whole(store, tmp_path / "code"))
 
 
-def test_what_is_remembered_survives_a_kill(tmp_path: Path):
+def test_the_cache_survives_a_kill(tmp_path: Path):
     """A half-written file of a killed pack is never taken for a complete one."""
     path = tmp_path / "packages" / "x.json"
     path.parent.mkdir()
@@ -489,7 +489,7 @@ def test_the_contents_of_a_package_are_read_without_its_files(laptop: Laptop, st
     assert set(fetched) <= {"get_bytes", "get_range", "uri"}
 
 
-def test_a_damaged_package_is_named(laptop: Laptop, store: Store):
+def test_the_error_names_a_damaged_package(laptop: Laptop, store: Store):
     job = laptop.submit()
     (layer,) = keys(store, "layers/")
     store.put_bytes(b"other", layer)

@@ -68,7 +68,7 @@ patterns = st.builds(
 paths = st.lists(segments, min_size=1, max_size=4).map("/".join)
 
 
-def test_lines_that_could_take_for_ever_or_make_no_sense_do_neither(tmp_path: Path):
+def test_invalid_and_pathological_patterns_are_harmless(tmp_path: Path):
     """An invalid range matches nothing, as in git."""
     lines = ["[z-a]", "*" + "a*" * 20 + "b", "**/a" * 20 + "/b", "*[b-a]*c"]
     write(tmp_path / ".gitignore", "\n".join([*lines, "*.log"]))
@@ -96,7 +96,7 @@ def test_lines_that_could_take_for_ever_or_make_no_sense_do_neither(tmp_path: Pa
 @example(["foo/a", "foo/b/a", "b/foo/b/a"], ["foo/**/"], {}, [], [])
 @example(["foo/a", "foo/b/a"], ["**/b/**/"], {}, [], [])
 @example(["foo/a", "a"], ["**/*/**"], {}, [], [])
-def test_what_goes_is_what_git_would_add(
+def test_the_package_has_the_files_that_git_would_add(
     files: list[str],
     top: list[str],
     inner: dict[str, list[str]],
@@ -126,7 +126,7 @@ def test_what_goes_is_what_git_would_add(
 
 
 @needs_git
-def test_rules_above_the_source_count_in_one_repository(tmp_path: Path):
+def test_gitignore_files_above_the_source_apply_within_its_repository(tmp_path: Path):
     """A source is often a folder of a larger repository."""
     top = tmp_path / "top"
     git(tmp_path, "init", "-q", str(top))
@@ -157,7 +157,7 @@ def test_a_source_folder_that_git_ignores_is_packed(tmp_path: Path):
 
 
 @needs_git
-def test_the_users_own_rules_and_info_exclude_count(tmp_path: Path, home: Path):
+def test_core_excludesfile_and_info_exclude_apply(tmp_path: Path, home: Path):
     top = tmp_path / "top"
     git(tmp_path, "init", "-q", str(top))
     write(top / "a")
@@ -187,7 +187,7 @@ def test_git_gets_no_secret_variables(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "s3cret" not in seen.read_text()
 
 
-def test_ignore_files_count_outside_git(tmp_path: Path):
+def test_ignore_files_apply_outside_a_repository(tmp_path: Path):
     """A .gitignore counts without a repository, and without git."""
     write(tmp_path / "source" / ".gitignore", "*.log\n")
     write(tmp_path / "source" / "a.log")
@@ -196,7 +196,7 @@ def test_ignore_files_count_outside_git(tmp_path: Path):
     assert ours(tmp_path / "source") == {".gitignore"}
 
 
-def test_lines_and_names_need_not_be_utf8(tmp_path: Path):
+def test_patterns_and_names_that_are_not_utf8_match(tmp_path: Path):
     """A line that is not UTF-8 matches the same bytes, also beside lines that are."""
     (tmp_path / ".gitignore").write_bytes(b"caf\xe9\n*.log\n\xc3\xa9*\n")
     for name in (b"caf\xe9", b"caf\xe9.log", b"caf\xea", b"\xc3\xa9t\xe9"):
@@ -205,7 +205,7 @@ def test_lines_and_names_need_not_be_utf8(tmp_path: Path):
     assert {os.fsencode(name) for name in ours(tmp_path)} == {b".gitignore", b"caf\xea"}
 
 
-def test_explain_names_what_keeps_a_path(tmp_path: Path):
+def test_explain_names_the_rule_that_keeps_a_path(tmp_path: Path):
     """A negated line can decide, too."""
     source = tmp_path / "source"
     write(source / ".gitignore", "*.so\n")
@@ -233,7 +233,7 @@ def test_explain_names_what_keeps_a_path(tmp_path: Path):
     assert explain(source, str(source / "op.so")) == explain(source, "op.so")
 
 
-def test_links_that_lead_out_are_followed_when_asked(tmp_path: Path):
+def test_follow_links_packs_the_targets_of_outside_links(tmp_path: Path):
     """A link to a file becomes a file, one to a folder its tree; cycles are refused."""
     source, other = tmp_path / "source", tmp_path / "other"
     write(source / "train.py")

@@ -109,7 +109,7 @@ def test_an_unchanged_source_is_not_read(source: Source, monkeypatch: pytest.Mon
     assert (after.digest, after.layers) == (before.digest, before.layers)
 
 
-def test_a_young_file_is_read_again(source: Source):
+def test_a_recently_changed_file_is_read_again(source: Source):
     """It may have changed within the tick of the clock in which it was read."""
     packed = source.pack()
 
@@ -117,7 +117,7 @@ def test_a_young_file_is_read_again(source: Source):
     assert packed.new is None
 
 
-def test_an_edit_sends_the_file_alone(source: Source):
+def test_an_edit_sends_only_the_edited_file(source: Source):
     source.write("lib/7.bin", b"y" * 3000)
 
     packed = source.pack()
@@ -148,7 +148,7 @@ def test_a_touched_file_makes_no_layer(source: Source):
     assert (after.new, after.layers) == (None, before.layers)
 
 
-def test_removed_files_are_gone(source: Source):
+def test_removed_files_are_not_in_the_package(source: Source):
     for number in range(50):
         (source.folder / "lib" / f"{number}.bin").unlink()
     source.write("thing", b"1")
@@ -164,7 +164,7 @@ def test_removed_files_are_gone(source: Source):
 
 @pytest.mark.long
 @pytest.mark.parametrize("is_compressed", [False, True])
-def test_many_edits_stay_cheap_and_make_few_layers(tmp_path: Path, is_compressed: bool):
+def test_many_edits_send_little_and_make_few_layers(tmp_path: Path, is_compressed: bool):
     """Hundreds of edits: the number of layers stays small, and so does what is sent for each."""
     source = Source(tmp_path, is_compressed=is_compressed)
     picked = random.Random(2)
@@ -205,7 +205,7 @@ def test_many_edits_stay_cheap_and_make_few_layers(tmp_path: Path, is_compressed
         ([2**30 >> n for n in range(12)], 0, 1000, 1),
     ],
 )
-def test_which_layers_are_taken_into_the_new_one(
+def test_the_smallest_layers_are_merged_into_the_new_one(
     live_bytes: list[int], dead_bytes: int, new_bytes: int, taken: int
 ):
     """Small layers always; more if there are many; all if most of their content is unused."""
@@ -282,7 +282,7 @@ def test_a_large_file_that_changes_while_it_is_stored_is_read_again(
     assert calls.count("a.bin") == 6
 
 
-def test_an_edit_beside_thousands_of_empty_files_stays_small(tmp_path: Path):
+def test_an_edit_beside_thousands_of_empty_files_sends_little(tmp_path: Path):
     """The size of manifests counts as well when layers are merged."""
     source = Source(tmp_path)
     source.write("large.bin", random.Random(6).randbytes(100_000))
@@ -298,7 +298,7 @@ def test_an_edit_beside_thousands_of_empty_files_stays_small(tmp_path: Path):
     source.check(packed)
 
 
-def test_the_memory_is_a_private_file(source: Source, tmp_path: Path):
+def test_the_cache_is_a_private_file(source: Source, tmp_path: Path):
     """A saved memory is read unchanged; an invalid one is empty."""
     path = cache.path_of(tmp_path / "home", source.folder, "file:///store")
 
@@ -322,5 +322,5 @@ def test_the_memory_is_a_private_file(source: Source, tmp_path: Path):
     ("path", "line"),
     [("a b", "/a b"), ("a*?[x]\\", "/a\\*\\?\\[x]\\\\"), ("d/", "/d/"), ("tail ", "/tail\\ ")],
 )
-def test_the_line_that_leaves_a_path_out(path: str, line: str):
+def test_ignore_line_matches_exactly_one_path(path: str, line: str):
     assert ignore_line(path) == line

@@ -123,7 +123,7 @@ def open_source() -> Iterator[Path]:
 # ---- the package
 
 
-def test_the_bytes_depend_on_the_tree_only(tmp_path: Path):
+def test_the_bytes_of_a_layer_depend_only_on_the_tree(tmp_path: Path):
     """Copies made in another order and at another time give the same layer, which never changes."""
     first, second = tmp_path / "1" / "source", tmp_path / "2" / "source"
     files = {"train.py": "print()\n", "b/c.txt": "c", "b-c.txt": "-", "é/ü.txt": "u"}
@@ -162,7 +162,7 @@ def test_the_package_describes_its_tree(source: Path):
     assert (layer.digest, layer.key, layer.size_bytes) == (digest, f"layers/{digest}", size_bytes)
 
 
-def test_modes_are_kept_without_the_bits_that_change_users(source: Path):
+def test_modes_are_kept_without_setuid_and_setgid_bits(source: Path):
     (source / "train.py").chmod(0o4755)
     (source / "empty").mkdir(mode=0o700)
 
@@ -182,7 +182,7 @@ def test_names_that_are_not_utf8_keep_their_bytes(source: Path):
     ]  # fmt: skip
 
 
-def test_hard_links_become_files_of_their_own(source: Path):
+def test_hard_links_become_separate_files(source: Path):
     """A package contains symbolic links only."""
     os.link(source / "train.py", source / "twin.py")
 
@@ -248,7 +248,7 @@ def test_special_files_are_refused(source: Path):
 # ---- what is left out
 
 
-def test_what_no_job_needs_is_left_out(source: Path):
+def test_files_that_no_job_needs_are_left_out(source: Path):
     """Version control, caches and environments are left out, and listed with the reason."""
     for name in (".git/config", "a/__pycache__/x.pyc", "b.pyc", "env/pyvenv.cfg", "node_modules/m"):
         write(source / name)
@@ -290,7 +290,7 @@ def test_gitignore_files_are_honoured_in_every_folder(source: Path):
     assert {"a/keep.log", "a/data/d"} <= set(names(source))
 
 
-def test_cloudjobignore_has_the_last_word(source: Path):
+def test_cloudjobignore_takes_precedence(source: Path):
     """It can exclude what git keeps and keep what git excludes, also in subfolders."""
     write(source / ".gitignore", "*.so\n")
     write(source / "lib" / ".gitignore", "generated.py\n")
@@ -302,7 +302,7 @@ def test_cloudjobignore_has_the_last_word(source: Path):
     assert packed(source).left_out == (LeftOut("docs/", ".cloudjobignore:3: docs/"),)
 
 
-def test_a_pattern_that_keeps_much_keeps_no_caches_and_no_keys(source: Path):
+def test_a_wildcard_does_not_include_caches_and_keys(source: Path):
     """Only a line with the exact name includes a default exclusion or a secret."""
     write(source / ".cloudjobignore", "/*\n!*.py\n!/src/\n!/server.key\n")
     for name in ("notes.txt", "src/__pycache__/x", "src/.env", "src/model.py"):
@@ -378,7 +378,7 @@ def test_a_file_named_like_a_secret_is_left_out(source: Path, name: str):
         ("obs.ini", f"ak={ACCESS_KEY}\nsk={SECRET_KEY}\n"),
     ],
 )
-def test_a_text_that_holds_a_key_stops_the_pack(source: Path, name: str, text: str):
+def test_a_text_file_with_a_key_is_refused(source: Path, name: str, text: str):
     """Keys of servers, of AWS and of Huawei Cloud are found in any small text file."""
     write(source / name, "# a line before\n" + text)
 
@@ -389,7 +389,7 @@ def test_a_text_that_holds_a_key_stops_the_pack(source: Path, name: str, text: s
         assert value not in error.message + error.hint
 
 
-def test_a_file_that_is_called_a_key_and_is_one_is_left_out(source: Path):
+def test_a_key_file_with_a_private_key_is_left_out(source: Path):
     write(source / "server.pem", KEY_HEADER)
     write(source / "ca.pem", "-----BEGIN CERTIFICATE-----\nMIIE\n")
 
@@ -477,7 +477,7 @@ def test_a_script_that_is_a_secret_is_refused(source: Path, script: str, text: s
         ),
     ],
 )
-def test_a_script_that_the_job_would_not_find_is_refused(
+def test_a_script_that_is_not_in_the_package_is_refused(
     source: Path, script: str, came_back: str, hint: str
 ):
     """The message has the reason, and the hint what to try."""
@@ -516,7 +516,7 @@ def test_a_source_that_is_not_a_folder_is_refused(source: Path):
 
 
 @pytest.mark.parametrize("name", [".", "folder", "file.txt", "train.py", ".gitignore"])
-def test_what_this_user_may_not_read_is_named(open_source: Path, name: str):
+def test_the_error_names_a_path_that_cannot_be_read(open_source: Path, name: str):
     """One line names the path instead of a traceback, and nothing is left behind."""
     (open_source / "folder").mkdir()
     write(open_source / "file.txt")
@@ -531,7 +531,7 @@ def test_what_this_user_may_not_read_is_named(open_source: Path, name: str):
     assert error.message.endswith("permission denied")
 
 
-def test_a_destination_that_cannot_be_written_is_named(source: Path):
+def test_the_error_names_an_unwritable_destination(source: Path):
     """The message blames the destination, not the source."""
     with pytest.raises(PackageError, match=r"write package: to .*: no such file or directory"):
         pack(source, source / "no" / "layer", script="train.py", limit_bytes=LIMIT_BYTES)
@@ -539,7 +539,7 @@ def test_a_destination_that_cannot_be_written_is_named(source: Path):
         pack(source, source.parent, script="train.py", limit_bytes=LIMIT_BYTES)
 
 
-def test_an_archive_that_breaks_off_leaves_nothing(source: Path):
+def test_a_failed_pack_leaves_no_file(source: Path):
     """On a full disk, no incomplete archive is left."""
     write(source / "data.txt", "x" * 100_000)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -554,9 +554,7 @@ def test_an_archive_that_breaks_off_leaves_nothing(source: Path):
 
 @pytest.mark.parametrize("size_bytes", [5, 9 * 1024 * 1024])
 @pytest.mark.parametrize("change", ["grow", "shrink", "touch", "replace", "remove", "link"])
-def test_a_file_that_changes_between_the_two_steps_is_refused(
-    source: Path, size_bytes: int, change: str
-):
+def test_a_file_that_changes_after_the_scan_is_refused(source: Path, size_bytes: int, change: str):
     """A file must not change between scan and read, whether small or large."""
     file = source / "log.bin"
     file.write_bytes(b"x" * size_bytes)
@@ -602,7 +600,7 @@ def test_a_source_over_the_limit_is_refused_before_it_is_read(source: Path):
     assert ".cloudjobignore" in error.hint
 
 
-def test_what_is_left_out_does_not_count(source: Path):
+def test_files_that_are_left_out_do_not_count_towards_the_limit(source: Path):
     """Excluding a folder in .cloudjobignore brings the source below the limit."""
     write(source / "data" / "huge.bin")
     os.truncate(source / "data" / "huge.bin", 1 << 40)
@@ -623,9 +621,7 @@ def test_a_script_that_only_a_file_system_without_case_finds_is_refused(source: 
     assert "capital letters" in caught.value.hint
 
 
-def test_names_are_composed_as_scripts_write_them_on_macos(
-    source: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_names_on_macos_are_normalised_to_nfc(source: Path, monkeypatch: pytest.MonkeyPatch):
     name = "mode\N{COMBINING GRAVE ACCENT}les"
     write(source / name / f"{name}.py")
     here = [entry.name for entry in scan(source).entries]

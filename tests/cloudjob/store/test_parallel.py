@@ -24,11 +24,11 @@ def test_a_call_has_a_time_limit():
         for_ever.set()
 
 
-def test_each_comes_with_what_it_gave():
+def test_each_item_is_yielded_with_its_result():
     assert list(iterate_in_parallel(str, range(1000))) == [(n, str(n)) for n in range(1000)]
 
 
-def test_slow_calls_do_not_hold_up_what_comes():
+def test_a_slow_call_does_not_delay_later_items():
     """Four calls wait for each other, so all four must start."""
     barrier = threading.Barrier(4)
     done = set[int]()
@@ -43,7 +43,7 @@ def test_slow_calls_do_not_hold_up_what_comes():
     assert done == set(range(4 * 64))
 
 
-def test_results_wait_for_a_slow_reader():
+def test_few_results_are_kept_for_a_slow_reader():
     """Memory holds only the items in progress, and the next result."""
     taken, most = list[int](), 0
     go_on = threading.Event()

@@ -109,7 +109,7 @@ KEYS = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
         ),
     ],
 )
-def test_a_bucket_is_reached(
+def test_endpoint_region_and_addressing_come_from_uri_variables_or_defaults(
     uri: str, environ: dict[str, str], url: str, region: str, host: str, target: str
 ):
     """The URI's options take precedence, then variables, then the service's default names."""
@@ -122,7 +122,7 @@ def test_a_bucket_is_reached(
     assert (signed.netloc, signed.path) == (host, target)
 
 
-def test_what_obsutil_has_written_is_read(home: Path):
+def test_the_settings_of_obsutil_are_read(home: Path):
     (home / ".obsutilconfig").write_text(
         "endpoint=obs.cn-south-1.myhuaweicloud.com\nak=A\nsk=S=\ntoken=\n"
     )
@@ -203,7 +203,7 @@ def test_a_profile_and_a_program_that_prints_credentials_are_used(
         ("s3://bucket?addressing=both", "unknown addressing 'both'", "allowed: auto, path"),
     ],
 )
-def test_a_uri_that_means_nothing_is_refused(uri: str, message: str, hint: str):
+def test_an_invalid_bucket_uri_is_refused(uri: str, message: str, hint: str):
     with pytest.raises(StoreError) as caught:
         open_store(uri)
 
@@ -227,14 +227,14 @@ def test_a_uri_that_means_nothing_is_refused(uri: str, message: str, hint: str):
         ),
     ],
 )
-def test_an_endpoint_that_cannot_be_is_refused(uri: str, environ: dict[str, str], message: str):
+def test_an_invalid_endpoint_is_refused(uri: str, environ: dict[str, str], message: str):
     with pytest.raises(StoreError, match=message) as caught:
         opened(uri, {**KEYS, **environ}).access()
 
     assert caught.value.hint
 
 
-def test_a_section_fills_in_what_the_uri_leaves_out():
+def test_a_section_adds_options_that_the_uri_does_not_set():
     sections = {
         "s3": {"endpoint": "https://minio:9000", "region": "r", "addressing": "auto"},
         "process": {"python": "x"},
@@ -247,7 +247,7 @@ def test_a_section_fills_in_what_the_uri_leaves_out():
     assert full_uri("file:///b/p", sections) == "file:///b/p"
 
 
-def test_a_store_of_the_job_is_reached_as_that_of_its_platform():
+def test_a_job_store_gets_the_options_of_the_platforms_store():
     default = "obs://cloudjob?endpoint=http://127.0.0.1:9&region=emulator-1&addressing=path"
     sections = {"obs": {"region": "own"}}
 

@@ -496,7 +496,9 @@ def test_a_zip_file_that_cloudjob_does_not_write_is_refused(tmp_path: Path, name
     ],
 )
 @pytest.mark.filterwarnings("ignore:Duplicate name")
-def test_a_layer_has_the_entries_of_its_manifest(tmp_path: Path, files: Any, fault: str):
+def test_a_layer_whose_entries_differ_from_its_manifest_is_refused(
+    tmp_path: Path, files: Any, fault: str
+):
     manifest = Manifest([file("a")], {sha256(b""): "files/a"})
     package = Made(tmp_path).raw_layer(packages.dump_manifest(manifest), files)
     package.manifests.append(manifest)
@@ -583,7 +585,7 @@ def test_a_number_of_a_million_digits_is_refused_at_once():
 
 
 @pytest.mark.parametrize("cut_bytes", [0, 10, 100, 300])
-def test_a_layer_that_was_cut_is_refused(tmp_path: Path, cut_bytes: int):
+def test_a_truncated_layer_is_refused(tmp_path: Path, cut_bytes: int):
     package = made(tmp_path, file("a", b"x" * 600), body=b"x" * 600)
     path = package.store / package.layers[0].key
     whole = path.read_bytes()

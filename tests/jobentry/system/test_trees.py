@@ -28,7 +28,7 @@ def test_a_tree_of_1500_levels_is_removed(tmp_path: Path):
     assert not top.exists()
 
 
-def test_a_link_is_removed_and_not_what_it_names(tmp_path: Path):
+def test_a_link_is_removed_but_not_its_target(tmp_path: Path):
     (tmp_path / "kept").mkdir()
     (tmp_path / "kept" / "file").touch()
     (tmp_path / "top" / "deep").mkdir(parents=True)
@@ -41,7 +41,7 @@ def test_a_link_is_removed_and_not_what_it_names(tmp_path: Path):
     assert (tmp_path / "kept" / "file").exists()
 
 
-def test_a_link_is_not_taken_for_the_folder_it_names(tmp_path: Path):
+def test_a_link_to_a_folder_is_not_entered(tmp_path: Path):
     (tmp_path / "kept").mkdir()
     (tmp_path / "kept" / "file").touch()
     (tmp_path / "link").symlink_to(tmp_path / "kept")
@@ -51,7 +51,7 @@ def test_a_link_is_not_taken_for_the_folder_it_names(tmp_path: Path):
     assert (tmp_path / "kept" / "file").exists()
 
 
-def test_a_link_that_takes_the_place_of_a_folder_meanwhile_is_not_followed(
+def test_a_link_that_replaces_a_folder_during_removal_is_not_followed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     shared = tmp_path / "shared"
