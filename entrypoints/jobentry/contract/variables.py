@@ -1,12 +1,16 @@
-"""A file of environment variables with any bytes: the laptop writes it, the node reads it.
+"""A file of environment variables with any bytes, in the format of ``/proc/PID/environ``.
 
-For variables that must not be in a container's configuration (secrets) or cannot be (not UTF-8).
+The laptop writes one for a node, with what must not be in a container's configuration (secrets) or
+cannot be (not UTF-8). The entry of a node writes one for its ranks.
 """
 
 from __future__ import annotations
 
 import os
-from typing import Mapping
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # typing costs each rank seven milliseconds
+    from typing import Mapping
 
 
 def dump(variables: Mapping[str, str]) -> bytes:

@@ -8,7 +8,7 @@ import re
 import subprocess
 from typing import TYPE_CHECKING, Mapping, Sequence
 
-from jobentry.contract import exits, launchers, names, paths
+from jobentry.contract import exits, launchers, names, paths, variables
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.paths import NodePaths
 from jobentry.errors import EntryError
@@ -166,10 +166,7 @@ def make_node_dir(where: NodePaths) -> None:
 
 def leave_environment(where: NodePaths, environment: Mapping[str, str]) -> None:
     """Write the file with the initial environment of this node's ranks."""
-    pairs = (
-        os.fsencode(name) + b"=" + os.fsencode(value) + b"\0" for name, value in environment.items()
-    )
-    write_private(where.node_env, b"".join(pairs))
+    write_private(where.node_env, variables.dump(environment))
 
 
 def tidy(where: NodePaths) -> None:

@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 
-from jobentry.contract import names
+from jobentry.contract import names, variables
 from jobentry.system import linux
 
 TYPE_CHECKING = False
@@ -88,11 +88,9 @@ def read_node_env(environ: Mapping[str, str]) -> dict[str, str]:
         return {}
     try:
         with open(os.path.join(folder, "env"), "rb") as file:
-            data = file.read()
+            return variables.load(file.read())
     except OSError:
         return {}
-    pairs = (os.fsdecode(item).partition("=") for item in data.split(b"\0") if item)
-    return {name: value for name, _, value in pairs}
 
 
 def rank_environment(session: Mapping[str, str], node: Mapping[str, str]) -> dict[str, str]:
