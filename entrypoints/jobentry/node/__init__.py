@@ -1,4 +1,4 @@
-"""The resources of one node: tools, network interfaces, sshd, the platform's rank table.
+"""One node: its tools, network interfaces, sshd and ranks, its journal, log and record.
 
 Start with ``prepare.py``, which prepares a node for its ranks.
 """
