@@ -26,7 +26,7 @@ from cloudjob.backends.delivery import new_ssh_key
 from cloudjob.backends.kubernetes import errors, events, kubeconfig, logs, state
 from cloudjob.backends.kubernetes import request as requests
 from cloudjob.backends.kubernetes.client import POD, Client
-from cloudjob.backends.kubernetes.engine import Engine, no_services
+from cloudjob.backends.kubernetes.engine import Engine
 from cloudjob.backends.kubernetes.kubeconfig import Cluster
 from cloudjob.backends.kubernetes.logs import Place
 from cloudjob.backends.kubernetes.pod import JOB_LABEL, MANAGER_LABEL, Names
@@ -466,7 +466,7 @@ class KubernetesBackend(Backend[KubernetesRequest]):
                 f"removing the {resource.kind} {name}",
                 propagationPolicy="Background",
             )
-        if where.engine.services is not no_services:
+        if where.engine.needs_services:
             self._delete_services(client, called)
 
     def _delete_services(self, client: Client, called: Names) -> None:

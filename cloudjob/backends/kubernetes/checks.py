@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from cloudjob.backends.base import Check
 from cloudjob.backends.kubernetes.client import Client
-from cloudjob.backends.kubernetes.engine import Engine, Resource, no_services
+from cloudjob.backends.kubernetes.engine import Engine, Resource
 from cloudjob.backends.kubernetes.errors import Missing, Refused
 from cloudjob.backends.kubernetes.request import (
     CONFIG_MAP,
@@ -83,7 +83,7 @@ def _rights(client: Client, engine: Engine) -> list[Check]:
         ("watch", Resource("", "v1", "pods", "Pod"), ""),
         ("get", Resource("", "v1", "pods", "Pod"), "log"),
     ]
-    if engine.services is not no_services:
+    if engine.needs_services:
         wanted.append(("create", SERVICE, ""))
     missing = [
         f"{verb} {resource.plural}{'/' + part if part else ''}"

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from cloudjob.backends.kubernetes import pod as pods
 from cloudjob.backends.kubernetes.pod import CONTAINER, JOB_LABEL, Names
 from cloudjob.backends.kubernetes.strategic_merge import merged
 from cloudjob.model.status import JobState
 from cloudjob.model.submission import Submission
-
-if TYPE_CHECKING:
-    from cloudjob.model.job import JobSpec
 
 
 class Resource(NamedTuple):
@@ -60,54 +58,75 @@ class Stage(NamedTuple):
     has_asked: bool = False
 
 
-def own_selector(called: Names) -> str:
-    """Return the selector of the label that we give to pods."""
-    return f"{JOB_LABEL}={called.job}"
+class Engine(ABC):
+    """An operator: the resource that it takes, and how its pods become nodes.
 
-
-def no_services(_submission: Submission, _called: Names) -> list[dict[str, Any]]:
-    """Return no services: the operator gives network names to all nodes."""
-    return []
-
-
-class Engine(NamedTuple):
-    """An operator.
-
-    Args:
-        hosts: The network names of the nodes, from the job's name and how many there are.
-        manifest: The job's manifest.
-        left_out: Variables that the operator gives to each pod.
+    Attributes:
         makes_key: Whether the operator makes a key for ssh.
-        node_of: The number of the node that a pod is, from the job's name and the pod; None for
-            none.
-        stage: Where a job stands, from its manifest with its status, and whether we have
-            cancelled it.
-        stop: What ends the pods of a job and keeps its manifest: method, resource, name and body.
-        no_retries: Why it cannot start a job again; empty when it can.
+        no_retries: Why it cannot restart a job; empty if it can.
         container: The name that the container has in its pods.
         launchers: Those that it can be used with; empty for all.
-        runs: What these are, in words.
-        selector: What finds the pods of a job, as a selector of labels.
-        services: The services that the nodes need and the operator does not make.
+        runs: What these launchers start, for messages.
+        needs_services: Whether the nodes need services that the operator does not make.
         is_early: Whether it takes a job for ended while the head may still have work to do.
     """
 
     name: str
     resource: Resource
-    hosts: Callable[[str, int], tuple[str, ...]]
-    manifest: Callable[[Submission, Names, bool], dict[str, Any]]
-    environment: Callable[[Submission, Names, int], dict[str, str]]
-    makes_key: bool
-    node_of: Callable[[str, Mapping[str, Any]], int | None]
-    stage: Callable[[Mapping[str, Any], bool], Stage]
-    stop: Callable[[Mapping[str, Any]], tuple[str, Resource, str, dict[str, Any]]]
-    no_retries: str = ""
-    container: str = CONTAINER
+    makes_key = False
+    no_retries = ""
+    container = CONTAINER
     launchers: tuple[str, ...] = ()
-    runs: str = ""
-    selector: Callable[[Names], str] = own_selector
-    services: Callable[[Submission, Names], list[dict[str, Any]]] = no_services
-    is_early: bool = False
+    runs = ""
+    needs_services = False
+    is_early = False
+
+    @abstractmethod
+    def hosts(self, name: str, nodes: int) -> tuple[str, ...]:
+        """Return the network names of the nodes of the job with this name."""
+
+    @abstractmethod
+    def manifest(
+        self, submission: Submission, called: Names, *, has_delivery: bool
+    ) -> dict[str, Any]:
+        """Return the job's manifest.
+
+        Args:
+            has_delivery: Whether the job has a Secret.
+        """
+
+    @abstractmethod
+    def node_of(self, name: str, pod: Mapping[str, Any]) -> int | None:
+        """Return the number of the node that a pod of this job is; None if it is none."""
+
+    @abstractmethod
+    def stage(self, job: Mapping[str, Any], is_cancelled: bool) -> Stage:
+        """Return the state of a job from its manifest with its status.
+
+        Args:
+            is_cancelled: Whether cloudjob has cancelled it.
+        """
+
+    @abstractmethod
+    def stop(self, job: Mapping[str, Any]) -> tuple[str, Resource, str, dict[str, Any]]:
+        """Return the request that ends the pods of a job and keeps its manifest.
+
+        Returns:
+            Method, resource, name and body.
+        """
+
+    def environment(self, submission: Submission, called: Names, node: int) -> dict[str, str]:
+        """Return the variables that the entry of a node is given."""
+        hosts = self.hosts(called.name, submission.spec.nodes)
+        return pods.environment(submission, hosts, node, called.name)
+
+    def selector(self, called: Names) -> str:
+        """Return the label selector of a job's pods, by default the label that we give them."""
+        return f"{JOB_LABEL}={called.job}"
+
+    def services(self, submission: Submission, called: Names) -> list[dict[str, Any]]:
+        """Return the services that the nodes need and the operator does not make."""
+        return []
 
 
 def numbered(pod: str, prefix: str) -> int | None:
@@ -137,70 +156,3 @@ def job_manifest(
     # After the patch, which must not change them: they find the job again.
     patched["metadata"] = pods.with_own_labels(patched.get("metadata"), submission) | metadata
     return patched
-
-
-def run_policy(spec: JobSpec, own: Mapping[str, Any], *, deadline_s: int = 0) -> dict[str, Any]:
-    """Return the ``runPolicy`` of an operator of Kubeflow's kind.
-
-    Args:
-        own: What the operator's own policy begins with.
-        deadline_s: When the operator ends the job; 0 is never.
-    """
-    policy: dict[str, Any] = dict(own)
-    options = spec.kubernetes
-    if options.keep_min:
-        policy["ttlSecondsAfterFinished"] = round(options.keep_min * 60)
-    if deadline_s:
-        policy["activeDeadlineSeconds"] = deadline_s
-    scheduling: dict[str, Any] = {"minAvailable": spec.nodes}
-    if options.queue:
-        scheduling["queue"] = options.queue
-    if options.priority_class:
-        scheduling["priorityClass"] = options.priority_class
-    policy["schedulingPolicy"] = scheduling
-    return policy
-
-
-def stage_of_conditions(job: Mapping[str, Any], is_cancelled: bool) -> Stage:
-    """Return the state of a job from the conditions that Kubeflow's operators write."""
-    status = job.get("status") or {}
-    held = [item for item in status.get("conditions") or [] if item.get("status") == "True"]
-    # Ordered by time; earlier conditions stay true beside later ones.
-    by_type = {str(item.get("type")): item for item in held}
-    for name, state in (
-        ("Failed", JobState.FAILED),
-        ("Succeeded", JobState.SUCCEEDED),
-        ("Suspended", JobState.CANCELLED),
-        ("Running", JobState.RUNNING),
-        ("Restarting", JobState.RUNNING),
-        ("Created", JobState.PENDING),
-    ):
-        if name in by_type:
-            return _stage(name, state, by_type[name], status, is_cancelled)
-    if by_type:
-        return Stage(JobState.UNKNOWN, ", ".join(by_type))
-    return Stage(JobState.PENDING, "new")
-
-
-def _stage(
-    name: str,
-    state: JobState,
-    condition: Mapping[str, Any],
-    status: Mapping[str, Any],
-    is_cancelled: bool,
-) -> Stage:
-    if name == "Suspended" and not is_cancelled:
-        # Suspended by somebody; it may be resumed.
-        state = JobState.PENDING
-    if name == "Failed" and is_cancelled:
-        state = JobState.CANCELLED
-    words = [str(condition.get(key) or "") for key in ("reason", "message")]
-    ended_at = status.get("completionTime") or condition.get("lastTransitionTime") or ""
-    return Stage(
-        state=state,
-        native=name,
-        message=": ".join(word for word in words if word) if state is JobState.FAILED else "",
-        ended_at=str(ended_at) if state.is_final else "",
-        started_at=str(status.get("startTime") or "") if state is JobState.RUNNING else "",
-        has_asked=name == "Suspended",
-    )

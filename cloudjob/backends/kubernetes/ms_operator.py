@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from cloudjob.backends.kubernetes import engine as engines
-from cloudjob.backends.kubernetes import pod
+from cloudjob.backends.kubernetes import kubeflow, pod
 from cloudjob.backends.kubernetes.engine import Engine, Resource, Stage, numbered
 from cloudjob.backends.kubernetes.pod import Names
 from cloudjob.model.status import JobState
@@ -30,127 +30,130 @@ SCHEDULER_PORT = "MS_SCHED_PORT"
 # The operator finds the port by this name and opens it; the number is its default.
 _PORT_NAME, _PORT = "msjob-port", 2222
 
-_BOOT = f"{pod.ENTRY_PATH}/boot.sh"
 # The operator's variables make each pod one rank, or the scheduler. The entry sets them for its own
 # ranks, so only the port of the service stays.
 _UNSET = "unset MS_ROLE MS_NODE_ID MS_WORKER_NUM MS_SERVER_NUM MS_SCHED_HOST"
-_HEAD = f'{_UNSET}; exec sh {_BOOT} "$@"'
-# All workers share one template; the name of a pod ends with its index.
-_WORKER = (
-    f"{_UNSET}; {names.VC_TASK_INDEX}=$((${{{names.MA_CURRENT_INSTANCE_NAME}##*-}} + 1)) "
-    f'exec sh {_BOOT} "$@"'
-)
+_HEAD, _WORKER = kubeflow.head_command(_UNSET), kubeflow.worker_command(_UNSET)
 # Any other policy would end the head with the workers, and the head must end last.
 _RUN_POLICY = {"cleanPodPolicy": "None"}
 
 
-def hosts(name: str, nodes: int) -> tuple[str, ...]:
-    """Return the network names of the nodes: services, the operator's and ours."""
-    if nodes == 1:
-        return (f"{name}-worker-0",)
-    return (f"{name}-scheduler-0", *(f"{name}-worker-{index}" for index in range(nodes - 1)))
+class MsOperator(Engine):
+    """MindSpore's operator."""
 
+    name = "ms-operator"
+    resource = RESOURCE
+    no_retries = "the MindSpore operator cannot restart a whole job"
+    container = CONTAINER
+    launchers = ("dynamic-cluster", "msrun")
+    runs = "MindSpore's cluster"
+    needs_services = True
+    is_early = True
 
-def manifest(submission: Submission, called: Names, has_delivery: bool) -> dict[str, Any]:
-    """Return the job's manifest."""
-    spec = submission.spec
-    given = pod.variables(submission, hosts(called.name, spec.nodes), called.name, ())
+    def hosts(self, name: str, nodes: int) -> tuple[str, ...]:
+        """Return the network names of the nodes: services, the operator's and ours."""
+        if nodes == 1:
+            return (f"{name}-worker-0",)
+        return (f"{name}-scheduler-0", *(f"{name}-worker-{index}" for index in range(nodes - 1)))
 
-    def replica(count: int, shell: str, *, is_head: bool) -> dict[str, Any]:
-        command = ["sh", "-c", shell, "jobentry"]
-        own = {names.VC_TASK_INDEX: "0"} if is_head else {}
-        template = pod.template(submission, called, given, command, own, has_delivery=has_delivery)
-        deadline_s = pod.deadline_s(spec)
-        if deadline_s:
-            # The operator's own limit for the job is checked only when something else happens.
-            template["spec"].setdefault("activeDeadlineSeconds", deadline_s)
-        del template["metadata"]
-        # The operator has its own settings for these and warns about them here.
-        policy = template["spec"].pop("restartPolicy")
-        return {"replicas": count, "restartPolicy": policy, "template": template}
+    def manifest(
+        self, submission: Submission, called: Names, *, has_delivery: bool
+    ) -> dict[str, Any]:
+        """Return the job's manifest."""
+        spec = submission.spec
+        hosts = self.hosts(called.name, spec.nodes)
+        given = pod.variables(submission, hosts, called.name)
 
-    if spec.nodes == 1:
-        # A job without workers never ends for the operator, and its scheduler is not needed.
-        replicas = {"Worker": replica(1, _HEAD, is_head=True)}
-    else:
-        replicas = {
-            "Scheduler": replica(1, _HEAD, is_head=True),
-            "Worker": replica(spec.nodes - 1, _WORKER, is_head=False),
+        def replicas(count: int, *, is_head: bool) -> dict[str, Any]:
+            command = _HEAD if is_head else _WORKER
+            own = {names.VC_TASK_INDEX: "0"} if is_head else {}
+            template = pod.template(
+                submission, called, given, command, own, has_delivery=has_delivery
+            )
+            deadline_s = pod.deadline_s(spec)
+            if deadline_s:
+                # The operator's own limit for the job is checked only when something else happens.
+                template["spec"].setdefault("activeDeadlineSeconds", deadline_s)
+            del template["metadata"]
+            return kubeflow.replicas(count, template)
+
+        if spec.nodes == 1:
+            # A job without workers never ends for the operator, and its scheduler is not needed.
+            specs = {"Worker": replicas(1, is_head=True)}
+        else:
+            specs = {
+                "Scheduler": replicas(1, is_head=True),
+                "Worker": replicas(spec.nodes - 1, is_head=False),
+            }
+        body: dict[str, Any] = {
+            "runPolicy": kubeflow.run_policy(spec, _RUN_POLICY),
+            "successPolicy": "AllWorkers",
+            "msReplicaSpecs": specs,
         }
-    body: dict[str, Any] = {
-        "runPolicy": engines.run_policy(spec, _RUN_POLICY),
-        "successPolicy": "AllWorkers",
-        "msReplicaSpecs": replicas,
-    }
-    made = engines.job_manifest(RESOURCE, submission, called, body)
-    _name_containers(made, _port(spec))
-    return made
+        made = engines.job_manifest(RESOURCE, submission, called, body)
+        _name_containers(made, _port(spec))
+        return made
 
-
-def services(submission: Submission, called: Names) -> list[dict[str, Any]]:
-    """Return a service for each worker: the head reaches them by name, and pods have none here."""
-    own = pod.labels(submission)
-    given = pod.environment(submission, ("localhost",), 0, "")
-    return [
-        {
-            "apiVersion": "v1",
-            "kind": "Service",
-            "metadata": {"name": name, "namespace": called.namespace, **own},
-            "spec": {
-                "clusterIP": "None",
-                # Clients look them up before they are ready.
-                "publishNotReadyAddresses": True,
-                "selector": {
-                    _LABEL: called.name,
-                    "replica-type": "worker",
-                    "replica-index": str(index),
+    def services(self, submission: Submission, called: Names) -> list[dict[str, Any]]:
+        """Return a service for each worker, by whose name the head reaches it."""
+        own = pod.labels(submission)
+        port = int(pod.environment(submission, ("localhost",), 0, "")[names.SSHD_PORT])
+        return [
+            {
+                "apiVersion": "v1",
+                "kind": "Service",
+                "metadata": {"name": name, "namespace": called.namespace, **own},
+                "spec": {
+                    "clusterIP": "None",
+                    # Clients look them up before they are ready.
+                    "publishNotReadyAddresses": True,
+                    "selector": {
+                        _LABEL: called.name,
+                        "replica-type": "worker",
+                        "replica-index": str(index),
+                    },
+                    "ports": [{"name": "ssh", "port": port, "protocol": "TCP"}],
                 },
-                "ports": [{"name": "ssh", "port": int(given[names.SSHD_PORT]), "protocol": "TCP"}],
-            },
-        }
-        for index, name in enumerate(hosts(called.name, submission.spec.nodes)[1:])
-    ]
+            }
+            for index, name in enumerate(self.hosts(called.name, submission.spec.nodes)[1:])
+        ]
 
+    def environment(self, submission: Submission, called: Names, node: int) -> dict[str, str]:
+        """Return the variables that the entry of a node is given."""
+        given = super().environment(submission, called, node)
+        if submission.spec.nodes > 1:
+            given[SCHEDULER_PORT] = str(_port(submission.spec))
+        return given
 
-def environment(submission: Submission, called: Names, node: int) -> dict[str, str]:
-    """Return the variables that the entry of a node is given."""
-    nodes = submission.spec.nodes
-    given = pod.environment(submission, hosts(called.name, nodes), node, called.name)
-    return {**given, **({SCHEDULER_PORT: str(_port(submission.spec))} if nodes > 1 else {})}
+    def node_of(self, name: str, found: Mapping[str, Any]) -> int | None:
+        """Return the number of the node that this pod is."""
+        # The only worker of a one-node job has the same name as the first of several.
+        for container in (found.get("spec") or {}).get("containers") or ():
+            if {"name": names.VC_TASK_INDEX, "value": "0"} in (container.get("env") or ()):
+                return 0
+        worker = numbered(found["metadata"]["name"], f"{name}-worker-")
+        return None if worker is None else worker + 1
 
+    def selector(self, called: Names) -> str:
+        """Return the label selector of a job's pods."""
+        return f"{_LABEL}={called.name}"
 
-def node_of(name: str, found: Mapping[str, Any]) -> int | None:
-    """Return the number of the node that this pod is."""
-    # The only worker of a one-node job has the same name as the first of several.
-    for container in (found.get("spec") or {}).get("containers") or ():
-        if {"name": names.VC_TASK_INDEX, "value": "0"} in (container.get("env") or ()):
-            return 0
-    worker = numbered(found["metadata"]["name"], f"{name}-worker-")
-    return None if worker is None else worker + 1
+    def stage(self, job: Mapping[str, Any], is_cancelled: bool) -> Stage:
+        """Return the state of a job."""
+        found = kubeflow.stage_of_conditions(job, is_cancelled)
+        has_begun = bool((job.get("status") or {}).get("startTime"))
+        if is_cancelled and not has_begun and not found.state.is_final:
+            # It waits in a queue; if it is scheduled, the operator ends it at once.
+            return found._replace(state=JobState.CANCELLED)
+        return found._replace(has_asked=found.state is JobState.CANCELLED)
 
+    def stop(self, job: Mapping[str, Any]) -> tuple[str, Resource, str, dict[str, Any]]:
+        """Return the patch that expires the job, so that the operator deletes its running pods.
 
-def selector(called: Names) -> str:
-    """Return the label selector of a job's pods."""
-    return f"{_LABEL}={called.name}"
-
-
-def stage(job: Mapping[str, Any], is_cancelled: bool) -> Stage:
-    """Return the state of a job."""
-    found = engines.stage_of_conditions(job, is_cancelled)
-    has_begun = bool((job.get("status") or {}).get("startTime"))
-    if is_cancelled and not has_begun and not found.state.is_final:
-        # It waits in a queue; if it is scheduled, the operator ends it at once.
-        return found._replace(state=JobState.CANCELLED)
-    return found._replace(has_asked=found.state is JobState.CANCELLED)
-
-
-def stop(job: Mapping[str, Any]) -> tuple[str, Resource, str, dict[str, Any]]:
-    """Return the patch that expires the job, so that the operator deletes its running pods.
-
-    It can neither suspend a job nor abort it.
-    """
-    policy = {"activeDeadlineSeconds": 1, "cleanPodPolicy": "Running"}
-    return "PATCH", RESOURCE, str(job["metadata"]["name"]), {"spec": {"runPolicy": policy}}
+        It can neither suspend a job nor abort it.
+        """
+        policy = {"activeDeadlineSeconds": 1, "cleanPodPolicy": "Running"}
+        return "PATCH", RESOURCE, str(job["metadata"]["name"]), {"spec": {"runPolicy": policy}}
 
 
 def _name_containers(job: Mapping[str, Any], port: int) -> None:
@@ -167,23 +170,3 @@ def _port(spec: JobSpec) -> int:
     """Return the port of MindSpore's scheduler; the entry refuses an invalid number."""
     text = spec.env.get(SCHEDULER_PORT, "")
     return int(text) if text.isascii() and text.isdecimal() else _PORT
-
-
-ENGINE = Engine(
-    name="ms-operator",
-    resource=RESOURCE,
-    hosts=hosts,
-    manifest=manifest,
-    environment=environment,
-    makes_key=False,
-    node_of=node_of,
-    stage=stage,
-    stop=stop,
-    no_retries="the MindSpore operator cannot restart a whole job",
-    container=CONTAINER,
-    launchers=("dynamic-cluster", "msrun"),
-    runs="MindSpore's cluster",
-    selector=selector,
-    services=services,
-    is_early=True,
-)

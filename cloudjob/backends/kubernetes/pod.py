@@ -75,7 +75,7 @@ class Variables(NamedTuple):
 
 
 def variables(
-    submission: Submission, hosts: tuple[str, ...], name: str, left_out: tuple[str, ...]
+    submission: Submission, hosts: tuple[str, ...], name: str, left_out: tuple[str, ...] = ()
 ) -> Variables:
     """Return the variables that all pods have in common.
 

@@ -10,9 +10,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cloudjob.backends import delivery
-from cloudjob.backends.kubernetes import mpi_operator, ms_operator, pod, validation, volcano
+from cloudjob.backends.kubernetes import pod, validation
 from cloudjob.backends.kubernetes.engine import Engine, Resource
+from cloudjob.backends.kubernetes.mpi_operator import MpiOperator
+from cloudjob.backends.kubernetes.ms_operator import MsOperator
 from cloudjob.backends.kubernetes.pod import Names
+from cloudjob.backends.kubernetes.volcano import Volcano
 from cloudjob.errors import SpecError
 from cloudjob.model import sizes
 from cloudjob.model.submission import Submission
@@ -20,7 +23,7 @@ from cloudjob.model.text import MASK
 from jobentry.contract import names, paths, variables
 
 ENGINES: Mapping[str, Engine] = {
-    engine.name: engine for engine in (volcano.ENGINE, mpi_operator.ENGINE, ms_operator.ENGINE)
+    engine.name: engine for engine in (Volcano(), MpiOperator(), MsOperator())
 }
 CONFIG_MAP = Resource("", "v1", "configmaps", "ConfigMap")
 SECRET = Resource("", "v1", "secrets", "Secret")
@@ -67,10 +70,10 @@ def build(submission: Submission, engine: Engine, namespace: str) -> KubernetesR
     spec = submission.spec
     called = Names(submission.job, namespace)
     hosts = engine.hosts(called.name, spec.nodes)
-    hidden = pod.variables(submission, hosts, called.name, ()).hidden
+    hidden = pod.variables(submission, hosts, called.name).hidden
     has_key = spec.nodes > 1 and not engine.makes_key
     has_delivery = bool(hidden) or has_key
-    body = engine.manifest(submission, called, has_delivery)
+    body = engine.manifest(submission, called, has_delivery=has_delivery)
     _check_size(submission, body)
     return KubernetesRequest(
         job=submission.job,

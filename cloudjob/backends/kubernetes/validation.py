@@ -211,7 +211,7 @@ def _size_problems(submission: Submission, engine: Engine) -> Iterator[str]:
             f"nodes: the names of {nodes} nodes are {size} bytes, and Linux takes {MAX_WORD_BYTES} "
             "as one variable (allowed: fewer nodes, or a shorter name of the job)"
         )
-    hidden = pod.variables(submission, ("localhost",), "", ()).hidden
+    hidden = pod.variables(submission, ("localhost",), "").hidden
     size = sum(len(os.fsencode(name + value)) + 2 for name, value in hidden.items())
     if size > MAX_SECRET_BYTES:
         yield (

@@ -35,99 +35,98 @@ _STATES = {
 }
 
 
-def hosts(name: str, nodes: int) -> tuple[str, ...]:
-    """Return the network names of the nodes, as the plugin svc makes them."""
-    return tuple(f"{name}-{TASK}-{node}.{name}" for node in range(nodes))
+class Volcano(Engine):
+    """Volcano."""
 
+    name = "volcano"
+    resource = RESOURCE
 
-def manifest(submission: Submission, called: Names, has_delivery: bool) -> dict[str, Any]:
-    """Return the job's manifest."""
-    spec = submission.spec
-    options = spec.kubernetes
-    given = pod.variables(submission, hosts(called.name, spec.nodes), called.name, _GIVEN)
-    command = ["sh", f"{pod.ENTRY_PATH}/boot.sh"]
-    template = pod.template(submission, called, given, command, has_delivery=has_delivery)
-    deadline_s = pod.deadline_s(spec)
-    if deadline_s:
-        template["spec"].setdefault("activeDeadlineSeconds", deadline_s)
-    body: dict[str, Any] = {
-        "schedulerName": "volcano",
-        # All nodes or none: a part of a job would only block resources.
-        "minAvailable": spec.nodes,
-        "maxRetry": spec.retries + 1,
-        # A node looks up the others by name before they are ready.
-        "plugins": {"env": [], "svc": ["--publish-not-ready-addresses=true"]},
-        "policies": _policies(spec.retries),
-        "tasks": [{"name": TASK, "replicas": spec.nodes, "template": template}],
-    }
-    if options.queue:
-        body["queue"] = options.queue
-    if options.priority_class:
-        body["priorityClassName"] = options.priority_class
-    if options.keep_min:
-        body["ttlSecondsAfterFinished"] = round(options.keep_min * 60)
-    return engines.job_manifest(RESOURCE, submission, called, body)
+    def hosts(self, name: str, nodes: int) -> tuple[str, ...]:
+        """Return the network names of the nodes, as the plugin svc makes them."""
+        return tuple(f"{name}-{TASK}-{node}.{name}" for node in range(nodes))
 
+    def manifest(
+        self, submission: Submission, called: Names, *, has_delivery: bool
+    ) -> dict[str, Any]:
+        """Return the job's manifest."""
+        spec = submission.spec
+        options = spec.kubernetes
+        hosts = self.hosts(called.name, spec.nodes)
+        given = pod.variables(submission, hosts, called.name, _GIVEN)
+        command = ["sh", f"{pod.ENTRY_PATH}/boot.sh"]
+        template = pod.template(submission, called, given, command, has_delivery=has_delivery)
+        deadline_s = pod.deadline_s(spec)
+        if deadline_s:
+            template["spec"].setdefault("activeDeadlineSeconds", deadline_s)
+        body: dict[str, Any] = {
+            "schedulerName": "volcano",
+            # All nodes or none: a part of a job would only block resources.
+            "minAvailable": spec.nodes,
+            "maxRetry": spec.retries + 1,
+            # A node looks up the others by name before they are ready.
+            "plugins": {"env": [], "svc": ["--publish-not-ready-addresses=true"]},
+            "policies": _policies(spec.retries),
+            "tasks": [{"name": TASK, "replicas": spec.nodes, "template": template}],
+        }
+        if options.queue:
+            body["queue"] = options.queue
+        if options.priority_class:
+            body["priorityClassName"] = options.priority_class
+        if options.keep_min:
+            body["ttlSecondsAfterFinished"] = round(options.keep_min * 60)
+        return engines.job_manifest(RESOURCE, submission, called, body)
 
-def environment(submission: Submission, called: Names, node: int) -> dict[str, str]:
-    """Return the variables that the entry of a node is given."""
-    names_of = hosts(called.name, submission.spec.nodes)
-    return pod.environment(submission, names_of, node, called.name)
+    def node_of(self, name: str, found: Mapping[str, Any]) -> int | None:
+        """Return the number of the node that this pod is."""
+        return numbered(found["metadata"]["name"], f"{name}-{TASK}-")
 
+    def stage(self, job: Mapping[str, Any], is_cancelled: bool) -> Stage:
+        """Return the state of a job."""
+        status = job.get("status") or {}
+        said = status.get("state") or {}
+        phase = str(said.get("phase") or "")
+        state = _STATES.get(phase, JobState.UNKNOWN)
+        words = [str(said.get(key) or "") for key in ("reason", "message")]
+        message = ": ".join(word for word in words if word)
+        if state is JobState.FAILED and is_cancelled:
+            state = JobState.CANCELLED
+        elif phase in ("Aborted", "Terminated"):
+            message = message or "a pod was evicted, or somebody suspended the job"
+        changed_at = str(said.get("lastTransitionTime") or "")
+        # Volcano counts a restart before it begins, and writes the phases after it with new times.
+        is_again = bool(status.get("retryCount")) and not state.is_final
+        return Stage(
+            state=state,
+            native=phase or "new",
+            message=message,
+            ended_at=changed_at if state.is_final else "",
+            started_at=changed_at if phase == "Running" else "",
+            attempt_at=changed_at if is_again else "",
+            has_asked=phase in ("Aborted", "Terminated") or bool(status.get("retryCount")),
+        )
 
-def node_of(name: str, found: Mapping[str, Any]) -> int | None:
-    """Return the number of the node that this pod is."""
-    return numbered(found["metadata"]["name"], f"{name}-{TASK}-")
-
-
-def stage(job: Mapping[str, Any], is_cancelled: bool) -> Stage:
-    """Return the state of a job."""
-    status = job.get("status") or {}
-    said = status.get("state") or {}
-    phase = str(said.get("phase") or "")
-    state = _STATES.get(phase, JobState.UNKNOWN)
-    words = [str(said.get(key) or "") for key in ("reason", "message")]
-    message = ": ".join(word for word in words if word)
-    if state is JobState.FAILED and is_cancelled:
-        state = JobState.CANCELLED
-    elif phase in ("Aborted", "Terminated"):
-        message = message or "a pod was evicted, or somebody suspended the job"
-    changed_at = str(said.get("lastTransitionTime") or "")
-    # Volcano counts a restart before it begins, and writes the phases after it with new times.
-    is_again = bool(status.get("retryCount")) and not state.is_final
-    return Stage(
-        state=state,
-        native=phase or "new",
-        message=message,
-        ended_at=changed_at if state.is_final else "",
-        started_at=changed_at if phase == "Running" else "",
-        attempt_at=changed_at if is_again else "",
-        has_asked=phase in ("Aborted", "Terminated") or bool(status.get("retryCount")),
-    )
-
-
-def stop(job: Mapping[str, Any]) -> tuple[str, Resource, str, dict[str, Any]]:
-    """Return the command object that Volcano's own `vcctl job suspend` creates."""
-    metadata = job["metadata"]
-    target = {
-        "apiVersion": RESOURCE.api_version,
-        "kind": RESOURCE.kind,
-        "name": metadata["name"],
-        "uid": metadata["uid"],
-        "controller": True,
-    }
-    body = {
-        "apiVersion": COMMAND.api_version,
-        "kind": COMMAND.kind,
-        "metadata": {
-            "generateName": f"{metadata['name']}-abort-",
-            "namespace": metadata["namespace"],
-            "ownerReferences": [target],
-        },
-        "action": "AbortJob",
-        "target": target,
-    }
-    return "POST", COMMAND, "", body
+    def stop(self, job: Mapping[str, Any]) -> tuple[str, Resource, str, dict[str, Any]]:
+        """Return the command object that Volcano's own `vcctl job suspend` creates."""
+        metadata = job["metadata"]
+        target = {
+            "apiVersion": RESOURCE.api_version,
+            "kind": RESOURCE.kind,
+            "name": metadata["name"],
+            "uid": metadata["uid"],
+            "controller": True,
+        }
+        body = {
+            "apiVersion": COMMAND.api_version,
+            "kind": COMMAND.kind,
+            "metadata": {
+                "generateName": f"{metadata['name']}-abort-",
+                "namespace": metadata["namespace"],
+                "ownerReferences": [target],
+            },
+            "action": "AbortJob",
+            "target": target,
+        }
+        return "POST", COMMAND, "", body
 
 
 def _policies(retries: int) -> list[dict[str, str]]:
@@ -143,16 +142,3 @@ def _policies(retries: int) -> list[dict[str, str]]:
         {"event": "PodEvicted", "action": "RestartJob"},
         {"event": "PodFailed", "action": "RestartJob"},
     ]
-
-
-ENGINE = Engine(
-    name="volcano",
-    resource=RESOURCE,
-    hosts=hosts,
-    manifest=manifest,
-    environment=environment,
-    makes_key=False,
-    node_of=node_of,
-    stage=stage,
-    stop=stop,
-)

@@ -16,16 +16,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloudjob.backends.kubernetes import (
-    engine as engines,
-)
-from cloudjob.backends.kubernetes import (
-    ms_operator,
-    pod,
-    request,
-    state,
-    volcano,
-)
+from cloudjob.backends.kubernetes import kubeflow, pod, request, state
 from cloudjob.backends.kubernetes.backend import KubernetesBackend
 from cloudjob.backends.kubernetes.kubeconfig import Cluster, find
 from cloudjob.backends.kubernetes.request import ENGINES
@@ -38,6 +29,7 @@ from jobentry.contract import env, names, variables
 from tests.support import kube_cluster, kubelet, operators
 
 ROOT = Path(__file__).parents[3]
+VOLCANO, MS_OPERATOR = ENGINES["volcano"], ENGINES["ms-operator"]
 GOLDEN = ROOT / "tests" / "golden"
 CRDS = {
     "volcano": "batch.volcano.sh_jobs",
@@ -239,8 +231,8 @@ def test_the_pods_of_the_mindspore_operator_are_nodes_in_their_order(nodes: int)
     made = build("ms-operator", nodes=nodes)
     pods = operators.made_of(dict(made.body)).pods
 
-    assert [ms_operator.node_of("train-2345678b", pod) for pod in pods] == [*range(nodes)]
-    assert ms_operator.node_of("train-2345678b", {"metadata": {"name": "train-2345678b-x"}}) is None
+    assert [MS_OPERATOR.node_of("train-2345678b", pod) for pod in pods] == [*range(nodes)]
+    assert MS_OPERATOR.node_of("train-2345678b", {"metadata": {"name": "train-2345678b-x"}}) is None
 
 
 def test_secrets_lie_in_the_secret_alone():
@@ -265,7 +257,7 @@ def test_bytes_that_are_not_utf8_are_sent_in_the_secret():
 def test_a_job_of_one_node_without_secrets_has_no_secret():
     """No Secret is created without a reader."""
     plain = replace(submission("volcano", nodes=1, secrets={}), access={})
-    made = request.build(plain, volcano.ENGINE, "lab")
+    made = request.build(plain, VOLCANO, "lab")
 
     assert made.secret is None
     assert [item["kind"] for item in request.objects(made, b"")] == ["ConfigMap", "Job"]
@@ -636,7 +628,7 @@ def mpi_job(*conditions: str, reason: str = "", message: str = "") -> dict[str, 
 )
 def test_phases_of_volcano(phase: str, is_cancelled: bool, expected: JobState):
     """Each phase of its API, and an unknown one."""
-    assert volcano.stage(volcano_job(phase), is_cancelled).state is expected
+    assert VOLCANO.stage(volcano_job(phase), is_cancelled).state is expected
 
 
 @pytest.mark.parametrize(
@@ -656,7 +648,7 @@ def test_conditions_of_the_mpi_operator(
     held: tuple[str, ...], is_cancelled: bool, expected: JobState
 ):
     """The most significant of the conditions that are true counts."""
-    assert engines.stage_of_conditions(mpi_job(*held), is_cancelled).state is expected
+    assert kubeflow.stage_of_conditions(mpi_job(*held), is_cancelled).state is expected
 
 
 @pytest.mark.parametrize(
@@ -675,7 +667,7 @@ def test_a_job_of_mindspore_s_operator_that_waits_is_cancelled_at_once(
     job = mpi_job(*held)
     job["status"]["startTime"] = started_at
 
-    assert ms_operator.stage(job, is_cancelled).state is expected
+    assert MS_OPERATOR.stage(job, is_cancelled).state is expected
 
 
 @pytest.mark.parametrize(
@@ -703,8 +695,8 @@ def test_a_job_of_mindspore_s_operator_ends_with_its_head(
             "spec": HEAD,
             "status": {"phase": phase, "containerStatuses": [{"name": "cloudjob", **head}]},
         }
-        pods = [state.pod_of(found, lambda found: ms_operator.node_of("j", found))]
-    status = state.status_of(ms_operator.ENGINE, mpi_job(message), pods, is_cancelled=False)
+        pods = [state.pod_of(found, lambda found: MS_OPERATOR.node_of("j", found))]
+    status = state.status_of(MS_OPERATOR, mpi_job(message), pods, is_cancelled=False)
 
     assert status.state is expected
 
@@ -723,8 +715,8 @@ def test_a_head_that_was_deleted_is_not_waited_for():
             "containerStatuses": [{"name": "cloudjob", "state": {"running": {"x": 1}}}],
         },
     }
-    pods = [state.pod_of(found, lambda found: ms_operator.node_of("j", found))]
-    status = state.status_of(ms_operator.ENGINE, mpi_job("Failed"), pods, is_cancelled=False)
+    pods = [state.pod_of(found, lambda found: MS_OPERATOR.node_of("j", found))]
+    status = state.status_of(MS_OPERATOR, mpi_job("Failed"), pods, is_cancelled=False)
 
     assert status.state is JobState.FAILED
 
@@ -740,7 +732,7 @@ def pod_in(node: int, phase: str, **status: Any) -> state.Pod:
         "spec": {"containers": [limits]},
         "status": {"phase": phase, **status},
     }
-    return state.pod_of(found, lambda found: volcano.node_of("j", found))
+    return state.pod_of(found, lambda found: VOLCANO.node_of("j", found))
 
 
 def ended(node: int, code: int, reason: str = "Error", at: str = "2026-11-21T10:00:05Z"):
@@ -754,9 +746,7 @@ def ended(node: int, code: int, reason: str = "Error", at: str = "2026-11-21T10:
 
 def seen(job: dict[str, Any], *pods: state.Pod, is_cancelled: bool = False, said: Any = ()):
     """Return the status of a job of Volcano."""
-    return state.status_of(
-        volcano.ENGINE, job, list(pods), is_cancelled=is_cancelled, said=list(said)
-    )
+    return state.status_of(VOLCANO, job, list(pods), is_cancelled=is_cancelled, said=list(said))
 
 
 def test_an_unschedulable_pod_is_reported_with_the_reason():
