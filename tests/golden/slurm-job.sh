@@ -131,7 +131,9 @@ note_causes() {
             "srun: error: Node failure on "*) down=${line##* } ;;
         esac
     done <slurm.log
-    [ -z "$short" ] || note "memory ${short%%: *}"
+    limit=${SLURM_MEM_PER_NODE:+"${SLURM_MEM_PER_NODE}M a node"}
+    limit=${SLURM_MEM_PER_CPU:+"${SLURM_MEM_PER_CPU}M a processor"}$limit
+    [ -z "$short" ] || note "memory ${short%%: *} $limit"
     [ -z "$down" ] || note "down $down"
 }
 

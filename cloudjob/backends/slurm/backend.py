@@ -197,7 +197,7 @@ class SlurmBackend(Backend[SlurmRequest]):
         unsettled = {h: look for h, look in looks.items() if look and not is_settled(look.marks)}
         if unsettled:
             try:
-                queue = state.read_queue(_said(host, _QUEUE, "listing your jobs on Slurm"))
+                queue = state.read_jobs(_said(host, f"{_QUEUE} --me", "listing your jobs on Slurm"))
             except BackendError as error:
                 unknown = NativeStatus(JobState.UNKNOWN, error.message)
                 return found | dict.fromkeys(unsettled, unknown)
@@ -322,32 +322,24 @@ class SlurmBackend(Backend[SlurmRequest]):
         return facts
 
     def _asked(self, where: _Handle, number: str) -> state.Facts:
-        doing = f"asking Slurm for {where.job}"
-        if not number:
-            # Its submitter was killed before it could store the number.
-            named = f"squeue -h -t all --name=cloudjob-{where.job} -o %A"
-            numbers = _said(where.host, named, doing).split()
-            if not numbers:
-                return state.Facts()
-            number = numbers[0]
-            where.host.run(where.folder, f"echo {number} >{script.ID}")
         # "123;cluster", where there are several.
         number = number.partition(";")[0]
         # An older cloudjob, or a person, may have written this file.
-        if not number.isdecimal():
+        if number and not number.isdecimal():
             return state.Facts()
-        show = f"SLURM_TIME_FORMAT=%s scontrol --oneliner show job {number}"
-        text = _said(where.host, show, doing)
-        facts = state.read_facts(text)
-        if facts.state:
-            return facts
-        text = _said(
-            where.host,
-            f"SLURM_TIME_FORMAT=%s sacct -n -P -X -j {number}"
-            " -o JobIDRaw,State,Reason,Start,End 2>/dev/null || :",
-            doing,
-        )
-        return state.read_accounting(text)
+        doing = f"asking Slurm for {where.job}"
+        which = f"-j {number}" if number else f"--me --name={script.JOB_NAME}{where.job}"
+        found = state.read_jobs(_said(where.host, f"{_QUEUE} {which}", doing))
+        if number and not found:
+            # The controller has forgotten it; accounting may not exist.
+            found = state.read_jobs(
+                _said(where.host, f"{_ACCOUNTING} -j {number} 2>/dev/null || :", doing)
+            )
+        facts = found.get(where.job, state.Facts())
+        if facts.id and not number:
+            # Its submitter was killed before it could store the number.
+            where.host.run(where.folder, f"echo {facts.id} >{script.ID}")
+        return facts
 
     def _is_new(self, where: _Handle) -> bool:
         """Whether its submit may still be running."""
@@ -383,7 +375,8 @@ class SlurmBackend(Backend[SlurmRequest]):
             facts = self._ask(where, look, is_fresh=True)
 
 
-_QUEUE = "SLURM_TIME_FORMAT=%s squeue --me -h -t all -o '%A|%T|%S|%j|%r'"
+_QUEUE = f"SLURM_TIME_FORMAT=%s squeue -a -h -t all -o '{state.QUEUE_COLUMNS}'"
+_ACCOUNTING = f"SLURM_TIME_FORMAT=%s sacct -n -P -X -o {state.ACCOUNTING_COLUMNS}"
 # For each folder on its input: nothing, or the size of its file ``state``, whether the job was
 # cancelled and Slurm's number of it; then that file.
 _LOOK = """while IFS= read -r folder; do

@@ -228,7 +228,7 @@ def _options(submission: Submission) -> tuple[str, ...]:
     spec = submission.spec
     options = spec.slurm
     found = {
-        "job-name": f"cloudjob-{submission.job}",
+        "job-name": f"{script.JOB_NAME}{submission.job}",
         "output": script.SLURM_LOG,
         "open-mode": "append",
         "nodes": str(spec.nodes),

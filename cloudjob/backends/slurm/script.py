@@ -14,6 +14,8 @@ from cloudjob.model import grid
 from jobentry.contract import names, paths
 
 JOB_SCRIPT, NODE_SCRIPT = "job.sh", "node.sh"
+# The beginning of a job's name on Slurm; its id follows.
+JOB_NAME = "cloudjob-"
 STATE, ID, SLURM_LOG = "state", "id", "slurm.log"
 # Slurm may warn a minute earlier than it was asked to (sbatch(1), --signal); a warning that comes
 # earlier still is of a preemption, and not of the end of the job's time.
@@ -240,7 +242,9 @@ note_causes() {{
             "srun: error: Node failure on "*) down=${{line##* }} ;;
         esac
     done <slurm.log
-    [ -z "$short" ] || note "memory ${{short%%: *}}"
+    limit=${{SLURM_MEM_PER_NODE:+"${{SLURM_MEM_PER_NODE}}M a node"}}
+    limit=${{SLURM_MEM_PER_CPU:+"${{SLURM_MEM_PER_CPU}}M a processor"}}$limit
+    [ -z "$short" ] || note "memory ${{short%%: *}} $limit"
     [ -z "$down" ] || note "down $down"
 }}
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 
 from cloudjob.backends.base import NativeStatus
-from cloudjob.backends.slurm.script import EARLY_S
+from cloudjob.backends.slurm.script import EARLY_S, JOB_NAME
 from cloudjob.model.status import JobState
 from cloudjob.times import rfc3339
 from jobentry.contract.exits import ENTRY_FAILED, TIMED_OUT
@@ -88,10 +87,9 @@ _WAITS = (
     ("user env retrieval failed", "is held after a node could not log you in: scontrol release"),
     ("job requeued in held state", "is held: scontrol release starts it"),
 )
-_FACT = re.compile(
-    r"(?:^|\s)(JobId|JobState|Reason|Restarts|ExitCode|StartTime|EndTime|BatchHost"
-    r"|MinMemoryNode|MinMemoryCPU)="
-)
+# What squeue and sacct are asked for. The reason comes last, as it is free text.
+QUEUE_COLUMNS = "%A|%T|%S|%e|%j|%r"
+ACCOUNTING_COLUMNS = "JobIDRaw,State,Start,End,JobName,Reason"
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +105,12 @@ class Marks:
         lost: The worker that ended badly with its exit code, when the head would have waited.
         code: The job's exit code; None while it runs, or when the script was killed.
         unseen_by: The host of a node that does not see the job's folder.
-        out_of_memory: The hosts on which a process was killed because the job's memory was short.
+        out_of_memory: The host on which a process was killed because the job's memory was short.
+        memory: How much memory Slurm had given it; empty for no limit.
         down: The hosts that have failed.
     """
 
     id: str = ""
-    restarts: int = 0
     began_at: float = 0.0
     hosts: tuple[str, ...] = ()
     asked: str = ""
@@ -123,24 +121,19 @@ class Marks:
     ended_at: float = 0.0
     unseen_by: str = ""
     out_of_memory: str = ""
+    memory: str = ""
     down: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What Slurm reports; with an empty state it does not know the job (any more).
-
-    Args:
-        memory: How much each node or processor was given, in Slurm's words; empty for no limit.
-    """
+    """What Slurm reports; with an empty state it does not know the job (any more)."""
 
     id: str = ""
     state: str = ""
     reason: str = ""
-    restarts: int = 0
     started_at: float = 0.0
     ended_at: float = 0.0
-    memory: str = ""
 
 
 def read_marks(text: str) -> Marks:
@@ -156,75 +149,43 @@ def read_marks(text: str) -> Marks:
 
 
 def _with_line(marks: Marks, words: list[str], at: float) -> Marks:
-    if words[0] == "begin":
-        return Marks(
-            id=words[1], restarts=int(words[2]), began_at=at, hosts=tuple(words[3].split(","))
-        )
-    if words[0] == "asked":
-        if len(words) < 5:
-            return replace(marks, asked=words[1])
-        left_s, due_s = float(words[2]), float(words[3]) + EARLY_S
-        return replace(marks, asked=words[1], left_s=None if left_s < 0 else left_s, due_s=due_s)
-    if words[0] == "lost":
-        return replace(marks, lost=(int(words[1]), int(words[2])))
-    if words[0] in ("memory", "down", "unseen"):
-        return _with_hosts(marks, words[0], words[1])
-    if words[0] == "end":
-        return replace(marks, code=int(words[1]), ended_at=at)
+    match words[:-1]:
+        case ["begin", number, _, hosts]:
+            return Marks(id=number, began_at=at, hosts=tuple(hosts.split(",")))
+        case ["asked", why, *times]:
+            left_s, warn_s = map(float, times or (-1, 0))
+            known_s = None if left_s < 0 else left_s
+            return replace(marks, asked=why, left_s=known_s, due_s=warn_s + EARLY_S)
+        case ["lost", node, code]:
+            return replace(marks, lost=(int(node), int(code)))
+        case ["memory", host, *limit]:
+            return replace(marks, out_of_memory=host, memory=" ".join(limit))
+        case ["down", host]:
+            return replace(marks, down=host)
+        case ["unseen", host]:
+            return replace(marks, unseen_by=host)
+        case ["end", code]:
+            return replace(marks, code=int(code), ended_at=at)
     return marks
 
 
-def _with_hosts(marks: Marks, word: str, hosts: str) -> Marks:
-    if word == "memory":
-        return replace(marks, out_of_memory=hosts)
-    if word == "down":
-        return replace(marks, down=hosts)
-    return replace(marks, unseen_by=hosts)
+def read_jobs(text: str) -> dict[str, Facts]:
+    """Parse what squeue or sacct prints in these columns, by the id of each of our jobs.
 
-
-def read_facts(text: str) -> Facts:
-    """Parse ``scontrol --oneliner show job``, with times in seconds since the epoch."""
-    places = list(_FACT.finditer(text))
-    found: dict[str, str] = {}
-    for place in places:
-        # Reasons may have blanks; the next NAME= ends them.
-        rest = re.split(r"\s+[A-Za-z][A-Za-z_:/]*=", text[place.end() :], maxsplit=1)[0]
-        found.setdefault(place[1], rest.strip())
-    if "JobState" not in found:
-        return Facts()
-    return Facts(
-        id=found.get("JobId", ""),
-        state=found["JobState"].split()[0] if found["JobState"] else "",
-        reason=_said(found.get("Reason", "")),
-        restarts=_whole(found.get("Restarts", "")),
-        started_at=_seconds(found.get("StartTime", "")),
-        ended_at=_seconds(found.get("EndTime", "")),
-        memory=_memory(found),
-    )
-
-
-def read_accounting(text: str) -> Facts:
-    """Parse ``sacct --parsable2`` of one job: JobIDRaw, State, Reason, Start, End."""
-    for line in text.splitlines():
-        cells = line.split("|")
-        # The steps of the job have lines, too.
-        if len(cells) >= 5 and cells[0].isdecimal() and cells[1]:
-            # "CANCELLED by 1000"
-            state = cells[1].split()[0].rstrip("+")
-            return Facts(
-                cells[0], state, _said(cells[2]), 0, _seconds(cells[3]), _seconds(cells[4])
-            )
-    return Facts()
-
-
-def read_queue(text: str) -> dict[str, Facts]:
-    """Parse ``squeue`` for our jobs, by their ids."""
+    Times are in seconds since the epoch.
+    """
     found: dict[str, Facts] = {}
     for line in text.splitlines():
-        number, state, start, name, reason = (*line.split("|", 4), *[""] * 5)[:5]
-        job = name.removeprefix("cloudjob-")
-        if job != name:
-            found[job] = Facts(number, state, _said(reason), 0, _seconds(start))
+        number, state, start, end, name, reason = (*line.split("|", 5), *[""] * 6)[:6]
+        if name.startswith(JOB_NAME) and number.isdecimal() and state.strip():
+            found[name.removeprefix(JOB_NAME)] = Facts(
+                id=number,
+                # "CANCELLED by 1000"
+                state=state.split()[0],
+                reason="" if reason in ("None", "(null)", "N/A") else reason,
+                started_at=_seconds(start),
+                ended_at=_seconds(end),
+            )
     return found
 
 
@@ -240,7 +201,8 @@ def is_waiting(facts: Facts) -> bool:
 
 def is_running(facts: Facts) -> bool:
     """Whether the job's processes run, and so receive signals."""
-    return facts.state in ("RUNNING", "COMPLETING", "SIGNALING", "STAGE_OUT", "RESIZING")
+    is_stopped = facts.state in ("SUSPENDED", "STOPPED")
+    return _STATES.get(facts.state) is JobState.RUNNING and not is_stopped
 
 
 def is_over(facts: Facts) -> bool:
@@ -255,7 +217,6 @@ def status_of(marks: Marks, facts: Facts, *, is_cancelled: bool) -> NativeStatus
         is_cancelled: Whether somebody has cancelled it through cloudjob.
     """
     state = _STATES.get(facts.state, JobState.UNKNOWN) if facts.state else None
-    is_again = facts.restarts > marks.restarts
     status = NativeStatus(
         JobState.UNKNOWN,
         _native(facts),
@@ -263,7 +224,7 @@ def status_of(marks: Marks, facts: Facts, *, is_cancelled: bool) -> NativeStatus
         attempt_at=rfc3339(marks.began_at),
     )
     has_ended_well = facts.state == "COMPLETED" and not marks.code and not is_cancelled
-    if (is_settled(marks) and not is_again) or has_ended_well:
+    if is_settled(marks) or has_ended_well:
         return replace(
             status,
             state=JobState.SUCCEEDED,
@@ -289,19 +250,12 @@ def status_of(marks: Marks, facts: Facts, *, is_cancelled: bool) -> NativeStatus
     return _failed(status, marks, facts)
 
 
-def _memory(found: dict[str, str]) -> str:
-    for key, unit in (("MinMemoryNode", "node"), ("MinMemoryCPU", "processor")):
-        if found.get(key, "0") not in ("0", ""):
-            return f"{found[key]} a {unit}"
-    return ""
-
-
 def _short_of_memory(marks: Marks, facts: Facts) -> str:
     """Return a message if the job's memory limit caused a process to be killed."""
     if not marks.out_of_memory and facts.state != "OUT_OF_MEMORY":
         return ""
     host = marks.out_of_memory or "a node"
-    limit = f", {facts.memory}" if facts.memory else ""
+    limit = f", {marks.memory}" if marks.memory else ""
     return (
         f"out of memory: the job used more on {host} than Slurm had given it{limit};"
         " slurm.memory_gib asks for more"
@@ -381,14 +335,6 @@ def waits(reason: str) -> str:
         if reason.lstrip("(").startswith(beginning):
             return words
     return "waits"
-
-
-def _said(reason: str) -> str:
-    return "" if reason in ("None", "(null)", "N/A") else reason
-
-
-def _whole(text: str) -> int:
-    return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else 0
 
 
 def _seconds(text: str) -> float:
