@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import ssl
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import urlencode
 
 from cloudjob.backends.kubernetes import errors, kubeconfig
@@ -31,24 +30,6 @@ class Broken(Unreachable):
     """A connection broke, or was never established."""
 
 
-class _Ask(NamedTuple):
-    """One request.
-
-    Args:
-        doing: What it is for, as an error begins.
-        kind: The type of the body.
-        read_s: How long no byte may come.
-    """
-
-    method: str
-    path: str
-    doing: str
-    query: Query | None = None
-    body: Mapping[str, Any] | None = None
-    kind: str = _JSON
-    read_s: float = 0.0
-
-
 class Client:
     """The API server of one cluster; any number of threads may use it."""
 
@@ -66,7 +47,7 @@ class Client:
 
     def get(self, path: str, doing: str, query: Query | None = None) -> dict[str, Any]:
         """Return what lies at a path."""
-        return self._json(_Ask("GET", path, doing, query))
+        return self._json("GET", path, doing, query=query)
 
     def create(
         self, resource: Resource, namespace: str, body: Mapping[str, Any], label: str
@@ -79,7 +60,7 @@ class Client:
         name = body["metadata"].get("name", "")
         doing = f"creating the {resource.kind} {name or 'of a job'}"
         try:
-            return self._json(_Ask("POST", resource.path(namespace), doing, body=body))
+            return self.ask(resource.path(namespace), body, doing)
         except Refused as error:
             if error.status != errors.CONFLICT or not name:
                 raise
@@ -92,42 +73,40 @@ class Client:
     def ask(
         self, path: str, body: Mapping[str, Any], doing: str, query: Query | None = None
     ) -> dict[str, Any]:
-        """Post an object that the server only answers and does not store; return the answer."""
-        return self._json(_Ask("POST", path, doing, query, body))
+        """Post an object, and return the answer; some objects are only answered and not stored."""
+        return self._json("POST", path, doing, query=query, body=body)
 
     def patch(self, path: str, body: Mapping[str, Any], doing: str) -> dict[str, Any]:
         """Merge ``body`` into an object and return that."""
-        return self._json(_Ask("PATCH", path, doing, body=body, kind=_MERGE))
+        return self._json("PATCH", path, doing, body=body)
 
     def delete(self, path: str, doing: str, query: Query | None = None, **options: Any) -> bool:
         """Delete an object, or all that a selector matches; return whether there was one."""
         body = {"kind": "DeleteOptions", "apiVersion": "v1", **options}
         try:
-            self._json(_Ask("DELETE", path, doing, query, body))
+            self._json("DELETE", path, doing, query=query, body=body)
         except errors.Missing:
             return False
         return True
 
     def list(self, path: str, doing: str, query: Query | None = None) -> dict[str, Any]:
         """Return a list with all its pages."""
-        whole: dict[str, Any] = {}
         items: list[Any] = []
         more = ""
         while True:
             page = {**(query or {}), "limit": "500", **({"continue": more} if more else {})}
             try:
-                whole = self.get(path, doing, page)
+                found = self.get(path, doing, page)
             except Refused as error:
-                # The rest of the list is older than what the server keeps: once more from its
-                # beginning.
                 if error.status != errors.GONE or not more:
                     raise
+                # The server no longer has the rest of the list: start from its beginning.
                 more, items = "", []
                 continue
-            items += whole.get("items") or []
-            more = str((whole.get("metadata") or {}).get("continue") or "")
+            items += found.get("items") or []
+            more = str((found.get("metadata") or {}).get("continue") or "")
             if not more:
-                return {**whole, "items": items}
+                return {**found, "items": items}
 
     # -- streams ------------------------------------------------------------------------------
 
@@ -139,7 +118,7 @@ class Client:
             Refused: The server refused the request.
             Broken: The connection broke.
         """
-        answer = self._asked(_Ask("GET", path, doing, query, read_s=_SILENCE_S))
+        answer = self._send("GET", path, doing, query=query, is_stream=True)
         try:
             if answer.status == errors.UNAUTHORISED:
                 # As for every request, the next one logs in again.
@@ -153,68 +132,61 @@ class Client:
 
     # -- one request --------------------------------------------------------------------------
 
-    def _json(self, ask: _Ask) -> dict[str, Any]:
+    def _json(self, method: str, path: str, doing: str, **options: Any) -> dict[str, Any]:
         """Send a request until the server answers it, and return the answer."""
+
+        def send() -> dict[str, Any]:
+            answer = self._send(method, path, doing, **options)
+            if answer.status == errors.UNAUTHORISED:
+                # An expired token: the files or the plugin may have a new one.
+                self._opened = None
+                answer = self._send(method, path, doing, **options)
+            if answer.status < 400:
+                return _loaded(answer.data, doing)
+            error = errors.refused(doing, answer.status, answer.data, is_made=method == "POST")
+            error.retry_after_s = _seconds(answer.headers.get("Retry-After"))
+            raise error
 
         def pause_s(error: CloudJobError, _tries: int) -> float | None:
             if isinstance(error, Refused):
-                return error.retry_after_s if _may_pass(ask, error.status) else None
+                is_conflict = error.status == errors.CONFLICT and method == "PATCH"
+                may_pass = error.status in errors.MAY_PASS or is_conflict
+                return error.retry_after_s if may_pass else None
             return 0.0 if isinstance(error, Broken) else None
 
-        return retried(lambda: self._json_once(ask), pause_s, self._limits)
+        return retried(send, pause_s, self._limits)
 
-    def _json_once(self, ask: _Ask) -> dict[str, Any]:
-        answer = self._asked(ask)
-        data = _read(answer, ask.doing)
-        if answer.status == errors.UNAUTHORISED:
-            # An expired token: the files or the plugin may have a new one.
-            self._opened = None
-            answer = self._asked(ask)
-            data = _read(answer, ask.doing)
-        if answer.status < 400:
-            return _loaded(data, ask.doing)
-        error = errors.refused(ask.doing, answer.status, data, is_made=ask.method == "POST")
-        error.retry_after_s = _seconds(answer.headers.get("Retry-After"))
-        raise error
-
-    def _asked(self, ask: _Ask) -> Any:
+    def _send(
+        self,
+        method: str,
+        path: str,
+        doing: str,
+        *,
+        query: Query | None = None,
+        body: Mapping[str, Any] | None = None,
+        is_stream: bool = False,
+    ) -> Any:
+        """Send a request once, and return the answer of urllib3, whatever its status."""
         import urllib3
 
         if self._opened is None:
             self._opened = kubeconfig.opened(self._cluster)
-        way = self._opened
-        query = f"?{urlencode(ask.query)}" if ask.query else ""
-        headers = urllib3.HTTPHeaderDict(way.headers(ask.doing))
+        login = self._opened
+        headers = urllib3.HTTPHeaderDict(login.headers(doing))
         headers["Accept"] = "application/json, */*"
-        headers["Content-Type"] = ask.kind
-        with _translated(ask.doing, way.host):
-            return way.pool.request(
-                ask.method,
-                way.host + ask.path + query,
-                body=None if ask.body is None else json.dumps(ask.body).encode("utf-8"),
+        headers["Content-Type"] = _MERGE if method == "PATCH" else _JSON
+        read_s = _SILENCE_S if is_stream else self._limits.answer_s
+        with _translated(doing, login.host):
+            return login.pool.request(
+                method,
+                login.host + path + (f"?{urlencode(query)}" if query else ""),
+                body=None if body is None else json.dumps(body).encode("utf-8"),
                 headers=headers,
-                timeout=urllib3.Timeout(
-                    connect=_CONNECT_S, read=ask.read_s or self._limits.answer_s
-                ),
+                timeout=urllib3.Timeout(connect=_CONNECT_S, read=read_s),
                 retries=False,
                 redirect=False,
-                preload_content=False,
+                preload_content=not is_stream,
             )
-
-
-def _may_pass(ask: _Ask, status: int) -> bool:
-    """Whether a refusal may be another one next time."""
-    is_conflict = status == errors.CONFLICT and ask.method == "PATCH"
-    return status in errors.MAY_PASS or is_conflict
-
-
-def _read(answer: Any, doing: str) -> bytes:
-    with _translated(doing, ""):
-        try:
-            data: bytes = answer.read()
-        finally:
-            answer.release_conn()
-    return data
 
 
 def _pieces(answer: Any, doing: str) -> Iterator[bytes]:
@@ -224,12 +196,11 @@ def _pieces(answer: Any, doing: str) -> Iterator[bytes]:
 
 def _loaded(data: bytes, doing: str) -> dict[str, Any]:
     try:
-        found = json.loads(data)
+        return dict(json.loads(data))
     except ValueError as error:
         raise BackendError(
             f"{doing}: the answer is not JSON", hint="is this the address of an API server?"
         ) from error
-    return dict(found)
 
 
 def _seconds(text: str | None) -> float:
@@ -245,33 +216,29 @@ def _translated(doing: str, host: str) -> Iterator[None]:
     try:
         yield
     except (urllib3.exceptions.HTTPError, OSError) as error:
-        said, hint = _why(error, host)
-        raise Broken(f"{doing}: {said}", hint=hint) from error
+        said, hint = _why(error)
+        raise Broken(f"{doing}: {said}{f' at {host}' if host else ''}", hint=hint) from error
 
 
-def _why(error: BaseException, host: str) -> tuple[str, str]:
-    """Return message and hint from the innermost error that has a known cause."""
-    from urllib3.exceptions import ConnectTimeoutError, NewConnectionError, ReadTimeoutError
+def _why(error: BaseException) -> tuple[str, str]:
+    """Return message and hint for an error of the HTTP client, by the error that caused it."""
+    cause: BaseException = error
+    while inner := _inner(cause):
+        cause = inner
+    if isinstance(cause, ssl.SSLError):
+        return "the server's certificate is not the one that the kubeconfig trusts", (
+            "is certificate-authority-data of this context that of the cluster?"
+        )
+    if isinstance(cause, ConnectionRefusedError):
+        return "there is no API server", "is this the right context?"
+    if isinstance(cause, TimeoutError):
+        return "no answer in time", "is this the right context, and does the network reach it?"
+    said = cause.strerror if isinstance(cause, OSError) else ""
+    words = said or " ".join(str(error).split()) or type(error).__name__
+    return words, "does `kubectl get pods` work?"
 
-    at = f" at {host}" if host else ""
-    found: BaseException | None = error
-    while found is not None:
-        if isinstance(found, ssl.SSLError):
-            return f"the server's certificate is not the one that the kubeconfig trusts{at}", (
-                "is certificate-authority-data of this context that of the cluster?"
-            )
-        if isinstance(found, ConnectionRefusedError):
-            return f"there is no API server{at}", "is this the right context?"
-        is_late = isinstance(found, (ConnectTimeoutError, ReadTimeoutError))
-        # urllib3 reports a refused connection as a connect timeout, too.
-        if is_late and not isinstance(found, NewConnectionError):
-            return (
-                f"no answer in time{at}",
-                "is this the right context, and does the network reach it?",
-            )
-        if isinstance(found, OSError) and found.errno:
-            return f"{os.strerror(found.errno)}{at}", "does `kubectl get pods` work?"
-        reason = getattr(found, "reason", None)
-        found = reason if isinstance(reason, BaseException) else found.__cause__
-    said = " ".join(str(error).split()) or type(error).__name__
-    return f"{said}{at}", "does `kubectl get pods` work?"
+
+def _inner(error: BaseException) -> BaseException | None:
+    """Return the error that urllib3 has wrapped."""
+    wrapped = (getattr(error, "reason", None), error.__cause__, *error.args)
+    return next((item for item in wrapped if isinstance(item, BaseException)), None)
