@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cloudjob.backends import handles
 from cloudjob.backends.base import Backend, Check, Devices, Event, Metric, NativeStatus
-from cloudjob.backends.modelarts import delivery, logs, refusals, state
+from cloudjob.backends.modelarts import delivery, errors, logs, state
 from cloudjob.backends.modelarts import request as requests
 from cloudjob.backends.modelarts import site as sites
 from cloudjob.backends.modelarts.client import Client
@@ -192,7 +192,7 @@ class ModelArtsBackend(Backend[ModelArtsRequest]):
         where = self._where(handle)
         try:
             self._client(where).terminate(where.id)
-        except refusals.ServiceError as error:
+        except errors.ServiceError as error:
             # A job that has ended, or is ending, stays as it is.
             if error.status not in _OVER or isinstance(error, JobNotFound):
                 raise

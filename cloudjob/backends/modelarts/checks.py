@@ -11,7 +11,7 @@ from urllib.parse import unquote, urlsplit
 from cloudjob.backends.base import Check, Devices
 from cloudjob.backends.modelarts.bucket import Bucket, BucketError
 from cloudjob.backends.modelarts.client import Client
-from cloudjob.backends.modelarts.refusals import ServiceError
+from cloudjob.backends.modelarts.errors import ServiceError
 from cloudjob.backends.modelarts.request import calls_mpirun, folder_url
 from cloudjob.backends.modelarts.transport import SKEW_LIMIT_S
 from cloudjob.errors import BackendError

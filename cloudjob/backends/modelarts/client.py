@@ -8,8 +8,8 @@ from typing import Any
 
 import requests
 
-from cloudjob.backends.modelarts import refusals
-from cloudjob.backends.modelarts.refusals import ServiceError
+from cloudjob.backends.modelarts import errors
+from cloudjob.backends.modelarts.errors import ServiceError
 from cloudjob.backends.modelarts.site import Site
 from cloudjob.backends.modelarts.transport import LIMITS, Transport, unsigned, value_of
 from cloudjob.errors import BackendError, CloudJobError, Unanswered
@@ -66,7 +66,7 @@ class Client:
                 made = self._call("POST", "/training-jobs", doing, json=body, is_repeatable=False)
                 return dict(made or {})
             except (Unanswered, ServiceError) as error:
-                if isinstance(error, ServiceError) and error.code != refusals.DUPLICATE_NAME:
+                if isinstance(error, ServiceError) and error.code != errors.DUPLICATE_NAME:
                     raise
                 found = self._named_after(error, name)
                 if found is None:

@@ -197,7 +197,7 @@ class _Tail:
 
 def _window(found: dict[str, Any]) -> Window:
     text = str(found.get("content") or "")
-    size_bytes = len(text.encode("utf-8", "surrogatepass"))
+    size_bytes = _size(text)
     current = found.get("current_size")
     full = found.get("full_size")
     current = current if isinstance(current, int) else size_bytes
@@ -270,45 +270,41 @@ class Stitcher:
         return lost
 
     def _begin(self, window: Window) -> int | None:
-        """Return where new text begins in the window; None if unknown."""
-        if not self._seen_bytes:
-            return 0
-        ahead_bytes = self._seen_bytes - window.first
-        guesses = [
-            _index_of(window.text, ahead_bytes),
-            _index_from_end(window.text, window.full_bytes - self._seen_bytes),
-        ]
-        for guess in guesses:
-            if guess is not None and self._fits(window.text, guess):
-                return guess
-        return self._search(window.text, ahead_bytes)
+        """Return where new text begins in the window; None if unknown.
 
-    def _fits(self, text: str, begin: int) -> bool:
-        """Whether the text before ``begin`` is the end of what was read."""
+        U+FFFD stands for one to three bytes. Counted as three, the bytes before the place lead to
+        an index that is at most the right one, and those behind it to one that is at least that.
+        """
+        old_bytes = max(0, self._seen_bytes - window.first)
+        if not (self._seen_bytes and old_bytes):
+            return 0
+        text, data = window.text, _encoded(window.text)
+        new_bytes = window.full_bytes - self._seen_bytes
+        low = len(data[:old_bytes].decode("utf-8", "ignore"))
+        high = len(text) - len(data[max(0, len(data) - new_bytes) :].decode("utf-8", "ignore"))
+        if _REPLACED not in text[high:] and self._fits(text, high):
+            return high
+        if _REPLACED not in text[:low] and self._fits(text, low):
+            return low
+        places = _line_ends(text, low, high)
+        return next((place for place in places if self._fits(text, place, _PROOF)), None)
+
+    def _fits(self, text: str, place: int, proof: int = 0) -> bool:
+        """Whether the text before ``place`` is the end of what was read: of whole lines.
+
+        Args:
+            proof: How many characters must be the same.
+        """
+        if self._tail and text[place - 1 : place] != "\n":
+            return False
         # The window may begin within a character, the rest of which is then invalid.
         first = 0
-        while first < min(_BROKEN, begin) and text[first] == _REPLACED:
+        while first < min(_BROKEN, place) and text[first] == _REPLACED:
             first += 1
-        before = text[first:begin]
-        if len(before) > len(self._tail):
-            return not self._is_whole and before.endswith(self._tail)
-        return self._tail.endswith(before)
-
-    def _search(self, text: str, ahead_bytes: int) -> int | None:
-        """Return where the text that was read ends: the likeliest place by the number of bytes."""
-        end = self._tail[-_PROOF:]
-        if not end:
-            return None
-        best: int | None = None
-        nearest_bytes = 0
-        at = text.find(end)
-        while at >= 0:
-            place = at + len(end)
-            away_bytes = abs(_size(text[:place]) - ahead_bytes)
-            if (best is None or away_bytes < nearest_bytes) and self._fits(text, place):
-                best, nearest_bytes = place, away_bytes
-            at = text.find(end, at + 1)
-        return best
+        kept = len(self._tail)
+        if place - first > kept:
+            return kept >= proof and not self._is_whole and text[place - kept : place] == self._tail
+        return place - first >= proof and self._tail.endswith(text[first:place])
 
     def _take(self, window: Window, begin: int, *, is_last: bool) -> bytes:
         """Return the new whole lines, as far as their size in bytes is known.
@@ -328,7 +324,7 @@ class Stitcher:
         else:
             self._seen_bytes += _size(new)
         self._remember(new)
-        return _ended(new.encode("utf-8", "surrogatepass"), is_last=is_last)
+        return _ended(_encoded(new), is_last=is_last)
 
     def _remember(self, new: str) -> None:
         tail = self._tail + new
@@ -342,36 +338,17 @@ def _ended(new: bytes, *, is_last: bool) -> bytes:
     return new + b"\n" if is_last and new and not new.endswith(b"\n") else new
 
 
-def _index_of(text: str, size_bytes: int) -> int | None:
-    """Return how many characters the first bytes are; None if they cannot be counted."""
-    part = text[:size_bytes]
-    if _REPLACED in part:
-        # It may lie behind the wanted place; a character has four bytes at most.
-        part = part[: part.index(_REPLACED)]
-    encoded = part.encode("utf-8", "surrogatepass")
-    if len(encoded) < size_bytes:
-        return None
-    return _characters(encoded[:size_bytes])
+def _line_ends(text: str, low: int, high: int) -> Iterator[int]:
+    """Yield the index behind each newline in a part of a text, in which it may be the first."""
+    place = text.find("\n", max(0, low - 1)) + 1
+    while 0 < place <= high:
+        yield place
+        place = text.find("\n", place) + 1
 
 
-def _index_from_end(text: str, size_bytes: int) -> int | None:
-    """Return where the last bytes begin; None if they cannot be counted."""
-    part = text[-size_bytes:] if size_bytes else ""
-    part = part[part.rfind(_REPLACED) + 1 :]
-    encoded = part.encode("utf-8", "surrogatepass")
-    if len(encoded) < size_bytes:
-        return None
-    count = _characters(encoded[len(encoded) - size_bytes :])
-    return None if count is None else len(text) - count
-
-
-def _characters(data: bytes) -> int | None:
-    """Return how many characters these bytes are; None if one of them is cut."""
-    try:
-        return len(data.decode("utf-8", "surrogatepass"))
-    except UnicodeDecodeError:
-        return None
+def _encoded(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
 
 
 def _size(text: str) -> int:
-    return len(text.encode("utf-8", "surrogatepass"))
+    return len(_encoded(text))

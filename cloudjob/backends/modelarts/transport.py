@@ -16,9 +16,9 @@ from requests.adapters import HTTPAdapter
 from urllib3.exceptions import NewConnectionError
 
 from cloudjob import __version__
-from cloudjob.backends.modelarts import refusals
+from cloudjob.backends.modelarts import errors
 from cloudjob.backends.modelarts import site as sites
-from cloudjob.backends.modelarts.refusals import ServiceError
+from cloudjob.backends.modelarts.errors import ServiceError
 from cloudjob.backends.modelarts.sign import sign
 from cloudjob.backends.modelarts.site import Site
 from cloudjob.errors import BackendError, CloudJobError, NotAuthorised, Unanswered
@@ -133,7 +133,7 @@ class Transport:
         except requests.RequestException as error:
             raise self._no_answer(doing, url, error) from error
         if answer.status_code >= requests.codes.bad_request:
-            raise refusals.error(doing, answer)
+            raise errors.refused(doing, answer)
         return answer
 
     def _no_answer(self, doing: str, url: str, error: requests.RequestException) -> NoAnswer:

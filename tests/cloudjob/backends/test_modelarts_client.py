@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from cloudjob import retries
-from cloudjob.backends.modelarts import refusals, site
+from cloudjob.backends.modelarts import errors, site
 from cloudjob.backends.modelarts.client import Client
 from cloudjob.backends.modelarts.site import Login, Site
 from cloudjob.backends.modelarts.transport import LIMITS
@@ -111,7 +111,7 @@ def test_the_service_may_ask_for_a_pause_until_a_date(
 def test_no_pause_is_longer_than_the_time_limit(service: ModelArts, client: Client, pauses: Pauses):
     job = service.add("train")
     service.faults.append(once("GET", Reply(429, {}, {"Retry-After": "3600"}), times=99))
-    with pytest.raises(refusals.ServiceError) as caught:
+    with pytest.raises(errors.ServiceError) as caught:
         client.show(job)
 
     assert caught.value.status == 429
@@ -222,7 +222,7 @@ def test_a_search_that_does_not_list_the_job_yet_creates_no_second_one(
 def test_a_refused_create_is_not_sent_again(service: ModelArts, client: Client):
     said = {"error_msg": "bad flavor.", "error_code": "ModelArts.2763", "error_solution": "x"}
     service.faults.append(once("training-jobs", Reply(400, said), times=9))
-    with pytest.raises(refusals.ServiceError) as caught:
+    with pytest.raises(errors.ServiceError) as caught:
         client.create(BODY)
 
     assert caught.value.message.startswith(
@@ -319,7 +319,7 @@ def test_an_error_of_the_service_its_gateway_and_iam_is_read(
     body: dict[str, Any], service: ModelArts, client: Client
 ):
     service.faults.append(once("GET", Reply(400, body)))
-    with pytest.raises(refusals.ServiceError) as caught:
+    with pytest.raises(errors.ServiceError) as caught:
         client.show("0")
 
     assert caught.value.message.startswith("asking for job 0: no (M.1, request ")
@@ -328,7 +328,7 @@ def test_an_error_of_the_service_its_gateway_and_iam_is_read(
 @pytest.mark.parametrize("body", [b"", b"<html>no</html>", b"[1]", b"null", b"\xff", b"oo\nps"])
 def test_an_error_of_another_form_is_one_line(body: bytes, service: ModelArts, client: Client):
     service.faults.append(once("GET", Reply(400, body)))
-    with pytest.raises(refusals.ServiceError) as caught:
+    with pytest.raises(errors.ServiceError) as caught:
         client.show("0")
 
     assert caught.value.message.startswith("asking for job 0: ")

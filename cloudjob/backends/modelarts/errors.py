@@ -86,7 +86,7 @@ class Gone(ServiceError, JobNotFound):
     exit_code = JobNotFound.exit_code
 
 
-def error(doing: str, answer: Response) -> ServiceError:
+def refused(doing: str, answer: Response) -> ServiceError:
     """Return the error for an answer with an HTTP status of 400 or more."""
     status = answer.status_code
     code, message, advice = _fields(answer.content)
