@@ -79,10 +79,10 @@ def _elapsed(seconds: float) -> str:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    from cloudjob.machine import doctor
+    from cloudjob.machine import doctor, image_checks
 
     if options.image:
-        checks = doctor.check_image(options.image)
+        checks = image_checks.check_image(options.image)
     elif options.backend:
         checks = doctor.check_backend(described(options), state_home())
     else:

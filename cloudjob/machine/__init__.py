@@ -1,1 +1,1 @@
-"""The local machine: ``doctor.py`` checks what jobs need, ``images.py`` builds images."""
+"""The local machine: ``doctor`` and ``image_checks`` check it, and ``images`` builds images."""

@@ -222,7 +222,6 @@ def test_an_image_without_python_is_reported_from_its_log(cloud, derive):
 
 
 def test_containers_restart_after_a_crash_of_all_nodes(cloud, base_image):
-    """Stale files do not prevent a restart after a crash of all nodes."""
     cloud.script(TWICE)
     job = cloud.detached("--nodes", "2")
     cloud.await_log(job, b"first 1", b"first 0")

@@ -88,7 +88,6 @@ def test_ranks_on_several_nodes_connect_through_ssh(cloud, nodes, procs):
 
 
 def test_the_example_trains_on_two_nodes(cloud, examples_image):
-    """examples/digits trains on two nodes as on one, and its output is saved."""
     done = cloud.run(
         *("submit", "--backend", "docker", "--nodes", "2", "--image", examples_image),
         *("--output", "model=", "--source", str(DIGITS), "train.py", "--epochs", "3"),

@@ -14,7 +14,7 @@ import shutil
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -311,13 +311,13 @@ class DockerBackend(Backend[DockerRequest]):
 
     def _report(self, head: Container, ended: list[Container]) -> None:
         """Report to the head which nodes have failed: it may still wait for them."""
-        for item in ended:
-            if item.id in self._reported:
-                continue
-            self._reported.add(item.id)
+
+        def put(item: Container) -> None:
             report = delivery.report(item.node, item.exit_code or 0)
-            put = partial(self._client.put_archive, head.id, requests.DELIVERED, report)
-            engine.unless_gone(put)
+            self._client.put_archive(head.id, requests.DELIVERED, report)
+            self._reported.add(item.id)
+
+        engine.each_left((item for item in ended if item.id not in self._reported), put)
 
     def _save(self, job: str) -> NativeStatus:
         """Save the logs and state of an ended job, then free its resources in the engine."""
@@ -353,16 +353,10 @@ class DockerBackend(Backend[DockerRequest]):
         with engine.translated(f"removing what job {job} has in the engine"):
             containers = client.containers(all=True, filters=ours)
             networks = client.networks(filters=ours)
-        engine.each(
-            (item["Id"] for item in containers),
-            lambda item: engine.unless_gone(
-                lambda: client.remove_container(item, force=True, v=True)
-            ),
+        engine.each_left(
+            containers, lambda item: client.remove_container(item["Id"], force=True, v=True)
         )
-        engine.each(
-            (item["Id"] for item in networks),
-            lambda item: engine.unless_gone(lambda: client.remove_network(item)),
-        )
+        engine.each_left(networks, lambda item: client.remove_network(item["Id"]))
 
     # -- the engine ---------------------------------------------------------------------------
 
@@ -384,10 +378,7 @@ class DockerBackend(Backend[DockerRequest]):
         return engine.each(found, inspect)
 
     def _kill(self, found: Iterable[Container], signal: str) -> None:
-        engine.each(
-            (item.id for item in found),
-            lambda item: engine.unless_gone(lambda: self._client.kill(item, signal)),
-        )
+        engine.each_left(found, lambda item: self._client.kill(item.id, signal))
 
     def _source(self, item: Container, folder: Path) -> Source:
         with engine.translated(f"inspecting node {item.node}"):

@@ -83,14 +83,18 @@ def each(items: Iterable[_Item], action: Callable[[_Item], _Result]) -> list[_Re
         return [future.result() for future in [pool.submit(action, item) for item in items]]
 
 
-def unless_gone(action: Callable[[], object]) -> None:
-    """Call a function; ignore the engine's error that an object is gone or has already ended."""
-    try:
-        with translated("ending a job"):
-            action()
-    except BackendError as error:
-        if status_code(error) not in (NOT_FOUND, CONFLICT):
-            raise
+def each_left(items: Iterable[_Item], action: Callable[[_Item], object]) -> None:
+    """Call a function for each item; an item that has already ended or is gone is no error."""
+
+    def act(item: _Item) -> None:
+        try:
+            with translated("ending a job"):
+                action(item)
+        except BackendError as error:
+            if status_code(error) not in (NOT_FOUND, CONFLICT):
+                raise
+
+    each(items, act)
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ from cloudjob.backends import follow
 from cloudjob.backends.delivery import new_ssh_key
 from cloudjob.backends.docker import delivery, engine, logs, request, shared_folders, state
 from cloudjob.errors import BackendError, SpecError, UsageError
-from cloudjob.machine import doctor, images
+from cloudjob.machine import doctor, image_checks, images
 from cloudjob.model.job import JobSpec
 from cloudjob.model.status import JobState
 from cloudjob.model.submission import Code, Submission
@@ -147,8 +147,7 @@ def test_a_node_knows_its_address_before_it_starts():
     assert endpoint["IPAMConfig"] == {"IPv4Address": "172.18.0.3"}
 
 
-def test_what_is_delivered_is_the_users_alone():
-    """Only the job's user can enter the folder and read the key and the variables."""
+def test_only_the_jobs_user_can_read_what_is_delivered():
     node = request.build(submission(), "me").nodes[0]
     data = delivery.archive(node, ("a", "b"), b"KEY", with_entry=True)
 
@@ -276,8 +275,7 @@ def test_out_of_memory_names_the_node_and_its_limit():
         ("dreaming", JobState.UNKNOWN),
     ],
 )
-def test_a_word_that_is_not_known_is_unknown(native, expected):
-    """An unknown state keeps the engine's name."""
+def test_a_state_that_cloudjob_does_not_know_is_unknown_and_keeps_its_name(native, expected):
     status = state.status_of([node(native=native)], is_cancelled=False, has_ended=False)
 
     assert (status.state, status.native) == (expected, native)
@@ -332,8 +330,7 @@ def test_every_foreign_error_becomes_ours(error, expected, hint):
     assert hint in caught.value.hint
 
 
-def test_the_status_of_a_refusal_is_known():
-    """Removing an object that is already gone is not an error."""
+def test_the_http_status_of_a_refusal_is_known():
     with pytest.raises(BackendError) as caught, engine.translated("asking"):
         raise docker.errors.APIError("x", Answer(), "x")
 
@@ -389,8 +386,7 @@ def test_a_context_has_what_its_dockerfile_copies():
     }
 
 
-def test_an_unknown_image_is_a_usage_error():
-    """The hint lists the images that exist."""
+def test_the_hint_for_an_unknown_image_lists_those_that_exist():
     with pytest.raises(UsageError) as caught:
         images.recipe_of("pytroch")
 
@@ -400,7 +396,6 @@ def test_an_unknown_image_is_a_usage_error():
 
 @pytest.mark.parametrize("name", images.names())
 def test_dockerfiles_are_clean(name):
-    """Hadolint accepts every Dockerfile."""
     linter = Path(sys.executable).with_name("hadolint")
     done = subprocess.run(
         [linter, ROOT / "images" / f"{name}.Dockerfile"], capture_output=True, check=False
@@ -430,7 +425,7 @@ CONFIG = {"User": "1000:100", "Entrypoint": ["/opt/cloudjob/boot.sh"]}
 
 
 def test_a_good_image_passes():
-    assert doctor.all_needed_ok(list(doctor._image_checks(GOOD, CONFIG)))
+    assert doctor.all_needed_ok(list(image_checks.image_checks(GOOD, CONFIG)))
 
 
 @pytest.mark.parametrize(
@@ -447,7 +442,7 @@ def test_a_good_image_passes():
 def test_each_mpi_that_is_driven_passes(text: str, shown: str):
     checks = {
         check.name: check
-        for check in doctor._image_checks({**GOOD, "mpirun.version": text}, CONFIG)
+        for check in image_checks.image_checks({**GOOD, "mpirun.version": text}, CONFIG)
     }
 
     assert (checks["mpirun"].is_ok, checks["mpirun"].found) == (True, shown)
@@ -475,10 +470,9 @@ def test_each_mpi_that_is_driven_passes(text: str, shown: str):
     ],
 )
 def test_each_thing_that_an_image_lacks_is_named(change, config, name):
-    """Each missing thing has one row, with a hint."""
     said = {key: value for key, value in {**GOOD, **change}.items() if value is not None}
 
-    checks = list(doctor._image_checks(said, {**CONFIG, **config}))
+    checks = list(image_checks.image_checks(said, {**CONFIG, **config}))
 
     (fault,) = [check for check in checks if not check.is_ok]
     assert fault.name == name

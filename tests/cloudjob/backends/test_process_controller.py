@@ -66,7 +66,7 @@ def start(tmp_path):
 
 
 @pytest.mark.parametrize("after_ms", [step * 0.8 for step in range(24)])
-def test_a_cancel_while_the_nodes_start(start, after_ms):
+def test_a_cancel_reaches_nodes_that_are_just_starting(start, after_ms):
     """It reaches every node, even one that was just forked, and decides how the job ended."""
     controller, path = start()
     time.sleep(after_ms / 1000)
@@ -102,7 +102,7 @@ elif os.environ["NODE"] == "1":
 """
 
 
-def test_a_job_that_ends_before_what_a_killed_keeper_left(start):
+def test_processes_that_a_killed_keeper_left_end_with_the_job(start):
     """Every such process is ended, however deep in the tree."""
     controller, path = start(sys.executable, "-c", CHAIN, "40")
     last = read_when_there(path.with_name("last"))

@@ -25,7 +25,7 @@ def test_variables_of_the_shell_select_the_gpus(tmp_path: Path, visible, expecte
     assert devices.gpus({"CUDA_VISIBLE_DEVICES": visible}, tmp_path) == expected
 
 
-def test_else_they_are_those_of_the_driver(tmp_path: Path):
+def test_gpus_are_those_of_the_driver_if_the_variable_is_not_set(tmp_path: Path):
     """It has a folder for each; without a driver there are none."""
     for name in ("0000:3b:00.0", "0000:af:00.0"):
         (tmp_path / name).mkdir()
@@ -34,7 +34,7 @@ def test_else_they_are_those_of_the_driver(tmp_path: Path):
     assert devices.gpus({}, tmp_path / "missing") == ()
 
 
-def test_no_gpu_is_shared():
+def test_each_node_has_gpus_of_its_own():
     """Each node has its own, in the order that the shell gave them."""
     there = ("7", "5", "3", "1", "0")
 

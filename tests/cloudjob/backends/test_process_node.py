@@ -64,7 +64,7 @@ def start(tmp_path):
 
 
 @pytest.mark.parametrize("after_ms", range(0, 20, 2))
-def test_killed_while_it_sweeps(start, after_ms):
+def test_a_node_ends_even_if_its_keeper_is_killed_while_ending_it(start, after_ms):
     """The node ends with it, even if it is killed while it ends the node."""
     keeper = start()
     os.kill(keeper, signal.SIGHUP)
@@ -76,8 +76,7 @@ def test_killed_while_it_sweeps(start, after_ms):
     poll_for(lambda: not start.left())
 
 
-def test_a_node_that_is_asked_to_end(start):
-    """Nothing is left when it has ended."""
+def test_nothing_is_left_of_a_node_that_was_asked_to_end(start):
     keeper = start()
 
     os.kill(keeper, signal.SIGHUP)
@@ -86,8 +85,7 @@ def test_a_node_that_is_asked_to_end(start):
     assert not start.left()
 
 
-def test_a_controller_that_is_gone(start):
-    """A keeper whose controller died before its prctl call starts nothing."""
+def test_a_keeper_whose_controller_died_early_starts_nothing(start):
     keeper = start(parent=os.getppid())
 
     _, status = os.waitpid(keeper, 0)

@@ -48,7 +48,7 @@ def grown_old(folder: Path) -> None:
     os.utime(folder, (at_s, at_s))
 
 
-def test_a_folder_of_a_process_that_was_killed_goes_and_that_of_a_living_one_stays(tmp_path: Path):
+def test_only_folders_of_killed_processes_are_swept(tmp_path: Path):
     """The lock distinguishes them, and the kernel releases it however a process ends."""
     holders = [
         subprocess.Popen(
@@ -85,7 +85,7 @@ def test_a_new_folder_is_not_swept(tmp_path: Path):
         assert (tmp_path / "new").exists()
 
 
-def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path):
+def test_a_folder_that_cannot_be_created_is_reported_in_one_line(tmp_path: Path):
     (tmp_path / "file").write_bytes(b"")
 
     with pytest.raises(BackendError) as caught, locks.scratch(tmp_path / "file"):

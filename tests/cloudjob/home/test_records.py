@@ -76,14 +76,13 @@ def test_the_records_are_private(path, records):
 
 
 def test_an_update_changes_only_its_columns(records):
-    """Columns that are not named keep their values."""
     records.add(record())
     records.update("train-0001", state="RUNNING", handle="process://here/7")
 
     assert records.get("train-0001") == record(state="RUNNING", handle="process://here/7")
 
 
-def test_an_update_of_no_such_column_is_a_mistake_of_ours(records):
+def test_an_update_of_an_unknown_column_is_refused(records):
     """A column that does not exist never reaches SQL."""
     with pytest.raises(TypeError):
         records.update("train-0001", **{"state = 'x' --": 1})
@@ -100,8 +99,7 @@ def test_the_list_is_newest_first(records):
     assert records.list()[1] == record("b", created_at="2026-01-02T00:00:00.000Z", spec_json="")
 
 
-def test_ten_thousand_jobs_are_listed_at_once(records):
-    """A long history with long descriptions is read quickly."""
+def test_ten_thousand_jobs_are_listed_quickly(records):
     long = "x" * 1000
     with sqlite3.connect(records._path) as database:
         database.executemany(
@@ -118,7 +116,7 @@ def test_ten_thousand_jobs_are_listed_at_once(records):
     assert min(times) < 0.2  # seconds of CPU; 0.03 on a quiet machine
 
 
-def test_a_job_is_found_by_id_name_or_beginning(records):
+def test_a_job_is_found_by_id_name_or_prefix(records):
     """The id wins over a name, a name is its newest job, and a unique beginning is enough."""
     records.add(record("eval-0001", name="eval"))
     records.add(record("train-0001", created_at="2026-01-01T00:00:00.000Z"))
@@ -135,8 +133,7 @@ def test_a_job_is_found_by_id_name_or_beginning(records):
     }
 
 
-def test_a_beginning_that_fits_several_is_not_guessed(records):
-    """Two jobs with the same prefix are both offered."""
+def test_a_prefix_of_several_ids_is_refused_with_all_of_them(records):
     records.add(record("train-0001"))
     records.add(record("train-0002"))
 
@@ -147,7 +144,6 @@ def test_a_beginning_that_fits_several_is_not_guessed(records):
 
 @pytest.mark.parametrize("word", ["", "%", "nothing", "'", "train-00011", "\udcff"])
 def test_an_unknown_name_finds_no_job(records, word):
-    """An arbitrary text never finds a job by accident."""
     records.add(record("train-0001"))
 
     with pytest.raises(JobNotFound) as caught:
@@ -155,8 +151,7 @@ def test_an_unknown_name_finds_no_job(records, word):
     assert caught.value.hint
 
 
-def test_a_mistyped_id_gets_the_nearest(records):
-    """The hint names the job that was probably meant."""
+def test_the_hint_for_a_mistyped_id_names_the_nearest(records):
     records.add(record("train-0001"))
 
     with pytest.raises(JobNotFound) as caught:
@@ -186,7 +181,7 @@ def test_an_id_is_used_once(records):
     assert records.get("train-0001").state == "RUNNING"
 
 
-def test_processes_add_at_the_same_time(path):
+def test_processes_can_add_jobs_at_the_same_time(path):
     """Twelve processes create the file, add to it and change it, and lose nothing."""
     code = (
         "job = str(os.getpid())\n"
@@ -251,7 +246,6 @@ def test_a_locked_file_is_reported_as_locked(path):
 
 
 def test_a_newer_file_is_left_alone(path):
-    """Records of a later version of cloudjob are not changed."""
     Records(path).close()
     database = sqlite3.connect(path)
     database.execute(f"PRAGMA user_version = {VERSION + 1}")
@@ -266,7 +260,6 @@ def test_a_newer_file_is_left_alone(path):
 
 
 def test_a_file_that_is_not_a_database_is_left_unchanged(path):
-    """Another file at the path of the records is refused and not overwritten."""
     path.parent.mkdir()
     path.write_text("my notes\n" * 1000)
 
@@ -275,7 +268,6 @@ def test_a_file_that_is_not_a_database_is_left_unchanged(path):
 
 
 def test_a_damaged_file_is_reported_as_damaged(path):
-    """Records whose pages are overwritten are an error with a hint, not a traceback."""
     with Records(path) as records:
         for i in range(200):
             records.add(record(f"train-{i}", spec_json="x" * 500))
@@ -286,7 +278,7 @@ def test_a_damaged_file_is_reported_as_damaged(path):
     assert "malformed" in refused(path).message
 
 
-def test_a_damaged_value_hinders_no_other_job_and_keeps_its_type(path):
+def test_a_damaged_value_affects_no_other_job_and_has_the_type_of_its_column(path):
     """SQLite stores any value in any column."""
     with Records(path) as records:
         records.add(record("train-1", nodes="x", name=b"train", created_at=5))
@@ -299,7 +291,6 @@ def test_a_damaged_value_hinders_no_other_job_and_keeps_its_type(path):
 
 
 def test_a_truncated_file_is_reported_as_damaged(path):
-    """Records cut in the middle are an error with a hint too."""
     with Records(path) as records:
         for i in range(200):
             records.add(record(f"train-{i}", spec_json="x" * 500))
@@ -308,22 +299,19 @@ def test_a_truncated_file_is_reported_as_damaged(path):
     refused(path)
 
 
-def test_a_folder_in_the_way_is_refused(path):
-    """The path of the records may be a folder by mistake."""
+def test_a_folder_at_the_path_of_the_records_is_refused(path):
     path.mkdir(parents=True)
 
     assert "directory" in refused(path).message.lower()
 
 
-def test_a_file_in_the_place_of_the_folder_is_refused(path):
-    """CLOUDJOB_HOME may be a file by mistake."""
+def test_a_file_at_the_path_of_the_home_folder_is_refused(path):
     path.parent.write_text("")
 
     refused(path)
 
 
 def test_a_read_only_file_is_refused():
-    """Records that may not be written are an error at once."""
     with TemporaryDirectory() as folder, as_ordinary_user(folder):
         path = Path(folder, "records.db")
         Records(path).close()
@@ -353,7 +341,6 @@ def test_a_system_file_that_cannot_be_opened_is_refused():
 
 
 def test_a_full_disk_is_reported(path):
-    """SQLite's message about a full disk gets a hint."""
     with Records(path) as records:
         records._database.execute("PRAGMA max_page_count = 1")
         with pytest.raises(RecordsError, match="full") as caught:
@@ -386,7 +373,6 @@ def test_text_that_cannot_be_stored_is_an_error_of_records(records):
 
 
 def test_every_error_of_sqlite_is_translated(records):
-    """Every class of SQLite's and the system's errors is translated."""
     foreign = [
         value
         for value in vars(sqlite3).values()
@@ -408,6 +394,5 @@ def test_every_error_of_sqlite_is_translated(records):
         ("never heard", "CLOUDJOB_HOME"),
     ],
 )
-def test_every_word_of_sqlite_has_a_hint(message, word):
-    """The hint fits the error."""
+def test_messages_of_sqlite_have_a_fitting_hint(message, word):
     assert word in hint_for(message)
