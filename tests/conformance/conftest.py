@@ -15,7 +15,6 @@ from cloudjob.store import ObjectStore, open_store
 from cloudjob.store.base import PATIENCE_S
 from cloudjob.store.s3 import S3Store, bucket_uri, client
 from jobentry.objects import client as node_client
-from jobentry.objects import s3 as node_s3
 from tests.support.servers import (
     INTERNAL,
     LOST_ANSWER,
@@ -105,8 +104,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def nothing_learnt(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reset what the entry's client remembers of a server."""
-    monkeypatch.setattr(node_s3, "session", node_s3.Session())
+    """Reset what the entry's client remembers of servers that did not answer."""
     monkeypatch.setattr(node_client, "_down", {})
 
 

@@ -16,7 +16,6 @@ import pytest
 
 from cloudjob.store import ObjectStore
 from jobentry.contract.zip_layer import open_layer
-from jobentry.objects import s3
 from jobentry.staging import code_package
 from tests.conformance.conftest import PART_BYTES, Given
 from tests.support.servers import Fault, FaultProxy, Request
@@ -115,7 +114,6 @@ def node(laptop: Laptop, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
     store = laptop.given.open()
     for name, value in store.access().items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(s3, "session", s3.Session())
     return store
 
 

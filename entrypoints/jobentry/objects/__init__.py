@@ -4,7 +4,7 @@ An object appears completely or not at all; when a write returns, the object sur
 function raises ``ObjectError`` if it cannot do what it promises. The environment says how S3 and
 OBS are reached (``access``). The HTTP client is imported when the first URI needs it.
 
-Start reading at ``transfer`` (downloads), ``s3`` and ``client`` (the one retry loop).
+Start reading at ``client`` (the one retry loop), ``remote`` (downloads) and ``s3``.
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ import contextlib
 import json
 import os
 import re
-import threading
 import time
 import urllib.parse
 from typing import Mapping, NamedTuple
@@ -21,7 +20,6 @@ from jobentry.objects.base import ObjectError
 _PATH, _VIRTUAL = "path", "virtual"
 # Temporary keys are replaced this long before they expire.
 _EXPIRY_MARGIN_S = 300.0
-_FILE_HOLDS_S = 60.0
 
 
 class Access(NamedTuple):
@@ -122,46 +120,33 @@ _NAMES = (
 )
 
 
-class Keyring:
-    """The keys of this node; temporary ones are replaced before they expire."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._keys: Keys | None = None
-        self._until = 0.0
-
-    def keys(self, environ: Mapping[str, str]) -> Keys | None:
-        """Return the keys; None if there are none, for public objects.
-
-        Raises:
-            ObjectError: The endpoint of the container's role does not give any.
-        """
-        with self._lock:
-            if time.time() >= self._until:
-                self._keys, self._until = found(environ)
-            return self._keys
-
-    def forget(self) -> None:
-        """Read them again at once: the server says that they have expired."""
-        with self._lock:
-            self._until = 0.0
-
-
-def found(environ: Mapping[str, str]) -> tuple[Keys | None, float]:
-    """Return the keys of the first source that has any, and until when they may be kept.
+def keys(environ: Mapping[str, str]) -> Keys | None:
+    """Return the keys of this node; None if there are none, for public objects.
 
     The order: variables, the endpoint of the container's role, the file of shared credentials.
+
+    Raises:
+        ObjectError: The endpoint of the container's role does not give any.
     """
     for access_name, secret_name, token_name in _NAMES:
         if environ.get(access_name) and environ.get(secret_name):
-            keys = Keys(environ[access_name], environ[secret_name], environ.get(token_name, ""))
-            return keys, 0.0
+            return Keys(environ[access_name], environ[secret_name], environ.get(token_name, ""))
     uri = environ.get("AWS_CONTAINER_CREDENTIALS_FULL_URI", "")
-    if environ.get("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI"):
-        uri = "http://169.254.170.2" + environ["AWS_CONTAINER_CREDENTIALS_RELATIVE_URI"]
-    if uri:
-        return _keys_of_role(uri, environ)
-    return _keys_of_file(environ), time.time() + _FILE_HOLDS_S
+    if not uri:
+        return _keys_of_file(environ)
+    found, until = _of_role.get(uri, (None, 0.0))
+    if time.time() >= until:
+        found, until = _of_role[uri] = _keys_of_role(uri, environ)
+    return found
+
+
+# The keys of each role's endpoint, and when to replace them.
+_of_role: dict[str, tuple[Keys, float]] = {}
+
+
+def forget_role_keys() -> None:
+    """Get the keys of a role again: the server says that they have expired."""
+    _of_role.clear()
 
 
 def _keys_of_role(uri: str, environ: Mapping[str, str]) -> tuple[Keys, float]:
@@ -173,11 +158,11 @@ def _keys_of_role(uri: str, environ: Mapping[str, str]) -> tuple[Keys, float]:
             token = file.read().strip()
     headers = {"Accept": "application/json", **({"Authorization": token} if token else {})}
     request = client.Request("GET", uri, headers)
-    text = client.send(lambda: request, lambda response: response.read(1 << 20), doing)
+    text = client.send(lambda: request, lambda response: response.read(), doing)
     try:
         values = json.loads(text)
-        keys = Keys(values["AccessKeyId"], values["SecretAccessKey"], values.get("Token", ""))
-        return keys, _expiry(values.get("Expiration", "")) - _EXPIRY_MARGIN_S
+        found = Keys(values["AccessKeyId"], values["SecretAccessKey"], values.get("Token", ""))
+        return found, _expiry(values.get("Expiration", "")) - _EXPIRY_MARGIN_S
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ObjectError(f"{doing}: the answer contains no keys") from error
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import threading
 from typing import Callable, Iterator, NamedTuple, Sequence, TypeVar
 
 Result = TypeVar("Result")
@@ -13,6 +12,8 @@ Result = TypeVar("Result")
 # The laptop half gives its half-written files the same name, so both lists leave them out.
 TEMPORARY = ".cloudjob-tmp-"
 CHUNK_BYTES = 1024 * 1024
+# How long to wait for running tasks after another one has failed.
+_LEAVE_S = 2.0
 
 
 class ObjectError(Exception):
@@ -81,6 +82,15 @@ def came_back(error: BaseException) -> str:
     return str(text).lower()
 
 
+def check_digest(uri: str, found: str, expected: str) -> None:
+    """Raise ``ObjectDamaged`` if the digest of what was fetched is not the expected one."""
+    if found != expected:
+        raise ObjectDamaged(
+            f"fetch object: {uri}: its digest is {found}, not {expected}",
+            "it was damaged on its way or in the store, or is another version: store it again",
+        )
+
+
 @contextlib.contextmanager
 def translated(doing: str, what: str) -> Iterator[None]:
     """Turn an ``OSError`` of the file system into an ``ObjectError``."""
@@ -104,19 +114,16 @@ _HINTS = {
 
 
 @contextlib.contextmanager
-def fresh_file(path: str) -> Iterator[int]:
-    """Yield the descriptor of a file that becomes ``path`` on success and disappears otherwise.
+def fresh_file(path: str) -> Iterator[str]:
+    """Yield the path of a file to write, which becomes ``path`` on success, or else disappears.
 
     The file is not synced to the disk: what was fetched can be fetched again.
     """
-    make_folders(os.path.dirname(os.path.abspath(path)))
-    temporary = os.path.join(os.path.dirname(path), TEMPORARY + os.urandom(8).hex())
+    folder = os.path.dirname(os.path.abspath(path))
+    make_folders(folder)
+    temporary = os.path.join(folder, TEMPORARY + os.urandom(8).hex())
     try:
-        descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-        try:
-            yield descriptor
-        finally:
-            os.close(descriptor)
+        yield temporary
         os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -143,67 +150,25 @@ def make_folders(folder: str) -> list[str]:
     return made
 
 
-def reserve(descriptor: int, size_bytes: int) -> None:
-    """Allocate the space of a file, so that a full disk is noticed before hours of transfer."""
-    try:
-        os.posix_fallocate(descriptor, 0, size_bytes)
-    except OSError as error:
-        # Other errors mean that the file system cannot reserve space.
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise
+def in_parallel(tasks: Sequence[Callable[[], Result]], threads: int) -> list[Result]:
+    """Run the tasks in a few threads and return their results in order.
 
-
-def write_all(descriptor: int, data: memoryview, offset: int) -> None:
-    """Write all of ``data`` at ``offset``."""
-    while data:
-        written = os.pwrite(descriptor, data, offset)
-        data, offset = data[written:], offset + written
-
-
-def in_parallel(
-    tasks: Sequence[Callable[[], Result]],
-    threads: int,
-    stop: threading.Event | None = None,
-    leave_s: float = 0.0,
-) -> Iterator[Result]:
-    """Run the tasks in a few threads and yield their results in order.
-
-    The first failure is raised; no further task starts then.
-
-    Args:
-        stop: Set at the first failure, and when the caller takes no more results.
-        leave_s: How long to wait for running tasks in these cases.
+    The first failure is raised; tasks that wait for a thread at that time are not run.
     """
     if len(tasks) <= 1:
-        yield from (task() for task in tasks)
-        return
+        return [task() for task in tasks]
     # Imported late: it takes several milliseconds, and most nodes do without.
-    from concurrent.futures import Future, ThreadPoolExecutor, wait
-
-    stop = stop or threading.Event()
-    errors: list[BaseException] = []
-
-    def run(task: Callable[[], Result]) -> Result:
-        if stop.is_set():
-            raise ObjectError("another transfer has failed")
-        try:
-            return task()
-        except BaseException as error:
-            errors.append(error)
-            stop.set()
-            raise
+    from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 
     pool = ThreadPoolExecutor(min(threads, len(tasks)), "objects")
-    futures: list[Future[Result]] = []
+    futures = []
     try:
-        futures += [pool.submit(run, task) for task in tasks]
-        for future in futures:
-            if future.exception() is not None:
-                raise errors[0]
-            yield future.result()
+        futures += [pool.submit(task) for task in tasks]
+        for future in wait(futures, return_when=FIRST_EXCEPTION).done:
+            future.result()
+        return [future.result() for future in futures]
     finally:
-        stop.set()
         for future in futures:
             future.cancel()
-        wait(futures, leave_s)
+        wait(futures, _LEAVE_S)
         pool.shutdown(wait=False)

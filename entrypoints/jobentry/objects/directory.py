@@ -5,21 +5,21 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+from functools import partial
 from typing import IO, Iterator
 
 from jobentry.objects.base import (
     CHUNK_BYTES,
     TEMPORARY,
     Entry,
-    ObjectDamaged,
     ObjectError,
     ObjectMissing,
     Progress,
+    check_digest,
     fresh_file,
     make_folders,
     no_progress,
     translated,
-    write_all,
 )
 
 _FILE = "file://"
@@ -66,19 +66,17 @@ class FileObject:
         import hashlib
 
         digest = hashlib.sha256()
-        with contextlib.ExitStack() as opened:
-            with translated("fetch object", self.uri):
-                source = opened.enter_context(open(self._path, "rb"))
-            opened.enter_context(translated("write file", path))
-            target = opened.enter_context(fresh_file(path))
-            for piece in _copied(source, target, progress):
-                if sha256:
-                    digest.update(piece)
-            if sha256 and digest.hexdigest() != sha256:
-                raise ObjectDamaged(
-                    f"fetch object: {self.uri}: its digest is {digest.hexdigest()}, not {sha256}",
-                    "it was damaged, or is another version: store it again",
-                )
+        with translated("fetch object", self.uri):
+            source = open(self._path, "rb")  # noqa: SIM115 (errors of the target are others)
+        with source, translated("write file", path), fresh_file(path) as fresh:
+            with open(fresh, "wb") as target:
+                for piece in _pieces(source):
+                    target.write(piece)
+                    if sha256:
+                        digest.update(piece)
+                    progress(len(piece))
+            if sha256:
+                check_digest(self.uri, digest.hexdigest(), sha256)
 
     def read(self) -> bytes:
         """Return the object's bytes."""
@@ -95,17 +93,17 @@ class FileObject:
 
     def put(self, path: str, progress: Progress = no_progress) -> None:
         """Store the file at ``path`` as the object."""
-        with contextlib.ExitStack() as opened:
-            with translated("read file", path):
-                source = opened.enter_context(open(path, "rb"))
-            with translated("put object", self.uri), _stored_file(self._path) as target:
-                for _ in _copied(source, target, progress):
-                    pass
+        with translated("read file", path):
+            source = open(path, "rb")  # noqa: SIM115 (errors of the target are others)
+        with source, translated("put object", self.uri), _stored_file(self._path) as target:
+            for piece in _pieces(source):
+                target.write(piece)
+                progress(len(piece))
 
     def write(self, data: bytes) -> None:
         """Store ``data`` as the object."""
         with translated("write object", self.uri), _stored_file(self._path) as target:
-            write_all(target, memoryview(data), 0)
+            target.write(data)
 
     def copy_to(self, target: FileObject) -> None:
         """Copy the object."""
@@ -160,17 +158,18 @@ def _entry(name: str, path: str, found: os.stat_result) -> Entry:
 
 
 @contextlib.contextmanager
-def _stored_file(path: str) -> Iterator[int]:
-    """Yield the descriptor of a file that becomes ``path``, and survives a crash, on success."""
+def _stored_file(path: str) -> Iterator[IO[bytes]]:
+    """Yield a new file that becomes ``path``, and survives a crash, on success."""
     folder = os.path.dirname(os.path.abspath(path))
     for made in make_folders(folder):
         above = os.path.dirname(made)
         os.chmod(made, 0o777 if _is_open(above) else 0o700)
         _sync_folder(above)
-    with fresh_file(path) as descriptor:
-        os.fchmod(descriptor, 0o666 if _is_open(folder) else 0o600)
-        yield descriptor
-        os.fsync(descriptor)
+    with fresh_file(path) as fresh, open(fresh, "wb") as file:
+        os.fchmod(file.fileno(), 0o666 if _is_open(folder) else 0o600)
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
     _sync_folder(folder)
 
 
@@ -192,17 +191,8 @@ def _sync_folder(folder: str) -> None:
         os.close(descriptor)
 
 
-def _copied(source: IO[bytes], target: int, progress: Progress) -> Iterator[bytes]:
-    """Copy a file and yield its pieces; some (in /proc) have a size of 0, and are not empty."""
-    offset = 0
-    while True:
-        piece = source.read(CHUNK_BYTES)
-        if not piece:
-            return
-        write_all(target, memoryview(piece), offset)
-        offset += len(piece)
-        progress(len(piece))
-        yield piece
+def _pieces(file: IO[bytes]) -> Iterator[bytes]:
+    return iter(partial(file.read, CHUNK_BYTES), b"")
 
 
 object_at = FileObject

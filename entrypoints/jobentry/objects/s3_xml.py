@@ -6,8 +6,10 @@ import calendar
 import time
 import xml.etree.ElementTree as ElementTree
 from functools import partial
-from typing import Callable, NamedTuple
+from typing import Callable
 from urllib.parse import unquote_plus
+
+from jobentry.objects.base import Entry
 
 # A thousand keys of 1,024 bytes, percent-encoded, take less.
 LIMIT_BYTES = 4 * 1024 * 1024
@@ -17,29 +19,12 @@ class XmlError(ValueError):
     """The text is not XML, or not of the expected kind."""
 
 
-class Error(NamedTuple):
-    """An error as S3 reports it; empty if the server sent none."""
-
-    code: str = ""
-    message: str = ""
-    region: str = ""
-
-
-class Found(NamedTuple):
-    """One object of a list."""
-
-    key: str
-    size_bytes: int
-    tag: str
-    modified_ns: int
-
-
-def error(data: bytes) -> Error:
-    """Return the error that the body of an answer reports."""
+def error(data: bytes) -> tuple[str, str]:
+    """Return code and message of the error that the body of an answer reports; empty if none."""
     values = values_of(data) if data.lstrip()[:1] == b"<" else {}
     if values.get("") != "Error":
-        return Error()
-    return Error(values.get("Code", ""), values.get("Message", ""), values.get("Region", ""))
+        return "", ""
+    return values.get("Code", ""), values.get("Message", "")
 
 
 def values_of(data: bytes) -> dict[str, str]:
@@ -54,8 +39,8 @@ def values_of(data: bytes) -> dict[str, str]:
     return {"": _name(root), **_fields(root)}
 
 
-def page(data: bytes) -> tuple[list[Found], str]:
-    """Return the objects in an answer to ListObjects or ListObjectsV2, and where the next begins.
+def page(data: bytes) -> tuple[list[Entry], bool]:
+    """Return the objects in an answer to ListObjects, by their keys, and whether more follow.
 
     Raises:
         XmlError: It is not such an answer.
@@ -67,15 +52,11 @@ def page(data: bytes) -> tuple[list[Found], str]:
     # Some servers encode the keys although XML could hold them, and say so.
     is_encoded = result.get("EncodingType", "") == "url"
     decoded = partial(unquote_plus, errors="surrogateescape") if is_encoded else str
-    found = [_found(_fields(child), decoded) for child in root if _name(child) == "Contents"]
-    if result.get("IsTruncated", "").strip().lower() != "true":
-        return found, ""
-    if "NextContinuationToken" in result:
-        return found, result["NextContinuationToken"]
-    # Version 1 names a marker only in lists with a delimiter; otherwise it is the last key.
-    if "NextMarker" not in result and not found:
-        raise XmlError("the list is incomplete, without a marker")
-    return found, decoded(result["NextMarker"]) if "NextMarker" in result else found[-1].key
+    found = [_entry(_fields(child), decoded) for child in root if _name(child) == "Contents"]
+    is_truncated = result.get("IsTruncated", "").strip().lower() == "true"
+    if is_truncated and not found:
+        raise XmlError("the list is incomplete, and empty")
+    return found, is_truncated
 
 
 def when(text: str) -> int:
@@ -109,10 +90,10 @@ def _fields(element: ElementTree.Element) -> dict[str, str]:
     return {_name(child): child.text or "" for child in element}
 
 
-def _found(values: dict[str, str], decoded: Callable[[str], str]) -> Found:
+def _entry(values: dict[str, str], decoded: Callable[[str], str]) -> Entry:
     try:
         tag = values.get("ETag", "").strip('"')
         modified_ns = when(values.get("LastModified", ""))
-        return Found(decoded(values["Key"]), int(values["Size"]), tag, modified_ns)
+        return Entry(decoded(values["Key"]), "", int(values["Size"]), tag, modified_ns)
     except (KeyError, ValueError) as error:
         raise XmlError(f"an object in it lacks {error}") from error

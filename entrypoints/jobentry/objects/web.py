@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
-import os
 import urllib.parse
+from http.client import HTTPResponse
 from typing import Callable, Iterator, TypeVar
 
-from jobentry.objects import client, transfer
-from jobentry.objects.base import Entry, ObjectError, Progress, no_progress, shown
+from jobentry.objects import client, remote
+from jobentry.objects.base import Entry, ObjectError, shown
 
 Result = TypeVar("Result")
 
-_MOST_REDIRECTS = 5
 _REDIRECTS = frozenset((301, 302, 303, 307, 308))
 
 
-class WebObject(transfer.RemoteObject):
-    """An object under a URL.
+class WebObject(remote.RemoteObject):
+    """An object under a URL, which cannot be stored from a file.
 
     Args:
         refused_hint: What to try if the server refuses access; the client's own hint by default.
@@ -30,13 +30,12 @@ class WebObject(transfer.RemoteObject):
         self.uri = shown(url)
         self._url = url
         self._refused_hint = refused_hint
-        self._redirects = 0
 
     def request(
         self,
-        call: transfer.Call,
-        read: Callable[[client.Response], Result],
-        retries: client.Retries | None = None,
+        call: remote.Call,
+        read: Callable[[HTTPResponse], Result],
+        limit_s: float | None = None,
     ) -> Result:
         """Send a request to where the object is now."""
 
@@ -44,29 +43,21 @@ class WebObject(transfer.RemoteObject):
             parts = urllib.parse.urlsplit(self._url)
             host = parts.netloc.rpartition("@")[2]
             url = urllib.parse.urlunsplit((parts.scheme, host, parts.path, parts.query, ""))
-            headers = {**call.headers(), **client.basic_auth(parts, "Authorization")}
+            headers = {**dict(call.headers), **_basic_auth(parts)}
             return client.Request(call.method, url, headers, call.body)
 
         try:
-            return client.send(make, read, f"{call.doing}: {self.uri}", retries, self._follow)
+            return client.send(make, read, f"{call.doing}: {self.uri}", self._follow, limit_s)
         except client.Refused as error:
             if self._refused_hint and error.answer.status in (400, 401, 403):
                 raise client.Refused(str(error), self._refused_hint, error.answer) from error
             raise
-
-    def put(self, path: str, progress: Progress = no_progress) -> None:
-        """Send the file at ``path`` with PUT, as presigned URLs require."""
-        self.request(transfer.Call("put object", "PUT", body=path), transfer.nothing)
-        progress(os.stat(path).st_size)
 
     def _follow(self, answer: client.Answer) -> bool:
         """Follow a redirect, which later requests for this object follow, too."""
         location = answer.headers.get("location", "")
         if answer.status not in _REDIRECTS or not location:
             return False
-        self._redirects += 1
-        if self._redirects > _MOST_REDIRECTS:
-            raise ObjectError(f"find object: {self.uri}: more than {_MOST_REDIRECTS} redirects")
         target = urllib.parse.urljoin(self._url, location)
         schemes = ("https",) if self._url.lower().startswith("https:") else ("https", "http")
         if urllib.parse.urlsplit(target).scheme not in schemes:
@@ -77,6 +68,14 @@ class WebObject(transfer.RemoteObject):
         check(target)
         self._url = target
         return True
+
+
+def _basic_auth(parts: urllib.parse.SplitResult) -> dict[str, str]:
+    """Return the header that sends the user and the password of a URL, if it has any."""
+    if parts.username is None:
+        return {}
+    text = urllib.parse.unquote(parts.username) + ":" + urllib.parse.unquote(parts.password or "")
+    return {"Authorization": "Basic " + base64.b64encode(text.encode()).decode("ascii")}
 
 
 def check(uri: str) -> None:

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 # The interval of progress reports.
 _REPORT_S = 10.0
 _THREADS = 8
-# Seconds to wait for running transfers after a failure.
-_LEAVE_S = 2.0
 # Larger objects are fetched one after another, each in parallel ranges.
 _LARGE_BYTES = 32 * 1024 * 1024
 _DEFAULT_CACHE_GB = 50.0
@@ -143,21 +141,23 @@ def _fetch_all(files: Sequence[_File], cache: Cache, progress: _Progress) -> Non
     small = [file for file in files if file.entry.size_bytes < _LARGE_BYTES]
     large = [file for file in files if file.entry.size_bytes >= _LARGE_BYTES]
 
-    stop = threading.Event()
+    has_failed = threading.Event()
 
     def report(moved_bytes: int) -> None:
-        if stop.is_set():
+        # End the others soon, so that no file appears after the clean-up.
+        if has_failed.is_set():
             raise objects.ObjectError("another object cannot be fetched")
         progress.add_bytes(moved_bytes)
 
     def fetch(file: _File) -> None:
-        cache.fetch(file.entry, file.path, report)
+        try:
+            cache.fetch(file.entry, file.path, report)
+        except BaseException:
+            has_failed.set()
+            raise
         progress.add_file()
 
-    # On a failure, wait for running transfers, so that no files appear after the clean-up.
-    for _ in in_parallel([partial(fetch, file) for file in small], _THREADS, stop, _LEAVE_S):
-        pass
-    stop.clear()
+    in_parallel([partial(fetch, file) for file in small], _THREADS)
     for file in large:
         fetch(file)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
@@ -86,9 +85,9 @@ def test_the_first_complete_credentials_win():
         "SECRET_ACCESS_KEY": "f",
     }
 
-    assert access.found(environ)[0] == Keys("b", "c", "d")
+    assert access.keys(environ) == Keys("b", "c", "d")
     environ["CLOUDJOB_S3_SECRET_KEY"] = "s"
-    assert access.found(environ)[0] == Keys("a", "s", "")
+    assert access.keys(environ) == Keys("a", "s", "")
 
 
 def test_credentials_are_read_from_the_named_profile(tmp_path: Path):
@@ -99,34 +98,10 @@ def test_credentials_are_read_from_the_named_profile(tmp_path: Path):
     )
     environ = {"AWS_SHARED_CREDENTIALS_FILE": str(path)}
 
-    assert access.found(environ)[0] == Keys("a", "b%c")
-    assert access.found({**environ, "AWS_PROFILE": "other"})[0] == Keys("x", "y", "z")
-    assert access.found({**environ, "AWS_PROFILE": "none"})[0] is None
+    assert access.keys(environ) == Keys("a", "b%c")
+    assert access.keys({**environ, "AWS_PROFILE": "other"}) == Keys("x", "y", "z")
+    assert access.keys({**environ, "AWS_PROFILE": "none"}) is None
     path.write_bytes(b"\xff\0[")
-    assert access.found(environ)[0] is None
-
-
-def test_new_keys_in_the_environment_are_used_at_once():
-    ring = access.Keyring()
-    environ = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
-
-    assert ring.keys(environ) == Keys("a", "b")
-    assert ring.keys({**environ, "AWS_ACCESS_KEY_ID": "c"}) == Keys("c", "b")
-
-
-def test_keys_of_a_file_are_read_again_when_the_server_refuses_them(tmp_path: Path):
-    """Otherwise once a minute is enough."""
-    path = tmp_path / "credentials"
-    environ = {"AWS_SHARED_CREDENTIALS_FILE": str(path)}
-    text = "[default]\naws_access_key_id={}\naws_secret_access_key=s\n"
-    path.write_text(text.format("old"))
-    ring = access.Keyring()
-    begun = time.monotonic()
-
-    assert ring.keys(environ) == Keys("old", "s")
-    path.write_text(text.format("new"))
-    still = ring.keys(environ)
-    ring.forget()
-
-    assert still == Keys("old", "s") or time.monotonic() - begun > 60
-    assert ring.keys(environ) == Keys("new", "s")
+    assert access.keys(environ) is None
+    path.write_text("[default]\naws_access_key_id=new\naws_secret_access_key=s\n")
+    assert access.keys(environ) == Keys("new", "s")

@@ -24,7 +24,7 @@ from jobentry.contract.manifest import Kept, Manifest
 from jobentry.contract.paths import NodePaths
 from jobentry.node.local_ranks import BadEnd
 from jobentry.objects import directory
-from jobentry.staging import outputs
+from jobentry.staging import output_folder, output_store, outputs
 from jobentry.staging.outputs import OutputError, Outputs
 
 Files = "dict[str, bytes]"
@@ -32,7 +32,7 @@ Files = "dict[str, bytes]"
 
 @pytest.fixture(autouse=True)
 def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outputs, "SETTLE_S", 0.01)
+    monkeypatch.setattr(output_folder, "SETTLE_S", 0.01)
 
 
 class Node:
@@ -353,7 +353,7 @@ def fail(node: Node, *, is_kill: bool = False) -> None:
 def test_files_written_just_before_a_failure_are_incomplete(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(outputs, "SETTLE_S", 60.0)
+    monkeypatch.setattr(output_folder, "SETTLE_S", 60.0)
     node = Node(tmp_path).prepare()
     node.write(old=b"1", half=b"1", ckpt__half=b"1", new=b"1")
     age(node.folder / "old", 3600)
@@ -405,6 +405,20 @@ def test_files_that_a_killed_rank_had_open_are_incomplete(tmp_path: Path):
     assert incomplete(node) == {"open"}
 
 
+def test_a_file_that_was_open_and_is_removed_does_not_stop_the_others(tmp_path: Path):
+    node = Node(tmp_path).prepare()
+    node.write(model=b"1", lock=b"1")
+    node.keep_now()
+    with (node.folder / "lock").open("ab"):
+        node.outputs.look_for_writers()
+    (node.folder / "lock").unlink()
+    node.write(new=b"2")
+
+    fail(node)
+
+    assert node.seen() == node.local()
+
+
 def test_files_written_since_the_last_check_of_a_killed_rank_are_incomplete(tmp_path: Path):
     nodes = [Node(tmp_path / name).prepare() for name in ("killed", "ended")]
     for node in nodes:
@@ -425,7 +439,7 @@ def test_a_complete_version_is_not_replaced_by_an_incomplete_one(
     node = Node(tmp_path).prepare()
     node.write(last=b"whole", log=b"one\n")
     node.keep_now()
-    monkeypatch.setattr(outputs, "SETTLE_S", 60.0)
+    monkeypatch.setattr(output_folder, "SETTLE_S", 60.0)
     node.write(last=b"ha", log=b"one\ntwo\n")
 
     fail(node)
@@ -437,7 +451,7 @@ def test_a_complete_version_is_not_replaced_by_an_incomplete_one(
 
 
 def test_incomplete_files_are_not_restored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(outputs, "SETTLE_S", 60.0)
+    monkeypatch.setattr(output_folder, "SETTLE_S", 60.0)
     node = Node(tmp_path).prepare()
     node.write(whole=b"1", half=b"1")
     age(node.folder / "whole", 3600)
@@ -454,7 +468,8 @@ def test_incomplete_files_are_not_restored(tmp_path: Path, monkeypatch: pytest.M
 def test_stored_files_are_listed_before_a_large_upload(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(outputs, "_SMALL_BYTES", 10)
+    for module in (outputs, output_store):
+        monkeypatch.setattr(module, "SMALL_BYTES", 10)
     node = Node(tmp_path).prepare()
     node.write(small=b"1", large=b"1" * 11)
     before: list[dict[str, bytes]] = []
@@ -501,6 +516,22 @@ def test_a_folder_waits_while_one_of_its_files_is_being_written(
 
     assert meanwhile == {"ckpt/model": b"old", "ckpt/state": b"old", "log/text": b"12"}
     assert node.seen() == {"ckpt/model": b"new!", "ckpt/state": b"new!", "log/text": b"12"}
+
+
+def test_a_held_folder_keeps_the_objects_of_its_last_manifest(tmp_path: Path):
+    """A file that was only touched, and then changed, is still listed with its old content."""
+    node = Node(tmp_path).prepare()
+    node.write(run__model=b"old", run__log=b"")
+    node.keep_now()
+    (output,) = node.outputs._all
+    os.utime(node.folder / "run" / "model")
+    output.keep_now(Writes(node.folder / "run" / "log"))
+    node.write(run__model=b"new")
+    output.keep_now(Writes(node.folder / "run" / "log"))
+
+    assert node.seen() == {"run/model": b"old", "run/log": b""}
+    assert node.finish() == ""
+    assert node.seen() == node.local() == plain(node.store)
 
 
 class Writes(threading.Event):

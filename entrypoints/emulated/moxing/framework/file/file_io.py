@@ -106,8 +106,7 @@ def _copy_all(found: list[Found], target: Place, threads: int) -> None:
         if item.is_folder and item.name not in used:
             make_folder(target.child(item.name))
     tasks = [partial(_copy_file, item.uri, target.child(item.name)) for item in files]
-    for _ in in_parallel(tasks, threads):
-        pass
+    in_parallel(tasks, threads)
 
 
 def _copy_file(uri: str, target: Place) -> None:
@@ -205,10 +204,7 @@ def remove(url: Any, recursive: bool = False, client_id: Any = None) -> None:
 
 def _remove_objects(prefix: str) -> None:
     uris = [found.uri for found in objects.list(prefix)]
-    for _ in in_parallel(
-        [partial(objects.delete, uri) for uri in uris if uri[-1] != "/"], _THREADS
-    ):
-        pass
+    in_parallel([partial(objects.delete, uri) for uri in uris if uri[-1] != "/"], _THREADS)
     # Some servers refuse to remove a folder that is not empty, so those within others come first.
     for uri in sorted((uri for uri in uris if uri[-1] == "/"), reverse=True):
         objects.delete(uri)

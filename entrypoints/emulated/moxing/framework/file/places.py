@@ -169,8 +169,9 @@ def translated(doing: str, *urls: Any) -> Iterator[None]:
         if isinstance(error, ObjectMissing):
             raise MoxFileNotExistsException(text) from error
         if answer is not None:
-            code, message = answer.error.code, answer.error.message
-            resp = SimpleNamespace(status=answer.status, errorCode=code, errorMessage=message)
+            resp = SimpleNamespace(
+                status=answer.status, errorCode=answer.code, errorMessage=answer.message
+            )
             raise MoxFileRespException(text, resp) from error
         raise MoxFileReadException(text) from error
 

@@ -1,0 +1,232 @@
+"""Reads objects over HTTP: in ranges, in parallel, resumed where one breaks, and verified.
+
+One rule for digests: the SHA-256 that the caller knows, or else the MD5 that the store gives as
+ETag. An object that was uploaded in parts has no such ETag, and without a SHA-256 is not verified.
+"""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import hashlib
+import http.client
+import re
+import sys
+from functools import partial
+from http.client import HTTPResponse
+from typing import Any, Callable, NamedTuple, Sequence, TypeVar
+
+from jobentry.objects.base import (
+    CHUNK_BYTES,
+    Entry,
+    ObjectDamaged,
+    ObjectMissing,
+    Progress,
+    check_digest,
+    fresh_file,
+    in_parallel,
+    no_progress,
+    translated,
+)
+from jobentry.objects.client import Refused, nothing, pieces
+from jobentry.objects.s3_xml import when
+
+Result = TypeVar("Result")
+# Writes bytes at an offset of the new file.
+Write = Callable[[bytes, int], None]
+
+# The first request: a small object comes completely, and of a large one we learn the size.
+_FIRST_BYTES = 2 * CHUNK_BYTES
+_RANGE_BYTES = 8 * CHUNK_BYTES
+_THREADS = 4
+# How often an object that changed or arrived damaged is fetched.
+_ROUNDS = 3
+
+
+class Call(NamedTuple):
+    """What is asked of an object.
+
+    Args:
+        doing: For messages: ``fetch object``.
+    """
+
+    doing: str
+    method: str = "GET"
+    headers: Sequence[tuple[str, str]] = ()
+    body: bytes = b""
+    query: Sequence[tuple[str, str]] = ()
+
+
+class RemoteObject(abc.ABC):
+    """An object of a server.
+
+    Attributes:
+        uri: As messages may show it.
+        is_in_store: Whether the server speaks S3: ETags are MD5s then, and ``If-Match`` works.
+    """
+
+    uri: str
+    is_in_store: bool
+
+    @abc.abstractmethod
+    def request(
+        self, call: Call, read: Callable[[HTTPResponse], Result], limit_s: float | None = None
+    ) -> Result:
+        """Send a request, and return what ``read`` makes of the answer."""
+
+    def fetch(self, path: str, sha256: str = "", progress: Progress = no_progress) -> None:
+        """Write the object to the file ``path``, complete and verified."""
+
+        def download() -> None:
+            with translated("write file", path), fresh_file(path) as fresh:
+                self._download(fresh, path, sha256, progress)
+
+        _until_intact(download)
+
+    def _download(self, fresh: str, path: str, sha256: str, progress: Progress) -> None:
+        """Fetch the beginning, then the rest in parallel."""
+
+        def write(data: bytes, offset: int) -> None:
+            # An error of the disk must not look like one of the network, which is retried.
+            with translated("write file", path), open(fresh, "r+b") as file:
+                file.seek(offset)
+                file.write(data)
+            progress(len(data))
+
+        def take(response: HTTPResponse) -> tuple[HTTPResponse, int]:
+            with translated("write file", path):
+                open(fresh, "wb").close()
+            come_bytes = 0
+            # A server that knows no ranges sends everything.
+            for piece in pieces(response):
+                write(piece, come_bytes)
+                come_bytes += len(piece)
+            return response, come_bytes
+
+        first, come_bytes = self._request_start("fetch object", _FIRST_BYTES, take)
+        begins = range(come_bytes, _size(first), _RANGE_BYTES)
+        tasks = [partial(self._fetch_range, begin, first, write) for begin in begins]
+        try:
+            in_parallel(tasks, _THREADS)
+        except Refused as error:
+            if error.answer.status in (412, 416):
+                raise self._changed() from error
+            raise
+        digest, expected = self._digest(first, sha256)
+        if digest is not None:
+            with open(fresh, "rb") as file:
+                for data in iter(partial(file.read, CHUNK_BYTES), b""):
+                    digest.update(data)
+            check_digest(self.uri, digest.hexdigest(), expected)
+
+    def _fetch_range(self, offset: int, first: HTTPResponse, write: Write) -> None:
+        """Fetch a part of the object; where it breaks, only what is missing is requested again."""
+        end = min(_size(first), offset + _RANGE_BYTES)
+        tag = first.headers.get("etag", "")
+        condition = (("If-Match", tag),) if tag and self.is_in_store else ()
+
+        def take(response: HTTPResponse) -> int:
+            """Return the offset of the first byte that is missing."""
+            found = response.headers.get("content-range", "")
+            if response.headers.get("etag", tag) != tag or f"bytes {offset}-" not in found:
+                raise self._changed()
+            at = offset
+            try:
+                for piece in pieces(response):
+                    write(piece[: end - at], at)
+                    at += len(piece)
+            except (OSError, http.client.HTTPException):
+                if at == offset:
+                    raise
+            return min(at, end)
+
+        while offset < end:
+            call = Call("fetch object", headers=(_range(offset, end), *condition))
+            offset = self.request(call, take)
+
+    def _changed(self) -> ObjectDamaged:
+        return ObjectDamaged(
+            f"fetch object: {self.uri}: it was replaced while it was read",
+            "give every version of it a name of its own",
+        )
+
+    def read(self) -> bytes:
+        """Return the object's bytes."""
+
+        def take(response: HTTPResponse) -> bytes:
+            data = response.read()
+            digest, expected = self._digest(response)
+            if digest is not None:
+                digest.update(data)
+                check_digest(self.uri, digest.hexdigest(), expected)
+            return data
+
+        return _until_intact(lambda: self.request(Call("read object"), take))
+
+    def look(self) -> Entry:
+        """Return the facts of the object, from a GET: some keys may do nothing else."""
+
+        def take(response: HTTPResponse) -> Entry:
+            tag = response.headers.get("etag", "").strip('"')
+            at = when(response.headers.get("last-modified", ""))
+            return Entry("", self.uri, _size(response), tag, at)
+
+        return self._request_start("find object", 1, take)
+
+    def write(self, data: bytes) -> None:
+        """Store ``data`` as the object."""
+        self.request(Call("write object", "PUT", body=data), nothing)
+
+    def delete(self) -> None:
+        """Delete the object if there is one."""
+        with contextlib.suppress(ObjectMissing):
+            self.request(Call("delete object", "DELETE"), nothing)
+
+    def _request_start(
+        self, doing: str, length: int, take: Callable[[HTTPResponse], Result]
+    ) -> Result:
+        """Request the first bytes; of an empty object, which has none, everything."""
+        try:
+            return self.request(Call(doing, headers=(_range(0, length),)), take)
+        except Refused as error:
+            if error.answer.status != 416:
+                raise
+            return self.request(Call(doing), take)
+
+    def _digest(self, response: HTTPResponse, sha256: str = "") -> tuple[Any, str]:
+        """Return a new hash and the digest that it must have; None if nobody knows it."""
+        if sha256:
+            return hashlib.sha256(), sha256
+        headers = response.headers
+        tag = headers.get("etag", "").strip('"')
+        # With a key of the customer or of a key service the ETag is another value.
+        is_plain = headers.get("x-amz-server-side-encryption", "") in ("", "AES256")
+        is_plain &= "x-amz-server-side-encryption-customer-algorithm" not in headers
+        is_md5 = self.is_in_store and is_plain and re.match(r"[0-9a-f]{32}\Z", tag)
+        return (md5(), tag) if is_md5 else (None, "")
+
+
+def md5(data: bytes = b"") -> Any:
+    """Return an MD5 hash, also if the library forbids MD5 for security: here it is a checksum."""
+    # Python 3.8 does not know this argument.
+    arguments = {"usedforsecurity": False} if sys.version_info >= (3, 9) else {}
+    return hashlib.new("md5", data, **arguments)
+
+
+def _until_intact(act: Callable[[], Result]) -> Result:
+    for _ in range(_ROUNDS - 1):
+        with contextlib.suppress(ObjectDamaged):
+            return act()
+    return act()
+
+
+def _range(begin: int, end: int) -> tuple[str, str]:
+    return "Range", "bytes=%d-%d" % (begin, end - 1)
+
+
+def _size(response: HTTPResponse) -> int:
+    """Return the size of the whole object; -1 if the server does not send it."""
+    text = response.headers.get("content-length", "")
+    if response.status == 206:
+        text = response.headers.get("content-range", "").rpartition("/")[2]
+    return int(text) if text.isdecimal() else -1

@@ -1,0 +1,201 @@
+"""The folder of an output on this node: its files, and which of them may be incomplete."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import stat
+import sys
+import time
+from typing import Iterator, NamedTuple
+
+from jobentry.contract import manifest
+from jobentry.node.local_ranks import BadEnd
+from jobentry.objects.base import CHUNK_BYTES, TEMPORARY, came_back
+
+# Seconds without a change after which a file counts as complete.
+SETTLE_S = 2.0
+# The errors of a symbolic link that leads nowhere or to itself.
+_ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
+
+
+class Stamp(NamedTuple):
+    """The metadata by which a change of a file is detected."""
+
+    size_bytes: int
+    modified_ns: int
+    inode: int
+
+
+class OutputFolder:
+    """The files of one output, by their paths relative to the folder."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        # The real names of files that are stored under another name.
+        self.aliases: dict[str, str] = {}
+        # Files that are not part of this output as long as they are unchanged.
+        self.ignored: dict[str, Stamp] = {}
+        # Files that were open for writing at the last check, with their stamps.
+        self._open: dict[str, Stamp | None] = {}
+        self._looked_at = 0.0
+
+    def path_of(self, name: str) -> str:
+        """Return the path of a file."""
+        return os.path.join(self.path, self.aliases.get(name, name))
+
+    def stamp(self, name: str) -> Stamp | None:
+        """Return the stamp of a file; None if it does not exist or is not a regular file."""
+        with contextlib.suppress(OSError):
+            return _stamp(self.path_of(name))
+        return None
+
+    def scan(self, faults: list[str]) -> dict[str, Stamp]:
+        """Return the files, following links to files but not to folders.
+
+        Args:
+            faults: Gets a message about everything that cannot be read.
+
+        Raises:
+            OSError: The folder itself cannot be read, which must not look like an empty one.
+        """
+        os.listdir(self.path)
+        found = {}
+        # Not recursive, as Python's recursion limit is about a thousand folders.
+        waiting = [""]
+        while waiting:
+            parent = waiting.pop()
+            try:
+                folders, names = _children(self.path_of(parent))
+            except OSError as error:
+                faults.append(f"{self.path_of(parent)}: {came_back(error)}")
+                continue
+            for name in (parent + name for name in names):
+                try:
+                    stamp = _stamp(self.path_of(name))
+                except OSError as error:
+                    faults.append(f"{self.path_of(name)}: {came_back(error)}")
+                    continue
+                if stamp is not None and stamp != self.ignored.get(name):
+                    found[name] = stamp
+            waiting += [parent + name + "/" for name in folders if parent + name != manifest.FOLDER]
+        return found
+
+    def look_for_writers(self, *, is_new_round: bool = False) -> None:
+        """Note which files are open for writing, beside those noted before in this round."""
+        if is_new_round:
+            self._open = {}
+        with contextlib.suppress(OSError):
+            looked_at = time.time()
+            names = _open_for_writing(self.path)
+            self._looked_at = looked_at
+            self._open.update({name: self.stamp(name) for name in names})
+
+    def open_files(self, seen: dict[str, Stamp]) -> set[str]:
+        """Return the files that have not changed since they were last seen open for writing."""
+        return {name for name, stamp in self._open.items() if seen.get(name, stamp) == stamp}
+
+    def cut_off(self, seen: dict[str, Stamp], bad_end: BadEnd | None) -> set[str]:
+        """Return the files that may be incomplete because the ranks of this node failed.
+
+        A script that exits may truncate only the file that it is writing. A script that is killed
+        may have had any file open for a long time, unless a check has shown that it was closed.
+        """
+        if bad_end is None:
+            return set()
+        since_s = bad_end.at_s - SETTLE_S
+        if bad_end.is_kill:
+            since_s = min(since_s, self._looked_at)
+        recent = {name for name, stamp in seen.items() if stamp.modified_ns > since_s * 1e9}
+        return self.open_files(seen) | {
+            name for name in recent if not _is_renamed(self.path_of(name))
+        }
+
+
+def digest(path: str, size_bytes: int | None = None) -> str:
+    """Return the SHA-256 of a file, or of its first ``size_bytes``."""
+    sha256 = hashlib.sha256()
+    left = sys.maxsize if size_bytes is None else size_bytes
+    with open(path, "rb") as file:
+        while left > 0:
+            chunk = file.read(min(left, CHUNK_BYTES))
+            if not chunk:
+                break
+            sha256.update(chunk)
+            left -= len(chunk)
+    return sha256.hexdigest()
+
+
+def _children(folder: str) -> tuple[list[str], list[str]]:
+    """Return the names of the folders in a folder, and the names of everything else in it."""
+    folders, others = [], []
+    with os.scandir(folder) as found:
+        for entry in found:
+            if entry.is_dir(follow_symlinks=False):
+                folders.append(entry.name)
+            elif not entry.name.startswith(TEMPORARY):
+                others.append(entry.name)
+    return folders, others
+
+
+def _stamp(path: str) -> Stamp | None:
+    """Return the stamp of a file; None if it does not exist or is not a regular file.
+
+    Raises:
+        OSError: The file exists but cannot be accessed; its path may be too long.
+    """
+    try:
+        facts = os.stat(path)
+    except OSError as error:
+        if error.errno in _ABSENT:
+            return None
+        raise
+    if not stat.S_ISREG(facts.st_mode):
+        return None
+    return Stamp(facts.st_size, facts.st_mtime_ns, facts.st_ino)
+
+
+def _is_renamed(path: str) -> bool:
+    """Whether a file was renamed after its last write, as complete files often are."""
+    with contextlib.suppress(OSError):
+        facts = os.stat(path)
+        return facts.st_ctime_ns > facts.st_mtime_ns
+    return False
+
+
+# -- files that are open for writing, from /proc --------------------------------------------------
+
+
+def _open_for_writing(folder: str) -> set[str]:
+    """Return the paths, relative to ``folder``, of files below it that are open for writing.
+
+    Processes of other users, whose files this process may not list, are left out.
+    """
+    top = os.path.join(os.path.realpath(folder), "")
+    return {
+        path[len(top) :]
+        for process in filter(str.isdecimal, os.listdir("/proc"))
+        for number, path in _open_files("/proc/" + process)
+        if path.startswith(top) and _is_writable("/proc/%s/fdinfo/%s" % (process, number))
+    }
+
+
+def _open_files(process: str) -> Iterator[tuple[str, str]]:
+    """Yield the number and the path of each open file of a process."""
+    numbers: list[str] = []
+    with contextlib.suppress(OSError):
+        numbers = os.listdir(process + "/fd")
+    for number in numbers:
+        with contextlib.suppress(OSError):
+            yield number, os.readlink("%s/fd/%s" % (process, number))
+
+
+def _is_writable(path: str) -> bool:
+    with contextlib.suppress(OSError, ValueError, IndexError), open(path, "rb") as file:
+        # "pos: 0", then "flags: 0100001", in octal digits.
+        flags = int(file.read().split(b"flags:")[1].split()[0], 8)
+        # Not os.O_ACCMODE, which PyPy does not have.
+        return bool(flags & (os.O_WRONLY | os.O_RDWR))
+    return False
