@@ -76,7 +76,7 @@ def shown(uri: str) -> str:
     return scheme + separator + host + slash + path.partition("#")[0] + ("?***" if question else "")
 
 
-def came_back(error: BaseException) -> str:
+def reason_of(error: BaseException) -> str:
     """Return the text of a foreign error, as the end of a message."""
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return str(text).lower()
@@ -99,7 +99,7 @@ def translated(doing: str, what: str) -> Iterator[None]:
     except OSError as error:
         kind = ObjectMissing if error.errno == errno.ENOENT else ObjectError
         hint = _HINTS.get(error.errno or 0, "")
-        raise kind(f"{doing}: {what}: {came_back(error)}", hint) from error
+        raise kind(f"{doing}: {what}: {reason_of(error)}", hint) from error
 
 
 _FULL = "free some space there, or take a node with a larger disk"

@@ -23,7 +23,7 @@ from typing import Any, Callable, Iterator, Mapping, NamedTuple, TypeVar
 from jobentry.contract import names
 from jobentry.log import log_message
 from jobentry.objects import s3_xml
-from jobentry.objects.base import ObjectError, ObjectMissing, came_back
+from jobentry.objects.base import ObjectError, ObjectMissing, reason_of
 
 Result = TypeVar("Result")
 
@@ -136,7 +136,7 @@ def send(
 
     Raises:
         Refused: The server refused.
-        ObjectError: It did not answer, or not completely, for as long as we are patient.
+        ObjectError: It did not answer completely within the time limit.
     """
     retries = _Retries(doing, patience_s() if limit_s is None else limit_s)
     corrections = 0
@@ -235,8 +235,8 @@ def _network_fault(doing: str, error: Exception) -> str:
     if isinstance(error, urllib.error.URLError) and isinstance(error.reason, Exception):
         error = error.reason
     if isinstance(error, ssl.SSLCertVerificationError):
-        raise ObjectError(f"{doing}: {came_back(error)}", _UNTRUSTED) from error
-    return came_back(error)
+        raise ObjectError(f"{doing}: {reason_of(error)}", _UNTRUSTED) from error
+    return reason_of(error)
 
 
 def _temporary_fault(doing: str, answer: Answer) -> str:

@@ -13,7 +13,7 @@ from typing import Iterator, NamedTuple
 
 from jobentry.contract import manifest
 from jobentry.node.local_ranks import BadEnd
-from jobentry.objects.base import CHUNK_BYTES, TEMPORARY, came_back
+from jobentry.objects.base import CHUNK_BYTES, TEMPORARY, reason_of
 
 # Seconds without a change after which a file counts as complete.
 SETTLE_S = 2.0
@@ -70,13 +70,13 @@ class OutputFolder:
             try:
                 folders, names = _children(self.path_of(parent))
             except OSError as error:
-                faults.append(f"{self.path_of(parent)}: {came_back(error)}")
+                faults.append(f"{self.path_of(parent)}: {reason_of(error)}")
                 continue
             for name in (parent + name for name in names):
                 try:
                     stamp = _stamp(self.path_of(name))
                 except OSError as error:
-                    faults.append(f"{self.path_of(name)}: {came_back(error)}")
+                    faults.append(f"{self.path_of(name)}: {reason_of(error)}")
                     continue
                 if stamp is not None and stamp != self.ignored.get(name):
                     found[name] = stamp

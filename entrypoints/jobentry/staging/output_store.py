@@ -142,16 +142,16 @@ class OutputStore:
         for name, (kept, stamp) in files.items():
             if stamp is not None and seen.get(name) == stamp:
                 files[name] = Version(kept._replace(is_incomplete=name in incomplete), stamp)
+        if _kept(files) != _kept(self.listed):
+            self.write_manifest(files)
+            self.commits += 1
+        self.listed = files
         self._replaced |= {v.kept.key for name, v in self.pending.items() if name not in seen}
         self.pending = {
             name: version
             for name, version in self.pending.items()
             if name in seen and (name not in files or files[name].stamp != version.stamp)
         }
-        if _kept(files) != _kept(self.listed):
-            self.write_manifest(files)
-            self.commits += 1
-        self.listed = files
         self._delete_unlisted(self._replaced)
         self._replaced = set()
 

@@ -121,7 +121,7 @@ class Outputs:
             return ""
         self._thread.join(limit_s)
         problems = list(self._faults)
-        left = ", ".join(output.name for output in self._all if not output.is_kept)
+        left = ", ".join(output.name for output in self._all if not output.is_uploaded)
         if self._thread.is_alive():
             problems.append(
                 f"uploading the output {left}: not done after {limit_s:g} s;"
@@ -164,13 +164,13 @@ class Outputs:
         while not self._has_ended.wait(wait_s):
             for output in self._all:
                 output.transfer, commits = Transfer("checkpoint"), output.store.commits
-                output.keep_now(self._has_ended)
+                output.upload_settled(self._has_ended)
                 if output.store.commits > commits:
                     self._journal.note(output.transfer)
         with self._journal.during("outputs") as transfer:
             for output in self._all:
                 output.transfer = transfer
-                self._faults += output.keep_all(self._bad_end)
+                self._faults += output.upload_all(self._bad_end)
 
 
 class _Output:
@@ -178,7 +178,7 @@ class _Output:
 
     def __init__(self, node: NodeEnv, name: str, uri: str, folder: str) -> None:
         self.name = name
-        self.is_kept = False
+        self.is_uploaded = False
         self.transfer = Transfer("")
         self.folder = OutputFolder(folder)
         self.store = OutputStore(node.job, node.node, uri)
@@ -217,12 +217,12 @@ class _Output:
                 # A script could take an incomplete file for a checkpoint.
                 if not file.is_incomplete:
                     files.setdefault(file.name, (one.node, file))
-        in_parallel([partial(self._bring_back, *pair) for pair in files.values()], _THREADS)
+        in_parallel([partial(self._restore_file, *pair) for pair in files.values()], _THREADS)
         if files:
             total = sum(file.size_bytes for _, file in files.values())
             log_message(f"output {self.name}: {len(files)} files of {total} bytes restored")
 
-    def _bring_back(self, node: int, file: Kept) -> None:
+    def _restore_file(self, node: int, file: Kept) -> None:
         path = self.folder.path_of(file.name)
         if not os.path.lexists(path):
             objects.fetch(self.store.uri(file.key), path, sha256=file.sha256)
@@ -239,19 +239,19 @@ class _Output:
 
     # -- while the ranks run ----------------------------------------------------------------------
 
-    def keep_now(self, has_ended: threading.Event) -> None:
+    def upload_settled(self, has_ended: threading.Event) -> None:
         """Upload changed files that are not being written; errors are retried at the next scan."""
         try:
-            self._keep_quiet(has_ended)
+            self._upload_settled(has_ended)
             self._last_error = ""
         # Any error (no memory, no thread) is retried at the next scan; only the last scan counts.
         except Exception as error:  # noqa: BLE001
-            message = f"uploading the output {self.name} while the job runs: {_came_back(error)}"
+            message = f"uploading the output {self.name} while the job runs: {_described(error)}"
             if message != self._last_error:
                 log_message(message + "; trying again")
             self._last_error = message
 
-    def _keep_quiet(self, has_ended: threading.Event) -> None:
+    def _upload_settled(self, has_ended: threading.Event) -> None:
         """Upload the units in which nothing changes for a while.
 
         Raises:
@@ -326,7 +326,7 @@ class _Output:
             self.store.store(name, path, stamp, self.transfer.add)
         except (objects.ObjectError, OSError) as error:
             # It may have been a temporary file that has been renamed.
-            return "" if self.folder.stamp(name) is None else _came_back(error)
+            return "" if self.folder.stamp(name) is None else _described(error)
         if self.folder.stamp(name) == stamp:
             return ""
         self.store.drop(name)
@@ -334,7 +334,7 @@ class _Output:
 
     # -- at the end -------------------------------------------------------------------------------
 
-    def keep_all(self, bad_end: BadEnd | None = None) -> list[str]:
+    def upload_all(self, bad_end: BadEnd | None = None) -> list[str]:
         """Upload all files after the ranks have ended; return the error messages.
 
         Args:
@@ -349,8 +349,8 @@ class _Output:
             self.store.settle({name: self.folder.path_of(name) for name in seen})
         # Any error (no memory, no thread) means that outputs were not uploaded.
         except Exception as error:  # noqa: BLE001
-            faults.append(_came_back(error))
-        self.is_kept = not faults
+            faults.append(_described(error))
+        self.is_uploaded = not faults
         return [f"uploading the output {self.name}: {fault}" for fault in faults]
 
     def _set_aside(self, seen: dict[str, Stamp], incomplete: set[str]) -> None:
@@ -400,7 +400,7 @@ def _is_due(committed_at: float, batches: list[list[str]], seen: dict[str, Stamp
     return is_late or any(seen[name].size_bytes > SMALL_BYTES for name in following)
 
 
-def _came_back(error: Exception) -> str:
+def _described(error: Exception) -> str:
     if not isinstance(error, (objects.ObjectError, OutputError, OSError)):
         return f"{type(error).__name__}: {error}"
     hint = getattr(error, "hint", "")

@@ -60,10 +60,10 @@ class Node:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(data)
 
-    def keep_now(self) -> None:
+    def upload_settled(self) -> None:
         """Run one round of the thread that saves outputs."""
         (output,) = self.outputs._all
-        output.keep_now(threading.Event())
+        output.upload_settled(threading.Event())
 
     def finish(self) -> str:
         """Do what the thread does at the end."""
@@ -203,7 +203,7 @@ def test_a_missing_output_folder_is_an_error(tmp_path: Path):
     """No outputs is an empty folder; no folder means that something went wrong."""
     node = Node(tmp_path).prepare()
     node.write(model=b"1")
-    node.keep_now()
+    node.upload_settled()
     for path in (node.folder / "model", node.folder):
         path.unlink() if path.is_file() else path.rmdir()
 
@@ -214,7 +214,7 @@ def test_a_missing_output_folder_is_an_error(tmp_path: Path):
 def test_the_final_upload_has_a_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     node = Node(tmp_path).prepare()
     node.write(a=b"1")
-    node.keep_now()
+    node.upload_settled()
     hangs = threading.Event()
     monkeypatch.setattr(objects, "write", lambda data, uri: hangs.wait(60))
     node.write(a=b"22")
@@ -299,7 +299,7 @@ def test_any_failure_of_the_upload_is_reported(
 
     expected = f"uploading the output OUT: {type(error).__name__}: {error}"
     assert node.finish() == expected
-    node.keep_now()
+    node.upload_settled()
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -347,7 +347,7 @@ def age(path: Path, seconds: float) -> None:
 def fail(node: Node, *, is_kill: bool = False) -> None:
     """Do what the thread does at the end of a node whose ranks end badly now."""
     (output,) = node.outputs._all
-    assert output.keep_all(BadEnd(time.time(), is_kill)) == []
+    assert output.upload_all(BadEnd(time.time(), is_kill)) == []
 
 
 def test_files_written_just_before_a_failure_are_incomplete(
@@ -382,9 +382,9 @@ def test_files_open_for_writing_are_incomplete(tmp_path: Path):
     node.write(read=b"1")
     with (node.folder / "written").open("wb", buffering=0) as file, (node.folder / "read").open():
         file.write(b"1")
-        node.keep_now()
+        node.upload_settled()
         meanwhile = incomplete(node)
-    node.keep_now()
+    node.upload_settled()
 
     assert meanwhile == {"written"}
     assert node.seen() == {"read": b"1", "written": b"1"}
@@ -408,7 +408,7 @@ def test_files_that_a_killed_rank_had_open_are_incomplete(tmp_path: Path):
 def test_a_file_that_was_open_and_is_removed_does_not_stop_the_others(tmp_path: Path):
     node = Node(tmp_path).prepare()
     node.write(model=b"1", lock=b"1")
-    node.keep_now()
+    node.upload_settled()
     with (node.folder / "lock").open("ab"):
         node.outputs.look_for_writers()
     (node.folder / "lock").unlink()
@@ -423,7 +423,7 @@ def test_files_written_since_the_last_check_of_a_killed_rank_are_incomplete(tmp_
     nodes = [Node(tmp_path / name).prepare() for name in ("killed", "ended")]
     for node in nodes:
         node.write(before=b"1")
-        node.keep_now()
+        node.upload_settled()
         node.write(since=b"1", whole=b"1")
     time.sleep(0.1)
     for node in nodes:
@@ -438,7 +438,7 @@ def test_a_complete_version_is_not_replaced_by_an_incomplete_one(
 ):
     node = Node(tmp_path).prepare()
     node.write(last=b"whole", log=b"one\n")
-    node.keep_now()
+    node.upload_settled()
     monkeypatch.setattr(output_folder, "SETTLE_S", 60.0)
     node.write(last=b"ha", log=b"one\ntwo\n")
 
@@ -486,10 +486,10 @@ def test_stored_files_are_listed_before_a_large_upload(
 def test_changed_files_are_uploaded_while_the_job_runs(tmp_path: Path):
     node = Node(tmp_path).prepare()
     node.write(a=b"1", ckpt__b=b"2")
-    node.keep_now()
+    node.upload_settled()
     first = node.seen()
     times = {path: path.stat().st_mtime_ns for path in node.store.rglob("*") if path.is_file()}
-    node.keep_now()
+    node.upload_settled()
 
     assert first == {"a": b"1", "ckpt/b": b"2"}
     assert {path: path.stat().st_mtime_ns for path in times} == times
@@ -500,7 +500,7 @@ def test_a_folder_waits_while_one_of_its_files_is_being_written(
 ):
     node = Node(tmp_path).prepare()
     node.write(ckpt__model=b"old", ckpt__state=b"old", log__text=b"1")
-    node.keep_now()
+    node.upload_settled()
     node.write(ckpt__model=b"new!", log__text=b"12")
     (output,) = node.outputs._all
 
@@ -509,10 +509,10 @@ def test_a_folder_waits_while_one_of_its_files_is_being_written(
             node.write(ckpt__state=os.urandom(20))
             return False
 
-    output.keep_now(Busy())
+    output.upload_settled(Busy())
     meanwhile = node.seen()
     node.write(ckpt__state=b"new!")
-    node.keep_now()
+    node.upload_settled()
 
     assert meanwhile == {"ckpt/model": b"old", "ckpt/state": b"old", "log/text": b"12"}
     assert node.seen() == {"ckpt/model": b"new!", "ckpt/state": b"new!", "log/text": b"12"}
@@ -522,12 +522,12 @@ def test_a_held_folder_keeps_the_objects_of_its_last_manifest(tmp_path: Path):
     """A file that was only touched, and then changed, is still listed with its old content."""
     node = Node(tmp_path).prepare()
     node.write(run__model=b"old", run__log=b"")
-    node.keep_now()
+    node.upload_settled()
     (output,) = node.outputs._all
     os.utime(node.folder / "run" / "model")
-    output.keep_now(Writes(node.folder / "run" / "log"))
+    output.upload_settled(Writes(node.folder / "run" / "log"))
     node.write(run__model=b"new")
-    output.keep_now(Writes(node.folder / "run" / "log"))
+    output.upload_settled(Writes(node.folder / "run" / "log"))
 
     assert node.seen() == {"run/model": b"old", "run/log": b""}
     assert node.finish() == ""
@@ -552,7 +552,7 @@ def test_a_file_that_grows_does_not_hold_up_its_neighbours(tmp_path: Path):
     (output,) = node.outputs._all
     node.write(model=b"1", log=b"", ckpt__a=b"1")
 
-    output.keep_now(Writes(node.folder / "log"))
+    output.upload_settled(Writes(node.folder / "log"))
 
     assert node.seen() == {"model": b"1", "ckpt/a": b"1"}
     assert node.finish() == ""
@@ -564,10 +564,10 @@ def test_a_constantly_written_log_delays_its_folder_only_for_a_while(tmp_path: P
     (output,) = node.outputs._all
     node.write(run__model=b"1", run__log=b"")
     for _ in range(outputs._PATIENCE):
-        output.keep_now(Writes(node.folder / "run" / "log"))
+        output.upload_settled(Writes(node.folder / "run" / "log"))
     before = node.seen()
 
-    output.keep_now(Writes(node.folder / "run" / "log"))
+    output.upload_settled(Writes(node.folder / "run" / "log"))
 
     assert before == {}
     assert node.seen() == {"run/model": b"1"}
@@ -580,7 +580,7 @@ def test_a_file_that_changes_while_it_is_read_is_not_listed(
 ):
     node = Node(tmp_path).prepare()
     node.write(a=b"old")
-    node.keep_now()
+    node.upload_settled()
     write = objects.write
 
     def slow(data: bytes, uri: str) -> None:
@@ -590,10 +590,10 @@ def test_a_file_that_changes_while_it_is_read_is_not_listed(
 
     monkeypatch.setattr(objects, "write", slow)
     node.write(a=b"newer")
-    node.keep_now()
+    node.upload_settled()
     meanwhile = node.seen()
     monkeypatch.setattr(objects, "write", write)
-    node.keep_now()
+    node.upload_settled()
 
     assert meanwhile == {"a": b"old"}
     assert node.seen() == {"a": b"newest"}
@@ -603,9 +603,9 @@ def test_a_removed_file_leaves_the_manifest(tmp_path: Path):
     """An output is what its folder was; a job that keeps its last three checkpoints has three."""
     node = Node(tmp_path).prepare()
     node.write(a=b"1", b=b"2")
-    node.keep_now()
+    node.upload_settled()
     (node.folder / "a").unlink()
-    node.keep_now()
+    node.upload_settled()
 
     assert node.seen() == plain(node.store) == {"b": b"2"}
 
@@ -621,10 +621,10 @@ def test_an_upload_error_is_reported_once_and_retried(
 
     monkeypatch.setattr(objects, "write", refuse)
     node.write(a=b"1")
-    node.keep_now()
-    node.keep_now()
+    node.upload_settled()
+    node.upload_settled()
     monkeypatch.setattr(objects, "write", write)
-    node.keep_now()
+    node.upload_settled()
 
     said = capfd.readouterr().err
     assert (
@@ -691,9 +691,9 @@ def run(node: Node) -> None:
         for name in set(node.local()) - set(state):
             (node.folder / name).unlink()
         node.write(**{name.replace("/", "__"): data for name, data in state.items()})
-        node.keep_now()
+        node.upload_settled()
     (output,) = node.outputs._all
-    output.keep_all()
+    output.upload_all()
 
 
 def test_a_reader_always_sees_a_complete_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -730,7 +730,7 @@ def test_after_any_changes_the_final_upload_matches_the_folder(
         elif (node.folder / name).exists():
             (node.folder / name).unlink()
         if data.draw(st.booleans()):
-            node.keep_now()
+            node.upload_settled()
             assert node.seen() == node.local()
 
     assert node.finish() == ""

@@ -33,6 +33,9 @@ __all__ = [
     "MoxFileNotExistsException",
     "MoxFileReadException",
     "MoxFileRespException",
+    *("append", "append_remote", "copy", "copy_parallel", "exists", "get_size", "glob"),
+    *("is_directory", "list_directory", "make_dirs", "mk_dir", "read", "remove", "rename"),
+    *("scan_dir", "set_auth", "stat", "walk", "write"),
 ]
 
 # Scripts set these to tune the real one; here they change nothing.
