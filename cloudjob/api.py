@@ -42,9 +42,9 @@ from cloudjob.model.status import (
 )
 from cloudjob.package.collection import Collected
 from cloudjob.store import full_uri, job_store
-from cloudjob.submission import pipeline
+from cloudjob.submission import pipeline, preview as previews
 from cloudjob.submission import sweep as sweeps
-from cloudjob.submission.pipeline import Preview as Preview
+from cloudjob.submission.preview import Preview as Preview
 from cloudjob.tracking.job import Job as Job, LogLine as LogLine
 from cloudjob.tracking.journals import Journals as Journals, RankPoint as RankPoint
 from cloudjob.tracking.log_filter import LogFilter as LogFilter
@@ -210,7 +210,7 @@ def preview(
         SpecError: With every error in the description.
     """
     spec = _single(_spec_of(script, args, job_file, options))
-    return pipeline.preview(spec, home(), planned_nodes=planned_nodes)
+    return previews.preview(spec, home(), planned_nodes=planned_nodes)
 
 
 def _spec_of(

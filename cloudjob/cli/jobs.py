@@ -9,27 +9,26 @@ from dataclasses import replace
 
 import cloudjob
 from cloudjob.cli import sweeps
-from cloudjob.cli.filters import filter_flags, filters_of
-from cloudjob.cli.follow import (
-    attend,
-    print_detached,
-    print_status,
-    report,
-    status_json,
-    stream,
-    warn_of_notifications,
-)
+from cloudjob.cli.follow import follow_to_end, stream, warn_of_notifications
+from cloudjob.cli.interrupts import print_detached
 from cloudjob.cli.messages import (
     print_error,
     print_json,
     print_message,
     print_name,
-    printable,
 )
-from cloudjob.cli.options import job_argument, json_flag, number_list, whole_number
+from cloudjob.cli.options import (
+    filter_flags,
+    filters_of,
+    job_argument,
+    json_flag,
+    number_list,
+    whole_number,
+)
+from cloudjob.cli.status import print_status, report, status_json
 from cloudjob.cli.tables import print_table
 from cloudjob.errors import CloudJobError, UsageError
-from cloudjob.model.text import counted
+from cloudjob.model.text import counted, one_line
 from cloudjob.times import local
 
 TYPE_CHECKING = False
@@ -59,7 +58,7 @@ def _status(options: argparse.Namespace) -> int:
     else:
         print_status(status)
         if job.notification_failure:
-            print(f"\nnotification failed: {printable(job.notification_failure)}")
+            print(f"\nnotification failed: {one_line(job.notification_failure)}")
     return 0
 
 
@@ -150,7 +149,7 @@ def _wait(options: argparse.Namespace) -> int:
 def _ended(job: cloudjob.Job | cloudjob.Sweep, *, is_json: bool) -> list[JobStatus]:
     """Wait for a job or a sweep, and show how it ended."""
     if isinstance(job, cloudjob.Sweep):
-        return sweeps.follow(job, sweeps.Shown())
+        return sweeps.follow(job, sweeps.StatusPrinter())
     status = job.wait()
     if not is_json:
         report(status)
@@ -179,9 +178,7 @@ def _list(options: argparse.Namespace) -> int:
         _print_jobs(rows, options)
     else:
         is_all = not any(filters.values())
-        print_message(
-            "no jobs yet; `cloudjob submit SCRIPT` starts one" if is_all else "no such jobs"
-        )
+        print_message(_NO_JOBS if is_all else "no such jobs")
     return 0
 
 
@@ -209,7 +206,7 @@ def _attach(options: argparse.Namespace) -> int:
 
     job = cloudjob.attach(options.job, store=options.store)
     try:
-        status = attend(job, is_json=options.json)
+        status = follow_to_end(job, is_json=options.json)
     except KeyboardInterrupt:
         print_detached(job)
         raise
@@ -248,7 +245,7 @@ def _cancel(options: argparse.Namespace) -> int:
     sweep = sweeps.sweep_of(options.job)
     if sweep:
         sweep.cancel(is_urgent=options.now)
-        sweeps.follow(sweep, sweeps.Shown())
+        sweeps.follow(sweep, sweeps.StatusPrinter())
         return 0
     job = cloudjob.attach(options.job)
     job.cancel(is_urgent=options.now)
@@ -303,7 +300,7 @@ def _diff(options: argparse.Namespace) -> int:
         print_json({key: [first, second] for key, first, second in rows})
     else:
         for key, first, second in rows:
-            print(f"{printable(key)}: {printable(str(first))} -> {printable(str(second))}")
+            print(f"{one_line(key)}: {one_line(str(first))} -> {one_line(str(second))}")
     return 1 if rows else 0
 
 
@@ -335,7 +332,7 @@ def _outputs(options: argparse.Namespace) -> int:
 
 
 def _fetch_outputs(found: cloudjob.Outputs, folder: Path) -> None:
-    from cloudjob.cli.progress import Transfers
+    from cloudjob.cli.live import Transfers
 
     with Transfers("fetched") as transfers:
         files = found.download(folder, on_progress=transfers.report)
@@ -370,7 +367,7 @@ def _rm(options: argparse.Namespace) -> int:
 
 def add_status(parser: argparse.ArgumentParser) -> None:
     """Give the command status its options."""
-    _asks_one_job(parser, _status)
+    _takes_one_job(parser, _status)
 
 
 def add_attach(parser: argparse.ArgumentParser) -> None:
@@ -458,7 +455,7 @@ def add_diff(parser: argparse.ArgumentParser) -> None:
 
 def add_events(parser: argparse.ArgumentParser) -> None:
     """Give the command events its options."""
-    _asks_one_job(parser, _events)
+    _takes_one_job(parser, _events)
 
 
 def add_outputs(parser: argparse.ArgumentParser) -> None:
@@ -478,7 +475,7 @@ def add_rm(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _asks_one_job(parser: argparse.ArgumentParser, run: Callable[..., int]) -> None:
+def _takes_one_job(parser: argparse.ArgumentParser, run: Callable[..., int]) -> None:
     parser.set_defaults(run=run)
     job_argument(parser)
     json_flag(parser)

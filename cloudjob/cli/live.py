@@ -1,4 +1,4 @@
-"""Lines at the bottom of a terminal that change in place, below the text of a job."""
+"""What changes in place on a terminal: the bar of a transfer, and lines below the log of a job."""
 
 from __future__ import annotations
 
@@ -8,20 +8,45 @@ import threading
 import time
 
 from cloudjob.cli import messages
+from cloudjob.cli.messages import print_message, size
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rich.console import Console
+    from rich.console import Console, Group
+    from rich.live import Live
+    from rich.progress import Progress as Bar
 
-# Seconds between two states of the lines.
-_FRAME_S = 0.5
+    from cloudjob import Progress
+
+# Seconds between two states: of lines, of a bar, and of messages about a transfer in a file.
+_LINES_S, _BAR_S, _MESSAGE_S = 0.5, 0.1, 10.0
+# A transfer that takes no longer shows nothing.
+_QUIET_S = 1.0
+# Columns of a terminal that has room for the speed and the time left.
+_WIDE = 60
 
 
 def is_terminal(descriptor: int) -> bool:
     """Whether lines can change in place there."""
     return os.isatty(descriptor) and os.environ.get("TERM") not in ("dumb", "unknown")
+
+
+def _console(descriptor: int) -> Console:
+    from rich.console import Console
+
+    class Terminal(Console):
+        def show_cursor(self, show: bool = True) -> bool:
+            # A command that is killed could not show a hidden cursor again.
+            return False
+
+    # Bytes of a log that are not UTF-8 reach the terminal as they are.
+    file = os.fdopen(descriptor, "w", encoding="utf-8", errors="surrogateescape", closefd=False)
+    return Terminal(file=file, highlight=False)
+
+
+# ---- lines below a log ---------------------------------------------------------------------------
 
 
 class LiveLines:
@@ -35,21 +60,20 @@ class LiveLines:
 
     def __init__(self, descriptor: int | None) -> None:
         self._descriptor = descriptor
-        # A signal may arrive while its thread writes.
-        self._lock = threading.RLock()
-        self._drawn = b""
-        self._height = 0
+        self._live: Live | None = None
         self._next_s = 0.0
-        self._console: Console | None = None
 
     def __enter__(self) -> LiveLines:
         if self._descriptor is not None:
-            messages.before_message = self.erase
+            messages.before_message = self._erase
         return self
 
     def __exit__(self, *_: object) -> None:
         messages.before_message = messages.do_nothing
-        self.erase()
+        # A terminal may be closed.
+        with contextlib.suppress(OSError):
+            if self._live:
+                self._live.stop()
 
     def write(self, descriptor: int, data: bytes) -> None:
         """Write whole lines; the live lines stay below them.
@@ -57,21 +81,13 @@ class LiveLines:
         Raises:
             OSError: Nobody reads them any more.
         """
-        if not data:
-            return
-        if self._descriptor is None or not os.isatty(descriptor):
+        if not (data and self._live and os.isatty(descriptor)):
             write_all(descriptor, data)
             return
-        with self._lock:
-            # All in one write where possible, so that nothing flickers.
-            drawn, erased = self._drawn, self._erased()
-            if descriptor == self._descriptor:
-                write_all(descriptor, erased + data + drawn)
-            else:
-                write_all(self._descriptor, erased)
-                write_all(descriptor, data)
-                write_all(self._descriptor, drawn)
-            self._height = drawn.count(b"\n")
+        from rich.segment import Segment, Segments
+
+        raw = Segments([Segment(data.decode("utf-8", "surrogateescape"))])
+        self._live.console.print(raw, end="", soft_wrap=True)
 
     @property
     def is_due(self) -> bool:
@@ -80,44 +96,39 @@ class LiveLines:
 
     def show(self, lines: Sequence[bytes]) -> None:
         """Show these lines, which may contain colours, instead of those before."""
-        self._next_s = time.monotonic() + _FRAME_S
-        if self._descriptor is None or not (lines or self._height):
+        self._next_s = time.monotonic() + _LINES_S
+        if self._descriptor is None or not (lines or self._live):
             return
-        with self._lock, contextlib.suppress(OSError):
-            self._drawn = self._rendered(lines)
-            write_all(self._descriptor, self._erased() + self._drawn)
-            self._height = self._drawn.count(b"\n")
+        with contextlib.suppress(OSError):
+            if self._live is None:
+                from rich.live import Live
 
-    def erase(self) -> None:
-        """Remove the lines until the next ``write`` or ``show``."""
-        if self._descriptor is not None and self._height:
-            # A terminal may be closed.
-            with self._lock, contextlib.suppress(OSError):
-                write_all(self._descriptor, self._erased())
+                self._live = Live(
+                    console=_console(self._descriptor), auto_refresh=False, transient=True,
+                    redirect_stdout=False, redirect_stderr=False,
+                )  # fmt: skip
+                self._live.start()
+            self._live.update(self._fitting(lines), refresh=True)
 
-    def _erased(self) -> bytes:
-        """Return what removes the lines, and note that they are gone."""
-        height, self._height = self._height, 0
-        # The cursor may stand behind an echoed ^C.
-        return b"\r\x1b[%dA\x1b[J" % height if height else b""
+    def _erase(self) -> None:
+        """Remove the lines until the next ``show``."""
+        if self._live:
+            self.show([])
 
-    def _rendered(self, lines: Sequence[bytes]) -> bytes:
-        """Return as many lines as fit the terminal's height, each cut to its width."""
-        if not lines:
-            return b""
-        from rich.console import Console
+    def _fitting(self, lines: Sequence[bytes]) -> Group:
+        """Return as many lines as fill half of the terminal, each to be cut to its width."""
+        from rich.console import Group
         from rich.text import Text
 
-        if self._console is None:
-            self._console = Console(stderr=self._descriptor == 2, highlight=False)
-        most = max(1, self._console.height // 2)
-        with self._console.capture() as capture:
-            for line in lines[:most]:
-                text = Text.from_ansi(line.decode("utf-8", "replace").expandtabs())
-                self._console.print(text, no_wrap=True, overflow="ellipsis", soft_wrap=False)
-            if len(lines) > most:
-                self._console.print(f"… {len(lines) - most} more")
-        return capture.get().encode("utf-8", "replace")
+        assert self._live
+        most = max(1, self._live.console.height // 2)
+        shown = [Text.from_ansi(line.decode("utf-8", "replace").expandtabs()) for line in lines]
+        if len(lines) > most:
+            shown[most:] = [Text(f"… {len(lines) - most} more")]
+        for text in shown:
+            text.no_wrap, text.overflow = True, "ellipsis"
+        # The cursor stands below the lines, so that an echoed ^C does not follow the last one.
+        return Group(*shown, "")
 
 
 def write_all(descriptor: int, data: bytes) -> None:
@@ -129,3 +140,108 @@ def write_all(descriptor: int, data: bytes) -> None:
     rest = memoryview(data)
     while rest:
         rest = rest[os.write(descriptor, rest) :]
+
+
+# ---- transfers -----------------------------------------------------------------------------------
+
+
+class Transfers:
+    """Shows transfers, one after the other. Any thread may report to it.
+
+    Args:
+        verb: What has been done to the bytes: ``sent``.
+        is_shown: False for a command with ``--json``.
+    """
+
+    def __init__(self, verb: str, *, is_shown: bool = True) -> None:
+        self._verb = verb
+        self._is_shown = is_shown
+        self._is_live = is_terminal(2)
+        self._lock = threading.Lock()
+        self._bar: Bar | None = None
+        self._started_s = self._next_s = 0.0
+
+    def __enter__(self) -> Transfers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Start a transfer, which shows nothing at first."""
+        self.stop()
+        self._started_s = time.monotonic()
+        self._next_s = self._started_s + _QUIET_S
+
+    def report(self, progress: Progress) -> None:
+        """Show a report of the API: a message as a line, bytes as a transfer."""
+        if not progress.message:
+            if not progress.done_bytes:
+                self.start()
+            self.update(progress.done_bytes, progress.total_bytes)
+            return
+        self.stop()
+        print_message(f"{'warning: ' * (progress.kind == 'warning')}{progress.message}")
+        if progress.hint:
+            print_message(f"hint: {progress.hint}")
+
+    def update(self, done_bytes: int, total_bytes: int) -> None:
+        """Show how far the transfer is.
+
+        Args:
+            total_bytes: 0 if unknown.
+        """
+        with self._lock:
+            now_s = time.monotonic()
+            is_done = 0 < total_bytes <= done_bytes
+            if is_done:
+                self._remove_bar()
+            if not self._is_shown or now_s < self._next_s or is_done:
+                return
+            self._next_s = now_s + (_BAR_S if self._is_live else _MESSAGE_S)
+            if self._is_live:
+                try:
+                    self._show_bar(done_bytes, total_bytes)
+                except OSError:
+                    self._is_shown = False
+            else:
+                rate = int(done_bytes / (now_s - self._started_s))
+                of = f" of {size(total_bytes)}" if total_bytes else ""
+                print_message(f"{self._verb} {size(done_bytes)}{of}, {size(rate)}/s")
+
+    def stop(self) -> None:
+        """Remove the bar, so that later messages appear in its place."""
+        with self._lock:
+            self._remove_bar()
+
+    def _remove_bar(self) -> None:
+        bar, self._bar = self._bar, None
+        if bar is not None:
+            # A terminal may be closed; the transfer goes on.
+            with contextlib.suppress(OSError):
+                bar.stop()
+
+    def _show_bar(self, done_bytes: int, total_bytes: int) -> None:
+        if self._bar is None:
+            self._bar = _bar()
+            self._bar.add_task(self._verb, start=True)
+            self._bar.start()
+        (task,) = self._bar.task_ids
+        self._bar.update(task, completed=done_bytes, total=total_bytes or None)
+
+
+def _bar() -> Bar:
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    console = _console(2)
+    columns = [TextColumn("{task.description}"), BarColumn(bar_width=None), DownloadColumn()]
+    if console.width >= _WIDE:
+        columns += [TransferSpeedColumn(), TimeRemainingColumn()]
+    return Progress(*columns, console=console, transient=True, expand=True)

@@ -7,11 +7,12 @@ import threading
 import time
 
 from cloudjob.cli.live import LiveLines, is_terminal
-from cloudjob.cli.messages import print_json, print_message, printable
+from cloudjob.cli.messages import print_json, print_message
 from cloudjob.cli.options import actions_of, add_action, json_flag, state_home
 from cloudjob.cli.settings import described
 from cloudjob.cli.tables import print_table
 from cloudjob.model import summary
+from cloudjob.model.text import one_line
 
 # Seconds between two states of the line on a terminal.
 _FRAME_S = 0.5
@@ -19,7 +20,7 @@ _MINUTE_S = 60
 
 
 def _image_build(options: argparse.Namespace) -> int:
-    from cloudjob.cli.progress import Transfers
+    from cloudjob.cli.live import Transfers
     from cloudjob.machine import images
 
     with Transfers("pulled") as transfers, BuildSteps() as steps:
@@ -64,7 +65,7 @@ class BuildSteps:
         """Print a line of the engine."""
         now_s = time.monotonic()
         if text.startswith("Step "):
-            self._step, self._step_s = printable(text), now_s
+            self._step, self._step_s = one_line(text), now_s
         print_message(f"{_elapsed(now_s - self._started_s):>12}  {text}")
 
     def _show(self) -> None:

@@ -7,6 +7,7 @@ import re
 import sys
 
 from cloudjob.errors import CloudJobError, NotReady, SpecError
+from cloudjob.model.text import one_line
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -56,22 +57,17 @@ def print_json(value: object) -> None:
     print(json.dumps(value))
 
 
-def printable(text: str) -> str:
-    """Return ``text`` on one line, without characters that control a terminal."""
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
-
-
 def print_name(name: str) -> None:
     """Print the name of a file: its bytes for a file or a pipe, one safe line for a terminal."""
     if sys.stdout.isatty():
-        print(printable(name))
+        print(one_line(name))
     else:
         sys.stdout.buffer.write(name.encode("utf-8", "surrogateescape") + b"\n")
 
 
 def print_message(text: str) -> None:
     """Write a message to stderr, with unprintable characters escaped."""
-    shown = [printable(line) for line in text.split("\n")]
+    shown = [one_line(line) for line in text.split("\n")]
     if has_colours(2):
         shown = [_coloured(line) for line in shown]
     write_stderr("\n".join(shown) + "\n")

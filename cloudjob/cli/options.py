@@ -141,6 +141,27 @@ def job_argument(parser: argparse.ArgumentParser, **more: Any) -> None:
     parser.add_argument("job", metavar="JOB", help="its id, its name or its handle", **more)
 
 
+def filter_flags(parser: Any) -> None:
+    """Add the options that select jobs."""
+    for flag, metavar, text in (
+        ("--backend", "NAME", "only jobs of this backend"),
+        ("--name", "PATTERN", "only jobs whose name or id matches, such as train-*"),
+        ("--state", "STATE", "only jobs in this state, such as RUNNING"),
+    ):
+        parser.add_argument(flag, action="append", metavar=metavar, default=[], help=text)
+    parser.add_argument(
+        "--since",
+        metavar="TIME",
+        default="",
+        help="only jobs submitted since then: 2h, 3d, or a date",
+    )
+
+
+def filters_of(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the given filters as keyword arguments of ``cloudjob.jobs``."""
+    return {key: getattr(options, key) for key in ("backend", "name", "state", "since")}
+
+
 # The options of a job, as a help page groups them.
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "where it runs": ("backend", "nodes", "procs_per_node", "launcher", "image", "flavor"),

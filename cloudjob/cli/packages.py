@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 
-from cloudjob.cli.messages import print_json, print_message, print_name, printable, size
+from cloudjob.cli.messages import print_json, print_message, print_name, size
 from cloudjob.cli.options import actions_of, add_action, json_flag, state_home
-from cloudjob.cli.settings import source_spec
-from cloudjob.model.text import counted
+from cloudjob.cli.settings import described
+from cloudjob.model.text import counted, one_line
 
 
 def _package_ls(options: argparse.Namespace) -> int:
@@ -15,7 +15,7 @@ def _package_ls(options: argparse.Namespace) -> int:
 
     from cloudjob.package import scan
 
-    spec = source_spec(options)
+    spec = described(options)
     tree = scan(Path(spec.source), home=state_home(), follow_links=spec.links == "follow")
     if options.json:
         files = [
@@ -28,9 +28,9 @@ def _package_ls(options: argparse.Namespace) -> int:
         return 0
     for each in tree.entries:
         if each.kind != "folder":
-            print(f"{each.size_bytes:>12}  {printable(each.name)}")
+            print(f"{each.size_bytes:>12}  {one_line(each.name)}")
     for path, reason in tree.left_out:
-        print(f"{'left out':>12}  {printable(path)}  ({printable(reason)})")
+        print(f"{'left out':>12}  {one_line(path)}  ({one_line(reason)})")
     total = sum(each.size_bytes for each in tree.entries)
     count = sum(each.kind == "file" for each in tree.entries)
     print_message(
@@ -44,7 +44,7 @@ def _package_explain(options: argparse.Namespace) -> int:
 
     from cloudjob.package import explain
 
-    spec = source_spec(options)
+    spec = described(options)
     found = explain(
         Path(spec.source), options.path, home=state_home(), follow_links=spec.links == "follow"
     )
@@ -52,9 +52,9 @@ def _package_explain(options: argparse.Namespace) -> int:
         print_json(found._asdict())
         return 0
     at = "" if found.decided_at.rstrip("/") == found.path.rstrip("/") else found.decided_at
-    where = f" (through {printable(at)})" if at else ""
+    where = f" (through {one_line(at)})" if at else ""
     word = "included" if found.goes else "left out"
-    print(f"{printable(found.path)}: {word}: {printable(found.rule)}{where}")
+    print(f"{one_line(found.path)}: {word}: {one_line(found.rule)}{where}")
     return 0
 
 
@@ -62,7 +62,7 @@ def _store_gc(options: argparse.Namespace) -> int:
     from cloudjob import api
 
     found = api.collect_packages(
-        source_spec(options), keep_days=options.keep_days, dry_run=options.dry_run
+        described(options), keep_days=options.keep_days, dry_run=options.dry_run
     )
     if options.json:
         print_json({"deleted": list(found.keys), "spared": found.spared})

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import shlex
 
-from cloudjob.cli.messages import print_json, print_message, printable, size
+from cloudjob.cli.messages import print_json, print_message, size
 from cloudjob.cli.tables import print_table
-from cloudjob.model.text import counted
+from cloudjob.model.text import counted, one_line
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -136,8 +136,8 @@ def _nodes(preview: Preview, nodes: int) -> Iterator[tuple[str, str]]:
             if node == 0 or nodes <= len(preview.plans)
             else f"nodes {node}-{nodes - 1}"
         )
-        command = printable(shlex.join(plan["argv"])) if plan["argv"] else "waits for the head"
+        command = one_line(shlex.join(plan["argv"])) if plan["argv"] else "waits for the head"
         more = "…" if len(command) > _MOST_LETTERS else ""
         yield of, f"{plan['role']}: {command[:_MOST_LETTERS]}{more}"
         for note in plan.get("notes", ()):
-            yield "", printable(note)
+            yield "", one_line(note)

@@ -17,42 +17,37 @@ from cloudjob.cli.tables import print_table
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
+    from cloudjob.config import Loaded
     from cloudjob.model.job import JobSpec
 
 
 def described(options: argparse.Namespace) -> JobSpec:
-    """Return the job that the files describe, which need not name a script."""
+    """Return the job that the files and options describe, which need not name a script."""
+    keys = ("backend", "links", "source", "store")
+    flags = {name: getattr(options, name, None) for name in keys}
+    return _load({name: value for name, value in flags.items() if value}, options.config).spec
+
+
+def _load(flags: dict[str, Any], job_file: str | None) -> Loaded:
     from pathlib import Path
 
     from cloudjob import config
 
-    flags = {"backend": options.backend, "store": options.store}
     return config.load(
-        {name: value for name, value in flags.items() if value},
-        job_file=options.config,
-        cwd=Path.cwd(),
-        environ=os.environ,
-        needs_script=False,
-    ).spec
+        flags, job_file=job_file, cwd=Path.cwd(), environ=os.environ, needs_script=False
+    )
 
 
 def _config_show(options: argparse.Namespace) -> int:
-    from pathlib import Path
-
     from cloudjob import config
 
-    loaded = config.load(
-        given_flags(options),
-        job_file=options.config,
-        cwd=Path.cwd(),
-        environ=os.environ,
-        needs_script=False,
-    )
-    rows = config.show(loaded)
+    rows = config.show(_load(given_flags(options), options.config))
     if options.json:
         print_json([{"key": k, "value": v, "origin": origin} for k, v, origin in rows])
-        return 0
-    print_table([(key, value, f"({origin})") for key, value, origin in rows])
+    else:
+        print_table([(key, value, f"({origin})") for key, value, origin in rows])
     return 0
 
 
@@ -61,19 +56,6 @@ def _config_schema(_options: argparse.Namespace) -> int:
 
     print_json(config.json_schema())
     return 0
-
-
-def source_spec(options: argparse.Namespace) -> JobSpec:
-    """Return what the options and the files say about the source."""
-    from pathlib import Path
-
-    from cloudjob import config
-
-    flags = {name: getattr(options, name) for name in ("source", "links", "store")
-             if getattr(options, name, None) is not None}  # fmt: skip
-    return config.load(
-        flags, job_file=options.config, cwd=Path.cwd(), environ=os.environ, needs_script=False
-    ).spec
 
 
 def add_config(parser: argparse.ArgumentParser) -> None:

@@ -6,9 +6,11 @@ import argparse
 
 import cloudjob
 from cloudjob.cli import sweeps
-from cloudjob.cli.follow import CANCEL, DETACH, Interrupts, attend, interrupts_of, status_json
+from cloudjob.cli.follow import follow_to_end
+from cloudjob.cli.interrupts import CANCEL, DETACH, Interrupts, interrupts_of
 from cloudjob.cli.messages import print_json, print_message
 from cloudjob.cli.options import given_flags, job_argument, json_flag, spec_flags
+from cloudjob.cli.status import status_json
 from cloudjob.errors import UsageError
 
 
@@ -23,7 +25,7 @@ def _submit(options: argparse.Namespace) -> int:
 
 
 def _warn_of_late_options(spec: cloudjob.JobSpec, options: argparse.Namespace) -> None:
-    """Report words after the script that are options of submit and unknown to the script."""
+    """Warn of words after the script that are options of submit and unknown to the script."""
     if options.is_marked or not options.rest:
         return
     from itertools import takewhile
@@ -33,12 +35,12 @@ def _warn_of_late_options(spec: cloudjob.JobSpec, options: argparse.Namespace) -
     own = takewhile(lambda word: word != "--", options.rest)
     names = dict.fromkeys(word.partition("=")[0] for word in own)
     late = [name for name in names if name in options.flags]
-    unknown = [name for name in late if not script_words.has(spec, name)]
+    unknown = [name for name in late if not script_words.mentions(spec, name)]
     if unknown:
         words = ", ".join(unknown)
-        print_message(f"warning: {spec.script} gets {words} as its own, and does not mention it")
+        print_message(f"warning: {spec.script} gets {words}, which it does not mention")
         print_message(
-            f"hint: options of submit stand before {spec.script}; `-- {spec.script}` hides this"
+            f"hint: put options of submit before {spec.script}, or `--` if they are for the script"
         )
 
 
@@ -67,7 +69,7 @@ def _send(spec: cloudjob.JobSpec, options: argparse.Namespace) -> int:
     job = _sent(spec, interrupts, is_json=options.json)
     if options.detach:
         interrupts.release()
-        if not interrupts.came:
+        if not interrupts.was_interrupted:
             if options.json:
                 print_json(status_json(job.status()))
             else:
@@ -75,15 +77,15 @@ def _send(spec: cloudjob.JobSpec, options: argparse.Namespace) -> int:
             return 0
         interrupts.hold()
     print_message(f"job {job.id} started ({job.handle})")
-    interrupts.give(job)
-    status = attend(job, is_json=options.json)
+    interrupts.set_job(job)
+    status = follow_to_end(job, is_json=options.json)
     if options.json:
         print_json(status_json(status))
     return exit_code(status)
 
 
 def _sent(spec: cloudjob.JobSpec, interrupts: Interrupts, *, is_json: bool) -> cloudjob.Job:
-    from cloudjob.cli.progress import Transfers
+    from cloudjob.cli.live import Transfers
 
     def report(progress: cloudjob.Progress) -> None:
         if progress.kind == "sent":

@@ -7,8 +7,10 @@ import contextlib
 import shlex
 
 import cloudjob
-from cloudjob.cli.follow import interrupts_of, report, status_json, warn_of_notifications
+from cloudjob.cli.follow import warn_of_notifications
+from cloudjob.cli.interrupts import interrupts_of
 from cloudjob.cli.messages import print_json, print_message
+from cloudjob.cli.status import report, status_json
 from cloudjob.errors import CloudJobError, JobNotFound, UsageError
 from cloudjob.model import grid
 from cloudjob.model.text import counted
@@ -41,7 +43,7 @@ def send(spec: JobSpec, options: argparse.Namespace) -> int:
             f"submit --detach: {most}, so the submit has to wait for them",
             hint=f"--max-parallel {len(jobs)} submits all at once; or leave --detach out",
         )
-    shown = Shown()
+    shown = StatusPrinter()
     sweep = _send(spec, options, shown, size)
     if options.detach:
         found = [status_json(status) for status in sweep.statuses()] if options.json else []
@@ -62,8 +64,8 @@ def _rows(jobs: Sequence[tuple[Mapping[str, str], JobSpec]], size: str) -> list[
     return [("sweep", size), ("first job", commands[0]), ("last job", commands[1]), ("", "")]
 
 
-def _send(spec: JobSpec, options: argparse.Namespace, shown: Shown, size: str) -> Sweep:
-    from cloudjob.cli.progress import Transfers
+def _send(spec: JobSpec, options: argparse.Namespace, shown: StatusPrinter, size: str) -> Sweep:
+    from cloudjob.cli.live import Transfers
 
     interrupts = interrupts_of(spec, options)
     started: list[Sweep] = []
@@ -72,7 +74,7 @@ def _send(spec: JobSpec, options: argparse.Namespace, shown: Shown, size: str) -
         print_message(f"sweep {sweep.id}: {size}")
         started.append(sweep)
         interrupts.hold()
-        interrupts.give(sweep)
+        interrupts.set_job(sweep)
 
     try:
         with Transfers("sent", is_shown=not options.json) as transfers:
@@ -90,7 +92,7 @@ def _send(spec: JobSpec, options: argparse.Namespace, shown: Shown, size: str) -
         raise
 
 
-class Shown:
+class StatusPrinter:
     """Prints when a job of a sweep has started and how it ended."""
 
     def __init__(self) -> None:
@@ -109,7 +111,7 @@ class Shown:
             print_message(f"job {status.job}: UNKNOWN: {status.native_state}")
 
 
-def follow(sweep: Sweep, shown: Shown) -> list[JobStatus]:
+def follow(sweep: Sweep, shown: StatusPrinter) -> list[JobStatus]:
     """Wait until every job of a sweep has ended, show how each did, and return their statuses."""
     statuses = sweep.wait(on_status=shown)
     for job in sweep.jobs():

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 
-from cloudjob.cli.messages import has_colours, printable
+from cloudjob.cli.messages import has_colours
+from cloudjob.model.text import one_line
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Literal
+
+    from rich.table import Table
 
 # A terminal gets more rows than this without colours: rich needs a millisecond for each of them.
 _MOST_ROWS = 500
@@ -33,25 +35,32 @@ def print_table(
     Args:
         numbers: The headers of the columns that are aligned to the right.
     """
-    cells = [[printable(str(cell)) for cell in row] for row in rows]
+    cells = [[one_line(str(cell)) for cell in row] for row in rows]
     if (os.isatty(1) or has_colours(1)) and len(cells) <= _MOST_ROWS:
         _print_folded(cells, headers, numbers)
     else:
         _print_plain([list(headers), *cells] if headers else cells, headers, numbers)
 
 
+def new_table(headers: Sequence[str], *, numbers: Sequence[str] = ()) -> Table:
+    """Return a table without rows or lines; empty ``headers`` are not shown."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=any(headers))
+    for name in headers:
+        table.add_column(name, overflow="fold", justify="right" if name in numbers else "left")
+    return table
+
+
 def _print_folded(cells: list[list[str]], headers: Sequence[str], numbers: Sequence[str]) -> None:
     from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=bool(headers))
     names = headers or [""] * len(cells[0])
-    for index, name in enumerate(names):
-        justify: Literal["left", "right"] = "right" if name in numbers else "left"
+    table = new_table(names, numbers=numbers)
+    for column in table.columns[:-1]:
         # All but the last stay whole, so that a job's id can be copied.
-        is_last = index == len(names) - 1
-        table.add_column(name, no_wrap=not is_last, overflow="fold", justify=justify)
+        column.no_wrap = True
     for row in cells:
         table.add_row(*(Text(cell, _STYLES.get(cell, "")) for cell in row))
     *whole, last = (max(len(cell) for cell in column) for column in zip(names, *cells, strict=True))

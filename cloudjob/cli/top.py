@@ -7,11 +7,12 @@ import sys
 from math import inf
 
 import cloudjob
-from cloudjob.cli.messages import print_message, printable, size
+from cloudjob.cli.activity import STATES
+from cloudjob.cli.messages import print_message, size
 from cloudjob.cli.options import job_argument
-from cloudjob.cli.silence import STATES
+from cloudjob.cli.tables import new_table
 from cloudjob.errors import CloudJobError
-from cloudjob.model.text import counted
+from cloudjob.model.text import counted, one_line
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
     from cloudjob.model.status import JobStatus
     from jobentry.contract.journal import Sample
 
+_NODE_HEADERS = (
+    "NODE", "PHASE", "CPU", "MEMORY", "SPACE", "WAITS", "NETWORK", "DISK", "DEVICES",
+)  # fmt: skip
+_RANK_HEADERS = ("RANK", "NODE", "STATE", "SILENT", "CPU", "MEMORY", "THREADS", "CHILDREN")
 _REFRESH_S = 1.0
 # Seconds between two questions for the job's status.
 _STATUS_S = 3.0
@@ -92,26 +97,17 @@ def _page(job: cloudjob.Job, status: JobStatus, journals: cloudjob.Journals) -> 
 
     ranks = counted(job.ranks, "rank") if job.ranks else "ranks"
     words = (job.id, str(status.state), summary.duration(status), counted(job.nodes, "node"), ranks)
-    head = Text("  ".join(printable(word) for word in words if word), "bold")
+    head = Text("  ".join(one_line(word) for word in words if word), "bold")
     if not journals.resources:
         return Group(head, Text("The nodes have not recorded what they use yet."))
     return Group(head, Text(), _nodes(journals), Text(), *_ranks(journals))
 
 
-def _table(*headers: str) -> Table:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for header in headers:
-        table.add_column(header, justify="right")
-    return table
-
-
 def _nodes(journals: cloudjob.Journals) -> Table:
-    table = _table("NODE", "PHASE", "CPU", "MEMORY", "SPACE", "WAITS", "NETWORK", "DISK", "DEVICES")
+    table = new_table(_NODE_HEADERS, numbers=_NODE_HEADERS)
     phases = {phase.node: phase.name for phase in journals.phases if phase.ended_at is None}
     for node, samples in journals.resources.items():
-        table.add_row(str(node), printable(phases.get(node, "")), *_node_cells(samples[-1]))
+        table.add_row(str(node), one_line(phases.get(node, "")), *_node_cells(samples[-1]))
     return table
 
 
@@ -155,13 +151,13 @@ def _ranks(journals: cloudjob.Journals) -> Sequence[Table | str]:
     last = {rank: points[-1] for rank, points in journals.ranks.items() if points}
     by_silence = sorted(last, key=lambda rank: last[rank].sample.quiet_s, reverse=True)
     shown = sorted(by_silence[:_MOST_RANKS])
-    table = _table("RANK", "NODE", "STATE", "SILENT", "CPU", "MEMORY", "THREADS", "CHILDREN")
+    table = new_table(_RANK_HEADERS, numbers=_RANK_HEADERS)
     for rank in shown:
         sample = last[rank].sample
         table.add_row(
             str(rank),
             str(last[rank].node),
-            _marked(STATES.get(sample.state, printable(sample.state)), sample.state in _BAD_STATES),
+            _marked(STATES.get(sample.state, one_line(sample.state)), sample.state in _BAD_STATES),
             f"{sample.quiet_s} s",
             f"{sample.cpu_percent}%",
             size(sample.rss_mib * _MIB),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from cloudjob import times
-from cloudjob.model.status import JobState, JobStatus
+from cloudjob.model.status import Failure, JobState, JobStatus
 
 _MINUTE, _HOUR, _DAY = 60, 3600, 24 * 3600
 # Below this many seconds tenths matter.
@@ -46,11 +46,16 @@ def reason(status: JobStatus) -> str:
     failure = status.failure
     if failure is None or not failure.message:
         return status.native_state if status.state is JobState.UNKNOWN else ""
+    where = place(failure)
+    return f"{failure.message} ({where})" if where else failure.message
+
+
+def place(failure: Failure) -> str:
+    """Return which rank of which node failed; empty if the message begins with it."""
     where = (
         f"node {failure.node}" if failure.node is not None else "",
         f"rank {failure.rank}" if failure.rank is not None else "",
     )
-    place = " ".join(filter(None, where))
-    if not place or failure.message.startswith(place):
-        return failure.message
-    return f"{failure.message} ({place})"
+    found = " ".join(filter(None, where))
+    is_named = failure.message.startswith((f"{found} ", f"{found}: "))
+    return "" if is_named else found

@@ -67,5 +67,5 @@ def given(value: object) -> str:
 
 
 def one_line(text: str) -> str:
-    """Return text that cannot break a line or a terminal."""
-    return text if text.isprintable() else repr(text)[1:-1]
+    """Return ``text`` on one line, without characters that control a terminal."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)

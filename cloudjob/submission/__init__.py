@@ -1,6 +1,7 @@
 """The way out: from a described job to one that runs on its platform.
 
-Start with ``pipeline.py``, which packs, stores and sends; ``launcher_choice.py`` finds the launcher
-for a script, ``ranks.py`` the number of ranks, and ``nested_launchers.py`` the scripts that start
-ranks themselves. ``new_job_file.py`` writes the file of ``cloudjob init``.
+Start with ``pipeline.py``, which stores and sends. Before that, ``preparation.py`` packs the source
+and decides what the user left open, with ``launcher_choice.py`` for the launcher and ``ranks.py``
+for the number of ranks; ``checks.py`` finds what would go wrong. ``preview.py`` is the dry run,
+``sweep.py`` submits the jobs of a sweep, ``new_job_file.py`` writes the file of ``cloudjob init``.
 """

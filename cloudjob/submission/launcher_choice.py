@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import ast
 import re
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from cloudjob.model.text import given, one_line
-from cloudjob.submission import nested_launchers
+from cloudjob.submission import nested_launchers, scripts
 from jobentry.contract.launchers import DEFAULT
 
 TYPE_CHECKING = False
@@ -39,8 +38,6 @@ _BY_IMAGE: Mapping[str, str] = {
     "pytorch": "torchrun",
     "torch": "torchrun",
 }
-# A module written by hand is a few thousand lines; a larger one holds data.
-_MAX_BYTES = 1_000_000
 
 
 class Choice(NamedTuple):
@@ -140,23 +137,10 @@ def _is_in(name: str, module: str) -> bool:
 
 def imports_of(path: Path) -> _Imports:
     """Return what a file imports, by dotted name; nothing if it cannot be parsed as Python."""
-    try:
-        if path.stat().st_size > _MAX_BYTES:
-            return {}
-        with warnings.catch_warnings():
-            # Warnings about the user's code belong in the log of the job.
-            warnings.simplefilter("ignore")
-            tree = ast.parse(path.read_bytes())
-    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
-        return {}
-    return _imports(tree)
-
-
-def _imports(tree: ast.Module) -> _Imports:
     found: _Imports = {}
     bound: dict[str, tuple[str, int]] = {}
     uses: list[tuple[ast.Attribute, int]] = []
-    for node, certainty in _walk(tree):
+    for node, certainty in _walk(scripts.parse(scripts.read(path))):
         for name, here, meaning in _names(node):
             found[name] = min(certainty, found.get(name, certainty))
             bound.setdefault(here, (meaning, certainty))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from cloudjob.backends.base import Check
 from cloudjob.model.progress import Progress
 from cloudjob.model.text import counted
 from cloudjob.package import CodePackage
@@ -37,11 +36,6 @@ def left_out(package: CodePackage) -> Iterator[Progress]:
     if len(found) > _SHOWN_LEFT_OUT:
         more = len(found) - _SHOWN_LEFT_OUT
         yield Progress("note", f"… and {more} more; `--dry-run --json` lists all")
-
-
-def warning(check: Check) -> Progress:
-    """Report a check that failed but does not prevent the job."""
-    return Progress("warning", f"{check.name}: {check.found}", check.hint)
 
 
 def sent(package: CodePackage, kept: Kept) -> Progress:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from cloudjob.errors import SpecError
 from cloudjob.model.text import one_line
-from cloudjob.submission import started_commands
+from cloudjob.submission import scripts, started_commands
 from jobentry.contract.launchers import LAUNCHERS
 
 TYPE_CHECKING = False
@@ -52,7 +52,6 @@ _PREFIXES = frozenset(
 _SHELLS = frozenset(("bash", "sh", "dash", "source", "."))
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*\+?=")
 _PYTHON = re.compile(r"python[\d.]*$")
-_MAX_BYTES = 1_000_000
 _TOKEN = re.compile(
     r"""(?P<blank>[^\S\n]+|\\\n)
       | (?P<comment>\#[^\n]*)
@@ -215,12 +214,7 @@ def _script_of(words: Sequence[str]) -> str:
 
 def read(path: Path) -> list[Command]:
     """Return the commands of a script; none if the file is not one."""
-    try:
-        if path.stat().st_size > _MAX_BYTES:
-            return []
-        data = path.read_bytes()
-    except OSError:
-        return []
+    data = scripts.read(path)
     if path.suffix == ".py":
         return [
             replace(command, line=started.line, is_dropped=started.is_dropped)

@@ -14,7 +14,7 @@ from cloudjob.backends.process import devices
 from cloudjob.errors import UsageError
 from cloudjob.model.job import JobSpec
 from cloudjob.model.text import one_line
-from cloudjob.submission import launcher_choice
+from cloudjob.submission import launcher_choice, scripts
 
 # Usual names of a script that trains.
 _SCRIPTS = ("train.py", "main.py", "run.py")
@@ -41,7 +41,7 @@ def find_script(folder: Path) -> str:
     for name in _SCRIPTS:
         if name in found:
             return name
-    mains = [name for name in found if _has_main(folder / name)]
+    mains = [name for name in found if b"__main__" in scripts.read(folder / name)]
     for names in (mains, found):
         if len(names) == 1:
             return names[0]
@@ -50,14 +50,6 @@ def find_script(folder: Path) -> str:
         f"looking for the script in {one_line(str(folder))}: found {listed}",
         hint="cloudjob init SCRIPT",
     )
-
-
-def _has_main(path: Path) -> bool:
-    try:
-        return b"__main__" in path.read_bytes()
-    except OSError:
-        # It may belong to another user.
-        return False
 
 
 def job_file(script: str, folder: Path, environ: Mapping[str, str]) -> str:

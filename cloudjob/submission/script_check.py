@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from cloudjob.errors import SpecError
 from cloudjob.model.text import one_line
+from cloudjob.submission import scripts
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
 
 _WEB_PAGE = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:<!--.*?-->\s*)*<(?:!doctype\s+html|html)\b", re.I)
 _SHELL = re.compile(rb"#!.*\b(bash|dash|sh)\b")
-# A larger file holds data.
-_MAX_BYTES = 1_000_000
 _SHOWN = 60
 # Syntax that each version of Python added, in the line or the message of the error.
 _NEWER = {
@@ -40,7 +39,7 @@ _BASH = 4
 _PARSE_S = 10.0
 
 
-class Fault(NamedTuple):
+class Problem(NamedTuple):
     """Why a script cannot run.
 
     Args:
@@ -58,24 +57,21 @@ def check(spec: JobSpec) -> None:
     Raises:
         SpecError: It is a web page, or it does not parse.
     """
-    fault = find(spec)
-    if fault and fault.is_certain:
-        raise SpecError([f"script: {fault.what}"], hint=fault.hint)
+    problem = find(spec)
+    if problem and problem.is_certain:
+        raise SpecError([f"script: {problem.what}"], hint=problem.hint)
 
 
-def find(spec: JobSpec) -> Fault | None:
+def find(spec: JobSpec) -> Problem | None:
     """Return why the script cannot run; None if nothing is wrong or it cannot be read."""
     path = Path(spec.source, spec.script)
-    try:
-        if spec.takes_command or path.stat().st_size > _MAX_BYTES:
-            return None
-        data = path.read_bytes()
-    except OSError:
+    data = b"" if spec.takes_command else scripts.read(path)
+    if not data:
         return None
     name = one_line(spec.script)
     if _WEB_PAGE.match(data):
         hint = "on GitHub, download the raw file instead of saving its page"
-        return Fault(f"{name} is a web page (HTML), not a program", hint)
+        return Problem(f"{name} is a web page (HTML), not a program", hint)
     if path.suffix == ".py":
         return _python(name, data)
     found = _SHELL.match(data)
@@ -83,7 +79,7 @@ def find(spec: JobSpec) -> Fault | None:
     return _shell(path, shell) if shell and b"\0" not in data else None
 
 
-def _python(name: str, data: bytes) -> Fault | None:
+def _python(name: str, data: bytes) -> Problem | None:
     try:
         with warnings.catch_warnings():
             # Warnings about the user's code belong in the log of the job.
@@ -92,13 +88,13 @@ def _python(name: str, data: bytes) -> Fault | None:
     except SyntaxError as error:
         return _syntax_error(name, data, error)
     except ValueError as error:
-        return Fault(f"{name} is not valid Python: {error}", "save it as text in UTF-8")
+        return Problem(f"{name} is not valid Python: {error}", "save it as text in UTF-8")
     except (RecursionError, MemoryError):
         pass
     return None
 
 
-def _syntax_error(name: str, data: bytes, error: SyntaxError) -> Fault:
+def _syntax_error(name: str, data: bytes, error: SyntaxError) -> Problem:
     version = "{}.{}".format(*sys.version_info)
     number = error.lineno or 0
     lines = data.decode("utf-8", "replace").splitlines()
@@ -111,13 +107,13 @@ def _syntax_error(name: str, data: bytes, error: SyntaxError) -> Fault:
         if sys.version_info < newer and re.search(pattern, f"{line}\n{error.msg}"):
             least = "{}.{}".format(*newer)
             hint = f"it may be valid in Python {least}, which the nodes then need"
-            return Fault(what, hint, is_certain=False)
+            return Problem(what, hint, is_certain=False)
     if "Missing parentheses" in error.msg:
-        return Fault(what, "the script is for Python 2, and nodes run Python 3")
-    return Fault(what, "if the nodes have a newer Python that accepts it, submit with that one")
+        return Problem(what, "the script is for Python 2, and nodes run Python 3")
+    return Problem(what, "if the nodes have a newer Python that accepts it, submit with that one")
 
 
-def _shell(path: Path, shell: str) -> Fault | None:
+def _shell(path: Path, shell: str) -> Problem | None:
     if shutil.which(shell) is None:
         return None
     words = _complaint(path, shell)
@@ -130,7 +126,7 @@ def _shell(path: Path, shell: str) -> Fault | None:
     is_old = shell == "bash" and _bash_version() < _BASH
     if is_old:
         hint = f"bash is older than version {_BASH} here; the nodes' may accept the line"
-    return Fault(one_line(f"{path.name} {words}"), hint, is_certain=not is_old)
+    return Problem(one_line(f"{path.name} {words}"), hint, is_certain=not is_old)
 
 
 def _complaint(path: Path, shell: str, *options: str) -> str:

@@ -5,18 +5,19 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from cloudjob.submission import scripts
 from cloudjob.submission.launcher_choice import imports_of, own_files
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from cloudjob.model.job import JobSpec
 
-# A larger file holds data, and a script with more modules is not searched to its end.
-_MAX_BYTES, _MAX_FILES = 1_000_000, 200
+# A script with more modules is not searched to its end.
+_MAX_FILES = 200
 _STARTED = re.compile(r"[\w./-]+\.(?:py|sh)\b|(?<=-m )[\w.]+")
 
 
-def has(spec: JobSpec, option: str) -> bool:
+def mentions(spec: JobSpec, option: str) -> bool:
     """Return whether the option's name is a word in one of the files; True if none is readable."""
     name = re.escape(option.lstrip("-")).replace(r"\-", "[-_]")
     # A short option is a letter, which is a word of many texts.
@@ -28,7 +29,7 @@ def has(spec: JobSpec, option: str) -> bool:
     is_read = False
     while files:
         path = files.pop(0)
-        text = _text(path)
+        text = scripts.read(path).decode("utf-8", "replace")
         is_read = is_read or bool(text)
         if word.search(text):
             return True
@@ -37,13 +38,6 @@ def has(spec: JobSpec, option: str) -> bool:
                 seen.add(further)
                 files.append(further)
     return not is_read
-
-
-def _text(path: Path) -> str:
-    try:
-        return "" if path.stat().st_size > _MAX_BYTES else path.read_text("utf-8", "replace")
-    except OSError:
-        return ""
 
 
 def _further(source: Path, folder: Path, path: Path, text: str) -> list[Path]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ast
-import re
 import shlex
-import warnings
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
+
+from cloudjob.submission import scripts
 
 _FUNCTIONS = {
     "os": ("system", "popen", "execvp", "execv"),
@@ -25,7 +25,8 @@ class Started(NamedTuple):
     """What a script starts.
 
     Args:
-        text: A shell command, with ``X`` for unknown words; several lines are alternatives.
+        text: A shell command, with ``X`` or a placeholder of a format for what is unknown; several
+            lines are alternatives.
         is_dropped: Whether the script ignores how it ended.
     """
 
@@ -36,14 +37,7 @@ class Started(NamedTuple):
 
 def read(source: bytes) -> list[Started]:
     """Return what a Python script starts; nothing if it cannot be parsed."""
-    try:
-        with warnings.catch_warnings():
-            # Warnings about the user's code belong in the log of the job.
-            warnings.simplefilter("ignore")
-            tree = ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return []
-    nodes = [*ast.walk(tree)]
+    nodes = [*ast.walk(scripts.parse(source))]
     values = _values(nodes)
     # A statement that is only a call: nothing looks at its result.
     bare = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
@@ -135,7 +129,7 @@ class _Reader:
             joint = " " if isinstance(node.right, (ast.List, ast.Tuple)) else ""
             yield self.text(node.left) + joint + self.text(node.right)
         elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod):
-            yield re.sub(r"%[-\d.]*[a-z]", _UNKNOWN, self.text(node.left))
+            yield self.text(node.left)
         elif isinstance(node, (ast.List, ast.Tuple)):
             yield " ".join(self._word(item) for item in node.elts)
         elif isinstance(node, ast.Call):
@@ -152,7 +146,7 @@ class _Reader:
         """Return the text of ``"…".format(…)``, ``" ".join(…)``, ``str(…)`` or ``split(…)``."""
         function = node.func
         if isinstance(function, ast.Attribute) and function.attr == "format":
-            return re.sub(r"{[^{}]*}", _UNKNOWN, self.text(function.value))
+            return self.text(function.value)
         name = function.attr if isinstance(function, ast.Attribute) else _name_of(function)
         if node.args and name in ("join", "str", "split", "list"):
             return self.text(node.args[0])

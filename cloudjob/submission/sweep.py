@@ -18,8 +18,9 @@ from cloudjob.model.job import JobSpec, masked
 from cloudjob.model.progress import OnProgress, Progress
 from cloudjob.model.rules import REMOTE_BACKENDS
 from cloudjob.model.validation import dotted, valid_part
-from cloudjob.submission import pipeline
+from cloudjob.submission import pipeline, preparation, script_check
 from cloudjob.submission.pipeline import Member
+from cloudjob.submission.preparation import Ready, Target
 from cloudjob.times import rfc3339
 from cloudjob.tracking import GONE
 from cloudjob.tracking.sweep import OnStatus, Sweep, SweepFile, is_over
@@ -83,37 +84,39 @@ def submit(
         CloudJobError: A job could not be submitted; those before it continue.
     """
     jobs = expand(spec)
+    script_check.check(spec)
     on_progress = _once(on_progress)
     make_home(home)
     sweep = _find_interrupted(home, _key(spec), resume=resume)
-    sweep = sweep or Sweep(pipeline.new_id(spec.name[:_NAME_LETTERS]), home)
+    sweep = sweep or Sweep(preparation.new_id(spec.name[:_NAME_LETTERS]), home)
     with locks.scratch(submits_folder(home), sweep.id) as scratch:
-        ready, package = pipeline.make_ready(spec, home, scratch, on_progress)
+        ready = preparation.make_ready(spec, home, scratch, on_progress)
         file = sweep.read() or SweepFile(
-            created_at=rfc3339(time.time()), key=_key(spec), digest=package.digest,
+            created_at=rfc3339(time.time()), key=_key(spec), digest=ready.package.digest,
             submitted=0, jobs=len(jobs), spec=masked(spec),
         )  # fmt: skip
-        if file.digest != package.digest:
+        if file.digest != ready.package.digest:
             raise UsageError(
                 f"resuming the sweep {sweep.id}: the source has changed since it began",
                 hint=f"restore the source; or cloudjob cancel {sweep.id}, and submit again",
             )
         sweep.write(replace(file, spec=masked(spec)))
-        chosen = {"launcher": ready.launcher, "procs_per_node": ready.procs_per_node}
+        chosen = {"launcher": ready.spec.launcher, "procs_per_node": ready.spec.procs_per_node}
         try:
             if on_start:
                 on_start(sweep)
             for number in _to_submit(sweep, at_once(spec), on_status):
                 values, one = jobs[number]
+                one = one.model_copy(update=chosen)
+                # Opened anew, because keys may have changed since the job before.
+                target = Target.open(one, home)
                 member = Member(
                     job=grid.job_id(sweep.id, number),
                     sweep=sweep.id,
                     values=values,
-                    package=package,
+                    ready=Ready(one, ready.package, target),
                 )
-                job = pipeline.submit(
-                    one.model_copy(update=chosen), home, member=member, on_progress=on_progress
-                )
+                job = pipeline.submit_member(member, home, on_progress=on_progress)
                 # A cancel in the meantime may not have found this job.
                 if sweep.is_cancelled:
                     job.cancel()

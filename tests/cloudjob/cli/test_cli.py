@@ -17,10 +17,12 @@ from pathlib import Path
 
 import pytest
 
-from cloudjob.cli import follow, main
+from cloudjob.cli import main
+from cloudjob.cli.interrupts import Interrupts
 from cloudjob.cli.messages import print_error, print_name
 from cloudjob.cli.options import GROUPS
 from cloudjob.cli.parser import _COMMANDS, parser_of
+from cloudjob.cli.status import print_status, report
 from cloudjob.errors import BackendError
 from cloudjob.model.job import OPTIONS
 from cloudjob.model.status import Code, Failure, JobState
@@ -86,7 +88,7 @@ def test_no_message_controls_the_terminal(capsys: pytest.CaptureFixture[str]):
         failure=failure,
         code=Code(uri="", digest="", size_bytes=0, files=0),
     )
-    follow.print_status(status)
+    print_status(status)
     print_error(BackendError(f"asking: {bad}", hint=bad))
     shown = capsys.readouterr()
 
@@ -128,9 +130,9 @@ def test_a_cancel_by_ctrl_c_that_fails_is_one_line_and_no_traceback(
         def cancel(self, *, is_urgent: bool) -> None:
             raise BackendError("cancelling train-1: no answer", hint="is there a network?")
 
-    interrupts = follow.Interrupts()
-    interrupts.give(Stuck())  # type: ignore[arg-type]
-    interrupts._heard(2, None)
+    interrupts = Interrupts()
+    interrupts.set_job(Stuck())  # type: ignore[arg-type]
+    interrupts._on_signal(2, None)
     for thread in threading.enumerate():
         if thread is not threading.current_thread() and not thread.daemon:
             thread.join(30)
@@ -163,7 +165,7 @@ def test_a_cancel_by_ctrl_c_that_fails_is_one_line_and_no_traceback(
 def test_a_failure_is_reported_in_one_line_that_repeats_nothing(
     failure: Failure, lines: list[str], capsys: pytest.CaptureFixture[str]
 ):
-    follow.report(status_of(state=JobState.FAILED, failure=failure))
+    report(status_of(state=JobState.FAILED, failure=failure))
 
     assert capsys.readouterr().err.splitlines() == ["job train-1: FAILED", *lines]
 

@@ -13,7 +13,7 @@ import pytest
 
 ATTACHED = """
 import sys, time
-from cloudjob.cli.follow import Interrupts
+from cloudjob.cli.interrupts import Interrupts
 
 class Job:
     id = "train-1"
@@ -24,9 +24,9 @@ interrupts = Interrupts(sys.argv[1])
 interrupts.hold()
 if sys.argv[2] == "sending":
     print("READY", flush=True)
-    while not interrupts.came and not interrupts._is_closed:
+    while not interrupts.was_interrupted and not interrupts._is_closed:
         time.sleep(0.01)
-interrupts.give(Job())
+interrupts.set_job(Job())
 print("READY", flush=True)
 while True:
     time.sleep(0.01)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cloudjob.cli import follow, silence
+from cloudjob.cli import activity, follow
 from cloudjob.tracking.job import LogPiece
 from jobentry.contract import journal
 from jobentry.contract.journal import Phase, RankSample, Sample
@@ -26,7 +26,7 @@ class Follower:
     def __init__(self) -> None:
         self.minutes = 0.0
         job: Any = SimpleNamespace(id="train-1")
-        self.silence = silence.Silence(job, clock=lambda: 60 * self.minutes)
+        self.silence = activity.Silence(job, clock=lambda: 60 * self.minutes)
 
     def at(self, minutes: float) -> str:
         self.minutes = minutes
@@ -80,7 +80,7 @@ class SilentJob:
 def test_a_follower_prints_it_on_stderr(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ):
-    monkeypatch.setattr(silence, "FIRST_S", 1e-9)
+    monkeypatch.setattr(activity, "FIRST_S", 1e-9)
     job: Any = SilentJob()
 
     follow.stream(job, 1, follow=True)

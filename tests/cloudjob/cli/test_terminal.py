@@ -12,8 +12,8 @@ import termios
 
 import pytest
 
-from cloudjob.cli import progress
-from cloudjob.cli.progress import Transfers
+from cloudjob.cli import live
+from cloudjob.cli.live import Transfers
 from cloudjob.cli.tables import print_table
 from cloudjob.machine import images
 
@@ -25,11 +25,11 @@ print_table([("docker", "MISSING", "there is no engine: \\x1b[2J, is it running?
 """
 TRANSFER = """
 import logging, time
-from cloudjob.cli import progress
+from cloudjob.cli import live
 from cloudjob.cli.messages import print_library_log
-progress._QUIET_S = 0.0
+live._QUIET_S = 0.0
 print_library_log()
-with progress.Transfers("sent") as transfers:
+with live.Transfers("sent") as transfers:
     transfers.start()
     transfers.update(150_000_000, 200_000_000)
     logging.getLogger("cloudjob").warning("asking: no answer")
@@ -143,7 +143,7 @@ def test_a_dumb_terminal_gets_lines():
 def test_a_transfer_in_a_pipe_is_reported_now_and_then(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(progress, "_QUIET_S", 0.0)
+    monkeypatch.setattr(live, "_QUIET_S", 0.0)
     with Transfers("fetched") as transfers:
         transfers.start()
         for step in range(1, 6):
@@ -159,7 +159,7 @@ def test_a_transfer_in_a_pipe_is_reported_now_and_then(
 def test_a_transfer_with_json_shows_nothing(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(progress, "_QUIET_S", 0.0)
+    monkeypatch.setattr(live, "_QUIET_S", 0.0)
     with Transfers("sent", is_shown=False) as transfers:
         transfers.start()
         transfers.update(50, 100)
@@ -205,16 +205,23 @@ with live.LiveLines(1) as lines:
 
 def replayed(shown: str) -> list[str]:
     """Return the lines that a terminal shows after this output."""
-    lines: list[str] = []
-    plain = re.sub(r"\x1b\[[0-9;]*m|\r(?=\n)", "", shown)
-    for part in re.split(r"(\r?\x1b\[\d+A\x1b\[J|\n)", plain):
-        if up := re.match(r"\r?\x1b\[(\d+)A", part):
-            assert part.startswith("\r") or not lines[-1]
-            lines = [*lines[: -1 - int(up[1])], ""]
-        elif part == "\n":
-            lines.append("")
+    lines, row, column = [""], 0, 0
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", shown)
+    for part in re.split(r"(\x1b\[\d+[A-Z]|\r|\n)", plain):
+        if part == "\n":
+            row += 1
+            lines += [""] * (row == len(lines))
+        elif part == "\r":
+            column = 0
+        elif part.endswith("A") and part.startswith("\x1b"):
+            row -= int(part[2:-1])
+        elif part == "\x1b[2K":
+            lines[row] = ""
         else:
-            lines = [*lines[:-1], (lines[-1] if lines else "") + part]
+            lines[row] = lines[row][:column].ljust(column) + part + lines[row][column + len(part) :]
+            column += len(part)
+    while len(lines) > row + 1 and not lines[-1]:
+        lines.pop()
     return lines
 
 

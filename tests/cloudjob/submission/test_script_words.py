@@ -40,18 +40,18 @@ def spec(folder: Path, files: dict[str, str]) -> JobSpec:
 def test_an_option_that_the_script_mentions_is_found(
     tmp_path: Path, option: str, files: dict[str, str]
 ):
-    assert script_words.has(spec(tmp_path, files), option)
+    assert script_words.mentions(spec(tmp_path, files), option)
 
 
 @pytest.mark.parametrize(("option", "files"), UNKNOWN)
 def test_an_option_that_the_script_does_not_mention_is_not_found(
     tmp_path: Path, option: str, files: dict[str, str]
 ):
-    assert not script_words.has(spec(tmp_path, files), option)
+    assert not script_words.mentions(spec(tmp_path, files), option)
 
 
 WORDS = [
-    (["run.sh", "--epochs", "3", "--nodes", "3", "-n=2"], "run.sh gets --nodes, -n as its own"),
+    (["run.sh", "--epochs", "3", "--nodes", "3", "-n=2"], "run.sh gets --nodes, -n, which it"),
     (["run.sh", "--lr", "1", "--help", "-h"], ""),
     (["--", "run.sh", "--nodes", "3"], ""),
     (["run.sh", "--", "--nodes", "3"], ""),

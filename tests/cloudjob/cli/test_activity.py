@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from cloudjob.cli import phases
-from cloudjob.cli.phases import Activity, activity
+from cloudjob.cli import activity as activities
+from cloudjob.cli.activity import Activity, activity
 from jobentry.contract import journal
 from jobentry.contract.journal import Phase, Sample
 
@@ -73,11 +73,11 @@ def test_a_phase_that_lasts_is_reported_once_with_what_the_platform_says(
     doing = Activity(job)
     assert (doing.line(), doing.news()) == ("", "")
 
-    monkeypatch.setattr(phases, "_QUIET_S", 0.0)
+    monkeypatch.setattr(activities, "_QUIET_S", 0.0)
     waits = "waits: no \\x1b room"
     assert (doing.line(), doing.news()) == (f"{waits} (0 s)", f"job train-1 {waits}")
     assert (doing.line(), doing.news()) == (f"{waits} (0 s)", "")
-    monkeypatch.setattr(phases, "_LOOK_S", 0.0)
+    monkeypatch.setattr(activities, "_LOOK_S", 0.0)
     doing._look_s = 0.0
     job.reason = "no quota: 9 MB/s"
     waits = "waits: no quota: 9 MB/s"
@@ -90,7 +90,7 @@ def test_a_phase_that_lasts_is_reported_once_with_what_the_platform_says(
     doing.add(0, [journal.dump(lasting("package", 4_000_000, 8_000_000))])
     half = f"{fetching}: 4.0 MB of 8.0 MB, 1.0 MB/s, 4.0 s left"
     assert (doing.line(), doing.news()) == (f"{half} (0 s)", "")
-    doing._printed_s -= 2 * phases._LINE_S
+    doing._printed_s -= 2 * activities._LINE_S
     assert (doing.line(), doing.news()) == (f"{half} (0 s)", f"job train-1, {half}")
     doing.add(0, [journal.dump(lasting("package")._replace(ended_at=105.0))])
     assert (doing.line(), doing.news()) == ("", "")

@@ -1,86 +1,85 @@
-"""The phases of a job's nodes on the terminal."""
+"""What a job that is followed does or waits for, and reports of one that prints nothing."""
 
 from __future__ import annotations
 
 import time
 
-from cloudjob import Journals, times
-from cloudjob.cli.messages import printable, size
-from cloudjob.cli.tables import print_table
+from cloudjob import Journals
+from cloudjob.cli.status import transferred
 from cloudjob.model import summary
+from cloudjob.model.text import counted, one_line
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from cloudjob import Job
-    from cloudjob.model.status import JobStatus, Phase
+    from cloudjob import Job, LogFilter
     from jobentry.contract import journal
 
 # What lasts no longer is not reported.
 _QUIET_S = 1.0
-# Seconds between two states of a line that changes in place, and between two lines in a file.
-_FRAME_S, _LINE_S = 0.5, 10.0
+# Seconds between two lines in a file.
+_LINE_S = 10.0
 # Seconds between two requests for why a job waits.
 _LOOK_S = 10.0
 _MINUTE_S = 60
 # Followed by what the platform says.
 _WAITS = "waits: "
-
-# With more nodes, the table has node 0 and the phases that still last.
-_MOST_NODES = 8
-
-
-def print_phases(status: JobStatus) -> None:
-    """Print the phases of the nodes, with the rates of transfers."""
-    print()
-    is_short = status.nodes > _MOST_NODES
-    shown = [phase for phase in status.phases if not is_short or not phase.node or _lasts(phase)]
-    print_table(
-        [
-            (phase.node, phase.name, times.local(phase.started_at), _took(phase), _rate(phase))
-            for phase in shown
-        ],
-        ("NODE", "PHASE", "STARTED", "TOOK", ""),
-        numbers=("NODE", "TOOK"),
-    )
+# Seconds without output before the first report; each report doubles them, so that neither a hang
+# of days nor a script that prints once an hour repeats it often.
+FIRST_S = 600.0
+# The states of a process in proc(5), and those of a rank that has ended.
+STATES = {
+    "R": "runs",
+    "S": "waits",
+    "D": "disk",
+    "T": "stopped",
+    "t": "traced",
+    "Z": "zombie",
+    "E": "ended",
+    "F": "failed",
+}
 
 
-def _lasts(phase: Phase) -> bool:
-    return phase.ended_at is None
+class Notices:
+    """What to report of a job that is followed, besides its log."""
+
+    def __init__(self, job: Job, shown: LogFilter | None) -> None:
+        self._activity = None if shown else Activity(job)
+        # Of a job whose lines are searched, no line may match for long.
+        self._silence = None if shown and shown.pattern else Silence(job)
+
+    def add(self, node: int, lines: list[bytes]) -> None:
+        """Read new lines of a node's journal."""
+        if self._activity:
+            self._activity.add(node, lines)
+        if self._silence:
+            self._silence.add(node, lines)
+
+    def end_silence(self, *, has_output: bool) -> None:
+        """Note that a node, or one of its ranks, has written something."""
+        if self._silence:
+            self._silence.end()
+        if self._activity and has_output:
+            self._activity.has_output = True
+
+    def line(self) -> str:
+        """Return what the job does now."""
+        return self._activity.line() if self._activity else ""
+
+    def news(self, *, is_live: bool, is_due: bool) -> list[str]:
+        """Return lines to print once.
+
+        Args:
+            is_live: Whether ``line`` is shown.
+            is_due: Whether ``line`` was called since the last call.
+        """
+        doing = self._activity.news() if self._activity and is_due and not is_live else ""
+        silence = self._silence.report() if self._silence else ""
+        return [text for text in (doing, silence) if text]
 
 
-def _seconds(phase: Phase) -> float:
-    ended_s = times.seconds_of(phase.ended_at) if phase.ended_at else time.time()
-    return max(0.0, ended_s - times.seconds_of(phase.started_at))
-
-
-def _took(phase: Phase) -> str:
-    return f"{_seconds(phase):.1f} s" + (" so far" if _lasts(phase) else "")
-
-
-def _rate(phase: Phase) -> str:
-    if not phase.done_bytes:
-        return ""
-    total_bytes = phase.total_bytes if _lasts(phase) else 0
-    return _transferred(
-        phase.done_bytes, total_bytes, phase.done_bytes / max(0.001, _seconds(phase))
-    )
-
-
-def _transferred(done_bytes: int, total_bytes: int, rate: float) -> str:
-    """Return how much of a transfer is done, its rate, and how long the rest will take.
-
-    Args:
-        total_bytes: 0 if it is unknown or nothing is left.
-    """
-    if total_bytes <= done_bytes or not rate:
-        return f"{size(done_bytes)}, {size(int(rate))}/s"
-    left = summary.span((total_bytes - done_bytes) / rate)
-    return f"{size(done_bytes)} of {size(total_bytes)}, {size(int(rate))}/s, {left} left"
-
-
-# ---- while a job is followed ---------------------------------------------------------------------
+# ---- what the nodes do ---------------------------------------------------------------------------
 
 # What a node does in each phase, in the order in which the phases follow each other.
 _DOING = {
@@ -142,7 +141,7 @@ def _progress(phases: Iterable[journal.Phase]) -> str:
     total_bytes = sum(phase.total_bytes for phase in moved)
     # By the clock of each node.
     rate = sum(each.done_bytes / max(0.001, each.at - each.started_at) for each in moved)
-    return f": {_transferred(done_bytes, total_bytes, rate)}"
+    return f": {transferred(done_bytes, total_bytes, rate)}"
 
 
 def _numbers(nodes: Sequence[int]) -> str:
@@ -199,4 +198,54 @@ class Activity:
         if now_s >= self._look_s:
             self._look_s = now_s + _LOOK_S
             self._reason = self._job.waits_for() or self._reason
-        return f"{_WAITS}{printable(self._reason)}" if self._reason else "starting the nodes"
+        return f"{_WAITS}{one_line(self._reason)}" if self._reason else "starting the nodes"
+
+
+# ---- silence -------------------------------------------------------------------------------------
+
+
+class Silence:
+    """How long a job has printed nothing, counted from its first output or journal."""
+
+    def __init__(self, job: Job, clock: Callable[[], float] = time.monotonic) -> None:
+        self._job = job
+        self._clock = clock
+        self._limit_s = FIRST_S
+        self._since_s: float | None = None
+        self._journals = Journals(is_short=True)
+
+    def end(self) -> None:
+        """Note that the job has printed something."""
+        self._since_s = self._clock()
+
+    def add(self, node: int, lines: Iterable[bytes]) -> None:
+        """Read new lines of a node's journal."""
+        if self._since_s is None:
+            self.end()
+        self._journals.add(node, lines)
+
+    def report(self) -> str:
+        """Return a line if the silence has just become long; else an empty text."""
+        now_s = self._clock()
+        if self._since_s is None or now_s < self._since_s + self._limit_s:
+            return ""
+        minutes = int(now_s - self._since_s) // 60
+        while now_s >= self._since_s + self._limit_s:
+            self._limit_s *= 2
+        found = self._found()
+        more = f"; {found}" if found else ""
+        return f"job {self._job.id} has printed nothing for {minutes} min{more}"
+
+    def _found(self) -> str:
+        """Return what the running ranks are doing, or which phase the nodes are in."""
+        ranks = self._journals.running
+        if not ranks:
+            phases = sorted({phase.name for phase in self._journals.lasting.values()})
+            return f"phase: {one_line(', '.join(phases))}" if phases else ""
+        _, node, least = min(ranks, key=lambda point: point.sample.cpu_percent)
+        most = max(point.sample.cpu_percent for point in ranks)
+        state = STATES.get(least.state, one_line(least.state))
+        words = f"rank {least.rank} on node {node} uses {least.cpu_percent}% of a CPU ({state})"
+        if len(ranks) > 1:
+            words += f", the busiest of {counted(len(ranks), 'rank')} {most}%"
+        return f"{words}; `cloudjob top {self._job.id}` shows more"

@@ -1,0 +1,95 @@
+"""Checks before a job is sent: the script, its secrets, and when the keys of its store expire."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+
+from cloudjob.backends.base import Check
+from cloudjob.errors import NotReady
+from cloudjob.model.job import JobSpec
+from cloudjob.model.progress import OnProgress, Progress
+from cloudjob.model.text import hidden_texts, secrets_masked
+from cloudjob.submission import nested_launchers, script_check
+
+# The backends on which ``Backend.refresh`` works.
+REFRESHING_BACKENDS = ("docker", "kubernetes", "slurm")
+# Keys that last longer than this are not compared with a job without a time limit.
+_LONG_S = 24 * 3600.0
+_HINT = "without valid keys, nodes store neither outputs nor the record: {}"
+_REFRESHED = "log in again while the job runs, then `cloudjob refresh JOB`"
+_LONGER = "use keys that last longer, or set a shorter timeout_min"
+
+
+def require(checks: Iterable[Check], on_progress: OnProgress) -> None:
+    """Check that a job can be sent.
+
+    Raises:
+        NotReady: With every failed check that the job needs.
+    """
+    wrong = [check for check in checks if not check.is_ok]
+    needed = [check for check in wrong if check.is_needed]
+    if needed:
+        raise NotReady([(f"{check.name}: {check.found}", check.hint) for check in needed])
+    for check in wrong:
+        on_progress(Progress("warning", f"{check.name}: {check.found}", check.hint))
+
+
+def of_script(spec: JobSpec) -> Iterator[Check]:
+    """Yield what is wrong with a script and with how the job passes its secrets."""
+    problem = script_check.find(spec)
+    if problem:
+        yield Check("script", False, problem.what, problem.hint, is_needed=False)
+    found = nested_launchers.dropped(spec)
+    if found:
+        hint = "with --strict, the job fails with that exit code"
+        yield Check("script", False, f"{found}; {hint}", is_needed=False)
+    yield from of_secrets(spec)
+
+
+def of_secrets(spec: JobSpec) -> Iterator[Check]:
+    """Yield the secrets that arguments or ordinary variables show."""
+    shown = (*spec.args, *spec.env.values())
+    for name, value in spec.secrets.items():
+        hidden = hidden_texts([value])
+        if any(text in each for text in hidden for each in shown):
+            found = f"the value of {name} is in arguments or variables, which the platform shows"
+            hint = f"read it in the script from the variable {name}"
+            yield Check("secrets", False, found, hint, is_needed=False)
+    for name, value in secrets_masked(spec.env).items():
+        if spec.env[name] != value:
+            found = f"{name} is an ordinary variable, which the platform shows"
+            hint = f"export it, and pass it with --secret {name} or under `secrets:`"
+            yield Check("secrets", False, found, hint, is_needed=False)
+
+
+def of_keys(spec: JobSpec, end_at: float, now: float | None = None) -> Iterator[Check]:
+    """Yield a check that fails if the keys end before the job may.
+
+    Args:
+        end_at: When the keys expire, in seconds since 1970; 0 for never or unknown.
+    """
+    left_s = end_at - (time.time() if now is None else now)
+    if not end_at:
+        return
+    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(end_at))
+    if left_s <= 0:
+        yield Check("keys", False, f"those of the store expired at {when}", hint="log in again")
+        return
+    limit_s = 60.0 * spec.timeout_min * (spec.retries + 1)
+    if limit_s and limit_s > left_s:
+        may = f"the job may run for {_duration(limit_s)}"
+    elif not limit_s and left_s < _LONG_S:
+        may = "the job has no timeout_min"
+    else:
+        return
+    found = f"those of the store expire in {_duration(left_s)} (at {when}), and {may}"
+    can_refresh = spec.backend in REFRESHING_BACKENDS
+    hint = _HINT.format(_REFRESHED if can_refresh else _LONGER)
+    yield Check("keys", False, found, hint=hint, is_needed=False)
+
+
+def _duration(seconds: float) -> str:
+    minutes = round(seconds / 60)
+    hours, rest = divmod(minutes, 60)
+    return f"{hours} h {rest} min" if hours and rest else f"{hours} h" if hours else f"{rest} min"

@@ -1,0 +1,161 @@
+"""All that is decided about a job before it is sent: package, launcher, ranks, addresses."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from cloudjob.backends import open_backend
+from cloudjob.backends.base import Backend
+from cloudjob.home import store_uri
+from cloudjob.model import sizes, validation
+from cloudjob.model.job import JobSpec
+from cloudjob.model.progress import OnProgress
+from cloudjob.model.submission import Code, Submission, prepare
+from cloudjob.package import CodePackage, Memory, Options, cache, pack
+from cloudjob.store import job_store, open_store
+from cloudjob.store.base import ObjectStore, Signer
+from cloudjob.submission import (
+    checks,
+    launcher_choice,
+    messages,
+    nested_launchers,
+    ranks,
+)
+from cloudjob.submission.launcher_choice import Choice
+from jobentry.contract import names
+from jobentry.contract.launchers import AUTO
+from jobentry.contract.packages import Layer, damage_key
+from jobentry.contract.paths import JobPaths
+
+# The nodes of a job with signed addresses that store their journals.
+_SIGNED_JOURNALS = 16
+_MB = 1_000_000
+# No vowels and no look-alikes, because people type ids and read them aloud.
+_ID_LETTERS = "23456789bcdfghjkmnpqrstvwxz"
+
+
+class Target(NamedTuple):
+    """The platform of a job, and its store with the store's URI."""
+
+    backend: Backend[Any]
+    uri: str
+    store: ObjectStore
+
+    @classmethod
+    def open(cls, spec: JobSpec, home: Path) -> Target:
+        """Open the store that the job names, or its platform's, or a folder of this machine."""
+        backend = open_backend(spec.backend, home, dict(spec.section(spec.backend)))
+        default, keys = backend.store()
+        uri = job_store(spec.store, default or store_uri(home), spec.sections)
+        return cls(backend, uri, open_store(uri, {**keys, **os.environ}))
+
+
+def new_id(name: str) -> str:
+    """Return a job id: the name, shortened to fit into a host name, and a random tail."""
+    letters = "".join(c if c.isascii() and c.isalnum() else "-" for c in name.lower())
+    tail = "".join(_ID_LETTERS[byte % len(_ID_LETTERS)] for byte in os.urandom(8))
+    # Host names are made of it, and a part of a host name has at most 63 letters.
+    return f"{letters.strip('-')[:30].strip('-') or 'job'}-{tail}"
+
+
+class Ready(NamedTuple):
+    """A job with all that was chosen for it, its package, and where both go."""
+
+    spec: JobSpec
+    package: CodePackage
+    target: Target
+
+
+def make_ready(spec: JobSpec, home: Path, scratch: Path, on_progress: OnProgress) -> Ready:
+    """Pack the source, and choose the launcher and the number of ranks.
+
+    Args:
+        scratch: The folder for the package.
+    """
+    checks.require(checks.of_script(spec), on_progress)
+    target = Target.open(spec, home)
+    package = pack_source(spec, home, scratch, target.uri)
+    spec, choice = with_launcher(spec)
+    spec, chosen = ranks.choose(spec, target.backend, may_ask=True)
+    reports = (messages.launcher(choice), messages.ranks(chosen), messages.left_out(package))
+    for report in chain.from_iterable(reports):
+        on_progress(report)
+    return Ready(spec, package, target)
+
+
+def pack_source(
+    spec: JobSpec, home: Path, scratch: Path, uri: str, memory: Memory | None = None
+) -> CodePackage:
+    """Pack the source of a job, with what earlier submits remember of it unless given."""
+    if memory is None:
+        memory = cache.load(cache.path_of(home, Path(spec.source), uri))
+    return pack(
+        Path(spec.source),
+        scratch / "layer",
+        script=None if spec.takes_command else spec.script,
+        limit_bytes=int(spec.source_limit_mb * _MB),
+        options=Options(
+            # Copying to a folder is faster than compressing; over a network it is not.
+            is_compressed=not uri.startswith("file:"),
+            follow_links=spec.links == "follow",
+            home=home,
+        ),
+        memory=memory,
+    )
+
+
+def with_launcher(spec: JobSpec) -> tuple[JobSpec, Choice | None]:
+    """Return the job with a launcher, and the reason for it if the job names none."""
+    choice = None
+    if spec.launcher == AUTO:
+        choice = launcher_choice.choose(spec)
+        spec = spec.model_copy(update={"launcher": choice.launcher})
+        # Some values are valid with some launchers only, and until now the job had none.
+        validation.check(spec)
+    nested_launchers.check(spec)
+    return spec, choice
+
+
+def prepare_for(
+    ready: Ready,
+    paths: JobPaths,
+    package: CodePackage,
+    code_layers: tuple[Layer, ...],
+) -> Submission:
+    """Return a job ready to send to its platform, with the package in its store."""
+    spec, store = ready.spec, ready.target.store
+    submission = prepare(
+        spec,
+        paths.job,
+        code=Code(
+            uri=store.uri(paths.code),
+            digest=package.digest,
+            layers=tuple(store.uri(layer.key) for layer in code_layers),
+        ),
+        record_uri=store.uri(paths.record),
+        outputs_uri=store.uri(paths.outputs),
+    )
+    sizes.check(submission)
+    return replace(submission, access=_access(spec, paths, store, code_layers))
+
+
+def _access(
+    spec: JobSpec, paths: JobPaths, store: ObjectStore, code_layers: tuple[Layer, ...]
+) -> dict[str, str]:
+    """Return keys of the store, or addresses of all that the job reads and writes in it."""
+    hours = spec.section(spec.backend).get("presigned_h")
+    if not (isinstance(hours, (int, float)) and hours and isinstance(store, Signer)):
+        return store.access()
+    limit_s = round(hours * 3600)
+    wanted = [("GET", paths.code), ("PUT", paths.record)]
+    # Each address takes half a kilobyte of a variable: of more nodes, the log has the journals.
+    wanted += [("PUT", paths.journal(node)) for node in range(min(spec.nodes, _SIGNED_JOURNALS))]
+    wanted += [("GET", layer.key) for layer in code_layers]
+    wanted += [("PUT", damage_key(layer.key)) for layer in code_layers]
+    signed = {store.uri(key): store.sign(method, key, limit_s) for method, key in wanted}
+    return {names.CLOUDJOB_SIGNED_URIS: json.dumps(signed)}

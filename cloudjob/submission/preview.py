@@ -1,0 +1,96 @@
+"""What a submit would do, worked out without sending anything."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import cloudjob
+from cloudjob.errors import SpecError
+from cloudjob.model import submission as submissions
+from cloudjob.model.text import hide
+from cloudjob.package import CodePackage
+from cloudjob.submission import preparation, ranks, script_check
+from cloudjob.submission.launcher_choice import Choice
+from cloudjob.submission.preparation import Ready, Target
+from jobentry.contract.paths import ENTRY, JobPaths
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from cloudjob.model.job import JobSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """What ``submit`` would send, and what each node would do.
+
+    Args:
+        choice: The launcher that was chosen, when the job names none.
+        ranks: How many ranks a node has and why, empty if that is obvious.
+        plans: One object a node, as ``jobentry --dry-run --json`` prints it.
+        text: The request in the format of the platform's own tool; empty if there is no such tool.
+    """
+
+    package: CodePackage
+    choice: Choice | None
+    ranks: str
+    submission: dict[str, Any]
+    request: dict[str, Any]
+    plans: tuple[dict[str, Any], ...]
+    text: str = ""
+
+
+def preview(spec: JobSpec, home: Path, *, planned_nodes: int | None = None) -> Preview:
+    """Return what ``submit`` would do, and do nothing.
+
+    Args:
+        planned_nodes: How many nodes to plan, from the head on; None for all.
+    """
+    script_check.check(spec)
+    target = Target.open(spec, home)
+    with TemporaryDirectory(prefix="cloudjob-pack-") as scratch:
+        package = preparation.pack_source(spec, home, Path(scratch), target.uri)
+    spec, choice = preparation.with_launcher(spec)
+    spec, chosen = ranks.choose(spec, target.backend, may_ask=False)
+    paths = JobPaths(preparation.new_id(spec.name))
+    submission = preparation.prepare_for(
+        Ready(spec, package, target), paths, package, package.layers
+    )
+    request = target.backend.build(submission)
+    hidden = submissions.hidden_values(submission)
+    return Preview(
+        package=package,
+        choice=choice,
+        ranks=chosen,
+        submission=submissions.show(submission),
+        request=hide(target.backend.show(request), hidden),
+        plans=tuple(
+            hide(_plan(environment, (spec.script, *spec.args)), hidden)
+            for environment in target.backend.environments(request)[:planned_nodes]
+        ),
+        text=hide(target.backend.text(request), hidden),
+    )
+
+
+def _plan(environment: Mapping[str, str], words: tuple[str, ...]) -> dict[str, Any]:
+    """Ask the entry itself what it would do on a node."""
+    entry = str(Path(cloudjob.__file__).with_name(ENTRY))
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", entry, "--dry-run", "--json", *words],
+        env=dict(environment),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        check=False,
+    )
+    if done.returncode:
+        said = os.fsdecode(done.stderr).strip().removeprefix("jobentry: ")
+        raise SpecError([f"planning a node: {said}"])
+    plan: dict[str, Any] = json.loads(done.stdout)
+    return plan

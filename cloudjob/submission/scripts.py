@@ -1,0 +1,30 @@
+"""Reads the files of scripts: their bytes, and the syntax trees of Python files."""
+
+from __future__ import annotations
+
+import ast
+import warnings
+from pathlib import Path
+
+# A script written by hand is a few thousand lines; a larger file holds data.
+_MAX_BYTES = 1_000_000
+
+
+def read(path: Path) -> bytes:
+    """Return the content of a script; nothing if it cannot be read or holds data."""
+    try:
+        return b"" if path.stat().st_size > _MAX_BYTES else path.read_bytes()
+    except OSError:
+        # It may belong to another user.
+        return b""
+
+
+def parse(source: bytes) -> ast.Module:
+    """Return the syntax tree of a Python file; an empty one if it cannot be parsed."""
+    try:
+        with warnings.catch_warnings():
+            # Warnings about the user's code belong in the log of the job.
+            warnings.simplefilter("ignore")
+            return ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return ast.Module([], [])
