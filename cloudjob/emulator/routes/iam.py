@@ -6,6 +6,8 @@ import secrets
 import time
 from typing import Any
 
+from pydantic import AliasPath, Field
+
 from cloudjob.emulator.app import Answer, Endpoint, Request
 from cloudjob.emulator.errors import ApiError
 from cloudjob.emulator.models import Items, Model, parse
@@ -16,62 +18,43 @@ from cloudjob.times import rfc3339
 _SHORTEST_S, _LONGEST_S = 900, 86_400
 
 
-class _Reference(Model):
-    id: str = ""
-    name: str = ""
-
-
-class _User(Model):
-    name: str = ""
-    password: str = ""
-    domain: _Reference = _Reference()
-
-
-class _Password(Model):
-    user: _User = _User()
-
-
-class _Key(Model):
-    key: str = ""
-
-
-class _AccessKey(Model):
-    access: _Key = _Key()
-    secret: _Key = _Key()
-
-
-class _Token(Model):
-    id: str = ""
-    duration_seconds: int = 0
-
-
-class _Identity(Model):
-    methods: Items[str] = []
-    password: _Password = _Password()
-    hw_ak_sk: _AccessKey = _AccessKey()
-    token: _Token = _Token()
-
-
-class _Scope(Model):
-    project: _Reference | None = None
-    domain: _Reference = _Reference()
+def _at(*keys: str, default: Any = "") -> Any:
+    """Return a field with the value at these keys below ``auth``."""
+    return Field(default, validation_alias=AliasPath("auth", *keys))
 
 
 class _Auth(Model):
-    identity: _Identity
-    scope: _Scope | None = None
+    """The body of a request for a token or a temporary key."""
 
-
-class _Body(Model):
-    auth: _Auth
+    identity: dict[str, Any] = Field(validation_alias=AliasPath("auth", "identity"))
+    methods: Items[str] = _at("identity", "methods", default=[])
+    user: str = _at("identity", "password", "user", "name")
+    password: str = _at("identity", "password", "user", "password")
+    user_domain: str = _at("identity", "password", "user", "domain", "name")
+    access_key: str = _at("identity", "hw_ak_sk", "access", "key")
+    secret_key: str = _at("identity", "hw_ak_sk", "secret", "key")
+    token: str = _at("identity", "token", "id")
+    duration_s: int = _at("identity", "token", "duration_seconds", default=0)
+    scope: dict[str, Any] | None = _at("scope", default=None)
+    project: dict[str, Any] | None = _at("scope", "project", default=None)
+    project_id: str = _at("scope", "project", "id")
+    project_name: str = _at("scope", "project", "name")
+    domain_id: str = _at("scope", "domain", "id")
+    domain_name: str = _at("scope", "domain", "name")
 
 
 def _parsed(request: Request) -> _Auth | Answer:
     body = request.json()
     try:
-        return parse(_Body, body).auth
+        return parse(_Auth, _without_nulls(body))
     except ApiError:
         return _refused(400, "Expecting to find identity in auth. The server could not comply.")
+
+
+def _without_nulls(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    return {key: _without_nulls(inner) for key, inner in value.items() if inner is not None}
 
 
 # -- tokens ---------------------------------------------------------------------------------------
@@ -82,11 +65,11 @@ def create_token(service: Service, request: Request) -> Any:
     auth = _parsed(request)
     if isinstance(auth, Answer):
         return auth
-    found = [_user(service, auth.identity, method) for method in auth.identity.methods]
+    found = [_user(service, auth, method) for method in auth.methods]
     user = next(filter(None, found), None)
     if user is None:
         return _refused(401, "The username or password is wrong.")
-    project = _project(service, auth.scope)
+    project = _project(service, auth)
     if project is None:
         return _refused(401, "The project or domain of the scope could not be found.")
     token, expires_s = service.access.new_token(user, project)
@@ -94,18 +77,16 @@ def create_token(service: Service, request: Request) -> Any:
     return Answer(201, body, {"X-Subject-Token": token})
 
 
-def _user(service: Service, identity: _Identity, method: str) -> User | None:
+def _user(service: Service, auth: _Auth, method: str) -> User | None:
     """Return the user with this password or key; None if it is wrong."""
     account = service.account
     if method == "password":
-        asked = identity.password.user
-        found = account.user(asked.name)
-        is_right = found and _is_same(asked.password, found.password)
-        return found if is_right and asked.domain.name == service.settings.domain else None
+        found = account.user(auth.user)
+        is_right = found and _is_same(auth.password, found.password)
+        return found if is_right and auth.user_domain == service.settings.domain else None
     if method == "hw_ak_sk":
-        key = identity.hw_ak_sk
-        found = account.user_of_key(key.access.key)
-        return found if found and _is_same(key.secret.key, found.keys.secret_key) else None
+        found = account.user_of_key(auth.access_key)
+        return found if found and _is_same(auth.secret_key, found.keys.secret_key) else None
     return None
 
 
@@ -113,17 +94,17 @@ def _is_same(given: str, expected: str) -> bool:
     return secrets.compare_digest(given.encode(), expected.encode())
 
 
-def _project(service: Service, scope: _Scope | None) -> str | None:
-    """Return the id of the project of a scope, empty for the account; None if it is unknown."""
+def _project(service: Service, auth: _Auth) -> str | None:
+    """Return the id of the project of the scope, empty for the account; None if it is unknown."""
     account = service.account
-    if scope is None:
+    if auth.scope is None:
         return account.project_id
-    if scope.project is None:
+    if auth.project is None:
         known = (service.settings.domain, account.domain_id)
-        return "" if scope.domain.name in known or scope.domain.id in known else None
-    if scope.project.id in account.projects.values():
-        return scope.project.id
-    return account.projects.get(scope.project.name)
+        return "" if auth.domain_name in known or auth.domain_id in known else None
+    if auth.project_id in account.projects.values():
+        return auth.project_id
+    return account.projects.get(auth.project_name)
 
 
 def _token(service: Service, user: User, project: str, expires_s: float) -> dict[str, Any]:
@@ -146,9 +127,8 @@ def create_key(service: Service, request: Request) -> Any:
     auth = _parsed(request)
     if isinstance(auth, Answer):
         return auth
-    given = auth.identity.token
-    user, _ = service.access.check_token(given.id or request.headers.get("x-auth-token", ""))
-    asked = given.duration_seconds or _SHORTEST_S
+    user, _ = service.access.check_token(auth.token or request.headers.get("x-auth-token", ""))
+    asked = auth.duration_s or _SHORTEST_S
     if not _SHORTEST_S <= asked <= _LONGEST_S:
         return _refused(400, "duration_seconds must be between 900 and 86400.")
     key = service.access.new_key(user, asked)
