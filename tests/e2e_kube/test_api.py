@@ -336,7 +336,7 @@ def test_a_queue_that_is_full_is_named(lab: Lab):
     assert said.endswith("(NotEnoughResources: 2/2 tasks in gang unschedulable)"), said
 
 
-def test_a_quota_that_stands_in_the_way_is_named(volcano_lab: Lab):
+def test_a_quota_that_blocks_the_job_is_named(volcano_lab: Lab):
     """No pod has the reason; the controller's event has it."""
     lab = volcano_lab
     job = lab.submit("-n", "2")
@@ -390,7 +390,7 @@ def test_an_evicted_node_is_named_with_the_kubelet_s_words(lab: Lab):
     assert said in status["failure"]["message"], status
 
 
-def test_a_quota_that_refuses_what_we_make_leaves_nothing(volcano_lab: Lab):
+def test_a_submit_refused_by_a_quota_leaves_nothing(volcano_lab: Lab):
     """The error has the server's message and a hint, and nothing of the job is left."""
     lab = volcano_lab
     path = f"/api/v1/namespaces/{lab.namespace}/resourcequotas"
@@ -483,7 +483,7 @@ def test_cancelling_asks_the_operator(lab: Lab, until: Callable[..., None]):
     assert lab.run("cancel", job).code == 0
 
 
-def test_a_pod_that_vanishes_does_not_take_its_log_with_it(
+def test_the_log_of_a_deleted_pod_is_read_from_the_saved_copy(
     volcano_lab: Lab, until: Callable[..., None]
 ):
     lab = volcano_lab
@@ -702,7 +702,7 @@ def test_what_a_killed_submit_has_left_is_an_orphan(volcano_lab: Lab):
     assert left(lab, job) == []
 
 
-def test_a_name_that_is_taken_by_others_is_not_ours(cluster: Cluster, volcano_lab: Lab):
+def test_a_namesake_created_by_others_is_not_taken_for_our_job(cluster: Cluster, volcano_lab: Lab):
     """An object of that name without our label stays as it is."""
     made = build("volcano", nodes=1)
     config = request.objects(made, b"")[0]

@@ -151,7 +151,7 @@ def test_a_conflict_of_a_patch_is_tried_again(way: Way):
     assert found["metadata"]["ownerReferences"]
 
 
-def test_a_server_that_stays_away_is_given_up_in_one_line(way: Way):
+def test_an_unreachable_server_is_reported_in_one_line(way: Way):
     way.proxy.close()
     backend = KubernetesBackend(
         Path("/nowhere"), way.backend._options, environ={}, limits=Limits(total_s=1.0)
@@ -207,9 +207,7 @@ def test_a_token_that_stays_invalid_ends_the_retries(way: Way, tmp_path: Path):
     assert len(way.proxy.seen("GET", "/pods")) == 2
 
 
-def test_a_list_whose_rest_is_too_old_is_asked_for_again_from_its_beginning(
-    way: Way, tmp_path: Path
-):
+def test_a_list_whose_continuation_has_expired_is_read_from_its_beginning(way: Way, tmp_path: Path):
     """A page names the next one, and by then the server has forgotten it (410)."""
     handle = way.send(nodes=3)
     pods = way.lab.operate(words_of(handle))

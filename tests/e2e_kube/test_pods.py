@@ -120,7 +120,7 @@ def test_a_rank_that_fails_ends_the_job_with_its_code(
     assert "[1] no good" in done.out
 
 
-def test_a_cancelled_job_has_its_grace_and_its_last_words(
+def test_a_cancelled_job_gets_its_grace_period_and_its_last_lines_are_shown(
     mpi_lab: Lab, engine: docker.APIClient, base_image: str
 ):
     """The operator deletes the pods; what they write until they are gone is kept."""
@@ -377,7 +377,7 @@ def test_one_job_file_runs_on_every_backend(
         assert portable_job.files(target) == portable_job.FILES, backend
 
 
-def test_an_image_of_others_runs_with_nothing_of_ours_in_it(
+def test_an_image_without_cloudjob_runs_a_job(
     volcano_lab: Lab, engine: docker.APIClient, base_image: str
 ):
     """It has only python3: the entry is in a ConfigMap, home and cache are new.

@@ -131,7 +131,7 @@ def test_a_preempted_job_saves_and_runs_again(cloud, nodes):
     assert left >= {*ups(word="saved"), *ups(word="again")}
 
 
-def test_a_controller_that_is_restarted_ends_nobodys_wait(cloud, nodes):
+def test_a_restart_of_the_controller_does_not_end_a_wait(cloud, nodes):
     """The job continues without it, and so do commands that follow the job."""
     cloud.write("train.py", PRELUDE + "leave(f'up-{rank}')\nawait_file('go')\nprint('done')\n")
     following = cloud.start(

@@ -72,7 +72,7 @@ def far_folder(far, job: str) -> Path:
     return far.folder / "far home" / ".cloudjob" / "slurm" / job
 
 
-def test_a_job_goes_there_and_its_outputs_come_home(far):
+def test_a_job_runs_on_another_host_and_its_outputs_are_copied_back(far):
     """Code and secrets travel with it; record, log and outputs are here when it has ended."""
     far.environ["TOKEN"] = "s3cr3t"
     far.write(
@@ -106,7 +106,7 @@ sys.exit(4 if rank == 2 else 0)
     assert not far_folder(far, done.job).exists()
 
 
-def test_there_a_job_can_be_followed_and_cancelled(far):
+def test_a_job_on_another_host_can_be_followed_and_cancelled(far):
     far.write("train.py", SAVES)
     job = far.detached("--config", "job.yaml", *SIZE, "train.py")
     far.await_left("up-3")
@@ -122,7 +122,7 @@ def test_there_a_job_can_be_followed_and_cancelled(far):
     assert len(list(far.results.glob("saved-*"))) == 4
 
 
-def test_a_host_that_cannot_be_reached_is_one_line(far):
+def test_an_unreachable_host_is_reported_in_one_line(far):
     far.write("train.py", "")
     far.write("job.yaml", "slurm: {host: nowhere.invalid}\n")
     done = far.submit("--config", "job.yaml", "train.py")

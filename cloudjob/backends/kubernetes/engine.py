@@ -1,4 +1,4 @@
-"""What all operators have in common: resources, manifests and states."""
+"""The interface of all operators: resources, manifests and states."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Resource(NamedTuple):
 
     @property
     def api_version(self) -> str:
-        """What a manifest says of it."""
+        """The ``apiVersion`` in a manifest."""
         return f"{self.group}/{self.version}" if self.group else self.version
 
     def path(self, namespace: str, name: str = "") -> str:
@@ -43,8 +43,8 @@ class Stage(NamedTuple):
 
     Args:
         message: Why, where the operator says so.
-        ended_at: RFC 3339 as the API writes it; empty when it has not ended, or not said when.
-        started_at: When it began to run; empty when that is not said.
+        ended_at: RFC 3339 as the API writes it; empty if it has not ended, or if unknown.
+        started_at: When it began to run; empty if unknown.
         attempt_at: When the last attempt began; empty while there was only one.
         has_asked: Whether the operator itself ended the pods.
     """

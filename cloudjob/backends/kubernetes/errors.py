@@ -17,15 +17,15 @@ class Refused(BackendError):
     """The API server has refused a request.
 
     Args:
-        status: Of HTTP.
-        reason: The API's own word, ``AlreadyExists`` for example.
+        status: The HTTP status.
+        reason: The API's reason, such as ``AlreadyExists``.
     """
 
     def __init__(self, message: str, *, hint: str = "", status: int, reason: str) -> None:
         super().__init__(message, hint=hint)
         self.status = status
         self.reason = reason
-        # For how long the server asks to wait; 0 if it does not.
+        # Seconds that the server asks to wait; 0 if it does not.
         self.retry_after_s = 0.0
 
 
@@ -37,7 +37,7 @@ class Missing(Refused, JobNotFound):
     """There is no such object."""
 
 
-# Part of an answer -> hint; the first match counts.
+# Part of the message -> hint; the first match counts.
 _HINTS = (
     ("exceeded quota", "`kubectl describe quota` shows what is left; ask for less, or for more"),
     ("no matches for kind", "is the operator installed? kubernetes.engine names another"),
@@ -52,10 +52,10 @@ _FORBIDDEN = (
 
 
 def refused(doing: str, status: int, body: bytes, *, is_made: bool = False) -> Refused:
-    """Return the error for an answer that refuses.
+    """Return the error for an answer with a status of 400 or more.
 
     Args:
-        is_made: Whether something was to be made: then what is not there is not the job.
+        is_made: Whether the request creates something, so that 404 does not mean a missing job.
     """
     said, reason = _words(body)
     message = f"{doing}: {said or f'HTTP {status}'}"
@@ -70,7 +70,7 @@ def refused(doing: str, status: int, body: bytes, *, is_made: bool = False) -> R
 
 
 def _words(body: bytes) -> tuple[str, str]:
-    """Return what a ``Status`` says, with each cause, and its reason."""
+    """Return message and reason of a ``Status``; of another answer, its first line."""
     try:
         found: Any = json.loads(body)
     except ValueError:

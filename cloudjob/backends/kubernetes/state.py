@@ -12,7 +12,7 @@ from cloudjob.backends.kubernetes.engine import Engine, Stage
 from cloudjob.backends.kubernetes.pod import CONTAINER
 from cloudjob.model.status import JobState
 
-# Why a container normally waits.
+# Normal reasons for which a container waits.
 _USUAL = ("ContainerCreating", "PodInitializing", "")
 _OUT_OF_MEMORY = "OOMKilled"
 _OVER = ("Succeeded", "Failed")
@@ -120,7 +120,7 @@ def status_of(
     Args:
         job: The operator's manifest with its status.
         pods: The job's pods that exist.
-        said: Why queue or quota keep the job from running.
+        said: Reasons of the queue and the quota that keep the job from running.
     """
     nodes = [pod for pod in pods if pod.node is not None]
     stage = engine.stage(job, is_cancelled)

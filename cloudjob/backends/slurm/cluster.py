@@ -31,7 +31,7 @@ _PASSED = ("HOME", "USER", "LOGNAME", "LANG", "SLURM_CONF")
 
 
 class Done(NamedTuple):
-    """A command that has ended."""
+    """The result of a command."""
 
     code: int
     out: bytes
@@ -39,7 +39,7 @@ class Done(NamedTuple):
 
     @property
     def words(self) -> str:
-        """The last line of its stderr."""
+        """Its stderr, or its stdout if that is empty, as one line."""
         lines = (self.err or self.out).decode("utf-8", "replace").split("\n")
         return "; ".join(line.strip() for line in lines if line.strip())[-600:] or "no word"
 
@@ -89,7 +89,7 @@ class Host:
             The folder's absolute path.
 
         Raises:
-            BackendError: It is there already, or there is no room.
+            BackendError: The folder exists, or there is no room.
         """
         data = io.BytesIO()
         with tarfile.open(fileobj=data, mode="w") as archive:

@@ -127,7 +127,7 @@ class Marks:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What Slurm reports; with an empty state it does not know the job (any more)."""
+    """What Slurm reports of a job; the state is empty if Slurm does not know the job."""
 
     id: str = ""
     state: str = ""

@@ -333,7 +333,7 @@ def test_a_refused_log_is_not_asked_for_without_a_pause(lab: Lab):
     pieces.close()  # type: ignore[attr-defined]
 
 
-def test_the_threads_of_a_reader_that_has_left_end_without_a_word(
+def test_threads_end_silently_when_their_reader_has_left(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     monkeypatch.setattr(retries, "FIRST_S", 0.0)

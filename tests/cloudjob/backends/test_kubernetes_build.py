@@ -508,7 +508,7 @@ def test_an_impossible_job_is_refused_before_anything_is_sent(
 
 
 @pytest.mark.parametrize("name", ["Lab", "a_b", "x" * 64, "", "a.b"])
-def test_a_namespace_that_cannot_be_is_refused(name: str):
+def test_an_invalid_namespace_is_refused(name: str):
     with pytest.raises(SpecError, match=r"kubernetes\.namespace: is not the name of a namespace"):
         request.build(submission(), ENGINES["volcano"], name)
 
@@ -827,6 +827,6 @@ def test_a_restarted_job_has_the_start_of_its_last_attempt():
     assert seen(volcano_job("Running")).attempt_at == ""
 
 
-def test_a_site_is_a_key():
+def test_a_cluster_can_be_a_key_of_a_mapping():
     """Clients are cached by it."""
     assert {Cluster("a", "b", "c"): 1}[Cluster("a", "b", "c")] == 1

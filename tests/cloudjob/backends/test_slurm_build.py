@@ -102,7 +102,7 @@ def test_the_script_of_a_plain_job():
     ("launcher", "mpi", "has_ssh"),
     [("command", "ssh", True), ("mpirun", "ssh", False), ("mpirun", "pmix", False)],
 )
-def test_only_a_job_that_speaks_ssh_makes_a_key_of_ssh(launcher, mpi, has_ssh):
+def test_only_a_job_that_uses_ssh_makes_an_ssh_key(launcher, mpi, has_ssh):
     """Other jobs need any shared secret, but no program of OpenSSH."""
     made = built(launcher=launcher, procs_per_node=1, slurm={"mpi": mpi}).job_script
 
@@ -115,7 +115,7 @@ def test_the_script_of_every_node():
     golden("slurm-node.sh", built().node_script)
 
 
-def test_every_key_is_one_line_of_the_script():
+def test_every_key_becomes_one_option_in_the_script():
     lines = built(slurm=WHOLE).job_script.splitlines()
 
     assert [line for line in lines if line.startswith("#SBATCH")] == [
@@ -177,7 +177,7 @@ def test_variables_lie_in_a_file_and_not_in_a_script():
     assert '"TOKEN": "***"' in shown
 
 
-def test_what_each_entry_is_given_is_a_job_of_these_nodes():
+def test_each_entry_gets_the_variables_of_its_node():
     """A dry run plans with it."""
     nodes = [env.read(environ) for environ in built().environments]
 
@@ -187,7 +187,7 @@ def test_what_each_entry_is_given_is_a_job_of_these_nodes():
     assert {node.secret_names for node in nodes} == {("TOKEN",)}
 
 
-def test_with_a_host_the_files_of_a_folder_travel():
+def test_with_a_host_the_files_of_the_store_are_sent_with_the_job():
     """Code, record and outputs of the job's own are in its folder there; other places stay."""
     made = built(FAR)
     there = request.located(made, "/home/me there/.cloudjob/slurm/train-2k83xnf2")
@@ -249,7 +249,7 @@ def test_site_defaults_reach_sbatch_only_where_the_job_sets_nothing():
         ({"scratch": "tmp"}, "slurm.scratch: is not an absolute path"),
     ],
 )
-def test_what_cannot_be_is_refused_before_anything_is_sent(options, message):
+def test_invalid_options_are_refused_before_anything_is_sent(options, message):
     with pytest.raises(SpecError, match="^" + message.replace("[", r"\[").replace("]", r"\]")):
         built(slurm=options)
 
@@ -263,14 +263,14 @@ def test_options_that_only_resemble_reserved_ones_are_allowed(option):
 
 
 @pytest.mark.parametrize("launcher", ["torchrun", "python"])
-def test_what_has_no_mpi_has_no_pmix(launcher):
+def test_pmix_is_refused_for_launchers_without_mpi(launcher):
     """A profile may set it for all jobs."""
     made = built(launcher=launcher, procs_per_node=1, slurm={"mpi": "pmix"})
 
     assert made.env["CLOUDJOB_LAUNCHER"] == launcher
 
 
-def test_a_key_that_is_none_names_the_nearest(tmp_path):
+def test_an_unknown_key_is_reported_with_the_nearest_one(tmp_path):
     path = tmp_path / "job.yaml"
     path.write_text("backend: slurm\nscript: a.py\nslurm:\n  partion: gpu\n")
 
@@ -294,7 +294,7 @@ def test_the_words_of_the_script_survive_the_shell(words):
 
 @pytest.mark.parametrize("options", [{}, WHOLE])
 @pytest.mark.parametrize("where", [HERE, FAR], ids=["here", "far"])
-def test_the_scripts_are_good_shell(options, where, tmp_path):
+def test_the_scripts_have_valid_shell_syntax(options, where, tmp_path):
     made = built(where, slurm=options)
     for name, text in (("job.sh", made.job_script), ("node.sh", made.node_script)):
         path = tmp_path / name
@@ -303,7 +303,7 @@ def test_the_scripts_are_good_shell(options, where, tmp_path):
         assert (done.returncode, done.stderr) == (0, b"")
 
 
-def test_sbatch_sees_next_to_nothing_of_the_shell(monkeypatch):
+def test_sbatch_gets_a_minimal_environment(monkeypatch):
     monkeypatch.setenv("STRAY", "x")
     monkeypatch.setenv("SBATCH_ACCOUNT", "lab of mine")
     done = Host().run("/", cluster.clean("env", ("SBATCH_ACCOUNT", "SBATCH_QOS")))
@@ -340,7 +340,7 @@ def test_a_refusal_has_a_hint(stderr, message, hint):
     assert hint in error.hint
 
 
-def test_the_tails_of_logs_are_read_as_they_are(tmp_path):
+def test_new_bytes_of_logs_are_read_unchanged(tmp_path):
     """Python and the shell script agree on any bytes, any offset, and logs that appear later."""
     (tmp_path / "node-0.log").write_bytes(b"abc\n\0\xff 1 2\n")
     (tmp_path / "node-11.log").write_bytes(b"5 6\nlast")

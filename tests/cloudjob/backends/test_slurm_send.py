@@ -20,7 +20,7 @@ from tests.cloudjob.backends.test_slurm_build import HERE, submission
         ("Socket timed out on send/recv operation", Unanswered, True),
     ],
 )
-def test_a_folder_stays_when_sbatch_does_not_know(
+def test_the_folder_is_kept_if_sbatch_may_have_submitted_the_job(
     words: str,
     kind: type[BackendError],
     is_kept: bool,

@@ -93,7 +93,7 @@ def test_a_job_whose_script_was_killed_has_slurms_final_state(word, expected, ca
 
 
 @pytest.mark.parametrize("word", ["RUNNING", "COMPLETING", "SUSPENDED", "RESIZING"])
-def test_a_job_that_runs(word):
+def test_a_running_job_has_the_start_of_its_script(word):
     """Its start is that of its script."""
     found = status(BEGIN, word)
 
@@ -101,14 +101,14 @@ def test_a_job_that_runs(word):
     assert found.started_at == "2026-11-21T10:54:37.000Z"
 
 
-def test_a_word_that_slurm_had_not_is_unknown():
+def test_an_unrecognised_state_of_slurm_is_unknown():
     """An unknown state is neither a success nor final."""
     found = status(BEGIN, "TELEPORTING")
 
     assert (found.state, found.native, found.ended_at) == (JobState.UNKNOWN, "TELEPORTING", None)
 
 
-def test_a_success_needs_no_word_of_slurm():
+def test_a_success_is_known_without_asking_slurm():
     """The last line of the script's notes is enough."""
     found = status(BEGIN + "end 0 1795258490\n")
 
@@ -116,7 +116,7 @@ def test_a_success_needs_no_word_of_slurm():
     assert found.ended_at == "2026-11-21T10:54:50.000Z"
 
 
-def test_an_end_that_slurm_has_not_seen_is_none_yet():
+def test_a_job_has_ended_only_when_slurm_agrees():
     """Only Slurm knows whether the job begins again, and why it was ended."""
     text = BEGIN + "asked slurm 1795258488\nend 143 1795258490\n"
 
@@ -177,7 +177,7 @@ def test_a_node_that_failed_is_named():
     assert status(marks, "NODE_FAIL", reason="NodeDown").message == "n2 has failed (NodeDown)"
 
 
-def test_memory_that_was_short_is_named_with_its_limit():
+def test_a_job_that_ran_out_of_memory_is_reported_with_its_limit():
     found = status(BEGIN + "memory n2 308M a node 1795258489\nend 137 1795258490\n", "FAILED")
 
     assert found.reason == (
@@ -202,7 +202,7 @@ def test_a_folder_that_a_node_does_not_see_is_named_as_the_cause(marks, reason, 
     assert found.message.startswith(f"{host} does not see the job's folder: it must be on a disk")
 
 
-def test_a_job_that_begins_again_has_forgotten_its_first_time():
+def test_only_the_last_attempt_of_a_job_counts():
     """Only lines after the last beginning count."""
     again = "begin 8 1 n3,n4 1795258600\n"
     text = BEGIN + "asked warned 3500 40 1795258488\n" + again
@@ -212,7 +212,7 @@ def test_a_job_that_begins_again_has_forgotten_its_first_time():
 
 
 @given(st.text())
-def test_no_text_is_more_than_one_line_of_nothing(text):
+def test_any_text_is_parsed_without_an_error(text):
     marks = state.read_marks(text)
     assert state.waits(text)
     for found in [Facts(), *state.read_jobs(text).values()]:
@@ -225,7 +225,7 @@ WORDS = st.sampled_from(
 
 
 @given(st.lists(st.one_of(WORDS, st.text(max_size=8), st.integers().map(str))).map(" ".join))
-def test_words_in_any_order_are_read(text):
+def test_marks_in_any_order_are_parsed_without_an_error(text):
     marks = state.read_marks(text.replace("begin", "\nbegin"))
     found = facts(text.replace("|", "").split()[0] if text.replace("|", "").split() else "FAILED")
     result = state.status_of(marks, found, is_cancelled=False)
