@@ -290,12 +290,13 @@ class Stitcher:
         return next((place for place in places if self._fits(text, place, _PROOF)), None)
 
     def _fits(self, text: str, place: int, proof: int = 0) -> bool:
-        """Whether the text before ``place`` is the end of what was read: of whole lines.
+        """Whether the text before ``place`` is the end of what was read.
 
         Args:
             proof: How many characters must be the same.
         """
-        if self._tail and text[place - 1 : place] != "\n":
+        # Else U+FFFD, which is skipped below, could be all that stands before it.
+        if self._tail and text[place - 1 : place] != self._tail[-1]:
             return False
         # The window may begin within a character, the rest of which is then invalid.
         first = 0
