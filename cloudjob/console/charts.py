@@ -9,7 +9,7 @@ from statistics import fmean, median
 from typing import Any, NamedTuple
 
 from cloudjob import times
-from cloudjob.console.pages import words
+from cloudjob.console.text import displayable
 from cloudjob.model.status import JobStatus, Phase
 from cloudjob.tracking.journals import Journals, RankPoint
 from cloudjob.tracking.metrics import MetricPoint
@@ -419,7 +419,7 @@ def _lines_of(points: Sequence[MetricPoint]) -> dict[str, dict[str, Points]]:
     """Return the lines of each metric."""
     found: dict[str, dict[str, list[tuple[float, float]]]] = {}
     for point in sorted(points, key=lambda point: -1 if point.rank is None else point.rank):
-        line = words.text(point.source) or f"rank {point.rank}"
+        line = displayable(point.source) or f"rank {point.rank}"
         found.setdefault(point.name, {}).setdefault(line, []).append((point.step, point.value))
     return {
         name: {line: sorted(values) for line, values in lines.items()}

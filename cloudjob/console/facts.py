@@ -1,8 +1,12 @@
-"""What is known about a job, as names and texts."""
+"""The facts and the description of a job, as names and texts."""
 
 from __future__ import annotations
 
-from cloudjob.console.pages import words
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from cloudjob.console.text import displayable
 from cloudjob.model.status import JobStatus
 from cloudjob.model.text import counted
 from cloudjob.package.messages import size_text
@@ -29,9 +33,20 @@ def facts(status: JobStatus, job: Job) -> list[tuple[str, str]]:
             f"{counted(code.files, 'file')}, {size_text(code.size_bytes)}" if code else None,
         ),
     )
-    return [(name, words.text(value)) for name, value in known if value]
+    return [(name, displayable(value)) for name, value in known if value]
 
 
 def clock(moment: str | None) -> str:
     """Return a time of RFC 3339 in UTC without its fraction of a second."""
     return f"{moment[:10]} {moment[11:19]} UTC" if moment else ""
+
+
+def texts_of(values: Mapping[str, Any]) -> dict[str, str]:
+    """Return the keys of a job's description that have values, those of sections by full name."""
+    found = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            found.update({f"{key}.{name}": text for name, text in texts_of(value).items()})
+        elif value not in (None, "", []):
+            found[key] = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return found

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cloudjob import times
-from cloudjob.console.pages import words
+from cloudjob.console.text import displayable
 from cloudjob.errors import CloudJobError
 from cloudjob.home import records_path
 from cloudjob.home.records import JobRecord, Records
@@ -150,5 +150,5 @@ def row_of(status: JobStatus) -> Row:
         "started": started,
         "ended": ended,
         "exit_code": status.exit_code,
-        "reason": words.text(reason(status)[:_REASON_CHARS]),
+        "reason": displayable(reason(status)[:_REASON_CHARS]),
     }

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from cloudjob.console.emulated import EmulatedJob
-from cloudjob.console.pages import words
+from cloudjob.console.text import displayable_line
 from cloudjob.errors import CloudJobError
 from cloudjob.model import bars
 from cloudjob.model.status import Failure
@@ -76,12 +76,6 @@ class Page(NamedTuple):
     is_complete: bool = False
     error: str = ""
     rows: Sequence[dict[str, Any]] = ()
-
-
-def printable(line: bytes) -> str:
-    """Return what a terminal would show of a line last, without what controls a terminal."""
-    shown = bars.last_state(line).rstrip(b"\r\n")
-    return words.text(shown.decode("utf-8", "replace"))
 
 
 class LogTable:
@@ -157,7 +151,7 @@ class LogTable:
             last = 0
             for line, text in newest_first:
                 last = last or line
-                if wanted in printable(text):
+                if wanted in displayable_line(text):
                     break
             else:
                 line = last
@@ -192,7 +186,7 @@ class LogTable:
         node, rank, at, data = self._db.execute(
             "SELECT node, rank, at, text FROM lines WHERE line = ?", (line,)
         ).fetchone()
-        text = printable(data)
+        text = displayable_line(data)
         if len(text) > LONGEST_CHARS:
             text = f"{text[:LONGEST_CHARS]}… ({len(text)} characters)"
         return {"line": line, "at": at, "node": node, "rank": rank, "text": text}

@@ -15,9 +15,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from cloudjob import times
 from cloudjob.console import charts, screenshot
-from cloudjob.console.facts import clock, facts
-from cloudjob.console.log_table import LONGEST_CHARS, printable
-from cloudjob.console.pages import words
+from cloudjob.console.facts import clock, facts, texts_of
+from cloudjob.console.log_table import LONGEST_CHARS
+from cloudjob.console.text import displayable, displayable_line
 from cloudjob.errors import CloudJobError
 from cloudjob.model import summary
 from cloudjob.tracking import Job
@@ -47,7 +47,7 @@ def render(job: Job) -> str:
         job,
         shown,
         facts=facts(job.status(), job),
-        spec=read("description", lambda: _spec(job), {}),
+        spec=read("description", lambda: texts_of(job.spec()), {}),
         files=files[:_FILES],
         file_count=len(files),
         log=read("log", lambda: _log(job), []),
@@ -119,7 +119,7 @@ def _page(
         autoescape=True,
         undefined=StrictUndefined,
         # Not what is marked as safe.
-        finalize=lambda value: words.text(value) if type(value) is str else value,
+        finalize=lambda value: displayable(value) if type(value) is str else value,
     )
     return environment.get_template("report.html").render(
         status=status,
@@ -135,14 +135,6 @@ def _page(
     )
 
 
-def _spec(job: Job) -> dict[str, str]:
-    return {
-        name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        for name, value in job.spec().items()
-        if value not in (None, "", [], {})
-    }
-
-
 def _log(job: Job) -> list[tuple[str, str]]:
     """Return the mark and the text of the last lines."""
     last: deque[tuple[str, str]] = deque(maxlen=_LOG_LINES)
@@ -150,7 +142,7 @@ def _log(job: Job) -> list[tuple[str, str]]:
         for text in piece.data.split(b"\n")[:-1]:
             line = lines.read(text + b"\n")
             mark = f"node {piece.node}" if line.rank is None else f"rank {line.rank}"
-            last.append((mark, printable(line.data)[:LONGEST_CHARS]))
+            last.append((mark, displayable_line(line.data)[:LONGEST_CHARS]))
     return list(last)
 
 

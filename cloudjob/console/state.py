@@ -34,22 +34,6 @@ class Console:
         """
         return find(self.home, job_id)
 
-    def emulated(self, job_id: str) -> EmulatedJob:
-        """Return the job of the emulator with this id, which has ``PREFIX``.
-
-        Raises:
-            CloudJobError: There is none, or the emulator does not answer.
-        """
-        return EmulatedJob(self.home, job_id.removeprefix(PREFIX))
-
-    def cancel(self, job_id: str) -> None:
-        """Ask the job with this id to end.
-
-        Raises:
-            CloudJobError: It cannot be asked.
-        """
-        self.job(job_id).cancel()
-
     def journals(self, job: Job) -> Journals:
         """Return what the nodes of a job have recorded so far.
 
@@ -93,9 +77,9 @@ class Console:
         with self._lock:
             log = self._logs.pop(job_id, None)
             if log is None:
-                is_emulated = job_id.startswith(PREFIX)
-                job = self.emulated(job_id) if is_emulated else self.job(job_id)
-                log = LogTable(job)
+                key = job_id.removeprefix(PREFIX)
+                is_emulated = key != job_id
+                log = LogTable(EmulatedJob(self.home, key) if is_emulated else self.job(job_id))
                 while len(self._logs) >= _MOST_LOGS:
                     self._logs.pop(next(iter(self._logs))).close()
             # The one that was asked for last is the last to go.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any, NamedTuple
@@ -10,11 +9,12 @@ from typing import Any, NamedTuple
 from nicegui import ui
 
 from cloudjob.console import charts
+from cloudjob.console.facts import texts_of
 from cloudjob.console.job_list import row_of
-from cloudjob.console.pages import words
 from cloudjob.console.pages.frame import frame
 from cloudjob.console.pages.live import ChartView
 from cloudjob.console.state import Console
+from cloudjob.console.text import displayable
 from cloudjob.console.threads import in_thread
 from cloudjob.errors import CloudJobError
 from cloudjob.package.messages import size_text
@@ -52,7 +52,7 @@ def register(console: Console) -> None:
             try:
                 found = [await in_thread(console.job, job) for job in ids]
             except CloudJobError as error:
-                ui.label(words.text(error.message)).classes("text-negative")
+                ui.label(displayable(error.message)).classes("text-negative")
                 return
             if len(found) < 2:
                 ui.label("Select two or more jobs in the list to compare them.").classes("quiet")
@@ -98,7 +98,7 @@ class _Comparison:
             with ui.card().classes("panel").style("overflow-x: auto"):
                 ui.label(section.title).classes("panel-title")
                 if section.note:
-                    ui.label(words.text(section.note)).classes("quiet")
+                    ui.label(displayable(section.note)).classes("quiet")
                 if any(section.columns) or not section.note:
                     ui.html(self._table(section), sanitize=False).classes("w-full")
 
@@ -107,7 +107,7 @@ class _Comparison:
         head = "".join(f'<th><a href="/job/{job}">{job}</a></th>' for job in ids)
         rows = []
         for key in dict.fromkeys(key for column in section.columns for key in column):
-            cells = [words.text(column.get(key, "")) for column in section.columns]
+            cells = [displayable(column.get(key, "")) for column in section.columns]
             differs = len(set(cells)) > 1
             if differs or (self._shows_all and any(cells)):
                 kind = ' class="differs"' if differs and self._shows_all else ""
@@ -115,7 +115,7 @@ class _Comparison:
                     f'<td class="mono">{escape(cell) or "&ndash;"}</td>' for cell in cells
                 )
                 rows.append(
-                    f'<tr{kind}><td class="quiet">{escape(words.text(key))}</td>{texts}</tr>'
+                    f'<tr{kind}><td class="quiet">{escape(displayable(key))}</td>{texts}</tr>'
                 )
         body = "".join(rows) or f'<tr><td colspan="{len(ids) + 1}">no difference</td></tr>'
         return (
@@ -136,8 +136,8 @@ def _sections(jobs: Sequence[Job]) -> list[_Section]:
     variables = [spec.pop("env", None) or {} for spec in specs]
     return [
         _Section("Results", [_result(job) for job in jobs]),
-        _Section("Description", [_flat(spec) for spec in specs], "; ".join(notes)),
-        _Section("Variables", [_flat(each) for each in variables]),
+        _Section("Description", [texts_of(spec) for spec in specs], "; ".join(notes)),
+        _Section("Variables", [texts_of(each) for each in variables]),
     ]
 
 
@@ -154,21 +154,6 @@ def _result(job: Job) -> dict[str, str]:
         "exit code": "" if row["exit_code"] is None else str(row["exit_code"]),
         "reason": row["reason"],
     }
-
-
-def _flat(values: Mapping[str, Any]) -> dict[str, str]:
-    """Return values as text; those of the sections of a job file get the section's name."""
-    found = {}
-    for key, value in values.items():
-        for name, part in value.items() if isinstance(value, dict) else (("", value),):
-            found[f"{key}.{name}" if name else key] = _text(part)
-    return found
-
-
-def _text(value: Any) -> str:
-    if value in (None, "", [], {}):
-        return ""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _code(jobs: Sequence[Job]) -> _Section:

@@ -7,9 +7,12 @@ from typing import Any
 
 from nicegui import ui
 
-from cloudjob.console.pages import log, words
+from cloudjob.console.emulated import EmulatedJob
+from cloudjob.console.pages import log
 from cloudjob.console.pages.frame import frame
+from cloudjob.console.pages.widgets import NAME, column, grid
 from cloudjob.console.state import Console
+from cloudjob.console.text import displayable
 from cloudjob.console.threads import in_thread
 from cloudjob.emulator import daemon
 from cloudjob.errors import CloudJobError
@@ -19,31 +22,19 @@ from cloudjob.model.summary import span
 from cloudjob.model.text import counted
 
 _REFRESH_S = 3.0
-_COLUMNS: list[dict[str, Any]] = [
-    {
-        "field": "name",
-        "headerName": "Job",
-        "flex": 1,
-        "minWidth": 150,
-        "cellClass": "mono",
-        ":cellRenderer": "console_ui.file",
-    },
-    {
-        "field": "phase",
-        "headerName": "Phase",
-        "width": 130,
-        "cellClassRules": {"state-FAILED": "['Failed', 'Abnormal'].includes(x)"},
-    },
-    {"field": "nodes", "headerName": "Nodes", "width": 90, "type": "numericColumn"},
-    {"field": "user", "headerName": "User", "width": 130},
-    {
-        "field": "created",
-        "headerName": "Created",
-        "width": 190,
-        ":valueFormatter": "console_ui.date",
-    },
-    {"field": "duration", "headerName": "Duration", "width": 120},
-]
+_COLUMNS = (
+    {**NAME, "headerName": "Job", ":cellRenderer": "console_ui.file"},
+    column(
+        "phase",
+        "Phase",
+        width=130,
+        cellClassRules={"state-FAILED": "['Failed', 'Abnormal'].includes(x)"},
+    ),
+    column("nodes", "Nodes", width=90, type="numericColumn"),
+    column("user", "User", width=130),
+    column("created", "Created", width=190, **{":valueFormatter": "console_ui.date"}),
+    column("duration", "Duration", width=120),
+)
 
 
 def register(console: Console) -> None:
@@ -53,24 +44,22 @@ def register(console: Console) -> None:
     async def page() -> None:
         with frame("Emulator", "Emulator"):
             note = ui.label("…").classes("quiet")
-            table = ui.aggrid(
-                {
-                    "columnDefs": _COLUMNS,
+            table = grid(
+                _COLUMNS,
+                **{
                     "rowData": [],
                     ":getRowId": "params => params.data.id",
                     "rowHeight": 34,
                     "overlayNoRowsTemplate": "The emulator has no jobs.",
                     ":onGridReady": "params => console_ui.narrowEmulator(params.api)",
                 },
-                theme="quartz",
-                auto_size_columns=False,
             ).classes("jobs-grid outputs-grid")
 
         async def refresh() -> None:
             try:
                 total, rows = await in_thread(_rows, console.home)
             except CloudJobError as error:
-                note.set_text(words.text(error.message))
+                note.set_text(displayable(error.message))
                 return
             shown = f"; the newest {len(rows)}" if total > len(rows) else ""
             note.set_text(f"{counted(total, 'job')} in the emulator{shown}")
@@ -83,13 +72,13 @@ def register(console: Console) -> None:
     @ui.page("/emulator/{key}")
     async def log_page(key: str) -> None:
         try:
-            job = await in_thread(console.emulated, key)
+            job = await in_thread(EmulatedJob, console.home, key)
         except CloudJobError as error:
             with frame("Emulator", "Emulator"), ui.card().classes("panel"):
-                ui.label(words.text(error.message))
+                ui.label(displayable(error.message))
                 ui.link("Jobs of the emulator", "/emulator")
             return
-        with frame(words.text(job.name), "Emulator", words.text(job.name)):
+        with frame(displayable(job.name), "Emulator", displayable(job.name)):
             ui.label("Another client created this job: the console shows its log.").classes("quiet")
             log.build(job)
 
@@ -107,13 +96,13 @@ def _rows(home: Path) -> tuple[int, list[dict[str, Any]]]:
         rows.append(
             {
                 "id": job["id"],
-                "name": words.text(job["name"]),
+                "name": displayable(job["name"]),
                 "link": f"/job/{ours[job['id']]}"
                 if job["id"] in ours
                 else f"/emulator/{job['id']}",
                 "phase": job["phase"],
                 "nodes": job["nodes"],
-                "user": words.text(job["user_name"]),
+                "user": displayable(job["user_name"]),
                 "created": job["create_ms"] / 1000,
                 "duration": span(ran_ms / 1000) if job["end_ms"] and job["start_ms"] else "",
             }

@@ -8,15 +8,15 @@ from typing import Any
 from nicegui import ui
 
 from cloudjob.console.pages import log, metrics, outputs, ranks, resources, submitted
-from cloudjob.console.pages.confirm import confirm
 from cloudjob.console.pages.frame import badge, frame
 from cloudjob.console.pages.overview import Overview
-from cloudjob.console.pages.words import since, text
+from cloudjob.console.pages.widgets import confirm
 from cloudjob.console.state import Console
+from cloudjob.console.text import displayable
 from cloudjob.console.threads import in_thread
 from cloudjob.errors import CloudJobError
 from cloudjob.model.status import JobState, JobStatus, Phase
-from cloudjob.model.summary import duration
+from cloudjob.model.summary import age, duration
 from cloudjob.tracking import Job
 
 _REFRESH_S = 2.0
@@ -35,7 +35,7 @@ def register(console: Console) -> None:
             job = await in_thread(console.job, job_id)
         except CloudJobError as error:
             with frame(job_id, job_id), ui.card().classes("panel"):
-                ui.label(text(error.message))
+                ui.label(displayable(error.message))
                 ui.link("All jobs", "/")
             return
         await _JobPage(console, job).build(view if view in _VIEWS else _VIEWS[0])
@@ -125,9 +125,11 @@ class _JobPage:
     def _head(self) -> None:
         status = self._status
         with ui.row().classes("w-full items-center gap-3"):
-            ui.label(text(status.name)).classes("job-title")
+            ui.label(displayable(status.name)).classes("job-title")
             badge(status.state.value)
-            ui.label(" · ".join(filter(None, (duration(status), since(status))))).classes("quiet")
+            ui.label(
+                " · ".join(filter(None, (duration(status), f"submitted {age(status)} ago")))
+            ).classes("quiet")
             ui.space()
             copy = ui.button("Copy id", icon="content_copy", on_click=self._copy)
             copy.props("flat dense no-caps size=md")
@@ -135,7 +137,7 @@ class _JobPage:
                 cancel = ui.button("Cancel", icon="cancel", on_click=self._cancel)
                 cancel.props("flat dense no-caps color=negative")
         if self._error:
-            ui.label(text(self._error)).classes("text-negative")
+            ui.label(displayable(self._error)).classes("text-negative")
 
     def _copy(self) -> None:
         ui.clipboard.write(self._job.id)
@@ -150,4 +152,4 @@ class _JobPage:
                 await in_thread(self._job.cancel)
                 ui.notify(f"Asked {self._job.id} to end.", type="positive")
             except CloudJobError as error:
-                ui.notify(text(error.message), type="negative", multi_line=True)
+                ui.notify(displayable(error.message), type="negative", multi_line=True)

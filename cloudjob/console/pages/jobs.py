@@ -8,12 +8,12 @@ from typing import Any
 from fastapi import Response
 from nicegui import app, ui
 
-from cloudjob.console.pages import words
-from cloudjob.console.pages.answer import answer
 from cloudjob.console.pages.compare import MOST_JOBS
-from cloudjob.console.pages.confirm import confirm
 from cloudjob.console.pages.frame import COLOURS, frame
+from cloudjob.console.pages.http import json_response
+from cloudjob.console.pages.widgets import column, confirm, grid
 from cloudjob.console.state import Console
+from cloudjob.console.text import displayable
 from cloudjob.console.threads import in_thread
 from cloudjob.emulator import daemon
 from cloudjob.errors import CloudJobError
@@ -22,7 +22,7 @@ _ALL = "all"
 
 
 def _column(field: str, header: str, **more: Any) -> dict[str, Any]:
-    return {"field": field, "headerName": header, "tooltipField": field, **more}
+    return column(field, header, tooltipField=field, **more)
 
 
 _COLUMNS = [
@@ -60,7 +60,7 @@ def register(console: Console) -> None:
     @app.get("/api/jobs")
     def jobs(since: int = 0, limit: int | None = None) -> Response:
         found = console.jobs.changes(since)
-        return answer(found._replace(rows=found.rows[:limit]))
+        return json_response(found._replace(rows=found.rows[:limit]))
 
     @ui.page("/")
     def page(state: str = _ALL, q: str = "") -> None:
@@ -93,10 +93,9 @@ class _JobsPage:
                 self._compare.on_click(self._open_comparison)
                 self._cancel.on_click(self._confirm_cancel)
             ui.html('<div id="list-error" role="alert"></div>', sanitize=False)
-            self._grid = ui.aggrid(
-                {
-                    "columnDefs": _COLUMNS,
-                    "defaultColDef": {"sortable": True, "resizable": True},
+            self._grid = grid(
+                _COLUMNS,
+                **{
                     ":getRowId": "params => params.data.job",
                     "rowSelection": {
                         "mode": "multiRow",
@@ -116,8 +115,6 @@ class _JobsPage:
                     ":isExternalFilterPresent": "console_ui.hasStateFilter",
                     ":doesExternalFilterPass": "console_ui.hasState",
                 },
-                theme="quartz",
-                auto_size_columns=False,
             ).classes("jobs-grid")
 
     def _search(self, text: str) -> None:
@@ -147,7 +144,7 @@ class _JobsPage:
             return
         for job in jobs:
             try:
-                await in_thread(self._console.cancel, job)
+                await in_thread((await in_thread(self._console.job, job)).cancel)
                 ui.notify(f"Asked {job} to end.", type="positive")
             except CloudJobError as error:
-                ui.notify(words.text(error.message), type="negative", multi_line=True)
+                ui.notify(displayable(error.message), type="negative", multi_line=True)

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from nicegui import ui
 
 from cloudjob.console.charts import Chart
-from cloudjob.console.pages import words
+from cloudjob.console.text import displayable
 from cloudjob.errors import CloudJobError
 from cloudjob.tracking import Job
 
@@ -53,7 +53,7 @@ class Live:
                 note = await self.draw()
             except CloudJobError as error:
                 note = error.message
-            self._note.set_text(words.text(note))
+            self._note.set_text(displayable(note))
             self._note.set_visibility(bool(note))
             self._next_s = time.monotonic() + _REST * (time.monotonic() - begun)
 
@@ -119,7 +119,7 @@ class ChartPanel:
     ) -> None:
         with ui.card().classes("panel"):
             with ui.row().classes("items-baseline gap-2"):
-                ui.label(words.text(chart.title)).classes("panel-title")
+                ui.label(displayable(chart.title)).classes("panel-title")
                 self._note = ui.label(chart.note).classes("quiet")
             renderer: Literal["svg", "canvas"] = "svg" if is_text else "canvas"
             self._chart = ui.echart(chart.option, on_click, renderer=renderer)

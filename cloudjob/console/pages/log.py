@@ -11,7 +11,8 @@ from nicegui import app, ui
 
 from cloudjob.console.emulated import EmulatedJob
 from cloudjob.console.log_table import Page, Selection
-from cloudjob.console.pages.answer import answer, query
+from cloudjob.console.pages.http import json_response, parameter
+from cloudjob.console.pages.widgets import grid
 from cloudjob.console.state import Console
 from cloudjob.errors import CloudJobError
 from cloudjob.tracking import Job
@@ -54,9 +55,9 @@ def register(console: Console) -> None:
     ) -> Response:
         try:
             which = Selection(node, rank, text)
-            return answer(console.log(job_id).page(which, start, end))
+            return json_response(console.log(job_id).page(which, start, end))
         except CloudJobError as error:
-            return answer(Page(error=error.message))
+            return json_response(Page(error=error.message))
 
     @app.get("/api/jobs/{job_id}/log/failure")
     def failure(
@@ -68,8 +69,8 @@ def register(console: Console) -> None:
                 console.log(job_id).find(failed, Selection(node, rank, text)) if failed else None
             )
             if found is not None:
-                return answer(_Place(*found))
-        return answer(_Place())
+                return json_response(_Place(*found))
+        return json_response(_Place())
 
 
 class _Place(NamedTuple):
@@ -89,8 +90,8 @@ class _LogView:
         self._job = job
         self._name = json.dumps(job.id)
         request = ui.context.client.request
-        rank = query(request, "rank")
-        self._jumps = query(request, "failure") == "1"
+        rank = parameter(request, "rank")
+        self._jumps = parameter(request, "failure") == "1"
         is_rank = rank.isdecimal() and len(rank) < 10 and int(rank) < job.ranks
         self._selection: dict[str, Any] = {"rank": int(rank)} if is_rank else {}
 
@@ -110,9 +111,9 @@ class _LogView:
             self._jump("vertical_align_top", "toStart", "First line")
             self._jump("vertical_align_bottom", "toEnd", "Last line")
         begin = f"{self._name}, {json.dumps(self._selection)}, {json.dumps(self._jumps)}"
-        ui.aggrid(
-            {
-                "columnDefs": _COLUMNS,
+        grid(
+            _COLUMNS,
+            **{
                 "rowModelType": "infinite",
                 "cacheBlockSize": 200,
                 "maxBlocksInCache": 20,
@@ -123,8 +124,6 @@ class _LogView:
                 ":rowClassRules": "({'failure-line': console_ui.isFailure})",
                 ":onGridReady": f"p => console_ui.log(p.api, {begin})",
             },
-            theme="quartz",
-            auto_size_columns=False,
         ).classes("log-grid")
 
     def _choice(self, label: str, key: str, count: int) -> None:

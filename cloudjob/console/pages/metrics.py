@@ -5,8 +5,8 @@ from __future__ import annotations
 from nicegui import ui
 
 from cloudjob.console import charts
-from cloudjob.console.pages.command import show_command
 from cloudjob.console.pages.live import ChartView
+from cloudjob.console.pages.widgets import show_command
 from cloudjob.console.state import Console
 from cloudjob.console.threads import in_thread
 from cloudjob.tracking import Job

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from urllib.parse import quote
 
 from fastapi import Request, Response
 from fastapi.responses import PlainTextResponse, StreamingResponse
 from nicegui import app, ui
 
-from cloudjob.console.pages import words
-from cloudjob.console.pages.answer import address, query
-from cloudjob.console.pages.command import show_command
+from cloudjob.console.pages.http import parameter, url
+from cloudjob.console.pages.widgets import NAME, SIZE, column, short_grid, show_command
 from cloudjob.console.state import Console
+from cloudjob.console.text import displayable
 from cloudjob.console.threads import in_thread
 from cloudjob.errors import CloudJobError
 from cloudjob.model.text import counted
@@ -21,31 +21,12 @@ from cloudjob.package.messages import size_text
 from cloudjob.tracking import Job
 from cloudjob.tracking.outputs import Output
 
-_COLUMNS: list[dict[str, Any]] = [
-    {
-        "field": "name",
-        "headerName": "Name",
-        "flex": 1,
-        "minWidth": 160,
-        "cellClass": "mono",
-        ":cellRenderer": "console_ui.file",
-    },
-    {
-        "field": "bytes",
-        "headerName": "Size",
-        "width": 110,
-        "type": "numericColumn",
-        ":valueFormatter": "p => p.data.size",
-    },
-    {
-        "field": "modified",
-        "headerName": "Written",
-        "width": 190,
-        ":valueFormatter": "console_ui.date",
-    },
-    {"field": "note", "headerName": "", "width": 120},
-]
-_HEAD_PX, _ROW_PX, _MOST_ROWS = 56, 32, 16
+_COLUMNS = (
+    {**NAME, ":cellRenderer": "console_ui.file"},
+    SIZE,
+    column("modified", "Written", width=190, **{":valueFormatter": "console_ui.date"}),
+    column("note", "", width=120),
+)
 
 
 def register(console: Console) -> None:
@@ -53,7 +34,7 @@ def register(console: Console) -> None:
 
     @app.get("/api/jobs/{job_id}/output")
     async def output(job_id: str, request: Request) -> Response:
-        name = query(request, "name")
+        name = parameter(request, "name")
 
         def begin() -> tuple[Output, Iterator[bytes], bytes] | None:
             found = console.job(job_id).outputs()
@@ -66,7 +47,7 @@ def register(console: Console) -> None:
         try:
             begun = await in_thread(begin)
         except CloudJobError as error:
-            return PlainTextResponse(f"{words.text(error.message)}\n", 502)
+            return PlainTextResponse(f"{displayable(error.message)}\n", 502)
         if begun is None:
             return PlainTextResponse("the job has stored no such file\n", 404)
         file, pieces, first = begun
@@ -101,7 +82,7 @@ class _Row(NamedTuple):
 
 async def build(job: Job) -> None:
     """List a folder of the outputs, which ``?path=`` chooses."""
-    path = query(ui.context.client.request, "path").strip("/")
+    path = parameter(ui.context.client.request, "path").strip("/")
     with ui.card().classes("panel") as panel:
         # The store may take a while to answer.
         ui.spinner()
@@ -113,7 +94,7 @@ async def build(job: Job) -> None:
     panel.clear()
     with panel:
         if not files:
-            ui.label(words.text(error) or "No outputs are stored.").classes("quiet")
+            ui.label(displayable(error) or "No outputs are stored.").classes("quiet")
             return
         _show(job, files, path)
         show_command("Download all:", f"cloudjob outputs {job.id} --to DIR")
@@ -127,7 +108,7 @@ def _show(job: Job, files: list[Output], path: str) -> None:
         ui.link("Outputs", place).classes("panel-title")
         for depth, part in enumerate(parents, 1):
             ui.label("/").classes("quiet")
-            ui.link(words.text(part), address(place, path="/".join(parents[:depth])))
+            ui.link(displayable(part), url(place, path="/".join(parents[:depth])))
         total = size_text(sum(row.size_bytes for row in rows))
         ui.label(f"{counted(len(rows), 'entry', 'entries')}, {total}").classes("quiet")
         ui.space()
@@ -135,7 +116,7 @@ def _show(job: Job, files: list[Output], path: str) -> None:
         again.props('flat dense round size=sm aria-label="List again"')
     shown = [
         {
-            "name": words.text(row.name),
+            "name": displayable(row.name),
             "link": row.link,
             "bytes": row.size_bytes,
             "size": size_text(row.size_bytes) if row.size_bytes or not row.note else "",
@@ -144,18 +125,14 @@ def _show(job: Job, files: list[Output], path: str) -> None:
         }
         for row in rows
     ]
-    ui.aggrid(
-        {
-            "columnDefs": _COLUMNS,
-            "rowData": shown,
-            "rowHeight": _ROW_PX,
-            "defaultColDef": {"sortable": True},
+    short_grid(
+        _COLUMNS,
+        shown,
+        **{
             "overlayNoRowsTemplate": "This folder is empty.",
             ":onGridReady": "p => console_ui.outputs(p.api)",
         },
-        theme="quartz",
-        auto_size_columns=False,
-    ).classes("outputs-grid").style(f"height: {_HEAD_PX + _ROW_PX * min(len(rows), _MOST_ROWS)}px")
+    )
 
 
 def _rows(job: Job, files: list[Output], path: str) -> list[_Row]:
@@ -170,7 +147,7 @@ def _rows(job: Job, files: list[Output], path: str) -> list[_Row]:
         if slash:
             folders.setdefault(name, []).append(file)
         else:
-            link = address(f"/api/jobs/{job.id}/output", name=file.name)
+            link = url(f"/api/jobs/{job.id}/output", name=file.name)
             note = "incomplete" if file.is_incomplete else ""
             here.append(_Row(name, file.size_bytes, file.modified_ns, link, note))
     place = f"/job/{job.id}/outputs"
@@ -179,7 +156,7 @@ def _rows(job: Job, files: list[Output], path: str) -> list[_Row]:
             f"{name}/",
             sum(file.size_bytes for file in below),
             max(file.modified_ns for file in below),
-            address(place, path=start + name),
+            url(place, path=start + name),
             counted(len(below), "file"),
         )
         for name, below in folders.items()

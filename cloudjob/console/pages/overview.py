@@ -10,8 +10,8 @@ from nicegui import ui
 
 from cloudjob.console import charts
 from cloudjob.console.facts import facts
-from cloudjob.console.pages import words
 from cloudjob.console.pages.live import ChartPanel
+from cloudjob.console.text import displayable
 from cloudjob.model.status import Failure, JobStatus, Phase
 from cloudjob.tracking import Job
 
@@ -60,11 +60,11 @@ def _verdict(job: Job, failure: Failure) -> None:
             f"rank {failure.rank}" if failure.rank is not None else "",
             f"exit code {failure.exit_code}" if failure.exit_code is not None else "",
         )
-        ui.label(words.text(" · ".join(filter(None, place)))).classes("verdict-place")
-        ui.label(words.text(failure.message or "failed")).classes("verdict-message")
+        ui.label(displayable(" · ".join(filter(None, place)))).classes("verdict-place")
+        ui.label(displayable(failure.message or "failed")).classes("verdict-message")
         if failure.last_lines:
             ui.label("Last lines").classes("fact-name")
-            text = escape(words.text("\n".join(failure.last_lines)))
+            text = escape(displayable("\n".join(failure.last_lines)))
             lines = ui.html(f'<pre class="lines" tabindex="0">{text}</pre>', sanitize=False)
             lines.classes("w-full")
         with ui.row():

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable
-from html import escape
-from typing import Any
-
 from nicegui import ui
 
-from cloudjob.console.pages import words
-from cloudjob.console.pages.command import show_command
+from cloudjob.console.facts import texts_of
+from cloudjob.console.pages.widgets import NAME, SIZE, column, short_grid, show_command, text_table
+from cloudjob.console.text import displayable
 from cloudjob.console.threads import in_thread
 from cloudjob.errors import CloudJobError
 from cloudjob.model.text import counted
@@ -18,20 +14,9 @@ from cloudjob.package.messages import size_text
 from cloudjob.tracking import Job
 from jobentry.contract.packages import FILE, FOLDER, LINK, Entry
 
-_COLUMNS: list[dict[str, Any]] = [
-    {"field": "name", "headerName": "Name", "flex": 1, "minWidth": 160, "cellClass": "mono"},
-    {
-        "field": "bytes",
-        "headerName": "Size",
-        "width": 110,
-        "type": "numericColumn",
-        ":valueFormatter": "p => p.data.size",
-    },
-    {"field": "mode", "headerName": "Mode", "width": 90, "cellClass": "mono"},
-]
+_COLUMNS = (NAME, SIZE, column("mode", "Mode", width=90, cellClass="mono"))
 # A page with more would take seconds to load.
 _MOST_FILES = 20_000
-_HEAD_PX, _ROW_PX, _MOST_ROWS = 56, 28, 16
 
 
 async def build(job: Job) -> None:
@@ -50,7 +35,7 @@ async def build(job: Job) -> None:
         if entries:
             _package(entries)
         else:
-            ui.label(words.text(error) or "The package has no files.").classes("quiet")
+            ui.label(displayable(error) or "The package has no files.").classes("quiet")
 
 
 def _package(entries: list[Entry]) -> None:
@@ -59,48 +44,24 @@ def _package(entries: list[Entry]) -> None:
     ui.label(f"{counted(len(entries), 'file')}, {total}{left_out}").classes("quiet")
     rows = [
         {
-            "name": words.text(each.name + (f" → {each.target}" if each.kind == LINK else "")),
+            "name": displayable(each.name + (f" → {each.target}" if each.kind == LINK else "")),
             "bytes": each.size_bytes,
             "size": size_text(each.size_bytes) if each.kind == FILE else "link",
             "mode": f"{each.mode:04o}" if each.kind == FILE else "",
         }
         for each in entries[:_MOST_FILES]
     ]
-    height_px = _HEAD_PX + _ROW_PX * min(len(rows), _MOST_ROWS)
-    options = {
-        "columnDefs": _COLUMNS,
-        "rowData": rows,
-        "rowHeight": _ROW_PX,
-        "defaultColDef": {"sortable": True},
-        "enableCellTextSelection": True,
-    }
-    table = ui.aggrid(options, theme="quartz", auto_size_columns=False)
-    table.classes("w-full").style(f"height: {height_px}px")
+    short_grid(_COLUMNS, rows, enableCellTextSelection=True)
 
 
 def _description(job: Job) -> None:
     try:
         spec = job.spec()
     except CloudJobError as error:
-        ui.label(words.text(error.message)).classes("quiet")
+        ui.label(displayable(error.message)).classes("quiet")
         return
-    variables = spec.pop("env", None) or {}
-    _table("Job description", ((k, v) for k, v in spec.items() if v not in (None, "", [], {})))
+    variables = spec.pop("env", None)
+    text_table("Job description", texts_of(spec).items())
     if variables:
-        _table("Variables", sorted(variables.items()))
+        text_table("Variables", sorted(texts_of(variables).items()))
     show_command("Submit it again:", f"cloudjob cp {job.id}")
-
-
-def _table(title: str, rows: Iterable[tuple[str, object]]) -> None:
-    with ui.card().classes("panel"):
-        ui.label(title).classes("panel-title")
-        text = "".join(
-            f"<tr><td class='quiet'>{escape(words.text(name))}</td>"
-            f"<td class='mono'>{escape(words.text(_text(value)))}</td></tr>"
-            for name, value in rows
-        )
-        ui.html(f'<table class="plain">{text}</table>', sanitize=False).classes("w-full")
-
-
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 from cloudjob.console.job_list import Changes, row_of
-from cloudjob.console.pages import words
-from cloudjob.console.pages.answer import answer
+from cloudjob.console.pages.http import json_response
+from cloudjob.console.text import displayable
 from cloudjob.model.status import Failure, JobState
 from tests.support.statuses import status_of
 
@@ -16,17 +16,17 @@ MESSAGE = b"caf\xe9 <b>".decode("utf-8", "surrogateescape")
 def test_a_message_that_is_not_utf8_does_not_stop_the_list():
     row = {"reason": MESSAGE}
 
-    assert json.loads(bytes(answer(Changes(1, [row], [], "")).body))["rows"] == [row]
+    assert json.loads(bytes(json_response(Changes(1, [row], [], "")).body))["rows"] == [row]
 
 
 def test_bytes_that_are_not_utf8_are_escaped_on_pages():
-    assert words.text(MESSAGE) == "caf\\udce9 <b>"
-    assert words.text("café €") == "café €"
+    assert displayable(MESSAGE) == "caf\\udce9 <b>"
+    assert displayable("café €") == "café €"
 
 
 def test_a_page_shows_no_terminal_sequences_and_no_marks_that_turn_the_text():
     assert (
-        words.text("\x1b[31mOOM\x1b[0m\x1b]0;title\x07\0 a\u202egpj.exe\n\tb")
+        displayable("\x1b[31mOOM\x1b[0m\x1b]0;title\x07\0 a\u202egpj.exe\n\tb")
         == "OOM agpj.exe\n\tb"
     )
 

@@ -1,0 +1,32 @@
+"""Requests and answers of the endpoints; names of files may contain what is not UTF-8."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Protocol
+from urllib.parse import parse_qs, urlencode
+
+from fastapi import Response
+from starlette.requests import HTTPConnection
+
+
+class Values(Protocol):
+    """A named tuple."""
+
+    def _asdict(self) -> dict[str, Any]: ...
+
+
+def json_response(values: Values) -> Response:
+    """Return values as JSON of ASCII, as texts of jobs may contain what is not UTF-8."""
+    return Response(json.dumps(values._asdict()), media_type="application/json")
+
+
+def parameter(request: HTTPConnection | None, name: str) -> str:
+    """Return a parameter of a request; empty if it has none."""
+    text: bytes = request.scope["query_string"] if request else b""
+    return parse_qs(text.decode("ascii", "replace"), errors="surrogateescape").get(name, [""])[0]
+
+
+def url(path: str, /, **parameters: str) -> str:
+    """Return a URL with parameters that ``parameter`` reads."""
+    return f"{path}?{urlencode(parameters, errors='surrogateescape')}"
