@@ -45,8 +45,9 @@ from cloudjob.store import full_uri, job_store
 from cloudjob.submission import pipeline, preview as previews
 from cloudjob.submission import sweep as sweeps
 from cloudjob.submission.preview import Preview as Preview
-from cloudjob.tracking.job import Job as Job, LogLine as LogLine
+from cloudjob.tracking.job import Job as Job
 from cloudjob.tracking.journals import Journals as Journals, RankPoint as RankPoint
+from cloudjob.tracking.log import LogLine as LogLine
 from cloudjob.tracking.log_filter import LogFilter as LogFilter
 from cloudjob.tracking.metrics import MetricPoint as MetricPoint
 from cloudjob.tracking.outputs import Output as Output, Outputs as Outputs

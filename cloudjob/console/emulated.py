@@ -12,7 +12,7 @@ from cloudjob.emulator.job_context import logs_of
 from cloudjob.emulator.node_logs import NodeLog
 from cloudjob.emulator.state import JOBS
 from cloudjob.errors import JobNotFound
-from cloudjob.tracking.job import LogPiece, OnJournal
+from cloudjob.tracking.log import LogPiece, OnJournal
 from cloudjob.tracking.metrics import MetricReader
 from jobentry.contract import journal
 

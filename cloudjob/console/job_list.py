@@ -101,7 +101,7 @@ class JobList:
         active = [record for record in records if not record.final_json]
         rows: dict[str, Row] = {}
         if ask_platforms and active:
-            leftovers.sweep(self._home)
+            leftovers.remove(self._home)
             asked = with_status(self._home, active)
             rows = {job.id: row_of(status) for job, status in asked}
         fresh = {

@@ -17,8 +17,8 @@ from cloudjob.errors import CloudJobError
 from cloudjob.model import bars
 from cloudjob.model.status import Failure
 from cloudjob.tracking import Job
-from cloudjob.tracking.job import LogPiece
 from cloudjob.tracking.journals import Journals
+from cloudjob.tracking.log import LogPiece
 from cloudjob.tracking.metrics import MetricPoint
 from jobentry.contract import lines
 

@@ -74,7 +74,7 @@ def submit_member(member: Member, home: Path, *, on_progress: OnProgress) -> Job
 def _submit(spec: JobSpec, home: Path, member: Member | None, on_progress: OnProgress) -> Job:
     job = member.job if member else preparation.new_id(spec.name)
     make_home(home)
-    leftovers.sweep(home)
+    leftovers.remove(home)
     with (
         notifications.promised(spec, home, job),
         locks.scratch(submits_folder(home), job) as scratch,

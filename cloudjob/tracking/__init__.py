@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+from cloudjob.tracking.cleanup import collect, remove_orphans
 from cloudjob.tracking.job import Job
 from cloudjob.tracking.lookup import find
 from cloudjob.tracking.platforms import GONE
 from cloudjob.tracking.queries import (
     Filter,
-    collect,
     filter_of,
     find_all,
     jobs_of,
-    remove_orphans,
     statuses_of,
     with_status,
 )

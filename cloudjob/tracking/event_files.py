@@ -9,16 +9,22 @@ the fields below are read; others are skipped, as protocol buffers intend.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import PurePosixPath
+from typing import Any
 
 from cloudjob.tracking.metrics import MetricPoint
+from cloudjob.tracking.outputs import OutputLocation, find
 
 _PREFIX = "events.out.tfevents."
-# Wire types of protocol buffers.
+# Wire types of protocol buffers, and the lengths of those that are fixed.
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
-_FLOAT, _DOUBLE = 1, 2
-_TENSOR = {_FLOAT: "<f", _DOUBLE: "<d"}
+_LENGTHS = {_FIXED64: 8, _FIXED32: 4}
+# The layout of a number by the type of its tensor: float and double.
+_TENSORS = {1: "<f", 2: "<d"}
+# The values of a message by the number and the wire type of their field.
+_Fields = Mapping[tuple[int, int], list[Any]]
 
 
 def is_event_file(name: str) -> bool:
@@ -26,13 +32,28 @@ def is_event_file(name: str) -> bool:
     return PurePosixPath(name).name.startswith(_PREFIX)
 
 
+def read_all(locations: Iterable[OutputLocation]) -> list[MetricPoint]:
+    """Return the scalars of all event files of outputs.
+
+    Raises:
+        StoreError: The outputs cannot be read.
+    """
+    return [
+        point
+        for location in locations
+        for file in find(location)
+        if is_event_file(file.name)
+        for point in read(location.store.get_bytes(file.key), file.name)
+    ]
+
+
 def read(data: bytes, source: str) -> list[MetricPoint]:
     """Return the scalars of an event file; one that is still written ends where it is cut."""
-    found = []
+    found: list[MetricPoint] = []
     for record in _records(data):
         try:
             found += _points(record, source)
-        except (struct.error, IndexError, ValueError):
+        except (struct.error, LookupError, ValueError):
             # Checksums are not checked: a damaged record rarely parses, and the next one may.
             continue
     return found
@@ -50,71 +71,54 @@ def _records(data: bytes) -> Iterator[bytes]:
         at = end + 4
 
 
-def _points(event: bytes, source: str) -> list[MetricPoint]:
-    wall_time, step, summaries = 0.0, 0, []
-    for field, value in _fields(event):
-        if field == 1 and isinstance(value, bytes):
-            (wall_time,) = struct.unpack("<d", value)
-        elif field == 2 and isinstance(value, int):
-            step = value
-        elif field == 5 and isinstance(value, bytes):
-            summaries.append(value)
-    found = []
-    for summary in summaries:
-        for field, value in _fields(summary):
-            tag, scalar = _scalar(value) if field == 1 and isinstance(value, bytes) else ("", None)
+def _points(event: bytes, source: str) -> Iterator[MetricPoint]:
+    fields = _fields(event)
+    (wall_time,) = struct.unpack("<d", _last(fields, 1, _FIXED64, bytes(8)))
+    step = _last(fields, 2, _VARINT, 0)
+    for summary in fields[5, _BYTES]:
+        for value in _fields(summary)[1, _BYTES]:
+            parts = _fields(value)
+            scalar = _scalar(parts)
             if scalar is not None:
-                found.append(MetricPoint(tag, None, step, scalar, wall_time or None, source))
-    return found
+                tag = _last(parts, 1, _BYTES, b"").decode("utf-8", "replace")
+                yield MetricPoint(tag, None, step, scalar, wall_time or None, source)
 
 
-def _scalar(value: bytes) -> tuple[str, float | None]:
-    """Return the tag and the number of a ``Summary.Value``: a float, or a tensor of one number."""
-    tag, scalar = "", None
-    for field, item in _fields(value):
-        if field == 1 and isinstance(item, bytes):
-            tag = item.decode("utf-8", "replace")
-        elif field == 2 and isinstance(item, bytes) and len(item) == 4:
-            (scalar,) = struct.unpack("<f", item)
-        elif field == 8 and isinstance(item, bytes):
-            scalar = _tensor(item)
-    return tag, scalar
-
-
-def _tensor(tensor: bytes) -> float | None:
-    kind, content = 0, b""
-    for field, value in _fields(tensor):
-        if field == 1 and isinstance(value, int):
-            kind = value
-        elif field in (4, 5, 6) and isinstance(value, bytes):
-            content = value
-    layout = _TENSOR.get(kind)
-    if layout is None or len(content) != struct.calcsize(layout):
+def _scalar(parts: _Fields) -> float | None:
+    """Return the number of a ``Summary.Value``: a float, or a tensor of one number."""
+    tensor = _fields(_last(parts, 8, _BYTES, b""))
+    layout, data = "<f", _last(parts, 2, _FIXED32, b"")
+    if not data:
+        layout = _TENSORS.get(_last(tensor, 1, _VARINT, 0), "")
+        # Its content, or a packed list of floats or doubles.
+        data = b"".join(_last(tensor, number, _BYTES, b"") for number in (4, 5, 6))
+    if not data or len(data) != struct.calcsize(layout):
         return None
-    number: float = struct.unpack(layout, content)[0]
+    number: float = struct.unpack(layout, data)[0]
     return number
 
 
-def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Yield the number and the value of each field of a protocol buffer."""
+def _last(fields: _Fields, number: int, wire: int, default: Any) -> Any:
+    return (fields[number, wire] or [default])[-1]
+
+
+def _fields(message: bytes) -> _Fields:
+    found: defaultdict[tuple[int, int], list[Any]] = defaultdict(list)
     at = 0
     while at < len(message):
         tag, at = _varint(message, at)
         wire = tag & 7
+        value: int | bytes
         if wire == _VARINT:
-            number, at = _varint(message, at)
-            yield tag >> 3, number
-            continue
-        if wire == _BYTES:
-            length, at = _varint(message, at)
-        elif wire in (_FIXED64, _FIXED32):
-            length = 8 if wire == _FIXED64 else 4
+            value, at = _varint(message, at)
         else:
-            raise ValueError("an unknown wire type")
-        if at + length > len(message):
-            raise ValueError("a field is cut off")
-        yield tag >> 3, message[at : at + length]
-        at += length
+            length, at = _varint(message, at) if wire == _BYTES else (_LENGTHS[wire], at)
+            value = message[at : at + length]
+            at += length
+            if len(value) < length:
+                raise ValueError("a field is cut off")
+        found[tag >> 3, wire].append(value)
+    return found
 
 
 def _varint(message: bytes, at: int) -> tuple[int, int]:

@@ -6,12 +6,21 @@ Times are by the clock of each node.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import NamedTuple
 
 from cloudjob import times
+from cloudjob.errors import BackendError, StoreError
 from cloudjob.model.status import Phase
+from cloudjob.store.parallel import call_with_timeout, in_parallel
+from cloudjob.tracking import log
+from cloudjob.tracking.access import JobAccess
 from jobentry.contract import journal
 from jobentry.contract.journal import Device, RankSample, Sample
+from jobentry.contract.paths import JobPaths
+
+# Seconds to wait for the ends of the logs of a job's nodes.
+_LOG_ENDS_S = 5.0
 
 
 class RankPoint(NamedTuple):
@@ -167,3 +176,49 @@ class Journals:
                 for each in sample.ranks:
                     found.setdefault(each.rank, []).append(RankPoint(sample.at, node, each))
         return {rank: tuple(points) for rank, points in sorted(found.items())}
+
+
+def read(access: JobAccess, *, has_ended: bool) -> Journals:
+    """Return what the nodes of a job have recorded: stored journals, or else those in its log.
+
+    Raises:
+        CloudJobError: Neither can be read.
+    """
+    found = Journals()
+    if has_ended:
+        _add_stored(found, access)
+    if len(found.nodes) < access.record.nodes:
+        rest = Journals()
+        try:
+            for _ in log.pieces(log.read(access, None, follow=False), on_journal=rest.add):
+                pass
+        except BackendError:
+            # The log may be gone when the stored journals are still there.
+            if not found.nodes:
+                raise
+        found.add_missing(rest)
+    return found
+
+
+def _add_stored(found: Journals, access: JobAccess) -> None:
+    """Add the journals in the store; a node that was killed has not stored its own."""
+
+    def load(node: int) -> None:
+        with suppress(StoreError):
+            data = access.store.get_bytes(JobPaths(access.record.job).journal(node))
+            found.add(node, journal.unpack(data))
+
+    in_parallel(load, range(access.record.nodes), abort=access.store.abort)
+
+
+def phases_at_log_ends(access: JobAccess) -> tuple[Phase, ...]:
+    """Return the phases that stand at the ends of the logs of a job that runs."""
+    found = Journals()
+
+    def load() -> None:
+        for node, data in access.backend.log_ends(access.record.handle):
+            found.add(node, journal.split(data)[1])
+
+    with suppress(BackendError, TimeoutError):
+        call_with_timeout(_LOG_ENDS_S, load)
+    return found.phases

@@ -1,4 +1,4 @@
-"""Remove what killed commands and controllers left on this machine."""
+"""What killed commands and controllers have left on this machine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from cloudjob.backends.process import running
 from cloudjob.home import locks, submits_folder
 
 
-def sweep(home: Path) -> None:
+def remove(home: Path) -> None:
     """Remove leftovers below ``home``; cheap, so every command on jobs calls it first."""
     locks.sweep(submits_folder(home))
     running.sweep(home)

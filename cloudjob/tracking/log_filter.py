@@ -9,7 +9,8 @@ from functools import partial
 from typing import NamedTuple
 
 from cloudjob import times
-from cloudjob.tracking.job import Job, LogPiece, OnJournal
+from cloudjob.tracking.job import Job
+from cloudjob.tracking.log import LogPiece, OnJournal
 from cloudjob.tracking.queries import moment
 from jobentry.contract import env, lines
 

@@ -12,9 +12,8 @@ from cloudjob.errors import CloudJobError, JobNotFound
 from cloudjob.home import records_path
 from cloudjob.home.records import JobRecord, Records
 from cloudjob.store import open_store
-from cloudjob.tracking import descriptions
+from cloudjob.tracking import descriptions, leftovers
 from cloudjob.tracking.job import Job
-from cloudjob.tracking.leftovers import sweep
 from cloudjob.tracking.platforms import backend_for, backend_of
 
 
@@ -31,7 +30,7 @@ def find(home: Path, job: str, stores: Callable[[], Sequence[str]] = tuple) -> J
         JobNotFound: No job matches.
         StoreError: A store cannot be read.
     """
-    sweep(home)
+    leftovers.remove(home)
     name = job.partition("?")[0].rstrip("/").rpartition("/")[2]
     with Records(records_path(home)) as db:
         try:

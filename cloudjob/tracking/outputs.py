@@ -11,11 +11,14 @@ from typing import NamedTuple
 
 from cloudjob.errors import StoreError
 from cloudjob.model import progress
+from cloudjob.store import with_store_options
 from cloudjob.store.base import ObjectStore, OnBytes, ignore_bytes
 from cloudjob.store.files import replacing
 from cloudjob.store.parallel import consume_in_parallel, in_parallel
+from cloudjob.tracking.access import JobAccess
 from jobentry.contract import manifest
 from jobentry.contract.manifest import Manifest
+from jobentry.contract.paths import JobPaths
 
 _CHUNK_BYTES = 1024 * 1024
 # How much of a file ``Outputs.read`` requests at a time.
@@ -117,6 +120,23 @@ class Outputs(Collection[Output]):
         step = progress.meter("fetching", total_bytes, on_progress)
         fetched = (fetch(place, Path(folder), on_progress=step) for place in self._locations)
         return [file for files in fetched for file in files]
+
+
+def locations_of(access: JobAccess) -> list[OutputLocation]:
+    """Return where the outputs of a job are: in its own store, or at URIs that the user chose."""
+    folder = JobPaths(access.record.job).outputs
+    uris = access.submission().get("outputs")
+    if not isinstance(uris, dict):
+        # The record is damaged, but the outputs in the job's own store can be listed.
+        return [OutputLocation("outputs", access.store, f"{folder}/", True)]
+    found = []
+    for name, uri in sorted(uris.items()):
+        is_own = uri == f"{access.store.uri(folder)}/{name}"
+        store, prefix = access.store, f"{folder}/{name}/"
+        if not is_own:
+            store, prefix = access.open_store(with_store_options(uri, access.record.store)), ""
+        found.append(OutputLocation(name, store, prefix, access.backend.copies_files))
+    return found
 
 
 def find(location: OutputLocation) -> list[Output]:

@@ -1,36 +1,31 @@
-"""Operations on several jobs: select, compare, and remove what they left behind."""
+"""Selects jobs, and asks for the status of many at once."""
 
 from __future__ import annotations
 
 import re
 import threading
-import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from collections import defaultdict, deque
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, wait
+from contextlib import suppress
 from datetime import datetime, timedelta, timezone
 from fnmatch import fnmatchcase
-from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 from cloudjob.backends.base import Backend, NativeStatus
-from cloudjob.errors import CloudJobError, JobNotFound, Unreachable, UsageError
+from cloudjob.errors import CloudJobError, Unreachable, UsageError
 from cloudjob.home import records_path
-from cloudjob.home.records import SUBMITTING, JobRecord, Records
+from cloudjob.home.records import JobRecord, Records
 from cloudjob.model import grid
 from cloudjob.model.rules import BACKENDS
 from cloudjob.model.status import JobState, JobStatus
 from cloudjob.model.text import nearest
-from cloudjob.package import collection
-from cloudjob.package.collection import Collected
 from cloudjob.store import open_store
 from cloudjob.tracking import descriptions, leftovers
 from cloudjob.tracking.job import Job
-from cloudjob.tracking.lookup import attach
-from cloudjob.tracking.platforms import GONE, backend_for
+from cloudjob.tracking.platforms import backend_for
 
-_DAY_S = 24 * 3600.0
 # Status requests that a list sends at once, and the time limit of a list.
 _AT_ONCE = 8
 _LIST_S = 20.0
@@ -126,7 +121,7 @@ def find_all(
         limit: Return at most this many jobs.
         store: The URI of a store whose jobs are returned instead, whoever submitted them.
     """
-    leftovers.sweep(home)
+    leftovers.remove(home)
     records = [each for each in _records(home, store) if which.matches(each)]
     # The records hold the state of a job that has ended; each other job costs a request.
     if which.states:
@@ -150,7 +145,28 @@ def with_status(home: Path, records: Sequence[JobRecord]) -> list[tuple[Job, Job
 
 def statuses_of(jobs: list[Job]) -> list[JobStatus]:
     """Return the status of each job, UNKNOWN as for ``find_all``."""
-    return _StatusQuery(jobs).answers()
+    platforms = _Platforms(jobs)
+    results: list[Future[JobStatus]] = [Future() for _ in jobs]
+    waiting = deque(zip(jobs, results, strict=True))
+
+    def work() -> None:
+        with suppress(IndexError):
+            while True:
+                job, result = waiting.popleft()
+                try:
+                    result.set_result(platforms.status(job))
+                except Exception as error:  # noqa: BLE001 (raised in the caller's thread)
+                    result.set_exception(error)
+
+    # Daemon threads: a platform that does not answer cannot delay the end of the process.
+    for _ in range(min(_AT_ONCE, len(jobs))):
+        threading.Thread(target=work, daemon=True).start()
+    in_time = wait(results, _LIST_S).done
+    late = f"no answer within {_LIST_S:g} s"
+    return [
+        result.result() if result in in_time else job.unknown(late)
+        for job, result in zip(jobs, results, strict=True)
+    ]
 
 
 def jobs_of(home: Path, records: Sequence[JobRecord]) -> list[Job]:
@@ -181,154 +197,44 @@ def _is_out(record: JobRecord, states: tuple[str, ...]) -> bool:
     return bool(record.final_json) and record.state not in states
 
 
-class _StatusQuery:
-    """Requests the status of many jobs in parallel, within a time limit.
+class _Platforms:
+    """Asks the platforms of jobs for their statuses.
 
     A platform that can list its jobs gets one request for all of them; one that does not answer
     gets no further requests.
     """
 
     def __init__(self, jobs: list[Job]) -> None:
-        self._jobs = jobs
+        self._handles: defaultdict[str, list[str]] = defaultdict(list)
+        for job in jobs:
+            if not job.has_final_status:
+                self._handles[job.platform].append(job.handle)
         self._silent: dict[str, str] = {}
-        self._listed: dict[str, Future[Mapping[str, NativeStatus | None]]] = {}
-        self._next = iter(range(len(jobs)))
-        self._found: dict[int, Callable[[], JobStatus]] = {}
-        self._changed = threading.Condition()
+        self._lists: dict[str, Future[Mapping[str, NativeStatus | None]]] = {}
+        self._lock = threading.Lock()
 
-    def answers(self) -> list[JobStatus]:
-        """Return the status of each job, in their order."""
-        deadline_s = time.monotonic() + _LIST_S
-        # Daemon threads: a platform that does not answer cannot delay the end of the process.
-        for _ in range(min(_AT_ONCE, len(self._jobs))):
-            threading.Thread(target=self._work, daemon=True).start()
-        with self._changed:
-            self._changed.wait_for(
-                lambda: len(self._found) == len(self._jobs), deadline_s - time.monotonic()
-            )
-            found = dict(self._found)
-        late = f"no answer within {_LIST_S:g} s"
-        return [found[n]() if n in found else job.unknown(late) for n, job in enumerate(self._jobs)]
-
-    def _work(self) -> None:
-        while True:
-            with self._changed:
-                index = next(self._next, None)
-            if index is None:
-                return
-            answer = self._answer(self._jobs[index])
-            with self._changed:
-                self._found[index] = answer
-                self._changed.notify_all()
-
-    def _answer(self, job: Job) -> Callable[[], JobStatus]:
-        """Return a function that returns the status of a job, or raises an unexpected error."""
+    def status(self, job: Job) -> JobStatus:
+        """Return the status of one job."""
+        if job.platform in self._silent:
+            return job.unknown(self._silent[job.platform])
         try:
-            status = self._status(job)
-        except Exception as error:  # noqa: BLE001 (raised in the caller's thread)
-            return partial(_raise, error)
-        return lambda: status
-
-    def _status(self, job: Job) -> JobStatus:
-        platform = job.platform
-        if platform in self._silent:
-            return job.unknown(self._silent[platform])
-        try:
-            found = {} if job.has_final_status or not job.handle else self._statuses(platform, job)
+            found = {} if job.has_final_status or not job.handle else self._list(job)
             if job.handle in found:
                 return job.status_in_list(found[job.handle])
             return job.status()
         except CloudJobError as error:
             if isinstance(error, Unreachable):
-                self._silent[platform] = error.message
+                self._silent[job.platform] = error.message
             return job.unknown(error.message)
 
-    def _statuses(self, platform: str, job: Job) -> Mapping[str, NativeStatus | None]:
-        """Return the statuses of all jobs on a platform, which are requested only once."""
-        with self._changed:
-            is_first = platform not in self._listed
-            future = self._listed.setdefault(platform, Future())
+    def _list(self, job: Job) -> Mapping[str, NativeStatus | None]:
+        """Return the statuses of all jobs on the platform of one, which are requested only once."""
+        with self._lock:
+            is_first = job.platform not in self._lists
+            result = self._lists.setdefault(job.platform, Future())
         if is_first:
-            handles_here = [
-                other.handle
-                for other in self._jobs
-                if not other.has_final_status and other.platform == platform
-            ]
             try:
-                future.set_result(job.statuses(handles_here))
+                result.set_result(job.statuses(self._handles[job.platform]))
             except Exception as error:  # noqa: BLE001 (raised for each of these jobs)
-                future.set_exception(error)
-        return future.result()
-
-
-def _raise(error: Exception) -> NoReturn:
-    raise error
-
-
-def collect(home: Path, store: str, *, keep_days: float, dry_run: bool) -> Collected:
-    """Delete the layers in a store that no job needs, and unfinished uploads of killed writers.
-
-    Args:
-        store: Its URI.
-        keep_days: Days after the end of a job for which its package is kept.
-
-    Raises:
-        CloudJobError: The store or the records cannot be used.
-    """
-    opened = open_store(store)
-    if not dry_run:
-        opened.sweep(_DAY_S)
-    return collection.collect(
-        opened,
-        keep_s=keep_days * _DAY_S,
-        ended_at=lambda job: _ended_at(home, job),
-        dry_run=dry_run,
-    )
-
-
-def _ended_at(home: Path, job: str) -> str | None:
-    """Return when a job ended; empty if it has not ended, None if that is unknown."""
-    try:
-        with Records(records_path(home)) as db:
-            record = db.get(job)
-        if record.job != job:
-            return None
-        status = attach(record, home).status()
-    except JobNotFound:
-        return None
-    if status.native_state in GONE:
-        return status.created_at
-    return (status.ended_at or status.created_at) if status.state.is_final else ""
-
-
-def remove_orphans(home: Path) -> list[str]:
-    """Remove what killed submits left in the engine and on clusters; return the ids of the jobs."""
-    from cloudjob.backends.docker.backend import DockerBackend
-
-    with Records(records_path(home)) as db:
-        records = db.list()
-    known = {record.job for record in records if _was_sent(record, home)}
-    # Without the SDK, no submit of this installation can have started containers.
-    has_docker = find_spec("docker") is not None
-    removed = DockerBackend(home, {}).sweep(known) if has_docker else []
-    return removed + _sweep_kubernetes(home, records)
-
-
-def _sweep_kubernetes(home: Path, records: list[JobRecord]) -> list[str]:
-    handles = [
-        record.handle
-        for record in records
-        if record.handle.startswith("kubernetes://") and not record.final_json
-    ]
-    if not handles:
-        return []
-    from cloudjob.backends.kubernetes.backend import KubernetesBackend
-
-    return KubernetesBackend(home, {}).sweep(handles)
-
-
-def _was_sent(record: JobRecord, home: Path) -> bool:
-    """Whether the submit of a job has completed or is still running."""
-    if record.state != SUBMITTING or record.backend != "docker":
-        return True
-    return attach(record, home).status().native_state not in GONE
+                result.set_exception(error)
+        return result.result()

@@ -53,14 +53,14 @@ def as_status(record: JobRecord, native: NativeStatus) -> JobStatus:
 def ended_elsewhere(
     native: NativeStatus,
     record: exits.ExitRecord | None,
-    described: Callable[[], Mapping[str, Any]],
+    described: Mapping[str, Any],
 ) -> NativeStatus:
     """Return how a job ended whose platform cannot be asked, if its record decides it."""
     if record is None:
         return native
     if record.exit_code == 0:
         state = JobState.SUCCEEDED
-    elif described().get("retries"):
+    elif described.get("retries"):
         # It may have been started again since.
         return native
     else:

@@ -72,7 +72,7 @@ class _Comparison:
 
     async def build(self) -> None:
         with ui.row().classes("toolbar items-center"):
-            ui.switch("Show equal values, too", on_change=self._change).props("dense")
+            ui.switch("Show equal values", on_change=self._change).props("dense")
         self._sections = await in_thread(_sections, self._jobs)
         self._tables()
         running = [job for job in self._jobs if not job.has_final_status]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cloudjob.cli import activity, follow
-from cloudjob.tracking.job import LogPiece
+from cloudjob.tracking.log import LogPiece
 from jobentry.contract import journal
 from jobentry.contract.journal import Phase, RankSample, Sample
 

@@ -14,7 +14,7 @@ from cloudjob.console import log_table
 from cloudjob.console.log_table import LogTable, Selection
 from cloudjob.errors import BackendError
 from cloudjob.model.status import Failure
-from cloudjob.tracking.job import LogPiece
+from cloudjob.tracking.log import LogPiece
 from cloudjob.tracking.metrics import MetricPoint, MetricReader
 from tests.support.polling import poll
 

@@ -22,7 +22,7 @@ from cloudjob.home import records_path
 from cloudjob.home.records import JobRecord, Records
 from cloudjob.model.status import JobState, exit_code, to_json
 from cloudjob.store.directory import DirectoryStore
-from cloudjob.tracking import Filter, Job, find_all, job, queries
+from cloudjob.tracking import Filter, Job, find_all, log, queries, status_reader
 from cloudjob.tracking.platforms import GONE
 from jobentry.contract import exits, journal
 from jobentry.contract.paths import JobPaths
@@ -156,7 +156,7 @@ def test_a_store_that_does_not_answer_delays_a_status_by_seconds_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """The status reports that the record could not be read, and the next request reads it."""
-    monkeypatch.setattr(job, "_STORE_S", 0.3)
+    monkeypatch.setattr(status_reader, "_STORE_S", 0.3)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -428,11 +428,11 @@ def test_the_rest_of_a_log_that_the_platform_cannot_give_is_from_the_store(tmp_p
     with pytest.raises(Unreachable, match="following node 0"):
         read()
 
-    first, notice, rest = found[0].partition(job._UNREAD)
+    first, notice, rest = found[0].partition(log.UNREAD)
     assert first == b"jobentry: boot\njobentry: ready\n[0] a\n[1] a\n"
     assert notice
     assert rest == b"[0] a\n[0]+ b\njobentry: ended\n"
-    assert found[1] == job._UNREAD + b"[2] c\n"
+    assert found[1] == log.UNREAD + b"[2] c\n"
 
 
 class Refreshing(Storeless):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cloudjob.tracking.job import LogPiece
+from cloudjob.tracking.log import LogPiece
 from cloudjob.tracking.log_filter import LogFilter
 
 NOW = [

@@ -1,0 +1,77 @@
+"""The record of a job, with the backend and the store that it names."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from cloudjob.backends.base import Backend
+from cloudjob.errors import JobNotFound
+from cloudjob.home import locks, records_path, submits_folder, writing
+from cloudjob.home.records import SUBMITTING, JobRecord, Records
+from cloudjob.store import open_store
+from cloudjob.store.base import PATIENCE_S, ObjectStore
+
+
+class JobAccess:
+    """What the parts of a ``Job`` need to reach it.
+
+    Args:
+        home: The state folder with the records.
+        store: Its store, if that is open already.
+    """
+
+    def __init__(
+        self, record: JobRecord, backend: Backend[Any], home: Path, store: ObjectStore | None
+    ) -> None:
+        self.record = record
+        self.backend = backend
+        self.home = home
+        self._store = store
+
+    @property
+    def store(self) -> ObjectStore:
+        """The store of the job, opened on first use; a list of jobs needs none."""
+        if self._store is None:
+            self._store = self.open_store(self.record.store)
+        return self._store
+
+    def impatient_store(self, patience_s: float) -> ObjectStore:
+        """Return the store of the job for requests that may fail; it retries for so long."""
+        return self._store or self.open_store(self.record.store, patience_s=patience_s)
+
+    def open_store(self, uri: str, *, patience_s: float = PATIENCE_S) -> ObjectStore:
+        """Open a store with the keys of the environment, or else those of the platform."""
+        environ = {**self.backend.store()[1], **os.environ}
+        return open_store(uri, environ, patience_s=patience_s)
+
+    def submission(self) -> dict[str, Any]:
+        """Return the submission as it was recorded; empty if it was not, or is damaged."""
+        found: Any = None
+        with contextlib.suppress(ValueError):
+            found = json.loads(self._submission_json())
+        return found if isinstance(found, dict) else {}
+
+    def spec(self) -> dict[str, Any]:
+        """Return the user's description of the job; empty if it was not recorded."""
+        found = self.submission().get("spec")
+        return found if isinstance(found, dict) else {}
+
+    def _submission_json(self) -> str:
+        """Return the submission in the record, which is read now if the job is from a list."""
+        if self.record.spec_json:
+            return self.record.spec_json
+        with contextlib.suppress(JobNotFound), Records(records_path(self.home)) as db:
+            record = db.get(self.record.job)
+            # A job that was removed meanwhile may have given its id to another one as its name.
+            return record.spec_json if record.job == self.record.job else ""
+        return ""
+
+    def is_being_sent(self) -> bool:
+        """Whether the submit of this job is running on this machine."""
+        is_new = self.record.state == SUBMITTING
+        with writing("checking whether a submit is running", submits_folder(self.home)):
+            return is_new and locks.is_in_use(submits_folder(self.home), self.record.job)

@@ -1,0 +1,86 @@
+"""Removes what jobs have left behind: in stores, in container engines and on clusters."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+from cloudjob.errors import JobNotFound
+from cloudjob.home import records_path
+from cloudjob.home.records import SUBMITTING, JobRecord, Records
+from cloudjob.package import collection
+from cloudjob.package.collection import Collected
+from cloudjob.store import open_store
+from cloudjob.tracking.lookup import attach
+from cloudjob.tracking.platforms import GONE
+
+_DAY_S = 24 * 3600.0
+
+
+def collect(home: Path, store: str, *, keep_days: float, dry_run: bool) -> Collected:
+    """Delete the layers in a store that no job needs, and unfinished uploads of killed writers.
+
+    Args:
+        store: Its URI.
+        keep_days: Days after the end of a job for which its package is kept.
+
+    Raises:
+        CloudJobError: The store or the records cannot be used.
+    """
+    opened = open_store(store)
+    if not dry_run:
+        opened.sweep(_DAY_S)
+    return collection.collect(
+        opened,
+        keep_s=keep_days * _DAY_S,
+        ended_at=lambda job: _ended_at(home, job),
+        dry_run=dry_run,
+    )
+
+
+def _ended_at(home: Path, job: str) -> str | None:
+    """Return when a job ended; empty if it has not ended, None if that is unknown."""
+    try:
+        with Records(records_path(home)) as db:
+            record = db.get(job)
+        if record.job != job:
+            return None
+        status = attach(record, home).status()
+    except JobNotFound:
+        return None
+    if status.native_state in GONE:
+        return status.created_at
+    return (status.ended_at or status.created_at) if status.state.is_final else ""
+
+
+def remove_orphans(home: Path) -> list[str]:
+    """Remove what killed submits left in the engine and on clusters; return the ids of the jobs."""
+    from cloudjob.backends.docker.backend import DockerBackend
+
+    with Records(records_path(home)) as db:
+        records = db.list()
+    known = {record.job for record in records if _was_sent(record, home)}
+    # Without the SDK, no submit of this installation can have started containers.
+    has_docker = find_spec("docker") is not None
+    removed = DockerBackend(home, {}).sweep(known) if has_docker else []
+    return removed + _remove_from_clusters(home, records)
+
+
+def _remove_from_clusters(home: Path, records: list[JobRecord]) -> list[str]:
+    handles = [
+        record.handle
+        for record in records
+        if record.handle.startswith("kubernetes://") and not record.final_json
+    ]
+    if not handles:
+        return []
+    from cloudjob.backends.kubernetes.backend import KubernetesBackend
+
+    return KubernetesBackend(home, {}).sweep(handles)
+
+
+def _was_sent(record: JobRecord, home: Path) -> bool:
+    """Whether the submit of a job has completed or is still running."""
+    if record.state != SUBMITTING or record.backend != "docker":
+        return True
+    return attach(record, home).status().native_state not in GONE

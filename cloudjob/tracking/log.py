@@ -1,0 +1,214 @@
+"""The log of a job: from its platform, or from the chunks that its nodes have stored."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator
+from itertools import groupby
+from typing import NamedTuple
+
+from cloudjob.backends.follow import Piece, whole_lines
+from cloudjob.errors import BackendError, ObjectMissing, StoreError, Unreachable, UsageError
+from cloudjob.store.base import ObjectStore
+from cloudjob.store.parallel import call_with_timeout
+from cloudjob.tracking.access import JobAccess
+from jobentry.contract import journal, lines, masks, stored_log
+from jobentry.contract.paths import JobPaths
+from jobentry.contract.stored_log import Chunk
+
+# Seconds that a log waits for the store when the platform has none.
+_STORE_S = 5.0
+_FROM_STORE = b"cloudjob: the platform has no log of this node; this one is from the job's store\n"
+UNREAD = (
+    b"cloudjob: the platform does not answer for the rest of this node's log; what follows is from"
+    b" the job's store\n"
+)
+_LOST = (
+    b"cloudjob: a part of this log is missing: it was not stored, or is older than what is kept\n"
+)
+# What tells the lines of a node's log apart: the rank, or the whole line of the entry.
+_LINE_KEY = re.compile(rb"^(?:\[\d+\]\+? |jobentry.*\n)", re.MULTILINE)
+
+# Called with the number of a node and lines of its journal.
+OnJournal = Callable[[int, list[bytes]], object]
+
+
+class LogLine(NamedTuple):
+    """One line of a job's log; ``str`` returns it as ``cloudjob logs`` shows it.
+
+    Args:
+        rank: The rank that wrote it, None for a line of the entry.
+        data: The bytes, with their newline if they have one.
+    """
+
+    node: int
+    rank: int | None
+    data: bytes
+
+    @property
+    def text(self) -> str:
+        """The line without its newline; bytes that are not UTF-8 are escaped."""
+        return self.data.decode("utf-8", "backslashreplace").rstrip("\n")
+
+    def __str__(self) -> str:
+        return self.text if self.rank is None else f"[{self.rank}] {self.text}"
+
+
+class LogPiece(NamedTuple):
+    """Whole lines of one node, with the prefixes that the entry wrote.
+
+    Args:
+        at: When the node wrote them, to within seconds and by its clock, in seconds since 1970;
+            None if that is not known.
+    """
+
+    node: int
+    data: bytes
+    at: float | None = None
+
+
+def pieces(
+    found: Iterable[Piece],
+    *,
+    is_exact: bool = False,
+    is_timed: bool = False,
+    on_journal: OnJournal | None = None,
+) -> Iterator[LogPiece]:
+    """Yield a log without the lines of journals.
+
+    Args:
+        is_exact: Show secrets; else they are ``***``.
+        is_timed: Give the pieces their times, which makes them smaller.
+        on_journal: Called with the lines of the journals of nodes.
+    """
+    splitters: defaultdict[int, masks.Splitter] = defaultdict(masks.Splitter)
+    written_at: dict[int, float] = {}
+    for node, data in found:
+        split = journal.split if is_exact else splitters[node].split
+        for at, part in journal.by_time(data) if is_timed else ((0.0, data),):
+            text, recorded = split(part)
+            if recorded and on_journal is not None:
+                on_journal(node, recorded)
+            written_at[node] = at or written_at.get(node, 0.0)
+            yield LogPiece(node, text, written_at[node] or None)
+
+
+def lines_of(found: Iterable[LogPiece]) -> Iterator[LogLine]:
+    """Yield the lines of a log."""
+    for piece in found:
+        for text in piece.data.split(b"\n")[:-1]:
+            line = lines.read(text + b"\n")
+            yield LogLine(piece.node, line.rank, line.data)
+
+
+def read(access: JobAccess, node: int | None, *, follow: bool) -> Iterator[Piece]:
+    """Yield the log of one node or of all nodes.
+
+    What the platform has not, or cannot give, comes from the store.
+
+    Raises:
+        BackendError: The platform does not answer, so that the end of the log may be missing.
+    """
+    record = access.record
+    if not record.handle:
+        return
+    nodes = _nodes(access, node)
+    shown: defaultdict[int, Counter[bytes]] = defaultdict(Counter)
+    # Logs of this machine's files can always be read, and counting their lines takes time.
+    is_counted = record.backend != "process"
+    failure: BackendError | None = None
+    try:
+        for index, data in access.backend.logs(record.handle, node, follow=follow):
+            if data:
+                shown[index].update(_LINE_KEY.findall(data) if is_counted else ())
+            yield index, data
+    except BackendError as error:
+        failure = error
+    is_unread = isinstance(failure, Unreachable)
+    unread = nodes if is_unread else nodes - shown.keys()
+    chunks: list[Chunk] = []
+    with contextlib.suppress(StoreError, TimeoutError):
+        if unread:
+            chunks = call_with_timeout(_STORE_S, lambda: _chunks(access.store, record.job, unread))
+    for index, stored in groupby(chunks, lambda chunk: chunk.node):
+        texts = (data for _, data in _read_chunks(access.store, record.job, tuple(stored)))
+        rest = (text for data in texts if (text := _without(data, shown[index])))
+        notice = UNREAD if is_unread else _FROM_STORE
+        yield from ((index, text) for text in _after(notice, rest))
+    if failure is not None and (is_unread or not chunks):
+        raise failure
+
+
+def read_stored(access: JobAccess, node: int | None) -> Iterator[Piece]:
+    """Yield what one node or all nodes have stored of their logs.
+
+    Raises:
+        UsageError: They have stored none.
+        StoreError: The store cannot be read.
+    """
+    job = access.record.job
+    chunks = _chunks(access.store, job, _nodes(access, node))
+    if not chunks:
+        raise UsageError(
+            f"reading the stored log of {job}: its nodes have stored none",
+            hint="leave out --stored; the log may still be on the platform",
+        )
+    yield from _read_chunks(access.store, job, chunks)
+
+
+def _nodes(access: JobAccess, node: int | None) -> set[int]:
+    return {*range(access.record.nodes)} if node is None else {node}
+
+
+def _chunks(store: ObjectStore, job: str, nodes: Collection[int]) -> list[Chunk]:
+    """Return the stored chunks of the logs of nodes, in the order of the logs."""
+    folder = JobPaths(job).records
+    keys = store.list(folder + stored_log.PREFIX)
+    chunks = (stored_log.read_name(key.removeprefix(folder)) for key in keys)
+    return sorted(chunk for chunk in chunks if chunk and chunk.node in nodes)
+
+
+def _read_chunks(store: ObjectStore, job: str, chunks: Collection[Chunk]) -> Iterator[Piece]:
+    """Yield the whole lines of the logs, node by node, attempt by attempt."""
+    for (node, _), group in groupby(chunks, lambda chunk: chunk[:2]):
+        for data in whole_lines(_unpacked(store, JobPaths(job).records, group)):
+            yield node, data
+
+
+def _unpacked(store: ObjectStore, folder: str, chunks: Iterator[Chunk]) -> Iterator[bytes]:
+    number = 0
+    for chunk in chunks:
+        if chunk.number != number:
+            yield _LOST
+        number = chunk.number + 1
+        try:
+            data = store.get_bytes(folder + chunk.name)
+        except ObjectMissing:
+            # The node has deleted it since the list was made.
+            yield _LOST
+            continue
+        yield from stored_log.unpack(data)
+
+
+def _after(notice: bytes, pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """Yield a notice and then the pieces; nothing if there are no pieces."""
+    for piece in pieces:
+        yield notice + piece
+        notice = b""
+
+
+def _without(data: bytes, shown: Counter[bytes]) -> bytes:
+    """Return whole lines without those already shown, and reduce the number of lines to skip."""
+    if not +shown:
+        return data
+    kept = []
+    for line in (text + b"\n" for text in data.split(b"\n")[:-1]):
+        match = _LINE_KEY.match(line)
+        key = match[0] if match else b""
+        if shown[key] > 0:
+            shown[key] -= 1
+        else:
+            kept.append(line)
+    return b"".join(kept)

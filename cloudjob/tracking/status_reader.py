@@ -1,0 +1,234 @@
+"""Reads the status of one job from its platform and the record of its head; waits for its end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+from cloudjob import times
+from cloudjob.backends.base import NativeStatus
+from cloudjob.errors import (
+    BackendError,
+    CloudJobError,
+    JobNotFound,
+    ObjectMissing,
+    RecordsError,
+    StoreError,
+    Unreachable,
+    WaitTimeout,
+)
+from cloudjob.home import records_path
+from cloudjob.home.records import SUBMITTING, Records
+from cloudjob.model import status as statuses
+from cloudjob.model.status import JobState, JobStatus
+from cloudjob.package import claims
+from cloudjob.retries import Patience, WaitNotices
+from cloudjob.store.parallel import call_with_timeout
+from cloudjob.tracking import log, verdict
+from cloudjob.tracking.access import JobAccess
+from cloudjob.tracking.platforms import ELSEWHERE, GONE
+from jobentry.contract import exits
+from jobentry.contract.paths import DELIVERED_ENV, DELIVERED_SSH_KEY, JobPaths
+
+# Last log lines of the entry to show in the status of a job without a record.
+_LAST_LINES = 5
+# Seconds that a status query waits for the store.
+_STORE_S = 5.0
+# Seconds by which a record that the platform uploads may arrive late.
+_LATE_S = 120.0
+# The polling interval grows from the backend's to this one, so that the end of a short job is seen
+# at once and a long job does not cost a hundred requests a second.
+_POLL_S = 0.5
+_POLL_GROWTH = 1.2
+
+
+class StatusReader:
+    """Reads the status of a job; any number of threads may use it at the same time."""
+
+    def __init__(self, access: JobAccess) -> None:
+        self._access = access
+        # Why the record of the ended job could not be read; empty if it was read.
+        self.record_error = ""
+        # The status that was returned last.
+        self.last: JobStatus | None = None
+        # One request at a time, because ``record_error`` belongs to the status being built.
+        self._asking = threading.Lock()
+
+    def status(self) -> JobStatus:
+        """Return the status now; a store that does not answer delays it by seconds only."""
+        with self._asking:
+            self.last = verdict.recorded_status(self._access.record) or self._read()
+            return self.last
+
+    def from_list(self, native: NativeStatus | None) -> JobStatus:
+        """Return the status by a list of the platform's jobs.
+
+        Args:
+            native: Its status in the list; None if the job is not in it.
+        """
+        if native is None and self._access.record.state != SUBMITTING:
+            native = NativeStatus(JobState.UNKNOWN, GONE[1])
+        if native is None or native.state.is_final:
+            return self.status()
+        self.last = verdict.as_status(self._access.record, native)
+        return self.last
+
+    def unknown(self, why: str) -> JobStatus:
+        """Return the status of a job whose platform cannot be asked."""
+        native = NativeStatus(JobState.UNKNOWN, why)
+        self.last = verdict.as_status(self._access.record, native)
+        return self.last
+
+    def wait(
+        self, end_s: float, record_s: float, on_status: Callable[[JobStatus], object]
+    ) -> JobStatus:
+        """Return the status when the job has ended, as ``Job.wait`` describes.
+
+        Args:
+            end_s: When to stop waiting, by ``time.monotonic``.
+            record_s: Seconds to retry reading the record of a job that has ended.
+            on_status: Called with each status that differs from the last.
+        """
+        pause_s = poll_s = self._access.backend.poll_s
+        patience, notices = Patience(), WaitNotices()
+        ended_s, shown = math.inf, None
+        while True:
+            try:
+                status = self.status()
+            except Unreachable as error:
+                self._check_time("its platform does not answer", end_s)
+                patience.pause(error)
+                continue
+            patience.reset()
+            if status != shown:
+                on_status(status)
+                shown = status
+            if status.state.is_final:
+                ended_s = min(ended_s, time.monotonic())
+                # A cancelled job does not wait for its record, which adds little.
+                is_cancelled = status.state is JobState.CANCELLED
+                is_late = time.monotonic() + pause_s > min(ended_s + record_s, end_s)
+                if not self.record_error or is_cancelled or is_late:
+                    return status
+                notices.report(ended_s, self.record_error)
+            if status.native_state in GONE:
+                raise JobNotFound(
+                    f"waiting for {status.job}: {status.native_state}",
+                    hint="cloudjob rm removes it from the list",
+                )
+            self._check_time(f"it is {status.state}", end_s)
+            time.sleep(max(0.0, min(pause_s, end_s - time.monotonic())))
+            pause_s = min(_POLL_GROWTH * pause_s, max(_POLL_S, poll_s))
+
+    def _check_time(self, found: str, end_s: float) -> None:
+        job = self._access.record.job
+        if time.monotonic() >= end_s:
+            raise WaitTimeout(
+                f"waiting for {job}: {found} after the given time; the job continues",
+                hint=f"cloudjob wait {job}",
+            )
+
+    def _read(self) -> JobStatus:
+        record = self._access.record
+        native = self._native()
+        if native.native == ELSEWHERE:
+            found = self._exit_record(native)
+            native = verdict.ended_elsewhere(native, found, self._access.spec())
+        status = verdict.as_status(record, native)
+        if not status.state.is_final:
+            return status
+        ended = verdict.Ended(self._exit_record(native), self.record_error)
+        status = verdict.with_record(status, native, ended, self._entry_lines)
+        if not self.record_error:
+            self._forget_secrets()
+        if self._is_settled(status):
+            text = json.dumps(statuses.to_json(status))
+            # A job of a list of another store is not in the records; and how a job ended is known
+            # even if a full disk or a damaged file cannot keep it.
+            unkept = (JobNotFound, RecordsError)
+            with contextlib.suppress(*unkept), Records(records_path(self._access.home)) as db:
+                db.update(record.job, state=status.state.value, final_json=text)
+            self._access.record = record._replace(final_json=text)
+        return status
+
+    def _is_settled(self, status: JobStatus) -> bool:
+        """Whether the status is final: where the platform uploads the record, it may arrive late.
+
+        Until then the status shows what is known, and the next call asks again.
+        """
+        if self.record_error:
+            return False
+        has_record = bool(status.phases) or status.cause not in (None, "platform")
+        if has_record or not self._access.backend.copies_files or status.ended_at is None:
+            return True
+        return time.time() - times.seconds_of(status.ended_at) > _LATE_S
+
+    def _forget_secrets(self) -> None:
+        """Delete the secrets that were stored next to the code for the nodes."""
+        if not self._access.backend.copies_files:
+            return
+        folder = JobPaths(self._access.record.job).node
+        store = self._access.open_store(self._access.record.store, patience_s=_STORE_S)
+
+        def forget() -> None:
+            for name in (DELIVERED_ENV, DELIVERED_SSH_KEY):
+                store.delete(f"{folder}/{name}")
+
+        with contextlib.suppress(CloudJobError, TimeoutError):
+            call_with_timeout(_STORE_S, forget)
+
+    def _native(self) -> NativeStatus:
+        """Return what the platform reports, or why there is nothing to report."""
+        record = self._access.record
+        # Before the status: a submit that ends between the two queries has left its job there.
+        is_being_sent = self._access.is_being_sent()
+        with contextlib.suppress(JobNotFound):
+            if record.handle:
+                return self._access.backend.status(record.handle)
+        if is_being_sent:
+            return NativeStatus(JobState.PENDING, "being submitted")
+        was_sent = record.handle and record.state != SUBMITTING
+        return NativeStatus(JobState.UNKNOWN, GONE[1] if was_sent else GONE[0])
+
+    def _exit_record(self, native: NativeStatus) -> exits.ExitRecord | None:
+        """Return the head's record of how the job ended, if it left one."""
+        try:
+            found = call_with_timeout(_STORE_S, self._stored_exit_record)
+            self.record_error = ""
+        except (StoreError, TimeoutError) as error:
+            place = self._access.record.store.partition("?")[0]
+            text = f"{place}: {error}" if isinstance(error, TimeoutError) else error
+            self.record_error = f"reading how the job ended: {text}"
+            return None
+        if found is None or found.job != self._access.record.job:
+            return None
+        # Not cancelled by a user: the platform stopped the head when a node was lost.
+        is_stopped = found.cause == "cancelled" and native.has_asked
+        return None if is_stopped or found.ended_at < native.attempt_at else found
+
+    def _stored_exit_record(self) -> exits.ExitRecord | None:
+        store = self._access.impatient_store(_STORE_S)
+        try:
+            found = exits.load(store.get_bytes(JobPaths(self._access.record.job).record))
+        except (exits.RecordError, ObjectMissing):
+            return None
+        if found.damaged_layers:
+            # Nodes cannot mark a damaged package themselves where the platform delivers it to them.
+            with contextlib.suppress(StoreError):
+                claims.mark_damaged(store, found.damaged_layers)
+        return found
+
+    def _entry_lines(self, node: int | None) -> tuple[str, ...]:
+        """Return the last log lines of a node's entry."""
+        if node is None:
+            return ()
+        last: deque[bytes] = deque(maxlen=_LAST_LINES)
+        with contextlib.suppress(BackendError):
+            found = log.lines_of(log.pieces(log.read(self._access, node, follow=False)))
+            last.extend(line.data for line in found if line.rank is None)
+        return tuple(line.decode("utf-8", "replace").rstrip() for line in last)
