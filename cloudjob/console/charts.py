@@ -370,24 +370,12 @@ def resources(journals: Journals, zero_s: float) -> list[Chart]:
     table: tuple[tuple[str, Mapping[str, Sequence[Any]], Callable[[Any], float | None]], ...] = (
         ("CPU of the machine, all CPUs (%)", nodes, lambda s: sum(s.cpu[:2]) if s.cpu else None),
         ("Memory (MB)", nodes, lambda s: _mb(s.memory[0]) if s.memory else None),
-        (
-            "Disk space used (%)",
-            nodes,
-            lambda s: 100 * s.space[0] / s.space[1] if s.space else None,
-        ),
+        ("Disk space used (%)", nodes, _space_percent),
         ("GPUs and NPUs (%)", devices, lambda point: point.device.utilisation_percent),
         ("CPU of each rank (% of one CPU)", ranks, lambda point: point.sample.cpu_percent),
         ("Memory of each rank (MB)", ranks, lambda point: _mb(point.sample.rss_mib)),
-        (
-            "Network, received and sent (MB/s)",
-            nodes,
-            lambda s: _mb(sum(s.network) / 1024) if s.network else None,
-        ),
-        (
-            "Disk, read and written (MB/s)",
-            nodes,
-            lambda s: _mb(sum(s.disk) / 1024) if s.disk else None,
-        ),
+        ("Network, received and sent (MB/s)", nodes, lambda s: _mb_s(s.network)),
+        ("Disk, read and written (MB/s)", nodes, lambda s: _mb_s(s.disk)),
     )
     found = {
         title: {
@@ -399,6 +387,14 @@ def resources(journals: Journals, zero_s: float) -> list[Chart]:
     label = {":formatter": "v => `${Math.round(v)} s`", "hideOverlap": True, **_QUIET}
     # The end of the axis is seldom a whole number, so rounded it would be a second "5 s".
     return _line_charts(found, xAxis={"axisLabel": {**label, "showMaxLabel": False}})
+
+
+def _space_percent(sample: journal.Sample) -> float | None:
+    return 100 * sample.space[0] / sample.space[1] if sample.space else None
+
+
+def _mb_s(kib_s: Sequence[float]) -> float | None:
+    return _mb(sum(kib_s) / 1024) if kib_s else None
 
 
 def curves(points: Sequence[MetricPoint]) -> list[Chart]:

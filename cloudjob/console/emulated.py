@@ -1,4 +1,4 @@
-"""A job of the emulator that another client created: only its log is known."""
+"""A job of the emulator that another client created; only its log is known."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from cloudjob.backends.follow import Piece
 from cloudjob.emulator import daemon
 from cloudjob.emulator.database import FINAL
 from cloudjob.emulator.job_context import logs_of
 from cloudjob.emulator.node_logs import NodeLog
 from cloudjob.emulator.state import JOBS
 from cloudjob.errors import JobNotFound
+from cloudjob.tracking import log
 from cloudjob.tracking.log import LogPiece, OnJournal
 from cloudjob.tracking.metrics import MetricReader
-from jobentry.contract import journal
 
 # Tells the ids of these jobs from those of others.
 PREFIX = "emulator:"
@@ -54,7 +55,7 @@ class EmulatedJob:
         return self.phase in FINAL
 
     def metric_reader(self) -> MetricReader:
-        """Return what finds its metrics: only printed JSON objects."""
+        """Return a reader that finds metrics in printed JSON objects only."""
         return MetricReader({})
 
     def pieces(
@@ -65,27 +66,27 @@ class EmulatedJob:
         Raises:
             CloudJobError: The emulator does not answer.
         """
+        found = self._read(follow=follow)
+        return log.pieces(found, is_exact=True, is_timed=is_timed, on_journal=on_journal)
+
+    def _read(self, *, follow: bool) -> Iterator[Piece]:
         folder = logs_of(daemon.folder(self._home) / JOBS, self._key)
         logs = [NodeLog(folder / str(node)) for node in range(self.nodes)]
         offsets = [0] * self.nodes
         is_over = not follow
         while True:
             has_news = False
-            for node, log in enumerate(logs):
-                data = log.read(offsets[node], offsets[node] + _BLOCK_BYTES)
-                whole = _whole_lines(data, is_over)
-                has_news = has_news or bool(whole)
-                offsets[node] += len(whole)
-                for at, part in journal.by_time(whole) if is_timed else ((0.0, whole),):
-                    text, recorded = journal.split(part)
-                    if recorded and on_journal is not None:
-                        on_journal(node, recorded)
-                    yield LogPiece(node, text if text.endswith(b"\n") else text + b"\n", at or None)
+            for node, node_log in enumerate(logs):
+                data = node_log.read(offsets[node], offsets[node] + _BLOCK_BYTES)
+                if whole := _whole_lines(data, is_over):
+                    has_news = True
+                    offsets[node] += len(whole)
+                    yield node, whole if whole.endswith(b"\n") else whole + b"\n"
             if has_news:
                 continue
             if is_over:
                 return
-            yield LogPiece(0, b"")
+            yield 0, b""
             time.sleep(_POLL_S)
             is_over = EmulatedJob(self._home, self._key).has_final_status
 

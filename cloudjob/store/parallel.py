@@ -17,23 +17,31 @@ _SLICE = 256
 _BATCH = 64
 
 
+def start_call(function: Callable[[], _R]) -> Future[_R]:
+    """Call ``function`` in a daemon thread, which does not delay the end of the process."""
+    result: Future[_R] = Future()
+    # From here on the future cannot be cancelled, so its result can always be set.
+    result.set_running_or_notify_cancel()
+
+    def call() -> None:
+        try:
+            result.set_result(function())
+        except BaseException as error:  # noqa: BLE001 (raised where the result is read)
+            result.set_exception(error)
+
+    threading.Thread(target=call, daemon=True).start()
+    return result
+
+
 def call_with_timeout(limit_s: float, function: Callable[[], _R]) -> _R:
     """Call ``function`` in a thread and return its result, waiting at most ``limit_s``.
 
-    After a timeout the call goes on, in a daemon thread that does not delay the end of the process.
+    After a timeout the call goes on.
 
     Raises:
         TimeoutError: The function has not returned in time.
     """
-    found: Future[_R] = Future()
-
-    def call() -> None:
-        try:
-            found.set_result(function())
-        except BaseException as error:  # noqa: BLE001 (raised in the caller's thread)
-            found.set_exception(error)
-
-    threading.Thread(target=call, daemon=True).start()
+    found = start_call(function)
     try:
         return found.result(limit_s)
     except FutureTimeout as error:

@@ -15,10 +15,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import cloudjob
 from cloudjob.errors import CloudJobError, JobNotFound, UsageError
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from cloudjob.model.status import JobStatus
     from cloudjob.tracking.job import Job
 
+T = TypeVar("T")
 _FOLDER = "notify"
 # The first word of the last line of a file whose notifications were not sent.
 _FAILED = "failed"
@@ -157,8 +158,10 @@ class _Notifier:
 
     def run(self) -> None:
         if HANG in self._targets.events:
-            self._watch()
-        status = self._ended()
+            self._until_answered(self._watch)
+        status = self._until_answered(self._job.wait)
+        if status is None and self._job.is_over:
+            status = self._job.last_status
         if status is None or not self._path.exists():
             return
         if _is_due(status, self._targets.events):
@@ -178,23 +181,27 @@ class _Notifier:
     def _note(self, line: str) -> None:
         _write(self._lock, line)
 
-    # -- a hang --
-
-    def _watch(self) -> None:
-        """Follow the log until all ranks are silent for too long, or the job has ended."""
+    def _until_answered(self, request: Callable[[], T]) -> T | None:
+        """Return what a request returns; None if the job is gone or its platform stays away."""
         end_s = time.monotonic() + _PATIENCE_S
         while time.monotonic() < end_s and self._path.exists():
             try:
-                for piece in self._job.pieces(follow=True, on_journal=self._journals.add):
-                    if self._has_hung() or not self._path.exists():
-                        return
-                    if not piece.data:
-                        time.sleep(_POLL_S)
-                return
+                return request()
             except JobNotFound:
-                return
+                return None
             except CloudJobError:
-                self._pause()
+                pause_end_s = time.monotonic() + _PAUSE_S
+                while time.monotonic() < pause_end_s and self._path.exists():
+                    time.sleep(_POLL_S)
+        return None
+
+    def _watch(self) -> None:
+        """Follow the log until all ranks are silent for too long, or the job has ended."""
+        for piece in self._job.pieces(follow=True, on_journal=self._journals.add):
+            if self._has_hung() or not self._path.exists():
+                return
+            if not piece.data:
+                time.sleep(_POLL_S)
 
     def _has_hung(self) -> bool:
         """Whether all ranks are silent for too long; the first time, this is sent."""
@@ -205,26 +212,6 @@ class _Notifier:
         status = self._job.last_status or self._job.status()
         self._send(notice.of_silence(status, first.node, first.sample.rank, first.sample.quiet_s))
         return True
-
-    # -- the end --
-
-    def _ended(self) -> JobStatus | None:
-        """Wait for the job's end; return None if it was removed, or its platform stays away."""
-        end_s = time.monotonic() + _PATIENCE_S
-        while time.monotonic() < end_s and self._path.exists():
-            try:
-                return self._job.wait()
-            except JobNotFound:
-                return self._job.last_status
-            except CloudJobError:
-                self._pause()
-        return None
-
-    def _pause(self) -> None:
-        """Wait before the platform is asked again, unless the job is removed meanwhile."""
-        end_s = time.monotonic() + _PAUSE_S
-        while time.monotonic() < end_s and self._path.exists():
-            time.sleep(_POLL_S)
 
 
 def _write(lock: int, line: str) -> None:
@@ -251,9 +238,8 @@ def settle(home: Path, status: JobStatus, described: Mapping[str, Any]) -> str:
     path = _path(home, status.job)
     deadline = time.monotonic() + _WAIT_S
     with suppress(OSError):
-        while locks.is_held(path) and time.monotonic() < deadline:
+        while (lock := locks.take(path, 0)) is None and time.monotonic() < deadline:
             time.sleep(_LOOK_S)
-        lock = locks.take(path, 0)
         if lock is not None:
             try:
                 found = failure(home, status.job)

@@ -142,16 +142,16 @@ class StatusReader:
         status = verdict.as_status(record, native)
         if not status.state.is_final:
             return status
-        ended = verdict.Ended(self._exit_record(native), self.record_error)
-        status = verdict.with_record(status, native, ended, self._entry_lines)
+        found = self._exit_record(native)
+        status = verdict.with_record(status, native, found, self.record_error, self._entry_lines)
         if not self.record_error:
             self._forget_secrets()
         if self._is_settled(status):
             text = json.dumps(statuses.to_json(status))
-            # A job of a list of another store is not in the records; and how a job ended is known
-            # even if a full disk or a damaged file cannot keep it.
-            unkept = (JobNotFound, RecordsError)
-            with contextlib.suppress(*unkept), Records(records_path(self._access.home)) as db:
+            # A job found in another store is not in the records; and a full disk or damaged records
+            # do not hide how a job ended.
+            unsaved = (JobNotFound, RecordsError)
+            with contextlib.suppress(*unsaved), Records(records_path(self._access.home)) as db:
                 db.update(record.job, state=status.state.value, final_json=text)
             self._access.record = record._replace(final_json=text)
         return status

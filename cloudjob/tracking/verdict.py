@@ -6,7 +6,7 @@ import json
 import signal
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from cloudjob.backends.base import NativeStatus
 from cloudjob.home.records import JobRecord
@@ -18,13 +18,6 @@ _ENTRY = "jobentry: "
 
 # From the number of a node to the last log lines of its entry.
 EntryLines = Callable[["int | None"], "tuple[str, ...]"]
-
-
-class Ended(NamedTuple):
-    """The head's record of how a job ended, if it left one, or why it could not be read."""
-
-    record: exits.ExitRecord | None
-    error: str = ""
 
 
 def as_status(record: JobRecord, native: NativeStatus) -> JobStatus:
@@ -69,13 +62,20 @@ def ended_elsewhere(
 
 
 def with_record(
-    status: JobStatus, native: NativeStatus, ended: Ended, entry_lines: EntryLines
+    status: JobStatus,
+    native: NativeStatus,
+    record: exits.ExitRecord | None,
+    record_error: str,
+    entry_lines: EntryLines,
 ) -> JobStatus:
     """Return the status of an ended job with what its head recorded, or else with the reasons.
 
     The record has more details than the platform.
+
+    Args:
+        record: The head's record of how the job ended; None if it left none.
+        record_error: Why the record could not be read; empty if it was.
     """
-    record = ended.record
     if record is not None and record.cause == "cancelled":
         if status.state is not JobState.CANCELLED and native.knows_cancels:
             record = _stopped(record)
@@ -87,7 +87,7 @@ def with_record(
         # The head writes its record last, so the job was complete.
         status = replace(status, state=JobState.SUCCEEDED)
     if record is None or _contradicts(status, record):
-        return _without_record(status, native, ended.error, entry_lines)
+        return _without_record(status, native, record_error, entry_lines)
     failed = record.failure
     if failed is not None and native.reason:
         # The entry saw that a rank was killed; only the platform knows why.
