@@ -35,7 +35,7 @@ class Access:
 
     Any local user can connect to a loopback port, so a request needs the cookie that only the
     one-time link sets. Host and origin are checked because a web page that the user visits could
-    make the browser connect as well.
+    make the browser connect.
 
     Browsers share the cookies of a host among all its ports. So the cookie's name has the port, a
     console ignores the cookies of others, and a request that a page of another port has caused is
@@ -106,8 +106,8 @@ class Access:
         return True
 
     def _has_session(self, headers: Headers) -> bool:
-        # The standard library reads no cookie after one that it cannot parse, and any other program
-        # on this host may have set one.
+        # The standard library stops at the first cookie that it cannot parse, and any other program
+        # on this host may have set such a cookie.
         cookie = cookie_parser(headers.get("cookie", "")).get(self._cookie)
         return cookie is not None and _equal(cookie, self._session)
 

@@ -45,7 +45,7 @@ class Chart(NamedTuple):
 
 # -- timeline --------------------------------------------------------------------------------------
 
-# Phase -> colour; what the node half calls its phases.
+# Phase -> colour. The node half chooses the names of phases.
 _COLOURS = {
     "stage": "#94a3b8",
     "package": "#a78bfa",
@@ -241,7 +241,7 @@ def rank_grid(
             }
         ],
     }
-    note = _odd_states(values) if shows == "state" else _odd_one(_SCALES[shows], values)
+    note = _unusual_states(values) if shows == "state" else _outlier(_SCALES[shows], values)
     return Chart(shows, option, rows * _CELL_PX + _LEGEND_PX, note)
 
 
@@ -313,7 +313,7 @@ def _legend(shows: str, values: Sequence[float]) -> dict[str, Any]:
     }
 
 
-def _odd_one(scale: _Scale, values: Mapping[int, float]) -> str:
+def _outlier(scale: _Scale, values: Mapping[int, float]) -> str:
     """Return which rank differs most from the others; empty if none does."""
     middle = median(values.values())
     rank = max(values, key=lambda rank: scale.distance(values[rank], middle))
@@ -323,7 +323,7 @@ def _odd_one(scale: _Scale, values: Mapping[int, float]) -> str:
     return f"Rank {rank} differs most: {found}; the median is {usual}."
 
 
-def _odd_states(values: Mapping[int, float]) -> str:
+def _unusual_states(values: Mapping[int, float]) -> str:
     """Return the few ranks whose state differs from that of most, unless they just run."""
     by_state: dict[int, list[int]] = {}
     for rank, value in values.items():
@@ -451,7 +451,7 @@ def _most_different(lines: Lines) -> Lines:
         return lines
     means = {name: fmean(map(_height, points)) for name, points in lines.items() if points}
     middle = median(means.values())
-    # Those that differ by as little as each other: the first ones.
+    # Of those that differ equally, the first ones.
     chosen = sorted(means, key=lambda name: -abs(means[name] - middle))[:_MOST_LINES]
     return {name: lines[name] for name in means if name in chosen}
 

@@ -105,7 +105,7 @@ class LogTable:
         # Selection -> the number of lines that were searched, and those that were found.
         self._selected: dict[Selection, tuple[int, array[int]]] = {}
 
-    def read_on(self) -> None:
+    def keep_reading(self) -> None:
         """Start or continue to read the log, until a minute after the last call."""
         with self._lock:
             self._asked_s = time.monotonic()
@@ -123,7 +123,7 @@ class LogTable:
 
         The next call continues a long search.
         """
-        self.read_on()
+        self.keep_reading()
         with self._lock:
             if self._is_closed:
                 return Page()
@@ -166,7 +166,7 @@ class LogTable:
         Raises:
             CloudJobError: The log cannot be read.
         """
-        self.read_on()
+        self.keep_reading()
         with self._lock:
             if self._error and not self._metrics:
                 raise CloudJobError(self._error)
@@ -236,7 +236,7 @@ class LogTable:
                     if self._is_closed:
                         return False
                     self._add(piece)
-                    self._keep(reader.add(piece.node, piece.data))
+                    self._add_metrics(reader.add(piece.node, piece.data))
                 if time.monotonic() > self._asked_s + _UNWATCHED_S:
                     return False
             return True
@@ -246,7 +246,7 @@ class LogTable:
                     self._append(node, [(rank, data)])
                 self._open.clear()
 
-    def _keep(self, points: Iterable[MetricPoint]) -> None:
+    def _add_metrics(self, points: Iterable[MetricPoint]) -> None:
         for point in points:
             numbers = self._metrics.setdefault((point.name, point.rank), array("d"))
             numbers.extend((point.step, point.value))

@@ -34,7 +34,7 @@ _IMAGE_WIDTH_PX, _IMAGE_HEAD_PX, _IMAGE_PANEL_PX = 1200, 90, 66
 def render(job: Job) -> str:
     """Return the page of a job as it is now, with everything that is known about it.
 
-    What cannot be read, such as the outputs in a store that does not answer, is left out and named.
+    The page lists what could not be read, such as outputs in a store that does not answer.
 
     Raises:
         CloudJobError: The status of the job cannot be read.

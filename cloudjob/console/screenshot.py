@@ -1,4 +1,4 @@
-"""Draws a page with a browser that is installed on this machine."""
+"""Draws an HTML page with a browser that is installed on this machine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _BROWSERS = (
     "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome",
 )
 _LIMIT_S = 120.0
-# Milliseconds of the page's own clock, which does not wait.
+# Milliseconds by the virtual clock of the page, which runs without waiting.
 _DRAWING_MS = 10_000
 _HINT = "without --png, the report is an HTML file that any browser shows"
 
@@ -40,7 +40,7 @@ def take(page: str, width_px: int, height_px: int) -> bytes:
                 browser,
                 "--headless",
                 f"--user-data-dir={folder / 'profile'}",
-                # It refuses to run as root with one; the page is ours and loads nothing.
+                # Chromium refuses to sandbox itself as root; the page is ours and loads nothing.
                 *(["--no-sandbox"] if os.geteuid() == 0 else []),
                 "--disable-gpu",
                 "--disable-background-networking",

@@ -60,7 +60,7 @@ def serve(home: Path, port: int, *, opens_browser: bool, on_ready: Callable[[str
 
 
 def _shortened(record: logging.LogRecord) -> bool:
-    """Leave out that a browser has gone, and the traceback of a download that the store ended."""
+    """Drop messages about browsers that disconnected, and tracebacks of failed downloads."""
     error = record.exc_info[1] if record.exc_info else None
     if isinstance(error, CloudJobError):
         record.msg, record.args, record.exc_info = "%s", (error.message,), None

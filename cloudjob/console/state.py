@@ -42,14 +42,14 @@ class Console:
         """
         if not job.has_final_status:
             log = self.log(job.id)
-            log.read_on()
+            log.keep_reading()
             return log.journals
         with self._lock:
             found = self._journals.get(job.id)
         if found is None:
             found = job.journals()
             if len(found.nodes) < job.nodes:
-                # A store that did not answer may do so next time.
+                # The store may not have answered; the next request asks again.
                 return found
             with self._lock:
                 while len(self._journals) >= _MOST_LOGS:
@@ -82,6 +82,6 @@ class Console:
                 log = LogTable(EmulatedJob(self.home, key) if is_emulated else self.job(job_id))
                 while len(self._logs) >= _MOST_LOGS:
                     self._logs.pop(next(iter(self._logs))).close()
-            # The one that was asked for last is the last to go.
+            # The log that was requested last is closed last.
             self._logs[job_id] = log
             return log

@@ -76,7 +76,7 @@ def _submit(spec: JobSpec, home: Path, member: Member | None, on_progress: OnPro
     make_home(home)
     leftovers.remove(home)
     with (
-        notifications.promised(spec, home, job),
+        notifications.notifier(spec, home, job),
         locks.scratch(submits_folder(home), job) as scratch,
         Records(records_path(home)) as db,
     ):

@@ -23,17 +23,17 @@ from cloudjob.store.base import ObjectStore
 
 FOLDER = "jobs/"
 _VERSION = 1
-# Others may have written the description, and its id becomes part of paths and keys.
+# Someone else may have written the description, and its id becomes part of paths and keys.
 _ID = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
-# What the records can hold.
+# The largest number that the records can store.
 _LARGEST = 2**63 - 1
 _NUMBERS = ("nodes", "procs_per_node", "code_size_bytes", "code_files")
-# What a job can have at most, and for which pages and lists have room.
+# The most that a job can have, and that pages and lists can show.
 _MOST = {"nodes": 10_000, "procs_per_node": 1024}
 # State and end are requested when needed, the store is where the description was found, and
 # ``submission`` holds the contents of ``spec_json``.
 _LEFT_OUT = ("state", "final_json", "spec_json", "store")
-# Keys of a job that are about the machine that submitted it.
+# Keys of a job that refer to the machine that submitted it.
 _OF_THE_SUBMITTER = ("notify", "source")
 
 
@@ -82,7 +82,7 @@ def load(data: bytes, store: str, job: str) -> JobRecord:
     is_of_job = _ID.fullmatch(job) and job == record.job == rest.rpartition("/")[2]
     is_of_backend = scheme.partition("+")[0] == record.backend and record.backend in BACKENDS
     if not (is_of_job and is_of_backend):
-        raise ValueError(f"its handle {record.handle!r} does not fit")
+        raise ValueError(f"its handle {record.handle!r} does not match")
     if not times.seconds_of(record.created_at):
         raise ValueError(f"{record.created_at!r} is not a time")
     if not all(0 <= getattr(record, name) <= most for name, most in _MOST.items()):
@@ -93,8 +93,8 @@ def load(data: bytes, store: str, job: str) -> JobRecord:
 def _submission(value: Any) -> Any:
     """Return a submission whose outputs have names that can be part of a path.
 
-    It has nothing that a copy of the job would use on this machine: others could run a command
-    here, or have any folder packed.
+    It lacks what a copy of the job would use on this machine: its author could otherwise run a
+    command here, or have any folder packed.
     """
     outputs, spec = _checked(value["outputs"], dict), _checked(value["spec"], dict)
     for name, uri in outputs.items():
@@ -113,7 +113,7 @@ def _checked(value: Any, kind: type) -> Any:
     if type(value) is not kind:
         raise TypeError(f"{value!r} is not of type {kind.__name__}")
     if isinstance(value, str) and "\0" in value:
-        raise TypeError(f"{value!r} holds NUL, which no path can")
+        raise TypeError(f"{value!r} contains NUL, which no path can")
     if isinstance(value, int) and abs(value) > _LARGEST:
         raise TypeError(f"{value} is too large")
     return value

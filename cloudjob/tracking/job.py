@@ -244,9 +244,9 @@ class Job:
             self._backend.cancel(self.handle, is_urgent=is_urgent)
 
     def settle_notifications(self) -> str:
-        """See to the notifications of the job, which has ended; return what went wrong, or "".
+        """Send what is due after the end of a job; return why that failed, or an empty text.
 
-        Its notifier sends them; this waits for it some seconds, and sends if it was killed.
+        This waits a few seconds for the job's notifier, and sends in its place if it was killed.
         """
         if self.last_status is None or not self.is_over:
             return ""
@@ -254,7 +254,7 @@ class Job:
 
     @property
     def notification_failure(self) -> str:
-        """Why notifications of the job were not sent; empty if they were, or may yet be."""
+        """Why notifications of the job were not sent; empty if they were or may still be."""
         return notifications.failure(self._access.home, self.id)
 
     # -- log --------------------------------------------------------------------------------------
@@ -311,7 +311,7 @@ class Job:
     def journals(self) -> Journals:
         """Return what the nodes have recorded so far: phases, ranks and resources.
 
-        The log of a job that runs holds this; of one that has ended, each node has stored it.
+        A running job has this in its log; of one that has ended, each node has stored it.
 
         Raises:
             CloudJobError: Neither can be read.
@@ -319,9 +319,9 @@ class Job:
         return journals.read(self._access, has_ended=self.status().state.is_final)
 
     def phases(self) -> tuple[Phase, ...]:
-        """Return the phases of its nodes so far, as far as they stand at the ends of their logs.
+        """Return the phases of its nodes so far, as far as the ends of their logs contain them.
 
-        After some seconds, those found until then.
+        If that takes more than a few seconds, those found until then.
         """
         status = self.status()
         if status.phases or status.state.is_final or not self.handle:
@@ -340,7 +340,7 @@ class Job:
         reader = self.metric_reader(patterns)
         found: list[MetricPoint] = []
         if self.handle:
-            # Asked before: what a running job writes meanwhile may end within a number.
+            # Before reading: what a running job writes meanwhile may end within a number.
             is_over = self.status().state.is_final
             for node, data in log.read(self._access, None, follow=False):
                 found += reader.add(node, data)
@@ -349,7 +349,7 @@ class Job:
         return found + self.event_metrics()
 
     def metric_reader(self, patterns: Mapping[str, str] | None = None) -> MetricReader:
-        """Return what finds the metrics of this job in its log.
+        """Return a reader that finds the metrics of this job in its log.
 
         Raises:
             CloudJobError: A pattern cannot be used, or the records cannot be read.
@@ -374,7 +374,7 @@ class Job:
         return self._backend.events(self._platform_handle)
 
     def platform_resources(self) -> list[Metric]:
-        """Return what each node has used, as its platform has measured it.
+        """Return what each node has used, as measured by its platform.
 
         Raises:
             UsageError: The platform measures nothing.
@@ -382,7 +382,7 @@ class Job:
         return self._backend.metrics(self._platform_handle)
 
     def resources(self) -> list[Metric]:
-        """Return what each node has used: as its platform has measured it, or else the node."""
+        """Return what each node has used, as measured by its platform or else by the node."""
         try:
             return self.platform_resources()
         except UsageError:
@@ -417,7 +417,7 @@ class Job:
         return Outputs([p for p in places if (p.prefix or not is_own) and name in ("", p.name)])
 
     def refresh_keys(self) -> float:
-        """Give the nodes the present keys of the job's store, in place of those of the submit.
+        """Give the nodes the current keys of the job's store in place of those of the submit.
 
         A node uses them once the store has refused the old ones.
 

@@ -1,4 +1,4 @@
-"""The journals of a job's nodes: phases, ranks and resources, while it runs and afterwards.
+"""The journals of a job's nodes: phases, ranks and resources.
 
 Times are by the clock of each node.
 """
@@ -35,7 +35,7 @@ class RankPoint(NamedTuple):
     sample: RankSample
 
 
-# The values of a series: its name, the field of a sample, and the place in it.
+# The values of a series: its name, the field of a sample, and the index in the field.
 _SERIES = (
     ("cpu_percent", "own_cpu", 0),
     ("cpu_held_back_percent", "own_cpu", 1),
@@ -81,7 +81,7 @@ def series(samples: Iterable[Sample]) -> list[tuple[str, tuple[float | None, ...
 
 
 class Journals:
-    """What the nodes of one job have recorded so far; ``add`` takes in more.
+    """What the nodes of one job have recorded so far; ``add`` adds lines.
 
     To follow a job that runs: ``job.pieces(follow=True, on_journal=journals.add)``. One thread may
     add while others read.
@@ -96,7 +96,7 @@ class Journals:
         self._samples: dict[int, list[Sample]] = {}
 
     def add(self, node: int, lines: Iterable[bytes]) -> None:
-        """Take in lines of the journal of ``node``; those that are damaged are left out."""
+        """Add lines of the journal of ``node``; damaged ones are left out."""
         for line in lines:
             entry = journal.load(line)
             if isinstance(entry, journal.Phase):
@@ -107,7 +107,7 @@ class Journals:
                 kept.append(entry)
 
     def add_missing(self, other: Journals) -> None:
-        """Take in what ``other`` has of the nodes that have recorded nothing here."""
+        """Add what ``other`` has of nodes that have recorded nothing here."""
         missing = other.nodes - self.nodes
         self._phases.update({key: each for key, each in other._phases.items() if key[0] in missing})
         self._samples.update(
@@ -139,7 +139,7 @@ class Journals:
 
     @property
     def lasting(self) -> Mapping[int, journal.Phase]:
-        """The phase of each node that began last, of those that last."""
+        """The latest phase of each node that has not ended."""
         found: dict[int, journal.Phase] = {}
         for (node, _, started_at), phase in list(self._phases.items()):
             is_later = node not in found or started_at >= found[node].started_at
@@ -164,7 +164,7 @@ class Journals:
 
     @property
     def silent_s(self) -> float:
-        """For how long no rank that runs has printed anything; 0 if none runs."""
+        """Seconds for which no running rank has printed anything; 0 if none runs."""
         return min((each.sample.quiet_s for each in self.running), default=0)
 
     @property
@@ -212,7 +212,7 @@ def _add_stored(found: Journals, access: JobAccess) -> None:
 
 
 def phases_at_log_ends(access: JobAccess) -> tuple[Phase, ...]:
-    """Return the phases that stand at the ends of the logs of a job that runs."""
+    """Return the phases at the ends of the logs of a running job."""
     found = Journals()
 
     def load() -> None:

@@ -54,16 +54,17 @@ class LogFilter(NamedTuple):
         node = int(self.nodes) if self.nodes.isdecimal() else None
         skipped: dict[int, int] = {}
         if self.tail is not None and follow:
-            # First the existing lines: a log that is followed does not show where they end.
-            there = list(read(node, follow=False))
-            yield from self._last(_from(since, there))
-            for piece in there:
+            # The existing lines first: a log that is followed does not show where they end.
+            existing = list(read(node, follow=False))
+            yield from self._last(_since(since, existing))
+            for piece in existing:
                 skipped[piece.node] = skipped.get(piece.node, 0) + piece.data.count(b"\n")
         found = _without_first(read(node, follow=follow, on_journal=on_journal), skipped)
-        pieces = _from(since, found)
-        yield from self._last(pieces) if self.tail is not None and not follow else self._of(pieces)
+        pieces = _since(since, found)
+        is_cut = self.tail is not None and not follow
+        yield from self._last(pieces) if is_cut else self._select(pieces)
 
-    def _of(self, pieces: Iterable[LogPiece]) -> Iterator[LogPiece]:
+    def _select(self, pieces: Iterable[LogPiece]) -> Iterator[LogPiece]:
         if not (self.nodes or self.ranks or self.pattern):
             yield from pieces
             return
@@ -74,13 +75,13 @@ class LogFilter(NamedTuple):
             last_at[piece.node] = piece.at
             shown = b""
             if not self.nodes or env.is_listed(piece.node, self.nodes):
-                shown = b"".join(self._selected(piece, parts))
+                shown = b"".join(self._selected_lines(piece, parts))
             yield piece._replace(data=shown)
         for (node, _), line in parts.items():
-            if self._has(line):
+            if self._matches(line):
                 yield LogPiece(node, b"".join(line), last_at.get(node))
 
-    def _selected(
+    def _selected_lines(
         self, piece: LogPiece, parts: dict[tuple[int, int | None], list[bytes]]
     ) -> Iterator[bytes]:
         for text in (line + b"\n" for line in piece.data.split(b"\n")[:-1]):
@@ -92,34 +93,34 @@ class LogFilter(NamedTuple):
             # Without a pattern there is no reason to wait for the rest of a line.
             if data.endswith(b"\n") or self.pattern is None:
                 del parts[piece.node, rank]
-                if self._has(line):
+                if self._matches(line):
                     yield from line
 
-    def _has(self, line: list[bytes]) -> bool:
+    def _matches(self, line: list[bytes]) -> bool:
         whole = b"".join(lines.read(text).data for text in line)
         return self.pattern is None or self.pattern.search(whole.rstrip(b"\n")) is not None
 
     def _last(self, pieces: Iterable[LogPiece]) -> Iterator[LogPiece]:
-        """Yield the last lines, those that came in parts with all their parts."""
+        """Yield the last lines; a line that came in parts, with all its parts."""
         assert self.tail is not None
         kept: deque[list[LogPiece]] = deque(maxlen=self.tail)
-        begun: dict[tuple[int, int | None], list[LogPiece]] = {}
-        for piece in self._of(pieces):
+        unfinished: dict[tuple[int, int | None], list[LogPiece]] = {}
+        for piece in self._select(pieces):
             for text in (line + b"\n" for line in piece.data.split(b"\n")[:-1]):
                 rank, data = lines.read(text)
-                line = begun.pop((piece.node, rank), None)
+                line = unfinished.pop((piece.node, rank), None)
                 if line is None:
                     line = []
                     kept.append(line)
                 line.append(piece._replace(data=text))
                 if not data.endswith(b"\n"):
-                    begun[piece.node, rank] = line
+                    unfinished[piece.node, rank] = line
         for line in kept:
             yield from line
 
 
-def _from(since: float, pieces: Iterable[LogPiece]) -> Iterator[LogPiece]:
-    """Yield pieces without the lines that were written before; those without a time are older."""
+def _since(since: float, pieces: Iterable[LogPiece]) -> Iterator[LogPiece]:
+    """Yield pieces without the data of those written before; one without a time counts as older."""
     for piece in pieces:
         is_older = bool(since) and (piece.at is None or piece.at < since)
         yield piece._replace(data=b"") if is_older else piece

@@ -26,7 +26,7 @@ class MetricPoint(NamedTuple):
 
     Args:
         rank: The rank that printed it; None for a value of an event file.
-        step: As printed; else the number of values of this metric that the rank printed before.
+        step: As printed; else the number of values of this metric that the rank printed before it.
         at: Seconds since 1970 by the clock of the node, to within seconds for a printed value;
             None if it is not known.
         source: The output file that it is from; empty for a printed value.
@@ -72,24 +72,24 @@ class MetricReader:
                 continue
             line = lines.read(text)
             if line.rank is not None:
-                whole = self._whole(node, line.rank, line.data)
-                found += self._points(node, line.rank, whole)
+                complete = self._complete(node, line.rank, line.data)
+                found += self._points(node, line.rank, complete)
         return found
 
     def finish(self) -> list[MetricPoint]:
-        """Return the metrics in what has no end when the log has ended."""
+        """Return the metrics in incomplete lines, when the log has ended."""
         rest, self._open = self._open, {}
         return [
             point for (node, rank), data in rest.items() for point in self._points(node, rank, data)
         ]
 
-    def _whole(self, node: int, rank: int, data: bytes) -> bytes:
+    def _complete(self, node: int, rank: int, data: bytes) -> bytes:
         """Return the part of a rank's output that is complete now, and keep the rest."""
         text = self._open.pop((node, rank), b"") + data
         if not text.endswith(b"\n"):
             # A carriage return ends a state of a progress bar.
             end = text.rfind(b"\r") + 1
-            # What is too long stays too long, and costs no more memory.
+            # A line that is too long is not searched, so the rest of it need not be kept.
             self._open[node, rank] = text[end:][: _LINE_LIMIT_BYTES + 1]
             text = text[:end]
         return text
@@ -144,7 +144,7 @@ def _json_values(text: bytes) -> Iterator[tuple[str, float, float | None]]:
 
 
 def _is_number(value: Any) -> bool:
-    """Whether a value is a number; a loss that is not a finite one is a value, too."""
+    """Whether a value is a number; NaN and infinity count, as a loss may be either."""
     is_whole = isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63
     return is_whole or isinstance(value, float)
 

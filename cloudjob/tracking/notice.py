@@ -1,4 +1,4 @@
-"""One notification: what it says, and how it is sent to a webhook or a command."""
+"""The contents of a notification, and how it is sent to a webhook or a command."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 END, FAILURE, HANG = "end", "failure", "hang"
 # The variable that gives a command everything as one JSON object.
 VARIABLE = "CLOUDJOB_NOTIFICATION"
-# A webhook's own limit is some thousand characters.
+# Services limit a message to a few thousand characters.
 _MOST_LINES, _MOST_CHARACTERS = 10, 300
 _LONGEST_URL = 4096
 # Lines of a secret that are shorter are not hidden on their own.
 _SHORTEST_LINE = 8
 _COMMAND_S = 60.0
-# Seconds between two looks at what a command writes, and how much of that is kept.
+# Seconds between two checks of what a command writes, and how much of that is kept.
 _LOOK_S, _MOST_BYTES = 0.1, 1_000_000
 _MOST_STDERR_BYTES = 64 * 1024
 # How long to try to reach a webhook.
@@ -44,7 +44,7 @@ class NotSent(CloudJobError):
     """A notification was not sent.
 
     Args:
-        is_refused: Whether it surely did not arrive, and may arrive later.
+        is_refused: Whether it certainly did not arrive, so that another try may succeed.
     """
 
     def __init__(self, message: str, *, is_refused: bool = False) -> None:
@@ -53,11 +53,11 @@ class NotSent(CloudJobError):
 
 
 class Targets(NamedTuple):
-    """Who hears of what.
+    """Where notifications go, and which events are reported.
 
     Args:
         webhook: Its URL, which is a secret.
-        hidden: Texts that no notification may hold.
+        hidden: Texts that no notification may contain.
     """
 
     events: Sequence[str]
@@ -67,8 +67,8 @@ class Targets(NamedTuple):
     hidden: Sequence[str]
 
 
-def targets_of(wanted: Notify, secrets: Sequence[str], environ: Mapping[str, str]) -> Targets:
-    """Return the targets that a job names.
+def targets_of(notify: Notify, secrets: Sequence[str], environ: Mapping[str, str]) -> Targets:
+    """Return the targets that a job description names.
 
     Args:
         secrets: The values of the job's secrets.
@@ -76,20 +76,20 @@ def targets_of(wanted: Notify, secrets: Sequence[str], environ: Mapping[str, str
     Raises:
         UsageError: The webhook's URL cannot be read or used.
     """
-    url = _url(wanted.webhook, environ) if wanted.webhook else ""
+    url = _url(notify.webhook, environ) if notify.webhook else ""
     hidden = {url, *secrets}
     hidden |= {line for each in secrets for line in each.split("\n") if len(line) > _SHORTEST_LINE}
     return Targets(
-        events=wanted.events,
+        events=notify.events,
         webhook=url,
-        command=wanted.command,
-        silent_s=60 * wanted.silent_min,
+        command=notify.command,
+        silent_s=60 * notify.silent_min,
         hidden=sorted(hidden - {""}, key=len, reverse=True),
     )
 
 
 def _url(place: str, environ: Mapping[str, str]) -> str:
-    doing = "reading the address of notify.webhook"
+    doing = "reading the URL of notify.webhook"
     if place.startswith("@"):
         try:
             with Path(place[1:]).open(encoding="utf-8") as file:
@@ -104,7 +104,7 @@ def _url(place: str, environ: Mapping[str, str]) -> str:
             f"{doing}: {place} is not set in your environment",
             hint=f"export {place}=https://..., or name a file: @FILE",
         )
-    # Nothing of the address may be in the message: it is the key to a channel.
+    # No part of the URL may be in the message: whoever knows it can write to the channel.
     try:
         parts = urlsplit(url)
         is_usable = parts.scheme in ("http", "https") and bool(parts.hostname) and url.isprintable()
@@ -112,17 +112,17 @@ def _url(place: str, environ: Mapping[str, str]) -> str:
     except ValueError:
         is_usable = is_open = False
     if not is_usable or " " in url:
-        raise UsageError(f"{doing}: {place} holds no URL that begins with https://")
+        raise UsageError(f"{doing}: {place} does not contain a URL that begins with https://")
     if is_open:
         raise UsageError(
-            f"{doing}: {place} holds a URL that begins with http://, which others could read",
-            hint="https://; http:// is for services of this machine",
+            f"{doing}: {place} contains an http:// URL, and others could read what is sent",
+            hint="use https://; http:// is for services of this machine",
         )
     return url
 
 
 def is_here(host: str) -> bool:
-    """Whether a host is this machine."""
+    """Whether a host name or address means this machine."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -214,7 +214,7 @@ def send(notice: Notice, targets: Targets, limits: Limits = LIMITS) -> None:
     Raises:
         NotSent: With what was tried for each target that it did not reach.
     """
-    # What speaks HTTP costs every command that knows jobs too much.
+    # Importing an HTTP client would slow down every command that works with jobs.
     from cloudjob.tracking import webhook
 
     sent = body(notice, targets.hidden)
@@ -255,7 +255,7 @@ def _run(command: Sequence[str], sent: Mapping[str, Any], hidden: Sequence[str])
             )
         except OSError as error:
             raise NotSent(str(error.strerror)) from None
-        code = _ended(process, stderr.fileno())
+        code = _exit_code(process, stderr.fileno())
         end = stderr.seek(0, os.SEEK_END)
         stderr.seek(max(0, end - _MOST_STDERR_BYTES))
         last = hide(stderr.read().decode("utf-8", "replace").strip("\0\n "), hidden)
@@ -264,14 +264,14 @@ def _run(command: Sequence[str], sent: Mapping[str, Any], hidden: Sequence[str])
         raise NotSent(f"exit code {code}" + (f": {last}" if last else ""))
 
 
-def _ended(process: subprocess.Popen[bytes], stderr: int) -> int:
-    """Wait for a command, and return its exit code; what it writes must not fill the disk."""
+def _exit_code(process: subprocess.Popen[bytes], stderr: int) -> int:
+    """Wait for a command and return its exit code; what it writes must not fill the disk."""
     deadline = time.monotonic() + _COMMAND_S
     while time.monotonic() < deadline:
         with suppress(subprocess.TimeoutExpired):
             return process.wait(_LOOK_S)
         if os.fstat(stderr).st_blocks * 512 > _MOST_BYTES:
-            os.truncate(stderr, 0)  # it goes on behind a hole
+            os.truncate(stderr, 0)  # the command continues to write behind a hole
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     raise NotSent(f"it ran for {_COMMAND_S:g} s and was ended")

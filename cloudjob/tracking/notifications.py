@@ -1,10 +1,10 @@
-"""Who sends the notifications of a job, and when; ``notice`` is what they say.
+"""The process that sends the notifications of a job; ``notice`` has their contents.
 
-A submit with a webhook or a command starts one process of this machine, the notifier. It follows
-the job, and holds the lock of the job's file in ``notify/`` for as long as it runs; it removes the
-file when nothing is left to send. A file without a lock is therefore of a notifier that has failed,
-or was killed: ``settle`` reports what failed, or sends in its place. What failed stays in the file
-until the job is removed, so that ``failure`` finds it.
+A submit with a webhook or a command starts one process on this machine, the notifier. It follows
+the job and holds the lock of the job's file in ``notify/`` while it runs; it removes the file when
+nothing is left to send. A file without a lock therefore belongs to a notifier that failed or was
+killed: ``settle`` reports what failed, or sends in its place. A failure stays in the file until the
+job is removed, so that ``failure`` finds it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ from jobentry.contract import journal
 
 if TYPE_CHECKING:
     from cloudjob.model.job import JobSpec
-    from cloudjob.model.sections import Notify
     from cloudjob.model.status import JobStatus
     from cloudjob.tracking.job import Job
 
@@ -40,9 +39,9 @@ T = TypeVar("T")
 _FOLDER = "notify"
 # The first word of the last line of a file whose notifications were not sent.
 _FAILED = "failed"
-# Seconds between two looks at a log, and after a platform has not answered.
+# Seconds between two checks of a log, and after a platform has not answered.
 _POLL_S, _PAUSE_S = 0.5, 30.0
-# For how long a platform may not answer.
+# Seconds for which a platform may not answer.
 _PATIENCE_S = 24 * 3600.0
 # Seconds that a command waits at the end of a job: for the notifier, or to send in its place.
 _WAIT_S = 5.0
@@ -51,14 +50,14 @@ _SETTLE_LIMITS = Limits(total_s=_WAIT_S, answer_s=_WAIT_S)
 
 
 @contextmanager
-def promised(spec: JobSpec, home: Path, job: str) -> Iterator[None]:
+def notifier(spec: JobSpec, home: Path, job: str) -> Iterator[None]:
     """Start the notifier of a job when the body has submitted it.
 
     Raises:
         UsageError: The webhook cannot be used.
         BackendError: The folder cannot be written to.
     """
-    if not _is_wanted(spec.notify):
+    if not (spec.notify.webhook or spec.notify.command):
         yield
         return
     _check_place(spec)
@@ -83,13 +82,9 @@ def _check_place(spec: JobSpec) -> None:
     source = Path(spec.source).resolve()
     if place.startswith("@") and Path(place[1:]).resolve().is_relative_to(source):
         raise UsageError(
-            f"reading the address of notify.webhook: {place[1:]} lies in the source folder",
-            hint="keep it elsewhere, as every node gets the source",
+            f"reading the URL of notify.webhook: {place[1:]} is in the source folder",
+            hint="move it to another folder, because every node gets the source",
         )
-
-
-def _is_wanted(wanted: Notify) -> bool:
-    return bool(wanted.webhook or wanted.command)
 
 
 def _path(home: Path, job: str) -> Path:
@@ -98,7 +93,7 @@ def _path(home: Path, job: str) -> Path:
 
 def _start(home: Path, job: str, targets: Targets, lock: int) -> None:
     """Start the notifier; its request goes over a pipe, never in argv."""
-    # Behind the standard library, which a module in the current folder must not replace.
+    # After the standard library, of which the current folder must not replace a module.
     roots = [str(Path(cloudjob.__file__).parents[1]), str(Path(journal.__file__).parents[2])]
     code = (
         f"import sys; sys.path += {[*filter(None, sys.path), *roots]!r}; "
@@ -116,12 +111,12 @@ def _start(home: Path, job: str, targets: Targets, lock: int) -> None:
     assert process.stdin is not None
     with suppress(BrokenPipeError), process.stdin as stdin:
         stdin.write(json.dumps(request).encode("ascii"))
-    # It may outlive this process, or end long before.
+    # It may outlive this process, or end long before it.
     threading.Thread(target=process.wait, daemon=True).start()
 
 
 def failure(home: Path, job: str) -> str:
-    """Return why the notifications of a job were not sent; empty if they were, or may yet be."""
+    """Return why notifications of a job were not sent; empty if they were or may still be."""
     try:
         lines = _path(home, job).read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -131,7 +126,7 @@ def failure(home: Path, job: str) -> str:
 
 
 def forget(home: Path, job: str) -> None:
-    """Send nothing of a job any more."""
+    """Send no further notifications of a job."""
     _path(home, job).unlink(missing_ok=True)
 
 
@@ -228,9 +223,9 @@ def _is_due(status: JobStatus, events: Any) -> bool:
 
 
 def settle(home: Path, status: JobStatus, described: Mapping[str, Any]) -> str:
-    """See to the notifications of a job that has ended; return what went wrong, or nothing.
+    """Send what is still due after the end of a job; return why that failed, or an empty text.
 
-    A notifier that still runs, as its webhook does not answer, is left alone after some seconds.
+    A notifier that still runs, because its webhook does not answer, gets a few seconds.
 
     Args:
         described: The job as ``Job.spec`` returns it.
@@ -244,7 +239,7 @@ def settle(home: Path, status: JobStatus, described: Mapping[str, Any]) -> str:
             try:
                 found = failure(home, status.job)
                 if not found:
-                    found = _settled(path, status, described)
+                    found = _send_due(path, status, described)
                     if found:
                         os.lseek(lock, 0, os.SEEK_END)
                         _write(lock, f"{_FAILED} {found}")
@@ -256,7 +251,7 @@ def settle(home: Path, status: JobStatus, described: Mapping[str, Any]) -> str:
     return ""
 
 
-def _settled(path: Path, status: JobStatus, described: Mapping[str, Any]) -> str:
+def _send_due(path: Path, status: JobStatus, described: Mapping[str, Any]) -> str:
     from cloudjob.model.sections import Notify
 
     last = (path.read_text(encoding="utf-8", errors="replace").splitlines() or [""])[-1]
@@ -264,11 +259,11 @@ def _settled(path: Path, status: JobStatus, described: Mapping[str, Any]) -> str
     if word == "sending" and rest != HANG:
         return f"sending the notification of {status.job}: interrupted, so it may not have arrived"
     try:
-        wanted = Notify(**described["notify"])
-        if _is_due(status, wanted.events):
-            # Their values, as far as this shell has them.
+        notify = Notify(**described["notify"])
+        if _is_due(status, notify.events):
+            # The values that are set in this shell.
             secrets = [os.environ.get(name, "") for name in described.get("secrets", ())]
-            targets = notice.targets_of(wanted, secrets, os.environ)
+            targets = notice.targets_of(notify, secrets, os.environ)
             notice.send(notice.of_end(status), targets, _SETTLE_LIMITS)
     except (LookupError, TypeError, ValueError):
         return f"sending the notification of {status.job}: its description cannot be read"

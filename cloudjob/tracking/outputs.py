@@ -1,4 +1,4 @@
-"""Find and fetch the outputs of a job by its nodes' manifests, which name only whole files."""
+"""Finds and fetches the outputs of a job by its nodes' manifests, which name only whole files."""
 
 from __future__ import annotations
 
@@ -177,11 +177,11 @@ def fetch(
     Raises:
         StoreError: A file cannot be fetched, or does not match its manifest.
     """
-    have: dict[str, frozenset[str]] = {}
+    fetched: dict[str, frozenset[str]] = {}
     files = find(location)
     for left in reversed(range(_ROUNDS)):
         try:
-            _fetch_missing(location, files, folder, have, on_progress)
+            _fetch_missing(location, files, folder, fetched, on_progress)
             return files
         except StoreError:
             before, files = files, find(location)
@@ -217,23 +217,23 @@ def _fetch_missing(
     location: OutputLocation,
     files: Iterable[Output],
     folder: Path,
-    have: dict[str, frozenset[str]],
+    fetched: dict[str, frozenset[str]],
     on_progress: OnBytes,
 ) -> None:
-    """Fetch the files that are not in ``have`` and add them to it; small files in parallel."""
+    """Fetch the files that are not in ``fetched`` and add them to it; small files in parallel."""
 
     def fetch_one(file: Output) -> None:
         _fetch(location, file, folder / file.name, on_progress)
-        have[file.name] = file.digests
+        fetched[file.name] = file.digests
 
     def write_one(item: tuple[str, bytes]) -> None:
         key, data = item
         file = tiny[key]
         _write(location, file, data, folder / file.name)
         on_progress(len(data))
-        have[file.name] = file.digests
+        fetched[file.name] = file.digests
 
-    missing = [file for file in files if have.get(file.name) != file.digests]
+    missing = [file for file in files if fetched.get(file.name) != file.digests]
     # Only a manifest gives a file's size.
     known = [file for file in missing if file.digests and file.size_bytes <= _SMALL_BYTES]
     tiny = {file.key: file for file in known if file.size_bytes <= _TINY_BYTES}
@@ -241,7 +241,7 @@ def _fetch_missing(
     small = [file for file in known if file.size_bytes > _TINY_BYTES]
     in_parallel(fetch_one, small, abort=location.store.abort)
     for file in missing:
-        if have.get(file.name) != file.digests:
+        if fetched.get(file.name) != file.digests:
             fetch_one(file)
 
 
@@ -282,7 +282,7 @@ def _writing(file: Output, path: Path) -> Iterator[None]:
     except OSError as error:
         raise StoreError(
             f"fetching {file.name} to {path}: {error.strerror}",
-            hint="choose a folder that you may write to and that has room",
+            hint="choose a folder that you may write to, on a disk with enough space",
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""The backend that reaches a job's platform, or a stand-in for one that cannot be used here."""
+"""The backend that reaches a job's platform, or a stand-in if it cannot be used here."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ def with_record(
         message = failed.message.replace(exits.MEMORY_GUESS, "")
         failed = failed._replace(message=f"{message} ({native.reason})")
     if failed is not None and failed.message.endswith(node_end.BEFORE_JOINING):
-        # The head heard nothing from that node: its lines are in its own log.
+        # The head heard nothing from that node, so its last lines are in its own log.
         failed = failed._replace(last_lines=entry_lines(failed.node))
     cancelled = status.state is JobState.CANCELLED
     return replace(
@@ -134,7 +134,7 @@ def _without_record(
 
 
 def _is_reason(line: str) -> bool:
-    """Whether a line of an entry's log reports a failure, and not a hint or a retry."""
+    """Whether a line of an entry's log reports a failure, rather than a hint or a retry."""
     return (
         line.startswith(_ENTRY)
         and not line.startswith((f"{_ENTRY}hint: ", f"{_ENTRY}writing the record"))

@@ -1,4 +1,4 @@
-"""Sends a notification to a webhook, whose address no message may show."""
+"""Sends a notification to a webhook, whose URL no message may show."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from cloudjob.retries import Limits, retried
 from cloudjob.store.parallel import call_with_timeout
 from cloudjob.tracking.notice import NotSent, is_here
 
-# Answers of a service that has no time at the moment.
+# Answers of a service that is overloaded or restarting.
 _BUSY = (429, 500, 502, 503, 504)
 
 
 class _NoRedirects(HTTPRedirectHandler):
-    """Treats a redirect as a failure: it could lead anywhere, even to plain HTTP."""
+    """Treats a redirect as a failure: it could lead to any host, even over plain HTTP."""
 
     def redirect_request(self, *_: object) -> None:
         return None
@@ -41,7 +41,7 @@ def call(url: str, body: Mapping[str, Any], limits: Limits) -> None:
 
 
 def for_slack(text: str) -> str:
-    """Return a text as Slack wants it; else a rank could print a mention that calls everybody."""
+    """Escape a text for Slack, so that a rank cannot print a mention that notifies everybody."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
@@ -56,7 +56,7 @@ def _post(url: str, data: bytes, limit_s: float) -> None:
             pass
 
     try:
-        # The time limit of a socket starts again with each byte.
+        # The timeout of a socket starts again with each byte.
         call_with_timeout(limit_s, send)
     except urls.HTTPError as error:
         error.close()
@@ -67,5 +67,5 @@ def _post(url: str, data: bytes, limit_s: float) -> None:
         reason = getattr(error.reason, "strerror", None) or str(error.reason)
         raise NotSent(reason, is_refused=True) from None
     except (OSError, HTTPException, ValueError) as error:
-        # Their texts may hold the address.
+        # Their texts may contain the URL.
         raise NotSent(f"no answer ({type(error).__name__})") from None

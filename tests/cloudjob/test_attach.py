@@ -116,7 +116,7 @@ def test_a_handle_is_looked_up_in_the_store_of_the_configuration(
 
 
 @pytest.mark.parametrize("job", ["sky://local/train-2k83", "nodes://train-2k83", "https://h/x"])
-def test_a_handle_of_no_backend_is_not_found(
+def test_a_handle_of_an_unknown_backend_is_not_found(
     job: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("CLOUDJOB_HOME", str(tmp_path / "home"))
@@ -144,7 +144,7 @@ def test_a_job_in_a_bucket_is_found_by_its_uri(
     assert [each.id for each in cloudjob.jobs(store=f"s3://{bucket}/jobs{options}")] == [job.id]
 
 
-def test_a_job_of_another_machine_is_known_by_what_it_leaves_in_the_store(
+def test_the_status_of_a_job_of_another_machine_comes_from_its_record_in_the_store(
     submit: Submit, folder: str, go: Path
 ):
     job = submit(folder)
@@ -159,7 +159,7 @@ def test_a_job_of_another_machine_is_known_by_what_it_leaves_in_the_store(
     assert [file.name for file in found.outputs("MODEL")] == ["MODEL/weights"]
 
 
-def test_a_description_holds_no_secret(submit: Submit, folder: str, go: Path):
+def test_a_description_contains_no_secret(submit: Submit, folder: str, go: Path):
     go.touch()
     job = submit(folder)
     data = open_store(folder).get_bytes(descriptions.key(job.id))

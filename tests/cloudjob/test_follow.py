@@ -19,7 +19,7 @@ from cloudjob.errors import Unreachable
 
 
 @given(st.binary(max_size=200).map(lambda data: data.replace(b"a", b"\n")), st.integers(1, 20))
-def test_lines_come_whole_and_once_in_whatever_pieces_they_were_read(data: bytes, step: int):
+def test_lines_are_whole_and_complete_however_they_were_read(data: bytes, step: int):
     lines = Lines()
 
     got = [lines.feed(data[at : at + step]) for at in range(0, len(data), step)]
@@ -46,7 +46,7 @@ def test_of_a_long_file_both_ends_are_read_in_whole_lines(
     assert not list(follow.read_ends(tmp_path / "missing"))
 
 
-def test_what_was_written_before_the_end_is_read_after_it():
+def test_lines_written_just_before_the_end_are_read():
     """A job may write more between the last read and the check whether it has ended."""
     written = [b"one\ntw"]
     late: list[bool] = []
@@ -71,7 +71,7 @@ def test_what_was_written_before_the_end_is_read_after_it():
     ]
 
 
-def test_a_platform_that_does_not_answer_for_a_while_ends_no_follower():
+def test_following_continues_when_a_platform_does_not_answer_for_a_while():
     looks = iter([[(0, b"one\n")], Unreachable("asking: no answer"), [(0, b"two\n")], []])
 
     def look() -> Iterator[Piece]:
@@ -95,7 +95,7 @@ def iter_of(error: Exception) -> Iterator[Piece]:
     yield
 
 
-def test_looks_become_rarer_while_nothing_is_written():
+def test_a_log_is_polled_less_often_while_nothing_is_written():
     pauses: list[float] = []
     looks = itertools.count()
 
@@ -113,7 +113,7 @@ def test_looks_become_rarer_while_nothing_is_written():
     assert pauses[20] == pytest.approx(1.2)
 
 
-def test_streams_hand_on_everything_and_then_have_ended():
+def test_streams_pass_on_everything_and_then_end():
     streams = Streams()
     for node in range(3):
         streams.add(lambda node=node: ((node, b"%d\n" % line) for line in range(200)))  # type: ignore[misc]
@@ -127,7 +127,7 @@ def test_streams_hand_on_everything_and_then_have_ended():
     assert found == {node: [b"%d\n" % line for line in range(200)] for node in range(3)}
 
 
-def test_what_a_stream_raises_reaches_the_reader_after_its_lines():
+def test_an_error_of_a_stream_is_raised_after_its_lines():
     streams = Streams()
 
     def read() -> Iterator[Piece]:
@@ -141,7 +141,7 @@ def test_what_a_stream_raises_reaches_the_reader_after_its_lines():
         streams.next()
 
 
-def test_a_reader_that_leaves_lets_the_threads_end():
+def test_the_threads_end_when_the_reader_stops():
     streams = Streams()
     before = threading.active_count()
     streams.add(lambda: ((0, b"x\n") for _ in itertools.count()))

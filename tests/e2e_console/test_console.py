@@ -371,7 +371,7 @@ def test_dark_mode_stays_from_page_to_page(home: Path, failed: str, open_page: O
     page.await_true(f"document.body.classList.contains('body--dark') !== {json.dumps(is_dark)}")
 
 
-def test_a_job_that_does_not_exist_is_named(home: Path, open_page: OpenPage):
+def test_a_job_that_does_not_exist_is_reported(home: Path, open_page: OpenPage):
     page = open_page(home)
     page.open("/job/nothing-here")
 
@@ -386,7 +386,7 @@ def test_the_file_that_opens_the_link_logs_the_browser_in(
     poll(lambda: "No jobs yet" in driver.page_source, "the list of jobs")
 
 
-def test_who_did_not_open_the_link_gets_nothing(
+def test_a_browser_that_did_not_open_the_link_is_refused(
     home: Path, failed: str, start_console: Callable[[Path], str]
 ):
     link = start_console(home)

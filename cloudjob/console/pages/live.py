@@ -16,12 +16,12 @@ from cloudjob.errors import CloudJobError
 from cloudjob.tracking import Job
 
 _REFRESH_S = 3.0
-# What takes long is repeated after this many times as long.
+# A drawing is repeated only after this many times the time that it took.
 _REST = 10
 
 
 class Live:
-    """Draws itself where it is started, and again every few seconds while the job runs."""
+    """Draws itself where it is started, and every few seconds while the job runs."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -30,7 +30,7 @@ class Live:
         self._next_s = 0.0
 
     async def start(self) -> None:
-        """Draw, and again until the job has ended."""
+        """Draw now, and repeatedly until the job has ended."""
         self._note = ui.label().classes("quiet")
         self.place = ui.column().classes("w-full gap-3")
         was_final = self.job.has_final_status
@@ -48,14 +48,14 @@ class Live:
     async def refresh(self) -> None:
         """Draw now."""
         async with self._drawing:
-            begun = time.monotonic()
+            started = time.monotonic()
             try:
                 note = await self.draw()
             except CloudJobError as error:
                 note = error.message
             self._note.set_text(displayable(note))
             self._note.set_visibility(bool(note))
-            self._next_s = time.monotonic() + _REST * (time.monotonic() - begun)
+            self._next_s = time.monotonic() + _REST * (time.monotonic() - started)
 
     async def draw(self) -> str:
         """Draw or update; return a note to show above, empty for none."""
@@ -139,6 +139,6 @@ class ChartPanel:
         if chart.height_px != self._shown.height_px:
             self._chart.style(f"height: {chart.height_px}px")
         self._shown = chart
-        # Not NiceGUI's ``update``, with which the zoom would move or be lost.
+        # NiceGUI's ``update`` would move or lose the zoom.
         option = json.dumps(chart.option)
         self._chart.client.run_javascript(f"console_ui.draw({self.id}, {option})")

@@ -36,7 +36,7 @@ def register(console: Console) -> None:
     async def output(job_id: str, request: Request) -> Response:
         name = parameter(request, "name")
 
-        def begin() -> tuple[Output, Iterator[bytes], bytes] | None:
+        def start() -> tuple[Output, Iterator[bytes], bytes] | None:
             found = console.job(job_id).outputs()
             for file in found:
                 if file.name == name:
@@ -45,12 +45,12 @@ def register(console: Console) -> None:
             return None
 
         try:
-            begun = await in_thread(begin)
+            started = await in_thread(start)
         except CloudJobError as error:
             return PlainTextResponse(f"{displayable(error.message)}\n", 502)
-        if begun is None:
+        if started is None:
             return PlainTextResponse("the job has stored no such file\n", 404)
-        file, pieces, first = begun
+        file, pieces, first = started
         return StreamingResponse(_rest(first, pieces), headers=_headers(file))
 
 
@@ -61,7 +61,7 @@ async def _rest(first: bytes, pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
 
 
 def _headers(file: Output) -> dict[str, str]:
-    # Never shown as a page of the console, whatever it is.
+    # An attachment, so that no file is ever shown as a page of the console.
     name = quote(file.name.rpartition("/")[2], "", errors="surrogateescape")
     headers = {
         "Content-Type": "application/octet-stream",
@@ -81,7 +81,7 @@ class _Row(NamedTuple):
 
 
 async def build(job: Job) -> None:
-    """List a folder of the outputs, which ``?path=`` chooses."""
+    """List the folder of the outputs that ``?path=`` chooses."""
     path = parameter(ui.context.client.request, "path").strip("/")
     with ui.card().classes("panel") as panel:
         # The store may take a while to answer.
@@ -136,7 +136,7 @@ def _show(job: Job, files: list[Output], path: str) -> None:
 
 
 def _rows(job: Job, files: list[Output], path: str) -> list[_Row]:
-    """Return what a folder holds: folders first, each with the files below it."""
+    """Return the rows of a folder: subfolders first, each with the files below it."""
     start = f"{path}/" if path else ""
     folders: dict[str, list[Output]] = {}
     here: list[_Row] = []

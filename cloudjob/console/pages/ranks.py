@@ -55,7 +55,7 @@ class _Ranks(Live):
         return self._blamed()
 
     def _blamed(self) -> str:
-        """Return which rank made the job fail; the others were ended after it."""
+        """Return which rank made the job fail; cloudjob ended the others after it."""
         status = self.job.last_status
         failure = status.failure if status else None
         if failure is None or failure.rank is None:

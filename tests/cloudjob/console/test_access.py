@@ -70,7 +70,7 @@ def test_without_the_cookie_nothing_is_shown():
     assert ask(access, cookie="=;;;\x01=")["status"] == 401
 
 
-def test_cookies_of_other_programs_on_this_host_do_no_harm():
+def test_cookies_of_other_programs_on_this_host_are_ignored():
     access = make()
     session = login(access)
 
@@ -112,7 +112,7 @@ def test_another_origin_is_refused_whatever_its_cookie(origin: str, kind: str):
 
 
 @pytest.mark.parametrize("site", ["same-site", "cross-site"])
-def test_what_a_page_of_another_port_requests_is_refused_whatever_its_cookie(site: str):
+def test_a_request_from_a_page_of_another_port_is_refused_whatever_its_cookie(site: str):
     access = make()
     cookie = login(access)
 

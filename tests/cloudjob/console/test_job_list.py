@@ -92,7 +92,7 @@ def test_a_damaged_record_and_an_unknown_backend_leave_the_other_jobs_in_the_lis
     }  # fmt: skip
 
 
-def test_what_becomes_known_after_the_end_of_a_job_is_shown(tmp_path: Path):
+def test_details_that_arrive_after_the_end_of_a_job_are_shown(tmp_path: Path):
     failed = ended("train-1", state=JobState.FAILED, failure=Failure(message="ended"))
     record(tmp_path, failed)
     with Records(records_path(tmp_path)) as db:

@@ -128,7 +128,9 @@ def test_a_line_has_the_time_of_its_piece():
 @pytest.mark.parametrize(
     "which", [Selection(text="loss"), Selection(rank=1), Selection(rank=0, text="LOSS 4")]
 )
-def test_a_long_search_goes_on_with_each_call(which: Selection, monkeypatch: pytest.MonkeyPatch):
+def test_a_long_search_continues_with_each_request(
+    which: Selection, monkeypatch: pytest.MonkeyPatch
+):
     text = b"".join(b"[%d] loss %d\n" % (number % 2, number) for number in range(5000))
     monkeypatch.setattr(log_table, "_STEP_LINES", 700)
     monkeypatch.setattr(log_table, "_SEARCH_S", -1.0)
@@ -173,7 +175,7 @@ def test_a_progress_bar_is_one_line_with_its_last_state():
     assert read(Job(LogPiece(0, parts))) == [(0, 1, "other"), (0, 0, "30%")]
 
 
-def test_what_had_no_newline_at_the_end_is_shown():
+def test_a_last_line_without_a_newline_is_shown():
     assert read(Job(LogPiece(0, b"[0]+ cut\n"))) == [(0, 0, "cut")]
 
 
@@ -183,7 +185,7 @@ def test_control_sequences_of_a_terminal_are_left_out():
     assert read(Job(LogPiece(0, text))) == [(0, 0, "red copied \ufffd\ufffd")]
 
 
-def test_a_running_job_shows_what_it_wrote_so_far():
+def test_a_running_job_shows_its_output_so_far():
     job = Job(LogPiece(0, b"[0] first\n"), has_ended=False)
     with opened(job, is_read=False) as log:
         poll(lambda: log.page(Selection(), 0, 1).rows, "the first line")
@@ -192,14 +194,14 @@ def test_a_running_job_shows_what_it_wrote_so_far():
         poll(lambda: log.page(Selection(), 0, 1).is_complete, "the end of the log")
 
 
-def test_a_platform_that_does_not_answer_is_named():
+def test_a_platform_that_does_not_answer_is_reported():
     job = Job(LogPiece(0, b"[0] first\n"))
     job.error = BackendError("reading the log: the cluster does not answer")
     with opened(job, is_read=False) as log:
         poll(lambda: "does not answer" in log.page(Selection(), 0, 1).error, "the error")
 
 
-def test_a_platform_that_fails_is_not_asked_again_at_once_and_keeps_its_lines():
+def test_after_an_error_the_lines_stay_and_the_log_is_not_read_again_at_once():
     job = Job(LogPiece(0, b"[0] first\n"))
     job.error = BackendError("reading the log: the cluster does not answer")
     with opened(job, is_read=False) as log:
@@ -210,7 +212,7 @@ def test_a_platform_that_fails_is_not_asked_again_at_once_and_keeps_its_lines():
     assert ([row["text"] for row in again.rows], again.is_complete) == (["first"], False)
 
 
-def test_a_disk_without_room_is_named(monkeypatch: pytest.MonkeyPatch):
+def test_a_full_disk_is_reported(monkeypatch: pytest.MonkeyPatch):
     connect = sqlite3.connect
 
     def connect_to_full_disk(*args: Any, **options: Any) -> sqlite3.Connection:
@@ -230,7 +232,7 @@ def test_a_log_that_was_closed_has_no_lines():
         assert log.page(Selection(text="loss"), 0, 10).rows == ()
 
 
-def test_nested_bars_leave_one_line_and_the_text_behind_them():
+def test_nested_progress_bars_leave_one_line_each_and_the_text_after_them():
     inner = b"[0] \rinner: %d/2\x1b[A\n"
     outer = b"[0] \r          \x1b[A\router: 1/1\n"
     bars = (b"[0] \router: 0/1\n", inner % 0, inner % 1, outer)

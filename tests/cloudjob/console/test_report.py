@@ -19,7 +19,7 @@ from tests.support.polling import poll
 HOSTILE = "</pre></script><script>window.hacked=1</script>{{ 7 * 7 }}"
 
 
-def test_what_a_job_prints_cannot_become_part_of_the_page(tmp_path: Path, monkeypatch):
+def test_output_of_a_job_cannot_inject_html_into_the_report(tmp_path: Path, monkeypatch):
     monkeypatch.setenv("CLOUDJOB_HOME", str(tmp_path / "home"))
     (tmp_path / "train.py").write_text(f"print({HOSTILE!r})\nraise SystemExit({HOSTILE!r})\n")
     job = cloudjob.submit("train.py", source=tmp_path, env={"NAME": HOSTILE})
@@ -49,7 +49,7 @@ def test_without_a_browser_there_is_no_image(tmp_path: Path, monkeypatch: pytest
         screenshot.take("<p>", 100, 100)
 
 
-def test_a_browser_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_browser_that_hangs_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.setattr(screenshot, "_LIMIT_S", 0.5)
     left = tmp_path / "left"

@@ -56,7 +56,7 @@ def test_a_signal_ends_the_console_without_a_traceback_or_a_file(
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
-def test_a_port_in_use_is_named(tmp_path: Path):
+def test_a_port_in_use_is_reported(tmp_path: Path):
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()

@@ -24,7 +24,7 @@ def test_bytes_that_are_not_utf8_are_escaped_on_pages():
     assert displayable("café €") == "café €"
 
 
-def test_a_page_shows_no_terminal_sequences_and_no_marks_that_turn_the_text():
+def test_a_page_shows_no_terminal_sequences_and_no_bidirectional_marks():
     assert (
         displayable("\x1b[31mOOM\x1b[0m\x1b]0;title\x07\0 a\u202egpj.exe\n\tb")
         == "OOM agpj.exe\n\tb"

@@ -122,7 +122,7 @@ def test_how_a_job_ended_is_reported_even_if_the_records_cannot_be_written(tmp_p
     assert ended.status().exit_code == 3
 
 
-def test_an_entry_without_a_store_is_reported_with_its_own_last_words(tmp_path: Path):
+def test_an_entry_that_could_not_reach_the_store_is_reported_with_its_last_message(tmp_path: Path):
     failure = Job(record_of(tmp_path), Storeless(moment(0)), tmp_path).status().failure
 
     assert failure is not None
@@ -259,7 +259,7 @@ def test_only_a_job_that_succeeded_ends_a_command_with_0(
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"failure": 3, "code": 1}', '"x"', "null"])
-def test_a_damaged_end_of_one_job_is_asked_for_again(text: str, tmp_path: Path):
+def test_a_damaged_final_status_is_requested_again(text: str, tmp_path: Path):
     platform: Any = Platform(moment(3600))
     record = record_of(tmp_path, final_json=text)
 
@@ -448,7 +448,7 @@ class Refreshing(Storeless):
 
 
 @pytest.mark.parametrize("token", ["", "fresh-token"])
-def test_nodes_are_given_the_present_keys_of_the_store(
+def test_nodes_get_the_current_keys_of_the_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, token: str
 ):
     """Permanent ones have no token, which replaces the old one."""
@@ -504,7 +504,9 @@ def test_a_listed_job_has_its_description_and_its_outputs(tmp_path: Path):
     assert list(listed.outputs("MODEL")) == []
 
 
-def test_a_list_of_the_newest_asks_for_no_others(hundred: Callable[[Any], Any], tmp_path: Path):
+def test_a_list_of_the_newest_jobs_does_not_request_the_others(
+    hundred: Callable[[Any], Any], tmp_path: Path
+):
     platform = hundred(Counting())
 
     assert len(find_all(tmp_path, limit=3)) == 3

@@ -93,7 +93,7 @@ def test_a_value_has_the_time_of_the_journal_before_it():
 
 
 @given(st.binary(max_size=60))
-def test_no_line_ends_the_reading(text: bytes):
+def test_no_line_stops_the_reader(text: bytes):
     MetricReader(LOSS).add(0, b"[0] " + text + b"\n[0] {" + text + b"}\n" + text)
 
 
@@ -139,7 +139,7 @@ def test_a_file_that_is_still_written_ends_where_it_is_cut():
 
 
 @given(st.binary(max_size=80))
-def test_a_damaged_event_file_is_read_as_far_as_it_goes(data: bytes):
+def test_a_damaged_event_file_is_read_as_far_as_possible(data: bytes):
     event_files.read(data, "x")
     event_files.read(record(data) + data, "x")
 

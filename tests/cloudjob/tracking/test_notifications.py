@@ -31,7 +31,7 @@ from tests.support.statuses import status_of
 
 LIMIT_S = 120.0
 QUICK = Limits(total_s=60.0, answer_s=60.0, pause_s=0.01, longest_pause_s=0.02)
-# Part of the webhook's address, which nobody may see.
+# Part of the webhook's URL, which nobody may see.
 KEY = "T0PSECRETKEY"
 TRAIN = """
 import os, sys, time
@@ -163,7 +163,7 @@ def test_a_detached_job_that_hangs_and_then_ends_is_reported_without_a_follower(
     assert len(webhook.received) == 2
 
 
-def test_wait_sends_in_the_place_of_a_notifier_that_was_killed(
+def test_wait_sends_in_place_of_a_notifier_that_was_killed(
     home: Path, webhook: Webhook, tmp_path: Path
 ):
     job = submit("--wait-for", str(tmp_path / "go"))
@@ -196,7 +196,7 @@ def test_a_notification_that_fails_is_one_warning_and_changes_no_exit_code(
     assert failed in capfd.readouterr().out.splitlines()
 
 
-def test_a_webhook_that_never_answers_holds_up_neither_job_nor_submit(
+def test_a_webhook_that_never_answers_delays_neither_the_job_nor_the_submit(
     home: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ):
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -219,7 +219,7 @@ def test_a_webhook_that_never_answers_holds_up_neither_job_nor_submit(
         ("sending end\nfailed one: two\n", "one: two", 0),
     ],
 )
-def test_what_a_killed_notifier_may_have_sent_is_not_sent_again(
+def test_a_notification_that_a_killed_notifier_may_have_sent_is_not_sent_again(
     noted: str, found: str, sent: int, home: Path, webhook: Webhook
 ):
     (home / "notify").mkdir(parents=True)
@@ -254,7 +254,9 @@ def test_a_submit_that_fails_leaves_no_notifier(home: Path):
     assert not list((home / "notify").glob("*"))
 
 
-def test_a_job_that_is_removed_is_not_reported(home: Path, webhook: Webhook, tmp_path: Path):
+def test_no_notification_is_sent_for_a_job_that_was_removed(
+    home: Path, webhook: Webhook, tmp_path: Path
+):
     job = submit("--wait-for", str(tmp_path / "go"))
     job.remove()
     poll(lambda: not notifiers(job.id), "end of the notifier", LIMIT_S)
@@ -263,7 +265,7 @@ def test_a_job_that_is_removed_is_not_reported(home: Path, webhook: Webhook, tmp
     assert not list((home / "notify").iterdir())
 
 
-def test_a_notifier_leaves_a_job_whose_platform_does_not_know_it(home: Path, tmp_path: Path):
+def test_a_notifier_ends_if_the_platform_does_not_know_the_job(home: Path, tmp_path: Path):
     """It may have been removed before the notifier asked for its log."""
     job = cloudjob.submit("train.py", launcher="python")
     job.wait(timeout_s=LIMIT_S)
@@ -287,25 +289,25 @@ def test_a_notifier_leaves_a_job_whose_platform_does_not_know_it(home: Path, tmp
     ("value", "found"),
     [
         (None, "HOOK is not set in your environment"),
-        ("", "HOOK holds no URL"),
-        (f"ftp://127.0.0.1/{KEY}", "HOOK holds no URL"),
-        (f"https:///{KEY}", "HOOK holds no URL"),
-        (f"https://[{KEY}", "HOOK holds no URL"),
-        (f"https://example.org/{KEY} x", "HOOK holds no URL"),
-        (f"http://example.org/{KEY}", "HOOK holds a URL that begins with http://, which others"),
-        (f"http://127.0.0.1.example.org/{KEY}", "HOOK holds a URL that begins with http://"),
+        ("", "HOOK does not contain a URL"),
+        (f"ftp://127.0.0.1/{KEY}", "HOOK does not contain a URL"),
+        (f"https:///{KEY}", "HOOK does not contain a URL"),
+        (f"https://[{KEY}", "HOOK does not contain a URL"),
+        (f"https://example.org/{KEY} x", "HOOK does not contain a URL"),
+        (f"http://example.org/{KEY}", "HOOK contains an http:// URL, and others"),
+        (f"http://127.0.0.1.example.org/{KEY}", "HOOK contains an http:// URL"),
     ],
 )
-def test_an_address_that_cannot_be_used_is_refused_and_not_shown(value: str | None, found: str):
+def test_a_webhook_url_that_cannot_be_used_is_refused_and_not_shown(value: str | None, found: str):
     environ = {} if value is None else {"HOOK": value}
     with pytest.raises(UsageError) as caught:
         notice.targets_of(Notify(webhook="HOOK"), [], environ)
 
-    assert caught.value.message.startswith(f"reading the address of notify.webhook: {found}")
+    assert caught.value.message.startswith(f"reading the URL of notify.webhook: {found}")
     assert KEY not in caught.value.message + caught.value.hint
 
 
-def test_an_address_in_a_job_file_is_refused_and_not_shown(home: Path):
+def test_a_webhook_url_in_a_job_file_is_refused_and_not_shown(home: Path):
     Path("job.yaml").write_text(f"notify: {{webhook: 'https://example.org/{KEY}'}}")
     with pytest.raises(SpecError) as caught:
         cloudjob.submit("train.py", job_file="job.yaml")
@@ -315,7 +317,7 @@ def test_an_address_in_a_job_file_is_refused_and_not_shown(home: Path):
     assert KEY not in problem
 
 
-def test_an_address_comes_from_a_file_beside_the_job_file_but_not_from_the_source(
+def test_a_webhook_url_is_read_from_a_file_beside_the_job_file_but_not_in_the_source(
     home: Path, tmp_path: Path, webhook: Webhook
 ):
     (tmp_path / "hook").write_text(f"{webhook.url}\n")
@@ -328,7 +330,7 @@ def test_an_address_comes_from_a_file_beside_the_job_file_but_not_from_the_sourc
     job = cloudjob.submit(spec.model_copy(update={"launcher": "python"}))
     poll(lambda: not notifiers(job.id), "end of the notifier", LIMIT_S)
     assert [sent["job"] for sent in webhook.received] == [job.id]
-    with pytest.raises(UsageError, match="hook lies in the source folder"):
+    with pytest.raises(UsageError, match="hook is in the source folder"):
         submit(notify={"webhook": "@hook"})
 
 
@@ -351,7 +353,7 @@ def test_a_redirect_is_not_followed(webhook: Webhook):
     assert KEY not in str(caught.value)
 
 
-def test_a_webhook_that_answers_byte_by_byte_is_given_up_and_not_sent_to_twice():
+def test_a_webhook_that_answers_byte_by_byte_times_out_and_is_not_called_again():
     calls, is_over = [], threading.Event()
 
     def drip(server: socket.socket) -> None:
@@ -399,7 +401,7 @@ def test_a_command_that_fails_is_named(command: tuple[str, ...], found: str):
     assert caught.value.message.endswith(found)
 
 
-def test_what_a_command_writes_does_not_fill_the_disk():
+def test_output_of_a_command_does_not_fill_the_disk():
     """It stops writing when it sees that its file was emptied; else it fails."""
     code = (
         "import os, sys, time\n"
@@ -412,8 +414,8 @@ def test_what_a_command_writes_does_not_fill_the_disk():
     send(command=(sys.executable, "-c", code))
 
 
-def test_no_secret_is_sent_whatever_holds_it(webhook: Webhook):
-    """The values of secrets, lines of them, and the webhook's own address."""
+def test_secrets_are_masked_wherever_they_occur(webhook: Webhook):
+    """The values of secrets, lines of them, and the URL of the webhook."""
     targets = notice.targets_of(
         Notify(webhook="HOOK"), ["s3cr3t", "-- KEY --\nQUJDREVGRw==\n"], {"HOOK": webhook.url}
     )
@@ -445,7 +447,7 @@ def test_a_secret_at_the_end_of_a_text_that_is_cut_is_masked(tmp_path: Path):
     assert "a5yy" not in str(found.value)
 
 
-def test_what_a_rank_prints_can_neither_flood_nor_address_a_channel():
+def test_output_of_a_rank_can_neither_flood_a_channel_nor_mention_its_members():
     """Slack would read <!channel> as a call to everybody."""
     lines = tuple(f"<!channel> {number} {'x' * 5000}\x1b[31m" for number in range(50))
     failure = Failure(rank=1, message="a\nb", last_lines=lines)

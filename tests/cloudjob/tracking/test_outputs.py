@@ -132,7 +132,7 @@ def test_files_of_any_depth_are_fetched(tmp_path: Path, monkeypatch: pytest.Monk
         subprocess.run(["rm", "-rf", tmp_path / "store", tmp_path / "to"], check=True)
 
 
-def test_what_one_node_calls_incomplete_is_incomplete(tmp_path: Path):
+def test_a_file_that_one_node_reports_as_incomplete_is_incomplete(tmp_path: Path):
     store = DirectoryStore(tmp_path / "store")
     file = Kept("half", "half", 1, "0" * 64, 1, is_incomplete=True)
     put_manifest(store, file, Kept("whole", "whole", 1, "0" * 64, 1))
@@ -154,7 +154,7 @@ class WithOddKeys(DirectoryStore):
         yield from (f"{prefix}{name}" for name in ("", "../../stolen", "/etc/x", "a/", "a/b"))
 
 
-def test_a_key_that_is_no_path_below_the_output_is_not_one_of_its_files(tmp_path: Path):
+def test_a_key_that_is_not_a_path_below_the_output_is_ignored(tmp_path: Path):
     location = OutputLocation("model", WithOddKeys(tmp_path), "out/", is_listed=True)
 
     assert [file.name for file in outputs.find(location)] == ["model/a/b"]
