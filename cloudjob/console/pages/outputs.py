@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import AsyncIterator, Iterator
-from typing import NamedTuple
+from typing import Any
 from urllib.parse import quote
 
 from fastapi import Request, Response
@@ -72,14 +73,6 @@ def _headers(file: Output) -> dict[str, str]:
     return {**headers, "Content-Length": str(file.size_bytes)} if file.digests else headers
 
 
-class _Row(NamedTuple):
-    name: str
-    size_bytes: int
-    modified_ns: int
-    link: str
-    note: str
-
-
 async def build(job: Job) -> None:
     """List the folder of the outputs that ``?path=`` chooses."""
     path = parameter(ui.context.client.request, "path").strip("/")
@@ -109,25 +102,14 @@ def _show(job: Job, files: list[Output], path: str) -> None:
         for depth, part in enumerate(parents, 1):
             ui.label("/").classes("quiet")
             ui.link(displayable(part), url(place, path="/".join(parents[:depth])))
-        total = size_text(sum(row.size_bytes for row in rows))
+        total = size_text(sum(row["bytes"] for row in rows))
         ui.label(f"{counted(len(rows), 'entry', 'entries')}, {total}").classes("quiet")
         ui.space()
         again = ui.button(icon="refresh", on_click=ui.navigate.reload)
         again.props('flat dense round size=sm aria-label="List again"')
-    shown = [
-        {
-            "name": displayable(row.name),
-            "link": row.link,
-            "bytes": row.size_bytes,
-            "size": size_text(row.size_bytes) if row.size_bytes or not row.note else "",
-            "modified": row.modified_ns / 1e9,
-            "note": row.note,
-        }
-        for row in rows
-    ]
     short_grid(
         _COLUMNS,
-        shown,
+        rows,
         **{
             "overlayNoRowsTemplate": "This folder is empty.",
             ":onGridReady": "p => console_ui.outputs(p.api)",
@@ -135,29 +117,34 @@ def _show(job: Job, files: list[Output], path: str) -> None:
     )
 
 
-def _rows(job: Job, files: list[Output], path: str) -> list[_Row]:
+def _rows(job: Job, files: list[Output], path: str) -> list[dict[str, Any]]:
     """Return the rows of a folder: subfolders first, each with the files below it."""
     start = f"{path}/" if path else ""
-    folders: dict[str, list[Output]] = {}
-    here: list[_Row] = []
+    folders: defaultdict[str, list[Output]] = defaultdict(list)
+    here = []
     for file in files:
         name, slash, _ = file.name[len(start) :].partition("/")
         if not file.name.startswith(start):
             continue
         if slash:
-            folders.setdefault(name, []).append(file)
+            folders[name].append(file)
         else:
             link = url(f"/api/jobs/{job.id}/output", name=file.name)
-            note = "incomplete" if file.is_incomplete else ""
-            here.append(_Row(name, file.size_bytes, file.modified_ns, link, note))
+            here.append(_row(name, [file], link, "incomplete" if file.is_incomplete else ""))
     place = f"/job/{job.id}/outputs"
     return [
-        _Row(
-            f"{name}/",
-            sum(file.size_bytes for file in below),
-            max(file.modified_ns for file in below),
-            url(place, path=start + name),
-            counted(len(below), "file"),
-        )
+        _row(f"{name}/", below, url(place, path=start + name), counted(len(below), "file"))
         for name, below in folders.items()
     ] + here
+
+
+def _row(name: str, files: list[Output], link: str, note: str) -> dict[str, Any]:
+    size_bytes = sum(file.size_bytes for file in files)
+    return {
+        "name": displayable(name),
+        "link": link,
+        "bytes": size_bytes,
+        "size": size_text(size_bytes) if size_bytes or not note else "",
+        "modified": max(file.modified_ns for file in files) / 1e9,
+        "note": note,
+    }
