@@ -56,7 +56,7 @@ def look(uri: str) -> Entry:
 
 
 def put(path: str, uri: str, *, progress: Progress = no_progress) -> None:
-    """Store the file at ``path`` as the object ``uri``."""
+    """Store the file at ``path`` as the object ``uri``, which must not be a web server's."""
     _object(uri).put(path, progress)
 
 
@@ -66,7 +66,7 @@ def write(data: bytes, uri: str) -> None:
 
 
 def copy(uri: str, target: str) -> None:
-    """Copy an object within one store; S3 copies at most 5 GiB."""
+    """Copy an object within one store; S3 refuses to copy more than 5 GiB."""
     _object(uri).copy_to(_object(target))
 
 
