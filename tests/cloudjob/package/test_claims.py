@@ -204,6 +204,15 @@ def test_only_layers_that_no_job_needs_are_collected(laptop: Laptop, store: Stor
     assert set(gc(store, keep_s=0).keys) == needed
 
 
+def test_a_collection_removes_only_marks_of_missing_layers(laptop: Laptop, store: Store):
+    laptop.submit()
+    (layer,) = keys(store, "layers/")
+    claims.mark_damaged(store, [layer, f"layers/{'0' * 64}"])
+
+    assert gc(store).keys == ()
+    assert keys(store, "damaged/") == [layer.replace("layers/", "damaged/")]
+
+
 def test_an_unreadable_descriptor_stops_the_collection(laptop: Laptop, store: Store):
     """Nothing is deleted without knowing which layers are needed."""
     job = laptop.submit()
