@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import threading
 from typing import Callable, Iterator, NamedTuple, Sequence, TypeVar
 
 Result = TypeVar("Result")
@@ -150,23 +151,43 @@ def make_folders(folder: str) -> list[str]:
     return made
 
 
-def in_parallel(tasks: Sequence[Callable[[], Result]], threads: int) -> list[Result]:
+def in_parallel(
+    tasks: Sequence[Callable[[], Result]], threads: int, stop: threading.Event | None = None
+) -> list[Result]:
     """Run the tasks in a few threads and return their results in order.
 
     The first failure is raised; tasks that wait for a thread at that time are not run.
+
+    Args:
+        stop: Set at the first failure, and when a signal ends the wait.
     """
     if len(tasks) <= 1:
         return [task() for task in tasks]
     # Imported late: it takes several milliseconds, and most nodes do without.
-    from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+    from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+
+    stop = stop or threading.Event()
+    errors: list[BaseException] = []
+
+    def run(task: Callable[[], Result]) -> Result:
+        try:
+            return task()
+        except BaseException as error:
+            errors.append(error)
+            stop.set()
+            raise
 
     pool = ThreadPoolExecutor(min(threads, len(tasks)), "objects")
-    futures = []
+    futures: list[Future[Result]] = []
     try:
-        futures += [pool.submit(task) for task in tasks]
-        for future in wait(futures, return_when=FIRST_EXCEPTION).done:
-            future.result()
+        futures += [pool.submit(run, task) for task in tasks]
+        wait(futures, return_when=FIRST_EXCEPTION)
+        if errors:
+            raise errors[0]
         return [future.result() for future in futures]
+    except BaseException:
+        stop.set()
+        raise
     finally:
         for future in futures:
             future.cancel()

@@ -141,23 +141,19 @@ def _fetch_all(files: Sequence[_File], cache: Cache, progress: _Progress) -> Non
     small = [file for file in files if file.entry.size_bytes < _LARGE_BYTES]
     large = [file for file in files if file.entry.size_bytes >= _LARGE_BYTES]
 
-    has_failed = threading.Event()
+    stop = threading.Event()
 
     def report(moved_bytes: int) -> None:
-        # End the others soon, so that no file appears after the clean-up.
-        if has_failed.is_set():
+        # End the others soon after a failure, so that no file appears after the clean-up.
+        if stop.is_set():
             raise objects.ObjectError("another object cannot be fetched")
         progress.add_bytes(moved_bytes)
 
     def fetch(file: _File) -> None:
-        try:
-            cache.fetch(file.entry, file.path, report)
-        except BaseException:
-            has_failed.set()
-            raise
+        cache.fetch(file.entry, file.path, report)
         progress.add_file()
 
-    in_parallel([partial(fetch, file) for file in small], _THREADS)
+    in_parallel([partial(fetch, file) for file in small], _THREADS, stop)
     for file in large:
         fetch(file)
 
