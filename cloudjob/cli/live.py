@@ -8,7 +8,8 @@ import threading
 import time
 
 from cloudjob.cli import messages
-from cloudjob.cli.messages import print_message, size
+from cloudjob.cli.messages import print_message
+from cloudjob.model.text import size_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -206,8 +207,8 @@ class Transfers:
                     self._is_shown = False
             else:
                 rate = int(done_bytes / (now_s - self._started_s))
-                of = f" of {size(total_bytes)}" if total_bytes else ""
-                print_message(f"{self._verb} {size(done_bytes)}{of}, {size(rate)}/s")
+                of = f" of {size_text(total_bytes)}" if total_bytes else ""
+                print_message(f"{self._verb} {size_text(done_bytes)}{of}, {size_text(rate)}/s")
 
     def stop(self) -> None:
         """Remove the bar, so that later messages appear in its place."""

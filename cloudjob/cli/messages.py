@@ -43,13 +43,6 @@ def print_error(error: CloudJobError) -> None:
         _hint(error)
 
 
-def size(size_bytes: int) -> str:
-    """Return a number of bytes with its unit."""
-    from cloudjob.package.messages import size_text
-
-    return size_text(size_bytes)
-
-
 def print_json(value: object) -> None:
     """Print a value as JSON, in one line."""
     import json

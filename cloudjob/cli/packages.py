@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 
-from cloudjob.cli.messages import print_json, print_message, print_name, size
+from cloudjob.cli.messages import print_json, print_message, print_name
 from cloudjob.cli.options import actions_of, add_action, json_flag, state_home
 from cloudjob.cli.settings import described
-from cloudjob.model.text import counted, one_line
+from cloudjob.model.text import counted, one_line, size_text
 
 
 def _package_ls(options: argparse.Namespace) -> int:
@@ -33,9 +33,8 @@ def _package_ls(options: argparse.Namespace) -> int:
         print(f"{'left out':>12}  {one_line(path)}  ({one_line(reason)})")
     total = sum(each.size_bytes for each in tree.entries)
     count = sum(each.kind == "file" for each in tree.entries)
-    print_message(
-        f"{counted(count, 'file')}, {size(total)}; {counted(len(tree.left_out), 'path')} left out"
-    )
+    others = counted(len(tree.left_out), "path")
+    print_message(f"{counted(count, 'file')}, {size_text(total)}; {others} left out")
     return 0
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import shlex
 
-from cloudjob.cli.messages import print_json, print_message, size
+from cloudjob.cli.messages import print_json, print_message
 from cloudjob.cli.tables import print_table
-from cloudjob.model.text import counted, one_line
+from cloudjob.model.text import counted, one_line, size_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -103,7 +103,10 @@ def _what(preview: Preview, spec: JobSpec) -> Iterator[tuple[str, str]]:
         yield "image", spec.image
     if spec.flavor:
         yield "flavor", spec.flavor
-    yield "source", f"{spec.source}: {counted(package.files, 'file')}, {size(package.size_bytes)}"
+    yield (
+        "source",
+        f"{spec.source}: {counted(package.files, 'file')}, {size_text(package.size_bytes)}",
+    )
     for path, reason in package.left_out[:_MOST_FILES]:
         yield "", f"left out: {path}: {reason}"
     if len(package.left_out) > _MOST_FILES:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 
-from cloudjob.cli.messages import print_message, size
+from cloudjob.cli.messages import print_message
 from cloudjob.cli.tables import print_table
 from cloudjob.model import summary
 from cloudjob.model.status import to_json as status_json
-from cloudjob.model.text import counted, one_line
+from cloudjob.model.text import counted, one_line, size_text
 from cloudjob.times import local, seconds_of
 
 TYPE_CHECKING = False
@@ -120,6 +120,7 @@ def transferred(done_bytes: int, total_bytes: int, rate: float) -> str:
         total_bytes: 0 if it is unknown or nothing is left.
     """
     if total_bytes <= done_bytes or not rate:
-        return f"{size(done_bytes)}, {size(int(rate))}/s"
+        return f"{size_text(done_bytes)}, {size_text(int(rate))}/s"
     left = summary.span((total_bytes - done_bytes) / rate)
-    return f"{size(done_bytes)} of {size(total_bytes)}, {size(int(rate))}/s, {left} left"
+    done = f"{size_text(done_bytes)} of {size_text(total_bytes)}"
+    return f"{done}, {size_text(int(rate))}/s, {left} left"

@@ -8,11 +8,11 @@ from math import inf
 
 import cloudjob
 from cloudjob.cli.activity import STATES
-from cloudjob.cli.messages import print_message, size
+from cloudjob.cli.messages import print_message
 from cloudjob.cli.options import job_argument
 from cloudjob.cli.tables import new_table
 from cloudjob.errors import CloudJobError
-from cloudjob.model.text import counted, one_line
+from cloudjob.model.text import counted, one_line, size_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -120,8 +120,8 @@ def _node_cells(sample: Sample) -> Sequence[Text | str]:
         _memory(sample),
         _percent(100 * used / space if space else None, _NEARLY_FULL),
         _percent(waits, _WAITS_LONG),
-        f"{size(int(sum(sample.network) * 1024))}/s" if sample.network else "",
-        f"{size(int(sum(sample.disk) * 1024))}/s" if sample.disk else "",
+        f"{size_text(int(sum(sample.network) * 1024))}/s" if sample.network else "",
+        f"{size_text(int(sum(sample.disk) * 1024))}/s" if sample.disk else "",
         " ".join(f"{value:.0f}%" for value in busy),
     )
 
@@ -132,7 +132,7 @@ def _memory(sample: Sample) -> Text | str:
         return ""
     used, limit = sample.memory
     killed = f", {sample.oom_kills} killed" if sample.oom_kills else ""
-    text = f"{size(int(used * _MIB))} of {size(int(limit * _MIB))}{killed}"
+    text = f"{size_text(int(used * _MIB))} of {size_text(int(limit * _MIB))}{killed}"
     return _marked(text, sample.oom_kills > 0 or 100 * used >= _NEARLY_FULL * limit)
 
 
@@ -160,7 +160,7 @@ def _ranks(journals: cloudjob.Journals) -> Sequence[Table | str]:
             _marked(STATES.get(sample.state, one_line(sample.state)), sample.state in _BAD_STATES),
             f"{sample.quiet_s} s",
             f"{sample.cpu_percent}%",
-            size(sample.rss_mib * _MIB),
+            size_text(sample.rss_mib * _MIB),
             str(sample.threads),
             str(sample.children),
         )

@@ -8,8 +8,7 @@ from typing import Any
 
 from cloudjob.console.text import displayable
 from cloudjob.model.status import JobStatus
-from cloudjob.model.text import counted
-from cloudjob.package.messages import size_text
+from cloudjob.model.text import counted, size_text
 from cloudjob.tracking import Job
 
 

@@ -60,6 +60,16 @@ def counted(count: int, noun: str, plural: str = "") -> str:
     return f"{count} {noun if count == 1 else plural or noun + 's'}"
 
 
+def size_text(size_bytes: int) -> str:
+    """Return a size for people: ``1.5 GB``, in powers of 1000 as everywhere in cloudjob."""
+    size = float(size_bytes)
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size_bytes} bytes" if unit == "bytes" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"
+
+
 def given(value: object) -> str:
     """Return a value as a message shows it: on one line, and not the whole of a long one."""
     text = repr(value)

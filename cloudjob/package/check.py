@@ -11,7 +11,8 @@ import unicodedata
 from collections import Counter
 
 from cloudjob.errors import PackageError
-from cloudjob.package.messages import CLOUDJOBIGNORE, reading, shown, size_text
+from cloudjob.model.text import size_text
+from cloudjob.package.messages import CLOUDJOBIGNORE, reading, shown
 from cloudjob.package.scan import covers
 from cloudjob.package.tree import FILE, FOLDER, Tree
 

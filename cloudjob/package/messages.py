@@ -1,4 +1,4 @@
-"""Paths, sizes and errors of the file system in messages about packing."""
+"""Paths and errors of the file system in messages about packing."""
 
 from __future__ import annotations
 
@@ -15,16 +15,6 @@ CLOUDJOBIGNORE = ".cloudjobignore"
 
 class ChangedError(PackageError):
     """A file is not what it was when the source was scanned."""
-
-
-def size_text(size_bytes: int) -> str:
-    """Return a size for people: ``1.5 GB``, in powers of 1000 as everywhere in cloudjob."""
-    size = float(size_bytes)
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size_bytes} bytes" if unit == "bytes" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} TB"
 
 
 def shown(path: str | Path) -> str:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from cloudjob.model.progress import Progress
-from cloudjob.model.text import counted
+from cloudjob.model.text import counted, size_text
 from cloudjob.package import CodePackage
 from cloudjob.package.claims import Kept
-from cloudjob.package.messages import size_text
 from cloudjob.submission.launcher_choice import Choice
 
 _SHOWN_LEFT_OUT = 5

@@ -17,7 +17,7 @@ from cloudjob.console.state import Console
 from cloudjob.console.text import displayable
 from cloudjob.console.threads import in_thread
 from cloudjob.errors import CloudJobError
-from cloudjob.package.messages import size_text
+from cloudjob.model.text import size_text
 from cloudjob.tracking import Job
 from cloudjob.tracking.metrics import MetricPoint
 from jobentry.contract.packages import FILE, FOLDER

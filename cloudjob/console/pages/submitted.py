@@ -9,8 +9,7 @@ from cloudjob.console.pages.widgets import NAME, SIZE, column, short_grid, show_
 from cloudjob.console.text import displayable
 from cloudjob.console.threads import in_thread
 from cloudjob.errors import CloudJobError
-from cloudjob.model.text import counted
-from cloudjob.package.messages import size_text
+from cloudjob.model.text import counted, size_text
 from cloudjob.tracking import Job
 from jobentry.contract.packages import FILE, FOLDER, LINK, Entry
 
