@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from functools import lru_cache
 from typing import Any, Mapping
 
 from jobentry.contract import exits, launchers, names
@@ -215,15 +216,11 @@ def _mpi(path: str, version: subprocess.Popen[bytes] | None, *, is_dry_run: bool
     )
 
 
+@lru_cache(maxsize=None)
 def _output(process: subprocess.Popen[bytes], name: str) -> str:
-    """Return the output of a program that prints a version, cached for further calls."""
-    if process not in _answers:
-        try:
-            _answers[process] = process.communicate(timeout=60)[0].decode("utf-8", "replace")
-        except subprocess.TimeoutExpired as error:
-            process.kill()
-            raise EntryError(f"asking {name} for its version: no answer in 60 s") from error
-    return _answers[process]
-
-
-_answers: dict[subprocess.Popen[bytes], str] = {}
+    """Return the output of a program that prints a version, which can be read only once."""
+    try:
+        return process.communicate(timeout=60)[0].decode("utf-8", "replace")
+    except subprocess.TimeoutExpired as error:
+        process.kill()
+        raise EntryError(f"asking {name} for its version: no answer in 60 s") from error
