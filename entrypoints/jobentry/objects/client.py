@@ -1,8 +1,8 @@
 """The HTTP client: ``urllib.request`` with one retry loop.
 
-A failed request is repeated after a growing, random pause for ``patience_s()``. A server that was
-given up is *down* until it answers again: other requests to it fail sooner, so that a node ends
-soon after its store has gone.
+A failed request is repeated, after growing random pauses, until ``patience_s()`` have passed since
+its first failure. A server that was given up is *down* until it answers again: other requests to it
+fail sooner, so that a node ends soon after its store has gone.
 """
 
 from __future__ import annotations
@@ -169,7 +169,8 @@ class _Retries:
         self._doing = doing
         self._limit_s = limit_s
         self._count = 0
-        self._begun_at = time.monotonic()
+        # Time of the first failure: on a slow line, one attempt alone may take minutes.
+        self._failed_at: float | None = None
 
     def stall_s(self, host: str) -> float:
         """Return how long the next attempt may stall.
@@ -194,11 +195,13 @@ class _Retries:
         pause_s = random.uniform(longest_s / 2, longest_s)
         self._count += 1
         now = time.monotonic()
-        if now + pause_s > self._begun_at + self._limit_s:
+        if self._failed_at is None:
+            self._failed_at = now
+        if now + pause_s > self._failed_at + self._limit_s:
             _down[host] = now
             text = f"{fault}, for {self._limit_s:g} s and {self._count} tries"
             raise ObjectError(f"{self._doing}: {text}", _NO_ANSWER)
-        if now >= max(self._begun_at + _FIRST_NOTICE_S, _next_notice_at):
+        if now >= max(self._failed_at + _FIRST_NOTICE_S, _next_notice_at):
             _next_notice_at = now + _NEXT_NOTICE_S
             log_message(f"{self._doing}: {fault}; trying again")
         time.sleep(pause_s)

@@ -8,6 +8,7 @@ import os
 import resource
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Callable
@@ -210,6 +211,27 @@ def test_retries_end_with_a_message_after_a_time_limit(server: Any, tmp_path: Pa
         assert f"{server.uri}/a?***: " in str(caught.value)
         assert "CLOUDJOB_STORE_PATIENCE_S" in caught.value.hint
         assert "c0ffee" not in str(caught.value) + caught.value.hint
+
+
+@pytest.mark.usefixtures("_at_an_end")
+def test_a_slow_answer_that_breaks_off_after_the_time_limit_is_requested_again(
+    server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """On a slow line one answer takes longer than requests are retried."""
+    clock = time.monotonic
+    late_s = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock() + late_s[0])
+
+    def answer(handler: Handler, count: int) -> None:
+        if count == 1:
+            cut(handler)
+            late_s[0] = 100.0
+        else:
+            handler.send_data()
+
+    server.answer = answer
+
+    assert fetched(server.uri + "/a", tmp_path) == DATA
 
 
 @pytest.mark.usefixtures("_at_an_end")
