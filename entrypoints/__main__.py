@@ -46,10 +46,10 @@ else:
     from jobentry import main
 
     code = main.main(sys.argv[1:])
-    # If the disk of the log is full, for example, nothing can be done about it.
+    # For example, nothing can be done if the disk of the log is full.
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):
             stream.flush()
-    # At once: an interpreter that shuts down has no signal handlers left, and a SIGTERM to a node
-    # that has ended well, because its head has, would change its exit code.
+    # Exit at once. An interpreter that shuts down has no signal handlers left, so a SIGTERM would
+    # change the exit code of a node that has ended successfully with its head.
     os._exit(code)

@@ -14,14 +14,14 @@ _FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 def _real_moxing() -> ModuleSpec | None:
-    """Return the MoXing on the rest of the path; ignore a folder that only has its name."""
+    """Return the spec of MoXing on the rest of the path; ignore a folder that only has its name."""
     path = [folder for folder in sys.path if os.path.abspath(folder) != _FOLDER]
     found = PathFinder.find_spec(__name__, path)
     return found if found is not None and found.origin else None
 
 
 def _become(real: ModuleSpec) -> None:
-    """Put the real MoXing in the place of this package."""
+    """Replace this package with the real MoXing."""
     module = module_from_spec(real)
     sys.modules[__name__] = module
     assert real.loader is not None
@@ -29,7 +29,7 @@ def _become(real: ModuleSpec) -> None:
 
 
 def _emulate() -> None:
-    """Import ``moxing.file``; the node half is on the path only meanwhile."""
+    """Import ``moxing.file``; the node half is on the path only during the import."""
     root = os.path.dirname(_FOLDER)
     sys.path.insert(0, root)
     try:

@@ -283,7 +283,7 @@ class _Reader:
         self.problems: list[str] = []
 
     def slots(self) -> int:
-        """Return the slots of this node: as many as it was given, else one for each device."""
+        """Return the number of slots of this node: the given number, or one for each device."""
         devices = [self.first_number((name,), 0) for name in (names.MA_NUM_GPUS, names.MA_NUM_NPUS)]
         return self.first_number((names.CLOUDJOB_PROCS_PER_NODE,), max(devices)) or 1
 

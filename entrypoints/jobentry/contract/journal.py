@@ -1,9 +1,9 @@
-"""The journal of a node: what it does, and what it and its ranks use. The laptop reads it.
+"""The journal of a node: its phases, and the resources that it and its ranks use.
 
-A journal is JSON lines with short keys. In the node's log each line starts with ``MARK``. Lines of
-ranks start with the mark of their rank, and messages of the entry with ``jobentry: ``, so a script
-cannot print a line that reads as one of the journal. At the end of the job the lines without their
-mark become one object beside the exit record, compressed.
+The laptop reads it. A journal consists of JSON lines with short keys. In the node's log each line
+starts with ``MARK``. Lines of ranks start with the mark of their rank, and messages of the entry
+with ``jobentry: ``, so a script cannot print a line that is read as part of the journal. At the end
+of the job the lines without their mark become one compressed object beside the exit record.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from math import isfinite
 from typing import Any, Iterable, Iterator, NamedTuple, Sequence, Union
 
 MARK = b"jobentry# "
-# A longer line is not one of ours; neither is a journal of more bytes than this.
+# Limits for reading: a longer line is not part of a journal, and a larger object is not one.
 LINE_LIMIT_BYTES = 64 * 1024
 LIMIT_BYTES = 64 * 1024 * 1024
 # The states of a rank that has ended: with exit code 0, or not. While it runs, its state is that of
@@ -28,7 +28,7 @@ _NAME_LIMIT = 80
 
 
 class Phase(NamedTuple):
-    """One part of what a node does. Times are seconds since 1970, by the clock of the node.
+    """One step of a node's work. Times are seconds since 1970, by the clock of the node.
 
     Args:
         ended_at: None while the phase lasts.
@@ -71,9 +71,9 @@ class RankSample(NamedTuple):
         cpu_percent: CPU time since the last sample, in percent of one CPU.
         rss_mib: Resident memory; pages that processes share count in each.
         quiet_s: Seconds since its last output, or since it was first seen.
-        state: Of its program in proc(5), or ``ENDED`` or ``FAILED``.
-        threads: All threads.
-        children: Processes that its program has started.
+        state: The state of its program in proc(5), or ``ENDED`` or ``FAILED``.
+        threads: The number of all its threads.
+        children: The number of processes that its program has started.
     """
 
     rank: int
@@ -86,7 +86,7 @@ class RankSample(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """What a node uses at one moment; a value that it cannot read is None or empty.
+    """The resources that a node uses at one moment; a value that cannot be read is None or empty.
 
     Rates and percentages are means since the last sample.
 
@@ -95,16 +95,16 @@ class Sample(NamedTuple):
         cpu: User, system, waiting for I/O, and stolen by the hypervisor, in percent of all CPUs of
             the machine.
         cpus: The CPUs of the machine.
-        own_cpu: Used by the node's control group, and the time for which its limit held it back,
-            in percent of one CPU.
-        memory: In use, and the limit, in MiB: of the control group, or else of the machine.
+        own_cpu: CPU time used by the node's control group, and time for which its limit throttled
+            it, in percent of one CPU.
+        memory: Memory in use, and the limit, in MiB: of the control group, or else of the machine.
         pressure: Time in the last 10 s in which processes waited for CPU, for memory, all of them
             for memory, for I/O, all of them for I/O, in percent.
-        oom_kills: Processes that the kernel has ended for lack of memory since the journal began.
-        disk: Read and written, in KiB/s, by the machine.
-        network: Received and sent, in KiB/s, without the loopback interface.
+        oom_kills: Processes that the kernel has killed for lack of memory since the journal began.
+        disk: Data read and written by the machine, in KiB/s.
+        network: Data received and sent, in KiB/s, without the loopback interface.
         rdma: The same for InfiniBand and RoCE, which bypasses the network above.
-        space: Not available, and the size, in MiB: of the file system with the node's folder.
+        space: Space not available, and the size, in MiB, of the file system with the node's folder.
     """
 
     at: float
@@ -125,7 +125,7 @@ class Sample(NamedTuple):
 Entry = Union[Phase, Sample]
 
 _BEFORE_MARK = re.compile(rb"(?<=\n)(?=%s)" % MARK)
-# What the log has between other entries: the time of the lines that follow.
+# A line of the log between journal entries: the time of the lines that follow.
 _TIME = re.compile(rb'\{"time":(\d{1,12}(?:\.\d)?)\}')
 
 _LISTS = {
@@ -142,13 +142,13 @@ _COLUMNS = ("c", "m", "q", "s", "t", "k")
 
 
 def dump(entry: Entry) -> bytes:
-    """Return an entry as one line of JSON, without a mark; what is empty is left out."""
+    """Return an entry as one line of JSON, without a mark; empty values are left out."""
     values = _phase(entry) if isinstance(entry, Phase) else _sample(entry)
     return json.dumps(values, separators=(",", ":")).encode("ascii") + b"\n"
 
 
 def load(line: bytes) -> Entry | None:
-    """Return the entry of a line, without its mark; None if it is not one."""
+    """Return the entry in a line without its mark; None if the line is not an entry."""
     if len(line) > LINE_LIMIT_BYTES:
         return None
     try:
@@ -159,12 +159,12 @@ def load(line: bytes) -> Entry | None:
 
 
 def time_mark(at: float) -> bytes:
-    """Return a marked line that only gives the time; ``load`` knows nothing of it."""
+    """Return a marked line that only gives the time, and for which ``load`` returns None."""
     return MARK + b'{"time":%.1f}\n' % at
 
 
 def time_of(line: bytes) -> float:
-    """Return when a line of the journal, without its mark, was written; 0 if it does not say."""
+    """Return when a line of the journal, without its mark, was written; 0 if it has no time."""
     match = _TIME.fullmatch(line.rstrip())
     if match:
         return float(match[1])
@@ -173,7 +173,7 @@ def time_of(line: bytes) -> float:
 
 
 def by_time(data: bytes) -> Iterator[tuple[float, bytes]]:
-    """Yield whole lines of a log in parts, each with the time of the line that it begins with.
+    """Yield the lines of a log in parts, each with the time in its first line.
 
     The time is 0 for lines before the first line of the journal.
     """
@@ -184,7 +184,7 @@ def by_time(data: bytes) -> Iterator[tuple[float, bytes]]:
 
 
 def split(data: bytes) -> tuple[bytes, list[bytes]]:
-    """Return whole lines of a log without those of the journal, and these without their mark."""
+    """Return whole lines of a log without the journal's, and the journal's without their mark."""
     if MARK not in data:
         return data, []
     others, found = [], []
@@ -197,12 +197,12 @@ def split(data: bytes) -> tuple[bytes, list[bytes]]:
 
 
 def pack(lines: Iterable[bytes]) -> bytes:
-    """Return the object with the lines of a journal."""
+    """Return the compressed object that holds the lines of a journal."""
     return gzip.compress(b"".join(lines), 6, mtime=0)
 
 
 def unpack(data: bytes) -> list[bytes]:
-    """Return the lines that ``pack`` was given; what is damaged or too long is left out."""
+    """Return the lines passed to ``pack``; a damaged object has none, and a long one is cut."""
     reader = zlib.decompressobj(wbits=31)
     try:
         text = reader.decompress(data, LIMIT_BYTES)
@@ -287,7 +287,7 @@ def _device(items: Sequence[Any]) -> Device:
 
 
 def _columns(ranks: Sequence[RankSample]) -> dict[str, Any]:
-    """Return ranks as columns; one that holds the same value for all has it once."""
+    """Return ranks as columns; a column stores a value that is the same for all ranks once."""
     columns: dict[str, Any] = {"r": _ranges([rank.rank for rank in ranks])}
     for name, column in zip(_COLUMNS, list(zip(*ranks))[1:]):
         columns[name] = column[0] if len(set(column)) == 1 else list(column)
@@ -337,7 +337,7 @@ def _number(value: Any) -> float:
 
 
 def _short(number: float | None) -> float | None:
-    """Return a number with at most three digits that count: a chart shows no more."""
+    """Round a number to three significant digits, as a chart shows no more."""
     if number is None or isinstance(number, int):
         return number
     return round(number) if abs(number) >= 100 else round(number, 1)

@@ -1,9 +1,10 @@
-"""What is masked, and the marks of secrets in a node's log: the laptop shows ``***`` instead.
+"""Which values are masked, and how a node's log marks secrets that the laptop shows as ``***``.
 
-The log keeps every byte of the ranks. Before a line that contains secrets, the entry writes where:
-``jobentry# {"mask":[3,60,17,31]}`` means that in the next line of rank 3, which has 60 bytes behind
-the rank's prefix, those from 17 up to 31 are a secret. More pairs may follow. A platform may change
-a line (bytes that are not UTF-8); one with another length is masked as a whole.
+The log keeps every byte of the ranks. Before a line that contains secrets, the entry writes their
+positions: ``jobentry# {"mask":[3,60,17,31]}`` means that in the next line of rank 3, which has 60
+bytes after the rank's prefix, the bytes from 17 up to, but not including, 31 are a secret. More
+pairs may follow. A platform may change a line (bytes that are not UTF-8); a line with another
+length is masked as a whole.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Iterable, Sequence, Tuple
 from jobentry.contract import journal, lines
 
 MASK = "***"
-# The first byte of a secret, and the one behind its last.
+# The offset of the first byte of a secret, and of the byte after its last one.
 Range = Tuple[int, int]
 
 _MASK = re.compile(rb'\{"mask":\[(\d{1,9}),(\d{1,9}(?:,\d{1,9},\d{1,9})+)\]\}')
@@ -23,7 +24,7 @@ _MASK = re.compile(rb'\{"mask":\[(\d{1,9}),(\d{1,9}(?:,\d{1,9},\d{1,9})+)\]\}')
 _MOST_RANGES = 1000
 # A shorter value occurs by chance too often.
 _SHORTEST_BYTES = 8
-# Letters alone, in one case and fewer than these, are a word: "password", "production".
+# A shorter value of letters in one case is an ordinary word: "password", "production".
 _LONGEST_WORD = 16
 _NAME_ENDS = (
     "TOKEN",
@@ -44,14 +45,14 @@ _NAME_ENDS = (
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether a variable usually holds a secret, by its name."""
+    """Whether a variable with this name usually holds a secret."""
     return name.upper().endswith(_NAME_ENDS)
 
 
 def hidden_forms(values: Iterable[bytes]) -> tuple[bytes, ...]:
-    """Return what to mask for these values, line by line; the longest form is first.
+    """Return the byte strings to mask for these values, line by line; the longest is first.
 
-    So a value within another one is not replaced before it.
+    With this order, a value inside another one is not replaced before it.
     """
     found = {line.strip() for value in values for line in value.split(b"\n")}
     forms = {form for line in found if _is_secret(line) for form in _forms(line)}

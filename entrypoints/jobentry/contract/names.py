@@ -66,7 +66,7 @@ CLOUDJOB_ENV_FILE = "CLOUDJOB_ENV_FILE"
 CLOUDJOB_DELIVERY = "CLOUDJOB_DELIVERY"
 # A folder that the platform uploads, for the head's record.
 CLOUDJOB_RECORD_DIR = "CLOUDJOB_RECORD_DIR"
-# On emulated nodes of ModelArts: Python finds the packages that only the platform has.
+# Set on emulated nodes of ModelArts: Python also finds packages that only the platform has.
 CLOUDJOB_EMULATED = "CLOUDJOB_EMULATED"
 # Whether ranks get the variables of the platform's first version as well.
 CLOUDJOB_FIRST_VERSION = "CLOUDJOB_FIRST_VERSION"
@@ -102,7 +102,7 @@ CLOUDJOB_START_TIMEOUT_S = "CLOUDJOB_START_TIMEOUT_S"
 # The minimum number of nodes of an elastic job.
 CLOUDJOB_STRICT = "CLOUDJOB_STRICT"
 CLOUDJOB_MIN_NODES = "CLOUDJOB_MIN_NODES"
-# The number of a rank whose launcher has no variable for it.
+# The number of a rank, for launchers that have no variable for it.
 CLOUDJOB_RANK = "CLOUDJOB_RANK"
 # The folder of a rank's log, and the descriptor on which its script reports a failure.
 CLOUDJOB_LOG_DIR = "CLOUDJOB_LOG_DIR"
@@ -122,7 +122,7 @@ STORE_ACCESS = (
     CLOUDJOB_SIGNED_URIS,
 )
 
-# Of these, the keys themselves: temporary ones may be replaced while the job runs.
+# The keys among them; temporary keys may be replaced while the job runs.
 STORE_KEYS = (CLOUDJOB_S3_ACCESS_KEY, CLOUDJOB_S3_SECRET_KEY, CLOUDJOB_S3_SESSION_TOKEN)
 
 # Prefixes of the variables in the documented tune file

@@ -25,7 +25,7 @@ DAMAGED = "damaged/"
 MANIFEST = "manifest.json"
 FILE, FOLDER, LINK = "file", "folder", "link"
 
-# A million files.
+# Enough for a million files.
 MANIFEST_LIMIT_BYTES = 256 * 1024 * 1024
 DESCRIPTOR_LIMIT_BYTES = 1024 * 1024
 LAYERS_LIMIT = 64

@@ -38,7 +38,7 @@ __all__ = [
     *("scan_dir", "set_auth", "stat", "walk", "write"),
 ]
 
-# Scripts set these to tune the real one; here they change nothing.
+# Scripts set these to tune the real MoXing; here they have no effect.
 _LARGE_FILE_METHOD = 1
 _LARGE_FILE_TASK_NUM = 8
 _NUMBER_OF_PROCESSES = 8
@@ -76,7 +76,7 @@ def copy_parallel(
     is_processing: bool = True,
     use_queue: bool = True,
 ) -> None:
-    """Copy a folder, of which ``file_list`` can name the files, or a single file."""
+    """Copy a single file, or a folder, of which ``file_list`` can select files."""
     source, target = Place(src_url), Place(dst_url)
     with translated("copy", src_url, dst_url):
         single = source.file()
@@ -103,7 +103,8 @@ def _copy_all(found: list[Found], target: Place, threads: int) -> None:
     files = [item for item in found if not item.is_folder]
     if not files:
         logging.getLogger("moxing").warning("No files to copy.")
-    # In OBS a folder exists by what is in it, and only an empty one needs an object of its own.
+    # In OBS a folder exists through the keys below it; only an empty one needs an object of its
+    # own.
     used = {os.path.dirname(item.name) for item in found} if target.is_remote else set()
     for item in found:
         if item.is_folder and item.name not in used:
@@ -127,13 +128,13 @@ def _copy_file(uri: str, target: Place) -> None:
 
 
 def read(url: Any, binary: bool = False, client_id: Any = None) -> Any:
-    """Return what is in a file, as text or bytes."""
+    """Return the contents of a file, as text or bytes."""
     with File(url, "rb" if binary else "r") as file:
         return file.read()
 
 
 def write(url: Any, data: Any, binary: bool = False, client_id: Any = None) -> None:
-    """Replace what is in a file."""
+    """Replace the contents of a file."""
     with File(url, "wb" if binary else "w") as file:
         file.write(data)
 
@@ -145,13 +146,13 @@ def append(url: Any, data: Any, binary: bool = False, client_id: Any = None) -> 
 
 
 def append_remote(src_url: Any, dsturl: Any, client_id: Any = None) -> None:
-    """Add one file to the end of another."""
+    """Append one file to another."""
     with File(src_url, "rb") as source, File(dsturl, "ab") as target:
         shutil.copyfileobj(source, target)
 
 
 def exists(url: Any, client_id: Any = None) -> bool:
-    """Whether there is such a file or folder."""
+    """Whether the file or folder exists."""
     if not is_remote(url):
         return os.path.exists(url)
     with translated("look for", url):
@@ -160,7 +161,7 @@ def exists(url: Any, client_id: Any = None) -> bool:
 
 
 def is_directory(url: Any, client_id: Any = None) -> bool:
-    """Whether there is such a folder."""
+    """Whether the folder exists."""
     if not is_remote(url):
         return os.path.isdir(url)
     with translated("look for", url):
@@ -168,7 +169,7 @@ def is_directory(url: Any, client_id: Any = None) -> bool:
 
 
 def stat(url: Any, client_id: Any = None) -> FileStatistics:
-    """Return size, time and kind of a file or folder."""
+    """Return the size, the time and the type of a file or folder."""
     with translated("look for", url):
         place = Place(url)
         found = place.file()
@@ -181,7 +182,7 @@ def stat(url: Any, client_id: Any = None) -> FileStatistics:
 
 
 def get_size(url: Any, recursive: bool = False, client_id: Any = None) -> int:
-    """Return the size of a file; of a folder 0, or with ``recursive`` that of all its files."""
+    """Return the size of a file; for a folder 0, or with ``recursive`` the total of its files."""
     found = stat(url)
     if not found.is_directory or not recursive:
         return found.length
@@ -190,7 +191,7 @@ def get_size(url: Any, recursive: bool = False, client_id: Any = None) -> int:
 
 
 def remove(url: Any, recursive: bool = False, client_id: Any = None) -> None:
-    """Remove a file, or with ``recursive`` a folder; anything else does nothing, as documented."""
+    """Remove a file, or with ``recursive`` a folder; otherwise do nothing, as documented."""
     place = Place(url)
     with translated("remove", url):
         if place.file() is not None:
@@ -208,13 +209,13 @@ def remove(url: Any, recursive: bool = False, client_id: Any = None) -> None:
 def _remove_objects(prefix: str) -> None:
     uris = [found.uri for found in objects.list(prefix)]
     in_parallel([partial(objects.delete, uri) for uri in uris if uri[-1] != "/"], _THREADS)
-    # Some servers refuse to remove a folder that is not empty, so those within others come first.
+    # Some servers refuse to remove a folder that is not empty, so nested folders come first.
     for uri in sorted((uri for uri in uris if uri[-1] == "/"), reverse=True):
         objects.delete(uri)
 
 
 def rename(src_url: Any, dst_url: Any) -> None:
-    """Give a file or folder another name or place, also between OBS and this node."""
+    """Rename or move a file or folder, also between OBS and this node."""
     source, target = Place(src_url), Place(dst_url)
     if not source.is_remote and not target.is_remote:
         os.rename(src_url, dst_url)
@@ -229,7 +230,7 @@ def rename(src_url: Any, dst_url: Any) -> None:
 
 
 def make_dirs(url: Any, client_id: Any = None) -> None:
-    """Make a folder and those above it; one that exists is left as it is."""
+    """Create a folder and its parents; an existing folder stays as it is."""
     with translated("make folder", url):
         place = Place(url)
         if place.is_remote and Place(url.rstrip("/")).file() is not None:
@@ -240,10 +241,10 @@ def make_dirs(url: Any, client_id: Any = None) -> None:
 
 
 def mk_dir(url: Any, client_id: Any = None) -> None:
-    """Make a folder in one that exists.
+    """Create a folder in an existing one.
 
     Raises:
-        OSError: That one does not exist.
+        OSError: The parent folder does not exist.
     """
     if not is_remote(url):
         os.mkdir(url)
@@ -262,7 +263,7 @@ def list_directory(
     skip_dir: bool = False,
     client_id: Any = None,
 ) -> list[str]:
-    """Return the names of what is in a folder, relative to it, as ``os.listdir`` does."""
+    """Return the names of a folder's entries, relative to it, as ``os.listdir`` does."""
     end = "" if remove_sep else "/"
     return [
         item.name + (end if item.is_folder else "")
@@ -285,7 +286,7 @@ def _listed(url: Any, *, recursive: bool) -> list[Found]:
 
 
 def glob(url: Any) -> list[str]:
-    """Return the whole addresses of the files and folders that match the pattern."""
+    """Return the full paths or URIs of the files and folders that match the pattern."""
     place = Place(url)
     parts = place.url.split("/")
     first = next((at for at, part in enumerate(parts) if _MAGIC.search(part)), None)
@@ -308,7 +309,7 @@ def _is_match(parts: Sequence[str], patterns: Sequence[str]) -> bool:
 def walk(
     url: Any, topdown: bool = True, onerror: Any = None, followlinks: bool = False
 ) -> Iterator[tuple[str, list[str], list[str]]]:
-    """Yield folder, names of folders and names of files, as ``os.walk`` does."""
+    """Yield each folder with the names of its folders and files, as ``os.walk`` does."""
     if not is_remote(url):
         yield from os.walk(url, topdown, onerror, followlinks)
         return
@@ -325,7 +326,7 @@ def walk(
         folders, names = rows[folder]
         if topdown:
             yield path, folders, names
-        # The caller may have taken folders out of the list.
+        # The caller may have removed folders from the list.
         for name in folders:
             yield from visit(f"{path}/{name}", f"{folder}/{name}".lstrip("/"))
         if not topdown:
@@ -355,7 +356,7 @@ class DirEntry:
 
 
 class _Entries(list):  # type: ignore[type-arg]
-    """The result of ``scan_dir``, which is used with ``with`` as that of ``os.scandir`` is."""
+    """The result of ``scan_dir``; like that of ``os.scandir``, it can be used with ``with``."""
 
     def __enter__(self) -> _Entries:
         return self
@@ -368,7 +369,7 @@ class _Entries(list):  # type: ignore[type-arg]
 
 
 def scan_dir(url: Any = ".") -> Any:
-    """Return what is in a folder, as ``os.scandir`` does."""
+    """Return the entries of a folder, as ``os.scandir`` does."""
     if not is_remote(url):
         return os.scandir(url)
     items = _listed(url, recursive=False)
@@ -392,7 +393,7 @@ def set_auth(
     client_timeout: Any = None,
     list_max_keys: Any = None,
 ) -> None:
-    """Replace the keys and the server that the environment names; what is None stays."""
+    """Replace the keys and the server from the environment; None leaves a setting unchanged."""
     environ = private_environ.environ()
     values: dict[str, str] = {}
     if ak is not None and sk is not None:

@@ -1,4 +1,4 @@
-"""``moxing.file.File``: a file in OBS that is read and written as a local one."""
+"""``moxing.file.File``: a file in OBS that can be read and written like a local one."""
 
 from __future__ import annotations
 
@@ -52,15 +52,15 @@ class File:
         self._file.flush()
         if self._uri:
             with translated("write", self.name):
-                # The file has no name any more.
+                # The temporary file is already unlinked, so it has no path of its own.
                 objects.put(f"/proc/self/fd/{self._file.fileno()}", self._uri)
 
     def flush(self) -> None:
-        """Write what was written so far, to OBS too."""
+        """Write buffered data to the file, and upload it if the file is in OBS."""
         self._upload()
 
     def close(self) -> None:
-        """Close the file; in OBS it is complete then."""
+        """Close the file; in OBS it is complete from then on."""
         if not self._file.closed:
             try:
                 self._upload()
@@ -76,7 +76,7 @@ class File:
         if name == "_file":  # it could not be opened
             raise AttributeError(name)
         found = getattr(self._file, name)
-        # ``File(url).read()`` drops the last reference before it calls: keep one.
+        # ``File(url).read()`` drops the last reference to the file before the call, so keep one.
         return partial(_call, self, found) if callable(found) else found
 
     def __iter__(self) -> Iterator[Any]:
@@ -92,7 +92,7 @@ class File:
         self.close()
 
     def __del__(self) -> None:
-        # As with ``open``, what a forgotten file holds is written.
+        # As with ``open``, a file that is dropped without ``close`` is still written.
         with contextlib.suppress(AttributeError):
             self.close()
 

@@ -1,4 +1,4 @@
-"""A file or folder, local or in OBS: what is there, what is below it, and MoXing's exceptions."""
+"""A file or folder, local or in OBS, with the files below it, and MoXing's exceptions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class MoxFileNameDuplicateException(Exception):
 
 
 class MoxFileRespException(Exception):
-    """OBS refused a request; ``resp.status`` is its answer, 300 or above."""
+    """OBS refused a request; ``resp.status`` is the HTTP status, 300 or above."""
 
     def __init__(self, message: str, resp: Any = None) -> None:
         super().__init__(message)
@@ -40,7 +40,7 @@ class Found(NamedTuple):
 
     Args:
         name: Relative to that folder, with single slashes and none at the end.
-        uri: Where its bytes are: the key in OBS may have doubled slashes.
+        uri: The URI of the object; its key in OBS may contain double slashes.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Found(NamedTuple):
 
 
 def is_remote(url: Any) -> bool:
-    """Whether this is an address in OBS."""
+    """Whether this URL is in OBS."""
     return isinstance(url, str) and _REMOTE.match(url) is not None
 
 
@@ -59,20 +59,20 @@ class Place:
     """A file or folder.
 
     Attributes:
-        uri: The URI of the file; of a folder without the slash at its end.
+        uri: The URI of the file, or of the folder without a slash at the end.
         is_named_folder: Whether the user wrote a slash at the end.
     """
 
     def __init__(self, url: Any) -> None:
         self.url: str = os.fspath(url)
         if not self.url:
-            # Not the current folder: a script may pass on a parameter that nobody has set.
+            # An empty path is not the current folder: it may be an unset parameter of the script.
             raise missing("''")
         self.is_remote = is_remote(self.url)
         self.is_named_folder = self.url.endswith("/")
         if self.is_remote:
             scheme, _, rest = self.url.partition("://")
-            # Joined addresses have doubled slashes, which are meant as one.
+            # Joined URLs contain double slashes, which mean a single one.
             bucket, _, key = re.sub("/+", "/", rest.strip("/")).partition("/")
             self.key = key
             self.uri = f"{scheme}://{bucket}/" + quote(key, "/~", errors="surrogateescape")
@@ -100,7 +100,7 @@ class Place:
         return Found("", self.uri, False, found.size_bytes, found.modified_ns)
 
     def is_folder(self) -> bool:
-        """Whether there is a folder; in OBS, an object whose key begins with its name."""
+        """Whether the folder exists; in OBS, whether some key begins with its name."""
         if not self.is_remote:
             return os.path.isdir(self.path)
         return next(objects.list(self.folder_uri), None) is not None or not self.key
@@ -126,7 +126,7 @@ class Place:
                 yield Found(name, found.uri, False, found.size_bytes, found.modified_ns)
 
     def _files_below(self) -> Iterator[Found]:
-        """Follow links, as ``shutil.copytree`` does, but never into a folder above."""
+        """Yield local files and folders; follow links, except to a folder above."""
         waiting = [("", frozenset((os.path.realpath(self.path),)))]
         while waiting:
             folder, above = waiting.pop()
@@ -147,7 +147,7 @@ def _name_of(entry: os.DirEntry[str]) -> str:
 
 
 def make_folder(place: Place) -> None:
-    """Make a folder and those above it; in OBS it is an object whose key ends with a slash."""
+    """Create a folder and its parents; in OBS it is an object whose key ends with a slash."""
     if not place.is_remote:
         os.makedirs(place.path, exist_ok=True)
     elif place.key and not place.is_folder():

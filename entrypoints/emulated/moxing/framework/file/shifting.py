@@ -1,4 +1,4 @@
-"""``moxing.file.shift``: Python's own functions for files also take addresses in OBS."""
+"""``moxing.file.shift``: makes Python's own file functions accept URLs in OBS, too."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _shifted: list[str] = []
 
 
 def shift(source: str, target: str) -> None:
-    """Replace the 16 functions that the vendor's table lists, once for all.
+    """Replace the 16 functions that the vendor's table lists, for the rest of the process.
 
     Calls that name only local files still go to Python's functions, with all their options.
     """
