@@ -37,7 +37,7 @@ _LIMIT = 1 << 62
 
 
 class FormatError(Exception):
-    """A layer or a descriptor is not what ``cloudjob`` writes."""
+    """A layer or a descriptor does not have the format that ``cloudjob`` writes."""
 
 
 class Entry(NamedTuple):
@@ -58,7 +58,7 @@ class Entry(NamedTuple):
 
 
 class Manifest(NamedTuple):
-    """What one layer adds to those below it.
+    """The changes that one layer makes to those below it.
 
     Args:
         entries: What it adds or changes.
@@ -80,7 +80,7 @@ class Layer(NamedTuple):
 
 
 class Descriptor(NamedTuple):
-    """What ``code.uri`` holds.
+    """The contents of the object at ``code.uri``.
 
     Args:
         digest: ``sha256:`` and the digest of the tree.
@@ -101,9 +101,9 @@ def name_bytes(name: str) -> bytes:
 
 
 def zip_name(name: str, digest: str) -> str:
-    """Return the name of the zip entry for a content that the file ``name`` has.
+    """Return the name of the zip entry that holds the content of the file ``name``.
 
-    A zip file has only UTF-8 names: a content of a file with any other name is named by its digest.
+    Zip files have UTF-8 names only: the content of a file with another name is named by its digest.
     """
     try:
         name.encode("utf-8")
@@ -128,10 +128,10 @@ def tree_digest(entries: Iterable[Entry]) -> str:
 
 
 def merge(manifests: Iterable[Manifest]) -> dict[str, Entry]:
-    """Return the tree that layers make, the oldest layer first.
+    """Return the tree that the layers form; the oldest layer comes first.
 
     Raises:
-        FormatError: A name is in one layer twice.
+        FormatError: A layer contains a name twice.
     """
     tree = {}  # type: dict[str, Entry]
     for manifest in manifests:
@@ -175,7 +175,7 @@ def load_manifest(data: bytes) -> Manifest:
     """Return the manifest in ``data``.
 
     Raises:
-        FormatError: It is not one, or one of another format.
+        FormatError: It is not a manifest, or has another format.
     """
     value = _load(data, "manifest")
     entries, contents = [], {}  # type: list[Entry], dict[str, str]
@@ -215,7 +215,7 @@ def load_descriptor(data: bytes) -> Descriptor:
     """Return the descriptor in ``data``.
 
     Raises:
-        FormatError: It is not one, or one of another format.
+        FormatError: It is not a descriptor, or has another format.
     """
     if len(data) > DESCRIPTOR_LIMIT_BYTES:
         _refuse("its descriptor is too long")
@@ -232,7 +232,7 @@ def load_descriptor(data: bytes) -> Descriptor:
 
 
 def layer_uri(descriptor_uri: str, layer: Layer) -> str:
-    """Return the URI of a layer: its store is that of the descriptor, ``STORE/JOB/code.json``."""
+    """Return the URI of a layer, in the store of its descriptor ``STORE/JOB/code.json``."""
     return descriptor_uri.rsplit("/", 2)[0] + "/" + layer.key
 
 
@@ -274,7 +274,7 @@ def _load(data: bytes, what: str) -> dict[str, Any]:
 
 
 def _parse_int(text: str) -> int:
-    # Python takes hours for a number of a million digits.
+    # Python takes hours to parse a number of a million digits.
     if len(text) > 19:
         raise ValueError("a number is too long")
     return int(text)

@@ -11,7 +11,8 @@ import hmac
 from typing import Mapping, NamedTuple, Sequence
 from urllib.parse import quote
 
-# In scope_text of the body's digest: OBS accepts nothing else, S3 where the digest is not known.
+# Sent instead of the body's digest: OBS accepts nothing else, and S3 accepts it for an unknown
+# digest.
 UNSIGNED = "UNSIGNED-PAYLOAD"
 # The time format, for time.strftime.
 MOMENT = "%Y%m%dT%H%M%SZ"

@@ -10,7 +10,7 @@ import re
 import zlib
 from typing import Any, Iterator, NamedTuple
 
-# What every name begins with.
+# The prefix of every name.
 PREFIX = "log-"
 _NAME = re.compile(r"log-(\d{1,9})-(\d{13})-(\d{6})\.gz")
 _GZIP = 31
@@ -18,11 +18,11 @@ _PIECE_BYTES = 1 << 20
 
 
 class Chunk(NamedTuple):
-    """A chunk of the log of one node; the order is that of the log.
+    """A chunk of the log of one node; chunks sort in the order of the log.
 
     Args:
-        attempt_ms: When the node's entry started, in milliseconds since 1970: a job that starts
-            again has several logs.
+        attempt_ms: When the node's entry started, in milliseconds since 1970: a restarted job has
+            several logs.
     """
 
     node: int
@@ -36,18 +36,18 @@ class Chunk(NamedTuple):
 
 
 def read_name(name: str) -> Chunk | None:
-    """Return the chunk of an object's name; None if it is another object."""
+    """Return the chunk with this object name; None if the object is not a chunk."""
     match = _NAME.fullmatch(name)
     return None if match is None else Chunk(*(int(text) for text in match.groups()))
 
 
 def compressor() -> Any:
-    """Return what compresses one chunk: fast, because the ranks' output waits for it."""
+    """Return a compressor for one chunk; a fast one, because the ranks' output waits for it."""
     return zlib.compressobj(1, zlib.DEFLATED, _GZIP)
 
 
 def unpack(data: bytes) -> Iterator[bytes]:
-    """Yield the bytes of a chunk in pieces; it ends where the chunk is damaged."""
+    """Yield the bytes of a chunk in pieces, up to the point where it is damaged."""
     reader = zlib.decompressobj(_GZIP)
     while data and not reader.eof:
         try:

@@ -1,6 +1,6 @@
 """Open a layer of a package, and refuse any zip file that ``cloudjob`` does not write.
 
-The laptop uses it to check a layer before it relies on it, a node to unpack it.
+The laptop uses this to check a layer before reusing it, and a node to unpack one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from jobentry.contract.packages import MANIFEST, FormatError, Manifest
 _UTF8_NAME = 0x800
 _LOCAL_HEADER_BYTES = 30
 _END_RECORD = struct.Struct("<4s16sH")
-# What ``zipfile`` raises when a file is not a zip file, or a damaged one.
+# The exceptions of ``zipfile`` for a file that is not a zip file, or is damaged.
 _ZIP_ERRORS = (
     zipfile.BadZipFile, zlib.error, struct.error, EOFError, LookupError, NotImplementedError,
     OverflowError, RuntimeError, ValueError,
@@ -41,10 +41,10 @@ def has_manifest(file: IO[bytes], digest: str) -> bool:
 
 @contextlib.contextmanager
 def open_layer(file: IO[bytes], digest: str) -> Iterator[tuple[zipfile.ZipFile, Manifest]]:
-    """Open the layer in ``file`` if it is the one with this digest and nothing else.
+    """Open the layer in ``file``, which must have this digest and contain nothing else.
 
     Raises:
-        FormatError: It is not, or it is a zip file that ``cloudjob`` does not write.
+        FormatError: It does not, or it is a zip file that ``cloudjob`` does not write.
     """
     with refusing_bad_zip():
         _check_end(file)
@@ -64,13 +64,13 @@ def open_layer(file: IO[bytes], digest: str) -> Iterator[tuple[zipfile.ZipFile, 
 
 @contextlib.contextmanager
 def refusing_bad_zip() -> Iterator[None]:
-    """Turn what ``zipfile`` raises into a ``FormatError``."""
+    """Turn the exceptions of ``zipfile`` into a ``FormatError``."""
     try:
         yield
     except _ZIP_ERRORS as error:
         raise FormatError("not a sound zip file: %r" % error) from error
     except OSError as error:
-        # EINVAL is a seek to an impossible offset in the file; anything else is a disk error.
+        # EINVAL means a seek to an impossible offset in the file; anything else is a disk error.
         if error.errno != errno.EINVAL:
             raise
         raise FormatError("not a sound zip file: a wrong offset") from error
@@ -81,7 +81,7 @@ def _manifest(archive: zipfile.ZipFile) -> bytes:
     if info.file_size > packages.MANIFEST_LIMIT_BYTES:
         raise FormatError("its manifest is too long")
     with archive.open(info) as source:
-        # Never more than the zip file declares: without a size, all would be inflated.
+        # Read no more than the zip file declares; without a limit, everything would be inflated.
         return source.read(info.file_size)
 
 

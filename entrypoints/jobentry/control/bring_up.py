@@ -1,4 +1,4 @@
-"""Bring-up: the head waits until every worker is ready and compatible; mpirun starts meanwhile."""
+"""Bring-up: wait until every worker is ready and compatible; mpirun starts in the meantime."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jobentry.log import log_message
 
 
 def bring_up(context: JobContext, run: Run, key: bytes, port: int) -> Outcome | None:
-    """Wait until every worker is ready; return what prevents the job, if anything does.
+    """Wait until every worker is ready; return an outcome only if the job cannot run.
 
     Args:
         key: The private key of the job.
@@ -43,7 +43,7 @@ def bring_up(context: JobContext, run: Run, key: bytes, port: int) -> Outcome | 
         pool.stop_looking(for_good=elastic is None)
     for warning in pool.warnings():
         log_message(warning)
-    # An elastic job starts without the nodes that are absent.
+    # An elastic job starts without absent nodes.
     unfit = [row for row in pool.unfit() if row.facts or elastic is None]
     if not unfit:
         return None

@@ -65,7 +65,7 @@ class ChildProcess:
 
     @property
     def is_running(self) -> bool:
-        """Whether it has not ended."""
+        """Whether the child is still running."""
         return self._process.poll() is None
 
     def kill(self) -> None:
@@ -84,7 +84,7 @@ class ChildProcess:
         except BlockingIOError:
             return []
         if not data:
-            # It has closed its output and continues, as a daemon may.
+            # The child has closed its output but still runs, as a daemon may.
             self._unregister()
         return [line.decode("utf-8", "replace") for line in self._lines.feed(data)]
 

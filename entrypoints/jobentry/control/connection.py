@@ -4,9 +4,9 @@ A worker listens, the head connects. Both prove that they have the job's key, an
 signed with a key of its connection and direction, so nothing can be forged, changed, repeated or
 dropped on the way. Nothing is encrypted: no secret crosses this connection. (ADR 34)
 
-A TCP connection may break, or fall silent, while both nodes live. A ``Link`` outlasts it: messages
-are numbered and kept until the other side has acknowledged them, and the next connection sends
-those again that were lost. All of it runs in the node's event loop.
+A TCP connection may break, or fall silent, while both nodes are alive. A ``Link`` survives that:
+messages are numbered and kept until the other side has acknowledged them, and the next connection
+resends those that were lost. All of it runs in the node's event loop.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Callable
 from jobentry.control import messages
 from jobentry.control.messages import Message
 
-# A node that sends nothing for this long is reported, and looked for.
+# A node that sends nothing for this long is reported, and the head tries to reconnect to it.
 SILENT_S = 15.0
 # Each side sends something at least this often.
 _BEAT_S = 5.0
@@ -60,7 +60,7 @@ class Channel:
     """Signs the lines of one side, and checks those of the other.
 
     Args:
-        me: The side that sends, ``head`` or ``worker``, and ``other`` the one that answers.
+        me: The side that sends, ``head`` or ``worker``; ``other`` is the one that answers.
         transcript: The handshake of this connection.
     """
 
@@ -79,7 +79,7 @@ class Channel:
         """Return the line without its signature, which is verified.
 
         Raises:
-            ControlError: It has not sealed this line, or not as the next one.
+            ControlError: The other side has not sealed this line, or not as its next one.
         """
         mac, text = line[:_MAC_LETTERS], line[_MAC_LETTERS:]
         if not hmac.compare_digest(mac, _mac(self._receiving, self._received, text)):
@@ -100,7 +100,7 @@ def _derived(key: bytes, *words: str) -> bytes:
 class Stream:
     """A connected socket in an event loop: reads lines and writes bytes without blocking.
 
-    ``on_end`` is called once, with what ended the stream, unless ``close`` did.
+    ``on_end`` is called once, with the reason why the stream ended, unless ``close`` ended it.
     """
 
     def __init__(self, selector: selectors.BaseSelector, connection: socket.socket) -> None:
@@ -170,7 +170,7 @@ class Stream:
             self._selector.modify(self._socket, events, self._ready)
 
 
-# Why a stream ended: the other kernel closed it, because the process there has ended.
+# The reason if the other kernel closed the stream because the process there has ended.
 CLOSED = "closed"
 
 
@@ -189,7 +189,7 @@ class Link:
         self._on_break = on_break
         self._stream: Stream | None = None
         self._channel: Channel | None = None
-        # Sent or still to be sent, and not acknowledged: numbers and lines.
+        # The numbers and lines of messages that are not acknowledged, whether sent or not.
         self._kept: deque[tuple[int, bytes]] = deque()
         self._last = 0
         self.received = 0
@@ -231,7 +231,7 @@ class Link:
     def tick(self, elapsed_s: float) -> None:
         """Check the time, and send a heartbeat if due. Called about once a second.
 
-        The caller limits the time per call: a suspended machine knows nothing about others.
+        The caller limits ``elapsed_s``: a suspended machine knows nothing about the other side.
         """
         self.silent_s += elapsed_s
         self._quiet_s += elapsed_s

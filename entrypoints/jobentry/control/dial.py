@@ -18,7 +18,7 @@ REFUSED = b"refused"
 TAKEN = b"taken"
 # Bytes that a peer may send before the handshake is done.
 LONGEST_GREETING_BYTES = 256
-# How long a TCP connection, and the handshake on it, may take.
+# The timeout of the TCP connection, and of the handshake on it.
 _CONNECT_S = 3.0
 GREET_S = 5.0
 # Threads look up names, as lookups block.
@@ -42,11 +42,11 @@ class Attempt(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """A worker that has proved who it is.
+    """The answer of a worker that has proved its identity.
 
     Args:
         entry: The random number of its process.
-        received: How many messages of this head it has.
+        received: The number of messages that it has received from this head.
     """
 
     address: str
@@ -107,9 +107,9 @@ class Dial:
     """One attempt: connects to an address, and shakes hands.
 
     Args:
-        received: How many messages of this worker the head has.
-        on_answer: Called when the worker has proved who it is.
-        on_failure: Called when it has not.
+        received: The number of messages that the head has received from this worker.
+        on_answer: Called when the worker has proved its identity.
+        on_failure: Called when the attempt has failed.
     """
 
     def __init__(

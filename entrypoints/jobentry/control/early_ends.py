@@ -27,5 +27,5 @@ def reported(node: NodeEnv, index: int) -> Failure | None:
 
 
 def cause_of(failure: Failure) -> str:
-    """Return the cause of such an end: the entry, or a signal to it."""
+    """Return the cause of such a failure: the entry, or a signal to it."""
     return "platform" if (failure.exit_code or 0) > 128 else "entry"

@@ -14,15 +14,15 @@ from jobentry.control.stop import Stop
 from jobentry.control.worker_pool import WorkerPool
 from jobentry.log import log_message
 
-# How long an elastic job that has enough nodes waits for the others before it begins.
+# How long an elastic job with enough nodes waits for the others before it starts.
 _GATHER_S = 10.0
 
 
 class Members:
-    """The nodes that are there, as the head sees them; the driver reads them from a file.
+    """The available nodes, as the head sees them; the driver reads them from a file.
 
-    A node that returns gets another name for the driver, which never reuses a node that it has
-    removed: ``HOST~2`` when it joins for the second time.
+    The driver never reuses a node that it has removed, so a node that returns gets another name:
+    ``HOST~2`` when it joins for the second time.
     """
 
     def __init__(self, node: NodeEnv, paths: NodePaths) -> None:
@@ -40,7 +40,7 @@ class Members:
 
     @property
     def are_enough(self) -> bool:
-        """Whether the job can go on with them."""
+        """Whether there are enough nodes for the job to continue."""
         return self.count >= self._least
 
     def add(self, index: int) -> None:
@@ -55,7 +55,7 @@ class Members:
         self._excluded.add(index)
 
     def remove(self, index: int) -> None:
-        """Remove a node, if it takes part."""
+        """Remove a node if it takes part in the job."""
         if self._names.pop(index, ""):
             self._write()
 

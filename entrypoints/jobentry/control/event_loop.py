@@ -1,7 +1,8 @@
 """The event loop of a node: ranks, their output, and signals.
 
-Nothing relies on mpirun's own time-outs or grace: it has a fixed grace of less than a second, does
-not end a start that hangs, and leaves ranks behind when it is killed (tried on 4.1.4 and 5.0.11).
+Nothing relies on mpirun's own timeouts or grace period: its grace period is fixed at less than a
+second, it does not end a start that hangs, and it leaves ranks behind when it is killed (tried on
+4.1.4 and 5.0.11).
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ from jobentry.system import processes
 ABORT_S = 1.0
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 PASSED_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
-# The least time to store outputs when the job was stopped, and extra time for the last ones.
+# Minimum seconds to store outputs of a stopped job, and extra seconds for the last ones.
 STOPPED_LIMIT_S = 10.0
 _LAST_S = 2.0
 _TICK_S = 0.5
 # A rank writes lines of 2,000 bytes at most; a script may write anything.
 _EVENT_LIMIT_BYTES = 16 * 1024
-# Wakes the loop, but is not a signal.
+# Written to wake the loop; it is not the number of a signal.
 _WOKEN = 0
 # Seconds between two checks for adopted children that have ended.
 _REAP_S = 1.0
@@ -49,9 +50,9 @@ class NodeLoop:
         self.selector = selectors.DefaultSelector()
         self._lines = Lines(_EVENT_LIMIT_BYTES)
         self._timers: dict[str, tuple[float, Callable[[], None]]] = {}
-        # When each is due; one that was set again or dropped is skipped.
+        # When each timer is due; an entry whose timer was set again or dropped is skipped.
         self._due: list[tuple[float, str]] = []
-        # Read and write: so the FIFO never ends when a rank closes it.
+        # Opened for reading and writing, so that there is no end of file when a rank closes it.
         self._events = os.open(paths.events, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         self.on_end: Callable[[End], None] = lambda end: None
         self.on_start: Callable[[int], None] = lambda rank: None
@@ -107,7 +108,7 @@ class NodeLoop:
     def step(self) -> None:
         """Wait for the next event, and handle it."""
         ready = self.selector.select(self._wait_s())
-        # First, so that a signal reaches a rank that has just started, too.
+        # Read events first, so that a signal also reaches a rank that has just started.
         self.read_events()
         for key, _ in ready:
             key.data()
@@ -117,7 +118,7 @@ class NodeLoop:
             if name in self._timers and self._timers[name][0] == due:
                 self._timers.pop(name)[1]()
         if self.ranks.missing:
-            # A rank's own report comes before its disappearance.
+            # A rank may have reported its own end, which counts more than its disappearance.
             self.read_events()
             for end in self.ranks.lost():
                 self.on_end(end)
@@ -133,7 +134,7 @@ class NodeLoop:
             is_late: Whether to stop waiting for it.
 
         Raises:
-            TimeoutError: It was late.
+            TimeoutError: ``is_late`` was true before the work had finished.
             Exception: What ``work`` raised.
         """
         answers: list[str] = []
@@ -199,8 +200,8 @@ class NodeLoop:
             signal.signal(number, _wake_only)
 
         def read_signals() -> None:
-            # The bytes are the numbers. What a handler would note may come later than its byte
-            # (seen on PyPy), and then nothing would wake the loop for it.
+            # The bytes are the signal numbers. A handler may run only after its byte was written
+            # (seen on PyPy), and then nothing would wake the loop for what it noted.
             for number in os.read(wake, 4096):
                 if number == signal.SIGCHLD:
                     self._has_dead_children = True

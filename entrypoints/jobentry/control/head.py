@@ -36,7 +36,7 @@ from jobentry.system.processes import adopt_orphans
 if TYPE_CHECKING:
     from jobentry.staging.outputs import Outputs
 
-# After a stop, a node that has been silent for this long is not waited for.
+# After a stop, the head does not wait for a node that has been silent for this long.
 _SILENT_S = 7.0
 _CUT_SHORT = "cancelled: the job was stopped while its outputs were stored, and some are missing"
 
@@ -64,7 +64,7 @@ class Head:
         self._loop = NodeLoop(node, paths)
         self._loop.own.update(own)
         self._pool = WorkerPool(node, self._loop, facts, self._worker_sent, self._worker_lost)
-        # Once a rank has failed, mpirun only reports the same at length.
+        # Once a rank has failed, mpirun only reports that again at length.
         launcher = LaunchProcesses(self._loop, is_quiet=lambda: self._stop.has_begun)
         self._commands: RemoteCommands | None = None
         if any(file.path == paths.agent for file in plan.files):
@@ -177,7 +177,7 @@ class Head:
 
     def _worker_lost(self, worker: RemoteWorker) -> None:
         if worker.early_end is not None:
-            # Its own log says why.
+            # The reason is in the log of that node.
             failure, cause = worker.early_end, early_ends.cause_of(worker.early_end)
             self._stop.fail(Outcome(failure.exit_code or 1, cause, failure))
             return
@@ -197,7 +197,7 @@ class Head:
         """Run ``work`` while the head continues to serve its workers, and return its result.
 
         Raises:
-            EntryError: The job was cancelled meanwhile, and the work took too long.
+            EntryError: The job was cancelled during the work, which then took too long.
         """
         try:
             return self._loop.run_in_thread(work, lambda: is_late(self.stopped_at, self._node))

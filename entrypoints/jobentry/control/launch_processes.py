@@ -96,7 +96,7 @@ class LaunchProcesses:
                 child.kill()
 
     def end_servers(self) -> None:
-        """Kill the servers of the ranks: no rank is left."""
+        """Kill the servers of the ranks, once no rank is left."""
         for name in self._servers:
             if name in self._running:
                 self._running[name].kill()

@@ -110,8 +110,8 @@ class Listener:
         """Check the head's answer to ``greeting``.
 
         Returns:
-            What to answer, the channel if it is our head, and how many of our messages it has
-            received.
+            The answer to send, the channel if the head is ours, and the number of our messages that
+            it has received.
         """
         words = line.split(" ")
         if len(words) != 4 or not words[2].isdecimal():

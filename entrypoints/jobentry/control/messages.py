@@ -28,7 +28,7 @@ class Lines:
     """Splits a stream of bytes into lines.
 
     Args:
-        limit_bytes: Of a line that is longer, what has come so far is dropped; 0 for no limit.
+        limit_bytes: The longest line; what was received of a longer one is dropped. 0 for no limit.
     """
 
     def __init__(self, limit_bytes: int = 0) -> None:

@@ -30,8 +30,9 @@ def end_daemons(node_dir: str) -> list[int]:
 def remove_sessions(processes: Collection[int]) -> None:
     """Remove the temporary folders that killed processes of Open MPI have left.
 
-    By process id, and never all: other jobs may share the folder. 4.1 makes ompi.HOST.UID/pid.ID,
-    or jf.JOB with the id in the names of its files; 5.0 makes ompi.ID and prted.ID.
+    Only those with these process ids, as other jobs may share the folder. 4.1 makes
+    ompi.HOST.UID/pid.ID, or jf.JOB with the id in the names of its files; 5.0 makes ompi.ID and
+    prted.ID.
     """
     top = glob.escape(os.environ.get("TMPDIR") or "/tmp")
     for process in processes:

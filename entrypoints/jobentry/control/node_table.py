@@ -1,14 +1,14 @@
-"""The table of all nodes: what each lacks, and what to do about it. No I/O."""
+"""The table of all nodes: the problems of each, and hints. No I/O."""
 
 from __future__ import annotations
 
 from typing import Any, Mapping, NamedTuple, Sequence
 
-# A full table of a thousand nodes would be less useful than one of the nodes that lack something.
+# For a thousand nodes, a table of the nodes with problems is more useful than a full one.
 SHOWN = 32
 # The number of nodes that one hint names.
 _NAMED = 8
-# With clocks further apart, the times in logs and records of two nodes mislead.
+# If clocks differ by more than this, the times in logs and records of two nodes are misleading.
 CLOCK_S = 60.0
 
 _HEADINGS = (
@@ -56,10 +56,10 @@ class Row(NamedTuple):
 
 
 def compared(row: Row, head: Row) -> Row:
-    """Return ``row`` with what makes it incompatible with the head, if anything.
+    """Return ``row``, marked with its incompatibility with the head if there is one.
 
-    Code and Open MPI must be the same; of Python the first two numbers, as ranks exchange objects,
-    and the place of the entry, as the head's mpirun starts it on all nodes.
+    The code and Open MPI must be the same. So must the first two numbers of Python's version, as
+    ranks exchange objects, and the path of the entry, as the head's mpirun starts it on all nodes.
     """
     theirs, ours = row.facts, head.facts
     if not theirs:
@@ -71,7 +71,7 @@ def compared(row: Row, head: Row) -> Row:
     return row
 
 
-# A fact, what a difference is called, what to do about it, and how many of its numbers count.
+# A fact, the name of a difference, a hint, and how many of its version numbers are compared.
 _DIFFERENCES: tuple[tuple[str, str, str, int | None], ...] = (
     ("code", "other code", _SAME_CODE, None),
     ("mpi", "another MPI", _SAME_VERSION.format("mpirun"), None),
@@ -82,7 +82,7 @@ _DIFFERENCES: tuple[tuple[str, str, str, int | None], ...] = (
 
 
 def lines(rows: Sequence[Row]) -> list[str]:
-    """Return the table: the head, then the nodes that lack something, then the others."""
+    """Return the table: the head, then the nodes with problems, then the others."""
     head = rows[0]
     ordered = [head, *sorted(rows[1:], key=lambda row: not row.trouble)]
     cells = [_HEADINGS, *(_cells(row, head) for row in ordered[:SHOWN])]
@@ -95,7 +95,7 @@ def lines(rows: Sequence[Row]) -> list[str]:
 
 
 def hints(rows: Sequence[Row]) -> list[str]:
-    """Return what to do, a line for each kind of trouble, with the nodes that have it."""
+    """Return the hints, one line for each, with the nodes that they concern."""
     found: dict[str, list[int]] = {}
     for row in rows:
         if row.hint:

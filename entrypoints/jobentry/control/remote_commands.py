@@ -47,7 +47,7 @@ class RemoteCommands:
         self._workers = {name: worker for worker in workers for name in _names(worker.host)}
         self._lines = Lines()
         self._waiting: list[int] | None = []
-        # Read and write: so it never ends when an agent closes it.
+        # Opened for reading and writing, so that there is no end of file when an agent closes it.
         self._asks = os.open(where.agent_requests, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         loop.selector.register(self._asks, selectors.EVENT_READ, self._read_requests)
 
@@ -100,8 +100,8 @@ class RemoteCommands:
     def _find(self, host: str) -> RemoteWorker | None:
         """Return the worker with the name ``host`` in a host file.
 
-        The platform's or the user's own file may have longer names than the job (the MPI operator's
-        has), or addresses.
+        In the platform's or the user's own file, names may be longer than those of the job (as with
+        the MPI operator), or addresses.
         """
         short = host.partition(".")[0]
         if host in self._workers:
@@ -117,7 +117,7 @@ class RemoteCommands:
 
 
 def _names(host: str) -> set[str]:
-    """Open MPI 4.1 leaves out the domain of a host."""
+    """Return the names of a host; Open MPI 4.1 leaves out the domain."""
     return {host, host.partition(".")[0]}
 
 
@@ -184,7 +184,7 @@ def _user() -> pwd.struct_passwd:
     except KeyError:
         name, home = "%d" % os.geteuid(), os.environ.get("HOME", "/")
         user = pwd.struct_passwd((name, "x", os.geteuid(), os.getegid(), "", home, _SHELL))
-    # mpirun writes its commands for the user's own shell; one that runs none is no shell (nologin).
+    # mpirun writes commands for the user's own shell; nologin, for example, runs none.
     is_shell = os.path.basename(user.pw_shell) in _SHELLS and os.access(user.pw_shell, os.X_OK)
     return user if is_shell else pwd.struct_passwd((*user[:6], _SHELL))
 
@@ -194,7 +194,7 @@ def session_environment(
 ) -> dict[str, str]:
     """Return the environment of a command: what sshd gives to a session, and this node's paths.
 
-    With its TMPDIR a daemon of mpirun leaves nothing behind, as the folder goes with the job.
+    Its TMPDIR is removed with the job, so that mpirun's daemon leaves nothing behind.
     """
     session = {"USER": user.pw_name, "LOGNAME": user.pw_name, "SHELL": user.pw_shell}
     session["HOME"] = environ.get("HOME") or user.pw_dir

@@ -1,8 +1,8 @@
 """The head's view of a worker: found, connected, lost, found again, or dead.
 
-A connection that has ended says little: the node may be dead, or the network broken. So the head
-connects again at once. Where nothing listens any more, or another process does, the worker's entry
-has ended. Where nothing answers, the node is silent, and is waited for (``CLOUDJOB_STALL_S``).
+When a connection ends, the node may be dead or the network broken, so the head reconnects at once.
+If nothing listens there any more, or another process does, the worker's entry has ended. If nothing
+answers, the node is silent, and the head waits for it (``CLOUDJOB_STALL_S``).
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from jobentry.control.event_loop import NodeLoop
 from jobentry.control.listener import announced
 from jobentry.control.messages import Message
 
-# The pause before the next attempt while a worker comes up. It grows by half: a worker is found
-# after at most a third more than the time that it took to come up.
+# The pause before the next attempt while a worker comes up. It grows by half, so that finding a
+# worker takes at most a third longer than its start.
 _PAUSE_S = (0.02, 1.0)
 _GROWTH = 1.5
 # The pause between attempts to find a worker again, and to reach one that is silent.
 _AGAIN_S = 0.2
 _SILENT_AGAIN_S = 5.0
-# A worker is dead when nothing has listened there for the first time, or when its kernel has closed
-# the connection and no new one was possible for the second.
+# A worker counts as dead after the first time if nothing listens there, and after the second if its
+# kernel has closed the connection and no new one was possible.
 _DEAD_S = 1.0
 _CLOSED_S = 5.0
 
@@ -37,8 +37,8 @@ class RemoteWorker:
 
     Args:
         on_message: Called with each message of the worker.
-        on_lost: Called once a worker is given up that had answered, or that the backend reports to
-            have ended before it did; ``reason`` says why.
+        on_lost: Called with the ``reason`` when the head gives up a worker that had answered, or
+            one that ended before, as reported by the backend.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class RemoteWorker:
         self.has_left = False
         self.trouble = ""
         self.reason = ""
-        # How it ended before it had answered, if the backend reports that.
+        # How it ended before it had answered, if the backend has reported that.
         self.early_end: Failure | None = None
         self.clock_ahead_s = 0.0
         self.attempt = Attempt()
@@ -87,7 +87,7 @@ class RemoteWorker:
 
     @property
     def is_absent(self) -> bool:
-        """Whether the worker is not there: not yet, or no longer."""
+        """Whether the worker is not there yet, or no longer."""
         return self.is_gone or not self.is_ready
 
     @property
@@ -129,7 +129,7 @@ class RemoteWorker:
         self._later(_PAUSE_S[1])
 
     def tick(self, elapsed_s: float) -> None:
-        """Count time, about once a second, and look for a worker that has become silent."""
+        """Update the time, about once a second, and look for a worker that has become silent."""
         if self.is_gone:
             return
         self.link.tick(elapsed_s)
@@ -218,7 +218,7 @@ class RemoteWorker:
         self._pause_s = min(_GROWTH * self._pause_s, _PAUSE_S[1])
 
     def _disconnected(self, why: str) -> None:
-        """The connection has ended."""
+        """Handle the end of the connection."""
         if self.is_gone:
             return
         if why == connection.CLOSED:
@@ -246,7 +246,7 @@ class RemoteWorker:
             self.is_idle = True
         elif word == "left":
             self.trouble = values["trouble"]
-            # The worker waits for this: ended earlier, it could take its last message with it.
+            # The worker waits for this; if it ended earlier, its last message could be lost.
             self.send("bye")
             self.has_left = True
         self._message(self, message)

@@ -1,8 +1,8 @@
 """The run: the head starts the ranks, learns how each ends, and decides the job's outcome.
 
-mpirun starts while the workers come up (``start_early``); ``RemoteCommands`` holds its requests
-back, and a file holds back the ranks of the head, until all workers are there. A start that hangs
-is ended, and repeated once if no rank had started.
+mpirun starts while the workers come up (``start_early``). ``RemoteCommands`` holds back its
+requests, and a file holds back the ranks of the head, until all workers are there. A start that
+hangs is ended, and repeated once if no rank had started.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class Run:
         return self._launcher.start(self._plan.processes, self._plan.cwd)
 
     def _expect_rank(self) -> None:
-        """Expect the next rank soon: a start in which nothing happens hangs."""
+        """Limit the time until the next rank starts; after that, the start counts as hung."""
         patience_s = self._node.start_timeout_s
         if not self._plan.is_everywhere:
             patience_s = startup_timeout.patience_s(self._node.nodes, patience_s, self._attempt)
@@ -263,8 +263,8 @@ class Run:
     def _wait_for_reason(self, code: int) -> None:
         """Wait for a worker's report on its rank, or its loss, which can come after mpirun's end.
 
-        A worker whose connection has ended may be dead, which takes some seconds to find out:
-        mpirun notices at once, and would be blamed in its place.
+        If a worker's connection has ended, it takes some seconds to find out whether the worker is
+        dead. mpirun notices that at once, and would otherwise be blamed.
         """
         begun = time.monotonic()
         while True:

@@ -1,7 +1,7 @@
 """Detects whether mpirun hangs while it starts the ranks, and decides what to do. No I/O.
 
-Open MPI 5.0.11 hangs in its start-up now and then, and neither version ends a start that hangs by
-itself (experiments: a hung agent is waited for for ever, whatever its time-outs say).
+Open MPI 5.0.11 sometimes hangs while it starts, and neither version ends such a start by itself (in
+experiments, both waited for a hung agent forever, whatever their timeouts).
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ def hung(
     """Return the failure to report for a start that hangs.
 
     Args:
-        launch_end: The name of what starts the ranks.
-        node: The head's.
+        launch_end: The name of the process that starts the ranks.
+        node: The settings of the head.
         ranks: How many there should be.
         started: The ranks that have started, with their nodes.
-        waited_s: For how long no further one has.
+        waited_s: Seconds since the last rank started.
     """
     hosts, slots = node.hosts, node.slots
     text = "starting the ranks: %s started %d of %d and then hung for %g s" % (

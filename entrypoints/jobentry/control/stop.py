@@ -86,7 +86,7 @@ class Stop:
             self._end_within_grace(Outcome(code, "cancelled", failure))
 
     def time_is_up(self) -> None:
-        """Handle the end of the job's time."""
+        """Handle the time limit of the job."""
         message = f"time is up: the job ran for {self._node.timeout_s:g} s"
         code = exits.TIMED_OUT
         self._end_within_grace(Outcome(code, "timeout", Failure(exit_code=code, message=message)))

@@ -9,8 +9,8 @@ from typing import Mapping, NamedTuple, Sequence
 from jobentry.contract import exits
 from jobentry.contract.exits import Failure
 
-# A rank that fails closes its connections some milliseconds before it is gone. By then another
-# rank may have ended because of it, and the signal that this one caused may have reached it.
+# A failing rank closes its connections some milliseconds before it is gone. By then another rank
+# may have ended because of that, and the signal that followed may have reached the failing rank.
 _CLOSE_S = 0.1
 # An elastic job has recovered from failures that are older than this when it ends.
 _ROUND_S = 5.0
@@ -33,7 +33,7 @@ class Outcome(NamedTuple):
 
     @property
     def is_over(self) -> bool:
-        """Whether the job has run to its own end, so that nobody starts it again in place."""
+        """Whether the job has run to its own end, so that it is not restarted in place."""
         return self.cause in ("", "user", "timeout")
 
 
@@ -41,10 +41,10 @@ class RankEnd(NamedTuple):
     """How one rank ended.
 
     Args:
-        at_s: When, by the head's clock.
+        at_s: When it ended, by the head's clock.
         was_asked_to_end: Whether it had been asked to end.
         is_reported: Whether its wrapper reported it; False if the wrapper was killed.
-        failure: The report on it, also if its exit code is 0.
+        failure: The report on the rank, even if its exit code is 0.
     """
 
     at_s: float
@@ -60,7 +60,7 @@ class RankEnd(NamedTuple):
 
     @property
     def has_lost_connection(self) -> bool:
-        """Whether it looks like a rank that lost its connection to one that is about to end."""
+        """Whether it looks like a rank that lost its connection to one that was ending."""
         if self.failure.signal is not None:
             return False
         return self.is_ended_by_mpi or bool(_LOST_CONNECTION.search(self.failure.message))
@@ -72,12 +72,12 @@ class RankEnd(NamedTuple):
 
     @property
     def is_consequence(self) -> bool:
-        """Whether something else must have ended it."""
+        """Whether it must be the consequence of something else."""
         return self.is_ended_by_mpi or not self.is_reported
 
 
 class LaunchEnd(NamedTuple):
-    """How what starts the ranks ended: exit code (negative for a signal), and last lines."""
+    """How the process that starts ranks ended: exit code (negative for a signal) and last lines."""
 
     name: str
     code: int
@@ -123,10 +123,10 @@ def decide(
 
 
 def correction(outcome: Outcome, named: int | None) -> str:
-    """Return what the log lacks where it named another rank than the outcome does; else nothing.
+    """Return a correction for the log if it named another rank than the outcome, else "".
 
     Args:
-        named: The rank whose failure was heard of first.
+        named: The rank whose failure was reported first.
     """
     failure = outcome.failure
     if failure is None or None in (failure.rank, named) or failure.rank == named:
@@ -136,10 +136,10 @@ def correction(outcome: Outcome, named: int | None) -> str:
 
 
 def decide_elastic(ends: Mapping[int, RankEnd], driver: LaunchEnd) -> Outcome:
-    """Return how a job ended whose ranks may come and go: its driver knows whether it is done.
+    """Return how an elastic job ended; its driver knows whether the job is complete.
 
     Args:
-        ends: The ranks that have ended; what the driver got over is not a failure of the job.
+        ends: The ranks that have ended; a failure that the driver recovered from does not count.
     """
     if driver.code == 0:
         return Outcome(0)
@@ -149,10 +149,10 @@ def decide_elastic(ends: Mapping[int, RankEnd], driver: LaunchEnd) -> Outcome:
 
 
 def server_ended(server: LaunchEnd, node: int, host: str, have_started: bool) -> Outcome:
-    """Return how a job ended whose ranks have lost what served them.
+    """Return the outcome of a job in which a server of the ranks has ended.
 
     Args:
-        node: Where it was, with its name ``host``.
+        node: The node of the server; ``host`` is its name.
         have_started: Whether all ranks had started by then.
     """
     number = max(0, -server.code)
@@ -170,7 +170,7 @@ def server_ended(server: LaunchEnd, node: int, host: str, have_started: bool) ->
 
 
 def _daemon_lost(host: str, launch_end: LaunchEnd) -> Outcome:
-    """Return how a job ended whose mpirun lost its daemon on a node; 5.0.11 then returns 0."""
+    """Return the outcome of a job whose mpirun lost a daemon; 5.0.11 then returns 0."""
     code = launch_end.code if launch_end.code > 0 else exits.code_of_signal(9)
     message = f"{launch_end.name} lost its daemon there: was it killed, or the network cut?"
     failure = Failure(
@@ -196,7 +196,7 @@ def _all_well(
 
 
 def _first(ends: Mapping[int, RankEnd], launch_end: LaunchEnd) -> RankEnd | None:
-    """Return the end that all others follow from."""
+    """Return the end of the rank that all other ends follow from."""
     failed = {rank: end for rank, end in ends.items() if end.is_failure}
     if not failed:
         return _left_early(ends, launch_end, None)
@@ -213,7 +213,7 @@ def _first(ends: Mapping[int, RankEnd], launch_end: LaunchEnd) -> RankEnd | None
     return best
 
 
-# What mpirun prints of a daemon that is gone, in 4.1 and in 5.0.
+# What mpirun 4.1 and 5.0 print about a daemon that is gone.
 _LOST_DAEMON = re.compile(r"^\s*Remote daemon\s*: .* on node (\S+)", re.MULTILINE)
 # What 5.0 prints if it sees the end of the command that had started a daemon before the end of the
 # daemon's connection. It prints the same if the daemon never started, but then no rank runs there.
@@ -241,7 +241,7 @@ def _distance(end: RankEnd, earliest: float, *, is_victim: bool) -> int:
     # A script's own report, a signal or a code of its own says more than the library's code.
     if is_victim or end.is_ended_by_mpi:
         return _VICTIMS
-    # It may be a connection of the script's own, so with nobody else to blame it is the cause.
+    # It may be a connection of the script itself, so it is the cause if no other rank is to blame.
     if end.has_lost_connection:
         return 2
     if not end.was_asked_to_end:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from jobentry.staging.outputs import Outputs
 
 _TICK_S = 1.0
-# A worker that was itself suspended counts at most this much as the silence of the head.
+# If this worker was itself suspended, one tick counts at most this much silence of the head.
 _LONGEST_TICK_S = 3.0
 # A running head reconnects within this time after a connection was closed.
 _CLOSED_S = 3.0
@@ -134,7 +134,7 @@ class Worker:
         return self._loop.ranks.bad_end
 
     def attach(self, journal: Journal, outputs: Outputs | None) -> None:
-        """Keep ``journal``; let ``outputs`` know when ranks are ended, and when all have."""
+        """Write to ``journal``; notify ``outputs`` before ranks are ended and after all have."""
         self._journal = journal
         self._loop.keep(journal, self._paths)
         if outputs is not None:
@@ -171,7 +171,7 @@ class Worker:
         """Report to the head that this node is done, and any problem with its outputs.
 
         Returns when the head has confirmed it, or is gone: this node may end a moment later, and a
-        message that is still on its way would be lost with it.
+        message still on its way would be lost.
         """
         phases = [phase[:3] for phase in self._journal.phases]
         self._send("left", trouble=trouble, phases=phases)
@@ -234,14 +234,14 @@ class Worker:
             self._code = values["code"]
             self.is_over = values["is_over"]
             if values["reason"] and not self._loop.ranks.wrappers:
-                # Otherwise the job's log has the reason.
+                # Otherwise the reason is in the log of the job.
                 log_message(
                     "the head (%s) ends the job: %s" % (self._node.hosts[0], values["reason"])
                 )
         elif word == "launch":
             self._launch()
         elif word == "run-command":
-            # Of mpirun, to start its daemon here.
+            # A command of mpirun, to start its daemon here.
             self._commands.run(values["number"], values["command"])
         else:
             self._handle_for_ranks(word, values)
@@ -308,7 +308,7 @@ class Worker:
 
     def _signalled(self, number: int) -> None:
         if number in STOP_SIGNALS and os.getppid() != self._parent:
-            # The keeper that emulates this machine was killed; this is not a cancel.
+            # The process that emulates this machine was killed; this is not a cancel.
             self._has_head = False
             self._listener.close()
             self._link.detach()

@@ -17,7 +17,7 @@ from jobentry.log import log_message
 # Seconds before the first table of the nodes; the next follows when the wait has doubled.
 _LATE_S = 30.0
 _TICK_S = 1.0
-# A head that was itself suspended counts at most this much as the silence of others.
+# If the head was itself suspended, one tick counts at most this much silence of the workers.
 _LONGEST_TICK_S = 3.0
 
 
@@ -90,7 +90,7 @@ class WorkerPool:
         """Stop waiting for the workers that have not answered, if there are any.
 
         Args:
-            for_good: Whether workers that answer later are turned away.
+            for_good: Whether workers that answer later are rejected.
         """
         self._loop.drop("late")
         if self._is_late and not self.absent:
@@ -113,10 +113,10 @@ class WorkerPool:
         reason: str = "",
         silent_limit_s: float = float("inf"),
     ) -> list[RemoteWorker]:
-        """Send every worker how and why the job ended, and wait until each has left.
+        """Report to every worker how and why the job ended, and wait until each has left.
 
         Args:
-            silent_limit_s: A worker that has been silent for longer is not waited for.
+            silent_limit_s: Do not wait for a worker that has been silent for longer.
 
         Returns:
             The workers that have not confirmed that their outputs are stored.
@@ -231,13 +231,13 @@ def _row(worker: RemoteWorker, head: node_table.Row) -> node_table.Row:
 
 
 def _allow_open_files(workers: int) -> None:
-    """Raise the limit on open files where the connections to the workers need more.
+    """Raise the limit on open files if the connections to the workers need more.
 
-    The usual one, 1,024, ends at 384 workers. What this process starts inherits it, so jobs that do
-    not need it keep what they were given.
+    The usual limit, 1,024, is enough for 384 workers. Child processes inherit the limit, so it
+    stays as it is for jobs that need no more.
     """
     soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    # One each, and another while a silent worker is looked for. The rest is the node's.
+    # One for each worker, another while looking for a silent one; the rest is for the node itself.
     needed = 2 * workers + 256
     if soft != resource.RLIM_INFINITY and soft < needed:
         enough = needed if most == resource.RLIM_INFINITY else min(needed, most)
