@@ -58,7 +58,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    # The API is imported when it is used first, so that `import cloudjob` is cheap.
+    # The API is imported on first use, so that `import cloudjob` is cheap.
     if name not in __all__:
         raise AttributeError(f"module 'cloudjob' has no attribute {name!r}")
     from cloudjob import api

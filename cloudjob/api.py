@@ -157,9 +157,9 @@ def job_spec(
 
 
 def _written(value: Any, *, is_map: bool = False) -> Any:
-    """Return a value with numbers and booleans as the text that a job file has for them.
+    """Return a value with numbers and booleans as the text that a job file would contain.
 
-    What the value of a map contains is for a platform, and stays as it is.
+    Mappings inside a map are meant for the platform and stay unchanged.
     """
     if isinstance(value, bool):
         return str(value).lower()
@@ -247,8 +247,8 @@ def sweep(  # noqa: PLR0913 (each is a key of a call, as of submit)
 ) -> Sweep:
     """Submit one job for each combination of the values in ``sweep={"lr": [0.1, 0.01]}``.
 
-    Returns when the last job was submitted: at once if they all may run at the same time, else when
-    there is room for it. Ctrl-C leaves the submitted jobs running.
+    Returns when the last job was submitted: at once if all jobs may run at the same time, else when
+    there is room for the last one. Ctrl-C leaves the submitted jobs running.
 
     Args:
         resume: Submit the jobs that an interrupted call with the same arguments did not.
@@ -296,7 +296,7 @@ def attach(job: str, *, store: str = "") -> Job:
 
 
 def _stores(job: str, store: str) -> list[str]:
-    """Return the stores in which a job may be that is not in the records."""
+    """Return the stores to search for a job that is not in the records."""
     scheme, is_full, rest = job.partition("://")
     if store or not is_full:
         return [store] if store else []
@@ -309,7 +309,7 @@ def _stores(job: str, store: str) -> list[str]:
     spec = config.load(
         {}, job_file=None, cwd=Path.cwd(), environ=os.environ, needs_script=False
     ).spec
-    # As a submit chooses the store.
+    # The store that a submit would use.
     default = open_backend(backend, home(), dict(spec.section(backend))).store()[0]
     return [job_store(spec.store, default or store_uri(home()), spec.sections)]
 

@@ -8,9 +8,9 @@ CloudJobError            exit code 1
 |  +- ObjectMissing      4   there is no such object
 +- BackendError          5   the platform refused or cannot be reached
 |  +- NotAuthorised      5   it rejected the credentials or denied access
-|  +- Unreachable        5   it does not answer at the moment; running jobs go on
+|  +- Unreachable        5   it does not answer at the moment; running jobs continue
 |  +- Unanswered         5   no answer came, so the request may or may not have been carried out
-|  +- NotReady           5   .problems: everything that was found before the job was sent
+|  +- NotReady           5   .problems: every failed check before the job was sent
 |  +- JobNotFound        6
 +- RecordsError          1   the job records of this machine cannot be used
 +- WaitTimeout           1   a job did not end within the time that `Job.wait` was given
@@ -87,7 +87,7 @@ class Unreachable(BackendError):
 
 
 class Unanswered(BackendError):
-    """A request was sent, but without an answer it is unknown whether it was carried out."""
+    """A request was sent but not answered, so it may or may not have been carried out."""
 
 
 class NotReady(BackendError):

@@ -18,12 +18,12 @@ T = TypeVar("T")
 
 
 class Limits(NamedTuple):
-    """How long a request to a service may take.
+    """The time limits of a request to a service.
 
     Args:
-        total_s: For how long to try, in all.
-        answer_s: How long one response may take.
-        pause_s: The longest first pause between two tries; later ones grow to ``longest_pause_s``.
+        total_s: The limit for all attempts together.
+        answer_s: The timeout of one response.
+        pause_s: The upper limit of the first pause; it grows up to ``longest_pause_s``.
     """
 
     total_s: float = 60.0
@@ -42,16 +42,16 @@ def retried(
     *,
     sleep: Callable[[float], None] = time.sleep,
 ) -> T:
-    """Return what ``request`` returns; call it again while its error may be temporary.
+    """Return the result of ``request``; retry while its error may be temporary.
 
-    Each pause is random, so that clients that failed together do not return together.
+    Each pause is random, so that clients that failed together do not retry together.
 
     Args:
-        pause_s: Gets the error and the number of tries so far. Returns None if another try is
-            useless, else for how many seconds the service asks to wait, 0 if it does not say.
+        pause_s: Takes the error and the number of attempts so far. Returns None if a retry is
+            useless, else the seconds that the service asks to wait, 0 if it does not say.
 
     Raises:
-        CloudJobError: Of the last try.
+        CloudJobError: The error of the last attempt.
     """
     import tenacity
 
@@ -78,10 +78,10 @@ def retried(
 
 
 class WaitNotices:
-    """Logs why a command waits: what a service answered to a request that is repeated.
+    """Logs what a command is waiting for: the last error of a request that is retried.
 
     Args:
-        clock: Seconds on a clock that only goes forward.
+        clock: A monotonic clock in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -89,17 +89,17 @@ class WaitNotices:
         self._next_s = float("-inf")
 
     def report(self, since_s: float, found: str, then: str = "trying again") -> None:
-        """Log ``found`` if the wait is longer than 5 s, and then every 5 s.
+        """Log ``found`` after a wait of 5 s, and then every 5 s.
 
         Args:
-            since_s: When the wait began, on the clock.
-            then: What cloudjob does now.
+            since_s: When the wait began, by ``clock``.
+            then: What cloudjob does next.
         """
         now_s = self._clock()
         if now_s - since_s < FIRST_S or now_s < self._next_s:
             return
         self._next_s = now_s + _NEXT_S
-        # The import takes milliseconds, so only a command that waits makes it.
+        # The import takes milliseconds, so only a command that waits does it.
         import logging
 
         logging.getLogger("cloudjob").warning("%s; %s", found, then)
@@ -108,7 +108,7 @@ class WaitNotices:
 class Patience:
     """Limits how long a command that watches a job waits for a platform that does not answer.
 
-    The default is as long as a network stall may take: the job continues without the command.
+    The default covers a network outage of five minutes; the job continues without the command.
     """
 
     def __init__(self, limit_s: float = 300.0, pause_s: float = 0.5) -> None:
@@ -118,7 +118,7 @@ class Patience:
         self._notices = WaitNotices()
 
     def reset(self) -> None:
-        """Note that the platform has answered."""
+        """Restart the time limit, because the platform has answered."""
         self._since_s = None
 
     def pause(self, error: Unreachable) -> None:

@@ -25,7 +25,7 @@ def rfc3339(seconds: float) -> str:
 
 
 def local(text: str) -> str:
-    """Return a time of RFC 3339 as people here read it, to the second; other text as it is."""
+    """Return an RFC 3339 time in the local time zone, to the second; other text unchanged."""
     seconds = seconds_of(text)
     if not seconds:
         return text
@@ -33,7 +33,7 @@ def local(text: str) -> str:
 
 
 def seconds_of(text: str) -> float:
-    """Return the point in time that a text of RFC 3339 names; 0 when it is something else."""
+    """Return an RFC 3339 time in seconds since the epoch; 0 for any other text."""
     found = _RFC3339.fullmatch(text)
     if found is None:
         return 0.0

@@ -65,11 +65,11 @@ def load(
         flags: The options that were given, by key; text is read as in YAML, secrets are names with
             ``""`` or ``@FILE``.
         job_file: The file of ``--config``.
-        cwd: The folder that relative paths in options start from.
+        cwd: The folder to which paths in options are relative.
         environ: The source of secrets and of ``$CLOUDJOB_CONFIG``.
         copied: An origin and a job as ``masked`` returns it, to use instead of the project's and
-            the user's file. Its secrets are taken from ``environ`` by their names.
-        needs_script: False for ``config show``, which is useful before there is a script.
+            the user's file. Its secrets are read from ``environ`` by name.
+        needs_script: False for ``config show``, which works without a script.
 
     Raises:
         UsageError: a file cannot be read.
@@ -171,7 +171,7 @@ def _secret(name: str, place: str, environ: Mapping[str, str]) -> str:
         return environ[name]
     path = Path(place[1:])
     try:
-        # One byte more than allowed, so that the check of its size reports a larger file.
+        # One byte more than allowed, so that the size check reports a larger file.
         with path.open("rb") as file:
             data: bytes = file.read(MAX_WORD_BYTES + 1)
     except (OSError, ValueError) as error:
@@ -217,7 +217,7 @@ def _project(values: Mapping[str, Any], cwd: Path) -> _Project | None:
 
 
 def _may_be_sent(folder: Path) -> bool:
-    """Whether to send a folder that nobody named: not a home folder, /tmp or a system folder."""
+    """Whether a folder may be sent by default: not a home folder, /tmp or a system folder."""
     is_shared = bool(folder.stat().st_mode & stat.S_IWOTH)
     is_system = any(folder.is_relative_to(system) for system in _SYSTEM)
     own = Path.home().resolve()
@@ -225,7 +225,7 @@ def _may_be_sent(folder: Path) -> bool:
 
 
 def _relative(script: str, source: Path, cwd: Path) -> str:
-    """Return the script's path relative to the source, in a form that is never an option."""
+    """Return the script's path relative to the source, never starting with a dash."""
     if script.startswith("-"):
         return f"./{script}"
     if "\0" in f"{script}{source}":
@@ -234,7 +234,7 @@ def _relative(script: str, source: Path, cwd: Path) -> str:
         is_below = os.path.normpath(script).partition("/")[0] != ".."
         if (is_below and (source / script).exists()) or not (cwd / script).is_file():
             return script
-        # A path that was completed by a shell starts from the current folder.
+        # A path completed by a shell is relative to the current folder.
         return _inside(str(cwd / script), source) or script
     return _inside(script, source) or script
 

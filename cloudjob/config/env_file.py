@@ -1,4 +1,4 @@
-"""Files of variables, a ``NAME=VALUE`` a line."""
+"""Files of variables, one ``NAME=VALUE`` per line."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from cloudjob.model.text import given, one_line
 def read_env_file(path: str | Path, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of a file of ``NAME=VALUE`` lines, values taken literally.
 
-    A value in single quotes is what stands between them; in double quotes a backslash before
-    n, r, t, ", $ and backslash is an escape; either may span lines.
-    ``NAME`` alone takes its value from ``environ`` and is left out where it has none.
+    Text in single quotes is literal; in double quotes a backslash before n, r, t, ", $ or backslash
+    is an escape. Quoted values may span lines.
+    ``NAME`` alone takes its value from ``environ`` and is left out if it is not set there.
 
     Raises:
         UsageError: the file cannot be read.
@@ -66,7 +66,7 @@ def _assignment(lines: Sequence[str], number: int) -> tuple[str, str | None, int
         return name, rest if equals else None, number + 1
     for end in range(number + 1, len(lines) + 1):
         last = rest[1:] if end == number + 1 else lines[end - 1]
-        # Only a line with a quote can close one; trying every line takes time squared.
+        # Only a line with a quote can close one; trying every line takes quadratic time.
         value = _unquoted("\n".join([rest, *lines[number + 1 : end]])) if rest[0] in last else None
         if value is not None:
             return name, value, end

@@ -36,7 +36,7 @@ def files_of(
     if job_file is not None:
         job_path = cwd / job_file
         if job_path.absolute() == project.absolute():
-            files.pop()  # The same file once more would only report its problems twice.
+            files.pop()  # Reading the same file twice would report its problems twice.
         files.append(File(job_path, "job file", job_file, must_exist=True))
     return files
 

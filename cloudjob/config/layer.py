@@ -15,10 +15,10 @@ from cloudjob.model.validation import dotted, valid_part
 
 @dataclass(slots=True)
 class Layer:
-    """Values by key, as a job file has them.
+    """The values of one layer by key, in the form of a job file.
 
     Args:
-        folder: The folder that relative paths start from.
+        folder: The folder to which paths are relative.
         origins: Where each value was written, by its dotted key: ``--nodes``, ``job.yaml:3``.
         invalid: The keys that had an invalid value.
         is_named: Whether errors name the origin; for an option, the key is enough.
@@ -33,7 +33,7 @@ class Layer:
 
     def problem(self, key: str, what: str) -> str:
         """Return an error with the file and line that the value came from."""
-        # The items of a list may have no origin of their own.
+        # List items may have no origin of their own.
         origin = self.origins.get(key) or self.origins.get(key.partition("[")[0], "")
         place = f"{origin}: " if origin and self.is_named else ""
         return f"{place}{one_line(key)}: {what}"
@@ -76,7 +76,7 @@ def _keys(values: Mapping[str, Any], *location: str) -> Iterable[str]:
 def checked(layer: Layer) -> Layer:
     """Reduce a layer to its valid values, add its errors, and resolve its paths."""
     values = {**layer.values, **_named_secrets(layer)}
-    # Origins are in the order of the file, and so are the errors.
+    # Report errors in the order of the file, which is that of the origins.
     order = {key: number for number, key in enumerate(layer.origins)}
     values, wrong = valid_part(values)
     wrong.sort(key=lambda error: order.get(dotted(error[0]), len(order)))

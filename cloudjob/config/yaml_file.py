@@ -1,6 +1,6 @@
 """Read a YAML file as plain data with the line of each value.
 
-PyYAML composes the file's tree. Scalars stay the text that was written, so that YAML's own types
+PyYAML composes the file's tree. Scalars keep the text that was written, so that YAML's own types
 (``on``, ``1:30``, ``0123``) change no value; only keys that hold YAML for a platform get JSON's
 types.
 """
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from cloudjob.model.validation import Location
 
 MAX_DEPTH = 20
-# Aliases multiply: nine lines of nine aliases each expand to 387 million values. A rank table may
-# have a line for each of 10,000 nodes.
+# Nested aliases multiply: nine lines of nine aliases each expand to 387 million values. A rank
+# table may have a line for each of 10,000 nodes.
 MAX_VALUES = 20_000
 # The deepest location of a key: a name in a mapping in a section.
 _DEEPEST = 3
@@ -195,10 +195,10 @@ def _compose(text: str, file: File) -> Node | None:
 
 
 def _check_depth(events: Iterator[Any], file: File) -> None:
-    """Refuse what nests deeper than any job file does.
+    """Refuse a file that nests deeper than any job file does.
 
-    PyYAML's C half composes recursively: 100,000 brackets end the process with a segmentation
-    fault (PyYAML 6.0.3). Its events come one by one, so this stops in time.
+    PyYAML's C code composes recursively: 100,000 brackets end the process with a segmentation
+    fault (PyYAML 6.0.3). This check reads the events one by one, before the tree is composed.
     """
     from yaml.events import CollectionEndEvent, CollectionStartEvent
 

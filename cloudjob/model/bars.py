@@ -1,7 +1,7 @@
 """Progress bars in the log of a rank: carriage returns, and the cursor movements of nested bars.
 
 A nested bar, as tqdm writes it, begins on a new line and ends by moving the cursor up, where the
-outer bar is drawn next. So most lines of a log with nested bars are drawn over by the next one.
+outer bar is drawn next. So in a log with nested bars, most lines are overwritten by the next one.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ _UP = b"\x1b[A"
 
 
 def is_drawn_over(line: bytes) -> bool:
-    """Whether a line shows nested bars, which the next bar on a terminal would draw over."""
+    """Whether a line shows nested bars, which a terminal would overwrite with the next bar."""
     head, up, tail = line.rstrip(b"\r\n").rpartition(_UP)
     return bool(up) and b"\r" in head and (not tail or tail.startswith(b"\r"))
 
 
 def reduced(text: bytes) -> bytes:
-    """Return the part of a line that still shows, to which more may be appended."""
+    """Return the part of an unfinished line that is still visible; more may be appended to it."""
     body = text.rstrip(b"\r\n")
     end = text[len(body) :]
     head, up, tail = body.rpartition(_UP)
@@ -26,7 +26,7 @@ def reduced(text: bytes) -> bytes:
 
 
 def last_state(text: bytes) -> bytes:
-    """Return a line as a terminal shows it last, with its own end."""
+    """Return the final state of a line on a terminal, with the line's own ending."""
     text = reduced(text)
     if is_drawn_over(text):
         text = text.replace(_UP, b"")

@@ -1,4 +1,4 @@
-"""The values of a sweep and what is wrong with them. No I/O."""
+"""The values of a sweep and their checks. No I/O."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ NAME_RULE = r"[A-Za-z_][A-Za-z0-9_-]*"
 # The native states of jobs of a sweep that were not submitted.
 NEVER = "never submitted"
 WAITS = "waits for other jobs of the sweep"
-# The keys in which {NAME} stands for a value.
+# The keys in which {NAME} is replaced by a value.
 FILLED = ("args", "env", "inputs", "outputs")
 
 _PLACE = re.compile(rf"\{{({NAME_RULE})\}}")
 _RANGE = re.compile(r"(-?[0-9]{1,18})\.\.(-?[0-9]{1,18})(?:\.\.([0-9]{1,18}))?")
-# What is meant as a range, and is not a path such as ../data.
+# A text that is meant as a range, unlike a path such as ../data.
 _LIKE_RANGE = re.compile(r"(?=.*[0-9])[-+0-9.]*\.\.[-+0-9.]*")
-# A sweep's id ends like a job's; its jobs add a number, which has fewer letters.
+# A sweep's id ends in 8 letters or digits, like a job's; its jobs append a number of 1 to 4 digits.
 _JOB = re.compile(r"([a-z0-9][a-z0-9-]*-[a-z0-9]{8})-[0-9]{1,4}", re.ASCII)
 _ALLOWED = "allowed like 0.1,0.01 or 1..3, or a list"
 
@@ -43,13 +43,13 @@ def sweep_of(job: str) -> str:
 
 
 def unique_part(job: str) -> str:
-    """Return the end of a job's id that no other job has; the name before it may be long."""
+    """Return the part of a job's id after its name, which is unique among all jobs."""
     name, dash, _ = (sweep_of(job) or job).rpartition("-")
     return job[len(name + dash) :]
 
 
 def check_name(name: str) -> str:
-    """Return ``name`` if a sweep can have it; else raise ``ValueError``."""
+    """Return ``name`` if it is a valid name of a sweep's values; else raise ``ValueError``."""
     if not re.fullmatch(NAME_RULE, name):
         rule = "letters, digits, '_' and '-', a letter or '_' first"
         raise ValueError(f"is not a name for a sweep (given {given(name)}; allowed {rule})")
@@ -57,7 +57,7 @@ def check_name(name: str) -> str:
 
 
 def values_of(value: object) -> object:
-    """Return the values in a text such as ``0.1,0.01`` or ``1..3``; a list is what it holds."""
+    """Return the values in a text such as ``0.1,0.01`` or ``1..3``; a list is returned as it is."""
     if isinstance(value, str):
         value = [word for part in value.split(",") for word in _words(part.strip(), value)]
     if isinstance(value, (list, tuple)):
@@ -108,7 +108,7 @@ def filled(text: str, values: Mapping[str, str]) -> str:
 
 
 def conflicts(spec: JobSpec) -> Iterator[tuple[str, str]]:
-    """Yield what is wrong with the sweep of a job."""
+    """Yield each invalid key of a job's sweep, and why."""
     if not spec.sweep:
         return
     jobs = math.prod(map(len, spec.sweep.values()))
@@ -133,7 +133,7 @@ def _misused_names(spec: JobSpec) -> Iterator[tuple[str, str]]:
 
 
 def _shared_outputs(spec: JobSpec) -> Iterator[tuple[str, str]]:
-    """Yield the outputs of which one job would overwrite those of another."""
+    """Yield the outputs that several jobs would write to the same place."""
     several = {name for name, values in spec.sweep.items() if len(values) > 1}
     for name, uri in spec.outputs.items():
         missing = [f"{{{each}}}" for each in sorted(several - set(_PLACE.findall(uri)))]
@@ -146,7 +146,7 @@ def _shared_outputs(spec: JobSpec) -> Iterator[tuple[str, str]]:
 
 
 def _texts(spec: JobSpec) -> Iterator[str]:
-    """Yield each text in which values can stand."""
+    """Yield each text that may contain ``{NAME}``."""
     for key in FILLED:
         value = getattr(spec, key)
         yield from value.values() if isinstance(value, Mapping) else value

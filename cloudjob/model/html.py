@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def table(rows: Iterable[tuple[str, object]]) -> str:
-    """Return rows of a name and a value as a table; an empty value leaves its row out."""
+    """Return a table of names and values, without the rows whose value is empty."""
     cells = (
         f"<tr><th style='text-align:left'>{escape(name)}</th>"
         f"<td style='text-align:left'>{escape(str(value))}</td></tr>"

@@ -45,7 +45,7 @@ from cloudjob.model.types import (
 from jobentry.contract.env import RESTORES
 from jobentry.contract.launchers import AUTO, LAUNCHERS
 
-# A longer wait overflows the clocks of platforms and of Python; no platform lets a job live a year.
+# Longer waits overflow the timers of platforms and of Python; no platform runs a job for a year.
 _YEAR_MIN = 525_600
 _DAY_S = 86_400
 
@@ -173,12 +173,12 @@ class JobSpec(Values):
 
     @property
     def ranks_per_node(self) -> int:
-        """The ranks of each node; 1 while that is to be chosen."""
+        """The number of ranks of each node; 1 if it is not chosen yet."""
         return self.procs_per_node or 1
 
     @property
     def takes_command(self) -> bool:
-        """Whether the script is any command of the nodes, and not a file of the source."""
+        """Whether the script may be any command on the nodes, not only a file of the source."""
         return self.launcher in LAUNCHERS and LAUNCHERS[self.launcher].takes_command
 
     def section(self, name: str) -> Mapping[str, Any]:
@@ -205,13 +205,13 @@ OPTIONS: Mapping[str, Option] = MappingProxyType({
 
 
 def default_name(script: str) -> str:
-    """Return the job name a script gives: its stem, with what no platform accepts made ``-``."""
+    """Return a job name made from a script's stem, with ``-`` for characters platforms refuse."""
     last = script.rpartition("/")[2]
     stem = last.rpartition(".")[0] or last
     return re.sub(r"[^A-Za-z0-9_-]+", "-", stem).strip("-")[:64] or "job"
 
 
-# What records show without the values of secrets; the other keys of a job are read from records.
+# The keys that are masked for the records, because they may contain values of secrets.
 _TEXTS = ("args", "env", "sweep")
 
 
@@ -219,8 +219,8 @@ def masked(spec: JobSpec, hidden: Sequence[str] | None = None) -> dict[str, Any]
     """Return the job as plain JSON values with every secret as ``***``, and the given sections.
 
     Args:
-        hidden: What to mask in arguments and variables; by default the values of its secrets, also
-            those of variables with a name such as ``WANDB_API_KEY``.
+        hidden: The texts to mask in arguments and variables; by default the values of its secrets
+            and of variables with a name such as ``WANDB_API_KEY``.
     """
     hidden = hidden_texts(secret_values(spec.secrets, spec.env)) if hidden is None else hidden
     fields = JobSpec.model_fields

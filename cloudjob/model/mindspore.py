@@ -24,7 +24,7 @@ _ON_CPU = (NONE, "stand_alone", "data_parallel")
 
 
 def conflicts(spec: JobSpec) -> Iterator[tuple[str, str]]:
-    """Yield each key whose value MindSpore rules out together with others, and why."""
+    """Yield each key whose value MindSpore does not allow together with other keys, and why."""
     launcher, settings = LAUNCHERS.get(spec.launcher), spec.mindspore
     if spec.hardware_check != "off":
         yield from _hardware_conflicts(spec)

@@ -1,4 +1,4 @@
-"""What a long call reports while it works."""
+"""Progress reports of long calls."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def log_warnings(progress: Progress) -> None:
 
 
 def meter(kind: str, total_bytes: int, on_progress: OnProgress) -> Callable[[int], None]:
-    """Return a function that takes the bytes of each step, and reports the sum.
+    """Return a function that takes the number of bytes of each step and reports the total.
 
-    It may be called from any thread; ``on_progress`` is called by one thread at a time.
+    Any thread may call the function; ``on_progress`` is called by one thread at a time.
     """
     lock = threading.Lock()
     done_bytes = 0

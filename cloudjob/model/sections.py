@@ -27,10 +27,10 @@ from cloudjob.model.types import (
 from jobentry.contract import env
 
 _DAY_MIN = 1440
-# No platform lets a job live a year.
+# No platform runs a job for a year.
 _YEAR_MIN = 525_600
 
-# Nodes that fetch over a slow line bear less than a folder on this machine.
+# The limit is lower for nodes that download over a slow connection than for a local folder.
 _SOURCE_LIMIT = key(
     "The largest source folder to pack for this backend, in megabytes; 0 uses source_limit_mb.",
     0.0,

@@ -18,14 +18,15 @@ if TYPE_CHECKING:
     from cloudjob.model.job import JobSpec
 
 HINT = "put long values into a file of the source or into an input"
-# A quarter of the usual limit of the stack (execve(2)), 2 MiB, without room for the variables that
+# A quarter of the usual stack limit (execve(2)) is 2 MiB; the rest is room for the variables that
 # the image, the launcher and the platform add.
 MAX_PROGRAM_BYTES = 2_000_000
-# The terminating NUL and the pointer of each word.
+# The bytes of each word besides its text: the terminating NUL and a pointer.
 _EACH = 9
-# Of mpirun's command line for each variable of the job: ``-x NAME``.
+# The bytes that each variable of the job adds to mpirun's command line: ``-x NAME``.
 _OPTION = len("-x") + 2 * _EACH
-# Of the command with which horovod-elastic starts a rank on another node, beside its arguments.
+# The size of the command with which horovod-elastic starts a rank on another node, without the
+# rank's arguments.
 _COMMAND_BYTES = 8192
 _KEYS = {
     names.CLOUDJOB_ENV_NAMES: "env",
@@ -73,7 +74,7 @@ def _longest(sizes: Iterable[tuple[str, int]]) -> str:
 
 
 def _long_lists(submission: Submission) -> Iterator[str]:
-    """Yield the keys whose list for the entry is longer than one variable may be."""
+    """Yield the keys whose list is too long for one variable of the entry."""
     variables = env.write(submissions.node_env(submission, 0, ("localhost",)))
     for name, key in _KEYS.items():
         size = _size(f"{name}={variables.get(name, '')}")
@@ -82,7 +83,7 @@ def _long_lists(submission: Submission) -> Iterator[str]:
 
 
 def _long_command(submission: Submission) -> Iterator[str]:
-    """Yield the arguments if they do not fit into the one word that starts a rank elsewhere."""
+    """Yield the arguments if they exceed the one word that starts a rank on another node."""
     spec = submission.spec
     allowed = MAX_WORD_BYTES - _COMMAND_BYTES
     size = _size(shlex.join((spec.script, *spec.args)))

@@ -1,4 +1,4 @@
-"""What is known about a job on its way back: its state, and what ``status --json`` prints."""
+"""The status of a submitted job, and the JSON that ``status --json`` prints."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class JobState(str, Enum):
     CANCELLED = "CANCELLED"
     UNKNOWN = "UNKNOWN"
 
-    # Python 3.10 and 3.11 format a mixed-in enum differently; everybody prints the plain word.
+    # Python 3.10 and 3.11 format a mixed-in enum differently; this returns the plain word in both.
     def __str__(self) -> str:
         return self.value
 
@@ -29,7 +29,7 @@ class JobState(str, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """Why a job failed, as far as is known; what is not known is None."""
+    """Why a job failed; unknown details are None."""
 
     node: int | None = None
     host: str | None = None
@@ -52,11 +52,11 @@ class Code:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
-    """One part of what a node does; ``ended_at`` is None while it lasts.
+    """One phase of a node's work; ``ended_at`` is None until it has ended.
 
     Args:
-        done_bytes: How much of a transfer is done.
-        total_bytes: Its size; 0 if it is not known, or nothing is transferred.
+        done_bytes: The bytes transferred so far.
+        total_bytes: The size of the transfer; 0 if it is unknown, or nothing is transferred.
     """
 
     node: int
@@ -72,7 +72,7 @@ class JobStatus:
     """Everything known about one job; times are RFC 3339 UTC and None for what has not happened.
 
     Args:
-        native_state: The platform's own word, also where ``state`` is UNKNOWN.
+        native_state: The platform's own name of the state, also if ``state`` is UNKNOWN.
         cause: One of ``user entry platform cancelled timeout``; None until the job has failed.
     """
 
@@ -117,7 +117,7 @@ def to_json(status: JobStatus) -> dict[str, Any]:
 
 
 def from_json(values: dict[str, Any]) -> JobStatus:
-    """Return the status that ``to_json`` made these values of."""
+    """Return the status from the values that ``to_json`` returned."""
     failure, code = values["failure"], values["code"]
     changed = {
         "state": JobState(values["state"]),

@@ -23,7 +23,7 @@ class Code:
 
     Args:
         uri: Its descriptor.
-        digest: ``sha256:`` and 64 hex digits, of the tree.
+        digest: The digest of the tree: ``sha256:`` and 64 hex digits.
         layers: The URIs of its layers, from the oldest to the newest.
     """
 
@@ -37,11 +37,11 @@ class Submission:
     """A job made ready to send.
 
     Args:
-        job: The job's id, unique among all jobs, fit for a host name.
-        record_uri: Where the head leaves its record.
-        outputs: The output folders, each with the place where it is kept.
-        access: The variables with which an entry reaches the store: as secret as secrets, but not
-            meant for the ranks.
+        job: The job's id, unique among all jobs and valid in a host name.
+        record_uri: Where the head stores its record.
+        outputs: The output folders, each with the URI that it is stored at.
+        access: The variables with which an entry reaches the store: hidden like secrets, but not
+            passed to the ranks.
     """
 
     spec: JobSpec
@@ -53,14 +53,14 @@ class Submission:
 
     @property
     def hidden_names(self) -> tuple[str, ...]:
-        """The variables whose values nobody may see."""
+        """The variables whose values must not be shown."""
         return (*self.spec.secrets, *self.access)
 
 
 def prepare(
     spec: JobSpec, job: str, *, code: Code, record_uri: str, outputs_uri: str
 ) -> Submission:
-    """Return ``spec`` ready to send; an output without a place gets one below ``outputs_uri``."""
+    """Return ``spec`` ready to send; an output without a URI gets one below ``outputs_uri``."""
     return Submission(
         spec=spec,
         job=job,
@@ -101,7 +101,7 @@ def node_env(submission: Submission, node: int, hosts: tuple[str, ...]) -> NodeE
 
 
 def variables(submission: Submission, node: NodeEnv, *, home: str, address: str) -> dict[str, str]:
-    """Return the whole environment that ModelArts would give this node on a CPU flavor.
+    """Return the complete environment that ModelArts would give this node on a CPU flavor.
 
     Args:
         home: The home folder on the node.
@@ -123,7 +123,7 @@ def variables(submission: Submission, node: NodeEnv, *, home: str, address: str)
         "MA_VJ_NAME": job,
         "HOME": home,
     }
-    # The user's word is the last one, as on the platform, but nobody may rename the node.
+    # The user's values override the platform's, as on the platform, except for the node's names.
     spec = submission.spec
     strict = {names.CLOUDJOB_STRICT: "1"} if spec.strict == "true" else {}
     return {
@@ -136,8 +136,8 @@ def variables(submission: Submission, node: NodeEnv, *, home: str, address: str)
     }
 
 
-# For nodes that share one machine: each takes all processors for its own, and ranks that wait would
-# keep those from working that they wait for. Giving way costs next to nothing.
+# For nodes that share one machine: each counts all processors as its own, so ranks that wait would
+# take the processors from the ranks they wait for. Yielding costs next to nothing.
 ONE_MACHINE = MappingProxyType({"OMPI_MCA_mpi_yield_when_idle": "1"})
 
 
@@ -148,7 +148,7 @@ def host_names(submission: Submission) -> tuple[str, ...]:
 
 
 def show(submission: Submission) -> dict[str, Any]:
-    """Return ``submission`` as plain JSON values, secrets as ``***``."""
+    """Return ``submission`` as plain JSON values, with secrets as ``***``."""
     spec = submission.spec
     hidden = hidden_values(submission)
     return {
@@ -192,7 +192,7 @@ def _min_nodes(spec: JobSpec) -> int:
 
 
 def _mindspore(spec: JobSpec) -> MindSpore:
-    """Return MindSpore's settings; jobs of other frameworks have them only if the job file does."""
+    """Return MindSpore's settings; jobs of other frameworks have only those in the job file."""
     is_own = spec.launcher in LAUNCHERS and LAUNCHERS[spec.launcher].module == "mindspore"
     if not is_own and "mindspore" not in spec.sections:
         return MindSpore()
@@ -210,7 +210,7 @@ def _chosen(word: str) -> str:
 
 
 def _open_mpi(spec: JobSpec) -> OpenMpi:
-    """Return the options of mpirun, which users set as variables of the job."""
+    """Return the options of mpirun that users set as variables of the job."""
     return OpenMpi(
         bind_args=spec.env.get(names.OPENMPI_BIND_ARGS),
         x_args=spec.env.get(names.OPENMPI_X_ARGS),

@@ -1,4 +1,4 @@
-"""A job in a few words, as lists show it: for how long, and why."""
+"""The columns of a job list: age, duration, and why a job failed."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from cloudjob import times
 from cloudjob.model.status import Failure, JobState, JobStatus
 
 _MINUTE, _HOUR, _DAY = 60, 3600, 24 * 3600
-# Below this many seconds tenths matter.
+# Below this many seconds, tenths are shown.
 _SHORT_S = 10
 _UNITS = ((_DAY, "d", _HOUR, "h"), (_HOUR, "h", _MINUTE, "min"), (_MINUTE, "min", 1, "s"))
 
 
 def span(seconds: float) -> str:
-    """Return a span of time in its two largest units: ``4.2 s``, ``1 h 05 min``."""
+    """Return a duration in its two largest units: ``4.2 s``, ``1 h 05 min``."""
     whole = max(int(seconds), 0)
     if whole < _SHORT_S:
         return f"{max(seconds, 0):.1f} s"
@@ -34,7 +34,7 @@ def age(status: JobStatus) -> str:
 
 
 def duration(status: JobStatus) -> str:
-    """Return for how long a job has run or ran; empty if that is unknown."""
+    """Return how long a job has run or ran; empty if that is unknown."""
     if status.started_at is None or (status.ended_at is None and status.state.is_final):
         return ""
     end = times.seconds_of(status.ended_at) if status.ended_at else time.time()
@@ -42,7 +42,7 @@ def duration(status: JobStatus) -> str:
 
 
 def reason(status: JobStatus) -> str:
-    """Return why a job failed or is in no known state; empty where the state says it all."""
+    """Return why a job failed or its state is unknown; empty for all other states."""
     failure = status.failure
     if failure is None or not failure.message:
         return status.native_state if status.state is JobState.UNKNOWN else ""

@@ -1,4 +1,4 @@
-"""Texts in messages: values as given, suggestions, numbers with nouns, masked secrets."""
+"""Texts for messages: given values, suggestions, numbers with nouns, masked secrets."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MASK = "***"
 
 
 def masked(values: Mapping[str, str], names: Container[str]) -> dict[str, str]:
-    """Return variables with ``***`` for the values of those that are named."""
+    """Return variables with ``***`` for the values of the named ones."""
     return {name: MASK if name in names else value for name, value in values.items()}
 
 
@@ -30,7 +30,7 @@ def secret_values(secrets: Mapping[str, str], env: Mapping[str, str]) -> list[st
 
 
 def hidden_texts(values: Iterable[str]) -> list[str]:
-    """Return what ``hide`` masks for these secrets: each line of a value, also encoded."""
+    """Return the texts that ``hide`` masks for secrets: each line of a value, also encoded."""
     from jobentry.contract.masks import hidden_forms
 
     return [os.fsdecode(form) for form in hidden_forms(map(os.fsencode, values))]
@@ -48,7 +48,7 @@ def hide(value: Any, hidden: Sequence[str]) -> Any:
 
 
 def nearest(word: str, allowed: Iterable[str]) -> str:
-    """Return ``, did you mean 'x'?`` for the likeliest of ``allowed``, or nothing."""
+    """Return ``, did you mean 'x'?`` for the closest of ``allowed``; empty if none is close."""
     import difflib
 
     close = difflib.get_close_matches(word.lower().replace("-", "_"), list(allowed), n=1)
@@ -61,7 +61,7 @@ def counted(count: int, noun: str, plural: str = "") -> str:
 
 
 def size_text(size_bytes: int) -> str:
-    """Return a size for people: ``1.5 GB``, in powers of 1000 as everywhere in cloudjob."""
+    """Return a readable size, such as ``1.5 GB``, in powers of 1000 as everywhere in cloudjob."""
     size = float(size_bytes)
     for unit in ("bytes", "kB", "MB", "GB"):
         if size < 1000:
@@ -71,7 +71,7 @@ def size_text(size_bytes: int) -> str:
 
 
 def given(value: object) -> str:
-    """Return a value as a message shows it: on one line, and not the whole of a long one."""
+    """Return a value as a message shows it: on one line, and shortened if it is long."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 

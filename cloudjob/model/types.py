@@ -56,7 +56,7 @@ class Option:
     """The option that sets a key on the command line.
 
     Args:
-        const: The value that the option stands for, if it takes none itself.
+        const: The value that the option sets, if it takes no argument.
     """
 
     flag: str
@@ -79,7 +79,7 @@ class OneOf:
     def __get_pydantic_json_schema__(
         self, _schema: core_schema.CoreSchema, _handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
-        # An editor reads an unquoted true as a boolean; cloudjob reads the word.
+        # An editor reads an unquoted true as a boolean; cloudjob reads it as text.
         return {"enum": [{"true": True, "false": False}.get(word, word) for word in self.words]}
 
 
@@ -89,7 +89,7 @@ def key(description: str, default: Any = "", **limits: Any) -> Any:
 
 
 def shown(field: FieldInfo, value: object) -> object:
-    """Return a value as a user writes it: the word auto for a number that is chosen later."""
+    """Return a value as a user writes it: ``auto`` for a number that is chosen later."""
     extra = field.json_schema_extra
     return (
         extra["default"]
@@ -140,7 +140,7 @@ def check_text(value: str, shown: str = "") -> str:
     """Return ``value`` if Linux can pass it to a program.
 
     Args:
-        shown: The text as errors show it.
+        shown: How errors show the text.
 
     Raises:
         ValueError: Linux cannot pass it.
@@ -183,7 +183,7 @@ def _check_input(uri: str) -> str:
 
 
 def _check_output(uri: str) -> str:
-    # An empty one is the job's own folder in the store.
+    # An empty URI means the job's own folder in the store.
     return _check_uri(uri, STORE_SCHEMES) if uri else uri
 
 
@@ -201,7 +201,7 @@ def _check_uri(uri: str, schemes: tuple[str, ...]) -> str:
 def check_pattern(text: str) -> str:
     """Return ``text`` if it is a regular expression with a group; else raise ``ValueError``."""
     try:
-        # As bytes, like the lines that it is searched in: \u and (?u) are errors there.
+        # Compiled as bytes, like the lines that are searched: \u and (?u) are errors there.
         groups = re.compile(text.encode("utf-8", "surrogateescape")).groups
     except (re.error, RecursionError, OverflowError) as error:
         raise ValueError(
@@ -236,7 +236,7 @@ def _check_webhook(text: str) -> str:
     return text
 
 
-# YAML gives unquoted words types; cloudjob reads each as the text that was written.
+# YAML gives types to unquoted words; cloudjob reads each as the text that was written.
 _TEXT = {"type": ["string", "number", "boolean"]}
 _TEXT_OR_NULL = {"type": ["string", "number", "boolean", "null"]}
 _NAME = {"pattern": f"^(?!{'|'.join(RESERVED_PREFIXES)}){VARIABLE_RULE}$"}
@@ -249,7 +249,7 @@ def _ranks(value: object, check: ValidatorFunctionWrapHandler) -> int:
 
 Whole = Annotated[int, Field(strict=True), BeforeValidator(_whole)]
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False), BeforeValidator(_number)]
-# A whole number, or the word auto.
+# An integer, or ``auto``.
 Ranks = Annotated[
     Whole,
     WrapValidator(_ranks),
@@ -264,7 +264,7 @@ Webhook = Annotated[
     AfterValidator(_check_webhook),
     WithJsonSchema({"type": "string", "pattern": f"^(@.*|{VARIABLE_RULE})?$"}),
 ]
-# Any names to texts.
+# A mapping of any names to texts.
 Labels = Annotated[
     Mapping[Text, Text],
     AfterValidator(MappingProxyType),
@@ -299,13 +299,13 @@ Secrets = Annotated[
         }
     ),
 ]
-# Names of metrics to regular expressions with a group.
+# A mapping of metric names to regular expressions with a group.
 Patterns = Annotated[
     Mapping[Text, Annotated[Text, AfterValidator(check_pattern)]],
     AfterValidator(MappingProxyType),
     WithJsonSchema({"type": "object", "additionalProperties": _TEXT}),
 ]
-# Names to the values that they take in a sweep.
+# A mapping of names to their values in a sweep.
 SweepValues = Annotated[
     Mapping[
         Annotated[str, AfterValidator(grid.check_name)],

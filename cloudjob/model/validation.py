@@ -1,4 +1,4 @@
-"""Find and describe everything that is wrong with a job. No I/O."""
+"""Finds and describes every error in a job. No I/O."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from jobentry.contract.launchers import AUTO, LAUNCHERS
 Location = tuple[str | int, ...]
 
 MAX_RANKS = 100_000
-# The backends that do not end a job that has lost a node.
+# The backends on which a job continues after it has lost a node.
 ELASTIC_BACKENDS = ("process", "docker")
 
 
@@ -32,7 +32,7 @@ def validate(
     """Return the job that the valid values describe, and each wrong key with the reason.
 
     Args:
-        invalid: Keys whose values were already found invalid and are not among these.
+        invalid: Keys whose values were already found invalid and are not in ``values``.
     """
     values, wrong = valid_part(values)
     spec = JobSpec.model_validate(values)
@@ -65,7 +65,8 @@ def _errors(values: Mapping[str, Any]) -> list[tuple[Location, str]]:
 def _without(values: Mapping[str, Any], locations: Iterable[Location]) -> dict[str, Any]:
     """Return values without those at some locations; a list is removed as a whole.
 
-    So is a mapping with a name that is not UTF-8, because pydantic does not report it exactly.
+    A mapping with a name that is not UTF-8 is also removed as a whole, because pydantic does not
+    report its exact location.
     """
     inner: dict[str, list[Location]] = {}
     for first, *rest in locations:
@@ -139,8 +140,8 @@ def conflicts(spec: JobSpec, invalid: Set[str] = frozenset()) -> list[tuple[str,
     """Return the keys whose values contradict those of other keys, and why.
 
     Args:
-        invalid: Keys whose values were invalid, so that the job has their defaults; checks that
-            read one of them are skipped.
+        invalid: Keys that have their defaults because their values were invalid; checks that read
+            one of them are skipped.
     """
     return [
         found for check, keys in _CHECKS if not invalid & set(keys) for found in check(spec)
