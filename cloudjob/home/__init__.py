@@ -39,7 +39,7 @@ def home() -> Path:
 
 @contextmanager
 def writing(doing: str, path: Path) -> Iterator[None]:
-    """Turn an ``OSError`` while ``doing`` something below ``$CLOUDJOB_HOME`` into one line.
+    """Turn an ``OSError`` while ``doing`` something in ``$CLOUDJOB_HOME`` into a ``BackendError``.
 
     Raises:
         BackendError: The disk is full, or this user may not write there.
@@ -57,7 +57,7 @@ def make_home(folder: Path) -> None:
     """Create ``$CLOUDJOB_HOME`` with mode 0700, or check the existing folder.
 
     Raises:
-        BackendError: As ``private_folder``.
+        BackendError: See ``private_folder``.
     """
     with writing("making the folder for jobs", folder):
         private_folder(folder, is_ours=is_own_file(folder / _RECORDS))

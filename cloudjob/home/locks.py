@@ -1,8 +1,8 @@
 """Lock files of running processes: the kernel releases a lock however its process ends.
 
 They are locks of an open file (``F_OFD_SETLK``), so a child that inherits the descriptor shares
-the lock, and ``is_held`` tests a lock without taking it. Elsewhere than on Linux, ``flock`` tests
-a lock by taking a shared one for a moment, for which ``take`` waits.
+the lock, and ``is_held`` tests a lock without taking it. Other systems than Linux use ``flock``:
+a test takes a shared lock for a moment, and ``take`` waits for that.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LOCK = "lock"
 _NEW_S = 60.0
 # ``struct flock``: type, whence, start, length, process.
 _FLOCK = "hhqqi4x"
-# Seconds for which ``take`` waits where others may test the lock with ``flock``.
+# Seconds that ``take`` waits if another process may be testing the lock with ``flock``.
 _TESTED_S = 0.5
 
 
@@ -77,8 +77,8 @@ def is_held(path: Path) -> bool:
     """Whether a running process holds the lock; any number of processes may call this at once.
 
     Raises:
-        OSError: The file cannot be read, or its file system has no locks: whether the process is
-            running is not known.
+        OSError: The file cannot be read, or its file system has no locks, so it is unknown whether
+            the process is running.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

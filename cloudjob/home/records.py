@@ -33,7 +33,7 @@ CREATE INDEX jobs_by_creation ON jobs (created_at);
 CREATE INDEX jobs_by_name ON jobs (name, created_at);
 """
 
-# What turns a file of version 1 into one of version 2.
+# Upgrades a file of version 1 to version 2.
 _MIGRATION = """
 ALTER TABLE jobs ADD COLUMN home TEXT NOT NULL DEFAULT '';
 ALTER TABLE jobs ADD COLUMN submitted_by TEXT NOT NULL DEFAULT ''
@@ -94,7 +94,7 @@ class JobRecord(NamedTuple):
 _Jobs = list[JobRecord]  # inside the class below, ``list`` is a method
 
 _COLUMNS = ", ".join(JobRecord._fields)
-# SQLite keeps any value in any column, so a damaged one would have another type.
+# SQLite stores any type in any column, so a damaged value may have the wrong type.
 _NUMBERS = ("nodes", "procs_per_node", "code_size_bytes", "code_files")
 _READ = [
     f"CAST({name} AS {'INTEGER' if name in _NUMBERS else 'TEXT'})" for name in JobRecord._fields
@@ -198,7 +198,7 @@ class Records:
             return [JobRecord._make((*row, "")) for row in rows]
 
     def remove(self, job: str) -> None:
-        """Forget the job with exactly this id.
+        """Delete the record of the job with exactly this id.
 
         Raises:
             JobNotFound: No job has this id.

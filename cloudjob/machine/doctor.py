@@ -1,4 +1,4 @@
-"""Check whether a machine and a store can run jobs, with a hint for each gap."""
+"""Check whether a machine and a store can run jobs, with a hint for each problem."""
 
 from __future__ import annotations
 

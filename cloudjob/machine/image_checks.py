@@ -1,4 +1,4 @@
-"""Check what a container image lacks to run jobs: a probe runs in a container of it."""
+"""Find out what a container image lacks to run jobs, with a probe that runs in a container."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ fi
 
 
 def check_image(reference: str) -> list[Check]:
-    """Return the checks of an image, made in a container of it.
+    """Run the probe in a container of the image and return the checks.
 
     Raises:
         BackendError: The engine or the image cannot be used.

@@ -21,25 +21,25 @@ from jobentry.contract.paths import ENTRY
 
 REPOSITORY = "cloudjob"
 _LATEST = "latest"
-# What a tag may not contain, and how long it may be.
+# Characters that a tag may not contain, and its maximum length.
 _NO_TAG = re.compile(r"[^A-Za-z0-9_.-]")
 _LONGEST_TAG = 128
 # The labels of an image.
 INPUTS_LABEL = "cloudjob.inputs"
-# The stage of a build in which pip runs. With files of the user's it has a name of its own, and
-# nothing of it stays.
+# The label of the build stage in which pip runs. In a build with the user's files, this stage has a
+# unique name and is removed afterwards.
 _STAGE_LABEL = "cloudjob.stage"
 _OWN_STAGE = "build-"
-# A named stage that is older belongs to a build that was killed.
+# Age at which such a stage must belong to a build that was killed.
 _STALE_S = 24 * 3600.0
 _CA_BUNDLE = "images/ca.pem"
 _PIP_CONFIG = "images/pip.conf"
 _ENTRY = "cloudjob/jobentry.pyz"
-# Lines of the engine's own between those of the commands that it runs.
+# Text that marks the engine's own lines in the output of a build.
 _ENGINES_OWN = ("Step ", "--->", "Removing intermediate", "\x1b[0m")
 
 
-# Called with bytes so far, and bytes in all.
+# Called with the bytes so far and in total.
 Pulled = Callable[[int, int], None]
 
 
@@ -80,17 +80,17 @@ def build(
     tell: Callable[[str], None] = lambda _: None,
     pulled: Pulled = lambda _done_bytes, _total_bytes: None,
 ) -> Built:
-    """Build the image ``name`` unless it is there, and return it.
+    """Build the image ``name`` unless it exists, and return it.
 
-    ``latest`` is the image on the Dockerfile's own base, the base of that one included. An image on
-    another base gets a tag that names this base, and leaves ``latest`` where it is.
+    ``latest`` is the image on the Dockerfile's own base, which is built first if it is ours. An
+    image on another base gets a tag that names this base, and ``latest`` does not change.
 
     Args:
-        base: The image to begin with, instead of the Dockerfile's own.
+        base: The base image, instead of the Dockerfile's own.
         ca_bundle: A file of certificates that pip trusts during the build.
         pip_config: A pip configuration that is used during the build.
         tell: Called with each line of progress.
-        pulled: Called while the base is pulled, with the bytes so far and in all.
+        pulled: Called while the base is pulled, with the bytes so far and in total.
 
     Raises:
         BackendError: The engine cannot be reached, or the build failed.
@@ -107,7 +107,7 @@ def build(
 
 
 def tag_of_base(base: str) -> str:
-    """Return the tag of an image that begins with ``base``."""
+    """Return the tag of an image that is built on ``base``."""
     return f"on-{_NO_TAG.sub('-', base)}"[:_LONGEST_TAG]
 
 
@@ -130,8 +130,8 @@ def recipe_of(name: str, base: str = "") -> Recipe:
 def inputs(recipe: Recipe, base_id: str) -> str:
     """Return the hash of everything that goes into an image.
 
-    Neither the CA bundle nor the pip configuration counts: they say where packages come from, not
-    which, and nobody may guess at them by their hash.
+    The CA bundle and the pip configuration are left out: they determine where packages come from,
+    not which packages, and their hash would let others guess their contents.
     """
     digest = hashlib.sha256()
     parts = {"Dockerfile": recipe.dockerfile.encode("utf-8"), "BASE": base_id.encode("ascii")}
@@ -141,7 +141,7 @@ def inputs(recipe: Recipe, base_id: str) -> str:
 
 
 def context(recipe: Recipe, extra: Mapping[str, bytes]) -> bytes:
-    """Return the archive that the engine builds from, the same bytes for the same files."""
+    """Return the build context as an archive; the same files give the same bytes."""
     files = {**recipe.files, **extra, "Dockerfile": recipe.dockerfile.encode("utf-8")}
     return delivery.tar(
         Member(path, 0o755 if content.startswith(b"#!") else 0o644, content, is_users=False)
@@ -168,7 +168,7 @@ def _build(
         INPUTS_LABEL: digest,
         delivery.ENTRY_LABEL: delivery.entry_digest(),
     }
-    # Else the stage stays as it is: the next build of another image may begin with it.
+    # Without the user's files, the stage is kept, so that the next build can reuse it.
     stage = {"STAGE": _OWN_STAGE + os.urandom(8).hex()} if extra else {}
     try:
         with engine.translated(f"building {tag}"):
@@ -209,7 +209,7 @@ def _remove_image(client: Any, image: str) -> None:
         with engine.translated("removing the stage of the build that had your files"):
             client.remove_image(image)
     except BackendError as error:
-        # Another build may have found the same stale one.
+        # Another build may have removed the same stale stage.
         if engine.status_code(error) != engine.NOT_FOUND:
             raise
 
@@ -217,10 +217,10 @@ def _remove_image(client: Any, image: str) -> None:
 def _base(
     client: Any, recipe: Recipe, tell: Callable[[str], None], pulled: Pulled
 ) -> tuple[str, str]:
-    """Return name and id of the base image, which is built or pulled if it is missing."""
+    """Return the name and id of the base image, which is built or pulled if it is missing."""
     base = recipe.base
     if base == f"{REPOSITORY}/base:{_LATEST}" and recipe.name != "base":
-        # Our current one, which may differ from what was last built under this name.
+        # Our current base, which may differ from the image last built under this name.
         inner = _build(client, recipe_of("base"), {}, tell, pulled)
         _tag(client, inner, "base", _LATEST)
         return inner.tag, inner.id
@@ -255,7 +255,7 @@ def _image_id(client: Any, reference: str) -> str:
 
 
 def _counted(stream: Iterator[dict[str, Any]], pulled: Pulled) -> Iterator[dict[str, Any]]:
-    """Yield what the engine reports of a pull, and report the bytes of all layers together."""
+    """Yield the engine's reports about a pull, and report the total bytes of all layers."""
     layers: dict[str, tuple[int, int]] = {}
     for word in stream:
         layer, status = str(word.get("id")), word.get("status")
@@ -278,7 +278,7 @@ def _follow(stream: Iterator[dict[str, Any]], what: str, tell: Callable[[str], N
             words = [line for line in last if not line.startswith(_ENGINES_OWN)]
             tail = f": {words[-1]}" if words else ""
             raise BackendError(f"building {what}: {said}{tail}", hint=_hint([said, *last]))
-        # A download's progress comes many times a second; what it is about comes once.
+        # Leave out a download's progress, which the engine reports many times a second.
         text = str(word.get("stream") or ("" if "progress" in word else word.get("status", "")))
         for line in text.splitlines():
             if line.strip():

@@ -1,6 +1,6 @@
 """Packs the source folder of a job into layers, zip files that jobs share through a store.
 
-Start with ``pack.py``. ``scan`` decides which files go, by names, ``stat`` and ignore files alone;
+Start with ``pack.py``. ``scan`` decides which files to pack from names, ``stat`` and ignore files;
 ``layer`` reads the files that changed, searches them for secrets and writes one new layer;
 ``claims`` puts it into the store, and ``collection`` deletes the layers that no job needs.
 """

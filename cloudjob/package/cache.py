@@ -23,7 +23,7 @@ from cloudjob.package.tree import Seen
 from jobentry.contract.packages import Entry, Layer
 
 _FORMAT = 2
-# The clocks of file systems tick every few milliseconds, of FAT every two seconds.
+# The clocks of file systems tick every few milliseconds, that of FAT every two seconds.
 _TICK_NS = 2_000_000_000
 
 
@@ -33,7 +33,7 @@ class Known(NamedTuple):
     Args:
         layer: The number of the layer whose manifest lists it.
         holder: The number of the layer that holds a file's content.
-        seen: What ``stat`` returned for a file; None when that is not to be trusted.
+        seen: What ``stat`` returned for a file; None if it cannot be trusted.
         scanned: The version of the rules that found no secret in it; empty if not searched.
     """
 
@@ -61,8 +61,8 @@ class Memory(NamedTuple):
     """Everything remembered about one source; empty if it was never packed.
 
     Args:
-        entries: In the order of the bytes of their names.
-        digest: Of the tree.
+        entries: Sorted by the bytes of their names.
+        digest: The digest of the tree.
     """
 
     layers: tuple[KnownLayer, ...] = ()

@@ -57,7 +57,8 @@ def size(tree: Tree, limit_bytes: int) -> None:
     """Refuse a source over the limit, by the sizes that ``stat`` returned.
 
     Raises:
-        PackageError: With the ten largest paths, each written as the line that leaves it out.
+        PackageError: It is over the limit; the message lists the ten largest paths, each as the
+            line of an ignore file that leaves it out.
     """
     total = sum(entry.size_bytes for entry in tree.entries)
     if total <= limit_bytes:

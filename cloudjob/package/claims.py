@@ -1,20 +1,20 @@
 """Puts the layers of a package into a store, where jobs share them.
 
-A submit finds most of the layers that it needs in the store. So one cloudjob must not delete what
-another one relies on at that moment, and they see each other only through notes in the store. Each
-writes its note before it looks for those of others:
+A submit finds most of the layers that it needs in the store. So one cloudjob process must not
+delete a layer that another one is about to use, and processes coordinate only through notes in the
+store. Each process writes its own note before it reads the notes of others:
 
 - A submit puts a *claim* that names its layers, then looks for *sweeps*, then for the layers.
-- ``collection.collect`` puts a sweep that names what it is about to delete, then looks for claims,
-  then for jobs, and spares the layers that one of them needs.
+- ``collection.collect`` puts a sweep that names the layers it is about to delete, then looks for
+  claims, then for jobs, and spares the layers that one of them needs.
 
-Whoever writes second sees the note of the other, so no layer is both relied on and deleted. A
+The process that writes second sees the note of the first, so no layer is both used and deleted. A
 submit that finds a layer it needs in a sweep puts it under another key instead of waiting. The note
 of a killed process is ignored when it is a day old; a submit or a collection that takes nearly as
 long gives up.
 
-Before a submit reuses a layer, it compares its size and its manifest with what it knows. A node
-verifies the contents too, and marks a damaged layer; the next submit that needs it sends it again.
+Before a submit reuses a layer, it checks the layer's size and manifest. A node verifies the
+contents too, and marks a damaged layer; the next submit that needs the layer sends it again.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ SWEEPS = "sweeps/"
 NOTE_LIFETIME_S = 24 * 3600.0
 WORK_LIMIT_S = 20 * 3600.0
 
-# For how long a submit that failed or was cancelled tries to delete its claim.
+# Seconds that a failed or cancelled submit tries to delete its claim.
 _UNDO_S = 1.0
 
 
@@ -62,8 +62,8 @@ class Kept(NamedTuple):
     """The layers of a package that are in the store now.
 
     Args:
-        layers: What the package consists of, as its descriptor names it.
-        sent_bytes: How many bytes were sent, as they were not there before.
+        layers: The layers of the package, as its descriptor names them.
+        sent_bytes: How many bytes were sent because the store did not have them.
         sent_layers: How many layers were sent.
     """
 
@@ -76,7 +76,7 @@ class Claim:
     """A claim on layers: use it as a context manager until the job's descriptor is in the store.
 
     Args:
-        watch: Called with the number of bytes to send; returns what is called as they are sent.
+        watch: Called with the number of bytes to send; returns the callback for their progress.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Claim:
         """Make sure that the store holds the layers of a package, and claim them.
 
         Raises:
-            Missing: One that is not new is gone, damaged, or about to be deleted.
+            Missing: An old layer is gone, damaged, or about to be deleted.
             StoreError: The store refused.
         """
         self._write(package.layers)
@@ -129,10 +129,10 @@ class Claim:
         return Kept((*old, layer), layer.size_bytes, 1)
 
     def check(self) -> None:
-        """Check that others still respect the claim.
+        """Check that other processes still respect the claim.
 
         Raises:
-            StoreError: It is so old that they may not.
+            StoreError: The claim is so old that they may ignore it.
         """
         if time.monotonic() - self._begun_s > WORK_LIMIT_S:
             raise StoreError(
@@ -145,7 +145,7 @@ class Claim:
 
 
 def descriptor(package: CodePackage, layers: tuple[Layer, ...]) -> bytes:
-    """Return what ``code.uri`` holds."""
+    """Return the contents of the object at ``code.uri``."""
     return dump_descriptor(Descriptor(package.digest, package.files, package.size_bytes, layers))
 
 
@@ -173,7 +173,7 @@ def damaged_layers(store: ObjectStore) -> Iterator[str]:
 
 
 def _is_whole(store: ObjectStore, layer: Layer) -> bool:
-    """Whether the store holds a zip of this size with the manifest that it is named for.
+    """Whether the store holds a zip of this size whose manifest has the layer's digest.
 
     The contents are not read: a node verifies them, and marks a layer that is damaged.
     """
@@ -187,7 +187,7 @@ def _is_whole(store: ObjectStore, layer: Layer) -> bool:
 
 
 def note(keys: Iterable[str]) -> bytes:
-    """Return a claim or a sweep."""
+    """Return the contents of a claim or a sweep."""
     return json.dumps({"written_s": time.time(), "layers": sorted(keys)}).encode("ascii")
 
 
@@ -202,7 +202,7 @@ def noted(store: ObjectStore, prefix: str) -> set[str]:
 
 
 def stale_notes(store: ObjectStore) -> list[str]:
-    """Return the keys of the notes that processes left when they were killed."""
+    """Return the keys of the notes that killed processes left behind."""
     notes = [*_notes(store, CLAIMS), *_notes(store, SWEEPS)]
     return [key for key, age_s, _ in notes if age_s > NOTE_LIFETIME_S]
 

@@ -59,7 +59,7 @@ def collect(
         sweep = f"{claims.SWEEPS}{os.urandom(8).hex()}.json"
         try:
             store.put_bytes(claims.note(unneeded), sweep)
-            # Claims first: a submit deletes its claim only when its job is there to be seen.
+            # Claims first: a submit deletes its claim only once its job is in the store.
             unneeded -= claims.noted(store, claims.CLAIMS)
             unneeded -= _needed(store, keep_s, ended_at)
             for key in sorted(unneeded):
@@ -78,7 +78,7 @@ def collect(
 
 
 def _needed(store: ObjectStore, keep_s: float, ended_at: EndedAt) -> set[str]:
-    """Return the layers of all jobs that need theirs."""
+    """Return the layers of all jobs that still need their package."""
     keys = [key for key in store.list() if key.endswith(_CODE) and key.count("/") == 1]
     needed: set[str] = set()
     for key in keys:

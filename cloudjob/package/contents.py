@@ -1,4 +1,4 @@
-"""Reads from a store what a package contains, without its files."""
+"""Lists the contents of a package in a store without reading its files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from jobentry.contract.packages import (
 )
 from jobentry.contract.zip_layer import open_layer
 
-# Holds the manifest and the directory of most layers.
+# Bytes at the end of a layer; in most layers, they hold the manifest and the zip directory.
 _TAIL_BYTES = 64 * 1024
 
 
@@ -46,7 +46,7 @@ def open_stored(store: ObjectStore, layer: Layer) -> io.BufferedReader:
     """Open a layer in a store as a file; only the part that is read, near its end, is fetched.
 
     Raises:
-        FormatError: It has another size.
+        FormatError: The layer has another size.
     """
     return io.BufferedReader(_StoredLayer(store, layer))
 

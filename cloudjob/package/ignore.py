@@ -1,8 +1,8 @@
 """Ignore files: the lines of ``.gitignore`` and ``.cloudjobignore``, read as git reads them.
 
-pathspec turns a line into a regular expression; which file decides, and whether a folder above is
-left out already, is git's order and implemented here. A line applies to a path itself and not to
-what lies below: the scan never enters a folder that is left out.
+pathspec turns a line into a regular expression. The rules for which file takes precedence, and
+whether a parent folder is already left out, are those of git and implemented here. A line applies
+to a path itself and not to the paths below: the scan never enters a folder that is left out.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Decision(NamedTuple):
     """The effect of one line of an ignore file on a path.
 
     Args:
-        rule: The file, its line's number, and the line.
-        is_named: Whether it keeps a path that it spells out.
+        rule: The file, the line's number, and the line.
+        is_named: Whether the line keeps a path that it names in full.
     """
 
     ignores: bool
@@ -107,8 +107,8 @@ def outer(source: str) -> tuple[Rules, ...]:
     """Return the rules of git from outside the source, lowest precedence first.
 
     They are the user's own (``core.excludesFile``), ``.git/info/exclude``, and the ``.gitignore``
-    of each folder above, up to the top of the repository that the source lies in. When these leave
-    out the source itself, as a folder of results for instance, they say nothing about its files.
+    of each folder above, up to the top of the repository that the source lies in. If they leave out
+    the source itself, for instance as a folder of results, they do not apply to its files.
 
     Raises:
         OSError: One of them cannot be read.
@@ -133,7 +133,7 @@ def outer(source: str) -> tuple[Rules, ...]:
 
 
 def of_repository(folder: str, prefix: str) -> Rules:
-    """Return ``info/exclude`` of a repository whose top is a folder of the source."""
+    """Return the rules in ``info/exclude`` of a repository whose top is a folder of the source."""
     path = _info_exclude(folder)
     return Rules(path, _read(path), prefix=prefix)
 
@@ -152,7 +152,7 @@ def _is_left_out(found: list[tuple[Rules, int]], segments: tuple[str, ...]) -> b
     return False
 
 
-# ---- where git's rules lie -----------------------------------------------------------------------
+# ---- where git's rules are -----------------------------------------------------------------------
 
 
 def _top(source: str) -> str | None:
@@ -216,7 +216,7 @@ def _lines(data: bytes) -> Iterator[_Line]:
         return
     from pathspec.patterns.gitignore.spec import GitIgnoreSpecPattern  # 25 ms
 
-    # A byte order mark and carriage returns mean nothing.
+    # Ignore a byte order mark and carriage returns.
     text = os.fsdecode(data.removeprefix(b"\xef\xbb\xbf")).replace("\r\n", "\n")
     for number, line in enumerate(text.split("\n"), 1):
         try:
@@ -240,7 +240,7 @@ def _spec(lines: Sequence[_Line]) -> GitIgnoreSpec:
 def _applies(line: _Line, path: str) -> bool:
     """Whether a line matches exactly this path; a folder's path ends with ``/``.
 
-    For pathspec it applies to what lies below a folder too, and ``a/**`` to ``a/``; not for git.
+    pathspec also applies a line to the paths below a folder, and ``a/**`` to ``a/``; git does not.
     """
     regex = line.pattern.regex
     assert regex is not None, "lines that are not patterns are left out"

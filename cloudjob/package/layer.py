@@ -50,10 +50,10 @@ class Made(NamedTuple):
 
 
 def make(job: Job) -> Made:
-    """Write what has changed as one layer, or the whole tree if the old layers are not worth it.
+    """Write the changes as one layer, or the whole tree if the old layers are not worth keeping.
 
     Raises:
-        ChangedError: A file is not what it was when the source was scanned.
+        ChangedError: A file has changed since the source was scanned.
         PackageError: A file cannot be read, the layer cannot be written, or there are secrets.
     """
     made = _make(job)
@@ -107,10 +107,10 @@ class _Change:
         self.new_bytes = layer.content_bytes + _ROW_BYTES * len(self.names)
 
     def absorb(self, kept: int) -> None:
-        """Store contents again that only the layers from number ``kept`` on contain.
+        """Store the contents again that exist only in layers from number ``kept`` on.
 
         Raises:
-            ChangedError: A file is not what it was when the source was scanned.
+            ChangedError: A file has changed since the source was scanned.
         """
         for seen, entry in zip(self._job.tree.entries, self.entries, strict=True):
             is_held = entry.kind == FILE and self.holders.get(entry.digest, -1) >= kept
@@ -119,7 +119,7 @@ class _Change:
                 raise changed(self._job.tree.source, seen.name)
 
     def is_listed(self, entry: Entry, kept: int) -> bool:
-        """Whether the manifest of the new layer has a row for it."""
+        """Whether the manifest of the new layer has a row for this entry."""
         return entry.name in self.names or self._before[entry.name].layer >= kept
 
     def listed_in(self, entry: Entry) -> int | None:
@@ -214,7 +214,7 @@ def _checked(job: Job, findings: Sequence[Finding]) -> frozenset[str]:
     """Return the names of files with findings that the user permits.
 
     Raises:
-        PackageError: There are others.
+        PackageError: The user does not permit all findings.
     """
     refused = [finding for finding in findings if not job.allows(finding)]
     if refused:

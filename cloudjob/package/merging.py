@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-# Bytes that an edit may send again beside the edited files.
+# Bytes that an edit may send again besides the edited files.
 _CHEAP_BYTES = 48 * 1024
 _MOST_LAYERS = 12
 # Fewer dead bytes than this are not worth sending everything again.

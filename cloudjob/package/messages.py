@@ -14,7 +14,7 @@ CLOUDJOBIGNORE = ".cloudjobignore"
 
 
 class ChangedError(PackageError):
-    """A file is not what it was when the source was scanned."""
+    """A file has changed since the source was scanned."""
 
 
 def shown(path: str | Path) -> str:

@@ -1,4 +1,4 @@
-"""Packs a source folder: what the store does not have yet becomes one new layer."""
+"""Packs a source folder: the contents that the store lacks become one new layer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cloudjob.package.secrets import Searcher
 from cloudjob.package.tree import FILE, LeftOut, Tree
 from jobentry.contract.packages import Layer, tree_digest
 
-# Each line is a path pattern as in .gitignore; a [rule] before it limits it to that rule.
+# Each line is a path pattern as in .gitignore; a [rule] in front limits the line to that rule.
 ALLOW_FILE = ".cloudjob-secrets-allow"
 
 # An editor may be saving a file at this moment; if it keeps changing, the error names it.
@@ -32,7 +32,7 @@ class CodePackage(NamedTuple):
         layers: From the oldest to the newest.
         left_out: The paths of the source that are not in the package, and why.
         new: The file of the newest layer; None if nothing has changed.
-        memory: What to remember for the next pack, once the layers are in the store.
+        memory: The memory for the next pack, valid once the layers are in the store.
         is_remembered: Whether ``memory`` is the one that was passed in.
     """
 
@@ -73,7 +73,7 @@ def pack(
 
     Raises:
         PackageError: The source cannot be read, is too large, keeps changing, contains secrets or
-            links that leave it, or lacks ``script``, if one is named.
+            links that point outside it, or lacks ``script``, if one is named.
     """
     for attempt in range(1, _ATTEMPTS + 1):
         now_ns = time.time_ns()

@@ -15,10 +15,10 @@ _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def pieces(source: Path, entry: SourceEntry) -> Iterator[bytes]:
-    """Yield the content of a file, which is verified only when the last piece was read.
+    """Yield the content of a file, which is verified only once the last piece is read.
 
     Raises:
-        ChangedError: The file is not what it was when the source was scanned.
+        ChangedError: The file has changed since the source was scanned.
         PackageError: It cannot be read.
     """
     rest = entry.size_bytes

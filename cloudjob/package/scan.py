@@ -66,11 +66,11 @@ def scan(
     home: Path | None = None,
     follow_links: bool = False,
 ) -> Tree:
-    """Decide what of ``source`` goes into the package, reading only stat and ignore files.
+    """Decide which paths of ``source`` to pack, reading only ``stat`` and ignore files.
 
     Args:
         source: The user's folder.
-        besides: A path that is never part of the package, even when it lies in the source.
+        besides: A path that is never part of the package, even if it is in the source.
         home: ``$CLOUDJOB_HOME``, which is never part of the package either.
         follow_links: Pack what links outside the source point to, instead of refusing them.
 
@@ -92,7 +92,7 @@ class Explained(NamedTuple):
         path: Relative to the source; a folder's ends with ``/``.
         goes: Whether it is in the package.
         rule: The line, as ``FILE:LINE: TEXT``, or the default that decided.
-        decided_at: The folder above that is left out as a whole; else ``path`` itself.
+        decided_at: The parent folder that is left out as a whole; else ``path`` itself.
     """
 
     path: str
@@ -145,7 +145,7 @@ def _name(source: Path, path: str) -> str:
 
 
 def covers(left_out: str, name: str) -> bool:
-    """Whether a path that is left out is ``name``, or a folder above it."""
+    """Whether the left-out path is ``name`` or one of its parent folders."""
     return left_out.rstrip("/") == name or (left_out.endswith("/") and name.startswith(left_out))
 
 
@@ -214,7 +214,7 @@ class _Verdict(NamedTuple):
     Args:
         reason: Why it is left out; empty if it is packed.
         kept_by: The line that keeps it, when there is one.
-        is_named: Whether that line spells it out.
+        is_named: Whether that line names the path in full.
     """
 
     reason: str = ""
@@ -316,10 +316,10 @@ class _Walker:
     ) -> Iterable[_Folder]:
         """Keep a link to a target inside the source; refuse or follow any other.
 
-        It must stay inside by where it really points, and by its text as well: the other machine
-        may lack the folders that lead it back.
+        Both its real target and its text must stay inside the source: the other machine may lack
+        the folders through which a text leaves the source and returns to it.
         """
-        target = os.readlink(child.path)  # noqa: PTH115 (a Path would tidy the target up)
+        target = os.readlink(child.path)  # noqa: PTH115 (a Path would normalise the target)
         real = os.path.realpath(child.path)
         if folder.trail or not _is_inside(real, self._root):
             if self._follow_links:
@@ -359,8 +359,8 @@ class _Walker:
 def _judge(name: str, child: os.DirEntry[str], is_folder: bool, in_force: _InForce) -> _Verdict:
     """Decide about one path: ``.cloudjobignore`` first, then defaults, ``.gitignore``, secrets.
 
-    ``!keep.py`` there takes back what ``.gitignore`` says. Only a line that spells a name out
-    takes back a default or a secret: ``!*.py`` must not include caches and keys.
+    ``!keep.py`` there overrides ``.gitignore``. Only a line that names a path in full overrides a
+    default or a secret: ``!*.py`` must not include caches and keys.
     """
     own = _last_decision(in_force.own, name, is_folder)
     if own and (own.ignores or own.is_named):
@@ -395,7 +395,7 @@ def _default_reason(child: os.DirEntry[str], is_folder: bool) -> str:
         return f"left out by default: {child.name}"
     if child.name.endswith(".pyc"):
         return "left out by default: *.pyc"
-    # Through a link too: a virtual environment is of no use on another machine.
+    # Also through a link: a virtual environment is of no use on another machine.
     if is_folder or child.is_symlink():
         marker = posixpath.join(child.path, "pyvenv.cfg")
         if os.path.isfile(marker):  # noqa: PTH113 (a Path raises where it may not look)

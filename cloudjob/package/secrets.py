@@ -3,7 +3,7 @@
 The rules are those of detect-secrets that match a known format of keys (not the ones that guess
 from words or randomness), and our own for formats it lacks. Python's ``re`` would take most of a
 minute to search a hundred megabytes for all of them. Hyperscan takes a twentieth of a second, but
-reports only that there may be something; the rules themselves then decide.
+reports only that there may be a secret; the rules themselves then decide.
 """
 
 from __future__ import annotations
@@ -259,7 +259,7 @@ def _loaded(compiled: bytes) -> Any:
     import hyperscan
 
     engine = hyperscan.loadb(compiled, mode=hyperscan.HS_MODE_BLOCK)
-    # Each has its own scratch space, as two threads must not share one.
+    # Each engine has its own scratch space, as two threads must not share one.
     engine.scratch = hyperscan.Scratch(engine)
     return engine
 
@@ -285,7 +285,7 @@ def _compiled() -> bytes:
 
 
 def allowed(text: bytes) -> Allows:
-    """Return a function that tells whether the file of allowed findings permits one.
+    """Return a function that checks whether the file of allowed findings permits a finding.
 
     A line is a pattern of paths as in ``.gitignore``; after ``[rule]`` it allows that rule only.
     """
@@ -320,7 +320,7 @@ _FILES = re.compile(
     r"|kubeconfig(?:\.ya?ml)?|.*\.kubeconfig",
     re.DOTALL,
 )
-# No other name can match the above, and this is faster.
+# Only names with these beginnings, and *.kubeconfig, can match the above; this check is faster.
 _BEGINNINGS = (".env", "id_", ".netrc", "_netrc", ".pypirc", ".git-", ".obs", "cred", "kubec")
 _KEY_SUFFIXES = (".pem", ".key")
 _KEY_LIMIT_BYTES = 1024 * 1024

@@ -22,7 +22,7 @@ _MODULES = {
 
 
 def full_uri(uri: str, sections: Mapping[str, Mapping[str, object]]) -> str:
-    """Return ``uri`` with the options of its scheme's section, so that it can be opened without it.
+    """Return ``uri`` with the options of its scheme's section, so that it is complete.
 
     The URI's own options take precedence. Credentials are never among the options.
     """
@@ -45,7 +45,7 @@ def job_store(own: str, default: str, sections: Mapping[str, Mapping[str, object
     """Return the URI of a job's store.
 
     Args:
-        own: The store that the job names; it gets what it leaves out from its section, then from
+        own: The store that the job names; missing options come from its section, then from
             ``default``. Empty if the job names none.
         default: The store of the job's platform.
     """

@@ -88,12 +88,12 @@ class Signer(Protocol):
     """A store that can grant access to single objects for a limited time."""
 
     def sign(self, method: str, key: str, limit_s: int) -> str:
-        """Return a URL at which anybody may ``method`` the object for ``limit_s`` seconds."""
+        """Return a URL that lets anyone ``method`` the object for ``limit_s`` seconds."""
 
 
 @runtime_checkable
 class Expiring(Protocol):
-    """A store whose keys may be temporary."""
+    """A store whose access keys may be temporary."""
 
     def keys_end_at(self) -> float:
-        """Return when its keys expire, in seconds since 1970; 0 for never or unknown."""
+        """Return when its access keys expire, in seconds since 1970; 0 for never or unknown."""

@@ -161,7 +161,7 @@ class DirectoryStore:
             waiting += [name for name in below if name.startswith(prefix)]
 
     def _unfinished(self) -> Iterator[Path]:
-        """Yield the temporary files that killed writers left."""
+        """Yield the temporary files that killed writers left behind."""
         waiting = [""]
         while waiting:
             folder = waiting.pop()

@@ -36,7 +36,7 @@ def start_call(function: Callable[[], _R]) -> Future[_R]:
 def call_with_timeout(limit_s: float, function: Callable[[], _R]) -> _R:
     """Call ``function`` in a thread and return its result, waiting at most ``limit_s``.
 
-    After a timeout the call goes on.
+    After a timeout, the call keeps running in its thread.
 
     Raises:
         TimeoutError: The function has not returned in time.
@@ -59,7 +59,7 @@ def in_parallel(
 ) -> list[_R]:
     """Return the result of ``function`` for each item, in the order of the items.
 
-    After a failure no further calls start; it is raised when the running ones have ended.
+    After a failure, no further calls start; the error is raised when the running calls have ended.
 
     Args:
         abort: Called on Ctrl-C to end the running calls at once.
@@ -96,8 +96,8 @@ def consume_in_parallel(
 ) -> None:
     """Call ``function`` in threads for each item as the iterator yields it.
 
-    Items go to a thread in batches, as handing one over can cost more than the call. The first
-    failure is raised, at the latest when all calls that have started have ended.
+    Threads take items in batches, as passing a single item can cost more than the call. The first
+    failure is raised, at the latest when all started calls have ended.
     """
 
     def call_each(batch: list[_T]) -> None:

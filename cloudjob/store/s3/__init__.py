@@ -178,11 +178,11 @@ class S3Store:
         return {name: value for name, value in variables.items() if value}
 
     def keys_end_at(self) -> float:
-        """Return when its keys expire, in seconds since 1970; 0 for never or unknown."""
+        """Return when its access keys expire, in seconds since 1970; 0 for never or unknown."""
         return self._connection.keys_end_at()
 
     def sign(self, method: str, key: str, limit_s: int) -> str:
-        """Return a URL at which anybody may ``method`` the object for ``limit_s`` seconds.
+        """Return a URL that lets anyone ``method`` the object for ``limit_s`` seconds.
 
         A URL signed with temporary credentials expires with them, if that is earlier.
         """
@@ -229,7 +229,7 @@ class S3Store:
 
     @contextmanager
     def _request(self, verb: str, key: str) -> Iterator[dict[str, str]]:
-        """Check a key and yield where boto3 finds the object; translate errors of boto3."""
+        """Check a key, yield boto3's parameters for the object, and translate errors of boto3."""
         bucket_uri.check(verb, key)
         with errors.translated(f"{verb} {key} in {self._uri.root}", self._uri):
             yield self._object(key)
@@ -252,8 +252,8 @@ class S3Store:
         from botocore.exceptions import IncompleteReadError, ResponseStreamingError
         from urllib3.exceptions import HTTPError, ProtocolError
 
-        # ``Retries`` decides until the headers have arrived, but not when the body breaks off: of
-        # an object, or of an error response, where botocore leaves the exception as it is.
+        # ``Retries`` covers a request until its headers have arrived. The body of an object may
+        # still break off, or that of an error response, whose exception botocore does not wrap.
         with self._request("get", key) as where:
             for _ in range(_READ_ATTEMPTS - 1):
                 with suppress(ProtocolError):

@@ -81,7 +81,7 @@ class Connection(NamedTuple):
         """Return when the credentials expire, in seconds since 1970; 0 for never or unknown."""
         if self.keys:
             return times.seconds_of(self.keys.expires_at) if self.keys.token else 0.0
-        # boto3 knows when keys expire that it gets itself: from SSO, a role or credential_process.
+        # boto3 knows when keys from SSO, a role or credential_process expire.
         self.credentials.get_frozen_credentials()
         known = getattr(self.credentials, "_expiry_time", None)
         return float(known.timestamp()) if known else 0.0
@@ -167,7 +167,7 @@ def connect(uri: BucketUri, environ: Mapping[str, str], retries: Retries) -> Con
         credentials = session.get_credentials()
         found = _endpoint(uri, environ, session)
         obs = {"payload_signing_enabled": False} if uri.is_obs else {}
-        # OBS stores checksums that it does not know as part of the object.
+        # OBS stores a checksum that it does not support as part of the object.
         checksums = "when_required" if uri.is_obs else None
         client = session.client(
             "s3",
@@ -201,7 +201,7 @@ def _unusable(uri: BucketUri, found: str) -> StoreError:
 
 
 def _keys(uri: BucketUri, environ: Mapping[str, str]) -> Keys | None:
-    """Return the first complete keys in variables, and for OBS in the files of its own tools.
+    """Return the first complete keys in variables or, for OBS, in the files of its own tools.
 
     None if boto3 should look for others.
     """
