@@ -24,7 +24,7 @@ _copy: Callable[[bytes], None] | None = None
 
 
 def copy_log(add: Callable[[bytes], None] | None) -> None:
-    """Pass everything that is logged from now on to ``add`` too; None ends this."""
+    """Pass everything that is logged from now on to ``add`` as well; None stops this."""
     global _copy
     _copy = add
 
@@ -126,7 +126,7 @@ class Relay:
 
 
 class _Log:
-    """The log of one rank, and what of it is not yet written."""
+    """The log of one rank, and the part of it that is not yet written."""
 
     def __init__(self, rank: int, path: str) -> None:
         self._rank = rank
@@ -138,7 +138,7 @@ class _Log:
         self._before = b""
 
     def grow(self) -> bool:
-        """Read what was added since the last call; return whether there was anything."""
+        """Read what was added since the last call; return whether there is anything new."""
         data = self._read()
         if data and not self._waiting:
             self._since = time.monotonic()
@@ -182,7 +182,7 @@ class _Log:
 
 
 def last_lines(path: str, count: int = 20, limit_bytes: int = 16384) -> list[str]:
-    """Return the last lines of a log as text; of a progress bar, only the last state.
+    """Return the last lines of a log as text; for a progress bar, only its last state.
 
     Secrets are masked.
     """

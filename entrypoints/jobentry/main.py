@@ -53,7 +53,7 @@ A program on PATH may stand before it: jobentry python train.py
 """
 # Seconds that a head that cannot start the job waits for its workers, to report why.
 CALL_OFF_S = 30.0
-# The same where it cannot stage its code or inputs: mostly no worker can, and none comes up.
+# The same if it cannot stage its code or inputs: usually no worker can either, and none comes up.
 _STAGING_CALL_OFF_S = 10.0
 
 
@@ -126,14 +126,15 @@ def main(argv: Sequence[str]) -> int:
         return exits.ENTRY_FAILED
     os.environ.pop(names.CLOUDJOB_DELIVERED, None)
     private_environ.hide((*node.secret_names, *names.STORE_ACCESS))
-    # A container that was restarted in place starts with the old ones.
+    # A container that was restarted in place starts with the old keys.
     private_environ.take_keys()
     node, words = unsubmitted.complete(node, options.words, os.environ)
     options = options._replace(words=words)
     if options.is_dry_run:
         return _show(node, options)
     end = _run(node, options)
-    # Not if the node was stopped or lost another: it may be restarted in place and needs the files.
+    # Keep the files if the node was stopped or lost another: it may be restarted in place and needs
+    # them.
     if node.delivered_dir and end.is_over:
         prepare.empty(node.delivered_dir)
     return end.code
@@ -217,7 +218,7 @@ def _run(node: NodeEnv, options: Options) -> _End:
     """Run this node's part of the job; the head writes a record in every case."""
     started_at = time.time()
     journal = Journal(write_journal if node.record_uri else None)
-    # An address can be signed for one known object only.
+    # A signed URL is valid for one known object only.
     if node.record_uri and names.CLOUDJOB_SIGNED_URIS not in private_environ.environ():
         journal.log_store = LogStore(record.folder(node), node.node)
         journal.log_store.start()

@@ -109,7 +109,8 @@ def rank_wrapper(
     )
 
 
-# Below Linux's ephemeral ports and above those of well-known servers; the first and their number.
+# The first port and their number, below Linux's ephemeral ports and above those of well-known
+# servers.
 PORTS = (20000, 10000)
 # For scripts that take the last four characters of an address for its port.
 PORTS_OF_FOUR_DIGITS = (7100, 900)

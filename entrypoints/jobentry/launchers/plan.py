@@ -129,7 +129,7 @@ def masked(plan: LaunchPlan, secret_names: Sequence[str]) -> dict[str, Any]:
     """Return ``plan`` as a JSON value, with secrets as ``***``.
 
     ``argv`` and ``env`` are those of the first process; if there are more, ``processes`` lists all.
-    ``notes`` is there if there are some.
+    ``notes`` is present only if there are any.
     """
     processes = [
         {

@@ -90,7 +90,7 @@ class Nvml:
         )
 
     def _ask(self, name: str, device: Any, kind: Any, *words: int) -> Sequence[int] | None:
-        """Call a function that writes its answer; None if the device does not support it."""
+        """Call a function that stores its result; None if the device does not support it."""
         answer = kind()
         failed = getattr(self._nvml, name)(device, *words, self._types.byref(answer))
         return None if failed else list(answer)

@@ -24,7 +24,7 @@ _LOCAL_NETWORKS = (
     *("docker", "podman", "br-", "virbr", "veth", "cni", "cbr", "flannel", "cali", "lxc", "lxd"),
     *("kube-", "ifb", "dummy", "tunl"),
 )
-# Open MPI's default for btl_tcp_if_exclude, which a value of ours replaces.
+# Open MPI's default for btl_tcp_if_exclude, which our own value replaces.
 _EXCLUDED_BY_OPEN_MPI = "127.0.0.1/8,sppp"
 # From linux/sockios.h and linux/if.h. These requests give the flags and addresses in this network
 # namespace, which /sys/class/net may not.

@@ -1,7 +1,7 @@
-"""Keep the journal of this node: phases as they happen, and samples of what is used.
+"""Write the journal of this node: its phases, and samples of the resources in use.
 
-A thread samples every few seconds. How often depends on the size of a sample and on what reading it
-costs, so that the journal stays small and the node free for the job (ADR 45).
+A thread takes a sample every few seconds. The interval depends on the size of a sample and on the
+CPU time that it takes, so that the journal stays small and the node free for the job (ADR 45).
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ if TYPE_CHECKING:
     from jobentry.node.log_store import LogStore
     from jobentry.node.processes import RankProcesses
 
-# The interval between two samples: a tenth of the job's age, within these limits, so that a short
-# job has some.
+# The interval between two samples: a tenth of the job's age, within these limits, so that even a
+# short job has some.
 LEAST_PERIOD_S = 1.0
 PERIOD_S = 5.0
 _PERIOD_SHARE = 0.1
-# Bytes that may be written at once, and those that may be added in a second: in the first hour, and
-# at least. Between these, the rate falls as the job ages.
+# How many bytes may be written at once, and how many a second: in the first hour, and at least. In
+# between, the rate falls as the job ages.
 BURST_BYTES = 20_000
 RATE_BYTES = 40.0
 LEAST_RATE_BYTES = 5.0
 _HOUR_S = 3600.0
-# The interval between two times in the log of a node whose ranks write, and the part of the bytes
-# that they may take.
+# The minimum interval between two lines with only the time, while ranks write output, and the share
+# of the journal's bytes that these lines may take.
 TIME_PERIOD_S = 2.0
 _TIME_SHARE = 1 / 5
-# The part of the time of one CPU that sampling may take.
+# The share of one CPU that sampling may use.
 _CPU_SHARE = 0.003
 # How long the end of a job may wait for a sample that hangs in a driver, and for the store.
 _JOIN_S = 1.0
@@ -43,7 +43,7 @@ STORE_LIMIT_S = 5.0
 
 
 class Transfer:
-    """A phase while it lasts, with the number of bytes transferred so far; for any thread."""
+    """A running phase, with the number of bytes transferred so far; any thread may use it."""
 
     def __init__(self, name: str, started_at: float | None = None) -> None:
         self.name = name
@@ -76,7 +76,7 @@ class Journal:
     """The journal of this node.
 
     Args:
-        write: Writes the line of an entry to the node's log; None where nobody reads it.
+        write: Writes the line of an entry to the node's log; None if nothing reads that log.
     """
 
     def __init__(self, write: Callable[[bytes], None] | None = None) -> None:
@@ -99,7 +99,7 @@ class Journal:
 
     @property
     def phases(self) -> list[Phase]:
-        """The phases so far, and of those with one name the last; one that lasts has no end."""
+        """The last phase of each name so far; one that is running has no end."""
         with self._lock:
             found = {**self._phases, **{name: each.phase() for name, each in self._open.items()}}
         return sorted(found.values(), key=lambda phase: phase.started_at)
@@ -113,7 +113,7 @@ class Journal:
         return transfer
 
     def end(self, name: str) -> None:
-        """End a phase; nothing happens if it has not begun, or has ended."""
+        """End a phase; do nothing if it has not begun or has already ended."""
         with self._lock:
             transfer = self._open.pop(name, None)
         if transfer is not None:
@@ -139,10 +139,10 @@ class Journal:
     # -- samples ----------------------------------------------------------------------------------
 
     def start(self, folder: str = "/") -> None:
-        """Start to sample; a node without room for another thread has no samples.
+        """Start sampling; if no thread can be started, there are no samples.
 
         Args:
-            folder: Of the node: whether its disk is full is recorded.
+            folder: The node's folder: whether its disk is full is recorded.
         """
         self._folder = folder
         with contextlib.suppress(RuntimeError, MemoryError):
@@ -247,7 +247,7 @@ def pause_s(age_s: float, spent_bytes: float, cost_s: float) -> float:
 
 
 def time_period_s(age_s: float, line_bytes: int) -> float:
-    """Return the least interval between two lines that only give the time."""
+    """Return the minimum interval between two lines that only give the time."""
     return max(TIME_PERIOD_S, line_bytes / (_TIME_SHARE * rate_bytes(age_s)))
 
 

@@ -19,7 +19,7 @@ from jobentry.system import linux
 _KEPT = ((20, 16384), (5, 1024))
 
 
-# The largest number of a process that Linux gives, and of an exit code that anybody takes.
+# The largest process id that Linux assigns, and the largest exit code that is accepted.
 _LAST_PROCESS, _MOST = 1 << 22, 1 << 31
 
 
@@ -43,11 +43,11 @@ class End(NamedTuple):
 
 
 class BadEnd(NamedTuple):
-    """How the ranks of a node ended, where they did not end well.
+    """How the ranks of a node failed.
 
     Args:
-        at_s: When the first of them did, by the clock of this node.
-        is_kill: Whether a signal ended one of them, in the middle of whatever it did.
+        at_s: When the first of them failed, by the clock of this node.
+        is_kill: Whether a signal ended one of them, in the middle of whatever it was doing.
     """
 
     at_s: float
@@ -77,9 +77,9 @@ class LocalRanks:
 
     @property
     def bad_end(self) -> BadEnd | None:
-        """How they failed; None if all have succeeded.
+        """How the ranks have failed; None if all have succeeded.
 
-        One that still runs is about to be killed.
+        A rank that is still running counts as killed, as it is about to be.
         """
         ended = [*self.ends.values(), *self._failing.values()]
         times = [end.at_s for end in ended if end.code]
@@ -104,7 +104,7 @@ class LocalRanks:
     def handle_event(self, line: str) -> tuple[str, End | None]:
         """Handle a line from the FIFO of events; return its word, and the end that it reports.
 
-        Scripts can write to the FIFO too: a line that makes no sense is ignored, and its word is
+        Scripts can write to the FIFO too: an invalid line is ignored, and the returned word is
         empty.
         """
         try:
@@ -127,7 +127,7 @@ class LocalRanks:
             self._failing.pop(rank, None)
             self._programs[rank] = program
             if os.path.exists(self._stopping):
-                # It checked before the job was stopped, and its report arrived afterwards.
+                # The wrapper checked before the job was stopped, but its report arrived afterwards.
                 _signal_group(wrapper, signal.SIGTERM)
             return word, None
         if word == "gone":

@@ -2,7 +2,7 @@
 
 A platform may delete a log with its pod or container, or keep only a part of it. A thread stores
 chunks as they fill, and at intervals the one that is filling. Memory and objects are bounded, and
-nothing here changes how the job ends: a store that fails costs one warning.
+nothing here changes how the job ends: a store that fails only causes one warning.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from jobentry.contract import stored_log
 from jobentry.contract.stored_log import Chunk
 from jobentry.log import copy_log, log_message
 
-# Compressed bytes of a chunk, and how many may wait for a store that is slow or does not answer.
+# Compressed bytes of a chunk, and how many chunks may wait for a slow or silent store.
 CHUNK_BYTES = 1 << 20
 MOST_WAITING = 16
-# The objects of one log: when there are more, the middle of the log is deleted, a gigabyte of
-# compressed text away from both ends.
+# The maximum number of objects of one log. Beyond it, the middle of the log is deleted, a gigabyte
+# of compressed text away from both ends.
 MOST_CHUNKS = 2000
-# The interval between two stores of the growing chunk: a tenth of the job's age, within these.
+# The interval between two stores of the growing chunk: a tenth of the job's age, within these
+# limits.
 _LEAST_PERIOD_S, _MOST_PERIOD_S = 5.0, 120.0
 
 
@@ -57,13 +58,13 @@ class LogStore:
         self._thread = threading.Thread(target=self._follow, name="log-store", daemon=True)
 
     def start(self) -> None:
-        """Store what is logged from now on; a node without room for another thread stores none."""
+        """Store what is logged from now on; if no thread can be started, store nothing."""
         with contextlib.suppress(RuntimeError, MemoryError):
             self._thread.start()
             copy_log(self.add)
 
     def add(self, data: bytes) -> None:
-        """Take in a piece of the log; it is stored later."""
+        """Queue a piece of the log to be stored."""
         with self._lock:
             self._grow(self._compressor.compress(data))
             self._is_new = True
@@ -72,7 +73,7 @@ class LogStore:
             self._grow(self._compressor.flush())
             self._waiting.append((self._chunk, b"".join(self._parts)))
             if len(self._waiting) > MOST_WAITING:
-                # The end of a log is worth more.
+                # Drop the oldest one, as the end of a log is worth more.
                 self._waiting.popleft()
             self._chunk = self._chunk._replace(number=self._chunk.number + 1)
             self._compressor = stored_log.compressor()

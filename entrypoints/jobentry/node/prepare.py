@@ -40,10 +40,10 @@ def node_environment(node: NodeEnv, where: NodePaths, folder: str) -> dict[str, 
     """Return the initial environment of this node's ranks."""
     environment = plan.node_environment(private_environ.environ(), node, where, folder)
     if os.geteuid() == 0:
-        # Running the container as root was a choice, but mpirun would refuse it.
+        # The container runs as root on purpose, which mpirun would refuse by default.
         environment.setdefault("OMPI_ALLOW_RUN_AS_ROOT", "1")
         environment.setdefault("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
-    # A value of the user's own stays as it is; then only the rank's script finds the packages.
+    # A value set by the user stays as it is; then only the rank's script finds the packages.
     if environment.get(names.CLOUDJOB_EMULATED) and "PYTHONPATH" not in node.env_names:
         entry = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
         path = environment.get("PYTHONPATH", "")

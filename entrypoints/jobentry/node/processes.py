@@ -1,4 +1,4 @@
-"""What the ranks of this node use: CPU time, memory, threads and children, from proc(5)."""
+"""Sample what the ranks of this node use: CPU time, memory, threads and children, from proc(5)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
 _PAGES_PER_MIB = (1024 * 1024) // os.sysconf("SC_PAGE_SIZE")
-# Samples after which processes of no rank are read again, because process ids are reused.
+# Processes without a rank are read again after this many samples, as process ids are reused.
 _FORGET_AFTER = 12
 
 
@@ -36,7 +36,7 @@ class RankProcesses:
         self._ranks = ranks
         self._paths = paths
         self._ticks: dict[int, int] = {}
-        # The rank of each process: one whose parent has ended still belongs to it.
+        # The rank of each process, which a process keeps when its parent ends.
         self._owners: dict[int, int] = {}
         self._foreign: set[int] = set()
         self._wrappers: set[int] = set()

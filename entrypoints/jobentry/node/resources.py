@@ -1,7 +1,7 @@
-"""What this node uses: CPU, memory, pressure, disk and network, read from the kernel's files.
+"""Read the resource usage of this node from the kernel: CPU, memory, pressure, disk and network.
 
-In a container the files of ``/proc`` show the whole machine; the limits and the use of the
-container are those of its control group, in version 1 or 2.
+In a container the files of ``/proc`` show the whole machine; the container's limits and usage are
+those of its control group, in version 1 or 2.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _MIB = 1024 * 1024
 _SECTOR_BYTES = 512
 # A control group of version 1 without a limit has a number near 2**63.
 _UNLIMITED = 1 << 60
-# Whole disks: a partition (sda1, nvme0n1p2) and a mapped device count in its disk.
+# Whole disks only: their counters include partitions (sda1, nvme0n1p2) and mapped devices.
 _DISK = re.compile(rb"(sd[a-z]+|vd[a-z]+|xvd[a-z]+|hd[a-z]+|nvme\d+n\d+|mmcblk\d+)\Z")
 _TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
 
@@ -37,12 +37,12 @@ class Reading(NamedTuple):
 
 
 class Resources:
-    """Reads what this node uses.
+    """Reads the resource usage of this node.
 
     Args:
-        proc: Where the kernel shows processes and the machine.
-        sys_: Where it shows devices and control groups.
-        folder: Whose file system is measured.
+        proc: The folder in which the kernel shows processes and the machine.
+        sys_: The folder in which it shows devices and control groups.
+        folder: A folder on the file system to measure.
     """
 
     def __init__(self, proc: str = "/proc", sys_: str = "/sys", folder: str = "/") -> None:
@@ -54,7 +54,7 @@ class Resources:
         self._last: Reading | None = None
 
     def rates(self) -> dict[str, Any]:
-        """Return fields of a ``contract.journal.Sample``: use since the last call, limits, gauges.
+        """Return fields of a ``contract.journal.Sample``: usage since the last call, and limits.
 
         The first call returns nothing.
         """
@@ -131,13 +131,14 @@ class Group:
         self._memory_folder, self._limit_bytes = self._limit()
 
     def memory(self) -> list[float]:
-        """Return what is in use and its limit, in MiB; empty without a limit."""
+        """Return the memory in use and its limit, in MiB; empty without a limit."""
         if not self._limit_bytes:
             return []
         is_new = "unified" in self._folders
         name = "memory.current" if is_new else "memory.usage_in_bytes"
         used = _whole(f"{self._memory_folder}/{name}")
-        # What the kernel can drop at once is not in use; the OOM killer does not count it either.
+        # Memory that the kernel can drop at once is not in use; the OOM killer does not count it
+        # either.
         stat = _text(self._memory_folder + "/memory.stat")
         cached = re.search(rb"^%s (\d+)" % (b"inactive_file" if is_new else b"total_inactive_file"),
                            stat, re.M)  # fmt: skip
@@ -145,12 +146,12 @@ class Group:
         return [max(0, used) / _MIB, self._limit_bytes / _MIB]
 
     def cpu(self) -> list[float]:
-        """Return the seconds of CPU time used, and for which the limit held processes back."""
+        """Return the seconds of CPU time used, and the seconds for which the limit throttled it."""
         if "unified" in self._folders:
             text = _text(self._folders["unified"] + "/cpu.stat")
             found = [re.search(rb"^%s (\d+)" % name, text, re.M)
                      for name in (b"usage_usec", b"throttled_usec")]  # fmt: skip
-            # The root has no limit, and shows the machine.
+            # The root group has no limit, and shows the whole machine.
             return [int(item[1]) / 1e6 for item in found if item] if all(found) else []
         if "cpuacct" not in self._folders:
             return []
@@ -165,7 +166,7 @@ class Group:
         return _text(f"{folder}/{name}.pressure") if folder else b""
 
     def oom_kills(self) -> int | None:
-        """Return how many processes the kernel has ended here; None if it does not count them."""
+        """Return how many processes the kernel has killed here; None if it does not count them."""
         is_new = "unified" in self._folders
         text = _text(self._memory_folder + ("/memory.events" if is_new else "/memory.oom_control"))
         return _kills(text) if b"oom_kill " in text else None
@@ -218,7 +219,7 @@ def _text(path: str) -> bytes:
 
 
 def _whole(path: str) -> int:
-    """Return a file that holds one number; 0 if it does not."""
+    """Return the number in a file; 0 if it does not hold one."""
     text = _text(path).strip()
     return int(text) if text.isdigit() else 0
 

@@ -20,7 +20,7 @@ from jobentry.node.prepare import write_private
 # The name of all hosts of the job in the file of known hosts.
 _ALIAS = "cloudjob"
 
-# Only commands: no terminal, forwarding, password, PAM, or variables from the client.
+# Allow commands only: no terminal, forwarding, password, PAM, or variables from the client.
 _SERVER = """\
 Port {port}
 HostKey {key}

@@ -147,7 +147,7 @@ except Exception:
 
 
 def check_module(facts: Mapping[str, Any], launcher: str, interpreter: str) -> None:
-    """Refuse a missing module here, instead of by a traceback of each rank."""
+    """Report a missing module here, before each rank fails with a traceback."""
     if facts.get("module") == "none":
         module = LAUNCHERS[launcher].module
         raise EntryError(

@@ -1,6 +1,6 @@
-"""What the entry finds out by itself in an image whose boot command starts it, without a submit.
+"""Complete the settings of an entry that an image's boot command starts, without a submit.
 
-It then stands for the platform's documented start script, ``run_mpi.sh python train.py``: the
+The entry then replaces the platform's documented start script, ``run_mpi.sh python train.py``: the
 command may name a program, and the nodes share the ssh key that is in the image.
 """
 
@@ -31,7 +31,7 @@ _PYTHON = re.compile(r"python[\d.]*\Z")
 
 
 def is_unsubmitted(environ: Mapping[str, str]) -> bool:
-    """Whether the environment is of a job that cloudjob has not submitted."""
+    """Whether the environment is that of a job that cloudjob has not submitted."""
     return not environ.get(names.CLOUDJOB_JOB)
 
 
@@ -45,7 +45,7 @@ def complete(
 
 
 def warn_of_nested_launcher(node: NodeEnv, folder: str, script: str) -> None:
-    """Log it if several ranks run a script that starts ranks itself.
+    """Log a message if several ranks run a script that starts ranks itself.
 
     ``submit`` refuses such a script; here, the platform's documented command would run it as well.
     """

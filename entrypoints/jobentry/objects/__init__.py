@@ -1,8 +1,8 @@
 """The node's access to objects: ``file://``, ``http(s)://``, ``s3://`` and ``obs://``.
 
 An object appears completely or not at all; when a write returns, the object survives a crash. Every
-function raises ``ObjectError`` if it cannot do what it promises. The environment says how S3 and
-OBS are reached (``access``). The HTTP client is imported when the first URI needs it.
+function raises ``ObjectError`` on failure. The environment configures the access to S3 and OBS
+(``access``). The HTTP client is imported when the first URI needs it.
 
 Start reading at ``client`` (the one retry loop), ``remote`` (downloads) and ``s3``.
 """
@@ -50,7 +50,7 @@ def read(uri: str) -> bytes:
 
 
 def look(uri: str) -> Entry:
-    """Return the facts of one object; ``ObjectMissing`` if there is none."""
+    """Return the metadata of one object; raise ``ObjectMissing`` if it does not exist."""
     found: Entry = _object(uri).look()
     return found._replace(uri=uri)
 
@@ -112,7 +112,7 @@ def _module(uri: str) -> Any:
 
 
 def _object(uri: str) -> Any:
-    """Return the object at a URI; one with a signed address is an object of the web."""
+    """Return the object at a URI; one with a signed URL is a web object."""
     address = _signed_addresses().get(uri, "")
     if not address:
         return _module(uri).object_at(uri)
@@ -128,7 +128,7 @@ def _object(uri: str) -> Any:
 
 
 def _signed_addresses() -> dict[str, str]:
-    """Return the signed URLs that replace a store's keys, by the objects' URIs."""
+    """Return the signed URLs that replace a store's keys, by the URIs of the objects."""
     text = private_environ.environ().get(names.CLOUDJOB_SIGNED_URIS, "")
     found: dict[str, str] = json.loads(text) if text else {}
     return found

@@ -1,4 +1,4 @@
-"""How S3 and OBS are reached: endpoint, region, addressing and keys, from the environment."""
+"""The access to S3 and OBS, from the environment: endpoint, region, addressing and keys."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _EXPIRY_MARGIN_S = 300.0
 
 
 class Access(NamedTuple):
-    """Where the objects of a scheme are.
+    """How to reach the objects of a scheme.
 
     Args:
         endpoint: Scheme, host and port, without the bucket.
@@ -39,10 +39,10 @@ class Access(NamedTuple):
 
 
 def access(environ: Mapping[str, str], scheme: str) -> Access:
-    """Return how the objects of ``s3`` or ``obs`` are reached.
+    """Return how to reach the objects of ``s3`` or ``obs``.
 
     Raises:
-        ObjectError: The environment does not say where they are.
+        ObjectError: The environment does not configure where they are.
     """
     endpoint, is_platforms = _endpoint(environ, scheme)
     region = _region(environ, endpoint)
@@ -99,7 +99,10 @@ def _host(endpoint: str) -> str:
 
 
 def _addressing(host: str, *, is_obs: bool) -> str:
-    """Private servers rarely have a DNS name for every bucket; the public clouds require one."""
+    """Return the addressing style: public clouds require a DNS name for every bucket.
+
+    Private servers rarely have one.
+    """
     is_address = re.match(r"[\d.]+\Z", host) is not None or ":" in host or host == "localhost"
     is_public = is_obs or host.endswith((".amazonaws.com", ".amazonaws.com.cn"))
     return _VIRTUAL if is_public and not is_address else _PATH
@@ -145,7 +148,7 @@ _of_role: dict[str, tuple[Keys, float]] = {}
 
 
 def forget_role_keys() -> None:
-    """Get the keys of a role again: the server says that they have expired."""
+    """Forget the keys of a role, which have expired according to the server."""
     _of_role.clear()
 
 

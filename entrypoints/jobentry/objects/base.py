@@ -1,4 +1,4 @@
-"""What all kinds of objects share: facts, errors, URIs in messages, new files, parallel work."""
+"""Code shared by all kinds of objects: metadata, errors, URIs, new files and parallel work."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Callable, Iterator, NamedTuple, Sequence, TypeVar
 
 Result = TypeVar("Result")
 
-# The laptop half gives its half-written files the same name, so both lists leave them out.
+# The laptop half uses the same name for partial files, so both halves leave them out of lists.
 TEMPORARY = ".cloudjob-tmp-"
 CHUNK_BYTES = 1024 * 1024
 # How long to wait for running tasks after another one has failed.
@@ -30,7 +30,7 @@ class ObjectError(Exception):
 
 
 class ObjectMissing(ObjectError):
-    """There is no such object."""
+    """The object does not exist."""
 
 
 class ObjectDamaged(ObjectError):
@@ -38,7 +38,7 @@ class ObjectDamaged(ObjectError):
 
 
 class Entry(NamedTuple):
-    """The facts of one object, from a list or a request for it.
+    """The metadata of one object, from a list or a request for it.
 
     Args:
         name: The object's key relative to the listed prefix; empty for the object itself.
@@ -53,7 +53,7 @@ class Entry(NamedTuple):
     modified_ns: int = 0
 
 
-# Called with the number of bytes after each run of bytes that was transferred.
+# Called with the number of bytes after each block that was transferred.
 Progress = Callable[[int], None]
 
 
@@ -116,7 +116,7 @@ _HINTS = {
 
 @contextlib.contextmanager
 def fresh_file(path: str) -> Iterator[str]:
-    """Yield the path of a file to write, which becomes ``path`` on success, or else disappears.
+    """Yield the path of a new file, which becomes ``path`` on success and is removed otherwise.
 
     The file is not synced to the disk: what was fetched can be fetched again.
     """
@@ -135,7 +135,7 @@ def fresh_file(path: str) -> Iterator[str]:
 def make_folders(folder: str) -> list[str]:
     """Make a folder and its parents, and return the new ones.
 
-    ``os.makedirs`` recurses, and fails at a thousand.
+    ``os.makedirs`` is recursive, and fails at a depth of a thousand.
     """
     missing, made = [], []
     while not os.path.isdir(folder):
@@ -156,7 +156,7 @@ def in_parallel(
 ) -> list[Result]:
     """Run the tasks in a few threads and return their results in order.
 
-    The first failure is raised; tasks that wait for a thread at that time are not run.
+    The first failure is raised; tasks that have not started by then are not run.
 
     Args:
         stop: Set at the first failure, and when a signal ends the wait.

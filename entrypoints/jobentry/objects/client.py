@@ -2,7 +2,7 @@
 
 A failed request is repeated, after growing random pauses, until ``patience_s()`` have passed since
 its first failure. A server that was given up is *down* until it answers again: other requests to it
-fail sooner, so that a node ends soon after its store has gone.
+fail sooner, so that a node ends soon after its store has become unreachable.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ from jobentry.objects.base import ObjectError, ObjectMissing, reason_of
 Result = TypeVar("Result")
 
 _PATIENCE_S = 180.0
-# How long a server may send nothing, and take nothing.
+# The timeout of a single read or write.
 _STALL_S = 30.0
 # The pause before the second attempt, which doubles up to the longest one.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.4, 10.0
 # Seconds before the first notice of a failing request, and between two notices of all requests.
 _FIRST_NOTICE_S, _NEXT_NOTICE_S = 5.0, 10.0
-# How long a request to a server that is down is retried, and how often one is sent at all.
+# How long a request to a server that is down is retried, and the minimum pause before a new
+# request.
 _DOWN_S, _DOWN_PAUSE_S = 5.0, 5.0
 _ERROR_BYTES = 64 * 1024
 # Each read and each write may stall for ``_STALL_S``, so they are small.
@@ -42,7 +43,7 @@ _BLOCK_BYTES = 256 * 1024
 # How often a request is corrected: its keys have expired, or it is redirected.
 _MOST_CORRECTIONS = 5
 _TEMPORARY_STATUS = frozenset((408, 429, 500, 502, 503, 504))
-# S3 sends these with a status that otherwise means a permanent error.
+# S3 sends these codes with a status that otherwise means a permanent error.
 _TEMPORARY_CODES = frozenset(
     (
         *("RequestTimeout", "SlowDown", "Throttling", "ThrottlingException", "InternalError"),
@@ -124,11 +125,11 @@ def send(
     correct: Callable[[Answer], bool] = lambda _: False,
     limit_s: float | None = None,
 ) -> Result:
-    """Send a request, repeat it where that may help, and return what ``read`` makes of the answer.
+    """Send a request, repeat it if that may help, and return the result of ``read``.
 
     Args:
         make: Returns the next attempt, as signatures expire.
-        read: Gets an answer of 2xx; an ``OSError`` of the network in it is retried.
+        read: Gets a 2xx answer; an ``OSError`` of the network in it is retried.
         doing: For messages: what is being done to which object.
         correct: Gets an answer that refuses the request; returns whether ``make`` now makes another
             request that may succeed at once.
@@ -142,7 +143,7 @@ def send(
     corrections = 0
     while True:
         request = make()
-        # A proxy takes its place in the request.
+        # A proxy replaces the host of the request.
         host = request.host
         stall_s = retries.stall_s(host)
         try:
@@ -234,7 +235,7 @@ def _answer(response: HTTPResponse) -> Answer:
 
 
 def _network_fault(doing: str, error: Exception) -> str:
-    """Return what to report of an error of the network; raise one that stays."""
+    """Return the message for a network error; raise an error that cannot be temporary."""
     if isinstance(error, urllib.error.URLError) and isinstance(error.reason, Exception):
         error = error.reason
     if isinstance(error, ssl.SSLCertVerificationError):
@@ -243,7 +244,7 @@ def _network_fault(doing: str, error: Exception) -> str:
 
 
 def _temporary_fault(doing: str, answer: Answer) -> str:
-    """Return what to report of a temporary error; raise any other."""
+    """Return the message for a temporary error; raise any other."""
     if answer.status in _TEMPORARY_STATUS or answer.code in _TEMPORARY_CODES:
         return str(answer)
     if answer.status in (404, 410) and answer.code != "NoSuchBucket":
@@ -268,7 +269,7 @@ class _AnyStatus(urllib.request.HTTPErrorProcessor):
 
 
 def _opener(request: Request) -> urllib.request.OpenerDirector:
-    """Return what sends the request, through the proxy that the environment names for it."""
+    """Return an opener for the request, with the proxy that the environment names."""
     context = _context(is_verified=request.is_verified)
     return urllib.request.build_opener(urllib.request.HTTPSHandler(context=context), _AnyStatus)
 
@@ -276,7 +277,7 @@ def _opener(request: Request) -> urllib.request.OpenerDirector:
 # Reading the certificates takes longer than a request.
 @functools.lru_cache(maxsize=2)
 def _context(*, is_verified: bool) -> ssl.SSLContext:
-    # It reads SSL_CERT_FILE and SSL_CERT_DIR.
+    # This reads SSL_CERT_FILE and SSL_CERT_DIR.
     context = ssl.create_default_context()
     if not is_verified:
         context.check_hostname = False

@@ -1,4 +1,4 @@
-"""Objects as files of this machine, or of one that it shares: ``file://``."""
+"""Objects as files on this machine or on a shared file system: ``file://``."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _FILE = "file://"
 
 
 def path_of(uri: str) -> str:
-    """Return the absolute path that a ``file://`` URI names; its bytes survive, whatever they are.
+    """Return the absolute path that a ``file://`` URI names, with all its bytes unchanged.
 
     Raises:
         ObjectError: It is not such a URI.
@@ -50,7 +50,7 @@ def uri_of(path: str) -> str:
 
 
 def check(uri: str) -> None:
-    """Raise an ``ObjectError`` if this is no URI of a file."""
+    """Raise an ``ObjectError`` if this is not the URI of a file."""
     path_of(uri)
 
 
@@ -84,7 +84,7 @@ class FileObject:
             return file.read()
 
     def look(self) -> Entry:
-        """Return the facts of the object; a folder is none."""
+        """Return the metadata of the object; a folder is not an object."""
         with translated("find object", self.uri):
             found = os.stat(self._path)
         if not stat.S_ISREG(found.st_mode):
@@ -133,7 +133,7 @@ def listed(prefix: str) -> Iterator[Entry]:
 
 
 def _files_below(top: str) -> Iterator[str]:
-    """Yield the files below a folder; without recursion, which fails at a thousand folders."""
+    """Yield the files below a folder; not recursive, as recursion fails at a thousand folders."""
     waiting: list[tuple[str, frozenset[tuple[int, int]]]] = [(top, frozenset())]
     while waiting:
         path, above = waiting.pop()
@@ -159,7 +159,7 @@ def _entry(name: str, path: str, found: os.stat_result) -> Entry:
 
 @contextlib.contextmanager
 def _stored_file(path: str) -> Iterator[IO[bytes]]:
-    """Yield a new file that becomes ``path``, and survives a crash, on success."""
+    """Yield a new file that, on success, becomes ``path`` and survives a crash."""
     folder = os.path.dirname(os.path.abspath(path))
     for made in make_folders(folder):
         above = os.path.dirname(made)
@@ -174,9 +174,9 @@ def _stored_file(path: str) -> Iterator[IO[bytes]]:
 
 
 def _is_open(folder: str) -> bool:
-    """Whether a folder is shared with other users, who then read and remove what we leave there.
+    """Whether a folder is shared with other users, who then read and remove the files in it.
 
-    A folder like /tmp, with the sticky bit, is not.
+    A folder with the sticky bit, like /tmp, does not count.
     """
     mode = os.stat(folder).st_mode
     return bool(mode & 0o002) and not mode & 0o1000

@@ -1,7 +1,8 @@
-"""Reads objects over HTTP: in ranges, in parallel, resumed where one breaks, and verified.
+"""Reads objects over HTTP: in parallel ranges, which are resumed when they break, and verified.
 
-One rule for digests: the SHA-256 that the caller knows, or else the MD5 that the store gives as
-ETag. An object that was uploaded in parts has no such ETag, and without a SHA-256 is not verified.
+The digest to verify is the SHA-256 if the caller knows it, or else the MD5 that the store sends as
+ETag. An object that was uploaded in parts has no such ETag, so without a SHA-256 it is not
+verified.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ Result = TypeVar("Result")
 # Writes bytes at an offset of the new file.
 Write = Callable[[bytes, int], None]
 
-# The first request: a small object comes completely, and of a large one we learn the size.
+# The size of the first request: it gets all of a small object, and the size of a large one.
 _FIRST_BYTES = 2 * CHUNK_BYTES
 _RANGE_BYTES = 8 * CHUNK_BYTES
 _THREADS = 4
@@ -44,7 +45,7 @@ _ROUNDS = 3
 
 
 class Call(NamedTuple):
-    """What is asked of an object.
+    """A request for an object.
 
     Args:
         doing: For messages: ``fetch object``.
@@ -58,11 +59,11 @@ class Call(NamedTuple):
 
 
 class RemoteObject(abc.ABC):
-    """An object of a server.
+    """An object on a server.
 
     Attributes:
-        uri: As messages may show it.
-        is_in_store: Whether the server speaks S3: ETags are MD5s then, and ``If-Match`` works.
+        uri: The URI as messages may show it.
+        is_in_store: Whether the server speaks S3, so that ETags are MD5s and ``If-Match`` works.
     """
 
     uri: str
@@ -72,7 +73,7 @@ class RemoteObject(abc.ABC):
     def request(
         self, call: Call, read: Callable[[HTTPResponse], Result], limit_s: float | None = None
     ) -> Result:
-        """Send a request, and return what ``read`` makes of the answer."""
+        """Send a request, and return the result of ``read``."""
 
     def fetch(self, path: str, sha256: str = "", progress: Progress = no_progress) -> None:
         """Write the object to the file ``path``, complete and verified."""
@@ -97,7 +98,7 @@ class RemoteObject(abc.ABC):
             with translated("write file", path):
                 open(fresh, "wb").close()
             come_bytes = 0
-            # A server that knows no ranges sends everything.
+            # A server that does not support ranges sends everything.
             for piece in pieces(response):
                 write(piece, come_bytes)
                 come_bytes += len(piece)
@@ -120,7 +121,7 @@ class RemoteObject(abc.ABC):
             check_digest(self.uri, digest.hexdigest(), expected)
 
     def _fetch_range(self, offset: int, first: HTTPResponse, write: Write) -> None:
-        """Fetch a part of the object; where it breaks, only what is missing is requested again."""
+        """Fetch a range of the object; after a break, request only the bytes that are missing."""
         end = min(_size(first), offset + _RANGE_BYTES)
         tag = first.headers.get("etag", "")
         condition = (("If-Match", tag),) if tag and self.is_in_store else ()
@@ -164,7 +165,7 @@ class RemoteObject(abc.ABC):
         return _until_intact(lambda: self.request(Call("read object"), take))
 
     def look(self) -> Entry:
-        """Return the facts of the object, from a GET: some keys may do nothing else."""
+        """Return the metadata of the object, with a GET, as some keys allow nothing else."""
 
         def take(response: HTTPResponse) -> Entry:
             tag = response.headers.get("etag", "").strip('"')
@@ -185,7 +186,7 @@ class RemoteObject(abc.ABC):
     def _request_start(
         self, doing: str, length: int, take: Callable[[HTTPResponse], Result]
     ) -> Result:
-        """Request the first bytes; of an empty object, which has none, everything."""
+        """Request the first bytes; for an empty object, which has none, everything."""
         try:
             return self.request(Call(doing, headers=(_range(0, length),)), take)
         except Refused as error:
@@ -194,12 +195,12 @@ class RemoteObject(abc.ABC):
             return self.request(Call(doing), take)
 
     def _digest(self, response: HTTPResponse, sha256: str = "") -> tuple[Any, str]:
-        """Return a new hash and the digest that it must have; None if nobody knows it."""
+        """Return a new hash and the digest that it must have; None if the digest is not known."""
         if sha256:
             return hashlib.sha256(), sha256
         headers = response.headers
         tag = headers.get("etag", "").strip('"')
-        # With a key of the customer or of a key service the ETag is another value.
+        # With a customer's key or a key service, the ETag is not an MD5.
         is_plain = headers.get("x-amz-server-side-encryption", "") in ("", "AES256")
         is_plain &= "x-amz-server-side-encryption-customer-algorithm" not in headers
         is_md5 = self.is_in_store and is_plain and re.match(r"[0-9a-f]{32}\Z", tag)
@@ -207,8 +208,8 @@ class RemoteObject(abc.ABC):
 
 
 def md5(data: bytes = b"") -> Any:
-    """Return an MD5 hash, also if the library forbids MD5 for security: here it is a checksum."""
-    # Python 3.8 does not know this argument.
+    """Return an MD5 hash, even if the library forbids MD5 for security: here it is a checksum."""
+    # Python 3.8 does not have this argument.
     arguments = {"usedforsecurity": False} if sys.version_info >= (3, 9) else {}
     return hashlib.new("md5", data, **arguments)
 

@@ -1,6 +1,6 @@
-"""Objects of S3 and of compatible services, OBS above all: ``s3://`` and ``obs://``.
+"""Objects in S3 and compatible services, above all OBS: ``s3://`` and ``obs://``.
 
-A URI holds the key percent-encoded, as ``file://`` holds a path.
+A URI contains the percent-encoded key, just as ``file://`` contains a path.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def _keys() -> sigv4.Keys | None:
 
 
 def _renew_keys(answer: client.Answer) -> bool:
-    """Return whether there may be fresh keys after the old ones were refused."""
+    """Return whether fresh keys may be available after the current ones were refused."""
     is_expired = answer.code in _EXPIRED
     if is_expired:
         access.forget_role_keys()
@@ -151,7 +151,7 @@ def _renew_keys(answer: client.Answer) -> bool:
 
 
 def check(uri: str) -> None:
-    """Raise an ``ObjectError`` if this is no URI, or nothing says where its objects are."""
+    """Raise an ``ObjectError`` if this is not a URI, or its store is not configured."""
     access.access(private_environ.environ(), _located(uri).scheme)
 
 
@@ -166,8 +166,8 @@ def object_at(uri: str) -> S3Object:
 def listed(prefix: str) -> Iterator[Entry]:
     """Yield the objects whose URI begins with ``prefix``, in the order of the server.
 
-    Version 1 of the request, as OBS forgets the token of version 2: the list of a large bucket
-    would never end.
+    This is version 1 of the request: OBS leaves out the continuation token of version 2, so that
+    listing a large bucket would never end.
     """
     top = _located(prefix)
     marker = ""

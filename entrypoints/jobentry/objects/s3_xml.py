@@ -1,4 +1,4 @@
-"""The XML of S3, read without trust: lists of objects, and errors."""
+"""Parses the XML of S3 as untrusted input: lists of objects, and errors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def error(data: bytes) -> tuple[str, str]:
 def values_of(data: bytes) -> dict[str, str]:
     """Return the texts of the root's children by name, and the root's name under ``""``.
 
-    What is not XML has no values.
+    Data that is not XML has no values.
     """
     try:
         root = _parsed(data)
@@ -49,7 +49,7 @@ def page(data: bytes) -> tuple[list[Entry], bool]:
     if _name(root) != "ListBucketResult":
         raise XmlError(f"it is a {_name(root)[:40]!r}, not a list")
     result = _fields(root)
-    # Some servers encode the keys although XML could hold them, and say so.
+    # Some servers percent-encode the keys although XML could hold them, and report that.
     is_encoded = result.get("EncodingType", "") == "url"
     decoded = partial(unquote_plus, errors="surrogateescape") if is_encoded else str
     found = [_entry(_fields(child), decoded) for child in root if _name(child) == "Contents"]
@@ -60,7 +60,7 @@ def page(data: bytes) -> tuple[list[Entry], bool]:
 
 
 def when(text: str) -> int:
-    """Return a time of XML or of a header in nanoseconds since 1970; 0 if it is neither."""
+    """Return a time from XML or from a header in nanoseconds since 1970; 0 if it is neither."""
     for length, form in ((19, "%Y-%m-%dT%H:%M:%S"), (25, "%a, %d %b %Y %H:%M:%S")):
         try:
             return calendar.timegm(time.strptime(text[:length], form)) * 10**9

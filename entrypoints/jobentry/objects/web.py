@@ -17,7 +17,7 @@ _REDIRECTS = frozenset((301, 302, 303, 307, 308))
 
 
 class WebObject(remote.RemoteObject):
-    """An object under a URL, which cannot be stored from a file.
+    """An object at a URL, to which no file can be uploaded.
 
     Args:
         refused_hint: What to try if the server refuses access; the client's own hint by default.
@@ -37,7 +37,7 @@ class WebObject(remote.RemoteObject):
         read: Callable[[HTTPResponse], Result],
         limit_s: float | None = None,
     ) -> Result:
-        """Send a request to where the object is now."""
+        """Send a request to the current URL of the object."""
 
         def make() -> client.Request:
             parts = urllib.parse.urlsplit(self._url)
@@ -54,7 +54,7 @@ class WebObject(remote.RemoteObject):
             raise
 
     def _follow(self, answer: client.Answer) -> bool:
-        """Follow a redirect, which later requests for this object follow, too."""
+        """Follow a redirect, which then also applies to later requests for this object."""
         location = answer.headers.get("location", "")
         if answer.status not in _REDIRECTS or not location:
             return False
@@ -79,7 +79,7 @@ def _basic_auth(parts: urllib.parse.SplitResult) -> dict[str, str]:
 
 
 def check(uri: str) -> None:
-    """Raise an ``ObjectError`` if this is no URI of an object."""
+    """Raise an ``ObjectError`` if this is not the URI of an object."""
     is_good = False
     with contextlib.suppress(ValueError):
         parts = urllib.parse.urlsplit(uri)
@@ -92,7 +92,7 @@ def check(uri: str) -> None:
 
 
 def listed(prefix: str) -> Iterator[Entry]:
-    """Refuse: a web server cannot list files."""
+    """Raise an ``ObjectError``, as a web server does not list its objects."""
     raise ObjectError(
         f"list objects: {shown(prefix)}: a web server does not list its objects",
         "name single objects, or give an s3:// or obs:// URI",

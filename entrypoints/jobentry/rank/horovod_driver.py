@@ -1,7 +1,7 @@
 """Runs Horovod's elastic driver (0.28) with the nodes that the head reports as available.
 
-It runs on the head, under the Python of the script. Not ``horovodrun``, which starts its own remote
-shell and puts the job's variables, including secrets, on command lines.
+It runs on the head, under the Python of the script. ``horovodrun`` is not used, as it starts its
+own remote shell and puts the job's variables, including secrets, on command lines.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 from jobentry.contract import exits
 
-# The limit of a value; the address of a rank has some dozens of bytes.
+# The size limit of a value; the address of a rank has some dozens of bytes.
 _MOST_BYTES = 1_000_000
 
 

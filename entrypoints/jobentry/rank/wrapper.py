@@ -234,7 +234,7 @@ def _start(command: list[str], environment: dict[str, str], *, adopts: bool = Fa
 def _wait_for_note(
     child: int, note: int, wake: int, statuses: list[int]
 ) -> tuple[int, str, str] | None:
-    """Return exit code, time and message of a failing script; None if the program ends without."""
+    """Return exit code, time and message of a failing script; None if the program reports none."""
     while True:
         ready = select.select([note, wake], [], [])[0]
         if note in ready:

@@ -1,8 +1,8 @@
 """The values of secrets, which messages, records and shown logs must not contain.
 
-Secret are the job's secrets, the keys of its store, the key with which its nodes authenticate each
-other, and variables with a name such as ``WANDB_API_KEY``. Each is found as it is, line by line,
-and in base64 and percent encoding.
+The job's secrets are masked, and so are the keys of its store, the key with which its nodes
+authenticate each other, and variables with a name such as ``WANDB_API_KEY``. Each is found in plain
+text, line by line, and in base64 and percent encoding.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Iterator, Mapping
 from jobentry.contract import names
 from jobentry.contract.masks import MASK, Range, hidden_forms, is_secret_name
 
-# The least beginning of a secret that is masked at the end of an incomplete line.
+# The shortest beginning of a secret that is masked at the end of an incomplete line.
 _LEAST_PART_BYTES = 4
 _KEY_LIMIT_BYTES = 64 * 1024
 
@@ -52,7 +52,7 @@ def find(data: bytes, before: bytes = b"", *, is_part: bool = False) -> list[Ran
     """Return where secrets are in ``data``, in order and without overlaps.
 
     Args:
-        before: The end of what was written to the same line before, as far as a secret may reach.
+        before: The end of the text already written to the same line, as far as a secret may reach.
         is_part: Whether more of the last line follows, so that a secret may begin at its end.
     """
     whole = before + data if before else data

@@ -26,7 +26,7 @@ LIMIT_BYTES = 10 * 1024**3
 
 _PIECE_BYTES = 1024 * 1024
 _FETCHERS = 4
-# Up to 64 nodes ask a store at the same moment. Those of a larger job start at 100 a second, and
+# Up to 64 nodes ask a store at the same moment. In a larger job, 100 nodes start each second, and
 # the last ones after 30 seconds.
 _AT_ONCE = 64
 _TURNS_PER_S = 100
@@ -75,8 +75,8 @@ def fetch_code(
 ) -> None:
     """Fetch a code package and make ``folder`` hold exactly its files.
 
-    A folder that is there already (the container was restarted) is replaced as a whole, and is
-    left alone when anything fails.
+    A folder that already exists (the container was restarted) is replaced as a whole, and stays
+    unchanged if anything fails.
 
     Args:
         uri: The package's descriptor.
@@ -86,8 +86,8 @@ def fetch_code(
         progress: Called with the number of bytes of each step.
 
     Raises:
-        UnpackError: The package cannot be fetched or is not what ``digest`` says, it holds what is
-            never packed, or the file system refuses.
+        UnpackError: The package cannot be fetched, does not match ``digest`` or contains something
+            that is never packed, or the file system refuses.
     """
     folder = os.path.abspath(folder)
     with _translated(uri, folder), contextlib.ExitStack() as opened:
@@ -115,7 +115,7 @@ def fetch_code(
 
 
 class _Layer(NamedTuple):
-    """An open layer whose manifest is the one that was asked for."""
+    """An open layer that has the expected manifest."""
 
     key: str
     archive: zipfile.ZipFile
@@ -300,7 +300,7 @@ def _translated(uri: str, folder: str) -> Iterator[None]:
     except objects.ObjectError as error:
         raise UnpackError("fetch code: %s" % error, error.hint) from error
     except _DamagedError as error:
-        # Where the store cannot be written, the record of the job reports the damage.
+        # If the store cannot be written, the record of the job reports the damage.
         with contextlib.suppress(objects.ObjectError, OSError):
             objects.write(b"", packages.damage_uri(uri, error.key))
         what = error.key[: len(packages.LAYERS) + 12]

@@ -56,7 +56,7 @@ class OutputFolder:
         """Return the files, following links to files but not to folders.
 
         Args:
-            faults: Gets a message about everything that cannot be read.
+            faults: Gets a message about every file and folder that cannot be read.
 
         Raises:
             OSError: The folder itself cannot be read, which must not look like an empty one.
@@ -84,7 +84,7 @@ class OutputFolder:
         return found
 
     def look_for_writers(self, *, is_new_round: bool = False) -> None:
-        """Note which files are open for writing, beside those noted before in this round."""
+        """Note which files are open for writing, besides those noted earlier in this round."""
         if is_new_round:
             self._open = {}
         with contextlib.suppress(OSError):

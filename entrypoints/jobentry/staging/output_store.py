@@ -27,8 +27,8 @@ class Version(NamedTuple):
     """A version of a file in the store.
 
     Args:
-        stamp: That of the local file; None if an earlier run stored it and this one has no file of
-            that name.
+        stamp: The stamp of the local file; None if an earlier run stored it and this one has no
+            file of that name.
     """
 
     kept: Kept
@@ -36,11 +36,11 @@ class Version(NamedTuple):
 
 
 class OutputStore:
-    """What this node has stored of an output.
+    """The files of an output that this node has stored.
 
     Attributes:
-        listed: The files of the last manifest.
-        pending: The files that were stored since.
+        listed: The files in the last manifest.
+        pending: The files that were stored since then.
         commits: How many manifests list files of this run.
     """
 
@@ -86,7 +86,7 @@ class OutputStore:
         return seen == stamps and not self.pending and is_complete
 
     def changed(self, seen: dict[str, Stamp]) -> dict[str, Stamp]:
-        """Return those of these files whose present version is not in the manifest."""
+        """Return the files whose current version is not in the manifest."""
         return {
             name: stamp
             for name, stamp in seen.items()
@@ -128,7 +128,7 @@ class OutputStore:
 
         Args:
             seen: The files of the folder.
-            held: The units that stay as the last manifest has them.
+            held: The units that keep their state in the last manifest.
             incomplete: The files to mark as incomplete.
         """
         files = {

@@ -174,7 +174,7 @@ class Outputs:
 
 
 class _Output:
-    """One output of this node: decides which files of its folder are stored and listed when."""
+    """One output of this node: decides when each file of its folder is stored and listed."""
 
     def __init__(self, node: NodeEnv, name: str, uri: str, folder: str) -> None:
         self.name = name
@@ -252,7 +252,7 @@ class _Output:
             self._last_error = message
 
     def _upload_settled(self, has_ended: threading.Event) -> None:
-        """Upload the units in which nothing changes for a while.
+        """Upload the units in which nothing has changed for a while.
 
         Raises:
             OutputError: Some files could not be stored; the others were.
@@ -268,7 +268,7 @@ class _Output:
             raise OutputError("; ".join(faults))
 
     def _held(self, busy: set[str]) -> set[str]:
-        """Return the units that wait; not forever, as a log is always being written."""
+        """Return the units that wait, but not forever, as a log is always being written."""
         self._scans_waited = {u: self._scans_waited.get(u, 0) + 1 for u in map(unit, busy)}
         return {u for u, count in self._scans_waited.items() if count <= _PATIENCE}
 
@@ -285,9 +285,10 @@ class _Output:
         Args:
             seen: The files of the folder.
             busy: Those that are not stored, because they are changing.
-            held: The units that stay as the last manifest has them.
+            held: The units that keep their state in the last manifest.
             incomplete: The files to mark as incomplete.
-            has_ended: Ends this upload when it is set; then, the last one follows, which has none.
+            has_ended: Ends this upload when it is set; the final upload follows, and has no such
+                event.
         """
         quiet = {name: stamp for name, stamp in seen.items() if name not in busy}
         batches = _batches(self.store.changed(quiet))
@@ -394,7 +395,7 @@ def _batches(changed: dict[str, Stamp]) -> list[list[str]]:
 
 
 def _is_due(committed_at: float, batches: list[list[str]], seen: dict[str, Stamp]) -> bool:
-    """Whether to write a manifest before the next batch: time has passed, or that one is large."""
+    """Whether to write a manifest before the next batch, as that is due or the batch is large."""
     is_late = time.monotonic() - committed_at > _COMMIT_S
     following = batches[0] if batches else []
     return is_late or any(seen[name].size_bytes > SMALL_BYTES for name in following)

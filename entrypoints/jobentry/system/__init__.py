@@ -1,4 +1,4 @@
-"""What the standard library lacks: system calls of Linux, processes, removal of deep trees.
+"""Functions that the standard library lacks: Linux system calls, processes, removing deep trees.
 
-The laptop half, too, imports ``trees.py``.
+The laptop half also imports ``trees.py``.
 """

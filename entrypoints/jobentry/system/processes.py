@@ -11,7 +11,7 @@ from jobentry.system import linux
 
 
 def children() -> list[int]:
-    """Return the processes whose parent we are."""
+    """Return the child processes of this process."""
     found = []
     for process in linux.processes():
         with contextlib.suppress(OSError, IndexError):
@@ -28,9 +28,9 @@ def adopt_orphans() -> None:
 def reap(own: Collection[int]) -> None:
     """Reap the children that have ended, except ``own``, which other code waits for.
 
-    A script that runs for days and starts programs, which start others and end, would fill the
-    process table: their orphans are our children (``adopt_orphans``), not those of the container's
-    init.
+    Otherwise a script that runs for days and keeps starting programs could fill the process table:
+    the orphans of these programs become our children (``adopt_orphans``), not those of the
+    container's init.
     """
     for child in children():
         if child not in own:

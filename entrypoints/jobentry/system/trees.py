@@ -68,7 +68,7 @@ def _noted(errors: list[OSError]) -> Iterator[None]:
 
 @contextmanager
 def _writable(name: str, above: int | None = None) -> Iterator[int]:
-    """Yield a descriptor of a folder, to which this user may write if it is theirs."""
+    """Yield a descriptor of a folder, which is made writable if this user owns it."""
     descriptor = os.open(name, _FOLDER, dir_fd=above)
     try:
         with suppress(OSError):  # owned by another user; it may be empty
