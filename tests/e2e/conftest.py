@@ -326,6 +326,10 @@ class Cloud:
         names = {"mpirun", "prterun", "orterun"}
         return self.find(lambda _, words: bool(words) and Path(words[0]).name in names)
 
+    def await_cleanup(self) -> None:
+        """Wait until the jobs' folders are removed, which begins when their states are final."""
+        poll(lambda: not any(self.home.glob("running/*")), "removal of the jobs' folders")
+
     def leftovers(self) -> list[str]:
         """Return what is left after some seconds: a job ends just before its last process does."""
         end = time.monotonic() + 10

@@ -334,6 +334,7 @@ def records(cloud, script, tmp_path_factory):
     if version not in _used_homes:
         done = cloud.submit(script)
         assert done.code == 0, done
+        cloud.await_cleanup()
         copy = tmp_path_factory.mktemp("home") / "home"
         shutil.copytree(cloud.home, copy, symlinks=True)
         _used_homes[version] = (copy, done.job)

@@ -456,6 +456,7 @@ def test_secrets_in_arguments_and_variables_are_masked_and_reach_the_job_exactly
     for each in shown:
         assert each.code == 0, each
         assert value not in each.out + each.err, each
+    cloud.await_cleanup()
     stored = [path for path in files_with(cloud.home, value) if "/process/" not in path]
     assert stored == []
     assert refused.code == 2, refused
@@ -479,6 +480,7 @@ def test_a_failing_job_does_not_reveal_its_secrets(cloud):
 
     assert done.code == 3, done
     assert SECRET not in done.out + done.err
+    cloud.await_cleanup()
     assert files_with(cloud.home, SECRET) == []
 
 
