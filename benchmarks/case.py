@@ -24,9 +24,9 @@ _WORKERS = (250, 500, 1000, 2000)
 
 @dataclass(frozen=True)
 class Subject:
-    """One side of a comparison: a command to run and measure, or what measures by itself.
+    """One side of a comparison: a command to run and measure, or a function that measures itself.
 
-    ``rounds`` bounds the rounds of one that takes long, which then has no warm-up either.
+    ``rounds`` limits the rounds of a slow subject, which then has no warm-up either.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Subject:
 
 @dataclass(frozen=True)
 class Case:
-    """Subjects that do the same thing; the first is the reference of the ratios."""
+    """Subjects that do the same thing; ratios refer to the first one."""
 
     name: str
     title: str
@@ -49,12 +49,12 @@ class Case:
 
     @property
     def group(self) -> str:
-        """The name without its number, as for --only."""
+        """The name without its number, as --only takes it."""
         return self.name.partition("-")[0]
 
 
 def cases(line_count: int) -> tuple[Case, ...]:
-    """Return every case, the logs of ``line_count`` lines."""
+    """Return every case; those of logs have ``line_count`` lines."""
     many = line_count * MANY_LINES_FACTOR
     return (
         _start("help", "--help"),
@@ -131,7 +131,7 @@ def _in_containers(count: int, way: nodes.Way, bench: Bench) -> Figures:
     try:
         return vars(bench.pool.nodes(count).run(way))
     except Failed:
-        # A process of it may still be running there.
+        # A process of the failed run may still be running there.
         bench.pool.close()
         raise
 
@@ -251,7 +251,7 @@ def _cloudjob(bench: Bench, run: Path, nodes: int, words: tuple[str, ...]) -> Co
 
 
 def all_ran(ranks: int, *subjects: Subject) -> tuple[Subject, ...]:
-    """Return ``subjects``, their runs failing unless every rank's one line comes out.
+    """Return ``subjects``, whose runs fail unless each rank's one line appears.
 
     Open MPI 5 was seen to start fewer processes than asked and to exit with 0; TorchX 0.7 loses
     the line of a rank that ran in one of a few hundred runs.
@@ -275,7 +275,7 @@ class _Log:
 
 
 def _log_check(count: int, prefix: bytes = b"", stream: str = "stdout") -> Inspect:
-    """Return what compares the log that came out with what the script wrote."""
+    """Return a function that compares the received log with what the script wrote."""
 
     def inspect(sample: Sample) -> Figures:
         came = _read(sample.stdout if stream == "stdout" else sample.stderr, prefix)
@@ -290,7 +290,7 @@ def _log_check(count: int, prefix: bytes = b"", stream: str = "stdout") -> Inspe
 
 
 def _read(path: Path, prefix: bytes) -> _Log:
-    """Return the log in ``path``: the lines that begin with ``prefix``, less the prefix."""
+    """Return the log in ``path``: the lines that begin with ``prefix``, without it."""
     digest, count, size = hashlib.sha256(), 0, 0
     with path.open("rb") as file:
         for line in file:

@@ -46,7 +46,7 @@ _SIZE = "size"
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Measure what the options choose; 1 with --check when a floor does not hold."""
+    """Measure the chosen cases; return 1 with --check when a floor does not hold."""
     args = _parse(argv)
     every = _every(args.lines)
     chosen = [case for case in every if _is_chosen(case, args.only)]
@@ -57,11 +57,11 @@ def main(argv: list[str] | None = None) -> int:
         print(f"error: running the benchmarks: {args.cloudjob} does not exist", file=sys.stderr)
         print("hint: run scripts/demo first, or use --cloudjob PATH", file=sys.stderr)
         return 2
-    # As an exception, so that the containers go too.
+    # Raise an exception, so that the containers are removed too.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     with contextlib.ExitStack() as opened:
         bench = opened.enter_context(_bench(args))
-        # Before this process becomes the parent of orphans, as the server is not measured.
+        # Start the server before this process adopts orphans, as the server is not measured.
         if any(case.group == _STORE for case in chosen):
             bench = opened.enter_context(_with_store(bench))
         measure.adopt_orphans()
@@ -75,7 +75,7 @@ def main(argv: list[str] | None = None) -> int:
                 measure.adopt_orphans(is_wanted=False)
                 bench = opened.enter_context(_with_slurm(bench))
             results[case.name] = result.run(case, bench, args.rounds, names)
-            # The next case may end in a fault.
+            # Print each result at once, as the next case may fail.
             print(report.case_text(results[case.name], facts), file=sys.stderr, flush=True)
         verdicts = floor.verdicts(results)
         if not args.only or _SIZE in args.only:
@@ -204,7 +204,7 @@ def _with_slurm(bench: Bench) -> Iterator[Bench]:
 def _mpirun(given: Path | None) -> Path:
     """Return the absolute path of the Open MPI that cloudjob would use.
 
-    By its name a remote node could take another one; a symbolic link to it stays as it is.
+    On a remote node the bare name could find another one; a symbolic link is not resolved.
     """
     on_path = shutil.which("mpirun")
     ours = ROOT / ".venv" / "bin" / "mpirun"

@@ -1,7 +1,7 @@
-"""How fast the console is with 10,000 jobs and a log of 500,000 lines, and what memory it needs.
+"""Measure the console with 10,000 jobs and a log of 500,000 lines: speed and memory.
 
-``python -m benchmarks.console`` measures it with a headless Chromium and prints one JSON object
-with the load of the machine. Exits with 1 if a limit does not hold.
+``python -m benchmarks.console`` uses a headless Chromium and prints one JSON object, including the
+load of the machine. It exits with 1 if a limit does not hold.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _CLOUDJOB = Path(sys.executable).parent / "cloudjob"
 _LINK = re.compile(r"http://127\.0\.0\.1:\d+/login\?token=\S+")
 _LIMIT_S = 60.0
 _PRINT = "for n in range({}): print(f'step {{n}} of the training: loss {{1 / (1 + n):.6f}}')\n"
-# When an element first has a text, in seconds since the navigation began.
+# Record when an element first has a text, in seconds since the navigation began.
 _WATCH = """
 const watch = () => {
   const found = document.querySelector(%s);
@@ -106,7 +106,7 @@ def _measure(home: Path, job: str) -> dict[str, float]:
         link = _await(lambda: _LINK.search(log.read_text())).group()
         base = link.partition("/login")[0]
         driver.get(link)
-        # The first visit of a page fills the browser's cache.
+        # The first visit fills the browser's cache.
         _shown(driver, base, ".jobs-grid .ag-center-cols-container .ag-row")
         found = {
             "jobs_s": _shown(driver, base, ".jobs-grid .ag-center-cols-container .ag-row"),

@@ -36,10 +36,10 @@ class _Connection(http.client.HTTPConnection):
 
 
 class Engine:
-    """An engine on this machine.
+    """The container engine on this machine.
 
     Raises:
-        NotRun: There is none, or we may not speak to it.
+        NotRun: There is none, or this user may not access it.
     """
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class Engine:
         """Return the engine's JSON response; None if it is empty.
 
         Raises:
-            EngineError: It refused.
+            EngineError: The engine refused the request.
         """
         connection = _Connection(self._path)
         try:

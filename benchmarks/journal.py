@@ -1,7 +1,7 @@
-"""What a node's journal costs: CPU time, and bytes in the log.
+"""Measure the cost of a node's journal: CPU time, and bytes in the log.
 
-``python -m benchmarks.journal [RANKS [SECONDS]]`` samples so many idle processes as ranks for so
-long, as a node does, and prints one JSON object. Exits with 1 if a limit of ADR 45 does not hold.
+``python -m benchmarks.journal [RANKS [SECONDS]]`` samples RANKS idle processes for SECONDS, as a
+node does, and prints one JSON object. It exits with 1 if a limit of ADR 45 does not hold.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def main(ranks: int = 8, seconds: float = 60.0) -> int:
     with tempfile.TemporaryDirectory() as folder:
         paths = NodePaths(*[folder] * 5)
         local = LocalRanks(paths)
-        # A shell plays the wrapper of a rank, and its child the program.
+        # The shell stands in for the wrapper of a rank, and its child for the program.
         words = ["sh", "-c", "sleep 3600; true"]
         idle = [subprocess.Popen(words, start_new_session=True) for _ in range(ranks)]
         for rank, process in enumerate(idle):

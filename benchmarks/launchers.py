@@ -1,6 +1,6 @@
-"""Benchmark cases of the launchers: a tool started by hand, and the same through the entry.
+"""Benchmark cases of the launchers: a tool started by hand, and the same tool through the entry.
 
-Frameworks are those of the tests, where their variables name an interpreter that has one.
+The frameworks are those of the tests; the tests' variables name the interpreters that have them.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _RANK = ROOT / "benchmarks" / "peers" / "mindspore-mpi-rank.sh"
 
 @dataclass(frozen=True)
 class _Launcher:
-    """One launcher, and how to start the same by hand.
+    """One launcher, and how to start the same ranks by hand.
 
     Args:
-        by_hand: Return the command of a person.
+        by_hand: Returns the command that a person would type.
         framework: What the script imports, or the launcher starts.
-        told: The variables that choose the launcher, where its name is not the case's.
+        told: The variables that select the launcher, if it has another name than the case.
     """
 
     name: str
@@ -77,7 +77,7 @@ def _by_hand(bench: Bench, run: Path, launcher: _Launcher) -> Command:
 
 
 def _entry(bench: Bench, run: Path, launcher: _Launcher) -> Command:
-    """Start the node half of cloudjob on one node with a launcher."""
+    """Start the node half of cloudjob on one node with this launcher."""
     program = ("python3", _NOOP) if launcher.name == "command" else (launcher.script,)
     port = str(_free_port())
     env = {
@@ -96,7 +96,7 @@ def _entry(bench: Bench, run: Path, launcher: _Launcher) -> Command:
 
 
 def _unpacked(bench: Bench, run: Path, launcher: _Launcher) -> Command:
-    """Start the same entry unpacked."""
+    """Start the same entry from unpacked files."""
     return _entry(replace(bench, zipapp=unpacked_entry(bench)), run, launcher)
 
 
@@ -174,7 +174,8 @@ def _horovodrun_elastic(bench: Bench, run: Path, launcher: _Launcher) -> Command
 
 def _horovod(bench: Bench, run: Path, launcher: _Launcher, *words: str) -> Command:
     python = launcher.python(bench)
-    # Without an interface, it starts a task on every node to list them, which was seen to hang.
+    # Without an interface, Horovod starts a task on every node to list them, which was seen to
+    # hang.
     options = ("--network-interface", "lo")
     argv = (python, "-m", "horovod.runner.launch", *options, *words, python, launcher.script)
     return bench.command(argv, run, launcher.script)
@@ -214,10 +215,10 @@ def _with_scheduler(bench: Bench, run: Path, launcher: _Launcher, argv: tuple[st
 
 
 def _framework(name: str) -> str:
-    """Return the interpreter that has a framework.
+    """Return an interpreter that has the framework.
 
     Raises:
-        NotRun: There is none.
+        NotRun: No interpreter has it.
     """
     variable = f"CLOUDJOB_TEST_{name.upper()}"
     found = os.environ.get(variable, "")

@@ -99,7 +99,8 @@ def run(command: Command, folder: Path, *, watches_memory: bool = False) -> Samp
 def _wait(pid: int) -> tuple[int, float]:
     """Wait for ``pid``; return its status and the CPU seconds of all processes ended until then.
 
-    Orphans are reaped as they end: as zombies they would look alive to who waits for them.
+    Orphans are reaped as they end: as zombies they would look alive to processes that wait for
+    them.
     """
     cpu_s = 0.0
     while True:
@@ -139,7 +140,7 @@ def _kill(pids: list[int]) -> int:
 class _MemoryWatch:
     """Records the peak memory of each descendant of this process, in MiB.
 
-    The mark that wait4 gives is no use: it starts from the size of the process that forked.
+    The peak that wait4 reports is of no use: it starts from the size of the process that forked.
     """
 
     def __init__(self, peaks: dict[int, float]) -> None:

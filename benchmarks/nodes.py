@@ -1,4 +1,4 @@
-"""Containers that stay, in which the same job is started and timed in several ways."""
+"""Containers that keep running, in which the same job is started and timed in several ways."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ BARE_PORT = 38889
 _INSIDE = "/bench"
 _RAN = b"noop ran"
 _LIMIT_S = 180.0
-# Theirs to know where the code comes from and goes to; here it lies on every node already.
+# Variables that say where the code comes from and the record goes; here the code is on every node.
 _LEFT_OUT = re.compile(r"CLOUDJOB_(CODE_URI|CODE_DIGEST|RECORD_URI|ENV_FILE)=|WORKSPACE=")
 
-# Set-up, not timed, for the subjects that do not bring their own key and sshd.
+# Set-up, not timed, for the subjects without a key and an sshd of their own.
 _SET_UP = f"""
     mkdir -p -m 700 .ssh;
     install -m 600 {_INSIDE}/key .ssh/id_ed25519;
@@ -92,7 +92,7 @@ class Nodes:
         """Start each node's command at the same time and wait until all have ended.
 
         Raises:
-            Failed: Node 0 ended badly, some rank's line is missing, or it took too long.
+            Failed: Node 0 failed, the line of some rank is missing, or the run took too long.
         """
         before = self._cpu_s()
         heard = _Heard(self._outs)
@@ -115,7 +115,7 @@ class Nodes:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _check(self, image: str, cloudjob: Path) -> None:
-        """Refuse an image with another version of the entry, which would be measured instead."""
+        """Refuse an image with another version of the entry, as that would be measured instead."""
         script = "from cloudjob.backends.docker.delivery import entry_digest as d; print(d())"
         python = str(cloudjob.parent / "python")
         digest = _output((python, "-c", script)).strip()
@@ -159,7 +159,8 @@ class Nodes:
         path = self._folder / name
         os.mkfifo(path)
         path.chmod(0o666)
-        # Opened for reading and writing: neither waits for the other end nor closes with it.
+        # Opened for reading and writing, so that it neither waits for the other end nor closes with
+        # it.
         return os.open(path, os.O_RDWR)
 
     def _start(self, request: dict[str, Any]) -> None:
@@ -236,7 +237,7 @@ class _Heard:
 
 
 class Pool:
-    """The current nodes: as many as were last requested."""
+    """The current nodes: as many as were requested last."""
 
     def __init__(self, cloudjob: Path, image: str) -> None:
         self.cloudjob = cloudjob
@@ -247,7 +248,7 @@ class Pool:
         """Return ``count`` nodes.
 
         Raises:
-            NotRun: They cannot be made here.
+            NotRun: They cannot be created here.
         """
         if self._nodes is None or self._nodes.count != count:
             self.close()
@@ -307,7 +308,7 @@ def submitted(pool: Pool, source: Path, count: int) -> dict[str, float]:
             ended = time.time()
             listed = _output((str(pool.cloudjob), "list", "--json"), env=env)
         finally:
-            # The job cleans up, unless this process was killed.
+            # The job cleans up by itself, unless this process was killed.
             for owner in home.glob("docker/owner"):
                 engine.remove(f"cloudjob.owner={owner.read_text()}")
     if text.count("noop ran") != count:

@@ -124,7 +124,7 @@ def _pack(
     home = run / "home"
     home.mkdir()
     argv = (python_of(bench), str(_DRIVER), "pack", str(tree()), str(home), *words)
-    # The rules for secrets are compiled only once.
+    # The rules for secrets are compiled once and then reused.
     kept = CACHE / "rules"
     if before is not None or not kept.exists():
         _run(argv)

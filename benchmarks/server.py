@@ -35,7 +35,7 @@ class Server:
 def running(folder: Path, python: Path) -> Iterator[Server]:
     """Run the server within the context; ``python`` must have cloudjob installed.
 
-    It is nobody's child here: what measures waits for every child that it has.
+    It is not a child of this process, as a measurement waits for all child processes.
 
     Raises:
         NotRun: It cannot be installed, or does not start.

@@ -1,7 +1,7 @@
 """A simulated job with very many nodes: the real entry on the head, and simulated workers.
 
-Each worker has a loopback address of its own, where something answers as a worker's entry does. So
-all that the head does is real, from its start to its record.
+Each worker has its own loopback address, where a simulation answers like a worker's entry. So
+everything that the head does is real, from its start to its record.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def bring_up(bench: Bench, count: int) -> dict[str, float]:
 
     Raises:
         NotRun: This machine allows too few open files.
-        Failed: The job did.
+        Failed: The job failed.
     """
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if most < 4 * count:

@@ -53,7 +53,7 @@ class Cluster:
         return self._timed("sbatch", "sh", "-c", text, str(NODES), *words)
 
     def submit(self, launcher: str) -> dict[str, float]:
-        """Do the same through cloudjob, from the submit to its end."""
+        """Run the same through cloudjob, from the submit to the end of the job."""
         words = ("--backend", "slurm", "--nodes", str(NODES), "--launcher", launcher, "noop.py")
         return self._timed(launcher, str(self._cloudjob), "submit", *words)
 
@@ -61,10 +61,10 @@ class Cluster:
         """Return the seconds that a command took on the login node.
 
         Args:
-            subject: Begins its rounds at other places in a second, and each subject at the same.
+            subject: Spreads the rounds over a second, in the same way for each subject.
 
         Raises:
-            Failed: It ended badly, or the output of some node did not come out.
+            Failed: The command failed, or the output of some node is missing.
         """
         # Let the previous job finish its clean-up first, so that it is not measured.
         self._slurm.await_idle()

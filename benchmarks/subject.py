@@ -25,7 +25,8 @@ class Bench:
     """The settings that all subjects share.
 
     ``jobs`` holds the scripts to run, each in a folder of its own; ``python`` runs them; ``pool``
-    has the containers, of a case that runs in some.
+    ``jobs`` holds the scripts to run, each in a folder of its own; ``python`` runs them; ``pool``
+    holds the containers of a case that needs some.
     """
 
     homes: Path
@@ -89,7 +90,7 @@ def cloudjob_start(bench: Bench, run: Path, option: str) -> Command:
 def mpirun_nodes(bench: Bench, run: Path, nodes: int) -> Command:
     """Start plain mpirun with one rank on each of ``nodes`` emulated nodes, each with a daemon.
 
-    Open MPI takes 127.0.0.2 and up for other machines; names would cost look-ups in DNS.
+    Open MPI treats 127.0.0.2 and up as other machines; names would cost DNS lookups.
     """
     hosts = ",".join(f"127.0.0.{2 + node}:1" for node in range(nodes))
     is_5 = int(bench.mpi_version.partition(".")[0]) >= 5
@@ -175,7 +176,7 @@ def open_mpi_version(mpirun: Path) -> str:
     """Return the version that ``mpirun`` prints.
 
     Raises:
-        NotRun: it says none.
+        NotRun: It prints no version.
     """
     done = subprocess.run((str(mpirun), "--version"), check=False, capture_output=True, text=True)
     match = re.search(r"\d+\.\d+\.\d+", done.stdout)

@@ -38,7 +38,7 @@ def prepare(peer: str) -> Path:
     """Return the folder of the peer's environment, created if it does not exist.
 
     Raises:
-        NotRun: it cannot be installed.
+        NotRun: It cannot be installed.
     """
     key = f"{sys.version_info[:2]} {sysconfig.get_platform()}\n{requirements(peer)}"
     folder = CACHE / f"{peer}-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
@@ -58,7 +58,7 @@ def empty(folder: Path) -> None:
 def compile_bytes(python: Path, *folders: Path) -> None:
     """Byte-compile ``folders``; without that, starts take two or three times as long."""
     argv = (str(python), "-m", "compileall", "-q", *map(str, folders))
-    # Some packages contain templates that do not compile and are never imported.
+    # Some packages contain templates that cannot be compiled and are never imported.
     subprocess.run(argv, check=False, capture_output=True, env=_env())
 
 

@@ -35,7 +35,7 @@ def archive(sources: Path) -> bytes:
 
 
 def build(target: Path) -> None:
-    """Write the archive to ``target``, which a starting job may be reading: replace it at once."""
+    """Write the archive to ``target`` in one step, as a starting job may be reading the old one."""
     new = target.with_suffix(".new")
     new.write_bytes(archive(ROOT / "entrypoints"))
     new.chmod(0o755)

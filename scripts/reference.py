@@ -23,7 +23,7 @@ The output of `--help` for every command.
 
 
 def _parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
-    """Yield a parser and those of its subcommands."""
+    """Yield a parser and the parsers of its subcommands."""
     yield parser
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):

@@ -1,9 +1,9 @@
-"""The backend modelarts and its emulator, both on this machine: one step, for one measurement.
+"""Measure one step with the backend modelarts and its emulator, both on this machine.
 
-modelarts.py submit HOME         all requests of a submit, but those that move code
+modelarts.py submit HOME         all requests of a submit, except those that transfer code
 modelarts.py list HOME COUNT     pages of a list of that many jobs, and the emulator's memory
 
-It starts an emulator below HOME, and ends it.
+It starts an emulator below HOME, and stops it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SETTINGS = "engine: process\nrequests_per_min: 1000000\n"
 
 
 def submit(home: Path, _address: Any) -> dict[str, float]:
-    """Look, and create a job: from an open backend to its handle."""
+    """Run the checks and create a job: from an open backend to its handle."""
     from cloudjob.backends.modelarts.backend import ModelArtsBackend
     from cloudjob.model.job import JobSpec
     from cloudjob.model.submission import Code, prepare
@@ -36,7 +36,7 @@ def submit(home: Path, _address: Any) -> dict[str, float]:
         backend = ModelArtsBackend(home, {}, environ={}, user_home=home)
         uri, access = backend.store()
         os.environ.update(access)
-        # The service looks for the code folder of a job.
+        # The service requires the code folder of a job.
         open_store(uri).put_bytes(b"", f"{job}/node/boot.sh")
         base = f"obs://cloudjob/{job}"
         submission = prepare(
@@ -55,7 +55,7 @@ def submit(home: Path, _address: Any) -> dict[str, float]:
 
 
 def list_(home: Path, address: Any, count: str) -> dict[str, float]:
-    """Ask for the first page, the last one and a filtered one, again and again."""
+    """Request the first page, the last page and a filtered one, repeatedly."""
     from cloudjob.backends.modelarts.backend import ModelArtsBackend
 
     _fill(home, int(count))
@@ -82,7 +82,7 @@ def list_(home: Path, address: Any, count: str) -> dict[str, float]:
 
 
 def _fill(home: Path, count: int) -> None:
-    """Put jobs into the database, as those of an earlier time."""
+    """Put jobs of an earlier time into the database."""
     from cloudjob.emulator import models
     from cloudjob.emulator.database import Database, JobRow
     from cloudjob.emulator.settings import defaults

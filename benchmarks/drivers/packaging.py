@@ -1,7 +1,7 @@
-"""What a submit does with its source, and a node with the package: one step, for one measurement.
+"""Measure one step of a submit with its source, or of a node with the package.
 
-packaging.py pack SOURCE HOME    scan, pack, keep in the store below HOME, remember
-packaging.py unpack HOME FOLDER  fetch and unpack what was packed last
+packaging.py pack SOURCE HOME    scan, pack, put it into the store below HOME, record it
+packaging.py unpack HOME FOLDER  fetch and unpack the last package
 packaging.py zip SOURCE FILE     a ZIP as SkyPilot makes it: walk, ZipFile.write, deflated
 packaging.py copy SOURCE FOLDER  a copy as TorchX makes it of its workspace
 """
@@ -49,7 +49,7 @@ def unpack(home: str, folder: str) -> dict[str, int]:
 
 
 def zip_(source: str, file: str) -> dict[str, int]:
-    """Make a ZIP with the calls and the defaults of SkyPilot 0.14."""
+    """Create a ZIP with the calls and the defaults of SkyPilot 0.14."""
     import zipfile
 
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:

@@ -1,4 +1,4 @@
-"""Says that it ran, once an elastic job of Horovod has begun."""
+"""Prints that it ran, once an elastic job of Horovod has started."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ import horovod.torch as hvd
 
 @hvd.elastic.run  # type: ignore[untyped-decorator]
 def train(state: Any) -> None:
-    """Say so."""
+    """Print it."""
     state.commit()
     print("noop ran")
 

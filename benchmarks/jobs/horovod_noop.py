@@ -1,4 +1,4 @@
-"""Says that it ran, once all ranks of Horovod have found each other."""
+"""Prints that it ran, once all ranks of Horovod have found each other."""
 
 import horovod.torch as hvd
 

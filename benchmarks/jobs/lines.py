@@ -5,7 +5,7 @@ import sys
 
 BLOCK = 1000
 PLAIN = b"%09d loss=0.693147 accuracy=0.5 " + b"." * 62 + b"\n"
-# Ten lines at a time: one is indented and one is not ASCII, for what strips or decodes.
+# Ten lines at a time: one is indented and one is not ASCII, to detect stripping and decoding.
 TEN = b"    %09d" + PLAIN[4:-5] + b"\n" + PLAIN.replace(b"..", "é".encode(), 1) + PLAIN * 8
 
 

@@ -1,4 +1,4 @@
-"""Says that it ran, once all ranks of MindSpore have found each other."""
+"""Prints that it ran, once all ranks of MindSpore have found each other."""
 
 import mindspore
 from mindspore.communication import init

@@ -1,4 +1,4 @@
-"""Run the toolkit's own entry (`train`), less its SSH daemon.
+"""Run the toolkit's own entry (`train`), without its SSH daemon.
 
 One host needs no SSH, the toolkit never ends the daemon that it starts on port 22, and a benchmark
 must not open a login to the machine it runs on. Leaving it out favours the toolkit.

@@ -1,9 +1,9 @@
-"""Moves 200 MB, or 2,000 small files, between a folder and a bucket with one client of S3.
+"""Transfer 200 MB, or 2,000 small files, between a folder and a bucket with one S3 client.
 
     python store_driver.py CLIENT up|down big|small FOLDER PREFIX
 
-Each client does it as its makers show it. Prints the seconds that it took, without the start of
-Python and the import of the client, and checks afterwards that all has arrived.
+Each client is used as its documentation shows. It prints the seconds taken, without the start of
+Python and the import of the client, and then checks that everything has arrived.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ Move = Callable[[Path, str], object]
 
 
 class Client(NamedTuple):
-    """What a client moves things with.
+    """The functions with which a client transfers files.
 
     Args:
-        up: Puts a file under a key.
-        down: Gets it.
-        whole: Does all of a way by itself: ``up`` or ``down``, the folder, what keys begin with.
-        many: Gets many small ones by itself.
+        up: Uploads a file under a key.
+        down: Downloads it.
+        whole: Transfers everything itself: ``up`` or ``down``, the folder, the prefix of the keys.
+        many: Downloads many small files itself.
     """
 
     up: Move | None = None
@@ -44,7 +44,7 @@ class Client(NamedTuple):
 
 
 def main(client: str, way: str, size: str, folder: Path, prefix: str) -> None:
-    """Time one way of one client."""
+    """Time one client in one direction."""
     made = _CLIENTS[client]()
     source = folder / size
     files = sorted(path for path in source.iterdir())
@@ -158,13 +158,13 @@ def _cloudjob() -> Client:
     from cloudjob.store.files import replacing
 
     store = open_store(f"s3://{BUCKET}")
-    # Imports boto3, which the driver of boto3 has done by now, too.
+    # This imports boto3, which the driver of boto3 has also done by now.
     store.access()
 
     def many(pairs: list[tuple[Path, str]]) -> None:
         paths = {key: path for path, key in pairs}
         for key, data in store.get_each(list(paths)):
-            # As `cloudjob outputs` writes them: whole or not at all.
+            # Written as `cloudjob outputs` does: completely or not at all.
             with replacing(paths[key], is_durable=False) as file:
                 file.write(data)
 

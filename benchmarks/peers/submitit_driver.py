@@ -6,7 +6,7 @@ import submitit
 
 
 def main() -> None:
-    """Submit, wait, and print what each task said."""
+    """Submit, wait, and print the output of each task."""
     folder, count, *command = sys.argv[1:]
     executor = submitit.AutoExecutor(folder=folder, cluster="local")
     executor.update_parameters(tasks_per_node=int(count), timeout_min=5)

@@ -1,4 +1,4 @@
-"""What plays the workers of a very large job, and its mpirun."""
+"""Programs that simulate the workers of a very large job, and its mpirun."""
 
 
 def address(worker: int) -> str:

@@ -1,8 +1,8 @@
-"""Plays many workers: workers.py COUNT PORT KEY ENTRY, each on a loopback address of its own.
+"""Simulate many workers: workers.py COUNT PORT KEY ENTRY, each on its own loopback address.
 
-Each speaks as the entry of a worker does: it says that it is ready, and leaves at the end. One in
-ten greets after a second only, and one in fifty listens two seconds late. It prints ``listening``
-when all others are there, and ends with its input.
+Each behaves like the entry of a worker: it reports that it is ready, and leaves at the end. One in
+ten greets only after a second, and one in fifty listens two seconds late. The program prints
+``listening`` once all others listen, and ends when its input does.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ SLOW_S, LATE_S = 1.0, 2.0
 async def play(
     worker: int, key: bytes, entry: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
 ) -> None:
-    """Be the worker on a connection of the head."""
+    """Act as the worker on a connection of the head."""
     if worker % 10 == 3:
         await asyncio.sleep(SLOW_S)
     greeting = f"{connection.nonce()} {connection.nonce()}"
