@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 Request = TypeVar("Request")
 
-# Seconds that a node asked to end may outlive its grace period. With a store that does not answer,
-# its entry gives up after 10 s for outputs, 5 s for the record and 1 s for journal and log.
+# Seconds that a node may outlive its grace period after it was asked to end. If the store does not
+# answer, the entry gives up after 10 s for outputs, 5 s for the record and 1 s for journal and log.
 PATIENCE_S = 20
 
 
@@ -29,13 +29,13 @@ class NativeStatus:
         native: The platform's own word for the state.
         message: Why it failed, as far as the platform knows; the head's record takes precedence.
         attempt_at: When the last attempt began: an earlier record belongs to another attempt.
-        has_asked: Whether the platform itself asked the head to end, so that a record which says
-            ``cancelled`` is only the answer to that.
-        knows_cancels: Whether every cancel is known here, so that a record which says ``cancelled``
-            names a node that was stopped by something else.
-        reason: What only the platform can know of a failure: a node ran out of memory.
-        is_unwatched: Whether only the job's watcher has failed, so that a record of success is
-            the truth.
+        has_asked: Whether the platform itself asked the head to end, so that ``cancelled`` in a
+            record only reflects that.
+        knows_cancels: Whether the platform knows of every cancel, so that ``cancelled`` in a record
+            without one means that something else stopped the node.
+        reason: A cause of failure that only the platform can know: a node ran out of memory.
+        is_unwatched: Whether only the job's watcher has failed, so that a record of success
+            counts.
         cause: The cause of a failure without a record; by default the platform.
     """
 
@@ -59,8 +59,8 @@ class Check(NamedTuple):
 
     Args:
         found: What was found, in a few words.
-        hint: What to do when it is not as it should be.
-        is_needed: Whether nothing works without it.
+        hint: What to do if the check fails.
+        is_needed: Whether jobs need this check to pass.
     """
 
     name: str
@@ -74,7 +74,7 @@ class Devices(NamedTuple):
     """The accelerators of each node.
 
     Args:
-        found: Where this is known from, in a few words.
+        found: The source of this information, in a few words.
     """
 
     each: int
@@ -85,7 +85,7 @@ class Event(NamedTuple):
     """An event of a job on its platform.
 
     Args:
-        at: When, as the platform writes it.
+        at: The time, as the platform writes it.
         level: ``Info``, ``Warning`` or ``Error``.
     """
 
@@ -96,7 +96,7 @@ class Event(NamedTuple):
 
 
 class Metric(NamedTuple):
-    """What a node used, minute by minute.
+    """A measurement of a node's resource usage, minute by minute.
 
     Args:
         name: The platform's name for it, such as ``cpuUsage``.
@@ -117,7 +117,7 @@ class Backend(ABC, Generic[Request]):
        and a test see exactly what would be sent.
     2. ``send`` starts the job and returns its handle, ``backend://…/id``. When it raises, nothing
        was started, unless the error is ``Unanswered``. A job outlives the process that sent it.
-       ``handle`` returns a handle before that, which finds a job whose submit was killed.
+       ``handle`` returns a handle before ``send``, to find a job whose submit was killed.
     3. ``status`` returns the status of a job, in any process, at any time. A state that cloudjob
        does not know is UNKNOWN; an unknown id is ``JobNotFound``.
     4. ``logs`` yields what a node's entry wrote: in order, in whole lines, each line once, even
@@ -153,7 +153,7 @@ class Backend(ABC, Generic[Request]):
 
     @abstractmethod
     def handle(self, request: Request) -> str:
-        """Return a handle of the job that ``send`` starts; nothing is there yet."""
+        """Return a handle of the job that ``send`` will start; the job does not exist yet."""
 
     @abstractmethod
     def send(self, request: Request) -> str:
@@ -187,8 +187,8 @@ class Backend(ABC, Generic[Request]):
     def store(self) -> tuple[str, Mapping[str, str]]:
         """Return the platform's own store, for jobs that name none: its URI, and its credentials.
 
-        An empty URI is a folder of this machine. The credentials are environment variables; those
-        that are set win.
+        An empty URI means a folder of this machine. The credentials are environment variables;
+        variables that are already set take precedence.
         """
         return "", {}
 
@@ -210,20 +210,20 @@ class Backend(ABC, Generic[Request]):
         return []
 
     def companions(self, request: Request) -> Mapping[str, bytes]:
-        """Return the files beside the code in the folder ``node``, where ``copies_files``.
+        """Return the files beside the code in the folder ``node``, if ``copies_files``.
 
-        Those that hold secrets are deleted when the job has ended.
+        Files that hold secrets are deleted when the job has ended.
         """
         return {}
 
     def refresh(self, handle: str, keys: Mapping[str, str]) -> None:
-        """Give the nodes of a job that runs fresh keys of its store.
+        """Give the nodes of a running job fresh keys of its store.
 
         Args:
             keys: The variables ``names.STORE_KEYS``.
 
         Raises:
-            UsageError: Its nodes cannot be given any.
+            UsageError: Its nodes cannot receive fresh keys.
         """
         raise UsageError(
             f"refreshing the keys of {handle}: its nodes cannot be given others",
@@ -237,9 +237,9 @@ class Backend(ABC, Generic[Request]):
     def statuses(self, handles: Sequence[str]) -> Mapping[str, NativeStatus | None]:
         """Return the status of many jobs of one platform, in as few requests as it allows.
 
-        None is a job that the platform does not have. A job without an entry has to be asked for
-        with ``status``: all of them where a platform cannot list its jobs, and those that have
-        ended, of which ``status`` knows more.
+        None means that the platform does not have the job. A job without an entry needs a call of
+        ``status``: every job if the platform cannot list its jobs, and jobs that have ended, about
+        which ``status`` knows more.
         """
         return {}
 

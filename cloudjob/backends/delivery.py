@@ -1,4 +1,4 @@
-"""What every platform copies to the nodes: the entry, its start script, and a key for ssh."""
+"""Files that every platform copies to the nodes: the entry, its start script, and a key for ssh."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def word_problems(words: Sequence[str], why: str) -> Iterator[str]:
     """Yield which words of a job's command are not UTF-8.
 
     Args:
-        why: What cannot hold them, as the end of the message.
+        why: The end of the message, which says what cannot hold them.
     """
     for index, word in enumerate(words):
         if not is_utf8(word):

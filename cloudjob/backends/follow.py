@@ -21,11 +21,11 @@ from cloudjob.retries import Patience
 Piece = tuple[int, bytes]
 NOTHING_NEW: Piece = (-1, b"")
 PIECE_BYTES = 1 << 20
-# The part of a log, from its beginning and from its end, that holds what a node does now.
+# Size of the beginning and of the end of a log, which show what a node does now.
 END_BYTES, END_LINES = 256 * 1024, 500
 # Seconds that a reader of streams waits before it gets NOTHING_NEW.
 _IDLE_S = 0.1
-# Pieces that wait for the reader: a slow reader must not fill the memory.
+# Most pieces that wait for the reader: a slow reader must not fill the memory.
 _WAITING = 64
 _GROWTH = 1.2
 
@@ -69,7 +69,7 @@ def node_logs(folder: Path) -> dict[int, Path]:
 
 
 def read_file(path: Path, offset: int = 0) -> Iterator[bytes]:
-    """Yield the whole lines of a file from a byte on; nothing where there is no file."""
+    """Yield the whole lines of a file from a byte offset on; nothing if there is no file."""
     try:
         file = path.open("rb")
     except OSError:
@@ -92,7 +92,7 @@ def read_ends(path: Path) -> Iterator[bytes]:
         start = max(len(head), file.seek(0, os.SEEK_END) - END_BYTES)
         file.seek(start)
         tail = file.read()
-        # A line of which only the end was read is left out.
+        # Leave out a line of which only the end was read.
         begin = tail.find(b"\n") + 1 if start > len(head) else 0
         yield tail[begin : tail.rfind(b"\n") + 1]
 
@@ -107,12 +107,12 @@ def poll(
 ) -> Iterator[Piece]:
     """Yield the lines of logs that grow, until the job has ended and nothing more is found.
 
-    With ``follow``, a platform that does not answer for some minutes does not end this.
+    With ``follow``, polling continues even if the platform does not answer for some minutes.
 
     Args:
         look: Returns what was written since its last call, in pieces of any size; an empty piece
-            means that more is known to exist.
-        follow: Whether to wait for the end of the job; else what is there now is yielded.
+            means that more data is known to exist.
+        follow: Whether to wait for the end of the job; else only existing lines are yielded.
         pause_s: The shortest and the longest wait between two calls of ``look``.
     """
     lines: dict[int, Lines] = {}
@@ -121,7 +121,7 @@ def poll(
     patience = Patience()
     while True:
         try:
-            # Asked before the look: what was written before the end is then found after it.
+            # Ask first: the look then finds everything that was written before the end.
             is_last = not follow or has_ended()
             is_new = yield from _new_lines(look(), lines)
         except Unreachable as error:
@@ -162,7 +162,7 @@ class Streams:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether the reader has left."""
+        """Whether the reader has stopped."""
         return self._stopped.is_set()
 
     @property
@@ -180,7 +180,7 @@ class Streams:
         """Start a reader thread; ``next`` raises its exception."""
         with self._lock:
             self._running += 1
-        # A stream that is silent cannot be interrupted; the process may end before it does.
+        # A silent stream cannot be interrupted; a daemon thread does not delay the process's end.
         threading.Thread(target=self._run, args=(read,), name="log", daemon=True).start()
 
     def next(self) -> Piece:
@@ -198,11 +198,11 @@ class Streams:
         self._stopped.set()
 
     def wait(self, seconds: float) -> None:
-        """Pause a thread until the time is over or the reader has left."""
+        """Pause a thread until the time is over or the reader has stopped."""
         self._stopped.wait(seconds)
 
     def _put(self, news: Piece | Exception) -> bool:
-        """Pass a piece to the reader; return False if the reader has left."""
+        """Pass a piece to the reader; return False if the reader has stopped."""
         while not self.is_stopped:
             try:
                 self._news.put(news, timeout=_IDLE_S)
@@ -221,5 +221,5 @@ class Streams:
             last = error
         with self._lock:
             self._running -= 1
-        # The reader looks again whether all have ended.
+        # Make the reader check again whether all threads have ended.
         self._put(last)

@@ -14,7 +14,7 @@ def read(handle: str, scheme: str, count: int = 0) -> list[str]:
     """Return the parts of a handle.
 
     Args:
-        count: How many there are; 0 for any number.
+        count: The expected number of parts; 0 for any number.
 
     Raises:
         JobNotFound: It does not have this scheme.

@@ -1,4 +1,4 @@
-"""The interpreters of a job that finds this machine's folders on its nodes: script, entry, MPI."""
+"""The interpreters of a job whose nodes see this machine's folders: script, entry, MPI."""
 
 from __future__ import annotations
 
@@ -66,9 +66,9 @@ def path_with_mpirun() -> str:
 
 
 def libmpi_of(mpirun: str, python: str) -> str:
-    """Return the library of this mpirun, when mpi4py would take that of a wheel in another place.
+    """Return the MPI library of ``mpirun`` if mpi4py would load that of a wheel; else "".
 
-    Ranks of one MPI under the mpirun of another work by luck, and their error messages are lost.
+    Ranks of one MPI work under the mpirun of another only by luck, and lose their error messages.
     """
     if not mpirun:
         return ""
@@ -83,11 +83,11 @@ def libmpi_of(mpirun: str, python: str) -> str:
 def entry_of(home: Path) -> str:
     """Return the folder of the unpacked entry, which is created below ``home`` on first use.
 
-    Unpacked, it starts faster than the archive does. It runs with the secrets of every job, so what
-    was unpacked is compared with its digest each time.
+    Unpacked, the entry starts faster than from its archive. It runs with the secrets of every job,
+    so the unpacked files are compared with their digest each time.
 
     Raises:
-        BackendError: There is no room for it, or others may write there.
+        BackendError: The disk is full, or other users may write to the folder.
     """
     archive = Path(cloudjob.__file__).parent / ENTRY
     digest = hashlib.sha256(archive.read_bytes()).hexdigest()
@@ -103,7 +103,7 @@ def entry_of(home: Path) -> str:
 
 
 def _is_whole(folder: Path) -> bool:
-    """Whether a folder holds what was unpacked to it."""
+    """Whether a folder holds exactly the files that were unpacked to it."""
     try:
         return (folder / _DIGEST).read_text(encoding="ascii") == _digest(folder)
     except (OSError, ValueError):
@@ -111,7 +111,7 @@ def _is_whole(folder: Path) -> bool:
 
 
 def _digest(folder: Path) -> str:
-    """Return the digest of the unpacked entry; other Pythons may have added their own bytecode."""
+    """Return the digest of the unpacked entry, without bytecode that other Pythons have added."""
     found = hashlib.sha256()
     for path in sorted(folder.rglob("*")):
         is_other = path.suffix == ".pyc" and f".{sys.implementation.cache_tag}." not in path.name

@@ -1,8 +1,8 @@
 """The docker backend: one container per node on one engine, set up as ModelArts does it.
 
 A job whose submitter is gone needs no process of ours: the entry on each node learns how the job
-ends, so its containers end by themselves. They stay until the next cloudjob command on this machine
-checks the job, saves what the engine has (logs, how each node ended) and removes them.
+ends, so its containers end by themselves. The engine keeps them until the next cloudjob command on
+this machine checks the job, saves each node's log and final state, and removes the containers.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class DockerBackend(Backend[DockerRequest]):
         try:
             return self._status_now(job)
         except BackendError:
-            # Another cloudjob may have saved it meanwhile and removed its containers.
+            # Another cloudjob may have saved the job and removed its containers in the meantime.
             saved = _saved_status(self._home / job)
             if saved is not None:
                 return saved
@@ -189,7 +189,7 @@ class DockerBackend(Backend[DockerRequest]):
         # Each entry reports to the head and ends by itself; a signal to all of them counts once.
         alive = [item for item in found if item.is_alive]
         self._kill(alive, "SIGKILL" if is_urgent else "SIGTERM")
-        # A stopped process would never handle it.
+        # A stopped process would never handle the signal.
         self._kill(alive, "SIGCONT")
 
     def refresh(self, handle: str, keys: Mapping[str, str]) -> None:
@@ -206,8 +206,8 @@ class DockerBackend(Backend[DockerRequest]):
     def statuses(self, handles: Sequence[str]) -> Mapping[str, NativeStatus | None]:
         """Return the status of many jobs from one list of the engine's containers.
 
-        A job of which a container has ended, or that was cancelled, is left to ``status``, which
-        also ends what does not end by itself.
+        A job that was cancelled, or of which a container has ended, is left to ``status``, which
+        also ends containers that do not end by themselves.
         """
         with engine.translated("looking for the containers of all jobs"):
             listed = self._client.containers(all=True, filters={"label": JOB_LABEL})
@@ -229,7 +229,7 @@ class DockerBackend(Backend[DockerRequest]):
         return found
 
     def sweep(self, known: Collection[str]) -> list[str]:
-        """Remove what jobs of ours that are not ``known`` have left; return their names."""
+        """Remove the leftovers of our jobs that are not ``known``; return these jobs' names."""
         with engine.translated("looking for what jobs have left"):
             ours = {"label": f"{OWNER_LABEL}={self.owner()}"}
             found = [

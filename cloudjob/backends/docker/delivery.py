@@ -1,4 +1,4 @@
-"""What is put into a container before it starts: its folders, secrets, and the key for ssh."""
+"""Files that are put into a container before it starts: folders, secrets, and the key for ssh."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ class Member(NamedTuple):
 def archive(node: NodeRequest, hosts: tuple[str, ...], key: bytes, *, with_entry: bool) -> bytes:
     """Return the tar that is unpacked over the container's root.
 
-    It goes from this process to the engine and never lies on this machine's own disk. The folder of
-    the secrets is the job's user's, so that the entry can remove what it has read.
+    It is sent from this process to the engine and never stored on this machine's disk. The folder
+    of the secrets belongs to the job's user, so that the entry can remove files that it has read.
 
     Args:
         key: The private key of the job for ssh, empty for none.
-        with_entry: Whether the image has an entry of another version: both halves of a job are of
-            one, so ours goes over it.
+        with_entry: Whether to replace the image's entry, which has another version: both halves of
+            a job must have the same version.
     """
     folders = [Member(path, 0o755, None) for path in _FOLDERS]
     if node.env or key:

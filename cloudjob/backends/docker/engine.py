@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from cloudjob.errors import BackendError, Unreachable
 
 DEFAULT_HOST = "unix:///var/run/docker.sock"
-# An engine's messages for an object that is already in the wanted state, or gone.
+# HTTP statuses for an object that is gone, or already in the wanted state.
 NOT_FOUND, CONFLICT = 404, 409
 _LIMIT_S = 120
 # Requests sent at once: more would only queue in the engine.
@@ -54,7 +54,7 @@ def image(client: Any, reference: str) -> dict[str, Any]:
     """Return what the engine knows about an image.
 
     Raises:
-        BackendError: It does not have the image.
+        BackendError: The engine does not have the image.
     """
     try:
         with translated(f"looking for the image {reference}"):

@@ -92,13 +92,13 @@ class Source(NamedTuple):
 def read(client: Any, source: Source, *, follow: bool) -> Iterator[bytes]:
     """Yield the log of one container in whole lines, from the beginning.
 
-    An engine that is restarted breaks the stream, or ends it as if the log were over, while the
-    container runs on (live-restore); the next stream begins with the first frame again. Another
-    cloudjob may save the log and remove the container meanwhile. What it saved is made of the same
-    frames, so reading continues there at the same byte.
+    A restart of the engine breaks the stream, or ends it as if the log were over, while the
+    container keeps running (live-restore); the next stream starts again at the first frame. In the
+    meantime, another cloudjob may save the log and remove the container. The saved log consists of
+    the same frames, so reading continues there at the same byte.
 
     Args:
-        follow: Whether to wait for the end of the container; else what is there now is yielded.
+        follow: Whether to wait for the end of the container; else only existing lines are yielded.
 
     Raises:
         BackendError: The engine refused, or the container is gone and its log was not saved.
@@ -149,7 +149,7 @@ def read_ends(client: Any, source: Source) -> Iterator[bytes]:
 
 
 def read_all(client: Any, sources: list[Source], *, follow: bool) -> Iterator[Piece]:
-    """Yield the logs of several nodes as they come; an empty piece means that nothing is new."""
+    """Yield the logs of several nodes as they arrive; an empty piece means that nothing is new."""
 
     def pieces(source: Source) -> Iterator[Piece]:
         return ((source.node, whole) for whole in read(client, source, follow=follow))
@@ -176,15 +176,15 @@ def _has_ended(client: Any, source: Source) -> bool:
 def _stream(
     client: Any, container: str, *, follow: bool, tail: int | str = "all"
 ) -> Iterator[bytes]:
-    """Yield the engine's frames as they come over the wire.
+    """Yield the engine's frames as they arrive.
 
-    The SDK's own ``logs`` drops the header of each frame, and with it which stream it is of;
-    ``attach`` splits frames, by whose length we know where a line ends.
+    The SDK's own ``logs`` drops the header of each frame, which names its stream; ``attach`` splits
+    frames, whose length shows where a line ends.
     """
     url = f"{client.base_url}/v{client.api_version}/containers/{container}/logs"
     asked = {"stdout": 1, "stderr": 1, "follow": int(follow), "tail": tail}
     with engine.translated("reading a log"):
-        # No limit on the time: a node may be silent for hours.
+        # No read timeout: a node may be silent for hours.
         response = client.get(url, params=asked, stream=True, timeout=(60, None))
         with response:
             client._raise_for_status(response)

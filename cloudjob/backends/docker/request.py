@@ -34,16 +34,17 @@ MEMORY_LABEL = "cloudjob.memory_gib"
 # Marks a job that continues when it loses a node.
 ELASTIC_LABEL = "cloudjob.elastic"
 
-# What is put into each container before it starts, for its user alone; the entry takes it away.
+# The folder of the files that each container gets before it starts. Only its user can read them,
+# and the entry removes them.
 DELIVERED = "/run/cloudjob"
 ENV_FILE = f"{DELIVERED}/env"
 SSH_KEY = f"{DELIVERED}/ssh-key"
 
-# An address is known when the network is there; the request is made before.
+# Addresses are known only once the network exists; the request is built before that.
 UNKNOWN_ADDRESS = "0.0.0.0"
 _GIB = 1 << 30
-# Byte for byte and never cut: the usual driver, json-file, turns bytes that are not UTF-8 into
-# U+FFFD, and this one drops old lines unless it may grow (both tried on 20.10).
+# Keeps logs complete and byte for byte: the default driver, json-file, turns bytes that are not
+# UTF-8 into U+FFFD, and this one drops old lines unless its files may grow (both tried on 20.10).
 LOG_DRIVER = "local"
 LOG_CONFIG = {
     "Type": LOG_DRIVER,
@@ -51,8 +52,8 @@ LOG_CONFIG = {
 }
 
 
-# The usual seccomp profile of 20.10 refuses process_vm_readv between ranks; 4.1 then falls back to
-# other means, but with a line of complaint for each message (tried).
+# The default seccomp profile of 20.10 refuses process_vm_readv between ranks; Open MPI 4.1 then
+# falls back to other means, but prints a warning for each message (tried).
 OPEN_MPI = {"OMPI_MCA_btl_vader_single_copy_mechanism": "none", **submissions.ONE_MACHINE}
 
 
@@ -63,8 +64,8 @@ class NodeRequest:
     Args:
         name: Its name in the engine.
         config: The body of ``POST /containers/create``.
-        env: The variables of its entry that are not in ``config``: those that nobody may read who
-            inspects the container, and what JSON cannot carry.
+        env: The variables of its entry that are not in ``config``: secrets, which ``inspect`` must
+            not show, and values that JSON cannot hold.
     """
 
     name: str
@@ -79,12 +80,12 @@ class DockerRequest:
 
     Args:
         network: The body of ``POST /networks/create``.
-        folder: The job's folder in the store when that is a folder of this machine, else empty.
-        layers: The files of this machine that hold the package, when the store is a folder.
+        folder: The job's folder in the store if that is a folder of this machine, else empty.
+        layers: The files of this machine that hold the package, if the store is a folder.
         outputs: Other folders of this machine that the nodes write to.
         has_key: Whether the nodes get a key for ssh; it is made when the job is sent.
         has_entry: Whether the image must have our entry, of our version; else any image will do.
-        aliases: For each node the names that the others know before it has started.
+        aliases: For each node, the names by which the others know it before it has started.
     """
 
     job: str
@@ -104,7 +105,7 @@ def build(submission: Submission, owner: str) -> DockerRequest:
     """Return the request for ``submission``.
 
     Args:
-        owner: Which cloudjob this job belongs to, so that a sweep leaves others' jobs alone.
+        owner: The cloudjob that this job belongs to, so that a sweep does not touch others' jobs.
 
     Raises:
         SpecError: This backend cannot run the job.
@@ -181,7 +182,7 @@ def environment(node: NodeRequest) -> dict[str, str]:
 
 
 def with_address(config: Mapping[str, Any], address: str) -> dict[str, Any]:
-    """Return a container's configuration with the address that it has in its network."""
+    """Return a container's configuration with its address in the network."""
     known = copy.deepcopy(dict(config))
     unknown = {f"{name}={UNKNOWN_ADDRESS}": name for name in _ADDRESSES}
     known["Env"] = [
@@ -253,7 +254,7 @@ def _limits(spec: JobSpec) -> dict[str, Any]:
 
 
 def _devices(spec: JobSpec, node: int) -> dict[str, Any]:
-    """Return the GPUs of one node by name: given a number, the engine gives all nodes the same."""
+    """Return the GPUs of one node by name: from a count, all nodes would get the same GPUs."""
     gpus = spec.docker.gpus
     if not gpus:
         return {}
@@ -277,7 +278,7 @@ def _gpus(spec: JobSpec) -> dict[str, str]:
 def _mounts(
     spec: JobSpec, folder: str, outputs: tuple[str, ...], layers: tuple[str, ...]
 ) -> dict[str, Any]:
-    """What is on this machine under the same path, so that a ``file://`` URI means the same."""
+    """Return the mounts of this machine's folders under the same paths, for ``file://`` URIs."""
     inputs = dict.fromkeys(
         path for path in (*layers, *map(file_path, spec.inputs.values())) if path
     )
@@ -305,11 +306,11 @@ def _is_below(path: str, folder: str) -> bool:
 
 def _problems(spec: JobSpec) -> Iterator[str]:
     if spec.retries:
-        # Who submitted may be gone when the job fails, and an engine restarts containers one by
-        # one, while a job starts again as a whole.
+        # The submit may have ended when the job fails, and an engine restarts containers one by
+        # one, while a job must restart as a whole.
         yield (
             f"retries: the docker backend does not start a job again "
             f"(given {spec.retries}; allowed 0)"
         )
-    # The engine's API is JSON, which has no bytes. (Variables travel in a file when they need to.)
+    # The engine's API is JSON, which cannot hold bytes. (Such variables are delivered in a file.)
     yield from word_problems((spec.script, *spec.args), "the API of an engine cannot carry")

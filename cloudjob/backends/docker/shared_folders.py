@@ -44,15 +44,15 @@ def open_to_containers(path: Path, *, maps_users: bool) -> None:
         )
     for item in everything:
         if not item.is_symlink():
-            # A lone file is only read, and other jobs may share it.
+            # A single file is only read, and other jobs may share it.
             item.chmod(0o777 if item.is_dir() else 0o666 if path.is_dir() else 0o644)
 
 
 def check_output(folder: Path, *, maps_users: bool) -> None:
-    """Make a missing folder for outputs, and check that the containers can write to it.
+    """Create a missing folder for outputs, and check that the containers can write to it.
 
     Raises:
-        BackendError: They cannot; otherwise, the job would only fail at its end.
+        BackendError: They cannot; without this check, the job would fail only at its end.
     """
     if not folder.exists():
         folder.mkdir(mode=0o700, parents=True)

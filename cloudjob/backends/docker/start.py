@@ -16,7 +16,7 @@ from cloudjob.errors import BackendError
 
 
 def start(client: Any, request: DockerRequest, image: Mapping[str, Any]) -> None:
-    """Start the containers of a job; when this raises, some of them may be left.
+    """Start the containers of a job; if this raises, some of them may be left behind.
 
     Args:
         image: What the engine knows about the image of the job.
@@ -26,7 +26,7 @@ def start(client: Any, request: DockerRequest, image: Mapping[str, Any]) -> None
         info = client.info()
     _share_folders(request, info)
     addresses = _make_network(client, request)
-    # Podman has other log drivers, which are exact too.
+    # Podman has other log drivers, which also keep every byte.
     has_driver = requests.LOG_DRIVER in ((info.get("Plugins") or {}).get("Log") or [])
     _make_containers(client, request, addresses, with_entry=with_entry, has_driver=has_driver)
 
@@ -35,7 +35,7 @@ def needs_entry(image: Mapping[str, Any], reference: str) -> bool:
     """Whether the image's entry has another version than ours.
 
     Raises:
-        BackendError: It has none.
+        BackendError: The image has no entry.
     """
     config = image.get("Config") or {}
     if not any(str(word).endswith(BOOT) for word in config.get("Entrypoint") or ()):
@@ -81,7 +81,7 @@ def _make_network(client: Any, request: DockerRequest) -> list[str]:
             with engine.translated(doing):
                 client.create_network(**words, ipam={"Config": [pool]})
         except BackendError as error:
-            # Another job has taken this range meanwhile.
+            # Another job has taken this range in the meantime.
             if attempt == 2 or "overlaps" not in error.message:
                 raise
             continue

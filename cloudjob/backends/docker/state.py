@@ -30,7 +30,7 @@ _NEW = ("created", "initialized")
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """One node as the engine sees it; the second half is set once it was inspected."""
+    """One node as the engine sees it; ``inspected`` sets the fields that have defaults."""
 
     id: str
     node: int
@@ -54,7 +54,7 @@ class Container:
         return self.native in _NEW
 
     def inspected(self, found: Mapping[str, Any]) -> Container:
-        """Return this with what ``inspect`` knows about it."""
+        """Return a copy with the values that ``inspect`` returned."""
         state = found["State"]
         return replace(
             self,
@@ -68,7 +68,7 @@ class Container:
 
 
 def container(found: Mapping[str, Any]) -> Container:
-    """Return one item of the engine's list."""
+    """Return a container from an item of the engine's list."""
     labels = found["Labels"]
     names = found.get("Names") or ["/"]
     return Container(

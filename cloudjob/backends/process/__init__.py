@@ -5,5 +5,5 @@ outlives the submit and runs one ``node`` process for each node. ``state`` reads
 has written; ``running`` finds jobs whose processes were killed. Start with ``request.build``.
 """
 
-# The file in a job's folder to which the controller writes how the job and its nodes are.
+# The file in a job's folder to which the controller writes the state of the job and its nodes.
 STATE = "state.json"

@@ -192,7 +192,7 @@ class ProcessBackend(Backend[ProcessRequest]):
                     yield index, data
 
         def has_ended() -> bool:
-            # The nodes have ended, or no process is left that runs them.
+            # The nodes have ended, or their processes are gone.
             if not self._is_alive(job):
                 return True
             with contextlib.suppress(BackendError):
@@ -212,11 +212,11 @@ class ProcessBackend(Backend[ProcessRequest]):
         controller = running.controller_of(self._home, job)
         if controller and self._is_alive(job):
             _signal(controller, signal.SIGUSR1 if is_urgent else signal.SIGTERM)
-            # A stopped process would never handle it.
+            # A stopped process would never handle the signal.
             _signal(controller, signal.SIGCONT)
 
     def remove(self, handle: str) -> None:
-        """Remove everything of the job; one that is running is ended first."""
+        """Remove everything of the job; a running job is ended first."""
         try:
             job, folder = self._found(handle)
         except JobNotFound:
@@ -300,7 +300,7 @@ def _start_controller(request: ProcessRequest, lock: int, path: Path) -> None:
         process.kill()
         process.wait()
         raise
-    # It may outlive us; until then, it must not stay a zombie once it has ended.
+    # The process may outlive us; if it ends before us, it must not stay a zombie.
     threading.Thread(target=process.wait, daemon=True).start()
 
 

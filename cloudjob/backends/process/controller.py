@@ -28,7 +28,7 @@ from cloudjob.backends.process.node import (
 from jobentry.contract import node_end
 from jobentry.system.trees import remove_tree
 
-# The signals that it handles; blocked until it can.
+# The signals that the controller handles; they are blocked until it can handle them.
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGCHLD)
 _POLL_S = 0.05
 # Seconds that workers have to end by themselves after the head has ended.
@@ -36,11 +36,11 @@ LEAVE_S = 5.0
 # Seconds that a head has to end, outputs included, after a worker has failed. It notices by
 # itself or reads our report, but not while it stages code and inputs.
 LOST_S = 60.0
-# How long the nodes of a cancelled job may take after the grace, to store outputs and to leave.
+# Seconds that the nodes of a cancelled job have after the grace period to store outputs and end.
 OVERDUE_S = 15.0
-# How long a controller tries to write how the job has ended.
+# Seconds for which a controller tries to write the last state of the job.
 _WRITE_S = 60.0
-# What a node may add to the length of the state: its times, its process and its exit code.
+# Bytes that a node may add to the state: its times, its process and its exit code.
 _NODE_BYTES = 128
 
 
@@ -59,7 +59,7 @@ class _Node:
 
 @dataclass(slots=True)
 class Controller:
-    """One job: its nodes and its state file. Most of its settings are those of its request.
+    """One job: its nodes and its state file. Most fields come from the job's request.
 
     Args:
         running: The file that is locked while the job runs.
@@ -84,7 +84,7 @@ class Controller:
     # When a cancelled job is killed, even if parts of it hang.
     _overdue_at: float = float("inf")
     _message: str = ""
-    # Each signal to this process can be read from it.
+    # The descriptor from which the number of each signal can be read.
     _wake: int = -1
 
     @property
@@ -140,8 +140,8 @@ class Controller:
 
     def _fork(self, node: _Node) -> int:
         controller = os.getpid()
-        # The keeper has our handlers until it has its own: a signal in between would be ours, and
-        # lost. It lets them in when it listens.
+        # The keeper has our handlers until it sets its own, and a signal in between would be lost.
+        # It unblocks the signals once it can handle them.
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         child = os.fork()
         if child:
@@ -173,7 +173,7 @@ class Controller:
                 self._update_state()
             if deadline is None and self._is_over():
                 deadline = time.monotonic() + LEAVE_S
-                # One that waits for a head that never came ends at once.
+                # A worker that waits for a head that never started ends at once.
                 self._signal_nodes(signal.SIGTERM)
             if self.is_led and not self.is_elastic:
                 self._report_failed_workers()
@@ -234,7 +234,7 @@ class Controller:
         is_readable = select.select([self._wake], [], [], wait_s)[0]
         for number in os.read(self._wake, 4096) if is_readable else b"":
             if number in (signal.SIGTERM, signal.SIGINT) and not self.is_cancelled:
-                # Once: the entry takes a second one as a request to hurry.
+                # Only once: the entry treats a second signal as a request to hurry.
                 self.is_cancelled = True
                 self._overdue_at = time.monotonic() + self.grace_s + OVERDUE_S
                 self._signal_nodes(signal.SIGTERM)
@@ -247,11 +247,11 @@ class Controller:
             if node.is_running:
                 with contextlib.suppress(OSError):
                     os.kill(node.process, number)
-                    # A stopped process would never handle it.
+                    # A stopped process would never handle the signal.
                     os.kill(node.process, signal.SIGCONT)
 
     def _reap(self) -> bool:
-        """Note the nodes that have ended, and end what a killed one left behind."""
+        """Record the nodes that have ended, and end processes that a killed node left behind."""
         found = False
         for child, code in reaped():
             for node in self.nodes:
@@ -361,7 +361,7 @@ class Controller:
 
 def main() -> None:
     """Run the job whose request is on standard input."""
-    # A cancel may come before it listens.
+    # A cancel may arrive before the controller can handle signals.
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     # The descriptor stays open, so that no other file gets its number.
     with os.fdopen(0, "rb", closefd=False) as file:

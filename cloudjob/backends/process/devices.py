@@ -61,10 +61,10 @@ def share(there: tuple[str, ...], nodes: int, each: int, node: int) -> dict[str,
 
     Args:
         there: The GPUs of this machine.
-        each: How many a node has.
+        each: The number of GPUs of a node.
 
     Raises:
-        SpecError: There are too few.
+        SpecError: This machine has too few GPUs.
     """
     if not each:
         return {}

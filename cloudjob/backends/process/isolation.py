@@ -1,7 +1,7 @@
 """A host name, a table of hosts and folders of its own for one emulated node, without root.
 
-Linux namespaces do it, as in bubblewrap: a new root shows what this machine has, except for the
-folders that a node has for itself. Nothing of it is on a disk, and it ends with its processes.
+This uses Linux namespaces, as bubblewrap does: a new root shows this machine's files, except for
+the folders that are private to a node. The root is not on disk and disappears with its processes.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ Level: TypeAlias = Literal["files", "names", "none"]
 Mount: TypeAlias = tuple[str, str]
 
 TMP, CACHE, HOME, WORK = "/tmp", "/cache", "/home/ma-user", "/home/work"
-# Folders that every node of the platform has for itself.
+# Folders that are private to every node of the platform.
 OWN = (TMP, CACHE, HOME, WORK)
 # Where a node finds the folder in which the nodes of a job exchange files.
 RUN_DIR = "/.cloudjob"
 
-# Checks of types for macOS, where no node is a process, do not know it.
+# A type check for macOS, where nodes cannot be processes, does not know O_PATH.
 _PATH = getattr(os, "O_PATH", 0) | os.O_CLOEXEC
 _CLONE_NEWNS = 0x00020000
 _CLONE_NEWUTS = 0x04000000
@@ -47,11 +47,11 @@ def isolate(
     mounts: Sequence[Mount] = (),
     protected: Sequence[tuple[str, str]] = (),
 ) -> None:
-    """Give this process, and what it starts, a name, an /etc/hosts and folders of its own.
+    """Give this process and its children a host name, an /etc/hosts and folders of their own.
 
     Args:
-        mounts: What the node sees elsewhere than this machine; empty to share all files.
-        protected: Folders of this machine, each with the folder that takes the node's changes.
+        mounts: Where the node sees which folders of this machine; empty to share all files.
+        protected: Folders of this machine, each with the folder that holds the node's changes.
 
     Raises:
         OSError: This machine does not allow it.
@@ -116,7 +116,7 @@ def _enter_new_root(
     """
     base = os.path.realpath(TMP)
     below = os.open(base, _PATH)
-    # Links that lead through /tmp can be followed only as long as it is this machine's.
+    # Resolve links through /tmp while it is still this machine's.
     paths = (*(source for source, _ in mounts), *(changes for _, changes in protected))
     real = {path: os.path.realpath(path) for path in paths}
     flags = _MS_NOSUID | _MS_NODEV
@@ -162,7 +162,7 @@ def _show(libc: ctypes.CDLL, folder: str, base: str, targets: set[str]) -> None:
                 os.mkdir(new)
                 _show(libc, entry.path, base, targets)
             else:
-                # A job need not fail because of a file system that no longer answers.
+                # A job must not fail because of a file system that no longer answers.
                 with contextlib.suppress(OSError):
                     _bind(libc, entry.path, new)
 
@@ -177,7 +177,7 @@ def _protect(libc: ctypes.CDLL, folder: str, places: Sequence[str]) -> None:
             _overlay(libc, folder, place)
             return
     _bind(libc, folder, folder)
-    # Only root of the machine may take the other flags away.
+    # Only the machine's root may clear the other flags.
     flags = _MS_REMOUNT | _MS_BIND | _MS_RDONLY | (os.statvfs(folder).f_flag & _MS_KEPT)
     _check(libc.mount(None, os.fsencode(folder), None, flags, None), f"remount {folder}")
 

@@ -1,7 +1,7 @@
 """The keeper of one emulated node: all processes there are its descendants and end with it.
 
-It takes the place of a machine: it starts the entry, reaps processes, and ends what is left of the
-node after the entry. Standard library only.
+It takes the place of a machine: it starts the entry, reaps processes, and ends the processes that
+are left after the entry. Standard library only.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from jobentry.system.trees import remove_tree
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
-# The signals that a keeper handles; blocked from its start until it can.
+# The signals that a keeper handles; they are blocked until it can handle them.
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
 # The exit code of a node that was ended from outside.
 _POWERED_OFF = 128 + signal.SIGKILL
@@ -34,9 +34,9 @@ class NodeRequest:
         home: Its home folder.
         tmp: Its folder for temporary files.
         log: The file for its entry's output.
-        mounts: What it sees elsewhere than this machine; empty to share all files.
-        protected: Folders of this machine that it may change for itself, each with the folder that
-            takes the changes.
+        mounts: Where it sees which folders of this machine; empty to share all files.
+        protected: Folders of this machine whose changes stay private to the node, each with the
+            folder that holds the changes.
     """
 
     host: str
@@ -70,7 +70,7 @@ class Keeper:
         self._argv = argv
         self._hosts = hosts
         self._controller = controller
-        # Entries hold it, too: a job runs until they have ended, whichever process is killed.
+        # Entries hold the lock, too: a job runs until they have ended, whichever process is killed.
         self._lock = () if lock is None else (lock,)
         self._prctl = ctypes.CDLL(None).prctl
         self._process = 0
@@ -85,7 +85,7 @@ class Keeper:
         # This node must end with the controller.
         self._prctl(_PR_SET_PDEATHSIG, signal.SIGHUP, 0, 0, 0)
         if os.getppid() != self._controller:
-            # It died before our prctl call.
+            # The controller died before our prctl call.
             return _POWERED_OFF
         wake = signal_descriptor(SIGNALS)
         self._start_entry()
@@ -93,10 +93,10 @@ class Keeper:
             self._handle_signals(os.read(wake, 4096))
         self._kill_rest()
         with contextlib.suppress(OSError):
-            # Its time tells when the node ended if no controller is left.
+            # If no controller is left, the time of the log shows when the node ended.
             os.utime(self._request.log)
         with contextlib.suppress(OSError):
-            # Also when the controller was killed: it contains secrets of the job.
+            # The folder contains secrets, so it is removed even if the controller was killed.
             remove_tree(self._request.tmp)
         return self._code
 
@@ -121,7 +121,7 @@ class Keeper:
         entry.returncode = 0
 
     def _become_entry(self) -> None:
-        """Enter the node; only what runs there sees its names and files, its keeper does not."""
+        """Enter the node: only the entry and its children see its names and files."""
         request = self._request
         home = request.home
         try:
@@ -132,7 +132,7 @@ class Keeper:
         except OSError as error:
             os.write(2, f"cloudjob: starting node {request.host}: {error}\n".encode())
             os._exit(125)
-        # Only for a killed keeper; otherwise it ends them itself.
+        # Needed only if the keeper is killed; otherwise it ends the entry itself.
         self._prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
         if os.getppid() != self._process:
             os._exit(_POWERED_OFF)
@@ -143,7 +143,7 @@ class Keeper:
             found = descendants_of(self._process)
             if not found:
                 return
-            # The entry last: it ends the others if we are killed before we have.
+            # The entry last: if we are killed first, it ends the others.
             found.sort(key=lambda process: process == self._entry)
             for process in found:
                 with contextlib.suppress(OSError):
@@ -161,7 +161,7 @@ class Keeper:
             elif number != signal.SIGCHLD and self._entry:
                 with contextlib.suppress(OSError):
                     os.kill(self._entry, number)
-                    # A stopped process would never handle it.
+                    # A stopped process would never handle the signal.
                     os.kill(self._entry, signal.SIGCONT)
         for child, code in reaped():
             if child == self._entry:

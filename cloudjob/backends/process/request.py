@@ -1,4 +1,4 @@
-"""The request to the controller of a job, made from its submission and what this machine has."""
+"""The request to the controller of a job, from the submission and this machine's tools."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Machine:
         entry_python: The interpreter of the entry.
         entry: The folder of the entry.
         cache: The folder of the inputs that all jobs share.
-        places: The real paths of these names and of the folder of cloudjob's state.
+        places: The real paths of cloudjob's state, the interpreters, mpirun and ``sys.path``.
         installed: The folders that ``pip install`` would change.
     """
 
@@ -181,14 +181,14 @@ def build(
 def mounts_of(
     home: str, cache: str, work: str, tmp: str, texts: Iterable[str]
 ) -> tuple[Mount, ...]:
-    """Return the folders that a node has for itself, as the platform's containers have them.
+    """Return the folders that are private to a node, as in the platform's containers.
 
     Args:
         home: Its home folder on this machine.
         cache: Its folder for large files.
         work: The home folder that images of the first generation have.
         tmp: The folder of its temporary files, in the folder of the job's sockets.
-        texts: What of this machine's own folders of these names stays visible.
+        texts: Paths that these texts name stay visible, see ``isolation.named_in``.
     """
     job_dir = f"{home}/modelarts/user-job-dir"
     return (
@@ -222,7 +222,7 @@ def variables_of_own_files(path: str) -> dict[str, str]:
     return {
         "PATH": f"{isolation.RUN_DIR}/bin:{path}",
         "TMPDIR": isolation.TMP,
-        # Debian's pip refuses to change the machine, which it does not do here.
+        # Debian's pip refuses to change the machine's packages; here, changes stay in the node.
         "PIP_BREAK_SYSTEM_PACKAGES": "1",
         "PIP_ROOT_USER_ACTION": "ignore",
         "PIP_DISABLE_PIP_VERSION_CHECK": "1",
@@ -232,12 +232,12 @@ def variables_of_own_files(path: str) -> dict[str, str]:
 
 def address_of(node: int) -> str:
     """Return the address of a node."""
-    # Open MPI takes 127.0.0.1 for itself and every other loopback address for another machine.
+    # Open MPI treats 127.0.0.1 as this machine, and every other loopback address as another one.
     return f"127.0.{node // 254}.{node % 254 + 1}"
 
 
 def open_mpi_of_one_machine(*, is_isolated: bool) -> dict[str, str]:
-    """Keep Open MPI to the loopback interface: with a bridge beside it an allreduce hangs."""
+    """Return the variables that keep Open MPI on loopback: with a bridge, an allreduce hangs."""
     words = {"OMPI_MCA_btl_tcp_if_include": "lo", **submissions.ONE_MACHINE}
     if not is_isolated:
         # Nodes with one host name and two TMPDIRs: the shared-memory BTL crashes ranks.
@@ -297,7 +297,7 @@ def machine_of(options: dict[str, Any], home: Path, *, needs_mpi: bool = True) -
 def short_temporary_folder() -> str:
     """Return a folder for temporary files whose path is short and plain."""
     folder = tempfile.gettempdir()
-    # mpirun splits the command that starts its daemons at blanks, and reads quotes and colons.
+    # mpirun splits the command that starts its daemons at blanks, and interprets quotes and colons.
     if len(folder) > _LONGEST_TMPDIR or not re.fullmatch(r"[\w/.+-]+", folder):
         return "/tmp"
     return folder

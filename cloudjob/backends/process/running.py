@@ -37,7 +37,7 @@ def begin(home: Path, job: str, folder: Path, temporary: Sequence[str]) -> int:
         temporary: Folders to remove when the job has ended.
 
     Raises:
-        OSError: It cannot be made.
+        OSError: The file cannot be created.
     """
     private_folder(home / _FOLDER)
     sweep_job(home, job)

@@ -40,7 +40,7 @@ LOST = "the controller of the job was killed, or the machine was restarted"
 def lost(folder: Path, found: dict[str, Any] | None, message: str) -> NativeStatus:
     """Return the status of a job whose processes were killed; the head's record has precedence."""
     begun = (folder / STATE).stat().st_mtime
-    # A keeper touches its log when its node has ended; without one nobody knows when that was.
+    # A keeper touches its log when its node ends; if none has done so, that time is unknown.
     over = max((path.stat().st_mtime for path in folder.glob("node-*.log")), default=begun)
     return NativeStatus(
         JobState.FAILED,
@@ -71,7 +71,7 @@ def ended(found: dict[str, Any]) -> NativeStatus:
     bad = [(node["ended_at"], index) for index, node in enumerate(nodes) if node["exit_code"]]
     first = min(bad)[1] if bad else 0
     has_asked = found.get("has_asked_head", False)
-    # If the head was asked to end, then because of that node.
+    # If the head was asked to end, that node is the reason.
     code = nodes[first]["exit_code"] if has_asked else found["exit_code"]
     if found["is_cancelled"]:
         return replace(status, exit_code=code)
