@@ -1,6 +1,6 @@
 """Nodes of a training job on Huawei Cloud's ModelArts, or on an emulator of it.
 
-``request`` makes the body of the request, ``client`` has the service's operations, ``state`` reads
-where a job stands, and ``logs`` joins the windows that the service shows of each log. Start with
-``backend.ModelArtsBackend``.
+``request`` makes the body of the request, ``client`` has the service's operations, ``state``
+determines the status of a job, and ``logs`` joins the windows of each log that the service returns.
+Start with ``backend.ModelArtsBackend``.
 """

@@ -49,13 +49,13 @@ class Bucket:
         self._region = region
 
     def region(self) -> str:
-        """Return the region of the bucket; empty where OBS does not say."""
+        """Return the region of the bucket; empty if OBS does not report it."""
         with self._client() as client:
             answer = client.get_bucket_location(Bucket=self.name)
             return str(answer.get("LocationConstraint") or "").strip()
 
     def is_encrypted(self) -> bool:
-        """Return whether OBS encrypts what is stored there; False if it does not answer."""
+        """Return whether OBS encrypts the bucket's objects; False if it does not answer."""
         with contextlib.suppress(BucketError), self._client() as client:
             answer = client.get_bucket_encryption(Bucket=self.name)
             rules = answer.get("ServerSideEncryptionConfiguration", {}).get("Rules", [])
@@ -63,7 +63,7 @@ class Bucket:
         return False
 
     def has(self, key: str) -> bool:
-        """Return whether there is this object, or one below it as a folder."""
+        """Return whether this object exists, or any object below it as a folder."""
         folder = key.rstrip("/") + "/" if key else ""
         # Of all keys that start with the name of an object, that object comes first.
         return self._first(key) == key != "" or self._first(folder) != ""

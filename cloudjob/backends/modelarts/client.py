@@ -34,7 +34,7 @@ class Client:
 
     @property
     def site(self) -> Site:
-        """Where the service is."""
+        """The service's endpoints and the user's credentials."""
         return self._transport.site
 
     @property
@@ -141,7 +141,7 @@ class Client:
         return str(found.get("obs_url") or "")
 
     def metrics(self, job: str, task: str) -> list[dict[str, Any]]:
-        """Return what a task used, minute by minute."""
+        """Return the resource usage of a task, minute by minute."""
         path = f"/training-jobs/{job}/metrics/{task}"
         found = self._call("GET", path, f"reading metrics of {task} of job {job}") or {}
         return list(found.get("metrics") or [])
@@ -181,10 +181,10 @@ class Client:
         """Return the tags of an image in SWR, the region's registry, that contain ``like``.
 
         Raises:
-            ServiceError: 404 where it knows no such image.
+            ServiceError: The status is 404 if SWR does not know the image.
         """
         doing = f"asking for the image {namespace}/{repository}"
-        # The API writes a repository with folders in its name with "$" between them.
+        # In the API, "$" separates the folders in the name of a repository.
         name = repository.replace("/", "$")
         url = f"{self.site.registry}/v2/manage/namespaces/{namespace}/repos/{name}/tags"
         tags: list[str] = []
@@ -219,7 +219,7 @@ class Client:
 
         Args:
             path: Below ``/v2/{project}``.
-            options: Of ``Transport.send``.
+            options: The options of ``Transport.send``.
         """
         url = f"{self.site.endpoint}/v2/{self.project_id()}{path}"
         options = {"headers": _JSON, **options}

@@ -8,7 +8,7 @@ from cloudjob.backends.modelarts import request as requests
 from cloudjob.backends.modelarts.request import ModelArtsRequest
 from jobentry.contract import names, paths
 
-# What a preset engine runs: a Python file, without arguments of ours.
+# The Python file that a preset engine runs, without arguments of ours.
 _BOOT_PY = f"""\
 import os
 import sys

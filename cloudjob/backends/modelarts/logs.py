@@ -1,8 +1,8 @@
 """Follows the logs of a job's tasks until the job has ended and the logs are complete.
 
 The service returns the last 5 MB of a log and takes no offset. So each request must find out where
-this window overlaps with what was read before: by the sizes that come with it, and by the text
-itself where bytes that are not UTF-8 make the sizes useless.
+this window overlaps with the text that was read before: from the sizes in the answer, or from the
+text itself if bytes that are not UTF-8 make the sizes useless.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def follow(
     """Yield pieces ``(node, whole lines)``; an empty piece means that nothing is new.
 
     Args:
-        is_live: Whether to follow until the job has ended; else what is there now is yielded once.
+        is_live: Whether to follow until the job has ended; else existing lines are yielded once.
     """
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         tails = _Tails(client, job, node, pool, is_live=is_live)
@@ -272,8 +272,8 @@ class Stitcher:
     def _begin(self, window: Window) -> int | None:
         """Return where new text begins in the window; None if unknown.
 
-        U+FFFD stands for one to three bytes. Counted as three, the bytes before the place lead to
-        an index that is at most the right one, and those behind it to one that is at least that.
+        U+FFFD stands for one to three bytes. Counted as three, the bytes before the place give a
+        lower bound of its index, and the bytes after it an upper bound.
         """
         old_bytes = max(0, self._seen_bytes - window.first)
         if not (self._seen_bytes and old_bytes):
@@ -295,7 +295,7 @@ class Stitcher:
         Args:
             proof: How many characters must be the same.
         """
-        # Else U+FFFD, which is skipped below, could be all that stands before it.
+        # Otherwise the text before it could be only U+FFFD, which is skipped below.
         if self._tail and text[place - 1 : place] != self._tail[-1]:
             return False
         # The window may begin within a character, the rest of which is then invalid.
@@ -310,8 +310,8 @@ class Stitcher:
     def _take(self, window: Window, begin: int, *, is_last: bool) -> bytes:
         """Return the new whole lines, as far as their size in bytes is known.
 
-        U+FFFD may stand for one byte or for three. Lines without it can be counted, and lines with
-        it, too, while what is held back has none; else they wait until it has.
+        U+FFFD may stand for one byte or for three. Lines without it can be counted; lines with it
+        only if the held-back text has none, otherwise they wait.
         """
         text = window.text
         end = len(text) if is_last else text.rfind("\n") + 1
@@ -340,7 +340,7 @@ def _ended(new: bytes, *, is_last: bool) -> bytes:
 
 
 def _line_ends(text: str, low: int, high: int) -> Iterator[int]:
-    """Yield the index behind each newline in a part of a text, in which it may be the first."""
+    """Yield the index after each newline from ``low`` to ``high``, both included."""
     place = text.find("\n", max(0, low - 1)) + 1
     while 0 < place <= high:
         yield place

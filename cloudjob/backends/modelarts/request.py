@@ -50,13 +50,13 @@ _MPI_ENGINES = re.compile(r"horovod|(?<![a-z])mpi(?![a-z])|mindspore.*(gpu|cuda)
 
 @dataclass(frozen=True, slots=True)
 class ModelArtsRequest:
-    """A job as ModelArts gets it.
+    """The request for a job on ModelArts.
 
     Args:
         body: Of ``POST /v2/{project}/training-jobs``.
         env: Variables that are not in ``body``: secrets, and what the service does not accept.
         words: The entry's arguments, for a preset engine, whose command takes none.
-        tags: Put on the job after it was created.
+        tags: The tags that the job gets after it was created.
         has_key: Whether the nodes get a key for ssh.
         environments: The variables of each node, for a dry run.
     """
@@ -234,7 +234,7 @@ def _spec(submission: Submission, site: Site, options: ModelArts) -> dict[str, A
 
 
 def _auto_stop_hours(spec: JobSpec, options: ModelArts) -> int:
-    """Return when the service ends a job whose entry has failed to; 0 for never."""
+    """Return the hours after which the service ends a job if its entry does not; 0 for never."""
     hours = options.auto_stop_hours
     if hours or not spec.timeout_min:
         return hours
@@ -261,8 +261,8 @@ def _schedule_policy(options: ModelArts) -> dict[str, Any]:
 def _variables(submission: Submission) -> tuple[dict[str, str], dict[str, str]]:
     """Return the variables in the body, and those in a file beside the code.
 
-    Everybody who may see the job can read the body in the console, for as long as the service
-    stores it.
+    Every user who may see the job can read the body in the console, as long as the service stores
+    it.
     """
     spec = submission.spec
     node = env.write(_node(submission, 0, ("localhost",)))
@@ -288,7 +288,7 @@ def _is_accepted(name: str, value: str) -> bool:
 
 
 def _node(submission: Submission, index: int, hosts: tuple[str, ...]) -> env.NodeEnv:
-    """Return a node's variables, without those for what the platform copies itself."""
+    """Return a node's variables, without those for files that the platform copies itself."""
     spec = submission.spec
     copied = dict(_copied_inputs(spec))
     return submissions.node_env(submission, index, hosts)._replace(

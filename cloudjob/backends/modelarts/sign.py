@@ -12,7 +12,7 @@ from requests import PreparedRequest
 
 from jobentry.contract.sigv4 import Keys
 
-# The headers that are signed, beside those that the signer adds.
+# The headers that are signed, besides those that the signer adds.
 _SIGNED = ("Content-Type", "X-Project-Id")
 
 

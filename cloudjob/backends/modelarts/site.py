@@ -1,4 +1,4 @@
-"""Finds service and credentials in the job file, in variables and in the vendor's files."""
+"""Finds the service and the credentials in the job file, variables and the vendor's files."""
 
 from __future__ import annotations
 

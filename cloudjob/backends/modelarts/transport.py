@@ -93,12 +93,12 @@ class Transport:
         """Send a request, retry it until it is answered, and return the answer.
 
         Args:
-            is_repeatable: Whether sending it twice does no more than sending it once.
-            options: Of ``requests``.
+            is_repeatable: Whether the request is idempotent.
+            options: The options of ``requests``.
 
         Raises:
             ServiceError: The service refuses.
-            Unanswered: It is not repeatable, and nobody knows whether it was carried out.
+            Unanswered: It is not repeatable, and may or may not have been carried out.
             BackendError: The service cannot be reached.
         """
 

@@ -114,7 +114,7 @@ class SlurmBackend(Backend[SlurmRequest]):
         try:
             self._submit(request, host, folder)
         except Unanswered:
-            # The folder finds a job that Slurm has accepted.
+            # Keep the folder: a job that Slurm has accepted is found by it.
             raise
         except BackendError:
             host.run("", f"rm -rf {quoted(folder)}")
@@ -186,7 +186,7 @@ class SlurmBackend(Backend[SlurmRequest]):
     def statuses(self, handles: Sequence[str]) -> Mapping[str, NativeStatus | None]:
         """Return the status of many jobs of one host from one squeue and one read of all folders.
 
-        A job of which squeue says nothing has ended, and is left to ``status``.
+        A job that squeue does not list has ended, and is left to ``status``.
         """
         wanted = [_parted(handle) for handle in handles]
         if not wanted:
@@ -244,7 +244,7 @@ class SlurmBackend(Backend[SlurmRequest]):
         where.host.run(where.folder, f": >{_CANCELLED}")
         if state.is_waiting(facts):
             self._scancel(where, f"--state=PENDING {facts.id}")
-            # It may have started meanwhile.
+            # The job may have started in the meantime.
             facts = self._ask(where, look, is_fresh=True)
             if state.is_over(facts):
                 return
@@ -270,7 +270,7 @@ class SlurmBackend(Backend[SlurmRequest]):
             raise errors.refused(f"cancelling {where.job}", done.words)
 
     def remove(self, handle: str) -> None:
-        """Remove everything of the job; one that is running is ended first."""
+        """Remove everything of the job; a running job is ended first."""
         where = _parted(handle)
         try:
             self._end(where)
@@ -322,7 +322,7 @@ class SlurmBackend(Backend[SlurmRequest]):
         return facts
 
     def _asked(self, where: _Handle, number: str) -> state.Facts:
-        # "123;cluster", where there are several.
+        # "123;cluster" if there are several clusters.
         number = number.partition(";")[0]
         # An older cloudjob, or a person, may have written this file.
         if number and not number.isdecimal():
@@ -331,7 +331,7 @@ class SlurmBackend(Backend[SlurmRequest]):
         which = f"-j {number}" if number else f"--me --name={script.JOB_NAME}{where.job}"
         found = state.read_jobs(_said(where.host, f"{_QUEUE} {which}", doing))
         if number and not found:
-            # The controller has forgotten it; accounting may not exist.
+            # The controller has forgotten the job; the site may have no accounting.
             found = state.read_jobs(
                 _said(where.host, f"{_ACCOUNTING} -j {number} 2>/dev/null || :", doing)
             )
@@ -342,7 +342,7 @@ class SlurmBackend(Backend[SlurmRequest]):
         return facts
 
     def _is_new(self, where: _Handle) -> bool:
-        """Whether its submit may still be running."""
+        """Whether the job's submit may still be running."""
         text = f"find {script.JOB_SCRIPT} -mmin -{_SUBMIT_MIN}"
         return bool(where.host.run(where.folder, text).out)
 
@@ -377,8 +377,8 @@ class SlurmBackend(Backend[SlurmRequest]):
 
 _QUEUE = f"SLURM_TIME_FORMAT=%s squeue -a -h -t all -o '{state.QUEUE_COLUMNS}'"
 _ACCOUNTING = f"SLURM_TIME_FORMAT=%s sacct -n -P -X -o {state.ACCOUNTING_COLUMNS}"
-# For each folder on its input: nothing, or the size of its file ``state``, whether the job was
-# cancelled and Slurm's number of it; then that file.
+# Prints for each folder on its input: an empty line if it is missing; else the size of its file
+# ``state``, whether the job was cancelled and its number on Slurm, then that file.
 _LOOK = """while IFS= read -r folder; do
     case $folder in "~/"*) folder=$HOME/${folder#"~/"} ;; esac
     cd "$folder" 2>/dev/null || { echo; continue; }

@@ -49,7 +49,7 @@ class Host:
     """The machine with Slurm's commands and the folders of jobs.
 
     Args:
-        name: What the user's own ssh calls it; empty for this machine.
+        name: Its name in the user's ssh configuration; empty for this machine.
     """
 
     name: str = ""
@@ -58,7 +58,7 @@ class Host:
         """Run a line of POSIX shell in a folder.
 
         Args:
-            is_reading: Whether it may be repeated if it may have run already.
+            is_reading: Whether the command may be repeated even if it has run already.
 
         Raises:
             BackendError: The machine cannot be reached, or gives no answer in time.
@@ -89,7 +89,7 @@ class Host:
             The folder's absolute path.
 
         Raises:
-            BackendError: The folder exists, or there is no room.
+            BackendError: The folder exists, or the disk is full.
         """
         data = io.BytesIO()
         with tarfile.open(fileobj=data, mode="w") as archive:
@@ -113,15 +113,15 @@ class Host:
         return os.fsdecode(done.out.rstrip(b"\n"))
 
     def remove(self, folder: str, names: Sequence[str]) -> None:
-        """Delete files in a folder, as far as they exist."""
+        """Delete files in a folder; missing files are ignored."""
         self.run(folder, f"rm -f {' '.join(names)}", is_reading=True)
 
     def ends(self, folder: str) -> dict[int, int]:
-        """Return for the log of each node where its last part begins, after its first."""
+        """Return the offset of the last part of each node's log, which follows the first part."""
         if self.name:
             words = self.run(folder, "wc -c node-*.log", is_reading=True).out.split()
             named = zip(map(os.fsdecode, words[1::2]), map(int, words[::2]), strict=False)
-            # Below the logs stands their total.
+            # The last line is the total.
             sizes = {int(name[5:-4]): size for name, size in named if name.startswith("node-")}
         else:
             logs = node_logs(Path(folder)).items()
@@ -132,7 +132,7 @@ class Host:
         """Return what is new in the log of each node from its offset on, by default 0."""
         if self.name:
             return read_tails(self.run(folder, tails_text(offsets), is_reading=True).out)
-        # A follower reads many times a second, and each of these commands would start a process.
+        # A follower reads many times a second, and each shell command would start processes.
         found = {}
         for index, path in node_logs(Path(folder)).items():
             # Reopened each time: only then does NFS show what another node has written.
@@ -150,7 +150,7 @@ class Cluster(NamedTuple):
     Args:
         host: The login node.
         folder: The folder that holds the jobs' folders.
-        paths: PATH and the like of the nodes, empty where they have their own.
+        paths: PATH and the like for the nodes, empty if they have their own.
         python: The interpreter of the script, empty for the one on PATH of a node.
         entry_python: The interpreter of the entry, empty to look for one on the node.
         entry: The file of the entry on this machine.
@@ -168,7 +168,7 @@ def find(options: Mapping[str, object], home: Path) -> Cluster:
     """Return the settings from the section ``slurm`` of a job file and from this machine.
 
     Raises:
-        BackendError: It names an interpreter that is not there.
+        BackendError: The job file names an interpreter that does not exist.
     """
     host, folder = str(options.get("host") or ""), str(options.get("folder") or "").rstrip("/")
     asked = str(options.get("python") or "")
@@ -209,7 +209,7 @@ def read_tails(data: bytes) -> dict[int, bytes]:
     return found
 
 
-# For each log: its node, how much is new, and that much of it.
+# Prints for each log: its node, the number of new bytes, and these bytes.
 _TAILS = """known={known}
 for log in node-*.log; do
     [ -f "$log" ] || continue

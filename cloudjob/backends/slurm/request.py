@@ -41,15 +41,15 @@ _OF_NODE = (
     names.MA_LOG_DIR,
     "WORKSPACE",
 )
-# Options that cloudjob sets: with others the job would lose its files, its signals or its nodes, or
-# none would be submitted.
+# Options that cloudjob sets: with other values, the job would lose its files, its signals or its
+# nodes, or would not be submitted.
 _RESERVED = (
     *("job-name", "output", "error", "open-mode", "chdir", "workdir", "nodes", "ntasks"),
     *("ntasks-per-node", "tasks-per-node", "signal", "array", "export", "export-file", "wrap"),
     *("parsable", "wait", "requeue", "no-requeue", "test-only", "help", "usage", "version"),
 )
 _RESERVED_SHORT = "JoeDNnaWVh"
-# Short options without a value, behind which more may stand in the same word.
+# Short options without a value, which other options may follow in the same word.
 _SHORT_FLAGS = "HIkKOsvQ"
 # A later warning would leave no time for outputs.
 _OUTPUTS_S = 30
@@ -72,13 +72,13 @@ class SlurmRequest:
         job_script: The script for sbatch.
         node_script: The script that every node runs.
         env: The variables of all entries.
-        local: Where a store that is a folder of this machine has the package, and gets outputs and
-            the record; empty where the nodes reach the store themselves.
+        local: The folder of a store on this machine, which has the package and gets the outputs and
+            the record; empty if the nodes reach the store themselves.
         layers: The files of the package's layers there.
         entry: The file of the entry.
-        inherited: The variables with a site's defaults that sbatch may see: it takes their word
-            before that of a script, so none of what the job itself says.
-        environments: What the entry of each node is given, as far as it is known before.
+        inherited: The variables with a site's defaults that sbatch may see. They take precedence
+            over the script, so those for options that the job itself sets are left out.
+        environments: The variables of each node's entry, as far as they are known before the start.
     """
 
     job: str
@@ -253,7 +253,7 @@ def _options(submission: Submission) -> tuple[str, ...]:
 
 
 def _time_min(spec: JobSpec) -> int:
-    """Return the job's time limit on Slurm: its own, plus time to start and to end."""
+    """Return the job's time limit on Slurm: its own limit, plus time to start and to end."""
     asked = spec.slurm.time_min
     if asked or not spec.timeout_min:
         return asked

@@ -17,8 +17,8 @@ JOB_SCRIPT, NODE_SCRIPT = "job.sh", "node.sh"
 # The beginning of a job's name on Slurm; its id follows.
 JOB_NAME = "cloudjob-"
 STATE, ID, SLURM_LOG = "state", "id", "slurm.log"
-# Slurm may warn a minute earlier than it was asked to (sbatch(1), --signal); a warning that comes
-# earlier still is of a preemption, and not of the end of the job's time.
+# Slurm may warn a minute earlier than requested (sbatch(1), --signal); an even earlier warning
+# announces a preemption, not the end of the job's time.
 EARLY_S = 65
 # mpirun and some frameworks would act on Slurm's variables about its own steps.
 _KEPT = "SLURM_JOB_ID | SLURM_CONF | SLURM_GRES"
@@ -37,9 +37,9 @@ class NodeText:
         python: The interpreter of the entry; empty to look for one on each node.
         entry: The name of the entry's file, for that interpreter.
         words: The script and its arguments.
-        paths: PATH and the like, which the nodes have in common with the submitter.
+        paths: PATH and the like, which the nodes share with the submitter.
         keeps_record: Whether the record stays in the job's folder.
-        cpus_per_rank: For an srun that starts the ranks; 0 where none does.
+        cpus_per_rank: For an srun that starts the ranks; 0 if none does.
     """
 
     job: str
@@ -323,7 +323,7 @@ _SSH_KEY = "ssh-keygen -q -t ed25519 -N '' -C cloudjob -f {key}"
 # No ssh reads it. Each line has 122 bits of the kernel's random numbers.
 _KEY = "cat /proc/sys/kernel/random/uuid /proc/sys/kernel/random/uuid >{key}"
 
-# Until 22.05, srun took the first one from its job by itself.
+# Until 22.05, srun took the first variable from its job by itself.
 _CPUS = """\
 export SLURM_CPUS_PER_TASK={cpus} SRUN_CPUS_PER_TASK={cpus}
 """

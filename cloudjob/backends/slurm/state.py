@@ -100,13 +100,13 @@ class Marks:
         id: Slurm's number of the job; empty when it has not begun.
         asked: Why the script has asked the head to end: ``cancel``, ``warned``, ``slurm``, or
             nothing.
-        left_s: How much time Slurm said was left at its warning, None for no limit.
+        left_s: The time left at Slurm's warning, as Slurm reported it; None for no limit.
         due_s: The time left at which Slurm warns of the job's time limit.
-        lost: The worker that ended badly with its exit code, when the head would have waited.
+        lost: The worker that failed while the head would have waited for it, with its exit code.
         code: The job's exit code; None while it runs, or when the script was killed.
         unseen_by: The host of a node that does not see the job's folder.
         out_of_memory: The host on which a process was killed because the job's memory was short.
-        memory: How much memory Slurm had given it; empty for no limit.
+        memory: The memory that Slurm had granted the job; empty for no limit.
         down: The hosts that have failed.
     """
 
@@ -214,7 +214,7 @@ def status_of(marks: Marks, facts: Facts, *, is_cancelled: bool) -> NativeStatus
     """Return the status of the job.
 
     Args:
-        is_cancelled: Whether somebody has cancelled it through cloudjob.
+        is_cancelled: Whether the job was cancelled through cloudjob.
     """
     state = _STATES.get(facts.state, JobState.UNKNOWN) if facts.state else None
     status = NativeStatus(
