@@ -190,7 +190,7 @@ class KubernetesBackend(Backend[KubernetesRequest]):
         items: list[dict[str, Any]],
         job: Mapping[str, Any],
     ) -> None:
-        """Let the cluster delete what belongs to the job together with it."""
+        """Make the job own its other objects, so that the cluster deletes them with it."""
         owner = {
             "apiVersion": job["apiVersion"],
             "kind": job["kind"],
@@ -222,7 +222,7 @@ class KubernetesBackend(Backend[KubernetesRequest]):
         """Return the job's status.
 
         Args:
-            is_brief: Whether only the state counts, and not what keeps the job from running.
+            is_brief: Whether to return only the state, without the reasons why the job waits.
         """
         where = _parted(handle)
         client = self._client(where.cluster)
@@ -337,7 +337,7 @@ class KubernetesBackend(Backend[KubernetesRequest]):
             client.delete(POD.path(namespace), doing, query, gracePeriodSeconds=0)
 
     def _keep_logs(self, handle: str) -> None:
-        """Save what the pods have written and still write: the logs are deleted with them.
+        """Save the pods' logs, including lines still to come: the logs are deleted with the pods.
 
         A log that cannot be read, or not at once, does not delay the cancel.
         """
@@ -348,7 +348,7 @@ class KubernetesBackend(Backend[KubernetesRequest]):
                 for _ in self.logs(handle, None, follow=False):
                     pass
             has_read.set()
-            # It ends with the API server, as nothing waits for this thread.
+            # Give up as soon as the API server fails: nothing waits for this thread.
             with contextlib.suppress(CloudJobError):
                 for _ in self._follow(handle, None, Patience(limit_s=0.0)):
                     pass
@@ -363,7 +363,7 @@ class KubernetesBackend(Backend[KubernetesRequest]):
         shutil.rmtree(self._home / where.called.job, ignore_errors=True)
 
     def sweep(self, handles: Iterable[str]) -> list[str]:
-        """Remove what killed submits have left in their clusters; return the names of the jobs."""
+        """Remove the objects that killed submits left in their clusters; return the jobs' names."""
         return [_parted(handle).called.job for handle in handles if self._swept(handle)]
 
     def _swept(self, handle: str) -> bool:
@@ -473,7 +473,7 @@ class KubernetesBackend(Backend[KubernetesRequest]):
         """Delete the services of a submit that was killed before the job owned them."""
         doing = f"removing the services of job {called.job}"
         query = {"labelSelector": f"{JOB_LABEL}={called.job}"}
-        # Users who may not list them may still remove jobs; owned services go with the job.
+        # Users who may not list services may still remove jobs; owned services go with the job.
         with contextlib.suppress(errors.Denied):
             for item in client.list(SERVICE.path(called.namespace), doing, query)["items"]:
                 client.delete(SERVICE.path(called.namespace, item["metadata"]["name"]), doing)
@@ -485,7 +485,7 @@ def _listed(
     """Return the status of the jobs of one namespace; those that have ended are left out.
 
     Args:
-        wanted: What the objects of each job are called, by its handle.
+        wanted: The names of each job's objects, by the job's handle.
     """
     doing = f"listing the jobs in {namespace}"
     ours = {"labelSelector": f"{MANAGER_LABEL}=cloudjob"}

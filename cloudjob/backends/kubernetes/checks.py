@@ -42,7 +42,7 @@ def look(
     """Return the results of all checks, first the one that the others depend on.
 
     Args:
-        request: What will be sent, where it is known.
+        request: The request that will be sent, if it is known.
     """
     try:
         version = client.get("/version", f"asking {client.cluster.context} for its version")
@@ -73,7 +73,7 @@ def _has(client: Client, resource: Resource) -> bool:
 
 
 def _rights(client: Client, engine: Engine) -> list[Check]:
-    """Check what the cluster would refuse."""
+    """Check that the user has every right that a job needs."""
     wanted = [
         ("create", engine.resource, ""),
         ("get", engine.resource, ""),

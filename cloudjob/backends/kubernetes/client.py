@@ -46,7 +46,7 @@ class Client:
     # -- objects ------------------------------------------------------------------------------
 
     def get(self, path: str, doing: str, query: Query | None = None) -> dict[str, Any]:
-        """Return what lies at a path."""
+        """Return the object at a path."""
         return self._json("GET", path, doing, query=query)
 
     def create(
@@ -54,8 +54,8 @@ class Client:
     ) -> dict[str, Any]:
         """Create an object and return it.
 
-        An answer may get lost, and then the object is there: one of the same name with the same
-        value of this label is ours.
+        If an answer gets lost, the object may exist already: an object of the same name with the
+        same value of this label is ours.
         """
         name = body["metadata"].get("name", "")
         doing = f"creating the {resource.kind} {name or 'of a job'}"
@@ -73,11 +73,11 @@ class Client:
     def ask(
         self, path: str, body: Mapping[str, Any], doing: str, query: Query | None = None
     ) -> dict[str, Any]:
-        """Post an object, and return the answer; some objects are only answered and not stored."""
+        """Post an object and return the answer; the server does not store every kind of object."""
         return self._json("POST", path, doing, query=query, body=body)
 
     def patch(self, path: str, body: Mapping[str, Any], doing: str) -> dict[str, Any]:
-        """Merge ``body`` into an object and return that."""
+        """Merge ``body`` into an object and return the result."""
         return self._json("PATCH", path, doing, body=body)
 
     def delete(self, path: str, doing: str, query: Query | None = None, **options: Any) -> bool:

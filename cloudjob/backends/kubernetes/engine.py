@@ -42,7 +42,7 @@ class Stage(NamedTuple):
     """The state of a job as its operator reports it.
 
     Args:
-        message: Why, where the operator says so.
+        message: The reason, if the operator gives one.
         ended_at: RFC 3339 as the API writes it; empty if it has not ended, or if unknown.
         started_at: When it began to run; empty if unknown.
         attempt_at: When the last attempt began; empty while there was only one.
@@ -59,16 +59,16 @@ class Stage(NamedTuple):
 
 
 class Engine(ABC):
-    """An operator: the resource that it takes, and how its pods become nodes.
+    """An operator: the resource that it accepts, and how its pods become nodes.
 
     Attributes:
         makes_key: Whether the operator makes a key for ssh.
         no_retries: Why it cannot restart a job; empty if it can.
         container: The name that the container has in its pods.
-        launchers: Those that it can be used with; empty for all.
+        launchers: The launchers that it supports; empty for all.
         runs: What these launchers start, for messages.
         needs_services: Whether the nodes need services that the operator does not make.
-        is_early: Whether it takes a job for ended while the head may still have work to do.
+        is_early: Whether it considers a job ended while the head may still have work to do.
     """
 
     name: str
@@ -97,7 +97,7 @@ class Engine(ABC):
 
     @abstractmethod
     def node_of(self, name: str, pod: Mapping[str, Any]) -> int | None:
-        """Return the number of the node that a pod of this job is; None if it is none."""
+        """Return the node number of a pod of this job; None if the pod is not a node."""
 
     @abstractmethod
     def stage(self, job: Mapping[str, Any], is_cancelled: bool) -> Stage:
@@ -140,7 +140,7 @@ def numbered(pod: str, prefix: str) -> int | None:
 def job_manifest(
     resource: Resource, submission: Submission, called: Names, body: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the object that an operator takes, with what the job file adds to it.
+    """Return the operator's job object, with the additions of the job file.
 
     Args:
         body: The value of ``spec``.
@@ -153,6 +153,6 @@ def job_manifest(
         "spec": body,
     }
     patched = dict(merged(made, submission.spec.kubernetes.job))
-    # After the patch, which must not change them: they find the job again.
+    # After the patch, which must not change them: the job is found by them.
     patched["metadata"] = pods.with_own_labels(patched.get("metadata"), submission) | metadata
     return patched

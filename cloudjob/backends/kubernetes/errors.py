@@ -9,7 +9,7 @@ from cloudjob.errors import BackendError, JobNotFound, NotAuthorised
 
 UNAUTHORISED, FORBIDDEN, NOT_FOUND, CONFLICT, GONE = 401, 403, 404, 409, 410
 TOO_MANY = 429
-# Statuses worth another try: nothing was done, or the request is idempotent.
+# Statuses that are retried: nothing was done, or the request is idempotent.
 MAY_PASS = (TOO_MANY, 500, 502, 503, 504)
 
 
@@ -70,7 +70,7 @@ def refused(doing: str, status: int, body: bytes, *, is_made: bool = False) -> R
 
 
 def _words(body: bytes) -> tuple[str, str]:
-    """Return message and reason of a ``Status``; of another answer, its first line."""
+    """Return the message and reason of a ``Status``, or the first line of any other answer."""
     try:
         found: Any = json.loads(body)
     except ValueError:

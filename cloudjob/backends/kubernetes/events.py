@@ -66,13 +66,13 @@ def reasons(
 
 
 def _group_name(engine: Engine, called: Names, job: Mapping[str, Any]) -> str:
-    # Volcano's own jobs have it under a name with their uid; other operators under the job's.
+    # The group of Volcano's own jobs has their uid in its name; other operators use the job's name.
     is_own = engine.name == "volcano"
     return called.name + (f"-{job['metadata']['uid']}" if is_own else "")
 
 
 def _of_group(group: Mapping[str, Any]) -> tuple[str, str]:
-    """Return when a pod group was given its place, and why it has none; one of them is empty."""
+    """Return when a pod group was scheduled, and why it was not; at least one of them is empty."""
     held = [
         item
         for item in (group.get("status") or {}).get("conditions") or ()
@@ -88,7 +88,7 @@ def _of_group(group: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _of_stuck(client: Client, called: Names, pods: Iterable[Pod]) -> Iterator[str]:
-    """Yield the reason of the first node that has a machine, and whose container does not start."""
+    """Yield why the container of a scheduled node does not start, for the first such node."""
     stuck = [pod for pod in pods if pod.machine and not (pod.has_started or pod.is_over)]
     if not stuck:
         return

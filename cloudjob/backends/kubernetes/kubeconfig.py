@@ -22,7 +22,7 @@ IN_CLUSTER = "in-cluster"
 _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _KUBECONFIG = "KUBECONFIG"
 _DEFAULT_NAMESPACE = "default"
-# More streams than a person follows; each takes a connection.
+# Each stream takes a connection; this is more than a person follows.
 _CONNECTIONS = 256
 _HINT = "does `kubectl get pods` work?"
 
@@ -45,7 +45,7 @@ class Cluster:
 
 
 def find(options: Mapping[str, object], environ: Mapping[str, str], user_home: Path) -> Cluster:
-    """Return the cluster that jobs go to, without a request.
+    """Return the cluster for jobs without sending a request.
 
     Raises:
         UsageError: The kubeconfig cannot be read, or has no such context.
@@ -120,8 +120,8 @@ class Login(NamedTuple):
 
     Args:
         pool: Connections of urllib3.
-        configuration: Of the client library, which knows how to log in, and when again.
-        acts_as: Headers by which the user acts as somebody else.
+        configuration: The client library's, which knows how to log in, and when to do it again.
+        acts_as: Headers with which the user impersonates another one.
     """
 
     pool: Any
@@ -150,11 +150,12 @@ class Login(NamedTuple):
 def opened(cluster: Cluster) -> Login:
     """Return the access to the API server of a cluster.
 
-    Of the client library we take what is hard to do right: kubeconfig, plugins, certificates. The
-    requests are our own: its models know no operator, and its calls differ between its versions.
+    From the client library, cloudjob uses only what is hard to get right: kubeconfig, plugins,
+    certificates. It sends the requests itself, as the library has no models for the operators, and
+    its calls differ between versions.
 
     Raises:
-        NotAuthorised: The kubeconfig does not say how.
+        NotAuthorised: The kubeconfig does not say how to log in.
     """
     try:
         from kubernetes import client, config
@@ -236,9 +237,9 @@ class _RootErrors(logging.Handler):
 
 @contextlib.contextmanager
 def _logged_in(doing: str) -> Iterator[None]:
-    """Turn what the client library raises, or only logs, into one error.
+    """Turn the errors that the client library raises or only logs into one error.
 
-    Else a plugin that fails would be a request of ``system:anonymous``.
+    Otherwise, after a plugin has failed, requests would be sent as ``system:anonymous``.
     """
     import kubernetes.config
 

@@ -1,4 +1,4 @@
-"""What operators of Kubeflow's kind have in common: replicas, run policy and conditions. No I/O."""
+"""Parts that Kubeflow-style operators share: replicas, run policy and conditions. No I/O."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def head_command(setup: str) -> list[str]:
 
 
 def worker_command(setup: str = "") -> list[str]:
-    """Return the command of the other nodes, which also finds out the number of its node."""
+    """Return the command of the other nodes, which also determines the number of its node."""
     shell = f"{names.VC_TASK_INDEX}={_INDEX} {_BOOT}"
     return ["sh", "-c", f"{setup}; {shell}" if setup else shell, "jobentry"]
 
@@ -37,11 +37,11 @@ def replicas(count: int, template: dict[str, Any]) -> dict[str, Any]:
 
 
 def run_policy(spec: JobSpec, own: Mapping[str, Any], *, deadline_s: int = 0) -> dict[str, Any]:
-    """Return the ``runPolicy`` of an operator of Kubeflow's kind.
+    """Return the ``runPolicy`` of a Kubeflow-style operator.
 
     Args:
-        own: What the operator's own policy begins with.
-        deadline_s: When the operator ends the job; 0 is never.
+        own: The fields that only this operator needs; they come first.
+        deadline_s: Seconds after which the operator ends the job; 0 for never.
     """
     policy: dict[str, Any] = dict(own)
     options = spec.kubernetes
@@ -87,7 +87,7 @@ def _stage(
     is_cancelled: bool,
 ) -> Stage:
     if name == "Suspended" and not is_cancelled:
-        # Suspended by somebody; it may be resumed.
+        # Suspended by a user, who may resume it.
         state = JobState.PENDING
     if name == "Failed" and is_cancelled:
         state = JobState.CANCELLED

@@ -88,7 +88,7 @@ class Place:
 
 
 def pods(client: Client, place: Place) -> tuple[list[Pod], str]:
-    """Return the pods of a job by node, and the moment at which that was so."""
+    """Return the pods of a job by node, and the resource version of this list."""
     found = client.list(place.pods, f"looking for the pods of job {place.job}", place.selector)
     items = [place.pod(item) for item in found["items"]]
     items.sort(key=lambda pod: (pod.node if pod.node is not None else -1, pod.created_at))
@@ -96,7 +96,7 @@ def pods(client: Client, place: Place) -> tuple[list[Pod], str]:
 
 
 def read_all(client: Client, place: Place) -> Iterator[Piece]:
-    """Yield everything that is there now, node by node.
+    """Yield all lines that exist now, node by node.
 
     Raises:
         BackendError: A log cannot be read; all others have been yielded.
@@ -148,7 +148,7 @@ def follow(client: Client, place: Place, has_ended: Callable[[], bool]) -> Itera
     """Yield the logs until the job has ended; an empty piece means that nothing is new.
 
     Args:
-        has_ended: Asks whether the job has; called only while no pod writes.
+        has_ended: Returns whether the job has ended; called only while no pod writes.
 
     Raises:
         BackendError: The job has ended, and a log cannot be read to its end.
@@ -241,7 +241,7 @@ class _Window:
     @property
     def query(self) -> dict[str, str]:
         """The time from which a reopened stream must start."""
-        # The API takes whole seconds, and one more for lines that lie in another order.
+        # The API takes whole seconds; one more second covers lines in another order.
         return {"sinceTime": _earlier(self.since, 1.0)} if self.since else {}
 
 
@@ -278,7 +278,7 @@ class _Follower:
         """Whether there is nothing more to read; reads what the watch has missed.
 
         Args:
-            silent_s: How long nothing has come since the job has ended.
+            silent_s: Seconds since the job's end in which nothing has arrived.
 
         Raises:
             BackendError: A log could not be read to its end in that time.
@@ -421,7 +421,7 @@ class _Follower:
             "resourceVersion": version,
         }
         doing = f"watching the pods of job {self._place.job}"
-        # Cut in the middle of a line: it is repeated from that version.
+        # If the stream breaks off within a line, the next watch repeats it from that version.
         with (
             contextlib.suppress(Broken, ValueError),
             self._client.stream(self._place.pods, query, doing) as pieces,
@@ -477,8 +477,8 @@ def _new_lines(pieces: Iterator[bytes], window: _Window, *, is_last: bool) -> It
     """Yield the lines that were not yielded yet, without their times.
 
     Args:
-        is_last: Whether what follows the last end of a line is a line, too: the container ended in
-            the middle of it. Else the stream did, and the line comes again whole.
+        is_last: Whether the text after the last newline is a line, too, because the container has
+            ended. Otherwise the stream broke off, and the next one repeats the whole line.
     """
     rest = b""
     for piece in pieces:

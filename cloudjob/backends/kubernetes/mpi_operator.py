@@ -87,7 +87,7 @@ class MpiOperator(Engine):
         return {**given, **_own_host_file(submission)}
 
     def node_of(self, name: str, found: Mapping[str, Any]) -> int | None:
-        """Return the number of the node that this pod is."""
+        """Return the node number of this pod."""
         called = found["metadata"]["name"]
         if called.startswith(f"{name}-launcher"):
             return 0
@@ -99,7 +99,7 @@ class MpiOperator(Engine):
         return kubeflow.stage_of_conditions(job, is_cancelled)
 
     def stop(self, job: Mapping[str, Any]) -> tuple[str, Resource, str, dict[str, Any]]:
-        """Return the patch that suspends the job, so that the operator deletes its pods alone."""
+        """Return the patch that suspends the job, so that the operator deletes only its pods."""
         body = {"spec": {"runPolicy": {"suspend": True}}}
         return "PATCH", RESOURCE, str(job["metadata"]["name"]), body
 

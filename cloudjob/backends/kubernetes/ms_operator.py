@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 RESOURCE = Resource("mindspore.gitee.com", "v1", "msjobs", "MSJob")
 # Only a container of this name gets the scheduler's address, and only its exit code counts.
 CONTAINER = "mindspore"
-# Of labels and annotations of pods its CRD keeps nothing, so they are found by the operator's own.
+# Its CRD drops the labels and annotations of pods, so they are found by the operator's own label.
 _LABEL = "training.kubeflow.org/job-name"
 SCHEDULER_PORT = "MS_SCHED_PORT"
 # The operator finds the port by this name and opens it; the number is its default.
@@ -105,7 +105,7 @@ class MsOperator(Engine):
                 "metadata": {"name": name, "namespace": called.namespace, **own},
                 "spec": {
                     "clusterIP": "None",
-                    # Clients look them up before they are ready.
+                    # Clients look up the workers before these are ready.
                     "publishNotReadyAddresses": True,
                     "selector": {
                         _LABEL: called.name,
@@ -126,7 +126,7 @@ class MsOperator(Engine):
         return given
 
     def node_of(self, name: str, found: Mapping[str, Any]) -> int | None:
-        """Return the number of the node that this pod is."""
+        """Return the node number of this pod."""
         # The only worker of a one-node job has the same name as the first of several.
         for container in (found.get("spec") or {}).get("containers") or ():
             if {"name": names.VC_TASK_INDEX, "value": "0"} in (container.get("env") or ()):

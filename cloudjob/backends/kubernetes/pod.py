@@ -21,12 +21,12 @@ HOME = "/home/ma-user"
 CONTAINER = "cloudjob"
 JOB_LABEL = "cloudjob.job"
 MANAGER_LABEL = "app.kubernetes.io/managed-by"
-# Where the entry lies in a pod, as in our own images, and where its secrets do.
+# The folders of the entry, the same as in our own images, and of its secrets in a pod.
 ENTRY_PATH = "/opt/cloudjob"
 DELIVERY_PATH = "/run/cloudjob"
 # Seconds that a pod may outlive the job's own timeout.
 _DEADLINE_S = 600
-# Without this, MPI would complain with each message between ranks (ADR 8, docker).
+# Without this, Open MPI prints a warning for each message between ranks (ADR 8, docker).
 _OPEN_MPI = {"OMPI_MCA_btl_vader_single_copy_mechanism": "none"}
 # Per node; the kubelet sets them once the pod is scheduled.
 _FIELDS = {
@@ -45,9 +45,9 @@ class Names(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The job's manifest, its service, and the beginning of its pods' names.
+        """The name of the job's manifest and service, and the beginning of its pods' names.
 
-        A service's name begins with a letter (RFC 1035), and an id need not.
+        A service's name must begin with a letter (RFC 1035), but an id need not.
         """
         return self.job if self.job[0].isalpha() else f"job-{self.job}"
 
@@ -80,7 +80,7 @@ def variables(
     """Return the variables that all pods have in common.
 
     Args:
-        left_out: What the operator gives to each pod.
+        left_out: The variables that the operator sets in each pod.
     """
     given = {
         **_OPEN_MPI,
@@ -119,7 +119,7 @@ def template(
     """Return the template of a pod.
 
     Args:
-        command: What starts the entry; the script's words follow it.
+        command: The command that starts the entry; the script's words follow it.
         own: More variables, for this kind of node alone.
         has_delivery: Whether the job has a Secret.
     """
@@ -227,7 +227,7 @@ def volumes(
 ) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     """Return each volume with its mount: those that every pod has, then those of the job file."""
     options = spec.kubernetes
-    # All of it is the platform's in ModelArts' own images, and there only this is fresh.
+    # In ModelArts' own images, all of HOME is the platform's, and only this subfolder is fresh.
     home = HOME if options.home == "empty" else f"{HOME}/modelarts"
     found: list[tuple[dict[str, Any], dict[str, Any]]] = [
         (
@@ -238,7 +238,7 @@ def volumes(
         ({"name": "cache", "emptyDir": {}}, {"mountPath": "/cache"}),
     ]
     if has_delivery:
-        # Its group is the pod's fsGroup; without one only that of root is left.
+        # The group of its files is the pod's fsGroup; without one, it is root's.
         mode = 0o440 if options.user else 0o444
         secret = {"secretName": called.delivery, "defaultMode": mode}
         found.append(
@@ -274,7 +274,7 @@ def _place(spec: JobSpec) -> dict[str, Any]:
 
 
 def _secure(pod: dict[str, Any], container: dict[str, Any], user: str) -> None:
-    """As on ModelArts, nothing in a pod may become root, unless the user allows it."""
+    """Keep processes in the pod from becoming root, as on ModelArts, unless the user allows it."""
     uid, _, gid = user.partition(":")
     ids: dict[str, Any] = {}
     if user:

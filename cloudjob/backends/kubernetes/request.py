@@ -35,14 +35,14 @@ MAX_OBJECT_BYTES = 1_300_000
 
 @dataclass(frozen=True, slots=True)
 class KubernetesRequest:
-    """What is sent.
+    """The objects to create.
 
     Args:
         config_map: The entry; the same for all pods.
         secret: None if nothing is secret. The key for ssh is made when it is sent.
         hidden: The variables in the Secret.
         submission: The submission that it was built from.
-        services: Those that give names to nodes, where the operator does not.
+        services: The services that give names to nodes, if the operator makes none.
         body: The operator's manifest.
     """
 
@@ -93,7 +93,7 @@ def _check_size(submission: Submission, body: Mapping[str, Any]) -> None:
     """Refuse a manifest that is too long for the cluster to store.
 
     Raises:
-        SpecError: With the key of the longest argument or variable.
+        SpecError: It is too long; the message has the key of the longest argument or variable.
     """
     size = len(json.dumps(body))
     if size > MAX_OBJECT_BYTES:
@@ -114,7 +114,7 @@ def environments(request: KubernetesRequest) -> Iterator[dict[str, str]]:
 
 
 def objects(request: KubernetesRequest, key: bytes) -> list[dict[str, Any]]:
-    """Return the manifests in the order in which they are made.
+    """Return the manifests in the order in which they are created.
 
     Args:
         key: The private key of the job for ssh, empty for none.
@@ -131,7 +131,7 @@ def objects(request: KubernetesRequest, key: bytes) -> list[dict[str, Any]]:
 
 
 def shown(request: KubernetesRequest) -> list[dict[str, Any]]:
-    """Return the manifests with what is secret as ``***``."""
+    """Return the manifests with secrets as ``***``."""
     made = [dict(request.config_map)]
     if request.secret is not None:
         text = {}

@@ -16,7 +16,7 @@ from cloudjob.model.status import JobState
 _USUAL = ("ContainerCreating", "PodInitializing", "")
 _OUT_OF_MEMORY = "OOMKilled"
 _OVER = ("Succeeded", "Failed")
-# The part of a node's reason that is shown: a scheduler can write pages.
+# Characters of a node's reason that are shown: a scheduler can write pages.
 _MAX_WORDS = 300
 
 
@@ -63,7 +63,7 @@ def pod_of(
     """Return a pod of the API's list.
 
     Args:
-        container: The name of the container that is ours; sidecars may stand before it.
+        container: The name of our container; sidecars may come before it in the list.
     """
     metadata, status, spec = found["metadata"], found.get("status") or {}, found.get("spec") or {}
     state = _of_container(status.get("containerStatuses"), container).get("state") or {}
@@ -101,7 +101,8 @@ def _of_container(items: Iterable[Mapping[str, Any]] | None, name: str) -> Mappi
 def _is_cut_off(status: Mapping[str, Any]) -> bool:
     """Whether the node controller has marked the pod: its machine sends no heartbeats.
 
-    It sets Ready alone. A container that is not ready by its own probe sets ContainersReady, too.
+    The node controller changes only Ready. If a container's own probe fails, ContainersReady
+    changes, too.
     """
     said = {item.get("type"): item.get("status") for item in status.get("conditions") or ()}
     return said.get("Ready") == "False" and said.get("ContainersReady") == "True"
@@ -169,9 +170,9 @@ def _ended(status: NativeStatus, stage: Stage, nodes: list[Pod]) -> NativeStatus
         node=blamed.node if blamed and has_failed else None,
         reason=_reason(nodes),
         attempt_at=status.attempt_at,
-        # A head that was asked to end although nobody cancelled the job was drained or preempted.
+        # A head that was asked to end without a cancel of the job was drained or preempted.
         has_asked=status.has_asked or has_failed,
-        # Each is annotated on the job.
+        # Every cancel is annotated on the job.
         knows_cancels=True,
     )
 

@@ -6,8 +6,8 @@ import copy
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-# Lists whose items have a name, and by which key: what the API's own types say of them
-# (patchMergeKey in k8s.io/api/core/v1), and Volcano's tasks, for which nobody says it.
+# Lists whose items have a name -> the key of that name: from the API's own types (patchMergeKey in
+# k8s.io/api/core/v1), plus Volcano's tasks, whose type does not declare it.
 _KEYS = {
     "containers": "name",
     "initContainers": "name",
@@ -28,8 +28,8 @@ _PATCHES = ("delete", "merge", "replace")
 def merged(manifest: Any, patch: Any, key: str = "") -> Any:
     """Return ``manifest`` with a strategic merge patch over it.
 
-    None removes a key; an item of a list that has names is merged into that of its name, or
-    follows the others; ``$patch: delete`` takes it away, ``$patch: replace`` takes its place. Any
+    None removes a key. In a list of named items, an item is merged into the one of the same name,
+    or else appended; ``$patch: delete`` removes that item, ``$patch: replace`` replaces it. Any
     other list is replaced as a whole. ``$retainKeys`` lists the only keys that stay.
 
     Args:
@@ -93,7 +93,7 @@ def _named(item: Any, change: Any, name: str) -> bool:
 
 
 def _without_directives(value: Any) -> Any:
-    """Return a patch applied to nothing, so that it has nothing to remove."""
+    """Return the result of applying a patch to nothing."""
     if isinstance(value, Mapping):
         return {
             key: _without_directives(item)

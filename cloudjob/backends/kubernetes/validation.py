@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 MAX_SECRET_BYTES = 1_048_576
 
 _USER = re.compile(r"\d{1,9}(:\d{1,9})?", re.ASCII)
-# Of a name of the API's objects, and of one part of it or a label.
+# Longest name of an API object, and longest part of a name or label.
 _MAX_NAME, _MAX_PART = 253, 63
 _DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", re.ASCII)
 _LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?", re.ASCII)
@@ -70,7 +70,7 @@ def _engine_problems(spec: JobSpec, engine: Engine) -> Iterator[str]:
 
 
 def _signing_problems(submission: Submission) -> Iterator[str]:
-    """Yield what signed addresses do not support: they name no folder."""
+    """Yield what signed URLs do not support: they cannot name a folder."""
     spec, key = submission.spec, "kubernetes.presigned_h"
     if file_path(submission.code.uri):
         yield f"{key}: a folder cannot be signed (allowed with a store of s3:// or obs://)"
@@ -202,7 +202,7 @@ def _place_problems(submission: Submission, volumes: list[Any]) -> Iterator[str]
 
 
 def _size_problems(submission: Submission, engine: Engine) -> Iterator[str]:
-    """Yield what Linux would refuse only when the container starts, long after the queue."""
+    """Yield what Linux would refuse only when the container starts, after hours in the queue."""
     nodes = submission.spec.nodes
     size = len(",".join(engine.hosts(Names(submission.job, "").name, nodes)))
     size += len(f"{names.VC_WORKER_HOSTS}=")

@@ -1,4 +1,4 @@
-"""Volcano: one task whose pods are the nodes; ModelArts has its variables from Volcano."""
+"""Volcano: one task whose pods are the nodes; ModelArts' variables are those of Volcano."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Volcano(Engine):
         return engines.job_manifest(RESOURCE, submission, called, body)
 
     def node_of(self, name: str, found: Mapping[str, Any]) -> int | None:
-        """Return the number of the node that this pod is."""
+        """Return the node number of this pod."""
         return numbered(found["metadata"]["name"], f"{name}-{TASK}-")
 
     def stage(self, job: Mapping[str, Any], is_cancelled: bool) -> Stage:
@@ -132,8 +132,8 @@ class Volcano(Engine):
 def _policies(retries: int) -> list[dict[str, str]]:
     """Return the policies for a lost pod.
 
-    The entries notice by themselves that a node has failed, and the head writes its record, so
-    nothing may end it meanwhile. But Volcano replaces a deleted pod by a new one, which would wait
+    The entries notice by themselves that a node has failed, and the head then writes its record, so
+    no policy may end it before. But Volcano replaces a deleted pod with a new one, which would wait
     for nodes that have ended.
     """
     if not retries:
