@@ -14,7 +14,7 @@ from cloudjob.submission import nested_launchers, script_check
 
 # The backends on which ``Backend.refresh`` works.
 REFRESHING_BACKENDS = ("docker", "kubernetes", "slurm")
-# Keys that last longer than this are not compared with a job without a time limit.
+# If a job has no time limit, keys that are valid for longer than this pass the check.
 _LONG_S = 24 * 3600.0
 _HINT = "without valid keys, nodes store neither outputs nor the record: {}"
 _REFRESHED = "log in again while the job runs, then `cloudjob refresh JOB`"
@@ -36,7 +36,7 @@ def require(checks: Iterable[Check], on_progress: OnProgress) -> None:
 
 
 def of_script(spec: JobSpec) -> Iterator[Check]:
-    """Yield what is wrong with a script and with how the job passes its secrets."""
+    """Yield the problems of a script and of the way the job passes its secrets."""
     problem = script_check.find(spec)
     if problem:
         yield Check("script", False, problem.what, problem.hint, is_needed=False)
@@ -48,7 +48,7 @@ def of_script(spec: JobSpec) -> Iterator[Check]:
 
 
 def of_secrets(spec: JobSpec) -> Iterator[Check]:
-    """Yield the secrets that arguments or ordinary variables show."""
+    """Yield a check for each secret that is visible in arguments or ordinary variables."""
     shown = (*spec.args, *spec.env.values())
     for name, value in spec.secrets.items():
         hidden = hidden_texts([value])
@@ -64,7 +64,7 @@ def of_secrets(spec: JobSpec) -> Iterator[Check]:
 
 
 def of_keys(spec: JobSpec, end_at: float, now: float | None = None) -> Iterator[Check]:
-    """Yield a check that fails if the keys end before the job may.
+    """Yield a check that fails if the keys may expire before the job ends.
 
     Args:
         end_at: When the keys expire, in seconds since 1970; 0 for never or unknown.

@@ -1,8 +1,8 @@
 """Choose a launcher from what a script imports, without running it.
 
-A script that starts a launcher itself runs once on each node. For others the search goes outwards
-and stops at the first match: the script's own imports, the imports of the modules beside it
-(breadth first), imports that the script can do without, the name of the image.
+A script that starts a launcher itself runs once on each node. For other scripts the first match
+decides: the script's own imports, the imports of the modules beside it (breadth first), optional
+imports, the name of the image.
 """
 
 from __future__ import annotations
@@ -88,12 +88,12 @@ def _in_image(spec: JobSpec) -> Choice | None:
 # How certain it is that an import runs: always; inside a function or condition; inside a ``try``
 # that handles its failure.
 _CERTAIN, _LAZY, _OPTIONAL = range(3)
-# What one file imports: dotted names (relative ones begin with their dots) and their certainty.
+# The imports of one file: dotted names (relative ones begin with their dots) and their certainty.
 _Imports = dict[str, int]
 
 
 def _in_imports(source: Path, script: str) -> Choice | None:
-    """Return the launcher that the imports of the script, or of modules beside it, ask for."""
+    """Return the launcher that matches the imports of the script or of the modules beside it."""
     if not script.endswith(".py"):
         return None
     start = source / script
@@ -136,7 +136,7 @@ def _is_in(name: str, module: str) -> bool:
 
 
 def imports_of(path: Path) -> _Imports:
-    """Return what a file imports, by dotted name; nothing if it cannot be parsed as Python."""
+    """Return the imports of a file by dotted name; empty if it cannot be parsed as Python."""
     found: _Imports = {}
     bound: dict[str, tuple[str, int]] = {}
     uses: list[tuple[ast.Attribute, int]] = []

@@ -1,4 +1,4 @@
-"""Find launchers that a script starts itself: every rank would start a whole job again.
+"""Finds launchers that a script starts itself, because then every rank would start all ranks again.
 
 The parser below covers what shell scripts for training use: words, quotes, comments, redirections,
 here-documents, loops and ``&``. It does not expand variables. ``started_commands`` has the parser
@@ -71,7 +71,7 @@ class Command:
     Args:
         is_repeated: Whether it is in a loop.
         is_background: Whether the script continues while it runs (``&``).
-        is_dropped: Whether the script ignores how it ended.
+        is_dropped: Whether the script ignores its exit code.
     """
 
     words: tuple[str, ...]
@@ -86,12 +86,12 @@ class Nested:
     """A launcher that a script starts itself.
 
     Args:
-        where: Such as ``run.sh line 12``.
+        where: The place in the script, such as ``run.sh line 12``.
         what: What the script does there, as the predicate of a sentence.
         launcher: The launcher of cloudjob that replaces it; empty if unknown.
         instead: Arguments of ``cloudjob submit`` that do the same.
-        is_dropped: Whether the script succeeds when what it starts has failed.
-        is_left: Whether the script may end before what it starts.
+        is_dropped: Whether the script succeeds although this launcher has failed.
+        is_left: Whether the script may end before this launcher.
     """
 
     where: str
@@ -121,7 +121,7 @@ def check(spec: JobSpec) -> None:
 
 
 def dropped(spec: JobSpec) -> str:
-    """Return what a script starts and then ignores the exit code of; empty if there is nothing."""
+    """Return a command of a script whose exit code the script ignores; empty if there is none."""
     if spec.takes_command or spec.strict == "true":
         return ""
     found = find(Path(spec.source), spec.script)
@@ -184,7 +184,7 @@ def _launcher(words: Sequence[str]) -> tuple[str, str]:
 
 
 def _count(words: Sequence[str]) -> str:
-    """Return how many ranks a command asks for; empty if that is in a variable."""
+    """Return the number of ranks that a command starts; empty if it is in a variable."""
     for word, following in zip(words, [*words[1:], ""], strict=True):
         found = _COUNTS.fullmatch(word)
         if found:
@@ -213,7 +213,7 @@ def _script_of(words: Sequence[str]) -> str:
 
 
 def read(path: Path) -> list[Command]:
-    """Return the commands of a script; none if the file is not one."""
+    """Return the commands of a script; none if it is neither for Python nor for a shell."""
     data = scripts.read(path)
     if path.suffix == ".py":
         return [
@@ -227,7 +227,7 @@ def read(path: Path) -> list[Command]:
 
 
 def _with_dropped(found: list[Command]) -> list[Command]:
-    """Note the commands whose exit code is neither the script's nor looked at later."""
+    """Mark the commands whose exit code is neither the script's own nor checked later."""
     if any(_ends_on_errors(command.words) for command in found):
         return found
     is_noted = False
@@ -274,7 +274,7 @@ def _command(words: list[str], line: int, depth: int) -> Command | None:
 
 
 def _loops(words: Sequence[str]) -> int:
-    """Return by how many loops a command changes the nesting depth: 1, 0 or -1."""
+    """Return how a command changes the nesting depth of loops: 1, 0 or -1."""
     return int("do" in words[:1]) - int(words[0] == "done")
 
 

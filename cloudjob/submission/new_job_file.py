@@ -1,4 +1,4 @@
-"""Writes the first job file of a project, from its files and what this machine has."""
+"""Writes the first job file of a project, from its files and the backends of this machine."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def find_script(folder: Path) -> str:
 
 
 def job_file(script: str, folder: Path, environ: Mapping[str, str]) -> str:
-    """Return the text of a job file for a script of a folder."""
+    """Return the text of a job file for a script in a folder."""
     return "\n\n".join("\n".join(part) for part in _parts(script, folder, environ)) + "\n"
 
 
@@ -99,7 +99,7 @@ def _ranks(environ: Mapping[str, str]) -> Iterator[str]:
 
 
 def _backends(environ: Mapping[str, str]) -> Iterator[str]:
-    """Yield what this machine has for the backends; no platform is called."""
+    """Yield which backends this machine can use; no platform is called."""
     home = Path(environ.get("HOME") or "/nonexistent")
     kubeconfig = environ.get("KUBECONFIG") or home.joinpath(".kube/config").exists()
     keys = {"HUAWEICLOUD_SDK_AK", "HUAWEICLOUD_SDK_CREDENTIALS_FILE"} & environ.keys()

@@ -1,4 +1,4 @@
-"""The way of a job on one screen: spec -> package -> store -> submission -> request -> job."""
+"""Submits a job, step by step: spec -> package -> store -> submission -> request -> job."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from cloudjob.model.job import JobSpec
 
-# How many objects are put at once.
+# The number of parallel uploads.
 _AT_ONCE = 8
 
 
 class Member(NamedTuple):
-    """A job of a sweep, with all that is decided about it before it is submitted.
+    """A job of a sweep, with everything that is chosen before it is submitted.
 
     Args:
-        values: The values of the sweep that this job has.
+        values: The values of the sweep for this job.
     """
 
     job: str
@@ -59,8 +59,8 @@ def submit(spec: JobSpec, home: Path, *, on_progress: OnProgress = log_warnings)
         on_progress: Called with each report, from any thread.
 
     Raises:
-        CloudJobError: Nothing was started, and nothing is left except layers, which the next submit
-            uses and ``cloudjob store gc`` removes.
+        CloudJobError: Nothing was started; the submit left nothing but layers, which the next
+            submit uses and ``cloudjob store gc`` removes.
     """
     script_check.check(spec)
     return _submit(spec, home, None, on_progress)
@@ -85,7 +85,7 @@ def _submit(spec: JobSpec, home: Path, member: Member | None, on_progress: OnPro
 
 
 class Place(NamedTuple):
-    """Where a submit keeps what it makes: its state, its scratch folder and the records."""
+    """The places that a submit writes to: the state folder, its scratch folder and the records."""
 
     home: Path
     scratch: Path
@@ -97,7 +97,7 @@ def _send(
 ) -> Job:
     spec, package, (backend, uri, store) = ready
     paths, db = JobPaths(job), place.db
-    # Building a request reports what the platform cannot do before anything is sent.
+    # Build the request once before anything is sent, to report what the platform cannot do.
     backend.build(preparation.prepare_for(ready, paths, package, package.layers))
     checks.require([*backend.checks(spec, uri), *_key_checks(ready)], on_progress)
     sending = partial(meter, "sending", on_progress=on_progress)
@@ -105,8 +105,8 @@ def _send(
         package, kept = _store_package(ready, member, place, claim)
         submission = preparation.prepare_for(ready, paths, package, kept.layers)
         request = backend.build(submission)
-        # With its handle, before anything starts: if this process is killed from here on, every
-        # command finds the job.
+        # The record has the handle before anything starts: if this process is killed from here on,
+        # every command finds the job.
         text = _text(submission, member)
         record = _record(submission, package, uri, backend.handle(request), text)
         db.add(record)
@@ -119,7 +119,7 @@ def _send(
         undo.on_platform = lambda: backend.remove(record.handle)
         record = record._replace(handle=backend.send(request), state="PENDING")
         undo.is_over = True
-    # The job runs, and its record and its description are good enough to find it.
+    # The job runs, and its present record and description are enough to find it.
     with suppress(RecordsError):
         db.update(job, handle=record.handle, state=record.state)
     if record.handle != backend.handle(request):
@@ -137,7 +137,7 @@ def _key_checks(ready: Ready) -> Iterator[Check]:
 def _store_package(
     ready: Ready, member: Member | None, place: Place, claim: Claim
 ) -> tuple[CodePackage, Kept]:
-    """Send what is new, and remember it; send everything when a layer is gone or damaged."""
+    """Store the new layers and remember them; store all if a layer is missing or damaged."""
     spec, package, target = ready
     try:
         kept = claim.keep(package)
@@ -161,8 +161,8 @@ def _put_companions(
 ) -> None:
     """Put the package and its companions into the folder that the platform copies to the nodes.
 
-    Layers are copied within the store, so that none is sent again; objects are written in
-    parallel, as each costs a round trip.
+    Layers are copied within the store instead of sent again; objects are written in parallel,
+    because each costs a round trip.
     """
     if not companions:
         return
@@ -200,7 +200,7 @@ def _record(
 
 def _text(submission: Submission, member: Member | None) -> bytes:
     hidden = submissions.hidden_values(submission)
-    # With the job as the user described it, from which `cloudjob cp` makes another one.
+    # `cloudjob cp` makes a new job from the user's description, so it is stored, too.
     shown = {**submissions.show(submission), "spec": masked(submission.spec, hidden)}
     if member:
         shown["sweep"] = {"id": member.sweep, "values": hide(member.values, hidden)}

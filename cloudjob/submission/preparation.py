@@ -1,4 +1,4 @@
-"""All that is decided about a job before it is sent: package, launcher, ranks, addresses."""
+"""Prepares a job before it is sent: package, launcher, ranks, signed URLs."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from jobentry.contract.launchers import AUTO
 from jobentry.contract.packages import Layer, damage_key
 from jobentry.contract.paths import JobPaths
 
-# The nodes of a job with signed addresses that store their journals.
+# In a job with signed URLs, the number of nodes that can store their journals.
 _SIGNED_JOURNALS = 16
 _MB = 1_000_000
-# No vowels and no look-alikes, because people type ids and read them aloud.
+# No vowels and no letters that look alike, because people type ids and read them aloud.
 _ID_LETTERS = "23456789bcdfghjkmnpqrstvwxz"
 
 
@@ -48,7 +48,7 @@ class Target(NamedTuple):
 
     @classmethod
     def open(cls, spec: JobSpec, home: Path) -> Target:
-        """Open the store that the job names, or its platform's, or a folder of this machine."""
+        """Open the store that the job names, else its platform's, else a folder of this machine."""
         backend = open_backend(spec.backend, home, dict(spec.section(spec.backend)))
         default, keys = backend.store()
         uri = job_store(spec.store, default or store_uri(home), spec.sections)
@@ -56,15 +56,15 @@ class Target(NamedTuple):
 
 
 def new_id(name: str) -> str:
-    """Return a job id: the name, shortened to fit into a host name, and a random tail."""
+    """Return a job id: the name, shortened to fit into a host name, and a random suffix."""
     letters = "".join(c if c.isascii() and c.isalnum() else "-" for c in name.lower())
     tail = "".join(_ID_LETTERS[byte % len(_ID_LETTERS)] for byte in os.urandom(8))
-    # Host names are made of it, and a part of a host name has at most 63 letters.
+    # Host names contain the id, and each of their labels has at most 63 characters.
     return f"{letters.strip('-')[:30].strip('-') or 'job'}-{tail}"
 
 
 class Ready(NamedTuple):
-    """A job with all that was chosen for it, its package, and where both go."""
+    """A job with the values chosen for it, its package, and its target."""
 
     spec: JobSpec
     package: CodePackage
@@ -91,7 +91,7 @@ def make_ready(spec: JobSpec, home: Path, scratch: Path, on_progress: OnProgress
 def pack_source(
     spec: JobSpec, home: Path, scratch: Path, uri: str, memory: Memory | None = None
 ) -> CodePackage:
-    """Pack the source of a job, with what earlier submits remember of it unless given."""
+    """Pack the source of a job; by default with the memory of earlier submits."""
     if memory is None:
         memory = cache.load(cache.path_of(home, Path(spec.source), uri))
     return pack(
@@ -100,7 +100,7 @@ def pack_source(
         script=None if spec.takes_command else spec.script,
         limit_bytes=int(spec.source_limit_mb * _MB),
         options=Options(
-            # Copying to a folder is faster than compressing; over a network it is not.
+            # Copying to a folder is faster than compressing; sending over a network is slower.
             is_compressed=not uri.startswith("file:"),
             follow_links=spec.links == "follow",
             home=home,
@@ -115,7 +115,7 @@ def with_launcher(spec: JobSpec) -> tuple[JobSpec, Choice | None]:
     if spec.launcher == AUTO:
         choice = launcher_choice.choose(spec)
         spec = spec.model_copy(update={"launcher": choice.launcher})
-        # Some values are valid with some launchers only, and until now the job had none.
+        # Some values are valid only with some launchers, and the job had no launcher until now.
         validation.check(spec)
     nested_launchers.check(spec)
     return spec, choice
@@ -147,13 +147,13 @@ def prepare_for(
 def _access(
     spec: JobSpec, paths: JobPaths, store: ObjectStore, code_layers: tuple[Layer, ...]
 ) -> dict[str, str]:
-    """Return keys of the store, or addresses of all that the job reads and writes in it."""
+    """Return keys of the store, or signed URLs of the objects that the job reads and writes."""
     hours = spec.section(spec.backend).get("presigned_h")
     if not (isinstance(hours, (int, float)) and hours and isinstance(store, Signer)):
         return store.access()
     limit_s = round(hours * 3600)
     wanted = [("GET", paths.code), ("PUT", paths.record)]
-    # Each address takes half a kilobyte of a variable: of more nodes, the log has the journals.
+    # Each URL takes half a kilobyte of a variable; the journals of other nodes are in the log.
     wanted += [("PUT", paths.journal(node)) for node in range(min(spec.nodes, _SIGNED_JOURNALS))]
     wanted += [("GET", layer.key) for layer in code_layers]
     wanted += [("PUT", damage_key(layer.key)) for layer in code_layers]

@@ -1,4 +1,4 @@
-"""What a submit would do, worked out without sending anything."""
+"""Shows what a submit would do, without sending anything."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class Preview:
     """What ``submit`` would send, and what each node would do.
 
     Args:
-        choice: The launcher that was chosen, when the job names none.
-        ranks: How many ranks a node has and why, empty if that is obvious.
-        plans: One object a node, as ``jobentry --dry-run --json`` prints it.
+        choice: The launcher that was chosen, if the job names none.
+        ranks: The number of ranks of a node and the reason; empty if it is obvious.
+        plans: One object per node, as ``jobentry --dry-run --json`` prints it.
         text: The request in the format of the platform's own tool; empty if there is no such tool.
     """
 
@@ -48,10 +48,10 @@ class Preview:
 
 
 def preview(spec: JobSpec, home: Path, *, planned_nodes: int | None = None) -> Preview:
-    """Return what ``submit`` would do, and do nothing.
+    """Return what ``submit`` would do; nothing is sent.
 
     Args:
-        planned_nodes: How many nodes to plan, from the head on; None for all.
+        planned_nodes: The number of nodes to plan, starting with the head; None for all.
     """
     script_check.check(spec)
     target = Target.open(spec, home)
@@ -80,7 +80,7 @@ def preview(spec: JobSpec, home: Path, *, planned_nodes: int | None = None) -> P
 
 
 def _plan(environment: Mapping[str, str], words: tuple[str, ...]) -> dict[str, Any]:
-    """Ask the entry itself what it would do on a node."""
+    """Run the entry's dry run for a node and return its plan."""
     entry = str(Path(cloudjob.__file__).with_name(ENTRY))
     done = subprocess.run(
         [sys.executable, "-I", "-S", entry, "--dry-run", "--json", *words],

@@ -1,4 +1,4 @@
-"""Choose how many ranks each node has, if the job does not say."""
+"""Chooses the number of ranks of each node, if the job does not give it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def choose(spec: JobSpec, backend: Backend[Any], *, may_ask: bool) -> tuple[JobSpec, str]:
     """Return the job with a number of ranks, and the choice as a message; empty if it is obvious.
 
-    Where only the nodes know their devices, the number stays open, and each node counts them.
+    If only the nodes know their devices, no number is chosen, and each node counts its devices.
 
     Args:
         may_ask: Whether the platform may be asked.

@@ -1,7 +1,7 @@
-"""Check a script before anything is sent: that it is not a web page, and that it parses.
+"""Checks a script before anything is sent: it must not be a web page, and it must parse.
 
-The nodes' Python may be newer than the one that runs cloudjob, which then cannot parse everything
-that theirs can. Such a script is only warned of; so is a shell script where bash is too old.
+The nodes' Python may be newer than the one that runs cloudjob and accept newer syntax. Such a
+script only causes a warning; so does a shell script if the local bash is too old to parse it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _WEB_PAGE = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:<!--.*?-->\s*)*<(?:!doctype\s+html|html)\b", re.I)
 _SHELL = re.compile(rb"#!.*\b(bash|dash|sh)\b")
 _SHOWN = 60
-# Syntax that each version of Python added, in the line or the message of the error.
+# Syntax that each version of Python added, as found in the line or the message of the error.
 _NEWER = {
     (3, 11): r"\bexcept\s*\*|\[\s*\*\w",
     (3, 12): r"^\s*type\s+\w+|\b(?:def|class)\s+\w+\s*\[|f-string"
@@ -34,7 +34,7 @@ _NEWER = {
     (3, 14): r"\b[rR]?[tT][rR]?['\"]|\bexcept\s[^(:]*,",
     (3, 15): r"^\s*lazy\s|cannot be used in comprehension",
 }
-# The version of bash that macOS has lacks what 4 added: ``|&``, ``&>>``, ``;&``, ``coproc``.
+# The bash of macOS is older and lacks what version 4 added: ``|&``, ``&>>``, ``;&``, ``coproc``.
 _BASH = 4
 _PARSE_S = 10.0
 
@@ -117,7 +117,7 @@ def _shell(path: Path, shell: str) -> Problem | None:
     if shutil.which(shell) is None:
         return None
     words = _complaint(path, shell)
-    # A script may switch on extglob, which bash heeds only when it runs the script.
+    # A script may switch on extglob, but bash applies that only when it runs the script.
     if not words or (shell == "bash" and not _complaint(path, shell, "-O", "extglob")):
         return None
     hint = f"`{shell} -n {one_line(path.name)}` prints all of its messages"
@@ -130,7 +130,7 @@ def _shell(path: Path, shell: str) -> Problem | None:
 
 
 def _complaint(path: Path, shell: str, *options: str) -> str:
-    """Return the first message of a shell that reads a script and runs nothing."""
+    """Return the first error of a shell that parses a script without running it."""
     unset = ("BASH_ENV", "ENV")
     environ = {name: value for name, value in os.environ.items() if name not in unset}
     try:
@@ -147,7 +147,7 @@ def _complaint(path: Path, shell: str, *options: str) -> str:
         return ""
     said = os.fsdecode(done.stderr).strip()
     words = said.partition("\n")[0].removeprefix(f"./{path.name}: ") if done.returncode else ""
-    # dash prints the number alone.
+    # dash prints only the line's number.
     return f"line {words}" if words[:1].isdigit() else words
 
 

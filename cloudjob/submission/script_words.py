@@ -1,4 +1,4 @@
-"""Whether a script, or what it imports and starts, mentions an option."""
+"""Finds whether a script, or a file that it imports or starts, mentions an option."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from cloudjob.model.job import JobSpec
 
-# A script with more modules is not searched to its end.
+# The search stops after this many files.
 _MAX_FILES = 200
 _STARTED = re.compile(r"[\w./-]+\.(?:py|sh)\b|(?<=-m )[\w.]+")
 
@@ -20,7 +20,7 @@ _STARTED = re.compile(r"[\w./-]+\.(?:py|sh)\b|(?<=-m )[\w.]+")
 def mentions(spec: JobSpec, option: str) -> bool:
     """Return whether the option's name is a word in one of the files; True if none is readable."""
     name = re.escape(option.lstrip("-")).replace(r"\-", "[-_]")
-    # A short option is a letter, which is a word of many texts.
+    # A single letter occurs as a word in many texts, so a short option is searched with its dash.
     dash = "" if option.startswith("--") else "-"
     word = re.compile(rf"(?<!\w){dash}{name}(?!\w)")
     source = Path(spec.source)

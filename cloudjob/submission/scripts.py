@@ -11,11 +11,11 @@ _MAX_BYTES = 1_000_000
 
 
 def read(path: Path) -> bytes:
-    """Return the content of a script; nothing if it cannot be read or holds data."""
+    """Return the content of a script; empty if it cannot be read or is too large for a script."""
     try:
         return b"" if path.stat().st_size > _MAX_BYTES else path.read_bytes()
     except OSError:
-        # It may belong to another user.
+        # For example, it belongs to another user.
         return b""
 
 

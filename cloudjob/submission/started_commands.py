@@ -15,19 +15,19 @@ _FUNCTIONS = {
 }
 # These raise an exception when the command has failed, or end the script.
 _CHECKED = ("check_call", "check_output", "execvp", "execv")
-# Stands for what only the running script knows.
+# The placeholder for a text that is known only when the script runs.
 _UNKNOWN = "X"
-# Variables in variables, and expressions, that are read for one command.
+# For one command: the depth of nested variables, and the number of expressions, that are read.
 _DEPTH, _STEPS = 12, 5000
 
 
 class Started(NamedTuple):
-    """What a script starts.
+    """A command that a script starts.
 
     Args:
-        text: A shell command, with ``X`` or a placeholder of a format for what is unknown; several
-            lines are alternatives.
-        is_dropped: Whether the script ignores how it ended.
+        text: A shell command, with ``X`` or a format placeholder for unknown parts; several lines
+            are alternatives.
+        is_dropped: Whether the script ignores its exit code.
     """
 
     text: str
@@ -36,10 +36,10 @@ class Started(NamedTuple):
 
 
 def read(source: bytes) -> list[Started]:
-    """Return what a Python script starts; nothing if it cannot be parsed."""
+    """Return the commands that a Python script starts; none if it cannot be parsed."""
     nodes = [*ast.walk(scripts.parse(source))]
     values = _values(nodes)
-    # A statement that is only a call: nothing looks at its result.
+    # Calls that are whole statements: their results are ignored.
     bare = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
     found = []
     for node in nodes:
@@ -65,7 +65,7 @@ def _function(call: ast.Call) -> str:
 
 
 def _values(nodes: list[ast.AST]) -> Mapping[str, list[tuple[str, ast.expr]]]:
-    """Return what each variable is set to, and what is added to it, in the order of lines."""
+    """Return the values that each variable is set to or extended by, in the order of lines."""
     found: dict[str, list[tuple[int, str, ast.expr]]] = {}
     for node in nodes:
         if isinstance(node, ast.Assign):

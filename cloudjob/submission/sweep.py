@@ -1,4 +1,4 @@
-"""Submits the jobs of a sweep, at most some at the same time."""
+"""Submits the jobs of a sweep, with an optional limit on jobs at the same time."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from cloudjob.tracking.sweep import OnStatus, Sweep, SweepFile, is_over
 
 # Keys that change how a sweep runs, but not its jobs.
 _MANNER = ("max_parallel", "max_jobs", "fail_fast")
-# Letters of the name in a sweep's id: those of its jobs are longer, and parts of host names.
+# Letters of the name in a sweep's id: the ids of its jobs are longer, and host names contain them.
 _NAME_LETTERS = 25
 
 
@@ -73,7 +73,7 @@ def submit(
     on_status: OnStatus | None = None,
     on_start: Callable[[Sweep], object] | None = None,
 ) -> Sweep:
-    """Submit the jobs of a sweep, and return when the last was submitted or it was cancelled.
+    """Submit the jobs of a sweep; return when the last was submitted or the sweep was cancelled.
 
     Args:
         resume: Submit the jobs that an interrupted submit of the same sweep did not.
@@ -108,7 +108,7 @@ def submit(
             for number in _to_submit(sweep, at_once(spec), on_status):
                 values, one = jobs[number]
                 one = one.model_copy(update=chosen)
-                # Opened anew, because keys may have changed since the job before.
+                # Open the store again, because keys may have changed since the previous job.
                 target = Target.open(one, home)
                 member = Member(
                     job=grid.job_id(sweep.id, number),
@@ -117,7 +117,7 @@ def submit(
                     ready=Ready(one, ready.package, target),
                 )
                 job = pipeline.submit_member(member, home, on_progress=on_progress)
-                # A cancel in the meantime may not have found this job.
+                # A cancel while the job was being submitted may not have found it.
                 if sweep.is_cancelled:
                     job.cancel()
         finally:
@@ -127,12 +127,12 @@ def submit(
 
 
 def _to_submit(sweep: Sweep, limit: int, on_status: OnStatus | None) -> Iterator[int]:
-    """Yield the number of each job to submit, as soon as it may begin.
+    """Yield the number of each job to submit, as soon as it may start.
 
-    A job counts as submitted when the next number is asked for.
+    A job counts as submitted when the caller requests the next number.
 
     Args:
-        limit: How many jobs run at the same time; 0 for all.
+        limit: The number of jobs that run at the same time; 0 for all.
     """
     file = sweep.read()
     assert file is not None
@@ -162,7 +162,7 @@ def _wait_for_room(sweep: Sweep, limit: int, on_status: OnStatus | None) -> None
 
 
 def _once(on_progress: OnProgress) -> OnProgress:
-    """Return a function that passes each message on once, although each job of a sweep has it."""
+    """Return a function that reports a message only once, although each job of a sweep has it."""
     seen = set()
 
     def report(progress: Progress) -> None:
@@ -175,7 +175,7 @@ def _once(on_progress: OnProgress) -> OnProgress:
 
 
 def _key(spec: JobSpec) -> str:
-    """Return what is the same for sweeps with the same jobs."""
+    """Return a digest that is equal for sweeps with the same jobs."""
     described = {name: value for name, value in masked(spec).items() if name not in _MANNER}
     return hashlib.sha256(json.dumps(described, sort_keys=True).encode("ascii")).hexdigest()
 
@@ -184,8 +184,8 @@ def _find_interrupted(home: Path, key: str, *, resume: bool) -> Sweep | None:
     """Return the sweep with the same jobs whose submit was interrupted.
 
     Raises:
-        UsageError: There is one, but it is not to be resumed or is still being submitted; or there
-            is none to resume.
+        UsageError: There is one, but ``resume`` is not set or it is still being submitted; or
+            ``resume`` is set and there is none.
     """
     for path in sorted(sweeps_folder(home).glob("*.json")):
         sweep = Sweep(path.stem, home)

@@ -1,4 +1,4 @@
-"""Undoes what a submit has done if it fails, so that it leaves a job or nothing."""
+"""Undoes a submit that fails, so that it leaves either a job or nothing."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from cloudjob.store.parallel import call_with_timeout
 from cloudjob.tracking import descriptions
 from jobentry.contract.paths import JobPaths
 
-# For how long a submit that failed or was cancelled deletes what it has stored.
+# The time limit in which a failed or cancelled submit deletes the objects it has stored.
 _UNDO_S = 3.0
 
 
 @dataclass(slots=True)
 class Undo:
-    """What to undo if a submit fails.
+    """The steps to undo if a submit fails.
 
     Args:
         on_platform: Removes the job from its platform; set when sending begins.
-        is_over: Whether the job was sent, so that nothing is undone any more.
+        is_over: Whether the job was sent, after which nothing is undone.
     """
 
     on_platform: Callable[[], None] | None = None
@@ -47,14 +47,14 @@ def undo_on_failure(store: ObjectStore, db: Records, job: str) -> Iterator[Undo]
 
 
 def _is_unsent(undo: Undo, error: BaseException) -> bool:
-    """Whether its platform has nothing of the job; if that is uncertain, remove the job."""
+    """Whether the platform does not have the job; if that is uncertain, try to remove the job."""
     is_refused = isinstance(error, CloudJobError) and not isinstance(error, Unanswered)
     if undo.on_platform is None or is_refused:
         return True
     try:
         undo.on_platform()
     except CloudJobError:
-        # It may be running: its record stays, so that `cancel` and `rm` find it.
+        # The job may be running: its record stays, so that `cancel` and `rm` find it.
         return False
     return True
 

@@ -21,7 +21,7 @@ class JobAccess:
 
     Args:
         home: The state folder with the records.
-        store: Its store, if that is open already.
+        store: The job's store, if it is already open.
     """
 
     def __init__(
@@ -40,11 +40,11 @@ class JobAccess:
         return self._store
 
     def impatient_store(self, patience_s: float) -> ObjectStore:
-        """Return the store of the job for requests that may fail; it retries for so long."""
+        """Return the store of the job, whose requests are retried for at most ``patience_s``."""
         return self._store or self.open_store(self.record.store, patience_s=patience_s)
 
     def open_store(self, uri: str, *, patience_s: float = PATIENCE_S) -> ObjectStore:
-        """Open a store with the keys of the environment, or else those of the platform."""
+        """Open a store with the keys in the environment, or else those of the platform."""
         environ = {**self.backend.store()[1], **os.environ}
         return open_store(uri, environ, patience_s=patience_s)
 
@@ -61,12 +61,12 @@ class JobAccess:
         return found if isinstance(found, dict) else {}
 
     def _submission_json(self) -> str:
-        """Return the submission in the record, which is read now if the job is from a list."""
+        """Return the submission in the record; lists leave it out, so it may be read only now."""
         if self.record.spec_json:
             return self.record.spec_json
         with contextlib.suppress(JobNotFound), Records(records_path(self.home)) as db:
             record = db.get(self.record.job)
-            # A job that was removed meanwhile may have given its id to another one as its name.
+            # If this job has been removed, its id may match the name of another job.
             return record.spec_json if record.job == self.record.job else ""
         return ""
 

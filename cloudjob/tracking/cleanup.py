@@ -1,4 +1,4 @@
-"""Removes what jobs have left behind: in stores, in container engines and on clusters."""
+"""Removes leftovers of jobs in stores, in container engines and on clusters."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _ended_at(home: Path, job: str) -> str | None:
 
 
 def remove_orphans(home: Path) -> list[str]:
-    """Remove what killed submits left in the engine and on clusters; return the ids of the jobs."""
+    """Remove leftovers of killed submits in the engine and on clusters; return the jobs' ids."""
     from cloudjob.backends.docker.backend import DockerBackend
 
     with Records(records_path(home)) as db:

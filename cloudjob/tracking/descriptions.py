@@ -1,7 +1,7 @@
-"""The description of each job in its store, by which other machines find the job.
+"""The description of each job in its store, with which other machines find the job.
 
-A description is the job's record: its handle, its size, and what its user asked for, with secrets
-as ``***``. It is written before the job is sent, like the record.
+A description contains the job's record: its handle, its size, and the user's description of the job
+with secrets as ``***``. Like the record, it is written before the job is sent.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ID = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 # The largest number that the records can store.
 _LARGEST = 2**63 - 1
 _NUMBERS = ("nodes", "procs_per_node", "code_size_bytes", "code_files")
-# The most that a job can have, and that pages and lists can show.
+# The largest numbers that a job can have, and that pages and lists can show.
 _MOST = {"nodes": 10_000, "procs_per_node": 1024}
 # State and end are requested when needed, the store is where the description was found, and
 # ``submission`` holds the contents of ``spec_json``.
@@ -93,8 +93,8 @@ def load(data: bytes, store: str, job: str) -> JobRecord:
 def _submission(value: Any) -> Any:
     """Return a submission whose outputs have names that can be part of a path.
 
-    It lacks what a copy of the job would use on this machine: its author could otherwise run a
-    command here, or have any folder packed.
+    Keys that refer to the submitting machine are removed: otherwise the author of a description
+    could make a copy of the job run a command here, or pack any folder.
     """
     outputs, spec = _checked(value["outputs"], dict), _checked(value["spec"], dict)
     for name, uri in outputs.items():
@@ -139,7 +139,7 @@ def read(store: ObjectStore, uri: str, job: str) -> JobRecord | None:
 
 
 def read_all(store: ObjectStore, uri: str) -> Iterator[JobRecord]:
-    """Yield the record of every job in the store; what is not a description is left out."""
+    """Yield the record of every job in the store; invalid descriptions are skipped."""
     keys = [name for name in store.list(FOLDER) if name.endswith(".json")]
     for name, data in store.get_each(keys):
         with suppress(ValueError):

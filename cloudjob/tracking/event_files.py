@@ -1,9 +1,9 @@
-"""Read the scalars in TensorBoard's event files, so that no TensorBoard is needed for a table.
+"""Reads the scalars in TensorBoard's event files without TensorBoard.
 
 The packages that read these files are TensorBoard itself (with protobuf, grpcio and numpy, more
-than 100 MB), packages that need it, and some that nobody maintains. The format has been the same
-since 2016: records of TFRecord, each with one message ``Event`` (tensorboard/compat/proto). Only
-the fields below are read; others are skipped, as protocol buffers intend.
+than 100 MB), packages that need it, and some that are no longer maintained. The format has not
+changed since 2016: TFRecord records, each with one ``Event`` message (tensorboard/compat/proto).
+Only the fields below are read; others are skipped, as protocol buffers intend.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from cloudjob.tracking.metrics import MetricPoint
 from cloudjob.tracking.outputs import OutputLocation, find
 
 _PREFIX = "events.out.tfevents."
-# Wire types of protocol buffers, and the lengths of those that are fixed.
+# The wire types of protocol buffers.
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _LENGTHS = {_FIXED64: 8, _FIXED32: 4}
-# The layout of a number by the type of its tensor: float and double.
+# The type of a tensor -> the layout of its numbers: float and double.
 _TENSORS = {1: "<f", 2: "<d"}
-# The values of a message by the number and the wire type of their field.
+# The values of a message, by the number and the wire type of their field.
 _Fields = Mapping[tuple[int, int], list[Any]]
 
 
@@ -48,13 +48,13 @@ def read_all(locations: Iterable[OutputLocation]) -> list[MetricPoint]:
 
 
 def read(data: bytes, source: str) -> list[MetricPoint]:
-    """Return the scalars of an event file; one that is still written ends where it is cut."""
+    """Return the scalars of an event file; a record that is not yet complete ends it."""
     found: list[MetricPoint] = []
     for record in _records(data):
         try:
             found += _points(record, source)
         except (struct.error, LookupError, ValueError):
-            # Checksums are not checked: a damaged record rarely parses, and the next one may.
+            # Checksums are ignored: a damaged record rarely parses, and the next one may be intact.
             continue
     return found
 
@@ -90,7 +90,7 @@ def _scalar(parts: _Fields) -> float | None:
     layout, data = "<f", _last(parts, 2, _FIXED32, b"")
     if not data:
         layout = _TENSORS.get(_last(tensor, 1, _VARINT, 0), "")
-        # Its content, or a packed list of floats or doubles.
+        # The raw content, or a packed list of floats or doubles.
         data = b"".join(_last(tensor, number, _BYTES, b"") for number in (4, 5, 6))
     if not data or len(data) != struct.calcsize(layout):
         return None

@@ -65,7 +65,7 @@ class Job:
         return f"<Job {self.handle or self.id}{state}>"
 
     def _repr_html_(self) -> str:
-        """Return a table for a notebook, of what is known without asking the platform."""
+        """Return a table for a notebook; the platform is not queried."""
         if self.last_status is not None:
             return html.status_table(self.last_status, self.handle)
         return html.table([("job", self.id), ("handle", self.handle), ("nodes", self.nodes)])
@@ -105,7 +105,7 @@ class Job:
 
     @property
     def platform(self) -> str:
-        """The same for all jobs whose statuses one request can return."""
+        """The id of the platform: equal for all jobs whose statuses one request can return."""
         return f"{handles.platform(self.handle)} {self._access.record.home}"
 
     @property
@@ -158,12 +158,12 @@ class Job:
     # -- status -----------------------------------------------------------------------------------
 
     def status(self) -> JobStatus:
-        """Return the status of the job; a store that does not answer delays it by seconds only."""
+        """Return the status of the job; if the store does not answer, this takes a few seconds."""
         return self._reader.status()
 
     @property
     def last_status(self) -> JobStatus | None:
-        """The status that was returned last, None before the first; nothing is requested."""
+        """The status that was returned last, None before the first; no request is sent."""
         return self._reader.last
 
     @property
@@ -173,7 +173,7 @@ class Job:
 
     @property
     def is_over(self) -> bool:
-        """Whether the last status will never change: the job has ended, or nobody knows it."""
+        """Whether the last status is final: the job has ended, or its platform does not know it."""
         last = self.last_status
         return last is not None and (last.state.is_final or last.native_state in GONE)
 
@@ -190,7 +190,7 @@ class Job:
         return self._reader.from_list(native)
 
     def unknown(self, why: str) -> JobStatus:
-        """Return the status of a job whose platform cannot be asked."""
+        """Return the status of a job whose platform cannot be queried."""
         return self._reader.unknown(why)
 
     def waits_for(self) -> str:
@@ -198,7 +198,7 @@ class Job:
         try:
             return self._backend.waits_for(self.handle) if self.handle else ""
         except BackendError:
-            # Following the log reports the error if it lasts.
+            # Following the log reports the error if it persists.
             return ""
 
     def wait(
@@ -234,9 +234,9 @@ class Job:
         return status
 
     def cancel(self, *, is_urgent: bool = False) -> None:
-        """Cancel the job; nothing happens if it has ended.
+        """Cancel the job, unless it has ended.
 
-        If the job is still being submitted, wait until that is done, then cancel it.
+        If the job is still being submitted, wait for the submit to complete, then cancel the job.
         """
         while self._access.is_being_sent():
             time.sleep(_SENT_POLL_S)
@@ -244,9 +244,9 @@ class Job:
             self._backend.cancel(self.handle, is_urgent=is_urgent)
 
     def settle_notifications(self) -> str:
-        """Send what is due after the end of a job; return why that failed, or an empty text.
+        """Send the notifications due after the end of a job; return why that failed, else "".
 
-        This waits a few seconds for the job's notifier, and sends in its place if it was killed.
+        This waits a few seconds for the job's notifier, and sends them itself if it was killed.
         """
         if self.last_status is None or not self.is_over:
             return ""
@@ -271,13 +271,13 @@ class Job:
     ) -> Iterator[LogPiece]:
         """Yield the log as it arrives; an empty piece means that there is nothing new.
 
-        The logs of nodes of which the platform has none come from the job's store.
+        If the platform has no log of a node, it is read from the job's store.
 
         Args:
             is_exact: Show secrets; else they are ``***``.
             is_stored: Read the logs in the store, not those of the platform.
-            is_timed: Give the pieces their times, which makes them smaller.
-            on_journal: Called with the lines of the journals of nodes, which the log leaves out.
+            is_timed: Add times to the pieces, which makes them smaller.
+            on_journal: Called with the journal lines of each node, which the log leaves out.
         """
         if is_stored:
             found = log.read_stored(self._access, node)
@@ -300,18 +300,18 @@ class Job:
 
         Args:
             follow: Wait for new lines until the job has ended.
-            is_exact: Yield what the ranks wrote; else secrets are ``***``.
+            is_exact: Yield the exact output of the ranks; else secrets are ``***``.
             is_stored: Read the logs in the job's store, not those of its platform.
         """
         found = self.pieces(node, follow=follow, is_exact=is_exact, is_stored=is_stored)
         return (line for line in log.lines_of(found) if rank is None or line.rank == rank)
 
-    # -- what it has recorded and measured --------------------------------------------------------
+    # -- journals, metrics and resources ----------------------------------------------------------
 
     def journals(self) -> Journals:
-        """Return what the nodes have recorded so far: phases, ranks and resources.
+        """Return the journals of the nodes so far: phases, ranks and resources.
 
-        A running job has this in its log; of one that has ended, each node has stored it.
+        The journals of a running job are in its log; after its end, each node has stored its own.
 
         Raises:
             CloudJobError: Neither can be read.
@@ -319,9 +319,9 @@ class Job:
         return journals.read(self._access, has_ended=self.status().state.is_final)
 
     def phases(self) -> tuple[Phase, ...]:
-        """Return the phases of its nodes so far, as far as the ends of their logs contain them.
+        """Return the phases of the nodes so far that are found at the ends of their logs.
 
-        If that takes more than a few seconds, those found until then.
+        After a few seconds, this returns the phases found until then.
         """
         status = self.status()
         if status.phases or status.state.is_final or not self.handle:
@@ -329,7 +329,7 @@ class Job:
         return journals.phases_at_log_ends(self._access)
 
     def training_metrics(self, patterns: Mapping[str, str] | None = None) -> list[MetricPoint]:
-        """Return the metrics that ranks have printed and those in event files of the outputs.
+        """Return the metrics that ranks have printed and those in the outputs' event files.
 
         Args:
             patterns: Regular expressions by metric, besides those of the job.
@@ -340,7 +340,7 @@ class Job:
         reader = self.metric_reader(patterns)
         found: list[MetricPoint] = []
         if self.handle:
-            # Before reading: what a running job writes meanwhile may end within a number.
+            # Checked before reading: the last line of a running job may end within a number.
             is_over = self.status().state.is_final
             for node, data in log.read(self._access, None, follow=False):
                 found += reader.add(node, data)
@@ -374,15 +374,15 @@ class Job:
         return self._backend.events(self._platform_handle)
 
     def platform_resources(self) -> list[Metric]:
-        """Return what each node has used, as measured by its platform.
+        """Return the resources that each node has used, as measured by its platform.
 
         Raises:
-            UsageError: The platform measures nothing.
+            UsageError: The platform does not measure resources.
         """
         return self._backend.metrics(self._platform_handle)
 
     def resources(self) -> list[Metric]:
-        """Return what each node has used, as measured by its platform or else by the node."""
+        """Return the resources that each node has used, by its platform or else by the node."""
         try:
             return self.platform_resources()
         except UsageError:
@@ -394,7 +394,7 @@ class Job:
 
     @property
     def _platform_handle(self) -> str:
-        """Its handle, or one that matches no job while this one is still being submitted."""
+        """The handle, or one that matches no job while this one is still being submitted."""
         return self.handle or f"{self._access.record.backend}://{self.id}"
 
     # -- store ------------------------------------------------------------------------------------
@@ -403,8 +403,8 @@ class Job:
         """Return the output files stored so far; each name starts with the name of its output.
 
         Args:
-            name: Only those of this output.
-            is_own: Only those in the job's own store, which ``remove`` deletes.
+            name: Only the files of this output.
+            is_own: Only the files in the job's own store, which ``remove`` deletes.
 
         Raises:
             UsageError: The job has no output of this name.
@@ -417,15 +417,15 @@ class Job:
         return Outputs([p for p in places if (p.prefix or not is_own) and name in ("", p.name)])
 
     def refresh_keys(self) -> float:
-        """Give the nodes the current keys of the job's store in place of those of the submit.
+        """Replace the store keys that the nodes got from the submit with the current ones.
 
-        A node uses them once the store has refused the old ones.
+        A node uses the new keys once the store has refused the old ones.
 
         Returns:
-            When the new ones expire, in seconds since 1970; 0 for never or unknown.
+            When the new keys expire, in seconds since 1970; 0 for never or unknown.
 
         Raises:
-            UsageError: The job has ended, or its nodes have no keys, or cannot be given others.
+            UsageError: The job has ended, or its nodes have no keys or cannot be given new ones.
         """
         doing = f"refreshing the keys of {self.id}"
         if self.status().state.is_final:

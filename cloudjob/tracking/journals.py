@@ -1,6 +1,6 @@
 """The journals of a job's nodes: phases, ranks and resources.
 
-Times are by the clock of each node.
+Times are from the clock of each node.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LOG_ENDS_S = 5.0
 
 
 class RankPoint(NamedTuple):
-    """What a rank used at one moment.
+    """The resources that a rank used at one moment.
 
     Args:
         at: Seconds since 1970.
@@ -60,7 +60,7 @@ _OF_DEVICES = Device._fields[2:]
 
 
 def series(samples: Iterable[Sample]) -> list[tuple[str, tuple[float | None, ...]]]:
-    """Return the values of the samples by name, without those that no sample has."""
+    """Return the values of the samples by name, without names that no sample has."""
     columns: dict[str, list[float | None]] = {}
     rows = tuple(samples)
     for name, field, place in _SERIES:
@@ -81,13 +81,13 @@ def series(samples: Iterable[Sample]) -> list[tuple[str, tuple[float | None, ...
 
 
 class Journals:
-    """What the nodes of one job have recorded so far; ``add`` adds lines.
+    """The journals of one job's nodes so far; ``add`` adds lines.
 
-    To follow a job that runs: ``job.pieces(follow=True, on_journal=journals.add)``. One thread may
-    add while others read.
+    To follow a running job: ``job.pieces(follow=True, on_journal=journals.add)``. One thread may
+    add lines while others read.
 
     Args:
-        is_short: Keep only the last sample of each node, as for a job that is followed for weeks.
+        is_short: Keep only the last sample of each node, for a job that is followed for weeks.
     """
 
     def __init__(self, *, is_short: bool = False) -> None:
@@ -96,7 +96,7 @@ class Journals:
         self._samples: dict[int, list[Sample]] = {}
 
     def add(self, node: int, lines: Iterable[bytes]) -> None:
-        """Add lines of the journal of ``node``; damaged ones are left out."""
+        """Add lines of the journal of ``node``; damaged lines are skipped."""
         for line in lines:
             entry = journal.load(line)
             if isinstance(entry, journal.Phase):
@@ -107,7 +107,7 @@ class Journals:
                 kept.append(entry)
 
     def add_missing(self, other: Journals) -> None:
-        """Add what ``other`` has of nodes that have recorded nothing here."""
+        """Add the journals in ``other`` of nodes that are missing here."""
         missing = other.nodes - self.nodes
         self._phases.update({key: each for key, each in other._phases.items() if key[0] in missing})
         self._samples.update(
@@ -121,7 +121,7 @@ class Journals:
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        """The phases of all nodes in order of their start; ``ended_at`` is None while one lasts."""
+        """The phases of all nodes by start time; ``ended_at`` is None until one has ended."""
         ordered = sorted(
             dict(self._phases).items(), key=lambda item: (item[1].started_at, item[0][0])
         )
@@ -139,7 +139,7 @@ class Journals:
 
     @property
     def lasting(self) -> Mapping[int, journal.Phase]:
-        """The latest phase of each node that has not ended."""
+        """The last phase of each node that has not ended."""
         found: dict[int, journal.Phase] = {}
         for (node, _, started_at), phase in list(self._phases.items()):
             is_later = node not in found or started_at >= found[node].started_at
@@ -164,7 +164,7 @@ class Journals:
 
     @property
     def silent_s(self) -> float:
-        """Seconds for which no running rank has printed anything; 0 if none runs."""
+        """Seconds since any running rank has printed something; 0 if none runs."""
         return min((each.sample.quiet_s for each in self.running), default=0)
 
     @property
@@ -179,7 +179,7 @@ class Journals:
 
 
 def read(access: JobAccess, *, has_ended: bool) -> Journals:
-    """Return what the nodes of a job have recorded: stored journals, or else those in its log.
+    """Return the journals of a job's nodes: the stored ones, or else those in its log.
 
     Raises:
         CloudJobError: Neither can be read.
@@ -193,7 +193,7 @@ def read(access: JobAccess, *, has_ended: bool) -> Journals:
             for _ in log.pieces(log.read(access, None, follow=False), on_journal=rest.add):
                 pass
         except BackendError:
-            # The log may be gone when the stored journals are still there.
+            # The log may be gone while the stored journals still exist.
             if not found.nodes:
                 raise
         found.add_missing(rest)

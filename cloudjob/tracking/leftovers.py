@@ -1,4 +1,4 @@
-"""What killed commands and controllers have left on this machine."""
+"""Removes files that killed commands and controllers have left on this machine."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ from cloudjob.home import locks, submits_folder
 
 
 def remove(home: Path) -> None:
-    """Remove leftovers below ``home``; cheap, so every command on jobs calls it first."""
+    """Remove leftovers below ``home``; this is fast, so every command on jobs calls it first."""
     locks.sweep(submits_folder(home))
     running.sweep(home)

@@ -28,7 +28,7 @@ UNREAD = (
 _LOST = (
     b"cloudjob: a part of this log is missing: it was not stored, or is older than what is kept\n"
 )
-# What tells the lines of a node's log apart: the rank, or the whole line of the entry.
+# The key by which lines of a node's log are counted: the rank, or the whole line of the entry.
 _LINE_KEY = re.compile(rb"^(?:\[\d+\]\+? |jobentry.*\n)", re.MULTILINE)
 
 # Called with the number of a node and lines of its journal.
@@ -60,8 +60,8 @@ class LogPiece(NamedTuple):
     """Whole lines of one node, with the prefixes that the entry wrote.
 
     Args:
-        at: When the node wrote them, to within seconds and by its clock, in seconds since 1970;
-            None if that is not known.
+        at: When the node wrote the lines, by its clock and accurate to seconds, in seconds since
+            1970; None if unknown.
     """
 
     node: int
@@ -80,8 +80,8 @@ def pieces(
 
     Args:
         is_exact: Show secrets; else they are ``***``.
-        is_timed: Give the pieces their times, which makes them smaller.
-        on_journal: Called with the lines of the journals of nodes.
+        is_timed: Add times to the pieces, which makes them smaller.
+        on_journal: Called with the journal lines of each node.
     """
     splitters: defaultdict[int, masks.Splitter] = defaultdict(masks.Splitter)
     written_at: dict[int, float] = {}
@@ -106,7 +106,7 @@ def lines_of(found: Iterable[LogPiece]) -> Iterator[LogLine]:
 def read(access: JobAccess, node: int | None, *, follow: bool) -> Iterator[Piece]:
     """Yield the log of one node or of all nodes.
 
-    What the platform has not, or cannot give, comes from the store.
+    Parts that the platform does not have or cannot return are read from the store.
 
     Raises:
         BackendError: The platform does not answer, so that the end of the log may be missing.
@@ -116,7 +116,7 @@ def read(access: JobAccess, node: int | None, *, follow: bool) -> Iterator[Piece
         return
     nodes = _nodes(access, node)
     shown: defaultdict[int, Counter[bytes]] = defaultdict(Counter)
-    # Logs of this machine's files can always be read, and counting their lines takes time.
+    # The logs of the process backend are local files, so their lines need not be counted.
     is_counted = record.backend != "process"
     failure: BackendError | None = None
     try:
@@ -142,10 +142,10 @@ def read(access: JobAccess, node: int | None, *, follow: bool) -> Iterator[Piece
 
 
 def read_stored(access: JobAccess, node: int | None) -> Iterator[Piece]:
-    """Yield what one node or all nodes have stored of their logs.
+    """Yield the stored log of one node or of all nodes.
 
     Raises:
-        UsageError: They have stored none.
+        UsageError: No log is stored.
         StoreError: The store cannot be read.
     """
     job = access.record.job
@@ -186,14 +186,14 @@ def _unpacked(store: ObjectStore, folder: str, chunks: Iterator[Chunk]) -> Itera
         try:
             data = store.get_bytes(folder + chunk.name)
         except ObjectMissing:
-            # The node has deleted it since the list was made.
+            # The node has deleted the chunk since the list was read.
             yield _LOST
             continue
         yield from stored_log.unpack(data)
 
 
 def _after(notice: bytes, pieces: Iterator[bytes]) -> Iterator[bytes]:
-    """Yield a notice and then the pieces; nothing if there are no pieces."""
+    """Yield the pieces, the first preceded by a notice; nothing if there are no pieces."""
     for piece in pieces:
         yield notice + piece
         notice = b""

@@ -1,4 +1,4 @@
-"""Selects lines of a job's log: some nodes or ranks, those that match a pattern, the last ones."""
+"""Selects lines of a job's log: by node, rank, pattern or time, or only the last lines."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class LogFilter(NamedTuple):
         tail: The number of lines to start with, counted from the end; None for all.
         is_stored: Whether to read the logs in the job's store, not those of its platform.
         since: ``2h``, ``3d``, a date, or a date and a time: only lines that were written then or
-            later, by the clocks of the nodes and to within seconds.
-        is_timed: Give the pieces their times.
+            later, by the clocks of the nodes and accurate to seconds.
+        is_timed: Add times to the pieces.
     """
 
     nodes: str = ""
@@ -43,7 +43,7 @@ class LogFilter(NamedTuple):
         """Yield the selected lines of a job's log as they arrive.
 
         Args:
-            on_journal: Called with the lines of the journals of nodes, as by ``Job.pieces``.
+            on_journal: Called with the journal lines of each node, as by ``Job.pieces``.
 
         Raises:
             UsageError: ``since`` is not a time.
@@ -54,7 +54,7 @@ class LogFilter(NamedTuple):
         node = int(self.nodes) if self.nodes.isdecimal() else None
         skipped: dict[int, int] = {}
         if self.tail is not None and follow:
-            # The existing lines first: a log that is followed does not show where they end.
+            # Read the existing lines first: a log that is followed does not mark their end.
             existing = list(read(node, follow=False))
             yield from self._last(_since(since, existing))
             for piece in existing:
@@ -68,7 +68,7 @@ class LogFilter(NamedTuple):
         if not (self.nodes or self.ranks or self.pattern):
             yield from pieces
             return
-        # A line may come in parts, which are selected together.
+        # A line may arrive in parts, which are selected together.
         parts: dict[tuple[int, int | None], list[bytes]] = {}
         last_at: dict[int, float | None] = {}
         for piece in pieces:
@@ -101,7 +101,7 @@ class LogFilter(NamedTuple):
         return self.pattern is None or self.pattern.search(whole.rstrip(b"\n")) is not None
 
     def _last(self, pieces: Iterable[LogPiece]) -> Iterator[LogPiece]:
-        """Yield the last lines; a line that came in parts, with all its parts."""
+        """Yield the last lines; a line that arrived in parts keeps all its parts."""
         assert self.tail is not None
         kept: deque[list[LogPiece]] = deque(maxlen=self.tail)
         unfinished: dict[tuple[int, int | None], list[LogPiece]] = {}
@@ -120,7 +120,7 @@ class LogFilter(NamedTuple):
 
 
 def _since(since: float, pieces: Iterable[LogPiece]) -> Iterator[LogPiece]:
-    """Yield pieces without the data of those written before; one without a time counts as older."""
+    """Yield pieces, with those before ``since`` emptied; a piece without a time counts as older."""
     for piece in pieces:
         is_older = bool(since) and (piece.at is None or piece.at < since)
         yield piece._replace(data=b"") if is_older else piece

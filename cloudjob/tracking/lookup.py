@@ -20,8 +20,8 @@ from cloudjob.tracking.platforms import backend_for, backend_of
 def find(home: Path, job: str, stores: Callable[[], Sequence[str]] = tuple) -> Job:
     """Return the job with this id, name, id prefix or handle, or with this URI in its store.
 
-    A job that another machine, or another ``home``, submitted is found in its store, and then
-    added to the records.
+    A job that was submitted from another machine, or with another ``home``, is found in its store
+    and then added to the records.
 
     Args:
         stores: Returns the URIs of the stores to search; called for a job not in the records.
@@ -50,7 +50,7 @@ def find(home: Path, job: str, stores: Callable[[], Sequence[str]] = tuple) -> J
 
 
 def _keys_of(backend: Backend[Any]) -> Mapping[str, str]:
-    """Return the credentials of a platform's own store, as far as this machine has any."""
+    """Return the credentials of a platform's own store; empty if this machine has none."""
     try:
         return backend.store()[1]
     except CloudJobError:

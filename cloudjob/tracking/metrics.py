@@ -1,7 +1,7 @@
 """The metrics of a training: from the lines that ranks print, and from TensorBoard's event files.
 
-Lines are read where the log is: a job needs no change, a pattern can be given after the run, and
-the nodes spend nothing on it.
+The log is searched on the reader's machine: a job needs no change, a pattern can be given after the
+run, and the nodes have no extra work.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from jobentry.contract import journal, lines
 
 # Keys of a printed JSON object that give the step.
 _STEPS = ("step", "global_step", "iteration", "iter", "epoch")
-# A longer line is not searched: a pattern could take very long.
+# Longer lines are not searched, because a pattern could take very long.
 _LINE_LIMIT_BYTES = 16 * 1024
 
 
@@ -26,10 +26,10 @@ class MetricPoint(NamedTuple):
 
     Args:
         rank: The rank that printed it; None for a value of an event file.
-        step: As printed; else the number of values of this metric that the rank printed before it.
-        at: Seconds since 1970 by the clock of the node, to within seconds for a printed value;
-            None if it is not known.
-        source: The output file that it is from; empty for a printed value.
+        step: The printed step; else the number of earlier values of this metric from the same rank.
+        at: Seconds since 1970 by the clock of the node, accurate to seconds for a printed value;
+            None if unknown.
+        source: The output file that contains it; empty for a printed value.
     """
 
     name: str
@@ -41,7 +41,7 @@ class MetricPoint(NamedTuple):
 
 
 class MetricReader:
-    """Finds metrics in the log of a job; ``add`` takes pieces of the log, also while it grows.
+    """Finds metrics in the log of a job; ``add`` takes pieces of the log as they arrive.
 
     Args:
         patterns: A regular expression for each metric: its group ``value``, or else its first
@@ -55,18 +55,18 @@ class MetricReader:
         self._patterns = {name: _compiled(name, text) for name, text in patterns.items()}
         self._counts: dict[tuple[str, int], int] = {}
         self._at: dict[int, float] = {}
-        # The last line of each rank, or state of its progress bar, as long as it is incomplete.
+        # The incomplete last line of each rank, or the last state of its progress bar.
         self._open: dict[tuple[int, int], bytes] = {}
 
     def add(self, node: int, data: bytes) -> list[MetricPoint]:
         """Return the metrics in whole lines of a node's log, with or without its journal.
 
-        A line of a rank can come in several parts: it is searched when its end has come.
+        A line of a rank can arrive in several parts: it is searched once it is complete.
         """
         found: list[MetricPoint] = []
         for text in (line + b"\n" for line in data.split(b"\n")[:-1]):
             if text.startswith(journal.MARK):
-                # The lines of ranks have no times; those of the journal between them do.
+                # Lines of ranks have no times, but the journal lines between them do.
                 at = journal.time_of(text[len(journal.MARK) :])
                 self._at[node] = at or self._at.get(node, 0.0)
                 continue
@@ -77,7 +77,7 @@ class MetricReader:
         return found
 
     def finish(self) -> list[MetricPoint]:
-        """Return the metrics in incomplete lines, when the log has ended."""
+        """Return the metrics in incomplete lines, at the end of the log."""
         rest, self._open = self._open, {}
         return [
             point for (node, rank), data in rest.items() for point in self._points(node, rank, data)
@@ -89,7 +89,7 @@ class MetricReader:
         if not text.endswith(b"\n"):
             # A carriage return ends a state of a progress bar.
             end = text.rfind(b"\r") + 1
-            # A line that is too long is not searched, so the rest of it need not be kept.
+            # A line that is too long is not searched, so its rest is not kept.
             self._open[node, rank] = text[end:][: _LINE_LIMIT_BYTES + 1]
             text = text[:end]
         return text

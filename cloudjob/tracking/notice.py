@@ -30,10 +30,10 @@ VARIABLE = "CLOUDJOB_NOTIFICATION"
 # Services limit a message to a few thousand characters.
 _MOST_LINES, _MOST_CHARACTERS = 10, 300
 _LONGEST_URL = 4096
-# Lines of a secret that are shorter are not hidden on their own.
+# Shorter lines of a secret are not hidden on their own.
 _SHORTEST_LINE = 8
 _COMMAND_S = 60.0
-# Seconds between two checks of what a command writes, and how much of that is kept.
+# Seconds between two checks of a command's output, and the number of bytes kept of it.
 _LOOK_S, _MOST_BYTES = 0.1, 1_000_000
 _MOST_STDERR_BYTES = 64 * 1024
 # How long to try to reach a webhook.
@@ -44,7 +44,7 @@ class NotSent(CloudJobError):
     """A notification was not sent.
 
     Args:
-        is_refused: Whether it certainly did not arrive, so that another try may succeed.
+        is_refused: Whether it certainly did not arrive, so that a retry is safe.
     """
 
     def __init__(self, message: str, *, is_refused: bool = False) -> None:
@@ -56,8 +56,8 @@ class Targets(NamedTuple):
     """Where notifications go, and which events are reported.
 
     Args:
-        webhook: Its URL, which is a secret.
-        hidden: Texts that no notification may contain.
+        webhook: The webhook's URL, which is a secret.
+        hidden: Texts that must not occur in any notification.
     """
 
     events: Sequence[str]
@@ -104,7 +104,7 @@ def _url(place: str, environ: Mapping[str, str]) -> str:
             f"{doing}: {place} is not set in your environment",
             hint=f"export {place}=https://..., or name a file: @FILE",
         )
-    # No part of the URL may be in the message: whoever knows it can write to the channel.
+    # Messages must not contain any part of the URL, because it gives access to the channel.
     try:
         parts = urlsplit(url)
         is_usable = parts.scheme in ("http", "https") and bool(parts.hostname) and url.isprintable()
@@ -135,8 +135,8 @@ class Notice(NamedTuple):
     Args:
         event: ``end``, ``failure`` or ``hang``.
         head: The line that a person reads first.
-        why: What happened; empty if nothing is known, or ``head`` contains it.
-        values: The same for a program, as JSON values, neither cut nor masked.
+        why: The reason; empty if it is unknown, or ``head`` contains it.
+        values: The same facts for a program, as JSON values, neither cut nor masked.
     """
 
     event: str
@@ -156,7 +156,7 @@ def of_end(status: JobStatus) -> Notice:
 
 
 def of_silence(status: JobStatus, node: int, rank: int, silent_s: float) -> Notice:
-    """Return the notification of a job whose ranks all print nothing.
+    """Return the notification of a job none of whose ranks prints anything.
 
     Args:
         rank: The rank that has been silent for the longest, for ``silent_s``.
@@ -191,8 +191,8 @@ def _notice(event: str, status: JobStatus, head: str, why: str, lines: Sequence[
 
 
 def body(notice: Notice, hidden: Sequence[str]) -> dict[str, Any]:
-    """Return what is sent: ``text``, which a person reads, and the values."""
-    # A secret is masked before a text is cut, which could leave its beginning.
+    """Return the object that is sent: ``text``, which a person reads, and the values."""
+    # Secrets are masked before texts are cut, because a cut could leave the start of a secret.
     head, why, values = hide((notice.head, notice.why, notice.values), hidden)
     why, lines = _cut(why), [_cut(line) for line in values["last_lines"]]
     text = "\n".join([head, *([why] if why else []), *(f"| {line}" for line in lines)])
@@ -212,7 +212,7 @@ def send(notice: Notice, targets: Targets, limits: Limits = LIMITS) -> None:
     """Send a notification to every target.
 
     Raises:
-        NotSent: With what was tried for each target that it did not reach.
+        NotSent: With the error of each target that it did not reach.
     """
     # Importing an HTTP client would slow down every command that works with jobs.
     from cloudjob.tracking import webhook
@@ -236,7 +236,7 @@ def send(notice: Notice, targets: Targets, limits: Limits = LIMITS) -> None:
 
 
 def _run(command: Sequence[str], sent: Mapping[str, Any], hidden: Sequence[str]) -> None:
-    """Run a command of the user once, with the text on its input.
+    """Run the user's command once, with the text on its standard input.
 
     Raises:
         NotSent: It failed, or took too long.
@@ -265,13 +265,13 @@ def _run(command: Sequence[str], sent: Mapping[str, Any], hidden: Sequence[str])
 
 
 def _exit_code(process: subprocess.Popen[bytes], stderr: int) -> int:
-    """Wait for a command and return its exit code; what it writes must not fill the disk."""
+    """Wait for a command and return its exit code; its output must not fill the disk."""
     deadline = time.monotonic() + _COMMAND_S
     while time.monotonic() < deadline:
         with suppress(subprocess.TimeoutExpired):
             return process.wait(_LOOK_S)
         if os.fstat(stderr).st_blocks * 512 > _MOST_BYTES:
-            os.truncate(stderr, 0)  # the command continues to write behind a hole
+            os.truncate(stderr, 0)  # the file becomes sparse: the command keeps its offset
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     raise NotSent(f"it ran for {_COMMAND_S:g} s and was ended")

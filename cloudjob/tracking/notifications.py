@@ -1,10 +1,10 @@
 """The process that sends the notifications of a job; ``notice`` has their contents.
 
 A submit with a webhook or a command starts one process on this machine, the notifier. It follows
-the job and holds the lock of the job's file in ``notify/`` while it runs; it removes the file when
-nothing is left to send. A file without a lock therefore belongs to a notifier that failed or was
-killed: ``settle`` reports what failed, or sends in its place. A failure stays in the file until the
-job is removed, so that ``failure`` finds it.
+the job and holds the lock of the job's file in ``notify/`` while it runs; it removes the file after
+the last notification. A file without a lock therefore belongs to a notifier that failed or was
+killed: ``settle`` reports the failure, or sends the notifications itself. A failure stays in the
+file until the job is removed, so that ``failure`` finds it.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ T = TypeVar("T")
 _FOLDER = "notify"
 # The first word of the last line of a file whose notifications were not sent.
 _FAILED = "failed"
-# Seconds between two checks of a log, and after a platform has not answered.
+# Seconds between two checks of a log, and the pause after a platform has not answered.
 _POLL_S, _PAUSE_S = 0.5, 30.0
-# Seconds for which a platform may not answer.
+# The notifier ends after a platform has not answered for so many seconds.
 _PATIENCE_S = 24 * 3600.0
-# Seconds that a command waits at the end of a job: for the notifier, or to send in its place.
+# Seconds that a command waits at the end of a job: for the notifier, or for its own sending.
 _WAIT_S = 5.0
 _LOOK_S = 0.05
 _SETTLE_LIMITS = Limits(total_s=_WAIT_S, answer_s=_WAIT_S)
@@ -77,7 +77,7 @@ def notifier(spec: JobSpec, home: Path, job: str) -> Iterator[None]:
 
 
 def _check_place(spec: JobSpec) -> None:
-    """Refuse to read the webhook from a file that every node may get."""
+    """Refuse to read the webhook from a file that is sent to the nodes."""
     place = spec.notify.webhook
     source = Path(spec.source).resolve()
     if place.startswith("@") and Path(place[1:]).resolve().is_relative_to(source):
@@ -92,8 +92,8 @@ def _path(home: Path, job: str) -> Path:
 
 
 def _start(home: Path, job: str, targets: Targets, lock: int) -> None:
-    """Start the notifier; its request goes over a pipe, never in argv."""
-    # After the standard library, of which the current folder must not replace a module.
+    """Start the notifier; it gets its request through a pipe, never in argv."""
+    # Added after the standard library, so that these folders cannot shadow one of its modules.
     roots = [str(Path(cloudjob.__file__).parents[1]), str(Path(journal.__file__).parents[2])]
     code = (
         f"import sys; sys.path += {[*filter(None, sys.path), *roots]!r}; "
@@ -111,7 +111,7 @@ def _start(home: Path, job: str, targets: Targets, lock: int) -> None:
     assert process.stdin is not None
     with suppress(BrokenPipeError), process.stdin as stdin:
         stdin.write(json.dumps(request).encode("ascii"))
-    # It may outlive this process, or end long before it.
+    # The notifier may outlive this process, or end long before it.
     threading.Thread(target=process.wait, daemon=True).start()
 
 
@@ -177,7 +177,7 @@ class _Notifier:
         _write(self._lock, line)
 
     def _until_answered(self, request: Callable[[], T]) -> T | None:
-        """Return what a request returns; None if the job is gone or its platform stays away."""
+        """Retry a request and return its result; None if the job is gone or the time is over."""
         end_s = time.monotonic() + _PATIENCE_S
         while time.monotonic() < end_s and self._path.exists():
             try:
@@ -191,7 +191,7 @@ class _Notifier:
         return None
 
     def _watch(self) -> None:
-        """Follow the log until all ranks are silent for too long, or the job has ended."""
+        """Follow the log until all ranks have been silent for too long, or the job has ended."""
         for piece in self._job.pieces(follow=True, on_journal=self._journals.add):
             if self._has_hung() or not self._path.exists():
                 return
@@ -199,7 +199,7 @@ class _Notifier:
                 time.sleep(_POLL_S)
 
     def _has_hung(self) -> bool:
-        """Whether all ranks are silent for too long; the first time, this is sent."""
+        """Whether all ranks have been silent for too long; the first time, send a notification."""
         running = self._journals.running
         if not running or self._journals.silent_s < self._targets.silent_s:
             return False
@@ -210,7 +210,7 @@ class _Notifier:
 
 
 def _write(lock: int, line: str) -> None:
-    with suppress(OSError):  # a full disk costs only the report of a failure
+    with suppress(OSError):  # if the disk is full, only the report of a failure is lost
         os.write(lock, f"{line}\n".encode("utf-8", "backslashreplace"))
 
 
@@ -223,9 +223,9 @@ def _is_due(status: JobStatus, events: Any) -> bool:
 
 
 def settle(home: Path, status: JobStatus, described: Mapping[str, Any]) -> str:
-    """Send what is still due after the end of a job; return why that failed, or an empty text.
+    """Send the notifications due after the end of a job; return why that failed, else "".
 
-    A notifier that still runs, because its webhook does not answer, gets a few seconds.
+    If the notifier still runs, because its webhook does not answer, wait a few seconds for it.
 
     Args:
         described: The job as ``Job.spec`` returns it.
@@ -261,7 +261,7 @@ def _send_due(path: Path, status: JobStatus, described: Mapping[str, Any]) -> st
     try:
         notify = Notify(**described["notify"])
         if _is_due(status, notify.events):
-            # The values that are set in this shell.
+            # The values of the secrets in this shell.
             secrets = [os.environ.get(name, "") for name in described.get("secrets", ())]
             targets = notice.targets_of(notify, secrets, os.environ)
             notice.send(notice.of_end(status), targets, _SETTLE_LIMITS)

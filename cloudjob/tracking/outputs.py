@@ -1,4 +1,4 @@
-"""Finds and fetches the outputs of a job by its nodes' manifests, which name only whole files."""
+"""Finds and fetches a job's outputs by its nodes' manifests, which list complete files only."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from jobentry.contract.manifest import Manifest
 from jobentry.contract.paths import JobPaths
 
 _CHUNK_BYTES = 1024 * 1024
-# How much of a file ``Outputs.read`` requests at a time.
+# The number of bytes that ``Outputs.read`` requests at a time.
 _PIECE_BYTES = 4 * 1024 * 1024
-# Attempts to fetch a set of files that the job replaces meanwhile.
+# Attempts to fetch a set of files that the job is replacing.
 _ROUNDS = 3
 # Files up to this size are read into memory, many at a time.
 _TINY_BYTES = 32 * 1024
@@ -123,11 +123,11 @@ class Outputs(Collection[Output]):
 
 
 def locations_of(access: JobAccess) -> list[OutputLocation]:
-    """Return where the outputs of a job are: in its own store, or at URIs that the user chose."""
+    """Return where a job's outputs are stored: in its own store, or at URIs chosen by the user."""
     folder = JobPaths(access.record.job).outputs
     uris = access.submission().get("outputs")
     if not isinstance(uris, dict):
-        # The record is damaged, but the outputs in the job's own store can be listed.
+        # The record is damaged, but the outputs in the job's own store can still be listed.
         return [OutputLocation("outputs", access.store, f"{folder}/", True)]
     found = []
     for name, uri in sorted(uris.items()):
@@ -168,8 +168,8 @@ def fetch(
 ) -> list[Output]:
     """Copy the files of one output below ``folder`` and return them.
 
-    All files belong to the same state of the output: if the job replaces it meanwhile, the new
-    state is fetched.
+    All files belong to the same version of the output: if the job replaces it during the fetch, the
+    new version is fetched.
 
     Args:
         on_progress: Called, from any thread, with the number of bytes of each step.
@@ -246,7 +246,7 @@ def _fetch_missing(
 
 
 def _fetch(location: OutputLocation, file: Output, path: Path, on_progress: OnBytes) -> None:
-    """Fetch one file; it gets its name only when its digest is right."""
+    """Fetch one file under a temporary name; rename it once its digest is verified."""
     fresh = path.with_name(f".cloudjob-tmp-{os.urandom(8).hex()}")
     with _writing(file, path):
         try:
@@ -265,7 +265,7 @@ def _write(location: OutputLocation, file: Output, data: bytes, path: Path) -> N
     """Write the bytes of one file if their digest is right."""
     _check(location, file, hashlib.sha256(data).hexdigest())
     with _writing(file, path):
-        # ``replacing`` would make private folders, as in a store; these get the user's umask.
+        # ``replacing`` would make private folders, as in a store; these follow the user's umask.
         _make_folders(path.parent)
         with replacing(path, is_durable=False) as target:
             target.write(data)

@@ -1,4 +1,4 @@
-"""The backend that reaches a job's platform, or a stand-in if it cannot be used here."""
+"""Opens the backend of a job, or a stand-in if the backend cannot be used here."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _POLL_S = 0.5
 
 
 def backend_for(record: JobRecord, home: Path) -> Backend[Any]:
-    """Return the backend of a job, with the state folder that it was submitted with if possible.
+    """Return the backend of a job, if possible with the state folder of the job's submit.
 
-    The backends of one machine keep their jobs' state there; the others only use it to cache.
+    Backends that run jobs on this machine keep the jobs' state there; others only cache data there.
     """
     if record.home in ("", str(home)):
         return backend_of(record.backend, home)

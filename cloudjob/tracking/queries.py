@@ -1,4 +1,4 @@
-"""Selects jobs, and asks for the status of many at once."""
+"""Selects jobs, and requests the statuses of many jobs in parallel."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from cloudjob.tracking import descriptions, leftovers
 from cloudjob.tracking.job import Job
 from cloudjob.tracking.platforms import backend_for
 
-# Status requests that a list sends at once, and the time limit of a list.
+# The number of parallel status requests of a list, and its time limit.
 _AT_ONCE = 8
 _LIST_S = 20.0
 
@@ -47,7 +47,7 @@ class Filter(NamedTuple):
     sweep: str = ""
 
     def matches(self, record: JobRecord) -> bool:
-        """Whether a job matches by its record, apart from ``states``, which need the platform."""
+        """Whether a job's record matches all filters except ``states``, which need the platform."""
         ids = (record.job, record.name)
         return (
             (not self.backends or record.backend in self.backends)
@@ -119,11 +119,11 @@ def find_all(
 
     Args:
         limit: Return at most this many jobs.
-        store: The URI of a store whose jobs are returned instead, whoever submitted them.
+        store: The URI of a store whose jobs are returned instead, from any submitter.
     """
     leftovers.remove(home)
     records = [each for each in _records(home, store) if which.matches(each)]
-    # The records hold the state of a job that has ended; each other job costs a request.
+    # The records contain the state of each job that has ended; every other job costs a request.
     if which.states:
         # With a state filter, a job that does not match makes room for an older one.
         asked = [record for record in records if not _is_out(record, which.states)]
@@ -198,10 +198,10 @@ def _is_out(record: JobRecord, states: tuple[str, ...]) -> bool:
 
 
 class _Platforms:
-    """Asks the platforms of jobs for their statuses.
+    """Requests the statuses of jobs from their platforms.
 
-    A platform that can list its jobs gets one request for all of them; one that does not answer
-    gets no further requests.
+    A platform that can list its jobs gets one request for all of them; a platform that does not
+    answer gets no further requests.
     """
 
     def __init__(self, jobs: list[Job]) -> None:

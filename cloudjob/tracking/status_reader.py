@@ -41,8 +41,8 @@ _LAST_LINES = 5
 _STORE_S = 5.0
 # Seconds by which a record that the platform uploads may arrive late.
 _LATE_S = 120.0
-# The polling interval grows from the backend's to this one, so that the end of a short job is seen
-# at once and a long job does not cost a hundred requests a second.
+# The polling interval grows from the backend's to this one, so that the end of a short job is
+# noticed at once and a long job does not cost a hundred requests per second.
 _POLL_S = 0.5
 _POLL_GROWTH = 1.2
 
@@ -60,13 +60,13 @@ class StatusReader:
         self._asking = threading.Lock()
 
     def status(self) -> JobStatus:
-        """Return the status now; a store that does not answer delays it by seconds only."""
+        """Return the current status; if the store does not answer, this takes a few seconds."""
         with self._asking:
             self.last = verdict.recorded_status(self._access.record) or self._read()
             return self.last
 
     def from_list(self, native: NativeStatus | None) -> JobStatus:
-        """Return the status by a list of the platform's jobs.
+        """Return the status of the job from a list of its platform's jobs.
 
         Args:
             native: Its status in the list; None if the job is not in it.
@@ -79,7 +79,7 @@ class StatusReader:
         return self.last
 
     def unknown(self, why: str) -> JobStatus:
-        """Return the status of a job whose platform cannot be asked."""
+        """Return the status of a job whose platform cannot be queried."""
         native = NativeStatus(JobState.UNKNOWN, why)
         self.last = verdict.as_status(self._access.record, native)
         return self.last
@@ -87,7 +87,7 @@ class StatusReader:
     def wait(
         self, end_s: float, record_s: float, on_status: Callable[[JobStatus], object]
     ) -> JobStatus:
-        """Return the status when the job has ended, as ``Job.wait`` describes.
+        """Wait for the end of the job and return its status, as ``Job.wait`` describes.
 
         Args:
             end_s: When to stop waiting, by ``time.monotonic``.
@@ -110,7 +110,7 @@ class StatusReader:
                 shown = status
             if status.state.is_final:
                 ended_s = min(ended_s, time.monotonic())
-                # A cancelled job does not wait for its record, which adds little.
+                # Do not wait for the record of a cancelled job, which adds little.
                 is_cancelled = status.state is JobState.CANCELLED
                 is_late = time.monotonic() + pause_s > min(ended_s + record_s, end_s)
                 if not self.record_error or is_cancelled or is_late:
@@ -157,9 +157,9 @@ class StatusReader:
         return status
 
     def _is_settled(self, status: JobStatus) -> bool:
-        """Whether the status is final: where the platform uploads the record, it may arrive late.
+        """Whether the status is final: a record that the platform uploads may arrive late.
 
-        Until then the status shows what is known, and the next call asks again.
+        Until then the status is incomplete, and the next call requests it again.
         """
         if self.record_error:
             return False
@@ -183,9 +183,9 @@ class StatusReader:
             call_with_timeout(_STORE_S, forget)
 
     def _native(self) -> NativeStatus:
-        """Return what the platform reports, or why there is nothing to report."""
+        """Return the status that the platform reports, or why it reports none."""
         record = self._access.record
-        # Before the status: a submit that ends between the two queries has left its job there.
+        # Checked before the status: a submit that ends between the two queries has sent its job.
         is_being_sent = self._access.is_being_sent()
         with contextlib.suppress(JobNotFound):
             if record.handle:
@@ -207,7 +207,7 @@ class StatusReader:
             return None
         if found is None or found.job != self._access.record.job:
             return None
-        # Not cancelled by a user: the platform stopped the head when a node was lost.
+        # No user cancelled it: the platform stopped the head when a node was lost.
         is_stopped = found.cause == "cancelled" and native.has_asked
         return None if is_stopped or found.ended_at < native.attempt_at else found
 
@@ -218,7 +218,7 @@ class StatusReader:
         except (exits.RecordError, ObjectMissing):
             return None
         if found.damaged_layers:
-            # Nodes cannot mark a damaged package themselves where the platform delivers it to them.
+            # If the platform delivers the package, the nodes cannot mark it as damaged themselves.
             with contextlib.suppress(StoreError):
                 claims.mark_damaged(store, found.damaged_layers)
         return found

@@ -1,7 +1,7 @@
-"""The jobs of a sweep as one: their statuses, waiting, cancelling and ranking.
+"""Handles the jobs of a sweep together: statuses, waiting, cancelling and ranking.
 
-A sweep's file below ``$CLOUDJOB_HOME`` holds how many of its jobs were submitted, so that it can be
-resumed after its submit was killed. While the submit runs, it holds a lock with the sweep's id.
+A sweep's file below ``$CLOUDJOB_HOME`` stores how many of its jobs were submitted, so that the
+sweep can be resumed if its submit is killed. The running submit holds a lock with the sweep's id.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ from cloudjob.tracking.metrics import MetricPoint
 from cloudjob.tracking.platforms import GONE
 from cloudjob.tracking.queries import jobs_of, statuses_of
 
-# Seconds between two requests for the status of the jobs, which grow from the first to the others.
+# Seconds between two polls of the statuses: the first value, the limits for jobs on this machine
+# and elsewhere, and the factor of growth.
 _FIRST_S, _LOCAL_S, _REMOTE_S, _GROWTH = 0.05, 0.5, 5.0, 1.2
 # Seconds to wait for the record of a job that has ended while its store does not answer.
 _RECORD_S = 10.0
@@ -44,14 +45,14 @@ OnStatus = Callable[[JobStatus, Mapping[str, str]], object]
 
 @dataclass(frozen=True, slots=True)
 class SweepFile:
-    """What is known about a sweep on the machine that submits it.
+    """The state of a sweep on the machine that submits it.
 
     Args:
-        key: The digest of its description: the same for the same command.
+        key: The digest of its description, which is equal for equal commands.
         digest: The digest of its package.
-        submitted: How many jobs were submitted, from the first on.
-        jobs: How many jobs it has.
-        spec: Its description, secrets masked.
+        submitted: The number of jobs submitted so far, starting with the first.
+        jobs: The number of jobs.
+        spec: Its description, with secrets masked.
     """
 
     created_at: str
@@ -71,9 +72,9 @@ class Ranked(NamedTuple):
 
 
 class Sweep:
-    """The jobs of a sweep: of a new one, or of one that was submitted earlier.
+    """The jobs of a new or earlier sweep.
 
-    Its id and the number of a job, from 0 on, are that job's id.
+    A job's id consists of the sweep's id and the number of the job, counted from 0.
     """
 
     def __init__(self, sweep: str, home: Path) -> None:
@@ -109,15 +110,15 @@ class Sweep:
         return sorted((found[each.job] for each in records), key=lambda job: _number(job.id))
 
     def statuses(self) -> list[JobStatus]:
-        """Return the status of each job in order, those that were not submitted included."""
-        # Before the jobs, so that one that is submitted meanwhile is among them.
+        """Return the status of each job in order, including those that were not submitted."""
+        # Before the jobs, so that a job that is submitted in between is not missing.
         waiting = self.unsubmitted()
         found = statuses_of(self.jobs())
         known = {status.job for status in found}
         return found + [status for status in waiting if status.job not in known]
 
     def unsubmitted(self) -> list[JobStatus]:
-        """Return the jobs that were not submitted: they wait, or never will be."""
+        """Return the statuses of jobs that were not submitted: they wait, or never will be."""
         state = JobState.PENDING if self.is_being_submitted else JobState.UNKNOWN
         state = JobState.CANCELLED if self.is_cancelled else state
         file = self.read()
@@ -143,7 +144,7 @@ class Sweep:
         return next(found for found in self.polled(on_status) if all(map(is_over, found)))
 
     def polled(self, on_status: OnStatus | None) -> Iterator[list[JobStatus]]:
-        """Yield the statuses of the jobs, again and again.
+        """Poll the jobs and yield their statuses each time.
 
         A sweep with ``fail_fast`` is cancelled as soon as one of its jobs has failed.
         """
@@ -167,7 +168,7 @@ class Sweep:
             pause_s = min(_GROWTH * pause_s, longest_s)
 
     def _settled(self, statuses: Sequence[JobStatus]) -> list[JobStatus]:
-        """Return the statuses with the records of jobs that have ended since the last time."""
+        """Return the statuses, with the records of jobs that have ended since the last call."""
         found = []
         for status in statuses:
             shown = self._shown.get(status.job)
@@ -190,7 +191,7 @@ class Sweep:
         try:
             self.give_up()
         except CloudJobError as error:
-            # A full disk must not keep the jobs that run from being cancelled.
+            # A full disk must not prevent the cancellation of running jobs.
             errors.append(error)
         for job in self.jobs():
             try:
@@ -210,8 +211,8 @@ class Sweep:
     ) -> list[Ranked]:
         """Return the jobs by their last value of a metric, the best first.
 
-        If several ranks print it, that of the lowest rank counts; jobs without a finite value are
-        the last.
+        If several ranks print the metric, the value of the lowest rank counts; jobs without a
+        finite value come last.
 
         Args:
             patterns: Regular expressions by metric, besides those of the jobs.
@@ -243,7 +244,7 @@ class Sweep:
         )
 
     def read(self) -> SweepFile | None:
-        """Return the sweep's file; None on a machine that has not submitted it."""
+        """Return the sweep's file; None if the sweep was not submitted from this machine."""
         with writing("reading the sweep", self._path):
             try:
                 return SweepFile(**json.loads(self._path.read_bytes()))
@@ -256,7 +257,7 @@ class Sweep:
                 ) from error
 
     def write(self, file: SweepFile) -> None:
-        """Replace its file."""
+        """Replace the sweep's file."""
         new = self._path.with_suffix(".new")
         with writing("recording the sweep", new):
             private_folder(new.parent)
@@ -296,7 +297,7 @@ def _number(job: str) -> int:
 
 
 def is_over(status: JobStatus) -> bool:
-    """Whether a job will never change again."""
+    """Whether the status of a job is final."""
     return status.state.is_final or status.native_state in (grid.NEVER, *GONE)
 
 

@@ -1,4 +1,4 @@
-"""The status of a job: what its platform reports, with the record that its head left."""
+"""Builds the status of a job from its platform's report and the record of its head."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from jobentry.contract import exits, node_end
 
 _ENTRY = "jobentry: "
 
-# From the number of a node to the last log lines of its entry.
+# Returns the last log lines of a node's entry, by the number of the node.
 EntryLines = Callable[["int | None"], "tuple[str, ...]"]
 
 
 def as_status(record: JobRecord, native: NativeStatus) -> JobStatus:
-    """Return what the platform reports about a job."""
+    """Return the status of a job as its platform reports it."""
     return JobStatus(
         job=record.job,
         name=record.name,
@@ -48,13 +48,16 @@ def ended_elsewhere(
     record: exits.ExitRecord | None,
     described: Mapping[str, Any],
 ) -> NativeStatus:
-    """Return how a job ended whose platform cannot be asked, if its record decides it."""
+    """Return how a job ended by its record, if the record decides it; else ``native``.
+
+    This is for jobs whose platform cannot be queried here.
+    """
     if record is None:
         return native
     if record.exit_code == 0:
         state = JobState.SUCCEEDED
     elif described.get("retries"):
-        # It may have been started again since.
+        # The job may have been restarted since.
         return native
     else:
         state = JobState.CANCELLED if record.cause == "cancelled" else JobState.FAILED
@@ -94,7 +97,7 @@ def with_record(
         message = failed.message.replace(exits.MEMORY_GUESS, "")
         failed = failed._replace(message=f"{message} ({native.reason})")
     if failed is not None and failed.message.endswith(node_end.BEFORE_JOINING):
-        # The head heard nothing from that node, so its last lines are in its own log.
+        # The head received nothing from that node, so the last lines are in the node's own log.
         failed = failed._replace(last_lines=entry_lines(failed.node))
     cancelled = status.state is JobState.CANCELLED
     return replace(
@@ -112,14 +115,14 @@ def with_record(
 def _without_record(
     status: JobStatus, native: NativeStatus, error: str, entry_lines: EntryLines
 ) -> JobStatus:
-    """Add the platform's account of a job whose head left no record of this end."""
+    """Add the platform's report for a job whose head left no record of this end."""
     if status.state is JobState.SUCCEEDED:
         return status
     cancelled = status.state is JobState.CANCELLED
     # The platform may report the exit code of its own command; a failed job must not show 0.
     code = native.exit_code if cancelled else native.exit_code or 1
     lines = () if cancelled else entry_lines(native.node)
-    # If the entry itself failed, its message is the reason for everything after it.
+    # If the entry itself failed, its message is the reason for all later errors.
     reasons = [line for line in lines if code == exits.ENTRY_FAILED and _is_reason(line)]
     texts = (*reasons[-1:], native.message, native.reason, error)
     message = ": ".join(text.removeprefix(_ENTRY) for text in texts if text)
@@ -143,7 +146,7 @@ def _is_reason(line: str) -> bool:
 
 
 def _stopped(record: exits.ExitRecord) -> exits.ExitRecord:
-    """Return the record of a job that was not cancelled but stopped by a signal to one node."""
+    """Return the record of a job that was stopped by a signal to one node, not cancelled."""
     failure = record.failure or exits.Failure()
     name = signal.Signals(failure.signal).name if failure.signal else "a signal"
     message = f"stopped from outside with {name}, but the job was not cancelled"
@@ -151,7 +154,7 @@ def _stopped(record: exits.ExitRecord) -> exits.ExitRecord:
 
 
 def _without_node(record: exits.ExitRecord) -> exits.ExitRecord:
-    """Return the record of a cancelled job without the node that noticed the cancel first."""
+    """Return the record of a cancelled job without the node that reported the cancel first."""
     if record.failure is None:
         return record
     return record._replace(failure=record.failure._replace(node=None, host=""))

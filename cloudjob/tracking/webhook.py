@@ -1,4 +1,4 @@
-"""Sends a notification to a webhook, whose URL no message may show."""
+"""Sends a notification to a webhook, whose URL must not appear in any message."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cloudjob.retries import Limits, retried
 from cloudjob.store.parallel import call_with_timeout
 from cloudjob.tracking.notice import NotSent, is_here
 
-# Answers of a service that is overloaded or restarting.
+# Status codes of a service that is overloaded or restarting.
 _BUSY = (429, 500, 502, 503, 504)
 
 
@@ -30,7 +30,7 @@ def call(url: str, body: Mapping[str, Any], limits: Limits) -> None:
     """Send an object; retry while the webhook cannot have received it.
 
     Raises:
-        NotSent: It was refused, or there was no answer, so that it may have arrived.
+        NotSent: The webhook refused it, or did not answer, so that it may have arrived.
     """
     data = json.dumps({**body, "text": for_slack(body["text"])}).encode("ascii")
 
@@ -41,7 +41,7 @@ def call(url: str, body: Mapping[str, Any], limits: Limits) -> None:
 
 
 def for_slack(text: str) -> str:
-    """Escape a text for Slack, so that a rank cannot print a mention that notifies everybody."""
+    """Escape a text for Slack, so that the output of a rank cannot mention a whole channel."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
@@ -56,7 +56,7 @@ def _post(url: str, data: bytes, limit_s: float) -> None:
             pass
 
     try:
-        # The timeout of a socket starts again with each byte.
+        # A socket's timeout restarts with each byte.
         call_with_timeout(limit_s, send)
     except urls.HTTPError as error:
         error.close()
@@ -67,5 +67,5 @@ def _post(url: str, data: bytes, limit_s: float) -> None:
         reason = getattr(error.reason, "strerror", None) or str(error.reason)
         raise NotSent(reason, is_refused=True) from None
     except (OSError, HTTPException, ValueError) as error:
-        # Their texts may contain the URL.
+        # The text of the exception may contain the URL.
         raise NotSent(f"no answer ({type(error).__name__})") from None
