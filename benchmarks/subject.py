@@ -25,7 +25,6 @@ class Bench:
     """The settings that all subjects share.
 
     ``jobs`` holds the scripts to run, each in a folder of its own; ``python`` runs them; ``pool``
-    ``jobs`` holds the scripts to run, each in a folder of its own; ``python`` runs them; ``pool``
     holds the containers of a case that needs some.
     """
 

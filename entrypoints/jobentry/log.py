@@ -41,7 +41,7 @@ def _copied(data: bytes) -> bytes:
 def log_message(text: str) -> None:
     """Write a message of the entry, never within a line of a rank.
 
-    Secrets are masked. On a full disk the message is lost, but the job goes on.
+    Secrets are masked. On a full disk the message is lost, but the job continues.
     """
     with _lock, contextlib.suppress(OSError):
         shown = masking.hide(text).replace("\n", "\n          ")

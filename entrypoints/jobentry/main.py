@@ -273,7 +273,7 @@ def _log_error(error: EntryError) -> None:
 
 
 def _stop(node: NodeEnv, number: int) -> None:
-    """Handle a signal before there are ranks: staging can take long."""
+    """Handle a signal before there are ranks: staging can take a long time."""
     # A handler is needed: a signal without one does not end the first process of a container.
     for index in range(1, node.nodes if node.is_head else 0):
         failure = early_ends.reported(node, index)

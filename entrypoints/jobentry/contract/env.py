@@ -38,7 +38,7 @@ class EnvError(Exception):
 
 
 class OpenMpi(NamedTuple):
-    """The user's parts of the mpirun command; None stands for the documented default."""
+    """The user's parts of the mpirun command; None means the documented default."""
 
     np: int | None = None
     host_file: str = ""

@@ -3,7 +3,7 @@
 A package is a tree of files, folders and links. It consists of *layers*: zip files under
 ``layers/`` in the store, which jobs share. The last entry of a layer, ``manifest.json``, lists what
 the layer adds to the layers below, what it changes and what it removes, with the SHA-256 of each
-file and the zip entry that holds its content; a content without an entry lies in a layer below. A
+file and the zip entry that holds its content; a content without an entry is in a layer below. A
 layer is named by the SHA-256 of its manifest. A *descriptor*, the object at ``code.uri``, lists the
 layers from the oldest to the newest and has the digest of the whole tree.
 

@@ -156,7 +156,7 @@ class NodePaths(NamedTuple):
 
 
 def journal_name(node: int) -> str:
-    """Return the name of a node's journal, which lies beside the record."""
+    """Return the name of a node's journal, which is stored beside the record."""
     return "journal-%d.jsonl.gz" % node
 
 

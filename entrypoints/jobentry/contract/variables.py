@@ -1,7 +1,7 @@
 """A file of environment variables with any bytes, in the format of ``/proc/PID/environ``.
 
-The laptop writes one for a node, with what must not be in a container's configuration (secrets) or
-cannot be (not UTF-8). The entry of a node writes one for its ranks.
+The laptop writes one for a node, with variables that must not be in a container's configuration
+(secrets) or cannot be (not UTF-8). The entry of a node writes one for its ranks.
 """
 
 from __future__ import annotations

@@ -179,7 +179,7 @@ class Link:
 
     Args:
         on_message: Called with each message, once and in order.
-        on_break: Called with the reason when the connection has ended; ``attach`` gives the next.
+        on_break: Called with the reason when the connection has ended; ``attach`` sets the next.
     """
 
     def __init__(

@@ -19,7 +19,7 @@ class JobContext(NamedTuple):
     """The objects that the parts of the head share.
 
     Args:
-        launcher: What starts the ranks of this node.
+        launcher: Starts the ranks of this node.
         commands: Runs the launcher's commands on other nodes; None if it has none.
         elastic: The nodes of an elastic job; None for other jobs.
     """

@@ -92,7 +92,7 @@ class RemoteWorker:
 
     @property
     def silent_s(self) -> float:
-        """Return the seconds since a worker that had answered was last heard."""
+        """Return the seconds since a worker that had answered was last heard from."""
         return 0.0 if self.is_absent else self.link.silent_s
 
     def open(self, head: HeadIdentity, resolver: Resolver, port: int) -> None:

@@ -218,7 +218,7 @@ _LOST_DAEMON = re.compile(r"^\s*Remote daemon\s*: .* on node (\S+)", re.MULTILIN
 # What 5.0 prints if it sees the end of the command that had started a daemon before the end of the
 # daemon's connection. It prints the same if the daemon never started, but then no rank runs there.
 _ENDED_DAEMON = re.compile(r"^\s*Remote host:\s+(\S+)\s+Daemon exit status:", re.MULTILINE)
-# mpirun repeats what the MPI library of a rank says when another rank has left it.
+# mpirun repeats the message of a rank's MPI library about another rank that is gone.
 _VICTIM = re.compile(r"reported by process \[\d+,(\d+)\]")
 _IMPROPER = re.compile(r"process rank (\d+) with PID")
 _ABORTED = re.compile(r"MPI_ABORT was invoked on rank (\d+)")
@@ -238,7 +238,7 @@ def _distance(end: RankEnd, earliest: float, *, is_victim: bool) -> int:
     """Return how far an end is likely to be from the first cause."""
     if not end.is_reported:
         return 5
-    # A script's own report, a signal or a code of its own says more than the library's code.
+    # A script's own report, a signal or its own exit code is more reliable than the library's code.
     if is_victim or end.is_ended_by_mpi:
         return _VICTIMS
     # It may be a connection of the script itself, so it is the cause if no other rank is to blame.

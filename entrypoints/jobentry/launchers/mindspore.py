@@ -31,7 +31,7 @@ _PAUSES = ("MS_RETRY_INTERVAL_LOWER", "MS_RETRY_INTERVAL_UPPER")
 _FEW_RANKS = 256
 _SERVERS = "MS_SERVER_NUM"
 
-# msrun starts this instead of the user's script, as its parser takes the script's arguments for its
+# msrun starts this instead of the user's script, as its parser treats the script's arguments as its
 # own. It becomes a rank wrapper, or exits as the scheduler, as there is one already.
 _WRAPPER_SCRIPT = """\
 from os import environ, execv

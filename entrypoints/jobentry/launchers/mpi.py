@@ -131,7 +131,7 @@ def rank_program(
 ) -> tuple[str, ...]:
     """Return the command that runs ``program`` under the rank wrapper with these ``options``.
 
-    mpirun takes an argument ``:`` for the start of another program. If there is one, all arguments
+    mpirun treats an argument ``:`` as the start of another program. If there is one, all arguments
     are percent-encoded, and the wrapper decodes them.
     """
     if ":" not in program:
@@ -211,7 +211,7 @@ def _check_positional(word: str, before: list[Option]) -> None:
     if word.startswith("-"):
         raise ValueError(f"{word[:80]!r} is not an option")
     if not before or before[-1].name in _KNOWN:
-        # mpirun would take it for the program to start.
+        # mpirun would treat it as the program to start.
         raise ValueError(f"{word[:80]!r} is not an option or an option's argument")
 
 

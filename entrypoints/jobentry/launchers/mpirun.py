@@ -185,7 +185,7 @@ def command(
 def _words(option: Option) -> list[str]:
     if not option.name:
         return list(option.words)
-    # 5.0 takes a long option with a single dash for the program to start (exit 66).
+    # 5.0 treats a long option with a single dash as the program to start (exit 66).
     dashes = "-" if len(option.name) == 1 or option.name == "np" else "--"
     return [dashes + option.name, *option.words]
 

@@ -54,7 +54,7 @@ def node_environment(node: NodeEnv, where: NodePaths, folder: str) -> dict[str, 
 def choose_interfaces(node: NodeEnv, environment: Mapping[str, str]) -> Mapping[str, str]:
     """Return the variables for network interfaces, and log problems with them.
 
-    Not for dry runs, which may take place on another machine.
+    Dry runs do not use this, as they may take place on another machine.
     """
     from jobentry.node import interfaces
 

@@ -170,7 +170,7 @@ class _Retries:
         self._doing = doing
         self._limit_s = limit_s
         self._count = 0
-        # Time of the first failure: on a slow line, one attempt alone may take minutes.
+        # Time of the first failure: on a slow connection, a single attempt may take minutes.
         self._failed_at: float | None = None
 
     def stall_s(self, host: str) -> float:

@@ -1,8 +1,8 @@
-"""Fetch the code of a job, verify that it is what was sent, and put it into place as a whole.
+"""Fetch the code of a job, verify that it is what was sent, and move it into place as a whole.
 
-Nothing is written before the manifests of all layers add up to the tree whose digest the job was
+Nothing is written until the manifests of all layers add up to the tree whose digest the job was
 given. Each content is verified as it is written, into a new folder, which is moved into place only
-when it is complete. Whatever a store holds, nothing is written outside that folder.
+when it is complete. Whatever a store contains, nothing is written outside that folder.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Fetch inputs to a node: single objects, and all objects below a prefix.
 
-An input is always a copy, so no job can damage what others read. The jobs of one machine share
+An input is always a copy, so no job can damage the data of others. The jobs of one machine share
 copies through a cache; these are read-only hard links to its files.
 """
 

@@ -214,7 +214,7 @@ class _Output:
         files: dict[str, tuple[int, Kept]] = {}
         for one in found:
             for file in one.files:
-                # A script could take an incomplete file for a checkpoint.
+                # A script could mistake an incomplete file for a checkpoint.
                 if not file.is_incomplete:
                     files.setdefault(file.name, (one.node, file))
         in_parallel([partial(self._restore_file, *pair) for pair in files.values()], _THREADS)

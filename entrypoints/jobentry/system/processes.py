@@ -1,4 +1,4 @@
-"""The processes of this machine, from ``/proc``, and how to end what descendants leave behind."""
+"""The processes of this machine, from ``/proc``, and how to end those that descendants leave."""
 
 from __future__ import annotations
 
