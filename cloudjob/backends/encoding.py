@@ -21,7 +21,7 @@ def file_uri(path: str) -> str:
 
 
 def is_utf8(text: str) -> bool:
-    """Whether JSON can hold a text; a surrogate stands for a byte that is not UTF-8."""
+    """Whether JSON can hold a text; a surrogate represents a byte that is not UTF-8."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
@@ -42,7 +42,7 @@ def word_problems(words: Sequence[str], why: str) -> Iterator[str]:
 
 
 def undeclared(variables: Mapping[str, str], hidden_names: Sequence[str]) -> dict[str, str]:
-    """Return the variables that no configuration may hold: secrets, and what JSON cannot hold."""
+    """Return the variables that no configuration may hold: secrets, and values JSON cannot hold."""
     return {
         name: value
         for name, value in variables.items()

@@ -17,7 +17,7 @@ def read(handle: str, scheme: str, count: int = 0) -> list[str]:
         count: The expected number of parts; 0 for any number.
 
     Raises:
-        JobNotFound: It does not have this scheme.
+        JobNotFound: The handle does not have this scheme.
     """
     found, _, rest = handle.partition("://")
     parts = rest.split("/")

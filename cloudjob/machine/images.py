@@ -48,7 +48,7 @@ class Recipe(NamedTuple):
 
     Args:
         dockerfile: Its text.
-        files: What it copies: path in the build's context -> bytes.
+        files: The files that it copies: path in the build context -> bytes.
         base: The image that it is based on.
     """
 

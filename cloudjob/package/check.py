@@ -24,7 +24,7 @@ def script(tree: Tree, path: str) -> None:
     """Check that the job will find its script.
 
     Raises:
-        PackageError: It is left out, is not a file, or does not exist.
+        PackageError: The script is left out, is not a file, or does not exist.
     """
     doing = f"pack {shown(tree.source)}: script {shown(path)}"
     name = posixpath.normpath(path)
@@ -57,8 +57,8 @@ def size(tree: Tree, limit_bytes: int) -> None:
     """Refuse a source over the limit, by the sizes that ``stat`` returned.
 
     Raises:
-        PackageError: It is over the limit; the message lists the ten largest paths, each as the
-            line of an ignore file that leaves it out.
+        PackageError: The source is over the limit; the message lists the ten largest paths, each as
+            the line of an ignore file that leaves it out.
     """
     total = sum(entry.size_bytes for entry in tree.entries)
     if total <= limit_bytes:

@@ -22,7 +22,7 @@ EndedAt = Callable[[str], "str | None"]
 
 
 class Collected(NamedTuple):
-    """What ``collect`` deleted, or would delete.
+    """The objects that ``collect`` deleted, or would delete.
 
     Args:
         keys: The layers, and the notes of processes that were killed.

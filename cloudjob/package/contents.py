@@ -27,7 +27,7 @@ def read(store: ObjectStore, key: str) -> list[Entry]:
     """Return the files, folders and links of the package whose descriptor is ``key``, by name.
 
     Raises:
-        StoreError: It cannot be read, or a layer is damaged.
+        StoreError: The package cannot be read, or a layer is damaged.
     """
     try:
         layers = load_descriptor(store.get_bytes(key)).layers

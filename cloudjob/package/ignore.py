@@ -98,7 +98,7 @@ def parse_own(folder: str, prefix: str, name: str) -> Rules:
     """Read an ignore file in a folder of the source.
 
     Raises:
-        OSError: It cannot be read.
+        OSError: The file cannot be read.
     """
     return Rules(prefix + name, Path(folder, name).read_bytes(), prefix=prefix)
 
@@ -111,7 +111,7 @@ def outer(source: str) -> tuple[Rules, ...]:
     the source itself, for instance as a folder of results, they do not apply to its files.
 
     Raises:
-        OSError: One of them cannot be read.
+        OSError: One of these files cannot be read.
     """
     own = _excludes_file(source)
     top = _top(source)

@@ -16,8 +16,8 @@ def merged(live_bytes: Sequence[int], dead_bytes: int, new_bytes: int) -> int:
 
     Small layers are always merged. If too many layers would still remain, more are merged until
     each remaining one is at least as large as everything above it; so the bytes that many edits
-    send again grow with the logarithm of the total. If more than a third of what a node fetches is
-    unused, everything is packed again.
+    send again grow with the logarithm of the total. If more than a third of the bytes that a node
+    fetches are unused, everything is packed again.
 
     Args:
         live_bytes: The size of the contents of each layer that the tree uses, from the oldest on.

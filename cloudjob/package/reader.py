@@ -19,7 +19,7 @@ def pieces(source: Path, entry: SourceEntry) -> Iterator[bytes]:
 
     Raises:
         ChangedError: The file has changed since the source was scanned.
-        PackageError: It cannot be read.
+        PackageError: The file cannot be read.
     """
     rest = entry.size_bytes
     with reading(source, entry.name):

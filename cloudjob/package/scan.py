@@ -152,7 +152,7 @@ def covers(left_out: str, name: str) -> bool:
 def _walk(
     source: Path, *, besides: Path | None = None, home: Path | None, follow_links: bool
 ) -> Found:
-    """Return everything in ``source``, including what is refused.
+    """Return everything in ``source``, including refused paths.
 
     Raises:
         PackageError: A folder cannot be read.
@@ -198,7 +198,7 @@ class _Folder(NamedTuple):
 
     Args:
         prefix: Its name and ``/``; empty for the source.
-        path: Where it is read.
+        path: The path where it is read.
         trail: The folders that were entered through links, outermost first.
     """
 

@@ -42,7 +42,7 @@ class Rule(NamedTuple):
     """One kind of secret.
 
     Args:
-        pattern: What it looks like.
+        pattern: The pattern of such secrets.
         find: Whether the library finds one in these lines; None if the pattern decides.
     """
 
@@ -177,7 +177,7 @@ class Searcher:
     """Looks for secrets in files.
 
     Args:
-        folder: Where the compiled rules are kept; without it they are compiled each time.
+        folder: The cache for the compiled rules; without it, they are compiled each time.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -345,7 +345,7 @@ def key_reason(path: str, size_bytes: int) -> str:
     """Return why a file with a key's name is left out, or "".
 
     Raises:
-        OSError: It cannot be read.
+        OSError: The file cannot be read.
     """
     if size_bytes > _KEY_LIMIT_BYTES:
         return ""

@@ -418,7 +418,7 @@ def _saved_status(folder: Path) -> NativeStatus | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError, KeyError) as error:
-        # It was written when the job had ended; the head's record may still say how.
+        # The file is written when the job has ended; the head's record may still show how.
         message = f"reading the state of a job: {folder / _STATE}: {error}"
         return NativeStatus(JobState.FAILED, "lost", message=message, is_unwatched=True)
 

@@ -76,7 +76,7 @@ class Frames:
 
 
 class Source(NamedTuple):
-    """Where the log of a node is.
+    """The location of a node's log.
 
     Args:
         container: The id of its container.

@@ -23,10 +23,10 @@ from cloudjob.errors import BackendError
 
 
 def open_to_containers(path: Path, *, maps_users: bool) -> None:
-    """Let the containers' user read a file, or read and write a folder, that is ours.
+    """Let the containers' user read our file, or read and write our folder.
 
     Raises:
-        BackendError: It would be open to others on this machine.
+        BackendError: The path would be open to other users of this machine.
     """
     user = os.geteuid()
     if not maps_users and user == USER_ID:

@@ -1,4 +1,4 @@
-"""Requests to the API server: with kubectl's login, and retried where that may help."""
+"""Requests to the API server, with kubectl's login and retries."""
 
 from __future__ import annotations
 

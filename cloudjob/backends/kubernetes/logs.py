@@ -38,7 +38,7 @@ _LAST_RUNNING_S = 60.0
 _AGAIN_S = 0.5
 # A log is refused with this status while its container starts.
 _STARTING = 400
-# The server ends a watch after this time, and it is resumed where it was.
+# Seconds after which the server ends a watch, which then resumes from the last version.
 _WATCH_S = 300
 # Seconds of lines that are remembered as read: a reopened stream starts at a whole second, and
 # lines of stdout and stderr may be in a different order than their times.
@@ -83,7 +83,7 @@ class Place:
         return pod_of(found, self.node_of, self.container)
 
     def is_wanted(self, pod: Pod) -> bool:
-        """Whether the log of this pod is asked for."""
+        """Whether the log of this pod is requested."""
         return pod.node is not None and self.node in (None, pod.node)
 
 
@@ -361,7 +361,7 @@ class _Follower:
     def _opened(
         self, pod: Pod, window: _Window, *, is_last: bool, is_again: bool
     ) -> Iterator[bytes]:
-        """Yield what is new in one stream, which the server may end at any time."""
+        """Yield the new lines of one stream, which the server may end at any time."""
         query = {"container": self._place.container, "timestamps": "true", **window.query}
         query["follow"] = "false" if is_last else "true"
         path, doing = self._place.log(pod.name), f"following node {pod.node}"
@@ -497,7 +497,7 @@ def _earlier(moment: str, seconds: float) -> str:
     return f"{at[:19]}Z" if at else ""
 
 
-# -- what is kept here ----------------------------------------------------------------------------
+# -- saved logs -----------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager

@@ -66,8 +66,8 @@ class Variables(NamedTuple):
     """The variables of the pods.
 
     Args:
-        shown: Those in the pod's manifest.
-        hidden: Those in a Secret: secrets, and what JSON cannot carry.
+        shown: The variables in the pod's manifest.
+        hidden: The variables in a Secret: secrets, and values that JSON cannot hold.
     """
 
     shown: Mapping[str, str]
@@ -216,7 +216,7 @@ def _resources(spec: JobSpec) -> dict[str, Any]:
 
 
 def _quantity(number: float, parts: int, whole: str, part: str) -> str:
-    """Return a number as Kubernetes writes it, in the smaller unit where it is not whole."""
+    """Return a number as Kubernetes writes it, in the smaller unit if it is not whole."""
     if number == int(number):
         return f"{int(number)}{whole}"
     return f"{max(1, round(number * parts))}{part}"

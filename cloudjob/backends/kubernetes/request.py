@@ -93,7 +93,8 @@ def _check_size(submission: Submission, body: Mapping[str, Any]) -> None:
     """Refuse a manifest that is too long for the cluster to store.
 
     Raises:
-        SpecError: It is too long; the message has the key of the longest argument or variable.
+        SpecError: The manifest is too long; the message has the key of the longest argument or
+            variable.
     """
     size = len(json.dumps(body))
     if size > MAX_OBJECT_BYTES:

@@ -56,7 +56,7 @@ def _merged_mapping(manifest: Mapping[str, Any], patch: Mapping[str, Any]) -> di
 
 
 def unknown_directives(patch: Any, where: str = "") -> Iterator[str]:
-    """Yield where a patch has a directive that ``merged`` does not know and would send as it is."""
+    """Yield the place of each directive that ``merged`` does not know and would send unchanged."""
     if isinstance(patch, Mapping):
         for key, value in patch.items():
             if str(key).startswith("$") and not _is_known(key, value):

@@ -53,7 +53,7 @@ def find(submission: Submission, engine: Engine, namespace: str) -> Iterator[str
 
 
 def _engine_problems(spec: JobSpec, engine: Engine) -> Iterator[str]:
-    """Yield what the operator cannot do."""
+    """Yield settings that the operator does not support."""
     if spec.retries and engine.no_retries:
         yield f"retries: {engine.no_retries} (given {spec.retries}; allowed 0; volcano can)"
     patch = spec.kubernetes.pod
@@ -130,7 +130,7 @@ def _is_label_key(key: str) -> bool:
 
 
 def _patch_problems(options: Kubernetes) -> Iterator[str]:
-    """Yield what a patch must not contain, and unknown directives."""
+    """Yield fields that a patch must not contain, and unknown directives."""
     for patch in ("pod", "job"):
         where = f"kubernetes.{patch}"
         for key in unknown_directives(getattr(options, patch), where):
@@ -202,7 +202,7 @@ def _place_problems(submission: Submission, volumes: list[Any]) -> Iterator[str]
 
 
 def _size_problems(submission: Submission, engine: Engine) -> Iterator[str]:
-    """Yield what Linux would refuse only when the container starts, after hours in the queue."""
+    """Yield sizes that would be refused only later, Linux's when the container starts."""
     nodes = submission.spec.nodes
     size = len(",".join(engine.hosts(Names(submission.job, "").name, nodes)))
     size += len(f"{names.VC_WORKER_HOSTS}=")

@@ -43,7 +43,7 @@ _END_S = 300.0
 _AT_ONCE = 8
 # Statuses with which the service refuses to end a job that has ended.
 _OVER = (400, 404, 409)
-# In a handle: stands for the id of a job that is not created yet.
+# In a handle, the id of a job that is not created yet.
 _NO_ID = "-"
 
 
@@ -245,7 +245,7 @@ class ModelArtsBackend(Backend[ModelArtsRequest]):
         return self._found
 
     def _client(self, where: _Handle | None = None) -> Client:
-        """Return the client of this site, or of the one where a job is."""
+        """Return the client of this site, or of the site of a job."""
         key = (where.endpoint, where.project) if where else ("", "")
         if key not in self._clients:
             site = self._site

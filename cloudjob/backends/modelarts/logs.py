@@ -24,7 +24,7 @@ _A_LOOK = 64
 _SLOWEST = 3.0
 # Attempts to fill a gap from the exported log.
 _GAP_TRIES = 20
-# Characters kept of each log, of up to a thousand, to recognise what was read before.
+# Characters kept of each log (up to a thousand logs) to recognise text that was read before.
 _KEPT = 256 * 1024
 # A window may begin within a character, the rest of which is then decoded as this.
 _REPLACED = "�"
@@ -73,7 +73,7 @@ class _Tails:
     """The logs of all tasks of a job.
 
     A large job is sampled while it runs: each round asks for the head's log and for some of the
-    others in turn. What one round leaves out is read by a later one, at the latest after the end.
+    others in turn. A log that one round leaves out is read in a later one, or after the end.
     """
 
     def __init__(
@@ -101,13 +101,13 @@ class _Tails:
         return self.is_over and self._quiet > 0
 
     def look(self) -> Iterator[Piece]:
-        """Yield what is new."""
+        """Yield the new lines."""
         shown = self._client.show(self._job)
         self.is_over = state.status_of(shown).state.is_final
         for task in state.tasks(shown):
             if self._node in (None, state.node_of(task)):
                 self._tails.setdefault(task, _Tail(self._client, self._job, task))
-        # The state was read before the logs, so they hold what was written before the end.
+        # The state was read before the logs, so they hold everything written before the end.
         is_done = self.has_ended()
         asked = list(self._tails.values())
         if self._is_live and not self.is_over:

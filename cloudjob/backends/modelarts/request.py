@@ -54,7 +54,7 @@ class ModelArtsRequest:
 
     Args:
         body: Of ``POST /v2/{project}/training-jobs``.
-        env: Variables that are not in ``body``: secrets, and what the service does not accept.
+        env: Variables that are not in ``body``: secrets, and values that the service refuses.
         words: The entry's arguments, for a preset engine, whose command takes none.
         tags: The tags that the job gets after it was created.
         has_key: Whether the nodes get a key for ssh.
@@ -283,7 +283,7 @@ def _is_accepted(name: str, value: str) -> bool:
     """Return whether the service accepts this variable and does not change it."""
     if len(name) > MAX_NAME or len(value) > MAX_VALUE or "$" in value:
         return False
-    # What happens to an empty value and to line ends is not documented.
+    # The documentation does not say what happens to an empty value or to line ends.
     return bool(value) and value.isprintable()
 
 

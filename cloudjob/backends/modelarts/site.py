@@ -80,7 +80,7 @@ class Site:
         default_image: The image of jobs that name none; only an emulator has one.
         default_flavor: The same for the flavor.
         registry: ``https://host`` of SWR, the registry of images; empty if it is not known.
-        origin: Where the credentials come from.
+        origin: The source of the credentials: variables, a file or the emulator.
     """
 
     endpoint: str
@@ -236,7 +236,7 @@ def _read_file(path: Path) -> dict[str, str]:
     """Return the values in the credentials file of Huawei's SDKs; empty if there is no file.
 
     Raises:
-        UsageError: It cannot be read, or others can read it.
+        UsageError: The file cannot be read, or other users can read it.
     """
     parser = configparser.RawConfigParser()
     try:

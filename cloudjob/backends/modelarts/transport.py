@@ -98,7 +98,7 @@ class Transport:
 
         Raises:
             ServiceError: The service refuses.
-            Unanswered: It is not repeatable, and may or may not have been carried out.
+            Unanswered: The request is not repeatable, and may or may not have been carried out.
             BackendError: The service cannot be reached.
         """
 

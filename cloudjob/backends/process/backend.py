@@ -136,7 +136,7 @@ class ProcessBackend(Backend[ProcessRequest]):
     # -- back ---------------------------------------------------------------------------------
 
     def nodes(self, handle: str) -> tuple[bool, list[dict[str, Any]]]:
-        """Return whether the job has ended, and what is known about each node.
+        """Return whether the job has ended, and the state of each node.
 
         Returns:
             A node has ``host, started_at, ended_at, exit_code``; the times are seconds since the

@@ -98,7 +98,7 @@ class Controller:
         self._wake = signal_descriptor(_SIGNALS)
         try:
             code = self._attempts()
-        except Exception as error:  # noqa: BLE001 (whatever it is, nobody else can report it)
+        except Exception as error:  # noqa: BLE001 (only the controller can report it)
             self._message = f"running the job: {error}"
             self._signal_nodes(signal.SIGKILL)
             code = 125
@@ -279,13 +279,13 @@ class Controller:
             self._handle_signals(_POLL_S)
             self._reap()
 
-    # -- what is left -------------------------------------------------------------------------
+    # -- the state file -----------------------------------------------------------------------
 
     def open_state(self) -> None:
         """Write the first state, and reserve room for the last one in case the disk is full then.
 
         Raises:
-            OSError: There is no room now.
+            OSError: The disk is full.
         """
         text = self._state()
         with open(self._reserve, "wb") as file:

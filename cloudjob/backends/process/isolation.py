@@ -18,13 +18,13 @@ from jobentry.system.trees import remove_tree
 
 # What is private to a node: everything, its names only, or nothing.
 Level: TypeAlias = Literal["files", "names", "none"]
-# A folder or file of this machine, and where a node finds it.
+# A folder or file of this machine, and its path on a node.
 Mount: TypeAlias = tuple[str, str]
 
 TMP, CACHE, HOME, WORK = "/tmp", "/cache", "/home/ma-user", "/home/work"
 # Folders that are private to every node of the platform.
 OWN = (TMP, CACHE, HOME, WORK)
-# Where a node finds the folder in which the nodes of a job exchange files.
+# The path on a node of the folder in which the nodes of a job exchange files.
 RUN_DIR = "/.cloudjob"
 
 # A type check for macOS, where nodes cannot be processes, does not know O_PATH.
@@ -50,7 +50,7 @@ def isolate(
     """Give this process and its children a host name, an /etc/hosts and folders of their own.
 
     Args:
-        mounts: Where the node sees which folders of this machine; empty to share all files.
+        mounts: Folders and files with their paths on the node; empty to share all files.
         protected: Folders of this machine, each with the folder that holds the node's changes.
 
     Raises:

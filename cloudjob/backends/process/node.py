@@ -34,7 +34,7 @@ class NodeRequest:
         home: Its home folder.
         tmp: Its folder for temporary files.
         log: The file for its entry's output.
-        mounts: Where it sees which folders of this machine; empty to share all files.
+        mounts: Folders and files with their paths on the node; empty to share all files.
         protected: Folders of this machine whose changes stay private to the node, each with the
             folder that holds the changes.
     """

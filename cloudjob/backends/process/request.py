@@ -249,7 +249,7 @@ def need_linux() -> None:
     """Check that nodes can be processes of this machine.
 
     Raises:
-        BackendError: It does not run Linux.
+        BackendError: This machine does not run Linux.
     """
     if sys.platform != "linux":
         found, hint = NEEDS_LINUX
@@ -265,7 +265,7 @@ def machine_of(options: dict[str, Any], home: Path, *, needs_mpi: bool = True) -
         needs_mpi: Whether mpirun starts the ranks.
 
     Raises:
-        BackendError: It lacks what the job needs.
+        BackendError: This machine lacks a program that the job needs.
     """
     path = interpreters.path_with_mpirun()
     if needs_mpi and shutil.which("mpirun", path=path) is None:

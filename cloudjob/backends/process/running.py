@@ -1,9 +1,9 @@
-"""Which jobs run on this machine, and what killed jobs have left behind.
+"""Finds the jobs that run on this machine, and the leftovers of killed jobs.
 
 A file ``running/<job>`` is created and locked before anything else of a job. The submitter holds
 the lock, then the controller, its keepers and the entries, which inherit it. The controller removes
 the file when only the job's log and state are left. So a file without a lock belongs to a job whose
-processes were killed, and lists what they have left behind.
+processes were killed, and lists the folders that they left behind.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def is_running(home: Path, job: str) -> bool:
     """Whether the job's controller, a keeper or an entry is alive.
 
     Raises:
-        BackendError: It cannot be determined.
+        BackendError: The lock cannot be tested.
     """
     path = path_of(home, job)
     with writing(f"looking whether job {job} runs", path):

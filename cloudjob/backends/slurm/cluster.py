@@ -129,7 +129,7 @@ class Host:
         return {index: max(PIECE_BYTES, size - END_BYTES) for index, size in sizes.items()}
 
     def tails(self, folder: str, offsets: Mapping[int, int]) -> dict[int, bytes]:
-        """Return what is new in the log of each node from its offset on, by default 0."""
+        """Return the new part of each node's log, from its offset on, by default 0."""
         if self.name:
             return read_tails(self.run(folder, tails_text(offsets), is_reading=True).out)
         # A follower reads many times a second, and each shell command would start processes.
@@ -194,7 +194,7 @@ def find(options: Mapping[str, object], home: Path) -> Cluster:
 
 
 def tails_text(offsets: Mapping[int, int]) -> str:
-    """Return the shell script that writes what is new in the log of each node."""
+    """Return the shell script that prints the new part of each node's log."""
     known = " ".join(f"{index}:{offset}" for index, offset in offsets.items())
     return _TAILS.format(known=shlex.quote(f" {known} "), limit=PIECE_BYTES)
 

@@ -65,7 +65,7 @@ _SITE_DEFAULTS = ("partition", "account", "qos", "reservation")
 
 @dataclass(frozen=True, slots=True)
 class SlurmRequest:
-    """The files of the job's folder, and what is submitted there.
+    """The files of the job's folder, and the script to submit there.
 
     Args:
         folder: The job's folder; ``~`` at its beginning is the home on the login node.

@@ -87,7 +87,7 @@ _WAITS = (
     ("user env retrieval failed", "is held after a node could not log you in: scontrol release"),
     ("job requeued in held state", "is held: scontrol release starts it"),
 )
-# What squeue and sacct are asked for. The reason comes last, as it is free text.
+# The columns requested from squeue and sacct. The reason comes last, as it is free text.
 QUEUE_COLUMNS = "%A|%T|%S|%e|%j|%r"
 ACCOUNTING_COLUMNS = "JobIDRaw,State,Start,End,JobName,Reason"
 
@@ -97,7 +97,7 @@ class Marks:
     """The script's notes in the job's folder about its last attempt.
 
     Args:
-        id: Slurm's number of the job; empty when it has not begun.
+        id: Slurm's number of the job; empty if the job has not started.
         asked: Why the script has asked the head to end: ``cancel``, ``warned``, ``slurm``, or
             nothing.
         left_s: The time left at Slurm's warning, as Slurm reported it; None for no limit.
@@ -170,7 +170,7 @@ def _with_line(marks: Marks, words: list[str], at: float) -> Marks:
 
 
 def read_jobs(text: str) -> dict[str, Facts]:
-    """Parse what squeue or sacct prints in these columns, by the id of each of our jobs.
+    """Parse the output of squeue or sacct in these columns, by the id of each of our jobs.
 
     Times are in seconds since the epoch.
     """

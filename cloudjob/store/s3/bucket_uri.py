@@ -85,7 +85,7 @@ def read(uri: str) -> BucketUri:
     """Parse ``uri``.
 
     Raises:
-        StoreError: It is not the URI of a bucket.
+        StoreError: ``uri`` is not the URI of a bucket.
     """
     scheme, _, rest = uri.partition("://")
     where, _, query = rest.partition("?")
@@ -121,7 +121,7 @@ def _options(uri: str, query: str) -> dict[str, str]:
 
 
 def with_options(uri: str, options: Mapping[str, object]) -> str:
-    """Return ``uri`` with these options added; those that it already has stay."""
+    """Return ``uri`` with these options added; options that it already has are kept."""
     where, _, query = uri.partition("?")
     own = dict(urllib.parse.parse_qsl(query, keep_blank_values=True))
     given = {name: str(value) for name, value in options.items() if value not in ("", "auto")}

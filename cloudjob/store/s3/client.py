@@ -88,7 +88,7 @@ class Connection(NamedTuple):
 
 
 class Retries:
-    """Decides whether a failed request is sent again, and reports what a command waits for.
+    """Decides whether to retry a failed request, and reports what a command is waiting for.
 
     Args:
         patience_s: Seconds to retry a request after its first failure.

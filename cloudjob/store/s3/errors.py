@@ -25,7 +25,7 @@ class _Meaning(NamedTuple):
     is_transient: bool = False
 
 
-# Answers after which the same request may succeed a moment later, whatever their code.
+# HTTP statuses after which the same request may succeed a moment later, whatever the error code.
 _TRANSIENT_STATUS = frozenset((408, 429, 500, 502, 503, 504))
 _REACH = "is the endpoint right, and can this machine reach it?"
 # Error codes of the services; for a HEAD request, botocore uses the status as the code.
