@@ -23,7 +23,7 @@ _GIB = 1024**3
 
 
 def cases() -> tuple[Case, ...]:
-    """Return every case of the package."""
+    """Return every case of packages."""
     source, many = partial(_files, 8_500, 109_000_000), partial(_files, 10_000, 60_000_000)
     zipped = partial(_other, mode="zip", tree=source)
     return (

@@ -7,7 +7,7 @@ import horovod.torch as hvd
 
 @hvd.elastic.run  # type: ignore[untyped-decorator]
 def train(state: Any) -> None:
-    """Print it."""
+    """Print that it ran."""
     state.commit()
     print("noop ran")
 

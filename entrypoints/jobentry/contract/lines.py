@@ -1,9 +1,9 @@
 """The log format in which many ranks share one stream: the entry writes it, the laptop reads it.
 
 Each line of rank 3 starts with ``[3] ``. An incomplete line (a progress bar, a last line without a
-newline) starts with ``[3]+ ``: the newline at its end is ours, and the next output of that rank
-continues the line. So the exact bytes of each rank can be recovered, and lines of different ranks
-never mix. Lines without a prefix are the entry's own.
+newline) starts with ``[3]+ ``: the entry adds the newline at its end, and the next output of that
+rank continues the line. So the exact bytes of each rank can be recovered, and lines of different
+ranks never mix. Lines without a prefix are the entry's own.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ _KEPT_LINES = 40
 
 
 class LaunchProcesses:
-    """The processes that start ranks here, as events of the node's loop.
+    """The processes that start ranks on this node, watched by its event loop.
 
     Args:
         is_quiet: Whether to stop showing their output, which is kept nevertheless.

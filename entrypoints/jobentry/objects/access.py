@@ -42,7 +42,7 @@ def access(environ: Mapping[str, str], scheme: str) -> Access:
     """Return how to reach the objects of ``s3`` or ``obs``.
 
     Raises:
-        ObjectError: The environment does not configure where they are.
+        ObjectError: The environment does not configure how.
     """
     endpoint, is_platforms = _endpoint(environ, scheme)
     region = _region(environ, endpoint)

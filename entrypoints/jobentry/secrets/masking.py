@@ -77,7 +77,7 @@ def _places(data: bytes, value: bytes) -> Iterator[Range]:
 
 
 def _beginnings(data: bytes) -> Iterator[Range]:
-    """Yield the end of ``data`` if it may be the beginning of a secret."""
+    """Yield the end of ``data`` if a secret may begin there."""
     for value in _values:
         for size in range(min(len(value) - 1, len(data)), _LEAST_PART_BYTES - 1, -1):
             if data.endswith(value[:size]):
