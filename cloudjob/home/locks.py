@@ -1,7 +1,7 @@
 """Lock files of running processes: the kernel releases a lock however its process ends.
 
 They are locks of an open file (``F_OFD_SETLK``), so a child that inherits the descriptor shares
-the lock, and ``is_held`` tests a lock without taking it. Other systems than Linux use ``flock``:
+the lock, and ``is_held`` tests a lock without taking it. Systems other than Linux use ``flock``:
 a test takes a shared lock for a moment, and ``take`` waits for that.
 """
 

@@ -202,7 +202,7 @@ def _place_problems(submission: Submission, volumes: list[Any]) -> Iterator[str]
 
 
 def _size_problems(submission: Submission, engine: Engine) -> Iterator[str]:
-    """Yield sizes that would be refused only later, Linux's when the container starts."""
+    """Yield sizes that are refused only when the Secret is created or the container starts."""
     nodes = submission.spec.nodes
     size = len(",".join(engine.hosts(Names(submission.job, "").name, nodes)))
     size += len(f"{names.VC_WORKER_HOSTS}=")
