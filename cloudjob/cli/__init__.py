@@ -10,7 +10,7 @@ from cloudjob.cli.messages import print_error, print_library_log
 from cloudjob.cli.parser import parser_of, split_at_script
 from cloudjob.errors import CloudJobError
 
-# What a command needs it imports itself, so that `cloudjob --help` costs next to nothing.
+# Each command imports its own modules, so that `cloudjob --help` costs next to nothing.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print_error(error)
         return error.exit_code
     except BrokenPipeError:
-        # The reader has gone (`| head`); Python would complain once more when it flushes.
+        # The reader has closed the pipe (`| head`); otherwise Python's final flush fails, too.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return _BROKEN_PIPE
     except (MemoryError, ImportError, RuntimeError, BlockingIOError) as error:
@@ -46,9 +46,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _shortage(error: Exception) -> CloudJobError | None:
-    """Return what a limit of this shell has ended, in words; None for any other error."""
+    """Return the error of a resource limit of this shell; None for any other error."""
     text = (getattr(error, "strerror", "") or str(error)).lower()
-    # The system's loader has no error of its own: an import fails.
+    # The system's loader has no error class of its own: it raises ImportError.
     if isinstance(error, MemoryError) or "failed to map segment" in text:
         hint = "`ulimit -v` shows this shell's limit"
         return CloudJobError("running cloudjob: there is not enough memory", hint=hint)
@@ -60,7 +60,7 @@ def _shortage(error: Exception) -> CloudJobError | None:
 
 def _run(words: list[str]) -> int:
     parser = parser_of(words[0] if words else "")
-    # What follows the script is the script's, byte for byte; argparse would take "--" from it.
+    # The words after the script are passed on unchanged; argparse would remove "--" from them.
     own, rest = split_at_script(parser, words)
     options = parser.parse_args(own)
     if options.command is None:

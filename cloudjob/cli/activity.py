@@ -1,4 +1,4 @@
-"""What a job that is followed does or waits for, and reports of one that prints nothing."""
+"""Reports what a followed job is doing or waiting for, and jobs that print nothing."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
     from cloudjob import Job, LogFilter
     from jobentry.contract import journal
 
-# What lasts no longer is not reported.
+# Activities shorter than this are not reported.
 _QUIET_S = 1.0
 # Seconds between two lines in a file.
 _LINE_S = 10.0
-# Seconds between two requests for why a job waits.
+# Seconds between two requests for the reason why a job waits.
 _LOOK_S = 10.0
 _MINUTE_S = 60
-# Followed by what the platform says.
+# Followed by the platform's reason.
 _WAITS = "waits: "
-# Seconds without output before the first report; each report doubles them, so that neither a hang
-# of days nor a script that prints once an hour repeats it often.
+# Seconds without output before the first report; each report doubles the interval, so that reports
+# stay rare for a hang of days or a script that prints once an hour.
 FIRST_S = 600.0
 # The states of a process in proc(5), and those of a rank that has ended.
 STATES = {
@@ -42,11 +42,11 @@ STATES = {
 
 
 class Notices:
-    """What to report of a job that is followed, besides its log."""
+    """The reports about a followed job, besides its log."""
 
     def __init__(self, job: Job, shown: LogFilter | None) -> None:
         self._activity = None if shown else Activity(job)
-        # Of a job whose lines are searched, no line may match for long.
+        # With a search pattern, a long time without a matching line is normal.
         self._silence = None if shown and shown.pattern else Silence(job)
 
     def add(self, node: int, lines: list[bytes]) -> None:
@@ -57,18 +57,18 @@ class Notices:
             self._silence.add(node, lines)
 
     def end_silence(self, *, has_output: bool) -> None:
-        """Note that a node, or one of its ranks, has written something."""
+        """Restart the count of silence, because a node or a rank has written something."""
         if self._silence:
             self._silence.end()
         if self._activity and has_output:
             self._activity.has_output = True
 
     def line(self) -> str:
-        """Return what the job does now."""
+        """Return what the job is doing now."""
         return self._activity.line() if self._activity else ""
 
     def news(self, *, is_live: bool, is_due: bool) -> list[str]:
-        """Return lines to print once.
+        """Return new lines to print.
 
         Args:
             is_live: Whether ``line`` is shown.
@@ -79,9 +79,9 @@ class Notices:
         return [text for text in (doing, silence) if text]
 
 
-# ---- what the nodes do ---------------------------------------------------------------------------
+# ---- activity of the nodes -----------------------------------------------------------------------
 
-# What a node does in each phase, in the order in which the phases follow each other.
+# The activity of a node in each phase, in the order of the phases.
 _DOING = {
     "stage": "preparing",
     "package": "fetching the package",
@@ -99,10 +99,10 @@ _MOST_NUMBERS = 4
 
 
 def activity(lasting: Mapping[int, journal.Phase], nodes: int, *, has_output: bool) -> str:
-    """Return what the nodes that are furthest behind do; empty while the ranks run.
+    """Return the activity of the nodes that are furthest behind; empty while the ranks run.
 
     Args:
-        lasting: The phase of each node that began last, of those that last.
+        lasting: The last phase of each node that has not ended.
         has_output: Whether any rank has written something.
     """
     current = {
@@ -139,7 +139,7 @@ def _progress(phases: Iterable[journal.Phase]) -> str:
         return ""
     done_bytes = sum(phase.done_bytes for phase in moved)
     total_bytes = sum(phase.total_bytes for phase in moved)
-    # By the clock of each node.
+    # Both times are from the node's own clock.
     rate = sum(each.done_bytes / max(0.001, each.at - each.started_at) for each in moved)
     return f": {transferred(done_bytes, total_bytes, rate)}"
 
@@ -151,7 +151,7 @@ def _numbers(nodes: Sequence[int]) -> str:
 
 
 class Activity:
-    """What a job does or waits for before its ranks write, and after they have ended."""
+    """The activity of a job before its ranks write and after they have ended."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -164,11 +164,11 @@ class Activity:
 
     def add(self, node: int, lines: Iterable[bytes]) -> None:
         """Read new lines of a node's journal."""
-        # Samples would only fill the memory.
+        # Samples are not needed and would fill the memory.
         self._journals.add(node, [line for line in lines if line.startswith(b'{"phase"')])
 
     def line(self) -> str:
-        """Return what the job does, and for how long; empty before that has lasted a second."""
+        """Return what the job is doing, and for how long; empty during the first second."""
         now_s = time.monotonic()
         self._shown = self._found(now_s)
         is_wait = self._shown.startswith(_WAITS)
@@ -182,7 +182,7 @@ class Activity:
         return self._shown and f"{self._shown} ({lasted})"
 
     def news(self) -> str:
-        """Return what the last ``line`` said, if it is new, and of a transfer now and then."""
+        """Return the text of the last ``line`` if it is new; a transfer is repeated every 10 s."""
         now_s = time.monotonic()
         is_due = self._shown != self._doing and now_s > self._printed_s + _LINE_S
         if not self._shown or not (is_due or self._doing != self._printed):
@@ -205,7 +205,7 @@ class Activity:
 
 
 class Silence:
-    """How long a job has printed nothing, counted from its first output or journal."""
+    """Measures how long a job has printed nothing, from its first output or journal line on."""
 
     def __init__(self, job: Job, clock: Callable[[], float] = time.monotonic) -> None:
         self._job = job
@@ -215,7 +215,7 @@ class Silence:
         self._journals = Journals(is_short=True)
 
     def end(self) -> None:
-        """Note that the job has printed something."""
+        """Restart the count, because the job has printed something."""
         self._since_s = self._clock()
 
     def add(self, node: int, lines: Iterable[bytes]) -> None:
@@ -225,7 +225,7 @@ class Silence:
         self._journals.add(node, lines)
 
     def report(self) -> str:
-        """Return a line if the silence has just become long; else an empty text."""
+        """Return a line if the silence has reached the limit; else an empty text."""
         now_s = self._clock()
         if self._since_s is None or now_s < self._since_s + self._limit_s:
             return ""

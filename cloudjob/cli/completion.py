@@ -1,4 +1,4 @@
-"""Shell completion: the script that a shell reads, and the answers to it."""
+"""Shell completion: the script that a shell loads, and the completions for it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
 _SHELLS = ("bash", "zsh", "fish")
-# How many ids to offer, newest first; a shell cannot list many more.
+# The number of ids to offer, newest first; a shell cannot list many more.
 _MOST_JOBS = 200
 
 
 def answer() -> NoReturn:
-    """Print the completions that a shell asks for, and exit."""
+    """Print the completions that a shell requests, and exit."""
     import os
 
     import argcomplete
@@ -28,7 +28,7 @@ def answer() -> NoReturn:
     words = split_line(line, point)[3][1:]
     parser: argparse.ArgumentParser = parser_of(words[0] if words else "")
     if words[:1] == ["submit"] and _has_script(words):
-        # The words of the script are its own; they may name files.
+        # The words after the script are its arguments, so files are offered.
         parser = argparse.ArgumentParser(add_help=False, prefix_chars="+")
         parser.add_argument("words", nargs="*", metavar="PATH")
     for each in _actions(parser):
@@ -44,7 +44,7 @@ def _has_script(words: list[str]) -> bool:
     try:
         return parser.parse_args(split_at_script(parser, words)[0]).script is not None
     except CloudJobError:
-        return False  # an option still lacks its value
+        return False  # the value of an option is missing
 
 
 def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
@@ -56,7 +56,7 @@ def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
 
 
 def _completer(action: argparse.Action) -> Any:
-    """Return what completes the value of an option or argument; None for a file or a choice."""
+    """Return the completer for an option or argument; None for a file or a choice."""
     from argcomplete import completers
 
     from cloudjob.model.rules import BACKENDS
@@ -88,7 +88,7 @@ def _nothing(**_: object) -> Iterable[str]:
 
 
 def _jobs(**_: object) -> Iterable[str]:
-    """Return the ids of the jobs in the records; no platform is asked."""
+    """Return the ids of the jobs in the records; no platform is queried."""
     from cloudjob.cli.options import state_home
     from cloudjob.home import records_path
     from cloudjob.home.records import Records

@@ -37,10 +37,10 @@ def _console(options: argparse.Namespace) -> int:
         if options.no_open:
             print_message(f"from another machine: ssh -N -L {port}:127.0.0.1:{port} HOST")
 
-    # The defaults would leave the console's temporary folder behind.
+    # With the default handlers, the console's temporary folder would be left behind.
     signal.signal(signal.SIGTERM, _end)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
-        # The server ends in order on SIGTERM.
+        # The server shuts down cleanly on SIGTERM.
         signal.signal(signal.SIGHUP, lambda *_: signal.raise_signal(signal.SIGTERM))
     try:
         serve(state_home(), options.port, opens_browser=not options.no_open, on_ready=ready)

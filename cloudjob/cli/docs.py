@@ -11,7 +11,7 @@ from cloudjob.errors import UsageError
 
 
 def _folder(name: str) -> Path:
-    """Return a folder that cloudjob brings: in the wheel, else in the project's own folder."""
+    """Return a folder that belongs to cloudjob: in the wheel, else in the project's folder."""
     package = Path(__file__).parents[1]
     installed = package / name
     return installed if installed.is_dir() else package.parent / name
@@ -30,7 +30,7 @@ def examples() -> dict[str, Path]:
 
 
 def _title(path: Path) -> str:
-    """Return the first line of a page, of an example's page or of a job file, as its title."""
+    """Return the title: the first line of a page, of an example's page or of a job file."""
     page = path / "README.md" if path.is_dir() else path
     with page.open(encoding="utf-8") as file:
         return file.readline().lstrip("# ").rstrip()
@@ -50,7 +50,7 @@ def _docs(options: argparse.Namespace) -> int:
 
 
 def _chosen(kind: str, name: str, known: dict[str, Path]) -> Path:
-    """Return what is known by this name."""
+    """Return the path of this name."""
     if name in known:
         return known[name]
     import difflib
@@ -98,7 +98,7 @@ def _copy(source: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     if source.is_dir():
         target.mkdir()
-    # Not with the modes of an installation that is read-only.
+    # File modes are not copied, because an installation may be read-only.
     for file in [source] if source.is_file() else filter(Path.is_file, source.iterdir()):
         path = target / file.name if source.is_dir() else target
         with file.open("rb") as old, path.open("xb") as new:

@@ -88,7 +88,7 @@ def _print_emulator(values: dict[str, Any], *, is_json: bool) -> None:
 
 
 def _rows(key: str, value: Any) -> list[tuple[str, Any]]:
-    """Return the rows of a value: one for each inner value of a mapping, none for nothing."""
+    """Return the rows of a value: one for each inner value of a mapping, none if it is empty."""
     if isinstance(value, dict):
         return [row for name, inner in value.items() for row in _rows(f"{key}.{name}", inner)]
     return [] if value == "" else [(key, value)]

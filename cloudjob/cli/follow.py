@@ -21,14 +21,14 @@ _DIM = b"\x1b[2m%s"
 
 def follow_to_end(job: Job, *, is_json: bool) -> JobStatus:
     """Show the job's log until it has ended."""
-    # With --json the one object owns stdout.
+    # With --json, stdout is reserved for the JSON object.
     try:
         stream(job, 2 if is_json else 1, follow=True)
     except BrokenPipeError:
         print_message(f"nobody reads the log any more; job {job.id} continues")
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     except BackendError as error:
-        # What counts is how the job ends; if the platform cannot be reached, `wait` reports it.
+        # The log is optional: if the platform cannot be reached, `wait` reports that.
         print_error(error)
     status = job.wait()
     report(status)
@@ -37,7 +37,7 @@ def follow_to_end(job: Job, *, is_json: bool) -> JobStatus:
 
 
 def warn_of_notifications(job: Job) -> None:
-    """Print what went wrong with the notifications of a job that has ended."""
+    """Warn if notifications of a job that has ended could not be sent."""
     trouble = job.settle_notifications()
     if trouble:
         print_message(f"warning: {trouble}")
@@ -46,8 +46,8 @@ def warn_of_notifications(job: Job) -> None:
 def stream(job: Job, descriptor: int, *, follow: bool, shown: LogFilter | None = None) -> None:
     """Show a job's log as it arrives: the ranks' output there, messages of the entry on stderr.
 
-    On a terminal, the states of progress bars stand below a log that is followed; without
-    ``shown``, what the job waits for stands there, too.
+    On a terminal, the states of progress bars are shown below a log that is followed; without
+    ``shown``, so is the activity of the job.
     """
     from cloudjob.cli.activity import Notices
     from cloudjob.cli.live import LiveLines, is_terminal, write_all
@@ -76,15 +76,15 @@ def stream(job: Job, descriptor: int, *, follow: bool, shown: LogFilter | None =
 
 
 def _local_time(at: float | None) -> bytes:
-    """Return a time as the start of a line; blanks if it is not known."""
+    """Return a time as the start of a line; blanks if it is unknown."""
     return f"{local(rfc3339(at or 0.0)):19} ".encode("ascii")
 
 
 def _with_node(node: int, text: bytes, start: bytes) -> bytes:
-    """Return lines of a node's entry, or of its platform, with the node that they are from.
+    """Return lines of a node's entry or platform, each with the number of the node.
 
     Args:
-        start: What each line begins with, such as its time.
+        start: Written at the start of each line, such as its time.
     """
     mark = b"%s[node %d] " % (start, node)
     return b"".join(mark + line[len(start) :] for line in text.splitlines(keepends=True))

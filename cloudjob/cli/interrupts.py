@@ -1,4 +1,4 @@
-"""What Ctrl-C, SIGTERM and a terminal that closes do to a submit."""
+"""Handles Ctrl-C, SIGTERM and a closed terminal during a submit."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 
     from cloudjob import Job, JobSpec, Sweep
 
-# What Ctrl-C does; a person is asked only about jobs that do not run on this machine.
+# The effects of Ctrl-C; the user is asked only about jobs that run on other machines.
 ASK, CANCEL, DETACH = "ask", "cancel", "detach"
 # Exit codes of a submit that leaves its job running: after Ctrl-C, and when the terminal closes.
 _DETACHED, _CLOSED = 130, 129
 
 
 class Interrupts:
-    """What Ctrl-C, SIGTERM and a terminal that closes do to a submit from ``hold`` on.
+    """Handles Ctrl-C, SIGTERM and a closed terminal during a submit, from ``hold`` on.
 
-    While the platform is asked for the job, they wait for the answer: a job that is on its way
-    cannot be taken back, and a job that nobody has heard of would run on.
+    While a job is being sent, signals wait for the platform's answer: the request cannot be taken
+    back, and without the answer the job would run unnoticed.
 
     Args:
         on_interrupt: ``cancel`` the job, ``detach`` from it so that it continues, or ``ask``.
@@ -39,7 +39,7 @@ class Interrupts:
 
     @property
     def was_interrupted(self) -> bool:
-        """Whether a signal has come."""
+        """Whether a signal has arrived."""
         return self._asked > 0
 
     def hold(self) -> None:
@@ -48,7 +48,7 @@ class Interrupts:
 
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._on_signal)
-        # nohup ignores it.
+        # Under nohup, SIGHUP stays ignored.
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
             signal.signal(signal.SIGHUP, self._on_hangup)
 
@@ -89,7 +89,7 @@ class Interrupts:
             raise SystemExit(_CLOSED)
 
     def _wants_to_detach(self, job: Job | Sweep, number: int) -> bool:
-        """Whether to detach from the job: asks a person once, where there is a terminal."""
+        """Whether to detach from the job; on a terminal, ask the user once."""
         import signal
 
         is_first = self._on_interrupt == ASK and self._asked == 1
@@ -112,17 +112,17 @@ class Interrupts:
             print_message(f"cancelling {job.id}; press Ctrl-C again to end it at once")
         elif self._asked == 2:
             print_message(f"ending {job.id} at once, without its grace period")
-        # Not in the handler: it may have cut into anything, also into a lock that this needs.
+        # Not in the signal handler: the interrupted code may hold a lock that this needs.
         threading.Thread(
             target=_cancel_job, args=(job,), kwargs={"is_urgent": self._asked > 1}
         ).start()
 
 
 def interrupts_of(spec: JobSpec, options: argparse.Namespace) -> Interrupts:
-    """Return what Ctrl-C does to a submit."""
+    """Return the signal handling of a submit."""
     from cloudjob.model.rules import REMOTE_BACKENDS
 
-    # A job on this machine rarely should continue; with a remote job only its user knows.
+    # A job on this machine should rarely continue; for a remote job, the user has to decide.
     usual = ASK if spec.backend in REMOTE_BACKENDS else CANCEL
     return Interrupts(options.on_interrupt or usual)
 

@@ -1,4 +1,4 @@
-"""The commands on submitted jobs: one job, several jobs, and what jobs have left behind."""
+"""The commands on submitted jobs: one job, several jobs, and leftovers of jobs."""
 
 from __future__ import annotations
 
@@ -105,9 +105,9 @@ def _raw_logs(job: cloudjob.Job, options: argparse.Namespace) -> int:
 
 
 def _check_numbers(flag: str, text: str, known: int) -> None:
-    """Check that a job, with ``known`` nodes or ranks, has those of a list."""
+    """Check that a job with ``known`` nodes or ranks has all that are in a list."""
     highest = max(map(int, text.replace("-", ",").split(",")), default=0) if text else 0
-    # The number of ranks is 0 while only the nodes know it.
+    # The number of ranks is 0 until the nodes have reported it.
     if known and highest >= known:
         found = counted(known, flag.removeprefix("--"))
         raise UsageError(f"{flag} {text}: the job has {found}", hint=f"0 to {known - 1}")
@@ -225,7 +225,7 @@ def _watch(look: Callable[[], _Rows], options: argparse.Namespace) -> NoReturn:
         statuses = [status for status, _ in rows]
         if statuses != seen:
             seen = statuses
-            # On a terminal the list replaces the one before.
+            # On a terminal, the list replaces the previous one.
             sys.stdout.write("\x1b[H\x1b[2J" if sys.stdout.isatty() else "")
             if rows:
                 _print_jobs(rows, options)

@@ -1,4 +1,4 @@
-"""What changes in place on a terminal: the bar of a transfer, and lines below the log of a job."""
+"""Shows text that changes in place on a terminal: the bar of a transfer, and lines below a log."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
     from cloudjob import Progress
 
-# Seconds between two states: of lines, of a bar, and of messages about a transfer in a file.
+# Seconds between two updates: of lines, of a bar, and of messages about a transfer in a file.
 _LINES_S, _BAR_S, _MESSAGE_S = 0.5, 0.1, 10.0
-# A transfer that takes no longer shows nothing.
+# Shorter transfers are not shown.
 _QUIET_S = 1.0
-# Columns of a terminal that has room for the speed and the time left.
+# The least columns of a terminal on which a bar shows the speed and the time left.
 _WIDE = 60
 
 
 def is_terminal(descriptor: int) -> bool:
-    """Whether lines can change in place there."""
+    """Whether a descriptor is a terminal on which lines can change in place."""
     return os.isatty(descriptor) and os.environ.get("TERM") not in ("dumb", "unknown")
 
 
@@ -39,10 +39,10 @@ def _console(descriptor: int) -> Console:
 
     class Terminal(Console):
         def show_cursor(self, show: bool = True) -> bool:
-            # A command that is killed could not show a hidden cursor again.
+            # A killed command would leave the cursor hidden.
             return False
 
-    # Bytes of a log that are not UTF-8 reach the terminal as they are.
+    # Bytes of a log that are not UTF-8 are written to the terminal unchanged.
     file = os.fdopen(descriptor, "w", encoding="utf-8", errors="surrogateescape", closefd=False)
     return Terminal(file=file, highlight=False)
 
@@ -53,10 +53,10 @@ def _console(descriptor: int) -> Console:
 class LiveLines:
     """Writes text to terminals and files, and keeps live lines below it.
 
-    Messages on stderr appear above the lines, also those of other threads.
+    Messages on stderr, including those of other threads, appear above the live lines.
 
     Args:
-        descriptor: The terminal that has the lines; None if there is none.
+        descriptor: The terminal that shows the live lines; None if there is none.
     """
 
     def __init__(self, descriptor: int | None) -> None:
@@ -71,7 +71,7 @@ class LiveLines:
 
     def __exit__(self, *_: object) -> None:
         messages.before_message = messages.do_nothing
-        # A terminal may be closed.
+        # The terminal may be closed.
         with contextlib.suppress(OSError):
             if self._live:
                 self._live.stop()
@@ -80,7 +80,7 @@ class LiveLines:
         """Write whole lines; the live lines stay below them.
 
         Raises:
-            OSError: Nobody reads them any more.
+            OSError: The reader has closed the descriptor.
         """
         if not (data and self._live and os.isatty(descriptor)):
             write_all(descriptor, data)
@@ -92,11 +92,11 @@ class LiveLines:
 
     @property
     def is_due(self) -> bool:
-        """Whether the last state has been shown long enough to replace it."""
+        """Whether the shown lines are old enough to be replaced."""
         return time.monotonic() >= self._next_s
 
     def show(self, lines: Sequence[bytes]) -> None:
-        """Show these lines, which may contain colours, instead of those before."""
+        """Replace the live lines by these, which may contain colours."""
         self._next_s = time.monotonic() + _LINES_S
         if self._descriptor is None or not (lines or self._live):
             return
@@ -117,7 +117,7 @@ class LiveLines:
             self.show([])
 
     def _fitting(self, lines: Sequence[bytes]) -> Group:
-        """Return as many lines as fill half of the terminal, each to be cut to its width."""
+        """Return at most half a terminal of lines, each to be cut to the terminal's width."""
         from rich.console import Group
         from rich.text import Text
 
@@ -128,12 +128,12 @@ class LiveLines:
             shown[most:] = [Text(f"… {len(lines) - most} more")]
         for text in shown:
             text.no_wrap, text.overflow = True, "ellipsis"
-        # The cursor stands below the lines, so that an echoed ^C does not follow the last one.
+        # The empty line puts the cursor below the lines, so that an echoed ^C is not part of them.
         return Group(*shown, "")
 
 
 def write_all(descriptor: int, data: bytes) -> None:
-    """Write all of ``data``, however much fits at a time.
+    """Write all of ``data``, in as many steps as the descriptor needs.
 
     Raises:
         OSError: It cannot be written.
@@ -147,10 +147,10 @@ def write_all(descriptor: int, data: bytes) -> None:
 
 
 class Transfers:
-    """Shows transfers, one after the other. Any thread may report to it.
+    """Shows transfers, one after the other; any thread may report their progress.
 
     Args:
-        verb: What has been done to the bytes: ``sent``.
+        verb: The participle for the bytes, such as ``sent``.
         is_shown: False for a command with ``--json``.
     """
 
@@ -187,7 +187,7 @@ class Transfers:
             print_message(f"hint: {progress.hint}")
 
     def update(self, done_bytes: int, total_bytes: int) -> None:
-        """Show how far the transfer is.
+        """Show the progress of the transfer.
 
         Args:
             total_bytes: 0 if unknown.
@@ -218,7 +218,7 @@ class Transfers:
     def _remove_bar(self) -> None:
         bar, self._bar = self._bar, None
         if bar is not None:
-            # A terminal may be closed; the transfer goes on.
+            # The terminal may be closed; the transfer continues.
             with contextlib.suppress(OSError):
                 bar.stop()
 

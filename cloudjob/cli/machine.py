@@ -14,7 +14,7 @@ from cloudjob.cli.tables import print_table
 from cloudjob.model import summary
 from cloudjob.model.text import one_line
 
-# Seconds between two states of the line on a terminal.
+# Seconds between two updates of the line on a terminal.
 _FRAME_S = 0.5
 _MINUTE_S = 60
 
@@ -41,7 +41,7 @@ def _image_build(options: argparse.Namespace) -> int:
 
 
 class BuildSteps:
-    """Prints what the engine reports of a build, with the time since its start.
+    """Prints the engine's reports of a build, with the time since its start.
 
     A terminal also shows the current step and its time, as some steps are silent for minutes.
     """

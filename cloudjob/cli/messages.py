@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _SPEC_HINT = "`cloudjob submit --help` lists the options, `cloudjob docs job-file` every key"
 
-# What is coloured in a message, and how (ECMA-48): the first word, or the state of a job.
+# Colours of a message's first word, or of the state of a job, by word (ECMA-48).
 _COLOURS = {
     "error:": "1;31",
     "warning:": "1;33",
@@ -51,7 +51,7 @@ def print_json(value: object) -> None:
 
 
 def print_name(name: str) -> None:
-    """Print the name of a file: its bytes for a file or a pipe, one safe line for a terminal."""
+    """Print the name of a file: its bytes to a file or pipe, one escaped line to a terminal."""
     if sys.stdout.isatty():
         print(one_line(name))
     else:
@@ -67,7 +67,7 @@ def print_message(text: str) -> None:
 
 
 def has_colours(descriptor: int) -> bool:
-    """Whether text may be coloured there: ``NO_COLOR``, ``FORCE_COLOR`` and ``TERM`` decide."""
+    """Whether to use colours, by ``NO_COLOR``, ``FORCE_COLOR``, ``TERM`` and the descriptor."""
     if os.environ.get("NO_COLOR"):
         return False
     if os.environ.get("FORCE_COLOR"):
@@ -83,25 +83,25 @@ def do_nothing() -> None:
     """Do nothing."""
 
 
-# Called before a message is written; lines that change in place are removed then.
+# Called before a message is written, to remove lines that change in place.
 before_message: Callable[[], object] = do_nothing
 
 
 def write_stderr(text: str) -> None:
-    """Write to stderr, whether or not anybody reads it."""
+    """Write to stderr; ignore a closed stderr."""
     before_message()
-    # There is no stderr in a process that was started with it closed.
+    # stderr is None in a process that was started with it closed.
     if not text or sys.stderr is None:
         return
     try:
         sys.stderr.write(text.encode("utf-8", "backslashreplace").decode("utf-8"))
         sys.stderr.flush()
     except OSError:
-        pass  # nobody reads stderr any more; the job continues
+        pass  # the reader has closed stderr; the job continues
 
 
 def print_library_log() -> None:
-    """Print what the library logs, such as a service that it waits for."""
+    """Print the library's log messages, such as the service it is waiting for."""
     import logging
 
     class Handler(logging.Handler):

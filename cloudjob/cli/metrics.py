@@ -1,4 +1,4 @@
-"""The command metrics: the metrics of a training, and what the nodes have used."""
+"""The command metrics: the metrics of a training, and the resources that its nodes have used."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _patterns(texts: list[str]) -> dict[str, str]:
 
 
 def _plain(point: MetricPoint) -> dict[str, object]:
-    """Return a value as JSON, which has no number for NaN and infinity."""
+    """Return a point as JSON values; JSON has no numbers for NaN and infinity."""
     return {**point._asdict(), "value": point.value if math.isfinite(point.value) else None}
 
 

@@ -1,4 +1,4 @@
-"""Parsers of commands, and the options that several of them have."""
+"""Parsers of commands, and options shared by several commands."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class _HelpPage(argparse.HelpFormatter):
     def add_argument(self, action: argparse.Action) -> None:
         super().add_argument(action)
         if isinstance(action, argparse._SubParsersAction):
-            # argparse forgets the indentation of the longest command.
+            # argparse does not count the indentation of the longest command.
             self._action_max_length += self._indent_increment
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
@@ -64,7 +64,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise an error with a hint instead of printing the usage."""
-        # In what argparse writes: argument COMMAND: invalid choice: 'sumbit' (choose from …).
+        # The format of argparse: argument COMMAND: invalid choice: 'sumbit' (choose from …).
         kind, invalid, rest = message.partition(": invalid choice: ")
         unknown = message.partition("unrecognized arguments: ")[2].split()
         hint = f"`{self.prog} --help` lists them"
@@ -104,7 +104,7 @@ class Parser(argparse.ArgumentParser):
         return [name for action in found for name in action.choices]
 
     def _all_options(self) -> list[str]:
-        """Return the options of this parser, and of its command and that one's actions."""
+        """Return the options of this parser and of the command and actions below it."""
         options = list(self._option_string_actions)
         for action in self._actions:
             if isinstance(action, argparse._SubParsersAction):
@@ -121,14 +121,14 @@ def sentence(text: str) -> str:
 
 
 def actions_of(parser: argparse.ArgumentParser) -> Any:
-    """Return where the actions of a command are added; one of them must be given."""
+    """Return the subparsers to add a command's actions to; users must give one action."""
     return parser.add_subparsers(dest="action", metavar="ACTION", required=True)
 
 
 def add_action(
     actions: Any, name: str, run: Callable[..., int], text: str, **more: Any
 ) -> argparse.ArgumentParser:
-    """Add an action of a command, which ``run`` runs, and return its parser."""
+    """Add an action to a command and return its parser; ``run`` implements the action."""
     parser: argparse.ArgumentParser = actions.add_parser(
         name, help=text, description=sentence(text), **more
     )
@@ -162,7 +162,7 @@ def filters_of(options: argparse.Namespace) -> dict[str, Any]:
     return {key: getattr(options, key) for key in ("backend", "name", "state", "since")}
 
 
-# The options of a job, as a help page groups them.
+# The options of a job, by their groups on a help page.
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "where it runs": ("backend", "nodes", "procs_per_node", "launcher", "image", "flavor"),
     "variables and inputs": ("env", "secrets", "inputs", "input_nodes"),
@@ -211,7 +211,7 @@ def spec_flags(parser: argparse.ArgumentParser, *, has_defaults: bool = True) ->
 
 
 def _help_of(option: Option, field: FieldInfo, *, has_defaults: bool) -> str:
-    """Return what an option does, what it accepts and what its default is."""
+    """Return the help text of an option: its effect, its allowed values and its default."""
     from cloudjob.model.types import allowed_words, is_map, shown
 
     text = field.description or ""
@@ -252,7 +252,7 @@ def number_list(text: str) -> str:
 
 
 def port_number(text: str) -> int:
-    """Read an option's value that is a TCP port, 0 for any that is free."""
+    """Read an option's value as a TCP port, 0 for any free port."""
     number = whole_number(text)
     if number > _LAST_PORT:
         raise argparse.ArgumentTypeError(f"{text!r} is not a port: 0 to {_LAST_PORT}")
@@ -260,7 +260,7 @@ def port_number(text: str) -> int:
 
 
 def given_flags(options: argparse.Namespace) -> dict[str, Any]:
-    """Return what the user gave on the command line, by field."""
+    """Return the values that were given on the command line, by field."""
     from cloudjob.config import read_env_file
     from cloudjob.model.job import OPTIONS
 

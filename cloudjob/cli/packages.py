@@ -1,4 +1,4 @@
-"""The commands on packages and where they are kept: package and store."""
+"""The commands on packages and stores: package and store."""
 
 from __future__ import annotations
 

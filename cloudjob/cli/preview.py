@@ -1,4 +1,4 @@
-"""What a submit would do: a page for people, one JSON value, or the platform's own request."""
+"""Shows what a submit would do: as a page, as one JSON value, or as the platform's own request."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from cloudjob import Preview
     from cloudjob.model.job import JobSpec
 
-# How many left-out files, and how many characters of a command, the page shows.
+# The most left-out files, and the most characters of a command, on the page.
 _MOST_FILES, _MOST_LETTERS = 5, 300
 
 
@@ -26,7 +26,7 @@ def show(
     options: argparse.Namespace,
     sweep: Sequence[tuple[str, str]] = (),
 ) -> None:
-    """Show what would be sent for a job, and send nothing.
+    """Show what would be sent for a job; nothing is sent.
 
     Args:
         sweep: Rows about the sweep whose first job this is.

@@ -1,4 +1,4 @@
-"""Turns a job's marked log into what is shown: marks, whole lines, progress bars. No I/O."""
+"""Turns a job's marked log into text to show: marks, whole lines, progress bars. No I/O."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ import re
 from cloudjob.model import bars
 from jobentry.contract import lines
 
-# Counting marks beats looking at each line as long as the ranks are few.
+# Up to this number of ranks, counting marks is faster than checking each line.
 _FEW = 16
-# The most that is kept of a line that has not ended.
+# The most bytes that are kept of an unfinished line.
 _LONGEST_BYTES = 1024 * 1024
 
 
 class Screen:
     """Turns the marked stream of all nodes into whole lines, each with the mark of its rank.
 
-    Of a line with carriage returns, such as a progress bar, only its last state is shown; of nested
-    bars, which draw over each other, only the last state of all.
+    A line with carriage returns, such as a progress bar, is shown in its last state only; nested
+    bars, which overwrite each other, are shown in the last state of all of them.
 
     Args:
-        is_live: Whether the ranks' text goes to a terminal and not to a file: then only colours may
-            control the terminal.
+        is_live: Whether the ranks' text goes to a terminal and not to a file: then all control
+            sequences except colours are removed.
         are_messages_live: Whether messages of the entry go to a terminal.
     """
 
@@ -34,18 +34,18 @@ class Screen:
 
     @property
     def has_parts(self) -> bool:
-        """Whether a rank has written a part of a line."""
+        """Whether any rank has written an unfinished line."""
         return bool(self._parts)
 
     @property
     def bars(self) -> dict[int, bytes]:
-        """What each rank has written of a line that has not ended: the state of its bar."""
+        """The unfinished line of each rank, such as the state of its progress bar."""
         found = {rank: bars.last_state(part) for rank, part in sorted(self._parts.items())}
         safe = {rank: _safe(text.rstrip(b"\r\n")) for rank, text in found.items()}
         return {rank: text for rank, text in safe.items() if text.strip()}
 
     def show(self, data: bytes, start: bytes = b"") -> tuple[bytes, bytes]:
-        """Return the ranks' text and the messages of the entry in whole lines of the stream.
+        """Return the ranks' text and the messages of the entry from whole lines of the stream.
 
         Args:
             start: Written at the start of each line, such as its time.
@@ -65,18 +65,18 @@ class Screen:
         return b"".join(ranks), b"".join(messages)
 
     def finish(self, start: bytes = b"") -> bytes:
-        """Return the lines that have not ended at the end of the stream."""
+        """Return the unfinished lines at the end of the stream."""
         rest = [self._close_open()]
         for rank, part in sorted(self._parts.items()):
             text = bars.last_state(part).rstrip(b"\r\n")
-            # A bar that has removed itself leaves nothing.
+            # A bar that has erased itself is not shown.
             if text.strip() or not part.endswith((b"\r", b"\n")):
                 rest.append(self._marked(rank, text, start) + b"\n")
         self._parts.clear()
         return b"".join(rest)
 
     def _is_plain(self, data: bytes) -> bool:
-        """Whether ``data`` holds nothing but whole lines of ranks that were seen before."""
+        """Whether ``data`` contains only whole lines of ranks that were seen before."""
         if len(self._known) > _FEW or b"\r" in data:
             return False
         if self._is_live and _NOT_PLAIN.search(data):
@@ -88,7 +88,7 @@ class Screen:
     def _line(self, rank: int, data: bytes, start: bytes) -> bytes:
         is_whole = data.endswith(b"\n")
         if self._open == rank:
-            # A long line, of which the beginning was written: the rest follows.
+            # The rest of a long line whose beginning was written before.
             self._open = None if is_whole else rank
             return data
         before = self._parts.pop(rank, b"")
@@ -110,7 +110,7 @@ class Screen:
             return b""
         text = bars.last_state(text)
         if self._is_live:
-            # Live lines stand below it.
+            # Live lines follow below, so the text must end with a newline.
             return self._marked(rank, text, start) + b"\n"
         opened = self._close_open() + self._marked(rank, text, start)
         self._open = rank
@@ -122,18 +122,18 @@ class Screen:
     def _close_open(self) -> bytes:
         if self._open is None:
             return b""
-        # A line of another rank begins, and ends this one early.
+        # A line of another rank ends the open one early.
         self._open = None
         return b"\n"
 
 
-# ---- what may reach a terminal -------------------------------------------------------------------
+# ---- text that is safe for a terminal ------------------------------------------------------------
 
 # Any control character but the end of a line and a tab, and anything that is not ASCII.
 _NOT_PLAIN = re.compile(rb"[^\t\n\x20-\x7e]")
 _COLOUR = r"\x1b\[[0-9;:]{0,40}m"
-# Other sequences, as far as they can be told from text; and what controls a terminal or the order
-# of the letters by itself. The characters from U+DC80 on are bytes that are not UTF-8.
+# Other sequences, as far as they can be distinguished from text; and single characters that control
+# a terminal or the direction of text. Characters from U+DC80 on are bytes that are not UTF-8.
 _CONTROL = re.compile(
     rf"({_COLOUR})"
     r"|\x1b\[[0-?]*[ -/]*[@-~]?"
@@ -145,7 +145,7 @@ _RESET = "\x1b[0m"
 
 
 def _safe(data: bytes) -> bytes:
-    """Return a line as a terminal may have it: text and colours, which end with the line."""
+    """Return a line that is safe for a terminal: only text and colours, reset at its end."""
     if not _NOT_PLAIN.search(data):
         return data
     text = data.decode("utf-8", "surrogateescape")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def described(options: argparse.Namespace) -> JobSpec:
-    """Return the job that the files and options describe, which need not name a script."""
+    """Return the job that the files and options describe; the script may be missing."""
     keys = ("backend", "links", "source", "store")
     flags = {name: getattr(options, name, None) for name in keys}
     return _load({name: value for name, value in flags.items() if value}, options.config).spec

@@ -1,4 +1,4 @@
-"""Prints the status of a job: what it is, how it ended, and the phases of its nodes."""
+"""Prints the status of a job: its facts, how it ended, and the phases of its nodes."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 __all__ = ["print_status", "report", "status_json", "transferred"]
 
-# With more nodes, the table of phases has node 0 and what still lasts.
+# With more nodes, the table of phases shows only node 0 and unfinished phases.
 _MOST_NODES = 8
 
 
 def report(status: JobStatus) -> None:
-    """Print how a job ended: on which node, in which rank and why."""
+    """Print how a job ended: which rank of which node failed, and why."""
     took = ""
     if status.started_at and status.ended_at:
         took = f" in {seconds_of(status.ended_at) - seconds_of(status.started_at):.1f} s"

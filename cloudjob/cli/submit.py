@@ -25,7 +25,7 @@ def _submit(options: argparse.Namespace) -> int:
 
 
 def _warn_of_late_options(spec: cloudjob.JobSpec, options: argparse.Namespace) -> None:
-    """Warn of words after the script that are options of submit and unknown to the script."""
+    """Warn of words after the script that are options of submit and not used by the script."""
     if options.is_marked or not options.rest:
         return
     from itertools import takewhile

@@ -59,7 +59,7 @@ def send(spec: JobSpec, options: argparse.Namespace) -> int:
 
 
 def _rows(jobs: Sequence[tuple[Mapping[str, str], JobSpec]], size: str) -> list[tuple[str, str]]:
-    """Return what a dry run shows of a sweep; its page is the first job's."""
+    """Return the rows that a dry run adds for a sweep to the page of its first job."""
     commands = [shlex.join([one.script, *one.args]) for _, one in (jobs[0], jobs[-1])]
     return [("sweep", size), ("first job", commands[0]), ("last job", commands[1]), ("", "")]
 
@@ -99,7 +99,7 @@ class StatusPrinter:
         self._started: set[str] = set()
 
     def __call__(self, status: JobStatus, values: Mapping[str, str]) -> None:
-        """Print what is new about a job."""
+        """Print the new status of a job."""
         if status.native_state in (grid.NEVER, grid.WAITS):
             return
         if status.job not in self._started:
@@ -112,7 +112,7 @@ class StatusPrinter:
 
 
 def follow(sweep: Sweep, shown: StatusPrinter) -> list[JobStatus]:
-    """Wait until every job of a sweep has ended, show how each did, and return their statuses."""
+    """Wait until every job of a sweep has ended, show how each ended, and return the statuses."""
     statuses = sweep.wait(on_status=shown)
     for job in sweep.jobs():
         warn_of_notifications(job)
@@ -121,7 +121,7 @@ def follow(sweep: Sweep, shown: StatusPrinter) -> list[JobStatus]:
 
 
 def summary(statuses: Sequence[JobStatus]) -> str:
-    """Return how many jobs are in which state: ``4 SUCCEEDED, 1 FAILED, 1 never submitted``."""
+    """Return the number of jobs by state: ``4 SUCCEEDED, 1 FAILED, 1 never submitted``."""
     from collections import Counter
 
     words = [
@@ -139,7 +139,7 @@ def exit_code_of(statuses: Sequence[JobStatus]) -> int:
 
 
 def sweep_of(word: str) -> Sweep | None:
-    """Return the sweep with this id; None if a word names something else."""
+    """Return the sweep with this id; None if the word is not the id of a sweep."""
     with contextlib.suppress(JobNotFound):
         found = cloudjob.attach_sweep(word)
         return found if found.id == word else None
@@ -153,7 +153,7 @@ def give_up(jobs: Sequence[cloudjob.Job]) -> None:
 
 
 def unsubmitted(options: argparse.Namespace) -> list[JobStatus]:
-    """Return the jobs of a sweep that were not submitted and that match the filters of a list."""
+    """Return the unsubmitted jobs of a sweep that match the filters of a list."""
     sweep = sweep_of(options.sweep)
     others = (options.backend, options.name, options.since, options.store, options.limit)
     if sweep is None or any(others):
@@ -163,5 +163,5 @@ def unsubmitted(options: argparse.Namespace) -> list[JobStatus]:
 
 
 def values_text(sweep: Sweep | None, name: str, job: cloudjob.Job | None) -> str:
-    """Return the values of a job of a sweep, which may be known only to the job."""
+    """Return the values of a job of a sweep; the sweep has those of unsubmitted jobs."""
     return grid.text_of(job.sweep_values() if job else sweep.values(name) if sweep else {})

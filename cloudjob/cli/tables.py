@@ -1,4 +1,4 @@
-"""Prints tables on stdout: folded to the width of a terminal, else as wide as their content."""
+"""Prints tables on stdout: wrapped to the width of a terminal, else as wide as their content."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-# A terminal gets more rows than this without colours: rich needs a millisecond for each of them.
+# Longer tables are printed without colours, because rich needs a millisecond for each row.
 _MOST_ROWS = 500
 # The narrowest last column.
 _LAST_WIDTH = 16
@@ -30,7 +30,7 @@ _STYLES = {
 def print_table(
     rows: Sequence[Sequence[object]], headers: Sequence[str] = (), *, numbers: Sequence[str] = ()
 ) -> None:
-    """Print rows in columns, each cell in one line that cannot control the terminal.
+    """Print rows in columns, each cell on one line without terminal control characters.
 
     Args:
         numbers: The headers of the columns that are aligned to the right.
@@ -59,14 +59,14 @@ def _print_folded(cells: list[list[str]], headers: Sequence[str], numbers: Seque
     names = headers or [""] * len(cells[0])
     table = new_table(names, numbers=numbers)
     for column in table.columns[:-1]:
-        # All but the last stay whole, so that a job's id can be copied.
+        # Only the last column is wrapped, so that a job's id can be copied.
         column.no_wrap = True
     for row in cells:
         table.add_row(*(Text(cell, _STYLES.get(cell, "")) for cell in row))
     *whole, last = (max(len(cell) for cell in column) for column in zip(names, *cells, strict=True))
     needed = sum(whole) + 2 * len(whole)
     width = Console().width if os.isatty(1) else needed + last
-    # Where there is no room to fold the last column, the terminal wraps the lines itself.
+    # If there is too little room to wrap the last column, the terminal wraps the lines itself.
     has_room = width >= needed + min(last, _LAST_WIDTH)
     Console(width=width if has_room else needed + last, highlight=False).print(table)
 

@@ -1,4 +1,4 @@
-"""The command top: what the nodes and ranks of a job use right now."""
+"""The command top: the resources that the nodes and ranks of a job use right now."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ _NODE_HEADERS = (
 )  # fmt: skip
 _RANK_HEADERS = ("RANK", "NODE", "STATE", "SILENT", "CPU", "MEMORY", "THREADS", "CHILDREN")
 _REFRESH_S = 1.0
-# Seconds between two questions for the job's status.
+# Seconds between two polls of the job's status.
 _STATUS_S = 3.0
 _MIB = 1024 * 1024
-# From these percentages on, a value is marked: of memory and disk space, and of waiting.
+# A value is marked from these percentages on: memory and disk space, and waiting.
 _NEARLY_FULL, _WAITS_LONG = 95.0, 50.0
-# Of ranks: stopped, traced, a zombie, and failed.
+# The marked states of ranks: stopped, traced, zombie, and failed.
 _BAD_STATES = "TtZF"
-# More ranks than these do not fit a screen; those that have been silent for longest come first.
+# A screen has no room for more ranks; those that have been silent the longest come first.
 _MOST_RANKS = 40
 
 
@@ -127,7 +127,7 @@ def _node_cells(sample: Sample) -> Sequence[Text | str]:
 
 
 def _memory(sample: Sample) -> Text | str:
-    """Return the memory in use, its limit, and how many processes were killed for lack of it."""
+    """Return the memory in use, its limit, and the number of processes killed for lack of it."""
     if not sample.memory:
         return ""
     used, limit = sample.memory
@@ -137,7 +137,7 @@ def _memory(sample: Sample) -> Text | str:
 
 
 def _percent(value: float | None, limit: float = inf) -> Text | str:
-    """Return a percentage, marked from a limit on."""
+    """Return a percentage, marked if it reaches the limit."""
     return "" if value is None else _marked(f"{value:.0f}%", value >= limit)
 
 
