@@ -177,6 +177,7 @@ def test_the_log_of_a_removed_job_is_read_from_the_store(
     done = cloud.submit(*words, "-n", "2", cloud.script(LOGS))
     raw = cloud.raw(done.job, 1)
     stored = cloud.cli("logs", "--stored", done.job)
+    cloud.await_cleanup()
     shutil.rmtree(cloud.home / "process" / done.job)
 
     shown = cloud.cli("logs", done.job)
@@ -208,6 +209,7 @@ def test_the_log_of_a_job_that_was_killed_is_in_the_store(cloud, poll: Callable[
         with contextlib.suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)
     running.end()
+    cloud.await_cleanup()
     shutil.rmtree(cloud.home / "process" / job)
 
     shown = cloud.cli("logs", job)
