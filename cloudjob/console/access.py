@@ -1,4 +1,4 @@
-"""Who may use the console: a browser that opened the one-time link, and no other origin or host."""
+"""Controls access to the console: only a browser that opened the one-time link may use it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _HEADERS = {
         "style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; font-src 'self' data:; "
         "object-src 'none'; base-uri 'self'; form-action 'self'; frame-ancestors 'none'"
     ),
-    # Pages of other ports of this host are of the same site.
+    # Pages on other ports of this host belong to the same site, but to another origin.
     "Cross-Origin-Resource-Policy": "same-origin",
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
@@ -37,20 +37,20 @@ class Access:
     one-time link sets. Host and origin are checked because a web page that the user visits could
     make the browser connect.
 
-    Browsers share the cookies of a host among all its ports. So the cookie's name has the port, a
-    console ignores the cookies of others, and a request that a page of another port has caused is
-    refused. What remains: a server on another port that the user opens receives the cookie and can
-    use it until the console ends.
+    Browsers share the cookies of a host among all its ports. So the cookie's name contains the
+    port, a console ignores the cookies of others, and requests from pages on other ports are
+    refused. The remaining risk: if the user opens a server on another port, it receives the cookie
+    and can use it until the console ends.
 
     Args:
-        app: What requests are passed to.
+        app: The application that receives accepted requests.
         port: The port that the console listens on.
     """
 
     def __init__(self, app: ASGIApp, port: int) -> None:
-        self.app = app  # NiceGUI finds its server by following this attribute
+        self.app = app  # NiceGUI follows this attribute to find its server
         self._hosts = {f"{host}:{port}" for host in ("127.0.0.1", "localhost")}
-        # ``__Host-`` would need TLS; path, domain and flags are those that it demands.
+        # The prefix ``__Host-`` would need TLS; path, domain and flags still meet its rules.
         self._cookie = f"cloudjob-console-{port}"
         self._token: str | None = secrets.token_urlsafe(_TOKEN_BYTES)
         self._session = secrets.token_urlsafe(_TOKEN_BYTES)
@@ -75,7 +75,7 @@ class Access:
             await refusal(scope, receive, _with_headers(send))
 
     def _refusal(self, scope: Scope, headers: Headers) -> Response | None:
-        """Return the answer to a request that is not passed on."""
+        """Return the response to a request that is not passed on; None if it is accepted."""
         host = headers.get("host", "")
         origin = headers.get("origin")
         if host not in self._hosts or origin not in (None, f"http://{host}"):
@@ -86,8 +86,8 @@ class Access:
         if self._has_session(headers):
             return RedirectResponse("/", 303) if is_login else None
         if is_login and self._takes_token(scope):
-            # Not a redirect: browsers leave a strict cookie out of one that another site began,
-            # such as the file that opens the link.
+            # Not a redirect: browsers send no strict cookie after a navigation that another site
+            # started, such as the file that opens the link.
             answer = HTMLResponse('<meta http-equiv="refresh" content="0; url=/">')
             answer.set_cookie(self._cookie, self._session, httponly=True, samesite="strict")
             return answer
@@ -98,7 +98,7 @@ class Access:
         )
 
     def _takes_token(self, scope: Scope) -> bool:
-        """Whether the request has the token, which is then used up."""
+        """Whether the request has the token, which is then invalidated."""
         given = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
         if self._token is None or not _equal(given, self._token):
             return False

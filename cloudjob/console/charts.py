@@ -1,4 +1,4 @@
-"""What the job page and the report draw, as options of ECharts."""
+"""The charts of the job page and of the report, as options of ECharts."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from jobentry.contract import journal
 from jobentry.contract.journal import Device
 
 _QUIET = {"color": "#94a3b8"}
-# Lines that can be seen on white and on black.
+# Colours of lines that are visible on white and on black.
 _PALETTE = [
     *("#3b82f6", "#f59e0b", "#10b981", "#ef4444", "#a855f7"),
     *("#06b6d4", "#ec4899", "#84cc16", "#64748b"),
 ]
-# Not "inherit": its width cannot be measured.
+# Not "inherit", because ECharts cannot measure the width of its text.
 _FONT = {"fontFamily": "Roboto, system-ui, sans-serif"}
-# The same on white and on black.
+# The same look on white and on black.
 _GRID_LINES = {"lineStyle": {"opacity": 0.3, **_QUIET}}
 
 
@@ -33,8 +33,8 @@ class Chart(NamedTuple):
 
     Args:
         title: Identifies the chart while the job runs.
-        option: For ECharts; the value of a key that begins with a colon is JavaScript.
-        note: What to know about it; may be empty.
+        option: The ECharts option; the value of a key that begins with a colon is JavaScript.
+        note: An explanation of the chart; may be empty.
     """
 
     title: str
@@ -45,7 +45,7 @@ class Chart(NamedTuple):
 
 # -- timeline --------------------------------------------------------------------------------------
 
-# Phase -> colour. The node half chooses the names of phases.
+# Phase -> colour. The entry on the nodes chooses the names of phases.
 _COLOURS = {
     "stage": "#94a3b8",
     "package": "#a78bfa",
@@ -67,7 +67,7 @@ def timeline(status: JobStatus, phases: Sequence[Phase], now_s: float) -> Chart 
     """Return a bar for each phase of each node, in seconds since the submit; None without phases.
 
     Args:
-        now_s: Seconds since 1970, where phases end that have not ended yet.
+        now_s: The end to draw for unfinished phases, in seconds since 1970.
     """
     if not phases:
         return None
@@ -126,10 +126,10 @@ def _wheel_zoom() -> dict[str, Any]:
 
 # -- ranks -----------------------------------------------------------------------------------------
 
-# How many cells are in a row: of few ranks, and of more than so many.
+# The number of cells in a row, the number for many ranks, and how many are more than a few ranks.
 _CELLS_IN_ROW, _MANY_CELLS_IN_ROW, _MANY = 16, 32, 128
 _CELL_PX, _LEGEND_PX = 26, 84
-# What a rank does -> the states of its process, and the colour of its cell.
+# Activity of a rank -> the states of its process, and the colour of its cell.
 _STATES = {
     "running": ("R", "#2563eb"),
     "waiting": ("SI", "#93c5fd"),
@@ -145,13 +145,13 @@ _ENDS = {state: _STATES[name][1] for name in ("ended", "failed") for state in _S
 
 
 class _Scale(NamedTuple):
-    """How the values of ranks become colours.
+    """How the values of ranks are mapped to colours.
 
     Args:
-        unit: Follows a value in a text.
-        least: A difference that is worth a strong colour; a smaller one gets a weaker colour.
-        kind: ``high`` if only high values are conspicuous, ``low`` if only low ones are, ``both``
-            if those far from the median are.
+        unit: The unit to append to a value in a text.
+        least: The smallest difference that gets a strong colour; smaller ones get a weaker colour.
+        kind: ``high`` if high values stand out, ``low`` if low values do, ``both`` if values far
+            from the median do.
     """
 
     unit: str
@@ -159,7 +159,7 @@ class _Scale(NamedTuple):
     kind: str
 
     def limits(self, values: Sequence[float]) -> tuple[float, float]:
-        """Return the values that get the first and the last colour."""
+        """Return the values for the first and the last colour."""
         if self.kind == "high":
             return 0, max(self.least, *values)
         if self.kind == "low":
@@ -169,7 +169,7 @@ class _Scale(NamedTuple):
         return middle - span, middle + span
 
     def distance(self, value: float, middle: float) -> float:
-        """Return how far a value is from the median on a side that is conspicuous."""
+        """Return the distance of a value from the median, in the direction of ``kind``."""
         by_kind = {"high": value - middle, "low": middle - value}
         return by_kind.get(self.kind, abs(value - middle))
 
@@ -187,7 +187,7 @@ _RANGES = {
     "low": [_FAR, "#f59e0b", "#60a5fa", _USUAL],
     "both": ["#6d28d9", "#818cf8", _USUAL, "#f59e0b", _FAR],
 }
-# What the cells of the rank grid can show.
+# The values that the cells of the rank grid can show.
 RANK_VALUES = ("state", *_SCALES)
 
 
@@ -246,7 +246,7 @@ def rank_grid(
 
 
 def _mb(mib: float) -> float:
-    """Return megabytes, the unit of everything that is shown; journals have mebibytes."""
+    """Return megabytes, which all charts show, from the mebibytes of journals."""
     return round(mib * 1.048576, 1)
 
 
@@ -273,7 +273,7 @@ def _state(letter: str) -> int:
 
 
 def _while_running(points: Sequence[RankPoint]) -> RankPoint:
-    # A process that has ended uses nothing.
+    # The last sample of a process that has ended shows no usage.
     return next((each for each in reversed(points) if each.sample.state not in _ENDS), points[-1])
 
 
@@ -306,7 +306,7 @@ def _legend(shows: str, values: Sequence[float]) -> dict[str, Any]:
         "min": low,
         "max": high,
         "calculable": True,
-        # The scale around a small median begins below 0.
+        # The scale around a small median may begin below 0.
         ":formatter": "v => Math.max(0, Math.round(v))",
         "inRange": {"color": colours},
         **place,
@@ -324,7 +324,7 @@ def _outlier(scale: _Scale, values: Mapping[int, float]) -> str:
 
 
 def _unusual_states(values: Mapping[int, float]) -> str:
-    """Return the few ranks whose state differs from that of most, unless they just run."""
+    """Return the few ranks whose state differs from most others, unless they are running."""
     by_state: dict[int, list[int]] = {}
     for rank, value in values.items():
         by_state.setdefault(int(value), []).append(rank)
@@ -341,7 +341,7 @@ def _unusual_states(values: Mapping[int, float]) -> str:
 
 _LINES_PX = 230
 _MOST_LINES = 64
-# More would be closer together than pixels, and a page of a long job gets them every few seconds.
+# More points would be closer than pixels, and a page receives all points every few seconds.
 _MOST_POINTS = 500
 Points = Sequence[tuple[float, float]]
 # The name of a line -> its points.
@@ -354,7 +354,7 @@ class _DevicePoint(NamedTuple):
 
 
 def resources(journals: Journals, zero_s: float) -> list[Chart]:
-    """Return a chart for each thing that nodes and ranks used, all over the same time.
+    """Return a chart for each resource that nodes and ranks used, all with the same time axis.
 
     Args:
         zero_s: Seconds since 1970 at which the time axis begins.
@@ -385,7 +385,7 @@ def resources(journals: Journals, zero_s: float) -> list[Chart]:
         for title, source, value in table
     }
     label = {":formatter": "v => `${Math.round(v)} s`", "hideOverlap": True, **_QUIET}
-    # The end of the axis is seldom a whole number, so rounded it would be a second "5 s".
+    # The end of the axis is seldom an integer, so its rounded label would duplicate the one before.
     return _line_charts(found, xAxis={"axisLabel": {**label, "showMaxLabel": False}})
 
 
@@ -451,7 +451,7 @@ def _most_different(lines: Lines) -> Lines:
         return lines
     means = {name: fmean(map(_height, points)) for name, points in lines.items() if points}
     middle = median(means.values())
-    # Of those that differ equally, the first ones.
+    # If means differ equally, the first lines are chosen.
     chosen = sorted(means, key=lambda name: -abs(means[name] - middle))[:_MOST_LINES]
     return {name: lines[name] for name in means if name in chosen}
 
@@ -476,7 +476,7 @@ def _line_option(lines: Lines) -> dict[str, Any]:
 
 
 def _thinned(points: Points) -> list[tuple[float, float]]:
-    """Return the lowest and the highest of every few points, because peaks matter most."""
+    """Return the lowest and the highest point of each group of points, to keep the peaks."""
     step = -(-2 * len(points) // _MOST_POINTS)
     if step <= 2:
         return list(points)

@@ -1,4 +1,4 @@
-"""A job of the emulator that another client created; only its log is known."""
+"""A job of the emulator that another client created; only its log is available."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cloudjob.tracking import log
 from cloudjob.tracking.log import LogPiece, OnJournal
 from cloudjob.tracking.metrics import MetricReader
 
-# Tells the ids of these jobs from those of others.
+# Distinguishes the ids of these jobs from others.
 PREFIX = "emulator:"
 _BLOCK_BYTES = 1 << 20
 _POLL_S = 0.5
@@ -35,7 +35,7 @@ class EmulatedJob:
     """
 
     last_status = None
-    # Not known: a job of another client need not have any.
+    # The number of ranks is unknown; a job of another client may have none.
     ranks = 0
 
     def __init__(self, home: Path, key: str) -> None:
@@ -51,7 +51,7 @@ class EmulatedJob:
 
     @property
     def has_final_status(self) -> bool:
-        """Whether it had ended when it was looked for."""
+        """Whether the job had ended when this object was created."""
         return self.phase in FINAL
 
     def metric_reader(self) -> MetricReader:
@@ -92,7 +92,7 @@ class EmulatedJob:
 
 
 def _whole_lines(data: bytes, is_over: bool) -> bytes:
-    """Return the part up to the last newline, or all if no more will follow or fit."""
+    """Return the part up to the last newline, or all data if its last line cannot be completed."""
     end = data.rfind(b"\n") + 1
     has_no_end = is_over or len(data) == _BLOCK_BYTES
     return data[:end] if end or not has_no_end else data

@@ -13,7 +13,7 @@ from cloudjob.tracking import Job
 
 
 def facts(status: JobStatus, job: Job) -> list[tuple[str, str]]:
-    """Return what is known about a job, with names."""
+    """Return the facts about a job, as names and texts."""
     code = status.code
     known = (
         ("Id", status.job),
@@ -36,12 +36,12 @@ def facts(status: JobStatus, job: Job) -> list[tuple[str, str]]:
 
 
 def clock(moment: str | None) -> str:
-    """Return a time of RFC 3339 in UTC without its fraction of a second."""
+    """Return an RFC 3339 time in UTC without its fraction of a second."""
     return f"{moment[:10]} {moment[11:19]} UTC" if moment else ""
 
 
 def texts_of(values: Mapping[str, Any]) -> dict[str, str]:
-    """Return the keys of a job's description that have values, those of sections by full name."""
+    """Return the keys of a job's description that have values; keys of sections are dotted."""
     found = {}
     for key, value in values.items():
         if isinstance(value, Mapping):

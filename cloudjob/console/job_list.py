@@ -18,10 +18,10 @@ from cloudjob.model.summary import reason
 from cloudjob.tracking import leftovers, with_status
 from cloudjob.tracking.lookup import attach
 
-# The rest of a longer reason is on the page of the job.
+# Longer reasons are cut; the page of the job shows them in full.
 _REASON_CHARS = 400
 _REFRESH_S = 2.0
-# The thread pauses when no page has asked for this long.
+# The thread pauses after this many seconds without a request from a page.
 _UNWATCHED_S = 15.0
 
 Row = dict[str, Any]
@@ -31,7 +31,7 @@ class Changes(NamedTuple):
     """What changed in the list since a version.
 
     Args:
-        version: The version to ask with next time.
+        version: The version to pass in the next request.
         rows: New and changed rows, newest job first.
         removed: Ids of jobs that are no longer in the list.
         error: Why the list could not be refreshed; empty if it was.
@@ -66,7 +66,7 @@ class JobList:
                 self._thread = threading.Thread(target=self._run, name="job list", daemon=True)
                 self._thread.start()
             self._changed.notify_all()
-            # The first answer waits for the first look at the records, not for any platform.
+            # The first response waits until the records are read, but not for any platform.
             self._changed.wait_for(lambda: self._version or self._error, _UNWATCHED_S)
             is_new = since > self._version
             rows = [row for job, row in self._rows.items() if is_new or self._versions[job] > since]
@@ -120,12 +120,12 @@ class JobList:
             self._changed.notify_all()
 
     def _known(self, record: JobRecord) -> Row | None:
-        """Return the row that a job has, unless it is older than its final status."""
+        """Return the present row of a job, unless the records have a newer, final status."""
         is_older = bool(record.final_json) and record.job not in self._ended
         return None if is_older else self._rows.get(record.job)
 
     def _recorded(self, record: JobRecord) -> Row:
-        """Return the row of a job by its record; only a damaged one costs a request."""
+        """Return the row of a job from its record; only a damaged record costs a request."""
         job = attach(record, self._home)
         try:
             return row_of(job.status() if record.final_json else job.unknown("…"))
@@ -134,7 +134,7 @@ class JobList:
 
 
 def row_of(status: JobStatus) -> Row:
-    """Return the row of a job: times in seconds since 1970, 0 for what has not happened."""
+    """Return the row of a job; times are in seconds since 1970, or 0 if not reached yet."""
     started = times.seconds_of(status.started_at or "")
     ended = times.seconds_of(status.ended_at or "")
     return {

@@ -1,4 +1,4 @@
-"""The log of one job in a temporary database, so that half a million lines scroll and search."""
+"""The log of one job in a temporary database, to scroll and search half a million lines."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from cloudjob.tracking.log import LogPiece
 from cloudjob.tracking.metrics import MetricPoint
 from jobentry.contract import lines
 
-# A longer line is shown cut.
+# Longer lines are cut.
 LONGEST_CHARS = 4000
-# The log is no longer followed when no page has asked for this long.
+# The log is no longer followed after this many seconds without a request from a page.
 _UNWATCHED_S = 60.0
 # Seconds before a log that could not be read is read again.
 _RETRY_S = 10.0
-# The number of lines that are searched at a time, and for how long a page waits for a search.
+# The number of lines that are searched at a time, and the time limit of a search for a page.
 _STEP_LINES, _SEARCH_S = 10_000, 0.1
 # The number of lines, from the end, that are compared with the failure.
 _FAILURE_LINES = 20_000
-# The number of selections whose lines are remembered.
+# The number of selections whose lines are cached.
 _MOST_SELECTIONS = 8
 # Lines of the entry have no rank; ``at`` is in seconds since 1970, 0 if unknown.
 _SCHEMA = """
@@ -49,9 +49,9 @@ class Selection(NamedTuple):
     """Which lines to show.
 
     Args:
-        node: Only those of this node; None for all.
-        rank: Only those of this rank; None for all.
-        text: Only those that contain this text, whatever its case.
+        node: Only the lines of this node; None for all.
+        rank: Only the lines of this rank; None for all.
+        text: Only the lines that contain this text; case is ignored.
     """
 
     node: int | None = None
@@ -63,8 +63,8 @@ class Page(NamedTuple):
     """Some lines of a selection.
 
     Args:
-        selected: The number of lines of the selection, as far as they were looked for.
-        searched: The number of lines that were looked at.
+        selected: The number of selected lines among those searched.
+        searched: The number of lines searched so far.
         total: The number of all lines.
         is_complete: Whether the job has ended and all of its log was read.
         error: Why the log cannot be read, or not to its end; empty if it can.
@@ -79,7 +79,7 @@ class Page(NamedTuple):
 
 
 class LogTable:
-    """The log of a job as far as it was read; a thread continues while a page shows it."""
+    """The log of a job read so far; a thread continues to read it while a page shows it."""
 
     def __init__(self, job: Job | EmulatedJob) -> None:
         self._job = job
@@ -90,19 +90,19 @@ class LogTable:
         self._clear()
 
     def _clear(self) -> None:
-        # What the nodes recorded, as far as the log was read.
+        # The journals of the nodes in the log read so far.
         self.journals = Journals()
-        # Without a name, so that nothing is left, no matter how the console ends.
+        # A database without a name is deleted however the console ends.
         self._db = sqlite3.connect("", check_same_thread=False)
         self._db.execute("PRAGMA journal_mode = MEMORY")
         self._db.execute(_SCHEMA)
         self._count = 0
         self._error = ""
-        # Metric and rank -> steps and values, in turn: many times smaller than points.
+        # Metric and rank -> alternating steps and values; much smaller than a list of points.
         self._metrics: dict[tuple[str, int | None], array[float]] = {}
-        # Lines of ranks that have not ended, such as progress bars.
+        # Unfinished lines of ranks, such as progress bars.
         self._open: dict[tuple[int, int | None], bytes] = {}
-        # Selection -> the number of lines that were searched, and those that were found.
+        # Selection -> the number of lines searched, and the numbers of the lines found.
         self._selected: dict[Selection, tuple[int, array[int]]] = {}
 
     def keep_reading(self) -> None:
@@ -112,16 +112,16 @@ class LogTable:
             is_too_early = self._asked_s < self._retry_at_s
             if self._is_reading or self._is_complete or is_too_early or self._is_closed:
                 return
-            # A log that was not followed for a while is read again from its start.
+            # After a pause, the log is read again from its start.
             self._is_reading = True
             self._db.close()
             self._clear()
         threading.Thread(target=self._read, name=f"log of {self._job.id}", daemon=True).start()
 
     def page(self, which: Selection, start: int, end: int) -> Page:
-        """Return lines ``start`` to ``end`` of those selected, and how many there are.
+        """Return the selected lines from ``start`` to ``end``, and the number of selected lines.
 
-        The next call continues a long search.
+        A search that reaches its time limit continues in the next call.
         """
         self.keep_reading()
         with self._lock:
@@ -132,10 +132,10 @@ class LogTable:
             return Page(len(chosen), searched, self._count, self._is_complete, self._error, rows)
 
     def find(self, failure: Failure, which: Selection) -> tuple[int, int] | None:
-        """Return the line of a failure: its place among those selected, and its number.
+        """Return the line of a failure: its place in the selection, and its number.
 
-        It is the last line of the rank, or else of the node, with the end of what the failure
-        shows, or without such a line the last one. None if there are no lines.
+        This is the last line of the rank, or else of the node, that contains the end of the
+        failure's text; without such a line it is the last line. None if there are no lines.
         """
         ends = [line.strip() for line in (failure.message, *failure.last_lines)]
         wanted = next((line for line in reversed(ends) if line), "")
@@ -161,7 +161,7 @@ class LogTable:
             return min(bisect_left(chosen, line), max(0, len(chosen) - 1)), line
 
     def metrics(self) -> list[MetricPoint]:
-        """Return the metrics in the log as far as it was read.
+        """Return the metrics in the log read so far.
 
         Raises:
             CloudJobError: The log cannot be read.
@@ -177,7 +177,7 @@ class LogTable:
             ]
 
     def close(self) -> None:
-        """Delete the copy of the log, which is no longer followed."""
+        """Stop following the log and delete its copy."""
         with self._lock:
             self._is_closed = True
             self._db.close()
@@ -224,7 +224,7 @@ class LogTable:
             self._error, self._is_complete, self._is_reading = error, is_complete, False
 
     def _copy(self) -> bool:
-        """Copy the log until it ends or no page shows it; return whether it has ended."""
+        """Copy the log until its end or until no page shows it; return whether it has ended."""
         reader = self._job.metric_reader()
         try:
             for piece in self._job.pieces(
@@ -265,7 +265,7 @@ class LogTable:
             if whole.endswith(b"\n") and not bars.is_drawn_over(whole):
                 found.append((line.rank, whole))
             else:
-                # A progress bar overwrites itself; only what it shows last is kept.
+                # A progress bar overwrites itself; only its last state is kept.
                 self._open[node, line.rank] = bars.reduced(whole)[-LONGEST_CHARS:]
         self._append(node, found, int(piece.at or 0))
 

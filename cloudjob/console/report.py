@@ -25,16 +25,16 @@ from cloudjob.tracking.journals import Journals
 from jobentry.contract import lines
 
 _STATIC = Path(__file__).parent / "static"
-# The last lines of the log, and the most files that the report contains.
+# The most log lines, counted from the end, and the most files in the report.
 _LOG_LINES, _FILES = 5_000, 1_000
-# The size of an image, and what it has around each chart: title, padding and gap.
+# The width of an image, the height of its head, and a chart's height of title, padding and gap.
 _IMAGE_WIDTH_PX, _IMAGE_HEAD_PX, _IMAGE_PANEL_PX = 1200, 90, 66
 
 
 def render(job: Job) -> str:
-    """Return the page of a job as it is now, with everything that is known about it.
+    """Return the report of a job in its current state, as an HTML page.
 
-    The page lists what could not be read, such as outputs in a store that does not answer.
+    The page lists the parts that cannot be read, such as outputs in a store that does not answer.
 
     Raises:
         CloudJobError: The status of the job cannot be read.
@@ -75,12 +75,12 @@ def draw(job: Job) -> bytes:
     return screenshot.take(page, _IMAGE_WIDTH_PX, height_px)
 
 
-# Called with the name of what to read, a function that reads it, and its default.
+# Called with the name of a part to read, a function that reads it, and its default.
 _Read = Callable[[str, Callable[[], Any], Any], Any]
 
 
 def _reader(missing: list[str]) -> _Read:
-    """Return a function that adds what cannot be read to ``missing``."""
+    """Return a function that reads a part, or adds its error to ``missing``."""
 
     def read(what: str, get: Callable[[], Any], default: Any) -> Any:
         try:
@@ -93,7 +93,7 @@ def _reader(missing: list[str]) -> _Read:
 
 
 def _charts(job: Job, read: _Read) -> list[tuple[str, charts.Chart]]:
-    """Return each chart with the group of charts that zoom together."""
+    """Return each chart with the name of its zoom group."""
     status = job.status()
     phases = read("phases", job.phases, ())
     journals = read("journals", job.journals, Journals())
@@ -118,7 +118,7 @@ def _page(
         loader=PackageLoader("cloudjob.console"),
         autoescape=True,
         undefined=StrictUndefined,
-        # Not what is marked as safe.
+        # Texts that are marked as safe stay unchanged.
         finalize=lambda value: displayable(value) if type(value) is str else value,
     )
     return environment.get_template("report.html").render(
@@ -147,13 +147,13 @@ def _log(job: Job) -> list[tuple[str, str]]:
 
 
 def _script(values: object) -> str:
-    """Return JSON that cannot end the script that contains it."""
+    """Return JSON that cannot close the script element that contains it."""
     return json.dumps(values).replace("<", "\\u003c")
 
 
 def _echarts() -> dict[str, str]:
     """Return the module of ECharts that NiceGUI contains, and the name of its export."""
-    # To import NiceGUI takes a second.
+    # Importing NiceGUI would take a second.
     found = find_spec("nicegui")
     if found is None or found.origin is None:
         raise ModuleNotFoundError(name="nicegui")

@@ -11,13 +11,13 @@ from pathlib import Path
 
 from cloudjob.errors import UsageError
 
-# All take the same options.
+# All browsers take the same options.
 _BROWSERS = (
     *("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "microsoft-edge"),
     "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome",
 )
 _LIMIT_S = 120.0
-# Milliseconds by the virtual clock of the page, which runs without waiting.
+# The page's time limit in milliseconds of its virtual clock, which skips idle time.
 _DRAWING_MS = 10_000
 _HINT = "without --png, the report is an HTML file that any browser shows"
 

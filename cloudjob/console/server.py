@@ -32,7 +32,7 @@ def serve(home: Path, port: int, *, opens_browser: bool, on_ready: Callable[[str
 
     Args:
         port: The port on loopback; 0 for a free one.
-        on_ready: Called with the link that opens the console, once.
+        on_ready: Called with the one-time link that opens the console.
 
     Raises:
         OSError: The port is in use.
@@ -54,7 +54,7 @@ def serve(home: Path, port: int, *, opens_browser: bool, on_ready: Callable[[str
         on_ready(link)
         if opens_browser:
             page = opening_page(link, Path(folder))
-            # A browser that stays in the foreground, such as one for terminals, needs the server.
+            # In a thread, because a terminal browser blocks and needs the running server.
             threading.Thread(target=webbrowser.open, args=(page.as_uri(),), daemon=True).start()
         uvicorn.Server(config).run()
 
@@ -85,7 +85,7 @@ def _application(console: Console) -> FastAPI:
 
 @contextlib.contextmanager
 def _listener(port: int) -> Iterator[tuple[int, int]]:
-    """Listen on loopback; yields the descriptor and the port."""
+    """Listen on loopback; yield the descriptor and the port."""
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((_HOST, port))
@@ -95,7 +95,7 @@ def _listener(port: int) -> Iterator[tuple[int, int]]:
 
 
 def opening_page(link: str, folder: Path) -> Path:
-    """Return a file that opens the link, as other users can read the arguments of a browser."""
+    """Return a file that opens the link, because other users can read a browser's arguments."""
     page = folder / "open.html"
     page.write_text(f'<meta http-equiv="refresh" content="0; url={escape(link)}">\n')
     return page

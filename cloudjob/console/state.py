@@ -1,4 +1,4 @@
-"""What the pages of one console share."""
+"""The state that the pages of one console share."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from cloudjob.tracking import Job, find
 from cloudjob.tracking.journals import Journals
 from cloudjob.tracking.metrics import MetricPoint
 
-# The number of logs that are kept open, and of ended jobs whose journals are kept.
+# The number of logs that stay open, and of ended jobs whose journals are cached.
 _MOST_LOGS = 16
 
 
 class Console:
-    """The job list and the logs that were opened."""
+    """The job list and the open logs."""
 
     def __init__(self, home: Path) -> None:
         self.home = home
@@ -35,10 +35,10 @@ class Console:
         return find(self.home, job_id)
 
     def journals(self, job: Job) -> Journals:
-        """Return what the nodes of a job have recorded so far.
+        """Return the journals of a job's nodes so far.
 
         Raises:
-            CloudJobError: It cannot be read.
+            CloudJobError: They cannot be read.
         """
         if not job.has_final_status:
             log = self.log(job.id)
@@ -49,7 +49,7 @@ class Console:
         if found is None:
             found = job.journals()
             if len(found.nodes) < job.nodes:
-                # The store may not have answered; the next request asks again.
+                # Perhaps the store did not answer, so this is not cached; the next request retries.
                 return found
             with self._lock:
                 while len(self._journals) >= _MOST_LOGS:
@@ -58,7 +58,7 @@ class Console:
         return found
 
     def metrics(self, job: Job) -> list[MetricPoint]:
-        """Return the metrics of a job's training so far; the log of a running job is read once.
+        """Return the metrics of a job's training so far; a running job's log is read only once.
 
         Raises:
             CloudJobError: The log or the outputs cannot be read.
@@ -82,6 +82,6 @@ class Console:
                 log = LogTable(EmulatedJob(self.home, key) if is_emulated else self.job(job_id))
                 while len(self._logs) >= _MOST_LOGS:
                     self._logs.pop(next(iter(self._logs))).close()
-            # The log that was requested last is closed last.
+            # The most recently requested log is closed last.
             self._logs[job_id] = log
             return log

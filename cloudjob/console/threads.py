@@ -1,4 +1,4 @@
-"""Calls that may block, in threads that do not keep the console from ending."""
+"""Runs calls that may block in threads that do not delay the end of the console."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _R = TypeVar("_R")
 async def in_thread(function: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> _R:
     """Return the result of a call in a thread of its own.
 
-    ``asyncio.to_thread`` has a thread or two for each CPU, which the jobs of one platform that does
-    not answer would occupy, and waits for all of them at the end.
+    ``asyncio.to_thread`` has only one or two threads per CPU, which jobs of a platform that does
+    not answer would occupy, and it waits for all of them at the end.
     """
     return await asyncio.wrap_future(start_call(partial(function, *args, **kwargs)))

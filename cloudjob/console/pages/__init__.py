@@ -1,1 +1,1 @@
-"""The pages of the console, one module each; ``frame`` is what they share."""
+"""The pages of the console, one module each; ``frame`` contains their common parts."""

@@ -23,7 +23,7 @@ from cloudjob.tracking.metrics import MetricPoint
 from jobentry.contract.packages import FILE, FOLDER
 
 MOST_JOBS = 8
-# A page with more would take seconds to load.
+# A page with more files would take seconds to load.
 _MOST_FILES = 1000
 
 
@@ -32,7 +32,7 @@ class _Section(NamedTuple):
 
     Args:
         columns: The values of each job by name.
-        note: What could not be read.
+        note: The errors of parts that could not be read.
     """
 
     title: str
@@ -47,7 +47,7 @@ def register(console: Console) -> None:
     async def page(jobs: str = "") -> None:
         ids = [job for job in jobs.split(",") if job][:MOST_JOBS]
         with frame("Compare", "Compare"):
-            # A platform may take longer to answer than NiceGUI gives a page.
+            # A platform may take longer to answer than NiceGUI waits for a page.
             await ui.context.client.connected()
             try:
                 found = [await in_thread(console.job, job) for job in ids]
@@ -65,7 +65,7 @@ class _Comparison:
         self._console = console
         self._jobs = jobs
         self._points: dict[str, list[MetricPoint]] = {}
-        # The points of these jobs stay as they are.
+        # The points of these jobs do not change any more.
         self._ended: set[str] = set()
         self._sections: list[_Section] = []
         self._shows_all = False
@@ -125,7 +125,7 @@ class _Comparison:
 
 
 def _sections(jobs: Sequence[Job]) -> list[_Section]:
-    """Return results, descriptions and variables; it may wait for a platform."""
+    """Return results, descriptions and variables; this may wait for a platform."""
     specs, notes = [], []
     for job in jobs:
         try:
@@ -157,7 +157,7 @@ def _result(job: Job) -> dict[str, str]:
 
 
 def _code(jobs: Sequence[Job]) -> _Section:
-    """Return which files differ; equal packages are not read."""
+    """Return the files that differ; equal packages are not read."""
     if len({job.code_digest for job in jobs}) == 1:
         return _Section("Code", [{} for _ in jobs], "The packages are equal.")
     columns, notes = [], []

@@ -1,4 +1,4 @@
-"""The jobs of the emulator on this machine, also those that other clients created."""
+"""The jobs of the emulator on this machine, including those that other clients created."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def register(console: Console) -> None:
 
 
 def _rows(home: Path) -> tuple[int, list[dict[str, Any]]]:
-    """Return how many jobs there are, and the rows of the newest."""
+    """Return the number of jobs, and the rows of the newest."""
     found = daemon.jobs(home)
     with Records(records_path(home)) as db:
         # modelarts+http://HOST/PROJECT/ID/JOB

@@ -1,4 +1,4 @@
-"""What all pages share: header, colours, keys, dark mode."""
+"""The common parts of all pages: header, colours, keys, dark mode."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def frame(title: str, *crumbs: str) -> Iterator[None]:
 
     Args:
         title: The title of the browser's tab.
-        crumbs: Where the page is below the list of jobs.
+        crumbs: The path from the list of jobs to the page.
     """
     ui.page_title(f"{title} - cloudjob")
     ui.add_head_html(

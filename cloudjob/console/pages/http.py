@@ -1,4 +1,4 @@
-"""Requests and answers of the endpoints; names of files may contain what is not UTF-8."""
+"""Requests and responses of the endpoints; file names may contain bytes that are not UTF-8."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class Values(Protocol):
 
 
 def json_response(values: Values) -> Response:
-    """Return values as JSON of ASCII, as texts of jobs may contain what is not UTF-8."""
+    """Return values as ASCII JSON, because texts of jobs may contain bytes that are not UTF-8."""
     return Response(json.dumps(values._asdict()), media_type="application/json")
 
 
 def parameter(request: HTTPConnection | None, name: str) -> str:
-    """Return a parameter of a request; empty if it has none."""
+    """Return a parameter of a request; empty if it is missing."""
     text: bytes = request.scope["query_string"] if request else b""
     return parse_qs(text.decode("ascii", "replace"), errors="surrogateescape").get(name, [""])[0]
 

@@ -73,12 +73,12 @@ class _JobPage:
             for name in _VIEWS:
                 self._panels[name] = ui.column().classes("w-full gap-3")
             tabs.on_value_change(self._change)
-            # A platform may take longer to answer than NiceGUI gives a page.
+            # A platform may take longer to answer than NiceGUI waits for a page.
             await ui.context.client.connected()
             if not self._job.has_final_status:
                 await self._look()
                 self._head.refresh()
-            # Another view may have been chosen meanwhile.
+            # The user may have chosen another view by now.
             await self._show(str(tabs.value))
         if not self._status.state.is_final:
             timer = ui.timer(_REFRESH_S, lambda: self._refresh(timer))
@@ -144,7 +144,7 @@ class _JobPage:
         ui.notify("Copied the job's id.")
 
     async def _cancel(self) -> None:
-        # What is in the head, like the button, is replaced every two seconds.
+        # The head with the button is replaced every two seconds, so the dialog belongs to the page.
         with ui.context.client:
             if not await confirm(f"Cancel {self._job.id}?", "Cancel", "Keep running"):
                 return

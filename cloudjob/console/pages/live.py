@@ -1,4 +1,4 @@
-"""Parts of a page that follow a job: each is built once, and its charts get new data in place."""
+"""Parts of a page that follow a job; each is built once, and its charts are updated in place."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from cloudjob.errors import CloudJobError
 from cloudjob.tracking import Job
 
 _REFRESH_S = 3.0
-# A drawing is repeated only after this many times the time that it took.
+# The pause between two drawings, as a multiple of the time that a drawing took.
 _REST = 10
 
 
 class Live:
-    """Draws itself where it is started, and every few seconds while the job runs."""
+    """A part of a page that redraws itself every few seconds while the job runs."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
-        # A timer and a click may both draw.
+        # A timer and a click may draw at the same time.
         self._drawing = asyncio.Lock()
         self._next_s = 0.0
 
@@ -66,8 +66,8 @@ class ChartView(Live):
     """Charts that share their zoom.
 
     Args:
-        find: Returns the charts as they are now.
-        missing: The note to show while there are none.
+        find: Returns the current charts.
+        missing: The note to show if there are no charts.
     """
 
     def __init__(self, job: Job, find: Callable[[], Awaitable[list[Chart]]], missing: str) -> None:
@@ -107,7 +107,7 @@ class ChartPanel:
     """A chart in a panel with its title and note.
 
     Args:
-        is_text: Whether its texts can be selected and searched, which costs time with many points.
+        is_text: Whether its texts can be selected and searched, which is slow with many points.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class ChartPanel:
         return self._chart.id
 
     def update(self, chart: Chart) -> None:
-        """Give it new data; the zoom stays at the same values of the axis."""
+        """Update the data of the chart; the zoom stays at the same values of the axis."""
         if chart == self._shown:
             return
         self._note.set_text(chart.note)

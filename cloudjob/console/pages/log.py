@@ -18,7 +18,7 @@ from cloudjob.errors import CloudJobError
 from cloudjob.tracking import Job
 
 _ALL = "all"
-# From this number of ranks on, the field of the rank can be typed into.
+# From this number of ranks on, users can type into the field for the rank.
 _MANY_RANKS = 20
 _COLUMNS: list[dict[str, Any]] = [
     {"field": "line", "width": 74, "cellClass": "line mono"},
@@ -42,7 +42,7 @@ _COLUMNS: list[dict[str, Any]] = [
 
 
 def register(console: Console) -> None:
-    """Add the endpoint from which the table gets the lines it shows."""
+    """Add the endpoint that returns the lines of the table."""
 
     @app.get("/api/jobs/{job_id}/log")
     def log(

@@ -1,4 +1,4 @@
-"""The files that a job has stored so far, to browse and to download."""
+"""Browses and downloads the files that a job has stored so far."""
 
 from __future__ import annotations
 
@@ -61,14 +61,14 @@ async def _rest(first: bytes, pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
 
 
 def _headers(file: Output) -> dict[str, str]:
-    # An attachment, so that no file is ever shown as a page of the console.
+    # An attachment, so that browsers never show a file as a page of the console.
     name = quote(file.name.rpartition("/")[2], "", errors="surrogateescape")
     headers = {
         "Content-Type": "application/octet-stream",
         "Content-Disposition": f"attachment; filename*=UTF-8''{name}",
         "Cache-Control": "no-store",
     }
-    # Only a manifest gives the size.
+    # Only files of a manifest have a known size.
     return {**headers, "Content-Length": str(file.size_bytes)} if file.digests else headers
 
 
@@ -117,7 +117,7 @@ def _show(job: Job, files: list[Output], path: str) -> None:
 
 
 def _rows(job: Job, files: list[Output], path: str) -> list[dict[str, Any]]:
-    """Return the rows of a folder: subfolders first, each with the files below it."""
+    """Return the rows of a folder, subfolders first; each counts the files below it."""
     start = f"{path}/" if path else ""
     folders: defaultdict[str, list[Output]] = defaultdict(list)
     here = []

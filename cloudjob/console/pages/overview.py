@@ -1,4 +1,4 @@
-"""Why a job failed, when what happened on each node, and its facts."""
+"""The overview of a job: why it failed, the timeline of each node, and its facts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cloudjob.tracking import Job
 
 
 class Overview:
-    """The overview of a job; built where it is created."""
+    """The overview of a job; creating it builds it on the page."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -28,7 +28,7 @@ class Overview:
         self._timeline: ChartPanel | None = None
 
     def update(self, status: JobStatus, phases: Sequence[Phase]) -> None:
-        """Show the job as it is now."""
+        """Show the current state of the job."""
         chart = charts.timeline(status, phases, time.time())
         if chart and self._timeline:
             self._timeline.update(chart)

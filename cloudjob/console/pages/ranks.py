@@ -1,4 +1,4 @@
-"""All ranks at a glance: one cell each, so that the one that differs stands out."""
+"""A grid with one cell for each rank, in which ranks that differ stand out."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class _Ranks(Live):
         return self._blamed()
 
     def _blamed(self) -> str:
-        """Return which rank made the job fail; cloudjob ended the others after it."""
+        """Return the rank that made the job fail; cloudjob ended the others after it."""
         status = self.job.last_status
         failure = status.failure if status else None
         if failure is None or failure.rank is None:

@@ -1,4 +1,4 @@
-"""What the nodes and ranks of a job used, over time."""
+"""The resources that the nodes and ranks of a job used, over time."""
 
 from __future__ import annotations
 

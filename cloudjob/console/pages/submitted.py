@@ -1,4 +1,4 @@
-"""What was submitted: the description, the variables with secrets as ``***``, and the package."""
+"""The submitted job: its description, its variables with secrets as ``***``, and its package."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from cloudjob.tracking import Job
 from jobentry.contract.packages import FILE, FOLDER, LINK, Entry
 
 _COLUMNS = (NAME, SIZE, column("mode", "Mode", width=90, cellClass="mono"))
-# A page with more would take seconds to load.
+# A page with more files would take seconds to load.
 _MOST_FILES = 20_000
 
 
 async def build(job: Job) -> None:
-    """Show the description as it was recorded, and the package as it is in the store."""
+    """Show the recorded description, and the package in the store."""
     _description(job)
     with ui.card().classes("panel") as panel:
         ui.label("Package").classes("panel-title")

@@ -19,7 +19,7 @@ def column(field: str, header: str, **more: Any) -> dict[str, Any]:
 
 
 NAME = column("name", "Name", flex=1, minWidth=160, cellClass="mono")
-# A row has its bytes, to sort by, and its size, to show.
+# A row contains the number of bytes, for sorting, and the size as text.
 SIZE = column(
     "bytes", "Size", width=110, type="numericColumn", **{":valueFormatter": "p => p.data.size"}
 )
@@ -37,7 +37,7 @@ def grid(columns: Sequence[Mapping[str, Any]], **options: Any) -> ui.aggrid:
 def short_grid(
     columns: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]], **options: Any
 ) -> ui.aggrid:
-    """Show a table that is as high as its rows, up to half a screen."""
+    """Show a table with the height of its rows, at most half a screen."""
     height_px = _HEAD_PX + _ROW_PX * min(len(rows), _MOST_ROWS)
     made = grid(columns, rowData=rows, rowHeight=_ROW_PX, **options)
     return made.classes("outputs-grid").style(f"height: {height_px}px")
