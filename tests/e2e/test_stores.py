@@ -209,7 +209,6 @@ def test_the_log_of_a_job_that_was_killed_is_in_the_store(cloud, poll: Callable[
         with contextlib.suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)
     running.end()
-    cloud.await_cleanup()
     shutil.rmtree(cloud.home / "process" / job)
 
     shown = cloud.cli("logs", job)
