@@ -1,6 +1,6 @@
-"""ModelArts on this machine: API, IAM and OBS, in front of the process and docker backends.
+"""An emulator of ModelArts: API, IAM and OBS, on top of the process and docker backends.
 
-Start in ``server.py``, which puts the parts together: ``app`` and ``routes`` answer the API over
+Start in ``server.py``, which creates all parts: ``app`` and ``routes`` serve the API from
 ``database``; ``proxy`` passes requests for OBS to ``seaweedfs``; ``scheduler`` and ``job_run`` run
 jobs on ``nodes``; ``daemon`` starts and stops the process for the command line.
 """

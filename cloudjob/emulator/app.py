@@ -53,8 +53,8 @@ class Request:
 
     Args:
         target: Path and query as in the request line.
-        headers: By their names in lower case.
-        user: The sender, once it is authenticated.
+        headers: The headers by name in lower case.
+        user: The sender, once the request is authenticated.
     """
 
     method: str
@@ -72,7 +72,7 @@ class Request:
 
     @property
     def query(self) -> dict[str, str]:
-        """The query; the last value of a repeated name."""
+        """The query parameters; a repeated name has its last value."""
         return dict(parse_qsl(self.target.partition("?")[2], keep_blank_values=True))
 
     def parsed_query(self, model: type[M]) -> M:
@@ -92,7 +92,7 @@ class Request:
         return parse(model, self.json())
 
     def json(self) -> dict[str, Any]:
-        """Return the body, whose strings are valid Unicode and whose numbers are finite.
+        """Return the body; its strings are valid Unicode and its numbers are finite.
 
         Raises:
             ApiError: It is not a JSON object.
@@ -111,14 +111,14 @@ class Request:
 
 
 def _is_flat(value: Any, depth: int) -> bool:
-    """Whether a value has at most ``depth`` levels; later code recurses into it."""
+    """Whether a value has at most ``depth`` levels, because later code recurses into it."""
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return depth > 0 and all(_is_flat(item, depth - 1) for item in inner)
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An answer to a request.
+    """The response to a request.
 
     Args:
         body: Sent as JSON; None for an empty body.
@@ -134,9 +134,9 @@ class Endpoint:
     """An operation of the API.
 
     Args:
-        method: One method, or several with blanks between them.
-        handler: Returns the body of the answer, or a whole ``Answer``.
-        status: The status of the answer if the handler returns only its body.
+        method: One method, or several separated by spaces.
+        handler: Returns the body of the response, or an ``Answer``.
+        status: The status of the response if the handler returns only its body.
     """
 
     method: str
@@ -146,7 +146,7 @@ class Endpoint:
 
     @property
     def action(self) -> str:
-        """The action for which the user needs permission; empty for none."""
+        """The action that the user needs permission for; empty for none."""
         resource = _RESOURCES.get((self.path.split("/") + [""] * 4)[3], "")
         return f"modelarts:{resource}:{self._verb}" if resource else ""
 
@@ -169,7 +169,7 @@ class Api:
     Args:
         services: The service of each project by its id; the first one is that of the region.
         control_token: Authorizes the control requests of the emulator's owner.
-        clock: The time of the service, which is in the header ``Date`` of each answer.
+        clock: The time of the service, which each response contains in its header ``Date``.
     """
 
     def __init__(
@@ -209,7 +209,7 @@ class Api:
             except asyncio.TimeoutError:
                 return self.refusal(408)
             if content is None:
-                # The rest of the body would be read as the next request.
+                # The connection closes, because the unread body would be parsed as a request.
                 return self.refusal(413)
             asked = Request(
                 method=request.method,
@@ -229,12 +229,12 @@ class Api:
         return serve
 
     def refusal(self, status: int) -> Response:
-        """Return the answer to a request that cannot be read."""
+        """Return the response to a request that cannot be read."""
         body = gateway_error(status, request_id := uuid.uuid4().hex)
         return self._response(Answer(status, body, {"Connection": "close"}), request_id)
 
     def _answer(self, endpoint: Endpoint, request: Request) -> Answer | None:
-        """Return the answer; None if a fault loses it."""
+        """Return the response; None if an injected fault drops it."""
         try:
             request = replace(request, user=self._checked(endpoint, request))
             service = self._services.get(request.path_params.get("project_id", ""), self._service)
@@ -253,7 +253,7 @@ class Api:
         """Check host, injected faults, identity and permission of a request; return its user.
 
         Raises:
-            ApiError: It is refused.
+            ApiError: The request is refused.
         """
         path = request.path
         if not is_from_here(request.headers, (LOOPBACK,)):

@@ -64,7 +64,7 @@ class Attempt:
     _busy: tuple[float, int] = field(default_factory=lambda: (time.monotonic(), 0))
 
     def watch(self, row: JobRow) -> End:
-        """Wait until all nodes have ended; meanwhile upload, measure, and stop the job if asked."""
+        """Wait until all nodes have ended; also upload, measure, and stop the job on request."""
         service = self.job.service
         handle, key = row.run["handle"], row.run["log_key"]
         pump = threading.Thread(target=self._store_logs, args=(row,), daemon=True)
@@ -104,7 +104,7 @@ class Attempt:
                 time.sleep(1)
 
     def _stop_if_asked(self, row: JobRow, handle: str) -> bool:
-        """End the job if it was stopped or its time is over; return whether that is so."""
+        """End the job if it was stopped or has timed out; return whether it was."""
         if not row.is_stopping and self._is_overdue(row):
             self.job.event("Training job has run as long as auto_stop allows.", "Warning")
             self.job.service.database.change_phase(
@@ -129,7 +129,7 @@ class Attempt:
             self._stop_nodes(handle, is_urgent=False)
 
     def _stop_nodes(self, handle: str, *, is_urgent: bool) -> None:
-        """Ask the nodes to end, and kill them after the grace period."""
+        """Send the nodes SIGTERM, and SIGKILL after the grace period."""
         now = time.monotonic()
         is_first = not self._stop_at
         if is_first:
@@ -167,12 +167,12 @@ class Attempt:
             self.job.service.machines.stop(handle, is_urgent=True)
 
     def _store_logs(self, row: JobRow) -> None:
-        """Store the logs of all nodes until they end."""
+        """Store the logs of all nodes until their end."""
         limit = self.job.service.settings.log_limit_bytes
         writers = []
         for index in range(row.nodes):
             log = self.job.log(index)
-            # Restarted machines yield their whole log again, from the beginning.
+            # Restarted machines yield their complete log again, from the start.
             earlier = [key_of(row, attempt) for attempt in _attempts_before(row)]
             size = sum(path.stat().st_size for path in map(log.run_path, earlier) if path.exists())
             writers.append(Writer(log.run_path(row.run["log_key"]), limit, size))
@@ -183,7 +183,7 @@ class Attempt:
         except CloudJobError as error:
             self.job.event(f"Collecting logs failed: {error.message}", "Warning")
         except OSError:
-            pass  # the job was deleted meanwhile
+            pass  # the job has been deleted
 
 
 def key_of(row: JobRow, attempt: int) -> str:
@@ -192,6 +192,6 @@ def key_of(row: JobRow, attempt: int) -> str:
 
 
 def _attempts_before(row: JobRow) -> range:
-    """Return the earlier attempts on the machines of this one."""
+    """Return the earlier attempts that ran on the machines of this one."""
     first = int(row.run["key"].rpartition("-")[2])
     return range(first, int(row.run.get("attempt", 0)))

@@ -36,7 +36,7 @@ class Access:
     """Accepts requests, or refuses them as the service's gateway does.
 
     Args:
-        clock: Seconds since the epoch, as the service sees it.
+        clock: The time of the service, in seconds since the epoch.
     """
 
     def __init__(
@@ -54,10 +54,10 @@ class Access:
         """Check identity, project, rate and permission of a request; return its user.
 
         Args:
-            action: The action for which the user needs permission; empty for none.
+            action: The action that the user needs permission for; empty for none.
 
         Raises:
-            ApiError: It is refused.
+            ApiError: The request is refused.
         """
         self._count_request()
         user, project = self._identity(request)
@@ -107,7 +107,7 @@ class Access:
         return key
 
     def agency_keys(self, name: str) -> Keys:
-        """Return temporary keys with which a job acts for the user of this name."""
+        """Return temporary keys with which a job acts as the user of this name."""
         user = self.account.user(name) or self.account.owner
         key = self.new_key(user, self._settings.token_h * 3600)
         return Keys(key.access, key.secret, key.token)

@@ -35,11 +35,11 @@ def up(home: Path, *, config: Path | None = None, port: int = 0) -> Address:
     """Start the emulator unless it is running; return where it listens.
 
     Args:
-        config: The file with its settings; later starts use them, too.
+        config: The settings file; later starts use the same settings.
         port: The port of the API; 0 for the same as before.
 
     Raises:
-        CloudJobError: It does not start.
+        CloudJobError: The emulator does not start.
     """
     with _locked(home) as place:
         return _up(place, config, port)
@@ -49,7 +49,7 @@ def down(home: Path) -> bool:
     """Stop the emulator; return whether it was running.
 
     Raises:
-        BackendError: It does not stop.
+        BackendError: The emulator does not stop.
     """
     with _locked(home) as place:
         return _down(place)
@@ -91,10 +91,10 @@ def _down(place: Path) -> bool:
 
 
 def reset(home: Path) -> bool:
-    """Delete all jobs, objects and keys; restart the emulator if it was running, and return that.
+    """Delete all jobs, objects and keys; return whether the emulator was running and is restarted.
 
     Raises:
-        CloudJobError: It does not stop or start.
+        CloudJobError: The emulator does not stop or start.
     """
     with _locked(home) as place:
         ran = _down(place)
@@ -111,7 +111,7 @@ def reset(home: Path) -> bool:
 
 
 def status(home: Path) -> dict[str, Any]:
-    """Return addresses, keys, jobs and faults; only ``is_running`` if it is not running."""
+    """Return addresses, keys, jobs and faults; only ``is_running`` if the emulator is stopped."""
     place = folder(home)
     if not state.is_running(place):
         return {"is_running": False}
@@ -124,7 +124,7 @@ def is_running(home: Path) -> bool:
 
 
 def jobs(home: Path) -> dict[str, Any]:
-    """Return how many jobs the emulator has, and the newest, whichever client created them."""
+    """Return the number of jobs in the emulator, and the newest, from all clients."""
     return _ask(folder(home), "GET", "jobs")
 
 
@@ -190,7 +190,7 @@ def _start(place: Path, port: int) -> None:
             words or f"starting the emulator: {last or 'it ended without an error message'}",
             hint=rest.decode("utf-8", "replace").strip() or f"see {place / state.LOG}",
         )
-    # It outlives this process, which does not wait for it.
+    # The emulator outlives this process, which does not wait for it.
     process.returncode = 0
 
 

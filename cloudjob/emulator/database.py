@@ -1,4 +1,4 @@
-"""The state of the service in one SQLite file: what was acknowledged survives a crash."""
+"""The state of the service in one SQLite file, in which acknowledged changes survive a crash."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ FINAL = ("Completed", "Failed", "Terminated", "Abnormal")
 
 @dataclass(slots=True)
 class JobRow:
-    """One job, with the columns of its table in their order.
+    """One job; the fields are the columns of its table, in order.
 
     Args:
         body: The request that created it, with all defaults.
-        run: What its run needs to resume: attempts, exit codes, node states.
-        is_stopping: 1 once it was asked to end, 2 once it was deleted, else 0.
+        run: The data with which a run resumes: attempts, exit codes, node states.
+        is_stopping: 1 after a request to stop it, 2 after a request to delete it, else 0.
         pool: The dedicated pool it runs in; empty for the public one.
     """
 
@@ -91,7 +91,7 @@ class JobRow:
 
 
 class StoredToken(NamedTuple):
-    """The user and the project of a token; the project is empty for the whole account."""
+    """The user and the project of a token; the project is empty if it covers the account."""
 
     user: str
     project: str
@@ -99,7 +99,7 @@ class StoredToken(NamedTuple):
 
 
 class TemporaryKey(NamedTuple):
-    """A key that is valid for a while, together with its security token."""
+    """A key that expires, with its security token."""
 
     access: str
     secret: str
@@ -108,12 +108,12 @@ class TemporaryKey(NamedTuple):
     expires_s: float
 
 
-# Columns of JSON are dictionaries in Python.
+# JSON columns are dictionaries in Python.
 sqlite3.register_adapter(dict, json.dumps)
 sqlite3.register_converter("json", json.loads)
 _BODY, _RUN = 'body AS "body [json]"', 'run AS "run [json]"'
 _COLUMNS = ", ".join([*(field.name for field in fields(JobRow)[:-2]), _BODY, _RUN])
-# An SQL expression, and the values of its question marks.
+# An SQL expression, and the values of its placeholders.
 Condition = tuple[str, Sequence[Any]]
 UNFINISHED: Condition = (f"phase NOT IN ({', '.join('?' * len(FINAL))})", FINAL)
 
@@ -140,7 +140,7 @@ class Database:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Commit all or nothing; an inner transaction is part of the outer one."""
+        """Commit the body as one transaction; an inner transaction is part of the outer one."""
         with self._lock:
             if self._connection.in_transaction:
                 yield
@@ -192,7 +192,7 @@ class Database:
         )
 
     def remove_job(self, job: str) -> None:
-        """Remove a job and everything that belongs to it."""
+        """Remove a job with its outputs, events, metrics and tags."""
         with self.transaction():
             self._execute("DELETE FROM jobs WHERE id = ?", (job,))
             for table in ("outputs", "events", "metrics", "tags"):
@@ -201,7 +201,7 @@ class Database:
     def find_jobs(
         self, conditions: Iterable[Condition], *, order: str, limit: int, skip: int
     ) -> tuple[int, list[JobRow]]:
-        """Return how many jobs match all conditions, and a page of them."""
+        """Return the number of jobs that match all conditions, and a page of them."""
         where, values = _where(conditions)
         with self._lock:
             total = self.count_jobs((where, values))
@@ -214,7 +214,7 @@ class Database:
         return total, [JobRow(*row) for row in found]
 
     def count_jobs(self, *conditions: Condition) -> int:
-        """Return how many jobs match all conditions."""
+        """Return the number of jobs that match all conditions."""
         where, values = _where(conditions)
         return int(self._rows(f"SELECT count(*) FROM jobs WHERE {where}", values)[0][0])
 
@@ -232,14 +232,14 @@ class Database:
         )
 
     def output_in_use(self, urls: Iterable[str]) -> str:
-        """Return the output that a job which has not ended also writes; empty for none."""
+        """Return the first of these outputs that an unfinished job also writes; empty for none."""
         for url in urls:
             writes = ("id IN (SELECT job FROM outputs WHERE url = ?)", [url])
             if self.count_jobs(UNFINISHED, writes):
                 return url
         return ""
 
-    # -- what belongs to jobs -----------------------------------------------------------------
+    # -- events, metrics and tags of jobs -----------------------------------------------------
 
     def add_event(self, job: str, message: str, level: str = "Info", source: str = "Job") -> None:
         """Add an event of a job."""
@@ -251,7 +251,7 @@ class Database:
     def events(
         self, conditions: Iterable[Condition], *, order: str, limit: int, skip: int
     ) -> tuple[int, list[tuple[int, str, str, str]]]:
-        """Return how many events match, and time, level, source and message of a page of them."""
+        """Return the number of matching events, and a page: time, level, source and message."""
         where, values = _where(conditions)
         total = self._rows(f"SELECT count(*) FROM events WHERE {where}", values)[0][0]
         return total, self._rows(
@@ -346,7 +346,7 @@ class Database:
 
 
 def _where(conditions: Iterable[Condition]) -> tuple[str, list[Any]]:
-    """Return the SQL that is true where all conditions are, and its values."""
+    """Return one SQL expression for all conditions, and its values."""
     pairs = list(conditions)
     sql = " AND ".join(text for text, _ in pairs) or "1"
     return sql, [value for _, values in pairs for value in values]

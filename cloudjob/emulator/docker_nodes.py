@@ -1,4 +1,4 @@
-"""Nodes as containers of the docker backend, and what they need of the engine."""
+"""Nodes as containers of the docker backend, and requests to the container engine."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from jobentry.contract.sigv4 import Keys
 
 # The network that is created if the engine has no bridge.
 BRIDGE = "cloudjob-emulator"
-# What saved images leave out, besides .cloudjob, the folder in which our entry stores variables.
+# Folders that saved images leave out, besides .cloudjob, where cloudjob's entry stores variables.
 _TEMPORARY = ("run/", "tmp/", "dev/", "proc/", "sys/")
 
 
@@ -53,7 +53,7 @@ class DockerMachines:
             endpoint=endpoint,
             api=api,
         )
-        # Any image must work, so the packages that the platform would bring are mounted.
+        # Any image must work, so the packages that the platform would install are mounted.
         archive = str(Path(cloudjob.__file__).parent / ENTRY)
         self._archive = {
             "Type": "bind",
@@ -63,7 +63,7 @@ class DockerMachines:
         }
 
     def check_image(self, image: str) -> None:
-        """Look for the image in the engine; nothing is pulled."""
+        """Check that the engine has the image; nothing is pulled."""
         check_image(image)
 
     def tags(self, repository: str) -> list[str] | None:
@@ -83,7 +83,7 @@ class DockerMachines:
         return f"docker://local/{key}"
 
     def start(self, row: JobRow, key: str, nodes: Path, image: str) -> str:
-        """Start all nodes and return the handle; remove what an interrupted start left behind."""
+        """Start all nodes and return the handle; remove leftovers of an interrupted start first."""
         handle = self.handle(key)
         found = self._backend.nodes(handle)
         if len(found) == row.nodes and all(item.started_at for item in found):
@@ -204,11 +204,11 @@ class DockerMachines:
         return states
 
     def logs(self, handle: str) -> Iterator[tuple[int, bytes]]:
-        """Yield what each node writes, from the beginning, until all have ended."""
+        """Yield the output of each node, from the start, until all nodes have ended."""
         return self._backend.logs(handle, None, follow=True)
 
     def stop(self, handle: str, *, is_urgent: bool) -> None:
-        """Ask all nodes to end; with ``is_urgent`` kill them."""
+        """Send all nodes SIGTERM; with ``is_urgent`` SIGKILL."""
         self._backend.signal(handle, "SIGKILL" if is_urgent else "SIGTERM")
 
     def end_node(self, handle: str, index: int) -> None:
@@ -257,9 +257,9 @@ class DockerMachines:
 def gateway() -> str:
     """Return the host under which every container reaches this machine; empty for none.
 
-    It is the address of the engine's bridge, which is created if there is none; other machines
-    cannot reach it. On systems other than Linux, containers run in a virtual machine, in which a
-    host name stands for the loopback address of this machine.
+    This is the address of the engine's bridge, which is created if there is none; other machines
+    cannot reach it. On systems other than Linux, containers run in a virtual machine with a host
+    name for the loopback interface of this machine.
 
     Raises:
         BackendError: There is no engine, or it refuses.
@@ -274,7 +274,7 @@ def gateway() -> str:
 
 
 def inspected(client: Any, name: str) -> Any:
-    """Return a network of the engine, which is created unless it exists."""
+    """Return a network of the engine; create it unless it exists."""
     with engine.translated(f"creating the network {name}"):
         if not any(item["Name"] == name for item in client.networks(names=[name])):
             client.create_network(name, driver="bridge", check_duplicate=True)
@@ -284,7 +284,7 @@ def inspected(client: Any, name: str) -> Any:
 def bridge_address(network: Mapping[str, Any]) -> str:
     """Return the address that a bridge of the engine has on this machine; empty for none.
 
-    A newly installed engine reports none for its bridge, which then has the first of its subnet.
+    A newly installed engine reports none; its bridge then has the first address of its subnet.
     """
     pools = network["IPAM"]["Config"] or [{}]
     if pools[0].get("Gateway"):
@@ -293,7 +293,7 @@ def bridge_address(network: Mapping[str, Any]) -> str:
 
 
 def check_image(image: str) -> None:
-    """Look for an image in the engine.
+    """Check that the engine has an image.
 
     Raises:
         ImageMissing: The engine does not have it.
@@ -310,7 +310,7 @@ def check_image(image: str) -> None:
 
 
 def _copy_permanent(archive: Iterator[bytes], target: Any) -> None:
-    """Copy the tar file of a container without temporary files and files of our entry."""
+    """Copy the tar archive of a container without temporary files and files of the entry."""
     source = SimpleNamespace(read=lambda _size: next(archive, b""))
     with (
         tarfile.open(fileobj=source, mode="r|") as given,

@@ -7,15 +7,15 @@ from importlib.resources import files
 from typing import Any
 
 # From the vendor's list of error codes; APIGW.* come from the gateway in front of the service.
-# In a message, "%s" stands for the detail.
+# In a message, "%s" is replaced by the detail.
 with files("cloudjob.emulator").joinpath("errors.csv").open(encoding="ascii") as _file:
     _ERRORS = {row["code"]: row for row in csv.DictReader(_file)}
 
 
 class ApiError(ValueError):
-    """The service refuses; ``code`` is one that it documents.
+    """The service refuses a request; ``code`` is one of its documented error codes.
 
-    It is a ``ValueError`` so that validators of pydantic may raise it.
+    This is a ``ValueError`` so that validators of pydantic may raise it.
 
     Args:
         detail: Replaces ``%s`` in the code's message.
@@ -42,13 +42,13 @@ _GATEWAY_MESSAGES = {
 
 
 def gateway_error(status: int, request_id: str) -> dict[str, Any]:
-    """Return the body for a request that the gateway itself refuses."""
+    """Return the response body for a request that the gateway refuses."""
     message = _GATEWAY_MESSAGES.get(status, _GATEWAY_MESSAGES[400])
     return {"error_msg": message, "error_code": "APIGW.0201", "request_id": request_id}
 
 
 def error_body(error: ApiError, request_id: str) -> dict[str, Any]:
-    """Return the body that reports it: in the form of the gateway or of the service."""
+    """Return the response body for an error, in the format of the gateway or of the service."""
     if error.code.startswith("APIGW."):
         return {"error_msg": error.message, "error_code": error.code, "request_id": request_id}
     return {

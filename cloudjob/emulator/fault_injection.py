@@ -1,4 +1,4 @@
-"""Faults that users inject: what fails, how often or how long, and for which job."""
+"""Faults that users inject: the kind, the number or duration, and the affected job."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KINDS = {
     "bad-node": "a job with fault tolerance finds a bad node: --node",
     "lose-node": "a node of a running job is lost: --job, and --node (default 0)",
 }
-# They take effect once, when they are injected.
+# Faults that take effect once, when they are injected.
 AT_ONCE = ("expire-tokens", "lose-node")
 
 
@@ -33,12 +33,12 @@ class Fault:
 
     Args:
         kind: One of ``KINDS``.
-        count: How many requests or jobs it affects from now on; 0 for all.
+        count: The number of requests or jobs that it still affects; 0 for all.
         until_s: When it ends, in seconds since the epoch; 0 for never.
         job: The id of the job that it affects; empty for all jobs.
         node: The index of a node.
-        amount: Seconds, where the kind takes them.
-        path: It affects only requests whose path contains this text.
+        amount: The seconds for kinds that have a duration or delay.
+        path: A text that the path of an affected request contains.
     """
 
     id: int
@@ -52,7 +52,7 @@ class Fault:
 
 
 class Faults:
-    """The injected faults of an emulator, which forgets them when it stops."""
+    """The injected faults of an emulator, which are gone when it stops."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -60,7 +60,7 @@ class Faults:
         self._ids = itertools.count(1)
 
     def add(self, **values: Any) -> Fault:
-        """Add a fault, unless it is one that takes effect at once."""
+        """Add a fault, unless its kind takes effect at once."""
         fault = Fault(next(self._ids), **values)
         if fault.kind not in AT_ONCE:
             with self._lock:

@@ -20,19 +20,19 @@ _END_S = 2
 
 
 class Connection(H11Protocol):
-    """A connection that closes after 75 s without data before or in the head of a request.
+    """A connection that times out after 75 s without data before or in the head of a request.
 
-    An application finds the transport in ``scope["state"]``.
+    Applications find the transport in ``scope["state"]``.
     """
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Start to wait for the first request."""
+        """Start the timeout of the first request."""
         super().connection_made(transport)
         self.app_state = {**self.app_state, "transport": transport}
         self._close_when_idle()
 
     def data_received(self, data: bytes) -> None:
-        """Handle the data, then wait for the rest of the head."""
+        """Handle the data, then restart the timeout of the head."""
         super().data_received(data)
         self._close_when_idle()
 
@@ -44,9 +44,9 @@ class Connection(H11Protocol):
             )
 
     def send_400_response(self, msg: str) -> None:
-        """Answer as the application's ``refusal`` does; uvicorn's answer is always the same 400.
+        """Send the response of the application's ``refusal``; uvicorn would always send 400.
 
-        The status of h11 for a head that is too large is 431, even if it is all one line.
+        The status of h11 is 431 for any head that is too large; for a single line it must be 414.
         """
         status = getattr(sys.exc_info()[1], "error_status_hint", 400)
         if status == 431 and b"\r\n" not in self.conn.trailing_data[0]:
@@ -72,7 +72,7 @@ class HttpServer:
         """Serve ``app`` on these sockets once the server has started.
 
         Args:
-            app: An ASGI application; its ``refusal(status)`` answers what cannot be read.
+            app: An ASGI application; ``refusal(status)`` is its response to unreadable requests.
         """
         config = uvicorn.Config(
             app,
@@ -95,7 +95,7 @@ class HttpServer:
         self._thread.start()
 
     def close(self) -> None:
-        """Accept no more connections, and give running requests two seconds."""
+        """Accept no more connections, and wait two seconds for running requests."""
         for server, _ in self._servers:
             server.should_exit = True
         self._thread.join(_END_S + 1)
@@ -108,7 +108,7 @@ class HttpServer:
 
 
 def bind(address: str, port: int) -> socket.socket:
-    """Return a socket that listens.
+    """Return a listening socket.
 
     Raises:
         OSError: The port is in use.
@@ -130,11 +130,11 @@ def target_of(scope: Mapping[str, Any]) -> str:
 def is_from_here(headers: Mapping[str, str], addresses: Collection[str]) -> bool:
     """Whether a request is for one of these addresses and not from a web page of another origin.
 
-    Any web page can have a browser send requests here, also under a host name that its owner lets
-    resolve to this machine.
+    Any web page can make a browser send requests here, even under a host name that the page's owner
+    lets resolve to this machine.
 
     Args:
-        headers: By their names in lower case.
+        headers: The headers by name in lower case.
     """
     host = headers.get("host", "")
     origin = headers.get("origin")

@@ -1,4 +1,4 @@
-"""What belongs to one job: its folders, its row in the database, its events."""
+"""Gives access to one job's folders, its row in the database, and its events."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class JobContext:
         return NodeLog(logs_of(self.service.folder, self.id) / str(index))
 
     def local(self, index: int, path: str) -> Path:
-        """Return where a node's path is on this machine."""
+        """Return the path on this machine for a path of a node."""
         return folder(self.nodes, index, path)
 
     def row(self) -> JobRow | None:

@@ -1,4 +1,4 @@
-"""One job, from its place in the queue to its end, with all its attempts."""
+"""Runs one job from the queue to its end, with all its attempts."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class JobRun:
             except JobNotFound:
                 if not self.job.existing_row().is_stopping:
                     raise
-                # It was stopped before any of its nodes had started.
+                # The job was stopped before any of its nodes had started.
                 self._finish("Terminated")
                 return
             row = self.job.existing_row()
@@ -76,7 +76,7 @@ class JobRun:
             row = self.job.existing_row()
 
     def _has_nodes(self, row: JobRow) -> bool:
-        """Whether an attempt has nodes: a crash may have prevented their start."""
+        """Whether the nodes of an attempt exist; a crash may have prevented their start."""
         if not row.run.get("handle"):
             return False
         try:
@@ -86,7 +86,7 @@ class JobRun:
         return True
 
     def _ensure_nodes(self, row: JobRow) -> None:
-        """Start the nodes of an attempt, or those that a crash left unstarted."""
+        """Start the nodes of an attempt unless they are started; resume a start after a crash."""
         if not row.run.get("handle"):
             self._begin(row)
         elif not self._has_started and not row.is_stopping:
@@ -94,7 +94,7 @@ class JobRun:
         self._has_started = True
 
     def forget(self) -> None:
-        """Remove everything of the job."""
+        """Remove the job with its nodes and files."""
         self._end_all()
         self.job.service.database.remove_job(self.job.id)
         with contextlib.suppress(OSError):
@@ -114,7 +114,7 @@ class JobRun:
             self._uploader.forget()
             prepare(self.job, row, key)
         handle = service.machines.handle(key)
-        # Stored before the start: after a crash in between, the handle finds no nodes.
+        # Stored before the start: after a crash in between, the stored handle has no nodes.
         run.update(key=key, log_key=key, handle=handle, image=image, is_in_place=False)
         _open_record(run, is_in_place=is_in_place)
         service.database.update_job(row.id, run=run)
@@ -193,7 +193,7 @@ class JobRun:
             return False
 
     def _complete(self, row: JobRow, end: End) -> None:
-        """Upload what is left, and store how the job ended."""
+        """Upload the remaining changes, and store how the job ended."""
         problem = "" if row.is_stopping == DELETED else self._uploader.upload_the_rest(row)
         self._end_all()
         for index in range(row.nodes):

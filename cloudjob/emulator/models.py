@@ -1,6 +1,7 @@
 """Pydantic models of requests, whose validation errors are those that the service documents.
 
-They need neither OBS nor the database. Unknown keys are kept, as the service returns them.
+The models use neither OBS nor the database. Unknown keys are kept, because the service returns
+them.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _RETRIES = 3
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]\Z")
 _VARIABLES, _VALUE_BYTES, _NAME_BYTES = 100, 4096, 8192
-# Letters of any language, digits, blanks and a few signs.
+# Letters of any language, digits, spaces and a few signs.
 _TAG_KEY = re.compile(r"[\w .:=+@-]{1,128}\Z")
 _TAG_VALUE = re.compile(r"[\w .:/=+@-]{0,255}\Z")
 
@@ -48,7 +49,7 @@ Offset = Annotated[int, Field(ge=0, le=1 << 31)]
 Time = Annotated[int, Field(ge=0, le=1 << 53)]
 M = TypeVar("M", bound="Model")
 T = TypeVar("T")
-# A list is refused at its first fault: a body may contain millions.
+# Validation of a list stops at its first error, because a body may contain millions of items.
 Items = Annotated[list[T], FailFast()]
 
 
@@ -81,7 +82,7 @@ class Model(BaseModel):
 
 
 class Query(Model):
-    """The query of a request, whose numbers are texts; an empty value counts as missing."""
+    """The query of a request, with numbers as text; an empty value counts as missing."""
 
     model_config = ConfigDict(extra="ignore", strict=False)
     code: ClassVar[str] = "ModelArts.2764"
@@ -98,7 +99,7 @@ def parse(model: type[M], given: Any, context: Any = None) -> M:
     """Return a validated model.
 
     Raises:
-        ApiError: The first rule that is broken, with its documented code.
+        ApiError: With the documented code of the first broken rule.
     """
     try:
         return model.model_validate(given, context=context)
@@ -120,7 +121,7 @@ class Place(NamedTuple):
 
     @property
     def prefix(self) -> str:
-        """The key as that of a folder."""
+        """The key as the key of a folder, with a slash at its end."""
         return self.key if not self.key or self.key.endswith("/") else self.key + "/"
 
 
@@ -128,7 +129,7 @@ def place(url: str | None) -> Place:
     """Return the place that a URL names: ``obs://b/k``, ``s3://b/k`` or ``/b/k``.
 
     Raises:
-        ApiError: It names none.
+        ApiError: The URL has none of these forms.
     """
     text = url or ""
     for scheme in ("obs://", "s3://", "/"):
@@ -144,7 +145,7 @@ def check_path(path: str, key: str) -> None:
     """Check that a path is absolute and contains no ``..``.
 
     Raises:
-        ApiError: It is not.
+        ApiError: The path is invalid.
     """
     parts = PurePosixPath(path).parts
     is_absolute = path.startswith("/") and path.isprintable() and parts[0] == "/"
@@ -313,10 +314,10 @@ class _Job(Model):
 
 
 def job(body: Mapping[str, Any], algorithm: Mapping[str, Any] | None, settings: Settings) -> Any:
-    """Return the body of a create request, valid and with all defaults.
+    """Return the body of a create request, validated and with all defaults.
 
     Args:
-        algorithm: The algorithm that the body names by its id; None when it names none.
+        algorithm: The algorithm that the body names by its id; None if it names none.
 
     Raises:
         ApiError: The service would refuse it.
@@ -331,7 +332,7 @@ def job(body: Mapping[str, Any], algorithm: Mapping[str, Any] | None, settings: 
 
 
 def flavor_of(whole: Mapping[str, Any], settings: Settings) -> Flavor:
-    """Return the flavor of a job; that of a CPU pool has no name."""
+    """Return the flavor of a job; the flavor of a CPU pool has no name."""
     resource = whole["spec"]["resource"]
     asked = resource.get("flavor_id") or ""
     found = next((item for item in settings.flavors if item.id == asked), None)
@@ -355,7 +356,7 @@ def engine_of(asked: Mapping[str, Any], settings: Settings) -> Engine | None:
 
 
 def engine_keys(engine: Engine) -> dict[str, str]:
-    """Return the keys that name a preset engine in a request or an answer."""
+    """Return the keys that name a preset engine in a request or response."""
     return {
         "engine_id": engine.id,
         "engine_name": engine.name,
@@ -364,13 +365,13 @@ def engine_keys(engine: Engine) -> dict[str, str]:
 
 
 def output_urls(whole: Mapping[str, Any]) -> list[str]:
-    """Return where a job writes, in one spelling."""
+    """Return the URLs of a job's outputs in a uniform spelling."""
     places = (place(item["remote"]["obs"]["obs_url"]) for item in whole["algorithm"]["outputs"])
     return [f"{item.bucket}/{item.prefix}" for item in places]
 
 
 def retries(whole: Mapping[str, Any]) -> int:
-    """Return how often a job may be started again; 0 without fault tolerance."""
+    """Return how often a job may be restarted; 0 without fault tolerance."""
     return int(whole["metadata"]["annotations"].get(RETRY_NUM, 0))
 
 
@@ -379,7 +380,7 @@ class _Parameters(Model):
 
 
 def _with_algorithm(given: dict[str, Any], algorithm: Mapping[str, Any]) -> dict[str, Any]:
-    """Fill in what an algorithm has and the job does not."""
+    """Return a job's request with the values of its algorithm for the keys that it lacks."""
     config = copy.deepcopy(algorithm["job_config"])
     merged = {key: given.get(key) or config.get(key) for key in {*given, *config}}
     merged["id"], merged["name"] = given["id"], algorithm["metadata"]["name"]
@@ -388,7 +389,7 @@ def _with_algorithm(given: dict[str, Any], algorithm: Mapping[str, Any]) -> dict
     defaults = [item for item in config.get("parameters") or () if item["name"] not in asked]
     merged["parameters"] = [*(item.model_dump() for item in own), *defaults]
     for key in ("inputs", "outputs"):
-        # An algorithm names its channels; only the job can say where their data is.
+        # An algorithm names its channels; only the job can give the URLs of their data.
         merged[key] = given.get(key) or []
     for key in ("code_tree", "parameters_customization"):
         merged.pop(key, None)
@@ -423,7 +424,7 @@ def _check_distinct(names: list[str], code: str, where: str) -> None:
 
 
 def _is_reserved(name: str) -> bool:
-    # The documents have users set the one exception, for Ascend engines.
+    # The documents tell users of Ascend engines to set this one exception.
     return name.startswith("MA_") and name != "MA_RUN_METHOD"
 
 
@@ -464,7 +465,7 @@ class TagList(Model):
         """Return the tags.
 
         Raises:
-            ApiError: They are too many.
+            ApiError: There are too many.
         """
         found = {tag.key: tag.value for tag in self.tags}
         if len(found) > TAGS:

@@ -1,8 +1,8 @@
 """The logs of a job's nodes, with the lines of the service and the output of the job.
 
-A node's log is several files that are read as one: for each attempt the lines of the
-service before it, the output of the job, and the lines of the service after it. So the output can
-be resumed after a crash, at the byte where it stopped.
+A node's log consists of several files that are read as one: for each attempt the lines of the
+service before it, the output of the job, and the lines of the service after it. So after a crash,
+writing the output can resume at the byte where it stopped.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Writer:
     """Stores the output of a node up to a limit, and resumes where an earlier writer stopped.
 
     Args:
-        earlier_bytes: How many of the first bytes are in the files of earlier attempts.
+        earlier_bytes: The number of bytes at the start that are in the files of earlier attempts.
     """
 
     def __init__(self, path: Path, limit_bytes: int, earlier_bytes: int = 0) -> None:
@@ -84,7 +84,7 @@ class Writer:
         self._is_full = False
 
     def write(self, data: bytes) -> None:
-        """Add what is not stored yet."""
+        """Append the part of ``data`` that is not stored yet."""
         skipped = min(self._skip, len(data))
         self._skip -= skipped
         data = data[skipped:]

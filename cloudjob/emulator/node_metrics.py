@@ -1,4 +1,4 @@
-"""Processor and memory of nodes, in percent."""
+"""Processor and memory usage of nodes, in percent."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 def of_process(
     keeper: int, name: str, known: dict[str, tuple[float, float]]
 ) -> tuple[float, float]:
-    """Return processor and memory of all processes below ``keeper``.
+    """Return processor and memory usage of all processes below ``keeper``.
 
     Args:
-        name: The node, in ``known``.
-        known: The time and processor time of the last call for each node; it is updated.
+        name: The name of the node in ``known``.
+        known: The time and processor time at the last call for each node; it is updated.
     """
     if not keeper or not Path(f"/proc/{keeper}").exists():
         return -1.0, -1.0
     used_s, memory = 0.0, 0
     for process in descendants_of(keeper):
         with contextlib.suppress(OSError, IndexError, ValueError):
-            # The name of a program may contain blanks and brackets; the last bracket ends it.
+            # A program's name may contain spaces and brackets; the last bracket ends the name.
             words = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
             used_s += sum(int(words[index]) for index in (11, 12, 13, 14)) / _TICKS_PER_S
             memory += int(words[21]) * _PAGE_BYTES
@@ -44,7 +44,7 @@ def of_process(
 
 
 def of_container(client: Any, container: str) -> tuple[float, float]:
-    """Return processor and memory of a container, as the engine counts them."""
+    """Return processor and memory usage of a container, as the engine measures it."""
     try:
         with engine.translated("asking what a node uses"):
             found = client.stats(container, stream=False)

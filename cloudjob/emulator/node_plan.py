@@ -29,15 +29,15 @@ ALIASES = {
     f"{WORK}/user-job-dir": f"{HOME}/modelarts/user-job-dir",
     f"{WORK}/modelarts": f"{HOME}/modelarts",
 }
-# The launchers that do what the presets of these engines do; others start one process a node.
+# The launchers that match the presets of these engines; other presets start one process per node.
 _LAUNCHERS = {
     **dict.fromkeys(("MPI", "Horovod"), "mpirun"),
     **dict.fromkeys(("MindSpore", "Ascend-Powered-Engine"), "rank-table"),
 }
-# What a user may choose with MA_RUN_METHOD in place of one process for each device of a rank table.
+# The values of MA_RUN_METHOD that replace one process for each device of a rank table.
 _RUN_METHODS = ("torchrun", "msrun")
-# The first port of PyTorch presets, and how many there are: jobs in processes share the ports of
-# this machine. Scripts take the last four characters of the address for the port.
+# The first port of PyTorch presets and the number of ports: jobs in processes share the ports of
+# this machine. Scripts use the last four characters of the address as the port.
 _PORTS = (6060, 900)
 _PRE_START = "ma-pre-start"
 # Sources $0 and, if it succeeds, runs the command in the same shell, which has its exports.
@@ -63,11 +63,12 @@ class Machine:
     """The paths and programs of an emulated node.
 
     Args:
-        root: The folder that stands for the root of a node without files of its own, else empty.
+        root: The folder that replaces the root of a node without a file system of its own, else
+            empty.
         python: The interpreter of presets.
         entry: The command that runs a script under mpirun on all nodes, for the MPI presets.
-        endpoint: Where OBS is, seen from a node.
-        api: Where the API is, on this machine.
+        endpoint: The address of OBS, as seen from a node.
+        api: The address of the API, on this machine.
         archive: The entry's archive, or the folder of the unpacked one, on a node.
     """
 
@@ -85,8 +86,8 @@ class Folder:
 
     Args:
         kind: ``code``, ``input`` or ``output``.
-        path: Where the job finds it, as a path of the platform.
-        url: Its place in OBS.
+        path: Its path on the node, in the platform's layout.
+        url: Its URL in OBS.
     """
 
     kind: str
@@ -102,7 +103,7 @@ def names(row: JobRow) -> tuple[str, ...]:
 
 
 def aliases(row: JobRow, index: int) -> tuple[str, ...]:
-    """Return all host names of a node: the platform's documents have two."""
+    """Return all host names of a node: the platform's documents mention two."""
     found = []
     for job in (f"modelarts-job-{row.id}", f"ma-job-{row.id}"):
         found += [f"{job}-worker-{index}.{job}", f"{job}-worker-{index}"]
@@ -138,7 +139,7 @@ def environment(
     """Return the variables of a node; the user's values override the platform's.
 
     Args:
-        keys: What the job reaches OBS with.
+        keys: The job's keys for OBS.
     """
     algorithm = row.body["algorithm"]
     hosts = names(row)
@@ -151,7 +152,7 @@ def environment(
         "MA_MOUNT_PATH": mount,
         "MA_JOB_DIR": f"{mount}/user-job-dir",
         "MA_LOG_DIR": f"{mount}/log",
-        # The documents show ".../code" for a code directory of that name.
+        # For a code directory named "code", the documents show ".../code".
         "WORKSPACE": _workspace(algorithm),
         "MA_CURRENT_IP": address,
         "MA_CURRENT_HOST_IP": address,
@@ -164,7 +165,7 @@ def environment(
         "MA_VJ_NAME": f"ma-job-{row.id}",
         "MA_JOB_KIND": row.kind,
         "MA_TASK_INDEX": str(index),
-        # Documented as usually empty.
+        # The documents say that this is usually empty.
         "MA_SCRIPT_INTERPRETER": "",
         "MA_DETECT_TRAIN_INJECT_CODE": "0",
         "MA_APIGW_ENDPOINT": machine.api,
@@ -228,7 +229,7 @@ def start(row: JobRow, index: int, machine: Machine) -> str:
 
 
 def command(row: JobRow, index: int, machine: Machine) -> str:
-    """Return the shell command of a node: the user's, with what the platform appends."""
+    """Return the shell command of a node: the user's, with the arguments the platform appends."""
     algorithm = row.body["algorithm"]
     words = shlex.join(_appended(algorithm))
     if not algorithm.get("boot_file"):
@@ -240,7 +241,7 @@ def command(row: JobRow, index: int, machine: Machine) -> str:
 
 
 def here(text: str, row: JobRow, machine: Machine) -> str:
-    """Return ``text`` with the platform's paths replaced by those of this machine."""
+    """Return ``text`` with the platform's paths replaced by paths on this machine."""
     if not machine.root:
         return text
     for path in sorted(_roots(row), key=len, reverse=True):
@@ -250,17 +251,17 @@ def here(text: str, row: JobRow, machine: Machine) -> str:
 
 
 def on_machine(root: str, path: str) -> str:
-    """Return a path of a node on this machine, which is never outside the node's root."""
+    """Return the path on this machine for a path of a node, never outside the node's root."""
     return root + normal(path)
 
 
 def normal(path: str) -> str:
-    """Return a path without ``.``, ``..`` and doubled slashes; none leads above the root."""
+    """Return a path without ``.``, ``..`` and doubled slashes; ``..`` cannot leave the root."""
     return posixpath.normpath("/" + path.lstrip("/"))
 
 
 def mounts(row: JobRow) -> dict[str, str]:
-    """Return the mounts of a container as target -> path of its node; none lies within another."""
+    """Return the mounts of a container as target -> path of its node; none is inside another."""
     roots = [f"{HOME}/modelarts", CACHE, WORK, *(item.path for item in folders(row))]
     kept: list[str] = []
     for path in sorted(map(normal, roots)):
@@ -270,7 +271,7 @@ def mounts(row: JobRow) -> dict[str, str]:
 
 
 def is_led_by_entry(row: JobRow) -> bool:
-    """Whether our entry starts the ranks, in place of the platform's own start script."""
+    """Whether cloudjob's entry starts the ranks, in place of the platform's own start script."""
     return bool(_launcher(row.body["algorithm"]))
 
 
@@ -284,7 +285,7 @@ def _workspace(algorithm: Mapping[str, Any]) -> str:
 
 
 def _roots(row: JobRow) -> list[str]:
-    """Return the platform's paths that a text may contain."""
+    """Return the platform's paths to replace in a text."""
     own = [item.path for item in folders(row) if not item.path.startswith(HOME + "/")]
     return [HOME, CACHE, WORK, *map(normal, own)]
 
@@ -313,7 +314,7 @@ def _preset(row: JobRow, index: int, machine: Machine, words: str) -> str:
 
 
 def _hooks(boot: str, machine: Machine) -> str:
-    """Return the shell text that puts the hooks, if there are any, before the command."""
+    """Return the shell code that runs existing hooks before the command."""
     beside = posixpath.dirname(boot)
     folders = shlex.join([f"./{beside}", "."] if beside else ["."])
     kinds = ((".py", machine.python, _AFTER_PYTHON), (".sh", "bash", _AFTER_SHELL))
@@ -326,10 +327,10 @@ def _hooks(boot: str, machine: Machine) -> str:
 
 
 def _requirements(machine: Machine) -> str:
-    """Return the shell text that installs the requirements of the code folder, if it has any."""
+    """Return the shell code that installs the requirements of the code folder, if it has any."""
     install = f"{shlex.quote(machine.python)} -m pip install -r $list || exit"
     if machine.root:
-        # It would change the interpreter of this machine.
+        # An installation would change the interpreter of this machine.
         install = 'echo "not installed, as nodes share the files of this machine: $list" >&2'
     names = " ".join(f"{prefix}requirement{s}.txt" for prefix in ("pip-", "") for s in ("s", ""))
     return f"for list in {names}; do if [ -f $list ]; then {install}; break; fi; done"
@@ -360,7 +361,7 @@ def _launcher(algorithm: Mapping[str, Any]) -> str:
 
 
 def _devices(nodes: int, cards: int) -> str:
-    """Return invented addresses of devices, which appear only in a rank table."""
+    """Return made-up addresses of devices, which are used only in a rank table."""
     return "\n".join(
         " ".join(
             [
@@ -373,7 +374,7 @@ def _devices(nodes: int, cards: int) -> str:
 
 
 def _addresses(algorithm: Mapping[str, Any]) -> dict[str, str]:
-    """Return the addresses in OBS of channels and parameters, by their names."""
+    """Return the OBS addresses of channels and parameters, by name."""
     found = {item["name"]: item["value"] for item in algorithm["parameters"]}
     for item in (*algorithm["inputs"], *algorithm["outputs"]):
         found[item["name"]] = _address(item)

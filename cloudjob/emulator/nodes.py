@@ -1,4 +1,4 @@
-"""What the machines of a job have in common, whether they are processes or containers.
+"""The common parts of a job's machines, which are processes or containers.
 
 Both kinds have the same methods. ``key`` names one attempt at a job, ``handle`` its machines.
 """
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from cloudjob.emulator.process_nodes import ProcessMachines
 
 Machines: TypeAlias = "ProcessMachines | DockerMachines"
-# Returns the temporary keys of a job of the user of this name.
+# Returns temporary keys for a job, by the name of its user.
 NewKeys: TypeAlias = Callable[[str], Keys]
 
 
 def folder(nodes: Path, index: int, path: str) -> Path:
-    """Return the path on this machine of a path of node ``index``.
+    """Return the path on this machine for a path of node ``index``.
 
     Args:
         nodes: The folder of the job's nodes.

@@ -1,4 +1,4 @@
-"""The emulated OBS as the service itself uses it: code, inputs, outputs, logs."""
+"""The service's own client of the emulated OBS, for code, inputs, outputs and logs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from cloudjob.emulator.models import Place
 from jobentry.contract.sigv4 import Keys
 
-# For the logs of jobs that name no place for them.
+# The bucket for logs of jobs that do not name a place for their logs.
 LOG_BUCKET = "modelarts-emulator-logs"
 _AT_ONCE = 8
 
@@ -96,7 +96,7 @@ class Obs:
         return found
 
     def download(self, place: Place, folder: Path) -> tuple[int, int]:
-        """Copy an object, or all below a folder, into ``folder``; return files and bytes."""
+        """Copy an object, or all objects of a folder, to ``folder``; return files and bytes."""
         found = self.list(place.bucket, place.prefix)
         pairs = [
             (item, folder / item.path)
@@ -136,7 +136,7 @@ class Obs:
             try:
                 file = os.fdopen(_open_below(root, path, os.O_NONBLOCK), "rb")
             except OSError:
-                return -1  # a link, or a file that was renamed meanwhile
+                return -1  # a link, or a file that has just been renamed
             with file:
                 found = os.fstat(file.fileno())
                 state = (found.st_size, found.st_mtime_ns)
@@ -159,7 +159,7 @@ class Obs:
             )
 
     def url(self, place: Place, content_type: str, seconds: int) -> str:
-        """Return a URL that gives read access to an object for a while."""
+        """Return a URL that gives read access to an object for some seconds."""
         values = {"Bucket": place.bucket, "Key": place.key, "ResponseContentType": content_type}
         with _translated():
             return str(self._client.generate_presigned_url("get_object", values, ExpiresIn=seconds))
@@ -183,10 +183,10 @@ def _files(root: Path, folder: Path) -> Iterator[str]:
 
 
 def _open_below(root: Path, path: Path, flags: int) -> int:
-    """Open what is below ``root`` without following a symbolic link there.
+    """Open a file or folder below ``root`` without following symbolic links.
 
     Raises:
-        OSError: It is not there, or a part of its path is a link.
+        OSError: It does not exist, or a part of its path is a link.
     """
     enter = os.O_DIRECTORY
     if sys.platform == "linux":

@@ -1,9 +1,9 @@
-"""Names of objects that SeaweedFS would change or refuse, and the names that it has for them.
+"""Translates names of objects that SeaweedFS would change or refuse.
 
 SeaweedFS stores objects as files: it drops the empty parts of ``a//b``, treats a backslash as a
 slash, and refuses parts that are ``.`` or ``..`` or longer than 255 bytes. OBS allows such names,
 so clients see them unchanged. The stored names contain characters of a private area of Unicode,
-which no name of a client may contain.
+which clients' names must not contain.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from collections.abc import Iterator
 from urllib.parse import quote, unquote
 from xml.sax.saxutils import escape, unescape
 
-# An empty part, a backslash, where a part is cut, and each dot of a part of dots.
+# Placeholders: for an empty part, a backslash, a cut in a long part, and a dot of ``.`` or ``..``.
 _EMPTY, _BACKSLASH, _CUT, _DOT = "\ue000", "\ue001", "\ue002", "\ue003"
 _PART_BYTES = 200
 _SPECIAL = {"": _EMPTY, ".": _DOT, "..": _DOT * 2}
-# Parameters of a list that name objects.
+# Parameters of a list request that contain names of objects.
 _PARAMETERS = ("prefix", "marker", "start-after", "continuation-token", "key-marker")
 _KEY = re.compile("<Key>(.*?)</Key>", re.DOTALL)
-# In lists that are percent-encoded a slash may be, too.
+# In percent-encoded lists, the slash may be encoded, too.
 _NAMES_IN_ANSWERS = (
     (_CUT + "/", ""),
     (_EMPTY, ""),
@@ -33,11 +33,11 @@ def stored(key: str, *, is_prefix: bool = False) -> str:
     """Return the name of an object in SeaweedFS.
 
     Args:
-        is_prefix: Whether its last part may go on.
+        is_prefix: Whether ``key`` is a prefix, whose last part may be incomplete.
     """
     *folders, last = key.split("/")
     whole = [_part(part) for part in folders]
-    # An empty last part is that of a folder, which SeaweedFS has as well.
+    # An empty last part marks a folder, which SeaweedFS has as well.
     return "/".join([*whole, _cut(last) if is_prefix or not last else _part(last)])
 
 
@@ -65,7 +65,7 @@ def stored_in_body(body: bytes) -> bytes:
 
 
 def shown(body: bytes) -> bytes:
-    """Return an answer with the names that clients know."""
+    """Return the body of a response with the names that clients use."""
     for name, original in _NAMES_IN_ANSWERS:
         for spelling in (name, quote(name, safe="/"), quote(name, safe="")):
             body = body.replace(spelling.encode(), _like(spelling, name, original).encode())

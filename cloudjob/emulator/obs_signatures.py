@@ -1,7 +1,7 @@
-"""Signatures of requests to OBS that SeaweedFS cannot verify itself.
+"""Verifies signatures of requests to OBS that SeaweedFS cannot verify itself.
 
-SeaweedFS knows only the keys of users. Requests with a temporary key, and those whose target we
-change, are verified here and signed again with the user's own key.
+SeaweedFS knows only the keys of users. Requests with a temporary key, and those whose target is
+changed, are verified here and signed again with the user's own key.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ _UNREADABLE = Refusal(403, "AccessDenied", "The signature of the request cannot 
 
 
 class _Signature(NamedTuple):
-    """A signature, of the headers or of a URL.
+    """A signature, from the headers or from the URL.
 
     Args:
-        scope: Date, region and service of version 4; empty for version 2.
+        scope: Date, region and service in version 4; empty in version 2.
         names: The headers that version 4 covers.
-        moment: The time that it covers.
-        begin_s: When it begins to be valid.
+        moment: The time that the signature covers.
+        begin_s: The start of its validity.
     """
 
     access: str
@@ -69,7 +69,7 @@ class ObsSignatures:
     """Verifies and replaces signatures.
 
     Args:
-        clock: Seconds since the epoch, as the service sees it.
+        clock: The time of the service, in seconds since the epoch.
     """
 
     def __init__(self, account: Account, database: Database, clock: Callable[[], float]) -> None:
@@ -78,7 +78,7 @@ class ObsSignatures:
         self._clock = clock
 
     def sign_again(self, given: Message, sent: Message) -> Message | Refusal:
-        """Return the request that is sent on, in place of the given one."""
+        """Return the request to pass on in place of the given one."""
         try:
             found = _signature_of(given)
         except (KeyError, OverflowError, TypeError, ValueError):
@@ -100,7 +100,7 @@ class ObsSignatures:
         return refusal or _signed(found, user.keys, sent)
 
     def _unsigned(self, given: Message, sent: Message) -> Message | Refusal:
-        # The key of a form is in its body, so no user's rights can be checked before that is read.
+        # The key of a form is in its unread body, so a POST is refused if any user may not send it.
         if given.method == "POST" and any(_forbidden(given, user) for user in self._account.users):
             return _FORM
         return sent
@@ -132,7 +132,7 @@ def _needs_signature(header: str, found: _Signature) -> bool:
 
 
 def _query(target: str) -> dict[str, str]:
-    """Return the query, its names in lower case; the last value of a repeated name."""
+    """Return the query parameters by name in lower case; a repeated name has its last value."""
     pairs = parse_qsl(target.partition("?")[2], keep_blank_values=True)
     return {name.lower(): value for name, value in pairs}
 
@@ -141,7 +141,7 @@ def _signature_of(given: Message) -> _Signature | None:
     """Return the signature of a request; None if it has none.
 
     Raises:
-        ValueError, KeyError, TypeError, OverflowError: It cannot be read, or there are two.
+        ValueError, KeyError, TypeError, OverflowError: It cannot be parsed, or there are two.
     """
     values, query = given.values(), _query(given.target)
     signed = [name for name in ("x-amz-signature", "signature") if name in query]
@@ -186,12 +186,12 @@ def _seconds(moment: str) -> float:
 
 
 def _forbidden(given: Message, user: User) -> str:
-    """Return the action that the user of a request may not do; empty for none."""
+    """Return the action of a request that its user may not perform; empty for none."""
     return next((name for name, bucket in _actions(given) if not user.may(name, bucket)), "")
 
 
 def _actions(given: Message) -> Iterator[tuple[str, str]]:
-    """Yield what the user of a request must be allowed to do, and in which bucket."""
+    """Yield each action that the user of a request needs permission for, and its bucket."""
     bucket, _, key = unquote(given.target.partition("?")[0]).lstrip("/").partition("/")
     query = _query(given.target)
     if not key:
@@ -213,8 +213,8 @@ def _signed(found: _Signature, keys: Keys, sent: Message) -> Message:
     """Return a request without its signature and security tokens, signed by its user."""
     payload = sent.values().get("x-amz-content-sha256", sigv4.UNSIGNED)
     if payload.startswith("STREAMING-"):
-        # Each chunk's signature depends on that of the headers, which is replaced here. SeaweedFS
-        # would also store the content coding.
+        # The signature of each chunk depends on that of the headers, which is replaced here.
+        # SeaweedFS would also store the content coding.
         payload = "STREAMING-UNSIGNED-PAYLOAD-TRAILER"
         sent = sent._replace(headers=[item for item in sent.headers if item != _CHUNKED])
     path, _, query = sent.target.partition("?")
@@ -224,7 +224,7 @@ def _signed(found: _Signature, keys: Keys, sent: Message) -> Message:
         if not found.is_url or name.lower() not in _PARAMETERS
     ]
     path = quote(unquote(path), safe="/~")
-    # SeaweedFS refuses headers of S3 that are not signed.
+    # SeaweedFS refuses unsigned S3 headers.
     signed = {
         name: value
         for name, value in sent.values().items()
@@ -240,7 +240,7 @@ def _signed(found: _Signature, keys: Keys, sent: Message) -> Message:
 
 
 def _v4(found: _Signature, secret: str, given: Message) -> str:
-    """Return the signature that botocore makes."""
+    """Return the signature that botocore computes."""
     from botocore.auth import S3SigV4Auth, S3SigV4QueryAuth
     from botocore.awsrequest import AWSRequest
     from botocore.credentials import Credentials
@@ -248,7 +248,7 @@ def _v4(found: _Signature, secret: str, given: Message) -> str:
     _, region, service, _ = found.scope.split("/")
     values = given.values()
     path, mark, query = given.target.partition("?")
-    # Clients may send other characters encoded than those that are encoded for the signature.
+    # Clients may percent-encode other characters in the request than in the signed text.
     pairs = [
         "=".join(quote(unquote(word), safe="~") for word in pair.split("=", 1))
         for pair in query.split("&")
@@ -264,7 +264,7 @@ def _v4(found: _Signature, secret: str, given: Message) -> str:
 
 
 def _v2(found: _Signature, secret: str, given: Message) -> list[str]:
-    """Return the signatures that clients make: tokens of a URL count as headers or as its query."""
+    """Return the signatures that clients compute, with URL tokens as headers or in the query."""
     from botocore.auth import HmacV1Auth
     from botocore.awsrequest import AWSRequest
     from botocore.credentials import Credentials
@@ -272,7 +272,7 @@ def _v2(found: _Signature, secret: str, given: Message) -> list[str]:
     signer = HmacV1Auth(Credentials("-", secret))
     values, query = given.values(), _query(given.target)
     tokens = {name: query[name] for name in _TOKENS if name in query}
-    # The date of the request, or none if there is the header x-amz-date.
+    # The date of the request; empty if the request has the header x-amz-date.
     is_dated = "x-amz-date" in values and not found.is_url
     signer._get_date = lambda: "" if is_dated else found.moment
     found_of = []

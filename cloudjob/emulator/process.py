@@ -43,16 +43,16 @@ def main() -> None:
         os.write(1, f"{error.message}\n{error.hint}\n".encode())
         os._exit(1)
     os.write(1, READY)
-    # The process that started us ends now; further output goes to the log.
+    # The process that started the emulator ends now; further output goes to the log.
     os.dup2(2, 1)
     emulator.wait()
     emulator.close()
-    # Threads of jobs end in the middle of their work, which the next emulator resumes.
+    # Threads of jobs are ended in the middle of their work, which the next emulator resumes.
     os._exit(0)
 
 
 def _lock(folder: Path) -> int | None:
-    """Take the lock; a command that checks it holds it for a moment, too."""
+    """Take the lock, with retries, because commands that check it hold it for a moment."""
     for _ in range(40):
         taken = locks.take(folder / state.LOCK)
         if taken is not None:

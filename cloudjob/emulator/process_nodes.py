@@ -34,7 +34,7 @@ class ProcessMachines:
         self, home: Path, settings: Settings, new_keys: NewKeys, endpoint: str, api: str
     ) -> None:
         requests.need_linux()
-        # It forks, so it is asked while there is one thread.
+        # This forks, so it is called while the process has only one thread.
         self._level = isolation.possible_level()
         self.note = (
             ""
@@ -51,14 +51,14 @@ class ProcessMachines:
         self._used: dict[str, tuple[float, float]] = {}
 
     def check_image(self, image: str) -> None:
-        """Accept any image: nodes use the tools of this machine instead."""
+        """Accept any image, because nodes use the tools of this machine instead."""
 
     def tags(self, repository: str) -> list[str] | None:
-        """Return None: any tag will do."""
+        """Return None, because any tag is accepted."""
         return None
 
     def restart(self, handle: str) -> bool:
-        """Return False: a new attempt in the same folders has the same effect."""
+        """Return False, because a new attempt in the same folders has the same effect."""
         return False
 
     def handle(self, key: str) -> str:
@@ -66,12 +66,12 @@ class ProcessMachines:
         return f"process://local/{key}"
 
     def start(self, row: JobRow, key: str, nodes: Path, image: str) -> str:
-        """Start all nodes and return the handle; starting what runs already changes nothing."""
+        """Start all nodes unless they are running, and return the handle."""
         handle = self.handle(key)
         with contextlib.suppress(JobNotFound):
             self.states(handle, row.nodes)
             return handle
-        # Remove what an interrupted start has left.
+        # Remove the leftovers of an interrupted start.
         shutil.rmtree(self._home / "process" / key, ignore_errors=True)
         return self._backend.send(self._request(row, key, nodes))
 
@@ -115,10 +115,10 @@ class ProcessMachines:
         own = self._machine
         has_files = self._level == "files"
         run_dir = run_dir_of(key)
-        # The same folder, as the node sees it.
+        # The path of the same folder inside the node.
         run = isolation.RUN_DIR if has_files else run_dir
         address = requests.address_of(index)
-        # A preset starts `python`, and needs the programs beside it, such as mpirun.
+        # A preset starts `python` and needs the programs in the same folder, such as mpirun.
         path = f"{Path(own.python).parent}:{own.path}"
         libmpi = interpreters.libmpi_of(shutil.which("mpirun", path=path) or "", own.python)
         env = {
@@ -129,7 +129,7 @@ class ProcessMachines:
             **own.devices,
             **requests.open_mpi_of_one_machine(is_isolated=self._level != "none"),
             "CLOUDJOB_NODE_DIR": f"{run}/{index}/node",
-            # A fixed port would be shared by all jobs of this machine.
+            # A socket, because all jobs of this machine would share a fixed port.
             "CLOUDJOB_CONTROL_DIR": run,
             "CLOUDJOB_SSH_KEY": f"{run}/{requests.KEY}",
             **node_plan.environment(row, index, address, machine, self._settings, keys),
@@ -164,7 +164,8 @@ class ProcessMachines:
         channels = {node_plan.normal(item.path) for item in node_plan.folders(row)}
         return (
             *requests.mounts_of(home, cache, work, tmp, texts),
-            # What a job names below /home/ma-user is the node's; below /tmp it may be a test's.
+            # Paths below /home/ma-user in variables belong to the node; those below /tmp may belong
+            # to a test on this machine.
             *isolation.named_in(env.values(), [isolation.TMP]),
             *(
                 (str(folder(nodes, index, item)), item)
@@ -181,13 +182,13 @@ class ProcessMachines:
         """
         has_ended, nodes = self._backend.nodes(handle)
         if has_ended and not any(node["process"] for node in nodes):
-            # We were killed while we started it, so its controller gave up.
+            # The emulator was killed during the start, so the job's controller gave up.
             raise JobNotFound(f"looking for {handle}: its nodes were never started")
         found = [
             NodeState(
                 node["started_at"] or 0.0,
                 node["ended_at"] or (time.time() if has_ended else 0.0),
-                # A controller that was killed has taken its nodes with it.
+                # The nodes end with their controller when it is killed.
                 137 if has_ended and node["exit_code"] is None else node["exit_code"],
             )
             for node in nodes
@@ -195,11 +196,11 @@ class ProcessMachines:
         return found or [NodeState(exit_code=137 if has_ended else None)] * count
 
     def logs(self, handle: str) -> Iterator[tuple[int, bytes]]:
-        """Yield what each node writes, from the beginning, until all have ended."""
+        """Yield the output of each node, from the start, until all nodes have ended."""
         return self._backend.logs(handle, None, follow=True)
 
     def stop(self, handle: str, *, is_urgent: bool) -> None:
-        """Ask all nodes to end; with ``is_urgent`` kill them."""
+        """Send all nodes SIGTERM; with ``is_urgent`` SIGKILL."""
         with contextlib.suppress(JobNotFound):
             self._backend.cancel(handle, is_urgent=is_urgent)
 
@@ -221,5 +222,5 @@ class ProcessMachines:
     def remove(self, handle: str) -> None:
         """Remove everything of an attempt."""
         self._backend.remove(handle)
-        # Its controller removes it, unless we were killed while we started it.
+        # The controller removes this folder, unless the emulator was killed during the start.
         shutil.rmtree(run_dir_of(handle.rpartition("/")[2]), ignore_errors=True)

@@ -1,4 +1,4 @@
-"""The emulated OBS as its clients reach it: passes requests to SeaweedFS, or injects a fault."""
+"""The front end of the emulated OBS: passes requests to SeaweedFS, or injects faults."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cloudjob.emulator import obs_keys
 from cloudjob.emulator.http_server import is_from_here, target_of
 
 Headers = list[tuple[bytes, bytes]]
-# Headers of one connection, which a proxy does not pass on.
+# Headers of a single connection, which a proxy does not pass on.
 _OF_CONNECTION = (b"connection", b"keep-alive", b"proxy-connection", b"upgrade", b"te")
 _WRITES = ("PUT", "POST")
 _SOURCES = (b"x-amz-copy-source", b"x-obs-copy-source")
@@ -39,7 +39,7 @@ class Message(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The error that a request gets; without a status only a delay before its answer."""
+    """The error response to a request; without a status, only a delay of the response."""
 
     status: int = 0
     code: str = ""
@@ -61,13 +61,14 @@ _UNAVAILABLE = Refusal(503, "ServiceUnavailable", "The object store does not ans
 class Proxy:
     """An ASGI application that passes requests to an S3 server on a Unix socket.
 
-    A signature covers the target and most headers, so they pass unchanged, except for names that
-    the server does not keep and what ``sign`` signs again. Bodies are streamed in both directions.
+    A signature covers the target and most headers, so these are passed on unchanged, except for
+    names that the server would change and requests that ``sign`` signs again. Bodies are streamed
+    in both directions.
 
     Args:
-        addresses: Our own addresses; requests for another host are refused.
-        inject: Returns what a request (method, target) gets instead of its answer.
-        sign: Returns the signed request, for one as given and with the names of the server.
+        addresses: The addresses of the proxy; requests for other hosts are refused.
+        inject: Returns the fault for a request (method, target), or None.
+        sign: Returns the signed request, from the original and the one with the server's names.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class Proxy:
         self._addresses = addresses
         self._inject = inject
         self._sign = sign
-        # A new connection for each request: an idle one may be closed just when it is used.
+        # A new connection for each request, because an idle one may be closed just as it is used.
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
         transport = httpx.AsyncHTTPTransport(uds=socket, limits=limits, verify=False)
         self._client = httpx.AsyncClient(transport=transport, timeout=None, trust_env=False)
@@ -108,13 +109,13 @@ class Proxy:
             answer = await _answer_of(request, response)
             await answer(scope, receive, send)
         except httpx.TransportError:
-            # The server stopped in the middle of its answer: the client sees the same.
+            # The server broke off in the middle of its response, so the client's is aborted, too.
             request.state.transport.abort()
         finally:
             await response.aclose()
 
     def refusal(self, status: int) -> Response:
-        """Return the answer to a request that cannot be read."""
+        """Return the response to a request that cannot be read."""
         return _answer(Refusal(status, *_UNREADABLE.get(status, _UNREADABLE[400])))
 
     async def _request(self, request: Request) -> httpx.Request | Refusal:
@@ -132,7 +133,7 @@ class Proxy:
         return httpx.Request(
             request.method,
             "http://seaweedfs",
-            # uvicorn has answered an `Expect: 100-continue` by the time a body is read.
+            # By the time a body is read, uvicorn has answered `Expect: 100-continue`.
             headers=_passed_on(signed.headers, b"expect"),
             content=content,
             extensions={"target": signed.target.encode("ascii")},
@@ -153,7 +154,7 @@ def _names_many(request: Request) -> bool:
 
 
 def _stored(given: Message, content: Any) -> tuple[Message, Any]:
-    """Return a request and its body with the names that the server has for objects."""
+    """Return a request and its body with the server's names of objects."""
     changes: dict[bytes, bytes] = {}
     for name, value in given.headers:
         if name in _SOURCES:
@@ -163,7 +164,7 @@ def _stored(given: Message, content: Any) -> tuple[Message, Any]:
         changes[b"content-length"] = str(len(body)).encode()
         changes[b"content-md5"] = base64.b64encode(hashlib.md5(body).digest())
         changes[b"x-amz-content-sha256"] = hashlib.sha256(body).hexdigest().encode()
-        # A checksum would be that of the other body.
+        # Checksums of the original body do not match.
         given = given._replace(
             headers=[item for item in given.headers if b"checksum" not in item[0]]
         )
@@ -172,7 +173,7 @@ def _stored(given: Message, content: Any) -> tuple[Message, Any]:
 
 
 async def _answer_of(request: Request, response: httpx.Response) -> Response:
-    """Return the answer, with the names that clients know if it lists any."""
+    """Return the response; names of objects in lists are those that clients use."""
     is_list = request.method == "POST" or (
         request.method == "GET" and "/" not in request.url.path.strip("/")
     )
@@ -189,7 +190,7 @@ async def _answer_of(request: Request, response: httpx.Response) -> Response:
 
 
 def is_write(method: str, target: str) -> bool:
-    """Whether a request needs space."""
+    """Whether a request needs disk space."""
     return method in _WRITES and "delete" not in target.partition("?")[2].split("&")
 
 
@@ -200,7 +201,8 @@ def _passed_on(headers: Headers, other: bytes) -> Headers:
 
 
 def _error(request: Request, refusal: Refusal) -> Response:
-    # The client does not send the body now, so the next request would be read as the body.
+    # After `Expect`, the client does not send the body now, so the server would take the next
+    # request for the body.
     return _answer(refusal, is_last="expect" in request.headers)
 
 

@@ -1,4 +1,4 @@
-"""The queue: starts jobs by priority and age as their pool has room."""
+"""The queue: starts jobs by priority and age when their pool has room."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Scheduler:
         self._thread = threading.Thread(target=self._loop, name="queue", daemon=True)
 
     def start(self) -> None:
-        """Start to watch the queue."""
+        """Start the thread that checks the queue."""
         self._thread.start()
 
     def close(self) -> None:
@@ -46,7 +46,7 @@ class Scheduler:
         self._wake.set()
 
     def remove(self, job: str) -> None:
-        """Remove a job; one that runs is ended first."""
+        """Remove a job; a running job is ended first."""
         with self._lock:
             is_active = job in self._active
             self._service.database.update_job(job, is_stopping=DELETED)
@@ -60,10 +60,10 @@ class Scheduler:
             JobRun(JobContext(job, self._service)).forget()
 
     def lose_node(self, row: JobRow, node: int) -> None:
-        """Lose a node of a running job.
+        """End a node of a running job as if its machine had failed.
 
         Raises:
-            ApiError: It does not run, or has no such node.
+            ApiError: The job is not running, or has no such node.
         """
         with self._lock:
             found = self._active.get(row.id)
@@ -103,7 +103,7 @@ class Scheduler:
                     database.add_event(job, "Training job is queuing.")
                 phase = "Pending"
             if phase != "Pending":
-                # It was running or ending when we were killed.
+                # The job was running or ending when the emulator was killed.
                 self._begin(job, pool, nodes)
             elif pool not in full and not self._service.faults.find("hang-pending", job=job):
                 if self._has_room(pool, nodes):
@@ -135,7 +135,7 @@ class Scheduler:
                 self._active.pop(run.job.id, None)
             with contextlib.suppress(Exception):
                 row = self._service.database.job(run.job.id)
-                # It was deleted between its end and this moment.
+                # The job was deleted after its end.
                 if row and row.is_stopping == DELETED and row.is_final:
                     JobRun(run.job).forget()
             self.wake()

@@ -1,8 +1,8 @@
 """SeaweedFS, the S3 server behind the emulated OBS.
 
-Its S3 API is served on a Unix socket in a private folder, and every TCP port it opens asks for a
-client certificate that only it has. Its filer, master and volume server have no users: a
-client that reaches one of them can read and replace every object.
+SeaweedFS serves its S3 API on a Unix socket in a private folder, and every TCP port it opens
+requires a client certificate that only SeaweedFS has. Its filer, master and volume server have no
+users: a client that reaches one of them can read and replace every object.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from cloudjob.emulator.state import Account, User, last_line, write_private
 from cloudjob.errors import BackendError
 from jobentry.contract import sigv4
 
-# SeaweedFS serves gRPC at each port + 10000; both lie below the ports that clients are given.
+# SeaweedFS serves gRPC at each port + 10000; both are below the ports that systems give to clients.
 _PORTS = range(12_000, 21_000)
 _NAMES = ("s3", "master", "volume", "filer", "admin")
 _GRPC = 10_000
@@ -36,10 +36,10 @@ _START_S = 120.0
 _POLL_S = 0.05
 _PR_SET_PDEATHSIG = 1
 _CERTIFICATE, _KEY, _SOCKET, _PORT, _PID = "tls.crt", "tls.key", "s3.sock", "port", "pid"
-# The longest path of a Unix socket on macOS, without the NUL at its end.
+# The longest path of a Unix socket on macOS, without the terminating NUL.
 _MAX_SOCKET_BYTES = 103
-# Each component of SeaweedFS that listens or asks another one. Relative paths: they are read in
-# its folder.
+# The components of SeaweedFS that listen or connect to others. The paths below are relative to its
+# folder.
 _COMPONENTS = ("master", "volume", "filer", "s3", "admin", "worker", "msg_broker", "mq", "client")
 _TLS = f'cert = "{_CERTIFICATE}"\nkey = "{_KEY}"\n'
 _SECURITY = (
@@ -59,7 +59,8 @@ _ACTIONS = {
     "List": ("obs:bucket:ListBucket",),
     "Tagging": ("obs:object:PutObject",),
 }
-# Less memory at no measurable cost. GOMEMLIMIT has one: near it the server only collects garbage.
+# This saves memory at no measurable cost, unlike GOMEMLIMIT: near that limit the server only
+# collects garbage.
 _GO = {"GOGC": "40"}
 
 
@@ -67,7 +68,7 @@ def program() -> str:
     """Return the path of the program.
 
     Raises:
-        BackendError: There is none.
+        BackendError: The program is not installed.
     """
     beside = Path(sys.executable).with_name("weed")
     found = str(beside) if beside.exists() else shutil.which("weed")
@@ -83,8 +84,8 @@ def program() -> str:
 class SeaweedFS:
     """A SeaweedFS process, with its objects below ``folder``.
 
-    On Linux, the kernel kills it when the thread that started it ends; elsewhere the next
-    ``launch`` kills the one that a killed emulator has left.
+    On Linux, the kernel kills the process when the thread that started it ends; elsewhere the next
+    ``launch`` kills the process that a killed emulator has left.
 
     Args:
         bucket: A bucket that exists from the start.
@@ -98,26 +99,26 @@ class SeaweedFS:
         self._program = ""
         self.port = 0
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # The path of its Unix socket, which on Linux is short even if that of the folder is long.
+        # The path of its Unix socket; on Linux it is short even if the folder's path is long.
         self.socket = str(folder / _SOCKET)
         if sys.platform == "linux":
             directory = os.open(folder, os.O_PATH | os.O_DIRECTORY)
             self.socket = f"/proc/self/fd/{directory}/{_SOCKET}"
 
     def start(self) -> None:
-        """Start it and wait until it answers.
+        """Start SeaweedFS and wait until it answers.
 
         Raises:
-            BackendError: It does not.
+            BackendError: It does not answer.
         """
         self.launch()
         self.await_ready()
 
     def launch(self) -> None:
-        """Start it, with new keys and certificates.
+        """Start SeaweedFS with new keys and certificates.
 
         Raises:
-            BackendError: There is no such program, or its socket's path is too long.
+            BackendError: The program is not installed, or its socket's path is too long.
         """
         if len(os.fsencode(self.socket)) > _MAX_SOCKET_BYTES:
             raise BackendError(
@@ -132,7 +133,7 @@ class SeaweedFS:
         self._spawn()
 
     def await_ready(self) -> None:
-        """Wait until it answers; start it again, on other ports, if it ends before.
+        """Wait until SeaweedFS answers; if it ends before, restart it on other ports.
 
         Raises:
             BackendError: It does not answer.
@@ -147,11 +148,11 @@ class SeaweedFS:
             self._spawn()
 
     def is_alive(self) -> bool:
-        """Whether it runs."""
+        """Whether the process is running."""
         return self._process is not None and self._process.poll() is None
 
     def stop(self) -> None:
-        """Kill it: SIGTERM takes up to 25 s, and it loses nothing either way."""
+        """Kill the process: SIGTERM takes up to 25 s, and neither signal loses data."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -159,7 +160,7 @@ class SeaweedFS:
             self._remove_sockets()
 
     def _end_orphan(self) -> None:
-        """Kill the process of an emulator that was killed, where the kernel does not."""
+        """Kill the process that a killed emulator left, on systems whose kernel does not."""
         path = self._folder / _PID
         if sys.platform == "linux" or not path.exists():
             return
@@ -225,7 +226,7 @@ class SeaweedFS:
                     "-s3.iam=false",
                     "-s3.allowDeleteBucketNotEmpty=false",
                     "-s3.port.iceberg=0",
-                    # Otherwise servers that start together race for a port, and one dies.
+                    # Otherwise servers that start together race for a port, and one fails.
                     "-s3.port.lance=0",
                     "-webdav=false",
                     "-admin.ui=false",
@@ -250,7 +251,7 @@ class SeaweedFS:
         return False
 
     def _answers(self) -> bool:
-        """Ask for the bucket: it answers 500s until the filer is there, then 404s."""
+        """Whether the bucket exists; the status is 500 until the filer runs, then 404 at first."""
         keys = self._account.owner.keys
         scope = sigv4.Scope("local", time.strftime(sigv4.MOMENT, time.gmtime()))
         asked = sigv4.Request("HEAD", f"/{self._bucket}", (), {"Host": "localhost"})
@@ -264,7 +265,7 @@ class SeaweedFS:
 
 
 def _actions(user: User) -> list[str]:
-    """Return what SeaweedFS lets a user do, such as ``Read`` or ``Read:bucket``."""
+    """Return a user's permissions in SeaweedFS, such as ``Read`` or ``Read:bucket``."""
     rules = [rule.partition("@") for rule in user.actions]
     return [
         f"{ours}:{bucket}" if bucket else ours
@@ -291,7 +292,7 @@ def _self_signed() -> tuple[str, str]:
         .issuer_name(name)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        # Each start makes a new one, and the clock of a laptop may be wrong.
+        # Each start makes a new certificate, and the clock of a laptop may be wrong.
         .not_valid_before(datetime.datetime(2000, 1, 1, tzinfo=utc))
         .not_valid_after(datetime.datetime(9999, 12, 31, tzinfo=utc))
         .add_extension(x509.SubjectAlternativeName([address]), critical=False)

@@ -66,10 +66,10 @@ _SKEW_S, _SLOW_S = 3600.0, 1.0
 
 
 class Emulator:
-    """An emulator with its state in ``folder``, created and closed by the main thread.
+    """An emulator with its state in ``folder``; the main thread must create and close it.
 
     Args:
-        seaweedfs: Launched, but perhaps not answering yet.
+        seaweedfs: The launched server, which need not answer yet.
     """
 
     def __init__(
@@ -86,13 +86,13 @@ class Emulator:
         self._server = HttpServer()
 
     def start(self, port: int) -> Address:
-        """Start everything, and return where it listens.
+        """Start all parts, and return the addresses.
 
         Args:
             port: The port of the API; 0 for the same as before.
 
         Raises:
-            CloudJobError: A part of it does not start.
+            CloudJobError: A part does not start.
         """
         kind, bridge, note = kind_of(self._settings)
         old = state.address(self._folder)
@@ -100,7 +100,7 @@ class Emulator:
         of_nodes = f"http://{bridge or LOOPBACK}:{port_of(s3[0])}"
         s3_endpoint = f"http://{LOOPBACK}:{port_of(s3[0])}"
         if bridge and sys.platform == "linux":
-            # Both containers and this machine reach this address: one endpoint for both.
+            # Containers and this machine can both reach this address, so they share one endpoint.
             s3.append(bridge_socket(bridge, port_of(s3[0])))
             s3_endpoint = of_nodes
         api = _api_socket(port, _port_of(old.endpoint) if old else 0)
@@ -127,7 +127,7 @@ class Emulator:
         return found
 
     def _service(self, project: str, obs: Obs, machines: Machines, access: Access) -> Service:
-        """Return the service of one project, which has jobs and a queue of its own."""
+        """Return the service of one project, with its own jobs and queue."""
         folder = self._folder / state.JOBS
         folder.mkdir(mode=0o700, exist_ok=True)
         database = self._database
@@ -197,7 +197,7 @@ class Emulator:
                 self._seaweedfs.start()
 
     def close(self) -> None:
-        """Stop everything except running jobs, which the next emulator finds again."""
+        """Stop everything except running jobs, which the next emulator resumes."""
         self._server.close()
         for service in self._services.values():
             service.scheduler.close()
@@ -222,14 +222,14 @@ class Emulator:
 
 
 def kind_of(settings: Settings) -> tuple[str, str, str]:
-    """Return the kind of nodes, the host that containers reach, and what the user should know.
+    """Return the kind of nodes, the host that containers reach, and a note for the user.
 
     Raises:
         BackendError: The settings require containers, and no engine can run them.
     """
     if settings.engine == "process":
         return "process", "", ""
-    # Elsewhere than on Linux, nodes cannot be processes.
+    # Only on Linux can nodes be processes.
     engine = "docker" if sys.platform != "linux" else settings.engine
     note = ""
     try:
@@ -251,7 +251,7 @@ def kind_of(settings: Settings) -> tuple[str, str, str]:
 
 
 def bridge_socket(address: str, port: int) -> socket.socket:
-    """Return a socket that listens where containers reach this machine.
+    """Return a listening socket at an address that containers can reach.
 
     Raises:
         BackendError: The address is not one of this machine.
@@ -267,7 +267,7 @@ def bridge_socket(address: str, port: int) -> socket.socket:
 
 def _api_socket(port: int, old: int) -> socket.socket:
     if not port:
-        # The same port as before, so that addresses that users have stored stay valid.
+        # The same port as before, so that stored addresses stay valid.
         return _bind(old)
     try:
         return bind(LOOPBACK, port)

@@ -1,4 +1,4 @@
-"""What the operations of the API and the jobs of one project share."""
+"""The state that the API's operations and the jobs of one project share."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from cloudjob.emulator.app import Request
     from cloudjob.emulator.scheduler import Scheduler
 
-# Where the routes of the service begin.
+# The start of the service's routes.
 PROJECT = "/v2/{project_id}"
 JOBS = PROJECT + "/training-jobs"
 JOB = JOBS + "/{job_id}"
@@ -89,7 +89,7 @@ class _Page(Page):
 
 
 def page_of(request: Request, found: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the page that is asked for of a list, whose newest item is its first."""
+    """Return the requested page of a list, which is sorted newest first."""
     asked = request.parsed_query(_Page)
     if asked.order == "asc":
         found = found[::-1]

@@ -1,4 +1,4 @@
-"""What the emulated account has: flavors, pools, engines, quotas, limits; from one YAML file."""
+"""The settings of the emulated account: flavors, pools, engines, quotas, limits; in a YAML file."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Flavor:
     """A size of nodes.
 
     Args:
-        max_nodes: How many nodes one job may have of it.
-        cards: Accelerators on a node: its variables name them, but it does not get any.
+        max_nodes: The most nodes of this flavor in one job.
+        cards: The accelerators of a node, which only its variables show: there are no real devices.
         pool: The dedicated pool it belongs to; empty for the public one.
     """
 
@@ -59,16 +59,16 @@ class Settings:
     """The settings of an emulator.
 
     Args:
-        first_version: Whether nodes get the variables of the platform's first version as well.
-        users: What further users of the account may do, as patterns of actions by their names.
-        projects: The names of further projects, each with jobs of its own.
+        first_version: Whether nodes also get the variables of the platform's first version.
+        users: The permissions of further users, as patterns of actions by the user's name.
+        projects: The names of further projects, each with its own jobs.
         pip_url: The package index in a job's ``MA_PIP_URL``; empty leaves the variable unset.
-        engine: Where nodes run: ``docker``, ``process``, or ``auto`` for docker where it answers.
+        engine: Where nodes run: ``docker``, ``process``, or ``auto`` for docker if it answers.
         pools: The dedicated resource pools, each with its number of nodes.
-        public_nodes: How many nodes of the public pool run at once; more wait in the queue.
-        max_jobs: How many jobs may be in the queue or running.
-        requests_per_min: More are refused with 429.
-        hour_s: How long an hour of ``auto_stop`` lasts, for tests.
+        public_nodes: The most nodes of the public pool at once; further jobs wait in the queue.
+        max_jobs: The most jobs in the queue and running.
+        requests_per_min: The rate limit; further requests are refused with 429.
+        hour_s: The duration of an hour of ``auto_stop`` in seconds, for tests.
         lock_s: How long an access key is refused after more than five wrong signatures in a row.
         hang_s: How long a job with hang detection may neither compute nor write.
         grace_s: The wait between SIGTERM and SIGKILL.
@@ -136,7 +136,7 @@ def defaults() -> Settings:
 
 
 def load(path: Path | None) -> Settings:
-    """Return the values of the file, with the defaults for those that it leaves out.
+    """Return the settings in the file, with defaults for missing values.
 
     Raises:
         UsageError: The file cannot be read.
@@ -174,7 +174,7 @@ def _whole(settings: Settings) -> Settings:
     """Fill in flavors and engines, and those of the dedicated pools.
 
     Raises:
-        SpecError: A further user or project has the name of the first one.
+        SpecError: A further user or project has the same name as the first one.
     """
     if settings.user in settings.users or settings.region in settings.projects:
         raise SpecError(

@@ -1,4 +1,4 @@
-"""What moves between OBS and the nodes of a job: code and inputs, outputs and logs."""
+"""Transfers code and inputs from OBS to a job's nodes, and outputs and logs to OBS."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def image_of(job: JobContext, row: JobRow) -> str:
     """Return the image of the job.
 
     Raises:
-        Failed: It is not available.
+        Failed: The image is not available.
     """
     settings = job.service.settings
     asked = row.body["algorithm"]["engine"]
@@ -69,7 +69,7 @@ def prepare(job: JobContext, row: JobRow, key: str) -> None:
     """Empty the folders of the nodes and fill each with its own copy.
 
     Raises:
-        Failed: They cannot be filled, or what an earlier attempt left there cannot be removed.
+        Failed: They cannot be filled, or the files of an earlier attempt cannot be removed.
     """
     _clear(job.nodes)
     mounts = node_plan.mounts(row)
@@ -117,10 +117,10 @@ def _fetch(job: JobContext, row: JobRow, key: str, item: Folder) -> None:
 
 
 def check_code_limits(found: list[Object], settings: Settings) -> None:
-    """Refuse a code directory that is too large, too deep or of too many files.
+    """Refuse a code directory that is too large or too deep, or has too many files.
 
     Raises:
-        ApiError: It is.
+        ApiError: The code directory exceeds a limit.
     """
     files = [item for item in found if item.path and not item.path.endswith("/")]
     if len(files) > settings.code_limit_files:
@@ -136,13 +136,13 @@ def check_code_limits(found: list[Object], settings: Settings) -> None:
 
 @dataclass(slots=True)
 class Uploader:
-    """Uploads each change once."""
+    """Uploads outputs and logs, each change only once."""
 
     job: JobContext
     _known: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def forget(self) -> None:
-        """Upload everything again, because the folders start empty."""
+        """Forget what was uploaded, because the folders of a new attempt start empty."""
         self._known.clear()
 
     def upload(self, row: JobRow) -> str:
@@ -176,7 +176,7 @@ class Uploader:
                 self.job.event(f"[worker-{index}] Exporting the log failed: {error}", "Warning")
 
     def upload_the_rest(self, row: JobRow) -> str:
-        """Upload what is left, with retries; return the error, if any."""
+        """Upload the remaining changes, with retries; return the error, if any."""
         problem = ""
         for attempt in range(_UPLOAD_TRIES):
             problem = self.upload(row)

@@ -1,4 +1,4 @@
-"""The files of the emulator besides its database: its account and its addresses."""
+"""The files of the emulator besides its database: account and addresses."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class User:
     """A user of the account.
 
     Args:
-        actions: What the user may do, as patterns such as ``modelarts:trainJob:*``; after an ``@``
-            the bucket that a pattern is for, or the beginning of its name and ``*``.
+        actions: The allowed actions, as patterns such as ``modelarts:trainJob:*``; after an ``@``
+            a pattern names its bucket, or the start of the bucket's name and ``*``.
     """
 
     name: str
@@ -81,20 +81,20 @@ class Account:
         return next(iter(self.projects.values()))
 
     def user(self, name: str) -> User | None:
-        """Return the user of this name; None for none."""
+        """Return the user of this name, or None."""
         return next((user for user in self.users if user.name == name), None)
 
     def user_of_key(self, access_key: str) -> User | None:
-        """Return the user with this access key; None for none."""
+        """Return the user with this access key, or None."""
         return next((user for user in self.users if user.keys.access_key == access_key), None)
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where an emulator listens, and what a client needs.
+    """The addresses of an emulator, and the credentials of its clients.
 
     Args:
-        control: The token of its owner's requests.
+        control: The token for the owner's control requests.
         users: The keys and the password of each further user.
         projects: The id of each further project.
         engine: ``docker`` or ``process``.
@@ -195,5 +195,5 @@ def is_running(folder: Path) -> bool:
 
 
 def run_dir_of(key: str) -> str:
-    """Return the folder of an attempt's sockets: a short path, as host names in it are long."""
+    """Return the folder of an attempt's sockets; its path is short because host names are long."""
     return f"/tmp/cj-{key.replace('-', '')[-14:]}"

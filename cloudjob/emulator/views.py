@@ -1,4 +1,4 @@
-"""Jobs, flavors and engines as the service shows them. No I/O."""
+"""Jobs, flavors and engines in the service's JSON format. No I/O."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def job(row: JobRow, settings: Settings) -> dict[str, Any]:
 
 
 def tasks(row: JobRow) -> list[str]:
-    """Return the names of a job's tasks, one a node."""
+    """Return the names of a job's tasks, one per node."""
     return [f"worker-{index}" for index in range(row.nodes)]
 
 
 def duration_ms(row: JobRow) -> int:
-    """Return how long a job has run, until now or until its end."""
+    """Return the duration of a job, until now or until its end."""
     if not row.start_ms:
         return 0
     return max(0, (row.end_ms or now_ms()) - row.start_ms)

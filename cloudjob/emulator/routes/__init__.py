@@ -1,1 +1,1 @@
-"""The operations of the API: one module a group, each with its table ``ENDPOINTS`` at its end."""
+"""The operations of the API: one module per group, with a table ``ENDPOINTS`` at its end."""

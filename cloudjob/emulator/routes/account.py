@@ -26,7 +26,7 @@ def flavors(service: Service, request: Request) -> Any:
 
 
 def pool_flavor(service: Service, request: Request) -> Any:
-    """Return the size of a node of a flavor."""
+    """Return the node size of a flavor."""
     asked = request.query.get("flavor_id", "")
     for item in service.settings.flavors:
         if item.id == asked:

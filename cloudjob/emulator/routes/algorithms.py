@@ -1,4 +1,4 @@
-"""Algorithms: what a job runs, under a name."""
+"""Algorithms: named settings of what a job runs."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def create(service: Service, request: Request) -> Any:
 
 
 def change(service: Service, request: Request) -> Any:
-    """Replace an algorithm; metadata that is not given stays."""
+    """Replace an algorithm; missing metadata keeps its old values."""
     old = algorithm(service, request)["metadata"]
     asked = request.json()
     given = asked.get("metadata") or {}

@@ -1,4 +1,4 @@
-"""Authorizations: the agency by which ModelArts acts for the users of the account.
+"""Authorizations: the agencies with which ModelArts acts for the users of the account.
 
 A new project has one for all users. Without it, jobs cannot be created.
 """
@@ -40,7 +40,7 @@ def create(service: Service, request: Request) -> Any:
 
 
 def remove(service: Service, request: Request) -> Any:
-    """Remove the authorization of a user, or all."""
+    """Remove the authorization of one user or of all users."""
     user = request.query.get("user_id", "")
     found = _current(service)
     left = [item for item in found if user not in ("", _ALL) and item["user_id"] != user]
@@ -55,7 +55,7 @@ class _Agency(Model):
 
 
 def create_agency(service: Service, request: Request) -> Any:
-    """Create an agency, which only has a name here."""
+    """Create an agency; in the emulator it only has a name."""
     suffix = request.body(_Agency).agency_name_suffix
     return {"agency_name": f"{_AGENCY}_{suffix}" if suffix else _AGENCY}
 
@@ -68,7 +68,7 @@ def check(service: Service, user_id: str) -> None:
     """Check that ModelArts may act for a user.
 
     Raises:
-        ApiError: It may not.
+        ApiError: ModelArts has no authorization for the user.
     """
     if not any(item["user_id"] in (_ALL, user_id) for item in _current(service)):
         raise ApiError("ModelArts.2785")

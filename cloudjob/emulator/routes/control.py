@@ -1,4 +1,4 @@
-"""Requests of the emulator's owner: faults, and what the emulator does. Not part of the service."""
+"""Control requests of the emulator's owner: faults and status. They are not part of the service."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from cloudjob.emulator.service import Service
 from cloudjob.emulator.state import CONTROL_PREFIX
 
 _FAULTS = CONTROL_PREFIX + "faults"
-# A page of the console shows no more.
+# The most jobs on a page of the console.
 _MOST_JOBS = 1000
-# Three years: the clock must stay one that dates can show.
+# Three years, so that shifted times are still valid dates.
 _MOST_S = 1e8
 
 

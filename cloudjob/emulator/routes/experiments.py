@@ -47,7 +47,7 @@ def _create(database: Database, metadata: _Metadata) -> dict[str, Any]:
 def change(service: Service, request: Request) -> Any:
     found = _found(service, request)
     asked = request.json()
-    # The reference has both keys at the top; some clients send them as they create.
+    # The reference has both keys at the top; some clients nest them as in a create request.
     inner = asked.get("metadata")
     asked = {**(inner if isinstance(inner, dict) else {}), **asked}
     known = {key: found["metadata"][key] for key in ("name", "description")}
@@ -88,10 +88,10 @@ def check_name(service: Service, request: Request) -> Any:
 
 
 def refer(database: Database, metadata: dict[str, Any]) -> None:
-    """Put a job into the experiment that its metadata names; a new name makes a new experiment.
+    """Add a job to the experiment that its metadata names; a new name creates an experiment.
 
     Raises:
-        ApiError: There is no experiment of this id, or the name is not allowed.
+        ApiError: There is no experiment with this id, or the name is not allowed.
     """
     asked = metadata.pop(_REFERENCE, {})
     if asked.get("id"):

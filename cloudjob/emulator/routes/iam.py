@@ -1,4 +1,4 @@
-"""IAM: tokens by password, by key or by token; temporary keys; the projects and the account."""
+"""IAM: tokens for a password, a key or a token; temporary keys; the projects and the account."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def create_token(service: Service, request: Request) -> Any:
 
 
 def _user(service: Service, auth: _Auth, method: str) -> User | None:
-    """Return the user with this password or key; None if it is wrong."""
+    """Return the user with this password or key; None if the credentials are wrong."""
     account = service.account
     if method == "password":
         found = account.user(auth.user)
@@ -95,7 +95,7 @@ def _is_same(given: str, expected: str) -> bool:
 
 
 def _project(service: Service, auth: _Auth) -> str | None:
-    """Return the id of the project of the scope, empty for the account; None if it is unknown."""
+    """Return the id of the scope's project, empty for the account; None for an unknown project."""
     account = service.account
     if auth.scope is None:
         return account.project_id

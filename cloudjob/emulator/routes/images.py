@@ -28,7 +28,7 @@ class _Images(Page):
 
 
 def images(service: Service, request: Request) -> Any:
-    """Return a page of images: those registered, and those of the settings."""
+    """Return a page of images: the registered ones and those of the settings."""
     asked, settings = request.parsed_query(_Images), service.settings
     known = dict.fromkeys([*settings.images, *(item.image for item in settings.engines)])
     found = service.database.resources("image")
@@ -66,12 +66,12 @@ def image(service: Service, request: Request) -> Any:
 
 
 def sync(service: Service, request: Request) -> Any:
-    """Look for the image again."""
+    """Check again whether the engine has the image."""
     return _registered(service, image(service, request)["swr_path"])
 
 
 def remove(service: Service, request: Request) -> Any:
-    """Remove an image from the register."""
+    """Remove the registration of an image."""
     image(service, request)
     service.database.remove_resource("image", request.path_params["image"])
     return {}
@@ -118,7 +118,7 @@ def save(service: Service, request: Request) -> Any:
     """Start to save the container of a running task as an image of the engine.
 
     Raises:
-        ApiError: Nodes are processes, the job does not run, or the engine has such an image.
+        ApiError: Nodes are processes, the job is not running, or the engine has such an image.
     """
     row, machines = service.job(request), service.machines
     index = service.node(request, row)
@@ -156,7 +156,7 @@ def save(service: Service, request: Request) -> Any:
 
 
 def saved(service: Service, request: Request) -> Any:
-    """Return how far the last saving of a task's image is."""
+    """Return the progress of the last saving of a task's image."""
     row = service.job(request)
     task = f"{row.id}/{service.node(request, row)}"
     is_saving = task in _saving

@@ -41,7 +41,7 @@ def preview(service: Service, request: Request) -> Any:
 
 
 def log_url(service: Service, request: Request) -> Any:
-    """Return a URL of the whole log in OBS, which is valid for five minutes."""
+    """Return a URL of the complete log in OBS; it is valid for five minutes."""
     row = service.job(request)
     index = service.node(request, row)
     kind = request.query.get("Content-Type") or request.headers.get("content-type", "")
@@ -80,11 +80,11 @@ def log_lines(service: Service, request: Request) -> Any:
     }
 
 
-# -- what happened --------------------------------------------------------------------------------
+# -- metrics and events ---------------------------------------------------------------------------
 
 
 def metrics(service: Service, request: Request) -> Any:
-    """Return percentages, one a minute; -1 for unknown, 204 if there are none yet."""
+    """Return percentages, one per minute; -1 for unknown, 204 if there are none yet."""
     row = service.job(request)
     found = service.database.metrics(row.id, f"worker-{service.node(request, row)}")
     if not found:
@@ -108,7 +108,7 @@ class _Events(Page):
 
 
 def events(service: Service, request: Request) -> Any:
-    """Return a page of what happened; ``offset`` is the page's number."""
+    """Return a page of events; ``offset`` is the page's number."""
     row = service.job(request)
     asked = request.parsed_query(_Events)
     total, found = service.database.events(
@@ -153,7 +153,7 @@ class _Tasks(Query):
 
 
 def tasks(service: Service, request: Request) -> Any:
-    """Return where each task ran, each time it was scheduled."""
+    """Return the host of each task for each time that it was scheduled."""
     row = service.job(request)
     asked = request.parsed_query(_Tasks).schedule_count
     count = int(row.run.get("attempt", 0)) + 1 if row.start_ms else 0
@@ -166,7 +166,7 @@ def tasks(service: Service, request: Request) -> Any:
 
 
 def stages(service: Service, request: Request) -> Any:
-    """Return the parts of each attempt."""
+    """Return the stages of each attempt."""
     row = service.job(request)
     records = row.run.get("running_records") or []
     shown = [
@@ -195,7 +195,7 @@ def _stages(row: JobRow, record: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def route_plan(service: Service, request: Request) -> Any:
-    """Return an empty plan: the emulator never renumbers ranks."""
+    """Return an empty plan, because the emulator never renumbers ranks."""
     row = service.job(request)
     return {"job_id": row.id, "status": "disabled", "rank_mapping": ""}
 
@@ -214,7 +214,7 @@ def report(service: Service, request: Request) -> Any:
 
 
 def categories(service: Service, request: Request) -> Any:
-    """Return what a notification may be about."""
+    """Return the categories of notifications."""
     names = ("Started", "Completed", "Failed", "Terminated", "Restarted", "Hanged", "Preempted")
     shown = [
         {"id": f"Job{name}", "name": f"Job{name}", "description": "", "notification": True}

@@ -67,7 +67,7 @@ def create(service: Service, request: Request) -> Any:
     tags = request.body(TagList).by_key()
     _check_obs(service, whole)
     with service.database.transaction():
-        # In one transaction, so that only one of simultaneous requests gets the name.
+        # In one transaction, so that only one of several simultaneous requests gets the name.
         _check_room(service, whole)
         experiments.refer(service.database, whole["metadata"])
         row = _row(whole, user.name)
@@ -183,7 +183,7 @@ def change(service: Service, request: Request) -> Any:
 
 
 def check_name(service: Service, request: Request) -> Any:
-    """Return whether a job of this name exists."""
+    """Return whether a job with this name exists."""
     asked = request.query
     name, workspace = asked.get("job_name", ""), asked.get("workspace_id") or "0"
     return {"is_duplicate": service.database.has_name(name, workspace)}
@@ -208,7 +208,7 @@ def act(service: Service, request: Request) -> Any:
 
 
 def delete(service: Service, request: Request) -> Any:
-    """Delete a job; one that runs is ended first."""
+    """Delete a job; a running job is ended first."""
     _delete(service, service.job(request))
     return ""
 
@@ -226,7 +226,7 @@ class _Batch(Model):
 
 
 def delete_many(service: Service, request: Request) -> Any:
-    """Delete all of these jobs, or none if one is unknown."""
+    """Delete several jobs, or none if one of them is unknown."""
     ids = [item.metadata.id for item in request.body(_Batch).jobs]
     for row in [service.job_of(job) for job in ids]:
         _delete(service, row)
@@ -250,7 +250,7 @@ class Filter(Model):
 
 
 class TagFilter(Model):
-    """Jobs with a tag, and with one of these values if there are any."""
+    """Matches jobs with a tag, and with one of the values if any are given."""
 
     key: Annotated[str, BeforeValidator(str)]
     values: Annotated[list[Text], Field(max_length=_TAGS)] = []

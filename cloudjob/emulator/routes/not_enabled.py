@@ -1,4 +1,4 @@
-"""Services other than training, which are refused as not enabled for this account."""
+"""Services other than training: their requests are refused as not enabled for this account."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cloudjob.emulator.service import JOBS, PROJECT, Service
 
 _METHODS = "GET POST PUT PATCH DELETE"
 _V1 = "/v1/{project_id}"
-# Where the operations of a service begin -> its name in the error.
+# Path at which a service's operations start -> the service's name in the error.
 _SERVICES = {
     _V1 + "/workspaces": "workspace",
     _V1 + "/dev-servers": "Lite Server",
@@ -43,7 +43,7 @@ _OPERATIONS = (
     JOBS + "/{job_id}/autosearch-trials",
     JOBS + "/{job_id}/autosearch-trial-earlystop",
     JOBS + "/autosearch/yaml-templates",
-    # Only an administrator may change them, and the emulator has none.
+    # Only an administrator may change these, and the emulator has no administrator.
     PROJECT + "/training-quotas",
 )
 
@@ -66,7 +66,7 @@ def _unsupported(service: Service, request: Request) -> Any:
     raise ApiError("ModelArts.2858", f"{request.method} {name}")
 
 
-# They come after those of all other modules, whose paths they include.
+# These endpoints come after those of all other modules, because their paths match those, too.
 ENDPOINTS = (
     Endpoint("GET", JOBS + "/autosearch/yaml-templates", templates),
     *(Endpoint(_METHODS, path + "{rest:path}", _unsupported) for path in _OPERATIONS),

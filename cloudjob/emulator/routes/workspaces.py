@@ -24,7 +24,7 @@ def workspace(service: Service, request: Request) -> Any:
 
 
 def quotas(service: Service, request: Request) -> Any:
-    """Return the quotas of the workspace: -1, as nothing limits it further than its account."""
+    """Return the quotas of the workspace: -1, because only the account's quotas apply."""
     _check(request)
     names = ("training_job.training_duration", "training_job.max_count")
     shown = [{"resource": name, "quota": -1, "min_quota": -1, "used_quota": -1} for name in names]
