@@ -331,7 +331,7 @@ def jobs(  # noqa: PLR0913 (each is a filter)
     Args:
         name: Shell patterns for the job's name or id.
         since: ``2h``, ``3d``, a date, or a date and a time.
-        store: The URI of a store; its jobs are returned instead, whoever submitted them.
+        store: The URI of a store whose jobs are returned instead, from any submitter.
         sweep: The id of a sweep.
 
     Raises:
@@ -349,7 +349,7 @@ def _words(value: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def remove_orphans() -> list[str]:
-    """Remove what killed submits left on container engines and clusters; return the jobs' ids."""
+    """Remove leftovers of killed submits in the engine and on clusters; return the jobs' ids."""
     return tracking.remove_orphans(home())
 
 

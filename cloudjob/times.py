@@ -46,8 +46,8 @@ def seconds_of(text: str) -> float:
 
 
 def normalised(text: str) -> str:
-    """Return a time of any zone and precision as ``rfc3339`` writes it.
+    """Return a time of any zone and precision in the format of ``rfc3339``.
 
-    Empty for what is not a time, and for the year 1, with which Docker writes never.
+    Empty for other texts, and for the year 1, which means never in Docker's output.
     """
     return rfc3339(seconds_of(text))

@@ -1,4 +1,4 @@
-"""Reports what a followed job is doing or waiting for, and jobs that print nothing."""
+"""Reports the activity of a followed job, and its silence if it prints nothing for long."""
 
 from __future__ import annotations
 

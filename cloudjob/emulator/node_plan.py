@@ -63,8 +63,7 @@ class Machine:
     """The paths and programs of an emulated node.
 
     Args:
-        root: The folder that replaces the root of a node without a file system of its own, else
-            empty.
+        root: The root folder of a node that has no file system of its own; empty for others.
         python: The interpreter of presets.
         entry: The command that runs a script under mpirun on all nodes, for the MPI presets.
         endpoint: The address of OBS, as seen from a node.

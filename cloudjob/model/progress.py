@@ -12,7 +12,7 @@ class Progress(NamedTuple):
 
     Args:
         kind: ``note`` or ``warning``, with a message; ``sending`` or ``fetching``, with bytes;
-            ``sent``, with a message, when the platform is about to be asked for the job.
+            ``sent``, with a message, just before the job is sent to the platform.
         message: One line; it may hold unprintable characters of file names.
         hint: What to do about a warning; may be empty.
         total_bytes: 0 if unknown.

@@ -69,7 +69,7 @@ class Phase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobStatus:
-    """Everything known about one job; times are RFC 3339 UTC and None for what has not happened.
+    """Everything known about one job; times are RFC 3339 UTC, and None before the event.
 
     Args:
         native_state: The platform's own name of the state, also if ``state`` is UNKNOWN.

@@ -180,7 +180,7 @@ def show(submission: Submission) -> dict[str, Any]:
 
 
 def hidden_values(submission: Submission) -> list[str]:
-    """Return what ``hide`` masks: the secrets of the job, and the keys of its store."""
+    """Return the texts that ``hide`` masks: the secrets of the job, and the keys of its store."""
     keys = (submission.access.get(name, "") for name in names.STORE_KEYS)
     spec = submission.spec
     return hidden_texts((*secret_values(spec.secrets, spec.env), *keys))

@@ -1,4 +1,4 @@
-"""Choose a launcher from what a script imports, without running it.
+"""Chooses a launcher by the imports of a script, without running it.
 
 A script that starts a launcher itself runs once on each node. For other scripts the first match
 decides: the script's own imports, the imports of the modules beside it (breadth first), optional
@@ -73,7 +73,7 @@ def _is_gloo(spec: JobSpec, launcher: str) -> bool:
 
 
 def _in_image(spec: JobSpec) -> Choice | None:
-    """Return what the name of the image, or of the platform's preset engine, suggests."""
+    """Return the launcher that the name of the image or of the preset engine suggests."""
     engine = spec.section(spec.backend).get("engine", "")
     for what, text in (("image", spec.image), ("engine", str(engine))):
         words = set(re.findall(r"[a-z]+", text.lower()))
@@ -155,7 +155,7 @@ def imports_of(path: Path) -> _Imports:
 
 
 def _names(node: ast.AST) -> Iterator[tuple[str, str, str]]:
-    """Yield for each import its full name, the name it binds, and what that name refers to."""
+    """Yield for each import its full name, the name it binds, and the target of that name."""
     if isinstance(node, ast.Import):
         for alias in node.names:
             top = alias.name.partition(".")[0]

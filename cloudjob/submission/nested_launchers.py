@@ -1,4 +1,4 @@
-"""Finds launchers that a script starts itself, because then every rank would start all ranks again.
+"""Finds launchers that a script starts itself: with them, every rank would start all ranks again.
 
 The parser below covers what shell scripts for training use: words, quotes, comments, redirections,
 here-documents, loops and ``&``. It does not expand variables. ``started_commands`` has the parser

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """What ``submit`` would send, and what each node would do.
+    """The request that ``submit`` would send, and the plan of each node.
 
     Args:
         choice: The launcher that was chosen, if the job names none.

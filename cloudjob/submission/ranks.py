@@ -20,7 +20,7 @@ def choose(spec: JobSpec, backend: Backend[Any], *, may_ask: bool) -> tuple[JobS
     If only the nodes know their devices, no number is chosen, and each node counts its devices.
 
     Args:
-        may_ask: Whether the platform may be asked.
+        may_ask: Whether the platform may be queried.
     """
     if spec.procs_per_node:
         return spec, ""

@@ -17,7 +17,7 @@ from cloudjob.store.base import PATIENCE_S, ObjectStore
 
 
 class JobAccess:
-    """What the parts of a ``Job`` need to reach it.
+    """A job's record, backend and store, which the parts of a ``Job`` share.
 
     Args:
         home: The state folder with the records.

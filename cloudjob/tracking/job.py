@@ -70,7 +70,7 @@ class Job:
             return html.status_table(self.last_status, self.handle)
         return html.table([("job", self.id), ("handle", self.handle), ("nodes", self.nodes)])
 
-    # -- what identifies it -----------------------------------------------------------------------
+    # -- identity ---------------------------------------------------------------------------------
 
     @property
     def id(self) -> str:

@@ -71,7 +71,7 @@ def with_record(
     record_error: str,
     entry_lines: EntryLines,
 ) -> JobStatus:
-    """Return the status of an ended job with what its head recorded, or else with the reasons.
+    """Return the status of an ended job with its head's record, or else the platform's reasons.
 
     The record has more details than the platform.
 
