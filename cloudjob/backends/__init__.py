@@ -8,17 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from cloudjob.errors import BackendError
 
-if TYPE_CHECKING:  # the controller of a job imports this package and needs none of it
+if TYPE_CHECKING:
     from cloudjob.backends.base import Backend
-
-# Module and class; each is created with the folder of cloudjob's state on this machine.
-_BACKENDS = {
-    "process": ("cloudjob.backends.process.backend", "ProcessBackend"),
-    "docker": ("cloudjob.backends.docker.backend", "DockerBackend"),
-    "modelarts": ("cloudjob.backends.modelarts.backend", "ModelArtsBackend"),
-    "kubernetes": ("cloudjob.backends.kubernetes.backend", "KubernetesBackend"),
-    "slurm": ("cloudjob.backends.slurm.backend", "SlurmBackend"),
-}
 
 
 def open_backend(name: str, home: Path, options: dict[str, Any] | None = None) -> Backend[Any]:
@@ -30,13 +21,15 @@ def open_backend(name: str, home: Path, options: dict[str, Any] | None = None) -
     Raises:
         BackendError: There is no such backend, or a library that it needs is not installed.
     """
-    try:
-        module, cls = _BACKENDS[name]
-    except KeyError as error:
+    # The controller of a job imports this package and needs none of it.
+    from cloudjob.model.rules import BACKENDS
+
+    if name not in BACKENDS:
         raise BackendError(
             f"opening the backend {name}: there is no such backend",
-            hint=f"choose one of {', '.join(_BACKENDS)}",
-        ) from error
+            hint=f"choose one of {', '.join(BACKENDS)}",
+        )
+    module, _, cls = BACKENDS[name].location.partition(":")
     try:
         found = getattr(import_module(module), cls)
     except ModuleNotFoundError as error:

@@ -120,10 +120,10 @@ class Interrupts:
 
 def interrupts_of(spec: JobSpec, options: argparse.Namespace) -> Interrupts:
     """Return the signal handling of a submit."""
-    from cloudjob.model.rules import REMOTE_BACKENDS
+    from cloudjob.model.rules import is_remote
 
     # A job on this machine should rarely continue; for a remote job, the user has to decide.
-    usual = ASK if spec.backend in REMOTE_BACKENDS else CANCEL
+    usual = ASK if is_remote(spec.backend) else CANCEL
     return Interrupts(options.on_interrupt or usual)
 
 

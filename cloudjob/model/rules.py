@@ -2,9 +2,46 @@
 
 from __future__ import annotations
 
-BACKENDS = ("process", "docker", "modelarts", "kubernetes", "slurm")
-# The backends whose jobs run on other machines.
-REMOTE_BACKENDS = ("modelarts", "kubernetes", "slurm")
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+
+class BackendKind(NamedTuple):
+    """The properties of a backend that are needed without importing it.
+
+    Args:
+        location: Its class, as ``module:name``.
+        is_remote: Whether its jobs run on other machines.
+        refreshes_keys: Whether it can give new store keys to the nodes of a running job.
+        is_elastic: Whether a job can survive the loss of a node.
+    """
+
+    location: str
+    is_remote: bool = False
+    refreshes_keys: bool = False
+    is_elastic: bool = False
+
+
+BACKENDS: Mapping[str, BackendKind] = MappingProxyType(
+    {
+        "process": BackendKind("cloudjob.backends.process.backend:ProcessBackend", is_elastic=True),
+        "docker": BackendKind(
+            "cloudjob.backends.docker.backend:DockerBackend", refreshes_keys=True, is_elastic=True
+        ),
+        "modelarts": BackendKind(
+            "cloudjob.backends.modelarts.backend:ModelArtsBackend", is_remote=True
+        ),
+        "kubernetes": BackendKind(
+            "cloudjob.backends.kubernetes.backend:KubernetesBackend",
+            is_remote=True,
+            refreshes_keys=True,
+        ),
+        "slurm": BackendKind(
+            "cloudjob.backends.slurm.backend:SlurmBackend", is_remote=True, refreshes_keys=True
+        ),
+    }
+)
 # The number of ranks per node until the node's devices are counted.
 AUTO_RANKS = 0
 # The schemes of stores that have a section in the job file, and how their buckets are addressed.
@@ -21,3 +58,8 @@ NAME_RULE = r"[A-Za-z0-9_-]{1,64}"
 VARIABLE_RULE = r"[A-Za-z_][A-Za-z0-9_]*"
 # ModelArts refuses user variables that begin with MA_; cloudjob uses CLOUDJOB_ to configure nodes.
 RESERVED_PREFIXES = ("MA_", "CLOUDJOB_")
+
+
+def is_remote(backend: str) -> bool:
+    """Whether jobs of this backend run on other machines; False for a name that is unknown."""
+    return backend in BACKENDS and BACKENDS[backend].is_remote

@@ -22,8 +22,7 @@ from jobentry.contract.launchers import AUTO, LAUNCHERS
 Location = tuple[str | int, ...]
 
 MAX_RANKS = 100_000
-# The backends on which a job continues after it has lost a node.
-ELASTIC_BACKENDS = ("process", "docker")
+_ELASTIC_BACKENDS = tuple(name for name, kind in BACKENDS.items() if kind.is_elastic)
 
 
 def validate(
@@ -222,11 +221,11 @@ def _input_nodes(spec: JobSpec) -> Iterator[tuple[str, str]]:
 def _elastic(spec: JobSpec) -> Iterator[tuple[str, str]]:
     launcher = LAUNCHERS.get(spec.launcher)
     is_elastic = launcher is not None and launcher.is_elastic
-    if is_elastic and spec.backend in BACKENDS and spec.backend not in ELASTIC_BACKENDS:
+    if is_elastic and spec.backend in BACKENDS and spec.backend not in _ELASTIC_BACKENDS:
         yield (
             "launcher",
             f"is not for this backend, which ends a job that has lost a node (given"
-            f" {spec.launcher} with {spec.backend}; allowed with {', '.join(ELASTIC_BACKENDS)})",
+            f" {spec.launcher} with {spec.backend}; allowed with {', '.join(_ELASTIC_BACKENDS)})",
         )
     if spec.min_nodes and not is_elastic and spec.launcher != AUTO:
         yield (

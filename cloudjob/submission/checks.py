@@ -9,11 +9,10 @@ from cloudjob.backends.base import Check
 from cloudjob.errors import NotReady
 from cloudjob.model.job import JobSpec
 from cloudjob.model.progress import OnProgress, Progress
+from cloudjob.model.rules import BACKENDS
 from cloudjob.model.text import hidden_texts, secrets_masked
 from cloudjob.submission import nested_launchers, script_check
 
-# The backends on which ``Backend.refresh`` works.
-REFRESHING_BACKENDS = ("docker", "kubernetes", "slurm")
 # If a job has no time limit, keys that are valid for longer than this pass the check.
 _LONG_S = 24 * 3600.0
 _HINT = "without valid keys, nodes store neither outputs nor the record: {}"
@@ -84,7 +83,7 @@ def of_keys(spec: JobSpec, end_at: float, now: float | None = None) -> Iterator[
     else:
         return
     found = f"those of the store expire in {_duration(left_s)} (at {when}), and {may}"
-    can_refresh = spec.backend in REFRESHING_BACKENDS
+    can_refresh = BACKENDS[spec.backend].refreshes_keys
     hint = _HINT.format(_REFRESHED if can_refresh else _LONGER)
     yield Check("keys", False, found, hint=hint, is_needed=False)
 

@@ -16,7 +16,7 @@ from cloudjob.home import locks, make_home, submits_folder, sweeps_folder
 from cloudjob.model import grid
 from cloudjob.model.job import JobSpec, masked
 from cloudjob.model.progress import OnProgress, Progress
-from cloudjob.model.rules import REMOTE_BACKENDS
+from cloudjob.model.rules import is_remote
 from cloudjob.model.validation import dotted, valid_part
 from cloudjob.submission import pipeline, preparation, script_check
 from cloudjob.submission.pipeline import Member
@@ -61,7 +61,7 @@ def _filled(value: Any, values: Mapping[str, str]) -> Any:
 
 def at_once(spec: JobSpec) -> int:
     """Return how many jobs of a sweep run at the same time; 0 for all."""
-    return spec.max_parallel or (0 if spec.backend in REMOTE_BACKENDS else 1)
+    return spec.max_parallel or (0 if is_remote(spec.backend) else 1)
 
 
 def submit(

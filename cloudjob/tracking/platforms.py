@@ -11,7 +11,7 @@ from cloudjob.backends import open_backend
 from cloudjob.backends.base import Backend, NativeStatus
 from cloudjob.errors import BackendError
 from cloudjob.home.records import JobRecord
-from cloudjob.model.rules import REMOTE_BACKENDS
+from cloudjob.model.rules import is_remote
 from cloudjob.model.status import JobState
 
 # Native states of an UNKNOWN job that will never change.
@@ -37,7 +37,7 @@ def backend_for(record: JobRecord, home: Path) -> Backend[Any]:
     is_here = machine == socket.gethostname() and os.access(folder, os.R_OK | os.W_OK | os.X_OK)
     if is_here and folder.stat().st_uid == os.geteuid():
         return backend_of(record.backend, folder)
-    if record.backend in REMOTE_BACKENDS:
+    if is_remote(record.backend):
         return backend_of(record.backend, home)
     return _NoBackend(
         BackendError(

@@ -27,7 +27,7 @@ from cloudjob.home import (
 )
 from cloudjob.home.records import SUBMITTING, Records
 from cloudjob.model import grid
-from cloudjob.model.rules import AUTO_RANKS, REMOTE_BACKENDS
+from cloudjob.model.rules import AUTO_RANKS, is_remote
 from cloudjob.model.status import Failure, JobState, JobStatus
 from cloudjob.tracking.job import Job
 from cloudjob.tracking.metrics import MetricPoint
@@ -150,7 +150,7 @@ class Sweep:
         """
         file = self.read()
         is_fail_fast = file is not None and file.spec.get("fail_fast") == "true"
-        longest_s = _REMOTE_S if file and file.spec["backend"] in REMOTE_BACKENDS else _LOCAL_S
+        longest_s = _REMOTE_S if file and is_remote(file.spec["backend"]) else _LOCAL_S
         pause_s = _FIRST_S
         while True:
             statuses = self._settled(self.statuses())
