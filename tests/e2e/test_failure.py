@@ -142,10 +142,15 @@ def test_the_record_names_the_first_of_two_failing_ranks(cloud, first, second, a
         leave(f"up-{{rank}}")
         for other in range(size): await_file(f"up-{{other}}")
         if rank == {first}:
-            leave("failed")
+            leave("failed", os.getpid())
             os._exit(5)
         if rank == {second}:
             await_file("failed")
+            # The process exists until its rank wrapper has seen its end.
+            with open(f"{{results}}/failed") as file:
+                process = file.read()
+            while os.path.exists(f"/proc/{{process}}"):
+                time.sleep(0.01)
             time.sleep({apart_s})
             os._exit(6)
         time.sleep(60)
