@@ -389,10 +389,11 @@ class DockerBackend(Backend[DockerRequest]):
     def owner(self) -> str:
         """Return the label that distinguishes our jobs from those of other users of the engine."""
         path = self._home / "owner"
-        with _writing_to(self._home), locks.held(self._home / "owner.lock"):
-            if not path.exists():
-                _write(path, os.urandom(8).hex().encode("ascii"))
-            return path.read_text(encoding="ascii")
+        if not path.exists():
+            with _writing_to(self._home), locks.held(self._home / "owner.lock"):
+                if not path.exists():
+                    _write(path, os.urandom(8).hex().encode("ascii"))
+        return path.read_text(encoding="ascii")
 
 
 # -- what is saved here ----------------------------------------------------------------------------

@@ -124,7 +124,10 @@ def read(client: Any, source: Source, *, follow: bool) -> Iterator[bytes]:
                 raise
             patience.pause(error)
     if rest := frames.finish():
+        size_bytes += len(rest)
         yield rest
+    # A stream may also end early, without an error, when its container is removed.
+    yield from following.read_file(source.saved, size_bytes)
 
 
 def read_ends(client: Any, source: Source) -> Iterator[bytes]:
