@@ -84,7 +84,8 @@ def _plan(environment: Mapping[str, str], words: tuple[str, ...]) -> dict[str, A
     entry = str(Path(cloudjob.__file__).with_name(ENTRY))
     done = subprocess.run(
         [sys.executable, "-I", "-S", entry, "--dry-run", "--json", *words],
-        env=dict(environment),
+        # Open MPI's wheel reads HOME even for its version; Slurm's nodes have the user's own.
+        env={"HOME": str(Path.home()), **environment},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         check=False,

@@ -191,6 +191,21 @@ def test_secrets_are_named_and_their_values_come_from_the_environment(
     assert cloudjob.preview("train.py", launcher="python").plans[0]["role"] == "head"
 
 
+def test_a_preview_for_slurm_asks_an_mpirun_that_needs_a_home_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The mpirun of Open MPI's wheel prints its version only if HOME is set."""
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    (tools / "mpirun").write_text('#!/bin/sh\n: "${HOME:?}"\necho "mpirun (Open MPI) 5.0.11"\n')
+    (tools / "mpirun").chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+
+    preview = cloudjob.preview("train.py", launcher="mpirun", backend="slurm", nodes=2)
+
+    assert preview.plans[0]["argv"][0] == str(tools / "mpirun")
+
+
 def test_numbers_become_text_as_in_a_job_file_and_one_text_is_no_list_of_arguments():
     spec = cloudjob.job_spec("train.py", ["--seed", 3, "--rate", 0.1], env={"LR": 0.5, "ON": True})
 
