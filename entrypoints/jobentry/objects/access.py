@@ -87,8 +87,8 @@ def _public_endpoint(scheme: str, region: str) -> str:
     if not region:
         raise ObjectError(
             "find objects of obs://: no region is set",
-            f"set {names.CLOUDJOB_S3_REGION}, to cn-north-4 for example,"
-            f" or {names.CLOUDJOB_S3_ENDPOINT}",
+            "choose a store of obs://, which gives the nodes its region and keys,"
+            " or set AWS_REGION, to cn-north-4 for example",
         )
     return f"https://obs.{region}.myhuaweicloud.com"
 

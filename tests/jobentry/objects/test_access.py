@@ -71,7 +71,7 @@ def test_obs_needs_a_region():
     with pytest.raises(ObjectError) as caught:
         access.access({}, "obs")
 
-    assert "CLOUDJOB_S3_REGION" in caught.value.hint
+    assert "AWS_REGION" in caught.value.hint
 
 
 def test_the_first_complete_credentials_win():
