@@ -395,6 +395,30 @@ def test_every_link_of_a_page_leads_to_a_file():
     assert missing == []
 
 
+def test_every_code_block_has_a_first_line_that_the_site_understands():
+    """The site shows a block with any other word after its language as plain text."""
+    fence = re.compile(r' *```(\w+( title="[^"]+")?)?')
+    wrong = [
+        f"{page.relative_to(ROOT)}: {line}"
+        for page in sorted((ROOT / "docs").rglob("*.md"))
+        for line in page.read_text().splitlines()
+        if line.lstrip().startswith("```") and not fence.fullmatch(line)
+    ]
+
+    assert wrong == []
+
+
+def test_every_nested_list_is_indented_so_that_the_site_shows_it_nested():
+    """The site takes an item with fewer than four blanks for one of the outer list."""
+    wrong = []
+    for page in sorted((ROOT / "docs").rglob("*.md")):
+        outside = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+        items = re.findall(r"^ {1,3}(?:[-*]|\d+\.) .*", outside, re.MULTILINE)
+        wrong += [f"{page.relative_to(ROOT)}: {item}" for item in items]
+
+    assert wrong == []
+
+
 def test_every_test_that_a_page_names_exists():
     missing = [
         f"{named(page)}: {path}{name}"

@@ -8,7 +8,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 DOCS = Path(__file__).parents[2] / "docs"
-_BLOCK = re.compile(r"^```(\w+)(?: +(\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_BLOCK = re.compile(
+    r'^(?:<!-- (?P<note>\S+) -->\n)?```(?P<kind>\w+)(?: title="(?P<file>\S+)")?\n'
+    r"(?P<text>.*?)^```$",
+    re.MULTILINE | re.DOTALL,
+)
 
 
 class Block(NamedTuple):
@@ -16,7 +20,8 @@ class Block(NamedTuple):
 
     Args:
         kind: ``sh``, ``output``, or the language of a file.
-        attribute: ``skip``, ``exit=CODE``, ``file=NAME`` or nothing.
+        attribute: ``skip`` or ``exit=CODE`` from a comment above the block, ``file=NAME`` from its
+            title, or nothing.
     """
 
     kind: str
@@ -26,5 +31,6 @@ class Block(NamedTuple):
 
 def blocks(page: str) -> Iterator[Block]:
     """Yield the fenced blocks of a page."""
-    for kind, attribute, text in _BLOCK.findall((DOCS / page).read_text()):
-        yield Block(kind, attribute, text)
+    for found in _BLOCK.finditer((DOCS / page).read_text()):
+        file = found["file"]
+        yield Block(found["kind"], f"file={file}" if file else found["note"] or "", found["text"])

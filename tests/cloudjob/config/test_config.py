@@ -603,7 +603,8 @@ def rows(properties, prefix=""):
         flags = (
             ", ".join(f"`{word}`" for word in (option.short, option.flag) if word) if option else ""
         )
-        allowed = ", ".join(f"`{json.dumps(word).strip(chr(34))}`" for word in key.get("enum", ()))
+        words = [json.dumps(word).strip('"') for word in key.get("enum", ())]
+        allowed = ", ".join(f"`{word}`" if word else "empty" for word in words)
         if "minimum" in key:
             allowed = f"{key['minimum']:g} or more"
         if "maximum" in key:
