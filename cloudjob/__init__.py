@@ -1,7 +1,8 @@
 """cloudjob takes a training script to the cloud.
 
 The names below are the public Python API; ``docs/reference/python.md`` describes them. Everything
-else in this package may change in any version.
+else in this package may change in any version; to read it, start with
+``docs/explanation/architecture.md``.
 """
 
 from __future__ import annotations

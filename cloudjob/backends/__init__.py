@@ -1,4 +1,7 @@
-"""The platforms that run jobs: one folder each, imported on first use."""
+"""The platforms that run jobs: one folder each, imported on first use.
+
+Start with ``base.Backend``, their interface; ``docker`` is the shortest of them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The command line: parses, calls, prints and exits; nothing else in cloudjob prints."""
+"""The command line: parses, calls, prints and exits; nothing else in cloudjob prints.
+
+Start with ``parser.py``, which names the module of each command.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Where cloudjob keeps its state on this machine."""
+"""Where cloudjob keeps its state on this machine.
+
+``records`` is the database of submitted jobs; ``locks`` shows which processes still run.
+"""
 
 from __future__ import annotations
 
