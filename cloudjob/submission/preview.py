@@ -85,7 +85,7 @@ def _plan(environment: Mapping[str, str], words: tuple[str, ...]) -> dict[str, A
     done = subprocess.run(
         [sys.executable, "-I", "-S", entry, "--dry-run", "--json", *words],
         # Open MPI's wheel reads HOME even for its version; Slurm's nodes have the user's own.
-        env={"HOME": str(Path.home()), **environment},
+        env={"HOME": os.environ.get("HOME", "/"), **environment},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         check=False,
