@@ -17,7 +17,6 @@ from cloudjob.backends.base import Event as Event, Metric as Metric
 from cloudjob.errors import (
     BackendError as BackendError,
     CloudJobError as CloudJobError,
-    JobFailed as JobFailed,
     JobNotFound as JobNotFound,
     NotAuthorised as NotAuthorised,
     NotReady as NotReady,
@@ -36,6 +35,7 @@ from cloudjob.model.progress import OnProgress, Progress as Progress, log_warnin
 from cloudjob.model.rules import BACKENDS, STORE_SCHEMES
 from cloudjob.model.status import (
     Failure as Failure,
+    JobFailed as JobFailed,
     JobState as JobState,
     JobStatus as JobStatus,
     Phase as Phase,

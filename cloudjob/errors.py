@@ -14,7 +14,7 @@ CloudJobError            exit code 1
 |  +- JobNotFound        6
 +- RecordsError          1   the job records of this machine cannot be used
 +- WaitTimeout           1   a job did not end within the time that `Job.wait` was given
-+- JobFailed             the job's own exit code   .status: how the job ended
++- JobFailed             the job's own exit code   in model/status.py; .status: how the job ended
 """
 
 from __future__ import annotations
@@ -22,8 +22,6 @@ from __future__ import annotations
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from cloudjob.model.status import JobStatus
 
 
 class CloudJobError(Exception):
@@ -110,12 +108,3 @@ class RecordsError(CloudJobError):
 
 class WaitTimeout(CloudJobError, TimeoutError):
     """A job did not end within the time that ``Job.wait`` was given; the job continues."""
-
-
-class JobFailed(CloudJobError):
-    """A job that was waited for did not succeed; ``status`` says how it ended."""
-
-    def __init__(self, message: str, status: JobStatus, exit_code: int) -> None:
-        super().__init__(message, hint=f"cloudjob logs {status.job}")
-        self.status = status
-        self.exit_code = exit_code

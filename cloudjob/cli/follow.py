@@ -8,7 +8,7 @@ import cloudjob
 from cloudjob.cli.messages import print_error, print_message
 from cloudjob.cli.status import report
 from cloudjob.errors import BackendError
-from cloudjob.times import local, rfc3339
+from cloudjob.model.times import local, rfc3339
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

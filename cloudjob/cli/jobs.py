@@ -29,7 +29,7 @@ from cloudjob.cli.status import print_status, report, status_json
 from cloudjob.cli.tables import print_table
 from cloudjob.errors import CloudJobError, UsageError
 from cloudjob.model.text import counted, one_line
-from cloudjob.times import local
+from cloudjob.model.times import local
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -280,7 +280,7 @@ def _cancel_all(filters: dict[str, Any], *, is_urgent: bool) -> int:
 def _refresh(options: argparse.Namespace) -> int:
     import time
 
-    from cloudjob.times import rfc3339
+    from cloudjob.model.times import rfc3339
 
     job = cloudjob.attach(options.job)
     end_at = job.refresh_keys()

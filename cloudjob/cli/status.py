@@ -9,7 +9,7 @@ from cloudjob.cli.tables import print_table
 from cloudjob.model import summary
 from cloudjob.model.status import to_json as status_json
 from cloudjob.model.text import counted, one_line, size_text
-from cloudjob.times import local, seconds_of
+from cloudjob.model.times import local, seconds_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

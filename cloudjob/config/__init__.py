@@ -23,10 +23,9 @@ from cloudjob.config.schema import json_schema
 from cloudjob.config.yaml_file import layer_of_file
 from cloudjob.errors import SpecError
 from cloudjob.model.job import SECTIONS, JobSpec, masked
-from cloudjob.model.rules import MAX_WORD_BYTES
+from cloudjob.model.rules import MAX_WORD_BYTES, name_on_nodes
 from cloudjob.model.text import MASK, one_line
 from cloudjob.model.validation import validate
-from cloudjob.package.tree import name_on_nodes
 from jobentry.contract.launchers import LAUNCHERS
 from jobentry.contract.masks import is_secret_name
 

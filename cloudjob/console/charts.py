@@ -8,8 +8,8 @@ from itertools import chain
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
-from cloudjob import times
 from cloudjob.console.text import displayable
+from cloudjob.model import times
 from cloudjob.model.status import JobStatus, Phase
 from cloudjob.tracking.journals import Journals, RankPoint
 from cloudjob.tracking.metrics import MetricPoint

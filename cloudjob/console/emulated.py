@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from cloudjob.backends.follow import Piece
 from cloudjob.emulator import daemon
 from cloudjob.emulator.database import FINAL
 from cloudjob.emulator.job_context import logs_of
@@ -69,7 +68,7 @@ class EmulatedJob:
         found = self._read(follow=follow)
         return log.pieces(found, is_exact=True, is_timed=is_timed, on_journal=on_journal)
 
-    def _read(self, *, follow: bool) -> Iterator[Piece]:
+    def _read(self, *, follow: bool) -> Iterator[tuple[int, bytes]]:
         folder = logs_of(daemon.folder(self._home) / JOBS, self._key)
         logs = [NodeLog(folder / str(node)) for node in range(self.nodes)]
         offsets = [0] * self.nodes

@@ -7,12 +7,11 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cloudjob import times
 from cloudjob.console.text import displayable
 from cloudjob.errors import CloudJobError
 from cloudjob.home import records_path
 from cloudjob.home.records import JobRecord, Records
-from cloudjob.model import grid
+from cloudjob.model import grid, times
 from cloudjob.model.status import JobStatus
 from cloudjob.model.summary import reason
 from cloudjob.tracking import leftovers, with_status

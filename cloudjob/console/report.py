@@ -13,13 +13,12 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from cloudjob import times
 from cloudjob.console import charts, screenshot
 from cloudjob.console.facts import clock, facts, texts_of
 from cloudjob.console.log_table import LONGEST_CHARS
 from cloudjob.console.text import displayable, displayable_line
 from cloudjob.errors import CloudJobError
-from cloudjob.model import summary
+from cloudjob.model import summary, times
 from cloudjob.tracking import Job
 from cloudjob.tracking.journals import Journals
 from jobentry.contract import lines

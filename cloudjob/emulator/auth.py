@@ -17,7 +17,7 @@ from cloudjob.emulator.database import Database, StoredToken, TemporaryKey
 from cloudjob.emulator.errors import ApiError
 from cloudjob.emulator.settings import Settings
 from cloudjob.emulator.state import Account, User
-from cloudjob.times import rfc3339
+from cloudjob.model.times import rfc3339
 from jobentry.contract import sigv4
 from jobentry.contract.sigv4 import Keys
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cloudjob.times import now_ms
+from cloudjob.emulator.clock import now_ms
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS jobs (

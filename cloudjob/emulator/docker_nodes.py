@@ -23,7 +23,7 @@ from cloudjob.emulator.node_plan import Machine
 from cloudjob.emulator.nodes import ImageMissing, NewKeys, NodeState, folder
 from cloudjob.emulator.settings import Settings
 from cloudjob.errors import BackendError, JobNotFound
-from cloudjob.times import seconds_of
+from cloudjob.model.times import seconds_of
 from jobentry.contract.paths import ENTRY
 from jobentry.contract.sigv4 import Keys
 

@@ -10,11 +10,11 @@ from typing import Any
 
 from cloudjob.emulator import models
 from cloudjob.emulator.attempt import DELETED, Attempt, End, key_of
+from cloudjob.emulator.clock import now_ms
 from cloudjob.emulator.database import JobRow
 from cloudjob.emulator.job_context import JobContext
 from cloudjob.emulator.staging import Failed, Uploader, check_nodes, image_of, prepare
 from cloudjob.errors import CloudJobError, JobNotFound
-from cloudjob.times import now_ms
 from jobentry.system.trees import remove_tree
 
 

@@ -6,9 +6,9 @@ import copy
 from typing import Any
 
 from cloudjob.emulator import models
+from cloudjob.emulator.clock import now_ms
 from cloudjob.emulator.database import JobRow
 from cloudjob.emulator.settings import Engine, Flavor, Settings
-from cloudjob.times import now_ms
 
 
 def job(row: JobRow, settings: Settings) -> dict[str, Any]:

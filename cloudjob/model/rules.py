@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import unicodedata
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
@@ -58,6 +60,14 @@ NAME_RULE = r"[A-Za-z0-9_-]{1,64}"
 VARIABLE_RULE = r"[A-Za-z_][A-Za-z0-9_]*"
 # ModelArts refuses user variables that begin with MA_; cloudjob uses CLOUDJOB_ to configure nodes.
 RESERVED_PREFIXES = ("MA_", "CLOUDJOB_")
+
+
+def name_on_nodes(name: str) -> str:
+    """Return a file's name as scripts write it: macOS may store ``é`` as two characters.
+
+    File systems of macOS find a file by either form, those of nodes only by the exact one.
+    """
+    return unicodedata.normalize("NFC", name) if sys.platform == "darwin" else name
 
 
 def is_remote(backend: str) -> bool:

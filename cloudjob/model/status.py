@@ -6,6 +6,8 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any
 
+from cloudjob.errors import CloudJobError
+
 
 class JobState(str, Enum):
     """The state of a job, in the same words for every backend."""
@@ -97,6 +99,15 @@ class JobStatus:
         from cloudjob.model import html
 
         return html.status_table(self)
+
+
+class JobFailed(CloudJobError):
+    """A job that was waited for did not succeed; ``status`` says how it ended."""
+
+    def __init__(self, message: str, status: JobStatus, exit_code: int) -> None:
+        super().__init__(message, hint=f"cloudjob logs {status.job}")
+        self.status = status
+        self.exit_code = exit_code
 
 
 def exit_code(status: JobStatus) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from cloudjob import times
+from cloudjob.model import times
 from cloudjob.model.status import Failure, JobState, JobStatus
 
 _MINUTE, _HOUR, _DAY = 60, 3600, 24 * 3600

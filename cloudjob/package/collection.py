@@ -9,9 +9,9 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from cloudjob.errors import ObjectMissing, StoreError
+from cloudjob.model.times import seconds_of
 from cloudjob.package import claims
 from cloudjob.store.base import ObjectStore
-from cloudjob.times import seconds_of
 from jobentry.contract import exits
 from jobentry.contract.packages import LAYERS, FormatError, damage_key, load_descriptor
 from jobentry.contract.paths import JobPaths

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cloudjob.errors import PackageError
+from cloudjob.model.rules import name_on_nodes
 from cloudjob.package import ignore, secrets
 from cloudjob.package.ignore import GITIGNORE, Decision, Rules
 from cloudjob.package.messages import CLOUDJOBIGNORE, came_back, reading, shown, translated
@@ -24,7 +25,6 @@ from cloudjob.package.tree import (
     Seen,
     SourceEntry,
     Tree,
-    name_on_nodes,
 )
 
 # Never needed by a job; left out regardless of ignore files.

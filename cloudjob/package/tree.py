@@ -2,20 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-import unicodedata
 from pathlib import Path
 from typing import NamedTuple
 
 FILE, FOLDER, LINK = "file", "folder", "link"
-
-
-def name_on_nodes(name: str) -> str:
-    """Return a file's name as scripts write it: macOS may store ``é`` as two characters.
-
-    File systems of macOS find a file by either form, those of nodes only by the exact one.
-    """
-    return unicodedata.normalize("NFC", name) if sys.platform == "darwin" else name
 
 
 class LeftOut(NamedTuple):

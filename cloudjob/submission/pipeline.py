@@ -19,6 +19,7 @@ from cloudjob.model.job import masked
 from cloudjob.model.progress import OnProgress, log_warnings, meter
 from cloudjob.model.submission import Submission
 from cloudjob.model.text import hide
+from cloudjob.model.times import rfc3339
 from cloudjob.package import CodePackage, Memory, cache, claims
 from cloudjob.package.claims import Claim, Kept, Missing
 from cloudjob.store.base import Expiring, ObjectStore
@@ -26,7 +27,6 @@ from cloudjob.store.parallel import in_parallel
 from cloudjob.submission import checks, messages, preparation, script_check
 from cloudjob.submission.preparation import Ready, make_ready
 from cloudjob.submission.undo import undo_on_failure
-from cloudjob.times import rfc3339
 from cloudjob.tracking import Job, descriptions, leftovers, notifications
 from jobentry.contract.paths import JobPaths
 

@@ -17,11 +17,11 @@ from cloudjob.model import grid
 from cloudjob.model.job import JobSpec, masked
 from cloudjob.model.progress import OnProgress, Progress
 from cloudjob.model.rules import is_remote
+from cloudjob.model.times import rfc3339
 from cloudjob.model.validation import dotted, valid_part
 from cloudjob.submission import pipeline, preparation, script_check
 from cloudjob.submission.pipeline import Member
 from cloudjob.submission.preparation import Ready, Target
-from cloudjob.times import rfc3339
 from cloudjob.tracking import GONE
 from cloudjob.tracking.sweep import OnStatus, Sweep, SweepFile, is_over
 

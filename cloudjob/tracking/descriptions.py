@@ -15,9 +15,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from cloudjob import times
 from cloudjob.errors import JobNotFound, ObjectMissing, StoreError
 from cloudjob.home.records import JobRecord
+from cloudjob.model import times
 from cloudjob.model.rules import BACKENDS, VARIABLE_RULE
 from cloudjob.store.base import ObjectStore
 

@@ -11,12 +11,12 @@ from typing import Any
 
 from cloudjob.backends import handles
 from cloudjob.backends.base import Backend, Event, Metric, NativeStatus
-from cloudjob.errors import BackendError, JobFailed, JobNotFound, UsageError
+from cloudjob.errors import BackendError, JobNotFound, UsageError
 from cloudjob.home import records_path
 from cloudjob.home.records import JobRecord, Records
 from cloudjob.model import grid, html
 from cloudjob.model import status as statuses
-from cloudjob.model.status import JobState, JobStatus, Phase
+from cloudjob.model.status import JobFailed, JobState, JobStatus, Phase
 from cloudjob.package import contents
 from cloudjob.store.base import PATIENCE_S, Expiring, ObjectStore
 from cloudjob.store.parallel import in_parallel

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import NamedTuple
 
-from cloudjob import times
 from cloudjob.errors import BackendError, StoreError
+from cloudjob.model import times
 from cloudjob.model.status import Phase
 from cloudjob.store.parallel import call_with_timeout, in_parallel
 from cloudjob.tracking import log

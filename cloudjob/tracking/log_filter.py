@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import NamedTuple
 
-from cloudjob import times
+from cloudjob.model import times
 from cloudjob.tracking.job import Job
 from cloudjob.tracking.log import LogPiece, OnJournal
 from cloudjob.tracking.queries import moment

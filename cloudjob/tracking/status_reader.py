@@ -10,7 +10,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from cloudjob import times
 from cloudjob.backends.base import NativeStatus
 from cloudjob.errors import (
     BackendError,
@@ -25,6 +24,7 @@ from cloudjob.errors import (
 from cloudjob.home import records_path
 from cloudjob.home.records import SUBMITTING, Records
 from cloudjob.model import status as statuses
+from cloudjob.model import times
 from cloudjob.model.status import JobState, JobStatus
 from cloudjob.package import claims
 from cloudjob.retries import Patience, WaitNotices

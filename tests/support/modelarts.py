@@ -24,6 +24,7 @@ from starlette.responses import Response
 
 from cloudjob.emulator.app import Api, Request
 from cloudjob.emulator.auth import Access
+from cloudjob.emulator.clock import now_ms
 from cloudjob.emulator.database import Database, JobRow
 from cloudjob.emulator.errors import ApiError
 from cloudjob.emulator.fault_injection import Faults
@@ -37,7 +38,6 @@ from cloudjob.emulator.server import ENDPOINTS
 from cloudjob.emulator.service import Service
 from cloudjob.emulator.settings import Engine, Flavor, Settings
 from cloudjob.emulator.state import Account, User
-from cloudjob.times import now_ms
 from jobentry.contract.sigv4 import Keys
 
 KEYS = Keys("AK0123456789", "the-secret-key")

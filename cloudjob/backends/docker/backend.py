@@ -18,7 +18,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudjob import times
 from cloudjob.backends import follow as following
 from cloudjob.backends import handles
 from cloudjob.backends.base import PATIENCE_S, Backend, Check, Devices, NativeStatus
@@ -36,6 +35,7 @@ from cloudjob.backends.docker.start import needs_entry, start
 from cloudjob.backends.docker.state import Container, blamed, container, status_of
 from cloudjob.errors import BackendError, JobNotFound, Unreachable
 from cloudjob.home import locks, writing
+from cloudjob.model import times
 from cloudjob.model.status import JobState
 from cloudjob.model.submission import Submission
 from cloudjob.retries import Patience

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from cloudjob import times
 from cloudjob.backends.base import NativeStatus
 from cloudjob.backends.docker.request import MEMORY_LABEL, NODE_LABEL
+from cloudjob.model import times
 from cloudjob.model.status import JobState
 
 # The engine's state of a container -> the state of its node; any other is UNKNOWN.

@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cloudjob import times
 from cloudjob.backends.follow import END_BYTES, END_LINES, Piece, Streams, whole_lines
 from cloudjob.backends.kubernetes import errors
 from cloudjob.backends.kubernetes.client import POD, Broken, Client
@@ -25,6 +24,7 @@ from cloudjob.backends.kubernetes.errors import Refused
 from cloudjob.backends.kubernetes.state import Pod, pod_of
 from cloudjob.errors import BackendError, Unreachable
 from cloudjob.home import writing
+from cloudjob.model import times
 from cloudjob.retries import WaitNotices
 
 # Seconds between two checks of a job without open streams, and of one with silent pods.

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cloudjob import times
 from cloudjob.backends.base import NativeStatus
 from cloudjob.backends.kubernetes.engine import Engine, Stage
 from cloudjob.backends.kubernetes.pod import CONTAINER
+from cloudjob.model import times
 from cloudjob.model.status import JobState
 
 # Normal reasons for which a container waits.

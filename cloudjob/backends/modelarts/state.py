@@ -7,7 +7,7 @@ from typing import Any
 
 from cloudjob.backends.base import NativeStatus
 from cloudjob.model.status import JobState
-from cloudjob.times import rfc3339
+from cloudjob.model.times import rfc3339
 
 _STATES = {
     "Creating": JobState.PENDING,

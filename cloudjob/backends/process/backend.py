@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import cloudjob
-from cloudjob import times
 from cloudjob.backends import handles
 from cloudjob.backends.base import Backend, Check, Devices, NativeStatus
 from cloudjob.backends.follow import PIECE_BYTES, node_logs, poll, read_ends
@@ -26,7 +25,7 @@ from cloudjob.backends.process import request as requests
 from cloudjob.backends.process.request import ProcessRequest
 from cloudjob.errors import BackendError, JobNotFound
 from cloudjob.home import private_folder, writing
-from cloudjob.model import grid
+from cloudjob.model import grid, times
 from cloudjob.model.status import JobState
 from cloudjob.model.submission import Submission
 from cloudjob.model.text import MASK

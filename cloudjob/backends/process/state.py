@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cloudjob import times
 from cloudjob.backends.base import NativeStatus
 from cloudjob.backends.process import STATE
 from cloudjob.errors import BackendError
+from cloudjob.model import times
 from cloudjob.model.status import JobState
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from cloudjob.backends.base import NativeStatus
 from cloudjob.backends.slurm.script import EARLY_S, JOB_NAME
 from cloudjob.model.status import JobState
-from cloudjob.times import rfc3339
+from cloudjob.model.times import rfc3339
 from jobentry.contract.exits import ENTRY_FAILED, TIMED_OUT
 
 # Slurm's state -> ours; any other state is UNKNOWN. (squeue(1), JOB STATE CODES)

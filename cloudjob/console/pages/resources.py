@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from cloudjob import times
 from cloudjob.console import charts
 from cloudjob.console.pages.live import ChartView
 from cloudjob.console.state import Console
 from cloudjob.console.threads import in_thread
+from cloudjob.model import times
 from cloudjob.tracking import Job
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 from cloudjob.emulator import models
 from cloudjob.emulator.app import Endpoint, Request
+from cloudjob.emulator.clock import now_ms
 from cloudjob.emulator.errors import ApiError
 from cloudjob.emulator.models import Description, Items, Model, Name, Page, Parameter
 from cloudjob.emulator.service import PROJECT, Service, page_of
-from cloudjob.times import now_ms
 
 _ALGORITHMS = PROJECT + "/algorithms"
 _ALGORITHM = _ALGORITHMS + "/{algorithm_id}"

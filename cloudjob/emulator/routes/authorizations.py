@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from cloudjob.emulator.app import Endpoint, Request
+from cloudjob.emulator.clock import now_ms
 from cloudjob.emulator.errors import ApiError
 from cloudjob.emulator.models import Model
 from cloudjob.emulator.service import PROJECT, Service
-from cloudjob.times import now_ms
 
 _AUTHORIZATIONS = PROJECT + "/authorizations"
 _KIND = "authorization"

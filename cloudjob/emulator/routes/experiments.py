@@ -7,11 +7,11 @@ from typing import Any, ClassVar, Literal
 
 from cloudjob.emulator import models
 from cloudjob.emulator.app import Endpoint, Request
+from cloudjob.emulator.clock import now_ms
 from cloudjob.emulator.database import Database
 from cloudjob.emulator.errors import ApiError
 from cloudjob.emulator.models import Description, Model, Name
 from cloudjob.emulator.service import PROJECT, Service, page_of
-from cloudjob.times import now_ms
 
 _EXPERIMENTS = PROJECT + "/training-experiments"
 _EXPERIMENT = _EXPERIMENTS + "/{experiment_id}"

@@ -13,7 +13,7 @@ from cloudjob.emulator.errors import ApiError
 from cloudjob.emulator.models import Items, Model, parse
 from cloudjob.emulator.service import Service
 from cloudjob.emulator.state import User
-from cloudjob.times import rfc3339
+from cloudjob.model.times import rfc3339
 
 _SHORTEST_S, _LONGEST_S = 900, 86_400
 

@@ -11,13 +11,13 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from cloudjob.emulator.app import Answer, Endpoint, Request
+from cloudjob.emulator.clock import now_ms
 from cloudjob.emulator.errors import ApiError
 from cloudjob.emulator.models import Model, Page
 from cloudjob.emulator.nodes import ImageMissing
 from cloudjob.emulator.process_nodes import ProcessMachines
 from cloudjob.emulator.service import JOB, Service
 from cloudjob.errors import CloudJobError
-from cloudjob.times import now_ms
 
 _IMAGES = "/v1/{project_id}/images"
 _SAVE = JOB + "/tasks/{task_id}/save-image-job"

@@ -14,7 +14,7 @@ from cloudjob.emulator.job_context import JobContext
 from cloudjob.emulator.models import Model, Offset, Page, Query, Time
 from cloudjob.emulator.obs import ObsError
 from cloudjob.emulator.service import JOB, PROJECT, Service
-from cloudjob.times import rfc3339
+from cloudjob.model.times import rfc3339
 
 _TASK = JOB + "/tasks/{task_id}"
 _URL_S = 300

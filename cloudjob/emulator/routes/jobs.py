@@ -11,6 +11,7 @@ from pydantic import BeforeValidator, Field
 
 from cloudjob.emulator import models, views
 from cloudjob.emulator.app import Endpoint, Request
+from cloudjob.emulator.clock import now_ms
 from cloudjob.emulator.database import UNFINISHED, Condition, JobRow
 from cloudjob.emulator.errors import ApiError
 from cloudjob.emulator.models import (
@@ -26,7 +27,6 @@ from cloudjob.emulator.obs import ObsError
 from cloudjob.emulator.routes import authorizations, experiments
 from cloudjob.emulator.service import JOB, JOBS, PROJECT, Service
 from cloudjob.emulator.staging import check_code_limits
-from cloudjob.times import now_ms
 
 STOPPABLE = ("Creating", "Pending", "Running")
 # Keys to sort and filter by -> columns.

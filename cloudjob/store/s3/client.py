@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cloudjob import times
 from cloudjob.errors import StoreError
+from cloudjob.model import times
 from cloudjob.retries import WaitNotices
 from cloudjob.store.s3 import errors
 from cloudjob.store.s3.bucket_uri import CREDENTIALS_HINTS, BucketUri

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from cloudjob import times
-from cloudjob.model import summary
+from cloudjob.model import summary, times
 from cloudjob.model.status import Failure, JobState, JobStatus
 from tests.support.statuses import status_of
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from cloudjob.model.job import JobSpec
+from cloudjob.model.times import seconds_of
 from cloudjob.store import open_store
 from cloudjob.store.s3 import S3Store
 from cloudjob.submission import checks
-from cloudjob.times import seconds_of
 
 WHEN = "2099-01-08T02:56:19.587000Z"
 NOW = 1_800_000_000.0

@@ -15,11 +15,11 @@ from typing import Any, NoReturn
 
 import pytest
 
-from cloudjob import times
 from cloudjob.backends.base import Backend, NativeStatus
 from cloudjob.errors import BackendError, JobNotFound, Unreachable, UsageError
 from cloudjob.home import records_path
 from cloudjob.home.records import JobRecord, Records
+from cloudjob.model import times
 from cloudjob.model.status import JobState, exit_code, to_json
 from cloudjob.store.directory import DirectoryStore
 from cloudjob.tracking import Filter, Job, find_all, log, queries, status_reader

@@ -11,11 +11,6 @@ _RFC3339 = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(\.\d+)?(Z|[+-]\d\d
 _TOO_LATE_S = 253_402_300_800
 
 
-def now_ms() -> int:
-    """Return the time in milliseconds since the epoch, as ModelArts writes it."""
-    return int(time.time() * 1000)
-
-
 def rfc3339(seconds: float) -> str:
     """Return a point in time as text; empty for 0, which means never."""
     if not 0 < seconds < _TOO_LATE_S:

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from cloudjob import times
+from cloudjob.model import times
 
 
 @pytest.mark.parametrize(
