@@ -71,7 +71,7 @@ def _results(check: Callable[[], Iterator[Check]]) -> list[Check]:
 def _clock(client: Client) -> Check:
     ahead_s = client.clock_ahead_s
     if abs(ahead_s) <= _MINUTE_S:
-        return Check("clock", True, "right")
+        return Check("clock", True, "agrees with the service's to a minute")
     where = "ahead of" if ahead_s > 0 else "behind"
     return Check(
         "clock",

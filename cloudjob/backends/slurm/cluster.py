@@ -41,7 +41,7 @@ class Done(NamedTuple):
     def words(self) -> str:
         """Its stderr, or its stdout if that is empty, as one line."""
         lines = (self.err or self.out).decode("utf-8", "replace").split("\n")
-        return "; ".join(line.strip() for line in lines if line.strip())[-600:] or "no word"
+        return "; ".join(line.strip() for line in lines if line.strip())[-600:] or "no output"
 
 
 @dataclass(frozen=True, slots=True)
