@@ -224,7 +224,7 @@ def _spec_of(
     if not isinstance(script, JobSpec):
         return job_spec(script, args, job_file=job_file, on_progress=on_progress, **options)
     if args is not None or job_file is not None or options:
-        raise TypeError("a JobSpec is complete: pass the other values to job_spec")
+        raise TypeError("script is a complete JobSpec: pass the other values to job_spec")
     return script
 
 

@@ -226,7 +226,7 @@ class Backend(ABC, Generic[Request]):
             UsageError: Its nodes cannot receive fresh keys.
         """
         raise UsageError(
-            f"refreshing the keys of {handle}: its nodes cannot be given others",
+            f"refreshing the keys of {handle}: its backend cannot replace keys",
             hint="this works on docker, kubernetes and slurm",
         )
 

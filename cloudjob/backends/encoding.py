@@ -38,7 +38,7 @@ def word_problems(words: Sequence[str], why: str) -> Iterator[str]:
     for index, word in enumerate(words):
         if not is_utf8(word):
             key = f"args[{index - 1}]" if index else "script"
-            yield f"{key}: holds bytes that are not UTF-8, which {why}"
+            yield f"{key}: contains bytes that are not UTF-8, which {why}"
 
 
 def undeclared(variables: Mapping[str, str], hidden_names: Sequence[str]) -> dict[str, str]:

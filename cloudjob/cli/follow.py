@@ -25,7 +25,7 @@ def follow_to_end(job: Job, *, is_json: bool) -> JobStatus:
     try:
         stream(job, 2 if is_json else 1, follow=True)
     except BrokenPipeError:
-        print_message(f"nobody reads the log any more; job {job.id} continues")
+        print_message(f"the reader of this output has closed it; job {job.id} continues")
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     except BackendError as error:
         # The log is optional: if the platform cannot be reached, `wait` reports that.

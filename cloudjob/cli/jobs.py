@@ -68,7 +68,7 @@ def _logs(options: argparse.Namespace) -> int:
     _check_numbers("--rank", options.rank, job.ranks)
     if options.stored and options.follow:
         raise UsageError(
-            "logs --stored: nodes store their logs at intervals, so it cannot be followed",
+            "logs --stored: cannot be followed, because nodes store their logs at intervals",
             hint="leave out -f or --stored",
         )
     if options.raw:
@@ -91,8 +91,8 @@ def _raw_logs(job: cloudjob.Job, options: argparse.Namespace) -> int:
     selects = options.grep is not None or options.tail is not None or options.since
     if not options.rank.isdecimal() or selects or options.timestamps:
         raise UsageError(
-            "logs --raw: the exact bytes are those of one rank",
-            hint="add --rank R, and none of --grep, --tail, --since and --timestamps",
+            "logs --raw: shows the exact bytes of one rank",
+            hint="add --rank R, and leave out --grep, --tail, --since and --timestamps",
         )
     node = int(options.node) if options.node.isdecimal() else None
     rank = int(options.rank)
@@ -178,7 +178,7 @@ def _list(options: argparse.Namespace) -> int:
         _print_jobs(rows, options)
     else:
         is_all = not any(filters.values())
-        print_message(_NO_JOBS if is_all else "no such jobs")
+        print_message(_NO_JOBS if is_all else "no jobs match")
     return 0
 
 
@@ -287,7 +287,7 @@ def _refresh(options: argparse.Namespace) -> int:
     if options.json:
         print_json({"job": job.id, "keys_expire_at": rfc3339(end_at) or None})
         return 0
-    text = f"job {job.id}: its nodes were given the present keys of the store"
+    text = f"job {job.id}: its nodes now have your current keys of the store"
     if end_at:
         text += time.strftime(", which expire at %Y-%m-%d %H:%M", time.localtime(end_at))
     print_message(text)
@@ -348,7 +348,7 @@ def _rm(options: argparse.Namespace) -> int:
     if options.orphans:
         removed = cloudjob.remove_orphans()
         for name in removed:
-            print_message(f"removed what {name} had left behind")
+            print_message(f"removed the leftovers of {name}")
         print_message(counted(len(removed), "orphan"))
         return 0
     job = cloudjob.attach(options.job)
@@ -471,7 +471,7 @@ def add_rm(parser: argparse.ArgumentParser) -> None:
     job_argument(parser, nargs="?")
     parser.add_argument("--force", action="store_true", help="remove its outputs, too")
     parser.add_argument(
-        "--orphans", action="store_true", help="remove what killed submits left behind"
+        "--orphans", action="store_true", help="remove the leftovers of killed submits"
     )
 
 

@@ -33,9 +33,7 @@ def _image_build(options: argparse.Namespace) -> int:
             tell=steps.report,
             pulled=transfers.update,
         )
-    print_message(
-        "built" if built.is_new else "it is there already: nothing that goes into it has changed"
-    )
+    print_message("built" if built.is_new else "already built: none of its inputs has changed")
     print(built.tag)
     return 0
 
@@ -123,11 +121,14 @@ def add_doctor(parser: argparse.ArgumentParser) -> None:
 def add_image(parser: argparse.ArgumentParser) -> None:
     """Give the command image its actions."""
     inner = actions_of(parser)
-    text = "build an image, unless nothing that goes into it has changed"
+    text = "build an image if its inputs have changed"
     build = add_action(inner, "build", _image_build, text)
     build.add_argument("name", metavar="NAME", help="the image: base, examples, …")
     build.add_argument(
-        "--base", metavar="REF", default="", help="build on this image; `latest` stays where it is"
+        "--base",
+        metavar="REF",
+        default="",
+        help="build on this image, without moving the tag `latest`",
     )
     build.add_argument(
         "--ca-bundle",

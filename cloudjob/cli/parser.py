@@ -24,7 +24,7 @@ _COMMANDS = (
     ("init", "init", "write cloudjob.yaml, a commented job file, for this folder"),
     ("submit", "submit", "run a script as a job"),
     ("status", "jobs", "show the state of a job"),
-    ("attach", "jobs", "follow a job to its end, also one submitted elsewhere"),
+    ("attach", "jobs", "follow a job to its end, even if it was submitted elsewhere"),
     ("logs", "jobs", "show the log of a job"),
     ("wait", "jobs", "wait for jobs, and exit with the code of the first that failed"),
     ("list", "jobs", "list the jobs submitted from here"),

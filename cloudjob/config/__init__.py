@@ -208,7 +208,7 @@ def _project(values: Mapping[str, Any], cwd: Path) -> _Project | None:
     for folder in filter(_may_be_sent, path.parents):
         for mark in _PROJECT_MARKS:
             if (folder / mark).exists():
-                why = f"source {folder}: the project of {one_line(script)}, as it has {mark}"
+                why = f"source {folder}: the project of {one_line(script)}, as it contains {mark}"
                 return _Project(folder, why)
     if not _may_be_sent(path.parent):
         return None

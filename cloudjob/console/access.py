@@ -82,7 +82,7 @@ class Access:
             return PlainTextResponse("this host or origin may not use the console\n", _FORBIDDEN)
         is_login = scope["path"] == LOGIN
         if not is_login and headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
-            return PlainTextResponse("requests of other pages are refused\n", _FORBIDDEN)
+            return PlainTextResponse("requests from other pages are refused\n", _FORBIDDEN)
         if self._has_session(headers):
             return RedirectResponse("/", 303) if is_login else None
         if is_login and self._takes_token(scope):

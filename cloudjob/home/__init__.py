@@ -62,7 +62,7 @@ def make_home(folder: Path) -> None:
     Raises:
         BackendError: See ``private_folder``.
     """
-    with writing("making the folder for jobs", folder):
+    with writing("creating the folder for jobs", folder):
         private_folder(folder, is_ours=is_own_file(folder / _RECORDS))
 
 

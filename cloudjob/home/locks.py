@@ -153,7 +153,7 @@ def scratch(folder: Path, name: str = "") -> Iterator[Path]:
     Raises:
         BackendError: The folder cannot be created.
     """
-    with writing("making a folder", folder):
+    with writing("creating a folder", folder):
         private_folder(folder)
         sweep(folder)
         path = folder / (name or f"tmp-{os.urandom(8).hex()}")

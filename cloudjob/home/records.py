@@ -42,8 +42,11 @@ ALTER TABLE jobs ADD COLUMN submitted_by TEXT NOT NULL DEFAULT ''
 # Part of an error message -> hint. Python 3.10 does not expose SQLite's error codes.
 _HINTS = (
     ("locked", "another cloudjob is writing; try again in a moment"),
-    ("not a database", "move the file away; cloudjob makes a new one and your jobs keep running"),
-    ("malformed", "move the file away; cloudjob makes a new one and your jobs keep running"),
+    (
+        "not a database",
+        "move the file away; cloudjob creates a new one, and your jobs keep running",
+    ),
+    ("malformed", "move the file away; cloudjob creates a new one, and your jobs keep running"),
     ("readonly", "make the file and its folder writable, or set CLOUDJOB_HOME to a folder that is"),
     ("Read-only", "set CLOUDJOB_HOME to a folder on a file system that is not read-only"),
     ("denied", "make the folder writable for this user, or set CLOUDJOB_HOME to another one"),

@@ -99,7 +99,7 @@ def mpi_check(name: str, path: str, text: str, hint: str) -> Check:
     """Return the check of an MPI; ``text`` is what ``mpirun --version`` printed."""
     found = launchers.parse_mpi_version(text)
     if found is None:
-        return Check(name, False, f"{path}: not an MPI that cloudjob knows", hint)
+        return Check(name, False, f"{path}: not an MPI implementation that cloudjob supports", hint)
     shown = f"{found.family} {'.'.join(map(str, found.version))} ({path})"
     return Check(name, found.is_supported, shown, "use Open MPI 4.1 or 5.0")
 

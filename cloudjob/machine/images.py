@@ -195,7 +195,7 @@ def _remove_stage(client: Any, own: str) -> None:
 
     The engine's own ``prune`` would also remove stages of running builds, and runs only once.
     """
-    with engine.translated("removing the stage of the build that had your files"):
+    with engine.translated("removing the build stage that contains your files"):
         found = client.images(filters={"dangling": True, "label": _STAGE_LABEL})
     for image in found:
         name = image["Labels"][_STAGE_LABEL]
@@ -206,7 +206,7 @@ def _remove_stage(client: Any, own: str) -> None:
 
 def _remove_image(client: Any, image: str) -> None:
     try:
-        with engine.translated("removing the stage of the build that had your files"):
+        with engine.translated("removing the build stage that contains your files"):
             client.remove_image(image)
     except BackendError as error:
         # Another build may have removed the same stale stage.
@@ -289,9 +289,9 @@ def _follow(stream: Iterator[dict[str, Any]], what: str, tell: Callable[[str], N
 def _hint(lines: list[str]) -> str:
     text = "\n".join(lines)
     if "CERTIFICATE_VERIFY_FAILED" in text or "SSLError" in text:
-        return "pip does not trust the index: --ca-bundle FILE"
+        return "pip does not trust the index: add its certificates with --ca-bundle FILE"
     if "No matching distribution" in text:
-        return "the index does not have it: --pip-config FILE can name another index"
+        return "the index does not have the package: --pip-config FILE can select another index"
     return ""
 
 

@@ -28,7 +28,7 @@ _RANGE = re.compile(r"(-?[0-9]{1,18})\.\.(-?[0-9]{1,18})(?:\.\.([0-9]{1,18}))?")
 _LIKE_RANGE = re.compile(r"(?=.*[0-9])[-+0-9.]*\.\.[-+0-9.]*")
 # A sweep's id ends in 8 letters or digits, like a job's; its jobs append a number of 1 to 4 digits.
 _JOB = re.compile(r"([a-z0-9][a-z0-9-]*-[a-z0-9]{8})-[0-9]{1,4}", re.ASCII)
-_ALLOWED = "allowed like 0.1,0.01 or 1..3, or a list"
+_ALLOWED = "allowed: values such as 0.1,0.01 or 1..3, or a list"
 
 
 def job_id(sweep: str, index: int) -> str:
@@ -77,13 +77,13 @@ def _words(part: str, whole: str) -> Iterator[str]:
     bounds = _RANGE.fullmatch(part)
     if bounds is None:
         if _LIKE_RANGE.fullmatch(part):
-            allowed = "allowed whole numbers at both ends, like 1..3 or 1..9..2"
+            allowed = "allowed whole numbers at both ends, as in 1..3 or 1..9..2"
             raise ValueError(f"has a range without two ends (given {given(part)}; {allowed})")
         yield part
         return
     first, last, step = int(bounds[1]), int(bounds[2]), int(bounds[3] or 1)
     if last < first or not step:
-        raise ValueError(f"has an empty range (given {given(part)}; allowed like 1..3 or 1..9..2)")
+        raise ValueError(f"has an empty range (given {given(part)}; for example 1..3 or 1..9..2)")
     numbers = range(first, last + 1, step)
     if len(numbers) > MAX_JOBS:
         size = f"{len(numbers)} values"
@@ -124,12 +124,12 @@ def _misused_names(spec: JobSpec) -> Iterator[tuple[str, str]]:
     guesses = {name: nearest(name, spec.sweep) for name in sorted(used - set(spec.sweep))}
     for name, guess in guesses.items():
         if guess:
-            what = f"has no {name}, which {{{name}}} names{guess}"
+            what = f"has no {name}, which is used as {{{name}}}{guess}"
             yield "sweep", f"{what} (if the script itself needs {{{name}}}, rename the sweep's)"
     for name in spec.sweep:
         if name not in used and not any(f"'{name}'" in guess for guess in guesses.values()):
             places = f"{{{name}}} in an argument, or in a value of env, inputs or outputs"
-            yield f"sweep.{name}", f"is used nowhere (allowed {places})"
+            yield f"sweep.{name}", f"is not used (allowed {places})"
 
 
 def _shared_outputs(spec: JobSpec) -> Iterator[tuple[str, str]]:

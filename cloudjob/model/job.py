@@ -155,9 +155,9 @@ class JobSpec(Values):
     network: Network = Field(default_factory=Network)
     notify: Notify = Field(default_factory=Notify)
     s3: ObjectStorage = Field(default_factory=ObjectStorage,
-        description="Settings of stores s3://.")
+        description="Settings of s3:// stores.")
     obs: ObjectStorage = Field(default_factory=ObjectStorage,
-        description="Settings of stores obs://.")
+        description="Settings of obs:// stores.")
     # fmt: on
 
     @field_validator("name")

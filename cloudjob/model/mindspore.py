@@ -33,7 +33,7 @@ def conflicts(spec: JobSpec) -> Iterator[tuple[str, str]]:
     if is_split and launcher and spec.launcher not in (*own, "rank-table"):
         yield (
             "mindspore.parallel_mode",
-            f"needs a launcher of MindSpore (given launcher {spec.launcher};"
+            f"needs a MindSpore launcher (given launcher {spec.launcher};"
             f" allowed {', '.join(own)})",
         )
     if settings.search_mode != NONE and settings.parallel_mode != "auto_parallel":
@@ -66,14 +66,14 @@ def _hardware_conflicts(spec: JobSpec) -> Iterator[tuple[str, str]]:
             "launcher",
             f"{spec.launcher} does not work on {target}: use {launcher.instead}"
             f" (given mindspore.device_target {target}; allowed {', '.join(launcher.devices)};"
-            " --no-hardware-check starts it all the same)",
+            " --no-hardware-check starts it anyway)",
         )
     if target == "CPU" and settings.parallel_mode not in _ON_CPU:
         yield (
             "mindspore.parallel_mode",
             f"{settings.parallel_mode} does not work on CPU: use data_parallel"
             " (given mindspore.device_target CPU; allowed GPU, Ascend;"
-            " --no-hardware-check starts it all the same)",
+            " --no-hardware-check starts it anyway)",
         )
 
 

@@ -147,12 +147,12 @@ def check_text(value: str, shown: str = "") -> str:
     """
     shown = shown or given(value)
     if "\0" in value:
-        raise ValueError(f"holds a NUL character (given {shown}; allowed any text without it)")
+        raise ValueError(f"contains a NUL character (given {shown}; allowed any text without it)")
     try:
         size_bytes = len(value.encode("utf-8", "surrogateescape"))
     except UnicodeEncodeError:
         raise ValueError(
-            f"holds half a character, which no encoding can write (given {shown})"
+            f"contains half a surrogate pair, which cannot be encoded (given {shown})"
         ) from None
     check_size(size_bytes)
     return value
@@ -209,7 +209,7 @@ def check_pattern(text: str) -> str:
         ) from None
     if not groups:
         raise ValueError(
-            f"has no group for the value (given {given(text)}; allowed like 'loss ([0-9.]+)')"
+            f"has no group for the value (given {given(text)}; for example 'loss ([0-9.]+)')"
         )
     return text
 

@@ -94,7 +94,7 @@ def _field_at(location: Location) -> FieldInfo | None:
 
 
 _SHAPES = {
-    "tuple_type": "must be a list, one text an item",
+    "tuple_type": "must be a list of texts",
     "list_type": "must be a list",
     "dict_type": "must be a mapping, NAME: value",
     "model_type": "must be a mapping of keys to values",
@@ -179,7 +179,7 @@ def _ranks(spec: JobSpec) -> Iterator[tuple[str, str]]:
     if launcher and launcher.is_one_a_node and spec.procs_per_node > 1:
         yield (
             "procs_per_node",
-            f"must be 1 with the launcher {spec.launcher}, which starts one process a node"
+            f"must be 1 with the launcher {spec.launcher}, which starts one process per node"
             f" (given {spec.procs_per_node})",
         )
     ranks = spec.nodes * spec.ranks_per_node
@@ -213,7 +213,7 @@ def _input_nodes(spec: JobSpec) -> Iterator[tuple[str, str]]:
             allowed = ", ".join(spec.inputs) or "none, there are no inputs"
             yield key, f"is not an input{guess} (allowed {allowed})"
         elif not env.is_list(text):
-            yield key, f"does not list nodes (given {given(text)}; allowed like 0 or 0,2-3)"
+            yield key, f"does not list nodes (given {given(text)}; for example 0 or 0,2-3)"
         elif not any(env.is_listed(node, text) for node in range(spec.nodes)):
             yield key, f"is none of the nodes (given {given(text)}; allowed 0 to {spec.nodes - 1})"
 

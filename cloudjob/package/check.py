@@ -45,7 +45,7 @@ def script(tree: Tree, path: str) -> None:
     names = {entry.name for entry in tree.entries}
     same = sorted(other for other in names if _folded(other) == _folded(name))
     if same and name not in names:
-        hint = "the file systems of nodes distinguish capital letters, unlike that of this machine"
+        hint = "file names on nodes are case-sensitive, unlike on this machine"
         raise PackageError(f"{doing}: the file's name is {shown(same[0])}", hint=hint)
 
 
@@ -75,7 +75,7 @@ def size(tree: Tree, limit_bytes: int) -> None:
     raise PackageError(
         f"pack {shown(tree.source)}: {size_text(total)} is over the limit of "
         f"{size_text(limit_bytes)}; largest: {listed}",
-        hint=f"each of these is the line in {CLOUDJOBIGNORE} that leaves it out; pass data "
+        hint=f"to leave one of them out, copy its name to {CLOUDJOBIGNORE}; pass data "
         "with --input; --source-limit-mb sets another limit",
     )
 

@@ -137,7 +137,7 @@ class Claim:
         if time.monotonic() - self._begun_s > WORK_LIMIT_S:
             raise StoreError(
                 "storing the package: it took so long that its layers may have been deleted",
-                hint="submit again: what has been sent is not sent again",
+                hint="submit again: layers that are already in the store are not sent again",
             )
 
     def _write(self, layers: Iterable[Layer]) -> None:
@@ -218,6 +218,6 @@ def _notes(store: ObjectStore, prefix: str) -> Iterator[tuple[str, float, list[s
             pass
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise StoreError(
-                f"reading {key} in the store: it is not a note of cloudjob",
+                f"reading {key} in the store: it was not written by cloudjob",
                 hint="was it written by a later cloudjob?",
             ) from error

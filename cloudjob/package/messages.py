@@ -53,7 +53,7 @@ def writing(destination: Path) -> Iterator[None]:
     except OSError as error:
         raise PackageError(
             f"write package: to {shown(destination)}: {came_back(error)}",
-            hint="TMPDIR names another folder for it",
+            hint="set TMPDIR to a folder on another disk",
         ) from error
 
 

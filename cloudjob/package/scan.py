@@ -163,7 +163,7 @@ def _walk(
             raise PackageError(f"pack {shown(source)}: {what}", hint="is --source right?")
         if _place(source) == _place(home):
             raise PackageError(
-                f"pack {shown(source)}: it holds {_STATE_REASON}", hint="is --source right?"
+                f"pack {shown(source)}: it contains {_STATE_REASON}", hint="is --source right?"
             )
         root = os.path.realpath(source)
         outer = tuple(reversed(ignore.outer(root)))

@@ -145,8 +145,8 @@ def _store_package(
         package = preparation.pack_source(spec, place.home, place.scratch, target.uri, Memory())
         if member and package.digest != ready.package.digest:
             raise StoreError(
-                f"storing the package of {member.job}: it is gone,"
-                " and the source has changed since",
+                f"storing the package of {member.job}: it is no "
+                "longer in the store, and the source has changed",
                 hint="restore the source, or start a new sweep",
             ) from None
         kept = claim.keep(package)

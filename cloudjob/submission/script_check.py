@@ -122,7 +122,8 @@ def _shell(path: Path, shell: str) -> Problem | None:
         return None
     hint = f"`{shell} -n {one_line(path.name)}` prints all of its messages"
     if b"\r\n" in path.read_bytes():
-        hint = f"it has the line ends of Windows: `sed -i 's/\\r$//' {one_line(path.name)}`"
+        convert = f"`sed -i 's/\\r$//' {one_line(path.name)}`"
+        hint = f"it has Windows line endings; {convert} converts them"
     is_old = shell == "bash" and _bash_version() < _BASH
     if is_old:
         hint = f"bash is older than version {_BASH} here; the nodes' may accept the line"

@@ -203,7 +203,7 @@ class StatusReader:
         except (StoreError, TimeoutError) as error:
             place = self._access.record.store.partition("?")[0]
             text = f"{place}: {error}" if isinstance(error, TimeoutError) else error
-            self.record_error = f"reading how the job ended: {text}"
+            self.record_error = f"reading the record of the job: {text}"
             return None
         if found is None or found.job != self._access.record.job:
             return None

@@ -186,7 +186,7 @@ def test_a_job_with_more_gpus_than_the_machine_has_is_refused(cloud, script):
 
     done = cloud.cli("submit", "--config", "job.yaml", "--nodes", "2", script)
 
-    refused(done, 2, "process.gpus: 2 nodes with 1 each need 2, and this machine has 1 for us: 3")
+    refused(done, 2, "process.gpus: 2 nodes with 1 each need 2, but this shell sees 1: 3")
     assert cloud.jobs() == []
 
 

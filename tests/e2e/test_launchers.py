@@ -332,7 +332,7 @@ def test_several_ranks_per_node_are_refused_for_launchers_with_one(cloud, name):
     done = cloud.submit("--procs-per-node", "2", "--launcher", name, "job.py")
 
     assert done.code == 2, done
-    assert b"starts one process a node" in done.err, done
+    assert b"starts one process per node" in done.err, done
 
 
 def test_a_missing_command_ends_the_job_with_127(cloud):

@@ -192,7 +192,9 @@ def test_a_kubelet_that_is_stopped_delays_neither_a_submit_nor_a_cancel(
     with machine.frozen() if is_frozen else machine.killed():
         until(lambda: other.status(running.job)["state"] == "PENDING", "status")
         other.phase(running.job, "Running")
-        said = f"Running (node 0: its machine {NODE} sends nothing to the cluster; it may be lost)"
+        said = (
+            f"Running (node 0: its machine {NODE} no longer reports to the cluster; it may be lost)"
+        )
         until(lambda: running.says(said), "word of the machine", LIMIT_S)
         cancelling = other.start("cancel", "--now", running.job)
         until(lambda: not other.get(other.core("Pod"))["items"], "end of the pods")
@@ -204,7 +206,7 @@ def test_a_kubelet_that_is_stopped_delays_neither_a_submit_nor_a_cancel(
         done = lab.end(job.submitting)
         assert done.code not in (0, None), done
         # The platform's log ends where its machine stopped; the store may have more, but not all.
-        assert "following node 0: " in done.err, done
+        assert "following the log of node 0: " in done.err, done
         assert "this log is not complete" in done.err, done
         assert "FAILED" in done.err, done
 

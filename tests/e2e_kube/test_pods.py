@@ -269,7 +269,7 @@ def test_a_head_keeps_its_outputs_after_its_operator_took_the_job_for_failed(
                 lambda: seen.append(lab.status(job)) or seen[-1]["native_state"] != "Running",
                 "word of the operator that a pod has failed",
             )
-        assert seen[-1]["native_state"] == "Failed, and its head still runs", seen
+        assert seen[-1]["native_state"] == "Failed, but its head is still running", seen
         assert {status["state"] for status in seen} == {"RUNNING"}, seen
         done = lab.run("wait", job)
         kept = lab.run("outputs", job, "--to", str(lab.folder / "kept"))

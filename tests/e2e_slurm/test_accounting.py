@@ -94,8 +94,8 @@ def test_a_rank_that_used_too_much_memory_is_reported_with_the_limit(cloud):
 
     assert done.code == 137, done
     assert re.fullmatch(
-        r"killed by SIGKILL \(out of memory: the job used more on n[12] than Slurm had given it, "
-        r"308M a node; slurm.memory_gib asks for more\)",
+        r"killed by SIGKILL \(out of memory: the job used more on n[12] than Slurm allows it, "
+        r"308M a node; slurm.memory_gib requests more\)",
         message,
     )
 

@@ -49,7 +49,7 @@ def test_before_its_time_is_over_a_job_may_save(cloud):
 
     assert done.code == 124, done
     assert (status["state"], status["cause"]) == ("FAILED", "timeout")
-    assert "the job's time on Slurm was over (slurm.time_min" in status["failure"]["message"]
+    assert "the job reached its time limit on Slurm (slurm.time_min" in status["failure"]["message"]
     assert {path.name for path in cloud.results.glob("saved-*")} == {"saved-0", "saved-1"}
 
 

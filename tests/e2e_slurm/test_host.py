@@ -128,7 +128,7 @@ def test_an_unreachable_host_is_reported_in_one_line(far):
     done = far.submit("--config", "job.yaml", "train.py")
 
     assert done.code == 5, done
-    assert "error: reaching nowhere.invalid by ssh: " in done.err
+    assert "error: connecting to nowhere.invalid with ssh: " in done.err
     assert "hint: try: ssh -o BatchMode=yes nowhere.invalid sinfo" in done.err
     assert "Traceback" not in done.err
     assert {path.name for path in (far.home / "store").iterdir()} <= {"claims", "jobs", "layers"}

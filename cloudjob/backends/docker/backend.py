@@ -230,7 +230,7 @@ class DockerBackend(Backend[DockerRequest]):
 
     def sweep(self, known: Collection[str]) -> list[str]:
         """Remove the leftovers of our jobs that are not ``known``; return these jobs' names."""
-        with engine.translated("looking for what jobs have left"):
+        with engine.translated("looking for leftovers of jobs"):
             ours = {"label": f"{OWNER_LABEL}={self.owner()}"}
             found = [
                 *self._client.containers(all=True, filters=ours),
@@ -350,7 +350,7 @@ class DockerBackend(Backend[DockerRequest]):
     def _remove(self, job: str) -> None:
         client = self._client
         ours = {"label": f"{JOB_LABEL}={job}"}
-        with engine.translated(f"removing what job {job} has in the engine"):
+        with engine.translated(f"removing the containers and networks of job {job}"):
             containers = client.containers(all=True, filters=ours)
             networks = client.networks(filters=ours)
         engine.each_left(
@@ -406,7 +406,7 @@ def _job(handle: str) -> str:
 @contextlib.contextmanager
 def _writing_to(folder: Path) -> Iterator[None]:
     """Create our folder; turn ``OSError`` into a readable error."""
-    with writing("keeping what is known of a job", folder):
+    with writing("saving the state of a job", folder):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         yield
 

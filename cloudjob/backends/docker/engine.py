@@ -131,8 +131,11 @@ _HINTS = (
         "the engine must run on this machine when the store is a folder (file://)",
     ),
     ("could not select device driver", "this engine has no GPUs: docker.gpus must be 0"),
-    ("unknown device", "nodes share no GPUs: the machine needs docker.gpus of them for each node"),
-    ("no space left", "docker system df shows what takes the room"),
+    (
+        "unknown device",
+        "nodes do not share GPUs: this machine needs docker.gpus GPUs for each node",
+    ),
+    ("no space left", "`docker system df` shows what uses the space"),
     ("non-overlapping IPv4", "too many networks: `cloudjob rm --orphans`, `docker network prune`"),
     ("all predefined address pools", "`cloudjob rm --orphans`, or `docker network prune`"),
     ("Minimum memory limit", "set docker.memory_gib to a larger number"),
@@ -153,18 +156,22 @@ def _reason(error: BaseException) -> tuple[str, str, type[BackendError]]:
         if isinstance(found, PermissionError):
             return (
                 "permission denied",
-                "may this user use the engine? `sudo usermod -aG docker $USER`, then log in again",
+                "allow this user to use the engine: `sudo usermod -aG docker $USER`; log in again",
                 BackendError,
             )
         if isinstance(found, (FileNotFoundError, ConnectionRefusedError)):
             return (
                 "there is no engine",
-                f"is it running? {_START}; DOCKER_HOST can name another",
+                f"is it running? {_START}, or set DOCKER_HOST to another engine",
                 Unreachable,
             )
         found = _inner(found)
     said = str(error).strip() or type(error).__name__
-    return said, "`docker info` shows the state of the engine; DOCKER_HOST names it", Unreachable
+    return (
+        said,
+        "`docker info` shows the state of the engine, which DOCKER_HOST selects",
+        Unreachable,
+    )
 
 
 def _inner(error: BaseException) -> BaseException | None:

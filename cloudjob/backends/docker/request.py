@@ -313,4 +313,4 @@ def _problems(spec: JobSpec) -> Iterator[str]:
             f"(given {spec.retries}; allowed 0)"
         )
     # The engine's API is JSON, which cannot hold bytes. (Such variables are delivered in a file.)
-    yield from word_problems((spec.script, *spec.args), "the API of an engine cannot carry")
+    yield from word_problems((spec.script, *spec.args), "the API of the engine does not accept")

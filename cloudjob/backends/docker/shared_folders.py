@@ -39,7 +39,7 @@ def open_to_containers(path: Path, *, maps_users: bool) -> None:
     guard = path.parent
     if stat.S_IMODE(guard.stat().st_mode) & 0o077:
         raise BackendError(
-            f"sharing {path} with containers: anybody on this machine could enter {guard}",
+            f"sharing {path} with containers: every user of this machine could enter {guard}",
             hint=f"chmod 700 {guard}, or use the default store",
         )
     for item in everything:

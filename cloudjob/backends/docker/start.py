@@ -63,7 +63,7 @@ def _make_network(client: Any, request: DockerRequest) -> list[str]:
     A node must know its address before it starts, and the engine accepts chosen addresses only in a
     network whose range was chosen too. So the engine picks a free range, which we then choose.
     """
-    doing = f"making the network of job {request.job}"
+    doing = f"creating the network of job {request.job}"
     network = request.network
     words = {
         "name": network["Name"],
@@ -91,8 +91,8 @@ def _make_network(client: Any, request: DockerRequest) -> list[str]:
     addresses = list(islice((item for item in free if item != gateway), len(request.nodes)))
     if len(addresses) < len(request.nodes):
         raise BackendError(
-            f"{doing}: {pool['Subnet']} has no room for {len(request.nodes)} nodes",
-            hint="give the engine larger ranges: default-address-pools in its daemon.json",
+            f"{doing}: {pool['Subnet']} is too small for {len(request.nodes)} nodes",
+            hint="set larger ranges as default-address-pools in the engine's daemon.json",
         )
     return addresses
 
@@ -115,7 +115,7 @@ def _make_containers(
             del config["HostConfig"]["LogConfig"]
         if known:
             config["HostConfig"]["ExtraHosts"] = known
-        with engine.translated(f"making the container {node.name}"):
+        with engine.translated(f"creating the container {node.name}"):
             made = client.create_container_from_config(config, node.name)["Id"]
             archive = delivery.archive(node, hosts, key, with_entry=with_entry)
             client.put_archive(made, "/", archive)

@@ -130,4 +130,4 @@ def _reason(found: list[Container]) -> str:
         return ""
     nodes = ", ".join(f"node {item.node} ({item.host})" for item in full)
     limit = float(full[0].labels.get(MEMORY_LABEL, "0"))
-    return f"out of memory: {nodes}" + (f", which may use {limit:g} GiB" if limit else "")
+    return f"out of memory: {nodes}" + (f", limited to {limit:g} GiB" if limit else "")

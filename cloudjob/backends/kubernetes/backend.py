@@ -373,7 +373,7 @@ class KubernetesBackend(Backend[KubernetesRequest]):
             return False
         path = CONFIG_MAP.path(called.namespace, called.entry)
         try:
-            entry = client.get(path, f"looking for what the job {called.job} has left")
+            entry = client.get(path, f"looking for leftovers of the job {called.job}")
         except JobNotFound:
             return False
         try:

@@ -53,7 +53,7 @@ def look(
     checks = [Check("cluster", True, reached)]
     listed = ", ".join(item.name for item in found) or "none"
     is_there = bool(found) if engine is None else engine in found
-    wanted = f", and the job asks for {engine.name}" if engine and not is_there else ""
+    wanted = f", but the job needs {engine.name}" if engine and not is_there else ""
     checks.append(Check("operator", is_there, listed + wanted, _CRDS))
     if not is_there:
         return checks
@@ -110,7 +110,7 @@ def _may(client: Client, verb: str, resource: Resource, part: str) -> bool:
         "kind": "SelfSubjectAccessReview",
         "spec": {"resourceAttributes": asked},
     }
-    answer = client.ask(_REVIEWS, body, f"asking whether we may {verb} {resource.plural}")
+    answer = client.ask(_REVIEWS, body, f"checking the permission to {verb} {resource.plural}")
     return bool((answer.get("status") or {}).get("allowed"))
 
 
@@ -123,7 +123,9 @@ def _manifest(client: Client, request: KubernetesRequest) -> list[Check]:
     query = {"dryRun": "All", "fieldValidation": "Strict"}
     path = resource.path(request.called.namespace)
     try:
-        kept = client.ask(path, body, f"trying the {resource.kind} {request.called.name}", query)
+        kept = client.ask(
+            path, body, f"validating the {resource.kind} {request.called.name}", query
+        )
     except Refused as error:
         if "does not support dry run" in error.message:
             # The operator's webhook has side effects, so the manifest cannot be tried.
@@ -131,8 +133,8 @@ def _manifest(client: Client, request: KubernetesRequest) -> list[Check]:
         return [Check("manifest", False, error.message, error.hint)]
     dropped = list(_dropped(body, kept))
     if not dropped:
-        return [Check("manifest", True, f"the cluster takes the {resource.kind}")]
-    hint = "is each spelled as `kubectl explain` has it? look at kubernetes.pod, job and volumes"
+        return [Check("manifest", True, f"the cluster accepts the {resource.kind}")]
+    hint = "compare kubernetes.pod, job and volumes with the fields that `kubectl explain` lists"
     rest = len(dropped) - _MOST
     listed = ", ".join([*dropped[:_MOST], *([f"and {rest} more"] if rest > 0 else [])])
     return [Check("manifest", False, f"the cluster does not know {listed}", hint)]

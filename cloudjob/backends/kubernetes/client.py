@@ -226,13 +226,16 @@ def _why(error: BaseException) -> tuple[str, str]:
     while inner := _inner(cause):
         cause = inner
     if isinstance(cause, ssl.SSLError):
-        return "the server's certificate is not the one that the kubeconfig trusts", (
-            "is certificate-authority-data of this context that of the cluster?"
+        return "the kubeconfig does not trust the server's certificate", (
+            "does certificate-authority-data of this context belong to the cluster?"
         )
     if isinstance(cause, ConnectionRefusedError):
         return "there is no API server", "is this the right context?"
     if isinstance(cause, TimeoutError):
-        return "no answer in time", "is this the right context, and does the network reach it?"
+        return (
+            "no answer in time",
+            "is this the right context, and can this machine reach its server?",
+        )
     said = cause.strerror if isinstance(cause, OSError) else ""
     words = said or " ".join(str(error).split()) or type(error).__name__
     return words, "does `kubectl get pods` work?"

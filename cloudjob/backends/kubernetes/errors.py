@@ -39,13 +39,16 @@ class Missing(Refused, JobNotFound):
 
 # Part of the message -> hint; the first match counts.
 _HINTS = (
-    ("exceeded quota", "`kubectl describe quota` shows what is left; ask for less, or for more"),
-    ("no matches for kind", "is the operator installed? kubernetes.engine names another"),
-    ("is being deleted", "wait until it is gone, or name another kubernetes.namespace"),
-    ("namespaces", "kubernetes.namespace names another one"),
+    (
+        "exceeded quota",
+        "`kubectl describe quota` shows what is left; request less, or ask for a larger quota",
+    ),
+    ("no matches for kind", "is the operator installed? kubernetes.engine selects another one"),
+    ("is being deleted", "wait until it is deleted, or set another kubernetes.namespace"),
+    ("namespaces", "set kubernetes.namespace to another one"),
     ("Request entity too large", "send fewer secrets, or shorter ones"),
 )
-_UNAUTHORISED = "the credentials of this context are not valid, or no longer: `kubectl get pods`"
+_UNAUTHORISED = "are the credentials of this context still valid? try `kubectl get pods`"
 _FORBIDDEN = (
     "`kubectl auth can-i --list` lists what you may do, `cloudjob docs kubernetes` what is needed"
 )

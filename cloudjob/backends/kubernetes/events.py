@@ -49,7 +49,7 @@ def reasons(
     scheduled_at, unschedulable = "", ""
     with contextlib.suppress(BackendError):
         path = _POD_GROUP.path(called.namespace, group)
-        found = client.get(path, "looking at the queue")
+        found = client.get(path, "reading the state of the queue")
         scheduled_at, unschedulable = _of_group(found)
     with contextlib.suppress(BackendError):
         words += _of_stuck(client, called, pods)

@@ -103,7 +103,8 @@ def _loaded(files: str) -> Iterator[dict[str, Any]]:
         except (OSError, yaml.YAMLError, AttributeError, KeyError, TypeError) as error:
             why = error.strerror if isinstance(error, OSError) else "this is not a kubeconfig"
             raise UsageError(
-                f"reading the kubeconfig {path}: {why}", hint="`kubectl config view` reads it, too"
+                f"reading the kubeconfig {path}: {why}",
+                hint="`kubectl config view` must be able to read it",
             ) from error
         yield loaded
 
@@ -198,7 +199,7 @@ def _user(cluster: Cluster, doing: str) -> Mapping[str, Any]:
     users = entries(cluster.kubeconfig, "users")
     if name not in users:
         raise NotAuthorised(
-            f"{doing}: the context has the user {name}, and the kubeconfig has no such user",
+            f"{doing}: the context names the user {name}, which the kubeconfig lacks",
             hint="`kubectl config view` shows users and contexts",
         )
     found: Mapping[str, Any] = users[name] or {}

@@ -364,11 +364,11 @@ class _Follower:
         """Yield the new lines of one stream, which the server may end at any time."""
         query = {"container": self._place.container, "timestamps": "true", **window.query}
         query["follow"] = "false" if is_last else "true"
-        path, doing = self._place.log(pod.name), f"following node {pod.node}"
+        path, doing = self._place.log(pod.name), f"following the log of node {pod.node}"
         with self._client.stream(path, query, doing) as pieces:
             # A log is requested by name, and an operator reuses the name for a new pod.
             if is_again and self._now(pod) is None:
-                raise errors.Missing(f"{doing}: it is gone", status=404, reason="NotFound")
+                raise errors.Missing(f"{doing}: its pod was deleted", status=404, reason="NotFound")
             with self._lock:
                 self._open.add(pod.uid)
                 self._errors.pop(pod.uid, None)
@@ -388,7 +388,7 @@ class _Follower:
         """Return the pod as it is now, None when it is gone or another has its name."""
         path = POD.path(self._place.namespace, pod.name)
         try:
-            found = self._client.get(path, f"looking at node {pod.node}")
+            found = self._client.get(path, f"reading the state of node {pod.node}")
         except errors.Missing:
             return None
         now = self._place.pod(found)
@@ -461,7 +461,9 @@ def _read(client: Client, place: Place, pod: Pod) -> Iterator[Piece]:
 
 
 def _endless(pod: Pod) -> BackendError:
-    return BackendError(f"following node {pod.node}: the machine {pod.machine} does not answer")
+    return BackendError(
+        f"following the log of node {pod.node}: the machine {pod.machine} does not answer"
+    )
 
 
 def _unread(errors: list[BackendError]) -> BackendError:

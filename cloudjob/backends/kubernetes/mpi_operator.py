@@ -35,8 +35,8 @@ class MpiOperator(Engine):
     resource = RESOURCE
     makes_key = True
     no_retries = (
-        "the MPI operator starts only its launcher again, and the workers of a job that failed "
-        "have ended"
+        "the MPI operator restarts only its launcher, after the workers of the failed job have "
+        "ended"
     )
 
     def hosts(self, name: str, nodes: int) -> tuple[str, ...]:

@@ -100,7 +100,7 @@ def _check_size(submission: Submission, body: Mapping[str, Any]) -> None:
     if size > MAX_OBJECT_BYTES:
         raise SpecError(
             [
-                f"arguments and variables: too long for a {body['kind']} of Kubernetes (given "
+                f"arguments and variables: too long for a Kubernetes {body['kind']} (given "
                 f"{size} bytes, of which {sizes.largest(submission.spec)}; allowed "
                 f"{MAX_OBJECT_BYTES})"
             ],

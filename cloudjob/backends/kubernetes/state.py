@@ -145,7 +145,7 @@ def _with_head(stage: Stage, nodes: list[Pod]) -> Stage:
         return stage
     if head.has_started and not head.is_over:
         # It stores outputs and writes the record.
-        native = f"{stage.native}, and its head still runs"
+        native = f"{stage.native}, but its head is still running"
         return stage._replace(state=JobState.RUNNING, native=native, message="", ended_at="")
     if stage.state is JobState.SUCCEEDED and (head.exit_code or head.phase == "Failed"):
         return stage._replace(state=JobState.FAILED)
@@ -183,7 +183,7 @@ def _failure(stage: Stage, head: Pod | None, blamed: Pod | None) -> str:
     if stage.has_asked or (head is not None and not head.is_leaving):
         return stage.message
     word = f" ({stage.message})" if stage.message else ""
-    return f"node 0: its pod was taken away: drained, preempted or deleted{word}"
+    return f"node 0: its pod was removed: drained, preempted or deleted{word}"
 
 
 def _native(stage: Stage, nodes: list[Pod], said: Iterable[str]) -> str:
@@ -202,7 +202,7 @@ def _native(stage: Stage, nodes: list[Pod], said: Iterable[str]) -> str:
 def _trouble(pod: Pod) -> str:
     """Return why a node does not run, or is not known to run."""
     if pod.is_cut_off:
-        return f"its machine {pod.machine} sends nothing to the cluster; it may be lost"
+        return f"its machine {pod.machine} no longer reports to the cluster; it may be lost"
     return pod.waits_for
 
 
@@ -243,7 +243,7 @@ def _reason(nodes: list[Pod]) -> str:
     full = [pod for pod in nodes if pod.reason == _OUT_OF_MEMORY]
     if full:
         listed = ", ".join(f"node {pod.node} ({pod.name})" for pod in full)
-        limit = f", which may use {full[0].memory}" if full[0].memory else ""
+        limit = f", limited to {full[0].memory}" if full[0].memory else ""
         return f"out of memory: {listed}{limit}"
     ended = [pod for pod in nodes if pod.reason]
     return _message(ended[0]) if ended else ""

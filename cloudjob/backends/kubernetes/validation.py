@@ -41,8 +41,8 @@ def find(submission: Submission, engine: Engine, namespace: str) -> Iterator[str
     yield from _engine_problems(spec, engine)
     user = options.user
     if user and not _USER.fullmatch(user):
-        yield f"kubernetes.user: is not UID:GID (given {given(user)}; allowed like 1000:100)"
-    yield from word_problems((spec.script, *spec.args), "a manifest cannot hold")
+        yield f"kubernetes.user: is not UID:GID (given {given(user)}; for example 1000:100)"
+    yield from word_problems((spec.script, *spec.args), "a manifest cannot contain")
     if options.presigned_h:
         yield from _signing_problems(submission)
     yield from _name_problems(options, namespace)
@@ -59,7 +59,7 @@ def _engine_problems(spec: JobSpec, engine: Engine) -> Iterator[str]:
     patch = spec.kubernetes.pod
     if engine.name == "ms-operator" and patch.get("metadata"):
         yield (
-            "kubernetes.pod.metadata: the MindSpore operator keeps no labels and annotations of "
+            "kubernetes.pod.metadata: the MindSpore operator drops labels and annotations of "
             "pods (allowed: spec)"
         )
     if engine.launchers and spec.launcher not in engine.launchers:
@@ -73,15 +73,15 @@ def _signing_problems(submission: Submission) -> Iterator[str]:
     """Yield what signed URLs do not support: they cannot name a folder."""
     spec, key = submission.spec, "kubernetes.presigned_h"
     if file_path(submission.code.uri):
-        yield f"{key}: a folder cannot be signed (allowed with a store of s3:// or obs://)"
+        yield f"{key}: URLs of a folder cannot be signed (allowed with an s3:// or obs:// store)"
     named = [f"outputs.{name}" for name, uri in submission.outputs if not file_path(uri)]
     named += [
         f"inputs.{name}" for name, uri in spec.inputs.items() if uri.startswith(("s3://", "obs://"))
     ]
     if named:
         yield (
-            f"{key}: an address is of one object, and {', '.join(named)} may be of many (allowed "
-            "without them, or 0 hours)"
+            f"{key}: a signed URL is for one object, but {', '.join(named)} may have many "
+            "(allowed without them, or 0 hours)"
         )
 
 
@@ -147,7 +147,7 @@ def _patch_problems(options: Kubernetes) -> Iterator[str]:
     own = [f"metadata.{key}" for key in _OWN_METADATA if key in metadata]
     for key in (*own, *(key for key in ("apiVersion", "kind") if key in options.job)):
         yield (
-            f"kubernetes.job.{key}: cloudjob finds the job again by it (allowed: name and "
+            f"kubernetes.job.{key}: cloudjob identifies the job by it (allowed: name and "
             "kubernetes.namespace in the job file)"
         )
 
@@ -196,8 +196,8 @@ def _place_problems(submission: Submission, volumes: list[Any]) -> Iterator[str]
         path = file_path(uri)
         if path and not any(_is_below(path, folder) for folder in mounted):
             yield (
-                f"{key}: no pod has the folder {given(path)} of this machine (allowed s3:// or "
-                "obs://; or a folder that one of kubernetes.volumes has as its mountPath)"
+                f"{key}: pods cannot read the folder {given(path)} of this machine (allowed s3:// "
+                "or obs://, or a folder that is the mountPath of one of kubernetes.volumes)"
             )
 
 
@@ -208,15 +208,15 @@ def _size_problems(submission: Submission, engine: Engine) -> Iterator[str]:
     size += len(f"{names.VC_WORKER_HOSTS}=")
     if size > MAX_WORD_BYTES:
         yield (
-            f"nodes: the names of {nodes} nodes are {size} bytes, and Linux takes {MAX_WORD_BYTES} "
-            "as one variable (allowed: fewer nodes, or a shorter name of the job)"
+            f"nodes: the names of {nodes} nodes have {size} bytes, too many for one variable "
+            f"(allowed {MAX_WORD_BYTES}, Linux's limit; use fewer nodes, or a shorter job name)"
         )
     hidden = pod.variables(submission, ("localhost",), "").hidden
     size = sum(len(os.fsencode(name + value)) + 2 for name, value in hidden.items())
     if size > MAX_SECRET_BYTES:
         yield (
-            f"secrets: are {size} bytes together (allowed {MAX_SECRET_BYTES}, what Kubernetes "
-            "takes as one Secret)"
+            f"secrets: have {size} bytes together (allowed {MAX_SECRET_BYTES}, the limit of "
+            "a Kubernetes Secret)"
         )
 
 

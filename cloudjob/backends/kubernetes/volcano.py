@@ -91,7 +91,7 @@ class Volcano(Engine):
         if state is JobState.FAILED and is_cancelled:
             state = JobState.CANCELLED
         elif phase in ("Aborted", "Terminated"):
-            message = message or "a pod was evicted, or somebody suspended the job"
+            message = message or "a pod was evicted, or the job was suspended"
         changed_at = str(said.get("lastTransitionTime") or "")
         # Volcano counts a restart before it begins, and writes the phases after it with new times.
         is_again = bool(status.get("retryCount")) and not state.is_final

@@ -100,9 +100,9 @@ def _flavor(client: Client, spec: JobSpec | None) -> Iterator[Check]:
         guess = nearest(wanted, flavors)
         yield Check("flavor", False, f"there is no flavor {wanted}{guess}", f"one of {listed}")
         return
-    assert spec is not None, "only a job wants a flavor"
+    assert spec is not None, "without a job there is no flavor to check"
     most = _most(flavors[wanted])
-    limit = f": at most {counted(most, 'node')}, and the job has {spec.nodes}" if most else ""
+    limit = f": at most {counted(most, 'node')}, but the job has {spec.nodes}" if most else ""
     yield Check(
         "flavor",
         not most or spec.nodes <= most,
@@ -136,7 +136,7 @@ def _accelerators(flavor: Mapping[str, Any], spec: JobSpec) -> Iterator[Check]:
         yield Check(
             "accelerators",
             False,
-            f"a node has {cards}, and the job runs {counted(spec.procs_per_node, 'rank')} on each",
+            f"a node has {cards}, but the job runs {counted(spec.procs_per_node, 'rank')} on each",
             f"--procs-per-node {cards} uses all of them",
             is_needed=False,
         )
@@ -217,13 +217,13 @@ def _pool(client: Client, spec: JobSpec | None) -> Iterator[Check]:
         if error.status not in (400, 404):
             raise
         yield Check(
-            "pool", False, error.message, "`modelarts.pool_id` is the id of a pool of yours"
+            "pool", False, error.message, "set modelarts.pool_id to the id of one of your pools"
         )
         return
     phase = str((pool.get("status") or {}).get("phase") or "")
     is_up = phase.lower() in ("running", "")
     hint = "wait for it, or choose another pool"
-    yield Check("pool", is_up, f"{wanted} is {phase or 'there'}", hint)
+    yield Check("pool", is_up, f"{wanted} is {phase or 'available'}", hint)
 
 
 def _quota(client: Client, spec: JobSpec | None) -> Iterator[Check]:
@@ -259,7 +259,7 @@ def _inputs(client: Client, spec: JobSpec | None, store: str) -> Iterator[Check]
         except BucketError as error:
             if not error.is_missing:
                 # The platform reads it with its own permissions.
-                hint = "may these keys list it?"
+                hint = "are these keys allowed to list it?"
                 yield Check("inputs", False, f"{name}: {error.message}", hint, is_needed=False)
                 continue
             is_there = False
@@ -308,20 +308,20 @@ def _bucket(client: Client, store: str) -> Iterator[Check]:
             hint = f"create it in the region {region}"
             yield Check("bucket", False, f"there is no bucket {bucket.name}", hint)
         else:
-            hint = _CLOCK if error.is_skewed else "may these keys read and write it?"
+            hint = _CLOCK if error.is_skewed else "are these keys allowed to read and write it?"
             yield Check("bucket", False, error.message, hint)
         return
     is_here = not (found and region) or found == region
     yield Check(
         "bucket",
         is_here,
-        bucket.name if is_here else f"{bucket.name} is in {found}, and jobs run in {region}",
+        bucket.name if is_here else f"{bucket.name} is in {found}, but jobs run in {region}",
         "choose a bucket in the region of the job",
     )
     is_encrypted = bucket.is_encrypted()
     yield Check(
         "encryption",
         not is_encrypted,
-        "the bucket is encrypted, and ModelArts cannot read it" if is_encrypted else "none",
+        "the bucket is encrypted, so ModelArts cannot read it" if is_encrypted else "none",
         "choose a bucket without default encryption",
     )

@@ -20,7 +20,7 @@ _FOLDER = "the code folder must hold only what cloudjob put there"
 _FLAVORS = "`cloudjob doctor --backend modelarts` lists the flavors"
 _BODY = "check modelarts.body; `cloudjob submit --show-request` prints the request"
 _QUOTA = "wait for other jobs to end, or ask for a larger quota"
-_PROJECT = "set HUAWEICLOUD_SDK_PROJECT_ID, or unset it and cloudjob asks for the project"
+_PROJECT = "set HUAWEICLOUD_SDK_PROJECT_ID, or unset it so that cloudjob asks for the project"
 _RATE = "too many requests in this account; try again in a minute"
 _HINTS = {
     DUPLICATE_NAME: "a job of this name exists already; `cloudjob list` shows yours",
@@ -29,7 +29,7 @@ _HINTS = {
     "ModelArts.2758": _BUCKET,
     "ModelArts.2759": _FOLDER,
     "ModelArts.2760": _FOLDER,
-    "ModelArts.2761": "leave data out of the source (.cloudjobignore), and make it an --input",
+    "ModelArts.2761": "exclude data from the source (.cloudjobignore), and pass it with --input",
     "ModelArts.2763": _FLAVORS,
     "ModelArts.2780": "`cloudjob doctor --backend modelarts` lists the engines",
     "ModelArts.2781": _FLAVORS,

@@ -191,7 +191,7 @@ class _Tail:
         if self._gap_tries < _GAP_TRIES and not is_last:
             return b""
         lost = self._stitcher.skip(window)
-        note = f"cloudjob: {lost} bytes of this log are lost: the service does not show them\n"
+        note = f"cloudjob: {lost} bytes of this log are missing: the service does not show them\n"
         return note.encode("ascii")
 
 

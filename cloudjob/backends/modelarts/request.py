@@ -356,11 +356,11 @@ def _engine_problems(spec: JobSpec, options: ModelArts) -> Iterator[str]:
     engine = options.engine
     if calls_mpirun(engine):
         yield (
-            "modelarts.engine: this engine starts mpirun itself, and so would start a job for each "
+            "modelarts.engine: this engine starts mpirun itself, and would start a job for each "
             f"rank (given {given(engine)}; allowed: another, or an image of yours and no engine)"
         )
     if engine and spec.image and ":" not in engine:
-        yield f"modelarts.engine: with an image it is NAME:VERSION (given {given(engine)})"
+        yield f"modelarts.engine: with an image it must be NAME:VERSION (given {given(engine)})"
 
 
 def _word_problems(submission: Submission, options: ModelArts) -> Iterator[str]:

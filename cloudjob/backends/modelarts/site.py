@@ -247,14 +247,14 @@ def _read_file(path: Path) -> dict[str, str]:
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except (OSError, UnicodeDecodeError, configparser.Error, KeyError) as error:
-        what = getattr(error, "strerror", None) or "it is not a file of Huawei's SDKs"
+        what = getattr(error, "strerror", None) or "it is not a credentials file of Huawei's SDKs"
         raise UsageError(
             f"reading credentials: {path}: {what}",
-            hint="[basic], followed by lines: ak = ..., sk = ..., project_id = ...",
+            hint="it needs a section [basic] with the lines ak = ..., sk = ..., project_id = ...",
         ) from error
     if mode & 0o077:
         raise UsageError(
-            f"reading credentials: {path}: others may read it (mode {mode:04o})",
+            f"reading credentials: {path}: other users may read it (mode {mode:04o})",
             hint=f"chmod 600 {path}",
         )
     return section

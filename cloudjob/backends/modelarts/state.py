@@ -25,7 +25,7 @@ _OVER = ("CreateFailed", "Failed", "TerminatedFailed")
 _REASONS = {
     137: "killed: most likely the node ran out of memory",
     247: "killed: most likely the node ran out of memory",
-    139: "a segmentation fault: most likely packages that do not fit together",
+    139: "a segmentation fault: most likely incompatible packages",
 }
 
 
@@ -87,8 +87,8 @@ def _message(phase: str, second: str, failed: Mapping[str, Any]) -> str:
     if said:
         return said
     if failed:
-        return f"{failed.get('task')} left with {failed['exit_code']}"
-    return f"ModelArts says {phase}" + (f" ({second})" if second and second != phase else "")
+        return f"{failed.get('task')} ended with exit code {failed['exit_code']}"
+    return f"ModelArts reports {phase}" + (f" ({second})" if second and second != phase else "")
 
 
 def _ended_at(status: Mapping[str, Any], started_s: float) -> str | None:

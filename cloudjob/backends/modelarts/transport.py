@@ -37,7 +37,7 @@ _TOKEN_LIFE_S = 20 * 3600.0
 _TOO_MANY = 429
 _PASSING = (_TOO_MANY, 500, 502, 503, 504)
 
-_NETWORK = "is the endpoint right, and does the network reach it?"
+_NETWORK = "is the endpoint right, and can this machine reach it?"
 _PROXY = "are HTTPS_PROXY and NO_PROXY right?"
 _TLS = "if your company's proxy inspects TLS, set REQUESTS_CA_BUNDLE=its-ca.pem"
 # Error of requests -> what it means, what to try, and whether the request may have been sent.
@@ -47,7 +47,7 @@ _FAILURES: tuple[tuple[type[Exception], str, str, bool], ...] = (
     (exceptions.ConnectTimeout, "no connection in time", _NETWORK, False),
     (exceptions.Timeout, "no answer in time", _NETWORK, True),
     (exceptions.InvalidJSONError, "the request is not JSON", "check modelarts.body", False),
-    (ValueError, "this is not an address", _NETWORK, False),
+    (ValueError, "this is not a valid URL", _NETWORK, False),
     (Exception, "the connection broke", _NETWORK, True),
 )
 
@@ -140,7 +140,7 @@ class Transport:
         _, what, hint, was_sent = next(row for row in _FAILURES if isinstance(error, row[0]))
         reason = getattr(error.args[0], "reason", None) if error.args else None
         if isinstance(reason, NewConnectionError):
-            what, was_sent = "nothing listens there", False
+            what, was_sent = "nothing is listening there", False
         if self._site.origin == "emulator":
             hint = "cloudjob emulator up"
         message = f"{doing}: {urlsplit(url).netloc}: {what}"
@@ -226,7 +226,9 @@ class Transport:
         answer = self.send("POST", url, doing, json={"auth": auth}, auth=unsigned)
         self._token = answer.headers.get("X-Subject-Token", "")
         if not self._token:
-            raise BackendError(f"{doing}: the answer has none", hint="is the IAM endpoint right?")
+            raise BackendError(
+                f"{doing}: the answer contains no token", hint="is the IAM endpoint right?"
+            )
         self._token_until_s = time.time() + _TOKEN_LIFE_S
         token = (value_of(answer, doing) or {}).get("token") or {}
         found = str((token.get("project") or {}).get("id") or "")
@@ -247,7 +249,7 @@ def value_of(answer: Response, doing: str) -> Any:
         return answer.json()
     except requests.JSONDecodeError as error:
         raise BackendError(
-            f"{doing}: the answer is not JSON", hint="is the endpoint that of ModelArts?"
+            f"{doing}: the answer is not JSON", hint="is this the endpoint of ModelArts?"
         ) from error
 
 

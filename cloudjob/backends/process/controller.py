@@ -225,7 +225,7 @@ class Controller:
             may_be = self.is_elastic and self.retries > 0 and not self.is_cancelled
             if may_be and node.exit_code and head.is_running:
                 self.retries -= 1
-                self._log(f"{node.request.host} is lost and is started again")
+                self._log(f"{node.request.host} was lost and is restarted")
                 self._prepare(node)
                 node.process = self._fork(node)
 
@@ -309,7 +309,7 @@ class Controller:
                 break
             except OSError as error:
                 if time.monotonic() > deadline:
-                    self._log(f"writing how the job has ended: {error}")
+                    self._log(f"writing the final state of the job: {error}")
                     return  # the file in running/ stays, so the job counts as lost
                 self._remove_folders()
                 time.sleep(1)

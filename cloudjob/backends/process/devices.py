@@ -71,7 +71,7 @@ def share(there: tuple[str, ...], nodes: int, each: int, node: int) -> dict[str,
     if nodes * each > len(there):
         problem = (
             f"process.gpus: {nodes} {'node' if nodes == 1 else 'nodes'} with {each} each need "
-            f"{nodes * each}, and this machine has {_counted(there)} (given {each}; "
+            f"{nodes * each}, but this shell sees {_counted(there)} (given {each}; "
             f"allowed 0 to {len(there) // nodes})"
         )
         raise SpecError([problem], hint="with 0 all nodes share what this shell sees")
@@ -79,4 +79,4 @@ def share(there: tuple[str, ...], nodes: int, each: int, node: int) -> dict[str,
 
 
 def _counted(there: tuple[str, ...]) -> str:
-    return f"{len(there)} for us: {', '.join(there)}" if there else "none for us"
+    return f"{len(there)}: {', '.join(there)}" if there else "none"

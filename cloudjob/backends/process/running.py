@@ -57,7 +57,7 @@ def is_running(home: Path, job: str) -> bool:
         BackendError: The lock cannot be tested.
     """
     path = path_of(home, job)
-    with writing(f"looking whether job {job} runs", path):
+    with writing(f"checking whether job {job} is running", path):
         return locks.is_held(path)
 
 

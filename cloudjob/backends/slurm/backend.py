@@ -369,7 +369,7 @@ class SlurmBackend(Backend[SlurmRequest]):
             if time.monotonic() > deadline:
                 raise BackendError(
                     f"removing {where.job}: Slurm's job {facts.id} does not end ({facts.state})",
-                    hint="try again in some minutes, or ask the administrator of the cluster",
+                    hint="try again in a few minutes, or ask the administrator of the cluster",
                 )
             time.sleep(_END_POLL_S)
             facts = self._ask(where, look, is_fresh=True)

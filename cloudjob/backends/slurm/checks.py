@@ -37,7 +37,7 @@ def look(cluster: Cluster, spec: JobSpec | None) -> list[Check]:
 
 def _version(host: Host, where: str) -> Check:
     done = host.run("", "sbatch --version")
-    hint = "run this on a login node, or name one: slurm.host"
+    hint = "run this on a login node, or set slurm.host to one"
     if done.code:
         return Check("sbatch", False, f"none{where}: {done.words}", hint)
     text = done.out.decode("utf-8", "replace").strip()
@@ -54,7 +54,7 @@ def _controller(host: Host) -> Check:
     done = host.run("", "scontrol ping")
     text = done.out.decode("utf-8", "replace")
     lines = [line for line in text.splitlines() if " at " in line or "UP" in line or "DOWN" in line]
-    hint = "the controller is down, or this machine may not speak to it"
+    hint = "the controller is down, or refuses connections from this machine"
     is_up = any(" is UP" in line for line in lines)
     return Check("controller", is_up, "; ".join(lines) or done.words, hint)
 
@@ -62,10 +62,10 @@ def _controller(host: Host) -> Check:
 def _nodes(host: Host) -> list[Check]:
     done = host.run("", "sinfo -h -o '%P %a %l %D %T %G'")
     if done.code:
-        return [Check("partitions", False, done.words, "see the controller")]
+        return [Check("partitions", False, done.words, "see the check of the controller")]
     lines = done.out.decode("utf-8", "replace").splitlines()
     found = "; ".join(" ".join(line.split()) for line in lines)
-    hint = "no partition lists any node for you"
+    hint = "no partition has a node that you may use"
     return [Check("partitions", bool(lines), found or "none", hint)]
 
 
@@ -74,7 +74,7 @@ def _folder(host: Host, folder: str) -> Check:
     done = host.run(
         "", f"umask 077; mkdir -p {path} && t=$(mktemp {path}/probe-XXXXXX) && rm $t && echo {path}"
     )
-    hint = "slurm.folder names another; it must be on a disk that all nodes share"
+    hint = "set slurm.folder to a folder on a disk that all nodes share"
     if done.code:
         return Check("folder", False, done.words, hint)
     return Check("folder", True, done.out.decode("utf-8", "replace").strip(), hint)
@@ -86,7 +86,7 @@ def _sacct(host: Host) -> Check:
         "accounting",
         done.code == 0,
         "sacct answers" if done.code == 0 else done.words,
-        "without it, how a job ended is known only as long as Slurm keeps it (MinJobAge), if its"
-        " script was killed",
+        "without it, the end of a job whose script was killed is known only as long as Slurm"
+        " remembers the job (MinJobAge)",
         is_needed=False,
     )

@@ -77,7 +77,7 @@ class Host:
             done = _run(words, stdin, doing=doing)
         if done.code == _SSH_DOWN:
             raise Unreachable(
-                f"reaching {self.name} by ssh: {done.words}",
+                f"connecting to {self.name} with ssh: {done.words}",
                 hint=f"try: ssh -o BatchMode=yes {self.name} sinfo",
             )
         return done
@@ -108,7 +108,7 @@ class Host:
             on = f" on {self.name}" if self.name else ""
             raise BackendError(
                 f"making the job's folder {folder}{on}: {done.words}",
-                hint="is there room, and may you write there? slurm.folder names another",
+                hint="is there space, and may you write there? slurm.folder selects another folder",
             )
         return os.fsdecode(done.out.rstrip(b"\n"))
 
@@ -265,7 +265,8 @@ def _run(words: Sequence[str], stdin: bytes, *, doing: str, cwd: str | None = No
         )
     except subprocess.TimeoutExpired as error:
         raise Unreachable(
-            f"{doing}: no answer in {LIMIT_S:g} s", hint="is the controller up? scontrol ping"
+            f"{doing}: no answer in {LIMIT_S:g} s",
+            hint="`scontrol ping` shows whether the controller is up",
         ) from error
     except OSError as error:
         raise BackendError(f"{doing}: {error.filename or words[0]}: {error.strerror}") from error

@@ -5,15 +5,18 @@ from __future__ import annotations
 from cloudjob.errors import BackendError
 
 _HINTS = (
-    ("not found", "run this on a login node, or name one: slurm.host"),
+    ("not found", "run this on a login node, or set slurm.host to one"),
     (
         "configuration source",
-        "run this on a login node, or name one: slurm.host; or set SLURM_CONF",
+        "run this on a login node, or set slurm.host to one; or set SLURM_CONF",
     ),
-    ("invalid partition", "sinfo -s lists the partitions; slurm.partition names one"),
-    ("Invalid account", "sacctmgr show assoc user=$USER lists yours; slurm.account, slurm.qos"),
-    ("Invalid qos", "sacctmgr show assoc user=$USER format=account,qos lists yours; slurm.qos"),
-    ("Invalid feature", "sinfo -o '%N %f' lists features; slurm.constraint names some"),
+    ("invalid partition", "sinfo -s lists the partitions; set slurm.partition to one of them"),
+    (
+        "Invalid account",
+        "sacctmgr show assoc user=$USER lists yours; set slurm.account and slurm.qos",
+    ),
+    ("Invalid qos", "sacctmgr show assoc user=$USER format=account,qos lists yours; set slurm.qos"),
+    ("Invalid feature", "sinfo -o '%N %f' lists features; set slurm.constraint to some of them"),
     (
         "time limit",
         "slurm.time_min, or timeout_min, is above the partition's limit: sinfo -o '%P %l'",
@@ -22,17 +25,26 @@ _HINTS = (
         "Requested node configuration is not available",
         "sinfo -o '%N %c %m %G' lists what nodes have",
     ),
-    ("More processors requested", "fewer nodes or procs_per_node, or another slurm.partition"),
-    ("Node count specification invalid", "sinfo -s says how many nodes a partition has"),
-    ("Requested partition configuration not available", "sinfo -s: is the partition up?"),
-    ("Invalid generic resource", "sinfo -o '%N %G' lists devices; slurm.gpus, slurm.gres"),
+    ("More processors requested", "use fewer nodes or procs_per_node, or another slurm.partition"),
+    ("Node count specification invalid", "sinfo -s shows how many nodes a partition has"),
+    (
+        "Requested partition configuration not available",
+        "sinfo -s shows whether the partition is up",
+    ),
+    ("Invalid generic resource", "sinfo -o '%N %G' lists devices; set slurm.gpus or slurm.gres"),
     ("violates accounting/QOS policy", "your account is at its limit, or needs slurm.account"),
-    ("requested reservation", "scontrol show reservation lists them; slurm.reservation"),
-    ("Unable to contact slurm controller", "scontrol ping; the controller may be down for a while"),
+    (
+        "requested reservation",
+        "scontrol show reservation lists them; set slurm.reservation to one of them",
+    ),
+    (
+        "Unable to contact slurm controller",
+        "the controller may be down for a while; scontrol ping shows it",
+    ),
     ("Socket timed out", "the controller is busy; try again in a minute"),
     (
         "Access/permission denied",
-        "your account may not do this: ask the administrator of the cluster",
+        "your account is not allowed to do this: ask the administrator of the cluster",
     ),
     (
         "unrecognized option",

@@ -59,14 +59,14 @@ def bring_home(host: Host, folder: str, home: Path, job: str) -> bool:
         folder, f'for d in {names}; do [ ! -d "$d" ] || echo "$d"; done | tar -cf - -T -'
     )
     if done.code:
-        raise BackendError(f"copying back what {job} has left: {done.words}")
+        raise BackendError(f"copying back the results of {job}: {done.words}")
     target = Path(store, job)
     try:
         with tarfile.open(fileobj=io.BytesIO(done.out)) as archive:
             for member in archive:
                 _extract(archive, member, target)
     except (OSError, tarfile.TarError) as error:
-        raise BackendError(f"copying back what {job} has left: {target}: {error}") from error
+        raise BackendError(f"copying back the results of {job}: {target}: {error}") from error
     return True
 
 

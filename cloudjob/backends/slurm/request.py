@@ -285,7 +285,7 @@ def _problems(spec: JobSpec) -> Iterator[str]:
     for key in (*_SITE_DEFAULTS, "constraint", "nodelist", "exclude", "gres"):
         value = getattr(options, key)
         if value.split() not in ([], [value]):
-            yield f"slurm.{key}: holds a blank (given {value!r})"
+            yield f"slurm.{key}: contains a space (given {value!r})"
     yield from _option_problems(spec.slurm.sbatch)
 
 
@@ -301,7 +301,7 @@ def _option_problems(lines: tuple[str, ...]) -> Iterator[str]:
         elif not words or not line.startswith("-") or "\n" in line:
             yield (
                 f"slurm.sbatch[{index}]: is not an option of sbatch (given {line!r}; "
-                "allowed like --licenses=matlab:1)"
+                "for example --licenses=matlab:1)"
             )
 
 

@@ -40,8 +40,8 @@ _STATES = {
     "REVOKED": JobState.CANCELLED,
 }
 _WHY = {
-    "TIMEOUT": "the job's time on Slurm was over",
-    "DEADLINE": "Slurm's deadline for the job had come",
+    "TIMEOUT": "the job reached its time limit on Slurm",
+    "DEADLINE": "the job reached its deadline on Slurm",
     "NODE_FAIL": "a node has failed",
     "BOOT_FAIL": "a node did not boot",
     "OUT_OF_MEMORY": "Slurm ended the job",
@@ -257,8 +257,8 @@ def _short_of_memory(marks: Marks, facts: Facts) -> str:
     host = marks.out_of_memory or "a node"
     limit = f", {marks.memory}" if marks.memory else ""
     return (
-        f"out of memory: the job used more on {host} than Slurm had given it{limit};"
-        " slurm.memory_gib asks for more"
+        f"out of memory: the job used more on {host} than Slurm allows it{limit};"
+        " slurm.memory_gib requests more"
     )
 
 
@@ -309,7 +309,7 @@ def _why(marks: Marks, facts: Facts) -> str:
     if facts.state == "FAILED" and marks.id:
         why = "the job's script was killed"
     if not facts.state:
-        begun = "its script was killed" if marks.id else "it never began"
+        begun = "its script was killed" if marks.id else "it never started"
         why = f"Slurm no longer knows the job, and {begun}"
     if facts.reason:
         why = f"{why} ({facts.reason})"

@@ -263,7 +263,7 @@ def test_out_of_memory_names_the_node_and_its_limit():
         [node(exit_code=137), node(1, is_out_of_memory=True)], is_cancelled=False, has_ended=True
     )
 
-    assert status.reason == "out of memory: node 1 (w-1), which may use 0.5 GiB"
+    assert status.reason == "out of memory: node 1 (w-1), limited to 0.5 GiB"
 
 
 @pytest.mark.parametrize(
@@ -350,7 +350,7 @@ def test_a_folder_is_opened_only_behind_a_guard(tmp_path):
     (folder / "code.json").touch(mode=0o600)
 
     tmp_path.chmod(0o755)
-    with pytest.raises(BackendError, match="anybody on this machine could enter"):
+    with pytest.raises(BackendError, match="every user of this machine could enter"):
         shared_folders.open_to_containers(folder, maps_users=True)
     tmp_path.chmod(0o700)
     shared_folders.open_to_containers(folder, maps_users=True)

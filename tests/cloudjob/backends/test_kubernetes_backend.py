@@ -260,7 +260,7 @@ def test_a_follower_ends_with_a_job_whose_log_cannot_be_read(
         lab.finish(1, 1)
     lab.phase("Failed")
     pieces: list[tuple[int, bytes]] = []
-    with pytest.raises(BackendError, match="following node 1: "):
+    with pytest.raises(BackendError, match="following the log of node 1: "):
         in_time(lambda: pieces.extend(lab.backend.logs(lab.handle, None, follow=True)))
 
     assert b"".join(data for _, data in pieces) == b"[0] shown\n"
@@ -274,7 +274,9 @@ def test_a_follower_ends_with_a_job_whose_machine_falls_silent(lab: Lab):
     lose(lab, 1)
     lab.phase("Failed")
     pieces: list[tuple[int, bytes]] = []
-    with pytest.raises(BackendError, match="following node 1: the machine machine-1 does not"):
+    with pytest.raises(
+        BackendError, match="following the log of node 1: the machine machine-1 does not"
+    ):
         in_time(lambda: pieces.extend(lab.backend.logs(lab.handle, None, follow=True)))
 
     assert b"".join(data for _, data in pieces) == b"[1] shown\n"
@@ -287,7 +289,10 @@ def test_a_log_that_fails_for_a_while_is_reported_and_followed_to_its_end(
     monkeypatch.setattr(retries, "FIRST_S", 0.0)
     lab.api.logs = {lab.pods[0]: 500, lab.pods[1]: b""}
     pieces = lab.backend.logs(lab.handle, None, follow=True)
-    while "following node 0: dial tcp: connection refused; trying again" not in caplog.messages:
+    while (
+        "following the log of node 0: dial tcp: connection refused; trying again"
+        not in caplog.messages
+    ):
         next(pieces)
     lab.api.logs[lab.pods[0]] = b"2026-11-21T10:00:02Z [0] late\n"
     lab.finish(0)
@@ -376,7 +381,7 @@ def test_our_container_counts_and_not_a_sidecar_before_it(
 
     status = lab.backend.status(lab.handle)
     assert status.reason == (
-        f"out of memory: node 0 ({lab.pods[0]}), node 1 ({lab.pods[1]}), which may use 4Gi"
+        f"out of memory: node 0 ({lab.pods[0]}), node 1 ({lab.pods[1]}), limited to 4Gi"
     )
     assert status.exit_code == 137
 
@@ -392,7 +397,7 @@ def test_a_job_whose_pod_was_deleted_is_not_cancelled(api: FakeApi, tmp_path: Pa
 
     status = lab.backend.status(lab.handle)
     assert (status.state, status.has_asked) == (JobState.FAILED, True)
-    assert status.message.startswith("node 0: its pod was taken away")
+    assert status.message.startswith("node 0: its pod was removed")
 
 
 def test_a_machine_that_is_not_ready_is_named_while_the_job_runs(lab: Lab):
@@ -401,7 +406,7 @@ def test_a_machine_that_is_not_ready_is_named_while_the_job_runs(lab: Lab):
     status = lab.backend.status(lab.handle)
     assert status.state is JobState.RUNNING
     assert status.native == (
-        "Running (node 1: its machine machine-1 sends nothing to the cluster; it may be lost)"
+        "Running (node 1: its machine machine-1 no longer reports to the cluster; it may be lost)"
     )
 
 
@@ -533,12 +538,12 @@ def test_a_cluster_that_cannot_try_a_manifest_is_asked_for_the_job_itself(
     api: FakeApi, tmp_path: Path
 ):
     lab = Lab(api, tmp_path)
-    assert manifest_check(lab) == [(True, "the cluster takes the Job")]
+    assert manifest_check(lab) == [(True, "the cluster accepts the Job")]
     api.dry_run = (400, {"message": "admission webhook x does not support dry run"})
     assert manifest_check(lab) == []
     api.dry_run = (422, {"message": "Job is invalid: spec.queue"})
     ((is_ok, found),) = manifest_check(lab)
-    assert (is_ok, found) == (False, f"trying the Job {lab.name}: Job is invalid: spec.queue")
+    assert (is_ok, found) == (False, f"validating the Job {lab.name}: Job is invalid: spec.queue")
 
 
 # -- what is left ---------------------------------------------------------------------------------
@@ -629,6 +634,6 @@ def test_a_context_with_an_unknown_user_is_refused(api: FakeApi, tmp_path: Path)
     config = next(tmp_path.glob("kubeconfig-*"))
     config.write_text(config.read_text().replace("user: test", "user: tset"))
 
-    with pytest.raises(NotAuthorised, match="the user tset, and the kubeconfig has no such user"):
+    with pytest.raises(NotAuthorised, match="the user tset, which the kubeconfig lacks"):
         lab.send()
     assert api.seen == []

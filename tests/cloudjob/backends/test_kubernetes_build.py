@@ -409,7 +409,7 @@ def mounted(*paths: str, name: str = "") -> dict[str, Any]:
     ("engine", "values", "message"),
     [
         ("volcano", {"image": ""}, "image: is missing"),
-        ("mpi-operator", {"retries": 1}, "retries: the MPI operator starts only its launcher"),
+        ("mpi-operator", {"retries": 1}, "retries: the MPI operator restarts only its launcher"),
         (
             "ms-operator",
             {"retries": 1},
@@ -418,7 +418,7 @@ def mounted(*paths: str, name: str = "") -> dict[str, Any]:
         (
             "ms-operator",
             {"options": {"pod": {"metadata": {"labels": {"a": "b"}}}}},
-            "kubernetes.pod.metadata: the MindSpore operator keeps no labels",
+            "kubernetes.pod.metadata: the MindSpore operator drops labels",
         ),
         (
             "ms-operator",
@@ -426,20 +426,20 @@ def mounted(*paths: str, name: str = "") -> dict[str, Any]:
             "launcher: kubernetes.engine ms-operator starts MindSpore's cluster and nothing else "
             "(given torchrun; allowed dynamic-cluster, msrun; or another engine)",
         ),
-        ("volcano", {"args": ("a\udce9",)}, "args[0]: holds bytes that are not UTF-8"),
-        ("volcano", {"inputs": {"D": "file:///data/x"}}, "inputs.D: no pod has the folder"),
+        ("volcano", {"args": ("a\udce9",)}, "args[0]: contains bytes that are not UTF-8"),
+        ("volcano", {"inputs": {"D": "file:///data/x"}}, "inputs.D: pods cannot read the folder"),
         ("volcano", {"options": {"user": "me"}}, "kubernetes.user: is not UID:GID"),
         ("volcano", {"options": {"volumes": [{"name": "x"}]}}, "volumes[0]: has no mountPath"),
         (
             "volcano",
             {"options": {"presigned_h": 24.0}, "inputs": {"D": "s3://bucket/d"}},
-            "kubernetes.presigned_h: an address is of one object, and outputs.OUT, inputs.D may",
+            "kubernetes.presigned_h: a signed URL is for one object, but outputs.OUT, inputs.D may",
         ),
         ("volcano", {"nodes": 9000}, "nodes: the names of 9000 nodes are"),
         (
             "mpi-operator",
             {"env": {f"V{index}": "x" * 100_000 for index in range(6)} | {"BIG": "x" * 120_000}},
-            "arguments and variables: too long for a MPIJob of Kubernetes (given 14",
+            "arguments and variables: too long for a Kubernetes MPIJob (given 14",
         ),
         (
             "volcano",
@@ -447,7 +447,7 @@ def mounted(*paths: str, name: str = "") -> dict[str, Any]:
             "of which 120001 in args[12]; allowed 1300000)",
         ),
         patched("job", {"metadata": {"name": "x"}}, "kubernetes.job.metadata.name: cloudjob finds"),
-        patched("job", {"kind": "Pod"}, "kubernetes.job.kind: cloudjob finds the job again by it"),
+        patched("job", {"kind": "Pod"}, "kubernetes.job.kind: cloudjob identifies the job by it"),
         patched(
             "pod",
             {"metadata": {"labels": {"cloudjob.job": "x"}}},
@@ -791,7 +791,7 @@ def test_a_node_that_ran_out_of_memory_is_named():
     found = seen(volcano_job("Failed"), ended(0, 1), ended(1, 137, "OOMKilled"))
 
     assert found.state is JobState.FAILED
-    assert found.reason == "out of memory: node 1 (j-worker-1), which may use 4Gi"
+    assert found.reason == "out of memory: node 1 (j-worker-1), limited to 4Gi"
     assert found.node == 1
 
 

@@ -196,7 +196,7 @@ def test_a_failure_is_attributed_to_the_task_that_failed_first():
 def test_a_job_without_any_details_has_a_status():
     """The service leaves out what it does not know."""
     assert state.status_of({}).state is JobState.UNKNOWN
-    assert state.status_of({"status": {"phase": "Failed"}}).message == "ModelArts says Failed"
+    assert state.status_of({"status": {"phase": "Failed"}}).message == "ModelArts reports Failed"
     assert state.tasks({"status": {"tasks": ["worker-10", "worker-9"]}}) == [
         "worker-9",
         "worker-10",
@@ -396,7 +396,7 @@ def test_a_bucket_in_another_region_or_encrypted_is_reported(
     service.obs.location, service.obs.is_encrypted = "eu-west-101", True
     found = looked(service, backend)
 
-    assert found["bucket"].found == "bucket is in eu-west-101, and jobs run in cn-north-4"
+    assert found["bucket"].found == "bucket is in eu-west-101, but jobs run in cn-north-4"
     assert not found["encryption"].is_ok
 
 

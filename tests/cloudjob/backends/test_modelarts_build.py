@@ -230,7 +230,7 @@ def test_what_lies_beside_the_code():
         ({"outputs": {"O": "file:///x"}}, "outputs.O: ModelArts stores outputs in OBS only"),
         ({"inputs": {"I": "file:///x"}}, "inputs.I: nodes cannot read files of this machine"),
         ({"restore_outputs": "own"}, "restore_outputs: ModelArts does not copy outputs back"),
-        ({"args": ("\udcff",)}, "args[0]: holds bytes that are not UTF-8"),
+        ({"args": ("\udcff",)}, "args[0]: contains bytes that are not UTF-8"),
         (
             {"inputs": {"I": "obs://b/k"}, "input_nodes": {"I": "0"}},
             "input_nodes.I: ModelArts copies an input to every node",
@@ -250,7 +250,7 @@ def test_what_lies_beside_the_code():
         ),
         (
             {"modelarts": {"engine": "pytorch_2"}},
-            "modelarts.engine: with an image it is NAME:VERSION",
+            "modelarts.engine: with an image it must be NAME:VERSION",
         ),
         (
             {"modelarts": {"description": "x" * 257}},

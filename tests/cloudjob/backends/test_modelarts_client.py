@@ -134,7 +134,7 @@ def test_an_endpoint_where_nothing_listens_is_reported_soon(service: ModelArts, 
     with pytest.raises(BackendError) as caught:
         Client(site_of(service, endpoint=f"http://{nowhere}"), pause=pauses).show("x")
 
-    assert caught.value.message == f"asking for job x: {nowhere}: nothing listens there"
+    assert caught.value.message == f"asking for job x: {nowhere}: nothing is listening there"
     assert len(pauses) == 3
 
 

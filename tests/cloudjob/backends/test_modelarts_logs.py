@@ -253,5 +253,5 @@ def test_lost_lines_are_reported(service: ModelArts):
         )
     )
 
-    assert got.startswith(b"cloudjob: 590 bytes of this log are lost")
+    assert got.startswith(b"cloudjob: 590 bytes of this log are missing")
     assert got.endswith(log[-180:])

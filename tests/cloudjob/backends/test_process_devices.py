@@ -50,8 +50,8 @@ def test_each_node_has_gpus_of_its_own():
 @pytest.mark.parametrize(
     ("there", "nodes", "words"),
     [
-        (("4",), 2, "2 nodes with 1 each need 2, and this machine has 1 for us: 4 (given 1;"),
-        ((), 1, "1 node with 1 each need 1, and this machine has none for us (given 1; allowed 0"),
+        (("4",), 2, "2 nodes with 1 each need 2, but this shell sees 1: 4 (given 1;"),
+        ((), 1, "1 node with 1 each need 1, but this shell sees none (given 1; allowed 0"),
     ],
 )
 def test_too_few_are_refused(there, nodes, words):

@@ -73,8 +73,8 @@ def test_a_waiting_job_is_reported_with_the_reason(word, reason, native):
 @pytest.mark.parametrize(
     ("word", "expected", "cause", "message"),
     [
-        ("TIMEOUT", JobState.FAILED, "timeout", "time on Slurm was over"),
-        ("DEADLINE", JobState.FAILED, "timeout", "time on Slurm was over"),
+        ("TIMEOUT", JobState.FAILED, "timeout", "its time limit on Slurm"),
+        ("DEADLINE", JobState.FAILED, "timeout", "its deadline on Slurm"),
         ("NODE_FAIL", JobState.FAILED, "", "a node has failed"),
         ("BOOT_FAIL", JobState.FAILED, "", "a node did not boot"),
         ("OUT_OF_MEMORY", JobState.FAILED, "", "out of memory"),
@@ -181,11 +181,11 @@ def test_a_job_that_ran_out_of_memory_is_reported_with_its_limit():
     found = status(BEGIN + "memory n2 308M a node 1795258489\nend 137 1795258490\n", "FAILED")
 
     assert found.reason == (
-        "out of memory: the job used more on n2 than Slurm had given it, 308M a node;"
-        " slurm.memory_gib asks for more"
+        "out of memory: the job used more on n2 than Slurm allows it, 308M a node;"
+        " slurm.memory_gib requests more"
     )
     without_limit = status(BEGIN + "memory n2 1795258489\nend 137 1795258490\n", "FAILED")
-    assert "than Slurm had given it;" in without_limit.reason
+    assert "than Slurm allows it;" in without_limit.reason
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,7 @@ def test_a_folder_that_cannot_be_created_is_reported_in_one_line(tmp_path: Path)
     with pytest.raises(BackendError) as caught, locks.scratch(tmp_path / "file"):
         raise AssertionError("there is none")
 
-    assert str(caught.value).startswith(f"making a folder: {tmp_path / 'file'}: ")
+    assert str(caught.value).startswith(f"creating a folder: {tmp_path / 'file'}: ")
     assert "CLOUDJOB_HOME" in caught.value.hint
 
 

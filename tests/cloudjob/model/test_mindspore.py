@@ -41,7 +41,7 @@ def test_launchers_are_allowed_on_the_documented_devices(launcher, target):
         assert found == [
             f"launcher: rank-table does not work on {target}: use msrun"
             f" (given mindspore.device_target {target}; allowed Ascend;"
-            " --no-hardware-check starts it all the same)"
+            " --no-hardware-check starts it anyway)"
         ]
     else:
         assert found == []
@@ -94,7 +94,7 @@ def test_a_flag_overrides_the_table_of_hardware():
 
     assert problems(job) == []
     assert problems(senseless) == [
-        "mindspore.parallel_mode: needs a launcher of MindSpore (given launcher torchrun; allowed"
+        "mindspore.parallel_mode: needs a MindSpore launcher (given launcher torchrun; allowed"
         " msrun, dynamic-cluster, mindspore-mpi)"
     ]
 

@@ -57,7 +57,7 @@ def test_a_script_that_no_node_can_run_is_refused(
 def test_the_hint_says_what_usually_is_wrong(tmp_path: Path):
     for name, text, words in (
         ("train.py", "print 'x'\n", "for Python 2"),
-        ("run.sh", "if true\r\nthen\r\n  echo\r\nfi\r\n", "line ends of Windows"),
+        ("run.sh", "if true\r\nthen\r\n  echo\r\nfi\r\n", "Windows line endings"),
         ("train.py", "<html>", "raw file"),
     ):
         fault = script_check.find(spec(tmp_path, name, text))

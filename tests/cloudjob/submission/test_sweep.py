@@ -85,7 +85,7 @@ def test_values_are_lists_and_ranges(text: object, values: tuple[str, ...]):
     [
         (["{lrr}"], {"sweep": {"lr": "1,2"}}, r"sweep: has no lrr, .* did you mean 'lr'\?"),
         (["{lr}{lrr}"], {"sweep": {"lr": "1,2"}}, r"sweep: has no lrr, .* did you mean 'lr'\?"),
-        (["x"], {"sweep": {"lr": "1,2"}}, r"sweep\.lr: is used nowhere \(allowed {lr} in an arg"),
+        (["x"], {"sweep": {"lr": "1,2"}}, r"sweep\.lr: is not used \(allowed {lr} in an arg"),
         (["{lr}"], {"sweep": {"lr": ""}}, r"sweep\.lr: has no values"),
         (["{lr}"], {"sweep": {"lr": []}}, r"sweep\.lr: has no values"),
         (["{lr}"], {"sweep": {"lr": "1,,2"}}, r"sweep\.lr: has an empty value"),

@@ -167,7 +167,7 @@ def test_a_store_that_does_not_answer_delays_a_status_by_seconds_only(
         waited = Job(record, platform, tmp_path).wait(record_s=0.0)
 
     assert status.failure is not None
-    assert "reading how the job ended: " in status.failure.message
+    assert "reading the record of the job: " in status.failure.message
     assert waited == status
     left(tmp_path)
     with Records(records_path(tmp_path)) as db:
