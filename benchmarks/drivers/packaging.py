@@ -26,14 +26,14 @@ def pack(source: str, home: str) -> dict[str, int]:
     scratch = Path(home, "layer")
     package = make(
         Path(source), scratch, script="train.py", limit_bytes=1 << 40,
-        options=Options(home=Path(home)), memory=cache.load(path),
+        options=Options(home=Path(home)), source_cache=cache.load(path),
     )  # fmt: skip
     if "--pack-only" in sys.argv:
         return {"sent_bytes": package.layers[-1].size_bytes}
     with claims.Claim(store, "bench") as claim:
         kept = claim.keep(package)
-        if not package.is_remembered:
-            cache.save(path, cache.with_layers(package.memory, kept.layers))
+        if not package.is_cached:
+            cache.save(path, cache.with_layers(package.source_cache, kept.layers))
         store.put_bytes(claims.descriptor(package, kept.layers), "bench/code.json")
     scratch.unlink(missing_ok=True)
     return {"sent_bytes": kept.sent_bytes}

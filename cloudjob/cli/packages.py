@@ -52,7 +52,7 @@ def _package_explain(options: argparse.Namespace) -> int:
         return 0
     at = "" if found.decided_at.rstrip("/") == found.path.rstrip("/") else found.decided_at
     where = f" (through {one_line(at)})" if at else ""
-    word = "included" if found.goes else "left out"
+    word = "included" if found.is_packed else "left out"
     print(f"{one_line(found.path)}: {word}: {one_line(found.rule)}{where}")
     return 0
 

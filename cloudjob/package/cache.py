@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cloudjob.home import private_folder
-from cloudjob.package.tree import Seen
+from cloudjob.package.tree import FileStat
 from jobentry.contract.packages import Entry, Layer
 
 _FORMAT = 2
@@ -27,24 +27,24 @@ _FORMAT = 2
 _TICK_NS = 2_000_000_000
 
 
-class Known(NamedTuple):
+class CachedEntry(NamedTuple):
     """One entry of the tree that was packed the last time.
 
     Args:
         layer: The number of the layer whose manifest lists it.
         holder: The number of the layer that holds a file's content.
-        seen: What ``stat`` returned for a file; None if it cannot be trusted.
+        file_stat: What ``stat`` returned for a file; None if it cannot be trusted.
         scanned: The version of the rules that found no secret in it; empty if not searched.
     """
 
     entry: Entry
     layer: int
     holder: int = 0
-    seen: Seen | None = None
+    file_stat: FileStat | None = None
     scanned: str = ""
 
 
-class KnownLayer(NamedTuple):
+class CachedLayer(NamedTuple):
     """One layer of the package.
 
     Args:
@@ -57,7 +57,7 @@ class KnownLayer(NamedTuple):
     content_bytes: int
 
 
-class Memory(NamedTuple):
+class SourceCache(NamedTuple):
     """Everything remembered about one source; empty if it was never packed.
 
     Args:
@@ -65,8 +65,8 @@ class Memory(NamedTuple):
         digest: The digest of the tree.
     """
 
-    layers: tuple[KnownLayer, ...] = ()
-    entries: tuple[Known, ...] = ()
+    layers: tuple[CachedLayer, ...] = ()
+    entries: tuple[CachedEntry, ...] = ()
     digest: str = ""
 
 
@@ -76,48 +76,48 @@ def path_of(home: Path, source: Path, store: str) -> Path:
     return home / "packages" / f"{name.hexdigest()[:32]}.json"
 
 
-def trusted(seen: Seen | None, now_ns: int) -> Seen | None:
-    """Return ``seen`` if every later change of the file will alter it; otherwise None.
+def trusted(file_stat: FileStat | None, now_ns: int) -> FileStat | None:
+    """Return ``file_stat`` if every later change of the file will alter it; otherwise None.
 
     Args:
         now_ns: When the scan began.
     """
-    if seen is None or max(seen.mtime_ns, seen.ctime_ns) >= now_ns - _TICK_NS:
+    if file_stat is None or max(file_stat.mtime_ns, file_stat.ctime_ns) >= now_ns - _TICK_NS:
         return None
-    return seen
+    return file_stat
 
 
-def load(path: Path) -> Memory:
-    """Return the saved memory; empty if the file is missing or damaged."""
+def load(path: Path) -> SourceCache:
+    """Return the saved cache; empty if the file is missing or damaged."""
     try:
         digest, _, data = path.read_bytes().partition(b"\n")
         if digest.decode("ascii") != hashlib.sha256(data).hexdigest():
-            return Memory()
+            return SourceCache()
         value = json.loads(data)
         if value["format"] != _FORMAT:
-            return Memory()
+            return SourceCache()
         layers = tuple(
-            KnownLayer(Layer(*layer), tuple(removed), content_bytes)
+            CachedLayer(Layer(*layer), tuple(removed), content_bytes)
             for layer, removed, content_bytes in value["layers"]
         )
         entries = tuple(
-            Known(Entry(*entry), layer, holder, seen and Seen(*seen), scanned)
-            for entry, layer, holder, seen, scanned in value["entries"]
+            CachedEntry(Entry(*entry), layer, holder, file_stat and FileStat(*file_stat), scanned)
+            for entry, layer, holder, file_stat, scanned in value["entries"]
         )
-        return Memory(layers, entries, str(value["digest"]))
+        return SourceCache(layers, entries, str(value["digest"]))
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
-        return Memory()
+        return SourceCache()
 
 
-def with_layers(memory: Memory, layers: Sequence[Layer]) -> Memory:
-    """Return ``memory`` with the names that its layers have in the store."""
-    known = zip(memory.layers, layers, strict=True)
-    return memory._replace(layers=tuple(each._replace(layer=layer) for each, layer in known))
+def with_layers(source_cache: SourceCache, layers: Sequence[Layer]) -> SourceCache:
+    """Return ``source_cache`` with the names that its layers have in the store."""
+    known = zip(source_cache.layers, layers, strict=True)
+    return source_cache._replace(layers=tuple(each._replace(layer=layer) for each, layer in known))
 
 
-def save(path: Path, memory: Memory) -> None:
-    """Save ``memory``; if that fails, the next pack only reads more."""
-    data = json.dumps({"format": _FORMAT, **memory._asdict()}, separators=(",", ":")).encode()
+def save(path: Path, source_cache: SourceCache) -> None:
+    """Save ``source_cache``; if that fails, the next pack only reads more."""
+    data = json.dumps({"format": _FORMAT, **source_cache._asdict()}, separators=(",", ":")).encode()
     new = path.with_name(f"{path.name}.{os.urandom(4).hex()}")
     with suppress(OSError):
         private_folder(path.parent)

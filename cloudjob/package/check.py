@@ -36,7 +36,7 @@ def script(tree: Tree, path: str) -> None:
         for out, reason in tree.left_out:
             if covers(out, name) or covers(out, real):
                 why = reason if out in (name, real) else f"in {shown(out)}, {reason}"
-                raise PackageError(f"{doing}: {why}", hint=_keep(out))
+                raise PackageError(f"{doing}: {why}", hint=_keep_hint(out))
         if full.is_dir():
             raise PackageError(f"{doing}: a folder", hint="name a file in it")
         if not full.is_file():
@@ -86,7 +86,7 @@ def ignore_line(path: str) -> str:
     return "/" + re.sub(r" $", r"\\ ", text)
 
 
-def _keep(left_out: str) -> str:
+def _keep_hint(left_out: str) -> str:
     return f"a line !{shown(left_out)} in {CLOUDJOBIGNORE} keeps it"
 
 

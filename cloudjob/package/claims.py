@@ -52,13 +52,13 @@ WORK_LIMIT_S = 20 * 3600.0
 _UNDO_S = 1.0
 
 
-class Missing(CloudJobError):
+class LayerMissing(CloudJobError):
     """A layer that was in the store is gone or damaged: pack everything again."""
 
     exit_code = 4
 
 
-class Kept(NamedTuple):
+class StoredLayers(NamedTuple):
     """The layers of a package that are in the store now.
 
     Args:
@@ -88,7 +88,7 @@ class Claim:
         self._store = store
         self._watch = watch
         self._key = f"{CLAIMS}{job}-{os.urandom(4).hex()}.json"
-        self._begun_s = time.monotonic()
+        self._started_s = time.monotonic()
 
     def __enter__(self) -> Claim:
         return self
@@ -100,33 +100,33 @@ class Claim:
             else:
                 call_with_timeout(_UNDO_S, lambda: self._store.delete(self._key))
 
-    def keep(self, package: CodePackage) -> Kept:
+    def keep(self, package: CodePackage) -> StoredLayers:
         """Make sure that the store holds the layers of a package, and claim them.
 
         Raises:
-            Missing: An old layer is gone, damaged, or about to be deleted.
+            LayerMissing: An old layer is gone, damaged, or about to be deleted.
             StoreError: The store refused.
         """
         self._write(package.layers)
-        condemned = noted(self._store, SWEEPS)
+        marked_keys = noted_keys(self._store, SWEEPS)
         damaged = set(damaged_layers(self._store))
         old = package.layers if package.new is None else package.layers[:-1]
         for layer in old:
-            if layer.key in condemned | damaged or not _is_whole(self._store, layer):
-                raise Missing(f"looking for {layer.key}: it is not in the store, or damaged")
+            if layer.key in marked_keys | damaged or not _is_whole(self._store, layer):
+                raise LayerMissing(f"looking for {layer.key}: it is not in the store, or damaged")
         if package.new is None:
-            return Kept(package.layers, 0, 0)
+            return StoredLayers(package.layers, 0, 0)
         layer = package.layers[-1]
-        if layer.key in condemned:
+        if layer.key in marked_keys:
             # No other process knows this key, so none deletes it.
             layer = layer._replace(key=f"{LAYERS}{layer.digest}.{os.urandom(4).hex()}")
             self._write((*old, layer))
         elif layer.key not in damaged and _is_whole(self._store, layer):
-            return Kept(package.layers, 0, 0)
+            return StoredLayers(package.layers, 0, 0)
         self._store.put(package.new, layer.key, on_progress=self._watch(layer.size_bytes))
         if layer.key in damaged:
             self._store.delete(damage_key(layer.key))
-        return Kept((*old, layer), layer.size_bytes, 1)
+        return StoredLayers((*old, layer), layer.size_bytes, 1)
 
     def check(self) -> None:
         """Check that other processes still respect the claim.
@@ -134,7 +134,7 @@ class Claim:
         Raises:
             StoreError: The claim is so old that they may ignore it.
         """
-        if time.monotonic() - self._begun_s > WORK_LIMIT_S:
+        if time.monotonic() - self._started_s > WORK_LIMIT_S:
             raise StoreError(
                 "storing the package: it took so long that its layers may have been deleted",
                 hint="submit again: layers that are already in the store are not sent again",
@@ -191,7 +191,7 @@ def note(keys: Iterable[str]) -> bytes:
     return json.dumps({"written_s": time.time(), "layers": sorted(keys)}).encode("ascii")
 
 
-def noted(store: ObjectStore, prefix: str) -> set[str]:
+def noted_keys(store: ObjectStore, prefix: str) -> set[str]:
     """Return the layers in all claims or all sweeps that are not too old."""
     return {
         layer

@@ -60,7 +60,7 @@ def collect(
         try:
             store.put_bytes(claims.note(unneeded), sweep)
             # Claims first: a submit deletes its claim only once its job is in the store.
-            unneeded -= claims.noted(store, claims.CLAIMS)
+            unneeded -= claims.noted_keys(store, claims.CLAIMS)
             unneeded -= _needed(store, keep_s, ended_at)
             for key in sorted(unneeded):
                 if time.monotonic() > stop_s:

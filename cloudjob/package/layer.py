@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from cloudjob.errors import PackageError
 from cloudjob.package import cache, merging
-from cloudjob.package.cache import Known, KnownLayer, Memory
+from cloudjob.package.cache import CachedEntry, CachedLayer, SourceCache
 from cloudjob.package.layer_file import LayerFile
 from cloudjob.package.messages import changed, shown
 from cloudjob.package.reader import PIECE_BYTES, pieces
@@ -23,18 +23,18 @@ _LISTED = 10
 _ROW_BYTES = 256
 
 
-class Job(NamedTuple):
+class LayerInputs(NamedTuple):
     """What to pack.
 
     Args:
-        memory: Digests of the source's files from the last pack.
+        source_cache: Digests of the source's files from the last pack.
         destination: The file of the new layer.
         allows: Whether the user permits a finding.
         now_ns: When the scan began.
     """
 
     tree: Tree
-    memory: Memory
+    source_cache: SourceCache
     destination: Path
     is_compressed: bool
     searcher: Searcher
@@ -42,14 +42,14 @@ class Job(NamedTuple):
     now_ns: int
 
 
-class Made(NamedTuple):
+class BuiltLayer(NamedTuple):
     """The package as it is now; ``is_new`` is true if a layer was written."""
 
-    memory: Memory
+    source_cache: SourceCache
     is_new: bool
 
 
-def make(job: Job) -> Made:
+def make(job: LayerInputs) -> BuiltLayer:
     """Write the changes as one layer, or the whole tree if the old layers are not worth keeping.
 
     Raises:
@@ -58,46 +58,48 @@ def make(job: Job) -> Made:
     """
     made = _make(job)
     if made is None:
-        made = _make(job._replace(memory=Memory()))
+        made = _make(job._replace(source_cache=SourceCache()))
     assert made is not None, "without old layers, none is replaced"
     return made
 
 
-def _make(job: Job) -> Made | None:
+def _make(job: LayerInputs) -> BuiltLayer | None:
     """Write one layer; return None if the whole tree should be packed again."""
-    memory = job.memory
+    source_cache = job.source_cache
     with LayerFile(job.destination, is_compressed=job.is_compressed) as layer:
         change = _Change(job, layer)
         if not (change.names or change.removed):
-            return Made(memory._replace(entries=change.known()), is_new=False)
-        kept = _kept(memory, change)
-        if memory.layers and not kept:
+            return BuiltLayer(source_cache._replace(entries=change.known()), is_new=False)
+        kept = _kept(source_cache, change)
+        if source_cache.layers and not kept:
             return None
         change.absorb(kept)
         manifest = Manifest(
             [entry for entry in change.entries if change.is_listed(entry, kept)],
             layer.contents,
-            sorted(_removed(memory, change, kept)),
+            sorted(_removed(source_cache, change, kept)),
         )
-        new = KnownLayer(layer.finish(manifest), tuple(manifest.removed), layer.content_bytes)
-    return Made(Memory((*memory.layers[:kept], new), change.known(kept)), is_new=True)
+        new = CachedLayer(layer.finish(manifest), tuple(manifest.removed), layer.content_bytes)
+    return BuiltLayer(
+        SourceCache((*source_cache.layers[:kept], new), change.known(kept)), is_new=True
+    )
 
 
 class _Change:
     """The difference from the last pack; new contents are in the layer."""
 
-    def __init__(self, job: Job, layer: LayerFile) -> None:
+    def __init__(self, job: LayerInputs, layer: LayerFile) -> None:
         self._job, self._layer = job, layer
-        self._before = before = {known.entry.name: known for known in job.memory.entries}
+        self._before = before = {known.entry.name: known for known in job.source_cache.entries}
         # SHA-256 of a content -> number of the layer that holds it.
-        self.holders = {known.entry.digest: known.holder for known in job.memory.entries}
+        self.holders = {known.entry.digest: known.holder for known in job.source_cache.entries}
         self._findings: list[Finding] = []
         self._read: dict[str, str] = {}
-        for seen in job.tree.entries:
-            if seen.kind == FILE and not self._is_known(seen):
-                self._read[seen.name] = self._store(seen, self.holders)
+        for source_entry in job.tree.entries:
+            if source_entry.kind == FILE and not self._is_known(source_entry):
+                self._read[source_entry.name] = self._store(source_entry, self.holders)
         self._exempt = _checked(job, self._findings)
-        self.entries = [self._entry(seen) for seen in job.tree.entries]
+        self.entries = [self._entry(source_entry) for source_entry in job.tree.entries]
         self.names = {
             entry.name
             for entry in self.entries
@@ -112,11 +114,11 @@ class _Change:
         Raises:
             ChangedError: A file has changed since the source was scanned.
         """
-        for seen, entry in zip(self._job.tree.entries, self.entries, strict=True):
+        for source_entry, entry in zip(self._job.tree.entries, self.entries, strict=True):
             is_held = entry.kind == FILE and self.holders.get(entry.digest, -1) >= kept
             is_stored = entry.digest in self._layer.contents
-            if is_held and not is_stored and self._store(seen, {}) != entry.digest:
-                raise changed(self._job.tree.source, seen.name)
+            if is_held and not is_stored and self._store(source_entry, {}) != entry.digest:
+                raise changed(self._job.tree.source, source_entry.name)
 
     def is_listed(self, entry: Entry, kept: int) -> bool:
         """Whether the manifest of the new layer has a row for this entry."""
@@ -126,77 +128,87 @@ class _Change:
         """Return the number of the old layer that lists an unchanged entry."""
         return None if entry.name in self.names else self._before[entry.name].layer
 
-    def known(self, new: int | None = None) -> tuple[Known, ...]:
+    def known(self, new: int | None = None) -> tuple[CachedEntry, ...]:
         """Return what to remember; ``new`` is the number of the new layer."""
         found = []
-        for seen, entry in zip(self._job.tree.entries, self.entries, strict=True):
+        for source_entry, entry in zip(self._job.tree.entries, self.entries, strict=True):
             was = self._before.get(entry.name)
             is_listed = new is not None and self.is_listed(entry, new)
             layer = was.layer if was and not is_listed else new
             holder = new if entry.digest in self._layer.contents else self.holders.get(entry.digest)
-            status = cache.trusted(seen.seen, self._job.now_ns)
-            found.append(Known(entry, layer or 0, holder or 0, status, self._scanned(seen, was)))
+            status = cache.trusted(source_entry.file_stat, self._job.now_ns)
+            found.append(
+                CachedEntry(
+                    entry, layer or 0, holder or 0, status, self._scanned(source_entry, was)
+                )
+            )
         return tuple(found)
 
-    def _is_known(self, seen: SourceEntry) -> bool:
+    def _is_known(self, source_entry: SourceEntry) -> bool:
         """Whether a file is unchanged, and the current rules found no secret in it."""
-        was = self._before.get(_text(seen.name))
-        if was is None or was.seen is None or was.seen != seen.seen:
+        was = self._before.get(_text(source_entry.name))
+        if was is None or was.file_stat is None or was.file_stat != source_entry.file_stat:
             return False
-        return was.entry.kind == FILE and was.scanned == self._job.searcher.tag(seen)
+        return was.entry.kind == FILE and was.scanned == self._job.searcher.tag(source_entry)
 
-    def _store(self, seen: SourceEntry, held: Mapping[str, int]) -> str:
+    def _store(self, source_entry: SourceEntry, held: Mapping[str, int]) -> str:
         """Read and search a file, store its content unless a layer has it; return its digest."""
-        source, name, contents = self._job.tree.source, _text(seen.name), self._layer.contents
-        if seen.size_bytes <= PIECE_BYTES:
-            data = b"".join(pieces(source, seen))
+        source, name, contents = (
+            self._job.tree.source,
+            _text(source_entry.name),
+            self._layer.contents,
+        )
+        if source_entry.size_bytes <= PIECE_BYTES:
+            data = b"".join(pieces(source, source_entry))
             digest = hashlib.sha256(data).hexdigest()
-            self._findings += self._job.searcher.search(seen, data)
+            self._findings += self._job.searcher.search(source_entry, data)
             if digest not in held and digest not in contents:
-                self._layer.add(name, seen.mode, digest, data)
+                self._layer.add(name, source_entry.mode, digest, data)
             return digest
         sha256 = hashlib.sha256()
-        for piece in pieces(source, seen):
+        for piece in pieces(source, source_entry):
             sha256.update(piece)
         digest = sha256.hexdigest()
         if digest not in held and digest not in contents:
-            again = self._same_pieces(seen, digest)
-            self._layer.add_pieces(name, seen.mode, digest, seen.size_bytes, again)
+            again = self._same_pieces(source_entry, digest)
+            self._layer.add_pieces(name, source_entry.mode, digest, source_entry.size_bytes, again)
         return digest
 
-    def _same_pieces(self, seen: SourceEntry, digest: str) -> Iterator[bytes]:
+    def _same_pieces(self, source_entry: SourceEntry, digest: str) -> Iterator[bytes]:
         """Read a file again; ``stat`` does not show a change within one tick of the clock."""
         sha256 = hashlib.sha256()
-        for piece in pieces(self._job.tree.source, seen):
+        for piece in pieces(self._job.tree.source, source_entry):
             sha256.update(piece)
             yield piece
         if sha256.hexdigest() != digest:
-            raise changed(self._job.tree.source, seen.name)
+            raise changed(self._job.tree.source, source_entry.name)
 
-    def _entry(self, seen: SourceEntry) -> Entry:
-        name = _text(seen.name)
-        if seen.kind == LINK:
-            return Entry(name, LINK, target=_text(seen.target))
-        if seen.kind == FILE:
-            digest = self._read.get(seen.name) or self._before[name].entry.digest
-            return Entry(name, FILE, seen.mode, seen.size_bytes, digest)
-        return Entry(name, seen.kind, seen.mode)
+    def _entry(self, source_entry: SourceEntry) -> Entry:
+        name = _text(source_entry.name)
+        if source_entry.kind == LINK:
+            return Entry(name, LINK, target=_text(source_entry.target))
+        if source_entry.kind == FILE:
+            digest = self._read.get(source_entry.name) or self._before[name].entry.digest
+            return Entry(name, FILE, source_entry.mode, source_entry.size_bytes, digest)
+        return Entry(name, source_entry.kind, source_entry.mode)
 
-    def _scanned(self, seen: SourceEntry, was: Known | None) -> str:
-        if seen.name in self._exempt:
+    def _scanned(self, source_entry: SourceEntry, was: CachedEntry | None) -> str:
+        if source_entry.name in self._exempt:
             return ""
         return (
-            self._job.searcher.tag(seen) if was is None or seen.name in self._read else was.scanned
+            self._job.searcher.tag(source_entry)
+            if was is None or source_entry.name in self._read
+            else was.scanned
         )
 
 
-def _kept(memory: Memory, change: _Change) -> int:
+def _kept(source_cache: SourceCache, change: _Change) -> int:
     """Return how many of the layers stay below the new one."""
-    live_bytes = [0] * len(memory.layers)
+    live_bytes = [0] * len(source_cache.layers)
     for digest, size_bytes in {each.digest: each.size_bytes for each in change.entries}.items():
         if digest and digest in change.holders:
             live_bytes[change.holders[digest]] += size_bytes
-    dead_bytes = sum(each.content_bytes for each in memory.layers) - sum(live_bytes)
+    dead_bytes = sum(each.content_bytes for each in source_cache.layers) - sum(live_bytes)
     for entry in change.entries:
         number = change.listed_in(entry)
         if number is not None:
@@ -204,13 +216,13 @@ def _kept(memory: Memory, change: _Change) -> int:
     return len(live_bytes) - merging.merged(live_bytes, dead_bytes, change.new_bytes)
 
 
-def _removed(memory: Memory, change: _Change, kept: int) -> set[str]:
+def _removed(source_cache: SourceCache, change: _Change, kept: int) -> set[str]:
     """Return the names to remove from the layers that stay; unknown names do no harm."""
-    before = {name for each in memory.layers[kept:] for name in each.removed}
+    before = {name for each in source_cache.layers[kept:] for name in each.removed}
     return (before | change.removed) - {entry.name for entry in change.entries}
 
 
-def _checked(job: Job, findings: Sequence[Finding]) -> frozenset[str]:
+def _checked(job: LayerInputs, findings: Sequence[Finding]) -> frozenset[str]:
     """Return the names of files with findings that the user permits.
 
     Raises:

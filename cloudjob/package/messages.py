@@ -23,7 +23,7 @@ def shown(path: str | Path) -> str:
     return text if text.isprintable() else ascii(text)
 
 
-def came_back(error: OSError) -> str:
+def reason_of(error: OSError) -> str:
     """Return what the file system answered."""
     return (error.strerror or str(error)).lower()
 
@@ -42,7 +42,7 @@ def reading(source: Path, name: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise translated(source, name, error) from error
+        raise source_error(source, name, error) from error
 
 
 @contextmanager
@@ -52,16 +52,16 @@ def writing(destination: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise PackageError(
-            f"write package: to {shown(destination)}: {came_back(error)}",
+            f"write package: to {shown(destination)}: {reason_of(error)}",
             hint="set TMPDIR to a folder on another disk",
         ) from error
 
 
-def translated(source: Path, name: str, error: OSError) -> PackageError:
+def source_error(source: Path, name: str, error: OSError) -> PackageError:
     """Return the error for an ``OSError`` about one path of the source."""
     if error.errno in (errno.ENOENT, errno.ELOOP, errno.ENXIO, errno.ENOTDIR):
         return changed(source, name)
     return PackageError(
-        f"pack {shown(source)}: read {shown(name)}: {came_back(error)}",
+        f"pack {shown(source)}: read {shown(name)}: {reason_of(error)}",
         hint=f"make it readable, or leave it out with a line in {CLOUDJOBIGNORE}",
     )

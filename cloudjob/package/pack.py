@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cloudjob.package import check, layer, secrets
-from cloudjob.package.cache import Memory
-from cloudjob.package.layer import Job
+from cloudjob.package.cache import SourceCache
+from cloudjob.package.layer import LayerInputs
 from cloudjob.package.messages import ChangedError, reading
 from cloudjob.package.scan import scan
 from cloudjob.package.secrets import Searcher
@@ -32,8 +32,8 @@ class CodePackage(NamedTuple):
         layers: From the oldest to the newest.
         left_out: The paths of the source that are not in the package, and why.
         new: The file of the newest layer; None if nothing has changed.
-        memory: The memory for the next pack, valid once the layers are in the store.
-        is_remembered: Whether ``memory`` is the one that was passed in.
+        source_cache: The cache for the next pack, valid once the layers are in the store.
+        is_cached: Whether ``source_cache`` is the one that was passed in.
     """
 
     digest: str
@@ -42,8 +42,8 @@ class CodePackage(NamedTuple):
     layers: tuple[Layer, ...]
     left_out: tuple[LeftOut, ...]
     new: Path | None
-    memory: Memory
-    is_remembered: bool = False
+    source_cache: SourceCache
+    is_cached: bool = False
 
 
 class Options(NamedTuple):
@@ -67,9 +67,9 @@ def pack(
     script: str | None,
     limit_bytes: int,
     options: Options = Options(),  # noqa: B008 (a value)
-    memory: Memory = Memory(),  # noqa: B008 (a value)
+    source_cache: SourceCache = SourceCache(),  # noqa: B008 (a value)
 ) -> CodePackage:
-    """Write what has changed in ``source`` since ``memory`` as one layer to ``destination``.
+    """Write what has changed in ``source`` since the last pack as one layer to ``destination``.
 
     Raises:
         PackageError: The source cannot be read, is too large, keeps changing, contains secrets or
@@ -84,13 +84,13 @@ def pack(
             check.script(tree, script)
         check.size(tree, limit_bytes)
         searcher = Searcher(options.home and options.home / "packages")
-        job = Job(
-            tree, memory, destination, options.is_compressed, searcher, _allowed(tree), now_ns
+        job = LayerInputs(
+            tree, source_cache, destination, options.is_compressed, searcher, _allowed(tree), now_ns
         )
         try:
             made = layer.make(job)
             package = _package(tree, destination, made)
-            return package._replace(is_remembered=package.memory == memory)
+            return package._replace(is_cached=package.source_cache == source_cache)
         except ChangedError:
             if attempt == _ATTEMPTS:
                 raise
@@ -98,17 +98,17 @@ def pack(
     raise AssertionError("the last attempt returns or raises")
 
 
-def _package(tree: Tree, destination: Path, made: layer.Made) -> CodePackage:
-    entries = [known.entry for known in made.memory.entries]
-    digest = made.memory.digest or tree_digest(entries)
+def _package(tree: Tree, destination: Path, made: layer.BuiltLayer) -> CodePackage:
+    entries = [known.entry for known in made.source_cache.entries]
+    digest = made.source_cache.digest or tree_digest(entries)
     return CodePackage(
         digest=digest,
         size_bytes=sum(entry.size_bytes for entry in entries),
         files=sum(entry.kind == FILE for entry in entries),
-        layers=tuple(each.layer for each in made.memory.layers),
+        layers=tuple(each.layer for each in made.source_cache.layers),
         left_out=tree.left_out,
         new=destination if made.is_new else None,
-        memory=made.memory._replace(digest=digest),
+        source_cache=made.source_cache._replace(digest=digest),
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cloudjob.package.messages import changed, reading
-from cloudjob.package.tree import Seen, SourceEntry
+from cloudjob.package.tree import FileStat, SourceEntry
 
 PIECE_BYTES = 8 * 1024 * 1024
 # The file may have become a link or a pipe: do not follow or block.
@@ -31,6 +31,6 @@ def pieces(source: Path, entry: SourceEntry) -> Iterator[bytes]:
             status = os.fstat(descriptor)
         finally:
             os.close(descriptor)
-    seen = Seen(status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
-    if rest or seen != entry.seen:
+    file_stat = FileStat(status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
+    if rest or file_stat != entry.file_stat:
         raise changed(source, entry.name)

@@ -16,13 +16,13 @@ from cloudjob.errors import PackageError
 from cloudjob.model.rules import name_on_nodes
 from cloudjob.package import ignore, secrets
 from cloudjob.package.ignore import GITIGNORE, Decision, Rules
-from cloudjob.package.messages import CLOUDJOBIGNORE, came_back, reading, shown, translated
+from cloudjob.package.messages import CLOUDJOBIGNORE, reading, reason_of, shown, source_error
 from cloudjob.package.tree import (
     FILE,
     FOLDER,
     LINK,
+    FileStat,
     LeftOut,
-    Seen,
     SourceEntry,
     Tree,
 )
@@ -44,19 +44,19 @@ _SPECIAL = {
 }
 
 
-class Refused(NamedTuple):
+class RefusedPath(NamedTuple):
     """A path that cannot be sent to another machine, and why."""
 
     name: str
     fault: str
 
 
-class Found(NamedTuple):
+class ScanResult(NamedTuple):
     """Everything in a source folder."""
 
     entries: list[SourceEntry]
     left_out: list[LeftOut]
-    refused: list[Refused]
+    refused: list[RefusedPath]
 
 
 def scan(
@@ -79,31 +79,31 @@ def scan(
     """
     found = _walk(source, besides=besides, home=home, follow_links=follow_links)
     if found.refused:
-        raise _refusal(source, sorted(found.refused))
+        raise _refused_error(source, sorted(found.refused))
     # Bytes, not characters: the order must not depend on how a machine decodes names.
     found.entries.sort(key=lambda entry: os.fsencode(entry.name))
     return Tree(source, tuple(found.entries), tuple(sorted(found.left_out)))
 
 
-class Explained(NamedTuple):
+class Explanation(NamedTuple):
     """The decision about one path.
 
     Args:
         path: Relative to the source; a folder's ends with ``/``.
-        goes: Whether it is in the package.
+        is_packed: Whether it is in the package.
         rule: The line, as ``FILE:LINE: TEXT``, or the default that decided.
         decided_at: The parent folder that is left out as a whole; else ``path`` itself.
     """
 
     path: str
-    goes: bool
+    is_packed: bool
     rule: str
     decided_at: str
 
 
 def explain(
     source: Path, path: str, *, home: Path | None = None, follow_links: bool = False
-) -> Explained:
+) -> Explanation:
     """Return the decision about ``path``, relative to the source or absolute.
 
     Raises:
@@ -114,13 +114,13 @@ def explain(
     for entry in found.entries:
         if entry.name == name:
             listed = name + "/" if entry.kind == FOLDER else name
-            return Explained(listed, True, entry.kept_by or "no rule leaves it out", listed)
+            return Explanation(listed, True, entry.kept_by or "no rule leaves it out", listed)
     for refused in found.refused:
         if refused.name == name:
-            return Explained(name, False, f"refused: it {refused.fault}", name)
+            return Explanation(name, False, f"refused: it {refused.fault}", name)
     for out, reason in found.left_out:
         if covers(out, name):
-            return Explained(name, False, reason, out)
+            return Explanation(name, False, reason, out)
     raise PackageError(
         f"explain {shown(path)}: no such file in {shown(source)}",
         hint="the path is relative to --source",
@@ -151,7 +151,7 @@ def covers(left_out: str, name: str) -> bool:
 
 def _walk(
     source: Path, *, besides: Path | None = None, home: Path | None, follow_links: bool
-) -> Found:
+) -> ScanResult:
     """Return everything in ``source``, including refused paths.
 
     Raises:
@@ -169,9 +169,9 @@ def _walk(
         outer = tuple(reversed(ignore.outer(root)))
     skipped = "" if besides is None else os.path.relpath(os.path.realpath(besides), root)
     walker = _Walker(source, root, skipped, _place(home), follow_links)
-    waiting = [_Folder("", root, _InForce((), outer))]
+    waiting = [_Folder("", root, _ActiveRules((), outer))]
     while waiting:
-        waiting += walker.look_into(waiting.pop())
+        waiting += walker.list_folder(waiting.pop())
     return walker.found
 
 
@@ -186,7 +186,7 @@ def _place(folder: Path | None) -> _Place | None:
     return status.st_dev, status.st_ino
 
 
-class _InForce(NamedTuple):
+class _ActiveRules(NamedTuple):
     """The ignore files that apply in one folder, deepest first."""
 
     own: tuple[Rules, ...]
@@ -199,13 +199,13 @@ class _Folder(NamedTuple):
     Args:
         prefix: Its name and ``/``; empty for the source.
         path: The path where it is read.
-        trail: The folders that were entered through links, outermost first.
+        followed: The folders that were entered through links, outermost first.
     """
 
     prefix: str
     path: str
-    in_force: _InForce
-    trail: tuple[_Place, ...] = ()
+    active_rules: _ActiveRules
+    followed: tuple[_Place, ...] = ()
 
 
 class _Verdict(NamedTuple):
@@ -231,27 +231,27 @@ class _Walker:
         self._skipped = skipped
         self._home = home
         self._follow_links = follow_links
-        self.found = Found([], [], [])
+        self.found = ScanResult([], [], [])
 
-    def look_into(self, folder: _Folder) -> list[_Folder]:
+    def list_folder(self, folder: _Folder) -> list[_Folder]:
         """Decide about everything in a folder; return its subfolders to scan."""
         prefix = folder.prefix
         with reading(self._source, prefix or "."), os.scandir(folder.path) as listed:
             children = list(listed)
-        in_force = self._with_rules_of(folder, children)
+        active_rules = self._rules_inside(folder, children)
         inner: list[_Folder] = []
         for child in children:
             name = prefix + name_on_nodes(child.name)
             if name != self._skipped:
                 try:
-                    inner += self._look_at(name, child, folder._replace(in_force=in_force))
+                    inner += self._visit(name, child, folder._replace(active_rules=active_rules))
                 except OSError as error:
-                    raise translated(self._source, name, error) from error
+                    raise source_error(self._source, name, error) from error
         return inner
 
-    def _with_rules_of(self, folder: _Folder, children: list[os.DirEntry[str]]) -> _InForce:
+    def _rules_inside(self, folder: _Folder, children: list[os.DirEntry[str]]) -> _ActiveRules:
         """Return the rules that apply inside a folder; its own ignore files come first."""
-        own, git = folder.in_force
+        own, git = folder.active_rules
         prefix, path = folder.prefix, folder.path
         for child in sorted(children, key=lambda child: child.name):
             # As in git, a symbolic link does not count as an ignore file.
@@ -265,24 +265,24 @@ class _Walker:
             elif child.name == ".git" and prefix:
                 with reading(self._source, prefix + child.name):
                     git = (ignore.of_repository(path, prefix), *git)
-        return _InForce(own, git)
+        return _ActiveRules(own, git)
 
-    def _look_at(self, name: str, child: os.DirEntry[str], folder: _Folder) -> Iterable[_Folder]:
+    def _visit(self, name: str, child: os.DirEntry[str], folder: _Folder) -> Iterable[_Folder]:
         """Decide about one child; return it as a folder to scan if it is one."""
         is_folder = child.is_dir(follow_symlinks=False)
-        verdict = _judge(name, child, is_folder, folder.in_force)
+        verdict = _decide(name, child, is_folder, folder.active_rules)
         if verdict.reason:
             self.found.left_out.append(LeftOut(name + "/" * is_folder, verdict.reason))
             return ()
         if child.is_symlink():
-            return self._link(name, child, verdict, folder)
+            return self._add_link(name, child, verdict, folder)
         status = child.stat(follow_symlinks=False)
         if is_folder:
-            return self._enter(name, child.path, status, verdict, folder)
-        self._take(name, status, verdict, child.path if folder.trail else "", child.path)
+            return self._add_folder(name, child.path, status, verdict, folder)
+        self._add_file(name, status, verdict, child.path if folder.followed else "", child.path)
         return ()
 
-    def _enter(
+    def _add_folder(
         self, name: str, path: str, status: os.stat_result, verdict: _Verdict, folder: _Folder
     ) -> Iterable[_Folder]:
         if (status.st_dev, status.st_ino) == self._home:
@@ -292,26 +292,26 @@ class _Walker:
         self.found.entries.append(SourceEntry(name, FOLDER, mode, kept_by=verdict.kept_by))
         return (folder._replace(prefix=name + "/", path=path),)
 
-    def _take(
+    def _add_file(
         self, name: str, status: os.stat_result, verdict: _Verdict, real: str, path: str
     ) -> None:
         """Add a regular file that is not a private key."""
         if not stat.S_ISREG(status.st_mode):
             kind = _SPECIAL.get(stat.S_IFMT(status.st_mode), "is not a file")
-            self.found.refused.append(Refused(name, kind))
+            self.found.refused.append(RefusedPath(name, kind))
             return
         if secrets.may_be_key(name) and not verdict.is_named:
             reason = secrets.key_reason(path, status.st_size)
             if reason:
                 self.found.left_out.append(LeftOut(name, reason))
                 return
-        seen = Seen(status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
+        file_stat = FileStat(status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
         mode, is_named = status.st_mode & 0o777, verdict.is_named
         self.found.entries.append(
-            SourceEntry(name, FILE, mode, seen, "", is_named, real, verdict.kept_by)
+            SourceEntry(name, FILE, mode, file_stat, "", is_named, real, verdict.kept_by)
         )
 
-    def _link(
+    def _add_link(
         self, name: str, child: os.DirEntry[str], verdict: _Verdict, folder: _Folder
     ) -> Iterable[_Folder]:
         """Keep a link to a target inside the source; refuse or follow any other.
@@ -321,11 +321,11 @@ class _Walker:
         """
         target = os.readlink(child.path)  # noqa: PTH115 (a Path would normalise the target)
         real = os.path.realpath(child.path)
-        if folder.trail or not _is_inside(real, self._root):
+        if folder.followed or not _is_inside(real, self._root):
             if self._follow_links:
                 return self._follow(name, real, target, verdict, folder)
             fault = f"is a link to {shown(target)}, outside the source"
-            self.found.refused.append(Refused(name, fault))
+            self.found.refused.append(RefusedPath(name, fault))
             return ()
         landing = posixpath.normpath(posixpath.join(posixpath.dirname(name), target))
         if posixpath.isabs(target) or landing.split("/", 1)[0] == "..":
@@ -341,44 +341,46 @@ class _Walker:
         try:
             status = Path(real).stat()
         except OSError as error:
-            fault = f"is a link to {shown(target)}: {came_back(error)}"
-            self.found.refused.append(Refused(name, fault))
+            fault = f"is a link to {shown(target)}: {reason_of(error)}"
+            self.found.refused.append(RefusedPath(name, fault))
             return ()
         if not stat.S_ISDIR(status.st_mode):
-            self._take(name, status, verdict, real, real)
+            self._add_file(name, status, verdict, real, real)
             return ()
         place = (status.st_dev, status.st_ino)
-        if place in folder.trail or _is_inside(self._root, real):
+        if place in folder.followed or _is_inside(self._root, real):
             fault = f"is a link to {shown(target)}, a folder that contains the link"
-            self.found.refused.append(Refused(name, fault))
+            self.found.refused.append(RefusedPath(name, fault))
             return ()
-        trail = (*folder.trail, place)
-        return self._enter(name, real, status, verdict, folder._replace(trail=trail))
+        followed = (*folder.followed, place)
+        return self._add_folder(name, real, status, verdict, folder._replace(followed=followed))
 
 
-def _judge(name: str, child: os.DirEntry[str], is_folder: bool, in_force: _InForce) -> _Verdict:
+def _decide(
+    name: str, child: os.DirEntry[str], is_folder: bool, active_rules: _ActiveRules
+) -> _Verdict:
     """Decide about one path: ``.cloudjobignore`` first, then defaults, ``.gitignore``, secrets.
 
     ``!keep.py`` there overrides ``.gitignore``. Only a line that names a path in full overrides a
     default or a secret: ``!*.py`` must not include caches and keys.
     """
-    own = _last_decision(in_force.own, name, is_folder)
+    own = _last_decision(active_rules.own, name, is_folder)
     if own and (own.ignores or own.is_named):
         return _Verdict(own.rule) if own.ignores else _Verdict("", own.rule, True)
     default = _default_reason(child, is_folder)
     if default:
         return _Verdict(default)
-    git = None if own else _last_decision(in_force.git, name, is_folder)
+    git = None if own else _last_decision(active_rules.git, name, is_folder)
     if git and git.ignores:
         return _Verdict(git.rule)
     reason = secrets.name_reason(child.name, is_folder)
     if reason:
         return _Verdict(reason)
     keeps = own or git
-    return _Verdict("", keeps.rule) if keeps else _GOES
+    return _Verdict("", keeps.rule) if keeps else _PACKED
 
 
-_GOES = _Verdict()
+_PACKED = _Verdict()
 
 
 def _last_decision(rules: tuple[Rules, ...], name: str, is_folder: bool) -> Decision | None:
@@ -403,7 +405,7 @@ def _default_reason(child: os.DirEntry[str], is_folder: bool) -> str:
     return ""
 
 
-def _refusal(source: Path, refused: list[Refused]) -> PackageError:
+def _refused_error(source: Path, refused: list[RefusedPath]) -> PackageError:
     more = len(refused) - _LISTED
     listed = [f"{shown(name)} {fault}" for name, fault in refused[:_LISTED]]
     has_links = any(" link to " in each.fault for each in refused)

@@ -15,7 +15,7 @@ class LeftOut(NamedTuple):
     reason: str
 
 
-class Seen(NamedTuple):
+class FileStat(NamedTuple):
     """What ``stat`` returned for a file; while it stays the same, so does the content."""
 
     size_bytes: int
@@ -28,7 +28,7 @@ class SourceEntry(NamedTuple):
     """One file, folder or link of the source.
 
     Args:
-        seen: For a file.
+        file_stat: For a file.
         target: Where a link points.
         is_named: Whether a line of ``.cloudjobignore`` keeps it by its full name.
         real: Where to read the target of a followed link; empty for all others.
@@ -38,7 +38,7 @@ class SourceEntry(NamedTuple):
     name: str
     kind: str
     mode: int
-    seen: Seen | None = None
+    file_stat: FileStat | None = None
     target: str = ""
     is_named: bool = False
     real: str = ""
@@ -47,7 +47,7 @@ class SourceEntry(NamedTuple):
     @property
     def size_bytes(self) -> int:
         """The size of a file; 0 for anything else."""
-        return self.seen.size_bytes if self.seen else 0
+        return self.file_stat.size_bytes if self.file_stat else 0
 
 
 class Tree(NamedTuple):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from cloudjob.model.progress import Progress
 from cloudjob.model.text import counted, size_text
 from cloudjob.package import CodePackage
-from cloudjob.package.claims import Kept
+from cloudjob.package.claims import StoredLayers
 from cloudjob.submission.launcher_choice import Choice
 
 _SHOWN_LEFT_OUT = 5
@@ -37,7 +37,7 @@ def left_out(package: CodePackage) -> Iterator[Progress]:
         yield Progress("note", f"… and {more} more; `--dry-run --json` lists all")
 
 
-def sent(package: CodePackage, kept: Kept) -> Progress:
+def sent(package: CodePackage, kept: StoredLayers) -> Progress:
     """Report how much of the package was sent."""
     whole = size_text(sum(layer.size_bytes for layer in kept.layers))
     layers = "1 layer new" if kept.sent_layers else "nothing new"

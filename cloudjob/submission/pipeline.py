@@ -20,8 +20,8 @@ from cloudjob.model.progress import OnProgress, log_warnings, meter
 from cloudjob.model.submission import Submission
 from cloudjob.model.text import hide
 from cloudjob.model.times import rfc3339
-from cloudjob.package import CodePackage, Memory, cache, claims
-from cloudjob.package.claims import Claim, Kept, Missing
+from cloudjob.package import CodePackage, SourceCache, cache, claims
+from cloudjob.package.claims import Claim, LayerMissing, StoredLayers
 from cloudjob.store.base import Expiring, ObjectStore
 from cloudjob.store.parallel import in_parallel
 from cloudjob.submission import checks, messages, preparation, script_check
@@ -136,13 +136,15 @@ def _key_checks(ready: Ready) -> Iterator[Check]:
 
 def _store_package(
     ready: Ready, member: Member | None, place: Place, claim: Claim
-) -> tuple[CodePackage, Kept]:
+) -> tuple[CodePackage, StoredLayers]:
     """Store the new layers and remember them; store all if a layer is missing or damaged."""
     spec, package, target = ready
     try:
         kept = claim.keep(package)
-    except Missing:
-        package = preparation.pack_source(spec, place.home, place.scratch, target.uri, Memory())
+    except LayerMissing:
+        package = preparation.pack_source(
+            spec, place.home, place.scratch, target.uri, SourceCache()
+        )
         if member and package.digest != ready.package.digest:
             raise StoreError(
                 f"storing the package of {member.job}: it is no "
@@ -150,14 +152,14 @@ def _store_package(
                 hint="restore the source, or start a new sweep",
             ) from None
         kept = claim.keep(package)
-    if not package.is_remembered:
+    if not package.is_cached:
         path = cache.path_of(place.home, Path(spec.source), target.uri)
-        cache.save(path, cache.with_layers(package.memory, kept.layers))
+        cache.save(path, cache.with_layers(package.source_cache, kept.layers))
     return package, kept
 
 
 def _put_companions(
-    store: ObjectStore, paths: JobPaths, kept: Kept, companions: Mapping[str, bytes]
+    store: ObjectStore, paths: JobPaths, kept: StoredLayers, companions: Mapping[str, bytes]
 ) -> None:
     """Put the package and its companions into the folder that the platform copies to the nodes.
 

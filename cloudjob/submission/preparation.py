@@ -16,7 +16,7 @@ from cloudjob.model import sizes, validation
 from cloudjob.model.job import JobSpec
 from cloudjob.model.progress import OnProgress
 from cloudjob.model.submission import Code, Submission, prepare
-from cloudjob.package import CodePackage, Memory, Options, cache, pack
+from cloudjob.package import CodePackage, Options, SourceCache, cache, pack
 from cloudjob.store import job_store, open_store
 from cloudjob.store.base import ObjectStore, Signer
 from cloudjob.submission import (
@@ -89,11 +89,11 @@ def make_ready(spec: JobSpec, home: Path, scratch: Path, on_progress: OnProgress
 
 
 def pack_source(
-    spec: JobSpec, home: Path, scratch: Path, uri: str, memory: Memory | None = None
+    spec: JobSpec, home: Path, scratch: Path, uri: str, source_cache: SourceCache | None = None
 ) -> CodePackage:
-    """Pack the source of a job; by default with the memory of earlier submits."""
-    if memory is None:
-        memory = cache.load(cache.path_of(home, Path(spec.source), uri))
+    """Pack the source of a job; by default with the cache of earlier submits."""
+    if source_cache is None:
+        source_cache = cache.load(cache.path_of(home, Path(spec.source), uri))
     return pack(
         Path(spec.source),
         scratch / "layer",
@@ -105,7 +105,7 @@ def pack_source(
             follow_links=spec.links == "follow",
             home=home,
         ),
-        memory=memory,
+        source_cache=source_cache,
     )
 
 

@@ -35,18 +35,18 @@ from cloudjob.store.s3 import S3Store, bucket_uri
 
 uri, source, home, job = sys.argv[1:]
 store = S3Store(bucket_uri.read(uri), part_bytes={PART_BYTES}, patience_s=60.0)
-memory = cache.path_of(Path(home), Path(source), uri)
+source_cache = cache.path_of(Path(home), Path(source), uri)
 package = pack(
     Path(source), Path(home, "layer"), script="train.py", limit_bytes=1 << 30,
-    memory=cache.load(memory),
+    source_cache=cache.load(source_cache),
 )
 with claims.Claim(store, job) as claim:
     try:
         kept = claim.keep(package)
-    except claims.Missing:
+    except claims.LayerMissing:
         package = pack(Path(source), Path(home, "layer"), script="train.py", limit_bytes=1 << 30)
         kept = claim.keep(package)
-    cache.save(memory, cache.with_layers(package.memory, kept.layers))
+    cache.save(source_cache, cache.with_layers(package.source_cache, kept.layers))
     claim.check()
     store.put_bytes(claims.descriptor(package, kept.layers), job + "/code.json")
 """

@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cloudjob.errors import ObjectMissing, StoreError
-from cloudjob.package import CodePackage, Memory, cache, claims, pack
-from cloudjob.package.claims import Claim, Kept, Missing
+from cloudjob.package import CodePackage, SourceCache, cache, claims, pack
+from cloudjob.package.claims import Claim, LayerMissing, StoredLayers
 from cloudjob.store import ObjectStore, open_store, with_store_options
 from cloudjob.store.directory import DirectoryStore
 from jobentry import objects
@@ -212,22 +212,24 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
-def sent(store: ObjectStore, source: Path, memory: Memory, job: str) -> tuple[Kept, Memory]:
+def sent(
+    store: ObjectStore, source: Path, source_cache: SourceCache, job: str
+) -> tuple[StoredLayers, SourceCache]:
     """Pack a source and store what is new, as a submit does."""
 
-    def packed(known: Memory) -> CodePackage:
+    def packed(known: SourceCache) -> CodePackage:
         destination = source.parent / "layer"
-        return pack(source, destination, script="train.py", limit_bytes=1 << 30, memory=known)
+        return pack(source, destination, script="train.py", limit_bytes=1 << 30, source_cache=known)
 
-    package = packed(memory)
+    package = packed(source_cache)
     with Claim(store, job) as claim:
         try:
             kept = claim.keep(package)
-        except Missing:
-            package = packed(Memory())
+        except LayerMissing:
+            package = packed(SourceCache())
             kept = claim.keep(package)
     store.put_bytes(claims.descriptor(package, kept.layers), f"{job}/code.json")
-    return kept, cache.with_layers(package.memory, kept.layers)
+    return kept, cache.with_layers(package.source_cache, kept.layers)
 
 
 def test_a_damaged_layer_is_sent_again(store: ObjectStore, tmp_path: Path, entry_environ: None):
@@ -236,25 +238,27 @@ def test_a_damaged_layer_is_sent_again(store: ObjectStore, tmp_path: Path, entry
     source.mkdir()
     (source / "train.py").write_text("print()\n" * 50)
     (source / "large.bin").write_bytes(os.urandom(200_000))
-    memory = Memory()
+    source_cache = SourceCache()
     for number, (name, damage) in enumerate(DAMAGES.items()):
-        kept, memory = sent(store, source, memory, "before")
+        kept, source_cache = sent(store, source, source_cache, "before")
         (layer,) = kept.layers
         store.put_bytes(damage(store.get_bytes(layer.key)), layer.key)
         if name == "a content":
             with pytest.raises(code_package.UnpackError, match="is damaged") as caught:
                 code_package.fetch_code(
-                    store.uri("before/code.json"), memory.digest, str(tmp_path / "x")
+                    store.uri("before/code.json"), source_cache.digest, str(tmp_path / "x")
                 )
             assert caught.value.damaged_layers == (layer.key,)
 
-        kept, memory = sent(store, source, memory, f"job-{number}")
+        kept, source_cache = sent(store, source, source_cache, f"job-{number}")
 
         assert kept.sent_layers == 1, name
         target = tmp_path / f"code-{number}"
-        code_package.fetch_code(store.uri(f"job-{number}/code.json"), memory.digest, str(target))
+        code_package.fetch_code(
+            store.uri(f"job-{number}/code.json"), source_cache.digest, str(target)
+        )
         assert (target / "large.bin").read_bytes() == (source / "large.bin").read_bytes()
-        assert sent(store, source, memory, "after")[0].sent_layers == 0
+        assert sent(store, source, source_cache, "after")[0].sent_layers == 0
         assert list(store.list("damaged/")) == []
 
 

@@ -435,7 +435,7 @@ def mounted(*paths: str, name: str = "") -> dict[str, Any]:
             {"options": {"presigned_h": 24.0}, "inputs": {"D": "s3://bucket/d"}},
             "kubernetes.presigned_h: a signed URL is for one object, but outputs.OUT, inputs.D may",
         ),
-        ("volcano", {"nodes": 9000}, "nodes: the names of 9000 nodes are"),
+        ("volcano", {"nodes": 9000}, "nodes: the names of 9000 nodes have"),
         (
             "mpi-operator",
             {"env": {f"V{index}": "x" * 100_000 for index in range(6)} | {"BIG": "x" * 120_000}},
@@ -446,7 +446,9 @@ def mounted(*paths: str, name: str = "") -> dict[str, Any]:
             {"args": ("--long", *("x" * 120_000,) * 11, "x" * 120_001)},
             "of which 120001 in args[12]; allowed 1300000)",
         ),
-        patched("job", {"metadata": {"name": "x"}}, "kubernetes.job.metadata.name: cloudjob finds"),
+        patched(
+            "job", {"metadata": {"name": "x"}}, "kubernetes.job.metadata.name: cloudjob identifies"
+        ),
         patched("job", {"kind": "Pod"}, "kubernetes.job.kind: cloudjob identifies the job by it"),
         patched(
             "pod",

@@ -304,11 +304,11 @@ def test_every_check_passes_for_a_valid_job(service: ModelArts, backend: ModelAr
     ("name", "values", "words"),
     [
         ("flavor", {"flavor": "cpus"}, "there is no flavor cpus, did you mean 'cpu'?"),
-        ("flavor", {"nodes": 5}, "cpu: at most 4 nodes, and the job has 5"),
+        ("flavor", {"nodes": 5}, "cpu: at most 4 nodes, but the job has 5"),
         (
             "accelerators",
             {"flavor": "gpu", "procs_per_node": 2},
-            "a node has 8, and the job runs 2",
+            "a node has 8, but the job runs 2",
         ),
         (
             "engine",

@@ -74,7 +74,7 @@ def test_a_waiting_job_is_reported_with_the_reason(word, reason, native):
     ("word", "expected", "cause", "message"),
     [
         ("TIMEOUT", JobState.FAILED, "timeout", "its time limit on Slurm"),
-        ("DEADLINE", JobState.FAILED, "timeout", "its deadline on Slurm"),
+        ("DEADLINE", JobState.FAILED, "timeout", "its time limit on Slurm"),
         ("NODE_FAIL", JobState.FAILED, "", "a node has failed"),
         ("BOOT_FAIL", JobState.FAILED, "", "a node did not boot"),
         ("OUT_OF_MEMORY", JobState.FAILED, "", "out of memory"),

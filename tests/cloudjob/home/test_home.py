@@ -34,8 +34,8 @@ elif sys.argv[2] == "entry":
     interpreters.entry_of(home)
 elif sys.argv[2] == "packages":
     from cloudjob.package import cache
-    from cloudjob.package.cache import Memory
-    cache.save(home / "packages" / "x.json", Memory())
+    from cloudjob.package.cache import SourceCache
+    cache.save(home / "packages" / "x.json", SourceCache())
 elif sys.argv[2] == "doctor":
     from cloudjob.machine import doctor
     doctor.check_machine(home)

@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 
 from cloudjob.errors import StoreError
-from cloudjob.package import CodePackage, Memory, cache, claims, contents, pack
+from cloudjob.package import CodePackage, SourceCache, cache, claims, contents, pack
 from cloudjob.package.cache import with_layers
-from cloudjob.package.claims import Claim, Missing
+from cloudjob.package.claims import Claim, LayerMissing
 from cloudjob.package.collection import Collected, collect
 from cloudjob.store.directory import DirectoryStore
 from jobentry.contract import exits
@@ -58,14 +58,14 @@ class Laptop:
         (self.source / "train.py").write_text("print()\n")
         (self.source / "large.bin").write_bytes(random.Random(1).randbytes(100_000))
         self.store = store
-        self.memory = Memory()
+        self.source_cache = SourceCache()
         self.count = 0
 
-    def pack(self, memory: Memory | None = None) -> CodePackage:
-        """Pack the source with the saved memory."""
+    def pack(self, source_cache: SourceCache | None = None) -> CodePackage:
+        """Pack the source with the saved cache."""
         return pack(
             self.source, self.folder / "layer", script="train.py", limit_bytes=1 << 30,
-            memory=self.memory if memory is None else memory,
+            source_cache=self.source_cache if source_cache is None else source_cache,
         )  # fmt: skip
 
     def submit(self) -> str:
@@ -76,10 +76,10 @@ class Laptop:
         with Claim(self.store, job) as claim:  # type: ignore[arg-type]
             try:
                 kept = claim.keep(package)
-            except Missing:
-                package = self.pack(Memory())
+            except LayerMissing:
+                package = self.pack(SourceCache())
                 kept = claim.keep(package)
-            self.memory = with_layers(package.memory, kept.layers)
+            self.source_cache = with_layers(package.source_cache, kept.layers)
             self.store.put_bytes(claims.descriptor(package, kept.layers), f"{job}/code.json")
         return job
 
@@ -158,13 +158,13 @@ def test_every_user_sends_a_damaged_lower_layer_again(laptop: Laptop, store: Sto
     laptop.submit()
     (damaged,) = keys(store, "layers/")
     (laptop.source / "train.py").write_text("print(2)\n")
-    other = laptop.memory
+    other = laptop.source_cache
     laptop.submit()
     claims.mark_damaged(store, [damaged, "layers/no-key-of-ours"])  # type: ignore[arg-type]
     store.put_bytes(b"other", damaged)
 
     laptop.check(laptop.submit(), laptop.folder / "code")
-    laptop.memory = other
+    laptop.source_cache = other
     laptop.check(laptop.submit(), laptop.folder / "code")
 
     assert keys(store, "damaged/") == [damaged.replace("layers/", "damaged/")]
@@ -477,7 +477,7 @@ def test_the_cache_survives_a_kill(tmp_path: Path):
     path.parent.mkdir()
     path.with_name("x.json.0badcafe").write_text('{"format": 1')
 
-    assert cache.load(path) == Memory()
+    assert cache.load(path) == SourceCache()
 
 
 def test_the_contents_of_a_package_are_read_without_its_files(laptop: Laptop, store: Store):

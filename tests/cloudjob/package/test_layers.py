@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from cloudjob.package import CodePackage, Memory, Options, cache, layer, merging, pack
+from cloudjob.package import CodePackage, Options, SourceCache, cache, layer, merging, pack
 from cloudjob.package.cache import with_layers
 from cloudjob.package.check import ignore_line
 from cloudjob.package.reader import pieces
@@ -34,7 +34,7 @@ class Source:
         self.folder.mkdir()
         self._layer = folder / "layer"
         self._options = Options(is_compressed=is_compressed)
-        self.memory = Memory()
+        self.source_cache = SourceCache()
         self.stored: dict[str, bytes] = {}
         self.write("train.py", b"print()\n")
 
@@ -48,12 +48,12 @@ class Source:
         """Pack it and keep the new layer."""
         packed = pack(
             self.folder, self._layer, script="train.py", limit_bytes=LIMIT_BYTES,
-            options=self._options, memory=self.memory,
+            options=self._options, source_cache=self.source_cache,
         )  # fmt: skip
         if packed.new is not None:
             self.stored[packed.layers[-1].key] = packed.new.read_bytes()
             packed.new.unlink()
-        self.memory = with_layers(packed.memory, packed.layers)
+        self.source_cache = with_layers(packed.source_cache, packed.layers)
         return packed
 
     def check(self, packed: CodePackage) -> None:
@@ -113,7 +113,9 @@ def test_a_recently_changed_file_is_read_again(source: Source):
     """It may have changed within the tick of the clock in which it was read."""
     packed = source.pack()
 
-    assert all(known.seen is None for known in packed.memory.entries if known.entry.digest)
+    assert all(
+        known.file_stat is None for known in packed.source_cache.entries if known.entry.digest
+    )
     assert packed.new is None
 
 
@@ -299,12 +301,12 @@ def test_an_edit_beside_thousands_of_empty_files_sends_little(tmp_path: Path):
 
 
 def test_the_cache_is_a_private_file(source: Source, tmp_path: Path):
-    """A saved memory is read unchanged; an invalid one is empty."""
+    """A saved cache is read unchanged; an invalid one is empty."""
     path = cache.path_of(tmp_path / "home", source.folder, "file:///store")
 
-    cache.save(path, source.memory)
+    cache.save(path, source.source_cache)
 
-    assert cache.load(path) == source.memory
+    assert cache.load(path) == source.source_cache
     assert path.stat().st_mode & 0o777 == 0o600
     text = path.read_text()
     digest, _, data = text.partition("\n")
@@ -314,8 +316,8 @@ def test_the_cache_is_a_private_file(source: Source, tmp_path: Path):
     wrong += [f"{hashlib.sha256(each.encode()).hexdigest()}\n{each}" for each in (other, deep)]
     for each in (*wrong, "\xe9"):
         path.write_text(each)
-        assert cache.load(path) == Memory()
-    assert cache.load(tmp_path / "nowhere") == Memory()
+        assert cache.load(path) == SourceCache()
+    assert cache.load(tmp_path / "nowhere") == SourceCache()
 
 
 @pytest.mark.parametrize(

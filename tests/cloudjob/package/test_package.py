@@ -19,9 +19,9 @@ import pytest
 
 from cloudjob.errors import PackageError
 from cloudjob.package import CodePackage, LeftOut, Options, check, explain, layer, pack, scan
-from cloudjob.package.cache import Memory
+from cloudjob.package.cache import SourceCache
 from cloudjob.package.secrets import Searcher
-from cloudjob.package.tree import FILE, Seen, SourceEntry, Tree
+from cloudjob.package.tree import FILE, FileStat, SourceEntry, Tree
 from jobentry.contract import packages
 from jobentry.contract.zip_layer import open_layer
 
@@ -339,7 +339,7 @@ def test_the_state_of_cloudjob_is_never_packed(source: Path, ignore: str, is_lin
     assert tree.left_out == (
         LeftOut("state/", "the state of cloudjob on this machine: CLOUDJOB_HOME"),
     )
-    assert not explain(source, "state/records.db", home=home, follow_links=True).goes
+    assert not explain(source, "state/records.db", home=home, follow_links=True).is_packed
 
 
 def test_the_state_folder_of_cloudjob_is_not_packed(source: Path):
@@ -436,7 +436,7 @@ def test_no_file_of_numpy_looks_like_a_secret(tmp_path: Path):
     searched, found = 0, []
     for path in files:
         status = path.stat()
-        entry = SourceEntry(path.name, "file", 0o644, Seen(status.st_size, 0, 0, 0))
+        entry = SourceEntry(path.name, "file", 0o644, FileStat(status.st_size, 0, 0, 0))
         if searcher.tag(entry):
             searched += 1
             found += searcher.search(entry, path.read_bytes())
@@ -574,8 +574,8 @@ def test_a_file_that_changes_after_the_scan_is_refused(source: Path, size_bytes:
 
     with pytest.raises(PackageError, match=r"log\.bin: changed while it was read"):
         layer.make(
-            layer.Job(
-                tree, Memory(), source.parent / "layer", False, Searcher(), lambda _: False, 0
+            layer.LayerInputs(
+                tree, SourceCache(), source.parent / "layer", False, Searcher(), lambda _: False, 0
             )
         )
     assert not (source.parent / "layer").exists()
@@ -618,7 +618,7 @@ def test_a_script_that_only_a_file_system_without_case_finds_is_refused(source: 
     check.script(Tree(source, (*entries, SourceEntry("train.py", FILE, 0o644)), ()), "train.py")
 
     assert caught.value.message.endswith("script train.py: the file's name is Train.py")
-    assert "capital letters" in caught.value.hint
+    assert "case-sensitive" in caught.value.hint
 
 
 def test_names_on_macos_are_normalised_to_nfc(source: Path, monkeypatch: pytest.MonkeyPatch):

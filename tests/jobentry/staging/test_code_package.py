@@ -21,7 +21,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloudjob.package import CodePackage, Memory, Options, claims, pack
+from cloudjob.package import CodePackage, Options, SourceCache, claims, pack
 from cloudjob.package.cache import with_layers
 from cloudjob.store.directory import DirectoryStore
 from jobentry.contract import packages
@@ -102,7 +102,7 @@ def clear(folder: Path) -> None:
 def test_packed_trees_are_unpacked_exactly(wanted: list[dict[bytes, Any]], is_compressed: bool):
     with tempfile.TemporaryDirectory() as scratch:
         source, code = Path(scratch, "source"), Path(scratch, "code")
-        store, memory = DirectoryStore(Path(scratch, "store")), Memory()
+        store, source_cache = DirectoryStore(Path(scratch, "store")), SourceCache()
         source.mkdir()
         for each in wanted:
             clear(source)
@@ -115,10 +115,10 @@ def test_packed_trees_are_unpacked_exactly(wanted: list[dict[bytes, Any]], is_co
                 script="train.py",
                 limit_bytes=1 << 30,
                 options=Options(is_compressed=is_compressed),
-                memory=memory,
+                source_cache=source_cache,
             )
             code_package.fetch_code(sent(packed, store), packed.digest, str(code))
-            memory = with_layers(packed.memory, packed.layers)
+            source_cache = with_layers(packed.source_cache, packed.layers)
 
             assert packed.left_out == ()
             assert tree(code) == tree(source)
