@@ -77,7 +77,7 @@ class Devices(NamedTuple):
         found: The source of this information, in a few words.
     """
 
-    each: int
+    per_node: int
     found: str
 
 
@@ -192,11 +192,11 @@ class Backend(ABC, Generic[Request]):
         """
         return "", {}
 
-    def devices(self, spec: JobSpec, *, may_ask: bool) -> Devices | None:
+    def devices(self, spec: JobSpec, *, may_query: bool) -> Devices | None:
         """Return the GPUs or NPUs that each node has; None if only the nodes know.
 
         Args:
-            may_ask: Whether the platform may be asked.
+            may_query: Whether the platform may be queried.
         """
         return Devices(0, "")
 
@@ -253,7 +253,7 @@ class Backend(ABC, Generic[Request]):
         Raises:
             UsageError: The platform records no events.
         """
-        raise _keeps_none("events", handle)
+        raise _not_recorded("events", handle)
 
     def metrics(self, handle: str) -> list[Metric]:
         """Return what each node of the job used.
@@ -261,10 +261,10 @@ class Backend(ABC, Generic[Request]):
         Raises:
             UsageError: The platform records no metrics.
         """
-        raise _keeps_none("metrics", handle)
+        raise _not_recorded("metrics", handle)
 
 
-def _keeps_none(what: str, handle: str) -> UsageError:
+def _not_recorded(what: str, handle: str) -> UsageError:
     scheme, _, rest = handle.partition("://")
     job = rest.rpartition("/")[2]
     return UsageError(

@@ -98,7 +98,7 @@ def read_ends(path: Path) -> Iterator[bytes]:
 
 
 def poll(
-    look: Callable[[], Iterable[Piece]],
+    read_new: Callable[[], Iterable[Piece]],
     has_ended: Callable[[], bool],
     *,
     follow: bool,
@@ -110,10 +110,10 @@ def poll(
     With ``follow``, polling continues even if the platform does not answer for some minutes.
 
     Args:
-        look: Returns what was written since its last call, in pieces of any size; an empty piece
-            means that more data is known to exist.
+        read_new: Returns what was written since its last call, in pieces of any size; an empty
+            piece means that more data is known to exist.
         follow: Whether to wait for the end of the job; else only existing lines are yielded.
-        pause_s: The shortest and the longest wait between two calls of ``look``.
+        pause_s: The shortest and the longest wait between two calls of ``read_new``.
     """
     lines: dict[int, Lines] = {}
     shortest_s, longest_s = pause_s
@@ -121,9 +121,9 @@ def poll(
     patience = Patience()
     while True:
         try:
-            # Ask first: the look then finds everything that was written before the end.
+            # Ask first: the next call then finds everything that was written before the end.
             is_last = not follow or has_ended()
-            is_new = yield from _new_lines(look(), lines)
+            is_new = yield from _new_lines(read_new(), lines)
         except Unreachable as error:
             if not follow:
                 raise

@@ -150,7 +150,7 @@ def _locked(home: Path) -> Iterator[Path]:
     with contextlib.ExitStack() as stack:
         with writing("starting or stopping the emulator", home):
             make_home(home)
-            stack.enter_context(locks.held(home / "emulator.lock"))
+            stack.enter_context(locks.hold(home / "emulator.lock"))
         yield folder(home)
 
 

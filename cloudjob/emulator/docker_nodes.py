@@ -68,7 +68,7 @@ class DockerMachines:
 
     def tags(self, repository: str) -> list[str] | None:
         """Return the tags of a repository that the engine has."""
-        with engine.translated(f"listing the images {repository}"):
+        with engine.translate_errors(f"listing the images {repository}"):
             found = self._client.images(name=repository)
         names = [name for image in found for name in image.get("RepoTags") or ()]
         return sorted(name.rpartition(":")[2] for name in names)
@@ -238,7 +238,10 @@ class DockerMachines:
         Raises:
             BackendError: The container is gone, or the engine refuses.
         """
-        with engine.translated(f"saving the image {image}"), TemporaryFile(dir=scratch) as file:
+        with (
+            engine.translate_errors(f"saving the image {image}"),
+            TemporaryFile(dir=scratch) as file,
+        ):
             node = next((item for item in self._backend.nodes(handle) if item.node == index), None)
             if node is None:
                 raise BackendError(f"saving the image {image}: the container was removed")
@@ -265,7 +268,7 @@ def gateway() -> str:
         BackendError: There is no engine, or it refuses.
     """
     client = engine.connect()
-    with engine.translated("asking the engine for its bridge"):
+    with engine.translate_errors("asking the engine for its bridge"):
         found = client.networks(names=["bridge", BRIDGE])
     if sys.platform != "linux":
         return "host.docker.internal"
@@ -275,7 +278,7 @@ def gateway() -> str:
 
 def inspected(client: Any, name: str) -> Any:
     """Return a network of the engine; create it unless it exists."""
-    with engine.translated(f"creating the network {name}"):
+    with engine.translate_errors(f"creating the network {name}"):
         if not any(item["Name"] == name for item in client.networks(names=[name])):
             client.create_network(name, driver="bridge", check_duplicate=True)
         return client.inspect_network(name)
@@ -301,7 +304,7 @@ def check_image(image: str) -> None:
     """
     client = engine.connect()
     try:
-        with engine.translated(f"looking for the image {image}"):
+        with engine.translate_errors(f"looking for the image {image}"):
             client.inspect_image(image)
     except BackendError as error:
         if engine.status_code(error) == engine.NOT_FOUND:

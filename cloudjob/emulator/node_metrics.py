@@ -46,7 +46,7 @@ def of_process(
 def of_container(client: Any, container: str) -> tuple[float, float]:
     """Return processor and memory usage of a container, as the engine measures it."""
     try:
-        with engine.translated("asking what a node uses"):
+        with engine.translate_errors("asking what a node uses"):
             found = client.stats(container, stream=False)
     except BackendError:
         return -1.0, -1.0

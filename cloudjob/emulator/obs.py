@@ -66,7 +66,7 @@ class Obs:
         """Whether a bucket exists."""
         from botocore.exceptions import ClientError
 
-        with _translated():
+        with _translate_errors():
             try:
                 self._client.head_bucket(Bucket=bucket)
             except ClientError:
@@ -76,13 +76,13 @@ class Obs:
     def make_bucket(self, bucket: str) -> None:
         """Create a bucket unless it exists."""
         if not self.has_bucket(bucket):
-            with _translated():
+            with _translate_errors():
                 self._client.create_bucket(Bucket=bucket)
 
     def list(self, bucket: str, prefix: str, limit: int = 0) -> list[Object]:
         """Return the objects below a prefix; at most ``limit``, 0 for all."""
         found: list[Object] = []
-        with _translated():
+        with _translate_errors():
             pages = self._client.get_paginator("list_objects").paginate(
                 Bucket=bucket,
                 Prefix=prefix,
@@ -111,7 +111,7 @@ class Obs:
 
         def fetch(pair: tuple[Object, Path]) -> None:
             item, path = pair
-            with _translated():
+            with _translate_errors():
                 path.parent.mkdir(parents=True, exist_ok=True)
                 self._client.download_file(place.bucket, item.key, str(path))
 
@@ -142,7 +142,7 @@ class Obs:
                 state = (found.st_size, found.st_mtime_ns)
                 if not stat.S_ISREG(found.st_mode) or known.get(str(path)) == state:
                     return -1
-                with _translated():
+                with _translate_errors():
                     self._client.upload_fileobj(file, place.bucket, place.prefix + name)
             known[str(path)] = state
             return found.st_size
@@ -153,7 +153,7 @@ class Obs:
 
     def put(self, path: Path, place: Place, content_type: str = "text/plain") -> None:
         """Copy one file to one key."""
-        with _translated():
+        with _translate_errors():
             self._client.upload_file(
                 str(path), place.bucket, place.key, ExtraArgs={"ContentType": content_type}
             )
@@ -161,7 +161,7 @@ class Obs:
     def url(self, place: Place, content_type: str, seconds: int) -> str:
         """Return a URL that gives read access to an object for some seconds."""
         values = {"Bucket": place.bucket, "Key": place.key, "ResponseContentType": content_type}
-        with _translated():
+        with _translate_errors():
             return str(self._client.generate_presigned_url("get_object", values, ExpiresIn=seconds))
 
 
@@ -208,7 +208,7 @@ def _is_below(path: str) -> bool:
 
 
 @contextlib.contextmanager
-def _translated() -> Iterator[None]:
+def _translate_errors() -> Iterator[None]:
     from boto3.exceptions import Boto3Error
     from botocore.exceptions import BotoCoreError, ClientError
 

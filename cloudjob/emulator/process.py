@@ -54,7 +54,7 @@ def main() -> None:
 def _lock(folder: Path) -> int | None:
     """Take the lock, with retries, because commands that check it hold it for a moment."""
     for _ in range(40):
-        taken = locks.take(folder / state.LOCK)
+        taken = locks.acquire(folder / state.LOCK)
         if taken is not None:
             return taken
         time.sleep(0.05)

@@ -166,7 +166,7 @@ class ProcessMachines:
             *requests.mounts_of(home, cache, work, tmp, texts),
             # Paths below /home/ma-user in variables belong to the node; those below /tmp may belong
             # to a test on this machine.
-            *isolation.named_in(env.values(), [isolation.TMP]),
+            *isolation.folders_named_in(env.values(), [isolation.TMP]),
             *(
                 (str(folder(nodes, index, item)), item)
                 for item in sorted(channels)

@@ -2,7 +2,7 @@
 
 They are locks of an open file (``F_OFD_SETLK``), so a child that inherits the descriptor shares
 the lock, and ``is_held`` tests a lock without taking it. Systems other than Linux use ``flock``:
-a test takes a shared lock for a moment, and ``take`` waits for that.
+a test takes a shared lock for a moment, and ``acquire`` waits for that.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _LOCK = "lock"
 _NEW_S = 60.0
 # ``struct flock``: type, whence, start, length, process.
 _FLOCK = "hhqqi4x"
-# Seconds that ``take`` waits if another process may be testing the lock with ``flock``.
+# Seconds that ``acquire`` waits if another process may be testing the lock with ``flock``.
 _TESTED_S = 0.5
 
 
-def take(path: Path, flags: int = os.O_CREAT) -> int | None:
+def acquire(path: Path, flags: int = os.O_CREAT) -> int | None:
     """Lock the file and return its descriptor, or None if another process holds the lock.
 
     Raises:
@@ -38,7 +38,7 @@ def take(path: Path, flags: int = os.O_CREAT) -> int | None:
     return _locked(_opened(path, flags))
 
 
-def take_new(path: Path, data: bytes) -> int:
+def acquire_new(path: Path, data: bytes) -> int:
     """Create a file that is locked from the moment it appears, and return its descriptor.
 
     Raises:
@@ -59,7 +59,7 @@ def take_new(path: Path, data: bytes) -> int:
 
 
 @contextmanager
-def held(path: Path) -> Iterator[None]:
+def hold(path: Path) -> Iterator[None]:
     """Hold the file's lock, waiting until no other process has it.
 
     Raises:
@@ -158,7 +158,7 @@ def scratch(folder: Path, name: str = "") -> Iterator[Path]:
         sweep(folder)
         path = folder / (name or f"tmp-{os.urandom(8).hex()}")
         path.mkdir(mode=0o700)
-        lock = take_new(path / _LOCK, b"")
+        lock = acquire_new(path / _LOCK, b"")
     try:
         yield path
     finally:

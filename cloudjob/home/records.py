@@ -121,7 +121,7 @@ class Records:
         self._path = path
         self._busy_timeout_s = busy_timeout_s
         self._notices = WaitNotices()
-        with self._translated("opening"):
+        with self._translate_errors("opening"):
             _make_private(path)
             # SQLite waits within a statement; ``_execute`` repeats it and reports the wait.
             self._database = sqlite3.connect(
@@ -145,7 +145,7 @@ class Records:
 
     def add(self, record: JobRecord) -> None:
         """Add a new job."""
-        with self._translated(f"adding {record.job} to"):
+        with self._translate_errors(f"adding {record.job} to"):
             self._execute(f"INSERT INTO jobs ({_COLUMNS}) VALUES ({_PLACES})", record)
 
     def update(self, job: str, **columns: object) -> None:
@@ -158,7 +158,7 @@ class Records:
         if unknown or not columns:
             raise TypeError(f"not columns of a job record: {sorted(unknown)}")
         assignments = ", ".join(f"{column} = ?" for column in columns)
-        with self._translated(f"updating {job} in"):
+        with self._translate_errors(f"updating {job} in"):
             changed = self._execute(
                 f"UPDATE jobs SET {assignments} WHERE job = ?", (*columns.values(), job)
             )
@@ -194,7 +194,7 @@ class Records:
 
     def list(self, *, limit: int = -1) -> _Jobs:
         """Return the newest ``limit`` jobs, by default all, newest first, without ``spec_json``."""
-        with self._translated("reading"):
+        with self._translate_errors("reading"):
             rows = self._execute(
                 f"SELECT {_READ_SHORT} FROM jobs {_NEWEST_FIRST} LIMIT ?", (limit,)
             )
@@ -206,13 +206,13 @@ class Records:
         Raises:
             JobNotFound: No job has this id.
         """
-        with self._translated(f"removing {job} from"):
+        with self._translate_errors(f"removing {job} from"):
             removed = self._execute("DELETE FROM jobs WHERE job = ?", (job,))
         if not removed.rowcount:
             raise self._not_found(job)
 
     def _prepare(self) -> None:
-        with self._translated("opening"):
+        with self._translate_errors("opening"):
             version = self._version()
             if version < VERSION:
                 # Two processes may create the schema at once: lock, then read the version again.
@@ -247,7 +247,7 @@ class Records:
         return int(self._execute("PRAGMA user_version").fetchone()[0])
 
     def _select(self, where: str, values: tuple[str, ...]) -> _Jobs:
-        with self._translated("reading"):
+        with self._translate_errors("reading"):
             rows = self._execute(f"SELECT {_READ_ALL} FROM jobs {where}", values)
             return [JobRecord._make(row) for row in rows]
 
@@ -261,7 +261,7 @@ class Records:
         return JobNotFound(f"finding {job!r}: no such job", hint=hint)
 
     @contextmanager
-    def _translated(self, doing: str) -> Iterator[None]:
+    def _translate_errors(self, doing: str) -> Iterator[None]:
         """Turn every error of SQLite and the system into a ``RecordsError``."""
         try:
             yield

@@ -121,7 +121,10 @@ def _namespaces() -> Check:
 def _engine() -> Check:
     try:
         client = engine.connect()
-        with contextlib.closing(client), engine.translated("asking the engine for its version"):
+        with (
+            contextlib.closing(client),
+            engine.translate_errors("asking the engine for its version"),
+        ):
             version = client.version()
     except BackendError as error:
         return Check(

@@ -77,10 +77,10 @@ def _probe(client: Any, image: str) -> dict[str, str]:
         "Labels": {"cloudjob.probe": "1"},
         "HostConfig": {"CapDrop": ["ALL"], "SecurityOpt": ["no-new-privileges:true"]},
     }
-    with engine.translated("probing the image"):
+    with engine.translate_errors("probing the image"):
         made = client.create_container_from_config(config)["Id"]
     try:
-        with engine.translated("probing the image"):
+        with engine.translate_errors("probing the image"):
             client.start(made)
             client.wait(made, timeout=_LIMIT_S)
             text = client.logs(made, stdout=True, stderr=False).decode("utf-8", "replace")
@@ -89,7 +89,7 @@ def _probe(client: Any, image: str) -> dict[str, str]:
             return {}
         raise
     finally:
-        with engine.translated("removing the probe"):
+        with engine.translate_errors("removing the probe"):
             client.remove_container(made, force=True, v=True)
     pairs = (line.partition("=") for line in text.splitlines())
     return {name: value for name, _, value in pairs if value}

@@ -171,7 +171,7 @@ def _build(
     # Without the user's files, the stage is kept, so that the next build can reuse it.
     stage = {"STAGE": _OWN_STAGE + os.urandom(8).hex()} if extra else {}
     try:
-        with engine.translated(f"building {tag}"):
+        with engine.translate_errors(f"building {tag}"):
             stream = client.build(
                 fileobj=io.BytesIO(context(recipe, extra)),
                 custom_context=True,
@@ -195,7 +195,7 @@ def _remove_stage(client: Any, own: str) -> None:
 
     The engine's own ``prune`` would also remove stages of running builds, and runs only once.
     """
-    with engine.translated("removing the build stage that contains your files"):
+    with engine.translate_errors("removing the build stage that contains your files"):
         found = client.images(filters={"dangling": True, "label": _STAGE_LABEL})
     for image in found:
         name = image["Labels"][_STAGE_LABEL]
@@ -206,7 +206,7 @@ def _remove_stage(client: Any, own: str) -> None:
 
 def _remove_image(client: Any, image: str) -> None:
     try:
-        with engine.translated("removing the build stage that contains your files"):
+        with engine.translate_errors("removing the build stage that contains your files"):
             client.remove_image(image)
     except BackendError as error:
         # Another build may have removed the same stale stage.
@@ -229,7 +229,7 @@ def _base(
         return base, found
     tell(f"pulling {base}")
     try:
-        with engine.translated(f"pulling {base}"):
+        with engine.translate_errors(f"pulling {base}"):
             stream = client.pull(base, stream=True, decode=True)
             _follow(_counted(stream, pulled), base, tell)
     except BackendError as error:
@@ -239,14 +239,14 @@ def _base(
 
 
 def _tag(client: Any, built: Built, name: str, tag: str) -> None:
-    with engine.translated(f"tagging {built.tag}"):
+    with engine.translate_errors(f"tagging {built.tag}"):
         client.tag(built.id, f"{REPOSITORY}/{name}", tag)
 
 
 def _image_id(client: Any, reference: str) -> str:
     """Return the id of an image, empty when the engine does not have it."""
     try:
-        with engine.translated(f"looking for the image {reference}"):
+        with engine.translate_errors(f"looking for the image {reference}"):
             return str(client.inspect_image(reference)["Id"])
     except BackendError as error:
         if engine.status_code(error) == engine.NOT_FOUND:

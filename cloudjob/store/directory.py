@@ -52,22 +52,22 @@ class DirectoryStore:
             source = path.open("rb")
         except OSError as error:
             raise StoreError(f"put {key} in {self.root}: read {path}: {text(error)}") from error
-        with source, self._translated("put", key), replacing(target) as file:
+        with source, self._translate_errors("put", key), replacing(target) as file:
             _copy(source, file, on_progress)
         return self.uri(key)
 
     def put_bytes(self, data: bytes, key: str) -> str:
         target = self._path("put", key)
-        with self._translated("put", key), replacing(target) as file:
+        with self._translate_errors("put", key), replacing(target) as file:
             file.write(data)
         return self.uri(key)
 
     def get_bytes(self, key: str) -> bytes:
-        with self._translated("get", key):
+        with self._translate_errors("get", key):
             return self._path("get", key).read_bytes()
 
     def get_range(self, key: str, offset: int, count: int) -> bytes:
-        with self._translated("get", key), self._path("get", key).open("rb") as file:
+        with self._translate_errors("get", key), self._path("get", key).open("rb") as file:
             file.seek(offset)
             return file.read(count)
 
@@ -75,7 +75,7 @@ class DirectoryStore:
         return iterate_in_parallel(self.get_bytes, keys)
 
     def fetch(self, key: str, path: Path, *, on_progress: OnBytes = ignore_bytes) -> None:
-        with self._translated("fetch", key):
+        with self._translate_errors("fetch", key):
             source = self._path("fetch", key).open("rb")
         with source:
             try:
@@ -98,12 +98,12 @@ class DirectoryStore:
 
     def exists(self, key: str) -> bool:
         path = self._path("look for", key)
-        with self._translated("look for", key):
+        with self._translate_errors("look for", key):
             return path.is_file()
 
     def delete(self, key: str) -> None:
         path = self._path("delete", key)
-        with self._translated("delete", key), suppress(*_NO_OBJECT):
+        with self._translate_errors("delete", key), suppress(*_NO_OBJECT):
             path.unlink()
         # An object store has no empty folders.
         for folder in path.parents:
@@ -130,7 +130,7 @@ class DirectoryStore:
         before_s = time.time() - older_than_s
         count = 0
         for path in self._unfinished():
-            with self._translated("sweep", path.name), suppress(FileNotFoundError):
+            with self._translate_errors("sweep", path.name), suppress(FileNotFoundError):
                 if path.stat().st_mtime <= before_s:
                     path.unlink()
                     count += 1
@@ -173,7 +173,7 @@ class DirectoryStore:
 
     def _names(self, folder: str, prefix: str) -> tuple[str, ...]:
         """Return the names in a folder; names of folders end in a slash."""
-        with self._translated("list", prefix):
+        with self._translate_errors("list", prefix):
             try:
                 with os.scandir(self.root / folder) as found:
                     return tuple(child.name + "/" * child.is_dir() for child in found)
@@ -184,7 +184,7 @@ class DirectoryStore:
                 return ()
 
     @contextmanager
-    def _translated(self, verb: str, key: str) -> Iterator[None]:
+    def _translate_errors(self, verb: str, key: str) -> Iterator[None]:
         """Turn an ``OSError`` of the file system into a ``StoreError``."""
         try:
             yield

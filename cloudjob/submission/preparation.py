@@ -81,7 +81,7 @@ def make_ready(spec: JobSpec, home: Path, scratch: Path, on_progress: OnProgress
     target = Target.open(spec, home)
     package = pack_source(spec, home, scratch, target.uri)
     spec, choice = with_launcher(spec)
-    spec, chosen = ranks.choose(spec, target.backend, may_ask=True)
+    spec, chosen = ranks.choose(spec, target.backend, may_query=True)
     reports = (messages.launcher(choice), messages.ranks(chosen), messages.left_out(package))
     for report in chain.from_iterable(reports):
         on_progress(report)

@@ -58,7 +58,7 @@ def preview(spec: JobSpec, home: Path, *, planned_nodes: int | None = None) -> P
     with TemporaryDirectory(prefix="cloudjob-pack-") as scratch:
         package = preparation.pack_source(spec, home, Path(scratch), target.uri)
     spec, choice = preparation.with_launcher(spec)
-    spec, chosen = ranks.choose(spec, target.backend, may_ask=False)
+    spec, chosen = ranks.choose(spec, target.backend, may_query=False)
     paths = JobPaths(preparation.new_id(spec.name))
     submission = preparation.prepare_for(
         Ready(spec, package, target), paths, package, package.layers

@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from cloudjob.model.job import JobSpec
 
 
-def choose(spec: JobSpec, backend: Backend[Any], *, may_ask: bool) -> tuple[JobSpec, str]:
+def choose(spec: JobSpec, backend: Backend[Any], *, may_query: bool) -> tuple[JobSpec, str]:
     """Return the job with a number of ranks, and the choice as a message; empty if it is obvious.
 
     If only the nodes know their devices, no number is chosen, and each node counts its devices.
 
     Args:
-        may_ask: Whether the platform may be queried.
+        may_query: Whether the platform may be queried.
     """
     if spec.procs_per_node:
         return spec, ""
@@ -28,10 +28,10 @@ def choose(spec: JobSpec, backend: Backend[Any], *, may_ask: bool) -> tuple[JobS
     if spec.mindspore.devices:
         count, why = len(devices.parse(spec.mindspore.devices[0]).devices), "mindspore.devices"
     elif not LAUNCHERS[spec.launcher].is_one_a_node:
-        found = backend.devices(spec, may_ask=may_ask)
+        found = backend.devices(spec, may_query=may_query)
         if found is None:
             return spec, "procs_per_node auto: each node starts a rank for each of its GPUs or NPUs"
-        count, why = max(1, found.each), found.found
+        count, why = max(1, found.per_node), found.found
     chosen = spec.model_copy(update={"procs_per_node": count})
     validation.check(chosen)
     return chosen, f"procs_per_node {count}: {why}" if count > 1 else ""

@@ -65,7 +65,7 @@ def notifier(spec: JobSpec, home: Path, job: str) -> Iterator[None]:
     path = _path(home, job)
     with writing("preparing notifications", path):
         private_folder(path.parent)
-        lock = locks.take_new(path, b"")
+        lock = locks.acquire_new(path, b"")
     try:
         yield
         _start(home, job, targets, lock)
@@ -233,7 +233,7 @@ def settle(home: Path, status: JobStatus, described: Mapping[str, Any]) -> str:
     path = _path(home, status.job)
     deadline = time.monotonic() + _WAIT_S
     with suppress(OSError):
-        while (lock := locks.take(path, 0)) is None and time.monotonic() < deadline:
+        while (lock := locks.acquire(path, 0)) is None and time.monotonic() < deadline:
             time.sleep(_LOOK_S)
         if lock is not None:
             try:

@@ -211,13 +211,13 @@ free.touch()
 words = [sys.executable, "-c", WATCH, path, free, "500"]
 watchers = [subprocess.Popen(words, stdout=subprocess.PIPE) for _ in range(3)]
 for _ in range(20):
-    other = locks.take(free)
+    other = locks.acquire(free)
     assert other is not None
     os.close(other)
 for watcher in watchers:
     watcher.communicate()
-taken = locks.take_new(path, b"")
-assert locks.is_held(path) and locks.take(path) is None
+taken = locks.acquire_new(path, b"")
+assert locks.is_held(path) and locks.acquire(path) is None
 watchers = [subprocess.Popen(words, stdout=subprocess.PIPE) for _ in range(3)]
 assert [watcher.communicate()[0].strip() for watcher in watchers] == [b"0"] * 3
 child = subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE, pass_fds=(taken,))
@@ -225,7 +225,7 @@ os.close(taken)
 assert locks.is_held(path)
 child.communicate()
 assert not locks.is_held(path)
-with locks.held(path), locks.scratch(Path("folder")) as scratch:
+with locks.hold(path), locks.scratch(Path("folder")) as scratch:
     assert locks.is_held(path) and locks.is_in_use(Path("folder"), scratch.name)
 """
 

@@ -116,14 +116,14 @@ def test_fresh_keys_go_into_the_secret_of_a_job_with_temporary_ones(way: Way, is
 def test_an_object_of_another_job_is_not_taken_for_ours(way: Way):
     """The same name without our label: the job is not made, and nothing of ours stays."""
     made = request.build(submission("volcano"), ENGINES["volcano"], way.lab.namespace)
-    other = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": made.called.delivery}}
+    other = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": made.job_names.delivery}}
     way.lab.cluster.ask("POST", way.lab.core("Secret"), other)
 
     with pytest.raises(BackendError, match="already exists"):
         way.send()
 
-    assert way.lab.get(way.lab.path(made.called.name)) is None
-    assert way.lab.get(way.lab.core("ConfigMap", made.called.entry)) is None
+    assert way.lab.get(way.lab.path(made.job_names.name)) is None
+    assert way.lab.get(way.lab.core("ConfigMap", made.job_names.entry)) is None
 
 
 def test_services_of_a_job_that_cannot_be_made_do_not_stay(mindspore_lab: Lab, tmp_path: Path):

@@ -32,7 +32,7 @@ from cloudjob.backends.docker.request import (
     DockerRequest,
 )
 from cloudjob.backends.docker.start import needs_entry, start
-from cloudjob.backends.docker.state import Container, blamed, container, status_of
+from cloudjob.backends.docker.state import Container, container, status_of, with_failed_node
 from cloudjob.errors import BackendError, JobNotFound, Unreachable
 from cloudjob.home import locks, writing
 from cloudjob.model import times
@@ -78,7 +78,7 @@ class DockerBackend(Backend[DockerRequest]):
 
     # -- forward ------------------------------------------------------------------------------
 
-    def devices(self, spec: JobSpec, *, may_ask: bool) -> Devices:
+    def devices(self, spec: JobSpec, *, may_query: bool) -> Devices:
         return Devices(spec.docker.gpus, f"docker.gpus is {spec.docker.gpus}")
 
     def build(self, submission: Submission) -> DockerRequest:
@@ -96,7 +96,7 @@ class DockerBackend(Backend[DockerRequest]):
     def send(self, request: DockerRequest) -> str:
         image = engine.image(self._client, request.image)
         folder = self._home / request.job
-        with _writing_to(folder), locks.held(folder / _LOCK):
+        with _writing_to(folder), locks.hold(folder / _LOCK):
             try:
                 start(self._client, request, image)
             except BaseException:
@@ -120,10 +120,10 @@ class DockerBackend(Backend[DockerRequest]):
         """Restart containers that have ended, with the same files and command."""
 
         def restart(item: Container) -> None:
-            with engine.translated(f"starting node {item.node} again"):
+            with engine.translate_errors(f"starting node {item.node} again"):
                 self._client.start(item.id)
 
-        engine.each(self._containers(_job(handle)), restart)
+        engine.for_each(self._containers(_job(handle)), restart)
 
     def status(self, handle: str) -> NativeStatus:
         """Return the job's status; once the job has ended, save it and free its resources."""
@@ -195,7 +195,7 @@ class DockerBackend(Backend[DockerRequest]):
     def refresh(self, handle: str, keys: Mapping[str, str]) -> None:
         """Put fresh keys of the store into the containers of a job."""
         for item in self._containers(_job(handle)):
-            with engine.translated(f"refreshing the keys of {handle}: node {item.node}"):
+            with engine.translate_errors(f"refreshing the keys of {handle}: node {item.node}"):
                 self._client.put_archive(item.id, requests.DELIVERED, delivery.fresh_keys(keys))
 
     def remove(self, handle: str) -> None:
@@ -209,7 +209,7 @@ class DockerBackend(Backend[DockerRequest]):
         A job that was cancelled, or of which a container has ended, is left to ``status``, which
         also ends containers that do not end by themselves.
         """
-        with engine.translated("looking for the containers of all jobs"):
+        with engine.translate_errors("looking for the containers of all jobs"):
             listed = self._client.containers(all=True, filters={"label": JOB_LABEL})
         containers: dict[str, list[Container]] = {}
         for item in listed:
@@ -230,7 +230,7 @@ class DockerBackend(Backend[DockerRequest]):
 
     def sweep(self, known: Collection[str]) -> list[str]:
         """Remove the leftovers of our jobs that are not ``known``; return these jobs' names."""
-        with engine.translated("looking for leftovers of jobs"):
+        with engine.translate_errors("looking for leftovers of jobs"):
             ours = {"label": f"{OWNER_LABEL}={self.owner()}"}
             found = [
                 *self._client.containers(all=True, filters=ours),
@@ -317,12 +317,12 @@ class DockerBackend(Backend[DockerRequest]):
             self._client.put_archive(head.id, requests.DELIVERED, report)
             self._reported.add(item.id)
 
-        engine.each_left((item for item in ended if item.id not in self._reported), put)
+        engine.for_each_existing((item for item in ended if item.id not in self._reported), put)
 
     def _save(self, job: str) -> NativeStatus:
         """Save the logs and state of an ended job, then free its resources in the engine."""
         folder = self._home / job
-        with _writing_to(folder), locks.held(folder / _LOCK):
+        with _writing_to(folder), locks.hold(folder / _LOCK):
             saved = _saved_status(folder)
             if saved is not None:
                 return saved
@@ -333,7 +333,7 @@ class DockerBackend(Backend[DockerRequest]):
             found = self._inspected(found)
             status = status_of(found, is_cancelled=(folder / _CANCELLED).exists(), has_ended=True)
             if (folder / _ASKED).exists():
-                status = blamed(status, found)
+                status = with_failed_node(status, found)
             for item in found:
                 self._save_log(self._source(item, folder))
             _write(folder / _STATE, json.dumps(asdict(status)).encode("ascii"))
@@ -350,13 +350,13 @@ class DockerBackend(Backend[DockerRequest]):
     def _remove(self, job: str) -> None:
         client = self._client
         ours = {"label": f"{JOB_LABEL}={job}"}
-        with engine.translated(f"removing the containers and networks of job {job}"):
+        with engine.translate_errors(f"removing the containers and networks of job {job}"):
             containers = client.containers(all=True, filters=ours)
             networks = client.networks(filters=ours)
-        engine.each_left(
+        engine.for_each_existing(
             containers, lambda item: client.remove_container(item["Id"], force=True, v=True)
         )
-        engine.each_left(networks, lambda item: client.remove_network(item["Id"]))
+        engine.for_each_existing(networks, lambda item: client.remove_network(item["Id"]))
 
     # -- the engine ---------------------------------------------------------------------------
 
@@ -366,22 +366,22 @@ class DockerBackend(Backend[DockerRequest]):
 
     def _containers(self, job: str) -> list[Container]:
         """Return the containers of a job by node."""
-        with engine.translated(f"looking for the containers of job {job}"):
+        with engine.translate_errors(f"looking for the containers of job {job}"):
             found = self._client.containers(all=True, filters={"label": f"{JOB_LABEL}={job}"})
         return sorted((container(item) for item in found), key=lambda item: item.node)
 
     def _inspected(self, found: list[Container]) -> list[Container]:
         def inspect(item: Container) -> Container:
-            with engine.translated(f"inspecting node {item.node}"):
+            with engine.translate_errors(f"inspecting node {item.node}"):
                 return item.inspected(self._client.inspect_container(item.id))
 
-        return engine.each(found, inspect)
+        return engine.for_each(found, inspect)
 
     def _kill(self, found: Iterable[Container], signal: str) -> None:
-        engine.each_left(found, lambda item: self._client.kill(item.id, signal))
+        engine.for_each_existing(found, lambda item: self._client.kill(item.id, signal))
 
     def _source(self, item: Container, folder: Path) -> Source:
-        with engine.translated(f"inspecting node {item.node}"):
+        with engine.translate_errors(f"inspecting node {item.node}"):
             config = self._client.inspect_container(item.id)["HostConfig"]
         driver = config["LogConfig"]["Type"]
         return Source(item.node, item.id, driver, folder / f"node-{item.node}.log")
@@ -390,7 +390,7 @@ class DockerBackend(Backend[DockerRequest]):
         """Return the label that distinguishes our jobs from those of other users of the engine."""
         path = self._home / "owner"
         if not path.exists():
-            with _writing_to(self._home), locks.held(self._home / "owner.lock"):
+            with _writing_to(self._home), locks.hold(self._home / "owner.lock"):
                 if not path.exists():
                     _write(path, os.urandom(8).hex().encode("ascii"))
         return path.read_text(encoding="ascii")

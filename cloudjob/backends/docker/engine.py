@@ -29,7 +29,7 @@ def connect() -> Any:
     Raises:
         BackendError: There is no engine, or this user may not use it.
     """
-    with translated(f"connecting to the engine at {host()}"):
+    with translate_errors(f"connecting to the engine at {host()}"):
         import docker
 
         found = {"base_url": host(), **docker.utils.kwargs_from_env()}
@@ -57,7 +57,7 @@ def image(client: Any, reference: str) -> dict[str, Any]:
         BackendError: The engine does not have the image.
     """
     try:
-        with translated(f"looking for the image {reference}"):
+        with translate_errors(f"looking for the image {reference}"):
             return dict(client.inspect_image(reference))
     except BackendError as error:
         if status_code(error) != NOT_FOUND:
@@ -77,28 +77,28 @@ def status_code(error: BaseException | None) -> int:
     return int(getattr(response, "status_code", 0) or 0)
 
 
-def each(items: Iterable[_Item], action: Callable[[_Item], _Result]) -> list[_Result]:
+def for_each(items: Iterable[_Item], action: Callable[[_Item], _Result]) -> list[_Result]:
     """Call a function for each item, several at once; raise the first failure at the end."""
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         return [future.result() for future in [pool.submit(action, item) for item in items]]
 
 
-def each_left(items: Iterable[_Item], action: Callable[[_Item], object]) -> None:
+def for_each_existing(items: Iterable[_Item], action: Callable[[_Item], object]) -> None:
     """Call a function for each item; an item that has already ended or is gone is no error."""
 
     def act(item: _Item) -> None:
         try:
-            with translated("ending a job"):
+            with translate_errors("ending a job"):
                 action(item)
         except BackendError as error:
             if status_code(error) not in (NOT_FOUND, CONFLICT):
                 raise
 
-    each(items, act)
+    for_each(items, act)
 
 
 @contextlib.contextmanager
-def translated(doing: str) -> Iterator[None]:
+def translate_errors(doing: str) -> Iterator[None]:
     """Turn errors of the SDK, its HTTP client and the system into ``BackendError``."""
     try:
         import docker.errors

@@ -171,7 +171,7 @@ def read_all(client: Any, sources: list[Source], *, follow: bool) -> Iterator[Pi
 
 
 def _has_ended(client: Any, source: Source) -> bool:
-    with engine.translated(f"inspecting node {source.node}"):
+    with engine.translate_errors(f"inspecting node {source.node}"):
         state = client.inspect_container(source.container)["State"]
     return not (state["Running"] or state.get("Restarting"))
 
@@ -186,7 +186,7 @@ def _stream(
     """
     url = f"{client.base_url}/v{client.api_version}/containers/{container}/logs"
     asked = {"stdout": 1, "stderr": 1, "follow": int(follow), "tail": tail}
-    with engine.translated("reading a log"):
+    with engine.translate_errors("reading a log"):
         # No read timeout: a node may be silent for hours.
         response = client.get(url, params=asked, stream=True, timeout=(60, None))
         with response:

@@ -22,7 +22,7 @@ def start(client: Any, request: DockerRequest, image: Mapping[str, Any]) -> None
         image: What the engine knows about the image of the job.
     """
     with_entry = request.has_entry and needs_entry(image, request.image)
-    with engine.translated("asking the engine what it is"):
+    with engine.translate_errors("asking the engine what it is"):
         info = client.info()
     _share_folders(request, info)
     addresses = _make_network(client, request)
@@ -50,7 +50,7 @@ def _share_folders(request: DockerRequest, info: Mapping[str, Any]) -> None:
     options = info.get("SecurityOptions") or []
     maps_users = any("rootless" in option or "userns" in option for option in options)
     shared = (request.folder, *request.layers) if request.folder else ()
-    with engine.translated(f"sharing folders with the containers of job {request.job}"):
+    with engine.translate_errors(f"sharing folders with the containers of job {request.job}"):
         for path in shared:
             shared_folders.open_to_containers(Path(path), maps_users=maps_users)
         for path in request.outputs:
@@ -72,13 +72,13 @@ def _make_network(client: Any, request: DockerRequest) -> list[str]:
         "check_duplicate": network["CheckDuplicate"],
     }
     for attempt in range(3):
-        with engine.translated(doing):
+        with engine.translate_errors(doing):
             made = client.create_network(**words)["Id"]
             pool = client.inspect_network(made)["IPAM"]["Config"][0]
             client.remove_network(made)
         pool = {key: pool[key] for key in ("Subnet", "Gateway") if key in pool}
         try:
-            with engine.translated(doing):
+            with engine.translate_errors(doing):
                 client.create_network(**words, ipam={"Config": [pool]})
         except BackendError as error:
             # Another job has taken this range in the meantime.
@@ -115,14 +115,14 @@ def _make_containers(
             del config["HostConfig"]["LogConfig"]
         if known:
             config["HostConfig"]["ExtraHosts"] = known
-        with engine.translated(f"creating the container {node.name}"):
+        with engine.translate_errors(f"creating the container {node.name}"):
             made = client.create_container_from_config(config, node.name)["Id"]
             archive = delivery.archive(node, hosts, key, with_entry=with_entry)
             client.put_archive(made, "/", archive)
         return str(made)
 
     def start(made: str) -> None:
-        with engine.translated(f"starting job {request.job}"):
+        with engine.translate_errors(f"starting job {request.job}"):
             client.start(made)
 
-    engine.each(engine.each(range(len(request.nodes)), make), start)
+    engine.for_each(engine.for_each(range(len(request.nodes)), make), start)

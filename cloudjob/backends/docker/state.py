@@ -111,7 +111,7 @@ def status_of(found: list[Container], *, is_cancelled: bool, has_ended: bool) ->
     return replace(status, message=message, node=0)
 
 
-def blamed(status: NativeStatus, found: list[Container]) -> NativeStatus:
+def with_failed_node(status: NativeStatus, found: list[Container]) -> NativeStatus:
     """Return the status of a job whose head we ended because a worker failed: that worker's."""
     bad = [item for item in found if item.node and item.exit_code]
     if not bad:

@@ -59,22 +59,22 @@ _SCHEME = "kubernetes"
 _POLL_S = 1.0
 _LOCK = "lock"
 # Seconds that a cancel waits for logs: for existing lines, and for those at the job's end.
-_LAST_WORDS_S = 5.0
+_LAST_OUTPUT_S = 5.0
 # Seconds between two requests for the pods and events of a job: there may be thousands.
-_LOOK_S = 10.0
+_REREAD_S = 10.0
 # Marks the job object as cancelled, as opposed to aborted by its operator.
 CANCELLED = "cloudjob.cancelled"
 _AUTO = "auto"
 # Objects created at a time.
 _AT_ONCE = 8
-_OF_KIND = {resource.kind: resource for resource in (CONFIG_MAP, SECRET, SERVICE)}
+_RESOURCES = {resource.kind: resource for resource in (CONFIG_MAP, SECRET, SERVICE)}
 _DEFAULT_FILE = str(Path.home() / ".kube" / "config")
 
 
 class _Handle(NamedTuple):
     cluster: Cluster
     engine: Engine
-    called: Names
+    job_names: Names
 
 
 class KubernetesBackend(Backend[KubernetesRequest]):
@@ -96,26 +96,26 @@ class KubernetesBackend(Backend[KubernetesRequest]):
         self._environ = os.environ if environ is None else environ
         self._user_home = user_home or Path.home()
         self._limits = limits
-        self._found: Cluster | None = None
-        self._chosen: Engine | None = None
+        self._found_cluster: Cluster | None = None
+        self._chosen_engine: Engine | None = None
         # The checks before a submit validate this request.
         self._built: KubernetesRequest | None = None
         self._clients: dict[Cluster, Client] = {}
-        self._keeper: threading.Thread | None = None
+        self._log_saver: threading.Thread | None = None
         self._notices = WaitNotices()
         self._waiting_s: dict[str, float] = {}
-        self._looks: dict[tuple[str, JobState], tuple[float, list[Pod], list[str]]] = {}
+        self._pod_states: dict[tuple[str, JobState], tuple[float, list[Pod], list[str]]] = {}
 
     def checks(self, spec: JobSpec | None, store: str) -> list[Check]:
         from cloudjob.backends.kubernetes import checks
 
         chosen = None if spec is None else self._engine
         built = None if spec is None else self._built
-        return checks.look(self._client(self._cluster), spec, chosen, built)
+        return checks.run(self._client(self._cluster), spec, chosen, built)
 
     # -- forward ------------------------------------------------------------------------------
 
-    def devices(self, spec: JobSpec, *, may_ask: bool) -> Devices:
+    def devices(self, spec: JobSpec, *, may_query: bool) -> Devices:
         return Devices(spec.kubernetes.gpus, f"kubernetes.gpus is {spec.kubernetes.gpus}")
 
     def build(self, submission: Submission) -> KubernetesRequest:
@@ -133,27 +133,27 @@ class KubernetesBackend(Backend[KubernetesRequest]):
         return tuple(requests.environments(request))
 
     def handle(self, request: KubernetesRequest) -> str:
-        return _handle(_Handle(self._cluster, request.engine, request.called), request.job)
+        return _handle(_Handle(self._cluster, request.engine, request.job_names), request.job)
 
     def send(self, request: KubernetesRequest) -> str:
         cluster = self._cluster
         client = self._client(cluster)
-        where = _Handle(cluster, request.engine, request.called)
+        where = _Handle(cluster, request.engine, request.job_names)
         key = new_ssh_key() if request.has_key else b""
         *items, body = requests.objects(request, key)
-        namespace = request.called.namespace
+        namespace = request.job_names.namespace
 
         made: list[str] = []
 
         def create(item: dict[str, Any]) -> None:
-            client.create(_OF_KIND[item["kind"]], namespace, item, JOB_LABEL)
+            client.create(_RESOURCES[item["kind"]], namespace, item, JOB_LABEL)
             made.append(item["kind"])
 
         def remove(item: dict[str, Any]) -> None:
             kind, name = item["kind"], item["metadata"]["name"]
-            client.delete(_OF_KIND[kind].path(namespace, name), f"removing the {kind} {name}")
+            client.delete(_RESOURCES[kind].path(namespace, name), f"removing the {kind} {name}")
 
-        with self._held(request.job):
+        with self._submit_lock(request.job):
             try:
                 _for_each(items, create)
                 job = client.create(request.engine.resource, namespace, body, JOB_LABEL)
@@ -171,12 +171,12 @@ class KubernetesBackend(Backend[KubernetesRequest]):
         return _handle(where, request.job)
 
     @contextlib.contextmanager
-    def _held(self, job: str) -> Iterator[None]:
+    def _submit_lock(self, job: str) -> Iterator[None]:
         """Hold the lock that distinguishes a running submit from a killed one."""
         folder = self._home / job
-        with writing("keeping the job's logs", folder):
+        with writing("saving the job's logs", folder):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            lock = locks.take(folder / _LOCK)
+            lock = locks.acquire(folder / _LOCK)
         try:
             yield
         finally:
@@ -201,8 +201,8 @@ class KubernetesBackend(Backend[KubernetesRequest]):
 
         def adopt(item: dict[str, Any]) -> None:
             kind, name = item["kind"], item["metadata"]["name"]
-            path = _OF_KIND[kind].path(where.called.namespace, name)
-            with contextlib.suppress(errors.Missing):
+            path = _RESOURCES[kind].path(where.job_names.namespace, name)
+            with contextlib.suppress(errors.ObjectNotFound):
                 client.patch(path, body, f"binding the {kind} {name} to its job")
 
         _for_each(items, adopt)
@@ -211,11 +211,11 @@ class KubernetesBackend(Backend[KubernetesRequest]):
 
     def status(self, handle: str) -> NativeStatus:
         status = self._status(handle)
-        keeper = self._keeper
+        keeper = self._log_saver
         if status.state.is_final and keeper is not None:
             # The wait for a cancelled job ends with the job; its last lines may still arrive.
-            keeper.join(_LAST_WORDS_S)
-            self._keeper = None
+            keeper.join(_LAST_OUTPUT_S)
+            self._log_saver = None
         return status
 
     def _status(self, handle: str, *, is_brief: bool = False) -> NativeStatus:
@@ -224,7 +224,7 @@ class KubernetesBackend(Backend[KubernetesRequest]):
         Args:
             is_brief: Whether to return only the state, without the reasons why the job waits.
         """
-        where = _parted(handle)
+        where = _parse_handle(handle)
         client = self._client(where.cluster)
         job = self._job(client, where)
         is_cancelled = CANCELLED in (job["metadata"].get("annotations") or {})
@@ -234,12 +234,12 @@ class KubernetesBackend(Backend[KubernetesRequest]):
         if now.is_final:
             pods, _ = logs.pods(client, self._place(where, None))
         elif not is_brief:
-            pods, said = self._look(client, where, job, now)
+            pods, said = self._read_pods(client, where, job, now)
         found = state.status_of(where.engine, job, pods, is_cancelled=is_cancelled, said=said)
         if is_cancelled and any(pod.is_cut_off for pod in pods) and not found.state.is_final:
             # Such a pod never ends, so report it to the user who waits.
             since_s = self._waiting_s.setdefault(handle, time.monotonic())
-            doing = f"cancelling {where.called.job}: {found.native}"
+            doing = f"cancelling {where.job_names.job}: {found.native}"
             self._notices.report(since_s, doing, "`cloudjob cancel --now` does not wait for it")
         return found
 
@@ -247,28 +247,28 @@ class KubernetesBackend(Backend[KubernetesRequest]):
         """Return the status of many jobs from one list of jobs and one of pods per namespace."""
         groups: dict[tuple[Cluster, str, Engine], dict[str, Names]] = {}
         for handle in handles:
-            cluster, engine, called = _parted(handle)
-            groups.setdefault((cluster, called.namespace, engine), {})[handle] = called
+            cluster, engine, job_names = _parse_handle(handle)
+            groups.setdefault((cluster, job_names.namespace, engine), {})[handle] = job_names
         found: dict[str, NativeStatus | None] = {}
         for (cluster, namespace, engine), wanted in groups.items():
             # Users who may read a job are not always allowed to list jobs.
-            with contextlib.suppress(errors.Denied):
+            with contextlib.suppress(errors.AccessDenied):
                 found |= _listed(self._client(cluster), namespace, engine, wanted)
         return found
 
-    def _look(
+    def _read_pods(
         self, client: Client, where: _Handle, job: Mapping[str, Any], now: JobState
     ) -> tuple[list[Pod], list[str]]:
         """Return the pods of a job that has not ended, and what keeps them from running."""
         key = (str(job["metadata"]["uid"]), now)
-        at, pods, said = self._looks.get(key, (float("-inf"), [], []))
-        if time.monotonic() < at + _LOOK_S:
+        at, pods, said = self._pod_states.get(key, (float("-inf"), [], []))
+        if time.monotonic() < at + _REREAD_S:
             return pods, said
         pods, _ = logs.pods(client, self._place(where, None))
         said = []
         if now is JobState.PENDING and not any(pod.waits_for for pod in pods):
-            said = events.reasons(client, where.engine, where.called, job, pods)
-        self._looks[key] = (time.monotonic(), pods, said)
+            said = events.reasons(client, where.engine, where.job_names, job, pods)
+        self._pod_states[key] = (time.monotonic(), pods, said)
         return pods, said
 
     def waits_for(self, handle: str) -> str:
@@ -281,17 +281,17 @@ class KubernetesBackend(Backend[KubernetesRequest]):
         if follow:
             yield from self._follow(handle, node, Patience())
         else:
-            where = _parted(handle)
+            where = _parse_handle(handle)
             yield from logs.read_all(self._client(where.cluster), self._place(where, node))
 
     def log_ends(self, handle: str) -> Iterator[tuple[int, bytes]]:
-        where = _parted(handle)
+        where = _parse_handle(handle)
         yield from logs.read_ends(self._client(where.cluster), self._place(where, None))
 
     def _follow(
         self, handle: str, node: int | None, patience: Patience
     ) -> Iterator[tuple[int, bytes]]:
-        where = _parted(handle)
+        where = _parse_handle(handle)
 
         def has_ended() -> bool:
             try:
@@ -308,21 +308,21 @@ class KubernetesBackend(Backend[KubernetesRequest]):
 
     def refresh(self, handle: str, keys: Mapping[str, str]) -> None:
         """Put fresh keys of the store into the Secret, which reaches the pods within minutes."""
-        where = _parted(handle)
+        where = _parse_handle(handle)
         data = base64.b64encode(variables.dump(keys)).decode("ascii")
-        path = SECRET.path(where.called.namespace, where.called.delivery)
+        path = SECRET.path(where.job_names.namespace, where.job_names.delivery)
         doing = f"refreshing the keys of {handle}"
         self._client(where.cluster).patch(path, {"data": {paths.DELIVERED_KEYS: data}}, doing)
 
     def cancel(self, handle: str, *, is_urgent: bool = False) -> None:
         """Cancel the job; the cluster grants its pods their grace period, then deletes them."""
-        where = _parted(handle)
+        where = _parse_handle(handle)
         client = self._client(where.cluster)
         job = self._job(client, where)
         if where.engine.stage(job, False).state.is_final:
             return
         doing = f"cancelling {handle}"
-        namespace, name = where.called.namespace, where.called.name
+        namespace, name = where.job_names.namespace, where.job_names.name
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         path = where.engine.resource.path(namespace, name)
         client.patch(path, {"metadata": {"annotations": {CANCELLED: now}}}, doing)
@@ -331,12 +331,12 @@ class KubernetesBackend(Backend[KubernetesRequest]):
             client.create(resource, namespace, body, JOB_LABEL)
         else:
             client.patch(resource.path(namespace, target), body, doing)
-        self._keep_logs(handle)
+        self._save_logs(handle)
         if is_urgent:
             query = self._place(where, None).selector
             client.delete(POD.path(namespace), doing, query, gracePeriodSeconds=0)
 
-    def _keep_logs(self, handle: str) -> None:
+    def _save_logs(self, handle: str) -> None:
         """Save the pods' logs, including lines still to come: the logs are deleted with the pods.
 
         A log that cannot be read, or not at once, does not delay the cancel.
@@ -353,27 +353,29 @@ class KubernetesBackend(Backend[KubernetesRequest]):
                 for _ in self._follow(handle, None, Patience(limit_s=0.0)):
                     pass
 
-        self._keeper = threading.Thread(target=keep, daemon=True)
-        self._keeper.start()
-        has_read.wait(_LAST_WORDS_S)
+        self._log_saver = threading.Thread(target=keep, daemon=True)
+        self._log_saver.start()
+        has_read.wait(_LAST_OUTPUT_S)
 
     def remove(self, handle: str) -> None:
-        where = _parted(handle)
+        where = _parse_handle(handle)
         self._delete(self._client(where.cluster), where)
-        shutil.rmtree(self._home / where.called.job, ignore_errors=True)
+        shutil.rmtree(self._home / where.job_names.job, ignore_errors=True)
 
     def sweep(self, handles: Iterable[str]) -> list[str]:
         """Remove the objects that killed submits left in their clusters; return the jobs' names."""
-        return [_parted(handle).called.job for handle in handles if self._swept(handle)]
+        return [
+            _parse_handle(handle).job_names.job for handle in handles if self._sweep_job(handle)
+        ]
 
-    def _swept(self, handle: str) -> bool:
-        where = _parted(handle)
-        client, called = self._client(where.cluster), where.called
-        if locks.is_held(self._home / called.job / _LOCK):
+    def _sweep_job(self, handle: str) -> bool:
+        where = _parse_handle(handle)
+        client, job_names = self._client(where.cluster), where.job_names
+        if locks.is_held(self._home / job_names.job / _LOCK):
             return False
-        path = CONFIG_MAP.path(called.namespace, called.entry)
+        path = CONFIG_MAP.path(job_names.namespace, job_names.entry)
         try:
-            entry = client.get(path, f"looking for leftovers of the job {called.job}")
+            entry = client.get(path, f"looking for leftovers of the job {job_names.job}")
         except JobNotFound:
             return False
         try:
@@ -388,8 +390,8 @@ class KubernetesBackend(Backend[KubernetesRequest]):
         return is_left
 
     def events(self, handle: str) -> list[Event]:
-        where = _parted(handle)
-        found = events.of_job(self._client(where.cluster), where.called)
+        where = _parse_handle(handle)
+        found = events.of_job(self._client(where.cluster), where.job_names)
         return [
             Event(
                 at=events.moment(item),
@@ -404,19 +406,19 @@ class KubernetesBackend(Backend[KubernetesRequest]):
 
     @property
     def _cluster(self) -> Cluster:
-        if self._found is None:
-            self._found = kubeconfig.find(self._options, self._environ, self._user_home)
-        return self._found
+        if self._found_cluster is None:
+            self._found_cluster = kubeconfig.find(self._options, self._environ, self._user_home)
+        return self._found_cluster
 
     @property
     def _engine(self) -> Engine:
         """The operator that the job file names, or the first one that the cluster has."""
-        if self._chosen is None:
+        if self._chosen_engine is None:
             named = str(self._options.get("engine") or _AUTO)
-            self._chosen = ENGINES[named] if named != _AUTO else self._engine_there()
-        return self._chosen
+            self._chosen_engine = ENGINES[named] if named != _AUTO else self._detect_engine()
+        return self._chosen_engine
 
-    def _engine_there(self) -> Engine:
+    def _detect_engine(self) -> Engine:
         from cloudjob.backends.kubernetes import checks
 
         try:
@@ -437,28 +439,28 @@ class KubernetesBackend(Backend[KubernetesRequest]):
         return self._clients[cluster]
 
     def _job(self, client: Client, where: _Handle) -> dict[str, Any]:
-        path = where.engine.resource.path(where.called.namespace, where.called.name)
-        doing = f"looking for the {where.engine.resource.kind} {where.called.name}"
+        path = where.engine.resource.path(where.job_names.namespace, where.job_names.name)
+        doing = f"looking for the {where.engine.resource.kind} {where.job_names.name}"
         return client.get(path, doing)
 
     def _place(self, where: _Handle, node: int | None) -> Place:
-        called, node_of = where.called, where.engine.node_of
+        job_names, node_of = where.job_names, where.engine.node_of
         return Place(
-            namespace=called.namespace,
-            job=called.job,
-            node_of=lambda pod: node_of(called.name, pod),
+            namespace=job_names.namespace,
+            job=job_names.job,
+            node_of=lambda pod: node_of(job_names.name, pod),
             node=node,
-            kept=self._home / called.job,
-            labels=where.engine.selector(called),
+            folder=self._home / job_names.job,
+            labels=where.engine.selector(job_names),
             container=where.engine.container,
         )
 
     def _delete(self, client: Client, where: _Handle) -> None:
-        namespace, called = where.called.namespace, where.called
+        namespace, job_names = where.job_names.namespace, where.job_names
         for resource, name in (
-            (where.engine.resource, called.name),
-            (SECRET, called.delivery),
-            (CONFIG_MAP, called.entry),
+            (where.engine.resource, job_names.name),
+            (SECRET, job_names.delivery),
+            (CONFIG_MAP, job_names.entry),
         ):
             # Its pods, services and the like go with the job, by their owner references.
             client.delete(
@@ -467,16 +469,16 @@ class KubernetesBackend(Backend[KubernetesRequest]):
                 propagationPolicy="Background",
             )
         if where.engine.needs_services:
-            self._delete_services(client, called)
+            self._delete_services(client, job_names)
 
-    def _delete_services(self, client: Client, called: Names) -> None:
+    def _delete_services(self, client: Client, job_names: Names) -> None:
         """Delete the services of a submit that was killed before the job owned them."""
-        doing = f"removing the services of job {called.job}"
-        query = {"labelSelector": f"{JOB_LABEL}={called.job}"}
+        doing = f"removing the services of job {job_names.job}"
+        query = {"labelSelector": f"{JOB_LABEL}={job_names.job}"}
         # Users who may not list services may still remove jobs; owned services go with the job.
-        with contextlib.suppress(errors.Denied):
-            for item in client.list(SERVICE.path(called.namespace), doing, query)["items"]:
-                client.delete(SERVICE.path(called.namespace, item["metadata"]["name"]), doing)
+        with contextlib.suppress(errors.AccessDenied):
+            for item in client.list(SERVICE.path(job_names.namespace), doing, query)["items"]:
+                client.delete(SERVICE.path(job_names.namespace, item["metadata"]["name"]), doing)
 
 
 def _listed(
@@ -491,7 +493,7 @@ def _listed(
     ours = {"labelSelector": f"{MANAGER_LABEL}=cloudjob"}
     try:
         jobs = client.list(engine.resource.path(namespace), doing, ours)["items"]
-    except errors.Missing:
+    except errors.ObjectNotFound:
         # The operator was uninstalled, and its jobs were deleted with it.
         return dict.fromkeys(wanted)
     by_name = {job["metadata"]["name"]: job for job in jobs}
@@ -501,15 +503,15 @@ def _listed(
         for pod in client.list(POD.path(namespace), doing, {"labelSelector": label})["items"]:
             pods.setdefault(f"{label}={pod['metadata']['labels'].get(label)}", []).append(pod)
     found: dict[str, NativeStatus | None] = {}
-    for handle, called in wanted.items():
-        job = by_name.get(called.name)
+    for handle, job_names in wanted.items():
+        job = by_name.get(job_names.name)
         if job is None:
             found[handle] = None
             continue
         is_cancelled = CANCELLED in (job["metadata"].get("annotations") or {})
         nodes = [
-            state.pod_of(pod, partial(engine.node_of, called.name), engine.container)
-            for pod in pods.get(engine.selector(called), ())
+            state.pod_of(pod, partial(engine.node_of, job_names.name), engine.container)
+            for pod in pods.get(engine.selector(job_names), ())
         ]
         status = state.status_of(engine, job, nodes, is_cancelled=is_cancelled)
         if not status.state.is_final:
@@ -530,10 +532,12 @@ def _handle(where: _Handle, job: str) -> str:
     cluster = where.cluster
     files = f"+{quote(cluster.kubeconfig, safe='')}" if cluster.is_named else ""
     context = quote(cluster.context, safe="")
-    return handles.write(_SCHEME, context + files, where.called.namespace, where.engine.name, job)
+    return handles.write(
+        _SCHEME, context + files, where.job_names.namespace, where.engine.name, job
+    )
 
 
-def _parted(handle: str) -> _Handle:
+def _parse_handle(handle: str) -> _Handle:
     place, namespace, engine, job = handles.read(handle, _SCHEME, 4)
     if engine not in ENGINES:
         raise JobNotFound(f"looking for {handle}: there is no operator {engine}")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from cloudjob.backends.base import Check
 from cloudjob.backends.kubernetes.client import Client
 from cloudjob.backends.kubernetes.engine import Engine, Resource
-from cloudjob.backends.kubernetes.errors import Missing, Refused
+from cloudjob.backends.kubernetes.errors import ApiError, ObjectNotFound
 from cloudjob.backends.kubernetes.request import (
     CONFIG_MAP,
     ENGINES,
@@ -33,7 +33,7 @@ def engines(client: Client) -> list[Engine]:
     return [engine for engine in ENGINES.values() if _has(client, engine.resource)]
 
 
-def look(
+def run(
     client: Client,
     spec: JobSpec | None,
     engine: Engine | None,
@@ -67,7 +67,7 @@ def _has(client: Client, resource: Resource) -> bool:
     path = f"/apis/{resource.group}/{resource.version}"
     try:
         found = client.get(path, f"looking for {resource.kind} in the cluster")
-    except Missing:
+    except ObjectNotFound:
         return False
     return any(item.get("name") == resource.plural for item in found.get("resources") or ())
 
@@ -121,12 +121,12 @@ def _manifest(client: Client, request: KubernetesRequest) -> list[Check]:
     """
     resource, body = request.engine.resource, request.body
     query = {"dryRun": "All", "fieldValidation": "Strict"}
-    path = resource.path(request.called.namespace)
+    path = resource.path(request.job_names.namespace)
     try:
         kept = client.ask(
-            path, body, f"validating the {resource.kind} {request.called.name}", query
+            path, body, f"validating the {resource.kind} {request.job_names.name}", query
         )
-    except Refused as error:
+    except ApiError as error:
         if "does not support dry run" in error.message:
             # The operator's webhook has side effects, so the manifest cannot be tried.
             return []
@@ -160,7 +160,7 @@ def _queue(client: Client, spec: JobSpec | None, engine: Engine) -> list[Check]:
         return []
     try:
         queue = client.get(f"{_QUEUE}/{wanted}", f"looking for the queue {wanted}")
-    except Missing:
+    except ObjectNotFound:
         hint = "`kubectl get queues.scheduling.volcano.sh` lists them"
         return [Check("queue", False, f"there is no queue {wanted}", hint)]
     except BackendError as error:

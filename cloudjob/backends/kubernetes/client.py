@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 
 from cloudjob.backends.kubernetes import errors, kubeconfig
 from cloudjob.backends.kubernetes.engine import Resource
-from cloudjob.backends.kubernetes.errors import Refused
+from cloudjob.backends.kubernetes.errors import ApiError
 from cloudjob.backends.kubernetes.kubeconfig import Cluster
 from cloudjob.errors import BackendError, CloudJobError, Unreachable
 from cloudjob.retries import LIMITS, Limits, retried
@@ -26,7 +26,7 @@ _CONNECT_S = 10.0
 _SILENCE_S = 300.0
 
 
-class Broken(Unreachable):
+class ConnectionBroken(Unreachable):
     """A connection broke, or was never established."""
 
 
@@ -61,7 +61,7 @@ class Client:
         doing = f"creating the {resource.kind} {name or 'of a job'}"
         try:
             return self.ask(resource.path(namespace), body, doing)
-        except Refused as error:
+        except ApiError as error:
             if error.status != errors.CONFLICT or not name:
                 raise
             found = self.get(resource.path(namespace, name), doing)
@@ -85,7 +85,7 @@ class Client:
         body = {"kind": "DeleteOptions", "apiVersion": "v1", **options}
         try:
             self._json("DELETE", path, doing, query=query, body=body)
-        except errors.Missing:
+        except errors.ObjectNotFound:
             return False
         return True
 
@@ -97,7 +97,7 @@ class Client:
             page = {**(query or {}), "limit": "500", **({"continue": more} if more else {})}
             try:
                 found = self.get(path, doing, page)
-            except Refused as error:
+            except ApiError as error:
                 if error.status != errors.GONE or not more:
                     raise
                 # The server no longer has the rest of the list: start from its beginning.
@@ -115,8 +115,8 @@ class Client:
         """Open a stream and yield its pieces as they arrive.
 
         Raises:
-            Refused: The server refused the request.
-            Broken: The connection broke.
+            ApiError: The server refused the request.
+            ConnectionBroken: The connection broke.
         """
         answer = self._send("GET", path, doing, query=query, is_stream=True)
         try:
@@ -124,7 +124,7 @@ class Client:
                 # As for every request, the next one logs in again.
                 self._opened = None
             if answer.status >= 400:
-                raise errors.refused(doing, answer.status, answer.data)
+                raise errors.api_error(doing, answer.status, answer.data)
             yield _pieces(answer, doing)
         finally:
             answer.close()
@@ -143,16 +143,16 @@ class Client:
                 answer = self._send(method, path, doing, **options)
             if answer.status < 400:
                 return _loaded(answer.data, doing)
-            error = errors.refused(doing, answer.status, answer.data, is_made=method == "POST")
+            error = errors.api_error(doing, answer.status, answer.data, is_made=method == "POST")
             error.retry_after_s = _seconds(answer.headers.get("Retry-After"))
             raise error
 
         def pause_s(error: CloudJobError, _tries: int) -> float | None:
-            if isinstance(error, Refused):
+            if isinstance(error, ApiError):
                 is_conflict = error.status == errors.CONFLICT and method == "PATCH"
-                may_pass = error.status in errors.MAY_PASS or is_conflict
+                may_pass = error.status in errors.TRANSIENT_STATUSES or is_conflict
                 return error.retry_after_s if may_pass else None
-            return 0.0 if isinstance(error, Broken) else None
+            return 0.0 if isinstance(error, ConnectionBroken) else None
 
         return retried(send, pause_s, self._limits)
 
@@ -176,7 +176,7 @@ class Client:
         headers["Accept"] = "application/json, */*"
         headers["Content-Type"] = _MERGE if method == "PATCH" else _JSON
         read_s = _SILENCE_S if is_stream else self._limits.answer_s
-        with _translated(doing, login.host):
+        with _translate_errors(doing, login.host):
             return login.pool.request(
                 method,
                 login.host + path + (f"?{urlencode(query)}" if query else ""),
@@ -190,7 +190,7 @@ class Client:
 
 
 def _pieces(answer: Any, doing: str) -> Iterator[bytes]:
-    with _translated(doing, ""):
+    with _translate_errors(doing, ""):
         yield from answer.stream(1 << 16, decode_content=True)
 
 
@@ -209,15 +209,17 @@ def _seconds(text: str | None) -> float:
 
 
 @contextlib.contextmanager
-def _translated(doing: str, host: str) -> Iterator[None]:
-    """Turn errors of the HTTP client and the system into ``Broken``."""
+def _translate_errors(doing: str, host: str) -> Iterator[None]:
+    """Turn errors of the HTTP client and the system into ``ConnectionBroken``."""
     import urllib3.exceptions
 
     try:
         yield
     except (urllib3.exceptions.HTTPError, OSError) as error:
         said, hint = _why(error)
-        raise Broken(f"{doing}: {said}{f' at {host}' if host else ''}", hint=hint) from error
+        raise ConnectionBroken(
+            f"{doing}: {said}{f' at {host}' if host else ''}", hint=hint
+        ) from error
 
 
 def _why(error: BaseException) -> tuple[str, str]:

@@ -87,7 +87,7 @@ class Engine(ABC):
 
     @abstractmethod
     def manifest(
-        self, submission: Submission, called: Names, *, has_delivery: bool
+        self, submission: Submission, job_names: Names, *, has_delivery: bool
     ) -> dict[str, Any]:
         """Return the job's manifest.
 
@@ -115,16 +115,16 @@ class Engine(ABC):
             Method, resource, name and body.
         """
 
-    def environment(self, submission: Submission, called: Names, node: int) -> dict[str, str]:
+    def environment(self, submission: Submission, job_names: Names, node: int) -> dict[str, str]:
         """Return the variables that the entry of a node is given."""
-        hosts = self.hosts(called.name, submission.spec.nodes)
-        return pods.environment(submission, hosts, node, called.name)
+        hosts = self.hosts(job_names.name, submission.spec.nodes)
+        return pods.environment(submission, hosts, node, job_names.name)
 
-    def selector(self, called: Names) -> str:
+    def selector(self, job_names: Names) -> str:
         """Return the label selector of a job's pods, by default the label that we give them."""
-        return f"{JOB_LABEL}={called.job}"
+        return f"{JOB_LABEL}={job_names.job}"
 
-    def services(self, submission: Submission, called: Names) -> list[dict[str, Any]]:
+    def services(self, submission: Submission, job_names: Names) -> list[dict[str, Any]]:
         """Return the services that the nodes need and the operator does not make."""
         return []
 
@@ -138,14 +138,14 @@ def numbered(pod: str, prefix: str) -> int | None:
 
 
 def job_manifest(
-    resource: Resource, submission: Submission, called: Names, body: Mapping[str, Any]
+    resource: Resource, submission: Submission, job_names: Names, body: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the operator's job object, with the additions of the job file.
 
     Args:
         body: The value of ``spec``.
     """
-    metadata = {"name": called.name, "namespace": called.namespace}
+    metadata = {"name": job_names.name, "namespace": job_names.namespace}
     made = {
         "apiVersion": resource.api_version,
         "kind": resource.kind,

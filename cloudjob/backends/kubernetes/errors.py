@@ -8,12 +8,12 @@ from typing import Any
 from cloudjob.errors import BackendError, JobNotFound, NotAuthorised
 
 UNAUTHORISED, FORBIDDEN, NOT_FOUND, CONFLICT, GONE = 401, 403, 404, 409, 410
-TOO_MANY = 429
+TOO_MANY_REQUESTS = 429
 # Statuses that are retried: nothing was done, or the request is idempotent.
-MAY_PASS = (TOO_MANY, 500, 502, 503, 504)
+TRANSIENT_STATUSES = (TOO_MANY_REQUESTS, 500, 502, 503, 504)
 
 
-class Refused(BackendError):
+class ApiError(BackendError):
     """The API server has refused a request.
 
     Args:
@@ -29,11 +29,11 @@ class Refused(BackendError):
         self.retry_after_s = 0.0
 
 
-class Denied(Refused, NotAuthorised):
+class AccessDenied(ApiError, NotAuthorised):
     """The API server rejects the credentials, or does not allow the operation."""
 
 
-class Missing(Refused, JobNotFound):
+class ObjectNotFound(ApiError, JobNotFound):
     """There is no such object."""
 
 
@@ -54,25 +54,25 @@ _FORBIDDEN = (
 )
 
 
-def refused(doing: str, status: int, body: bytes, *, is_made: bool = False) -> Refused:
+def api_error(doing: str, status: int, body: bytes, *, is_made: bool = False) -> ApiError:
     """Return the error for an answer with a status of 400 or more.
 
     Args:
         is_made: Whether the request creates something, so that 404 does not mean a missing job.
     """
-    said, reason = _words(body)
+    said, reason = _message_and_reason(body)
     message = f"{doing}: {said or f'HTTP {status}'}"
     if status == UNAUTHORISED:
-        return Denied(message, hint=_UNAUTHORISED, status=status, reason=reason)
+        return AccessDenied(message, hint=_UNAUTHORISED, status=status, reason=reason)
     hint = next((hint for part, hint in _HINTS if part in said), "")
     if status == FORBIDDEN and "exceeded quota" not in said:
-        return Denied(message, hint=_FORBIDDEN, status=status, reason=reason)
+        return AccessDenied(message, hint=_FORBIDDEN, status=status, reason=reason)
     if status == NOT_FOUND and not is_made:
-        return Missing(message, hint=hint, status=status, reason=reason)
-    return Refused(message, hint=hint, status=status, reason=reason)
+        return ObjectNotFound(message, hint=hint, status=status, reason=reason)
+    return ApiError(message, hint=hint, status=status, reason=reason)
 
 
-def _words(body: bytes) -> tuple[str, str]:
+def _message_and_reason(body: bytes) -> tuple[str, str]:
     """Return the message and reason of a ``Status``, or the first line of any other answer."""
     try:
         found: Any = json.loads(body)

@@ -18,13 +18,13 @@ _WARNING = "Warning"
 Event = Mapping[str, Any]
 
 
-def of_job(client: Client, called: Names) -> list[dict[str, Any]]:
+def of_job(client: Client, job_names: Names) -> list[dict[str, Any]]:
     """Return the events of the job's objects: all of them have names that begin with its own."""
-    found = client.list(EVENT.path(called.namespace), f"reading the events of {called.job}")
+    found = client.list(EVENT.path(job_names.namespace), f"reading the events of {job_names.job}")
     return [
         item
         for item in found["items"]
-        if _is_ours(str(item["involvedObject"].get("name") or ""), called.name)
+        if _is_ours(str(item["involvedObject"].get("name") or ""), job_names.name)
     ]
 
 
@@ -37,7 +37,7 @@ def moment(item: Event) -> str:
 
 
 def reasons(
-    client: Client, engine: Engine, called: Names, job: Mapping[str, Any], pods: list[Pod]
+    client: Client, engine: Engine, job_names: Names, job: Mapping[str, Any], pods: list[Pod]
 ) -> list[str]:
     """Return why a job does not run if its pods give no reason, the best reason first.
 
@@ -45,18 +45,18 @@ def reasons(
     pod groups may still submit.
     """
     words: list[str] = []
-    group = _group_name(engine, called, job)
+    group = _group_name(engine, job_names, job)
     scheduled_at, unschedulable = "", ""
     with contextlib.suppress(BackendError):
-        path = _POD_GROUP.path(called.namespace, group)
+        path = _POD_GROUP.path(job_names.namespace, group)
         found = client.get(path, "reading the state of the queue")
         scheduled_at, unschedulable = _of_group(found)
     with contextlib.suppress(BackendError):
-        words += _of_stuck(client, called, pods)
-        makers = [called.name, *[f"{called.name}-launcher"] * (engine.name == "mpi-operator")]
-        warnings = [w for name in makers for w in _warnings(client, called, name)]
-        if group != called.name:
-            warnings += _warnings(client, called, group)
+        words += _of_stuck(client, job_names, pods)
+        makers = [job_names.name, *[f"{job_names.name}-launcher"] * (engine.name == "mpi-operator")]
+        warnings = [w for name in makers for w in _warnings(client, job_names, name)]
+        if group != job_names.name:
+            warnings += _warnings(client, job_names, group)
         warnings.sort(key=moment, reverse=True)
         made_at = max((pod.created_at for pod in pods), default="")
         words += [_text(w) for w in warnings if _is_of_create(w) and _is_after(w, made_at)]
@@ -65,10 +65,10 @@ def reasons(
     return [word for word in [*words, unschedulable] if word]
 
 
-def _group_name(engine: Engine, called: Names, job: Mapping[str, Any]) -> str:
+def _group_name(engine: Engine, job_names: Names, job: Mapping[str, Any]) -> str:
     # The group of Volcano's own jobs has their uid in its name; other operators use the job's name.
     is_own = engine.name == "volcano"
-    return called.name + (f"-{job['metadata']['uid']}" if is_own else "")
+    return job_names.name + (f"-{job['metadata']['uid']}" if is_own else "")
 
 
 def _of_group(group: Mapping[str, Any]) -> tuple[str, str]:
@@ -87,28 +87,30 @@ def _of_group(group: Mapping[str, Any]) -> tuple[str, str]:
     return "", _text(newest)
 
 
-def _of_stuck(client: Client, called: Names, pods: Iterable[Pod]) -> Iterator[str]:
+def _of_stuck(client: Client, job_names: Names, pods: Iterable[Pod]) -> Iterator[str]:
     """Yield why the container of a scheduled node does not start, for the first such node."""
     stuck = [pod for pod in pods if pod.machine and not (pod.has_started or pod.is_over)]
     if not stuck:
         return
     first = min(stuck, key=lambda pod: (pod.node if pod.node is not None else -1, pod.name))
-    found = _named(client, called, first.name)
+    found = _named(client, job_names, first.name)
     # A later event makes a warning obsolete: a volume was mounted at last.
     last = max(found, key=lambda item: (moment(item), item.get("type") == _WARNING), default=None)
     if last is not None and last.get("type") == _WARNING:
         yield f"node {first.node}: {_text(last)}"
 
 
-def _warnings(client: Client, called: Names, name: str) -> list[dict[str, Any]]:
-    return _named(client, called, name, f",type={_WARNING}")
+def _warnings(client: Client, job_names: Names, name: str) -> list[dict[str, Any]]:
+    return _named(client, job_names, name, f",type={_WARNING}")
 
 
-def _named(client: Client, called: Names, name: str, more: str = "") -> list[dict[str, Any]]:
+def _named(client: Client, job_names: Names, name: str, more: str = "") -> list[dict[str, Any]]:
     """Return the events of one object: a namespace may have a hundred thousand."""
     query = {"fieldSelector": f"involvedObject.name={name}{more}"}
     doing = f"reading the events of {name}"
-    found: list[dict[str, Any]] = client.list(EVENT.path(called.namespace), doing, query)["items"]
+    found: list[dict[str, Any]] = client.list(EVENT.path(job_names.namespace), doing, query)[
+        "items"
+    ]
     return found
 
 

@@ -19,8 +19,8 @@ from typing import Any
 
 from cloudjob.backends.follow import END_BYTES, END_LINES, Piece, Streams, whole_lines
 from cloudjob.backends.kubernetes import errors
-from cloudjob.backends.kubernetes.client import POD, Broken, Client
-from cloudjob.backends.kubernetes.errors import Refused
+from cloudjob.backends.kubernetes.client import POD, Client, ConnectionBroken
+from cloudjob.backends.kubernetes.errors import ApiError
 from cloudjob.backends.kubernetes.state import Pod, pod_of
 from cloudjob.errors import BackendError, Unreachable
 from cloudjob.home import writing
@@ -28,14 +28,14 @@ from cloudjob.model import times
 from cloudjob.retries import WaitNotices
 
 # Seconds between two checks of a job without open streams, and of one with silent pods.
-_LOOK_S = 1.0
-_LOOK_SILENT_S = 10.0
+_END_CHECK_S = 1.0
+_END_CHECK_SILENT_S = 10.0
 # Seconds that a follower waits after the job's end for an unreadable or silent log.
 _LAST_S = 15.0
 # The same for a pod that still runs after the job's end, within its grace period.
 _LAST_RUNNING_S = 60.0
 # Seconds before a stream, or the watch, is reopened.
-_AGAIN_S = 0.5
+_REOPEN_S = 0.5
 # A log is refused with this status while its container starts.
 _STARTING = 400
 # Seconds after which the server ends a watch, which then resumes from the last version.
@@ -53,14 +53,14 @@ class Place:
         node_of: Returns the number of a node, from its pod.
         labels: The selector of the pods.
         node: The requested node; None for all.
-        kept: The folder of the saved logs.
+        folder: The folder of the saved logs.
     """
 
     namespace: str
     job: str
     node_of: Callable[[Mapping[str, Any]], int | None]
     node: int | None
-    kept: Path
+    folder: Path
     labels: str
     container: str
 
@@ -102,20 +102,20 @@ def read_all(client: Client, place: Place) -> Iterator[Piece]:
         BackendError: A log cannot be read; all others have been yielded.
     """
     found, _ = pods(client, place)
-    gone = _kept_of_gone(place, found)
+    saved = _saved_logs(place, found)
     errors: list[BackendError] = []
     for pod in found:
-        yield from _of_kept(gone, pod.node)
-        gone = [item for item in gone if item[0] != pod.node]
+        yield from _read_saved(saved, pod.node)
+        saved = [item for item in saved if item[0] != pod.node]
         if place.is_wanted(pod) and pod.has_started:
             try:
                 yield from _read(client, place, pod)
             except BackendError as error:
                 errors.append(error)
-    for node in sorted({node for node, _ in gone}):
-        yield from _of_kept(gone, node)
+    for node in sorted({node for node, _ in saved}):
+        yield from _read_saved(saved, node)
     if errors:
-        raise _unread(errors)
+        raise _incomplete_error(errors)
 
 
 def read_ends(client: Client, place: Place) -> Iterator[Piece]:
@@ -137,7 +137,7 @@ def read_ends(client: Client, place: Place) -> Iterator[Piece]:
 def _read_part(client: Client, place: Place, pod: Pod, part: dict[str, str]) -> bytes:
     doing = f"reading the log of node {pod.node}"
     # Refused while the container starts.
-    with contextlib.suppress(Refused):
+    with contextlib.suppress(ApiError):
         query = {"container": place.container, **part}
         with client.stream(place.log(pod.name), query, doing) as pieces:
             return b"".join(pieces)
@@ -148,32 +148,32 @@ def follow(client: Client, place: Place, has_ended: Callable[[], bool]) -> Itera
     """Yield the logs until the job has ended; an empty piece means that nothing is new.
 
     Args:
-        has_ended: Returns whether the job has ended; called only while no pod writes.
+        has_ended: Returns whether the job has ended; job_names only while no pod writes.
 
     Raises:
         BackendError: The job has ended, and a log cannot be read to its end.
     """
     follower = _Follower(client, place)
     try:
-        for node, path in _kept_of_gone(place, pods(client, place)[0]):
+        for node, path in _saved_logs(place, pods(client, place)[0]):
             yield node, path.read_bytes()
         follower.start()
-        looks = _Looks(time.monotonic())
+        end_checks = _EndChecks(time.monotonic())
         while True:
             piece = follower.streams.next()
             yield piece
             now = time.monotonic()
-            if not looks.is_due(now, has_data=bool(piece[1]), is_idle=follower.is_idle):
+            if not end_checks.is_due(now, has_data=bool(piece[1]), is_idle=follower.is_idle):
                 continue
-            looks.took(now, has_ended=has_ended())
-            if looks.ended_at is not None and follower.is_drained(looks.silent_s(now)):
+            end_checks.record(now, has_ended=has_ended())
+            if end_checks.ended_at is not None and follower.is_drained(end_checks.silent_s(now)):
                 return
     finally:
         follower.streams.stop()
 
 
 @dataclass(slots=True)
-class _Looks:
+class _EndChecks:
     """When a follower asks whether the job has ended.
 
     Args:
@@ -192,11 +192,11 @@ class _Looks:
             return False
         if is_idle or self.ended_at is not None:
             return now >= self._next_at
-        return now >= max(self._next_at, self.data_at) + _LOOK_SILENT_S
+        return now >= max(self._next_at, self.data_at) + _END_CHECK_SILENT_S
 
-    def took(self, now: float, *, has_ended: bool) -> None:
+    def record(self, now: float, *, has_ended: bool) -> None:
         """Record the job's state; a restarted job has not ended."""
-        self._next_at = now + _LOOK_S
+        self._next_at = now + _END_CHECK_S
         self.ended_at = (self.ended_at or now) if has_ended else None
 
     def silent_s(self, now: float) -> float:
@@ -265,7 +265,7 @@ class _Follower:
     def start(self) -> None:
         """Start with the pods that exist."""
         found, version = pods(self._client, self._place)
-        self._take(found)
+        self._add_pods(found)
         self.streams.add(lambda: self._watch(version))
 
     @property
@@ -284,21 +284,21 @@ class _Follower:
             BackendError: A log could not be read to its end in that time.
         """
         found, _ = pods(self._client, self._place)
-        self._take(found)
+        self._add_pods(found)
         running = {pod.uid for pod in found if not (pod.is_over or pod.is_cut_off)}
         with self._lock:
             if not (self._reading and self.streams.is_taken):
                 return self.streams.is_taken
             unread = [
-                self._errors.get(uid) or _endless(pod)
+                self._errors.get(uid) or _unreachable_error(pod)
                 for uid, pod in self._reading.items()
                 if uid not in self._open & running
             ]
         if unread and silent_s > _LAST_S:
-            raise _unread(unread)
+            raise _incomplete_error(unread)
         return silent_s > _LAST_RUNNING_S
 
-    def _take(self, found: list[Pod]) -> None:
+    def _add_pods(self, found: list[Pod]) -> None:
         for pod in found:
             if not (self._place.is_wanted(pod) and pod.has_started):
                 continue
@@ -314,7 +314,7 @@ class _Follower:
     def _read(self, pod: Pod) -> Iterator[Piece]:
         assert pod.node is not None
         try:
-            with _keeping(self._place, pod) as keep:
+            with _saving(self._place, pod) as keep:
                 for data in self._lines(pod):
                     keep(data)
                     yield pod.node, data
@@ -329,27 +329,27 @@ class _Follower:
         while not self.streams.is_stopped:
             is_last = is_last or pod.uid in self._over
             try:
-                yield from self._opened(pod, window, is_last=is_last, is_again=is_again)
+                yield from self._open_stream(pod, window, is_last=is_last, is_again=is_again)
                 if is_last:
                     return
-            except errors.Missing:
+            except errors.ObjectNotFound:
                 return
-            except Refused as error:
-                if error.status not in (_STARTING, *errors.MAY_PASS, errors.UNAUTHORISED):
+            except ApiError as error:
+                if error.status not in (_STARTING, *errors.TRANSIENT_STATUSES, errors.UNAUTHORISED):
                     raise
-                self._note(pod, error)
-            except Broken as error:
+                self._record_error(pod, error)
+            except ConnectionBroken as error:
                 is_last = False
-                self._note(pod, error)
+                self._record_error(pod, error)
             finally:
                 with self._lock:
                     self._open.discard(pod.uid)
             window.reopen()
             is_again = True
             if not self._is_over(pod) or pod.uid in self._errors:
-                self.streams.wait(_AGAIN_S)
+                self.streams.wait(_REOPEN_S)
 
-    def _note(self, pod: Pod, error: BackendError) -> None:
+    def _record_error(self, pod: Pod, error: BackendError) -> None:
         """Record why a log cannot be read now, and report it if that lasts."""
         if self.streams.is_stopped:
             return
@@ -358,7 +358,7 @@ class _Follower:
             since_s = self._since_s.setdefault(pod.uid, time.monotonic())
             self._notices.report(since_s, error.message)
 
-    def _opened(
+    def _open_stream(
         self, pod: Pod, window: _Window, *, is_last: bool, is_again: bool
     ) -> Iterator[bytes]:
         """Yield the new lines of one stream, which the server may end at any time."""
@@ -367,8 +367,10 @@ class _Follower:
         path, doing = self._place.log(pod.name), f"following the log of node {pod.node}"
         with self._client.stream(path, query, doing) as pieces:
             # A log is requested by name, and an operator reuses the name for a new pod.
-            if is_again and self._now(pod) is None:
-                raise errors.Missing(f"{doing}: its pod was deleted", status=404, reason="NotFound")
+            if is_again and self._current(pod) is None:
+                raise errors.ObjectNotFound(
+                    f"{doing}: its pod was deleted", status=404, reason="NotFound"
+                )
             with self._lock:
                 self._open.add(pod.uid)
                 self._errors.pop(pod.uid, None)
@@ -378,18 +380,18 @@ class _Follower:
     def _is_over(self, pod: Pod) -> bool:
         """Ask whether a pod whose stream ended has itself ended: servers end streams, too."""
         if pod.uid not in self._over and not self.streams.is_stopped:
-            with contextlib.suppress(Broken):
-                now = self._now(pod)
+            with contextlib.suppress(ConnectionBroken):
+                now = self._current(pod)
                 if now is None or now.is_over:
                     self._over.add(pod.uid)
         return pod.uid in self._over
 
-    def _now(self, pod: Pod) -> Pod | None:
+    def _current(self, pod: Pod) -> Pod | None:
         """Return the pod as it is now, None when it is gone or another has its name."""
         path = POD.path(self._place.namespace, pod.name)
         try:
             found = self._client.get(path, f"reading the state of node {pod.node}")
-        except errors.Missing:
+        except errors.ObjectNotFound:
             return None
         now = self._place.pod(found)
         return now if now.uid == pod.uid else None
@@ -400,18 +402,18 @@ class _Follower:
             if not version:
                 # The server no longer has the version from which we would resume.
                 found, version = pods(self._client, self._place)
-                self._take(found)
+                self._add_pods(found)
             try:
-                version = self._watched(version)
-            except Refused as error:
+                version = self._watch_once(version)
+            except ApiError as error:
                 if error.status == errors.GONE:
                     version = ""
-                elif error.status not in (*errors.MAY_PASS, errors.UNAUTHORISED):
+                elif error.status not in (*errors.TRANSIENT_STATUSES, errors.UNAUTHORISED):
                     raise
-            self.streams.wait(_AGAIN_S)
+            self.streams.wait(_REOPEN_S)
         yield from ()
 
-    def _watched(self, version: str) -> str:
+    def _watch_once(self, version: str) -> str:
         """Watch until the server ends it, and return the last known version."""
         query = {
             **self._place.selector,
@@ -423,16 +425,16 @@ class _Follower:
         doing = f"watching the pods of job {self._place.job}"
         # If the stream breaks off within a line, the next watch repeats it from that version.
         with (
-            contextlib.suppress(Broken, ValueError),
+            contextlib.suppress(ConnectionBroken, ValueError),
             self._client.stream(self._place.pods, query, doing) as pieces,
         ):
             for line in (line for lines in whole_lines(pieces) for line in lines.splitlines()):
-                version = self._heard(json.loads(line), version)
+                version = self._handle_event(json.loads(line), version)
                 if not version or self.streams.is_stopped:
                     break
         return version
 
-    def _heard(self, event: dict[str, Any], version: str) -> str:
+    def _handle_event(self, event: dict[str, Any], version: str) -> str:
         """Handle one event and return its version; empty if the server no longer has it."""
         found = event.get("object") or {}
         if event.get("type") == "ERROR":
@@ -441,7 +443,7 @@ class _Follower:
             with self._lock:
                 self._over.add(found["metadata"]["uid"])
         elif event.get("type") in ("ADDED", "MODIFIED"):
-            self._take([self._place.pod(found)])
+            self._add_pods([self._place.pod(found)])
         return str((found.get("metadata") or {}).get("resourceVersion") or version)
 
 
@@ -449,24 +451,24 @@ def _read(client: Client, place: Place, pod: Pod) -> Iterator[Piece]:
     assert pod.node is not None
     doing = f"reading the log of node {pod.node}"
     query = {"container": place.container}
-    with _keeping(place, pod) as keep:
+    with _saving(place, pod) as keep:
         try:
             with client.stream(place.log(pod.name), query, doing) as pieces:
                 for data in whole_lines(pieces):
                     keep(data)
                     yield pod.node, data
-        except Refused as error:
+        except ApiError as error:
             if error.status not in (_STARTING, errors.NOT_FOUND):
                 raise
 
 
-def _endless(pod: Pod) -> BackendError:
+def _unreachable_error(pod: Pod) -> BackendError:
     return BackendError(
         f"following the log of node {pod.node}: the machine {pod.machine} does not answer"
     )
 
 
-def _unread(errors: list[BackendError]) -> BackendError:
+def _incomplete_error(errors: list[BackendError]) -> BackendError:
     """Return one error for logs that cannot be read."""
     more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
     return Unreachable(
@@ -503,12 +505,12 @@ def _earlier(moment: str, seconds: float) -> str:
 
 
 @contextlib.contextmanager
-def _keeping(place: Place, pod: Pod) -> Iterator[Callable[[bytes], object]]:
+def _saving(place: Place, pod: Pod) -> Iterator[Callable[[bytes], object]]:
     """Save what is read from a pod; it replaces the saved log if it is at least as long."""
-    path = place.kept / f"{pod.node}-{pod.uid}.log"
+    path = place.folder / f"{pod.node}-{pod.uid}.log"
     new = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}.new")
-    with writing(f"keeping the log of node {pod.node}", new):
-        place.kept.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with writing(f"saving the log of node {pod.node}", new):
+        place.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with new.open("wb") as file:
             try:
                 yield file.write
@@ -520,18 +522,18 @@ def _keeping(place: Place, pod: Pod) -> Iterator[Callable[[bytes], object]]:
                     new.unlink()
 
 
-def _kept_of_gone(place: Place, found: list[Pod]) -> list[tuple[int, Path]]:
+def _saved_logs(place: Place, found: list[Pod]) -> list[tuple[int, Path]]:
     """Return node and file of each saved log whose pod is not among ``found``, oldest first."""
     there = {pod.uid for pod in found}
-    gone = []
-    for path in place.kept.glob("*.log"):
+    saved = []
+    for path in place.folder.glob("*.log"):
         number, _, uid = path.stem.partition("-")
         if place.node in (None, int(number)) and uid not in there:
-            gone.append((path.stat().st_mtime, int(number), path))
-    return [(node, path) for _, node, path in sorted(gone)]
+            saved.append((path.stat().st_mtime, int(number), path))
+    return [(node, path) for _, node, path in sorted(saved)]
 
 
-def _of_kept(gone: list[tuple[int, Path]], node: int | None) -> Iterator[Piece]:
-    for index, path in gone:
+def _read_saved(saved: list[tuple[int, Path]], node: int | None) -> Iterator[Piece]:
+    for index, path in saved:
         if index == node:
             yield index, path.read_bytes()

@@ -45,19 +45,19 @@ class MpiOperator(Engine):
         return (f"{name}-launcher.{name}", *workers)
 
     def manifest(
-        self, submission: Submission, called: Names, *, has_delivery: bool
+        self, submission: Submission, job_names: Names, *, has_delivery: bool
     ) -> dict[str, Any]:
         """Return the job's manifest."""
         spec = submission.spec
         options = spec.kubernetes
-        hosts = self.hosts(called.name, spec.nodes)
-        given = pod.variables(submission, hosts, called.name)
+        hosts = self.hosts(job_names.name, spec.nodes)
+        given = pod.variables(submission, hosts, job_names.name)
         key = {names.CLOUDJOB_SSH_KEY: f"file://{SSH_PATH}/id_rsa"} if spec.nodes > 1 else {}
 
         def replicas(count: int, command: list[str], own: Mapping[str, str]) -> dict[str, Any]:
             own = {**own, **key}
             template = pod.template(
-                submission, called, given, command, own, has_delivery=has_delivery
+                submission, job_names, given, command, own, has_delivery=has_delivery
             )
             return kubeflow.replicas(count, template)
 
@@ -75,11 +75,11 @@ class MpiOperator(Engine):
             "runPolicy": kubeflow.run_policy(spec, _RUN_POLICY, deadline_s=pod.deadline_s(spec)),
             "mpiReplicaSpecs": specs,
         }
-        return engines.job_manifest(RESOURCE, submission, called, body)
+        return engines.job_manifest(RESOURCE, submission, job_names, body)
 
-    def environment(self, submission: Submission, called: Names, node: int) -> dict[str, str]:
+    def environment(self, submission: Submission, job_names: Names, node: int) -> dict[str, str]:
         """Return the variables that the entry of a node is given."""
-        given = super().environment(submission, called, node)
+        given = super().environment(submission, job_names, node)
         if submission.spec.nodes > 1:
             given[names.CLOUDJOB_SSH_KEY] = f"file://{SSH_PATH}/id_rsa"
         if node == 0:
@@ -88,10 +88,10 @@ class MpiOperator(Engine):
 
     def node_of(self, name: str, found: Mapping[str, Any]) -> int | None:
         """Return the node number of this pod."""
-        called = found["metadata"]["name"]
-        if called.startswith(f"{name}-launcher"):
+        job_names = found["metadata"]["name"]
+        if job_names.startswith(f"{name}-launcher"):
             return 0
-        worker = numbered(called, f"{name}-worker-")
+        worker = numbered(job_names, f"{name}-worker-")
         return None if worker is None else worker + 1
 
     def stage(self, job: Mapping[str, Any], is_cancelled: bool) -> Stage:

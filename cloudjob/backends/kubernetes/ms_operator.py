@@ -57,18 +57,18 @@ class MsOperator(Engine):
         return (f"{name}-scheduler-0", *(f"{name}-worker-{index}" for index in range(nodes - 1)))
 
     def manifest(
-        self, submission: Submission, called: Names, *, has_delivery: bool
+        self, submission: Submission, job_names: Names, *, has_delivery: bool
     ) -> dict[str, Any]:
         """Return the job's manifest."""
         spec = submission.spec
-        hosts = self.hosts(called.name, spec.nodes)
-        given = pod.variables(submission, hosts, called.name)
+        hosts = self.hosts(job_names.name, spec.nodes)
+        given = pod.variables(submission, hosts, job_names.name)
 
         def replicas(count: int, *, is_head: bool) -> dict[str, Any]:
             command = _HEAD if is_head else _WORKER
             own = {names.VC_TASK_INDEX: "0"} if is_head else {}
             template = pod.template(
-                submission, called, given, command, own, has_delivery=has_delivery
+                submission, job_names, given, command, own, has_delivery=has_delivery
             )
             deadline_s = pod.deadline_s(spec)
             if deadline_s:
@@ -90,11 +90,11 @@ class MsOperator(Engine):
             "successPolicy": "AllWorkers",
             "msReplicaSpecs": specs,
         }
-        made = engines.job_manifest(RESOURCE, submission, called, body)
+        made = engines.job_manifest(RESOURCE, submission, job_names, body)
         _name_containers(made, _port(spec))
         return made
 
-    def services(self, submission: Submission, called: Names) -> list[dict[str, Any]]:
+    def services(self, submission: Submission, job_names: Names) -> list[dict[str, Any]]:
         """Return a service for each worker, by whose name the head reaches it."""
         own = pod.labels(submission)
         port = int(pod.environment(submission, ("localhost",), 0, "")[names.SSHD_PORT])
@@ -102,25 +102,25 @@ class MsOperator(Engine):
             {
                 "apiVersion": "v1",
                 "kind": "Service",
-                "metadata": {"name": name, "namespace": called.namespace, **own},
+                "metadata": {"name": name, "namespace": job_names.namespace, **own},
                 "spec": {
                     "clusterIP": "None",
                     # Clients look up the workers before these are ready.
                     "publishNotReadyAddresses": True,
                     "selector": {
-                        _LABEL: called.name,
+                        _LABEL: job_names.name,
                         "replica-type": "worker",
                         "replica-index": str(index),
                     },
                     "ports": [{"name": "ssh", "port": port, "protocol": "TCP"}],
                 },
             }
-            for index, name in enumerate(self.hosts(called.name, submission.spec.nodes)[1:])
+            for index, name in enumerate(self.hosts(job_names.name, submission.spec.nodes)[1:])
         ]
 
-    def environment(self, submission: Submission, called: Names, node: int) -> dict[str, str]:
+    def environment(self, submission: Submission, job_names: Names, node: int) -> dict[str, str]:
         """Return the variables that the entry of a node is given."""
-        given = super().environment(submission, called, node)
+        given = super().environment(submission, job_names, node)
         if submission.spec.nodes > 1:
             given[SCHEDULER_PORT] = str(_port(submission.spec))
         return given
@@ -134,9 +134,9 @@ class MsOperator(Engine):
         worker = numbered(found["metadata"]["name"], f"{name}-worker-")
         return None if worker is None else worker + 1
 
-    def selector(self, called: Names) -> str:
+    def selector(self, job_names: Names) -> str:
         """Return the label selector of a job's pods."""
-        return f"{_LABEL}={called.name}"
+        return f"{_LABEL}={job_names.name}"
 
     def stage(self, job: Mapping[str, Any], is_cancelled: bool) -> Stage:
         """Return the state of a job."""

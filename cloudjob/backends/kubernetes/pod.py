@@ -109,7 +109,7 @@ def environment(
 
 def template(
     submission: Submission,
-    called: Names,
+    job_names: Names,
     given: Variables,
     command: list[str],
     own: Mapping[str, str] | None = None,
@@ -128,7 +128,7 @@ def template(
     shown = {**given.shown, **(own or {})}
     if not has_delivery:
         shown.pop(names.CLOUDJOB_DELIVERY)
-    found = volumes(spec, called, has_delivery=has_delivery)
+    found = volumes(spec, job_names, has_delivery=has_delivery)
     mounts = [{"name": volume["name"], **mount} for volume, mount in found]
     container: dict[str, Any] = {
         "name": CONTAINER,
@@ -223,7 +223,7 @@ def _quantity(number: float, parts: int, whole: str, part: str) -> str:
 
 
 def volumes(
-    spec: JobSpec, called: Names, *, has_delivery: bool
+    spec: JobSpec, job_names: Names, *, has_delivery: bool
 ) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     """Return each volume with its mount: those that every pod has, then those of the job file."""
     options = spec.kubernetes
@@ -231,7 +231,7 @@ def volumes(
     home = HOME if options.home == "empty" else f"{HOME}/modelarts"
     found: list[tuple[dict[str, Any], dict[str, Any]]] = [
         (
-            {"name": "entry", "configMap": {"name": called.entry}},
+            {"name": "entry", "configMap": {"name": job_names.entry}},
             {"mountPath": ENTRY_PATH, "readOnly": True},
         ),
         ({"name": "home", "emptyDir": {}}, {"mountPath": home}),
@@ -240,7 +240,7 @@ def volumes(
     if has_delivery:
         # The group of its files is the pod's fsGroup; without one, it is root's.
         mode = 0o440 if options.user else 0o444
-        secret = {"secretName": called.delivery, "defaultMode": mode}
+        secret = {"secretName": job_names.delivery, "defaultMode": mode}
         found.append(
             ({"name": "delivery", "secret": secret}, {"mountPath": DELIVERY_PATH, "readOnly": True})
         )
@@ -248,13 +248,13 @@ def volumes(
         size = _quantity(options.shm_gib, 1024, "Gi", "Mi")
         memory = {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": size}}
         found.append((memory, {"mountPath": "/dev/shm"}))
-    return [*found, *(parted(volume) for volume in options.volumes)]
+    return [*found, *(split_volume(volume) for volume in options.volumes)]
 
 
 _OF_MOUNT = ("mountPath", "subPath", "readOnly", "mountPropagation")
 
 
-def parted(volume: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def split_volume(volume: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return a volume of the job file as the pod's volume and the container's mount."""
     mount = {key: value for key, value in volume.items() if key in _OF_MOUNT}
     return {key: value for key, value in volume.items() if key not in mount}, mount

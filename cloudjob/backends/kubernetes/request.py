@@ -47,7 +47,7 @@ class KubernetesRequest:
     """
 
     job: str
-    called: Names
+    job_names: Names
     engine: Engine
     config_map: Mapping[str, Any] = field(repr=False)
     secret: Mapping[str, Any] | None
@@ -68,21 +68,21 @@ def build(submission: Submission, engine: Engine, namespace: str) -> KubernetesR
     if found:
         raise SpecError(found)
     spec = submission.spec
-    called = Names(submission.job, namespace)
-    hosts = engine.hosts(called.name, spec.nodes)
-    hidden = pod.variables(submission, hosts, called.name).hidden
+    job_names = Names(submission.job, namespace)
+    hosts = engine.hosts(job_names.name, spec.nodes)
+    hidden = pod.variables(submission, hosts, job_names.name).hidden
     has_key = spec.nodes > 1 and not engine.makes_key
     has_delivery = bool(hidden) or has_key
-    body = engine.manifest(submission, called, has_delivery=has_delivery)
+    body = engine.manifest(submission, job_names, has_delivery=has_delivery)
     _check_size(submission, body)
     return KubernetesRequest(
         job=submission.job,
-        called=called,
+        job_names=job_names,
         engine=engine,
-        config_map=_config_map(submission, called),
-        secret=_secret(submission, called) if has_delivery else None,
+        config_map=_config_map(submission, job_names),
+        secret=_secret(submission, job_names) if has_delivery else None,
         hidden=hidden,
-        services=engine.services(submission, called),
+        services=engine.services(submission, job_names),
         body=body,
         has_key=has_key,
         submission=submission,
@@ -111,7 +111,7 @@ def _check_size(submission: Submission, body: Mapping[str, Any]) -> None:
 def environments(request: KubernetesRequest) -> Iterator[dict[str, str]]:
     """Yield the variables that the entry of each node would be given."""
     for node in range(request.submission.spec.nodes):
-        yield request.engine.environment(request.submission, request.called, node)
+        yield request.engine.environment(request.submission, request.job_names, node)
 
 
 def objects(request: KubernetesRequest, key: bytes) -> list[dict[str, Any]]:
@@ -160,29 +160,29 @@ def text(request: KubernetesRequest) -> str:
     return str(documents)
 
 
-def _config_map(submission: Submission, called: Names) -> dict[str, Any]:
+def _config_map(submission: Submission, job_names: Names) -> dict[str, Any]:
     return {
         "apiVersion": CONFIG_MAP.api_version,
         "kind": CONFIG_MAP.kind,
-        "metadata": _metadata(submission, called, called.entry),
+        "metadata": _metadata(submission, job_names, job_names.entry),
         "immutable": True,
         "binaryData": {name: _base64(data) for name, data in delivery.files().items()},
     }
 
 
-def _secret(submission: Submission, called: Names) -> dict[str, Any]:
+def _secret(submission: Submission, job_names: Names) -> dict[str, Any]:
     return {
         "apiVersion": SECRET.api_version,
         "kind": SECRET.kind,
-        "metadata": _metadata(submission, called, called.delivery),
+        "metadata": _metadata(submission, job_names, job_names.delivery),
         "type": "Opaque",
         # Temporary keys may be replaced while the job runs.
         "immutable": names.CLOUDJOB_S3_SESSION_TOKEN not in submission.access,
     }
 
 
-def _metadata(submission: Submission, called: Names, name: str) -> dict[str, Any]:
-    return {"name": name, "namespace": called.namespace, **pod.labels(submission)}
+def _metadata(submission: Submission, job_names: Names, name: str) -> dict[str, Any]:
+    return {"name": name, "namespace": job_names.namespace, **pod.labels(submission)}
 
 
 def _base64(data: bytes) -> str:

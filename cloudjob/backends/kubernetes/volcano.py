@@ -46,15 +46,15 @@ class Volcano(Engine):
         return tuple(f"{name}-{TASK}-{node}.{name}" for node in range(nodes))
 
     def manifest(
-        self, submission: Submission, called: Names, *, has_delivery: bool
+        self, submission: Submission, job_names: Names, *, has_delivery: bool
     ) -> dict[str, Any]:
         """Return the job's manifest."""
         spec = submission.spec
         options = spec.kubernetes
-        hosts = self.hosts(called.name, spec.nodes)
-        given = pod.variables(submission, hosts, called.name, _GIVEN)
+        hosts = self.hosts(job_names.name, spec.nodes)
+        given = pod.variables(submission, hosts, job_names.name, _GIVEN)
         command = ["sh", f"{pod.ENTRY_PATH}/boot.sh"]
-        template = pod.template(submission, called, given, command, has_delivery=has_delivery)
+        template = pod.template(submission, job_names, given, command, has_delivery=has_delivery)
         deadline_s = pod.deadline_s(spec)
         if deadline_s:
             template["spec"].setdefault("activeDeadlineSeconds", deadline_s)
@@ -74,7 +74,7 @@ class Volcano(Engine):
             body["priorityClassName"] = options.priority_class
         if options.keep_min:
             body["ttlSecondsAfterFinished"] = round(options.keep_min * 60)
-        return engines.job_manifest(RESOURCE, submission, called, body)
+        return engines.job_manifest(RESOURCE, submission, job_names, body)
 
     def node_of(self, name: str, found: Mapping[str, Any]) -> int | None:
         """Return the node number of this pod."""

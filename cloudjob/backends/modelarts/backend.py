@@ -98,15 +98,15 @@ class ModelArtsBackend(Backend[ModelArtsRequest]):
     def checks(self, spec: JobSpec | None, store: str) -> list[Check]:
         from cloudjob.backends.modelarts import checks
 
-        return checks.look(self._client(), spec, store)
+        return checks.run(self._client(), spec, store)
 
     # -- forward ------------------------------------------------------------------------------
 
-    def devices(self, spec: JobSpec, *, may_ask: bool) -> Devices | None:
+    def devices(self, spec: JobSpec, *, may_query: bool) -> Devices | None:
         """Return the GPUs or NPUs of the flavor; in a dedicated pool only the nodes know."""
         from cloudjob.backends.modelarts import checks
 
-        return checks.devices(self._client(), spec) if may_ask else None
+        return checks.devices(self._client(), spec) if may_query else None
 
     def build(self, submission: Submission) -> ModelArtsRequest:
         return requests.build(submission, self._site)
@@ -161,18 +161,18 @@ class ModelArtsBackend(Backend[ModelArtsRequest]):
         """
         groups: dict[tuple[str, str], dict[str, _Handle]] = {}
         for handle in handles:
-            where = _parted(handle)
+            where = _parse_handle(handle)
             groups.setdefault((where.endpoint, where.project), {})[handle] = where
         found: dict[str, NativeStatus | None] = {}
         for wanted in groups.values():
             client = self._client(next(iter(wanted.values())))
-            listed = _searched(client, wanted, state.ACTIVE)
+            listed = _search(client, wanted, state.ACTIVE)
             found |= {
                 handle: status for handle, status in listed.items() if not status.state.is_final
             }
             others = {handle: where for handle, where in wanted.items() if handle not in listed}
             if len(others) > _AT_ONCE:
-                there = _searched(client, others)
+                there = _search(client, others)
                 found |= dict.fromkeys(handle for handle in others if handle not in there)
         return found
 
@@ -207,7 +207,7 @@ class ModelArtsBackend(Backend[ModelArtsRequest]):
             client = self._client(where)
             if not self.status(handle).state.is_final:
                 self.cancel(handle)
-                self._until_ended(handle)
+                self._wait_until_ended(handle)
             client.delete(where.id)
         except JobNotFound:
             return
@@ -260,7 +260,7 @@ class ModelArtsBackend(Backend[ModelArtsRequest]):
         Raises:
             JobNotFound: The handle has no id, and the service has no job of this name.
         """
-        where = _parted(handle)
+        where = _parse_handle(handle)
         if where.id != _NO_ID:
             return where
         if handle not in self._ids:
@@ -270,7 +270,7 @@ class ModelArtsBackend(Backend[ModelArtsRequest]):
             self._ids[handle] = str(found["metadata"]["id"])
         return where._replace(id=self._ids[handle])
 
-    def _until_ended(self, handle: str) -> None:
+    def _wait_until_ended(self, handle: str) -> None:
         deadline = time.monotonic() + _END_S
         while not self.status(handle).state.is_final:
             if time.monotonic() > deadline:
@@ -285,7 +285,7 @@ def _handle(client: Client, job: str, name: str) -> str:
     return handles.write(_SCHEMES[scheme], host, client.project_id(), job, name)
 
 
-def _searched(
+def _search(
     client: Client, wanted: Mapping[str, _Handle], phases: Sequence[str] = ()
 ) -> dict[str, NativeStatus]:
     """Return the status of those jobs that a search finds.
@@ -306,7 +306,7 @@ def _searched(
     return found
 
 
-def _parted(handle: str) -> _Handle:
+def _parse_handle(handle: str) -> _Handle:
     scheme = "http" if handle.startswith(f"{_SCHEMES['http']}:") else "https"
     host, project, number, job = handles.read(handle, _SCHEMES[scheme], 4)
     return _Handle(f"{scheme}://{host}", project, number, job)

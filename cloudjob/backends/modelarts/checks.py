@@ -32,7 +32,7 @@ _IN_SWR = re.compile(
 )
 
 
-def look(client: Client, spec: JobSpec | None, store: str) -> list[Check]:
+def run(client: Client, spec: JobSpec | None, store: str) -> list[Check]:
     """Return the result of every check. They run in parallel, in about the time of one request."""
     checks: list[Callable[[], Iterator[Check]]] = [
         lambda: _flavor(client, spec),
@@ -101,7 +101,7 @@ def _flavor(client: Client, spec: JobSpec | None) -> Iterator[Check]:
         yield Check("flavor", False, f"there is no flavor {wanted}{guess}", f"one of {listed}")
         return
     assert spec is not None, "without a job there is no flavor to check"
-    most = _most(flavors[wanted])
+    most = _max_nodes(flavors[wanted])
     limit = f": at most {counted(most, 'node')}, but the job has {spec.nodes}" if most else ""
     yield Check(
         "flavor",
@@ -142,7 +142,7 @@ def _accelerators(flavor: Mapping[str, Any], spec: JobSpec) -> Iterator[Check]:
         )
 
 
-def _most(flavor: Mapping[str, Any]) -> int:
+def _max_nodes(flavor: Mapping[str, Any]) -> int:
     info = flavor.get("flavor_info") or {}
     return int(flavor.get("max_num") or info.get("max_num") or 0)
 

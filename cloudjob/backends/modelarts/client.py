@@ -68,7 +68,7 @@ class Client:
             except (Unanswered, ServiceError) as error:
                 if isinstance(error, ServiceError) and error.code != errors.DUPLICATE_NAME:
                     raise
-                found = self._named_after(error, name)
+                found = self._find_created(error, name)
                 if found is None:
                     raise
                 return found
@@ -78,7 +78,7 @@ class Client:
 
         return retried(create, pause_s, self._limits, sleep=self._pause)
 
-    def _named_after(self, error: BackendError, name: str) -> dict[str, Any] | None:
+    def _find_created(self, error: BackendError, name: str) -> dict[str, Any] | None:
         """Return the job of this name after its create has failed."""
         try:
             return self.named(name)

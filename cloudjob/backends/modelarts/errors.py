@@ -76,25 +76,25 @@ class ServiceError(BackendError):
         self.retry_after_s = retry_after_s
 
 
-class Refused(ServiceError, NotAuthorised):
+class AccessDenied(ServiceError, NotAuthorised):
     """The service rejects the credentials, or does not allow the operation."""
 
 
-class Gone(ServiceError, JobNotFound):
+class ServiceJobNotFound(ServiceError, JobNotFound):
     """The service has no such job."""
 
     exit_code = JobNotFound.exit_code
 
 
-def refused(doing: str, answer: Response) -> ServiceError:
+def service_error(doing: str, answer: Response) -> ServiceError:
     """Return the error for an answer with an HTTP status of 400 or more."""
     status = answer.status_code
     code, message, advice = _fields(answer.content)
     kind = ServiceError
     if code == JOB_NOT_FOUND:
-        kind = Gone
+        kind = ServiceJobNotFound
     elif status in (401, 403):
-        kind = Refused
+        kind = AccessDenied
     request = answer.headers.get("X-Request-Id", "")
     details = ", ".join(text for text in (code, f"request {request}" if request else "") if text)
     said = _one_line(message) or f"HTTP {status}"

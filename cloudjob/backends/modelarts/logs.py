@@ -19,7 +19,7 @@ from cloudjob.backends.modelarts.client import Client
 
 _AT_ONCE = 8
 # The nodes that one round asks for, each with a request; more nodes take turns.
-_A_LOOK = 64
+_PER_POLL = 64
 # While nothing is new, the pause between rounds grows up to this factor.
 _SLOWEST = 3.0
 # Attempts to fill a gap from the exported log.
@@ -53,19 +53,19 @@ def follow(
         def wait(wait_s: float) -> None:
             pause(min(wait_s, 1.0) if tails.is_over else wait_s)
 
-        def look() -> Iterator[Piece]:
+        def read_new() -> Iterator[Piece]:
             if tails.has_news:
                 # The service allows only so many requests a minute.
                 wait(poll_s)
-            yield from tails.look()
+            yield from tails.poll()
 
         if is_live:
             pause_s = (poll_s, poll_s * _SLOWEST)
             yield from following.poll(
-                look, tails.has_ended, follow=True, pause_s=pause_s, pause=wait
+                read_new, tails.has_ended, follow=True, pause_s=pause_s, pause=wait
             )
         else:
-            yield from tails.look()
+            yield from tails.poll()
         yield from tails.rest()
 
 
@@ -100,7 +100,7 @@ class _Tails:
         """Whether the job has ended, and a later round has found nothing."""
         return self.is_over and self._quiet > 0
 
-    def look(self) -> Iterator[Piece]:
+    def poll(self) -> Iterator[Piece]:
         """Yield the new lines."""
         shown = self._client.show(self._job)
         self.is_over = state.status_of(shown).state.is_final
@@ -113,7 +113,7 @@ class _Tails:
         if self._is_live and not self.is_over:
             asked = _sample(asked, self._turn)
         self._turn += 1
-        found = list(self._pool.map(_Tail.look, asked, repeat(is_done)))
+        found = list(self._pool.map(_Tail.poll, asked, repeat(is_done)))
         is_behind = any(tail.is_behind for tail in self._tails.values())
         self.has_news = any(found) or is_behind
         is_quiet = not self.has_news and len(asked) == len(self._tails)
@@ -129,11 +129,11 @@ class _Tails:
 
 def _sample(tails: list[_Tail], turn: int) -> list[_Tail]:
     """Return the logs of this round: all if few; else the head's, and others in turn."""
-    if len(tails) <= _A_LOOK:
+    if len(tails) <= _PER_POLL:
         return tails
     head, others = tails[0], tails[1:]
-    first = turn * (_A_LOOK - 1) % len(others)
-    return [head, *(others[first:] + others[:first])[: _A_LOOK - 1]]
+    first = turn * (_PER_POLL - 1) % len(others)
+    return [head, *(others[first:] + others[:first])[: _PER_POLL - 1]]
 
 
 class _Tail:
@@ -157,7 +157,7 @@ class _Tail:
         """Whether part of the log is known but not yielded yet."""
         return 0 < self._gap_tries < _GAP_TRIES
 
-    def look(self, is_done: bool) -> bytes:
+    def poll(self, is_done: bool) -> bytes:
         """Return the whole lines that are new."""
         found = self._client.log_preview(self._job, self._task)
         if found is None:

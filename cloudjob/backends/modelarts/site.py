@@ -125,7 +125,7 @@ def find(
         or next((environ[variable] for variable in variables if environ.get(variable)), "")
         for name, variables in _VARIABLES.items()
     }
-    site = _found(options, settings, environ, state, user_home)
+    site = _find_site(options, settings, environ, state, user_home)
     if options.get("auth") != "token" or site.keys is None:
         return site
     if site.keys.token:
@@ -135,7 +135,7 @@ def find(
     return replace(site, wants_token=True)
 
 
-def _found(
+def _find_site(
     options: Mapping[str, Any],
     settings: Mapping[str, str],
     environ: Mapping[str, str],
@@ -206,7 +206,7 @@ def _local(
     )
 
 
-def renewed(site: Site) -> Keys | None:
+def renewed_keys(site: Site) -> Keys | None:
     """Read the keys of ``site`` again from its file; None if it has no file."""
     return _keys_in(_read_file(site.file)) if site.file else None
 

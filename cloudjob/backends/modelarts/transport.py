@@ -35,7 +35,7 @@ _CONNECTIONS = 16
 _TOKEN_LIFE_S = 20 * 3600.0
 # The gateway answers 429 before anything is done.
 _TOO_MANY = 429
-_PASSING = (_TOO_MANY, 500, 502, 503, 504)
+_TRANSIENT_STATUSES = (_TOO_MANY, 500, 502, 503, 504)
 
 _NETWORK = "is the endpoint right, and can this machine reach it?"
 _PROXY = "are HTTPS_PROXY and NO_PROXY right?"
@@ -103,7 +103,7 @@ class Transport:
         """
 
         def pause_s(error: CloudJobError, tries: int) -> float | None:
-            may_pass = _may_pass(error, tries) and (is_repeatable or not _may_be_done(error))
+            may_pass = _is_transient(error, tries) and (is_repeatable or not _may_be_done(error))
             return getattr(error, "retry_after_s", 0.0) if may_pass else None
 
         try:
@@ -133,7 +133,7 @@ class Transport:
         except requests.RequestException as error:
             raise self._no_answer(doing, url, error) from error
         if answer.status_code >= requests.codes.bad_request:
-            raise errors.refused(doing, answer)
+            raise errors.service_error(doing, answer)
         return answer
 
     def _no_answer(self, doing: str, url: str, error: requests.RequestException) -> NoAnswer:
@@ -199,7 +199,7 @@ class Transport:
         if self._ahead_s:
             # The answer contains the service's time, with which the next request is signed.
             return True
-        keys = sites.renewed(self._site)
+        keys = sites.renewed_keys(self._site)
         if keys is None or keys == self._site.keys:
             return False
         self._site = replace(self._site, keys=keys)
@@ -274,15 +274,15 @@ def _identity(site: Site) -> dict[str, Any]:
     return {"methods": ["password"], "password": {"user": user}}
 
 
-def _may_pass(error: CloudJobError, tries: int) -> bool:
+def _is_transient(error: CloudJobError, tries: int) -> bool:
     """Return whether another try may succeed."""
     if isinstance(error, NoAnswer):
         return error.was_sent or tries < _CONNECTS
-    return isinstance(error, ServiceError) and error.status in _PASSING
+    return isinstance(error, ServiceError) and error.status in _TRANSIENT_STATUSES
 
 
 def _may_be_done(error: CloudJobError) -> bool:
     """Return whether the service may have carried out a request that failed with ``error``."""
     if isinstance(error, NoAnswer):
         return error.was_sent
-    return isinstance(error, ServiceError) and error.status in _PASSING[1:]
+    return isinstance(error, ServiceError) and error.status in _TRANSIENT_STATUSES[1:]

@@ -71,7 +71,7 @@ class ProcessBackend(Backend[ProcessRequest]):
         )
         return [Check("files of the nodes", False, found, is_needed=False)]
 
-    def devices(self, spec: JobSpec, *, may_ask: bool) -> Devices:
+    def devices(self, spec: JobSpec, *, may_query: bool) -> Devices:
         """Return the GPUs or NPUs of each node: its own, or those of this machine for one node."""
         if spec.process.gpus or spec.nodes > 1:
             return Devices(spec.process.gpus, f"process.gpus is {spec.process.gpus}")
@@ -116,7 +116,7 @@ class ProcessBackend(Backend[ProcessRequest]):
         with writing(f"starting job {request.job}", folder):
             for path in (self._jobs, self._home / "cache"):
                 private_folder(path)
-            lock = running.begin(self._home, request.job, folder, (request.run_dir, *own))
+            lock = running.register(self._home, request.job, folder, (request.run_dir, *own))
             try:
                 folder.mkdir(mode=0o700)
                 run_dir.mkdir(mode=0o700)
@@ -166,25 +166,25 @@ class ProcessBackend(Backend[ProcessRequest]):
         except BackendError as error:
             if is_alive:
                 return NativeStatus(JobState.RUNNING, f"running ({error.message})")
-            return state.lost(folder, None, error.message)
+            return state.lost_status(folder, None, error.message)
         if found is None:
             if is_alive:
                 return NativeStatus(JobState.PENDING, "starting")
             raise JobNotFound(f"looking for {handle}: this machine has no such job")
         if found["ended_at"] is not None:
-            return state.ended(found)
+            return state.ended_status(found)
         if is_alive:
             started_at = times.rfc3339(found["started_at"])
             return NativeStatus(JobState.RUNNING, "running", started_at=started_at)
         with contextlib.suppress(OSError):
             running.sweep_job(self._home, job)
-        return state.lost(folder, found, state.LOST)
+        return state.lost_status(folder, found, state.LOST)
 
     def logs(self, handle: str, node: int | None, *, follow: bool) -> Iterator[tuple[int, bytes]]:
         job, folder = self._found(handle)
         offsets: dict[int, int] = {}
 
-        def look() -> Iterator[tuple[int, bytes]]:
+        def read_new() -> Iterator[tuple[int, bytes]]:
             for index, path in node_logs(folder).items():
                 while node in (None, index) and (data := _read(path, offsets.get(index, 0))):
                     offsets[index] = offsets.get(index, 0) + len(data)
@@ -199,7 +199,7 @@ class ProcessBackend(Backend[ProcessRequest]):
                 return bool(found and found["ended_at"])
             return False
 
-        yield from poll(look, has_ended, follow=follow, pause_s=(_POLL_S, _POLL_S))
+        yield from poll(read_new, has_ended, follow=follow, pause_s=(_POLL_S, _POLL_S))
 
     def log_ends(self, handle: str) -> Iterator[tuple[int, bytes]]:
         for index, path in node_logs(self._found(handle)[1]).items():

@@ -56,27 +56,32 @@ def count(
     return len(npus), "NPU" if npus else "GPU"
 
 
-def share(there: tuple[str, ...], nodes: int, each: int, node: int) -> dict[str, str]:
+def gpus_of_node(
+    available: tuple[str, ...], nodes: int, per_node: int, node: int
+) -> dict[str, str]:
     """Return the variables that name a node's own GPUs; none if the job requests no GPUs.
 
     Args:
-        there: The GPUs of this machine.
-        each: The number of GPUs of a node.
+        available: The GPUs of this machine.
+        per_node: The number of GPUs of a node.
 
     Raises:
         SpecError: This machine has too few GPUs.
     """
-    if not each:
+    if not per_node:
         return {}
-    if nodes * each > len(there):
+    if nodes * per_node > len(available):
         problem = (
-            f"process.gpus: {nodes} {'node' if nodes == 1 else 'nodes'} with {each} each need "
-            f"{nodes * each}, but this shell sees {_counted(there)} (given {each}; "
-            f"allowed 0 to {len(there) // nodes})"
+            f"process.gpus: {nodes} {'node' if nodes == 1 else 'nodes'} with {per_node} each need "
+            f"{nodes * per_node}, but this shell sees {_counted(available)} (given {per_node}; "
+            f"allowed 0 to {len(available) // nodes})"
         )
         raise SpecError([problem], hint="with 0 all nodes share what this shell sees")
-    return {CUDA: ",".join(there[node * each : (node + 1) * each]), "MA_NUM_GPUS": str(each)}
+    return {
+        CUDA: ",".join(available[node * per_node : (node + 1) * per_node]),
+        "MA_NUM_GPUS": str(per_node),
+    }
 
 
-def _counted(there: tuple[str, ...]) -> str:
-    return f"{len(there)}: {', '.join(there)}" if there else "none"
+def _counted(available: tuple[str, ...]) -> str:
+    return f"{len(available)}: {', '.join(available)}" if available else "none"

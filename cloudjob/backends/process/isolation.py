@@ -78,7 +78,7 @@ def possible_level() -> Level:
     return "names" if _works(lambda: isolate("cloudjob-probe", "/etc/hosts")) else "none"
 
 
-def named_in(texts: Iterable[str], folders: Sequence[str] = OWN) -> tuple[Mount, ...]:
+def folders_named_in(texts: Iterable[str], folders: Sequence[str] = OWN) -> tuple[Mount, ...]:
     """Return what stays visible in private folders: the entries that any of ``texts`` names.
 
     A job that names ``/tmp/data/train.csv`` sees ``/tmp/data`` of this machine.

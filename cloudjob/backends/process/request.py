@@ -142,7 +142,7 @@ def build(
             ssh_key=f"{run}/{KEY}",
         )
         env = base | submissions.variables(submission, node, home=home, address=address_of(index))
-        own = devices.share(machine.gpus, len(hosts), gpus, index)
+        own = devices.gpus_of_node(machine.gpus, len(hosts), gpus, index)
         env.update({name: own[name] for name in own if name not in submission.spec.env})
         nodes.append(
             NodeRequest(
@@ -188,7 +188,7 @@ def mounts_of(
         cache: Its folder for large files.
         work: The home folder that images of the first generation have.
         tmp: The folder of its temporary files, in the folder of the job's sockets.
-        texts: Paths that these texts name stay visible, see ``isolation.named_in``.
+        texts: Paths that these texts name stay visible, see ``isolation.folders_named_in``.
     """
     job_dir = f"{home}/modelarts/user-job-dir"
     return (
@@ -200,7 +200,7 @@ def mounts_of(
         (job_dir, f"{isolation.HOME}/user-job-dir"),
         (job_dir, f"{isolation.WORK}/user-job-dir"),
         (tmp.rpartition("/")[0], isolation.RUN_DIR),
-        *isolation.named_in(texts),
+        *isolation.folders_named_in(texts),
     )
 
 

@@ -29,7 +29,7 @@ def path_of(home: Path, job: str) -> Path:
     return home / _FOLDER / job
 
 
-def begin(home: Path, job: str, folder: Path, temporary: Sequence[str]) -> int:
+def register(home: Path, job: str, folder: Path, temporary: Sequence[str]) -> int:
     """Create the file of a job, and return its locked descriptor.
 
     Args:
@@ -42,7 +42,7 @@ def begin(home: Path, job: str, folder: Path, temporary: Sequence[str]) -> int:
     private_folder(home / _FOLDER)
     sweep_job(home, job)
     text = json.dumps({"folder": str(folder), "temporary": list(temporary)})
-    return locks.take_new(path_of(home, job), text.encode("ascii") + b"\n")
+    return locks.acquire_new(path_of(home, job), text.encode("ascii") + b"\n")
 
 
 def note_controller(descriptor: int, process: int) -> None:

@@ -37,7 +37,7 @@ _EXPECTED = {"started_at", "ended_at", "exit_code", "is_cancelled", "nodes"}
 LOST = "the controller of the job was killed, or the machine was restarted"
 
 
-def lost(folder: Path, found: dict[str, Any] | None, message: str) -> NativeStatus:
+def lost_status(folder: Path, found: dict[str, Any] | None, message: str) -> NativeStatus:
     """Return the status of a job whose processes were killed; the head's record has precedence."""
     begun = (folder / STATE).stat().st_mtime
     # A keeper touches its log when its node ends; if none has done so, that time is unknown.
@@ -56,7 +56,7 @@ def lost(folder: Path, found: dict[str, Any] | None, message: str) -> NativeStat
     )
 
 
-def ended(found: dict[str, Any]) -> NativeStatus:
+def ended_status(found: dict[str, Any]) -> NativeStatus:
     """Return the status of a job whose controller has written how it ended."""
     nodes = found["nodes"]
     status = NativeStatus(

@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 _SCHEME = "slurm"
 # The folder is read often and Slurm's controller seldom, as it serves a whole cluster.
 _POLL_S, _FAR_POLL_S = 0.1, 1.0
-_ASK_S = 2.0
+_QUERY_S = 2.0
 # After the job's end, only Slurm's final state is missing.
-_ASK_LAST_S = 0.25
+_QUERY_LAST_S = 0.25
 # Seconds that a controller may be silent while a command waits for a job.
 _PATIENCE_S = 900.0
 # The shortest and the longest wait between two reads of a log.
@@ -59,7 +59,7 @@ class _Handle(NamedTuple):
     job: str
 
 
-class _Look(NamedTuple):
+class _Snapshot(NamedTuple):
     """What Slurm and the job's folder reported at one moment."""
 
     marks: state.Marks
@@ -70,7 +70,7 @@ class _Look(NamedTuple):
 class _Answer(NamedTuple):
     facts: state.Facts
     asked_at: float
-    heard_at: float
+    answered_at: float
 
 
 class SlurmBackend(Backend[SlurmRequest]):
@@ -83,20 +83,20 @@ class SlurmBackend(Backend[SlurmRequest]):
         # Slurm's last answer about a job, when it was asked and when it last answered.
         self._facts: dict[str, _Answer] = {}
         # The contents of a job's folder on another machine, and when they were read.
-        self._looks: dict[str, tuple[float, _Look]] = {}
+        self._snapshots: dict[str, tuple[float, _Snapshot]] = {}
         # The ended jobs whose outputs have been copied back.
-        self._settled: set[str] = set()
+        self._copied_back: set[str] = set()
 
     @property
     def poll_s(self) -> float:
         return _FAR_POLL_S if self._options.get("host") else _POLL_S
 
     def checks(self, spec: JobSpec | None, store: str) -> list[Check]:
-        return checks.look(self._cluster, spec)
+        return checks.run(self._cluster, spec)
 
     # -- forward ------------------------------------------------------------------------------
 
-    def devices(self, spec: JobSpec, *, may_ask: bool) -> Devices:
+    def devices(self, spec: JobSpec, *, may_query: bool) -> Devices:
         return requests.devices(spec)
 
     def build(self, submission: Submission) -> SlurmRequest:
@@ -144,8 +144,8 @@ class SlurmBackend(Backend[SlurmRequest]):
             env = variables.dump(requests.located(request, folder))
             done = host.run(folder, f"cat >{paths.DELIVERED_ENV}", env)
             if done.code:
-                raise BackendError(f"writing the variables of {request.job}: {done.words}")
-        sbatch = clusters.clean(
+                raise BackendError(f"writing the variables of {request.job}: {done.message}")
+        sbatch = clusters.with_clean_environment(
             f"sbatch --parsable --export=ALL {script.JOB_SCRIPT}", request.inherited
         )
         # In the shell, so that the number is stored even if this process is killed.
@@ -153,11 +153,11 @@ class SlurmBackend(Backend[SlurmRequest]):
             done = host.run(folder, f"{sbatch} >{script.ID}.new && mv {script.ID}.new {script.ID}")
         except BackendError as error:
             raise Unanswered(error.message, hint=error.hint) from error
-        if done.code and errors.may_be_done(done.words):
-            words = f"submitting job {request.job} to Slurm: {done.words}"
+        if done.code and errors.may_be_done(done.message):
+            words = f"submitting job {request.job} to Slurm: {done.message}"
             raise Unanswered(words, hint="squeue --me shows whether it was submitted")
         if done.code:
-            raise errors.refused(f"submitting job {request.job} to Slurm", done.words)
+            raise errors.command_error(f"submitting job {request.job} to Slurm", done.message)
         if request.local:
             local_store.remember(self._home, request.job, request.local)
         # A job that was just sent needs no query yet.
@@ -167,20 +167,20 @@ class SlurmBackend(Backend[SlurmRequest]):
     # -- back ---------------------------------------------------------------------------------
 
     def status(self, handle: str) -> NativeStatus:
-        where = _parted(handle)
-        look = self._look(where)
-        if is_settled(look.marks):
+        where = _parse_handle(handle)
+        snapshot = self._snapshot(where)
+        if is_settled(snapshot.marks):
             facts = state.Facts()
         else:
-            facts = self._ask(where, look)
+            facts = self._query(where, snapshot)
             if facts.state:
                 # The folder may have changed while Slurm was asked.
-                look = self._look(where)
-        if not (facts.state or look.id or look.marks.id) and self._is_new(where):
+                snapshot = self._snapshot(where)
+        if not (facts.state or snapshot.id or snapshot.marks.id) and self._is_new(where):
             return NativeStatus(JobState.PENDING, "being submitted")
-        status = state.status_of(look.marks, facts, is_cancelled=look.is_cancelled)
+        status = state.status_of(snapshot.marks, facts, is_cancelled=snapshot.is_cancelled)
         if status.state.is_final:
-            self._settle(where)
+            self._copy_back(where)
         return status
 
     def statuses(self, handles: Sequence[str]) -> Mapping[str, NativeStatus | None]:
@@ -188,16 +188,26 @@ class SlurmBackend(Backend[SlurmRequest]):
 
         A job that squeue does not list has ended, and is left to ``status``.
         """
-        wanted = [_parted(handle) for handle in handles]
+        wanted = [_parse_handle(handle) for handle in handles]
         if not wanted:
             return {}
         host = wanted[0].host
-        looks = dict(zip(handles, _looks(host, [item.folder for item in wanted]), strict=True))
-        found: dict[str, NativeStatus | None] = {h: None for h, look in looks.items() if not look}
-        unsettled = {h: look for h, look in looks.items() if look and not is_settled(look.marks)}
+        snapshots = dict(
+            zip(handles, _snapshots_of(host, [item.folder for item in wanted]), strict=True)
+        )
+        found: dict[str, NativeStatus | None] = {
+            h: None for h, snapshot in snapshots.items() if not snapshot
+        }
+        unsettled = {
+            h: snapshot
+            for h, snapshot in snapshots.items()
+            if snapshot and not is_settled(snapshot.marks)
+        }
         if unsettled:
             try:
-                queue = state.read_jobs(_said(host, f"{_QUEUE} --me", "listing your jobs on Slurm"))
+                queue = state.read_jobs(
+                    _output_of(host, f"{_QUEUE} --me", "listing your jobs on Slurm")
+                )
             except BackendError as error:
                 unknown = NativeStatus(JobState.UNKNOWN, error.message)
                 return found | dict.fromkeys(unsettled, unknown)
@@ -205,11 +215,11 @@ class SlurmBackend(Backend[SlurmRequest]):
         return found
 
     def logs(self, handle: str, node: int | None, *, follow: bool) -> Iterator[tuple[int, bytes]]:
-        where = _parted(handle)
-        self._look(where)
+        where = _parse_handle(handle)
+        self._snapshot(where)
         offsets: dict[int, int] = {}
 
-        def look() -> Iterator[tuple[int, bytes]]:
+        def read_new() -> Iterator[tuple[int, bytes]]:
             for index, data in sorted(where.host.tails(where.folder, offsets).items()):
                 offsets[index] = offsets.get(index, 0) + len(data)
                 yield index, data
@@ -218,13 +228,13 @@ class SlurmBackend(Backend[SlurmRequest]):
             return self.status(handle).state.is_final
 
         pause_s = (_FAR_POLL_S, _FAR_POLL_S) if where.host.name else _LOG_POLL_S
-        for index, data in poll(look, has_ended, follow=follow, pause_s=pause_s):
+        for index, data in poll(read_new, has_ended, follow=follow, pause_s=pause_s):
             if node in (None, index) or not data:
                 yield index, data
 
     def log_ends(self, handle: str) -> Iterator[tuple[int, bytes]]:
-        where = _parted(handle)
-        self._look(where)
+        where = _parse_handle(handle)
+        self._snapshot(where)
         heads = where.host.tails(where.folder, {})
         for index, head in sorted(heads.items()):
             yield index, head[: head.rfind(b"\n") + 1]
@@ -236,16 +246,19 @@ class SlurmBackend(Backend[SlurmRequest]):
 
     def cancel(self, handle: str, *, is_urgent: bool = False) -> None:
         """Cancel the job; its ranks get their grace period unless it is suspended."""
-        where = _parted(handle)
-        look = self._look(where)
-        facts = self._ask(where, look, is_fresh=True)
-        if not facts.id or state.status_of(look.marks, facts, is_cancelled=False).state.is_final:
+        where = _parse_handle(handle)
+        snapshot = self._snapshot(where)
+        facts = self._query(where, snapshot, is_fresh=True)
+        if (
+            not facts.id
+            or state.status_of(snapshot.marks, facts, is_cancelled=False).state.is_final
+        ):
             return
         where.host.run(where.folder, f": >{_CANCELLED}")
         if state.is_waiting(facts):
             self._scancel(where, f"--state=PENDING {facts.id}")
             # The job may have started in the meantime.
-            facts = self._ask(where, look, is_fresh=True)
+            facts = self._query(where, snapshot, is_fresh=True)
             if state.is_over(facts):
                 return
         # The script passes the signal on to the head: a signal to all that Slurm has started would
@@ -257,28 +270,28 @@ class SlurmBackend(Backend[SlurmRequest]):
 
     def refresh(self, handle: str, keys: Mapping[str, str]) -> None:
         """Write fresh keys of the store into the job's folder."""
-        where = _parted(handle)
+        where = _parse_handle(handle)
         name = paths.DELIVERED_KEYS
         text = f"umask 077; cat >{name}.new && mv {name}.new {name}"
         done = where.host.run(where.folder, text, variables.dump(keys))
         if done.code:
-            raise BackendError(f"refreshing the keys of {handle}: {done.words}")
+            raise BackendError(f"refreshing the keys of {handle}: {done.message}")
 
     def _scancel(self, where: _Handle, words: str) -> None:
-        done = where.host.run(where.folder, clusters.clean(f"scancel {words}"))
-        if done.code and not any(text in done.words for text in _HAS_ENDED):
-            raise errors.refused(f"cancelling {where.job}", done.words)
+        done = where.host.run(where.folder, clusters.with_clean_environment(f"scancel {words}"))
+        if done.code and not any(text in done.message for text in _HAS_ENDED):
+            raise errors.command_error(f"cancelling {where.job}", done.message)
 
     def remove(self, handle: str) -> None:
         """Remove everything of the job; a running job is ended first."""
-        where = _parted(handle)
+        where = _parse_handle(handle)
         try:
             self._end(where)
         except JobNotFound:
             return
         done = where.host.run("", f"rm -rf {quoted(where.folder)}")
         if done.code:
-            raise BackendError(f"removing {where.folder}: {done.words}")
+            raise BackendError(f"removing {where.folder}: {done.message}")
         local_store.forget(self._home, where.job)
 
     # -- the cluster --------------------------------------------------------------------------
@@ -289,39 +302,39 @@ class SlurmBackend(Backend[SlurmRequest]):
             self._found = clusters.find(self._options, self._home)
         return self._found
 
-    def _look(self, where: _Handle) -> _Look:
+    def _snapshot(self, where: _Handle) -> _Snapshot:
         """Read the files in the job's folder.
 
         Raises:
             JobNotFound: There is no such folder.
         """
-        looked_at, look = self._looks.get(where.job) or (0.0, None)
-        if look is None or not where.host.name or time.monotonic() - looked_at > _FAR_POLL_S / 2:
-            look = _looks(where.host, [where.folder])[0]
-            if look is None:
+        read_at, snapshot = self._snapshots.get(where.job) or (0.0, None)
+        if snapshot is None or not where.host.name or time.monotonic() - read_at > _FAR_POLL_S / 2:
+            snapshot = _snapshots_of(where.host, [where.folder])[0]
+            if snapshot is None:
                 on = f" on {where.host.name}" if where.host.name else ""
                 raise JobNotFound(f"looking for {where.folder}{on}: there is no such folder")
-            self._looks[where.job] = (time.monotonic(), look)
-        return look
+            self._snapshots[where.job] = (time.monotonic(), snapshot)
+        return snapshot
 
-    def _ask(self, where: _Handle, look: _Look, *, is_fresh: bool = False) -> state.Facts:
+    def _query(self, where: _Handle, snapshot: _Snapshot, *, is_fresh: bool = False) -> state.Facts:
         """Ask Slurm about the job, unless it was asked just now."""
         now = time.monotonic()
         last = self._facts.get(where.job)
-        wait_s = _ASK_LAST_S if look.marks.code is not None else _ASK_S
+        wait_s = _QUERY_LAST_S if snapshot.marks.code is not None else _QUERY_S
         if last and not is_fresh and now - last.asked_at < wait_s:
             return last.facts
         try:
-            facts, heard_at = self._asked(where, look.id or look.marks.id), now
+            facts, answered_at = self._query_slurm(where, snapshot.id or snapshot.marks.id), now
         except BackendError:
             # A restart of the controller ends neither a job nor a wait for one.
-            if last is None or is_fresh or now - last.heard_at > _PATIENCE_S:
+            if last is None or is_fresh or now - last.answered_at > _PATIENCE_S:
                 raise
-            facts, heard_at = last.facts, last.heard_at
-        self._facts[where.job] = _Answer(facts, time.monotonic(), heard_at)
+            facts, answered_at = last.facts, last.answered_at
+        self._facts[where.job] = _Answer(facts, time.monotonic(), answered_at)
         return facts
 
-    def _asked(self, where: _Handle, number: str) -> state.Facts:
+    def _query_slurm(self, where: _Handle, number: str) -> state.Facts:
         # "123;cluster" if there are several clusters.
         number = number.partition(";")[0]
         # An older cloudjob, or a person, may have written this file.
@@ -329,11 +342,11 @@ class SlurmBackend(Backend[SlurmRequest]):
             return state.Facts()
         doing = f"asking Slurm for {where.job}"
         which = f"-j {number}" if number else f"--me --name={script.JOB_NAME}{where.job}"
-        found = state.read_jobs(_said(where.host, f"{_QUEUE} {which}", doing))
+        found = state.read_jobs(_output_of(where.host, f"{_QUEUE} {which}", doing))
         if number and not found:
             # The controller has forgotten the job; the site may have no accounting.
             found = state.read_jobs(
-                _said(where.host, f"{_ACCOUNTING} -j {number} 2>/dev/null || :", doing)
+                _output_of(where.host, f"{_ACCOUNTING} -j {number} 2>/dev/null || :", doing)
             )
         facts = found.get(where.job, state.Facts())
         if facts.id and not number:
@@ -346,20 +359,20 @@ class SlurmBackend(Backend[SlurmRequest]):
         text = f"find {script.JOB_SCRIPT} -mmin -{_SUBMIT_MIN}"
         return bool(where.host.run(where.folder, text).out)
 
-    def _settle(self, where: _Handle) -> None:
+    def _copy_back(self, where: _Handle) -> None:
         """Copy back the job's results, and delete its secrets."""
-        if where.job in self._settled:
+        if where.job in self._copied_back:
             return
         if local_store.bring_home(where.host, where.folder, self._home, where.job):
             local_store.forget(self._home, where.job)
         key = paths.DELIVERED_SSH_KEY
         left = (paths.DELIVERED_ENV, paths.DELIVERED_KEYS, key, f"{key}.pub")
         where.host.remove(where.folder, left)
-        self._settled.add(where.job)
+        self._copied_back.add(where.job)
 
     def _end(self, where: _Handle) -> None:
-        look = self._look(where)
-        facts = self._ask(where, look, is_fresh=True)
+        snapshot = self._snapshot(where)
+        facts = self._query(where, snapshot, is_fresh=True)
         deadline = time.monotonic() + _END_S
         has_cancelled = False
         while facts.id and not state.is_over(facts):
@@ -372,14 +385,14 @@ class SlurmBackend(Backend[SlurmRequest]):
                     hint="try again in a few minutes, or ask the administrator of the cluster",
                 )
             time.sleep(_END_POLL_S)
-            facts = self._ask(where, look, is_fresh=True)
+            facts = self._query(where, snapshot, is_fresh=True)
 
 
 _QUEUE = f"SLURM_TIME_FORMAT=%s squeue -a -h -t all -o '{state.QUEUE_COLUMNS}'"
 _ACCOUNTING = f"SLURM_TIME_FORMAT=%s sacct -n -P -X -o {state.ACCOUNTING_COLUMNS}"
 # Prints for each folder on its input: an empty line if it is missing; else the size of its file
 # ``state``, whether the job was cancelled and its number on Slurm, then that file.
-_LOOK = """while IFS= read -r folder; do
+_READ_FOLDERS = """while IFS= read -r folder; do
     case $folder in "~/"*) folder=$HOME/${folder#"~/"} ;; esac
     cd "$folder" 2>/dev/null || { echo; continue; }
     cancelled=0
@@ -391,26 +404,26 @@ done"""
 
 
 def _queued(
-    queue: Mapping[str, state.Facts], looks: Mapping[str, _Look]
+    queue: Mapping[str, state.Facts], snapshots: Mapping[str, _Snapshot]
 ) -> Iterator[tuple[str, NativeStatus]]:
     """Yield handle and status of the jobs in the queue that have not ended."""
-    for handle, look in looks.items():
-        facts = queue.get(_parted(handle).job)
+    for handle, snapshot in snapshots.items():
+        facts = queue.get(_parse_handle(handle).job)
         if facts is not None:
-            status = state.status_of(look.marks, facts, is_cancelled=look.is_cancelled)
+            status = state.status_of(snapshot.marks, facts, is_cancelled=snapshot.is_cancelled)
             if not status.state.is_final:
                 yield handle, status
 
 
-def _looks(host: Host, folders: Sequence[str]) -> list[_Look | None]:
+def _snapshots_of(host: Host, folders: Sequence[str]) -> list[_Snapshot | None]:
     """Return the contents of job folders; None for a missing folder."""
     if not host.name:
-        return [_look_here(Path(folder)) for folder in folders]
+        return [_local_snapshot(Path(folder)) for folder in folders]
     text = "".join(f"{folder}\n" for folder in folders)
-    done = host.run("", _LOOK, os.fsencode(text), is_reading=True)
+    done = host.run("", _READ_FOLDERS, os.fsencode(text), is_reading=True)
     if done.code:
-        raise BackendError(f"looking at the folders of jobs: {done.words}")
-    found: list[_Look | None] = []
+        raise BackendError(f"looking at the folders of jobs: {done.message}")
+    found: list[_Snapshot | None] = []
     rest = done.out
     while rest:
         line, _, rest = rest.partition(b"\n")
@@ -420,14 +433,14 @@ def _looks(host: Host, folders: Sequence[str]) -> list[_Look | None]:
         size, cancelled, number = line.decode("ascii", "replace").split(" ", 2)
         marks, rest = rest[: int(size)], rest[int(size) :]
         text = marks.decode("utf-8", "replace")
-        found.append(_Look(state.read_marks(text), number.strip(), cancelled == "1"))
+        found.append(_Snapshot(state.read_marks(text), number.strip(), cancelled == "1"))
     return found
 
 
-def _look_here(folder: Path) -> _Look | None:
+def _local_snapshot(folder: Path) -> _Snapshot | None:
     if not folder.is_dir():
         return None
-    return _Look(
+    return _Snapshot(
         state.read_marks(_read(folder / script.STATE)),
         _read(folder / script.ID).strip(),
         (folder / _CANCELLED).exists(),
@@ -443,15 +456,15 @@ def _read(path: Path) -> str:
         raise BackendError(f"reading {path}: {error.strerror}") from error
 
 
-def _said(host: Host, text: str, doing: str) -> str:
+def _output_of(host: Host, text: str, doing: str) -> str:
     """Return the output of one of Slurm's commands; empty for a job that it does not know."""
     done = host.run("", text, is_reading=True)
-    if done.code and not any(words in done.words for words in _NO_JOB):
-        raise errors.refused(doing, done.words)
+    if done.code and not any(words in done.message for words in _NO_JOB):
+        raise errors.command_error(doing, done.message)
     return done.out.decode("utf-8", "replace")
 
 
-def _parted(handle: str) -> _Handle:
+def _parse_handle(handle: str) -> _Handle:
     host, *names = handles.read(handle, _SCHEME)
     folder = unquote("/".join(names))
     return _Handle(

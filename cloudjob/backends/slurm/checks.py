@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 _OLDEST = (20, 11)
 
 
-def look(cluster: Cluster, spec: JobSpec | None) -> list[Check]:
+def run(cluster: Cluster, spec: JobSpec | None) -> list[Check]:
     """Return the results of the checks; before a submit only the cheap ones.
 
     Args:
@@ -39,7 +39,7 @@ def _version(host: Host, where: str) -> Check:
     done = host.run("", "sbatch --version")
     hint = "run this on a login node, or set slurm.host to one"
     if done.code:
-        return Check("sbatch", False, f"none{where}: {done.words}", hint)
+        return Check("sbatch", False, f"none{where}: {done.message}", hint)
     text = done.out.decode("utf-8", "replace").strip()
     numbers = [int(n) for n in text.rpartition(" ")[2].split(".")[:2] if n.isdecimal()]
     return Check(
@@ -56,13 +56,13 @@ def _controller(host: Host) -> Check:
     lines = [line for line in text.splitlines() if " at " in line or "UP" in line or "DOWN" in line]
     hint = "the controller is down, or refuses connections from this machine"
     is_up = any(" is UP" in line for line in lines)
-    return Check("controller", is_up, "; ".join(lines) or done.words, hint)
+    return Check("controller", is_up, "; ".join(lines) or done.message, hint)
 
 
 def _nodes(host: Host) -> list[Check]:
     done = host.run("", "sinfo -h -o '%P %a %l %D %T %G'")
     if done.code:
-        return [Check("partitions", False, done.words, "see the check of the controller")]
+        return [Check("partitions", False, done.message, "see the check of the controller")]
     lines = done.out.decode("utf-8", "replace").splitlines()
     found = "; ".join(" ".join(line.split()) for line in lines)
     hint = "no partition has a node that you may use"
@@ -76,7 +76,7 @@ def _folder(host: Host, folder: str) -> Check:
     )
     hint = "set slurm.folder to a folder on a disk that all nodes share"
     if done.code:
-        return Check("folder", False, done.words, hint)
+        return Check("folder", False, done.message, hint)
     return Check("folder", True, done.out.decode("utf-8", "replace").strip(), hint)
 
 
@@ -85,7 +85,7 @@ def _sacct(host: Host) -> Check:
     return Check(
         "accounting",
         done.code == 0,
-        "sacct answers" if done.code == 0 else done.words,
+        "sacct answers" if done.code == 0 else done.message,
         "without it, the end of a job whose script was killed is known only as long as Slurm"
         " remembers the job (MinJobAge)",
         is_needed=False,

@@ -30,7 +30,7 @@ _DEFAULT_REMOTE = "~/.cloudjob/slurm"
 _PASSED = ("HOME", "USER", "LOGNAME", "LANG", "SLURM_CONF")
 
 
-class Done(NamedTuple):
+class CommandResult(NamedTuple):
     """The result of a command."""
 
     code: int
@@ -38,7 +38,7 @@ class Done(NamedTuple):
     err: bytes
 
     @property
-    def words(self) -> str:
+    def message(self) -> str:
         """Its stderr, or its stdout if that is empty, as one line."""
         lines = (self.err or self.out).decode("utf-8", "replace").split("\n")
         return "; ".join(line.strip() for line in lines if line.strip())[-600:] or "no output"
@@ -54,7 +54,9 @@ class Host:
 
     name: str = ""
 
-    def run(self, folder: str, text: str, stdin: bytes = b"", *, is_reading: bool = False) -> Done:
+    def run(
+        self, folder: str, text: str, stdin: bytes = b"", *, is_reading: bool = False
+    ) -> CommandResult:
         """Run a line of POSIX shell in a folder.
 
         Args:
@@ -77,7 +79,7 @@ class Host:
             done = _run(words, stdin, doing=doing)
         if done.code == _SSH_DOWN:
             raise Unreachable(
-                f"connecting to {self.name} with ssh: {done.words}",
+                f"connecting to {self.name} with ssh: {done.message}",
                 hint=f"try: ssh -o BatchMode=yes {self.name} sinfo",
             )
         return done
@@ -107,7 +109,7 @@ class Host:
         if done.code:
             on = f" on {self.name}" if self.name else ""
             raise BackendError(
-                f"making the job's folder {folder}{on}: {done.words}",
+                f"making the job's folder {folder}{on}: {done.message}",
                 hint="is there space, and may you write there? slurm.folder selects another folder",
             )
         return os.fsdecode(done.out.rstrip(b"\n"))
@@ -230,7 +232,7 @@ def quoted(path: str) -> str:
     return shlex.quote(path)
 
 
-def clean(text: str, more: Sequence[str] = ()) -> str:
+def with_clean_environment(text: str, more: Sequence[str] = ()) -> str:
     """Return a shell command that runs ``text`` with a minimal environment.
 
     sbatch passes its own environment to the nodes unless an option forbids that, and with that
@@ -258,7 +260,9 @@ def _ssh(host: str) -> list[str]:
     return [*words, "--", host]
 
 
-def _run(words: Sequence[str], stdin: bytes, *, doing: str, cwd: str | None = None) -> Done:
+def _run(
+    words: Sequence[str], stdin: bytes, *, doing: str, cwd: str | None = None
+) -> CommandResult:
     try:
         done = subprocess.run(
             words, input=stdin, cwd=cwd or None, capture_output=True, timeout=LIMIT_S, check=False
@@ -270,4 +274,4 @@ def _run(words: Sequence[str], stdin: bytes, *, doing: str, cwd: str | None = No
         ) from error
     except OSError as error:
         raise BackendError(f"{doing}: {error.filename or words[0]}: {error.strerror}") from error
-    return Done(done.returncode, done.stdout, done.stderr)
+    return CommandResult(done.returncode, done.stdout, done.stderr)

@@ -66,7 +66,7 @@ def may_be_done(words: str) -> bool:
     return any(part in words for part in _MAY_BE_DONE)
 
 
-def refused(doing: str, words: str) -> BackendError:
+def command_error(doing: str, words: str) -> BackendError:
     """Return the error for the output of a Slurm command."""
     said = words.removeprefix("sbatch: error: ").replace("Batch job submission failed: ", "")
     hint = next((hint for part, hint in _HINTS if part.lower() in words.lower()), _DEFAULT)

@@ -59,7 +59,7 @@ def bring_home(host: Host, folder: str, home: Path, job: str) -> bool:
         folder, f'for d in {names}; do [ ! -d "$d" ] || echo "$d"; done | tar -cf - -T -'
     )
     if done.code:
-        raise BackendError(f"copying back the results of {job}: {done.words}")
+        raise BackendError(f"copying back the results of {job}: {done.message}")
     target = Path(store, job)
     try:
         with tarfile.open(fileobj=io.BytesIO(done.out)) as archive:

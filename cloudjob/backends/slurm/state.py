@@ -39,7 +39,7 @@ _STATES = {
     "CANCELLED": JobState.CANCELLED,
     "REVOKED": JobState.CANCELLED,
 }
-_WHY = {
+_REASONS = {
     "TIMEOUT": "the job reached its time limit on Slurm",
     "DEADLINE": "the job reached its deadline on Slurm",
     "NODE_FAIL": "a node has failed",
@@ -274,12 +274,12 @@ def _failed(status: NativeStatus, marks: Marks, facts: Facts) -> NativeStatus:
         return replace(
             status,
             exit_code=TIMED_OUT,
-            message=f"{_WHY['TIMEOUT']} (slurm.time_min, or the partition's limit)",
+            message=f"{_REASONS['TIMEOUT']} (slurm.time_min, or the partition's limit)",
             has_asked=True,
             cause="timeout",
         )
     if marks.asked == "warned" or facts.state == "PREEMPTED":
-        return replace(status, message=_WHY["PREEMPTED"], has_asked=True)
+        return replace(status, message=_REASONS["PREEMPTED"], has_asked=True)
     if marks.unseen_by or (facts.reason == "JobLaunchFailure" and not marks.id):
         host = marks.unseen_by or "the first node"
         return replace(
@@ -299,11 +299,11 @@ def _failed(status: NativeStatus, marks: Marks, facts: Facts) -> NativeStatus:
         host = marks.hosts[0] if marks.hosts else "?"
         message = f"node 0 ({host}) ended with exit code {marks.code}"
         return replace(status, message=message, node=0)
-    return replace(status, message=_why(marks, facts), has_asked=True)
+    return replace(status, message=_failure_cause(marks, facts), has_asked=True)
 
 
-def _why(marks: Marks, facts: Facts) -> str:
-    why = _WHY.get(facts.state, "")
+def _failure_cause(marks: Marks, facts: Facts) -> str:
+    why = _REASONS.get(facts.state, "")
     if facts.state == "NODE_FAIL" and marks.down:
         why = f"{marks.down} has failed"
     if facts.state == "FAILED" and marks.id:
@@ -326,10 +326,10 @@ def _native(facts: Facts) -> str:
         return "unknown to Slurm"
     if not facts.reason or _STATES.get(facts.state) is not JobState.PENDING:
         return facts.state
-    return f"{facts.state} ({facts.reason}: {waits(facts.reason)})"
+    return f"{facts.state} ({facts.reason}: {waiting_reason(facts.reason)})"
 
 
-def waits(reason: str) -> str:
+def waiting_reason(reason: str) -> str:
     """Return why a job waits, in plain English."""
     for beginning, words in _WAITS:
         if reason.lstrip("(").startswith(beginning):

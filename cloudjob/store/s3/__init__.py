@@ -136,7 +136,7 @@ class S3Store:
         pages = self._client.get_paginator("list_objects").paginate(
             Bucket=self._uri.bucket, Prefix=self._uri.key(prefix)
         )
-        with errors.translated(doing, self._uri):
+        with errors.translate_errors(doing, self._uri):
             found = []
             for page in pages:
                 if "IsTruncated" not in page:
@@ -197,7 +197,7 @@ class S3Store:
         """Abort multipart uploads older than ``older_than_s`` and return how many there were."""
         doing = f"remove uploads in {self._uri.root}"
         limit = datetime.now(timezone.utc).timestamp() - older_than_s
-        with errors.translated(doing, self._uri):
+        with errors.translate_errors(doing, self._uri):
             pages = self._client.get_paginator("list_multipart_uploads").paginate(
                 Bucket=self._uri.bucket, Prefix=self._uri.key("")
             )
@@ -231,7 +231,7 @@ class S3Store:
     def _request(self, verb: str, key: str) -> Iterator[dict[str, str]]:
         """Check a key, yield boto3's parameters for the object, and translate errors of boto3."""
         bucket_uri.check(verb, key)
-        with errors.translated(f"{verb} {key} in {self._uri.root}", self._uri):
+        with errors.translate_errors(f"{verb} {key} in {self._uri.root}", self._uri):
             yield self._object(key)
 
     def _object(self, key: str) -> dict[str, str]:

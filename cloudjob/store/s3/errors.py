@@ -75,7 +75,7 @@ _MEANINGS = {code: meaning for codes, meaning in _TABLE.items() for code in code
 
 
 @contextmanager
-def translated(doing: str, uri: BucketUri) -> Iterator[None]:
+def translate_errors(doing: str, uri: BucketUri) -> Iterator[None]:
     """Turn every exception of boto3 into a ``StoreError`` whose message starts with ``doing``."""
     from botocore.exceptions import BotoCoreError, ClientError
     from s3transfer.exceptions import RetriesExceededError, S3DownloadFailedError

@@ -322,7 +322,7 @@ class Answer:
     ],
 )
 def test_every_foreign_error_becomes_ours(error, expected, hint):
-    with pytest.raises(BackendError) as caught, engine.translated("asking"):
+    with pytest.raises(BackendError) as caught, engine.translate_errors("asking"):
         raise error
 
     assert caught.value.message.startswith("asking: ")
@@ -331,7 +331,7 @@ def test_every_foreign_error_becomes_ours(error, expected, hint):
 
 
 def test_the_http_status_of_a_refusal_is_known():
-    with pytest.raises(BackendError) as caught, engine.translated("asking"):
+    with pytest.raises(BackendError) as caught, engine.translate_errors("asking"):
         raise docker.errors.APIError("x", Answer(), "x")
 
     assert engine.status_code(caught.value) == engine.CONFLICT

@@ -39,7 +39,7 @@ class Lab:
         self.backend = KubernetesBackend(folder / "home", options, environ={}, limits=QUICK)
         self.engine = self.backend._engine
         self.request = self.backend.build(submission(engine, nodes=2))
-        self.name = self.request.called.name
+        self.name = self.request.job_names.name
         self.path = self.engine.resource.path(NAMESPACE, self.name)
         self.handle = ""
         self.pods: list[str] = []
@@ -100,7 +100,7 @@ class Lab:
     @property
     def native(self) -> str:
         """What status shows now, with nothing remembered."""
-        self.backend._looks.clear()
+        self.backend._pod_states.clear()
         return self.backend.status(self.handle).native
 
 
@@ -129,7 +129,7 @@ def test_many_jobs_are_one_list_of_jobs_and_one_of_pods(api: FakeApi, tmp_path: 
         lab.request = lab.backend.build(
             replace(submission(engine, nodes=2), job=f"train-234567{number:02}")
         )
-        lab.name, lab.pods = lab.request.called.name, []
+        lab.name, lab.pods = lab.request.job_names.name, []
         lab.path = lab.engine.resource.path(NAMESPACE, lab.name)
         lab.send()
         handles.append(lab.handle)
@@ -154,7 +154,7 @@ def test_many_jobs_are_one_list_of_jobs_and_one_of_pods(api: FakeApi, tmp_path: 
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give up logs that cannot be read after a second."""
     monkeypatch.setattr(logs, "_LAST_S", 1.0)
-    monkeypatch.setattr(logs, "_LOOK_SILENT_S", 1.0)
+    monkeypatch.setattr(logs, "_END_CHECK_SILENT_S", 1.0)
 
 
 def in_time(act: Callable[[], Any]) -> Any:
@@ -184,7 +184,7 @@ def in_time(act: Callable[[], Any]) -> Any:
 def test_a_job_is_cancelled_although_a_log_cannot_be_read(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, answer: int | None, is_urgent: bool
 ):
-    monkeypatch.setattr(backends, "_LAST_WORDS_S", 1.0)
+    monkeypatch.setattr(backends, "_LAST_OUTPUT_S", 1.0)
     lab.api.logs = {lab.pods[0]: answer, lab.pods[1]: b"[1] kept\n"}
     in_time(lambda: lab.backend.cancel(lab.handle, is_urgent=is_urgent))
 
@@ -494,7 +494,7 @@ def test_the_quota_of_the_mpi_operator_s_launcher_is_named(api: FakeApi, tmp_pat
 def test_a_waiting_follower_does_not_list_events_every_second(
     waiting: Lab, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(backends, "_LOOK_S", 1000.0)
+    monkeypatch.setattr(backends, "_REREAD_S", 1000.0)
     for _ in range(3):
         waiting.backend.status(waiting.handle)
     pieces = waiting.backend.logs(waiting.handle, None, follow=True)
@@ -554,12 +554,12 @@ def test_a_sweep_removes_what_a_killed_submit_has_left(api: FakeApi, tmp_path: P
     lab = Lab(api, tmp_path, engine)
     handle = lab.backend.handle(lab.request)
     for item in requests.objects(lab.request, b"key")[:-1]:
-        resource = backends._OF_KIND[item["kind"]]
+        resource = backends._RESOURCES[item["kind"]]
         api.objects[resource.path(NAMESPACE, item["metadata"]["name"])] = item
     kinds = {item["kind"] for item in api.objects.values()}
     assert kinds == {"ConfigMap", "Secret", *["Service"] * (engine == "ms-operator")}
 
-    with lab.backend._held(lab.request.job):
+    with lab.backend._submit_lock(lab.request.job):
         assert lab.backend.sweep([handle]) == [], "the submit is still at work"
     assert lab.backend.sweep([handle]) == [lab.request.job]
     assert api.objects == {}

@@ -594,7 +594,7 @@ def test_a_dry_run_with_a_named_engine_needs_no_cluster(tmp_path: Path):
     """There is no kubeconfig, and no request is sent."""
     backend = KubernetesBackend(tmp_path, {"engine": "volcano"}, environ={}, user_home=tmp_path)
 
-    assert backend.build(submission()).called.namespace == "default"
+    assert backend.build(submission()).job_names.namespace == "default"
 
 
 # -- what the cluster says ------------------------------------------------------------------------

@@ -356,11 +356,11 @@ def test_a_flavor_says_how_many_devices_a_node_has(backend: ModelArtsBackend):
     job = JobSpec(script="train.py", backend="modelarts", flavor="gpu")
     pool = JobSpec(script="train.py", backend="modelarts", modelarts={"pool_id": "p"})
 
-    assert backend.devices(job, may_ask=True) == Devices(8, "the flavor is gpu")
-    assert backend.devices(job.model_copy(update={"flavor": "cpu"}), may_ask=True).each == 0
-    assert backend.devices(job.model_copy(update={"flavor": "x"}), may_ask=True) is None
-    assert backend.devices(pool, may_ask=True) is None
-    assert backend.devices(job, may_ask=False) is None
+    assert backend.devices(job, may_query=True) == Devices(8, "the flavor is gpu")
+    assert backend.devices(job.model_copy(update={"flavor": "cpu"}), may_query=True).per_node == 0
+    assert backend.devices(job.model_copy(update={"flavor": "x"}), may_query=True) is None
+    assert backend.devices(pool, may_query=True) is None
+    assert backend.devices(job, may_query=False) is None
 
 
 @pytest.mark.parametrize(

@@ -38,13 +38,13 @@ def test_each_node_has_gpus_of_its_own():
     """Each node has its own, in the order that the shell gave them."""
     there = ("7", "5", "3", "1", "0")
 
-    found = [devices.share(there, 2, 2, node) for node in range(2)]
+    found = [devices.gpus_of_node(there, 2, 2, node) for node in range(2)]
 
     assert found == [
         {"CUDA_VISIBLE_DEVICES": "7,5", "MA_NUM_GPUS": "2"},
         {"CUDA_VISIBLE_DEVICES": "3,1", "MA_NUM_GPUS": "2"},
     ]
-    assert devices.share(there, 9, 0, 0) == {}
+    assert devices.gpus_of_node(there, 9, 0, 0) == {}
 
 
 @pytest.mark.parametrize(
@@ -56,6 +56,6 @@ def test_each_node_has_gpus_of_its_own():
 )
 def test_too_few_are_refused(there, nodes, words):
     with pytest.raises(SpecError, match=r"process\.gpus: ") as raised:
-        devices.share(there, nodes, 1, 0)
+        devices.gpus_of_node(there, nodes, 1, 0)
 
     assert words in raised.value.message

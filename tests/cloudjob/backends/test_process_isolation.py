@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from cloudjob.backends.process import isolation
-from cloudjob.backends.process.isolation import HOME, OWN, WORK, named_in
+from cloudjob.backends.process.isolation import HOME, OWN, WORK, folders_named_in
 from cloudjob.backends.process.request import mounts_of
 
 ROOTS = [str(Path(isolation.__file__).parents[3]), str(Path(__file__).parents[3] / "entrypoints")]
@@ -144,4 +144,4 @@ def test_a_node_sees_the_home_folders_of_this_machine(mounts):
     ],
 )
 def test_paths_that_a_job_names_are_found_in_any_text(text, found):
-    assert [target for _, target in named_in([text])] == found
+    assert [target for _, target in folders_named_in([text])] == found

@@ -111,7 +111,7 @@ def poll(is_so: Callable[[], object]) -> None:
     ("step", "when"),
     [
         ("records.add", "after"),
-        ("running.begin", "after"),
+        ("running.register", "after"),
         ("backend._write_key", "before"),
         ("backend._write_key", "after"),
         ("running.note_controller", "before"),

@@ -306,7 +306,7 @@ def test_the_scripts_have_valid_shell_syntax(options, where, tmp_path):
 def test_sbatch_gets_a_minimal_environment(monkeypatch):
     monkeypatch.setenv("STRAY", "x")
     monkeypatch.setenv("SBATCH_ACCOUNT", "lab of mine")
-    done = Host().run("/", cluster.clean("env", ("SBATCH_ACCOUNT", "SBATCH_QOS")))
+    done = Host().run("/", cluster.with_clean_environment("env", ("SBATCH_ACCOUNT", "SBATCH_QOS")))
     names = {line.partition("=")[0] for line in done.out.decode().splitlines()}
 
     assert "SBATCH_ACCOUNT=lab of mine" in done.out.decode().splitlines()
@@ -334,7 +334,7 @@ def test_sbatch_gets_a_minimal_environment(monkeypatch):
 )
 def test_a_refusal_has_a_hint(stderr, message, hint):
     """The error has Slurm's message without its prefix."""
-    error = errors.refused("submitting", stderr)
+    error = errors.command_error("submitting", stderr)
 
     assert error.message.startswith(message)
     assert hint in error.hint

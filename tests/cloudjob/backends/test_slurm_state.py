@@ -214,7 +214,7 @@ def test_only_the_last_attempt_of_a_job_counts():
 @given(st.text())
 def test_any_text_is_parsed_without_an_error(text):
     marks = state.read_marks(text)
-    assert state.waits(text)
+    assert state.waiting_reason(text)
     for found in [Facts(), *state.read_jobs(text).values()]:
         state.status_of(marks, found, is_cancelled=False)
 

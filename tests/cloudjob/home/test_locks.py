@@ -99,11 +99,11 @@ def test_a_lock_is_held_as_long_as_its_descriptor_is_open(tmp_path: Path):
     path = tmp_path / "lock"
     assert not locks.is_held(path)
 
-    taken = locks.take(path)
+    taken = locks.acquire(path)
 
     assert taken is not None
     assert locks.is_held(path)
-    assert locks.take(path) is None
+    assert locks.acquire(path) is None
     os.close(taken)
     assert not locks.is_held(path)
 
@@ -123,7 +123,7 @@ def test_without_locks_no_process_counts_as_ended(tmp_path: Path, monkeypatch: p
 
 def test_checking_a_lock_does_not_block_its_owner_or_a_new_one(tmp_path: Path):
     held, free = tmp_path / "held", tmp_path / "free"
-    taken = locks.take(held)
+    taken = locks.acquire(held)
     free.touch()
     assert taken is not None
 
@@ -135,7 +135,7 @@ def test_checking_a_lock_does_not_block_its_owner_or_a_new_one(tmp_path: Path):
     ]
     while any(watcher.poll() is None for watcher in watchers):
         # Taken on a file of its own: nobody looks at the moment between.
-        other = locks.take(tmp_path / "other")
+        other = locks.acquire(tmp_path / "other")
         assert other is not None
         os.close(other)
     assert [watcher.communicate()[0].strip() for watcher in watchers] == ["0"] * 4
@@ -150,7 +150,7 @@ def test_a_lock_can_be_taken_while_others_look_at_it(tmp_path: Path):
         for _ in range(2)
     ]
     while any(watcher.poll() is None for watcher in watchers):
-        taken = locks.take(path)
+        taken = locks.acquire(path)
         assert taken is not None
         os.close(taken)
     for watcher in watchers:
@@ -158,19 +158,19 @@ def test_a_lock_can_be_taken_while_others_look_at_it(tmp_path: Path):
 
 
 def test_a_new_file_is_locked_when_it_appears(tmp_path: Path):
-    taken = locks.take_new(tmp_path / "job", b"text")
+    taken = locks.acquire_new(tmp_path / "job", b"text")
 
     assert locks.is_held(tmp_path / "job")
     assert (tmp_path / "job").read_bytes() == b"text"
     assert [path.name for path in tmp_path.iterdir()] == ["job"]
     with pytest.raises(FileExistsError):
-        locks.take_new(tmp_path / "job", b"other")
+        locks.acquire_new(tmp_path / "job", b"other")
     os.close(taken)
     assert not locks.is_held(tmp_path / "job")
 
 
 def test_a_lock_that_a_child_inherits_is_held_until_both_have_ended(tmp_path: Path):
-    taken = locks.take_new(tmp_path / "job", b"")
+    taken = locks.acquire_new(tmp_path / "job", b"")
     child = subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE, pass_fds=(taken,))
 
     os.close(taken)

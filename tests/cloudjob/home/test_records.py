@@ -379,7 +379,7 @@ def test_every_error_of_sqlite_is_translated(records):
         if isinstance(value, type) and issubclass(value, sqlite3.Error)
     ]
     for kind in [*foreign, OSError, PermissionError]:
-        with pytest.raises(RecordsError) as caught, records._translated("reading"):
+        with pytest.raises(RecordsError) as caught, records._translate_errors("reading"):
             raise kind("something")
         assert isinstance(caught.value.__cause__, kind)
 

@@ -17,7 +17,7 @@ from cloudjob.submission.ranks import choose
 def chosen(tmp_path: Path, **keys: Any) -> tuple[int, str]:
     spec = JobSpec(**{"script": "train.py", "launcher": "mpirun", **keys})
     backend = open_backend(spec.backend, tmp_path, dict(spec.section(spec.backend)))
-    spec, message = choose(spec, backend, may_ask=False)
+    spec, message = choose(spec, backend, may_query=False)
     return spec.procs_per_node, message
 
 
