@@ -133,13 +133,13 @@ def job_spec(
         SpecError: With every error in the description.
         TypeError: ``args`` is one text instead of a list.
     """
-    given = {key: _written(value, is_map=True) for key, value in options.items()}
+    given = {key: _as_text(value, is_map=True) for key, value in options.items()}
     if script is not None:
         given["script"] = os.fspath(script)
     if isinstance(args, str):
         raise TypeError(f"args is a list of arguments, not one text: {args!r}")
     if args is not None:
-        given["args"] = tuple(_written(each) for each in args)
+        given["args"] = tuple(_as_text(each) for each in args)
     if "source" in given:
         given["source"] = os.fspath(given["source"])
     if isinstance(given.get("secrets"), (list, tuple)):
@@ -156,7 +156,7 @@ def job_spec(
     return loaded.spec
 
 
-def _written(value: Any, *, is_map: bool = False) -> Any:
+def _as_text(value: Any, *, is_map: bool = False) -> Any:
     """Return a value with numbers and booleans as the text that a job file would contain.
 
     Mappings inside a map are meant for the platform and stay unchanged.
@@ -166,9 +166,9 @@ def _written(value: Any, *, is_map: bool = False) -> Any:
     if isinstance(value, (int, float)):
         return str(value)
     if is_map and isinstance(value, Mapping):
-        return {name: _written(item) for name, item in value.items()}
+        return {name: _as_text(item) for name, item in value.items()}
     is_series = isinstance(value, Sequence) and not isinstance(value, (str, bytes))
-    return [_written(item) for item in value] if is_series else value
+    return [_as_text(item) for item in value] if is_series else value
 
 
 def submit(
@@ -190,7 +190,7 @@ def submit(
         SpecError: With every error in the description.
         CloudJobError: Anything else that prevents the job; then nothing was started.
     """
-    spec = _single(_spec_of(script, args, job_file, options, on_progress))
+    spec = _check_single(_spec_of(script, args, job_file, options, on_progress))
     return pipeline.submit(spec, home(), on_progress=on_progress or log_warnings)
 
 
@@ -210,7 +210,7 @@ def preview(
     Raises:
         SpecError: With every error in the description.
     """
-    spec = _single(_spec_of(script, args, job_file, options))
+    spec = _check_single(_spec_of(script, args, job_file, options))
     return previews.preview(spec, home(), planned_nodes=planned_nodes)
 
 
@@ -228,7 +228,7 @@ def _spec_of(
     return script
 
 
-def _single(spec: JobSpec) -> JobSpec:
+def _check_single(spec: JobSpec) -> JobSpec:
     if spec.sweep:
         raise UsageError("submitting a job: its description is a sweep", hint="cloudjob.sweep(…)")
     return spec
@@ -339,12 +339,16 @@ def jobs(  # noqa: PLR0913 (each is a filter)
         UsageError: A filter is not understood.
     """
     which = tracking.filter_of(
-        backend=_words(backend), name=_words(name), state=_words(state), since=since, sweep=sweep
+        backend=_as_tuple(backend),
+        name=_as_tuple(name),
+        state=_as_tuple(state),
+        since=since,
+        sweep=sweep,
     )
     return [job for job, _ in tracking.find_all(home(), which, limit=limit, store=store)]
 
 
-def _words(value: str | Sequence[str]) -> tuple[str, ...]:
+def _as_tuple(value: str | Sequence[str]) -> tuple[str, ...]:
     return (value,) if isinstance(value, str) else tuple(value)
 
 

@@ -105,7 +105,7 @@ class WaitNotices:
         logging.getLogger("cloudjob").warning("%s; %s", found, then)
 
 
-class Patience:
+class OutageLimit:
     """Limits how long a command that watches a job waits for a platform that does not answer.
 
     The default covers a network outage of five minutes; the job continues without the command.

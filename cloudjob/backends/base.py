@@ -18,7 +18,7 @@ Request = TypeVar("Request")
 
 # Seconds that a node may outlive its grace period after it was asked to end. If the store does not
 # answer, the entry gives up after 10 s for outputs, 5 s for the record and 1 s for journal and log.
-PATIENCE_S = 20
+RETRY_S = 20
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from pathlib import Path
 
 from cloudjob.errors import Unreachable
-from cloudjob.retries import Patience
+from cloudjob.retries import OutageLimit
 
 # The number of a node, and whole lines of its log.
 Piece = tuple[int, bytes]
@@ -118,7 +118,7 @@ def poll(
     lines: dict[int, Lines] = {}
     shortest_s, longest_s = pause_s
     wait_s = shortest_s
-    patience = Patience()
+    outage = OutageLimit()
     while True:
         try:
             # Ask first: the next call then finds everything that was written before the end.
@@ -127,9 +127,9 @@ def poll(
         except Unreachable as error:
             if not follow:
                 raise
-            patience.pause(error)
+            outage.pause(error)
             continue
-        patience.reset()
+        outage.reset()
         if is_last and not is_new:
             break
         wait_s = shortest_s if is_new else min(wait_s * _GROWTH, longest_s)

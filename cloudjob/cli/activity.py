@@ -21,7 +21,7 @@ _QUIET_S = 1.0
 # Seconds between two lines in a file.
 _LINE_S = 10.0
 # Seconds between two requests for the reason why a job waits.
-_LOOK_S = 10.0
+_REASON_S = 10.0
 _MINUTE_S = 60
 # Followed by the platform's reason.
 _WAITS = "waits: "
@@ -82,7 +82,7 @@ class Notices:
 # ---- activity of the nodes -----------------------------------------------------------------------
 
 # The activity of a node in each phase, in the order of the phases.
-_DOING = {
+_ACTIVITIES = {
     "stage": "preparing",
     "package": "fetching the package",
     "input": "fetching the input",
@@ -94,43 +94,45 @@ _DOING = {
     "outputs": "saving the outputs",
 }
 _FIRST_OUTPUT = "first output"
-_ORDER = tuple(_DOING)
+_ORDER = tuple(_ACTIVITIES)
 _MOST_NUMBERS = 4
 
 
-def activity(lasting: Mapping[int, journal.Phase], nodes: int, *, has_output: bool) -> str:
+def activity(current_phases: Mapping[int, journal.Phase], nodes: int, *, has_output: bool) -> str:
     """Return the activity of the nodes that are furthest behind; empty while the ranks run.
 
     Args:
-        lasting: The last phase of each node that has not ended.
+        current_phases: The last phase of each node that has not ended.
         has_output: Whether any rank has written something.
     """
     current = {
         node: phase
-        for node, phase in lasting.items()
-        if _kind(phase) in _DOING and not (has_output and phase.name == _FIRST_OUTPUT)
+        for node, phase in current_phases.items()
+        if _kind(phase) in _ACTIVITIES and not (has_output and phase.name == _FIRST_OUTPUT)
     }
     if not current:
         return ""
     slowest = min(map(_kind, current.values()), key=_ORDER.index)
     late = {node: phase for node, phase in current.items() if _kind(phase) == slowest}
-    absent = sorted(set(range(nodes)) - set(lasting))
+    absent = sorted(set(range(nodes)) - set(current_phases))
     if slowest == "bring-up" and absent:
         return f"waiting for {_numbers(absent)}"
     where = f" on {_numbers(sorted(late))}" if len(late) < nodes else ""
-    return f"{_doing(late)}{where}{_progress(late.values())}"
+    return f"{_phase_text(late)}{where}{_progress(late.values())}"
 
 
 def _kind(phase: journal.Phase) -> str:
     return "input" if phase.name.startswith("input ") else phase.name
 
 
-def _doing(phases: Mapping[int, journal.Phase]) -> str:
+def _phase_text(phases: Mapping[int, journal.Phase]) -> str:
     names = {phase.name for phase in phases.values()}
     name = min(names)
     if _kind(phases[min(phases)]) != "input":
-        return _DOING[name]
-    return f"{_DOING['input']} {name.partition(' ')[2]}" if len(names) == 1 else "fetching inputs"
+        return _ACTIVITIES[name]
+    return (
+        f"{_ACTIVITIES['input']} {name.partition(' ')[2]}" if len(names) == 1 else "fetching inputs"
+    )
 
 
 def _progress(phases: Iterable[journal.Phase]) -> str:
@@ -159,8 +161,8 @@ class Activity:
         # Whether a rank has written something.
         self.has_output = False
         self._reason = ""
-        self._look_s = self._since_s = self._printed_s = 0.0
-        self._doing = self._shown = self._printed = ""
+        self._next_reason_s = self._since_s = self._printed_s = 0.0
+        self._text = self._shown = self._printed = ""
 
     def add(self, node: int, lines: Iterable[bytes]) -> None:
         """Read new lines of a node's journal."""
@@ -170,11 +172,11 @@ class Activity:
     def line(self) -> str:
         """Return what the job is doing, and for how long; empty during the first second."""
         now_s = time.monotonic()
-        self._shown = self._found(now_s)
+        self._shown = self._current_text(now_s)
         is_wait = self._shown.startswith(_WAITS)
         doing = self._shown if is_wait else self._shown.partition(": ")[0]
-        if doing != self._doing:
-            self._doing, self._since_s = doing, now_s
+        if doing != self._text:
+            self._text, self._since_s = doing, now_s
         lasted_s = now_s - self._since_s
         if lasted_s < _QUIET_S:
             self._shown = ""
@@ -184,19 +186,19 @@ class Activity:
     def news(self) -> str:
         """Return the text of the last ``line`` if it is new; a transfer is repeated every 10 s."""
         now_s = time.monotonic()
-        is_due = self._shown != self._doing and now_s > self._printed_s + _LINE_S
-        if not self._shown or not (is_due or self._doing != self._printed):
+        is_due = self._shown != self._text and now_s > self._printed_s + _LINE_S
+        if not self._shown or not (is_due or self._text != self._printed):
             return ""
-        self._printed, self._printed_s = self._doing, now_s
+        self._printed, self._printed_s = self._text, now_s
         comma = "" if self._shown.startswith(_WAITS) else ","
         return f"job {self._job.id}{comma} {self._shown}"
 
-    def _found(self, now_s: float) -> str:
+    def _current_text(self, now_s: float) -> str:
         if self._journals.nodes or self.has_output:
-            lasting = self._journals.lasting
-            return activity(lasting, self._job.nodes, has_output=self.has_output)
-        if now_s >= self._look_s:
-            self._look_s = now_s + _LOOK_S
+            current_phases = self._journals.current_phases
+            return activity(current_phases, self._job.nodes, has_output=self.has_output)
+        if now_s >= self._next_reason_s:
+            self._next_reason_s = now_s + _REASON_S
             self._reason = self._job.waits_for() or self._reason
         return f"{_WAITS}{one_line(self._reason)}" if self._reason else "starting the nodes"
 
@@ -232,15 +234,15 @@ class Silence:
         minutes = int(now_s - self._since_s) // 60
         while now_s >= self._since_s + self._limit_s:
             self._limit_s *= 2
-        found = self._found()
+        found = self._current_text()
         more = f"; {found}" if found else ""
         return f"job {self._job.id} has printed nothing for {minutes} min{more}"
 
-    def _found(self) -> str:
+    def _current_text(self) -> str:
         """Return what the running ranks are doing, or which phase the nodes are in."""
         ranks = self._journals.running
         if not ranks:
-            phases = sorted({phase.name for phase in self._journals.lasting.values()})
+            phases = sorted({phase.name for phase in self._journals.current_phases.values()})
             return f"phase: {one_line(', '.join(phases))}" if phases else ""
         _, node, least = min(ranks, key=lambda point: point.sample.cpu_percent)
         most = max(point.sample.cpu_percent for point in ranks)

@@ -79,15 +79,15 @@ def print_page(preview: Preview, spec: JobSpec, sweep: Sequence[tuple[str, str]]
     """Print the plan on one page."""
     rows = [
         *sweep,
-        *_what(preview, spec),
-        *_data(preview.submission, spec),
-        *_nodes(preview, spec.nodes),
+        *_summary_rows(preview, spec),
+        *_data_rows(preview.submission, spec),
+        *_node_rows(preview, spec.nodes),
     ]
     print_table(rows)
     print("\nNothing was sent. Add --json for everything, --show-request for the request.")
 
 
-def _what(preview: Preview, spec: JobSpec) -> Iterator[tuple[str, str]]:
+def _summary_rows(preview: Preview, spec: JobSpec) -> Iterator[tuple[str, str]]:
     shown, package = preview.submission, preview.package
     ranks = shown["procs_per_node"]
     yield "job", f"{spec.name}, on the backend {spec.backend}"
@@ -114,7 +114,7 @@ def _what(preview: Preview, spec: JobSpec) -> Iterator[tuple[str, str]]:
     yield "store", shown["code"]["uri"].rpartition(f"/{shown['job']}/")[0]
 
 
-def _data(shown: Mapping[str, Any], spec: JobSpec) -> Iterator[tuple[str, str]]:
+def _data_rows(shown: Mapping[str, Any], spec: JobSpec) -> Iterator[tuple[str, str]]:
     for name, value in shown["env"].items():
         yield "variable", f"{name}={value}"
     for name in shown["secrets"]:
@@ -132,7 +132,7 @@ def _data(shown: Mapping[str, Any], spec: JobSpec) -> Iterator[tuple[str, str]]:
     )
 
 
-def _nodes(preview: Preview, nodes: int) -> Iterator[tuple[str, str]]:
+def _node_rows(preview: Preview, nodes: int) -> Iterator[tuple[str, str]]:
     for node, plan in enumerate(preview.plans):
         of = (
             f"node {node}"

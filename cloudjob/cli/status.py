@@ -80,10 +80,12 @@ def _print_phases(status: JobStatus) -> None:
     """Print the phases of the nodes, with the rates of transfers."""
     print()
     is_short = status.nodes > _MOST_NODES
-    shown = [phase for phase in status.phases if not is_short or not phase.node or _lasts(phase)]
+    shown = [
+        phase for phase in status.phases if not is_short or not phase.node or _is_running(phase)
+    ]
     print_table(
         [
-            (phase.node, phase.name, local(phase.started_at), _took(phase), _rate(phase))
+            (phase.node, phase.name, local(phase.started_at), _duration_text(phase), _rate(phase))
             for phase in shown
         ],
         ("NODE", "PHASE", "STARTED", "TOOK", ""),
@@ -91,7 +93,7 @@ def _print_phases(status: JobStatus) -> None:
     )
 
 
-def _lasts(phase: Phase) -> bool:
+def _is_running(phase: Phase) -> bool:
     return phase.ended_at is None
 
 
@@ -100,14 +102,14 @@ def _seconds(phase: Phase) -> float:
     return max(0.0, ended_s - seconds_of(phase.started_at))
 
 
-def _took(phase: Phase) -> str:
-    return f"{_seconds(phase):.1f} s" + (" so far" if _lasts(phase) else "")
+def _duration_text(phase: Phase) -> str:
+    return f"{_seconds(phase):.1f} s" + (" so far" if _is_running(phase) else "")
 
 
 def _rate(phase: Phase) -> str:
     if not phase.done_bytes:
         return ""
-    total_bytes = phase.total_bytes if _lasts(phase) else 0
+    total_bytes = phase.total_bytes if _is_running(phase) else 0
     return transferred(
         phase.done_bytes, total_bytes, phase.done_bytes / max(0.001, _seconds(phase))
     )

@@ -21,7 +21,7 @@ def _submit(options: argparse.Namespace) -> int:
         **given_flags(options),
     )
     _warn_of_late_options(spec, options)
-    return _send(spec, options)
+    return _run_job(spec, options)
 
 
 def _warn_of_late_options(spec: cloudjob.JobSpec, options: argparse.Namespace) -> None:
@@ -49,10 +49,10 @@ def _cp(options: argparse.Namespace) -> int:
     flags = given_flags(options)
     if options.rest is not None:
         flags["args"] = tuple(options.rest)
-    return _send(cloudjob.job_spec(job_file=options.config, copy_of=job, **flags), options)
+    return _run_job(cloudjob.job_spec(job_file=options.config, copy_of=job, **flags), options)
 
 
-def _send(spec: cloudjob.JobSpec, options: argparse.Namespace) -> int:
+def _run_job(spec: cloudjob.JobSpec, options: argparse.Namespace) -> int:
     """Send a job, and follow it unless ``--detach`` is given."""
     from cloudjob.model.status import exit_code
 
@@ -66,7 +66,7 @@ def _send(spec: cloudjob.JobSpec, options: argparse.Namespace) -> int:
         preview.show(spec, options)
         return 0
     interrupts = interrupts_of(spec, options)
-    job = _sent(spec, interrupts, is_json=options.json)
+    job = _submit_with_progress(spec, interrupts, is_json=options.json)
     if options.detach:
         interrupts.release()
         if not interrupts.was_interrupted:
@@ -84,7 +84,9 @@ def _send(spec: cloudjob.JobSpec, options: argparse.Namespace) -> int:
     return exit_code(status)
 
 
-def _sent(spec: cloudjob.JobSpec, interrupts: Interrupts, *, is_json: bool) -> cloudjob.Job:
+def _submit_with_progress(
+    spec: cloudjob.JobSpec, interrupts: Interrupts, *, is_json: bool
+) -> cloudjob.Job:
     from cloudjob.cli.live import Transfers
 
     def report(progress: cloudjob.Progress) -> None:

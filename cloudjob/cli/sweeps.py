@@ -44,7 +44,7 @@ def send(spec: JobSpec, options: argparse.Namespace) -> int:
             hint=f"--max-parallel {len(jobs)} submits all at once; or leave --detach out",
         )
     shown = StatusPrinter()
-    sweep = _send(spec, options, shown, size)
+    sweep = _submit_sweep(spec, options, shown, size)
     if options.detach:
         found = [status_json(status) for status in sweep.statuses()] if options.json else []
         if options.json:
@@ -64,7 +64,9 @@ def _rows(jobs: Sequence[tuple[Mapping[str, str], JobSpec]], size: str) -> list[
     return [("sweep", size), ("first job", commands[0]), ("last job", commands[1]), ("", "")]
 
 
-def _send(spec: JobSpec, options: argparse.Namespace, shown: StatusPrinter, size: str) -> Sweep:
+def _submit_sweep(
+    spec: JobSpec, options: argparse.Namespace, shown: StatusPrinter, size: str
+) -> Sweep:
     from cloudjob.cli.live import Transfers
 
     interrupts = interrupts_of(spec, options)

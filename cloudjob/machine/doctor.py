@@ -148,7 +148,7 @@ def check_store(uri: str) -> list[Check]:
     key, data = f"doctor/{os.urandom(8).hex()}", os.urandom(64)
     shown = uri.partition("?")[0]
     try:
-        store = open_store(uri, patience_s=_STORE_S)
+        store = open_store(uri, retry_s=_STORE_S)
         store.put_bytes(data, key)
         is_same = store.get_bytes(key) == data
         is_listed = list(store.list(key)) == [key]

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from cloudjob.errors import StoreError
 from cloudjob.model.rules import STORE_SECTIONS
-from cloudjob.store.base import PATIENCE_S, ObjectStore
+from cloudjob.store.base import RETRY_S, ObjectStore
 
 __all__ = ["ObjectStore", "full_uri", "job_store", "open_store", "with_store_options"]
 
@@ -53,13 +53,13 @@ def job_store(own: str, default: str, sections: Mapping[str, Mapping[str, object
 
 
 def open_store(
-    uri: str, environ: Mapping[str, str] | None = None, *, patience_s: float = PATIENCE_S
+    uri: str, environ: Mapping[str, str] | None = None, *, retry_s: float = RETRY_S
 ) -> ObjectStore:
     """Return the store whose root is ``uri``; no I/O happens before its first use.
 
     Args:
         environ: Variables that may hold credentials, by default the process's environment.
-        patience_s: Seconds to retry a request while the store cannot be reached.
+        retry_s: Seconds to retry a request while the store cannot be reached.
 
     Raises:
         StoreError: The scheme is unknown, or the rest of the URI is invalid.
@@ -76,5 +76,5 @@ def open_store(
             hint=f"did you mean {near[0]}://?" if near else f"allowed: {', '.join(_MODULES)}",
         )
     module = importlib.import_module(_MODULES[scheme])
-    store: ObjectStore = module.from_uri(uri, environ, patience_s=patience_s)
+    store: ObjectStore = module.from_uri(uri, environ, retry_s=retry_s)
     return store

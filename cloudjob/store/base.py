@@ -10,7 +10,7 @@ from typing import Protocol, runtime_checkable
 OnBytes = Callable[[int], None]
 
 # Seconds to retry a request while the store cannot be reached, unless the user interrupts it.
-PATIENCE_S = 60.0
+RETRY_S = 60.0
 
 
 def ignore_bytes(_moved_bytes: int) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO
 
 from cloudjob.errors import ObjectMissing, StoreError
-from cloudjob.store.base import PATIENCE_S, OnBytes, ignore_bytes
+from cloudjob.store.base import RETRY_S, OnBytes, ignore_bytes
 from cloudjob.store.files import TEMPORARY, check_key, hint, replacing, text
 from cloudjob.store.parallel import iterate_in_parallel
 
@@ -24,7 +24,7 @@ def from_uri(
     uri: str,
     _environ: Mapping[str, str] | None = None,
     *,
-    patience_s: float = PATIENCE_S,  # noqa: ARG001 (the kernel decides how long to retry a disk)
+    retry_s: float = RETRY_S,  # noqa: ARG001 (the kernel decides how long to retry a disk)
 ) -> DirectoryStore:
     """Return the store whose root is the folder of a ``file:///absolute/path`` URI."""
     path = uri.removeprefix("file://").removeprefix("localhost")

@@ -34,7 +34,7 @@ def require(checks: Iterable[Check], on_progress: OnProgress) -> None:
         on_progress(Progress("warning", f"{check.name}: {check.found}", check.hint))
 
 
-def of_script(spec: JobSpec) -> Iterator[Check]:
+def script_checks(spec: JobSpec) -> Iterator[Check]:
     """Yield the problems of a script and of the way the job passes its secrets."""
     problem = script_check.find(spec)
     if problem:
@@ -43,10 +43,10 @@ def of_script(spec: JobSpec) -> Iterator[Check]:
     if found:
         hint = "with --strict, the job fails with that exit code"
         yield Check("script", False, f"{found}; {hint}", is_needed=False)
-    yield from of_secrets(spec)
+    yield from secret_checks(spec)
 
 
-def of_secrets(spec: JobSpec) -> Iterator[Check]:
+def secret_checks(spec: JobSpec) -> Iterator[Check]:
     """Yield a check for each secret that is visible in arguments or ordinary variables."""
     shown = (*spec.args, *spec.env.values())
     for name, value in spec.secrets.items():
@@ -62,7 +62,7 @@ def of_secrets(spec: JobSpec) -> Iterator[Check]:
             yield Check("secrets", False, found, hint, is_needed=False)
 
 
-def of_keys(spec: JobSpec, end_at: float, now: float | None = None) -> Iterator[Check]:
+def key_checks(spec: JobSpec, end_at: float, now: float | None = None) -> Iterator[Check]:
     """Yield a check that fails if the keys may expire before the job ends.
 
     Args:

@@ -89,7 +89,7 @@ class Nested:
         where: The place in the script, such as ``run.sh line 12``.
         what: What the script does there, as the predicate of a sentence.
         launcher: The launcher of cloudjob that replaces it; empty if unknown.
-        instead: Arguments of ``cloudjob submit`` that do the same.
+        replacement: Arguments of ``cloudjob submit`` that do the same.
         is_dropped: Whether the script succeeds although this launcher has failed.
         is_left: Whether the script may end before this launcher.
     """
@@ -97,7 +97,7 @@ class Nested:
     where: str
     what: str
     launcher: str
-    instead: str
+    replacement: str
     is_dropped: bool = False
     is_left: bool = False
 
@@ -115,7 +115,7 @@ def check(spec: JobSpec) -> None:
         return
     raise SpecError(
         [f"script: {found.where} {found.what}, and cloudjob would run it once for each rank"],
-        hint=f"submit what it starts: cloudjob submit {found.instead}; with --launcher python"
+        hint=f"submit what it starts: cloudjob submit {found.replacement}; with --launcher python"
         f" {one_line(spec.script)} runs once on each node as it is",
     )
 
@@ -155,18 +155,20 @@ def _nested(command: Command, where: str, *, waits: bool) -> Nested | None:
     if launcher:
         count = _count(words)
         size = f" --procs-per-node {count}" if count else ""
-        instead = f"--launcher {launcher}{size} {_program(words)}"
+        replacement = f"--launcher {launcher}{size} {_program(words)}"
         return Nested(
             where,
             f"starts {shown} itself",
             launcher,
-            instead,
+            replacement,
             is_dropped=command.is_dropped,
             is_left=command.is_background and not waits,
         )
     if command.is_repeated and command.is_background and not waits and _is_python(words):
-        instead = f"--procs-per-node N {_program(words)}"
-        return Nested(where, "starts processes in a loop and does not wait for them", "", instead)
+        replacement = f"--procs-per-node N {_program(words)}"
+        return Nested(
+            where, "starts processes in a loop and does not wait for them", "", replacement
+        )
     return None
 
 

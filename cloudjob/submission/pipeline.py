@@ -25,7 +25,7 @@ from cloudjob.package.claims import Claim, LayerMissing, StoredLayers
 from cloudjob.store.base import Expiring, ObjectStore
 from cloudjob.store.parallel import in_parallel
 from cloudjob.submission import checks, messages, preparation, script_check
-from cloudjob.submission.preparation import Ready, make_ready
+from cloudjob.submission.preparation import PreparedJob, prepare_job
 from cloudjob.submission.undo import undo_on_failure
 from cloudjob.tracking import Job, descriptions, leftovers, notifications
 from jobentry.contract.paths import JobPaths
@@ -48,7 +48,7 @@ class Member(NamedTuple):
     job: str
     sweep: str
     values: Mapping[str, str]
-    ready: Ready
+    prepared: PreparedJob
 
 
 def submit(spec: JobSpec, home: Path, *, on_progress: OnProgress = log_warnings) -> Job:
@@ -68,7 +68,7 @@ def submit(spec: JobSpec, home: Path, *, on_progress: OnProgress = log_warnings)
 
 def submit_member(member: Member, home: Path, *, on_progress: OnProgress) -> Job:
     """Send a job of a sweep to its backend; otherwise as ``submit``."""
-    return _submit(member.ready.spec, home, member, on_progress)
+    return _submit(member.prepared.spec, home, member, on_progress)
 
 
 def _submit(spec: JobSpec, home: Path, member: Member | None, on_progress: OnProgress) -> Job:
@@ -80,8 +80,8 @@ def _submit(spec: JobSpec, home: Path, member: Member | None, on_progress: OnPro
         locks.scratch(submits_folder(home), job) as scratch,
         Records(records_path(home)) as db,
     ):
-        ready = member.ready if member else make_ready(spec, home, scratch, on_progress)
-        return _send(job, ready, member, Place(home, scratch, db), on_progress)
+        prepared = member.prepared if member else prepare_job(spec, home, scratch, on_progress)
+        return _send(job, prepared, member, Place(home, scratch, db), on_progress)
 
 
 class Place(NamedTuple):
@@ -93,17 +93,17 @@ class Place(NamedTuple):
 
 
 def _send(
-    job: str, ready: Ready, member: Member | None, place: Place, on_progress: OnProgress
+    job: str, prepared: PreparedJob, member: Member | None, place: Place, on_progress: OnProgress
 ) -> Job:
-    spec, package, (backend, uri, store) = ready
+    spec, package, (backend, uri, store) = prepared
     paths, db = JobPaths(job), place.db
     # Build the request once before anything is sent, to report what the platform cannot do.
-    backend.build(preparation.prepare_for(ready, paths, package, package.layers))
-    checks.require([*backend.checks(spec, uri), *_key_checks(ready)], on_progress)
+    backend.build(preparation.prepare_for(prepared, paths, package, package.layers))
+    checks.require([*backend.checks(spec, uri), *_key_checks(prepared)], on_progress)
     sending = partial(meter, "sending", on_progress=on_progress)
     with undo_on_failure(store, db, job) as undo, Claim(store, job, sending) as claim:
-        package, kept = _store_package(ready, member, place, claim)
-        submission = preparation.prepare_for(ready, paths, package, kept.layers)
+        package, kept = _store_package(prepared, member, place, claim)
+        submission = preparation.prepare_for(prepared, paths, package, kept.layers)
         request = backend.build(submission)
         # The record has the handle before anything starts: if this process is killed from here on,
         # every command finds the job.
@@ -128,24 +128,24 @@ def _send(
     return Job(record, backend, place.home, store)
 
 
-def _key_checks(ready: Ready) -> Iterator[Check]:
-    spec, _, (backend, _, store) = ready
+def _key_checks(prepared: PreparedJob) -> Iterator[Check]:
+    spec, _, (backend, _, store) = prepared
     if not backend.copies_files and isinstance(store, Expiring):
-        yield from checks.of_keys(spec, store.keys_end_at())
+        yield from checks.key_checks(spec, store.keys_end_at())
 
 
 def _store_package(
-    ready: Ready, member: Member | None, place: Place, claim: Claim
+    prepared: PreparedJob, member: Member | None, place: Place, claim: Claim
 ) -> tuple[CodePackage, StoredLayers]:
     """Store the new layers and remember them; store all if a layer is missing or damaged."""
-    spec, package, target = ready
+    spec, package, target = prepared
     try:
         kept = claim.keep(package)
     except LayerMissing:
         package = preparation.pack_source(
             spec, place.home, place.scratch, target.uri, SourceCache()
         )
-        if member and package.digest != ready.package.digest:
+        if member and package.digest != prepared.package.digest:
             raise StoreError(
                 f"storing the package of {member.job}: it is no "
                 "longer in the store, and the source has changed",

@@ -63,7 +63,7 @@ def new_id(name: str) -> str:
     return f"{letters.strip('-')[:30].strip('-') or 'job'}-{tail}"
 
 
-class Ready(NamedTuple):
+class PreparedJob(NamedTuple):
     """A job with the values chosen for it, its package, and its target."""
 
     spec: JobSpec
@@ -71,13 +71,13 @@ class Ready(NamedTuple):
     target: Target
 
 
-def make_ready(spec: JobSpec, home: Path, scratch: Path, on_progress: OnProgress) -> Ready:
+def prepare_job(spec: JobSpec, home: Path, scratch: Path, on_progress: OnProgress) -> PreparedJob:
     """Pack the source, and choose the launcher and the number of ranks.
 
     Args:
         scratch: The folder for the package.
     """
-    checks.require(checks.of_script(spec), on_progress)
+    checks.require(checks.script_checks(spec), on_progress)
     target = Target.open(spec, home)
     package = pack_source(spec, home, scratch, target.uri)
     spec, choice = with_launcher(spec)
@@ -85,7 +85,7 @@ def make_ready(spec: JobSpec, home: Path, scratch: Path, on_progress: OnProgress
     reports = (messages.launcher(choice), messages.ranks(chosen), messages.left_out(package))
     for report in chain.from_iterable(reports):
         on_progress(report)
-    return Ready(spec, package, target)
+    return PreparedJob(spec, package, target)
 
 
 def pack_source(
@@ -122,13 +122,13 @@ def with_launcher(spec: JobSpec) -> tuple[JobSpec, Choice | None]:
 
 
 def prepare_for(
-    ready: Ready,
+    prepared: PreparedJob,
     paths: JobPaths,
     package: CodePackage,
     code_layers: tuple[Layer, ...],
 ) -> Submission:
     """Return a job ready to send to its platform, with the package in its store."""
-    spec, store = ready.spec, ready.target.store
+    spec, store = prepared.spec, prepared.target.store
     submission = prepare(
         spec,
         paths.job,

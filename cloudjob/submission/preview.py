@@ -19,7 +19,7 @@ from cloudjob.model.text import hide
 from cloudjob.package import CodePackage
 from cloudjob.submission import preparation, ranks, script_check
 from cloudjob.submission.launcher_choice import Choice
-from cloudjob.submission.preparation import Ready, Target
+from cloudjob.submission.preparation import PreparedJob, Target
 from jobentry.contract.paths import ENTRY, JobPaths
 
 TYPE_CHECKING = False
@@ -61,7 +61,7 @@ def preview(spec: JobSpec, home: Path, *, planned_nodes: int | None = None) -> P
     spec, chosen = ranks.choose(spec, target.backend, may_query=False)
     paths = JobPaths(preparation.new_id(spec.name))
     submission = preparation.prepare_for(
-        Ready(spec, package, target), paths, package, package.layers
+        PreparedJob(spec, package, target), paths, package, package.layers
     )
     request = target.backend.build(submission)
     hidden = submissions.hidden_values(submission)

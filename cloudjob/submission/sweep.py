@@ -21,12 +21,12 @@ from cloudjob.model.times import rfc3339
 from cloudjob.model.validation import dotted, valid_part
 from cloudjob.submission import pipeline, preparation, script_check
 from cloudjob.submission.pipeline import Member
-from cloudjob.submission.preparation import Ready, Target
+from cloudjob.submission.preparation import PreparedJob, Target
 from cloudjob.tracking import GONE
 from cloudjob.tracking.sweep import OnStatus, Sweep, SweepFile, is_over
 
 # Keys that change how a sweep runs, but not its jobs.
-_MANNER = ("max_parallel", "max_jobs", "fail_fast")
+_SUBMIT_OPTIONS = ("max_parallel", "max_jobs", "fail_fast")
 # Letters of the name in a sweep's id: the ids of its jobs are longer, and host names contain them.
 _NAME_LETTERS = 25
 
@@ -39,7 +39,7 @@ def expand(spec: JobSpec) -> list[tuple[Mapping[str, str], JobSpec]]:
     """
     found: list[tuple[Mapping[str, str], JobSpec]] = []
     fields = JobSpec.model_fields
-    manner = {key: fields[key].default for key in _MANNER}
+    manner = {key: fields[key].default for key in _SUBMIT_OPTIONS}
     for values in grid.combinations(spec.sweep):
         changed = {key: _filled(getattr(spec, key), values) for key in grid.FILLED}
         _, wrong = valid_part({"script": spec.script, **changed})
@@ -85,23 +85,26 @@ def submit(
     """
     jobs = expand(spec)
     script_check.check(spec)
-    on_progress = _once(on_progress)
+    on_progress = _report_once(on_progress)
     make_home(home)
     sweep = _find_interrupted(home, _key(spec), resume=resume)
     sweep = sweep or Sweep(preparation.new_id(spec.name[:_NAME_LETTERS]), home)
     with locks.scratch(submits_folder(home), sweep.id) as scratch:
-        ready = preparation.make_ready(spec, home, scratch, on_progress)
+        prepared = preparation.prepare_job(spec, home, scratch, on_progress)
         file = sweep.read() or SweepFile(
-            created_at=rfc3339(time.time()), key=_key(spec), digest=ready.package.digest,
+            created_at=rfc3339(time.time()), key=_key(spec), digest=prepared.package.digest,
             submitted=0, jobs=len(jobs), spec=masked(spec),
         )  # fmt: skip
-        if file.digest != ready.package.digest:
+        if file.digest != prepared.package.digest:
             raise UsageError(
                 f"resuming the sweep {sweep.id}: the source has changed since it began",
                 hint=f"restore the source; or cloudjob cancel {sweep.id}, and submit again",
             )
         sweep.write(replace(file, spec=masked(spec)))
-        chosen = {"launcher": ready.spec.launcher, "procs_per_node": ready.spec.procs_per_node}
+        chosen = {
+            "launcher": prepared.spec.launcher,
+            "procs_per_node": prepared.spec.procs_per_node,
+        }
         try:
             if on_start:
                 on_start(sweep)
@@ -114,7 +117,7 @@ def submit(
                     job=grid.job_id(sweep.id, number),
                     sweep=sweep.id,
                     values=values,
-                    ready=Ready(one, ready.package, target),
+                    prepared=PreparedJob(one, prepared.package, target),
                 )
                 job = pipeline.submit_member(member, home, on_progress=on_progress)
                 # A cancel while the job was being submitted may not have found it.
@@ -161,7 +164,7 @@ def _wait_for_room(sweep: Sweep, limit: int, on_status: OnStatus | None) -> None
             return
 
 
-def _once(on_progress: OnProgress) -> OnProgress:
+def _report_once(on_progress: OnProgress) -> OnProgress:
     """Return a function that reports a message only once, although each job of a sweep has it."""
     seen = set()
 
@@ -176,7 +179,7 @@ def _once(on_progress: OnProgress) -> OnProgress:
 
 def _key(spec: JobSpec) -> str:
     """Return a digest that is equal for sweeps with the same jobs."""
-    described = {name: value for name, value in masked(spec).items() if name not in _MANNER}
+    described = {name: value for name, value in masked(spec).items() if name not in _SUBMIT_OPTIONS}
     return hashlib.sha256(json.dumps(described, sort_keys=True).encode("ascii")).hexdigest()
 
 

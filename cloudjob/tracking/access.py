@@ -13,7 +13,7 @@ from cloudjob.errors import JobNotFound
 from cloudjob.home import locks, records_path, submits_folder, writing
 from cloudjob.home.records import SUBMITTING, JobRecord, Records
 from cloudjob.store import open_store
-from cloudjob.store.base import PATIENCE_S, ObjectStore
+from cloudjob.store.base import RETRY_S, ObjectStore
 
 
 class JobAccess:
@@ -39,14 +39,14 @@ class JobAccess:
             self._store = self.open_store(self.record.store)
         return self._store
 
-    def impatient_store(self, patience_s: float) -> ObjectStore:
-        """Return the store of the job, whose requests are retried for at most ``patience_s``."""
-        return self._store or self.open_store(self.record.store, patience_s=patience_s)
+    def store_with_retries(self, retry_s: float) -> ObjectStore:
+        """Return the store of the job, whose requests are retried for at most ``retry_s``."""
+        return self._store or self.open_store(self.record.store, retry_s=retry_s)
 
-    def open_store(self, uri: str, *, patience_s: float = PATIENCE_S) -> ObjectStore:
+    def open_store(self, uri: str, *, retry_s: float = RETRY_S) -> ObjectStore:
         """Open a store with the keys in the environment, or else those of the platform."""
         environ = {**self.backend.store()[1], **os.environ}
-        return open_store(uri, environ, patience_s=patience_s)
+        return open_store(uri, environ, retry_s=retry_s)
 
     def submission(self) -> dict[str, Any]:
         """Return the submission as it was recorded; empty if it was not, or is damaged."""

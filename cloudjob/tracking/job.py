@@ -18,7 +18,7 @@ from cloudjob.model import grid, html
 from cloudjob.model import status as statuses
 from cloudjob.model.status import JobFailed, JobState, JobStatus, Phase
 from cloudjob.package import contents
-from cloudjob.store.base import PATIENCE_S, Expiring, ObjectStore
+from cloudjob.store.base import RETRY_S, Expiring, ObjectStore
 from cloudjob.store.parallel import in_parallel
 from cloudjob.tracking import (
     descriptions,
@@ -207,7 +207,7 @@ class Job:
         timeout_s: float | None = None,
         check: bool = False,
         on_status: Callable[[JobStatus], None] | None = None,
-        record_s: float = PATIENCE_S,
+        record_s: float = RETRY_S,
     ) -> JobStatus:
         """Wait for the job to end and return its status.
 

@@ -138,7 +138,7 @@ class Journals:
         )
 
     @property
-    def lasting(self) -> Mapping[int, journal.Phase]:
+    def current_phases(self) -> Mapping[int, journal.Phase]:
         """The last phase of each node that has not ended."""
         found: dict[int, journal.Phase] = {}
         for (node, _, started_at), phase in list(self._phases.items()):

@@ -42,7 +42,7 @@ _FAILED = "failed"
 # Seconds between two checks of a log, and the pause after a platform has not answered.
 _POLL_S, _PAUSE_S = 0.5, 30.0
 # The notifier ends after a platform has not answered for so many seconds.
-_PATIENCE_S = 24 * 3600.0
+_RETRY_S = 24 * 3600.0
 # Seconds that a command waits at the end of a job: for the notifier, or for its own sending.
 _WAIT_S = 5.0
 _LOOK_S = 0.05
@@ -178,7 +178,7 @@ class _Notifier:
 
     def _until_answered(self, request: Callable[[], T]) -> T | None:
         """Retry a request and return its result; None if the job is gone or the time is over."""
-        end_s = time.monotonic() + _PATIENCE_S
+        end_s = time.monotonic() + _RETRY_S
         while time.monotonic() < end_s and self._path.exists():
             try:
                 return request()

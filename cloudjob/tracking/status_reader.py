@@ -27,7 +27,7 @@ from cloudjob.model import status as statuses
 from cloudjob.model import times
 from cloudjob.model.status import JobState, JobStatus
 from cloudjob.package import claims
-from cloudjob.retries import Patience, WaitNotices
+from cloudjob.retries import OutageLimit, WaitNotices
 from cloudjob.store.parallel import call_with_timeout
 from cloudjob.tracking import log, verdict
 from cloudjob.tracking.access import JobAccess
@@ -95,16 +95,16 @@ class StatusReader:
             on_status: Called with each status that differs from the last.
         """
         pause_s = poll_s = self._access.backend.poll_s
-        patience, notices = Patience(), WaitNotices()
+        outage, notices = OutageLimit(), WaitNotices()
         ended_s, shown = math.inf, None
         while True:
             try:
                 status = self.status()
             except Unreachable as error:
                 self._check_time("its platform does not answer", end_s)
-                patience.pause(error)
+                outage.pause(error)
                 continue
-            patience.reset()
+            outage.reset()
             if status != shown:
                 on_status(status)
                 shown = status
@@ -173,7 +173,7 @@ class StatusReader:
         if not self._access.backend.copies_files:
             return
         folder = JobPaths(self._access.record.job).node
-        store = self._access.open_store(self._access.record.store, patience_s=_STORE_S)
+        store = self._access.open_store(self._access.record.store, retry_s=_STORE_S)
 
         def forget() -> None:
             for name in (DELIVERED_ENV, DELIVERED_SSH_KEY):
@@ -212,7 +212,7 @@ class StatusReader:
         return None if is_stopped or found.ended_at < native.attempt_at else found
 
     def _stored_exit_record(self) -> exits.ExitRecord | None:
-        store = self._access.impatient_store(_STORE_S)
+        store = self._access.store_with_retries(_STORE_S)
         try:
             found = exits.load(store.get_bytes(JobPaths(self._access.record.job).record))
         except (exits.RecordError, ObjectMissing):

@@ -129,8 +129,8 @@ def s3_store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str, 
     monkeypatch.setenv("CLOUDJOB_HOME", str(tmp_path))
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
-    return lambda url, patience_s: S3Store(
-        bucket_uri.read(f"s3://bucket?endpoint={url}"), patience_s=patience_s
+    return lambda url, retry_s: S3Store(
+        bucket_uri.read(f"s3://bucket?endpoint={url}"), retry_s=retry_s
     )
 
 

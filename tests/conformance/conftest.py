@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from cloudjob.store import ObjectStore, open_store
-from cloudjob.store.base import PATIENCE_S
+from cloudjob.store.base import RETRY_S
 from cloudjob.store.s3 import S3Store, bucket_uri, client
 from jobentry.objects import client as node_client
 from tests.support.servers import (
@@ -51,11 +51,11 @@ class Given:
     environ: dict[str, str]
     proxy: FaultProxy | None = None
 
-    def open(self, patience_s: float = PATIENCE_S) -> ObjectStore:
+    def open(self, retry_s: float = RETRY_S) -> ObjectStore:
         """Open the store, with small parts."""
         if self.uri.startswith("file:"):
             return open_store(self.uri)
-        return S3Store(bucket_uri.read(self.uri), patience_s=patience_s, part_bytes=PART_BYTES)
+        return S3Store(bucket_uri.read(self.uri), retry_s=retry_s, part_bytes=PART_BYTES)
 
 
 @pytest.fixture

@@ -34,7 +34,7 @@ from cloudjob.package import cache, pack
 from cloudjob.store.s3 import S3Store, bucket_uri
 
 uri, source, home, job = sys.argv[1:]
-store = S3Store(bucket_uri.read(uri), part_bytes={PART_BYTES}, patience_s=60.0)
+store = S3Store(bucket_uri.read(uri), part_bytes={PART_BYTES}, retry_s=60.0)
 source_cache = cache.path_of(Path(home), Path(source), uri)
 package = pack(
     Path(source), Path(home, "layer"), script="train.py", limit_bytes=1 << 30,

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from cloudjob.backends import follow as following
 from cloudjob.backends import handles
-from cloudjob.backends.base import PATIENCE_S, Backend, Check, Devices, NativeStatus
+from cloudjob.backends.base import RETRY_S, Backend, Check, Devices, NativeStatus
 from cloudjob.backends.docker import delivery, engine, logs
 from cloudjob.backends.docker import request as requests
 from cloudjob.backends.docker.logs import Source
@@ -38,7 +38,7 @@ from cloudjob.home import locks, writing
 from cloudjob.model import times
 from cloudjob.model.status import JobState
 from cloudjob.model.submission import Submission
-from cloudjob.retries import Patience
+from cloudjob.retries import OutageLimit
 
 if TYPE_CHECKING:
     from cloudjob.model.job import JobSpec
@@ -262,15 +262,15 @@ class DockerBackend(Backend[DockerRequest]):
     ) -> Iterator[tuple[int, bytes]]:
         """Check a job while its log is followed, as no other process may do so until it ends."""
         supervise_at = time.monotonic() + _SUPERVISE_S
-        patience = Patience()
+        outage = OutageLimit()
         for piece in pieces:
             yield piece
             if time.monotonic() >= supervise_at:
                 try:
                     self._supervise(self._containers(job), self._home / job)
-                    patience.reset()
+                    outage.reset()
                 except Unreachable as error:
-                    patience.pause(error)
+                    outage.pause(error)
                 supervise_at = time.monotonic() + _SUPERVISE_S
 
     def _supervise(self, found: list[Container], folder: Path) -> None:
@@ -287,7 +287,7 @@ class DockerBackend(Backend[DockerRequest]):
             waited_s = time.time() - (folder / _CANCELLED).stat().st_mtime
             alive = [item for item in found if item.is_alive]
             grace_s = float(alive[0].labels.get(GRACE_LABEL, "0"))
-            if waited_s > grace_s + PATIENCE_S:
+            if waited_s > grace_s + RETRY_S:
                 self._kill(alive, "SIGKILL")
 
     def _end_waiting_nodes(self, found: list[Container], folder: Path) -> None:

@@ -15,7 +15,7 @@ from cloudjob.backends.docker import engine
 from cloudjob.backends.docker.request import LOG_DRIVER
 from cloudjob.backends.follow import Piece, Streams
 from cloudjob.errors import BackendError, Unreachable
-from cloudjob.retries import Patience
+from cloudjob.retries import OutageLimit
 
 _HEADER = struct.Struct(">BxxxL")
 # The engine cuts lines into pieces of this size.
@@ -104,13 +104,13 @@ def read(client: Any, source: Source, *, follow: bool) -> Iterator[bytes]:
         BackendError: The engine refused, or the container is gone and its log was not saved.
     """
     size_bytes = 0
-    patience = Patience()
+    outage = OutageLimit()
     while True:
         frames = Frames(source.driver, skip_bytes=size_bytes)
         try:
             stream = _stream(client, source.container, follow=follow)
             for whole in filter(None, map(frames.feed, stream)):
-                patience.reset()
+                outage.reset()
                 size_bytes += len(whole)
                 yield whole
             if not follow or _has_ended(client, source):
@@ -122,7 +122,7 @@ def read(client: Any, source: Source, *, follow: bool) -> Iterator[bytes]:
                 return
             if not (follow and isinstance(error, Unreachable)):
                 raise
-            patience.pause(error)
+            outage.pause(error)
     if rest := frames.finish():
         size_bytes += len(rest)
         yield rest

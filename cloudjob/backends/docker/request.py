@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from cloudjob.backends.base import PATIENCE_S
+from cloudjob.backends.base import RETRY_S
 from cloudjob.backends.encoding import file_path, undeclared, word_problems
 from cloudjob.errors import SpecError
 from cloudjob.model import submission as submissions
@@ -133,7 +133,7 @@ def build(submission: Submission, owner: str) -> DockerRequest:
         "User": f"{USER_ID}:{GROUP_ID}",
         "WorkingDir": HOME,
         "StopSignal": "SIGTERM",
-        "StopTimeout": math.ceil(spec.grace_s) + PATIENCE_S,
+        "StopTimeout": math.ceil(spec.grace_s) + RETRY_S,
         "HostConfig": {
             **_limits(spec),
             "NetworkMode": network,

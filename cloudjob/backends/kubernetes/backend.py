@@ -49,7 +49,7 @@ from cloudjob.errors import (
 from cloudjob.home import locks, writing
 from cloudjob.model.status import JobState
 from cloudjob.model.submission import Submission
-from cloudjob.retries import LIMITS, Limits, Patience, WaitNotices
+from cloudjob.retries import LIMITS, Limits, OutageLimit, WaitNotices
 from jobentry.contract import paths, variables
 
 if TYPE_CHECKING:
@@ -279,7 +279,7 @@ class KubernetesBackend(Backend[KubernetesRequest]):
 
     def logs(self, handle: str, node: int | None, *, follow: bool) -> Iterator[tuple[int, bytes]]:
         if follow:
-            yield from self._follow(handle, node, Patience())
+            yield from self._follow(handle, node, OutageLimit())
         else:
             where = _parse_handle(handle)
             yield from logs.read_all(self._client(where.cluster), self._place(where, node))
@@ -289,7 +289,7 @@ class KubernetesBackend(Backend[KubernetesRequest]):
         yield from logs.read_ends(self._client(where.cluster), self._place(where, None))
 
     def _follow(
-        self, handle: str, node: int | None, patience: Patience
+        self, handle: str, node: int | None, outage: OutageLimit
     ) -> Iterator[tuple[int, bytes]]:
         where = _parse_handle(handle)
 
@@ -299,9 +299,9 @@ class KubernetesBackend(Backend[KubernetesRequest]):
             except JobNotFound:
                 return True
             except Unreachable as error:
-                patience.pause(error)
+                outage.pause(error)
                 return False
-            patience.reset()
+            outage.reset()
             return ended
 
         yield from logs.follow(self._client(where.cluster), self._place(where, node), has_ended)
@@ -350,7 +350,7 @@ class KubernetesBackend(Backend[KubernetesRequest]):
             has_read.set()
             # Give up as soon as the API server fails: nothing waits for this thread.
             with contextlib.suppress(CloudJobError):
-                for _ in self._follow(handle, None, Patience(limit_s=0.0)):
+                for _ in self._follow(handle, None, OutageLimit(limit_s=0.0)):
                     pass
 
         self._log_saver = threading.Thread(target=keep, daemon=True)

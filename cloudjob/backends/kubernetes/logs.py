@@ -148,7 +148,7 @@ def follow(client: Client, place: Place, has_ended: Callable[[], bool]) -> Itera
     """Yield the logs until the job has ended; an empty piece means that nothing is new.
 
     Args:
-        has_ended: Returns whether the job has ended; job_names only while no pod writes.
+        has_ended: Returns whether the job has ended; called only while no pod writes.
 
     Raises:
         BackendError: The job has ended, and a log cannot be read to its end.

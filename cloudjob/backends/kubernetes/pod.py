@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cloudjob.backends.base import PATIENCE_S
+from cloudjob.backends.base import RETRY_S
 from cloudjob.backends.encoding import undeclared
 from cloudjob.backends.kubernetes.strategic_merge import merged
 from cloudjob.model import submission as submissions
@@ -150,7 +150,7 @@ def template(
         container["imagePullPolicy"] = options.image_pull_policy
     pod: dict[str, Any] = {
         "restartPolicy": "Never",
-        "terminationGracePeriodSeconds": math.ceil(spec.grace_s) + PATIENCE_S,
+        "terminationGracePeriodSeconds": math.ceil(spec.grace_s) + RETRY_S,
         # Variables of other services would only be in the way, and a token is a secret.
         "enableServiceLinks": False,
         "automountServiceAccountToken": bool(options.service_account),

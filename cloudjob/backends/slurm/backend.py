@@ -39,7 +39,7 @@ _QUERY_S = 2.0
 # After the job's end, only Slurm's final state is missing.
 _QUERY_LAST_S = 0.25
 # Seconds that a controller may be silent while a command waits for a job.
-_PATIENCE_S = 900.0
+_RETRY_S = 900.0
 # The shortest and the longest wait between two reads of a log.
 _LOG_POLL_S = (0.02, 0.1)
 _END_POLL_S = 0.25
@@ -328,7 +328,7 @@ class SlurmBackend(Backend[SlurmRequest]):
             facts, answered_at = self._query_slurm(where, snapshot.id or snapshot.marks.id), now
         except BackendError:
             # A restart of the controller ends neither a job nor a wait for one.
-            if last is None or is_fresh or now - last.answered_at > _PATIENCE_S:
+            if last is None or is_fresh or now - last.answered_at > _RETRY_S:
                 raise
             facts, answered_at = last.facts, last.answered_at
         self._facts[where.job] = _Answer(facts, time.monotonic(), answered_at)

@@ -13,7 +13,7 @@ from typing import Any
 
 from cloudjob.errors import ObjectMissing, StoreError
 from cloudjob.store import files
-from cloudjob.store.base import PATIENCE_S, OnBytes, ignore_bytes
+from cloudjob.store.base import RETRY_S, OnBytes, ignore_bytes
 from cloudjob.store.parallel import iterate_in_parallel
 from cloudjob.store.s3 import bucket_uri, errors
 from cloudjob.store.s3 import client as clients
@@ -30,7 +30,7 @@ _READ_ATTEMPTS = 5
 
 
 def from_uri(
-    uri: str, environ: Mapping[str, str] | None = None, *, patience_s: float = PATIENCE_S
+    uri: str, environ: Mapping[str, str] | None = None, *, retry_s: float = RETRY_S
 ) -> S3Store:
     """Return the store of ``s3://bucket/prefix`` or ``obs://bucket/prefix``.
 
@@ -42,7 +42,7 @@ def from_uri(
             f"open store {found.root}: boto3 is not installed",
             hint="pip install 'cloudjob[s3]'",
         )
-    return S3Store(found, environ=environ, patience_s=patience_s)
+    return S3Store(found, environ=environ, retry_s=retry_s)
 
 
 class S3Store:
@@ -50,7 +50,7 @@ class S3Store:
 
     Args:
         environ: Variables that may hold credentials and endpoint, by default the process's.
-        patience_s: Seconds to retry a request while the store cannot be reached.
+        retry_s: Seconds to retry a request while the store cannot be reached.
         part_bytes: Size of the parts of a multipart upload.
     """
 
@@ -59,13 +59,13 @@ class S3Store:
         uri: BucketUri,
         *,
         environ: Mapping[str, str] | None = None,
-        patience_s: float = PATIENCE_S,
+        retry_s: float = RETRY_S,
         part_bytes: int = PART_BYTES,
     ) -> None:
         self._uri = uri
         self._environ = os.environ if environ is None else environ
         self._part_bytes = part_bytes
-        self._retries = clients.Retries(uri, patience_s)
+        self._retries = clients.Retries(uri, retry_s)
         self._lock = threading.Lock()
         self._connected: clients.Connection | None = None
         self._has_swept = False

@@ -91,12 +91,12 @@ class Retries:
     """Decides whether to retry a failed request, and reports what a command is waiting for.
 
     Args:
-        patience_s: Seconds to retry a request after its first failure.
+        retry_s: Seconds to retry a request after its first failure.
     """
 
-    def __init__(self, uri: BucketUri, patience_s: float) -> None:
+    def __init__(self, uri: BucketUri, retry_s: float) -> None:
         self._uri = uri
-        self._patience_s = patience_s
+        self._retry_s = retry_s
         self._notices = WaitNotices()
         self._aborts = 0
         self._aborted = threading.Condition()
@@ -137,7 +137,7 @@ class Retries:
         # From the first failure: on a slow connection the first attempt alone may take minutes.
         failing_since_s = context.setdefault("cloudjob_failing", now_s)
         pause_s = min(_FIRST_PAUSE_S * 2 ** (attempts - 1), _LONGEST_PAUSE_S)
-        if now_s + pause_s - failing_since_s > self._patience_s:
+        if now_s + pause_s - failing_since_s > self._retry_s:
             return None
         self._notices.report(began_s, f"asking {self._uri.root}: {found}")
         with self._aborted:

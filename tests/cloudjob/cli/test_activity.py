@@ -12,7 +12,7 @@ from jobentry.contract import journal
 from jobentry.contract.journal import Phase, Sample
 
 
-def lasting(name: str, done_bytes: int = 0, total_bytes: int = 0) -> Phase:
+def phase(name: str, done_bytes: int = 0, total_bytes: int = 0) -> Phase:
     """Return a phase that began 4 s ago."""
     return Phase(name, 100.0, None, 104.0, done_bytes, total_bytes)
 
@@ -21,24 +21,24 @@ def lasting(name: str, done_bytes: int = 0, total_bytes: int = 0) -> Phase:
     ("nodes", "shown"),
     [
         ({}, ""),
-        ({0: lasting("package")}, "fetching the package on node 0"),
+        ({0: phase("package")}, "fetching the package on node 0"),
         (
-            {0: lasting("bring-up"), 1: lasting("input DATA", 8_000_000, 20_000_000)},
+            {0: phase("bring-up"), 1: phase("input DATA", 8_000_000, 20_000_000)},
             "fetching the input DATA on node 1: 8.0 MB of 20.0 MB, 2.0 MB/s, 6.0 s left",
         ),
         (
-            {node: lasting("package", 1_000_000, 4_000_000) for node in range(3)},
+            {node: phase("package", 1_000_000, 4_000_000) for node in range(3)},
             "fetching the package: 3.0 MB of 12.0 MB, 750.0 kB/s, 12 s left",
         ),
-        ({0: lasting("bring-up")}, "waiting for nodes 1, 2"),
-        ({node: lasting("bring-up") for node in range(3)}, "connecting the nodes"),
-        ({node: lasting("run") for node in range(3)}, ""),
-        ({0: lasting("first output"), 1: lasting("run")}, "waiting for the first output on node 0"),
+        ({0: phase("bring-up")}, "waiting for nodes 1, 2"),
+        ({node: phase("bring-up") for node in range(3)}, "connecting the nodes"),
+        ({node: phase("run") for node in range(3)}, ""),
+        ({0: phase("first output"), 1: phase("run")}, "waiting for the first output on node 0"),
         (
-            {0: lasting("run"), 2: lasting("outputs", 500, 500)},
+            {0: phase("run"), 2: phase("outputs", 500, 500)},
             "saving the outputs on node 2: 500 bytes, 125 bytes/s",
         ),
-        ({0: lasting("a phase of a newer version")}, ""),
+        ({0: phase("a phase of a newer version")}, ""),
     ],
 )
 def test_what_the_slowest_nodes_do_is_shown(nodes: dict[int, Phase], shown: str):
@@ -46,11 +46,11 @@ def test_what_the_slowest_nodes_do_is_shown(nodes: dict[int, Phase], shown: str)
 
 
 def test_a_node_that_writes_nothing_does_not_hide_that_others_do():
-    assert activity({1: lasting("first output")}, 2, has_output=True) == ""
+    assert activity({1: phase("first output")}, 2, has_output=True) == ""
 
 
 def test_of_many_nodes_some_are_named():
-    shown = activity({0: lasting("bring-up")}, 1000, has_output=False)
+    shown = activity({0: phase("bring-up")}, 1000, has_output=False)
 
     assert shown == "waiting for nodes 1, 2, 3, 4 and 995 more"
 
@@ -77,20 +77,20 @@ def test_a_phase_that_lasts_is_reported_once_with_what_the_platform_says(
     waits = "waits: no \\x1b room"
     assert (doing.line(), doing.news()) == (f"{waits} (0 s)", f"job train-1 {waits}")
     assert (doing.line(), doing.news()) == (f"{waits} (0 s)", "")
-    monkeypatch.setattr(activities, "_LOOK_S", 0.0)
-    doing._look_s = 0.0
+    monkeypatch.setattr(activities, "_REASON_S", 0.0)
+    doing._next_reason_s = 0.0
     job.reason = "no quota: 9 MB/s"
     waits = "waits: no quota: 9 MB/s"
     assert (doing.line(), doing.news()) == (f"{waits} (0 s)", f"job train-1 {waits}")
     assert (doing.line(), doing.news()) == (f"{waits} (0 s)", "")
 
-    doing.add(0, [journal.dump(entry) for entry in (lasting("package"), Sample(at=1.0))])
+    doing.add(0, [journal.dump(entry) for entry in (phase("package"), Sample(at=1.0))])
     fetching = "fetching the package"
     assert (doing.line(), doing.news()) == (f"{fetching} (0 s)", f"job train-1, {fetching}")
-    doing.add(0, [journal.dump(lasting("package", 4_000_000, 8_000_000))])
+    doing.add(0, [journal.dump(phase("package", 4_000_000, 8_000_000))])
     half = f"{fetching}: 4.0 MB of 8.0 MB, 1.0 MB/s, 4.0 s left"
     assert (doing.line(), doing.news()) == (f"{half} (0 s)", "")
     doing._printed_s -= 2 * activities._LINE_S
     assert (doing.line(), doing.news()) == (f"{half} (0 s)", f"job train-1, {half}")
-    doing.add(0, [journal.dump(lasting("package")._replace(ended_at=105.0))])
+    doing.add(0, [journal.dump(phase("package")._replace(ended_at=105.0))])
     assert (doing.line(), doing.news()) == ("", "")

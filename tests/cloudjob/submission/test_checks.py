@@ -36,7 +36,7 @@ def spec(**values: Any) -> JobSpec:
 def test_keys_that_end_before_the_job_are_a_warning(
     values: dict[str, Any], left_s: float, found: str
 ):
-    (check,) = checks.of_keys(spec(**values), NOW + left_s, NOW)
+    (check,) = checks.key_checks(spec(**values), NOW + left_s, NOW)
 
     assert found in check.found
     assert not check.is_ok
@@ -53,11 +53,11 @@ def test_keys_that_end_before_the_job_are_a_warning(
     ],
 )
 def test_keys_that_last_long_enough_pass(values: dict[str, Any], end_at: float):
-    assert list(checks.of_keys(spec(**values), end_at, NOW)) == []
+    assert list(checks.key_checks(spec(**values), end_at, NOW)) == []
 
 
 def test_a_submit_with_expired_keys_is_refused():
-    (check,) = checks.of_keys(spec(timeout_min=1), NOW - 1, NOW)
+    (check,) = checks.key_checks(spec(timeout_min=1), NOW - 1, NOW)
 
     assert check.is_needed
 
@@ -130,7 +130,7 @@ def test_a_secret_that_the_job_s_records_would_show_is_a_warning(
 ):
     secrets = {"TOKEN": "hunter2hunter2", "SHORT": "short1"}
 
-    warnings = list(checks.of_secrets(spec(secrets=secrets, **values)))
+    warnings = list(checks.secret_checks(spec(secrets=secrets, **values)))
 
     assert [
         next(word for word in check.hint.split() if word.isupper()) for check in warnings
