@@ -18,7 +18,7 @@ from nicegui import app as nicegui_app
 from nicegui import ui
 
 from cloudjob.console.access import Access
-from cloudjob.console.pages import compare, emulator, job, jobs
+from cloudjob.console.pages import compare, emulator, job, job_list
 from cloudjob.console.state import Console
 from cloudjob.errors import CloudJobError
 
@@ -70,7 +70,7 @@ def _shortened(record: logging.LogRecord) -> bool:
 def _application(console: Console) -> FastAPI:
     application = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     nicegui_app.add_static_files("/static", _STATIC, max_cache_age=0)
-    for page in (jobs, job, compare, emulator):
+    for page in (job_list, job, compare, emulator):
         page.register(console)
     ui.run_with(
         application,

@@ -27,7 +27,7 @@ from cloudjob.store.parallel import in_parallel
 from cloudjob.submission import checks, messages, preparation, script_check
 from cloudjob.submission.preparation import PreparedJob, prepare_job
 from cloudjob.submission.undo import undo_on_failure
-from cloudjob.tracking import Job, descriptions, leftovers, notifications
+from cloudjob.tracking import Job, descriptions, leftovers, notifier
 from jobentry.contract.paths import JobPaths
 
 TYPE_CHECKING = False
@@ -76,7 +76,7 @@ def _submit(spec: JobSpec, home: Path, member: Member | None, on_progress: OnPro
     make_home(home)
     leftovers.remove(home)
     with (
-        notifications.notifier(spec, home, job),
+        notifier.start_after(spec, home, job),
         locks.scratch(submits_folder(home), job) as scratch,
         Records(records_path(home)) as db,
     ):

@@ -25,7 +25,7 @@ from cloudjob.tracking import (
     event_files,
     journals,
     log,
-    notifications,
+    notifier,
     outputs,
 )
 from cloudjob.tracking.access import JobAccess
@@ -250,12 +250,12 @@ class Job:
         """
         if self.last_status is None or not self.is_over:
             return ""
-        return notifications.settle(self._access.home, self.last_status, self._access.spec())
+        return notifier.settle(self._access.home, self.last_status, self._access.spec())
 
     @property
     def notification_failure(self) -> str:
         """Why notifications of the job were not sent; empty if they were or may still be."""
-        return notifications.failure(self._access.home, self.id)
+        return notifier.failure(self._access.home, self.id)
 
     # -- log --------------------------------------------------------------------------------------
 
@@ -440,7 +440,7 @@ class Job:
 
     def remove(self) -> None:
         """Remove the job from its platform, its store and the local records."""
-        notifications.forget(self._access.home, self.id)
+        notifier.forget(self._access.home, self.id)
         if self.handle:
             self._backend.remove(self.handle)
         store = self._access.store

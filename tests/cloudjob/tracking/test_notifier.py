@@ -23,7 +23,7 @@ from cloudjob.home import locks
 from cloudjob.model.sections import Notify
 from cloudjob.model.status import Failure, JobState
 from cloudjob.retries import Limits
-from cloudjob.tracking import notice, notifications
+from cloudjob.tracking import notice, notifier
 from cloudjob.tracking import webhook as webhooks
 from cloudjob.tracking.notice import NotSent
 from tests.support.polling import poll
@@ -227,9 +227,9 @@ def test_a_notification_that_a_killed_notifier_may_have_sent_is_not_sent_again(
     path.write_text(noted)
     described = {"notify": {"webhook": "HOOK"}}
 
-    assert notifications.settle(home, ENDED, described).startswith(found)
-    assert notifications.settle(home, ENDED, described).startswith(found)
-    assert notifications.failure(home, ENDED.job).startswith(found)
+    assert notifier.settle(home, ENDED, described).startswith(found)
+    assert notifier.settle(home, ENDED, described).startswith(found)
+    assert notifier.failure(home, ENDED.job).startswith(found)
     assert len(webhook.received) == sent
     assert path.exists() == bool(found)
 
@@ -273,8 +273,8 @@ def test_a_notifier_ends_if_the_platform_does_not_know_the_job(home: Path, tmp_p
     path = tmp_path / "file"
     targets = notice.Targets(("hang",), "", ("false",), 60, ())
     with path.open("wb") as file:
-        notifier = notifications._Notifier(job, path, targets, file.fileno())
-        thread = threading.Thread(target=notifier.run, daemon=True)
+        started = notifier._Notifier(job, path, targets, file.fileno())
+        thread = threading.Thread(target=started.run, daemon=True)
         thread.start()
         thread.join(LIMIT_S)
 

@@ -50,7 +50,7 @@ _SETTLE_LIMITS = Limits(total_s=_WAIT_S, answer_s=_WAIT_S)
 
 
 @contextmanager
-def notifier(spec: JobSpec, home: Path, job: str) -> Iterator[None]:
+def start_after(spec: JobSpec, home: Path, job: str) -> Iterator[None]:
     """Start the notifier of a job when the body has submitted it.
 
     Raises:
@@ -97,7 +97,7 @@ def _start(home: Path, job: str, targets: Targets, lock: int) -> None:
     roots = [str(Path(cloudjob.__file__).parents[1]), str(Path(journal.__file__).parents[2])]
     code = (
         f"import sys; sys.path += {[*filter(None, sys.path), *roots]!r}; "
-        "from cloudjob.tracking.notifications import main; main()"
+        "from cloudjob.tracking.notifier import main; main()"
     )
     process = subprocess.Popen(
         [sys.executable, "-I", "-S", "-c", code, f"cloudjob-notifier-{job}"],
