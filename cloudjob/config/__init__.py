@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from cloudjob.config.env_file import read_env_file
 from cloudjob.config.files import PROJECT_FILE, files_of, reason
-from cloudjob.config.layer import Layer, checked, layer_of_job, layer_of_options, merged
+from cloudjob.config.layer import Layer, check, layer_of_job, layer_of_options, merged
 from cloudjob.config.schema import json_schema
 from cloudjob.config.yaml_file import layer_of_file
 from cloudjob.errors import SpecError
@@ -74,14 +74,14 @@ def load(
         UsageError: a file cannot be read.
         SpecError: with every error of all files, options and the job they describe.
     """
-    options = checked(layer_of_options(flags, cwd))
+    options = check(layer_of_options(flags, cwd))
     source = Path(options.values.get("source", cwd))
     files = files_of(job_file, cwd, source, environ)
     if copied is not None:
         files = [file for file in files if file.must_exist and file.what == "job file"]
-    layers = [checked(layer_of_file(file)) for file in files]
+    layers = [check(layer_of_file(file)) for file in files]
     if copied is not None:
-        layers.insert(0, checked(layer_of_job(*copied, cwd)))
+        layers.insert(0, check(layer_of_job(*copied, cwd)))
     layers.append(options)
     values = {"source": str(cwd), **merged(layers)}
     if (
@@ -97,7 +97,7 @@ def load(
             origins = {**loaded.origins, "source": "the script's path"}
             return replace(loaded, origins=origins, chosen_source=chosen.why)
     origins = {key: origin for layer in layers for key, origin in layer.origins.items()}
-    layers[0].problems += _unrecorded(values, layers[0], is_copy=copied is not None)
+    layers[0].problems += _masked_values(values, layers[0], is_copy=copied is not None)
     _apply_source_limit(layers, values, origins)
     problems = [problem for layer in layers for problem in layer.problems]
     invalid = {key for layer in layers for key in layer.invalid}
@@ -111,7 +111,7 @@ def load(
     return Loaded(spec, MappingProxyType(origins))
 
 
-def _unrecorded(values: Mapping[str, Any], layer: Layer, *, is_copy: bool) -> Iterator[str]:
+def _masked_values(values: Mapping[str, Any], layer: Layer, *, is_copy: bool) -> Iterator[str]:
     """Yield an error for each value that a copy cannot have: records mask the values of secrets."""
     env = layer.values.get("env", {})
     if not (is_copy and (layer.values.get("secrets") or any(map(is_secret_name, env)))):

@@ -52,16 +52,16 @@ def layer_of_options(options: Mapping[str, Any], cwd: Path) -> Layer:
 
 def layer_of_job(origin: str, described: Mapping[str, Any], cwd: Path) -> Layer:
     """Return an existing job as a layer, without keys that only an older cloudjob knew."""
-    values = _known(described, JobSpec)
+    values = _without_unknown_keys(described, JobSpec)
     for name in SECTIONS.keys() & values.keys():
-        values[name] = _known(values[name], SECTIONS[name])
+        values[name] = _without_unknown_keys(values[name], SECTIONS[name])
     values["secrets"] = dict.fromkeys(values.get("secrets", ()), "")
     layer = Layer(values, cwd)
     layer.origins.update(dict.fromkeys(_keys(values), origin))
     return layer
 
 
-def _known(values: Mapping[str, Any], model: type[Any]) -> dict[str, Any]:
+def _without_unknown_keys(values: Mapping[str, Any], model: type[Any]) -> dict[str, Any]:
     return {k: v for k, v in values.items() if k in model.model_fields and v is not None}
 
 
@@ -73,7 +73,7 @@ def _keys(values: Mapping[str, Any], *location: str) -> Iterable[str]:
             yield from _keys(value, *location, name)
 
 
-def checked(layer: Layer) -> Layer:
+def check(layer: Layer) -> Layer:
     """Reduce a layer to its valid values, add its errors, and resolve its paths."""
     values = {**layer.values, **_named_secrets(layer)}
     # Report errors in the order of the file, which is that of the origins.

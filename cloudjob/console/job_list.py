@@ -104,7 +104,9 @@ class JobList:
             asked = with_status(self._home, active)
             rows = {job.id: row_of(status) for job, status in asked}
         fresh = {
-            record.job: rows.get(record.job) or self._known(record) or self._recorded(record)
+            record.job: rows.get(record.job)
+            or self._current_row(record)
+            or self._row_of_record(record)
             for record in records
         }
         self._ended = {record.job for record in records if record.final_json}
@@ -118,12 +120,12 @@ class JobList:
             self._rows = fresh
             self._changed.notify_all()
 
-    def _known(self, record: JobRecord) -> Row | None:
+    def _current_row(self, record: JobRecord) -> Row | None:
         """Return the present row of a job, unless the records have a newer, final status."""
         is_older = bool(record.final_json) and record.job not in self._ended
         return None if is_older else self._rows.get(record.job)
 
-    def _recorded(self, record: JobRecord) -> Row:
+    def _row_of_record(self, record: JobRecord) -> Row:
         """Return the row of a job from its record; only a damaged record costs a request."""
         job = attach(record, self._home)
         try:

@@ -20,7 +20,7 @@ _ENGINE_S = 60.0
 
 
 @dataclass(slots=True)
-class End:
+class AttemptEnd:
     """The end of an attempt."""
 
     states: list[NodeState]
@@ -63,7 +63,7 @@ class Attempt:
     # When the job was last active, and the size of its logs then.
     _busy: tuple[float, int] = field(default_factory=lambda: (time.monotonic(), 0))
 
-    def watch(self, row: JobRow) -> End:
+    def watch(self, row: JobRow) -> AttemptEnd:
         """Wait until all nodes have ended; also upload, measure, and stop the job on request."""
         service = self.job.service
         handle, key = row.run["handle"], row.run["log_key"]
@@ -88,7 +88,9 @@ class Attempt:
             self.job.event(f"[worker-{index}] {words}", source="Task")
             words = f"Training end with return code: {state.exit_code}"
             self.job.log(index).add_line(key, words, is_after=True)
-        return End(states, is_stopped=is_stopped, lost=frozenset(self.lost), is_hung=self._is_hung)
+        return AttemptEnd(
+            states, is_stopped=is_stopped, lost=frozenset(self.lost), is_hung=self._is_hung
+        )
 
     def _states(self, row: JobRow) -> list[NodeState]:
         """Return the state of each node; retry for a minute if the engine does not answer."""

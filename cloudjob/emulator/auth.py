@@ -47,7 +47,7 @@ class Access:
         self._database = database
         self._clock = clock
         self._lock = threading.Lock()
-        self._wrong: dict[str, tuple[int, float]] = {}
+        self._failed_attempts: dict[str, tuple[int, float]] = {}
         self._window: tuple[int, int] = (0, 0)
 
     def check(self, request: Request, action: str = "") -> User:
@@ -128,7 +128,7 @@ class Access:
         user, secret = self._secret(access, request)
         expected = _api_signature(request, secret, found[2].split(";"))
         is_valid = _has_digest(request) and secrets.compare_digest(expected, found[3])
-        self._count_wrong(access, is_valid=is_valid)
+        self._count_failure(access, is_valid=is_valid)
         if not is_valid:
             raise ApiError("APIGW.0301", "verify aksk signature fail")
         return user
@@ -163,19 +163,19 @@ class Access:
 
     def _check_lock(self, access: str) -> None:
         with self._lock:
-            count, since = self._wrong.get(access, (0, 0.0))
+            count, since = self._failed_attempts.get(access, (0, 0.0))
         if count > _TRIES and time.monotonic() - since < self._settings.lock_s:
             raise ApiError("APIGW.0301", "AK access failed to reach the limit,forbidden.")
 
-    def _count_wrong(self, access: str, *, is_valid: bool) -> None:
+    def _count_failure(self, access: str, *, is_valid: bool) -> None:
         with self._lock:
             if is_valid:
-                self._wrong.pop(access, None)
+                self._failed_attempts.pop(access, None)
             else:
-                count, since = self._wrong.get(access, (0, 0.0))
+                count, since = self._failed_attempts.get(access, (0, 0.0))
                 if count > _TRIES and time.monotonic() - since >= self._settings.lock_s:
                     count = 0
-                self._wrong[access] = (count + 1, time.monotonic())
+                self._failed_attempts[access] = (count + 1, time.monotonic())
 
     # -- project and rate ---------------------------------------------------------------------
 

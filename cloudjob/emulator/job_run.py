@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cloudjob.emulator import models
-from cloudjob.emulator.attempt import DELETED, Attempt, End, key_of
+from cloudjob.emulator.attempt import DELETED, Attempt, AttemptEnd, key_of
 from cloudjob.emulator.clock import now_ms
 from cloudjob.emulator.database import JobRow
 from cloudjob.emulator.job_context import JobContext
-from cloudjob.emulator.staging import Failed, Uploader, check_nodes, image_of, prepare
+from cloudjob.emulator.staging import StagingFailed, Uploader, check_nodes, image_of, prepare
 from cloudjob.errors import CloudJobError, JobNotFound
 from jobentry.system.trees import remove_tree
 
@@ -54,7 +54,7 @@ class JobRun:
                 return
             try:
                 self._ensure_nodes(row)
-            except Failed as error:
+            except StagingFailed as error:
                 self.job.event(str(error), "Error")
                 self._end_all()
                 self._finish("Failed")
@@ -125,7 +125,7 @@ class JobRun:
         try:
             service.machines.start(row, key, self.job.nodes, image)
         except CloudJobError as error:
-            raise Failed(f"Starting the nodes failed: {error.message}") from error
+            raise StagingFailed(f"Starting the nodes failed: {error.message}") from error
         values = {} if row.start_ms else {"start_ms": now_ms()}
         if not service.database.change_phase(row.id, ("Pending", "Creating"), "Running", **values):
             return
@@ -135,7 +135,7 @@ class JobRun:
 
     # -- end ----------------------------------------------------------------------------------
 
-    def _close_record(self, row: JobRow, end: End) -> None:
+    def _close_record(self, row: JobRow, end: AttemptEnd) -> None:
         run = row.run
         statuses = []
         for index, state in enumerate(end.states):
@@ -152,7 +152,7 @@ class JobRun:
                 record["end_related_task"] = f"worker-{end.first}"
         self.job.service.database.update_job(row.id, run=run)
 
-    def _prepare_retry(self, row: JobRow, end: End) -> bool:
+    def _prepare_retry(self, row: JobRow, end: AttemptEnd) -> bool:
         """Prepare the job for another attempt if it may have one; return whether it may."""
         if end.is_good or end.is_stopped:
             return False
@@ -192,7 +192,7 @@ class JobRun:
             self.job.event(f"Restarting in place failed: {error.message}", "Warning")
             return False
 
-    def _complete(self, row: JobRow, end: End) -> None:
+    def _complete(self, row: JobRow, end: AttemptEnd) -> None:
         """Upload the remaining changes, and store how the job ended."""
         problem = "" if row.is_stopping == DELETED else self._uploader.upload_the_rest(row)
         self._end_all()
@@ -235,7 +235,7 @@ def _open_record(run: dict[str, Any], *, is_in_place: bool) -> None:
     run.setdefault("running_records", []).append(record)
 
 
-def _reason(end: End) -> str:
+def _reason(end: AttemptEnd) -> str:
     if end.is_hung:
         return "the job hung"
     if end.lost:

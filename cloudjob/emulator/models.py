@@ -331,9 +331,9 @@ def job(body: Mapping[str, Any], algorithm: Mapping[str, Any] | None, settings: 
     return made
 
 
-def flavor_of(whole: Mapping[str, Any], settings: Settings) -> Flavor:
+def flavor_of(job: Mapping[str, Any], settings: Settings) -> Flavor:
     """Return the flavor of a job; the flavor of a CPU pool has no name."""
-    resource = whole["spec"]["resource"]
+    resource = job["spec"]["resource"]
     asked = resource.get("flavor_id") or ""
     found = next((item for item in settings.flavors if item.id == asked), None)
     return found or Flavor("", max_nodes=settings.pools.get(resource.get("pool_id") or "", 1))
@@ -364,15 +364,15 @@ def engine_keys(engine: Engine) -> dict[str, str]:
     }
 
 
-def output_urls(whole: Mapping[str, Any]) -> list[str]:
+def output_urls(job: Mapping[str, Any]) -> list[str]:
     """Return the URLs of a job's outputs in a uniform spelling."""
-    places = (place(item["remote"]["obs"]["obs_url"]) for item in whole["algorithm"]["outputs"])
+    places = (place(item["remote"]["obs"]["obs_url"]) for item in job["algorithm"]["outputs"])
     return [f"{item.bucket}/{item.prefix}" for item in places]
 
 
-def retries(whole: Mapping[str, Any]) -> int:
+def retries(job: Mapping[str, Any]) -> int:
     """Return how often a job may be restarted; 0 without fault tolerance."""
-    return int(whole["metadata"]["annotations"].get(RETRY_NUM, 0))
+    return int(job["metadata"]["annotations"].get(RETRY_NUM, 0))
 
 
 class _Parameters(Model):

@@ -210,7 +210,7 @@ def environment(
     if launcher == "rank-table":
         led["CLOUDJOB_DEVICES"] = _devices(row.nodes, max(1, flavor.cards))
     return {
-        name: here(value, row, machine)
+        name: replace_paths(value, row, machine)
         for name, value in {**platform, **led, **by_env, **algorithm["environments"]}.items()
     }
 
@@ -221,7 +221,7 @@ def start(row: JobRow, index: int, machine: Machine) -> str:
     The shell extends the variable, because an image may have a PYTHONPATH of its own.
     """
     algorithm = row.body["algorithm"]
-    code = here(code_path(algorithm), row, machine) if algorithm.get("boot_file") else ""
+    code = replace_paths(code_path(algorithm), row, machine) if algorithm.get("boot_file") else ""
     path = shlex.quote(with_emulated_packages(code, machine.archive))
     text = f"PYTHONPATH=${{PYTHONPATH:+$PYTHONPATH:}}{path}; export PYTHONPATH"
     return f"{text}; {command(row, index, machine)}"
@@ -235,11 +235,11 @@ def command(row: JobRow, index: int, machine: Machine) -> str:
         text = f"{algorithm['command'].rstrip()} {words}".rstrip()
         if algorithm.get("working_dir"):
             text = f"cd {shlex.quote(algorithm['working_dir'])} && {text}"
-        return here(text, row, machine)
-    return here(_preset(row, index, machine, words), row, machine)
+        return replace_paths(text, row, machine)
+    return replace_paths(_preset(row, index, machine, words), row, machine)
 
 
-def here(text: str, row: JobRow, machine: Machine) -> str:
+def replace_paths(text: str, row: JobRow, machine: Machine) -> str:
     """Return ``text`` with the platform's paths replaced by paths on this machine."""
     if not machine.root:
         return text

@@ -29,16 +29,16 @@ _NAMES_IN_ANSWERS = (
 )
 
 
-def stored(key: str, *, is_prefix: bool = False) -> str:
+def stored_name(key: str, *, is_prefix: bool = False) -> str:
     """Return the name of an object in SeaweedFS.
 
     Args:
         is_prefix: Whether ``key`` is a prefix, whose last part may be incomplete.
     """
     *folders, last = key.split("/")
-    whole = [_part(part) for part in folders]
+    parts = [_part(part) for part in folders]
     # An empty last part marks a folder, which SeaweedFS has as well.
-    return "/".join([*whole, _cut(last) if is_prefix or not last else _part(last)])
+    return "/".join([*parts, _cut_part(last) if is_prefix or not last else _part(last)])
 
 
 def stored_target(target: str) -> str:
@@ -46,8 +46,8 @@ def stored_target(target: str) -> str:
     path, mark, query = target.partition("?")
     bucket, slash, raw = path[1:].partition("/")
     key = unquote(raw)
-    if stored(key) != key:
-        path = f"/{bucket}{slash}{quote(stored(key), safe='/~')}"
+    if stored_name(key) != key:
+        path = f"/{bucket}{slash}{quote(stored_name(key), safe='/~')}"
     return path + mark + "&".join(map(_parameter, query.split("&")))
 
 
@@ -60,39 +60,39 @@ def stored_source(source: str) -> str:
 def stored_in_body(body: bytes) -> bytes:
     """Return the body of a request that deletes several objects with the names of SeaweedFS."""
     text = body.decode("utf-8", "surrogateescape")
-    text = _KEY.sub(lambda found: f"<Key>{escape(stored(unescape(found[1])))}</Key>", text)
+    text = _KEY.sub(lambda found: f"<Key>{escape(stored_name(unescape(found[1])))}</Key>", text)
     return text.encode("utf-8", "surrogateescape")
 
 
-def shown(body: bytes) -> bytes:
+def client_names(body: bytes) -> bytes:
     """Return the body of a response with the names that clients use."""
     for name, original in _NAMES_IN_ANSWERS:
         for spelling in (name, quote(name, safe="/"), quote(name, safe="")):
-            body = body.replace(spelling.encode(), _like(spelling, name, original).encode())
+            body = body.replace(spelling.encode(), _spelled_like(spelling, name, original).encode())
     return body
 
 
-def _like(spelling: str, name: str, original: str) -> str:
+def _spelled_like(spelling: str, name: str, original: str) -> str:
     return original if spelling == name else quote(original, safe="")
 
 
 def _parameter(text: str) -> str:
     name, mark, raw = text.partition("=")
     value = unquote(raw)
-    if name not in _PARAMETERS or stored(value, is_prefix=True) == value:
+    if name not in _PARAMETERS or stored_name(value, is_prefix=True) == value:
         return text
-    return f"{name}{mark}{quote(stored(value, is_prefix=True), safe='~')}"
+    return f"{name}{mark}{quote(stored_name(value, is_prefix=True), safe='~')}"
 
 
 def _part(part: str) -> str:
-    return _SPECIAL.get(part) or _cut(part)
+    return _SPECIAL.get(part) or _cut_part(part)
 
 
-def _cut(part: str) -> str:
-    return f"{_CUT}/".join(_pieces(part.replace("\\", _BACKSLASH)))
+def _cut_part(part: str) -> str:
+    return f"{_CUT}/".join(_short_parts(part.replace("\\", _BACKSLASH)))
 
 
-def _pieces(part: str) -> Iterator[str]:
+def _short_parts(part: str) -> Iterator[str]:
     first, size = 0, 0
     for index, letter in enumerate(part):
         size += len(letter.encode("utf-8", "surrogateescape"))

@@ -179,7 +179,7 @@ async def _answer_of(request: Request, response: httpx.Response) -> Response:
     )
     if is_list and "xml" in response.headers.get("content-type", ""):
         await response.aread()
-        answer = Response(obs_keys.shown(response.content), response.status_code)
+        answer = Response(obs_keys.client_names(response.content), response.status_code)
         length = answer.headers["content-length"]
         headers = _passed_on(response.headers.raw, b"content-length")
         answer.raw_headers = [*headers, (b"content-length", length.encode())]

@@ -22,7 +22,7 @@ from jobentry.system.trees import remove_tree
 _UPLOAD_TRIES = 3
 
 
-class Failed(Exception):
+class StagingFailed(Exception):
     """The job cannot start, for a reason that its events show."""
 
 
@@ -40,14 +40,14 @@ def check_nodes(job: JobContext, row: JobRow) -> None:
             "Warning",
             "Task",
         )
-    raise Failed("Node check failed too often.")
+    raise StagingFailed("Node check failed too often.")
 
 
 def image_of(job: JobContext, row: JobRow) -> str:
     """Return the image of the job.
 
     Raises:
-        Failed: The image is not available.
+        StagingFailed: The image is not available.
     """
     settings = job.service.settings
     asked = row.body["algorithm"]["engine"]
@@ -58,9 +58,9 @@ def image_of(job: JobContext, row: JobRow) -> str:
             raise ImageMissing(image)
         job.service.machines.check_image(image)
     except ImageMissing as error:
-        raise Failed(f'[Pod: {name}] Failed to pull image "{image}": not found') from error
+        raise StagingFailed(f'[Pod: {name}] Failed to pull image "{image}": not found') from error
     except CloudJobError as error:
-        raise Failed(f"Looking for the image failed: {error.message}") from error
+        raise StagingFailed(f"Looking for the image failed: {error.message}") from error
     job.event(f'[Pod: {name}] Pulled: Successfully pulled image "{image}"', source="K8S")
     return image
 
@@ -69,7 +69,7 @@ def prepare(job: JobContext, row: JobRow, key: str) -> None:
     """Empty the folders of the nodes and fill each with its own copy.
 
     Raises:
-        Failed: They cannot be filled, or the files of an earlier attempt cannot be removed.
+        StagingFailed: They cannot be filled, or the files of an earlier attempt cannot be removed.
     """
     _clear(job.nodes)
     mounts = node_plan.mounts(row)
@@ -89,7 +89,7 @@ def _clear(nodes: Path) -> None:
         remove_tree(nodes)
     if nodes.exists():
         # A symbolic link that a job has left there would redirect the download.
-        raise Failed(f"Removing the files of an earlier attempt failed: {nodes}")
+        raise StagingFailed(f"Removing the files of an earlier attempt failed: {nodes}")
 
 
 def _fetch(job: JobContext, row: JobRow, key: str, item: Folder) -> None:
@@ -105,7 +105,7 @@ def _fetch(job: JobContext, row: JobRow, key: str, item: Folder) -> None:
     except (ApiError, ObsError) as error:
         words = f"[worker-0] Download training {what} failed: {error}"
         job.log(0).add_line(key, words)
-        raise Failed(words) from error
+        raise StagingFailed(words) from error
     for index in range(1, row.nodes):
         other = job.local(index, item.path)
         shutil.copytree(first, other, dirs_exist_ok=True)

@@ -35,10 +35,10 @@ from cloudjob.store.s3 import S3Store, bucket_uri
 
 uri, source, home, job = sys.argv[1:]
 store = S3Store(bucket_uri.read(uri), part_bytes={PART_BYTES}, retry_s=60.0)
-source_cache = cache.path_of(Path(home), Path(source), uri)
+cache_file = cache.path_of(Path(home), Path(source), uri)
 package = pack(
     Path(source), Path(home, "layer"), script="train.py", limit_bytes=1 << 30,
-    source_cache=cache.load(source_cache),
+    source_cache=cache.load(cache_file),
 )
 with claims.Claim(store, job) as claim:
     try:
@@ -46,7 +46,7 @@ with claims.Claim(store, job) as claim:
     except claims.LayerMissing:
         package = pack(Path(source), Path(home, "layer"), script="train.py", limit_bytes=1 << 30)
         kept = claim.keep(package)
-    cache.save(source_cache, cache.with_layers(package.source_cache, kept.layers))
+    cache.save(cache_file, cache.with_layers(package.source_cache, kept.layers))
     claim.check()
     store.put_bytes(claims.descriptor(package, kept.layers), job + "/code.json")
 """

@@ -62,7 +62,7 @@ class _JobPage:
 
     async def build(self, view: str) -> None:
         if self._job.has_final_status:
-            await self._look()
+            await self._poll()
         with frame(self._job.id, self._job.id):
             self._head()
             tabs = ui.tabs().props("dense no-caps align=left outside-arrows").classes("views")
@@ -76,7 +76,7 @@ class _JobPage:
             # A platform may take longer to answer than NiceGUI waits for a page.
             await ui.context.client.connected()
             if not self._job.has_final_status:
-                await self._look()
+                await self._poll()
                 self._head.refresh()
             # The user may have chosen another view by now.
             await self._show(str(tabs.value))
@@ -97,7 +97,7 @@ class _JobPage:
                 if filling is not None:
                     await filling
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         try:
             self._status = await in_thread(self._job.status)
             self._phases = self._status.phases
@@ -109,7 +109,7 @@ class _JobPage:
 
     async def _refresh(self, timer: ui.timer) -> None:
         before = (self._status, self._error)
-        await self._look()
+        await self._poll()
         if (self._status, self._error) != before or self._status.state is JobState.RUNNING:
             self._head.refresh()
             if self._overview:

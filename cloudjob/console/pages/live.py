@@ -36,9 +36,9 @@ class Live:
         was_final = self.job.has_final_status
         await self.refresh()
         if not was_final:
-            timer = ui.timer(_REFRESH_S, lambda: self._again(timer))
+            timer = ui.timer(_REFRESH_S, lambda: self._on_timer(timer))
 
-    async def _again(self, timer: ui.timer) -> None:
+    async def _on_timer(self, timer: ui.timer) -> None:
         if self.job.has_final_status:
             timer.deactivate()
         elif time.monotonic() < self._next_s:

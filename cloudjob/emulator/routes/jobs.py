@@ -63,15 +63,15 @@ def create(service: Service, request: Request) -> Any:
     """Create a job and put it into the queue."""
     body, user = request.json(), service.user(request)
     authorizations.check(service, user.id)
-    whole = models.job(body, _algorithm(service, body.get("algorithm")), service.settings)
+    job = models.job(body, _algorithm(service, body.get("algorithm")), service.settings)
     tags = request.body(TagList).by_key()
-    _check_obs(service, whole)
+    _check_obs(service, job)
     with service.database.transaction():
         # In one transaction, so that only one of several simultaneous requests gets the name.
-        _check_room(service, whole)
-        experiments.refer(service.database, whole["metadata"])
-        row = _row(whole, user.name)
-        service.database.add_job(row, models.output_urls(whole), tags)
+        _check_room(service, job)
+        experiments.refer(service.database, job["metadata"])
+        row = _row(job, user.name)
+        service.database.add_job(row, models.output_urls(job), tags)
         service.database.add_event(row.id, "Training job created.")
     service.scheduler.wake()
     return views.job(row, service.settings)
@@ -86,19 +86,19 @@ def _algorithm(service: Service, asked: Any) -> dict[str, Any] | None:
     return found
 
 
-def _check_room(service: Service, whole: dict[str, Any]) -> None:
-    metadata = whole["metadata"]
+def _check_room(service: Service, job: dict[str, Any]) -> None:
+    metadata = job["metadata"]
     if service.database.has_name(metadata["name"], metadata["workspace_id"]):
         raise ApiError("ModelArts.2751", metadata["name"])
-    used = service.database.output_in_use(models.output_urls(whole))
+    used = service.database.output_in_use(models.output_urls(job))
     if used:
         raise ApiError("ModelArts.2753", f"Other running job contain {used}")
     if service.database.count_jobs(UNFINISHED) >= service.settings.max_jobs:
         raise ApiError("ModelArts.0118", "number of training jobs")
 
 
-def _check_obs(service: Service, whole: dict[str, Any]) -> None:
-    algorithm, log = whole["algorithm"], whole["spec"]["log_export_path"].get("obs_url")
+def _check_obs(service: Service, job: dict[str, Any]) -> None:
+    algorithm, log = job["algorithm"], job["spec"]["log_export_path"].get("obs_url")
     try:
         if algorithm["code_dir"]:
             _check_code(service, algorithm)
@@ -124,17 +124,17 @@ def _check_code(service: Service, algorithm: dict[str, Any]) -> None:
         raise ApiError("ModelArts.2758", f"{boot} does not exist")
 
 
-def _row(whole: dict[str, Any], user_name: str) -> JobRow:
-    resource, policy = whole["spec"]["resource"], whole["spec"].get("schedule_policy") or {}
+def _row(job: dict[str, Any], user_name: str) -> JobRow:
+    resource, policy = job["spec"]["resource"], job["spec"].get("schedule_policy") or {}
     return JobRow(
         id=str(uuid.uuid4()),
-        name=whole["metadata"]["name"],
-        workspace=whole["metadata"]["workspace_id"],
-        kind=whole["kind"],
+        name=job["metadata"]["name"],
+        workspace=job["metadata"]["workspace_id"],
+        kind=job["kind"],
         phase="Creating",
         secondary="Creating",
         priority=policy.get("priority", 1),
-        algorithm_name=str(whole["algorithm"].get("name") or ""),
+        algorithm_name=str(job["algorithm"].get("name") or ""),
         user_name=user_name,
         create_ms=now_ms(),
         start_ms=0,
@@ -142,7 +142,7 @@ def _row(whole: dict[str, Any], user_name: str) -> JobRow:
         nodes=resource["node_count"],
         pool=resource.get("pool_id") or "",
         is_stopping=0,
-        body=whole,
+        body=job,
         run={},
     )
 

@@ -240,7 +240,7 @@ def test_cancelling_a_job_on_a_lost_machine_reports_what_it_waits_for(
 def lose(lab: Lab, node: int) -> None:
     """Make a node's machine fall silent for the cluster."""
     lab.pod(node)["status"]["conditions"] = [
-        {"type": "PreparedJob", "status": "False"},
+        {"type": "Ready", "status": "False"},
         {"type": "ContainersReady", "status": "True"},
     ]
 
@@ -412,7 +412,7 @@ def test_a_machine_that_is_not_ready_is_named_while_the_job_runs(lab: Lab):
 
 def test_a_container_that_is_not_ready_is_not_taken_for_a_lost_machine(lab: Lab):
     lab.pod(1)["status"]["conditions"] = [
-        {"type": "PreparedJob", "status": "False"},
+        {"type": "Ready", "status": "False"},
         {"type": "ContainersReady", "status": "False"},
     ]
 

@@ -26,7 +26,7 @@ def test_the_startup_timeout_grows_with_the_nodes(
     nodes: int, timeout_s: float, attempt: int, expected: float
 ):
     """It is far below the time for a start, never above it, and twice as long at the second try."""
-    assert startup_timeout.retry_s(nodes, timeout_s, attempt) == expected
+    assert startup_timeout.patience_s(nodes, timeout_s, attempt) == expected
 
 
 @pytest.mark.parametrize(

@@ -130,7 +130,7 @@ class Watch:
         self.until(lambda: not self.workers.absent)
 
     def close(self) -> None:
-        self.workers.end(0, is_over=True, retry_s=0.0)
+        self.workers.end(0, is_over=True, patience_s=0.0)
         for process in self.processes.values():
             process.kill()
             process.wait()
@@ -448,7 +448,7 @@ def test_at_the_end_each_worker_has_left(watch: Callable[..., Watch]):
     head.until(lambda: len(head.workers.absent) == 1)
     begun = time.monotonic()
 
-    assert head.workers.end(3, is_over=True, retry_s=60.0) == []
+    assert head.workers.end(3, is_over=True, patience_s=60.0) == []
 
     assert time.monotonic() - begun < 60
     assert head.lost == []
@@ -462,7 +462,7 @@ def test_a_worker_that_ends_without_confirming_is_reported(watch: Callable[..., 
     head.open()
     head.until(lambda: len(head.workers.absent) == 1)
 
-    unconfirmed = head.workers.end(0, is_over=True, retry_s=60.0)
+    unconfirmed = head.workers.end(0, is_over=True, patience_s=60.0)
 
     assert [(worker.host, worker.is_gone) for worker in unconfirmed] == [("lost2", True)]
 
@@ -472,7 +472,7 @@ def test_a_worker_that_never_confirms_is_reported_after_the_limit(watch: Callabl
     head.open()
     head.until_all_are_there()
 
-    unconfirmed = head.workers.end(0, is_over=True, retry_s=2.0)
+    unconfirmed = head.workers.end(0, is_over=True, patience_s=2.0)
 
     assert [(worker.host, worker.is_gone) for worker in unconfirmed] == [("frozen2", False)]
 
@@ -493,6 +493,6 @@ def test_a_silent_worker_of_a_job_that_was_stopped_is_not_waited_for(
     head.open()
     head.until_all_are_there()
 
-    unconfirmed = head.workers.end(143, is_over=False, retry_s=3600.0, silent_limit_s=7.0)
+    unconfirmed = head.workers.end(143, is_over=False, patience_s=3600.0, silent_limit_s=7.0)
 
     assert [worker.host for worker in unconfirmed] == ["frozen2"]

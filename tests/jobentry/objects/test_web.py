@@ -96,7 +96,7 @@ def server() -> Iterator[Any]:
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wait less than for a real server, and reach this one itself."""
-    monkeypatch.setattr(client, "_RETRY_S", 20.0)
+    monkeypatch.setattr(client, "_PATIENCE_S", 20.0)
     monkeypatch.setattr(client, "_STALL_S", 4.0)
     monkeypatch.setattr(client, "_FIRST_PAUSE_S", 0.01)
     monkeypatch.setattr(client, "_LONGEST_PAUSE_S", 0.05)
