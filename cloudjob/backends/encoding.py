@@ -41,7 +41,9 @@ def word_problems(words: Sequence[str], why: str) -> Iterator[str]:
             yield f"{key}: contains bytes that are not UTF-8, which {why}"
 
 
-def undeclared(variables: Mapping[str, str], hidden_names: Sequence[str]) -> dict[str, str]:
+def undeclared_variables(
+    variables: Mapping[str, str], hidden_names: Sequence[str]
+) -> dict[str, str]:
     """Return the variables that no configuration may hold: secrets, and values JSON cannot hold."""
     return {
         name: value

@@ -33,14 +33,14 @@ class Interrupts:
 
     def __init__(self, on_interrupt: str = CANCEL) -> None:
         self._on_interrupt = on_interrupt
-        self._asked = 0
+        self._interrupts = 0
         self._is_closed = False
         self._job: Job | Sweep | None = None
 
     @property
     def was_interrupted(self) -> bool:
         """Whether a signal has arrived."""
-        return self._asked > 0
+        return self._interrupts > 0
 
     def hold(self) -> None:
         """Handle signals from now on."""
@@ -70,12 +70,12 @@ class Interrupts:
             self._cancel(job)
 
     def _on_signal(self, number: int, _frame: object) -> None:
-        self._asked += 1
+        self._interrupts += 1
         if self._job is not None:
             if self._wants_to_detach(self._job, number):
                 _detach(self._job)
             self._cancel(self._job)
-        elif self._asked == 1:
+        elif self._interrupts == 1:
             then = "detaching from" if self._on_interrupt == DETACH else "cancelling"
             print_message(
                 f"{then} the job once it is sent; press Ctrl-C again to stop without waiting"
@@ -92,7 +92,7 @@ class Interrupts:
         """Whether to detach from the job; on a terminal, ask the user once."""
         import signal
 
-        is_first = self._on_interrupt == ASK and self._asked == 1
+        is_first = self._on_interrupt == ASK and self._interrupts == 1
         if not (is_first and number == signal.SIGINT and os.isatty(0) and os.isatty(2)):
             return self._on_interrupt == DETACH
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -108,13 +108,13 @@ class Interrupts:
     def _cancel(self, job: Job | Sweep) -> None:
         import threading
 
-        if self._asked == 1:
+        if self._interrupts == 1:
             print_message(f"cancelling {job.id}; press Ctrl-C again to end it at once")
-        elif self._asked == 2:
+        elif self._interrupts == 2:
             print_message(f"ending {job.id} at once, without its grace period")
         # Not in the signal handler: the interrupted code may hold a lock that this needs.
         threading.Thread(
-            target=_cancel_job, args=(job,), kwargs={"is_urgent": self._asked > 1}
+            target=_cancel_job, args=(job,), kwargs={"is_urgent": self._interrupts > 1}
         ).start()
 
 

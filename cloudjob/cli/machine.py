@@ -30,8 +30,8 @@ def _image_build(options: argparse.Namespace) -> int:
             base=options.base,
             ca_bundle=options.ca_bundle,
             pip_config=options.pip_config,
-            tell=steps.report,
-            pulled=transfers.update,
+            on_step=steps.report,
+            on_pull=transfers.update,
         )
     print_message("built" if built.is_new else "already built: none of its inputs has changed")
     print(built.tag)

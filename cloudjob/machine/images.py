@@ -40,7 +40,7 @@ _ENGINES_OWN = ("Step ", "--->", "Removing intermediate", "\x1b[0m")
 
 
 # Called with the bytes so far and in total.
-Pulled = Callable[[int, int], None]
+OnPull = Callable[[int, int], None]
 
 
 class Recipe(NamedTuple):
@@ -77,8 +77,8 @@ def build(
     base: str = "",
     ca_bundle: str = "",
     pip_config: str = "",
-    tell: Callable[[str], None] = lambda _: None,
-    pulled: Pulled = lambda _done_bytes, _total_bytes: None,
+    on_step: Callable[[str], None] = lambda _: None,
+    on_pull: OnPull = lambda _done_bytes, _total_bytes: None,
 ) -> Built:
     """Build the image ``name`` unless it exists, and return it.
 
@@ -89,8 +89,8 @@ def build(
         base: The base image, instead of the Dockerfile's own.
         ca_bundle: A file of certificates that pip trusts during the build.
         pip_config: A pip configuration that is used during the build.
-        tell: Called with each line of progress.
-        pulled: Called while the base is pulled, with the bytes so far and in total.
+        on_step: Called with each line of progress.
+        on_pull: Called while the base is pulled, with the bytes so far and in total.
 
     Raises:
         BackendError: The engine cannot be reached, or the build failed.
@@ -101,7 +101,7 @@ def build(
     client = engine.connect()
     with contextlib.closing(client):
         recipe = recipe_of(name, base)
-        built = _build(client, recipe, given, tell, pulled)
+        built = _build(client, recipe, given, on_step, on_pull)
         _tag(client, built, name, tag_of_base(base) if base else _LATEST)
     return built
 
@@ -153,16 +153,16 @@ def _build(
     client: Any,
     recipe: Recipe,
     extra: Mapping[str, bytes],
-    tell: Callable[[str], None],
-    pulled: Pulled,
+    on_step: Callable[[str], None],
+    on_pull: OnPull,
 ) -> Built:
-    base, base_id = _base(client, recipe, tell, pulled)
+    base, base_id = _base(client, recipe, on_step, on_pull)
     digest = inputs(recipe, base_id)
     tag = f"{REPOSITORY}/{recipe.name}:{digest[:12]}"
     found = _image_id(client, tag)
     if found:
         return Built(tag, found, is_new=False)
-    tell(f"building {tag} from {base}")
+    on_step(f"building {tag} from {base}")
     labels = {
         "cloudjob.image": recipe.name,
         INPUTS_LABEL: digest,
@@ -183,7 +183,7 @@ def _build(
                 decode=True,
                 timeout=None,
             )
-            _follow(stream, tag, tell)
+            _follow(stream, tag, on_step)
     finally:
         if stage:
             _remove_stage(client, stage["STAGE"])
@@ -215,23 +215,23 @@ def _remove_image(client: Any, image: str) -> None:
 
 
 def _base(
-    client: Any, recipe: Recipe, tell: Callable[[str], None], pulled: Pulled
+    client: Any, recipe: Recipe, on_step: Callable[[str], None], on_pull: OnPull
 ) -> tuple[str, str]:
     """Return the name and id of the base image, which is built or pulled if it is missing."""
     base = recipe.base
     if base == f"{REPOSITORY}/base:{_LATEST}" and recipe.name != "base":
         # Our current base, which may differ from the image last built under this name.
-        inner = _build(client, recipe_of("base"), {}, tell, pulled)
+        inner = _build(client, recipe_of("base"), {}, on_step, on_pull)
         _tag(client, inner, "base", _LATEST)
         return inner.tag, inner.id
     found = _image_id(client, base)
     if found:
         return base, found
-    tell(f"pulling {base}")
+    on_step(f"pulling {base}")
     try:
         with engine.translate_errors(f"pulling {base}"):
             stream = client.pull(base, stream=True, decode=True)
-            _follow(_counted(stream, pulled), base, tell)
+            _follow(_counted(stream, on_pull), base, on_step)
     except BackendError as error:
         hint = "`cloudjob docs images` shows how to make debian:bookworm-slim without a registry"
         raise BackendError(error.message, hint=error.hint or hint) from error
@@ -254,7 +254,7 @@ def _image_id(client: Any, reference: str) -> str:
         raise
 
 
-def _counted(stream: Iterator[dict[str, Any]], pulled: Pulled) -> Iterator[dict[str, Any]]:
+def _counted(stream: Iterator[dict[str, Any]], on_pull: OnPull) -> Iterator[dict[str, Any]]:
     """Yield the engine's reports about a pull, and report the total bytes of all layers."""
     layers: dict[str, tuple[int, int]] = {}
     for word in stream:
@@ -265,11 +265,11 @@ def _counted(stream: Iterator[dict[str, Any]], pulled: Pulled) -> Iterator[dict[
         elif status == "Download complete" and layer in layers:
             layers[layer] = (layers[layer][1], layers[layer][1])
         if layer in layers:
-            pulled(*(sum(column) for column in zip(*layers.values(), strict=True)))
+            on_pull(*(sum(column) for column in zip(*layers.values(), strict=True)))
         yield word
 
 
-def _follow(stream: Iterator[dict[str, Any]], what: str, tell: Callable[[str], None]) -> None:
+def _follow(stream: Iterator[dict[str, Any]], what: str, on_step: Callable[[str], None]) -> None:
     """Report each line of a build or pull; raise an error if the engine reports a failure."""
     last: list[str] = []
     for word in stream:
@@ -283,7 +283,7 @@ def _follow(stream: Iterator[dict[str, Any]], what: str, tell: Callable[[str], N
         for line in text.splitlines():
             if line.strip():
                 last = [*last[-20:], line.strip()]
-                tell(line.rstrip())
+                on_step(line.rstrip())
 
 
 def _hint(lines: list[str]) -> str:

@@ -112,7 +112,7 @@ class Claim:
         damaged = set(damaged_layers(self._store))
         old = package.layers if package.new is None else package.layers[:-1]
         for layer in old:
-            if layer.key in marked_keys | damaged or not _is_whole(self._store, layer):
+            if layer.key in marked_keys | damaged or not _is_stored(self._store, layer):
                 raise LayerMissing(f"looking for {layer.key}: it is not in the store, or damaged")
         if package.new is None:
             return StoredLayers(package.layers, 0, 0)
@@ -121,7 +121,7 @@ class Claim:
             # No other process knows this key, so none deletes it.
             layer = layer._replace(key=f"{LAYERS}{layer.digest}.{os.urandom(4).hex()}")
             self._write((*old, layer))
-        elif layer.key not in damaged and _is_whole(self._store, layer):
+        elif layer.key not in damaged and _is_stored(self._store, layer):
             return StoredLayers(package.layers, 0, 0)
         self._store.put(package.new, layer.key, on_progress=self._watch(layer.size_bytes))
         if layer.key in damaged:
@@ -172,7 +172,7 @@ def damaged_layers(store: ObjectStore) -> Iterator[str]:
             yield key
 
 
-def _is_whole(store: ObjectStore, layer: Layer) -> bool:
+def _is_stored(store: ObjectStore, layer: Layer) -> bool:
     """Whether the store holds a zip of this size whose manifest has the layer's digest.
 
     The contents are not read: a node verifies them, and marks a layer that is damaged.

@@ -94,7 +94,7 @@ class Rules:
             return True
 
 
-def parse_own(folder: str, prefix: str, name: str) -> Rules:
+def read_rules(folder: str, prefix: str, name: str) -> Rules:
     """Read an ignore file in a folder of the source.
 
     Raises:
@@ -103,7 +103,7 @@ def parse_own(folder: str, prefix: str, name: str) -> Rules:
     return Rules(prefix + name, Path(folder, name).read_bytes(), prefix=prefix)
 
 
-def outer(source: str) -> tuple[Rules, ...]:
+def outer_rules(source: str) -> tuple[Rules, ...]:
     """Return the rules of git from outside the source, lowest precedence first.
 
     They are the user's own (``core.excludesFile``), ``.git/info/exclude``, and the ``.gitignore``
@@ -114,7 +114,7 @@ def outer(source: str) -> tuple[Rules, ...]:
         OSError: One of these files cannot be read.
     """
     own = _excludes_file(source)
-    top = _top(source)
+    top = _repository_root(source)
     if top is None:
         return tuple(rules for rules in (Rules(own, _read(own)),) if rules)
     way = os.path.relpath(source, top)
@@ -132,7 +132,7 @@ def outer(source: str) -> tuple[Rules, ...]:
     return () if _is_left_out(found, segments) else tuple(rules for rules, _ in found)
 
 
-def of_repository(folder: str, prefix: str) -> Rules:
+def repository_rules(folder: str, prefix: str) -> Rules:
     """Return the rules in ``info/exclude`` of a repository whose top is a folder of the source."""
     path = _info_exclude(folder)
     return Rules(path, _read(path), prefix=prefix)
@@ -155,7 +155,7 @@ def _is_left_out(found: list[tuple[Rules, int]], segments: tuple[str, ...]) -> b
 # ---- where git's rules are -----------------------------------------------------------------------
 
 
-def _top(source: str) -> str | None:
+def _repository_root(source: str) -> str | None:
     folder = source
     while not os.path.lexists(posixpath.join(folder, ".git")):
         above = posixpath.dirname(folder)

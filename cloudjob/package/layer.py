@@ -69,11 +69,11 @@ def _make(job: LayerInputs) -> BuiltLayer | None:
     with LayerFile(job.destination, is_compressed=job.is_compressed) as layer:
         change = _Change(job, layer)
         if not (change.names or change.removed):
-            return BuiltLayer(source_cache._replace(entries=change.known()), is_new=False)
+            return BuiltLayer(source_cache._replace(entries=change.cache_entries()), is_new=False)
         kept = _kept(source_cache, change)
         if source_cache.layers and not kept:
             return None
-        change.absorb(kept)
+        change.store_again(kept)
         manifest = Manifest(
             [entry for entry in change.entries if change.is_listed(entry, kept)],
             layer.contents,
@@ -81,7 +81,7 @@ def _make(job: LayerInputs) -> BuiltLayer | None:
         )
         new = CachedLayer(layer.finish(manifest), tuple(manifest.removed), layer.content_bytes)
     return BuiltLayer(
-        SourceCache((*source_cache.layers[:kept], new), change.known(kept)), is_new=True
+        SourceCache((*source_cache.layers[:kept], new), change.cache_entries(kept)), is_new=True
     )
 
 
@@ -108,7 +108,7 @@ class _Change:
         self.removed = before.keys() - {entry.name for entry in self.entries}
         self.new_bytes = layer.content_bytes + _ROW_BYTES * len(self.names)
 
-    def absorb(self, kept: int) -> None:
+    def store_again(self, kept: int) -> None:
         """Store the contents again that exist only in layers from number ``kept`` on.
 
         Raises:
@@ -124,11 +124,11 @@ class _Change:
         """Whether the manifest of the new layer has a row for this entry."""
         return entry.name in self.names or self._before[entry.name].layer >= kept
 
-    def listed_in(self, entry: Entry) -> int | None:
+    def old_layer_of(self, entry: Entry) -> int | None:
         """Return the number of the old layer that lists an unchanged entry."""
         return None if entry.name in self.names else self._before[entry.name].layer
 
-    def known(self, new: int | None = None) -> tuple[CachedEntry, ...]:
+    def cache_entries(self, new: int | None = None) -> tuple[CachedEntry, ...]:
         """Return what to remember; ``new`` is the number of the new layer."""
         found = []
         for source_entry, entry in zip(self._job.tree.entries, self.entries, strict=True):
@@ -210,7 +210,7 @@ def _kept(source_cache: SourceCache, change: _Change) -> int:
             live_bytes[change.holders[digest]] += size_bytes
     dead_bytes = sum(each.content_bytes for each in source_cache.layers) - sum(live_bytes)
     for entry in change.entries:
-        number = change.listed_in(entry)
+        number = change.old_layer_of(entry)
         if number is not None:
             live_bytes[number] += _ROW_BYTES
     return len(live_bytes) - merging.merged(live_bytes, dead_bytes, change.new_bytes)

@@ -166,7 +166,7 @@ def _walk(
                 f"pack {shown(source)}: it contains {_STATE_REASON}", hint="is --source right?"
             )
         root = os.path.realpath(source)
-        outer = tuple(reversed(ignore.outer(root)))
+        outer = tuple(reversed(ignore.outer_rules(root)))
     skipped = "" if besides is None else os.path.relpath(os.path.realpath(besides), root)
     walker = _Walker(source, root, skipped, _place(home), follow_links)
     waiting = [_Folder("", root, _ActiveRules((), outer))]
@@ -257,14 +257,14 @@ class _Walker:
             # As in git, a symbolic link does not count as an ignore file.
             if child.name in (GITIGNORE, CLOUDJOBIGNORE) and child.is_file(follow_symlinks=False):
                 with reading(self._source, prefix + child.name):
-                    rules = ignore.parse_own(path, prefix, child.name)
+                    rules = ignore.read_rules(path, prefix, child.name)
                 if child.name == CLOUDJOBIGNORE:
                     own = (rules, *own)
                 else:
                     git = (rules, *git)
             elif child.name == ".git" and prefix:
                 with reading(self._source, prefix + child.name):
-                    git = (ignore.of_repository(path, prefix), *git)
+                    git = (ignore.repository_rules(path, prefix), *git)
         return _ActiveRules(own, git)
 
     def _visit(self, name: str, child: os.DirEntry[str], folder: _Folder) -> Iterable[_Folder]:

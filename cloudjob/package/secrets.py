@@ -55,7 +55,7 @@ class Rule(NamedTuple):
 
 _ASSIGNED = rb"""["']?\s*(?:=>|:=|[:=])\s*["']?"""
 # Code that handles keys also contains the header; a real key has its body on the next line.
-_OWN = (
+_OWN_RULES = (
     Rule(
         "private-key",
         re.compile(
@@ -104,7 +104,7 @@ _OWN = (
 
 # Rules of the library, by module. Left out, because hashes and identifiers in ordinary files look
 # the same: basic auth, keywords, entropy, and those of IBM and Azure.
-_THEIRS = {
+_LIBRARY_RULES = {
     "artifactory": "artifactory-key",
     "aws": "aws-access-key",
     "discord": "discord-token",
@@ -126,15 +126,16 @@ def rules() -> tuple[Rule, ...]:
 
     from detect_secrets.plugins.base import RegexBasedDetector
 
-    found = list(_OWN)
-    for module, name in _THEIRS.items():
+    found = list(_OWN_RULES)
+    for module, name in _LIBRARY_RULES.items():
         plugins = importlib.import_module(f"detect_secrets.plugins.{module}")
         for kind in vars(plugins).values():
             is_plugin = isinstance(kind, type) and issubclass(kind, RegexBasedDetector)
             if is_plugin and kind.__module__ == plugins.__name__:
                 detector = kind()
                 found += [
-                    Rule(name, _as_bytes(pattern), _by(detector)) for pattern in detector.denylist
+                    Rule(name, _as_bytes(pattern), _rule_finder(detector))
+                    for pattern in detector.denylist
                 ]
     return tuple(found)
 
@@ -144,7 +145,7 @@ def _as_bytes(pattern: Any) -> re.Pattern[bytes]:
     return re.compile(compiled.pattern.encode(), compiled.flags & ~re.UNICODE)
 
 
-def _by(detector: Any) -> Callable[[bytes], bool]:
+def _rule_finder(detector: Any) -> Callable[[bytes], bool]:
     """Return the library's own check, which may be stricter than its pattern."""
 
     def find(lines: bytes) -> bool:
@@ -321,7 +322,7 @@ _FILES = re.compile(
     re.DOTALL,
 )
 # Only names with these beginnings, and *.kubeconfig, can match the above; this check is faster.
-_BEGINNINGS = (".env", "id_", ".netrc", "_netrc", ".pypirc", ".git-", ".obs", "cred", "kubec")
+_NAME_PREFIXES = (".env", "id_", ".netrc", "_netrc", ".pypirc", ".git-", ".obs", "cred", "kubec")
 _KEY_SUFFIXES = (".pem", ".key")
 _KEY_LIMIT_BYTES = 1024 * 1024
 _KEY_HEADER = re.compile(rb"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----")
@@ -331,7 +332,7 @@ def name_reason(name: str, is_folder: bool) -> str:
     """Return why a path with this last segment is left out, or ""."""
     if is_folder:
         return f"may hold secrets: {name}/" if name in _FOLDERS else ""
-    if name.startswith(_BEGINNINGS) or name.endswith(".kubeconfig"):
+    if name.startswith(_NAME_PREFIXES) or name.endswith(".kubeconfig"):
         return "may hold secrets: its name" if _FILES.fullmatch(name) else ""
     return ""
 

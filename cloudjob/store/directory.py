@@ -189,9 +189,9 @@ class DirectoryStore:
         try:
             yield
         except OSError as error:
-            came_back = "no such object" if error.errno == errno.ENOENT else text(error)
+            reason = "no such object" if error.errno == errno.ENOENT else text(error)
             kind = ObjectMissing if isinstance(error, _NO_OBJECT) else StoreError
-            raise kind(f"{verb} {key} in {self.root}: {came_back}", hint=hint(error)) from error
+            raise kind(f"{verb} {key} in {self.root}: {reason}", hint=hint(error)) from error
 
 
 def _copy(source: IO[bytes], file: IO[bytes], on_progress: OnBytes) -> None:

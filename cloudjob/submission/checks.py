@@ -39,7 +39,7 @@ def script_checks(spec: JobSpec) -> Iterator[Check]:
     problem = script_check.find(spec)
     if problem:
         yield Check("script", False, problem.what, problem.hint, is_needed=False)
-    found = nested_launchers.dropped(spec)
+    found = nested_launchers.ignored_exit_code(spec)
     if found:
         hint = "with --strict, the job fails with that exit code"
         yield Check("script", False, f"{found}; {hint}", is_needed=False)

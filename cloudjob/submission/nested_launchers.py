@@ -71,14 +71,14 @@ class Command:
     Args:
         is_repeated: Whether it is in a loop.
         is_background: Whether the script continues while it runs (``&``).
-        is_dropped: Whether the script ignores its exit code.
+        is_failure_ignored: Whether the script ignores its exit code.
     """
 
     words: tuple[str, ...]
     line: int
     is_repeated: bool
     is_background: bool = False
-    is_dropped: bool = False
+    is_failure_ignored: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,16 +90,16 @@ class Nested:
         what: What the script does there, as the predicate of a sentence.
         launcher: The launcher of cloudjob that replaces it; empty if unknown.
         replacement: Arguments of ``cloudjob submit`` that do the same.
-        is_dropped: Whether the script succeeds although this launcher has failed.
-        is_left: Whether the script may end before this launcher.
+        is_failure_ignored: Whether the script succeeds although this launcher has failed.
+        may_outlive_script: Whether the script may end before this launcher.
     """
 
     where: str
     what: str
     launcher: str
     replacement: str
-    is_dropped: bool = False
-    is_left: bool = False
+    is_failure_ignored: bool = False
+    may_outlive_script: bool = False
 
 
 def check(spec: JobSpec) -> None:
@@ -120,12 +120,12 @@ def check(spec: JobSpec) -> None:
     )
 
 
-def dropped(spec: JobSpec) -> str:
+def ignored_exit_code(spec: JobSpec) -> str:
     """Return a command of a script whose exit code the script ignores; empty if there is none."""
     if spec.takes_command or spec.strict == "true":
         return ""
     found = find(Path(spec.source), spec.script)
-    if found is None or not found.is_dropped:
+    if found is None or not found.is_failure_ignored:
         return ""
     return f"{found.where} {found.what} and ignores its exit code, so the job succeeds if it fails"
 
@@ -161,8 +161,8 @@ def _nested(command: Command, where: str, *, waits: bool) -> Nested | None:
             f"starts {shown} itself",
             launcher,
             replacement,
-            is_dropped=command.is_dropped,
-            is_left=command.is_background and not waits,
+            is_failure_ignored=command.is_failure_ignored,
+            may_outlive_script=command.is_background and not waits,
         )
     if command.is_repeated and command.is_background and not waits and _is_python(words):
         replacement = f"--procs-per-node N {_program(words)}"
@@ -219,16 +219,16 @@ def read(path: Path) -> list[Command]:
     data = scripts.read(path)
     if path.suffix == ".py":
         return [
-            replace(command, line=started.line, is_dropped=started.is_dropped)
+            replace(command, line=started.line, is_failure_ignored=started.is_failure_ignored)
             for started in started_commands.read(data)
             for command in commands(started.text)
         ]
     first = data.partition(b"\n")[0]
     is_shell = path.suffix == ".sh" or re.match(rb"#!.*\b(ba|da|z)?sh\b", first) is not None
-    return _with_dropped(commands(data.decode("utf-8", "replace"))) if is_shell else []
+    return _with_ignored_exit_codes(commands(data.decode("utf-8", "replace"))) if is_shell else []
 
 
-def _with_dropped(found: list[Command]) -> list[Command]:
+def _with_ignored_exit_codes(found: list[Command]) -> list[Command]:
     """Mark the commands whose exit code is neither the script's own nor checked later."""
     if any(_ends_on_errors(command.words) for command in found):
         return found
@@ -236,8 +236,8 @@ def _with_dropped(found: list[Command]) -> list[Command]:
     noted = []
     for at, command in reversed([*enumerate(found)]):
         is_followed_by_exit = found[at + 1 : at + 2] and found[at + 1].words[0] == "exit"
-        is_dropped = at + 1 < len(found) and not is_noted and not is_followed_by_exit
-        noted.append(replace(command, is_dropped=is_dropped))
+        is_failure_ignored = at + 1 < len(found) and not is_noted and not is_followed_by_exit
+        noted.append(replace(command, is_failure_ignored=is_failure_ignored))
         is_noted = is_noted or any("$?" in word or "PIPESTATUS" in word for word in command.words)
     return noted[::-1]
 

@@ -33,14 +33,14 @@ def mentions(spec: JobSpec, option: str) -> bool:
         is_read = is_read or bool(text)
         if word.search(text):
             return True
-        for further in _further(source, start.parent, path, text):
+        for further in _mentioned_files(source, start.parent, path, text):
             if further not in seen and len(seen) < _MAX_FILES:
                 seen.add(further)
                 files.append(further)
     return not is_read
 
 
-def _further(source: Path, folder: Path, path: Path, text: str) -> list[Path]:
+def _mentioned_files(source: Path, folder: Path, path: Path, text: str) -> list[Path]:
     """Return the modules that a Python file imports, or the files that another script names."""
     if path.suffix == ".py":
         return [file for name in imports_of(path) for file in own_files(folder, path, name) or ()]

@@ -21,21 +21,21 @@ _UNKNOWN = "X"
 _DEPTH, _STEPS = 12, 5000
 
 
-class Started(NamedTuple):
+class StartedCommand(NamedTuple):
     """A command that a script starts.
 
     Args:
         text: A shell command, with ``X`` or a format placeholder for unknown parts; several lines
             are alternatives.
-        is_dropped: Whether the script ignores its exit code.
+        is_failure_ignored: Whether the script ignores its exit code.
     """
 
     text: str
     line: int
-    is_dropped: bool
+    is_failure_ignored: bool
 
 
-def read(source: bytes) -> list[Started]:
+def read(source: bytes) -> list[StartedCommand]:
     """Return the commands that a Python script starts; none if it cannot be parsed."""
     nodes = [*ast.walk(scripts.parse(source))]
     values = _values(nodes)
@@ -48,7 +48,7 @@ def read(source: bytes) -> list[Started]:
             at = 1 if function.startswith("exec") and len(node.args) > 1 else 0
             is_checked = function in _CHECKED or any(word.arg == "check" for word in node.keywords)
             text = _Reader(values).text(node.args[at])
-            found.append(Started(text, node.lineno, id(node) in bare and not is_checked))
+            found.append(StartedCommand(text, node.lineno, id(node) in bare and not is_checked))
     return sorted(found, key=lambda started: started.line)
 
 

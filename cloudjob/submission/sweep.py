@@ -108,7 +108,7 @@ def submit(
         try:
             if on_start:
                 on_start(sweep)
-            for number in _to_submit(sweep, at_once(spec), on_status):
+            for number in _numbers_to_submit(sweep, at_once(spec), on_status):
                 values, one = jobs[number]
                 one = one.model_copy(update=chosen)
                 # Open the store again, because keys may have changed since the previous job.
@@ -129,7 +129,7 @@ def submit(
     return sweep
 
 
-def _to_submit(sweep: Sweep, limit: int, on_status: OnStatus | None) -> Iterator[int]:
+def _numbers_to_submit(sweep: Sweep, limit: int, on_status: OnStatus | None) -> Iterator[int]:
     """Yield the number of each job to submit, as soon as it may start.
 
     A job counts as submitted when the caller requests the next number.

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from cloudjob.model import times
 from cloudjob.tracking.job import Job
 from cloudjob.tracking.log import LogPiece, OnJournal
-from cloudjob.tracking.queries import moment
+from cloudjob.tracking.queries import parse_time
 from jobentry.contract import env, lines
 
 
@@ -48,7 +48,7 @@ class LogFilter(NamedTuple):
         Raises:
             UsageError: ``since`` is not a time.
         """
-        since = times.seconds_of(moment(self.since)) if self.since else 0.0
+        since = times.seconds_of(parse_time(self.since)) if self.since else 0.0
         is_timed = self.is_timed or bool(since)
         read = partial(job.pieces, is_stored=self.is_stored, is_timed=is_timed)
         node = int(self.nodes) if self.nodes.isdecimal() else None

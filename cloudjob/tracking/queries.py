@@ -82,11 +82,11 @@ def filter_of(
                     f"reading the filter {key} {word}: no such {key}{nearest(word, allowed)}",
                     hint=f"one of {', '.join(allowed)}",
                 )
-    earliest = moment(since) if since else ""
+    earliest = parse_time(since) if since else ""
     return Filter(tuple(backend), tuple(name), states, earliest, sweep)
 
 
-def moment(text: str) -> str:
+def parse_time(text: str) -> str:
     """Return a time in the format of the records, from an age, a date, or a date and a time.
 
     Raises:
@@ -126,7 +126,7 @@ def find_all(
     # The records contain the state of each job that has ended; every other job costs a request.
     if which.states:
         # With a state filter, a job that does not match makes room for an older one.
-        asked = [record for record in records if not _is_out(record, which.states)]
+        asked = [record for record in records if not _is_excluded(record, which.states)]
     else:
         asked = records[:limit]
     found = [
@@ -192,7 +192,7 @@ def _records(home: Path, store: str) -> list[JobRecord]:
     return sorted(found, key=lambda record: record.created_at, reverse=True)
 
 
-def _is_out(record: JobRecord, states: tuple[str, ...]) -> bool:
+def _is_excluded(record: JobRecord, states: tuple[str, ...]) -> bool:
     """Whether a job has ended in a state that is not one of these."""
     return bool(record.final_json) and record.state not in states
 

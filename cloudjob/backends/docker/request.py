@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cloudjob.backends.base import RETRY_S
-from cloudjob.backends.encoding import file_path, undeclared, word_problems
+from cloudjob.backends.encoding import file_path, undeclared_variables, word_problems
 from cloudjob.errors import SpecError
 from cloudjob.model import submission as submissions
 from cloudjob.model.submission import Submission
@@ -215,7 +215,7 @@ def _node(
         **submissions.variables(submission, node, home=HOME, address=UNKNOWN_ADDRESS),
     }
     variables.update({name: value for name, value in _gpus(spec).items() if name not in spec.env})
-    hidden = undeclared(variables, submission.hidden_names)
+    hidden = undeclared_variables(variables, submission.hidden_names)
     if hidden:
         variables[names.CLOUDJOB_ENV_FILE] = ENV_FILE
     if hidden or len(hosts) > 1:

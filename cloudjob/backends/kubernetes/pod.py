@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cloudjob.backends.base import RETRY_S
-from cloudjob.backends.encoding import undeclared
+from cloudjob.backends.encoding import undeclared_variables
 from cloudjob.backends.kubernetes.strategic_merge import merged
 from cloudjob.model import submission as submissions
 from cloudjob.model.submission import Submission
@@ -88,7 +88,7 @@ def variables(
         names.CLOUDJOB_DELIVERY: DELIVERY_PATH,
     }
     common = {name: value for name, value in given.items() if name not in (*PER_NODE, *left_out)}
-    hidden = undeclared(common, submission.hidden_names)
+    hidden = undeclared_variables(common, submission.hidden_names)
     return Variables({k: v for k, v in sorted(common.items()) if k not in hidden}, hidden)
 
 

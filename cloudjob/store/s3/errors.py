@@ -14,13 +14,13 @@ from cloudjob.store.s3.bucket_uri import BucketUri
 
 
 class _Meaning(NamedTuple):
-    """What an answer means; without ``came_back``, the message is that of the service.
+    """What an answer means; without ``reason``, the message is that of the service.
 
     Args:
         is_transient: Whether the same request may succeed a moment later.
     """
 
-    came_back: str = ""
+    reason: str = ""
     hint: str = ""
     is_transient: bool = False
 
@@ -97,7 +97,7 @@ def transient_failure(response: Any, error: Exception | None) -> str:
     """Return what came back if the same request may succeed a moment later, else ``""``."""
     if error is not None:
         meaning = _no_answer(error)
-        return meaning.came_back if meaning.is_transient else ""
+        return meaning.reason if meaning.is_transient else ""
     answer, parsed = response
     if answer.status_code in _TRANSIENT_STATUS or _meaning(parsed).is_transient:
         return f"{answer.status_code} {_code(parsed)}".strip()
@@ -128,7 +128,7 @@ def _meaning(response: Mapping[str, Any]) -> _Meaning:
 
 
 def _failure(doing: str, meaning: _Meaning) -> StoreError:
-    return StoreError(f"{doing}: {meaning.came_back}", hint=meaning.hint)
+    return StoreError(f"{doing}: {meaning.reason}", hint=meaning.hint)
 
 
 def _refused(doing: str, uri: BucketUri, response: Mapping[str, Any]) -> StoreError:
@@ -137,15 +137,15 @@ def _refused(doing: str, uri: BucketUri, response: Mapping[str, Any]) -> StoreEr
     code, meaning = _code(response), _meaning(response)
     region = headers.get("x-amz-bucket-region") or found.get("Region") or ""
     ahead_s = clock_ahead_s(headers.get("date", ""))
-    came_back = meaning.came_back.format(
+    reason = meaning.reason.format(
         region=region or "another region",
         skew=f"{abs(ahead_s):.0f} s {'ahead' if ahead_s > 0 else 'behind'}",
     )
-    came_back = came_back or str(found.get("Message", "")) or f"status {status}"
+    reason = reason or str(found.get("Message", "")) or f"status {status}"
     number = status if code in ("", status) else f"{status} {code}"
     kind = ObjectMissing if meaning is _MEANINGS["NoSuchKey"] else StoreError
     return kind(
-        f"{doing}: {one_line(came_back)} ({number.strip()})",
+        f"{doing}: {one_line(reason)} ({number.strip()})",
         hint=meaning.hint.format(root=uri.root, region_option=region or "REGION"),
     )
 
@@ -181,4 +181,4 @@ def _no_answer(error: Exception) -> _Meaning:
     else:
         return _Meaning(text)
     address = urlsplit(str(details.get("endpoint_url") or ""))
-    return meaning._replace(came_back=f"{address.scheme}://{address.netloc}: {meaning.came_back}")
+    return meaning._replace(reason=f"{address.scheme}://{address.netloc}: {meaning.reason}")

@@ -459,7 +459,7 @@ def test_a_script_that_is_a_secret_is_refused(source: Path, script: str, text: s
 
 
 @pytest.mark.parametrize(
-    ("script", "came_back", "hint"),
+    ("script", "reason", "hint"),
     [
         ("trian.py", "no such file", "did you mean train.py?"),
         ("model.py", "no such file", "did you mean lib/model.py?"),
@@ -478,7 +478,7 @@ def test_a_script_that_is_a_secret_is_refused(source: Path, script: str, text: s
     ],
 )
 def test_a_script_that_is_not_in_the_package_is_refused(
-    source: Path, script: str, came_back: str, hint: str
+    source: Path, script: str, reason: str, hint: str
 ):
     """The message has the reason, and the hint what to try."""
     for name in ("lib/model.py", "x.pyc", "old/run.py"):
@@ -487,7 +487,7 @@ def test_a_script_that_is_not_in_the_package_is_refused(
 
     error = refusal(source, script)
 
-    assert error.message == f"pack {source}: script {script}: {came_back}"
+    assert error.message == f"pack {source}: script {script}: {reason}"
     assert error.hint == hint
     assert error.exit_code == 3
 

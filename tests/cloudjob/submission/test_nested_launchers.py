@@ -57,9 +57,9 @@ PYTHON = [
 ]
 
 
-@pytest.mark.parametrize(("text", "line", "program", "is_dropped"), PYTHON)
+@pytest.mark.parametrize(("text", "line", "program", "is_failure_ignored"), PYTHON)
 def test_a_launcher_that_a_python_script_starts_runs_once_on_each_node(
-    source: Path, text: str, line: int, program: str, is_dropped: bool
+    source: Path, text: str, line: int, program: str, is_failure_ignored: bool
 ):
     write(source, text, "start.py")
     write(source, "torchrun train.py")
@@ -70,8 +70,8 @@ def test_a_launcher_that_a_python_script_starts_runs_once_on_each_node(
 
     assert choice == ("python", f"{name} line {line} starts {program} itself")
     shown = f"{name} line {line} starts {program} itself and ignores its exit code"
-    assert nested_launchers.dropped(spec).startswith(shown) is is_dropped
-    assert not nested_launchers.dropped(spec.model_copy(update={"strict": "true"}))
+    assert nested_launchers.ignored_exit_code(spec).startswith(shown) is is_failure_ignored
+    assert not nested_launchers.ignored_exit_code(spec.model_copy(update={"strict": "true"}))
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_a_python_script_without_a_launcher_of_its_own_is_none(source: Path, tex
 
 
 @pytest.mark.parametrize(
-    ("text", "is_dropped"),
+    ("text", "is_failure_ignored"),
     [
         ("torchrun a.py", False),
         ("torchrun a.py\necho done", True),
@@ -105,13 +105,13 @@ def test_a_python_script_without_a_launcher_of_its_own_is_none(source: Path, tex
     ],
 )
 def test_a_shell_script_that_ignores_the_exit_code_of_a_launcher_is_noticed(
-    source: Path, text: str, is_dropped: bool
+    source: Path, text: str, is_failure_ignored: bool
 ):
     write(source, text)
 
     spec = JobSpec(script="run.sh", source=str(source))
 
-    assert bool(nested_launchers.dropped(spec)) is is_dropped
+    assert bool(nested_launchers.ignored_exit_code(spec)) is is_failure_ignored
     assert launcher_choice.choose(spec).launcher == "python"
 
 
