@@ -104,7 +104,7 @@ class Request:
         except (ValueError, RecursionError) as error:
             raise ApiError("ModelArts.2787", type(error).__name__) from error
         if not isinstance(found, dict):
-            raise ApiError("ModelArts.2787", "an object is needed")
+            raise ApiError("ModelArts.2787", "must be a JSON object")
         if not _is_flat(found, _DEPTH):
             raise ApiError("ModelArts.2787", f"nested more than {_DEPTH} levels deep")
         return found

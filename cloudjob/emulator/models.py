@@ -55,7 +55,7 @@ Items = Annotated[list[T], FailFast()]
 
 def _texts(given: dict[str, Any]) -> dict[str, Any]:
     if not all(isinstance(value, str) for value in given.values()):
-        raise ValueError("names and strings are needed")
+        raise ValueError("must be a mapping of names to strings")
     return given
 
 
@@ -400,7 +400,7 @@ def _check_preset(code_dir: str, boot_file: str) -> None:
     if not code_dir:
         raise ApiError("ModelArts.2757", "code_dir is empty")
     if not boot_file.endswith(".py"):
-        raise ApiError("ModelArts.2758", f"boot_file: a .py file is needed (given {boot_file})")
+        raise ApiError("ModelArts.2758", f"boot_file: must be a .py file (given {boot_file})")
     code, file = place(code_dir), place(boot_file)
     if file.bucket != code.bucket or not file.key.startswith(code.prefix):
         raise ApiError("ModelArts.2758", f"{boot_file} does not lie in {code_dir}")

@@ -155,7 +155,7 @@ def load(path: Path | None) -> Settings:
     if isinstance(found, dict) and found.keys() == {"emulator"}:
         found = found["emulator"]
     if not isinstance(found, dict):
-        raise SpecError([f"{path}: a mapping is needed (given {type(found).__name__})"])
+        raise SpecError([f"{path}: must be a mapping (given {type(found).__name__})"])
     try:
         return _whole(TypeAdapter(Settings).validate_python(found))
     except Faults as faults:

@@ -113,7 +113,7 @@ def _checked(value: Any, kind: type) -> Any:
     if type(value) is not kind:
         raise TypeError(f"{value!r} is not of type {kind.__name__}")
     if isinstance(value, str) and "\0" in value:
-        raise TypeError(f"{value!r} contains NUL, which no path can")
+        raise TypeError(f"{value!r} contains NUL, which is not allowed in a path")
     if isinstance(value, int) and abs(value) > _LARGEST:
         raise TypeError(f"{value} is too large")
     return value

@@ -313,5 +313,5 @@ def attach(home: Path, name: str) -> Sweep:
     with Records(records_path(home)) as db:
         found = grid.sweep_of(db.get(name).job)
     if not found:
-        raise JobNotFound(f"finding the sweep {name!r}: that job is of no sweep")
+        raise JobNotFound(f"finding the sweep {name!r}: that job does not belong to a sweep")
     return Sweep(found, home)

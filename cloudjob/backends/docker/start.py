@@ -22,7 +22,7 @@ def start(client: Any, request: DockerRequest, image: Mapping[str, Any]) -> None
         image: What the engine knows about the image of the job.
     """
     with_entry = request.has_entry and needs_entry(image, request.image)
-    with engine.translate_errors("asking the engine what it is"):
+    with engine.translate_errors("asking the engine for its configuration"):
         info = client.info()
     _share_folders(request, info)
     addresses = _make_network(client, request)

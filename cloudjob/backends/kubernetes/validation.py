@@ -154,8 +154,8 @@ def _patch_problems(options: Kubernetes) -> Iterator[str]:
 
 def _volume_problems(spec: JobSpec, wanted: list[Any]) -> Iterator[str]:
     faults = [
-        f"kubernetes.volumes[{index}]: has no {key} (allowed: a volume of Kubernetes with its "
-        "name, and mountPath beside it)"
+        f"kubernetes.volumes[{index}]: has no {key} (allowed: a Kubernetes volume with a name "
+        "and a mountPath)"
         for index, volume in enumerate(wanted)
         for key in ("name", "mountPath")
         if not (isinstance(volume, Mapping) and volume.get(key))

@@ -422,7 +422,7 @@ def _snapshots_of(host: Host, folders: Sequence[str]) -> list[_Snapshot | None]:
     text = "".join(f"{folder}\n" for folder in folders)
     done = host.run("", _READ_FOLDERS, os.fsencode(text), is_reading=True)
     if done.code:
-        raise BackendError(f"looking at the folders of jobs: {done.message}")
+        raise BackendError(f"reading the folders of jobs: {done.message}")
     found: list[_Snapshot | None] = []
     rest = done.out
     while rest:

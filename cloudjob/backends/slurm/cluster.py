@@ -109,7 +109,7 @@ class Host:
         if done.code:
             on = f" on {self.name}" if self.name else ""
             raise BackendError(
-                f"making the job's folder {folder}{on}: {done.message}",
+                f"creating the job's folder {folder}{on}: {done.message}",
                 hint="is there space, and may you write there? slurm.folder selects another folder",
             )
         return os.fsdecode(done.out.rstrip(b"\n"))

@@ -138,7 +138,7 @@ def test_a_port_in_use_is_reported_with_a_hint(tmp_path: Path):
         ("engine: magic\nflavours: []\npoll_s: fast\n", ["engine", "flavours", "poll_s"]),
         ("flavors: [{id: a, size: 3}]\n", ["flavors[0]"]),
         ("pools: 3\n", ["pools"]),
-        ("- a\n", ["a mapping is needed"]),
+        ("- a\n", ["must be a mapping"]),
         ("users: {emulator: []}\n", ["exist already"]),
         ("projects: [emulator-1]\n", ["exist already"]),
     ],
