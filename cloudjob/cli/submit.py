@@ -30,12 +30,12 @@ def _warn_of_late_options(spec: cloudjob.JobSpec, options: argparse.Namespace) -
         return
     from itertools import takewhile
 
-    from cloudjob.submission import script_words
+    from cloudjob.submission import option_mentions
 
     own = takewhile(lambda word: word != "--", options.rest)
     names = dict.fromkeys(word.partition("=")[0] for word in own)
     late = [name for name in names if name in options.flags]
-    unknown = [name for name in late if not script_words.mentions(spec, name)]
+    unknown = [name for name in late if not option_mentions.is_mentioned(spec, name)]
     if unknown:
         words = ", ".join(unknown)
         print_message(f"warning: {spec.script} gets {words}, which it does not mention")

@@ -166,8 +166,7 @@ def _start(place: Path, port: int) -> None:
             )
     root = str(Path(cloudjob.__file__).parent.parent)
     code = (
-        f"import sys; sys.path.insert(0, {root!r}); "
-        "from cloudjob.emulator.process import main; main()"
+        f"import sys; sys.path.insert(0, {root!r}); from cloudjob.emulator.main import main; main()"
     )
     with (place / state.LOG).open("ab") as log:
         process = subprocess.Popen(

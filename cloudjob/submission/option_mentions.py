@@ -17,7 +17,7 @@ _MAX_FILES = 200
 _STARTED = re.compile(r"[\w./-]+\.(?:py|sh)\b|(?<=-m )[\w.]+")
 
 
-def mentions(spec: JobSpec, option: str) -> bool:
+def is_mentioned(spec: JobSpec, option: str) -> bool:
     """Return whether the option's name is a word in one of the files; True if none is readable."""
     name = re.escape(option.lstrip("-")).replace(r"\-", "[-_]")
     # A single letter occurs as a word in many texts, so a short option is searched with its dash.

@@ -8,7 +8,7 @@ import pytest
 
 from cloudjob.cli import main
 from cloudjob.model.job import JobSpec
-from cloudjob.submission import script_words
+from cloudjob.submission import option_mentions
 
 PARSER = "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument({})\n"
 MENTIONED = [
@@ -40,14 +40,14 @@ def spec(folder: Path, files: dict[str, str]) -> JobSpec:
 def test_an_option_that_the_script_mentions_is_found(
     tmp_path: Path, option: str, files: dict[str, str]
 ):
-    assert script_words.mentions(spec(tmp_path, files), option)
+    assert option_mentions.is_mentioned(spec(tmp_path, files), option)
 
 
 @pytest.mark.parametrize(("option", "files"), UNKNOWN)
 def test_an_option_that_the_script_does_not_mention_is_not_found(
     tmp_path: Path, option: str, files: dict[str, str]
 ):
-    assert not script_words.mentions(spec(tmp_path, files), option)
+    assert not option_mentions.is_mentioned(spec(tmp_path, files), option)
 
 
 WORDS = [
