@@ -176,7 +176,8 @@ def _unquoted(text: str) -> list[str]:
     In the platform's documents such quotes are those of a shell; a form keeps them in the value.
     """
     words = shlex.split(text)
-    is_whole = len(words) == 1 and text.strip()[0] in "\"'"
+    # Unlike str.strip, shlex takes only these characters for spaces.
+    is_whole = len(words) == 1 and text.lstrip(" \t\r\n")[0] in "\"'"
     return shlex.split(words[0]) if is_whole else words
 
 

@@ -246,6 +246,12 @@ def test_quotes_around_a_whole_value_are_ignored(form: str):
     assert "plm_rsh_args" not in reached(OpenMpi(mca_args=pasted_mca))
 
 
+def test_a_no_break_space_is_an_argument_as_in_a_shell():
+    """``str.strip`` removes it, and ``shlex`` does not."""
+    with pytest.raises(ArgsError, match="is not an option"):
+        command(OpenMpi(extra_args="\xa0"), {}, MPI_5)
+
+
 def test_a_repeated_parameter_keeps_its_last_value():
     """On 4.1 the last of two would win, on 5.0 the first."""
     given = OpenMpi(mca_args="-mca btl tcp --mca btl self", extra_args="-mca btl vader,self")
