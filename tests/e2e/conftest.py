@@ -26,6 +26,7 @@ from typing import Any
 import pytest
 
 from tests.support import command_line
+from tests.support.homes import make_used_home
 
 BIN = Path(sys.executable).parent
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -143,8 +144,9 @@ class Cloud:
     queries: Iterator[int] = field(default_factory=itertools.count)
 
     def __post_init__(self) -> None:
-        for path in (self.home.parent, self.source, self.results, self.folder / "user"):
+        for path in (self.folder, self.source, self.results, self.folder / "user"):
             path.mkdir(parents=True, exist_ok=True)
+        make_used_home(self.home)
         self.environ = {
             "PATH": self.mpi.path,
             "CLOUDJOB_HOME": str(self.home),
@@ -165,6 +167,17 @@ class Cloud:
     @property
     def results(self) -> Path:
         return self.folder / "results"
+
+    def remove_home(self) -> None:
+        """Remove the state folder, as before the first submit."""
+        shutil.rmtree(self.home)
+
+    def give_to(self, user: int) -> None:
+        """Make everything belong to another user, who has submitted no job yet."""
+        # The files of the entry there are hard links to files that other tests use, too.
+        self.remove_home()
+        for path in (self.folder, *self.folder.rglob("*")):
+            os.chown(path, user, user)
 
     def write(self, name: str, text: str | bytes) -> Path:
         """Write a file to the source folder, unchanged."""

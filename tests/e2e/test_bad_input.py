@@ -415,6 +415,7 @@ def test_records_of_a_newer_version_are_refused_and_left_as_they_are(cloud, reco
 
 @pytest.mark.parametrize("command", ["list", "submit"])
 def test_a_state_folder_that_is_a_file_is_reported(cloud, script, command):
+    cloud.remove_home()
     cloud.home.write_text("a file")
     cloud.job = ""
 
@@ -439,7 +440,6 @@ def test_a_state_folder_that_cannot_be_created_is_reported(cloud, script, comman
 @pytest.fixture
 def small_disk(cloud):
     """A state folder on a disk of its own of 256 KiB."""
-    cloud.home.mkdir()
     if (
         os.geteuid() != 0
         or subprocess.run(

@@ -227,6 +227,7 @@ def case(
 
     def make(stage: str, *, fault: str = "", disk: Path | None = None) -> Case:
         if disk is not None:
+            cloud.remove_home()
             cloud.home.symlink_to(disk / "home")
         made = Case(cloud, stage, disk / "tmp" if disk else folder)
         cases.append(made)
@@ -468,8 +469,7 @@ def test_a_job_under_a_limit_on_processes_runs_or_names_what_it_lacks(cloud, lim
     # In a namespace of its own the user could not reach root's interpreter.
     cloud.write("cloudjob.yaml", "process: {isolation: none}")
     cloud.write("job.py", "print('done')")
-    for path in (cloud.folder, *cloud.folder.rglob("*")):
-        os.chown(path, user, user)
+    cloud.give_to(user)
     cloud.prefix = ("prlimit", f"--nproc={limit}:{limit}", *plain)
 
     words = ("--nodes", "2", "--grace-s", "1", "--launcher", "python", "job.py")
@@ -495,6 +495,7 @@ _NO_PROCESS = re.compile(
 
 def test_a_home_that_became_read_only(cloud, small_disk: Path):
     """Every command says so; when it can be written to again, all is as before."""
+    cloud.remove_home()
     cloud.home.symlink_to(small_disk / "home")
     script = cloud.script("print('done', rank)")
     job = cloud.submit(script).job

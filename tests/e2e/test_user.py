@@ -61,8 +61,7 @@ def user(cloud, user_python):
         user_python,
         ("setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups", "--no-new-privs"),
     )
-    for path in (folder, *folder.rglob("*")):
-        os.chown(path, USER, USER)
+    value.give_to(USER)
     yield value
     left = value.end()
     shutil.rmtree(folder)
@@ -227,7 +226,7 @@ def test_an_unreadable_source_file_is_reported_in_one_line(user):
 
 def test_a_read_only_state_folder_is_reported_with_a_hint(user):
     script = user.script("")
-    user.home.mkdir()
+    user.home.mkdir(exist_ok=True)
     user.home.chmod(0o555)
     if os.geteuid() == 0:
         os.chown(user.home, USER, USER)
