@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader has closed the pipe (`| head`); otherwise Python's final flush fails, too.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return _BROKEN_PIPE
-    except (MemoryError, ImportError, RuntimeError, BlockingIOError) as error:
+    except (MemoryError, SystemError, ImportError, RuntimeError, BlockingIOError) as error:
         shortage = _shortage(error)
         if shortage is None:
             raise
@@ -51,8 +51,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _shortage(error: Exception) -> CloudJobError | None:
     """Return the error of a resource limit of this shell; None for any other error."""
     text = (getattr(error, "strerror", "") or str(error)).lower()
-    # The system's loader has no error class of its own: it raises ImportError.
-    if isinstance(error, MemoryError) or "failed to map segment" in text:
+    # The system's loader has no error class of its own: it raises ImportError. Without memory even
+    # for an exception, CPython raises SystemError: "error return without exception set".
+    is_memory = isinstance(error, MemoryError) or "without exception set" in text
+    if is_memory or "failed to map segment" in text:
         hint = "`ulimit -v` shows this shell's limit"
         return CloudJobError("running cloudjob: there is not enough memory", hint=hint)
     if isinstance(error, BlockingIOError) or "can't start new thread" in text:
