@@ -74,11 +74,11 @@ class Devices(NamedTuple):
     """The accelerators of each node.
 
     Args:
-        found: The source of this information, in a few words.
+        source: The source of this information, in a few words.
     """
 
     per_node: int
-    found: str
+    source: str
 
 
 class Event(NamedTuple):

@@ -170,7 +170,7 @@ class Client:
         import urllib3
 
         if self._opened is None:
-            self._opened = kubeconfig.opened(self._cluster)
+            self._opened = kubeconfig.open_login(self._cluster)
         login = self._opened
         headers = urllib3.HTTPHeaderDict(login.headers(doing))
         headers["Accept"] = "application/json, */*"

@@ -122,12 +122,12 @@ class Login(NamedTuple):
     Args:
         pool: Connections of urllib3.
         configuration: The client library's, which knows how to log in, and when to do it again.
-        acts_as: Headers with which the user impersonates another one.
+        impersonation_headers: Headers with which the user impersonates another one.
     """
 
     pool: Any
     configuration: Any
-    acts_as: tuple[tuple[str, str], ...]
+    impersonation_headers: tuple[tuple[str, str], ...]
 
     @property
     def host(self) -> str:
@@ -140,15 +140,15 @@ class Login(NamedTuple):
         Raises:
             NotAuthorised: The plugin fails.
         """
-        with _logged_in(f"{doing}: logging in"):
+        with _translate_login_errors(f"{doing}: logging in"):
             settings = self.configuration.auth_settings()
         for item in settings.values():
             if item.get("in") == "header" and item.get("value"):
                 yield str(item["key"]), str(item["value"])
-        yield from self.acts_as
+        yield from self.impersonation_headers
 
 
-def opened(cluster: Cluster) -> Login:
+def open_login(cluster: Cluster) -> Login:
     """Return the access to the API server of a cluster.
 
     From the client library, cloudjob uses only what is hard to get right: kubeconfig, plugins,
@@ -175,7 +175,7 @@ def opened(cluster: Cluster) -> Login:
         )
     doing = f"reading how to reach the cluster ({cluster.context})"
     user: Mapping[str, Any] = {}
-    with _logged_in(doing):
+    with _translate_login_errors(doing):
         if cluster.context == IN_CLUSTER and not cluster.kubeconfig:
             config.load_incluster_config(client_configuration=configuration)
         else:
@@ -187,7 +187,7 @@ def opened(cluster: Cluster) -> Login:
                 persist_config=False,
             )
         pool = rest.RESTClientObject(configuration).pool_manager
-    return Login(pool, configuration, tuple(_acting_as(user, doing)))
+    return Login(pool, configuration, tuple(_impersonation_headers(user, doing)))
 
 
 def _user(cluster: Cluster, doing: str) -> Mapping[str, Any]:
@@ -206,7 +206,7 @@ def _user(cluster: Cluster, doing: str) -> Mapping[str, Any]:
     return found
 
 
-def _acting_as(user: Mapping[str, Any], doing: str) -> Iterator[tuple[str, str]]:
+def _impersonation_headers(user: Mapping[str, Any], doing: str) -> Iterator[tuple[str, str]]:
     """Yield the headers for ``as`` and its companions, which the client library does not know."""
     others = [key for key in ("as-uid", "as-groups", "as-user-extra") if user.get(key)]
     if others and not user.get("as"):
@@ -237,7 +237,7 @@ class _RootErrors(logging.Handler):
 
 
 @contextlib.contextmanager
-def _logged_in(doing: str) -> Iterator[None]:
+def _translate_login_errors(doing: str) -> Iterator[None]:
     """Turn the errors that the client library raises or only logs into one error.
 
     Otherwise, after a plugin has failed, requests would be sent as ``system:anonymous``.
