@@ -42,7 +42,7 @@ from cloudjob.model.types import (
     key,
     shown,
 )
-from jobentry.contract.env import RESTORES
+from jobentry.contract.env import RESTORE_CHOICES
 from jobentry.contract.launchers import AUTO, LAUNCHERS
 
 # Longer waits overflow the timers of platforms and of Python; no platform runs a job for a year.
@@ -91,7 +91,7 @@ class JobSpec(Values):
         "Seconds between saves of the outputs while the job runs; 0 saves only at the end.",
         30.0, ge=0, le=_DAY_S)
     restore_outputs: Annotated[
-        str, OneOf(*RESTORES), Option("--restore-outputs", "WHICH")
+        str, OneOf(*RESTORE_CHOICES), Option("--restore-outputs", "WHICH")
     ] = key(
         "Which files that an earlier run saved at an output's URI to restore on each node before "
         "the script starts: the node's own, or those of all nodes.", "none")

@@ -64,7 +64,7 @@ def _hardware_conflicts(spec: JobSpec) -> Iterator[tuple[str, str]]:
     if launcher and launcher.devices and target not in (NONE, *launcher.devices):
         yield (
             "launcher",
-            f"{spec.launcher} does not work on {target}: use {launcher.instead}"
+            f"{spec.launcher} does not work on {target}: use {launcher.alternative}"
             f" (given mindspore.device_target {target}; allowed {', '.join(launcher.devices)};"
             " --no-hardware-check starts it anyway)",
         )

@@ -25,7 +25,7 @@ class EntryError(Exception):
         self.failure: Failure | None = None
 
     @classmethod
-    def of(cls, failure: Failure, cause: str) -> EntryError:
+    def from_failure(cls, failure: Failure, cause: str) -> EntryError:
         """Return the error that ends the job with ``failure``."""
         error = cls(failure.message, failure.exit_code or exits.ENTRY_FAILED, cause=cause)
         error.failure = failure

@@ -17,7 +17,7 @@ POLL_S = 0.01
 PATIENCE_S = 0.3
 _PIECE_BYTES = 1 << 20
 # A longer line is written in parts, to limit memory.
-_LONGEST_LINE_BYTES = 16 << 20
+_MAX_LINE_BYTES = 16 << 20
 
 _lock = threading.Lock()
 _copy: Callable[[bytes], None] | None = None
@@ -93,13 +93,13 @@ class Relay:
 
     def _follow(self) -> None:
         while not self._ended.is_set():
-            if not self._pass(is_last=False):
+            if not self._copy_output(is_last=False):
                 self._ended.wait(POLL_S)
-        while self._pass(is_last=False):
+        while self._copy_output(is_last=False):
             pass
-        self._pass(is_last=True)
+        self._copy_output(is_last=True)
 
-    def _pass(self, *, is_last: bool) -> bool:
+    def _copy_output(self, *, is_last: bool) -> bool:
         """Write new output; return whether any log has grown."""
         found = False
         for log in list(self._logs.values()):
@@ -161,14 +161,12 @@ class _Log:
 
     def _is_due(self) -> bool:
         """Whether an incomplete line has waited long enough or is too long."""
-        return (
-            time.monotonic() - self._since >= PATIENCE_S or len(self._waiting) > _LONGEST_LINE_BYTES
-        )
+        return time.monotonic() - self._since >= PATIENCE_S or len(self._waiting) > _MAX_LINE_BYTES
 
     def _part(self) -> bytes:
         part, self._waiting = self._waiting, b""
         secrets = masking.find(part, self._before, is_part=True)
-        kept_bytes = masking.longest_bytes()
+        kept_bytes = masking.max_secret_bytes()
         self._before = (self._before + part)[-kept_bytes:] if kept_bytes else b""
         return masks.write_part(self._rank, part, secrets)
 
@@ -190,7 +188,7 @@ def last_lines(path: str, count: int = 20, limit_bytes: int = 16384) -> list[str
         with open(path, "rb") as file:
             size = file.seek(0, os.SEEK_END)
             # More than is kept, so that no secret is cut.
-            file.seek(max(0, size - limit_bytes - masking.longest_bytes()))
+            file.seek(max(0, size - limit_bytes - masking.max_secret_bytes()))
             data = masking.hide_bytes(file.read())[-limit_bytes:]
     except OSError:
         return []

@@ -40,7 +40,7 @@ from jobentry.staging.stage import stage
 if TYPE_CHECKING:
     from jobentry.control.verdict import Outcome
     from jobentry.control.worker import ControlSocket
-    from jobentry.node.local_ranks import BadEnd
+    from jobentry.node.local_ranks import RankFailure
     from jobentry.staging.outputs import Outputs
 
 USAGE = """usage: jobentry [--dry-run] [--json] SCRIPT [ARGS]...
@@ -109,7 +109,7 @@ def main(argv: Sequence[str]) -> int:
         sys.stderr.write(USAGE)
         return exits.ENTRY_FAILED
     _read_delivered_variables()
-    masking.learn(os.environ)
+    masking.mask_secrets_of(os.environ)
     try:
         node = env.read(os.environ)
     except env.EnvError as error:
@@ -231,10 +231,10 @@ def _run(node: NodeEnv, options: Options) -> _End:
         _handle_cancel_signals(signal.SIG_IGN)
         is_cancelled = error.cause == "cancelled"
         _log_error(error)
-        prepare.tidy(paths.node_paths(os.environ, node))
+        prepare.remove_node_dir(paths.node_paths(os.environ, node))
         record.close_journal(node, journal, is_cancelled=is_cancelled)
         if node.is_head:
-            ended = record.of_error(node, error, journal, started_at)
+            ended = record.from_error(node, error, journal, started_at)
             record.write(ended, node.record_uri, is_cancelled=is_cancelled)
         return _End(error.code, is_over=False)
 
@@ -278,7 +278,7 @@ def _stop(node: NodeEnv, number: int) -> None:
     for index in range(1, node.nodes if node.is_head else 0):
         failure = early_ends.reported(node, index)
         if failure is not None:
-            raise EntryError.of(failure, early_ends.cause_of(failure))
+            raise EntryError.from_failure(failure, early_ends.cause_of(failure))
     name = signal.Signals(number).name
     # A worker cannot know why the job ends; it may be the loss of another node.
     message = f"cancelled: the job was sent {name}" if node.is_head else f"ended by {name}"
@@ -310,7 +310,7 @@ def _prepare_and_run(node: NodeEnv, options: Options, journal: Journal, started_
     try:
         environment = prepare.node_environment(node, where, folder)
         environment.update(prepare.choose_interfaces(node, environment))
-        prepare.leave_environment(where, environment)
+        prepare.write_environment(where, environment)
         module = start_module(node, environment, options.words[0])
         setup = _Setup(environment, version, module, server, control_socket, outputs, journal)
         if outputs is not None:
@@ -326,7 +326,7 @@ def _prepare_and_run(node: NodeEnv, options: Options, journal: Journal, started_
             prepare.check_sshd(server, where)
             server.terminate()
             server.wait()
-        prepare.tidy(where)
+        prepare.remove_node_dir(where)
 
 
 @contextlib.contextmanager
@@ -379,8 +379,10 @@ def _run_worker(
     code = worker.run()
     for path in written:
         prepare.remove(path)
-    bad_end = worker.bad_end if code else None
-    trouble = worker.run_in_thread(lambda: _upload(node, setup.outputs, worker.stopped_at, bad_end))
+    rank_failure = worker.rank_failure if code else None
+    trouble = worker.run_in_thread(
+        lambda: _upload(node, setup.outputs, worker.stopped_at, rank_failure)
+    )
     record.close_journal(node, setup.journal, is_cancelled=worker.stopped_at is not None)
     worker.leave(trouble)
     return _End(code, worker.is_over)
@@ -409,8 +411,10 @@ def _run_head(
     outcome = head.run(key, port)
     for path in written:
         prepare.remove(path)
-    bad_end = head.bad_end if outcome.exit_code else None
-    problem = head.run_in_thread(lambda: _upload(node, setup.outputs, head.stopped_at, bad_end))
+    rank_failure = head.rank_failure if outcome.exit_code else None
+    problem = head.run_in_thread(
+        lambda: _upload(node, setup.outputs, head.stopped_at, rank_failure)
+    )
     outcome = head.end(_with_outputs(outcome, node, problem))
     if node.nodes > 1 and setup.outputs is not None:
         outcome = _with_outputs(outcome, node, setup.outputs.clashes())
@@ -453,15 +457,18 @@ def _with_outputs(outcome: Outcome, node: NodeEnv, problem: str) -> Outcome:
 
 
 def _upload(
-    node: NodeEnv, outputs: Outputs | None, stopped_at: float | None, bad_end: BadEnd | None
+    node: NodeEnv,
+    outputs: Outputs | None,
+    stopped_at: float | None,
+    rank_failure: RankFailure | None,
 ) -> str:
     """Upload the outputs of this node; return an error message or ``""``."""
     if outputs is None:
         return ""
     if stopped_at is None:
-        return outputs.finish(node.output_limit_s, bad_end)
+        return outputs.finish(node.output_limit_s, rank_failure)
     from jobentry.control.event_loop import STOPPED_LIMIT_S
 
     # The platform will soon kill a stopped job: use what is left of the grace period.
     left_s = node.grace_s - (time.monotonic() - stopped_at)
-    return outputs.finish(max(STOPPED_LIMIT_S, left_s), bad_end)
+    return outputs.finish(max(STOPPED_LIMIT_S, left_s), rank_failure)

@@ -192,7 +192,7 @@ def test_an_object_of_any_name(bucket: Bucket, tmp_path: Path, key: str):
     assert bucket.get(key) == objects.read(uri) == (tmp_path / "it").read_bytes() == b"data"
     assert bucket.get(key + "-2") == b"data"
     assert (entry.name, entry.uri, entry.size_bytes) == (key, uri, 4)
-    assert objects.look(uri)[1:] == entry[1:]
+    assert objects.stat(uri)[1:] == entry[1:]
     objects.delete(uri)
     objects.delete(uri)
     assert bucket.keys() == [key + "-2"]
@@ -252,7 +252,7 @@ def test_missing_objects_and_buckets_are_distinguished(bucket: Bucket):
     with pytest.raises(ObjectMissing, match=f"{bucket.uri}/none: 404"):
         objects.read(bucket.uri + "/none")
     with pytest.raises(ObjectMissing):
-        objects.look(bucket.uri + "/none")
+        objects.stat(bucket.uri + "/none")
     with pytest.raises(ObjectError, match="404 NoSuchBucket") as caught:
         objects.read(bucket.uri + "-none/a")
     assert "name of the bucket" in caught.value.hint

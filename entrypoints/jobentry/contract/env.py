@@ -21,7 +21,7 @@ DEFAULT_OUTPUT_LIMIT_S = 3600.0
 
 # The output files of an earlier run that a node restores: none, its own, or those of all nodes.
 RESTORE_NONE, RESTORE_OWN, RESTORE_ALL = "none", "own", "all"
-RESTORES = (RESTORE_NONE, RESTORE_OWN, RESTORE_ALL)
+RESTORE_CHOICES = (RESTORE_NONE, RESTORE_OWN, RESTORE_ALL)
 
 _LIST = re.compile(r"[0-9]{1,6}(-[0-9]{1,6})?(,[0-9]{1,6}(-[0-9]{1,6})?)*\Z", re.ASCII)
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
@@ -246,7 +246,7 @@ def read(environ: Mapping[str, str]) -> NodeEnv:
         inputs=reader.pairs(names.CLOUDJOB_INPUTS),
         input_nodes=reader.lists(names.CLOUDJOB_INPUT_NODES),
         outputs=reader.pairs(names.CLOUDJOB_OUTPUTS),
-        restore_outputs=reader.choice(names.CLOUDJOB_RESTORE_OUTPUTS, RESTORES),
+        restore_outputs=reader.choice(names.CLOUDJOB_RESTORE_OUTPUTS, RESTORE_CHOICES),
         output_sync_s=reader.seconds(names.CLOUDJOB_OUTPUT_SYNC_S, DEFAULT_OUTPUT_SYNC_S),
         output_limit_s=reader.seconds(names.CLOUDJOB_OUTPUT_LIMIT_S, DEFAULT_OUTPUT_LIMIT_S),
         grace_s=reader.seconds(names.CLOUDJOB_GRACE_S, DEFAULT_GRACE_S),

@@ -19,7 +19,7 @@ class Launcher(NamedTuple):
         takes_command: Whether the script is any command rather than a file of the source.
         module: The module that the nodes' interpreter must be able to import; may be empty.
         devices: The device targets that it supports; empty for all.
-        instead: The launcher to use for other device targets.
+        alternative: The launcher to use for other device targets.
         is_elastic: Whether nodes may come and go while the job runs.
     """
 
@@ -30,7 +30,7 @@ class Launcher(NamedTuple):
     takes_command: bool = False
     module: str = ""
     devices: tuple[str, ...] = ()
-    instead: str = ""
+    alternative: str = ""
     is_elastic: bool = False
 
 
@@ -58,7 +58,7 @@ LAUNCHERS: Mapping[str, Launcher] = {
     "rank-table": Launcher(
         "one process per device, with a rank table",
         devices=("Ascend",),
-        instead="msrun",
+        alternative="msrun",
     ),
     "pytorch-modelarts": Launcher(
         "one process per node, with --init_method, --rank and --world_size", is_one_a_node=True

@@ -13,14 +13,14 @@ from typing import Iterable, NamedTuple
 
 FOLDER = ".cloudjob-outputs"
 _FORMAT = 1
-_MOST = 1 << 62
+_MAX_INT = 1 << 62
 
 
 class ManifestError(Exception):
     """The bytes are not a manifest of a known format."""
 
 
-class Kept(NamedTuple):
+class StoredFile(NamedTuple):
     """One file of an output.
 
     Args:
@@ -45,7 +45,7 @@ class Manifest(NamedTuple):
 
     job: str = ""
     node: int = 0
-    files: tuple[Kept, ...] = ()
+    files: tuple[StoredFile, ...] = ()
 
 
 def key(node: int) -> str:
@@ -98,15 +98,15 @@ def load(data: bytes) -> Manifest:
         manifest = Manifest(
             job=str(value["job"]),
             node=int(value["node"]),
-            files=tuple(_kept(file) for file in value["files"]),
+            files=tuple(_stored_file(file) for file in value["files"]),
         )
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise ManifestError(f"it cannot be read: {type(error).__name__}: {error}") from error
     return manifest
 
 
-def _kept(value: dict[str, object]) -> Kept:
-    kept = Kept(
+def _stored_file(value: dict[str, object]) -> StoredFile:
+    file = StoredFile(
         name=str(value["name"]),
         key=str(value["key"]),
         size_bytes=int(str(value["size_bytes"])),
@@ -114,11 +114,11 @@ def _kept(value: dict[str, object]) -> Kept:
         modified_ns=int(str(value["modified_ns"])),
         is_incomplete=value.get("is_incomplete", False) is True,
     )
-    is_digest = re.match(r"[0-9a-f]{64}\Z", kept.sha256, re.ASCII) is not None
-    is_size = 0 <= kept.size_bytes <= _MOST and abs(kept.modified_ns) <= _MOST
-    if not (is_name(kept.name) and is_name(kept.key) and is_digest and is_size):
-        raise ValueError(f"the entry for {kept.name!r} is not valid")
-    return kept
+    is_digest = re.match(r"[0-9a-f]{64}\Z", file.sha256, re.ASCII) is not None
+    is_size = 0 <= file.size_bytes <= _MAX_INT and abs(file.modified_ns) <= _MAX_INT
+    if not (is_name(file.name) and is_name(file.key) and is_digest and is_size):
+        raise ValueError(f"the entry for {file.name!r} is not valid")
+    return file
 
 
 def clashes(manifests: Iterable[Manifest]) -> dict[str, list[int]]:

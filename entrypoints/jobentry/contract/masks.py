@@ -21,9 +21,9 @@ Range = Tuple[int, int]
 
 _MASK = re.compile(rb'\{"mask":\[(\d{1,9}),(\d{1,9}(?:,\d{1,9},\d{1,9})+)\]\}')
 # A line with more secrets is masked from the first to the last.
-_MOST_RANGES = 1000
+_MAX_RANGES = 1000
 # A shorter value occurs by chance too often.
-_SHORTEST_BYTES = 8
+_MIN_SECRET_BYTES = 8
 # A shorter value of letters in one case is an ordinary word: "password", "production".
 _LONGEST_WORD = 16
 _NAME_ENDS = (
@@ -63,7 +63,7 @@ def _is_secret(line: bytes) -> bool:
     """Whether a line is long enough, and neither an ordinary word nor the header of a key."""
     is_word = line.isalpha() and len(line) < _LONGEST_WORD
     is_word = is_word and (line.islower() or line.isupper() or line.istitle())
-    return len(line) >= _SHORTEST_BYTES and not is_word and not line.startswith(b"-----")
+    return len(line) >= _MIN_SECRET_BYTES and not is_word and not line.startswith(b"-----")
 
 
 def _forms(value: bytes) -> set[bytes]:
@@ -101,7 +101,7 @@ def write_part(rank: int, data: bytes, ranges: Sequence[Range]) -> bytes:
 
 
 def _mark(rank: int, size_bytes: int, ranges: Sequence[Range]) -> bytes:
-    if len(ranges) > _MOST_RANGES:
+    if len(ranges) > _MAX_RANGES:
         ranges = [(ranges[0][0], ranges[-1][1])]
     pairs = b"".join(b",%d,%d" % each for each in ranges)
     return journal.MARK + b'{"mask":[%d,%d%s]}\n' % (rank, size_bytes, pairs)

@@ -27,7 +27,7 @@ def bring_up(context: JobContext, run: Run, key: bytes, port: int) -> Outcome | 
         pool.show(failure.message)
         stop.give_up(failure)
 
-    loop.at("start", context.node.start_timeout_s, workers_are_late)
+    loop.schedule("start", context.node.start_timeout_s, workers_are_late)
     try:
         pool.open(key, port)
         run.start_early()
@@ -40,7 +40,7 @@ def bring_up(context: JobContext, run: Run, key: bytes, port: int) -> Outcome | 
     finally:
         if elastic is not None:
             elastic.has_begun = True
-        pool.stop_looking(for_good=elastic is None)
+        pool.stop_waiting(for_good=elastic is None)
     for warning in pool.warnings():
         log_message(warning)
     # An elastic job starts without absent nodes.

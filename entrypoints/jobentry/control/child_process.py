@@ -49,7 +49,7 @@ class ChildProcess:
         self._stdout = self._process.stdout
         self.id = self._process.pid
         os.set_blocking(self._stdout.fileno(), False)
-        loop.own.add(self.id)
+        loop.own_children.add(self.id)
         loop.selector.register(self._stdout, selectors.EVENT_READ, self._read_lines)
 
     def end(self) -> tuple[int, list[str]] | None:
@@ -60,7 +60,7 @@ class ChildProcess:
         lines = self._read()
         self._unregister()
         self._stdout.close()
-        self._loop.own.discard(self.id)
+        self._loop.own_children.discard(self.id)
         return code, lines
 
     @property

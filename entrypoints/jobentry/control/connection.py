@@ -29,7 +29,7 @@ SILENT_S = 15.0
 _BEAT_S = 5.0
 NONCE_BYTES = 16
 _MAC_LETTERS = 32
-LONGEST_LINE_BYTES = 1 << 24
+MAX_LINE_BYTES = 1 << 24
 
 
 class ControlError(Exception):
@@ -111,7 +111,7 @@ class Stream:
         self._socket: socket.socket | None = connection
         self._incoming = b""
         self._outgoing = b""
-        self.longest = LONGEST_LINE_BYTES
+        self.max_line_bytes = MAX_LINE_BYTES
         self.on_line: Callable[[bytes], None] = lambda line: None
         self.on_end: Callable[[str], None] = lambda why: None
         selector.register(connection, selectors.EVENT_READ, self._ready)
@@ -151,7 +151,7 @@ class Stream:
             self.on_line(line)
         if not data:
             self._end(CLOSED)
-        elif len(self._incoming) > self.longest:
+        elif len(self._incoming) > self.max_line_bytes:
             self._end("a line without an end")
 
     def _flush(self) -> None:

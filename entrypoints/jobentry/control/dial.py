@@ -17,7 +17,7 @@ GREETING = b"cloudjob-control 2 "
 REFUSED = b"refused"
 TAKEN = b"taken"
 # Bytes that a peer may send before the handshake is done.
-LONGEST_GREETING_BYTES = 256
+MAX_GREETING_BYTES = 256
 # The timeout of the TCP connection, and of the handshake on it.
 _CONNECT_S = 3.0
 GREET_S = 5.0
@@ -149,11 +149,11 @@ class Dial:
             self._unreachable(number)
             return
         self._loop.selector.register(self._socket, selectors.EVENT_WRITE, self._connected)
-        self._loop.at(self._timer, _CONNECT_S, lambda: self._unreachable(errno.ETIMEDOUT))
+        self._loop.schedule(self._timer, _CONNECT_S, lambda: self._unreachable(errno.ETIMEDOUT))
 
     def stop(self) -> None:
         """Abandon the attempt."""
-        self._loop.drop(self._timer)
+        self._loop.cancel(self._timer)
         if self._stream is not None:
             self._stream.close()
             self._stream = None
@@ -176,10 +176,10 @@ class Dial:
             return
         self._loop.selector.unregister(self._socket)
         self._stream = Stream(self._loop.selector, self._socket)
-        self._stream.longest = LONGEST_GREETING_BYTES
+        self._stream.max_line_bytes = MAX_GREETING_BYTES
         self._stream.on_line = self._greeting_received
         self._stream.on_end = lambda why: self._fail("it closed the connection", _OTHER, False)
-        self._loop.at(self._timer, GREET_S, self._is_silent)
+        self._loop.schedule(self._timer, GREET_S, self._is_silent)
 
     def _greeting_received(self, line: bytes) -> None:
         """Answer the worker's greeting."""
@@ -210,7 +210,7 @@ class Dial:
             return
         stream, self._stream, self._socket = self._stream, None, None
         self.stop()
-        stream.longest = connection.LONGEST_LINE_BYTES
+        stream.max_line_bytes = connection.MAX_LINE_BYTES
         channel = Channel(self._head.key, "head", "worker", transcript)
         self._on_answer(Answer(self._address, stream, channel, self._entry, int(received)))
 

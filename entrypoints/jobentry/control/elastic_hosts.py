@@ -27,7 +27,7 @@ class Members:
 
     def __init__(self, node: NodeEnv, paths: NodePaths) -> None:
         self._hosts = node.hosts
-        self._least = node.min_nodes
+        self._min_nodes = node.min_nodes
         self._path = paths.members
         self._times: dict[int, int] = {}
         self._names: dict[int, str] = {}
@@ -41,7 +41,7 @@ class Members:
     @property
     def are_enough(self) -> bool:
         """Whether there are enough nodes for the job to continue."""
-        return self.count >= self._least
+        return self.count >= self._min_nodes
 
     def add(self, index: int) -> None:
         """Add a node."""
@@ -94,7 +94,7 @@ class ElasticHosts:
     def worker_lost(self, worker: RemoteWorker, failure: Failure) -> None:
         """Continue without a worker if enough are left, and look for it again."""
         self._members.remove(worker.index)
-        worker.look_again()
+        worker.reconnect()
         self.check(failure)
 
     def can_go_on_without(self, node: int | None) -> bool:
@@ -107,12 +107,12 @@ class ElasticHosts:
     def check(self, lost: Failure | None = None) -> None:
         """Check whether the job has enough nodes to start or to continue."""
         if self._members.are_enough:
-            self._loop.drop("too-few")
-            if not self.has_begun and not self._loop.is_planned("begin"):
-                self._loop.at("begin", _GATHER_S, self._begin)
+            self._loop.cancel("too-few")
+            if not self.has_begun and not self._loop.is_scheduled("begin"):
+                self._loop.schedule("begin", _GATHER_S, self._begin)
         elif lost is not None and self.has_begun:
             patience_s = self._node.start_timeout_s
-            self._loop.at("too-few", patience_s, lambda: self._too_few(lost, patience_s))
+            self._loop.schedule("too-few", patience_s, lambda: self._too_few(lost, patience_s))
 
     def _begin(self) -> None:
         self.has_begun = self._members.are_enough
@@ -122,4 +122,4 @@ class ElasticHosts:
         counts = (waited_s, self._members.count, self._node.nodes, self._node.min_nodes)
         message = "%s; %s" % (text % counts, lost.message)
         log_message(message)
-        self._stop.lose(lost._replace(message=message))
+        self._stop.fail_for_lost_node(lost._replace(message=message))

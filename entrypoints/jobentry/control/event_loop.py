@@ -27,7 +27,7 @@ from jobentry.system import processes
 # Seconds that ranks have to end after the job has failed, before they are killed.
 ABORT_S = 1.0
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-PASSED_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
+FORWARDED_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 # Minimum seconds to store outputs of a stopped job, and extra seconds for the last ones.
 STOPPED_LIMIT_S = 10.0
 _LAST_S = 2.0
@@ -35,7 +35,7 @@ _TICK_S = 0.5
 # A rank writes lines of 2,000 bytes at most; a script may write anything.
 _EVENT_LIMIT_BYTES = 16 * 1024
 # Written to wake the loop; it is not the number of a signal.
-_WOKEN = 0
+_WAKE = 0
 # Seconds between two checks for adopted children that have ended.
 _REAP_S = 1.0
 
@@ -59,14 +59,14 @@ class NodeLoop:
         self.on_signal: Callable[[int], None] = lambda number: None
         self.selector.register(self._events, selectors.EVENT_READ, self.read_events)
         # Children that other code waits for; all others were adopted.
-        self.own: set[int] = set()
+        self.own_children: set[int] = set()
         self._on_first_rank: Callable[[], object] = _nothing
         self._has_dead_children = True
         self._reap_at = 0.0
         self._listen()
         self.relay.start()
 
-    def keep(self, journal: Journal, paths: NodePaths) -> None:
+    def attach_journal(self, journal: Journal, paths: NodePaths) -> None:
         """Record in ``journal`` what the ranks of this node do."""
         journal.watch(self.ranks, paths)
         self._on_first_rank = lambda: journal.begin("first output")
@@ -91,18 +91,18 @@ class NodeLoop:
                 self.relay.add(rank)
                 self.on_start(rank)
 
-    def at(self, name: str, after_s: float, action: Callable[[], None]) -> None:
+    def schedule(self, name: str, after_s: float, action: Callable[[], None]) -> None:
         """Do ``action`` once, ``after_s`` from now, unless ``name`` is set again or dropped."""
         due = time.monotonic() + after_s
         self._timers[name] = (due, action)
         heapq.heappush(self._due, (due, name))
 
-    def drop(self, name: str) -> None:
-        """Cancel what ``at`` planned under this name."""
+    def cancel(self, name: str) -> None:
+        """Cancel what ``schedule`` planned under this name."""
         self._timers.pop(name, None)
 
-    def is_planned(self, name: str) -> bool:
-        """Whether ``at`` has planned something under this name that has not happened yet."""
+    def is_scheduled(self, name: str) -> bool:
+        """Whether ``schedule`` has planned something under this name that has not happened yet."""
         return name in self._timers
 
     def step(self) -> None:
@@ -125,7 +125,7 @@ class NodeLoop:
         if self._has_dead_children and now >= self._reap_at:
             self._has_dead_children = False
             self._reap_at = now + _REAP_S
-            processes.reap(self.own)
+            processes.reap(self.own_children)
 
     def run_in_thread(self, work: Callable[[], str], is_late: Callable[[], bool]) -> str:
         """Run ``work`` in a thread while the loop continues, and return its result.
@@ -146,7 +146,7 @@ class NodeLoop:
             except BaseException as error:  # noqa: BLE001 (raised again below)
                 faults.append(error)
             finally:
-                os.write(self._wake, bytes([_WOKEN]))
+                os.write(self._wake, bytes([_WAKE]))
 
         thread = threading.Thread(target=run, daemon=True)
         try:
@@ -196,7 +196,7 @@ class NodeLoop:
         for end in (wake, self._wake):
             os.set_blocking(end, False)
         signal.set_wakeup_fd(self._wake)
-        for number in (*STOP_SIGNALS, *PASSED_SIGNALS, signal.SIGCHLD):
+        for number in (*STOP_SIGNALS, *FORWARDED_SIGNALS, signal.SIGCHLD):
             signal.signal(number, _wake_only)
 
         def read_signals() -> None:
@@ -205,7 +205,7 @@ class NodeLoop:
             for number in os.read(wake, 4096):
                 if number == signal.SIGCHLD:
                     self._has_dead_children = True
-                elif number != _WOKEN:
+                elif number != _WAKE:
                     self.on_signal(number)
 
         self.selector.register(wake, selectors.EVENT_READ, read_signals)

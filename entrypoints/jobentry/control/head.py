@@ -30,7 +30,7 @@ from jobentry.errors import EntryError
 from jobentry.launchers.plan import LaunchPlan
 from jobentry.log import log_message
 from jobentry.node.journal import Journal
-from jobentry.node.local_ranks import BadEnd
+from jobentry.node.local_ranks import RankFailure
 from jobentry.system.processes import adopt_orphans
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Head:
         self._node = node
         self._journal = Journal()
         self._loop = NodeLoop(node, paths)
-        self._loop.own.update(own)
+        self._loop.own_children.update(own)
         self._pool = WorkerPool(node, self._loop, facts, self._worker_sent, self._worker_lost)
         # Once a rank has failed, mpirun only reports that again at length.
         launcher = LaunchProcesses(self._loop, is_quiet=lambda: self._stop.has_begun)
@@ -88,12 +88,12 @@ class Head:
         self._run = Run(self._context)
         self._loop.on_end = self._run.local_rank_ended
         self._loop.on_start = lambda rank: self._run.rank_started(rank, 0)
-        self._loop.on_signal = self._stop.signalled
+        self._loop.on_signal = self._stop.handle_signal
 
     @property
-    def bad_end(self) -> BadEnd | None:
+    def rank_failure(self) -> RankFailure | None:
         """How ranks of this node failed; None if none did."""
-        return self._loop.ranks.bad_end
+        return self._loop.ranks.rank_failure
 
     @property
     def stopped_at(self) -> float | None:
@@ -103,9 +103,9 @@ class Head:
     def attach(self, journal: Journal, outputs: Outputs | None) -> None:
         """Write to ``journal``, and notify ``outputs`` before ranks of this node are ended."""
         self._journal = self._run.journal = journal
-        self._loop.keep(journal, self._context.paths)
+        self._loop.attach_journal(journal, self._context.paths)
         if outputs is not None:
-            self._loop.ranks.before_end = outputs.look_for_writers
+            self._loop.ranks.before_end = outputs.note_open_files
 
     def run(self, key: bytes, port: int) -> Outcome:
         """Run the job and return how it ended.
@@ -116,7 +116,7 @@ class Head:
         """
         adopt_orphans()
         if self._node.timeout_s:
-            self._loop.at("timeout", self._node.timeout_s, self._stop.time_is_up)
+            self._loop.schedule("timeout", self._node.timeout_s, self._stop.handle_timeout)
         try:
             with self._journal.during("bring-up"):
                 refusal = bring_up(self._context, self._run, key, port)
@@ -137,10 +137,10 @@ class Head:
         Args:
             patience_s: How long to wait for workers that have not come up.
         """
-        self._loop.at("patience", patience_s, lambda: None)
+        self._loop.schedule("patience", patience_s, lambda: None)
         try:
             self._pool.open(key, port)
-            while self._pool.absent and self._loop.is_planned("patience"):
+            while self._pool.absent and self._loop.is_scheduled("patience"):
                 self._loop.step()
                 if self._stop.has_begun:
                     break
@@ -157,7 +157,7 @@ class Head:
         elif word == "rank-ended":
             self._run.rank_ended(values["rank"], _rank_end(worker, values))
         elif word == "signal":
-            self._stop.signalled_at(values["number"], worker.index)
+            self._stop.handle_worker_signal(values["number"], worker.index)
         elif word == "cleaned-up":
             self._run.cleaned_up(worker.index)
         elif word == "left":
@@ -189,7 +189,7 @@ class Head:
         if self._elastic is not None:
             self._elastic.worker_lost(worker, failure)
         else:
-            self._stop.lose(failure)
+            self._stop.fail_for_lost_node(failure)
 
     # -- the end ----------------------------------------------------------------------------------
 

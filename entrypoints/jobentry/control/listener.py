@@ -10,11 +10,11 @@ from typing import Callable
 
 from jobentry.control import connection
 from jobentry.control.connection import Channel, Link, Stream
-from jobentry.control.dial import GREET_S, GREETING, LONGEST_GREETING_BYTES, REFUSED, TAKEN
+from jobentry.control.dial import GREET_S, GREETING, MAX_GREETING_BYTES, REFUSED, TAKEN
 from jobentry.control.event_loop import NodeLoop
 
 # How many connections may be in the handshake at once.
-_MOST_HANDSHAKES = 32
+_MAX_HANDSHAKES = 32
 
 
 def listen(port: int, address: str = "") -> socket.socket:
@@ -30,7 +30,7 @@ def listen(port: int, address: str = "") -> socket.socket:
         if is_ipv6:
             server.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         server.bind((address, port))
-        server.listen(_MOST_HANDSHAKES)
+        server.listen(_MAX_HANDSHAKES)
         server.setblocking(False)
     except OSError:
         server.close()
@@ -97,7 +97,7 @@ class Listener:
             accepted, _ = self._server.accept()
         except OSError:
             return
-        if len(self._handshakes) < _MOST_HANDSHAKES:
+        if len(self._handshakes) < _MAX_HANDSHAKES:
             self._handshakes.add(_Handshake(self, self._loop, accepted))
         else:
             accepted.close()
@@ -149,15 +149,15 @@ class _Handshake:
         self._timer = "handshake-%d" % id(self)
         self._greeting = listener.greeting(connection.nonce())
         self._stream = Stream(loop.selector, accepted)
-        self._stream.longest = LONGEST_GREETING_BYTES
+        self._stream.max_line_bytes = MAX_GREETING_BYTES
         self._stream.on_line = self._check
         self._stream.on_end = lambda why: self.close()
-        loop.at(self._timer, GREET_S, self.close)
+        loop.schedule(self._timer, GREET_S, self.close)
         self._stream.send(GREETING + self._greeting.encode("ascii") + b"\n")
 
     def close(self) -> None:
         """Close the connection."""
-        self._loop.drop(self._timer)
+        self._loop.cancel(self._timer)
         self._stream.close()
         self._listener.forget(self)
 
@@ -168,9 +168,9 @@ class _Handshake:
         if channel is None:
             self.close()
             return
-        self._loop.drop(self._timer)
+        self._loop.cancel(self._timer)
         self._listener.forget(self)
-        self._stream.longest = connection.LONGEST_LINE_BYTES
+        self._stream.max_line_bytes = connection.MAX_LINE_BYTES
         self._listener.attach(self._stream, channel, received)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Mapping, NamedTuple, Sequence
 
 # For a thousand nodes, a table of the nodes with problems is more useful than a full one.
-SHOWN = 32
+MAX_SHOWN_NODES = 32
 # The number of nodes that one hint names.
 _NAMED = 8
 # If clocks differ by more than this, the times in logs and records of two nodes are misleading.
@@ -55,7 +55,7 @@ class Row(NamedTuple):
     hint: str = ""
 
 
-def compared(row: Row, head: Row) -> Row:
+def compare(row: Row, head: Row) -> Row:
     """Return ``row``, marked with its incompatibility with the head if there is one.
 
     The code and Open MPI must be the same. So must the first two numbers of Python's version, as
@@ -85,12 +85,12 @@ def lines(rows: Sequence[Row]) -> list[str]:
     """Return the table: the head, then the nodes with problems, then the others."""
     head = rows[0]
     ordered = [head, *sorted(rows[1:], key=lambda row: not row.trouble)]
-    cells = [_HEADINGS, *(_cells(row, head) for row in ordered[:SHOWN])]
+    cells = [_HEADINGS, *(_cells(row, head) for row in ordered[:MAX_SHOWN_NODES])]
     widths = [max(len(line[column]) for line in cells) for column in range(len(_HEADINGS))]
     text = [
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in cells
     ]
-    more = len(ordered) - SHOWN
+    more = len(ordered) - MAX_SHOWN_NODES
     return [*text, "... and %d more" % more] if more > 0 else text
 
 

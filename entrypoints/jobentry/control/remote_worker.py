@@ -99,7 +99,7 @@ class RemoteWorker:
         """Start to look for the worker, and greet its entry."""
         self._head, self._resolver, self._port = head, resolver, port
         self.link.send("hello")
-        self._look()
+        self._connect()
 
     def send(self, word: str, **values: Any) -> None:
         """Send a message to the worker, unless it is gone."""
@@ -112,13 +112,13 @@ class RemoteWorker:
         self._resolver = None
 
     def _close_connection(self) -> None:
-        self._loop.drop(self._timer)
+        self._loop.cancel(self._timer)
         if self._dial is not None:
             self._dial.stop()
             self._dial = None
         self.link.detach()
 
-    def look_again(self) -> None:
+    def reconnect(self) -> None:
         """Look for a new entry that replaces a lost worker."""
         self._close_connection()
         self.facts = {}
@@ -126,7 +126,7 @@ class RemoteWorker:
         self._begin()
         self._pause_s = _PAUSE_S[1]
         self.link.send("hello")
-        self._later(_PAUSE_S[1])
+        self._connect_later(_PAUSE_S[1])
 
     def tick(self, elapsed_s: float) -> None:
         """Update the time, about once a second, and look for a worker that has become silent."""
@@ -137,8 +137,8 @@ class RemoteWorker:
             return
         if self.link.silent_s >= self._node.stall_s:
             self._lose("it has been silent for %.0f s" % self.link.silent_s)
-        elif self.link.silent_s >= connection.SILENT_S and not self._is_looking:
-            self._later(0.0)
+        elif self.link.silent_s >= connection.SILENT_S and not self._is_connecting:
+            self._connect_later(0.0)
 
     # -- one attempt after another ----------------------------------------------------------------
 
@@ -147,13 +147,13 @@ class RemoteWorker:
         return "look-%d" % self.index
 
     @property
-    def _is_looking(self) -> bool:
-        return self._dial is not None or self._loop.is_planned(self._timer)
+    def _is_connecting(self) -> bool:
+        return self._dial is not None or self._loop.is_scheduled(self._timer)
 
-    def _later(self, pause_s: float) -> None:
-        self._loop.at(self._timer, pause_s, self._look)
+    def _connect_later(self, pause_s: float) -> None:
+        self._loop.schedule(self._timer, pause_s, self._connect)
 
-    def _look(self) -> None:
+    def _connect(self) -> None:
         if self._resolver is None:
             return
         self._dial = Dial(
@@ -203,9 +203,11 @@ class RemoteWorker:
         if any(since is not None and now - since >= limit_s for since, limit_s in limits):
             self._lose("its connection ended")
         elif attempt.is_dead or self._closed_since is not None:
-            self._later(_AGAIN_S)
+            self._connect_later(_AGAIN_S)
         elif not self.link.is_attached or self.link.silent_s >= connection.SILENT_S:
-            self._later(_SILENT_AGAIN_S if self.link.silent_s >= connection.SILENT_S else 1.0)
+            self._connect_later(
+                _SILENT_AGAIN_S if self.link.silent_s >= connection.SILENT_S else 1.0
+            )
 
     def _not_up(self, attempt: Attempt) -> None:
         """Try again, unless the worker has ended before it answered."""
@@ -214,7 +216,7 @@ class RemoteWorker:
         if self.early_end is not None:
             self._lose(self.early_end.message)
             return
-        self._later(self._pause_s)
+        self._connect_later(self._pause_s)
         self._pause_s = min(_GROWTH * self._pause_s, _PAUSE_S[1])
 
     def _disconnected(self, why: str) -> None:
@@ -225,7 +227,7 @@ class RemoteWorker:
             self._closed_since = time.monotonic()
         if self._dial is not None:
             self._dial.stop()
-        self._later(0.0)
+        self._connect_later(0.0)
 
     def _lose(self, reason: str) -> None:
         self.reason = reason
@@ -235,7 +237,7 @@ class RemoteWorker:
         if was_ready or self.early_end:
             self._on_lost(self)
         else:
-            self.look_again()
+            self.reconnect()
 
     def _received(self, message: Message) -> None:
         word, values = message

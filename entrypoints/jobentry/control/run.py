@@ -64,17 +64,17 @@ class Run:
         self._stop = context.stop
         self._waiting = context.paths.waiting
         # Our child processes before mpirun, and why it could not be started early.
-        self._before: list[int] = []
+        self._earlier_children: list[int] = []
         self._early_fault = ""
         self._started: dict[int, int] = {}
         self._ends: dict[int, RankEnd] = {}
         # The workers whose launcher still runs, and the first launcher failure there.
         self._launching: set[int] = set()
         self._worker_end = LaunchEnd("", 0, ())
-        self._is_bad_end_seen = False
+        self._has_seen_failure = False
         self._attempt = 1
         self._is_hung = False
-        self._dirty: set[int] = set()
+        self._cleaning_up: set[int] = set()
         self._stop.on_killed = self._launching.clear
 
     def run(self) -> Outcome:
@@ -82,14 +82,14 @@ class Run:
         if self._commands is not None:
             self._commands.open()
         self.journal.begin("start ranks")
-        fault = self._start_or_go_on()
+        fault = self._start_or_release()
         while not fault:
             started = self._launcher.processes
             while self._launcher.are_running or self._launching:
                 self._loop.step()
                 self._check()
             self._launcher.end_servers()
-            self._loop.drop("start")
+            self._loop.cancel("start")
             if self._launcher.were_killed:
                 remove_sessions(started)
             if not (self._is_hung and self._has_cleaned_up()):
@@ -107,7 +107,7 @@ class Run:
         """Start mpirun while the workers come up, as it must wait for their first answer anyway."""
         if self._commands is None or self._elastic is not None:
             return
-        self._before = children()
+        self._earlier_children = children()
         with open(self._waiting, "wb"):
             pass
         self._early_fault = self._launcher.start(self._plan.processes, self._plan.cwd)
@@ -118,10 +118,10 @@ class Run:
         self._launcher.kill()
         remove_sessions(started)
 
-    def _start_or_go_on(self) -> str:
+    def _start_or_release(self) -> str:
         """Start the ranks, or release those that were started early; return what went wrong."""
         if not os.path.exists(self._waiting):
-            self._before = children()
+            self._earlier_children = children()
             return self._start()
         self._expect_rank()
         os.unlink(self._waiting)
@@ -140,7 +140,7 @@ class Run:
         patience_s = self._node.start_timeout_s
         if not self._plan.is_everywhere:
             patience_s = startup_timeout.patience_s(self._node.nodes, patience_s, self._attempt)
-        self._loop.at("start", patience_s, lambda: self._ranks_are_late(patience_s))
+        self._loop.schedule("start", patience_s, lambda: self._ranks_are_late(patience_s))
 
     def _ranks_are_late(self, waited_s: float) -> None:
         if self._stop.has_begun:
@@ -164,11 +164,11 @@ class Run:
     def _has_cleaned_up(self) -> bool:
         """Remove what a hung mpirun has left on all nodes; return whether it may be restarted."""
         # Including processes outside mpirun's process group: its daemon here, and its agents.
-        sweep(self._before)
-        self._dirty = {worker.index for worker in self._pool.workers}
+        sweep(self._earlier_children)
+        self._cleaning_up = {worker.index for worker in self._pool.workers}
         self._pool.send("clean-up")
         deadline = time.monotonic() + CLEAN_UP_S
-        while self._dirty and not self._stop.has_begun and time.monotonic() < deadline:
+        while self._cleaning_up and not self._stop.has_begun and time.monotonic() < deadline:
             self._loop.step()
         self._loop.read_events()
         may_start = startup_timeout.may_try_again(self._attempt, self._started)
@@ -178,7 +178,7 @@ class Run:
 
     def cleaned_up(self, node: int) -> None:
         """Note that a worker has cleaned up."""
-        self._dirty.discard(node)
+        self._cleaning_up.discard(node)
 
     def _give_up(self, failure: Failure) -> None:
         log_message(failure.message)
@@ -198,10 +198,10 @@ class Run:
         if server_end is not None:
             self.server_ended(server_end, 0)
         has_failed = self._launcher.code or self._worker_end.code
-        if has_failed and self._plan.is_everywhere and not self._is_bad_end_seen:
-            self._is_bad_end_seen = True
+        if has_failed and self._plan.is_everywhere and not self._has_seen_failure:
+            self._has_seen_failure = True
             # A rank that has failed reports it itself.
-            self._loop.at("launcher", REASON_S, self._launcher_failed)
+            self._loop.schedule("launcher", REASON_S, self._launcher_failed)
 
     def _launcher_failed(self) -> None:
         """Handle the failure of one node's launcher: the other nodes would wait for its ranks."""
@@ -230,10 +230,10 @@ class Run:
         if self._elastic is not None:
             # From now on the driver handles starts.
             self._ends.pop(rank, None)
-            self._loop.drop("start")
+            self._loop.cancel("start")
         elif len(self._started) >= self._plan.ranks:
             self.journal.end("start ranks")
-            self._loop.drop("start")
+            self._loop.cancel("start")
         elif not self._stop.has_begun and not self._is_hung:
             self._expect_rank()
 
@@ -276,7 +276,7 @@ class Run:
             is_clear = self._stop.has_begun or (code == 0 and have_ended)
             if is_clear and not is_in_doubt:
                 break
-            self._loop.at("reason", 0.05, lambda: None)
+            self._loop.schedule("reason", 0.05, lambda: None)
             self._loop.step()
 
     def outcome(self) -> Outcome:

@@ -12,7 +12,7 @@ from typing import Callable
 from jobentry.contract import exits
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.exits import Failure
-from jobentry.control.event_loop import ABORT_S, PASSED_SIGNALS, NodeLoop
+from jobentry.control.event_loop import ABORT_S, FORWARDED_SIGNALS, NodeLoop
 from jobentry.control.launch_processes import LaunchProcesses
 from jobentry.control.remote_commands import RemoteCommands
 from jobentry.control.verdict import Outcome
@@ -60,7 +60,7 @@ class Stop:
 
     # -- reasons ----------------------------------------------------------------------------------
 
-    def signalled(self, number: int) -> None:
+    def handle_signal(self, number: int) -> None:
         """Handle a signal to this node.
 
         Only the first stop signal counts: a scheduler repeats SIGTERM within the grace period. A
@@ -70,13 +70,13 @@ class Stop:
             log_message("SIGINT while the job ends: ending all ranks now")
             self.abort()
         else:
-            self.signalled_at(number, self._node.node)
+            self.handle_worker_signal(number, self._node.node)
 
-    def signalled_at(self, number: int, node: int) -> None:
+    def handle_worker_signal(self, number: int, node: int) -> None:
         """Handle a signal to any node; a platform that ends a job may send it to every node."""
-        if number in PASSED_SIGNALS:
+        if number in FORWARDED_SIGNALS:
             self._pool.send("signal", number=number)
-            self._loop.ranks.pass_on(number)
+            self._loop.ranks.forward_signal(number)
         elif not self.outcome:
             code = exits.code_of_signal(number)
             message = f"cancelled: the job was sent {signal.Signals(number).name}"
@@ -85,7 +85,7 @@ class Stop:
             self.requested_at = time.monotonic()
             self._end_within_grace(Outcome(code, "cancelled", failure))
 
-    def time_is_up(self) -> None:
+    def handle_timeout(self) -> None:
         """Handle the time limit of the job."""
         message = f"time is up: the job ran for {self._node.timeout_s:g} s"
         code = exits.TIMED_OUT
@@ -105,7 +105,7 @@ class Stop:
         self.outcome = Outcome(exits.ENTRY_FAILED, "entry", failure)
         self.abort()
 
-    def lose(self, failure: Failure) -> None:
+    def fail_for_lost_node(self, failure: Failure) -> None:
         """End a job that has lost a node."""
         self.lost_nodes.append(failure)
         self.end_ranks()
@@ -113,7 +113,7 @@ class Stop:
     def rank_failed(self, after_s: float) -> None:
         """End a job whose rank has failed, a moment later if that rank may not be to blame."""
         self.has_rank_failed = True
-        self._loop.at("end-ranks", after_s, self.end_ranks)
+        self._loop.schedule("end-ranks", after_s, self.end_ranks)
 
     # -- actions ----------------------------------------------------------------------------------
 
@@ -124,7 +124,7 @@ class Stop:
         self.outcome = outcome
         self._pool.send("stop")
         self._loop.ranks.stop()
-        self._loop.at("grace", self._node.grace_s, self._grace_is_over)
+        self._loop.schedule("grace", self._node.grace_s, self._grace_is_over)
 
     def _grace_is_over(self) -> None:
         log_message(f"{self._node.grace_s:g} s are over: ending the ranks that are left")
@@ -133,14 +133,14 @@ class Stop:
     def end_ranks(self) -> None:
         """Send SIGTERM to all ranks, and kill soon after: mpirun 4.1 would take seconds."""
         self._pool.send("end-ranks")
-        self._loop.ranks.pass_on(signal.SIGTERM)
-        self._loop.at("abort", ABORT_S, self.abort)
+        self._loop.ranks.forward_signal(signal.SIGTERM)
+        self._loop.schedule("abort", ABORT_S, self.abort)
 
     def abort(self) -> None:
         """Kill everything on every node."""
         self._pool.send("kill")
         # Do not wait for a node that does not answer.
-        self._loop.at("killed", _KILLED_S, self.on_killed)
+        self._loop.schedule("killed", _KILLED_S, self.on_killed)
         # Before mpirun ends, as its ranks end with it.
         self._loop.ranks.note_end()
         # mpirun's daemons on the workers notice its end; SIGTERM may not end it (5.0.11).

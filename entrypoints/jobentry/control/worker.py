@@ -27,7 +27,7 @@ from jobentry.errors import EntryError
 from jobentry.launchers.plan import LaunchPlan
 from jobentry.log import log_message
 from jobentry.node.journal import Journal
-from jobentry.node.local_ranks import BadEnd, End
+from jobentry.node.local_ranks import End, RankFailure
 from jobentry.node.prepare import control_port, read_key
 from jobentry.system.processes import adopt_orphans
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 _TICK_S = 1.0
 # If this worker was itself suspended, one tick counts at most this much silence of the head.
-_LONGEST_TICK_S = 3.0
+_MAX_TICK_S = 3.0
 # A running head reconnects within this time after a connection was closed.
 _CLOSED_S = 3.0
 # Seconds that the head of a stopped job has to confirm that this node is done.
@@ -95,7 +95,7 @@ class Worker:
         self._own = own
         self._parent = os.getppid()
         self._loop = NodeLoop(node, paths)
-        self._loop.own.update(own)
+        self._loop.own_children.update(own)
         self._loop.on_end = self._rank_ended
         self._loop.on_start = lambda rank: self._send("rank-started", rank=rank)
         self._loop.on_signal = self._signalled
@@ -117,7 +117,7 @@ class Worker:
             node.node,
             self._link,
         )
-        self._listener.on_attach = lambda: self._loop.drop("broken")
+        self._listener.on_attach = lambda: self._loop.cancel("broken")
         self._facts = facts
         self._journal = Journal()
         self._code: int | None = None
@@ -129,24 +129,24 @@ class Worker:
         self._on_idle: Callable[[], None] = lambda: None
 
     @property
-    def bad_end(self) -> BadEnd | None:
+    def rank_failure(self) -> RankFailure | None:
         """How ranks of this node failed; None if none did."""
-        return self._loop.ranks.bad_end
+        return self._loop.ranks.rank_failure
 
     def attach(self, journal: Journal, outputs: Outputs | None) -> None:
         """Write to ``journal``; notify ``outputs`` before ranks are ended and after all have."""
         self._journal = journal
-        self._loop.keep(journal, self._paths)
+        self._loop.attach_journal(journal, self._paths)
         if outputs is not None:
-            self._loop.ranks.before_end = outputs.look_for_writers
-            self._on_idle = lambda: outputs.hurry(self.bad_end)
+            self._loop.ranks.before_end = outputs.note_open_files
+            self._on_idle = lambda: outputs.start_final_upload(self.rank_failure)
 
     def run(self) -> int:
         """Serve the head, and return the exit code of the job."""
         adopt_orphans()
         self._journal.begin("bring-up")
-        self._loop.at("head", self._node.start_timeout_s, self._head_never_came)
-        self._loop.at("tick", _TICK_S, self._tick)
+        self._loop.schedule("head", self._node.start_timeout_s, self._head_never_came)
+        self._loop.schedule("tick", _TICK_S, self._tick)
         while self._code is None:
             self._loop.step()
             self._check_launcher()
@@ -191,13 +191,13 @@ class Worker:
         if not self._has_head:
             return
         patience_s = _CLOSED_S if why == connection.CLOSED else connection.SILENT_S
-        self._loop.at("broken", patience_s, self._head_is_gone)
+        self._loop.schedule("broken", patience_s, self._head_is_gone)
 
     def _tick(self) -> None:
         now = time.monotonic()
-        self._link.tick(min(now - self._ticked_at, _LONGEST_TICK_S))
+        self._link.tick(min(now - self._ticked_at, _MAX_TICK_S))
         self._ticked_at = now
-        self._loop.at("tick", _TICK_S, self._tick)
+        self._loop.schedule("tick", _TICK_S, self._tick)
         silent_s = self._link.silent_s
         if not self._has_head:
             return
@@ -219,7 +219,7 @@ class Worker:
             self._code = exits.ENTRY_FAILED
 
     def _handle(self, message: Message) -> None:
-        self._loop.drop("head")
+        self._loop.cancel("head")
         word, values = message
         if word == "hello":
             if not self._was_greeted:
@@ -250,7 +250,7 @@ class Worker:
         ranks = self._loop.ranks
         if word == "end-ranks":
             self._is_stopping = True
-            ranks.pass_on(signal.SIGTERM)
+            ranks.forward_signal(signal.SIGTERM)
         elif word == "stop":
             self._is_stopping = True
             self.stopped_at = time.monotonic()
@@ -268,7 +268,7 @@ class Worker:
             remove_sessions(end_daemons(self._paths.node_dir))
             self._send("cleaned-up")
         elif word == "signal":
-            ranks.pass_on(values["number"])
+            ranks.forward_signal(values["number"])
 
     def _command_output(self, number: int, lines: list[str], code: int | None) -> None:
         self._send("command-output", number=number, lines=lines, code=code)
@@ -318,8 +318,8 @@ class Worker:
         self._send("signal", number=number)
         if number in STOP_SIGNALS and not self._was_greeted:
             self._leave(number)
-        elif number in STOP_SIGNALS and not self._loop.is_planned("alone"):
-            self._loop.at("alone", self._node.grace_s + ABORT_S, lambda: self._leave(number))
+        elif number in STOP_SIGNALS and not self._loop.is_scheduled("alone"):
+            self._loop.schedule("alone", self._node.grace_s + ABORT_S, lambda: self._leave(number))
 
     def _leave(self, number: int) -> None:
         self.stopped_at = self.stopped_at or time.monotonic()

@@ -18,7 +18,7 @@ from jobentry.log import log_message
 _LATE_S = 30.0
 _TICK_S = 1.0
 # If the head was itself suspended, one tick counts at most this much silence of the workers.
-_LONGEST_TICK_S = 3.0
+_MAX_TICK_S = 3.0
 
 
 class WorkerPool:
@@ -77,22 +77,22 @@ class WorkerPool:
         """
         _allow_open_files(len(self.workers))
         self._begun = self._ticked_at = time.monotonic()
-        self._loop.at("late", _LATE_S, self._are_late)
+        self._loop.schedule("late", _LATE_S, self._are_late)
         if not self.workers:
             return
         head = HeadIdentity(connection.secret(key), connection.nonce())
         resolver = Resolver(self._loop)
         for worker in self.workers:
             worker.open(head, resolver, port)
-        self._loop.at("tick", _TICK_S, self._tick)
+        self._loop.schedule("tick", _TICK_S, self._tick)
 
-    def stop_looking(self, *, for_good: bool = True) -> None:
+    def stop_waiting(self, *, for_good: bool = True) -> None:
         """Stop waiting for the workers that have not answered, if there are any.
 
         Args:
             for_good: Whether workers that answer later are rejected.
         """
-        self._loop.drop("late")
+        self._loop.cancel("late")
         if self._is_late and not self.absent:
             log_message("all workers are ready after %.0f s" % (time.monotonic() - self._begun))
         if for_good:
@@ -122,7 +122,7 @@ class WorkerPool:
             The workers that have not confirmed that their outputs are stored.
         """
         self._is_ending = True
-        self.stop_looking()
+        self.stop_waiting()
         self.send("job-ended", code=code, is_over=is_over, reason=reason)
         deadline = time.monotonic() + patience_s
         while time.monotonic() < deadline:
@@ -133,7 +133,7 @@ class WorkerPool:
             self._loop.step()
         for worker in self.workers:
             worker.close()
-        self._loop.drop("tick")
+        self._loop.cancel("tick")
         return [worker for worker in self.workers if worker.is_ready and not worker.has_left]
 
     def warnings(self) -> list[str]:
@@ -144,7 +144,7 @@ class WorkerPool:
         found = [
             "the clock of node %d (%s) is %+.0f s from the head's"
             % (worker.index, worker.host, worker.clock_ahead_s)
-            for worker in ahead[: node_table.SHOWN]
+            for worker in ahead[: node_table.MAX_SHOWN_NODES]
         ]
         if found:
             found.append("hint: times in logs and records mislead; set the clocks (NTP)")
@@ -173,18 +173,18 @@ class WorkerPool:
         waited_s = time.monotonic() - self._begun
         self._is_late = True
         self.show()
-        self._loop.at("late", waited_s, self._are_late)
+        self._loop.schedule("late", waited_s, self._are_late)
 
     # -- silence ----------------------------------------------------------------------------------
 
     def _tick(self) -> None:
         now = time.monotonic()
-        elapsed_s = min(now - self._ticked_at, _LONGEST_TICK_S)
+        elapsed_s = min(now - self._ticked_at, _MAX_TICK_S)
         self._ticked_at = now
         for worker in self.workers:
             worker.tick(elapsed_s)
         self._report_silence()
-        self._loop.at("tick", _TICK_S, self._tick)
+        self._loop.schedule("tick", _TICK_S, self._tick)
 
     def _report_silence(self) -> None:
         """Log which workers have become silent, are still silent, or are back."""
@@ -226,7 +226,7 @@ def _row(worker: RemoteWorker, head: node_table.Row) -> node_table.Row:
         known = row._replace(
             has_control=True, facts=worker.facts, clock_ahead_s=worker.clock_ahead_s
         )
-        return node_table.compared(known, head)
+        return node_table.compare(known, head)
     return row._replace(has_control=attempt.has_control, trouble=attempt.trouble, hint=attempt.hint)
 
 

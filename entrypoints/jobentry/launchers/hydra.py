@@ -43,7 +43,7 @@ def launch(site: Site, mpi: Mpi, words: Sequence[str], options: Sequence[str] = 
     ranks = shared.ranks(node)
     shared.check_slots(ranks, node, plain)
     environment = shared.environment(node, environ, carried)
-    how = shared.reach(site)
+    how = shared.remote_shell(site)
     if node.nodes == 1:
         # With ssh, Hydra would also log in to its own node.
         shell = ["-launcher", "fork"]

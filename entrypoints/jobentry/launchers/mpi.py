@@ -54,7 +54,7 @@ _KNOWN = _ONE_WORD.union(MCA_OPTIONS)
 BINDING = ("bind-to", "map-by", "rank-by")
 
 
-class Reach(NamedTuple):
+class RemoteShell(NamedTuple):
     """How mpirun starts its daemons on the workers.
 
     Args:
@@ -66,7 +66,7 @@ class Reach(NamedTuple):
     agent: tuple[str, ...] = ()
 
 
-NO_REACH = Reach()
+NO_REMOTE_SHELL = RemoteShell()
 
 
 class Mpi(NamedTuple):
@@ -90,17 +90,17 @@ class Option(NamedTuple):
     words: tuple[str, ...]
 
 
-def reach(site: Site) -> Reach:
+def remote_shell(site: Site) -> RemoteShell:
     """Return how mpirun starts its daemons on the workers of this job."""
     node, paths = site.node, site.paths
     if not node.ssh_key:
-        return NO_REACH
+        return NO_REMOTE_SHELL
     if agent.is_used(node, site.environment, paths.agent):
-        return Reach(agent=agent.argv(paths.agent))
-    return Reach(ssh_config=paths.ssh_config)
+        return RemoteShell(agent=agent.argv(paths.agent))
+    return RemoteShell(ssh_config=paths.ssh_config)
 
 
-def agent_file(site: Site, how: Reach) -> list[File]:
+def agent_file(site: Site, how: RemoteShell) -> list[File]:
     """Return the file of the agent if it is used."""
     return [File(site.paths.agent, PRIVATE, agent.TEXT)] if how.agent else []
 

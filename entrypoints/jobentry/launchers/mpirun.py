@@ -19,17 +19,17 @@ from jobentry.launchers.common import PRIVATE, ArgsError, File, Launch, Process,
 from jobentry.launchers.mpi import (
     BINDING,
     MCA_OPTIONS,
-    NO_REACH,
+    NO_REMOTE_SHELL,
     Mpi,
     Option,
-    Reach,
+    RemoteShell,
     agent_file,
     carried,
     check_slots,
     environment,
     rank_program,
     ranks,
-    reach,
+    remote_shell,
     user_options,
 )
 
@@ -85,7 +85,7 @@ def launch(site: Site, mpi: Mpi, words: Sequence[str], options: Sequence[str] = 
         # mpirun 4.1 passes the path to its daemons, and each complains if the file is missing.
         return Launch((), count, is_everywhere=False, files=(File(tune_path, PRIVATE, ""),))
     host_path = node.open_mpi.host_file or site.paths.host_file
-    how = reach(site)
+    how = remote_shell(site)
     made = command(
         node,
         site.environment,
@@ -134,7 +134,7 @@ def command(
     mpi: Mpi,
     files: tuple[str, str],
     program: Sequence[str],
-    reach: Reach = NO_REACH,
+    remote_shell: RemoteShell = NO_REMOTE_SHELL,
 ) -> Command:
     """Return how to start ``program`` for every rank.
 
@@ -153,7 +153,7 @@ def command(
     values, notes = carried(node, environ, plain)
     np = ranks(node)
     check_slots(np, node, plain)
-    mca_words, mca_notes = _mca_words(node, mpi, mca, reach)
+    mca_words, mca_notes = _mca_words(node, mpi, mca, remote_shell)
     notes += mca_notes
 
     in_tune_file = [
@@ -210,7 +210,7 @@ def _split(options: list[Option]) -> tuple[dict[tuple[str, str], str], list[Opti
 
 
 def _mca_words(
-    node: NodeEnv, mpi: Mpi, given: Mapping[tuple[str, str], str], reach: Reach
+    node: NodeEnv, mpi: Mpi, given: Mapping[tuple[str, str], str], remote_shell: RemoteShell
 ) -> tuple[tuple[list[str], list[str]], list[str]]:
     """Return the arguments for the remote shell, those for all other parameters, and notes."""
     notes: list[str] = []
@@ -225,9 +225,9 @@ def _mca_words(
         # Ranks of one node use shared memory; with TCP, each would listen on every address.
         values[("mca", "btl")] = "^openib,tcp"
     prefix = "plm_ssh_" if mpi.version >= (5,) else "plm_rsh_"
-    if reach.agent and ("mca", prefix + "args") in values:
+    if remote_shell.agent and ("mca", prefix + "args") in values:
         notes.append(f"parameter {prefix}args: left out, as nodes of one machine use no ssh")
-    shell = _shell(node, values, prefix, reach)
+    shell = _shell(node, values, prefix, remote_shell)
     shell.update({key: values.pop(key) for key in list(values) if key in shell})
     # Tree spawn only if the user enables it: 5.0.11 hung with it in 4 of 6 starts.
     values.setdefault(("mca", prefix + "no_tree_spawn"), "true")
@@ -238,16 +238,16 @@ def _mca_words(
 
 
 def _shell(
-    node: NodeEnv, values: dict[tuple[str, str], str], prefix: str, reach: Reach
+    node: NodeEnv, values: dict[tuple[str, str], str], prefix: str, remote_shell: RemoteShell
 ) -> dict[tuple[str, str], str]:
     """Return the parameters of the remote shell, and remove its arguments from ``values``."""
     user_args = values.pop(("mca", prefix + "args"), "")
-    if reach.agent:
-        words = {"agent": " ".join(reach.agent)}
-    elif reach.ssh_config:
+    if remote_shell.agent:
+        words = {"agent": " ".join(remote_shell.agent)}
+    elif remote_shell.ssh_config:
         # The file also contains the port. ``-F`` is one argument, as with tree spawn 4.1 loses
         # values with a space on the second hop.
-        words = {"args": f"-F{reach.ssh_config} {user_args}".strip()}
+        words = {"args": f"-F{remote_shell.ssh_config} {user_args}".strip()}
     elif not any(word.startswith("-p") for word in user_args.split()):
         words = {"args": ("-p %d %s" % (node.sshd_port, user_args)).strip()}
     else:

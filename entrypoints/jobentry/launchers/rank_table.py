@@ -38,9 +38,9 @@ def launch(site: Site, words: Sequence[str]) -> Launch:
     """
     node = site.node
     if node.mindspore.devices:
-        table = of_servers([devices.parse(line) for line in node.mindspore.devices])
+        table = from_servers([devices.parse(line) for line in node.mindspore.devices])
     elif site.rank_table:
-        table = of_text(site.rank_table)
+        table = from_text(site.rank_table)
     else:
         raise ArgsError(["there is no rank table, and mindspore.devices lists no devices"])
     found = [len(mine) for mine in table.nodes]
@@ -74,7 +74,7 @@ def launch(site: Site, words: Sequence[str]) -> Launch:
     )
 
 
-def of_text(text: str) -> Table:
+def from_text(text: str) -> Table:
     """Parse the platform's rank table.
 
     Raises:
@@ -84,13 +84,13 @@ def of_text(text: str) -> Table:
         value = json.loads(text)
         if "server_list" in value:
             return Table(text, _ranked(value["server_list"]))
-        return of_servers(_servers(value["group_list"]))
+        return from_servers(_servers(value["group_list"]))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         problem = f"the platform's rank table cannot be read: {type(error).__name__} {error}"
         raise ArgsError([problem]) from None
 
 
-def of_servers(servers: Sequence[Server]) -> Table:
+def from_servers(servers: Sequence[Server]) -> Table:
     """Return a table of the nodes in their order: version 1.2 for super pods, otherwise 1.0."""
     nodes = []
     listed: dict[str, list[dict[str, str]]] = {}
@@ -133,7 +133,7 @@ def of_servers(servers: Sequence[Server]) -> Table:
 def placeholder(hosts: Sequence[str], slots: int) -> str:
     """Return a table with ``?`` for the addresses, which only the platform knows, for a dry run."""
     mine = tuple(Device(str(index), "?") for index in range(slots))
-    return of_servers([Server(host, mine) for host in hosts]).text
+    return from_servers([Server(host, mine) for host in hosts]).text
 
 
 def _servers(groups: Sequence[Mapping[str, Any]]) -> list[Server]:

@@ -41,17 +41,17 @@ class Interface(NamedTuple):
     is_loopback: bool = False
 
 
-class Here(NamedTuple):
+class NodeNetwork(NamedTuple):
     """The network hardware of this node.
 
     Args:
         devices: The names of its InfiniBand devices.
-        toward: The name of the interface that leads to the other nodes, empty if not known.
+        route_interface: The interface that leads to the other nodes, empty if not known.
     """
 
     interfaces: tuple[Interface, ...]
     devices: tuple[str, ...] = ()
-    toward: str = ""
+    route_interface: str = ""
 
 
 class Choice(NamedTuple):
@@ -95,17 +95,17 @@ def parse(text: str) -> Names:
     return Names(tuple((name, port) for name, _, port in pairs if name), is_exact, is_exclude)
 
 
-def choose(node: NodeEnv, environ: Mapping[str, str], here: Here) -> Choice:
+def choose(node: NodeEnv, environ: Mapping[str, str], network: NodeNetwork) -> Choice:
     """Return the variables for the ranks of this node, with messages about problems.
 
     Args:
         environ: The environment of this node.
     """
     choices = (
-        _sockets_of_nccl(node, environ, here),
-        _sockets_of_gloo(node, environ, here),
-        _devices_of_nccl(node, environ, here),
-        _sockets_of_open_mpi(node, environ, here),
+        _sockets_of_nccl(node, environ, network),
+        _sockets_of_gloo(node, environ, network),
+        _devices_of_nccl(node, environ, network),
+        _sockets_of_open_mpi(node, environ, network),
     )
     return Choice(
         {name: value for choice in choices for name, value in choice.variables.items()},
@@ -114,37 +114,37 @@ def choose(node: NodeEnv, environ: Mapping[str, str], here: Here) -> Choice:
     )
 
 
-def _sockets_of_nccl(node: NodeEnv, environ: Mapping[str, str], here: Here) -> Choice:
+def _sockets_of_nccl(node: NodeEnv, environ: Mapping[str, str], network: NodeNetwork) -> Choice:
     name = names.NCCL_SOCKET_IFNAME
     value, is_users = _value(node, environ, name)
     if value is None:
         return Choice({})
     selected = parse(value)
-    if any(selected.has(interface.name) for interface in here.interfaces):
+    if any(selected.has(interface.name) for interface in network.interfaces):
         return Choice({name: value})
-    fault = _problem(node, name, value, "network interface", _shown(here))
+    fault = _problem(node, name, value, "network interface", _shown(network))
     if is_users:
         return Choice({name: value}, (f"{fault}; left as it is, since it is not a default",))
-    best = _best(node, here)
+    best = _best(node, network)
     if not best:
         return Choice({name: value}, (f"{fault}, and none leads to other nodes",), True)
     return Choice({name: best}, (f"{fault}; using {best}",), True)
 
 
-def _sockets_of_gloo(node: NodeEnv, environ: Mapping[str, str], here: Here) -> Choice:
+def _sockets_of_gloo(node: NodeEnv, environ: Mapping[str, str], network: NodeNetwork) -> Choice:
     """Check Gloo's list: it has full names, all of which must exist."""
     name = names.GLOO_SOCKET_IFNAME
     value, _ = _value(node, environ, name)
     if not value:
         return Choice({})
-    known = {interface.name for interface in here.interfaces}
+    known = {interface.name for interface in network.interfaces}
     if known.issuperset(value.split(",")):
         return Choice({name: value})
-    fault = _problem(node, name, value, "network interface", _shown(here))
+    fault = _problem(node, name, value, "network interface", _shown(network))
     return Choice({name: value}, (f"{fault}; left as it is, since it is not a default",))
 
 
-def _devices_of_nccl(node: NodeEnv, environ: Mapping[str, str], here: Here) -> Choice:
+def _devices_of_nccl(node: NodeEnv, environ: Mapping[str, str], network: NodeNetwork) -> Choice:
     """Check NCCL's devices: without them it uses sockets, which can be a hundred times slower."""
     name = names.NCCL_IB_HCA
     value, _ = _value(node, environ, name)
@@ -152,19 +152,19 @@ def _devices_of_nccl(node: NodeEnv, environ: Mapping[str, str], here: Here) -> C
         return Choice({})
     selected = parse(value)
     # Excluded devices need not exist.
-    if selected.is_exclude or any(selected.has(device) for device in here.devices):
+    if selected.is_exclude or any(selected.has(device) for device in network.devices):
         return Choice({name: value})
-    fault = _problem(node, name, value, "InfiniBand device", here.devices)
+    fault = _problem(node, name, value, "InfiniBand device", network.devices)
     return Choice({name: value}, (f"{fault}: NCCL will use sockets",))
 
 
-def _sockets_of_open_mpi(node: NodeEnv, environ: Mapping[str, str], here: Here) -> Choice:
+def _sockets_of_open_mpi(node: NodeEnv, environ: Mapping[str, str], network: NodeNetwork) -> Choice:
     """Exclude networks that are local to each node and have the same addresses on all nodes.
 
     Otherwise a rank tries to reach its peer at such an address, and an allreduce hangs (4.1.4 and
     5.0.11, each node with a docker0).
     """
-    local = [interface.name for interface in here.interfaces if _is_local(interface)]
+    local = [interface.name for interface in network.interfaces if _is_local(interface)]
     is_chosen = any(name in environ for name in (names.OMPI_TCP_INCLUDE, names.OMPI_TCP_EXCLUDE))
     is_chosen = is_chosen or any(
         name.startswith("btl_tcp_if_") for name in mpi.given_parameters(node)
@@ -197,23 +197,27 @@ def _problem(node: NodeEnv, name: str, value: str, what: str, known: Sequence[st
     )
 
 
-def _best(node: NodeEnv, here: Here) -> str:
+def _best(node: NodeEnv, network: NodeNetwork) -> str:
     """Return the interface for NCCL on this node, in NCCL's syntax; empty if there is none."""
-    usable = [item.name for item in here.interfaces if not item.is_loopback and not _is_local(item)]
-    loopback = [item.name for item in here.interfaces if item.is_loopback]
+    usable = [
+        item.name for item in network.interfaces if not item.is_loopback and not _is_local(item)
+    ]
+    loopback = [item.name for item in network.interfaces if item.is_loopback]
     # If the loopback leads to the other nodes, they are on this machine.
-    if (node.nodes > 1 and here.toward in loopback) or here.toward in usable:
-        usable = [here.toward]
+    if (
+        node.nodes > 1 and network.route_interface in loopback
+    ) or network.route_interface in usable:
+        usable = [network.route_interface]
     elif node.nodes == 1:
         usable += loopback
     if not usable:
         return ""
-    longer = [item for item in here.interfaces if item.name.startswith(usable[0])][1:]
+    longer = [item for item in network.interfaces if item.name.startswith(usable[0])][1:]
     return "=" + usable[0] if longer else usable[0]
 
 
-def _shown(here: Here) -> list[str]:
-    return [interface.name for interface in here.interfaces if not _is_local(interface)]
+def _shown(network: NodeNetwork) -> list[str]:
+    return [interface.name for interface in network.interfaces if not _is_local(interface)]
 
 
 def _is_local(interface: Interface) -> bool:
@@ -223,8 +227,8 @@ def _is_local(interface: Interface) -> bool:
 # -- detection ----------------------------------------------------------------------------------
 
 
-def detect() -> Here:
-    """Return the network hardware of this node, without ``toward``."""
+def detect() -> NodeNetwork:
+    """Return the network hardware of this node, without ``route_interface``."""
     found = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         ipv6 = _ipv6_addresses()
@@ -236,7 +240,7 @@ def detect() -> Here:
     devices: list[str] = []
     with contextlib.suppress(OSError):
         devices = sorted(os.listdir(_INFINIBAND))
-    return Here(tuple(found), tuple(devices))
+    return NodeNetwork(tuple(found), tuple(devices))
 
 
 def _names() -> list[str]:
@@ -246,7 +250,7 @@ def _names() -> list[str]:
     return []
 
 
-def toward_others(node: NodeEnv, environ: Mapping[str, str], here: Here) -> str:
+def interface_to_others(node: NodeEnv, environ: Mapping[str, str], network: NodeNetwork) -> str:
     """Return the interface that leads to the other nodes, empty if that cannot be determined.
 
     Looking up a name may take seconds, so call this only if the node has to choose.
@@ -261,7 +265,7 @@ def toward_others(node: NodeEnv, environ: Mapping[str, str], here: Here) -> str:
     )
     for source in sources:
         with contextlib.suppress(OSError, UnicodeError):
-            name = interface_with(source(), here.interfaces)
+            name = interface_with(source(), network.interfaces)
             if name:
                 return name
     return ""

@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 # The interval between two samples: a tenth of the job's age, within these limits, so that even a
 # short job has some.
-LEAST_PERIOD_S = 1.0
+MIN_PERIOD_S = 1.0
 PERIOD_S = 5.0
 _PERIOD_SHARE = 0.1
 # How many bytes may be written at once, and how many a second: in the first hour, and at least. In
 # between, the rate falls as the job ages.
 BURST_BYTES = 20_000
 RATE_BYTES = 40.0
-LEAST_RATE_BYTES = 5.0
+MIN_RATE_BYTES = 5.0
 _HOUR_S = 3600.0
 # The minimum interval between two lines with only the time, while ranks write output, and the share
 # of the journal's bytes that these lines may take.
@@ -117,7 +117,7 @@ class Journal:
         with self._lock:
             transfer = self._open.pop(name, None)
         if transfer is not None:
-            self.note(transfer)
+            self.add_transfer(transfer)
 
     @contextlib.contextmanager
     def during(self, name: str) -> Iterator[Transfer]:
@@ -128,7 +128,7 @@ class Journal:
         finally:
             self.end(name)
 
-    def note(self, transfer: Transfer) -> None:
+    def add_transfer(self, transfer: Transfer) -> None:
         """Record a phase that ends now."""
         transfer.ended_at = max(transfer.started_at, time.time())
         phase = transfer.phase()
@@ -241,7 +241,7 @@ def pause_s(age_s: float, spent_bytes: float, cost_s: float) -> float:
         spent_bytes: Its size.
         cost_s: The CPU time that the last sample took.
     """
-    period_s = min(PERIOD_S, max(LEAST_PERIOD_S, _PERIOD_SHARE * age_s))
+    period_s = min(PERIOD_S, max(MIN_PERIOD_S, _PERIOD_SHARE * age_s))
     debt_bytes = spent_bytes - allowance_bytes(age_s)
     return max(period_s, debt_bytes / rate_bytes(age_s), cost_s / _CPU_SHARE)
 
@@ -253,15 +253,15 @@ def time_period_s(age_s: float, line_bytes: int) -> float:
 
 def rate_bytes(age_s: float) -> float:
     """Return how many bytes a second may be added to the journal of a job of this age."""
-    return max(LEAST_RATE_BYTES, RATE_BYTES * _HOUR_S / max(_HOUR_S, age_s))
+    return max(MIN_RATE_BYTES, RATE_BYTES * _HOUR_S / max(_HOUR_S, age_s))
 
 
 def allowance_bytes(age_s: float) -> float:
     """Return how many bytes the journal of a job of this age may have: the integral of the rate."""
     from math import log
 
-    knee_s = _HOUR_S * RATE_BYTES / LEAST_RATE_BYTES
+    knee_s = _HOUR_S * RATE_BYTES / MIN_RATE_BYTES
     falling_s = min(max(age_s, _HOUR_S), knee_s)
     found = BURST_BYTES + RATE_BYTES * min(age_s, _HOUR_S)
     found += RATE_BYTES * _HOUR_S * log(falling_s / _HOUR_S)
-    return found + LEAST_RATE_BYTES * max(0.0, age_s - knee_s)
+    return found + MIN_RATE_BYTES * max(0.0, age_s - knee_s)

@@ -42,7 +42,7 @@ class End(NamedTuple):
     is_reported: bool = True
 
 
-class BadEnd(NamedTuple):
+class RankFailure(NamedTuple):
     """How the ranks of a node failed.
 
     Args:
@@ -76,7 +76,7 @@ class LocalRanks:
         self.before_end: Callable[[], None] = lambda: None
 
     @property
-    def bad_end(self) -> BadEnd | None:
+    def rank_failure(self) -> RankFailure | None:
         """How the ranks have failed; None if all have succeeded.
 
         A rank that is still running counts as killed, as it is about to be.
@@ -85,7 +85,7 @@ class LocalRanks:
         times = [end.at_s for end in ended if end.code]
         times += [time.time()] if self.running else []
         is_kill = bool(self.running) or any(end.signal for end in ended)
-        return BadEnd(min(times), is_kill) if times else None
+        return RankFailure(min(times), is_kill) if times else None
 
     @property
     def running(self) -> list[int]:
@@ -184,9 +184,9 @@ class LocalRanks:
         """Ask every rank to end; the wrappers stay, so that mpirun ends none of them early."""
         with open(self._stopping, "w", encoding="ascii"):
             pass
-        self.pass_on(signal.SIGTERM)
+        self.forward_signal(signal.SIGTERM)
 
-    def pass_on(self, number: int) -> None:
+    def forward_signal(self, number: int) -> None:
         """Send a signal to every rank that is not ending."""
         if number == signal.SIGTERM:
             self.note_end()

@@ -18,13 +18,13 @@ from jobentry.log import copy_log, log_message
 
 # Compressed bytes of a chunk, and how many chunks may wait for a slow or silent store.
 CHUNK_BYTES = 1 << 20
-MOST_WAITING = 16
+MAX_WAITING_CHUNKS = 16
 # The maximum number of objects of one log. Beyond it, the middle of the log is deleted, a gigabyte
 # of compressed text away from both ends.
-MOST_CHUNKS = 2000
+MAX_CHUNKS = 2000
 # The interval between two stores of the growing chunk: a tenth of the job's age, within these
 # limits.
-_LEAST_PERIOD_S, _MOST_PERIOD_S = 5.0, 120.0
+_MIN_PERIOD_S, _MAX_PERIOD_S = 5.0, 120.0
 
 
 class LogStore:
@@ -40,11 +40,11 @@ class LogStore:
         node: int,
         *,
         chunk_bytes: int = CHUNK_BYTES,
-        most_chunks: int = MOST_CHUNKS,
+        max_chunks: int = MAX_CHUNKS,
         period_s: float | None = None,
     ) -> None:
         self._folder = folder
-        self._chunk_bytes, self._most_chunks, self._period_s = chunk_bytes, most_chunks, period_s
+        self._chunk_bytes, self._max_chunks, self._period_s = chunk_bytes, max_chunks, period_s
         self._begun_s = time.monotonic()
         self._lock = threading.Lock()
         # Complete chunks that are not stored yet.
@@ -72,7 +72,7 @@ class LogStore:
                 return
             self._grow(self._compressor.flush())
             self._waiting.append((self._chunk, b"".join(self._parts)))
-            if len(self._waiting) > MOST_WAITING:
+            if len(self._waiting) > MAX_WAITING_CHUNKS:
                 # Drop the oldest one, as the end of a log is worth more.
                 self._waiting.popleft()
             self._chunk = self._chunk._replace(number=self._chunk.number + 1)
@@ -114,7 +114,7 @@ class LogStore:
         if self._period_s is not None:
             return self._period_s
         age_s = time.monotonic() - self._begun_s
-        return min(_MOST_PERIOD_S, max(_LEAST_PERIOD_S, age_s / 10))
+        return min(_MAX_PERIOD_S, max(_MIN_PERIOD_S, age_s / 10))
 
     def _store_all(self) -> None:
         from jobentry import objects
@@ -133,8 +133,8 @@ class LogStore:
             with self._lock:
                 if not is_growing and self._waiting[0][0] == chunk:
                     self._waiting.popleft()
-            if chunk.number >= self._most_chunks:
-                old = chunk._replace(number=chunk.number - self._most_chunks // 2)
+            if chunk.number >= self._max_chunks:
+                old = chunk._replace(number=chunk.number - self._max_chunks // 2)
                 objects.delete(f"{self._folder}/{old.name}")
 
     def _open(self) -> tuple[Chunk, bytes]:

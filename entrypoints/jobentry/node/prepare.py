@@ -58,11 +58,13 @@ def choose_interfaces(node: NodeEnv, environment: Mapping[str, str]) -> Mapping[
     """
     from jobentry.node import interfaces
 
-    here = interfaces.detect()
-    choice = interfaces.choose(node, environment, here)
+    network = interfaces.detect()
+    choice = interfaces.choose(node, environment, network)
     if choice.needs_route:
-        here = here._replace(toward=interfaces.toward_others(node, environment, here))
-        choice = interfaces.choose(node, environment, here)
+        network = network._replace(
+            route_interface=interfaces.interface_to_others(node, environment, network)
+        )
+        choice = interfaces.choose(node, environment, network)
     for note in choice.notes:
         log_message(note)
     return choice.variables
@@ -164,12 +166,12 @@ def make_node_dir(where: NodePaths) -> None:
         os.mkfifo(fifo, 0o600)
 
 
-def leave_environment(where: NodePaths, environment: Mapping[str, str]) -> None:
+def write_environment(where: NodePaths, environment: Mapping[str, str]) -> None:
     """Write the file with the initial environment of this node's ranks."""
     write_private(where.node_env, variables.dump(environment))
 
 
-def tidy(where: NodePaths) -> None:
+def remove_node_dir(where: NodePaths) -> None:
     """Remove the node's folder at the end of the job, including all secrets in it."""
     with contextlib.suppress(OSError):
         remove_tree(where.node_dir)

@@ -30,7 +30,7 @@ def folder(node: NodeEnv) -> str:
     return node.record_uri.rpartition("/")[0]
 
 
-def of_error(
+def from_error(
     node: NodeEnv, error: EntryError, journal: Journal, started_at: float
 ) -> exits.ExitRecord:
     """Return the record of a job that the head could not run."""

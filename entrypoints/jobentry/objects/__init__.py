@@ -49,9 +49,9 @@ def read(uri: str) -> bytes:
     return data
 
 
-def look(uri: str) -> Entry:
+def stat(uri: str) -> Entry:
     """Return the metadata of one object; raise ``ObjectMissing`` if it does not exist."""
-    found: Entry = _object(uri).look()
+    found: Entry = _object(uri).stat()
     return found._replace(uri=uri)
 
 

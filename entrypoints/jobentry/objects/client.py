@@ -41,7 +41,7 @@ _ERROR_BYTES = 64 * 1024
 # Each read and each write may stall for ``_STALL_S``, so they are small.
 _BLOCK_BYTES = 256 * 1024
 # How often a request is corrected: its keys have expired, or it is redirected.
-_MOST_CORRECTIONS = 5
+_MAX_CORRECTIONS = 5
 _TEMPORARY_STATUS = frozenset((408, 429, 500, 502, 503, 504))
 # S3 sends these codes with a status that otherwise means a permanent error.
 _TEMPORARY_CODES = frozenset(
@@ -156,7 +156,7 @@ def send(
         except (OSError, HTTPException) as error:
             fault = _network_fault(doing, error)
         else:
-            if corrections < _MOST_CORRECTIONS and correct(answer):
+            if corrections < _MAX_CORRECTIONS and correct(answer):
                 corrections += 1
                 continue
             fault = _temporary_fault(doing, answer)

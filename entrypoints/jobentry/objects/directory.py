@@ -83,7 +83,7 @@ class FileObject:
         with translated("read object", self.uri), open(self._path, "rb") as file:
             return file.read()
 
-    def look(self) -> Entry:
+    def stat(self) -> Entry:
         """Return the metadata of the object; a folder is not an object."""
         with translated("find object", self.uri):
             found = os.stat(self._path)

@@ -164,7 +164,7 @@ class RemoteObject(abc.ABC):
 
         return _until_intact(lambda: self.request(Call("read object"), take))
 
-    def look(self) -> Entry:
+    def stat(self) -> Entry:
         """Return the metadata of the object, with a GET, as some keys allow nothing else."""
 
         def take(response: HTTPResponse) -> Entry:

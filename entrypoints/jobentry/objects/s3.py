@@ -38,7 +38,7 @@ Result = TypeVar("Result")
 
 # A larger object is uploaded in parts of this size.
 _PART_BYTES = 8 * CHUNK_BYTES
-_MOST_PARTS = 10_000
+_MAX_PARTS = 10_000
 _THREADS = 4
 _ABORT_LIMIT_S = 5.0
 
@@ -198,7 +198,7 @@ def _page(response: HTTPResponse) -> tuple[list[Entry], bool]:
 
 
 def _put_parts(file: IO[bytes], path: str, size: int, target: S3Object, progress: Progress) -> None:
-    step = max(_PART_BYTES, -(-size // _MOST_PARTS))
+    step = max(_PART_BYTES, -(-size // _MAX_PARTS))
     begun = target.request(Call("put object", "POST", query=[("uploads", "")]), _values)
     upload = ("uploadId", begun["UploadId"])
     lock = threading.Lock()
@@ -235,7 +235,7 @@ def _complete(target: S3Object, upload: tuple[str, str], tags: Sequence[str]) ->
         target.request(Call("put object", "POST", body=body, query=[upload]), _values)
     except ObjectMissing:
         # The answer to an earlier attempt was lost, and now there is nothing left to complete.
-        if target.look().tag != _tag_of(tags):
+        if target.stat().tag != _tag_of(tags):
             raise
 
 

@@ -14,7 +14,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from jobentry.contract import exits
 
 # The size limit of a value; the address of a rank has some dozens of bytes.
-_MOST_BYTES = 1_000_000
+_MAX_BYTES = 1_000_000
 
 
 class Server(socketserver.ThreadingMixIn, HTTPServer):
@@ -65,7 +65,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_PUT(self) -> None:
         scope, key = self._names()
         size = self.headers.get("Content-Length", "")
-        if not size.isdecimal() or int(size[:9]) > _MOST_BYTES:
+        if not size.isdecimal() or int(size[:9]) > _MAX_BYTES:
             self._answer(400)
             return
         value = self.rfile.read(int(size))

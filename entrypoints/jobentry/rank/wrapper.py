@@ -53,7 +53,7 @@ def main(argv: list[str]) -> int:
     rank = next((int(environ[name]) for name in _RANK if environ.get(name)), 0)
     environment = rank_environment(environ, read_node_env(environ))
     node_dir = environ.get(names.CLOUDJOB_NODE_DIR, "")
-    _wait(node_dir)
+    _wait_for_workers(node_dir)
     if _is_stopping(node_dir):
         ended_by_us: int = 128 + signal.SIGTERM
         return ended_by_us
@@ -61,14 +61,14 @@ def main(argv: list[str]) -> int:
     _open_log(environment, rank)
     problem = _apply_options(argv[: argv.index("--")], environment, rank)
     if problem:
-        return _complain(problem, 125)
+        return _write_error(problem, 125)
     missing = [
         name
         for name in environment.get(names.CLOUDJOB_SECRET_NAMES, "").split()
         if name not in environment
     ]
     if missing:
-        return _complain("secret {} did not reach this node".format(", ".join(missing)), 125)
+        return _write_error("secret {} did not reach this node".format(", ".join(missing)), 125)
     return _run(program(argv), environment, rank, node_dir)
 
 
@@ -189,7 +189,7 @@ def _run(command: list[str], environment: dict[str, str], rank: int, node_dir: s
         _report(node_dir, "end %d %d %d %d %.6f " % values)
     if noted:
         _report(node_dir, "gone %d" % rank)
-    _hold(node_dir)
+    _wait_while_stopping(node_dir)
     return code
 
 
@@ -224,9 +224,9 @@ def _start(command: list[str], environment: dict[str, str], *, adopts: bool = Fa
             signal.signal(number, signal.SIG_DFL)
         os.execvpe(command[0], command, environment)
     except FileNotFoundError:
-        os._exit(_complain(f"starting {command[0]}: not found on PATH", 127))
+        os._exit(_write_error(f"starting {command[0]}: not found on PATH", 127))
     except OSError as error:
-        os._exit(_complain(f"starting {command[0]}: {error.strerror}", 126))
+        os._exit(_write_error(f"starting {command[0]}: {error.strerror}", 126))
     finally:
         os._exit(125)
 
@@ -344,13 +344,13 @@ def _report(node_dir: str, text: str) -> None:
         os.close(events)
 
 
-def _hold(node_dir: str) -> None:
+def _wait_while_stopping(node_dir: str) -> None:
     """Wait while the entry stops the job: mpirun ends all ranks as soon as the first one exits."""
     while _is_stopping(node_dir):
         time.sleep(0.05)
 
 
-def _wait(node_dir: str) -> None:
+def _wait_for_workers(node_dir: str) -> None:
     """Wait until the head has all its workers; it may start mpirun before."""
     while node_dir and os.path.exists(os.path.join(node_dir, "waiting")):
         time.sleep(0.02)
@@ -360,7 +360,7 @@ def _is_stopping(node_dir: str) -> bool:
     return bool(node_dir) and os.path.exists(os.path.join(node_dir, "stopping"))
 
 
-def _complain(text: str, code: int) -> int:
+def _write_error(text: str, code: int) -> int:
     sys.stderr.write(f"jobentry: {text}\n")
     sys.stderr.flush()
     return code

@@ -15,21 +15,21 @@ from jobentry.contract import names
 from jobentry.contract.masks import MASK, Range, hidden_forms, is_secret_name
 
 # The shortest beginning of a secret that is masked at the end of an incomplete line.
-_LEAST_PART_BYTES = 4
+_MIN_PART_BYTES = 4
 _KEY_LIMIT_BYTES = 64 * 1024
 
 _values: tuple[bytes, ...] = ()
 _texts: tuple[str, ...] = ()
 
 
-def learn(environ: Mapping[str, str]) -> None:
+def mask_secrets_of(environ: Mapping[str, str]) -> None:
     """Mask the secrets of this environment from now on."""
     global _values, _texts
     _values = hidden_forms(_secrets(environ))
     _texts = tuple(value.decode("utf-8", "surrogateescape") for value in _values)
 
 
-def longest_bytes() -> int:
+def max_secret_bytes() -> int:
     """Return the length of the longest value; 0 if there are none."""
     return len(_values[0]) if _values else 0
 
@@ -56,9 +56,9 @@ def find(data: bytes, before: bytes = b"", *, is_part: bool = False) -> list[Ran
         is_part: Whether more of the last line follows, so that a secret may begin at its end.
     """
     whole = before + data if before else data
-    found = [each for value in _values if value in whole for each in _places(whole, value)]
+    found = [each for value in _values if value in whole for each in _occurrences(whole, value)]
     if is_part:
-        found += _beginnings(whole)
+        found += _prefix_at_end(whole)
     merged: list[Range] = []
     for start, end in sorted(found):
         if merged and start <= merged[-1][1]:
@@ -69,17 +69,17 @@ def find(data: bytes, before: bytes = b"", *, is_part: bool = False) -> list[Ran
     return [(max(0, s - skipped), e - skipped) for s, e in merged if e > skipped]
 
 
-def _places(data: bytes, value: bytes) -> Iterator[Range]:
+def _occurrences(data: bytes, value: bytes) -> Iterator[Range]:
     start = data.find(value)
     while start >= 0:
         yield start, start + len(value)
         start = data.find(value, start + len(value))
 
 
-def _beginnings(data: bytes) -> Iterator[Range]:
+def _prefix_at_end(data: bytes) -> Iterator[Range]:
     """Yield the end of ``data`` if a secret may begin there."""
     for value in _values:
-        for size in range(min(len(value) - 1, len(data)), _LEAST_PART_BYTES - 1, -1):
+        for size in range(min(len(value) - 1, len(data)), _MIN_PART_BYTES - 1, -1):
             if data.endswith(value[:size]):
                 yield len(data) - size, len(data)
                 break

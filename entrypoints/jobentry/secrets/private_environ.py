@@ -48,5 +48,5 @@ def take_keys() -> bool:
     if set(found) != set(variable_names.STORE_KEYS) or found.items() <= environ().items():
         return False
     _values.update(found)
-    masking.learn(environ())
+    masking.mask_secrets_of(environ())
     return True

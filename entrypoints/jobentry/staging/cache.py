@@ -31,7 +31,7 @@ class Cache:
         self._limit_bytes = limit_bytes
 
     @classmethod
-    def of(cls, folder: str, limit_bytes: int) -> Cache:
+    def in_folder(cls, folder: str, limit_bytes: int) -> Cache:
         """Return the cache in ``folder``, or one that stores nothing if that cannot be used."""
         try:
             if folder:
@@ -53,7 +53,7 @@ class Cache:
             return
         cached = os.path.join(self._folder, _key(entry))
         while True:
-            if not _is_good(cached, entry):
+            if not _is_valid(cached, entry):
                 self._add(entry, cached, progress)
             try:
                 _link(cached, path)
@@ -65,13 +65,13 @@ class Cache:
     def _add(self, entry: objects.Entry, cached: str, progress: Progress) -> None:
         os.makedirs(os.path.dirname(cached), mode=0o700, exist_ok=True)
         with _locked(cached + _PART) as is_ours:
-            if not is_ours or _is_good(cached, entry):
+            if not is_ours or _is_valid(cached, entry):
                 return
             objects.fetch(entry.uri, cached + _PART + "-new", progress=progress)
-            _seal(cached + _PART + "-new", cached, entry)
-        self._make_room()
+            _add_verified(cached + _PART + "-new", cached, entry)
+        self._evict()
 
-    def _make_room(self) -> None:
+    def _evict(self) -> None:
         """Remove the least recently used files until the cache is within its limit."""
         found = sorted(self._files())
         total = sum(size for _, size, _ in found)
@@ -104,7 +104,7 @@ def _time_ns(entry: objects.Entry) -> int:
     return entry.modified_ns or _UNKNOWN_TIME_NS
 
 
-def _is_good(cached: str, entry: objects.Entry) -> bool:
+def _is_valid(cached: str, entry: objects.Entry) -> bool:
     try:
         facts = os.stat(cached)
     except FileNotFoundError:
@@ -112,10 +112,10 @@ def _is_good(cached: str, entry: objects.Entry) -> bool:
     return facts.st_size == entry.size_bytes and facts.st_mtime_ns == _time_ns(entry)
 
 
-def _seal(fresh: str, cached: str, entry: objects.Entry) -> None:
+def _add_verified(fresh: str, cached: str, entry: objects.Entry) -> None:
     os.chmod(fresh, _READ_ONLY)
     os.utime(fresh, ns=(_now_ns(), _time_ns(entry)))
-    if not _is_good(fresh, entry):
+    if not _is_valid(fresh, entry):
         os.unlink(fresh)
         raise objects.ObjectError(
             f"fetch object: {entry.uri}: it has changed since it was listed",
@@ -131,7 +131,7 @@ def _now_ns() -> int:
 
 
 def _link(cached: str, path: str) -> None:
-    # Set the access time for ``_make_room``, as not every file system updates it on a read.
+    # Set the access time for ``_evict``, as not every file system updates it on a read.
     facts = os.stat(cached)
     os.utime(cached, ns=(_now_ns(), facts.st_mtime_ns))
     try:

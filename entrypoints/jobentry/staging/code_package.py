@@ -108,7 +108,7 @@ def fetch_code(
         ]
         fresh = posixpath.join(scratch, "code")
         _unpack(layers, digest, fresh, limit_bytes)
-        _take_place(fresh, folder)
+        _move_into_place(fresh, folder)
 
 
 # ---- layers --------------------------------------------------------------------------------------
@@ -268,7 +268,7 @@ def _check_links(root: bytes, links: Iterable[Entry]) -> None:
 # ---- the folder ----------------------------------------------------------------------------------
 
 
-def _take_place(fresh: str, folder: str) -> None:
+def _move_into_place(fresh: str, folder: str) -> None:
     """Rename the new folder into place; an old one is removed only after that."""
     if not os.path.lexists(folder):
         os.rename(fresh, folder)

@@ -62,7 +62,7 @@ def stage(
     """
     from jobentry.staging.cache import Cache
 
-    cache = Cache.of(environ.get(names.CLOUDJOB_CACHE_DIR, ""), _limit_bytes(environ))
+    cache = Cache.in_folder(environ.get(names.CLOUDJOB_CACHE_DIR, ""), _limit_bytes(environ))
     for name, uri in node.inputs_here:
         target = paths.input(name)
         if os.path.lexists(target):
@@ -104,7 +104,7 @@ def _files(uri: str, target: str) -> Iterator[_File]:
     """Yield the object at the URI, or else all objects below it as a prefix."""
     if not uri.endswith("/"):
         try:
-            yield _File(objects.look(uri), target)
+            yield _File(objects.stat(uri), target)
             return
         except objects.ObjectMissing as error:
             missing = error

@@ -12,7 +12,7 @@ import time
 from typing import Iterator, NamedTuple
 
 from jobentry.contract import manifest
-from jobentry.node.local_ranks import BadEnd
+from jobentry.node.local_ranks import RankFailure
 from jobentry.objects.base import CHUNK_BYTES, TEMPORARY, reason_of
 
 # Seconds without a change after which a file counts as complete.
@@ -83,7 +83,7 @@ class OutputFolder:
             waiting += [parent + name + "/" for name in folders if parent + name != manifest.FOLDER]
         return found
 
-    def look_for_writers(self, *, is_new_round: bool = False) -> None:
+    def note_open_files(self, *, is_new_round: bool = False) -> None:
         """Note which files are open for writing, besides those noted earlier in this round."""
         if is_new_round:
             self._open = {}
@@ -97,16 +97,18 @@ class OutputFolder:
         """Return the files that have not changed since they were last seen open for writing."""
         return {name for name, stamp in self._open.items() if seen.get(name, stamp) == stamp}
 
-    def cut_off(self, seen: dict[str, Stamp], bad_end: BadEnd | None) -> set[str]:
+    def possibly_truncated(
+        self, seen: dict[str, Stamp], rank_failure: RankFailure | None
+    ) -> set[str]:
         """Return the files that may be incomplete because the ranks of this node failed.
 
         A script that exits may truncate only the file that it is writing. A script that is killed
         may have had any file open for a long time, unless a check has shown that it was closed.
         """
-        if bad_end is None:
+        if rank_failure is None:
             return set()
-        since_s = bad_end.at_s - SETTLE_S
-        if bad_end.is_kill:
+        since_s = rank_failure.at_s - SETTLE_S
+        if rank_failure.is_kill:
             since_s = min(since_s, self._looked_at)
         recent = {name for name, stamp in seen.items() if stamp.modified_ns > since_s * 1e9}
         return self.open_files(seen) | {

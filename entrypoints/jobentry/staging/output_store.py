@@ -14,7 +14,7 @@ from typing import Iterable, NamedTuple
 
 from jobentry import objects
 from jobentry.contract import manifest
-from jobentry.contract.manifest import Kept, Manifest
+from jobentry.contract.manifest import Manifest, StoredFile
 from jobentry.objects.base import Progress, in_parallel, translated
 from jobentry.staging.output_folder import Stamp, digest
 
@@ -31,7 +31,7 @@ class Version(NamedTuple):
             file of that name.
     """
 
-    kept: Kept
+    stored: StoredFile
     stamp: Stamp | None
 
 
@@ -82,7 +82,7 @@ class OutputStore:
     def is_current(self, seen: dict[str, Stamp]) -> bool:
         """Whether the manifest lists exactly these files, all of them as complete."""
         stamps = {name: version.stamp for name, version in self.listed.items() if version.stamp}
-        is_complete = not any(version.kept.is_incomplete for version in self.listed.values())
+        is_complete = not any(version.stored.is_incomplete for version in self.listed.values())
         return seen == stamps and not self.pending and is_complete
 
     def changed(self, seen: dict[str, Stamp]) -> dict[str, Stamp]:
@@ -102,7 +102,7 @@ class OutputStore:
                 with open(path, "rb") as file:
                     data = file.read(SMALL_BYTES + 1)
             sha256 = hashlib.sha256(data).hexdigest() if is_small else digest(path)
-        before = self.listed[name].kept if name in self.listed else None
+        before = self.listed[name].stored if name in self.listed else None
         key = name
         if before and (before.sha256, before.size_bytes) == (sha256, stamp.size_bytes):
             key = before.key
@@ -115,13 +115,13 @@ class OutputStore:
             else:
                 objects.put(path, self.uri(key), progress=progress)
         if name in self.pending:
-            self._replaced.add(self.pending[name].kept.key)
-        kept = Kept(name, key, stamp.size_bytes, sha256, stamp.modified_ns)
-        self.pending[name] = Version(kept, stamp)
+            self._replaced.add(self.pending[name].stored.key)
+        stored = StoredFile(name, key, stamp.size_bytes, sha256, stamp.modified_ns)
+        self.pending[name] = Version(stored, stamp)
 
     def drop(self, name: str) -> None:
         """Forget a pending file; the next commit deletes its object."""
-        self._replaced.add(self.pending.pop(name).kept.key)
+        self._replaced.add(self.pending.pop(name).stored.key)
 
     def commit(self, seen: dict[str, Stamp], held: set[str], incomplete: set[str]) -> None:
         """Write a manifest of the pending files, and remove the objects that it no longer lists.
@@ -139,14 +139,14 @@ class OutputStore:
         for name, version in self.pending.items():
             if version.stamp == seen.get(name) and unit(name) not in held:
                 files[name] = version
-        for name, (kept, stamp) in files.items():
+        for name, (file, stamp) in files.items():
             if stamp is not None and seen.get(name) == stamp:
-                files[name] = Version(kept._replace(is_incomplete=name in incomplete), stamp)
-        if _kept(files) != _kept(self.listed):
+                files[name] = Version(file._replace(is_incomplete=name in incomplete), stamp)
+        if _stored_files(files) != _stored_files(self.listed):
             self.write_manifest(files)
             self.commits += 1
         self.listed = files
-        self._replaced |= {v.kept.key for name, v in self.pending.items() if name not in seen}
+        self._replaced |= {v.stored.key for name, v in self.pending.items() if name not in seen}
         self.pending = {
             name: version
             for name, version in self.pending.items()
@@ -157,17 +157,19 @@ class OutputStore:
 
     def write_manifest(self, files: dict[str, Version]) -> None:
         """Write a manifest of exactly these files, and remove the objects that it replaces."""
-        data = manifest.dump(Manifest(self._job, self._node, _kept(files)))
+        data = manifest.dump(Manifest(self._job, self._node, _stored_files(files)))
         objects.write(data, self.uri(manifest.key(self._node)))
         before, self.listed = self.listed, files
         # The old version under the plain name stays until the next one replaces it.
-        gone = {version.kept.key for name, version in before.items() if version.kept.key != name}
+        gone = {
+            version.stored.key for name, version in before.items() if version.stored.key != name
+        }
         self._delete_unlisted(gone | (set(before) - set(files)))
 
     def _delete_unlisted(self, keys: set[str]) -> None:
         """Delete the objects of these keys that belong to no listed or pending file."""
         versions = (*self.listed.values(), *self.pending.values())
-        for key in sorted(keys - {version.kept.key for version in versions}):
+        for key in sorted(keys - {version.stored.key for version in versions}):
             # An object that cannot be removed only takes space.
             with contextlib.suppress(objects.ObjectError):
                 objects.delete(self.uri(key))
@@ -179,19 +181,19 @@ class OutputStore:
             paths: The local files, to upload those that the store does not copy.
         """
         settled = dict(self.listed)
-        for name, (kept, stamp) in self.listed.items():
-            if kept.key != name and self._copy(kept, paths.get(name, "")):
-                settled[name] = Version(kept._replace(key=name), stamp)
+        for name, (file, stamp) in self.listed.items():
+            if file.key != name and self._copy(file, paths.get(name, "")):
+                settled[name] = Version(file._replace(key=name), stamp)
         if settled != self.listed:
             self.write_manifest(settled)
 
-    def _copy(self, kept: Kept, path: str) -> bool:
+    def _copy(self, file: StoredFile, path: str) -> bool:
         try:
-            objects.copy(self.uri(kept.key), self.uri(kept.name))
+            objects.copy(self.uri(file.key), self.uri(file.name))
         except objects.ObjectError:
             if not path:
                 return False
-            objects.put(path, self.uri(kept.name))
+            objects.put(path, self.uri(file.name))
         return True
 
 
@@ -200,5 +202,5 @@ def unit(name: str) -> str:
     return name.partition("/")[0]
 
 
-def _kept(files: dict[str, Version]) -> tuple[Kept, ...]:
-    return tuple(files[name].kept for name in sorted(files))
+def _stored_files(files: dict[str, Version]) -> tuple[StoredFile, ...]:
+    return tuple(files[name].stored for name in sorted(files))

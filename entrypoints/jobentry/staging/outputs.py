@@ -21,12 +21,12 @@ from functools import partial
 from jobentry import objects
 from jobentry.contract import env, manifest
 from jobentry.contract.env import NodeEnv
-from jobentry.contract.manifest import Kept, Manifest
+from jobentry.contract.manifest import Manifest, StoredFile
 from jobentry.contract.paths import NodePaths
 from jobentry.errors import EntryError
 from jobentry.log import log_message
 from jobentry.node.journal import Journal, Transfer
-from jobentry.node.local_ranks import BadEnd
+from jobentry.node.local_ranks import RankFailure
 from jobentry.objects.base import in_parallel, scheme_of, translated
 from jobentry.staging import output_folder
 from jobentry.staging.output_folder import OutputFolder, Stamp, digest
@@ -37,7 +37,7 @@ _PATIENCE = 10
 # The minimum time between two manifests of one scan.
 _COMMIT_S = 5.0
 # Suffix for a file that was being written at the end, if its name belongs to a complete version.
-ASIDE = ".incomplete"
+INCOMPLETE_SUFFIX = ".incomplete"
 # Small files to store between two checks of the time.
 _BATCH = 64
 _THREADS = 4
@@ -61,7 +61,7 @@ class Outputs:
         self._journal = journal or Journal()
         self._all = [_Output(node, name, uri, paths.output(name)) for name, uri in node.outputs]
         self._has_ended = threading.Event()
-        self._bad_end: BadEnd | None = None
+        self._rank_failure: RankFailure | None = None
         self._thread = threading.Thread(target=self._follow, name="outputs", daemon=True)
         self._faults: list[str] = []
 
@@ -94,29 +94,29 @@ class Outputs:
                 "raise the limit on processes and threads (ulimit -u, or the container's pids)",
             ) from error
 
-    def look_for_writers(self) -> None:
+    def note_open_files(self) -> None:
         """Note which files are being written, before their writers are killed."""
         for output in self._all:
-            output.folder.look_for_writers()
+            output.folder.note_open_files()
 
-    def hurry(self, bad_end: BadEnd | None = None) -> None:
+    def start_final_upload(self, rank_failure: RankFailure | None = None) -> None:
         """Start the final upload of all files, as the ranks have ended.
 
         Args:
-            bad_end: How the ranks of this node failed, if they did: files that were being written
-                then are incomplete.
+            rank_failure: How the ranks of this node failed, if they did: files that were being
+                written then are incomplete.
         """
         if not self._has_ended.is_set():
-            self._bad_end = bad_end
+            self._rank_failure = rank_failure
             self._has_ended.set()
 
-    def finish(self, limit_s: float, bad_end: BadEnd | None = None) -> str:
+    def finish(self, limit_s: float, rank_failure: RankFailure | None = None) -> str:
         """Upload all files within ``limit_s``; return an error message or ``""``.
 
         Args:
-            bad_end: As for ``hurry``.
+            rank_failure: As for ``start_final_upload``.
         """
-        self.hurry(bad_end)
+        self.start_final_upload(rank_failure)
         if self._thread.ident is None:
             return ""
         self._thread.join(limit_s)
@@ -166,11 +166,11 @@ class Outputs:
                 output.transfer, commits = Transfer("checkpoint"), output.store.commits
                 output.upload_settled(self._has_ended)
                 if output.store.commits > commits:
-                    self._journal.note(output.transfer)
+                    self._journal.add_transfer(output.transfer)
         with self._journal.during("outputs") as transfer:
             for output in self._all:
                 output.transfer = transfer
-                self._faults += output.upload_all(self._bad_end)
+                self._faults += output.upload_all(self._rank_failure)
 
 
 class _Output:
@@ -211,7 +211,7 @@ class _Output:
         found = [own._replace(node=self._node.node)]
         if self._node.restore_outputs == env.RESTORE_ALL:
             found += self.store.read_all(sorted(self.store.nodes() - {self._node.node}))
-        files: dict[str, tuple[int, Kept]] = {}
+        files: dict[str, tuple[int, StoredFile]] = {}
         for one in found:
             for file in one.files:
                 # A script could mistake an incomplete file for a checkpoint.
@@ -222,7 +222,7 @@ class _Output:
             total = sum(file.size_bytes for _, file in files.values())
             log_message(f"output {self.name}: {len(files)} files of {total} bytes restored")
 
-    def _restore_file(self, node: int, file: Kept) -> None:
+    def _restore_file(self, node: int, file: StoredFile) -> None:
         path = self.folder.path_of(file.name)
         if not os.path.lexists(path):
             objects.fetch(self.store.uri(file.key), path, sha256=file.sha256)
@@ -260,7 +260,7 @@ class _Output:
         before = self.folder.scan([])
         if self.store.is_current(before) or has_ended.wait(output_folder.SETTLE_S):
             return
-        self.folder.look_for_writers(is_new_round=True)
+        self.folder.note_open_files(is_new_round=True)
         seen = self.folder.scan([])
         busy = {name for name in {**before, **seen} if before.get(name) != seen.get(name)}
         faults = self._upload(seen, busy, self._held(busy), self.folder.open_files(seen), has_ended)
@@ -335,16 +335,16 @@ class _Output:
 
     # -- at the end -------------------------------------------------------------------------------
 
-    def upload_all(self, bad_end: BadEnd | None = None) -> list[str]:
+    def upload_all(self, rank_failure: RankFailure | None = None) -> list[str]:
         """Upload all files after the ranks have ended; return the error messages.
 
         Args:
-            bad_end: How the ranks of this node failed; None if they succeeded.
+            rank_failure: How the ranks of this node failed; None if they succeeded.
         """
         faults: list[str] = []
         try:
             seen = self.folder.scan(faults)
-            incomplete = self.folder.cut_off(seen, bad_end)
+            incomplete = self.folder.possibly_truncated(seen, rank_failure)
             self._set_aside(seen, incomplete)
             faults += self._upload(seen, set(), set(), incomplete)
             self.store.settle({name: self.folder.path_of(name) for name in seen})
@@ -360,10 +360,10 @@ class _Output:
         A file that has only grown, such as a log, keeps its name.
         """
         for name in sorted(incomplete & set(self.store.listed) & set(seen)):
-            listed, aside = self.store.listed[name], name + ASIDE
-            if listed.kept.is_incomplete or aside in seen:
+            listed, aside = self.store.listed[name], name + INCOMPLETE_SUFFIX
+            if listed.stored.is_incomplete or aside in seen:
                 continue
-            if digest(self.folder.path_of(name), listed.kept.size_bytes) == listed.kept.sha256:
+            if digest(self.folder.path_of(name), listed.stored.size_bytes) == listed.stored.sha256:
                 continue
             log_message(
                 f"output {self.name}: {name} was being written at the end: the complete version"

@@ -17,7 +17,7 @@ from cloudjob.tracking import outputs
 from cloudjob.tracking.outputs import OutputLocation, Outputs
 from jobentry import objects
 from jobentry.contract import manifest
-from jobentry.contract.manifest import Kept, Manifest
+from jobentry.contract.manifest import Manifest, StoredFile
 from jobentry.objects import directory
 
 DEADLINE_S = 60.0
@@ -45,14 +45,14 @@ def kept(store: DirectoryStore, files: Mapping[str, bytes]) -> OutputLocation:
     for name, data in files.items():
         store.put_bytes(data, f"out/{name}")
     listed = tuple(
-        Kept(name, name, len(data), hashlib.sha256(data).hexdigest(), 10**18)
+        StoredFile(name, name, len(data), hashlib.sha256(data).hexdigest(), 10**18)
         for name, data in files.items()
     )
     put_manifest(store, *listed)
     return OutputLocation("model", store, "out/")
 
 
-def put_manifest(store: DirectoryStore, *files: Kept, node: int = 0) -> None:
+def put_manifest(store: DirectoryStore, *files: StoredFile, node: int = 0) -> None:
     """Write the manifest of a node."""
     store.put_bytes(manifest.dump(Manifest("job", node, files)), f"out/{manifest.key(node)}")
 
@@ -120,7 +120,7 @@ def test_files_of_any_depth_are_fetched(tmp_path: Path, monkeypatch: pytest.Monk
     try:
         store = DirectoryStore(tmp_path / "store")
         objects.write(b"1", (tmp_path / "store" / "out" / name).as_uri())
-        put_manifest(store, Kept(name, name, 1, hashlib.sha256(b"1").hexdigest(), 1))
+        put_manifest(store, StoredFile(name, name, 1, hashlib.sha256(b"1").hexdigest(), 1))
 
         outputs.fetch(OutputLocation("model", store, "out/"), tmp_path / "to")
 
@@ -134,8 +134,8 @@ def test_files_of_any_depth_are_fetched(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_a_file_that_one_node_reports_as_incomplete_is_incomplete(tmp_path: Path):
     store = DirectoryStore(tmp_path / "store")
-    file = Kept("half", "half", 1, "0" * 64, 1, is_incomplete=True)
-    put_manifest(store, file, Kept("whole", "whole", 1, "0" * 64, 1))
+    file = StoredFile("half", "half", 1, "0" * 64, 1, is_incomplete=True)
+    put_manifest(store, file, StoredFile("whole", "whole", 1, "0" * 64, 1))
     put_manifest(store, file._replace(is_incomplete=False), node=1)
 
     found = outputs.find(OutputLocation("model", store, "out/"))

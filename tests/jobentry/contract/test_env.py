@@ -48,7 +48,7 @@ def nodes(draw: st.DrawFn) -> NodeEnv:
         inputs=inputs,
         input_nodes=tuple((name, "0,2-3") for name, _ in inputs[:1]),
         outputs=draw(PAIRS),
-        restore_outputs=draw(st.sampled_from(env.RESTORES)),
+        restore_outputs=draw(st.sampled_from(env.RESTORE_CHOICES)),
         output_sync_s=draw(SECONDS),
         output_limit_s=draw(SECONDS),
         grace_s=draw(SECONDS),

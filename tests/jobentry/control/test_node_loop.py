@@ -12,7 +12,7 @@ import pytest
 
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.paths import NodePaths
-from jobentry.control.event_loop import PASSED_SIGNALS, STOP_SIGNALS, NodeLoop
+from jobentry.control.event_loop import FORWARDED_SIGNALS, STOP_SIGNALS, NodeLoop
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def loop(tmp_path: Path) -> Iterator[NodeLoop]:
     loop.relay.finish()
 
 
-NUMBERS = (*STOP_SIGNALS, *PASSED_SIGNALS, signal.SIGCHLD)
+NUMBERS = (*STOP_SIGNALS, *FORWARDED_SIGNALS, signal.SIGCHLD)
 
 
 def send(number: int) -> None:

@@ -42,7 +42,7 @@ def test_a_large_table_shows_those_that_lack_something():
 
     lines = node_table.lines(rows)
 
-    assert len(lines) == 1 + node_table.SHOWN + 1
+    assert len(lines) == 1 + node_table.MAX_SHOWN_NODES + 1
     assert lines[2].startswith("900 ")
     assert lines[-1] == "... and 968 more"
 
@@ -68,7 +68,7 @@ def test_a_large_table_shows_those_that_lack_something():
 )
 def test_nodes_with_different_versions_are_refused(facts, trouble):
     """Code, MPI, framework and the first numbers of Python; each with both versions and a hint."""
-    found = node_table.compared(Row(1, "b", facts={**FACTS, **facts}), HEAD)
+    found = node_table.compare(Row(1, "b", facts={**FACTS, **facts}), HEAD)
 
     assert found.trouble == trouble
     assert bool(found.hint) == bool(trouble)
@@ -77,7 +77,7 @@ def test_nodes_with_different_versions_are_refused(facts, trouble):
 def test_a_node_without_an_answer_is_not_compared():
     row = Row(1, "b", trouble="no such name")
 
-    assert node_table.compared(row, HEAD) == row
+    assert node_table.compare(row, HEAD) == row
 
 
 def test_nodes_with_the_same_problem_share_one_hint():

@@ -16,7 +16,7 @@ import pytest
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.paths import NodePaths
 from jobentry.control import remote_commands
-from jobentry.control.event_loop import PASSED_SIGNALS, STOP_SIGNALS, NodeLoop
+from jobentry.control.event_loop import FORWARDED_SIGNALS, STOP_SIGNALS, NodeLoop
 from jobentry.launchers import agent
 
 COMMAND = " PATH=/usr/bin:$PATH ; export PATH ; /usr/bin/orted -mca x 'a\tb' ü \udcff\n; true"
@@ -54,7 +54,7 @@ class Head:
         argv = [*agent.argv(self.where.agent), *words]
         process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
         # Else the loop would take it for an orphan.
-        self.loop.own.add(process.pid)
+        self.loop.own_children.add(process.pid)
         self.agents.append(process)
         return process
 
@@ -71,7 +71,7 @@ def head(tmp_path: Path) -> Iterator[Head]:
     """A head, whose agents are gone when the test has ended."""
     handlers = {
         number: signal.getsignal(number)
-        for number in (*STOP_SIGNALS, *PASSED_SIGNALS, signal.SIGCHLD)
+        for number in (*STOP_SIGNALS, *FORWARDED_SIGNALS, signal.SIGCHLD)
     }
     found = Head(tmp_path)
     yield found

@@ -18,7 +18,7 @@ from jobentry.contract import node_end
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.paths import node_paths
 from jobentry.control import connection, remote_worker, worker_pool
-from jobentry.control.event_loop import PASSED_SIGNALS, STOP_SIGNALS, NodeLoop
+from jobentry.control.event_loop import FORWARDED_SIGNALS, STOP_SIGNALS, NodeLoop
 from jobentry.control.messages import Message
 from jobentry.control.remote_worker import RemoteWorker
 from jobentry.control.worker_pool import WorkerPool
@@ -109,7 +109,7 @@ class Watch:
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         )
         # Else the loop would take it for an orphan.
-        self.loop.own.add(self.processes[index].pid)
+        self.loop.own_children.add(self.processes[index].pid)
 
     def _hear(self, worker: RemoteWorker, message: Message) -> None:
         self.heard.append((worker.host, message.word))
@@ -142,7 +142,7 @@ def watch(tmp_path: Path) -> Iterator[Callable[..., Watch]]:
     """A function that makes a head with workers of these kinds."""
     kept = {
         number: signal.getsignal(number)
-        for number in (*STOP_SIGNALS, *PASSED_SIGNALS, signal.SIGCHLD)
+        for number in (*STOP_SIGNALS, *FORWARDED_SIGNALS, signal.SIGCHLD)
     }
     made: list[Watch] = []
 
@@ -269,7 +269,7 @@ def test_late_workers_are_shown_while_the_head_waits(
         return "".join(said).count("its entry has not answered") >= 2
 
     head.until(is_shown_twice)
-    head.workers.stop_looking()
+    head.workers.stop_waiting()
     text = "".join(said)
 
     assert "hint: node" in text
@@ -282,7 +282,7 @@ def test_a_normal_start_shows_no_table(
     head = watch("good")
     head.open()
     head.until_all_are_there()
-    head.workers.stop_looking()
+    head.workers.stop_waiting()
 
     assert capsys.readouterr().err == ""
 
@@ -431,7 +431,7 @@ def test_the_head_looks_again_for_a_lost_worker_that_may_return(
     head.processes[1].kill()
     head.processes[1].wait()
     head.until(lambda: head.lost)
-    head.workers.workers[0].look_again()
+    head.workers.workers[0].reconnect()
     assert len(head.workers.absent) == 1
     head.start(1)
 

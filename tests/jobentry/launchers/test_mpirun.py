@@ -11,7 +11,7 @@ from jobentry.contract.env import NodeEnv, OpenMpi
 from jobentry.contract.paths import NodePaths
 from jobentry.launchers import mpirun
 from jobentry.launchers.common import ArgsError, Site
-from jobentry.launchers.mpi import DEFAULT_MCA_ARGS, Mpi, Reach, rank_program, reach
+from jobentry.launchers.mpi import DEFAULT_MCA_ARGS, Mpi, RemoteShell, rank_program, remote_shell
 from jobentry.launchers.mpirun import Command
 from jobentry.rank import wrapper
 
@@ -214,7 +214,7 @@ def test_the_ssh_configuration_is_one_argument(given: str, expected: str):
     """Its file has the port, because 4.1 passes no value with a blank down a tree of daemons."""
     open_mpi = OpenMpi(mca_args="-mca plm_rsh_args '%s'" % given if given else "")
     made = mpirun.command(
-        NODE._replace(open_mpi=open_mpi), {}, MPI_4, FILES, PROGRAM, Reach("/n/ssh-config")
+        NODE._replace(open_mpi=open_mpi), {}, MPI_4, FILES, PROGRAM, RemoteShell("/n/ssh-config")
     )
 
     assert mca(made)["plm_rsh_args"] == expected
@@ -581,7 +581,7 @@ def reached(
     environ = {"OPENMPI_MCA_ARGS": open_mpi.mca_args or "", **more}
     paths = NodePaths("/h", "/j", "/m", "/l", folder)
     site = Site(node, environ, paths, "python", ("/e.pyz",))
-    return mca(mpirun.command(node, {}, mpi, FILES, PROGRAM, reach(site)))
+    return mca(mpirun.command(node, {}, mpi, FILES, PROGRAM, remote_shell(site)))
 
 
 def test_mpirun_starts_its_daemons_over_the_control_connection():

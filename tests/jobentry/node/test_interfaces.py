@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from jobentry.contract.env import NodeEnv, OpenMpi
 from jobentry.node import interfaces
-from jobentry.node.interfaces import Choice, Here, Interface, Names, parse
+from jobentry.node.interfaces import Choice, Interface, Names, NodeNetwork, parse
 
 LO = Interface("lo", ("127.0.0.1",), is_loopback=True)
 ETH0 = Interface("eth0", ("10.0.0.5",))
@@ -21,12 +21,14 @@ TWO = NodeEnv(node=1, hosts=("a", "b"))
 DEFAULT = "ib0,bond0,eth0"
 
 
-def here(*found: Interface, toward: str = "", devices: tuple[str, ...] = ()) -> Here:
+def network(
+    *found: Interface, route_interface: str = "", devices: tuple[str, ...] = ()
+) -> NodeNetwork:
     """A node with the loopback and these."""
-    return Here((LO, *found), devices, toward)
+    return NodeNetwork((LO, *found), devices, route_interface)
 
 
-def choose(node: NodeEnv, found: Here, **environ: str) -> Choice:
+def choose(node: NodeEnv, found: NodeNetwork, **environ: str) -> Choice:
     """Return the variables and messages for a node with these variables."""
     return interfaces.choose(node, environ, found)
 
@@ -120,7 +122,7 @@ def test_an_excluding_list_is_the_complement(words: list[str], name: str):
 
 @pytest.mark.parametrize("environ", [{}, {"NCCL_SOCKET_IFNAME": "bond0,eth0"}])
 def test_an_existing_default_interface_stays(environ: dict[str, str]):
-    choice = choose(TWO, here(ETH0, NET1), **environ)
+    choice = choose(TWO, network(ETH0, NET1), **environ)
 
     assert choice == Choice({"NCCL_SOCKET_IFNAME": environ.get("NCCL_SOCKET_IFNAME", DEFAULT)})
 
@@ -130,7 +132,9 @@ def test_an_existing_default_interface_stays(environ: dict[str, str]):
     [(DEFAULT, {}), ("bond0,eth0", {"NCCL_SOCKET_IFNAME": "bond0,eth0"})],
 )
 def test_a_missing_default_interface_is_replaced(value: str, environ: dict[str, str]):
-    choice = choose(TWO, here(ETH0._replace(name="ens1"), NET1, toward="net1"), **environ)
+    choice = choose(
+        TWO, network(ETH0._replace(name="ens1"), NET1, route_interface="net1"), **environ
+    )
 
     assert choice == Choice(
         {"NCCL_SOCKET_IFNAME": "net1"},
@@ -146,25 +150,27 @@ def test_a_missing_default_interface_is_replaced(value: str, environ: dict[str, 
     ("node", "found", "expected"),
     [
         # Without knowing the way: the first that leads out of the machine.
-        (TWO, here(DOCKER0, NET1), "net1"),
-        (TWO, here(DOCKER0, NET1, toward="docker0"), "net1"),
+        (TWO, network(DOCKER0, NET1), "net1"),
+        (TWO, network(DOCKER0, NET1, route_interface="docker0"), "net1"),
         # Nodes of one machine, as the backend process makes them.
-        (TWO, here(NET1, toward="lo"), "lo"),
-        (TWO, here(DOCKER0, toward="lo"), "lo"),
-        (ONE, here(NET1), "net1"),
-        (ONE, here(), "lo"),
-        (ONE, here(DOCKER0), "lo"),
+        (TWO, network(NET1, route_interface="lo"), "lo"),
+        (TWO, network(DOCKER0, route_interface="lo"), "lo"),
+        (ONE, network(NET1), "net1"),
+        (ONE, network(), "lo"),
+        (ONE, network(DOCKER0), "lo"),
         # NCCL would take eth01 too.
-        (TWO, here(Interface("en0", ("10.0.0.1",)), Interface("en01", ("10.0.0.2",))), "=en0"),
+        (TWO, network(Interface("en0", ("10.0.0.1",)), Interface("en01", ("10.0.0.2",))), "=en0"),
     ],
 )
-def test_the_chosen_interface_leads_to_other_nodes(node: NodeEnv, found: Here, expected: str):
+def test_the_chosen_interface_leads_to_other_nodes(
+    node: NodeEnv, found: NodeNetwork, expected: str
+):
     """Never a network of this machine alone, and the loopback only where the others are on it."""
     assert choose(node, found).variables["NCCL_SOCKET_IFNAME"] == expected
 
 
-@pytest.mark.parametrize("found", [here(), here(DOCKER0, toward="docker0")])
-def test_a_node_without_a_usable_interface_reports_it(found: Here):
+@pytest.mark.parametrize("found", [network(), network(DOCKER0, route_interface="docker0")])
+def test_a_node_without_a_usable_interface_reports_it(found: NodeNetwork):
     choice = choose(TWO, found)
 
     assert choice.variables["NCCL_SOCKET_IFNAME"] == DEFAULT
@@ -186,7 +192,7 @@ def test_a_node_without_a_usable_interface_reports_it(found: Here):
     ],
 )
 def test_a_users_missing_interface_is_kept_and_reported(node: NodeEnv, environ: dict[str, str]):
-    choice = choose(node, here(NET1, toward="net1"), **environ)
+    choice = choose(node, network(NET1, route_interface="net1"), **environ)
     value = "ib0" if node.open_mpi.x_args else environ["NCCL_SOCKET_IFNAME"]
 
     assert choice.variables == {"NCCL_SOCKET_IFNAME": value}
@@ -199,17 +205,17 @@ def test_a_users_missing_interface_is_kept_and_reported(node: NodeEnv, environ: 
 
 @pytest.mark.parametrize("value", ["net1", "net", "=net1", "^docker0,lo", "^=lo", "x,net1", ""])
 def test_a_users_existing_interface_is_not_reported(value: str):
-    choice = choose(TWO, here(NET1), NCCL_SOCKET_IFNAME=value)
+    choice = choose(TWO, network(NET1), NCCL_SOCKET_IFNAME=value)
 
     assert choice == Choice({"NCCL_SOCKET_IFNAME": value})
 
 
 def test_without_a_setting_nccl_chooses_itself():
-    assert choose(TWO._replace(open_mpi=OpenMpi(x_args="")), here(NET1)) == Choice({})
+    assert choose(TWO._replace(open_mpi=OpenMpi(x_args="")), network(NET1)) == Choice({})
 
 
 def test_invalid_mpirun_options_are_ignored_here():
-    assert choose(TWO._replace(open_mpi=OpenMpi(x_args="'")), here(NET1)) == Choice({})
+    assert choose(TWO._replace(open_mpi=OpenMpi(x_args="'")), network(NET1)) == Choice({})
 
 
 # -- the others ---------------------------------------------------------------------------------
@@ -219,7 +225,7 @@ def test_invalid_mpirun_options_are_ignored_here():
     ("value", "is_there"), [("net1", True), ("net1,lo", True), ("net", False), ("net1,x", False)]
 )
 def test_gloo_needs_full_names_of_existing_interfaces(value: str, is_there: bool):
-    choice = choose(TWO, here(ETH0, NET1), GLOO_SOCKET_IFNAME=value)
+    choice = choose(TWO, network(ETH0, NET1), GLOO_SOCKET_IFNAME=value)
 
     assert choice.variables["GLOO_SOCKET_IFNAME"] == value
     assert choice.notes == (
@@ -246,7 +252,7 @@ def test_gloo_needs_full_names_of_existing_interfaces(value: str, is_there: bool
 def test_missing_infiniband_devices_are_reported(
     value: str, devices: tuple[str, ...], is_there: bool
 ):
-    choice = choose(TWO, here(ETH0, devices=devices), NCCL_IB_HCA=value)
+    choice = choose(TWO, network(ETH0, devices=devices), NCCL_IB_HCA=value)
 
     assert choice.variables["NCCL_IB_HCA"] == value
     assert [note.endswith(": NCCL will use sockets") for note in choice.notes] == (
@@ -259,7 +265,7 @@ EXCLUDE = "OMPI_MCA_btl_tcp_if_exclude"
 
 def test_open_mpi_does_not_use_local_networks():
     """Each node names those that it has; what Open MPI leaves out by itself stays left out."""
-    choice = choose(TWO, here(ETH0, DOCKER0, Interface("br-1f", ("172.18.0.1",))))
+    choice = choose(TWO, network(ETH0, DOCKER0, Interface("br-1f", ("172.18.0.1",))))
 
     assert choice.variables[EXCLUDE] == "127.0.0.1/8,sppp,docker0,br-1f"
     assert choice.notes == (
@@ -271,25 +277,25 @@ def test_open_mpi_does_not_use_local_networks():
 @pytest.mark.parametrize(
     ("node", "found", "environ"),
     [
-        (ONE, here(ETH0, DOCKER0), {}),
-        (TWO, here(ETH0), {}),
+        (ONE, network(ETH0, DOCKER0), {}),
+        (TWO, network(ETH0), {}),
         # Both kinds of list at once are an error of Open MPI's.
-        (TWO, here(ETH0, DOCKER0), {"OMPI_MCA_btl_tcp_if_include": "eth0"}),
-        (TWO, here(ETH0, DOCKER0), {EXCLUDE: "lo"}),
+        (TWO, network(ETH0, DOCKER0), {"OMPI_MCA_btl_tcp_if_include": "eth0"}),
+        (TWO, network(ETH0, DOCKER0), {EXCLUDE: "lo"}),
         (
             TWO._replace(open_mpi=OpenMpi(mca_args="-mca btl_tcp_if_include eth0")),
-            here(ETH0, DOCKER0),
+            network(ETH0, DOCKER0),
             {},
         ),
         (
             TWO._replace(open_mpi=OpenMpi(extra_args="--mca btl_tcp_if_exclude lo")),
-            here(ETH0, DOCKER0),
+            network(ETH0, DOCKER0),
             {},
         ),
     ],
 )
 def test_open_mpi_keeps_its_interfaces_if_there_is_nothing_to_exclude(
-    node: NodeEnv, found: Here, environ: dict[str, str]
+    node: NodeEnv, found: NodeNetwork, environ: dict[str, str]
 ):
     assert set(choose(node, found, **environ).variables) == {"NCCL_SOCKET_IFNAME"}
 
@@ -313,14 +319,14 @@ def test_the_loopback_leads_to_nodes_on_this_machine():
         ({"MA_CURRENT_IP": "203.0.113.7"}, ("localhost", "no.invalid")),
         ({}, ("no.invalid", "localhost")),
     ):
-        assert interfaces.toward_others(NodeEnv(hosts=hosts), environ, found) == "lo"
+        assert interfaces.interface_to_others(NodeEnv(hosts=hosts), environ, found) == "lo"
 
 
 def test_an_unknown_route_is_empty():
     node = NodeEnv(hosts=("no.invalid", "neither.invalid"))
 
-    assert interfaces.toward_others(node, {"MA_CURRENT_IP": "x"}, here(ETH0)) == ""
-    assert interfaces.toward_others(NodeEnv(), {}, here(ETH0)) == ""
+    assert interfaces.interface_to_others(node, {"MA_CURRENT_IP": "x"}, network(ETH0)) == ""
+    assert interfaces.interface_to_others(NodeEnv(), {}, network(ETH0)) == ""
 
 
 @pytest.mark.parametrize(

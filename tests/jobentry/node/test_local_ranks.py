@@ -165,7 +165,7 @@ def test_signals_are_passed_on_to_running_ranks(
         ranks.handle_event("start %d %d %d" % (rank, wrapper, wrapper))
     ranks.handle_event("end 0 0 0 0 1.0 ")
     ranks.handle_event("fail 1 1 0 0 1.0 Error")
-    ranks.pass_on(signal.SIGUSR1)
+    ranks.forward_signal(signal.SIGUSR1)
 
     assert processes[2].wait(20) == -signal.SIGUSR1
     assert [processes[0].poll(), processes[1].poll()] == [None, None]

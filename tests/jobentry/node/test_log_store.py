@@ -12,7 +12,7 @@ import pytest
 from jobentry import log
 from jobentry.contract import stored_log
 from jobentry.contract.stored_log import Chunk
-from jobentry.node.log_store import MOST_WAITING, LogStore
+from jobentry.node.log_store import MAX_WAITING_CHUNKS, LogStore
 
 LINES = [b"[0] line %d %d\n" % (n, random.Random(n).getrandbits(256)) for n in range(3000)]
 
@@ -101,7 +101,7 @@ def test_messages_journal_and_ranks_are_stored_as_they_were_written(
 def test_a_log_without_end_keeps_its_beginning_and_its_end(
     store: Any, tmp_path: Path, until: Callable[..., None]
 ):
-    kept = store(chunk_bytes=1, most_chunks=6)
+    kept = store(chunk_bytes=1, max_chunks=6)
     for number, line in enumerate(LINES[:20]):
         kept.add(line)
         until(lambda number=number: list((tmp_path / "record").glob("*-%06d.gz" % number)))
@@ -117,7 +117,7 @@ def test_a_store_that_fails_costs_one_warning_and_bounded_memory(
     """It stores the end of the log once it works."""
     (tmp_path / "record").write_text("not a folder")
     kept = store(chunk_bytes=1, period_s=0.01)
-    for line in LINES[: 3 * MOST_WAITING]:
+    for line in LINES[: 3 * MAX_WAITING_CHUNKS]:
         kept.add(line)
     until(lambda: kept._has_failed)
     (tmp_path / "record").unlink()
@@ -128,7 +128,7 @@ def test_a_store_that_fails_costs_one_warning_and_bounded_memory(
     assert capfd.readouterr().err.count("storing the log: ") == 1
     found = chunks(tmp_path)
     # One more was on its way when the store began to work.
-    assert len(found) <= MOST_WAITING + 1
+    assert len(found) <= MAX_WAITING_CHUNKS + 1
     # The warning is logged, too, perhaps after that line.
     assert LINES[-1] in [data for _, data in found[-2:]]
 

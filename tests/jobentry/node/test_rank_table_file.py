@@ -61,7 +61,7 @@ PUBLISHED = v0(
 
 
 def test_the_platforms_table_becomes_version_1_0():
-    made = json.loads(rank_table.of_text(PUBLISHED).text)
+    made = json.loads(rank_table.from_text(PUBLISHED).text)
 
     first, second = made["server_list"]
     assert {name: made[name] for name in ("status", "version", "server_count")} == {
@@ -87,7 +87,7 @@ def test_the_platforms_table_becomes_version_1_0():
 
 def test_pods_are_sorted_by_their_numbers_and_not_by_their_text():
     """Pod 10 comes after pod 9, and the table says that its servers are out of order."""
-    table = rank_table.of_text(
+    table = rank_table.from_text(
         v0(("p-10", "10.0.0.2", ["1.1.1.3"]), ("p-9", "10.0.0.3", ["1.1.1.2"]))
     )
 
@@ -102,7 +102,7 @@ def test_pods_are_sorted_by_their_numbers_and_not_by_their_text():
 
 def test_two_pods_of_one_server_share_its_entry():
     """A table lists each server once."""
-    table = rank_table.of_text(v0(("p-0", "s", ["1.1.1.1"]), ("p-1", "s", ["1.1.1.2"])))
+    table = rank_table.from_text(v0(("p-0", "s", ["1.1.1.1"]), ("p-1", "s", ["1.1.1.2"])))
 
     made = json.loads(table.text)
     assert made["server_count"] == "1"
@@ -114,7 +114,7 @@ def test_nodes_in_super_pods_get_version_1_2():
     """The published example of an Atlas A3: two of the devices of one server."""
     line = "192.168.0.1@0 0=192.168.1.1/37748736 7=192.168.1.7/38600711"
 
-    assert json.loads(rank_table.of_servers([devices.parse(line)]).text) == {
+    assert json.loads(rank_table.from_servers([devices.parse(line)]).text) == {
         "version": "1.2",
         "server_count": "1",
         "server_list": [
@@ -145,7 +145,7 @@ def test_super_pods_list_their_servers():
     """Two super pods of two servers each, as in HCCL's manual."""
     servers = [devices.parse(f"node_{i}@super_pod_{i // 2} 0=192.168.1.{i}/{i}") for i in range(4)]
 
-    assert json.loads(rank_table.of_servers(servers).text)["super_pod_list"] == [
+    assert json.loads(rank_table.from_servers(servers).text)["super_pod_list"] == [
         {
             "super_pod_id": "super_pod_0",
             "server_list": [{"server_id": f"node_{i}"} for i in (0, 1)],
@@ -170,7 +170,7 @@ def test_a_table_with_ranks_stays_unchanged(version):
         }
     )
 
-    table = rank_table.of_text(text)
+    table = rank_table.from_text(text)
 
     assert table.text == text
     assert table.nodes == (((0, Device("0", "")),), ((1, Device("0", "")),))
@@ -179,7 +179,7 @@ def test_a_table_with_ranks_stays_unchanged(version):
 @pytest.mark.parametrize("text", ["{}", "[]", "x", '{"group_list": [{}]}', '{"server_list": [1]}'])
 def test_an_invalid_table_is_reported(text):
     with pytest.raises(ArgsError) as caught:
-        rank_table.of_text(text)
+        rank_table.from_text(text)
 
     assert len(caught.value.problems) == 1
     assert "rank table cannot be read" in caught.value.problems[0]

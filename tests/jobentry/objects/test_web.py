@@ -125,7 +125,7 @@ def test_an_object_is_read_in_ranges(server: Any, tmp_path: Path):
     uri = server.uri + "/a/b?" + SECRET
 
     assert fetched(uri, tmp_path) == objects.read(uri) == DATA
-    assert objects.look(uri) == objects.Entry("", uri, len(DATA), "1", 0)
+    assert objects.stat(uri) == objects.Entry("", uri, len(DATA), "1", 0)
     assert {target for _, target, _, _ in server.seen} == {"/a/b?" + SECRET}
 
 
@@ -162,7 +162,7 @@ def test_an_empty_object_is_read(server: Any, tmp_path: Path):
     )
 
     assert fetched(server.uri + "/a", tmp_path) == objects.read(server.uri + "/a") == b""
-    assert objects.look(server.uri + "/a").size_bytes == 0
+    assert objects.stat(server.uri + "/a").size_bytes == 0
 
 
 def cut(handler: Handler) -> None:

@@ -25,11 +25,11 @@ QyNTUxOQAAACCuYzZrLhZ0V5a1cJ
 @pytest.fixture(autouse=True)
 def forgotten() -> Iterator[None]:
     yield
-    masking.learn({})
+    masking.mask_secrets_of({})
 
 
-def learn(**values: str) -> None:
-    masking.learn({"CLOUDJOB_SECRET_NAMES": "S T", **values})
+def mask_secrets_of(**values: str) -> None:
+    masking.mask_secrets_of({"CLOUDJOB_SECRET_NAMES": "S T", **values})
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def learn(**values: str) -> None:
     ],
 )
 def test_secrets_are_masked(name: str, value: str):
-    learn(**{name: value})
+    mask_secrets_of(**{name: value})
 
     assert masking.hide(f"x{value}, {value}!") == "x***, ***!"
     assert value not in masking.hide(
@@ -69,7 +69,7 @@ def test_secrets_are_masked(name: str, value: str):
     ],
 )
 def test_other_values_are_shown(name: str, value: str):
-    learn(**{name: value})
+    mask_secrets_of(**{name: value})
 
     assert masking.hide(value) == value
 
@@ -77,7 +77,7 @@ def test_other_values_are_shown(name: str, value: str):
 def test_a_secret_of_several_lines_is_masked_line_by_line(tmp_path: Path):
     key = tmp_path / "key"
     key.write_text(KEY)
-    learn(S=KEY.replace("b3Bl", "second"), CLOUDJOB_SSH_KEY=f"file://{key}")
+    mask_secrets_of(S=KEY.replace("b3Bl", "second"), CLOUDJOB_SSH_KEY=f"file://{key}")
 
     first, *middle, last = KEY.splitlines()
     assert masking.hide(KEY.replace("\n", "\r\n")) == f"{first}\r\n***\r\n***\r\n{last}\r\n"
@@ -86,14 +86,14 @@ def test_a_secret_of_several_lines_is_masked_line_by_line(tmp_path: Path):
 
 
 def test_a_value_within_another_leaves_nothing_of_it():
-    learn(S="abcd-efgh", T="abcd-efgh-ijkl-mnop")
+    mask_secrets_of(S="abcd-efgh", T="abcd-efgh-ijkl-mnop")
 
     assert masking.hide("abcd-efgh-ijkl-mnop abcd-efgh") == "*** ***"
     assert masking.find(b"1abcd-efgh-ijkl-mnop") == [(1, 20)]
 
 
 def test_last_lines_of_a_log_are_masked_before_they_are_cut(tmp_path: Path):
-    learn(S="hunter2hunter2")
+    mask_secrets_of(S="hunter2hunter2")
     path = tmp_path / "rank-0.log"
     path.write_text("x" * 100 + "hunter2hunter2" + "y" * 10 + "\n")
 
@@ -103,7 +103,7 @@ def test_last_lines_of_a_log_are_masked_before_they_are_cut(tmp_path: Path):
 @pytest.mark.parametrize("cuts", [(5,), (3, 9), (1, 2, 3, 4, 5, 6, 7, 8, 9), (7, 8, 20)])
 def test_a_secret_written_in_parts_is_masked(tmp_path: Path, cuts: tuple[int, ...]):
     """Only its first three bytes can be shown, before it is known for a secret."""
-    learn(S="hunter2hunter2")
+    mask_secrets_of(S="hunter2hunter2")
     whole = b"my hunter2hunter2 hunting\n"
     text, written = b"", log._Log(4, str(tmp_path / "log"))
     for start, end in zip((0, *cuts), (*cuts, len(whole))):

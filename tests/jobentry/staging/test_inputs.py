@@ -237,11 +237,11 @@ def test_a_modified_cache_file_is_fetched_again(tmp_path: Path, data: Path):
 def test_the_cache_removes_the_least_recently_used_files(tmp_path: Path):
     for index in range(6):
         (tmp_path / str(index)).write_bytes(b"%d" % index * 1000)
-    kept = cache.Cache.of(str(tmp_path / "cache"), 3500)
+    kept = cache.Cache.in_folder(str(tmp_path / "cache"), 3500)
     for index in [0, 1, 2, 0, 3, 4, 0, 5]:
         target = tmp_path / f"got-{index}"
         target.unlink(missing_ok=True)
-        kept.fetch(objects.look((tmp_path / str(index)).as_uri()), str(target), lambda size: None)
+        kept.fetch(objects.stat((tmp_path / str(index)).as_uri()), str(target), lambda size: None)
         time.sleep(0.01)
 
     sizes = [path.stat().st_size for path in (tmp_path / "cache").rglob("*") if path.is_file()]
@@ -253,8 +253,8 @@ def test_the_cache_removes_the_least_recently_used_files(tmp_path: Path):
 
 def test_an_object_too_large_for_the_cache_bypasses_it(tmp_path: Path):
     (tmp_path / "large").write_bytes(b"x" * 3000)
-    kept = cache.Cache.of(str(tmp_path / "cache"), 3500)
-    kept.fetch(objects.look((tmp_path / "large").as_uri()), str(tmp_path / "got"), lambda _: None)
+    kept = cache.Cache.in_folder(str(tmp_path / "cache"), 3500)
+    kept.fetch(objects.stat((tmp_path / "large").as_uri()), str(tmp_path / "got"), lambda _: None)
 
     assert (tmp_path / "got").read_bytes() == b"x" * 3000
     assert list((tmp_path / "cache").rglob("*")) == []

@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from jobentry import objects
 from jobentry.contract import env, manifest
 from jobentry.contract.env import NodeEnv
-from jobentry.contract.manifest import Kept, Manifest
+from jobentry.contract.manifest import Manifest, StoredFile
 from jobentry.contract.paths import NodePaths
-from jobentry.node.local_ranks import BadEnd
+from jobentry.node.local_ranks import RankFailure
 from jobentry.objects import directory
 from jobentry.staging import output_folder, output_store, outputs
 from jobentry.staging.outputs import OutputError, Outputs
@@ -112,7 +112,7 @@ names = (
     .filter(manifest.is_name)
 )
 kept = st.builds(
-    Kept,
+    StoredFile,
     name=names,
     key=names,
     size_bytes=st.integers(0, 2**60),
@@ -347,7 +347,7 @@ def age(path: Path, seconds: float) -> None:
 def fail(node: Node, *, is_kill: bool = False) -> None:
     """Do what the thread does at the end of a node whose ranks end badly now."""
     (output,) = node.outputs._all
-    assert output.upload_all(BadEnd(time.time(), is_kill)) == []
+    assert output.upload_all(RankFailure(time.time(), is_kill)) == []
 
 
 def test_files_written_just_before_a_failure_are_incomplete(
@@ -398,7 +398,7 @@ def test_files_that_a_killed_rank_had_open_are_incomplete(tmp_path: Path):
         file.write(b"1")
         age(node.folder / "open", 3600)
         age(node.folder / "model", 3600)
-        node.outputs.look_for_writers()
+        node.outputs.note_open_files()
 
     fail(node)
 
@@ -410,7 +410,7 @@ def test_a_file_that_was_open_and_is_removed_does_not_stop_the_others(tmp_path: 
     node.write(model=b"1", lock=b"1")
     node.upload_settled()
     with (node.folder / "lock").open("ab"):
-        node.outputs.look_for_writers()
+        node.outputs.note_open_files()
     (node.folder / "lock").unlink()
     node.write(new=b"2")
 

@@ -13,14 +13,14 @@ from typing import Any, Iterator, NamedTuple, Sequence
 from jobentry import objects
 from jobentry.objects.base import in_parallel
 from jobentry.secrets import private_environ
-from moxing.framework.file.opened import File
-from moxing.framework.file.places import (
-    Found,
+from moxing.framework.file.file_object import File
+from moxing.framework.file.locations import (
+    Location,
     MoxFileNameDuplicateException,
     MoxFileNotExistsException,
     MoxFileReadException,
     MoxFileRespException,
-    Place,
+    PathInfo,
     is_remote,
     make_folder,
     missing,
@@ -59,7 +59,7 @@ class FileStatistics(NamedTuple):
 
 def copy(src_url: Any, dst_url: Any, client_id: Any = None) -> None:
     """Copy one file."""
-    source, target = Place(src_url), Place(dst_url)
+    source, target = Location(src_url), Location(dst_url)
     with translated("copy", src_url, dst_url):
         if source.file() is None:
             raise missing(src_url)
@@ -77,7 +77,7 @@ def copy_parallel(
     use_queue: bool = True,
 ) -> None:
     """Copy a single file, or a folder, of which ``file_list`` can select files."""
-    source, target = Place(src_url), Place(dst_url)
+    source, target = Location(src_url), Location(dst_url)
     with translated("copy", src_url, dst_url):
         single = source.file()
         if single is not None:
@@ -97,7 +97,7 @@ def copy_parallel(
         _copy_all(found, target, threads or 1)
 
 
-def _copy_all(found: list[Found], target: Place, threads: int) -> None:
+def _copy_all(found: list[PathInfo], target: Location, threads: int) -> None:
     if not found or not target.is_remote:
         make_folder(target)
     files = [item for item in found if not item.is_folder]
@@ -113,7 +113,7 @@ def _copy_all(found: list[Found], target: Place, threads: int) -> None:
     in_parallel(tasks, threads)
 
 
-def _copy_file(uri: str, target: Place) -> None:
+def _copy_file(uri: str, target: Location) -> None:
     if not target.is_remote:
         objects.fetch(uri, target.path)
     elif uri.startswith("file:"):
@@ -156,8 +156,8 @@ def exists(url: Any, client_id: Any = None) -> bool:
     if not is_remote(url):
         return os.path.exists(url)
     with translated("look for", url):
-        place = Place(url)
-        return place.file() is not None or place.is_folder()
+        location = Location(url)
+        return location.file() is not None or location.is_folder()
 
 
 def is_directory(url: Any, client_id: Any = None) -> bool:
@@ -165,19 +165,19 @@ def is_directory(url: Any, client_id: Any = None) -> bool:
     if not is_remote(url):
         return os.path.isdir(url)
     with translated("look for", url):
-        return Place(url).is_folder()
+        return Location(url).is_folder()
 
 
 def stat(url: Any, client_id: Any = None) -> FileStatistics:
     """Return the size, the time and the type of a file or folder."""
     with translated("look for", url):
-        place = Place(url)
-        found = place.file()
+        location = Location(url)
+        found = location.file()
         if found is not None:
             return FileStatistics(found.size_bytes, found.modified_ns, False)
-        if not place.is_folder():
+        if not location.is_folder():
             raise missing(url)
-        at_ns = 0 if place.is_remote else os.stat(place.path).st_mtime_ns
+        at_ns = 0 if location.is_remote else os.stat(location.path).st_mtime_ns
         return FileStatistics(0, at_ns, True)
 
 
@@ -187,23 +187,23 @@ def get_size(url: Any, recursive: bool = False, client_id: Any = None) -> int:
     if not found.is_directory or not recursive:
         return found.length
     with translated("list", url):
-        return sum(item.size_bytes for item in Place(url).below())
+        return sum(item.size_bytes for item in Location(url).below())
 
 
 def remove(url: Any, recursive: bool = False, client_id: Any = None) -> None:
     """Remove a file, or with ``recursive`` a folder; otherwise do nothing, as documented."""
-    place = Place(url)
+    location = Location(url)
     with translated("remove", url):
-        if place.file() is not None:
-            if place.is_remote:
-                objects.delete(place.uri)
+        if location.file() is not None:
+            if location.is_remote:
+                objects.delete(location.uri)
             else:
                 # The client would also remove the folder if it is empty now.
-                os.remove(place.path)
-        if recursive and place.is_remote:
-            _remove_objects(place.folder_uri)
-        elif recursive and place.is_folder():
-            shutil.rmtree(place.path)
+                os.remove(location.path)
+        if recursive and location.is_remote:
+            _remove_objects(location.folder_uri)
+        elif recursive and location.is_folder():
+            shutil.rmtree(location.path)
 
 
 def _remove_objects(prefix: str) -> None:
@@ -216,7 +216,7 @@ def _remove_objects(prefix: str) -> None:
 
 def rename(src_url: Any, dst_url: Any) -> None:
     """Rename or move a file or folder, also between OBS and this node."""
-    source, target = Place(src_url), Place(dst_url)
+    source, target = Location(src_url), Location(dst_url)
     if not source.is_remote and not target.is_remote:
         os.rename(src_url, dst_url)
         return
@@ -232,12 +232,12 @@ def rename(src_url: Any, dst_url: Any) -> None:
 def make_dirs(url: Any, client_id: Any = None) -> None:
     """Create a folder and its parents; an existing folder stays as it is."""
     with translated("make folder", url):
-        place = Place(url)
-        if place.is_remote and Place(url.rstrip("/")).file() is not None:
+        location = Location(url)
+        if location.is_remote and Location(url.rstrip("/")).file() is not None:
             raise MoxFileNameDuplicateException(
                 f"make folder {url}: there is an object of its name"
             )
-        make_folder(place)
+        make_folder(location)
 
 
 def mk_dir(url: Any, client_id: Any = None) -> None:
@@ -249,7 +249,7 @@ def mk_dir(url: Any, client_id: Any = None) -> None:
     if not is_remote(url):
         os.mkdir(url)
         return
-    above = Place(url.rstrip("/").rpartition("/")[0])
+    above = Location(url.rstrip("/").rpartition("/")[0])
     if above.is_remote and not is_directory(above.url):
         raise OSError(f"make folder {url}: {above.url} does not exist")
     make_dirs(url)
@@ -272,31 +272,31 @@ def list_directory(
     ]
 
 
-def _listed(url: Any, *, recursive: bool) -> list[Found]:
-    place = Place(url)
+def _listed(url: Any, *, recursive: bool) -> list[PathInfo]:
+    location = Location(url)
     with translated("list", url):
-        if not place.is_folder():
+        if not location.is_folder():
             raise missing(url)
-        if recursive or place.is_remote:
-            return [item for item in place.below() if recursive or "/" not in item.name]
+        if recursive or location.is_remote:
+            return [item for item in location.below() if recursive or "/" not in item.name]
         return [
-            Found(entry.name, objects.uri_of(entry.path), is_folder=entry.is_dir())
-            for entry in os.scandir(place.path)
+            PathInfo(entry.name, objects.uri_of(entry.path), is_folder=entry.is_dir())
+            for entry in os.scandir(location.path)
         ]
 
 
 def glob(url: Any) -> list[str]:
     """Return the full paths or URIs of the files and folders that match the pattern."""
-    place = Place(url)
-    parts = place.url.split("/")
+    location = Location(url)
+    parts = location.url.split("/")
     first = next((at for at, part in enumerate(parts) if _MAGIC.search(part)), None)
-    if first is None or (place.is_remote and first < 3):
+    if first is None or (location.is_remote and first < 3):
         return [url] if exists(url) else []
-    if not place.is_remote:
+    if not location.is_remote:
         from glob import glob as local_glob
 
-        return local_glob(place.url)
-    top, patterns = Place("/".join(parts[:first])), parts[first:]
+        return local_glob(location.url)
+    top, patterns = Location("/".join(parts[:first])), parts[first:]
     with translated("list", top.url):
         names = [item.name for item in top.below()] if top.is_folder() else []
     return [f"{top.url}/{name}" for name in names if _is_match(name.split("/"), patterns)]
@@ -316,7 +316,7 @@ def walk(
     top = url.rstrip("/")
     rows: dict[str, tuple[list[str], list[str]]] = {"": ([], [])}
     with translated("list", url):
-        for item in Place(url).below():
+        for item in Location(url).below():
             above, _, name = item.name.rpartition("/")
             rows[above][0 if item.is_folder else 1].append(name)
             if item.is_folder:
@@ -338,7 +338,7 @@ def walk(
 class DirEntry:
     """A file or folder, as ``os.scandir`` describes one."""
 
-    def __init__(self, path: str, found: Found) -> None:
+    def __init__(self, path: str, found: PathInfo) -> None:
         self.name, self.path, self._found = found.name, path, found
 
     def is_dir(self, **_: Any) -> bool:

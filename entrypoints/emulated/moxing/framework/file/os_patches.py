@@ -11,8 +11,8 @@ import stat
 from typing import Any, Callable
 
 from moxing.framework.file import file_io
-from moxing.framework.file.opened import File
-from moxing.framework.file.places import is_remote
+from moxing.framework.file.file_object import File
+from moxing.framework.file.locations import is_remote
 
 _shifted: list[str] = []
 

@@ -35,7 +35,7 @@ class MoxFileReadException(MoxFileRespException):
     """OBS did not answer, or not completely."""
 
 
-class Found(NamedTuple):
+class PathInfo(NamedTuple):
     """A file or folder below another folder.
 
     Args:
@@ -55,7 +55,7 @@ def is_remote(url: Any) -> bool:
     return isinstance(url, str) and _REMOTE.match(url) is not None
 
 
-class Place:
+class Location:
     """A file or folder.
 
     Attributes:
@@ -80,24 +80,24 @@ class Place:
             self.path = os.path.abspath(self.url)
             self.uri = objects.uri_of(self.path)
 
-    def child(self, name: str) -> Place:
+    def child(self, name: str) -> Location:
         """Return the file or folder ``name`` of this folder."""
-        return Place(f"{self.url.rstrip('/')}/{name}")
+        return Location(f"{self.url.rstrip('/')}/{name}")
 
     @property
     def folder_uri(self) -> str:
         """The beginning of the URIs of everything in this folder."""
         return self.uri.rstrip("/") + "/"
 
-    def file(self) -> Found | None:
+    def file(self) -> PathInfo | None:
         """Return the file, None if there is none."""
         if self.is_named_folder or (self.is_remote and not self.key):
             return None
         try:
-            found = objects.look(self.uri)
+            found = objects.stat(self.uri)
         except ObjectMissing:
             return None
-        return Found("", self.uri, False, found.size_bytes, found.modified_ns)
+        return PathInfo("", self.uri, False, found.size_bytes, found.modified_ns)
 
     def is_folder(self) -> bool:
         """Whether the folder exists; in OBS, whether some key begins with its name."""
@@ -105,11 +105,11 @@ class Place:
             return os.path.isdir(self.path)
         return next(objects.list(self.folder_uri), None) is not None or not self.key
 
-    def below(self) -> Iterator[Found]:
+    def below(self) -> Iterator[PathInfo]:
         """Yield all files and folders in this folder, each folder before what it contains."""
         return self._objects_below() if self.is_remote else self._files_below()
 
-    def _objects_below(self) -> Iterator[Found]:
+    def _objects_below(self) -> Iterator[PathInfo]:
         seen: set[str] = set()
         for found in objects.list(self.folder_uri):
             parts = [part for part in found.name.split("/") if part]
@@ -120,12 +120,12 @@ class Place:
                 folder = "/".join(parts[:depth])
                 if folder not in seen:
                     seen.add(folder)
-                    yield Found(folder, self.child(folder).uri, is_folder=True)
+                    yield PathInfo(folder, self.child(folder).uri, is_folder=True)
             if parts and not is_marker:
                 name = "/".join(parts)
-                yield Found(name, found.uri, False, found.size_bytes, found.modified_ns)
+                yield PathInfo(name, found.uri, False, found.size_bytes, found.modified_ns)
 
-    def _files_below(self) -> Iterator[Found]:
+    def _files_below(self) -> Iterator[PathInfo]:
         """Yield local files and folders; follow links, except to a folder above."""
         waiting = [("", frozenset((os.path.realpath(self.path),)))]
         while waiting:
@@ -135,23 +135,23 @@ class Place:
                 uri = objects.uri_of(entry.path)
                 real = os.path.realpath(entry.path)
                 if entry.is_dir() and real not in above:
-                    yield Found(name, uri, is_folder=True)
+                    yield PathInfo(name, uri, is_folder=True)
                     waiting.append((name + "/", above | {real}))
                 elif entry.is_file():
                     at = entry.stat()
-                    yield Found(name, uri, False, at.st_size, at.st_mtime_ns)
+                    yield PathInfo(name, uri, False, at.st_size, at.st_mtime_ns)
 
 
 def _name_of(entry: os.DirEntry[str]) -> str:
     return entry.name
 
 
-def make_folder(place: Place) -> None:
+def make_folder(location: Location) -> None:
     """Create a folder and its parents; in OBS it is an object whose key ends with a slash."""
-    if not place.is_remote:
-        os.makedirs(place.path, exist_ok=True)
-    elif place.key and not place.is_folder():
-        objects.write(b"", place.folder_uri)
+    if not location.is_remote:
+        os.makedirs(location.path, exist_ok=True)
+    elif location.key and not location.is_folder():
+        objects.write(b"", location.folder_uri)
 
 
 @contextlib.contextmanager

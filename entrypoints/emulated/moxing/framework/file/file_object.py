@@ -9,7 +9,7 @@ from functools import partial
 from typing import IO, Any, Callable, Iterator
 
 from jobentry import objects
-from moxing.framework.file.places import Place, is_remote, missing, translated
+from moxing.framework.file.locations import Location, is_remote, missing, translated
 
 _MODES = ("r", "w", "a", "r+", "w+", "a+")
 
@@ -22,30 +22,30 @@ class File:
         self._uri = ""
         options.pop("client_id", None)
         self._file: IO[Any] = (
-            self._copy(Place(name), options) if is_remote(name) else open(name, mode, **options)
+            self._copy(Location(name), options) if is_remote(name) else open(name, mode, **options)
         )
 
-    def _copy(self, place: Place, options: dict[str, Any]) -> IO[Any]:
+    def _copy(self, location: Location, options: dict[str, Any]) -> IO[Any]:
         how = self.mode.replace("b", "").replace("t", "")
         if how not in _MODES:
-            raise ValueError(f"open {place.url}: invalid mode {self.mode!r}")
-        if place.is_named_folder:
-            raise IsADirectoryError(f"open {place.url}: it is a folder")
+            raise ValueError(f"open {location.url}: invalid mode {self.mode!r}")
+        if location.is_named_folder:
+            raise IsADirectoryError(f"open {location.url}: it is a folder")
         descriptor, path = tempfile.mkstemp(prefix="moxing-")
         os.close(descriptor)
         try:
-            with translated("open", place.url):
-                if how[0] != "w" and place.file():
-                    objects.fetch(place.uri, path)
+            with translated("open", location.url):
+                if how[0] != "w" and location.file():
+                    objects.fetch(location.uri, path)
                 elif how[0] == "r":
-                    raise missing(place.url)
+                    raise missing(location.url)
             given = {name: options[name] for name in ("encoding", "errors") if name in options}
             if "b" not in self.mode:
                 given.setdefault("encoding", "utf-8")
             file: IO[Any] = open(path, self.mode, **given)
         finally:
             os.unlink(path)
-        self._uri = "" if how == "r" else place.uri
+        self._uri = "" if how == "r" else location.uri
         return file
 
     def _upload(self) -> None:
