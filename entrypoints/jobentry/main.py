@@ -46,10 +46,10 @@ if TYPE_CHECKING:
 USAGE = """usage: jobentry [--dry-run] [--json] SCRIPT [ARGS]...
 
 Runs SCRIPT on all ranks of the job that the environment describes (MA_*, VC_*, OPENMPI_*).
-A program on PATH may stand before it: jobentry python train.py
+A program on PATH may come before it: jobentry python train.py
   --dry-run   print what this node would do, and do nothing
   --json      print it as one JSON object
-  --help      print this
+  --help      print this help
 """
 # Seconds that a head that cannot start the job waits for its workers, to report why.
 CALL_OFF_S = 30.0

@@ -155,8 +155,8 @@ def test_a_node_with_another_key_is_refused(cloud, faulty):
 
     done = cloud.submit("--nodes", "2", *SOON, "--image", faulty, "-e", "FAULT=key:1")
 
-    refused(cloud, done, node=1, message="it has another key than the head")
-    assert re.match(r"1\|.*\|open\|no\|-\|-\|-\|-\|it has another key", row(done, 1))
+    refused(cloud, done, node=1, message="its key differs from the head")
+    assert re.match(r"1\|.*\|open\|no\|-\|-\|-\|-\|its key differs", row(done, 1))
     assert "hint: node 1: every node of a job must be given the same key" in done.err
 
 

@@ -18,10 +18,10 @@ from jobentry.contract.launchers import LAUNCHERS
 USAGE = """usage: jobentry [--dry-run] [--json] SCRIPT [ARGS]...
 
 Runs SCRIPT on all ranks of the job that the environment describes (MA_*, VC_*, OPENMPI_*).
-A program on PATH may stand before it: jobentry python train.py
+A program on PATH may come before it: jobentry python train.py
   --dry-run   print what this node would do, and do nothing
   --json      print it as one JSON object
-  --help      print this
+  --help      print this help
 """
 
 

@@ -140,7 +140,7 @@ def merge(manifests: Iterable[Manifest]) -> dict[str, Entry]:
         names = sorted(entry.name for entry in manifest.entries)
         for name, following in zip(names, names[1:]):
             if name == following:
-                _refuse("%a is there twice" % name)
+                _refuse("%a is listed twice" % name)
         tree.update((entry.name, entry) for entry in manifest.entries)
     return tree
 
@@ -224,7 +224,7 @@ def load_descriptor(data: bytes) -> Descriptor:
     if len(layers) > LAYERS_LIMIT:  # an empty folder has none
         _refuse("a package has at most %d layers" % LAYERS_LIMIT)
     if len({layer.key for layer in layers}) != len(layers):
-        _refuse("a layer is there twice")
+        _refuse("a layer is listed twice")
     digest = _text(value.get("digest"))
     if not digest.startswith("sha256:") or not _DIGEST.fullmatch(digest[7:]):
         _refuse("it has no digest")

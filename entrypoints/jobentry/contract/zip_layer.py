@@ -68,12 +68,12 @@ def refusing_bad_zip() -> Iterator[None]:
     try:
         yield
     except _ZIP_ERRORS as error:
-        raise FormatError("not a sound zip file: %r" % error) from error
+        raise FormatError("not a valid zip file: %r" % error) from error
     except OSError as error:
         # EINVAL means a seek to an impossible offset in the file; anything else is a disk error.
         if error.errno != errno.EINVAL:
             raise
-        raise FormatError("not a sound zip file: a wrong offset") from error
+        raise FormatError("not a valid zip file: a wrong offset") from error
 
 
 def _manifest(archive: zipfile.ZipFile) -> bytes:
@@ -99,7 +99,7 @@ def _check_entries(archive: zipfile.ZipFile) -> None:
     """Refuse entries that ``cloudjob`` never writes, that overlap, or that leave hidden bytes."""
     infos = archive.infolist()
     if len(set(archive.namelist())) != len(infos):
-        raise FormatError("an entry is there twice")
+        raise FormatError("an entry is listed twice")
     end = 0
     for info in sorted(infos, key=lambda info: info.header_offset):
         if info.flag_bits & ~_UTF8_NAME:

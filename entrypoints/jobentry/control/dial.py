@@ -205,7 +205,7 @@ class Dial:
         transcript = f"{self._transcript} {received}"
         expected = connection.proof(self._head.key, "worker", self._node, transcript)
         if not received.isdecimal() or not connection.is_proof(shown, expected):
-            trouble = "it has another key than the head, or is not node %d" % self._node
+            trouble = "its key differs from the head's, or it is not node %d" % self._node
             self._fail(trouble, _OTHER, True)
             return
         stream, self._stream, self._socket = self._stream, None, None
@@ -243,11 +243,8 @@ NO_ADDRESS = Attempt(
     trouble="its entry does not listen yet",
     hint="what does its own log say?",
 )
-_NO_ANSWER = "is it up, and may the nodes reach each other on port {}? (firewall, network policy)"
+_NO_ANSWER = "is it up, and can the nodes reach each other on port {}? (firewall, network policy)"
 _NOT_LISTENING = "the node is up, but its entry does not listen: what does its own log say?"
 _SILENT = "it hangs: is its memory or its disk full? restart that node"
 _FOREIGN = "give SSHD_PORT another number than {} on all nodes"
-_OTHER = (
-    "every node of a job must be given the same key (CLOUDJOB_SSH_KEY), and its port be free"
-    " (SSHD_PORT)"
-)
+_OTHER = "every node of a job needs the same key (CLOUDJOB_SSH_KEY) and a free port (SSHD_PORT)"

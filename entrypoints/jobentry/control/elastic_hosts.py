@@ -84,7 +84,9 @@ class ElasticHosts:
         """Add a worker, which may join at any time."""
         row = next((row for row in self._pool.unfit() if row.node == index), None)
         if row is not None and self.has_begun:
-            log_message("node %d (%s) takes no part: it has %s" % (index, row.host, row.trouble))
+            log_message(
+                "node %d (%s) does not take part: it has %s" % (index, row.host, row.trouble)
+            )
             return
         self._members.add(index)
         if self.has_begun:

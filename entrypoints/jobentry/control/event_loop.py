@@ -50,7 +50,7 @@ class NodeLoop:
         self.selector = selectors.DefaultSelector()
         self._lines = Lines(_EVENT_LIMIT_BYTES)
         self._timers: dict[str, tuple[float, Callable[[], None]]] = {}
-        # When each timer is due; an entry whose timer was set again or dropped is skipped.
+        # When each timer is due; an entry whose timer was rescheduled or cancelled is skipped.
         self._due: list[tuple[float, str]] = []
         # Opened for reading and writing, so that there is no end of file when a rank closes it.
         self._events = os.open(paths.events, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -92,17 +92,17 @@ class NodeLoop:
                 self.on_start(rank)
 
     def schedule(self, name: str, after_s: float, action: Callable[[], None]) -> None:
-        """Do ``action`` once, ``after_s`` from now, unless ``name`` is set again or dropped."""
+        """Run ``action`` once, ``after_s`` from now, unless it is rescheduled or cancelled."""
         due = time.monotonic() + after_s
         self._timers[name] = (due, action)
         heapq.heappush(self._due, (due, name))
 
     def cancel(self, name: str) -> None:
-        """Cancel what ``schedule`` planned under this name."""
+        """Cancel the action that is scheduled under this name, if there is one."""
         self._timers.pop(name, None)
 
     def is_scheduled(self, name: str) -> bool:
-        """Whether ``schedule`` has planned something under this name that has not happened yet."""
+        """Whether an action is scheduled under this name."""
         return name in self._timers
 
     def step(self) -> None:

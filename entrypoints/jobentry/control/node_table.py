@@ -26,7 +26,7 @@ _HEADINGS = (
 _SAME_CODE = (
     "every node of a job must be given the same variables and the same package; submit again"
 )
-_SAME_MODULE = "every node's Python needs the same framework: the same image has it"
+_SAME_MODULE = "every node's Python needs the same framework: use the same image"
 _SAME_PLACE = "every node needs the same image, and the same home folder (MA_HOME)"
 _SAME_VERSION = "every node needs the same image, or the same {} first on PATH"
 

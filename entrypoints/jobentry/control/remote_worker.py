@@ -107,7 +107,7 @@ class RemoteWorker:
             self.link.send(word, **values)
 
     def close(self) -> None:
-        """Close the connection, and never look for the worker again."""
+        """Close the connection, and stop trying to reach the worker."""
         self._close_connection()
         self._resolver = None
 
@@ -119,7 +119,7 @@ class RemoteWorker:
         self.link.detach()
 
     def reconnect(self) -> None:
-        """Look for a new entry that replaces a lost worker."""
+        """Connect to a new entry that replaces a lost worker."""
         self._close_connection()
         self.facts = {}
         self.is_idle = self.is_gone = self.has_left = False

@@ -87,7 +87,7 @@ class Stop:
 
     def handle_timeout(self) -> None:
         """Handle the time limit of the job."""
-        message = f"time is up: the job ran for {self._node.timeout_s:g} s"
+        message = f"time limit reached: the job ran for {self._node.timeout_s:g} s"
         code = exits.TIMED_OUT
         self._end_within_grace(Outcome(code, "timeout", Failure(exit_code=code, message=message)))
 
@@ -127,7 +127,7 @@ class Stop:
         self._loop.schedule("grace", self._node.grace_s, self._grace_is_over)
 
     def _grace_is_over(self) -> None:
-        log_message(f"{self._node.grace_s:g} s are over: ending the ranks that are left")
+        log_message(f"{self._node.grace_s:g} s are over: ending the remaining ranks")
         self.abort()
 
     def end_ranks(self) -> None:

@@ -20,7 +20,7 @@ _ROUND_S = 5.0
 _NO_PMIX = "Invalid MPI type 'pmix'"
 _WITHOUT_PMIX = (
     ": Slurm cannot load its PMIx here: it needs libpmix.so (Debian has it in libpmix-dev);"
-    " `slurm.mpi: ssh` does without"
+    " `slurm.mpi: ssh` does not need it"
 )
 
 
@@ -189,7 +189,8 @@ def _all_well(
     rank = silent[0]
     code = exits.code_of_signal(9)
     message = (
-        f"rank {rank} was lost: {launch_end.name} ended well, but this rank never said that it had"
+        f"rank {rank} was lost: {launch_end.name} reported success, but this rank never reported"
+        " its end"
     )
     failure = Failure(started.get(rank), "", rank, exit_code=code, message=message)
     return Outcome(code, "platform", failure)
@@ -270,7 +271,7 @@ def _left_early(
         return None
     end = min(early, key=lambda item: item[:2])[2]
     code = failed.failure.exit_code if failed and failed.is_reported else abs(launch_end.code)
-    message = "ended with exit code 0 while others went on: without MPI_Finalize?"
+    message = "ended with exit code 0 while other ranks continued: without MPI_Finalize?"
     return end._replace(failure=end.failure._replace(exit_code=code or 1, message=message))
 
 

@@ -144,7 +144,7 @@ def command(
         mpi: The Open MPI to use.
         files: The paths of the host file and of the tune file.
         program: The command of a rank. No argument may be ``:``; see ``rank_program``.
-        reach: How mpirun reaches the workers.
+        remote_shell: How mpirun starts its daemons on the workers.
 
     Raises:
         ArgsError: A variable has invalid or unsupported options.

@@ -22,7 +22,7 @@ _TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
 
 
 class Reading(NamedTuple):
-    """The counters and gauges of a moment; a list is empty if it cannot be read."""
+    """The counters and gauges at one moment; a list is empty if it cannot be read."""
 
     at_s: float
     cpu: list[float]

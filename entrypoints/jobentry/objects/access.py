@@ -87,8 +87,8 @@ def _public_endpoint(scheme: str, region: str) -> str:
     if not region:
         raise ObjectError(
             "find objects of obs://: no region is set",
-            "choose a store of obs://, which gives the nodes its region and keys,"
-            " or set AWS_REGION, to cn-north-4 for example",
+            "use an obs:// store, which gives the nodes its region and keys,"
+            " or set AWS_REGION, for example to cn-north-4",
         )
     return f"https://obs.{region}.myhuaweicloud.com"
 

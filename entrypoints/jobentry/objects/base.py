@@ -88,7 +88,7 @@ def check_digest(uri: str, found: str, expected: str) -> None:
     if found != expected:
         raise ObjectDamaged(
             f"fetch object: {uri}: its digest is {found}, not {expected}",
-            "it was damaged on its way or in the store, or is another version: store it again",
+            "it was damaged in transit or in the store, or is another version: store it again",
         )
 
 
@@ -103,14 +103,14 @@ def translated(doing: str, what: str) -> Iterator[None]:
         raise kind(f"{doing}: {what}: {reason_of(error)}", hint) from error
 
 
-_FULL = "free some space there, or take a node with a larger disk"
+_FULL = "free some space there, or use a node with a larger disk"
 _HINTS = {
     errno.ENOSPC: _FULL,
     errno.EDQUOT: _FULL,
     errno.EFBIG: "is there a limit on the size of files (ulimit -f)?",
     errno.EACCES: "may the user of the job read and write there?",
     errno.EPERM: "may the user of the job read and write there?",
-    errno.EROFS: "choose a place on a file system that is not read-only",
+    errno.EROFS: "choose a path on a writable file system",
 }
 
 

@@ -50,12 +50,14 @@ _TEMPORARY_CODES = frozenset(
         *("ServiceUnavailable", "BadDigest", "XAmzContentSHA256Mismatch", "IncompleteBody"),
     )
 )
-_UNTRUSTED = "SSL_CERT_FILE names the certificates that are trusted; has the image ca-certificates?"
+_UNTRUSTED = (
+    "SSL_CERT_FILE names the certificates that are trusted; does the image have ca-certificates?"
+)
 _NO_ANSWER = (
     "can this node reach the server? HTTPS_PROXY and NO_PROXY name proxies;"
     f" {names.CLOUDJOB_STORE_PATIENCE_S} is how long requests are retried"
 )
-_DENIED = "have these keys the right to do so, and do they belong to this server?"
+_DENIED = "do these keys have the right to do this, and do they belong to this server?"
 
 # When each server that was given up was last tried.
 _down: dict[str, float] = {}

@@ -88,7 +88,7 @@ class FileObject:
         with translated("find object", self.uri):
             found = os.stat(self._path)
         if not stat.S_ISREG(found.st_mode):
-            raise ObjectMissing(f"find object: {self.uri}: no file")
+            raise ObjectMissing(f"find object: {self.uri}: no such file")
         return _entry("", self._path, found)
 
     def put(self, path: str, progress: Progress = no_progress) -> None:

@@ -148,7 +148,7 @@ class RemoteObject(abc.ABC):
     def _changed(self) -> ObjectDamaged:
         return ObjectDamaged(
             f"fetch object: {self.uri}: it was replaced while it was read",
-            "give every version of it a name of its own",
+            "store each version under its own name",
         )
 
     def read(self) -> bytes:

@@ -47,14 +47,14 @@ _REGION = "set CLOUDJOB_S3_REGION or AWS_REGION to the region of the bucket"
 _CLOCK = "set this node's clock"
 _HINTS = {
     "NoSuchBucket": "is the name of the bucket right, and does it belong to this endpoint?",
-    "SignatureDoesNotMatch": "is the secret key right? The endpoint must not hold the bucket",
+    "SignatureDoesNotMatch": "is the secret key right? The endpoint must not contain the bucket",
     "InvalidAccessKeyId": "do these keys belong to this endpoint?",
     "ExpiredToken": "the temporary keys have expired; `cloudjob refresh JOB` delivers new ones",
     "RequestTimeTooSkewed": _CLOCK,
     "RequestExpired": _CLOCK,
     "AuthorizationHeaderMalformed": _REGION,
     "PermanentRedirect": _REGION,
-    "EntityTooLarge": "the server takes no object of this size",
+    "EntityTooLarge": "the server accepts no object of this size",
     "QuotaExceeded": "the bucket or the account is full",
 }
 
@@ -178,12 +178,16 @@ def listed(prefix: str) -> Iterator[Entry]:
         for entry in found:
             key = entry.name
             if not key.startswith(top.key):
-                raise ObjectError(f"list objects: {prefix}: {key!r} came, which is not there")
+                raise ObjectError(
+                    f"list objects: {prefix}: the answer has {key!r}, which is not below it"
+                )
             yield entry._replace(name=key[len(top.key) :], uri=top.with_key(key).uri)
         if not is_truncated:
             return
         if found[-1].name == marker:
-            raise ObjectError(f"list objects: {prefix}: the list does not go on where it ended")
+            raise ObjectError(
+                f"list objects: {prefix}: the next page does not continue where the last one ended"
+            )
         marker = found[-1].name
 
 

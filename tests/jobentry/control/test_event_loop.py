@@ -393,7 +393,7 @@ def test_a_job_over_its_timeout_ends_with_124(job: Job, until: Callable[..., Non
     assert ended.code == 124
     assert ended.out.count("saved") == 2
     assert (job.record["exit_code"], job.record["cause"]) == (124, "timeout")
-    assert job.failure["message"] == "time is up: the job ran for 4 s"
+    assert job.failure["message"] == "time limit reached: the job ran for 4 s"
     assert "all ranks have 60 s to end" in ended.err
     assert job.left() == []
 
@@ -439,7 +439,7 @@ def test_a_rank_that_ignores_sigterm_is_killed_after_the_grace_period(
 
     assert time.monotonic() - begun > 2.9
     assert (ended.code, ended.out.count("saved")) == (143, 1)
-    assert "3 s are over: ending the ranks that are left" in ended.err
+    assert "3 s are over: ending the remaining ranks" in ended.err
     assert job.left() == []
 
 

@@ -222,7 +222,7 @@ def test_a_missing_pmix_of_srun_is_reported_with_a_hint():
     assert outcome.failure.last_lines == lines
     assert outcome.failure.message == (
         "srun ended with exit code 1 before all ranks had started: Slurm cannot load its PMIx here:"
-        " it needs libpmix.so (Debian has it in libpmix-dev); `slurm.mpi: ssh` does without"
+        " it needs libpmix.so (Debian has it in libpmix-dev); `slurm.mpi: ssh` does not need it"
     )
 
 

@@ -214,7 +214,7 @@ def test_a_worker_with_another_key_is_reported_with_a_hint(watch: Callable[..., 
     head = watch("good", "good")
     head.open(2)
     head.start(2, b"another key")
-    trouble = "it has another key than the head, or is not node 2"
+    trouble = "its key differs from the head's, or it is not node 2"
 
     head.until(lambda: [row for row in head.workers.unfit() if row.trouble == trouble])
 

@@ -45,7 +45,7 @@ def test_of_phases_with_one_name_the_record_has_the_last():
     for size in (1, 2, 3):
         transfer = journal.Transfer("checkpoint")
         transfer.add(size)
-        kept.note(transfer)
+        kept.add_transfer(transfer)
 
     assert [(phase.name, phase.done_bytes) for phase in kept.phases] == [("checkpoint", 3)]
 

@@ -335,7 +335,7 @@ def test_a_rank_does_not_start_while_the_job_is_stopped(node: Node):
 
 def test_a_rank_waits_until_all_workers_are_connected(tmp_path: Path):
     (tmp_path / "waiting").touch()
-    waits = threading.Thread(target=wrapper._wait, args=(str(tmp_path),))
+    waits = threading.Thread(target=wrapper._wait_for_workers, args=(str(tmp_path),))
     waits.start()
     assert waits.is_alive()
 

@@ -306,8 +306,8 @@ LONG = "x" * 4096
         ([folder("d"), file("d/../../a")], "'d/../../a' is not a path below the folder"),
         ([folder("d"), file("d//a")], "'d//a' is not a path below the folder"),
         ([file("./a")], "'./a' is not a path below the folder"),
-        ([file("a"), file("a")], "'a' is there twice"),
-        ([folder("a"), link("a", "b")], "'a' is there twice"),
+        ([file("a"), file("a")], "'a' is listed twice"),
+        ([folder("a"), link("a", "b")], "'a' is listed twice"),
         ([link("a", "/etc")], "'a' is a link that leaves the folder"),
         ([link("a", "../b")], "'a' is a link that leaves the folder"),
         ([link("a", "")], "'a' is a link that leaves the folder"),
@@ -489,7 +489,7 @@ def test_a_zip_file_that_cloudjob_does_not_write_is_refused(tmp_path: Path, name
 @pytest.mark.parametrize(
     ("files", "fault"),
     [
-        ([("files/a", b""), ("files/a", b"")], "an entry is there twice"),
+        ([("files/a", b""), ("files/a", b"")], "an entry is listed twice"),
         ([("files/a", b""), ("files/b", b"")], "lists other entries"),
         ([], "lists other entries"),
         ([("files/A", b"")], "lists other entries"),

@@ -295,8 +295,8 @@ def test_a_job_killed_while_fetching_blocks_no_other(tmp_path: Path, data: Path)
         "def half(uri, path, **more):\n"
         "    open(path, 'w').write('half'); os.kill(os.getpid(), 9)\n"
         "objects.fetch = half\n"
-        "kept = cache.Cache.of(sys.argv[1], 10**6)\n"
-        "kept.fetch(objects.look(sys.argv[2]), sys.argv[3], lambda size: None)\n"
+        "kept = cache.Cache.in_folder(sys.argv[1], 10**6)\n"
+        "kept.fetch(objects.stat(sys.argv[2]), sys.argv[3], lambda size: None)\n"
     )
     words = [str(tmp_path / "cache"), (data / "a").as_uri(), str(tmp_path / "got"), *sys.path]
     done = subprocess.run([sys.executable, "-c", code, *words], check=False)
