@@ -155,7 +155,7 @@ def test_every_module_of_the_node_half_can_be_imported_alone(zipapp: Path):
 
 
 @pytest.mark.parametrize("name", PURE)
-def test_what_decides_does_nothing(name: str):
+def test_modules_that_decide_do_no_io(name: str):
     """Plans, launchers and the contract are functions from values to values."""
     for source in sorted((ROOT / "entrypoints" / "jobentry" / name).rglob("*.py")):
         if source.name == "zip_layer.py":

@@ -127,7 +127,7 @@ def test_two_builds_of_a_commit_have_the_same_bytes(project: Path, tmp_path: Pat
     assert sorted(Path(name).suffix for name in built) == [".gz", ".whl"]
 
 
-def test_a_release_is_refused_while_a_change_is_not_committed(project: Path, tmp_path: Path):
+def test_a_release_with_uncommitted_changes_is_refused(project: Path, tmp_path: Path):
     _run("git", "clone", "-q", project, tmp_path / "clone")
     (tmp_path / "clone" / "new.py").touch()
     done = subprocess.run(

@@ -236,7 +236,7 @@ def test_submit_reports_which_source_folder_it_chose(project: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize("since", ["999999w", "0001-01-01", "2026-13-01", "soon"])
-def test_a_time_that_is_none_is_refused(since: str):
+def test_an_invalid_time_is_refused(since: str):
     with pytest.raises(cloudjob.UsageError, match="not a time"):
         cloudjob.jobs(since=since)
 

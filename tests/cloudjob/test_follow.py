@@ -32,7 +32,7 @@ def test_lines_are_whole_and_complete_however_they_were_read(data: bytes, step: 
 
 @pytest.mark.parametrize("end", [b"", b"cut"])
 @pytest.mark.parametrize("count", [0, 1, 9, 10, 15, 20, 21, 100])
-def test_of_a_long_file_both_ends_are_read_in_whole_lines(
+def test_both_ends_of_a_long_file_are_read_in_whole_lines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, end: bytes
 ):
     monkeypatch.setattr(follow, "END_BYTES", 55)

@@ -162,7 +162,7 @@ def test_a_store_that_refuses_connections_is_tried_until_it_is_back(
             server.server_close()
 
 
-def test_a_pause_between_two_tries_can_be_broken_off(
+def test_the_pause_between_two_attempts_can_be_interrupted(
     soon: None, s3_store: Callable[[str, float], S3Store], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(retries, "FIRST_S", 0.0)

@@ -642,7 +642,7 @@ def test_bind_args_control_the_placement_of_ranks(cloud):
 
 @pytest.mark.every_mpi
 @pytest.mark.parametrize("np", [1, 3])
-def test_fewer_ranks_than_slots(cloud, np):
+def test_a_job_may_have_fewer_ranks_than_slots(cloud, np):
     """OPENMPI_NP may be smaller than the room there is, also so small that a node has no rank."""
     done = cloud.submit(
         "--nodes",

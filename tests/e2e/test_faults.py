@@ -355,7 +355,7 @@ def test_a_job_whose_store_fails_for_good_ends(cloud, case, stage: str, fault: s
 
 @pytest.mark.lengthy
 @pytest.mark.parametrize("stage", GATES)
-def test_a_slow_store_only_takes_its_time(case, stage: str):
+def test_a_job_succeeds_with_a_slow_store(case, stage: str):
     held = case(stage, fault="slow")
     held.job = held.submit.job
 
@@ -376,7 +376,7 @@ FULL = {
 
 
 @pytest.mark.parametrize("stage", FULL)
-def test_a_disk_that_is_full_from_a_stage_on(case, small_disk: Path, stage: str):
+def test_a_disk_that_fills_at_any_stage_is_reported(case, small_disk: Path, stage: str):
     """The job reports the full disk, and nothing is left once there is room again."""
     held = case(stage, disk=small_disk)
     filler = small_disk / "filler"
@@ -398,7 +398,7 @@ def test_a_disk_that_is_full_from_a_stage_on(case, small_disk: Path, stage: str)
     held.check_next()
 
 
-def test_a_disk_that_becomes_full_while_the_package_is_uploaded(cloud, small_disk: Path):
+def test_a_disk_that_fills_during_the_upload_is_reported(cloud, small_disk: Path):
     """One error line, and nothing half made in the store."""
     words = ("--store", f"file://{small_disk}/store", "--launcher", "python", "job.py")
     cloud.write("job.py", "print('done')")
@@ -493,7 +493,7 @@ _NO_PROCESS = re.compile(
 )
 
 
-def test_a_home_that_became_read_only(cloud, small_disk: Path):
+def test_every_command_reports_a_read_only_home_folder(cloud, small_disk: Path):
     """Every command says so; when it can be written to again, all is as before."""
     cloud.remove_home()
     cloud.home.symlink_to(small_disk / "home")

@@ -28,7 +28,7 @@ while not os.path.exists(f"{results}/go"):
 """
 
 
-def test_each_rank_shows_in_the_right_place_while_a_job_runs(cloud: Any):
+def test_each_rank_is_shown_with_its_own_state_while_a_job_runs(cloud: Any):
     """Rank 1 works, rank 2 is silent, and a script cannot forge what its node records."""
     script = cloud.script(WORK)
     running = cloud.start_submit("--nodes", "2", "--procs-per-node", "2", script)

@@ -107,7 +107,7 @@ def submitter(mac: Mac, service: emulator.Api) -> Mac:
     return mac
 
 
-def test_python_looks_as_on_macos(mac: Mac):
+def test_the_simulated_macos_lacks_the_functions_of_linux(mac: Mac):
     code = (
         "import os, sys, select, selectors\n"
         "assert sys.platform == 'darwin'\n"
@@ -174,7 +174,7 @@ NOT_HERE = [
 
 
 @pytest.mark.parametrize(("words", "message"), NOT_HERE)
-def test_what_needs_linux_or_an_engine_is_one_line_with_a_hint(
+def test_commands_that_need_linux_or_an_engine_fail_with_one_line_and_a_hint(
     mac: Mac, words: tuple[str, ...], message: str
 ):
     (mac.folder / "project" / "process.yaml").write_text("engine: process\n")

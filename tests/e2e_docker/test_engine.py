@@ -250,7 +250,9 @@ COPY --from=packages /build /opt/build
 """
 
 
-def test_an_image_on_our_base_leaves_latest_of_both(engine, base_image, tmp_path, monkeypatch):
+def test_an_image_on_our_base_keeps_the_latest_tags_of_both(
+    engine, base_image, tmp_path, monkeypatch
+):
     # Not the repository of the real images: a job of another test may need its `latest` now.
     repository = f"cloudjob-test-{os.urandom(4).hex()}"
     monkeypatch.setattr(images, "REPOSITORY", repository)

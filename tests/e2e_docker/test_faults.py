@@ -313,7 +313,9 @@ def test_an_attached_submit_ends_with_its_job_after_a_partition(case):
 
 
 @pytest.mark.parametrize("request_line", [b"/networks/create", b"/archive?", b"/start "])
-def test_a_submit_that_is_killed_while_it_makes_nodes(cloud, tmp_path, request_line):
+def test_a_submit_killed_while_it_creates_nodes_leaves_nothing_running(
+    cloud, tmp_path, request_line
+):
     proxy = EngineProxy(tmp_path / "engine.sock", engines.host())
     cloud.script("print('never')")
     reached = proxy.hold(request_line)
@@ -404,7 +406,7 @@ class Storing:
 
 
 @pytest.mark.parametrize("stage", STORE_STAGES)
-def test_a_store_fails(cloud, bucket: Bucket, stage: str):
+def test_jobs_report_a_store_that_fails_at_any_stage(cloud, bucket: Bucket, stage: str):
     """In every way, from a stage on, for one job each at the same time."""
     cloud.script(STORES)
     cases = [Storing(cloud, stage, fault, bucket) for fault in STORE_FAULTS]

@@ -98,7 +98,7 @@ def test_the_example_trains_on_two_nodes(cloud, examples_image):
     assert cloud.run("outputs", done.job).out == b"model/digits.npz\n"
 
 
-def test_secrets_and_odd_bytes_reach_every_rank(cloud):
+def test_secrets_and_unusual_bytes_reach_every_rank(cloud):
     """Secrets and values that are not UTF-8 arrive exactly, and no inspection shows the secret."""
     cloud.environ["TOKEN"] = b"s3cr3t \xff =;'"
     cloud.script("""\

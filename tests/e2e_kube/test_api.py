@@ -70,7 +70,7 @@ def applied(cluster: Cluster, namespace: str, item: dict[str, Any]) -> dict[str,
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("options", [{}, EVERYTHING], ids=["plain", "everything"])
 @pytest.mark.parametrize("nodes", [1, 3])
-def test_what_is_applied_comes_back(
+def test_the_api_server_keeps_every_field_that_is_applied(
     cluster: Cluster, engine: str, options: dict[str, Any], nodes: int
 ):
     """Each field of each manifest, and of the pods that the operator makes: nothing was dropped."""
@@ -138,7 +138,7 @@ def test_kubernetes_itself_knows_every_field(engine: str, openapi: dict[str, Any
         ({"terminationGracePeriodSeconds": "soon"}, "'soon' is not of type"),
     ],
 )
-def test_what_kubernetes_does_not_know_is_found(
+def test_fields_that_kubernetes_does_not_know_are_found(
     openapi: dict[str, Any], patch: dict[str, Any], message: str
 ):
     """Faults that can be made by hand in ``kubernetes.pod``."""
@@ -160,7 +160,7 @@ def test_a_field_that_the_server_drops_is_found(cluster: Cluster, engine: str):
     assert all(fault.endswith("hostNetwrk is gone") for fault in faults)
 
 
-def test_what_a_dry_run_prints_is_taken(lab: Lab):
+def test_the_cluster_accepts_what_a_dry_run_prints(lab: Lab):
     """Document by document, as ``kubectl apply --server-side`` sends them.
 
     Without that option kubectl copies the document into an annotation, for which the entry is too
@@ -195,7 +195,7 @@ def test_what_a_dry_run_prints_is_taken(lab: Lab):
     assert documents[0]["kind"] == "ConfigMap"
 
 
-def test_the_engine_is_the_one_that_the_cluster_has(lab: Lab):
+def test_the_engine_defaults_to_one_that_the_cluster_has(lab: Lab):
     """Unnamed, the first that is there; this cluster has both."""
     lab.write(engine="auto")
     done = lab.run("submit", "--config", "job.yaml", "--show-request", "train.py")
@@ -206,7 +206,7 @@ def test_the_engine_is_the_one_that_the_cluster_has(lab: Lab):
 # -- a job's life ---------------------------------------------------------------------------------
 
 
-def test_a_job_from_its_submission_to_its_end(lab: Lab, until: Callable[..., None]):
+def test_a_job_is_followed_from_submission_to_end_and_removed(lab: Lab, until: Callable[..., None]):
     """Pending, running, ended; the log of each node arrives; then nothing is left."""
     job = lab.submit("-n", "2")
     assert lab.status(job)["state"] == "PENDING"
@@ -247,7 +247,7 @@ def left(lab: Lab, job: str) -> list[str]:
     ]
 
 
-def test_what_a_job_needs_belongs_to_it(lab: Lab):
+def test_the_objects_of_a_job_are_owned_by_it(lab: Lab):
     job = lab.submit("-n", "2", "-e", "A=b")
     uid = lab.get(lab.path(job))["metadata"]["uid"]
 
@@ -653,7 +653,7 @@ def test_doctor_looks_at_a_cluster(volcano_lab: Lab):
     assert "volcano, mpi-operator, ms-operator" in done.out
 
 
-def test_a_queue_that_is_not_there_is_reported_before_anything_is_sent(volcano_lab: Lab):
+def test_a_missing_queue_is_reported_before_anything_is_sent(volcano_lab: Lab):
     """Volcano would take the job, and never run it."""
     lab = volcano_lab
     lab.write(queue="reserach")
@@ -663,7 +663,7 @@ def test_a_queue_that_is_not_there_is_reported_before_anything_is_sent(volcano_l
     assert "there is no queue reserach" in done.err
 
 
-def test_a_namespace_that_is_not_there_leaves_nothing(volcano_lab: Lab):
+def test_a_submit_to_a_missing_namespace_leaves_nothing(volcano_lab: Lab):
     """One line, a hint, and no job in the records."""
     lab = volcano_lab
     lab.write(namespace="nowhere")
@@ -687,7 +687,7 @@ def test_a_typo_in_a_pod_is_found_before_the_upload(lab: Lab):
 
 
 @pytest.mark.docker
-def test_what_a_killed_submit_has_left_is_an_orphan(volcano_lab: Lab):
+def test_the_remains_of_a_killed_submit_are_orphans(volcano_lab: Lab):
     """ConfigMap and Secret are made before the job, and belong to it only then."""
     lab = volcano_lab
     job = lab.submit("-n", "2")

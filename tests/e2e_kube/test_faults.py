@@ -141,7 +141,7 @@ def test_services_of_a_job_that_cannot_be_made_do_not_stay(mindspore_lab: Lab, t
         assert mindspore_lab.get(mindspore_lab.core(kind))["items"] == [], kind
 
 
-def test_a_conflict_of_a_patch_is_tried_again(way: Way):
+def test_a_patch_that_conflicts_is_retried(way: Way):
     """Two writers at the same moment: the server asks one of them to look again."""
     body = {"kind": "Status", "reason": "Conflict", "code": 409}
     way.fail(Fault(status=409, body=json.dumps(body).encode()), "PATCH", "/configmaps")
@@ -375,7 +375,7 @@ def test_a_log_is_followed_on_when_a_token_has_expired(way: Way, until: Callable
     assert len(way.proxy.seen("GET", "follow=true")) >= 3
 
 
-def test_100_pods_cost_one_watch_and_a_stream_each(cluster: Cluster, tmp_path: Path):
+def test_100_pods_need_one_watch_and_one_stream_each(cluster: Cluster, tmp_path: Path):
     lab = Lab(cluster, tmp_path / "lab")
     way = Way(lab, tmp_path)
     try:

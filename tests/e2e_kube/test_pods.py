@@ -48,7 +48,7 @@ def test_workers_of_the_mpi_operator_may_come_before_their_launcher(
 
 
 @pytest.mark.parametrize("image", ["base_image", "open_mpi_5_image"])
-def test_a_job_of_mpi_runs_on_both_lines_of_open_mpi(
+def test_an_mpi_job_runs_on_open_mpi_4_and_5(
     mpi_lab: Lab, engine: docker.APIClient, image: str, request: pytest.FixtureRequest
 ):
     """Two nodes with two ranks each: variables, a secret, arguments, shm and names are right."""
@@ -283,7 +283,7 @@ def test_a_head_keeps_its_outputs_after_its_operator_took_the_job_for_failed(
     assert [path.read_text() for path in sorted((lab.folder / "kept").rglob("x"))] == ["saved"]
 
 
-def test_a_cancelled_cluster_of_mindspore_has_its_grace(
+def test_a_cancelled_mindspore_cluster_gets_its_grace_period(
     mindspore_lab: Lab,
     engine: docker.APIClient,
     base_image: str,

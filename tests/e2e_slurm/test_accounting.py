@@ -59,7 +59,7 @@ def cluster():
         yield value
 
 
-def test_what_a_job_asks_of_its_site_is_what_slurm_gives(cloud):
+def test_slurm_gives_a_job_the_resources_that_it_requests(cloud):
     """Partition, account, QOS, time, features, devices, processors, memory; ranks see theirs."""
     cloud.write("job.yaml", ASKS)
     cloud.write(

@@ -40,7 +40,7 @@ def ups(*ranks: int, word: str = "up") -> list[str]:
     return [f"{word}-{rank}" for rank in (ranks or RANKS)]
 
 
-def test_before_its_time_is_over_a_job_may_save(cloud):
+def test_a_job_near_its_time_limit_gets_time_to_save(cloud):
     """Slurm's warning reaches every rank; the job's grace period counts, the cause is timeout."""
     cloud.write("train.py", SAVES)
     cloud.write("job.yaml", "slurm: {partition: tiny, time_min: 1}\n")

@@ -167,7 +167,7 @@ def test_a_failed_rank_is_named(cloud):
     assert (failure["rank"], failure["node"], failure["host"]) == (3, 1, "n2")
 
 
-def test_a_cancelled_job_has_its_grace(cloud):
+def test_a_cancelled_job_gets_its_grace_period(cloud):
     """The grace period may be longer than those of mpirun and Slurm."""
     cloud.write("train.py", SAVES)
     job = cloud.detached(*SIZE, "train.py")
@@ -185,7 +185,7 @@ def test_a_cancelled_job_has_its_grace(cloud):
     assert "JobState=CANCELLED" in shown
 
 
-def test_cancel_now_leaves_out_the_grace(cloud):
+def test_cancel_now_skips_the_grace_period(cloud):
     """The head still leaves its record, and nothing stays on the nodes."""
     cloud.write("train.py", SAVES.replace("time.sleep(3)", "time.sleep(300)"))
     job = cloud.detached("--grace-s", "600", *SIZE, "train.py")
@@ -275,7 +275,7 @@ def test_a_list_of_many_jobs_asks_slurm_once(cloud):
     assert states == ["UNKNOWN", "PENDING", "PENDING", "RUNNING"]
 
 
-def test_a_bare_scancel_is_a_cancel(cloud):
+def test_a_plain_scancel_counts_as_a_cancel(cloud):
     cloud.write("train.py", SAVES)
     job = cloud.detached(*SIZE, "train.py")
     cloud.await_left(*(f"up-{rank}" for rank in range(4)))
@@ -407,7 +407,7 @@ print("hello", world.rank)
     assert sorted(done.out.splitlines()) == [b"[%d] hello %d" % (r, r) for r in range(ranks)]
 
 
-def test_under_srun_a_failed_rank_ends_the_others_with_their_grace(cloud):
+def test_under_srun_a_failed_rank_ends_the_others_with_their_grace_period(cloud):
     """As with mpirun, the other ranks get SIGTERM and time to save."""
     cloud.write("job.yaml", "slurm: {mpi: pmix}\n")
     body = SAVES.replace(

@@ -375,7 +375,7 @@ def test_a_boot_command_may_be_any_program(machine: Machine):
         ("python run.py", "import os  # os.system('torchrun')", "mpirun", False),
     ],
 )
-def test_a_boot_command_whose_ranks_would_start_ranks_is_warned_of(
+def test_a_boot_command_whose_ranks_would_start_ranks_causes_a_warning(
     machine: Machine, words: str, text: str, launcher: str, is_warned: bool
 ):
     machine.add_mpirun()

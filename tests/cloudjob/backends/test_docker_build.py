@@ -59,7 +59,7 @@ def submission(**values) -> Submission:
     )
 
 
-def test_the_request_is_the_golden_one():
+def test_the_request_matches_the_golden_file():
     """The whole request of a job with everything in it, secrets masked."""
     shown = json.dumps(request.show(request.build(submission(), "me")), indent=1, sort_keys=True)
 
@@ -119,7 +119,7 @@ def test_a_remote_store_is_not_mounted():
     ]
 
 
-def test_the_way_to_the_store_is_as_secret_as_a_secret():
+def test_access_to_the_store_is_hidden_like_a_secret():
     """It is in the entry's file, not in the configuration, and masked when shown."""
     access = {"CLOUDJOB_S3_ENDPOINT": "https://s3", "CLOUDJOB_S3_SECRET_KEY": "k3y"}
 
@@ -439,7 +439,7 @@ def test_a_good_image_passes():
         ),
     ],
 )
-def test_each_mpi_that_is_driven_passes(text: str, shown: str):
+def test_every_supported_mpi_passes_the_check(text: str, shown: str):
     checks = {
         check.name: check
         for check in image_checks.image_checks({**GOOD, "mpirun.version": text}, CONFIG)

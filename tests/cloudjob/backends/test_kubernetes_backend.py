@@ -450,7 +450,7 @@ def queue(lab: Lab, *conditions: tuple[str, str]) -> None:
 GANG = "Pending (NotEnoughResources: 2/2 tasks in gang unschedulable)"
 
 
-def test_a_reason_of_the_queue_counts_until_the_job_has_its_place(waiting: Lab):
+def test_the_queues_reason_is_shown_until_the_job_is_scheduled(waiting: Lab):
     queue(waiting, ("Scheduled", "09:00:00"), ("Unschedulable", "10:00:00"))
     assert waiting.native == GANG
 
@@ -566,7 +566,7 @@ def test_a_sweep_removes_what_a_killed_submit_has_left(api: FakeApi, tmp_path: P
     assert lab.backend.sweep([handle]) == []
 
 
-def test_a_sweep_leaves_jobs_and_what_belongs_to_them(lab: Lab):
+def test_a_sweep_keeps_existing_jobs_and_their_objects(lab: Lab):
     there = dict(lab.api.objects)
     assert lab.backend.sweep([lab.handle]) == []
     assert lab.api.objects == there

@@ -123,7 +123,7 @@ def check(manifest: dict[str, Any], engine: str) -> list[str]:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_the_manifests_are_the_golden_ones(engine: str):
+def test_the_manifests_match_the_golden_files(engine: str):
     """All manifests of a job that uses everything, without the bytes of the entry."""
     shown = request.shown(build(engine, EVERYTHING))
     shown[0]["binaryData"] = dict.fromkeys(shown[0]["binaryData"], "...")
@@ -235,7 +235,7 @@ def test_the_pods_of_the_mindspore_operator_are_nodes_in_their_order(nodes: int)
     assert MS_OPERATOR.node_of("train-2345678b", {"metadata": {"name": "train-2345678b-x"}}) is None
 
 
-def test_secrets_lie_in_the_secret_alone():
+def test_secrets_are_only_in_the_kubernetes_secret():
     made = build("volcano")
     key = request.objects(made, b"the key of ssh")[1]
 
@@ -516,7 +516,7 @@ def test_an_invalid_namespace_is_refused(name: str):
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_patch_cannot_take_away_what_the_job_is_found_by(engine: str):
+def test_a_patch_cannot_remove_the_labels_that_identify_the_job(engine: str):
     gone = {"metadata": {"$patch": "replace", "labels": {"a": "b"}}}
     options = {"job": gone, "pod": {} if engine == "ms-operator" else gone}
     body = build(engine, options).body
@@ -532,7 +532,7 @@ def test_a_patch_cannot_take_away_what_the_job_is_found_by(engine: str):
             assert own.items() <= made["metadata"]["labels"].items()
 
 
-def test_retained_keys_are_the_only_ones_that_stay():
+def test_only_retained_keys_stay():
     patch = {"volumes": [{"name": "a", "$retainKeys": ["name", "nfs"], "nfs": {"x": 1}}]}
     manifest = {"volumes": [{"name": "a", "emptyDir": {}}, {"name": "b", "emptyDir": {}}]}
 
@@ -628,7 +628,7 @@ def mpi_job(*conditions: str, reason: str = "", message: str = "") -> dict[str, 
         ("Hibernating", False, JobState.UNKNOWN),
     ],
 )
-def test_phases_of_volcano(phase: str, is_cancelled: bool, expected: JobState):
+def test_the_phases_of_volcano_map_to_states(phase: str, is_cancelled: bool, expected: JobState):
     """Each phase of its API, and an unknown one."""
     assert VOLCANO.stage(volcano_job(phase), is_cancelled).state is expected
 
@@ -646,7 +646,7 @@ def test_phases_of_volcano(phase: str, is_cancelled: bool, expected: JobState):
         (("Levitating",), False, JobState.UNKNOWN),
     ],
 )
-def test_conditions_of_the_mpi_operator(
+def test_the_conditions_of_the_mpi_operator_map_to_states(
     held: tuple[str, ...], is_cancelled: bool, expected: JobState
 ):
     """The most significant of the conditions that are true counts."""
@@ -815,7 +815,7 @@ def test_a_cancelled_job_blames_no_node():
     assert found.node is None
 
 
-def test_times_are_those_of_the_containers():
+def test_start_and_end_times_are_those_of_the_containers():
     """In RFC 3339 with milliseconds."""
     found = seen(volcano_job("Completed"), ended(0, 0, "Completed"))
 
@@ -829,6 +829,6 @@ def test_a_restarted_job_has_the_start_of_its_last_attempt():
     assert seen(volcano_job("Running")).attempt_at == ""
 
 
-def test_a_cluster_can_be_a_key_of_a_mapping():
+def test_a_cluster_is_hashable():
     """Clients are cached by it."""
     assert {Cluster("a", "b", "c"): 1}[Cluster("a", "b", "c")] == 1

@@ -378,7 +378,7 @@ def test_a_flavor_says_how_many_devices_a_node_has(backend: ModelArtsBackend):
         ("data/a%20b/", False),
     ],
 )
-def test_an_input_that_is_not_there_is_found_before_the_submit(
+def test_a_missing_input_is_found_before_the_submit(
     key: str, is_there: bool, service: ModelArts, backend: ModelArtsBackend
 ):
     service.obs.objects = dict.fromkeys(("data-2/x", "data/a b", "empty/"), b"")
@@ -433,9 +433,7 @@ def test_a_full_quota_is_reported(service: ModelArts, backend: ModelArtsBackend)
     assert not looked(service, backend)["quota"].is_ok
 
 
-def test_a_pool_is_looked_for_in_the_place_of_a_flavor(
-    service: ModelArts, backend: ModelArtsBackend
-):
+def test_a_pool_is_checked_instead_of_a_flavor(service: ModelArts, backend: ModelArtsBackend):
     """The pool determines the size of its nodes."""
     options = {"modelarts": {"pool_id": "pool-a"}}
     found = looked(service, backend, flavor="", **options)
@@ -508,7 +506,7 @@ def test_the_checks_run_in_parallel(service: ModelArts, backend: ModelArtsBacken
     assert found == [True] * 6
 
 
-def test_without_a_job_there_is_a_list_of_what_there_is(
+def test_without_a_job_doctor_lists_what_the_service_offers(
     service: ModelArts, backend: ModelArtsBackend
 ):
     """For `cloudjob doctor --backend modelarts`."""

@@ -94,7 +94,7 @@ BODIES = {
 
 
 @pytest.mark.parametrize("name", BODIES)
-def test_the_body_is_the_golden_one(name: str):
+def test_the_body_matches_the_golden_file(name: str):
     """Each way to choose what runs, and a job that uses every key."""
     shown = request.show(request.build(submission(**BODIES[name]), SITE))
     text = json.dumps(shown, indent=1, sort_keys=True) + "\n"
@@ -106,7 +106,7 @@ def test_the_body_is_the_golden_one(name: str):
     )
 
 
-def test_no_secret_stands_in_the_body():
+def test_the_body_contains_no_secret():
     """Every user of the workspace can read the body."""
     made = request.build(submission(**EVERYTHING), SITE)
     text = json.dumps(made.body)
@@ -207,7 +207,7 @@ def test_a_preset_engine_runs_our_boot_file_with_the_same_words(tmp_path: Path):
     ]
 
 
-def test_what_lies_beside_the_code():
+def test_the_delivered_folder_has_entry_variables_and_key():
     """The entry of this version, the variables, and a key made for this job."""
     made = request.build(submission(secrets={"TOKEN": "s3cr3t"}), SITE)
     found, other = delivery.companions(made), delivery.companions(made)
@@ -282,7 +282,7 @@ def test_a_store_that_is_not_obs_is_refused():
     assert caught.value.problems[0].startswith("store: ModelArts copies code from OBS only")
 
 
-def test_a_null_in_the_body_takes_a_key_away():
+def test_a_null_in_the_body_removes_a_key():
     """A user can thus remove a key that cloudjob sets."""
     tree = {"spec": {"log_export_path": None}, "algorithm": {"policies": None, "summary": {"a": 1}}}
     made = request.build(submission(modelarts={"body": tree}), SITE)
@@ -293,7 +293,7 @@ def test_a_null_in_the_body_takes_a_key_away():
     assert made.body["spec"]["resource"]["flavor_id"] == "modelarts.vm.gpu.8"
 
 
-def test_the_time_out_of_the_platform_is_behind_that_of_the_entry():
+def test_the_platforms_timeout_is_later_than_that_of_the_entry():
     """The entry ends a job within its grace period; the platform's limit is the fallback."""
     made = request.build(submission(timeout_min=61.0), SITE)
     own = request.build(submission(timeout_min=61.0, modelarts={"auto_stop_hours": 2}), SITE)

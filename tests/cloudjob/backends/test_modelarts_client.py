@@ -120,7 +120,9 @@ def test_no_pause_is_longer_than_the_time_limit(service: ModelArts, client: Clie
 
 
 @pytest.mark.parametrize("reply", [Reply(cut=True), Reply(200, {"a": 1}, cut_after=3)])
-def test_a_connection_that_breaks_is_made_again(reply: Reply, service: ModelArts, client: Client):
+def test_a_request_is_repeated_when_its_connection_breaks(
+    reply: Reply, service: ModelArts, client: Client
+):
     job = service.add("train")
     service.after.append(once("GET", reply, times=2))
 
@@ -326,7 +328,9 @@ def test_an_error_of_the_service_its_gateway_and_iam_is_read(
 
 
 @pytest.mark.parametrize("body", [b"", b"<html>no</html>", b"[1]", b"null", b"\xff", b"oo\nps"])
-def test_an_error_of_another_form_is_one_line(body: bytes, service: ModelArts, client: Client):
+def test_an_error_of_another_form_is_reported_in_one_line(
+    body: bytes, service: ModelArts, client: Client
+):
     service.faults.append(once("GET", Reply(400, body)))
     with pytest.raises(errors.ServiceError) as caught:
         client.show("0")

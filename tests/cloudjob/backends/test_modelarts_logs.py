@@ -118,7 +118,7 @@ def test_a_rescheduled_node_starts_a_new_log():
     assert stitcher.add(window(b"again\n", 99)) == b"again\n"
 
 
-def test_lines_before_the_window_may_be_missing():
+def test_the_stitcher_skips_lines_that_the_window_has_dropped():
     stitcher = Stitcher()
     stitcher.add(window(b"0123\n", 5))
 
@@ -168,7 +168,7 @@ def test_the_logs_of_all_nodes_are_followed_to_their_end(service: ModelArts):
     assert got == [logs[0], logs[1] + b"\n"]
 
 
-def test_of_a_large_job_each_look_asks_some_nodes_and_every_line_comes(service: ModelArts):
+def test_the_logs_of_a_large_job_are_polled_in_turns_and_no_line_is_lost(service: ModelArts):
     """The head is asked each time, the others in turn, and all after the end."""
     nodes, looks = 150, 6
     job = service.add("train", nodes=nodes)
@@ -197,7 +197,7 @@ def test_of_a_large_job_each_look_asks_some_nodes_and_every_line_comes(service: 
     assert len(set().union(*running[:3])) == nodes
 
 
-def test_a_round_over_some_nodes_does_not_end_the_logs_of_the_others(service: ModelArts):
+def test_polling_some_nodes_does_not_end_the_logs_of_the_others(service: ModelArts):
     """The last line of a node that was not asked may still grow."""
     job = service.add("train", nodes=150)
     steps = [0]
@@ -215,7 +215,7 @@ def test_a_round_over_some_nodes_does_not_end_the_logs_of_the_others(service: Mo
     assert [piece for piece in found if piece[1]] == [(140, b"half of it\n")]
 
 
-def test_one_node_is_asked_for_alone(service: ModelArts):
+def test_the_log_of_one_node_is_requested_alone(service: ModelArts):
     job = service.add("train", nodes=2)
     service.write_log(job, 1, b"one\ntw")
     found = following.follow(

@@ -54,7 +54,7 @@ def test_each_node_has_gpus_of_its_own():
         ((), 1, "1 node with 1 each need 1, but this shell sees none (given 1; allowed 0"),
     ],
 )
-def test_too_few_are_refused(there, nodes, words):
+def test_too_few_devices_are_refused(there, nodes, words):
     with pytest.raises(SpecError, match=r"process\.gpus: ") as raised:
         devices.gpus_of_node(there, nodes, 1, 0)
 

@@ -76,7 +76,7 @@ def test_a_node_ends_even_if_its_keeper_is_killed_while_ending_it(start, after_m
     poll_for(lambda: not start.left())
 
 
-def test_nothing_is_left_of_a_node_that_was_asked_to_end(start):
+def test_a_node_that_was_asked_to_end_leaves_no_process(start):
     keeper = start()
 
     os.kill(keeper, signal.SIGHUP)

@@ -189,7 +189,7 @@ def test_an_interrupt_while_the_job_is_sent_ends_it(
     assert laptop.left() == []
 
 
-def test_what_a_killed_controller_leaves_is_removed_by_the_next_command(laptop: Laptop):
+def test_the_next_command_removes_the_remains_of_a_killed_controller(laptop: Laptop):
     job = pipeline.submit(laptop.spec(), laptop.home)
     folder = laptop.home / "process" / job.id
     poll(lambda: (folder / "node-0").exists() and (folder / "node-0.log").exists())

@@ -94,7 +94,7 @@ def golden(name: str, text: str) -> None:
     assert text == path.read_text()
 
 
-def test_the_script_of_a_plain_job():
+def test_the_script_of_a_plain_job_matches_the_golden_file():
     golden("slurm-job.sh", built().job_script)
 
 
@@ -155,7 +155,7 @@ def test_every_key_becomes_one_option_in_the_script():
         ({"grace_s": 86_400.0}, "", "B:USR1@65535"),
     ],
 )
-def test_the_time_has_room_for_what_comes_before_and_after(values, time, warning):
+def test_slurms_time_limit_includes_staging_and_cleanup(values, time, warning):
     """The entry enforces the job's limit; Slurm's limit is the fallback."""
     text = built(**values).job_script
 
@@ -163,7 +163,7 @@ def test_the_time_has_room_for_what_comes_before_and_after(values, time, warning
     assert f"#SBATCH --signal={warning}\n" in text
 
 
-def test_variables_lie_in_a_file_and_not_in_a_script():
+def test_variables_are_in_a_file_and_not_in_a_script():
     """The file has the variables that all nodes share; each node determines its own."""
     made = built()
 

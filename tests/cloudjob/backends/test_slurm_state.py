@@ -25,7 +25,7 @@ def status(marks: str, word: str = "", *, reason: str = "None", **given):
     return state.status_of(state.read_marks(marks), said, **{"is_cancelled": False, **given})
 
 
-def test_a_reason_may_hold_any_character():
+def test_a_reason_may_contain_any_character():
     assert facts("PENDING", "ReqNodeNotAvail, UnavailableNodes:n[1-2] | all") == Facts(
         id="8",
         state="PENDING",
@@ -126,7 +126,7 @@ def test_a_job_has_ended_only_when_slurm_agrees():
     assert status(BEGIN + "end 3 1795258490\n", "FAILED").exit_code == 3
 
 
-def test_a_job_that_slurm_has_forgotten():
+def test_a_job_that_slurm_has_forgotten_gets_its_status_from_its_notes():
     """The last line of its notes decides; without one, it was killed."""
     ended = status(BEGIN + "end 3 1795258490\n")
     killed = status(BEGIN)
@@ -165,7 +165,7 @@ def test_a_worker_that_never_reported_is_to_blame():
     assert found.message == "node 1 (n2) ended with exit code 125"
 
 
-def test_a_script_that_slurm_could_not_start_is_not_one_that_was_killed():
+def test_a_script_that_slurm_could_not_start_is_not_reported_as_killed():
     assert status("", "FAILED").message.startswith("the job's script failed before a node was")
     killed = status(BEGIN, "FAILED", reason="JobLaunchFailure")
     assert killed.message == "the job's script was killed (JobLaunchFailure)"

@@ -41,7 +41,7 @@ def phase(name: str, done_bytes: int = 0, total_bytes: int = 0) -> Phase:
         ({0: phase("a phase of a newer version")}, ""),
     ],
 )
-def test_what_the_slowest_nodes_do_is_shown(nodes: dict[int, Phase], shown: str):
+def test_the_phase_of_the_slowest_nodes_is_shown(nodes: dict[int, Phase], shown: str):
     assert activity(nodes, 3, has_output=False) == shown
 
 
@@ -49,7 +49,7 @@ def test_a_node_that_writes_nothing_does_not_hide_that_others_do():
     assert activity({1: phase("first output")}, 2, has_output=True) == ""
 
 
-def test_of_many_nodes_some_are_named():
+def test_only_some_of_many_waiting_nodes_are_named():
     shown = activity({0: phase("bring-up")}, 1000, has_output=False)
 
     assert shown == "waiting for nodes 1, 2, 3, 4 and 995 more"

@@ -57,7 +57,7 @@ def test_help_imports_no_command():
 
 
 @pytest.mark.parametrize("port", ["65536", "80000", "-1", "x", "9" * 30])
-def test_a_port_that_is_none_is_refused(port: str, capsys: pytest.CaptureFixture[str]):
+def test_an_invalid_port_is_refused(port: str, capsys: pytest.CaptureFixture[str]):
     assert main(["emulator", "up", f"--port={port}"]) == 2
     assert f"'{port}' is not a" in capsys.readouterr().err
 
@@ -275,7 +275,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_a_dry_run_is_a_page_and_json_only_on_demand(
+def test_a_dry_run_prints_text_and_json_only_on_request(
     project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("TOKEN", "very-secret")

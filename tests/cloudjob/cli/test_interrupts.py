@@ -120,7 +120,7 @@ def test_without_a_terminal_an_interrupt_cancels(on_interrupt: str, number: sign
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_detaching_can_be_chosen_beforehand(number: signal.Signals):
+def test_the_detach_option_detaches_on_ctrl_c(number: signal.Signals):
     with attached("detach", terminal=False) as submit:
         submit.send(number)
         submit.until(DETACHED)

@@ -69,7 +69,7 @@ def test_a_carriage_return_cannot_forge_a_mark(pieces: list[bytes]):
 
 
 @pytest.mark.parametrize("is_live", [True, False])
-def test_of_a_progress_bar_the_last_state_is_kept_with_its_mark(is_live: bool):
+def test_the_last_state_of_a_progress_bar_keeps_its_mark(is_live: bool):
     bar = b"[0]+ \r 10%\n", b"[1]+ \r 20%\n", b"[0]+ \r 30%\n[1] \r 40%\n"
 
     assert shown(*bar, b"[0] \r100%\n", is_live=is_live) == b"[1]  40%\n[0] 100%\n"
@@ -86,7 +86,9 @@ def test_of_a_progress_bar_the_last_state_is_kept_with_its_mark(is_live: bool):
         (b"10%\n[0]+ \r    \r", None),
     ],
 )
-def test_bars_are_what_each_rank_shows_last(part: bytes, state: bytes | None):
+def test_the_last_incomplete_line_of_each_rank_is_its_progress_bar(
+    part: bytes, state: bytes | None
+):
     screen = Screen(is_live=True)
     screen.show(b"[0]+ " + part + b"\n[2]+ \r\x1b[31m 5%\x1b[2J\n")
 

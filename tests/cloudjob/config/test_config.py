@@ -143,7 +143,7 @@ def test_a_script_outside_the_current_folder_brings_its_project(job, tmp_path, m
         assert command.spec.source == str(here)
 
 
-def test_a_folder_for_everybody_is_not_sent_unnamed(job, tmp_path):
+def test_a_world_writable_folder_does_not_become_the_source_by_itself(job, tmp_path):
     shared = tmp_path / "shared"
     shared.mkdir()
     shared.chmod(0o1777)
@@ -154,7 +154,7 @@ def test_a_folder_for_everybody_is_not_sent_unnamed(job, tmp_path):
         job(flags={"script": str(shared / "train.py")}, job_file=None, cwd=tmp_path / "here")
 
 
-def test_a_folder_of_the_system_is_not_sent_unnamed(job, tmp_path):
+def test_a_system_folder_does_not_become_the_source_by_itself(job, tmp_path):
     with pytest.raises(SpecError, match="must be relative to the source folder"):
         job(flags={"script": "/etc/passwd"}, job_file=None, cwd=tmp_path)
 
@@ -175,7 +175,7 @@ def test_a_project_file_that_is_a_named_pipe_is_not_waited_for(job, tmp_path):
         job()
 
 
-def test_script_and_args_may_stand_in_the_file(job):
+def test_the_job_file_may_give_script_and_args(job):
     """A job file can describe the whole job; the command line takes precedence."""
     text = "script: file.py\nargs: [--epochs, 3, yes, '']"
 
@@ -214,7 +214,7 @@ def test_paths_in_a_file_are_relative_to_it(job, tmp_path):
     assert spec.secrets == {"T": "t"}
 
 
-def test_null_is_not_given(job, tmp_path):
+def test_a_null_value_counts_as_missing(job, tmp_path):
     """An empty value counts as missing, unless the key allows an empty one."""
     (tmp_path / "cloudjob.yaml").write_text("nodes: 2\nenv: {A: p}")
     spec = job("nodes:\nname: ~\nenv: {A: null, B: '', C: 'null'}\noutputs: {M: }\nprocess:").spec
@@ -238,7 +238,7 @@ WORDS += [".5", ".inf", "=", "+1", "0o7", "12345678901234567890", "1.10", "Null!
 
 
 @pytest.mark.parametrize("word", WORDS)
-def test_a_word_stays_as_it_was_written(job, word):
+def test_a_plain_word_in_yaml_stays_text(job, word):
     """YAML's own types change no value of the environment."""
     assert job(f"env: {{A: {word}}}").spec.env["A"] == word
 
@@ -271,7 +271,7 @@ def test_what_is_dumped_is_loaded(job, values, unicode, style):
     }
 
 
-def test_flags_are_exact_too(job):
+def test_option_values_keep_every_byte(job):
     """Bytes that are not UTF-8 on the command line are kept."""
     spec = job("", {"args": ["\udcff", ""], "env": {"A": "\udcfe=\n"}, "image": " x "}).spec
 
@@ -383,7 +383,7 @@ BOMB = "modelarts:\n  body:\n    a0: &a0 [x]\n" + "".join(
         (f"modelarts: {{body: [{'9' * 5000}]}}", "1:20", "JSON has no such int", ""),
     ],
 )
-def test_a_broken_file_is_one_line(job, text, where, what, hint):
+def test_a_broken_file_is_reported_in_one_line(job, text, where, what, hint):
     with pytest.raises(UsageError) as caught:
         job(text)
 
@@ -394,7 +394,7 @@ def test_a_broken_file_is_one_line(job, text, where, what, hint):
 
 
 @pytest.mark.parametrize("name", ["gone.yaml", "folder", "a\0b", "job.yaml/x", "/dev/zero"])
-def test_a_file_that_cannot_be_read_is_one_line(job, tmp_path, name):
+def test_a_file_that_cannot_be_read_is_reported_in_one_line(job, tmp_path, name):
     """A job file that is missing, a folder, or endless is reported with a hint."""
     (tmp_path / "folder").mkdir()
 
@@ -458,7 +458,7 @@ PIECES += ["{", "}", "[", "]", ", ", "- ", "\n", "  ", "~", "@f", "A", "9" * 500
     | st.text("ab:-?[]{}&*!|>'\"%@ \t\n#~<1").map(str.encode)
     | st.lists(st.sampled_from(PIECES), max_size=16).map(lambda pieces: "".join(pieces).encode())
 )
-def test_no_file_is_a_traceback(job, data):
+def test_no_job_file_causes_a_traceback(job, data):
     with contextlib.suppress(UsageError):
         job(data)
 
@@ -488,14 +488,14 @@ def test_a_secret_is_never_written_down(job):
 
 
 @pytest.mark.parametrize("flag", ["", "@gone", "@.", "@a\0b"])
-def test_a_secret_that_is_not_there_is_a_fault(job, flag):
+def test_a_missing_secret_is_an_error(job, flag):
     """A missing variable or file is a problem with the name of the secret."""
     (problem,) = problems_of(job, "", {"secrets": {"T": flag}})
 
     assert problem.startswith("secrets.T: ")
 
 
-def test_a_name_in_env_and_secrets_is_a_fault(job, environ):
+def test_a_name_in_both_env_and_secrets_is_an_error(job, environ):
     """The same name must not be both, from whatever layers."""
     environ["A"] = "hunter2"
 
@@ -543,7 +543,7 @@ def accepts(value):
     return jsonschema.Draft202012Validator(json_schema()).is_valid(value)
 
 
-def test_the_schema_is_one():
+def test_the_schema_is_valid_and_describes_every_key():
     """It obeys the draft, is plain JSON and describes every key."""
     schema = json_schema()
 
@@ -854,7 +854,7 @@ def test_a_bad_line_of_an_env_file_is_named(env_file, tmp_path, data, line):
 
 
 @pytest.mark.parametrize("name", ["gone", ".", "a\0b", "/dev/zero"])
-def test_an_env_file_that_cannot_be_read_is_one_line(tmp_path, name):
+def test_an_env_file_that_cannot_be_read_is_reported_in_one_line(tmp_path, name):
     """A missing file, a folder and an endless file are the user's mistake."""
     with pytest.raises(UsageError, match="reading env file: "):
         read_env_file(tmp_path / name, {})
@@ -862,7 +862,7 @@ def test_an_env_file_that_cannot_be_read_is_one_line(tmp_path, name):
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.binary(max_size=40) | st.text("A1=\"'\\ n$#\n\r\t").map(str.encode))
-def test_no_env_file_is_a_traceback(env_file, data):
+def test_no_env_file_causes_a_traceback(env_file, data):
     try:
         variables = env_file(data)
     except UsageError:

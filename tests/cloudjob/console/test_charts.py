@@ -95,7 +95,7 @@ def test_the_silent_rank_and_the_failed_rank_stand_out():
         ("step", (1000, 700, 999), (700, 1000), "Rank 1 differs most: 700"),
     ],
 )
-def test_a_rank_is_noted_only_if_it_differs_enough(
+def test_a_rank_is_marked_only_if_it_differs_enough(
     shows: str, values: tuple[int, ...], limits: tuple[int, int], odd: str
 ):
     ranks = tuple(

@@ -157,7 +157,7 @@ def test_a_long_search_continues_with_each_request(
         (Failure(rank=9, message="ValueError: no"), {}, None),
     ],
 )
-def test_the_line_of_a_failure_is_found(
+def test_the_log_line_of_a_failure_is_found(
     failure: Failure, which: dict[str, Any], found: tuple[int, int] | None
 ):
     pieces = (

@@ -19,7 +19,7 @@ def test_a_call_returns_its_result_or_raises_its_error():
     asyncio.run(calls())
 
 
-def test_a_call_that_hangs_delays_neither_others_nor_the_end():
+def test_a_hanging_call_delays_neither_other_calls_nor_the_exit():
     go = threading.Event()
 
     async def calls() -> int:

@@ -295,7 +295,7 @@ def test_an_api_that_does_not_exist_is_refused_by_the_gateway(api: Api):
     assert (status, code) == (404, "APIGW.0101")
 
 
-def test_too_many_requests_in_a_minute_are_429_with_a_retry_time():
+def test_too_many_requests_in_a_minute_are_refused_with_429_and_a_retry_time():
     with running("engine: process\nrequests_per_min: 5\n") as api:
         if time.monotonic() % 60 > 50:
             time.sleep(11)  # the minute in which they are counted must not end meanwhile
@@ -306,7 +306,7 @@ def test_too_many_requests_in_a_minute_are_429_with_a_retry_time():
     assert found[-1][2]["retry-after"] == "1"
 
 
-def test_a_key_of_the_account_does_not_open_the_control_requests(api: Api):
+def test_the_keys_of_the_account_are_refused_for_control_requests(api: Api):
     assert api.ask("GET", "/emulator/faults")[0] == 401
     assert api.ask("POST", "/emulator/faults", {"kind": "error"})[0] == 401
     assert daemon.faults(api.home) == []

@@ -57,7 +57,7 @@ def test_up_prints_the_addresses_of_a_running_emulator(api: Api):
     assert shown["endpoint"] == api.address.endpoint
 
 
-def test_up_prints_its_note_once(
+def test_up_prints_its_notice_once(
     api: Api, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     note = "nodes are processes: there is no engine"
@@ -107,7 +107,7 @@ def test_an_error_is_one_line_with_a_hint(
     assert len(done.stderr.splitlines()) <= 2
 
 
-def test_commands_without_a_running_emulator(tmp_path: Path):
+def test_commands_report_that_no_emulator_is_running(tmp_path: Path):
     assert cloudjob(tmp_path, "down").stderr == "no emulator is running\n"
     assert json.loads(cloudjob(tmp_path, "status", "--json").stdout) == {"is_running": False}
     done = cloudjob(tmp_path, "fault", "list")

@@ -100,7 +100,7 @@ def test_a_body_in_chunks_is_read(session_api: Api):
     assert b"Expecting to find identity" in answer
 
 
-def test_a_body_above_the_limit_is_413(session_api: Api):
+def test_a_body_above_the_limit_is_refused_with_413(session_api: Api):
     endpoint = session_api.address.endpoint
     declared = head(endpoint, "POST /v3/auth/tokens", "Content-Length: 99999999999")
     chunked = head(endpoint, "POST /v3/auth/tokens", "Transfer-Encoding: chunked")

@@ -263,7 +263,7 @@ def test_the_preview_has_the_end_of_a_log_and_the_url_all_of_it(api: Api):
     assert preview["content"].endswith(lines["content"])
 
 
-def test_logs_and_metrics_of_a_waiting_job_are_204(api: Api):
+def test_logs_and_metrics_of_a_waiting_job_are_answered_with_204(api: Api):
     api.fault("hang-pending")
     job = api.create("true")
     for path in ("tasks/worker-0/logs/preview", "tasks/worker-0/logs/url", "metrics/worker-0"):
@@ -271,7 +271,7 @@ def test_logs_and_metrics_of_a_waiting_job_are_204(api: Api):
         assert (status, values) == (204, None)
 
 
-def test_metrics_stages_and_tasks_of_a_job(api: Api):
+def test_a_job_has_metrics_stages_and_tasks(api: Api):
     job = api.create("python3 -c 'while True: pass'", nodes=2)
     await_true(lambda: api.ask("GET", f"{{p}}/training-jobs/{job}/metrics/worker-1")[0] == 200)
     time.sleep(1)

@@ -239,7 +239,7 @@ def test_an_algorithm_with_nameless_parameters_is_refused(held: tuple[Api, str])
 
 
 @pytest.mark.parametrize("path", ["training-jobs", "algorithms", "training-experiments"])
-def test_of_simultaneous_creates_one_gets_the_name(held: tuple[Api, str], path: str):
+def test_only_one_of_several_simultaneous_creates_gets_the_name(held: tuple[Api, str], path: str):
     api, _ = held
     source = {"name": "data", "remote": {"obs": {"obs_url": "obs://cloudjob/in/"}}}
     body = api.body("true", algorithm={"inputs": [source]})

@@ -156,7 +156,7 @@ def test_every_operation_of_the_sdk_gets_an_answer_that_it_can_parse(
     assert wrong == {}
 
 
-def test_what_is_not_offered_is_refused_with_its_documented_code(
+def test_unsupported_operations_are_refused_with_their_documented_code(
     answers: dict[str, tuple[int, str]],
 ):
     refused = {name for name, answer in answers.items() if answer == (400, "ModelArts.2858")}

@@ -198,7 +198,7 @@ def test_a_damaged_entry_is_unpacked_again(tmp_path: Path, pattern: str, change:
     assert [found.name for found in entry.parent.iterdir()] == [entry.name]
 
 
-def test_a_whole_entry_is_left_as_it_is(tmp_path: Path):
+def test_an_intact_entry_is_left_unchanged(tmp_path: Path):
     entry = Path(interpreters.entry_of(tmp_path / "home"))
     found = entry.stat().st_ino
     (entry / "jobentry" / "__pycache__" / "main.cpython-38.pyc").write_bytes(b"of another Python")

@@ -138,7 +138,7 @@ def test_an_unknown_word_is_an_error_with_the_likeliest_one():
         ),
     ],
 )
-def test_devices_are_those_of_the_job(lines, problem):
+def test_the_devices_must_match_the_nodes_and_ranks_of_the_job(lines, problem):
     """There is one line for each node, and one device for each rank."""
     given = {"nodes": 2, "procs_per_node": 1, "device_target": "Ascend"}
     job = spec("rank-table", **given, devices=tuple(lines))

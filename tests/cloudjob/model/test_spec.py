@@ -56,7 +56,7 @@ def test_every_fault_is_reported_at_once():
     ])  # fmt: skip
 
 
-def test_what_depends_on_a_wrong_value_is_not_a_fault_of_its_own():
+def test_an_invalid_value_causes_no_further_errors():
     assert len(problems(nodes="many", min_nodes=2)) == 1
     assert len(problems(launcher="mpirum", script="/bin/true")) == 1
 
@@ -139,7 +139,7 @@ def test_a_fault_names_its_key(values, key):
         {"name": "A_b-9" * 12},
     ],
 )
-def test_unusual_jobs_that_make_sense_pass(values):
+def test_unusual_but_valid_jobs_are_accepted(values):
     assert problems(**values) == []
 
 
@@ -164,7 +164,7 @@ def test_the_limit_is_the_one_of_linux():
 
 
 @pytest.mark.parametrize("first", ["env", "secrets", "inputs"])
-def test_a_name_stands_in_one_place(first):
+def test_two_fields_that_set_the_same_variable_are_refused(first):
     """Two fields must not set the same variable."""
     assert only_problem(**{first: {"A": "file:///x"}, "outputs": {"A": ""}}) == (
         f"outputs.A: is also in {first} (allowed: each name once)"
@@ -209,7 +209,7 @@ def test_variables_with_the_name_of_a_secret_are_masked():
     assert value.env == env
 
 
-def test_a_job_is_frozen_through_and_through():
+def test_a_job_spec_is_deeply_immutable():
     env = {"A": "1"}
     value = spec(env=env, process={"python": "py"})
     env["A"] = "2"
@@ -263,7 +263,7 @@ def test_every_script_gives_an_allowed_name(script):
 
 
 @given(st.text(st.sampled_from("aZ0_-. \n\0é"), max_size=70))
-def test_the_rule_of_names_is_exact(name):
+def test_the_rule_for_names_matches_the_platforms(name):
     """A name is invalid exactly if it breaks the platform's rule."""
     allowed = 1 <= len(name) <= 64 and set(name) <= set("aZ0_-")
 

@@ -33,7 +33,7 @@ def ended(**more: Any) -> JobStatus:
         (200_000, "2 d 07 h"),
     ],
 )
-def test_a_span_has_its_two_largest_units(seconds: float, text: str):
+def test_a_duration_is_shown_in_its_two_largest_units(seconds: float, text: str):
     assert summary.span(seconds) == text
 
 

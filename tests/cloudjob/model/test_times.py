@@ -34,11 +34,11 @@ def test_a_time_survives_its_text(milliseconds: int):
 
 
 @pytest.mark.parametrize("seconds", [0, -1, 1e12, float("nan")])
-def test_an_impossible_time_is_written_as_an_empty_text(seconds: float):
+def test_an_impossible_time_becomes_an_empty_text(seconds: float):
     assert times.rfc3339(seconds) == ""
 
 
-def test_people_read_the_time_of_their_zone(monkeypatch: pytest.MonkeyPatch):
+def test_times_are_shown_in_the_local_time_zone(monkeypatch: pytest.MonkeyPatch):
     with monkeypatch.context() as patch:
         patch.setenv("TZ", "XYZ-03:30")
         time.tzset()

@@ -378,7 +378,7 @@ def test_a_file_named_like_a_secret_is_left_out(source: Path, name: str):
         ("obs.ini", f"ak={ACCESS_KEY}\nsk={SECRET_KEY}\n"),
     ],
 )
-def test_a_text_file_with_a_key_is_refused(source: Path, name: str, text: str):
+def test_a_text_file_with_a_private_key_is_refused(source: Path, name: str, text: str):
     """Keys of servers, of AWS and of Huawei Cloud are found in any small text file."""
     write(source / name, "# a line before\n" + text)
 

@@ -107,7 +107,7 @@ def test_text_that_is_not_an_import_chooses_no_launcher(choose, text):
         ),
     ],
 )
-def test_of_several_imports_the_surest_wins(choose, text, launcher, why):
+def test_the_most_specific_import_selects_the_launcher(choose, text, launcher, why):
     assert choose(text) == (launcher, f"train.py {why}")
 
 
@@ -127,7 +127,7 @@ def test_modules_of_the_user_are_followed(choose, text, file):
     assert choice == ("torchrun", f"{file}, which train.py imports, imports torch.distributed")
 
 
-def test_they_are_followed_from_one_to_the_next(choose):
+def test_imports_are_followed_through_modules_of_the_user(choose):
     files = {
         "src/a.py": "from b import c",
         "src/b/__init__.py": "from . import c\nimport a",
@@ -154,14 +154,14 @@ def test_a_module_that_nothing_imports_is_ignored(choose):
     assert choose("import os", files={"old.py": "import horovod"}).launcher == "mpirun"
 
 
-def test_a_folder_of_the_users_hides_a_framework_of_its_name(choose):
+def test_a_module_of_the_user_shadows_a_framework_of_the_same_name(choose):
     assert choose("import mpi4py", files={"mpi4py.py": "import torch.distributed"}) == (
         "torchrun",
         "mpi4py.py, which train.py imports, imports torch.distributed",
     )
 
 
-def test_a_folder_of_notes_hides_nothing(choose):
+def test_a_folder_without_python_files_does_not_shadow_a_framework(choose):
     """Python prefers an installed package to a folder of that name without __init__.py."""
     notes = {"horovod/notes.md": "", "torch/config.yaml": ""}
 
@@ -185,7 +185,7 @@ def test_an_unreadable_file_is_ignored(choose, text, recwarn):
     assert not recwarn.list
 
 
-def test_the_image_decides_if_the_script_imports_no_framework(choose):
+def test_the_image_selects_the_launcher_if_the_script_imports_no_framework(choose):
     """The name of the image or of the preset counts, but the script's imports take precedence."""
     preset = {"modelarts": {"engine": "horovod_0.22.1-pytorch_1.8.0-cuda_10.2"}}
 
@@ -222,7 +222,7 @@ def test_horovod_that_may_lose_nodes_is_a_launcher_of_its_own(choose):
     assert choice == ("horovod-elastic", "train.py imports horovod, and min_nodes is 2")
 
 
-def test_all_that_can_be_chosen_is_there():
+def test_every_name_that_can_be_chosen_is_a_launcher():
     """Every name in the tables is a launcher."""
     names = {*launcher_choice._BY_IMPORT.values(), *launcher_choice._BY_IMAGE.values()}
 

@@ -86,7 +86,7 @@ def test_a_launcher_that_a_python_script_starts_runs_once_on_each_node(
         "import os\nos.system(" + "-" * 50_000 + "1)",
     ],
 )
-def test_a_python_script_without_a_launcher_of_its_own_is_none(source: Path, text: str):
+def test_no_launcher_is_found_in_a_python_script_that_starts_none(source: Path, text: str):
     write(source, text, "train.py")
 
     assert nested_launchers.find(source, "train.py") is None
@@ -190,7 +190,7 @@ def test_a_launcher_in_a_script_is_refused_with_what_to_submit_instead(
         "",
     ],
 )
-def test_other_scripts_pass(source: Path, text: str):
+def test_shell_scripts_that_start_no_ranks_are_accepted(source: Path, text: str):
     write(source, text)
 
     assert nested_launchers.find(source, "run.sh") is None

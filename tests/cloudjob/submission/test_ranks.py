@@ -111,6 +111,6 @@ def test_too_many_ranks_are_refused_whoever_chose_their_number(tmp_path: Path):
         chosen(tmp_path, backend="kubernetes", nodes=10_000, kubernetes={"gpus": 64})
 
 
-def test_a_number_that_is_still_open_is_shown_as_auto():
+def test_an_undecided_number_is_shown_as_auto():
     assert masked(JobSpec(script="train.py"))["procs_per_node"] == "auto"
     assert JobSpec(script="train.py", procs_per_node="auto") == JobSpec(script="train.py")

@@ -54,7 +54,7 @@ def test_a_script_that_no_node_can_run_is_refused(
     assert not (tmp_path / "home").exists()
 
 
-def test_the_hint_says_what_usually_is_wrong(tmp_path: Path):
+def test_the_hint_names_the_usual_mistake(tmp_path: Path):
     for name, text, words in (
         ("train.py", "print 'x'\n", "for Python 2"),
         ("run.sh", "if true\r\nthen\r\n  echo\r\nfi\r\n", "Windows line endings"),

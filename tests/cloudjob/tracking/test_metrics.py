@@ -93,7 +93,7 @@ def test_a_value_has_the_time_of_the_journal_before_it():
 
 
 @given(st.binary(max_size=60))
-def test_no_line_stops_the_reader(text: bytes):
+def test_any_line_is_read_without_an_error(text: bytes):
     MetricReader(LOSS).add(0, b"[0] " + text + b"\n[0] {" + text + b"}\n" + text)
 
 

@@ -110,7 +110,7 @@ def test_an_invalid_record_is_refused(data: bytes):
 
 
 @given(st.binary() | st.dictionaries(KEYS, JSON).map(lambda value: json.dumps(value).encode()))
-def test_any_bytes_are_a_record_or_refused(data: bytes):
+def test_any_bytes_are_read_as_a_record_or_refused(data: bytes):
     try:
         record = exits.load(data)
     except RecordError:

@@ -70,8 +70,7 @@ def test_an_entry_that_was_dumped_is_loaded(entry: journal.Entry):
 
 
 @given(st.binary(max_size=50) | st.dictionaries(KEYS, JSON).map(lambda x: json.dumps(x).encode()))
-def test_a_line_that_is_no_entry_is_refused(line: bytes):
-    """Whatever a line holds, loading it raises nothing."""
+def test_any_line_is_loaded_without_an_error(line: bytes):
     entry = journal.load(line)
     assert entry is None or isinstance(entry, (Phase, Sample))
 
@@ -111,7 +110,7 @@ def test_a_script_cannot_print_an_entry(printed: list[bytes], entries: list[jour
 
 
 @given(st.lists(PHASES | SAMPLES, max_size=5))
-def test_the_object_of_a_journal_holds_its_lines(entries: list[journal.Entry]):
+def test_a_stored_journal_contains_its_lines(entries: list[journal.Entry]):
     dumped = [journal.dump(entry) for entry in entries]
 
     packed = journal.pack(dumped)

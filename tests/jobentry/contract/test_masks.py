@@ -71,7 +71,7 @@ def test_a_line_that_the_platform_has_changed_is_masked_as_a_whole():
 
 
 @given(st.binary(max_size=40))
-def test_damaged_marks_change_nothing_else(junk: bytes):
+def test_damaged_marks_do_not_affect_other_lines(junk: bytes):
     junk = junk.replace(b"\n", b"")
     text = journal.MARK + b'{"mask":[3' + junk + b"\n[3] kept\n[4] kept\n"
 

@@ -52,7 +52,7 @@ def channels() -> tuple[Channel, Channel]:
 
 
 @given(st.lists(st.binary(max_size=50).map(lambda line: line.replace(b"\n", b""))))
-def test_the_other_side_opens_what_one_has_sealed(lines: list[bytes]):
+def test_a_sealed_line_is_opened_by_the_other_side(lines: list[bytes]):
     head, worker = channels()
 
     assert [worker.open(head.seal(line)[:-1]) for line in lines] == lines
@@ -205,7 +205,7 @@ def test_a_forged_line_breaks_the_connection_and_not_the_link(ends: Ends):
     ends.until(lambda: ends.got["worker"] == [7])
 
 
-def test_time_without_a_line_is_silence_and_each_end_sends_one_in_time(ends: Ends):
+def test_both_sides_send_heartbeats_before_they_count_as_silent(ends: Ends):
     ends.connect()
     for _ in range(10):
         ends.head.tick(1.0)

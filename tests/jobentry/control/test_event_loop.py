@@ -458,7 +458,7 @@ def test_a_second_ctrl_c_ends_the_grace_period(job: Job, until: Callable[..., No
     assert job.left() == []
 
 
-def test_a_repeated_sigterm_leaves_the_ranks_their_grace(job: Job, until: Callable[..., None]):
+def test_a_repeated_sigterm_does_not_shorten_the_grace_period(job: Job, until: Callable[..., None]):
     """A scheduler sends SIGCONT and SIGTERM again while the ranks save."""
     job.environ.update(CLOUDJOB_GRACE_S="60")
     job.script(

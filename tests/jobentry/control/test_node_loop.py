@@ -53,7 +53,7 @@ def test_a_signal_is_handled_although_its_python_handler_is_late(loop: NodeLoop)
     assert heard == [signal.SIGUSR1]
 
 
-def test_each_signal_is_handled_in_the_step_that_it_ends(loop: NodeLoop):
+def test_each_signal_is_handled_in_the_step_that_it_interrupts(loop: NodeLoop):
     heard: list[int] = []
     loop.on_signal = heard.append
     for count in range(1, 301):

@@ -112,7 +112,7 @@ def test_a_worker_stays_until_the_head_knows_that_its_outputs_are_stored(watch: 
     assert head.process.wait(60) == 0
 
 
-def test_a_worker_repeats_why_its_head_leaves_before_there_are_ranks(watch: Any):
+def test_a_worker_logs_why_its_head_ends_before_there_are_ranks(watch: Any):
     head = watch()
     head.say("job-ended", code=125, is_over=False, reason="looking for mpirun: not found on PATH")
     head.hear("left")

@@ -358,7 +358,7 @@ def test_a_broken_connection_is_resumed_without_loss(watch: Callable[..., Watch]
     assert head.lost == []
 
 
-def test_a_silent_worker_is_reported_and_waited_for(
+def test_the_head_reports_a_silent_worker_and_waits_for_it(
     watch: Callable[..., Watch], capsys: pytest.CaptureFixture[str], fast: None
 ):
     head = watch("good", stall_s=10_000.0)

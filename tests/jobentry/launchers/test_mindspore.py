@@ -75,7 +75,7 @@ def test_a_worker_has_ranks_and_no_scheduler():
 
 
 @pytest.mark.parametrize(("node", "expected"), [(0, ["0", "2"]), (1, ["1"])])
-def test_parameter_servers_go_round_the_nodes(node: int, expected: list[str]):
+def test_parameter_servers_are_assigned_to_the_nodes_in_turn(node: int, expected: list[str]):
     launch = mindspore.dynamic_cluster(site(node, {"MS_SERVER_NUM": "3"}), WORDS)
     servers = [process for process in launch.processes if "parameter server" in process.name]
 

@@ -99,7 +99,7 @@ def test_a_safe_path_stays_safe(zipapp: str, unpacked: Path, tmp_path: Path, kin
     assert path_of(entry, "--script", script) == path_of(script)
 
 
-def test_unpacking_to_an_unwritable_folder_is_one_line(zipapp: str):
+def test_unpacking_to_an_unwritable_folder_is_reported_in_one_line(zipapp: str):
     made = _run(sys.executable, zipapp, "--unpack", "/proc/nowhere")
 
     assert made.returncode == 1

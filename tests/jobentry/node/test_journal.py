@@ -39,7 +39,7 @@ def test_a_phase_is_written_when_it_begins_and_when_it_ends():
     assert [phase.name for phase in kept.phases] == ["input DATA"]
 
 
-def test_of_phases_with_one_name_the_record_has_the_last():
+def test_the_record_has_the_last_phase_of_each_name():
     """A job of a week keeps thousands of checkpoints."""
     kept = Journal()
     for size in (1, 2, 3):
@@ -145,7 +145,7 @@ def test_sampling_takes_less_than_half_a_percent_of_a_cpu():
         assert cost_s / journal.pause_s(1e6, 0.0, cost_s=cost_s) < 0.005
 
 
-def test_a_node_that_has_no_room_for_a_thread_goes_on(monkeypatch: pytest.MonkeyPatch):
+def test_a_node_that_cannot_start_a_thread_continues(monkeypatch: pytest.MonkeyPatch):
     kept = Journal()
 
     def refuse() -> None:

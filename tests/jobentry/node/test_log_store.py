@@ -144,6 +144,6 @@ def test_a_damaged_chunk_ends_where_it_is_damaged(junk: bytes):
 
 
 @pytest.mark.parametrize("name", ["exit.json", "log-.gz", "log-1-2-3.gz", "journal-0.jsonl.gz"])
-def test_other_objects_are_no_chunks(name: str):
+def test_objects_with_other_names_are_not_chunks(name: str):
     assert stored_log.read_name(name) is None
     assert stored_log.read_name(Chunk(1, 2, 3).name) == Chunk(1, 2, 3)

@@ -74,7 +74,7 @@ def test_a_busy_rank_differs_from_one_that_sleeps(node: Node, until: Callable[..
     assert found[1].rss_mib > 0
 
 
-def test_what_a_rank_starts_counts_for_it(node: Node, until: Callable[..., None]):
+def test_processes_that_a_rank_starts_count_for_it(node: Node, until: Callable[..., None]):
     node.start(0, QUIET)
     node.start(1, FORKING)
     until(lambda: node.sample()[1].children == 3)
@@ -97,7 +97,7 @@ def test_a_silent_rank_has_been_quiet_since_its_last_output(node: Node):
     assert 999 <= found[1].quiet_s < 1300
 
 
-def test_a_rank_that_has_ended_says_how(node: Node):
+def test_the_state_of_an_ended_rank_shows_how_it_ended(node: Node):
     for rank, code in ((0, 0), (1, 3)):
         node.start(rank, QUIET)
         node.ranks.handle_event("end %d %d 0 0 %f " % (rank, code, time.time()))

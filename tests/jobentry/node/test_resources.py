@@ -121,7 +121,7 @@ def test_a_machine_that_shows_nothing_has_empty_values(tmp_path: Path):
     assert {name for name, value in used.items() if value} == {"cpus"}
 
 
-def test_a_full_disk_has_no_space(tmp_path: Path):
+def test_a_full_disk_is_sampled_as_having_no_free_space(tmp_path: Path):
     folder = tmp_path / "disk"
     folder.mkdir()
     words = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", folder]

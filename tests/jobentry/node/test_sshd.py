@@ -145,7 +145,7 @@ def test_an_sshd_with_another_host_key_is_refused(
     [["-W", "127.0.0.1:%(port)d"], ["-o", "ExitOnForwardFailure=yes", "-R", "0:localhost:1"]],
     ids=["there", "back"],
 )
-def test_nothing_is_forwarded(
+def test_sshd_allows_only_commands(
     node: Node, tmp_path: Path, words: list[str], until: Callable[..., None]
 ):
     """A session is a command and nothing else."""

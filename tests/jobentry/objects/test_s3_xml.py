@@ -53,7 +53,7 @@ def test_keys_that_are_not_encoded_are_taken_as_they_are(keys: list[str]):
     assert [found.name for found in s3_xml.page(data)[0]] == keys
 
 
-def test_what_an_object_is():
+def test_a_listed_object_has_size_tag_and_time():
     """Size, tag without its quotes, and time."""
     assert s3_xml.page(page(row("a", 7, '"abc-2"')))[0] == [
         Entry("a", "", 7, "abc-2", 1767323045 * 10**9)
@@ -61,7 +61,7 @@ def test_what_an_object_is():
 
 
 @pytest.mark.parametrize("is_truncated", [True, False])
-def test_whether_the_list_goes_on(is_truncated: bool):
+def test_is_truncated_tells_whether_the_list_continues(is_truncated: bool):
     more = f"<IsTruncated>{str(is_truncated).lower()}</IsTruncated><NextMarker>x</NextMarker>"
 
     assert s3_xml.page(page(row("first"), more=more))[1] == is_truncated
@@ -96,7 +96,7 @@ def test_an_answer_that_is_not_a_list_is_refused(data: bytes):
 
 
 @given(st.binary())
-def test_no_bytes_do_harm(data: bytes):
+def test_any_bytes_are_parsed_without_a_crash(data: bytes):
     """An unreadable error has no code."""
     assert s3_xml.error(data) == ("", "")
 

@@ -68,7 +68,7 @@ def test_secrets_are_masked(name: str, value: str):
         ("GOOGLE_CREDENTIALS", __file__),
     ],
 )
-def test_other_values_are_shown(name: str, value: str):
+def test_short_and_ordinary_values_are_not_masked(name: str, value: str):
     mask_secrets_of(**{name: value})
 
     assert masking.hide(value) == value

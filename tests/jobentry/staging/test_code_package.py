@@ -709,7 +709,9 @@ def test_an_unwritable_folder_is_reported(tmp_path: Path):
 @pytest.mark.parametrize(
     ("nodes", "most_in_a_second", "last_s"), [(1, 1, 0), (64, 64, 0), (1000, 101, 9.99)]
 )
-def test_the_nodes_of_a_large_job_take_turns(nodes: int, most_in_a_second: int, last_s: float):
+def test_the_nodes_of_a_large_job_fetch_their_code_in_turns(
+    nodes: int, most_in_a_second: int, last_s: float
+):
     """A small job waits for nothing, and the head of a large one neither."""
     turns = [code_package.turn_s(node, nodes) for node in range(nodes)]
 

@@ -518,7 +518,7 @@ def test_a_folder_waits_while_one_of_its_files_is_being_written(
     assert node.seen() == {"ckpt/model": b"new!", "ckpt/state": b"new!", "log/text": b"12"}
 
 
-def test_a_held_folder_keeps_the_objects_of_its_last_manifest(tmp_path: Path):
+def test_a_waiting_folder_keeps_the_objects_of_its_last_manifest(tmp_path: Path):
     """A file that was only touched, and then changed, is still listed with its old content."""
     node = Node(tmp_path).prepare()
     node.write(run__model=b"old", run__log=b"")
@@ -696,7 +696,9 @@ def run(node: Node) -> None:
     output.upload_all()
 
 
-def test_a_reader_always_sees_a_complete_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_reader_always_sees_a_complete_set_of_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """Whenever the node is killed, the manifest names one of the sets, and every object is there.
 
     The next start restores that set.
