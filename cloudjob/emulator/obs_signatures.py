@@ -27,8 +27,8 @@ _V4 = re.compile(
     r"SignedHeaders=(?P<names>[^,\s]+), ?Signature=(?P<text>[0-9a-f]+)\Z"
 )
 _V2 = re.compile(r"AWS (?P<access>[^: ]+):(?P<text>\S+)\Z")
-_OF_OBJECTS = {"GET": "GetObject", "HEAD": "GetObject", "DELETE": "DeleteObject"}
-_OF_BUCKETS = {"PUT": "CreateBucket", "DELETE": "DeleteBucket", "GET": "ListBucket"}
+_OBJECT_ACTIONS = {"GET": "GetObject", "HEAD": "GetObject", "DELETE": "DeleteObject"}
+_BUCKET_ACTIONS = {"PUT": "CreateBucket", "DELETE": "DeleteBucket", "GET": "ListBucket"}
 _TOKENS = ("x-amz-security-token", "x-obs-security-token")
 # Parameters of a URL that carry its signature, in lower case.
 _V4_PARAMETERS = (
@@ -195,14 +195,14 @@ def _actions(given: Message) -> Iterator[tuple[str, str]]:
     bucket, _, key = unquote(given.target.partition("?")[0]).lstrip("/").partition("/")
     query = _query(given.target)
     if not key:
-        name = _OF_BUCKETS.get(given.method, "")
+        name = _BUCKET_ACTIONS.get(given.method, "")
         if given.method == "POST":
             yield f"obs:object:{'DeleteObject' if 'delete' in query else 'PutObject'}", bucket
         elif bucket and name:
             yield f"obs:bucket:{name}", bucket
         return
     is_part = given.method == "DELETE" and ("uploadid" in query or "tagging" in query)
-    name = "PutObject" if is_part else _OF_OBJECTS.get(given.method, "PutObject")
+    name = "PutObject" if is_part else _OBJECT_ACTIONS.get(given.method, "PutObject")
     yield f"obs:object:{name}", bucket
     for header, value in given.values().items():
         if header.endswith("-copy-source"):

@@ -19,7 +19,7 @@ from cloudjob.emulator.http_server import is_from_here, target_of
 
 Headers = list[tuple[bytes, bytes]]
 # Headers of a single connection, which a proxy does not pass on.
-_OF_CONNECTION = (b"connection", b"keep-alive", b"proxy-connection", b"upgrade", b"te")
+_CONNECTION_HEADERS = (b"connection", b"keep-alive", b"proxy-connection", b"upgrade", b"te")
 _WRITES = ("PUT", "POST")
 _SOURCES = (b"x-amz-copy-source", b"x-obs-copy-source")
 _DELETE_BYTES = 8 << 20
@@ -196,7 +196,9 @@ def is_write(method: str, target: str) -> bool:
 
 def _passed_on(headers: Headers, other: bytes) -> Headers:
     return [
-        (name, value) for name, value in headers if name.lower() not in (*_OF_CONNECTION, other)
+        (name, value)
+        for name, value in headers
+        if name.lower() not in (*_CONNECTION_HEADERS, other)
     ]
 
 

@@ -34,7 +34,7 @@ _MOST = {"nodes": 10_000, "procs_per_node": 1024}
 # ``submission`` holds the contents of ``spec_json``.
 _LEFT_OUT = ("state", "final_json", "spec_json", "store")
 # Keys of a job that refer to the machine that submitted it.
-_OF_THE_SUBMITTER = ("notify", "source")
+_SUBMITTER_KEYS = ("notify", "source")
 
 
 def key(job: str) -> str:
@@ -104,7 +104,7 @@ def _submission(value: Any) -> Any:
     _checked(spec.get("env", {}), dict)
     for pattern in _checked(spec.get("metrics", {}), dict).values():
         _checked(pattern, str)
-    for name in _OF_THE_SUBMITTER:
+    for name in _SUBMITTER_KEYS:
         spec.pop(name, None)
     return value
 

@@ -56,7 +56,7 @@ _SERIES = (
     ("rdma_received_kib_s", "rdma", 0),
     ("rdma_sent_kib_s", "rdma", 1),
 )
-_OF_DEVICES = Device._fields[2:]
+_DEVICE_FIELDS = Device._fields[2:]
 
 
 def series(samples: Iterable[Sample]) -> list[tuple[str, tuple[float | None, ...]]]:
@@ -69,7 +69,7 @@ def series(samples: Iterable[Sample]) -> list[tuple[str, tuple[float | None, ...
     columns["oom_kills"] = [sample.oom_kills for sample in rows]
     for number, sample in enumerate(rows):
         for device in sample.devices:
-            for field in _OF_DEVICES:
+            for field in _DEVICE_FIELDS:
                 name = f"{device.kind}{device.number}_{field}"
                 column = columns.setdefault(name, [None] * len(rows))
                 column[number] = getattr(device, field)

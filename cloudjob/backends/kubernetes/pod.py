@@ -251,12 +251,12 @@ def volumes(
     return [*found, *(split_volume(volume) for volume in options.volumes)]
 
 
-_OF_MOUNT = ("mountPath", "subPath", "readOnly", "mountPropagation")
+_MOUNT_KEYS = ("mountPath", "subPath", "readOnly", "mountPropagation")
 
 
 def split_volume(volume: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return a volume of the job file as the pod's volume and the container's mount."""
-    mount = {key: value for key, value in volume.items() if key in _OF_MOUNT}
+    mount = {key: value for key, value in volume.items() if key in _MOUNT_KEYS}
     return {key: value for key, value in volume.items() if key not in mount}, mount
 
 

@@ -13,7 +13,7 @@ from cloudjob.model import times
 from cloudjob.model.status import JobState
 
 # Normal reasons for which a container waits.
-_USUAL = ("ContainerCreating", "PodInitializing", "")
+_NORMAL_REASONS = ("ContainerCreating", "PodInitializing", "")
 _OUT_OF_MEMORY = "OOMKilled"
 _OVER = ("Succeeded", "Failed")
 # Characters of a node's reason that are shown: a scheduler can write pages.
@@ -209,7 +209,7 @@ def _trouble(pod: Pod) -> str:
 def _waits_for(status: Mapping[str, Any], state: Mapping[str, Any]) -> str:
     waiting = state.get("waiting") or {}
     reason = str(waiting.get("reason") or "")
-    if reason not in _USUAL:
+    if reason not in _NORMAL_REASONS:
         return _words(f"{reason}: {waiting.get('message') or ''}".rstrip(": "))
     for condition in status.get("conditions") or ():
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":

@@ -18,7 +18,7 @@ COMMAND = Resource("bus.volcano.sh", "v1alpha1", "commands", "Command")
 TASK = "worker"
 
 # The plugins env and svc give these to each pod.
-_GIVEN = (names.VC_WORKER_HOSTS, names.VC_WORKER_NUM)
+_OWN_VARIABLES = (names.VC_WORKER_HOSTS, names.VC_WORKER_NUM)
 _STATES = {
     "": JobState.PENDING,
     "Pending": JobState.PENDING,
@@ -52,7 +52,7 @@ class Volcano(Engine):
         spec = submission.spec
         options = spec.kubernetes
         hosts = self.hosts(job_names.name, spec.nodes)
-        given = pod.variables(submission, hosts, job_names.name, _GIVEN)
+        given = pod.variables(submission, hosts, job_names.name, _OWN_VARIABLES)
         command = ["sh", f"{pod.ENTRY_PATH}/boot.sh"]
         template = pod.template(submission, job_names, given, command, has_delivery=has_delivery)
         deadline_s = pod.deadline_s(spec)

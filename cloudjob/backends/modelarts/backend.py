@@ -42,7 +42,7 @@ _LOG_POLL_S = 2.0
 _END_S = 300.0
 _AT_ONCE = 8
 # Statuses with which the service refuses to end a job that has ended.
-_OVER = (400, 404, 409)
+_ENDED_STATUSES = (400, 404, 409)
 # In a handle, the id of a job that is not created yet.
 _NO_ID = "-"
 
@@ -194,7 +194,7 @@ class ModelArtsBackend(Backend[ModelArtsRequest]):
             self._client(where).terminate(where.id)
         except errors.ServiceError as error:
             # A job that has ended, or is ending, stays as it is.
-            if error.status not in _OVER or isinstance(error, JobNotFound):
+            if error.status not in _ENDED_STATUSES or isinstance(error, JobNotFound):
                 raise
             status = self.status(handle)
             if not (status.state.is_final or status.native == "Terminating"):

@@ -27,10 +27,10 @@ _GAP_TRIES = 20
 # Characters kept of each log (up to a thousand logs) to recognise text that was read before.
 _KEPT = 256 * 1024
 # A window may begin within a character, the rest of which is then decoded as this.
-_REPLACED = "�"
-_BROKEN = 3
+_REPLACEMENT = "�"
+_MAX_BROKEN_CHARS = 3
 # Characters that must match to prove that a window continues the log, if sizes do not help.
-_PROOF = 64
+_PROOF_CHARS = 64
 
 
 def follow(
@@ -282,12 +282,12 @@ class Stitcher:
         new_bytes = window.full_bytes - self._seen_bytes
         low = len(data[:old_bytes].decode("utf-8", "ignore"))
         high = len(text) - len(data[max(0, len(data) - new_bytes) :].decode("utf-8", "ignore"))
-        if _REPLACED not in text[high:] and self._fits(text, high):
+        if _REPLACEMENT not in text[high:] and self._fits(text, high):
             return high
-        if _REPLACED not in text[:low] and self._fits(text, low):
+        if _REPLACEMENT not in text[:low] and self._fits(text, low):
             return low
         places = _line_ends(text, low, high)
-        return next((place for place in places if self._fits(text, place, _PROOF)), None)
+        return next((place for place in places if self._fits(text, place, _PROOF_CHARS)), None)
 
     def _fits(self, text: str, place: int, proof: int = 0) -> bool:
         """Whether the text before ``place`` is the end of what was read.
@@ -300,7 +300,7 @@ class Stitcher:
             return False
         # The window may begin within a character, the rest of which is then invalid.
         first = 0
-        while first < min(_BROKEN, place) and text[first] == _REPLACED:
+        while first < min(_MAX_BROKEN_CHARS, place) and text[first] == _REPLACEMENT:
             first += 1
         kept = len(self._tail)
         if place - first > kept:
@@ -315,12 +315,12 @@ class Stitcher:
         """
         text = window.text
         end = len(text) if is_last else text.rfind("\n") + 1
-        if _REPLACED in text[begin:end] and _REPLACED in text[end:]:
-            end = text.rfind("\n", 0, text.index(_REPLACED, begin)) + 1
+        if _REPLACEMENT in text[begin:end] and _REPLACEMENT in text[end:]:
+            end = text.rfind("\n", 0, text.index(_REPLACEMENT, begin)) + 1
         if end <= begin:
             return b""
         new = text[begin:end]
-        if _REPLACED in new:
+        if _REPLACEMENT in new:
             self._seen_bytes = window.full_bytes - _size(text[end:])
         else:
             self._seen_bytes += _size(new)

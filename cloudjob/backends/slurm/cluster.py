@@ -27,7 +27,7 @@ LIMIT_S = 60.0
 _SSH_DOWN = 255
 _AGAIN_S = 3.0
 _DEFAULT_REMOTE = "~/.cloudjob/slurm"
-_PASSED = ("HOME", "USER", "LOGNAME", "LANG", "SLURM_CONF")
+_PASSED_VARIABLES = ("HOME", "USER", "LOGNAME", "LANG", "SLURM_CONF")
 
 
 class CommandResult(NamedTuple):
@@ -241,7 +241,7 @@ def with_clean_environment(text: str, more: Sequence[str] = ()) -> str:
     Args:
         more: The names of variables that it keeps, if they are set.
     """
-    names = " ".join(f'${{{name}+{name}="${name}"}}' for name in (*_PASSED, *more))
+    names = " ".join(f'${{{name}+{name}="${name}"}}' for name in (*_PASSED_VARIABLES, *more))
     return f'env -i PATH="$PATH" {names} {text}'
 
 

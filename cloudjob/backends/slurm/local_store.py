@@ -17,7 +17,7 @@ from cloudjob.errors import BackendError
 from jobentry.contract import paths
 from jobentry.contract.paths import JobPaths
 
-_LEFT = ("record", "outputs")
+_RESULT_FOLDERS = ("record", "outputs")
 
 
 def package(store: str, job: str, layers: tuple[str, ...]) -> dict[str, bytes]:
@@ -54,7 +54,7 @@ def bring_home(host: Host, folder: str, home: Path, job: str) -> bool:
         store = str(json.loads(_note(home, job).read_bytes())["store"])
     except FileNotFoundError:
         return False
-    names = " ".join(_LEFT)
+    names = " ".join(_RESULT_FOLDERS)
     done = host.run(
         folder, f'for d in {names}; do [ ! -d "$d" ] || echo "$d"; done | tar -cf - -T -'
     )
@@ -73,7 +73,7 @@ def bring_home(host: Host, folder: str, home: Path, job: str) -> bool:
 def _extract(archive: tarfile.TarFile, member: tarfile.TarInfo, target: Path) -> None:
     """Extract one file; anything in the archive that is not a file below the folder is ignored."""
     parts = Path(member.name).parts
-    if not member.isfile() or not parts or parts[0] not in _LEFT or ".." in parts:
+    if not member.isfile() or not parts or parts[0] not in _RESULT_FOLDERS or ".." in parts:
         return
     source = archive.extractfile(member)
     assert source is not None

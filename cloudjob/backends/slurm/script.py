@@ -21,7 +21,7 @@ STATE, ID, SLURM_LOG = "state", "id", "slurm.log"
 # announces a preemption, not the end of the job's time.
 EARLY_S = 65
 # mpirun and some frameworks would act on Slurm's variables about its own steps.
-_KEPT = "SLURM_JOB_ID | SLURM_CONF | SLURM_GRES"
+_KEPT_VARIABLES = "SLURM_JOB_ID | SLURM_CONF | SLURM_GRES"
 
 # In Slurm's log: a node that does not see the job's folder, and so has no other way to report it.
 _UNSEEN = "cloudjob-unseen:"
@@ -108,7 +108,7 @@ def node_script(node: NodeText) -> str:
         suffix=grid.unique_part(node.job),
         paths=exports,
         setup=setup,
-        kept=_KEPT,
+        kept=_KEPT_VARIABLES,
         record=f'export {names.CLOUDJOB_RECORD_DIR}="$here/record"\n' if node.keeps_record else "",
         cpus=_CPUS.format(cpus=node.cpus_per_rank) if node.cpus_per_rank else "",
         entry=entry,

@@ -17,7 +17,7 @@ from cloudjob.tracking import Job
 
 _REFRESH_S = 3.0
 # The pause between two drawings, as a multiple of the time that a drawing took.
-_REST = 10
+_PAUSE_FACTOR = 10
 
 
 class Live:
@@ -55,7 +55,7 @@ class Live:
                 note = error.message
             self._note.set_text(displayable(note))
             self._note.set_visibility(bool(note))
-            self._next_s = time.monotonic() + _REST * (time.monotonic() - started)
+            self._next_s = time.monotonic() + _PAUSE_FACTOR * (time.monotonic() - started)
 
     async def draw(self) -> str:
         """Draw or update; return a note to show above, empty for none."""
