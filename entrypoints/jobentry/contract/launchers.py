@@ -13,7 +13,9 @@ class Launcher(NamedTuple):
 
     Args:
         help: A short description.
-        needs_mpi: Whether mpirun on the head starts the ranks; otherwise each node starts its own.
+        location: Its function, as ``module:name`` in ``jobentry.launchers``.
+        needs_mpi: Whether mpirun on the head starts the ranks; the function then also takes the
+            MPI. Otherwise each node starts its own ranks.
         needs_sshd: Whether the command may use ssh between nodes, so that each runs an sshd.
         is_one_a_node: Whether each node has exactly one rank, however many slots it has.
         takes_command: Whether the script is any command rather than a file of the source.
@@ -24,6 +26,7 @@ class Launcher(NamedTuple):
     """
 
     help: str
+    location: str
     needs_mpi: bool = False
     needs_sshd: bool = False
     is_one_a_node: bool = False
@@ -40,35 +43,58 @@ DEFAULT = "mpirun"
 AUTO = "auto"
 
 LAUNCHERS: Mapping[str, Launcher] = {
-    "mpirun": Launcher("Open MPI's mpirun on the head", needs_mpi=True),
-    "srun": Launcher("Slurm's srun with PMIx on the head, in a job of Slurm"),
-    "horovod": Launcher("Horovod under Open MPI's mpirun", needs_mpi=True, module="horovod"),
-    "horovod-gloo": Launcher("Horovod over Gloo, without any MPI", module="horovod"),
+    "mpirun": Launcher("Open MPI's mpirun on the head", "mpirun:launch", needs_mpi=True),
+    "srun": Launcher("Slurm's srun with PMIx on the head, in a job of Slurm", "srun:launch"),
+    "horovod": Launcher(
+        "Horovod under Open MPI's mpirun", "horovod:mpi", needs_mpi=True, module="horovod"
+    ),
+    "horovod-gloo": Launcher(
+        "Horovod over Gloo, without any MPI", "horovod:gloo", module="horovod"
+    ),
     "horovod-elastic": Launcher(
         "Horovod over Gloo, with nodes that may come and go",
+        "horovod:elastic",
         module="horovod",
         is_elastic=True,
     ),
-    "torchrun": Launcher("PyTorch's torchrun on every node, meeting at the head", module="torch"),
-    "msrun": Launcher("MindSpore's msrun on every node", module="mindspore"),
-    "dynamic-cluster": Launcher("MindSpore's dynamic cluster, without msrun", module="mindspore"),
+    "torchrun": Launcher(
+        "PyTorch's torchrun on every node, meeting at the head", "torchrun:launch", module="torch"
+    ),
+    "msrun": Launcher("MindSpore's msrun on every node", "mindspore:msrun", module="mindspore"),
+    "dynamic-cluster": Launcher(
+        "MindSpore's dynamic cluster, without msrun",
+        "mindspore:dynamic_cluster",
+        module="mindspore",
+    ),
     "mindspore-mpi": Launcher(
-        "MindSpore under Open MPI's mpirun", needs_mpi=True, module="mindspore"
+        "MindSpore under Open MPI's mpirun", "mindspore:mpi", needs_mpi=True, module="mindspore"
     ),
     "rank-table": Launcher(
         "one process per device, with a rank table",
+        "rank_table:launch",
         devices=("Ascend",),
         alternative="msrun",
     ),
     "pytorch-modelarts": Launcher(
-        "one process per node, with --init_method, --rank and --world_size", is_one_a_node=True
+        "one process per node, with --init_method, --rank and --world_size",
+        "every_node:pytorch_modelarts",
+        is_one_a_node=True,
     ),
-    "tensorflow": Launcher("one process per node, with TF_CONFIG", is_one_a_node=True),
-    "tensorflow-ps": Launcher("one worker and one parameter server per node", is_one_a_node=True),
-    "python": Launcher("the script once on every node, unchanged", is_one_a_node=True),
+    "tensorflow": Launcher(
+        "one process per node, with TF_CONFIG", "every_node:tensorflow", is_one_a_node=True
+    ),
+    "tensorflow-ps": Launcher(
+        "one worker and one parameter server per node",
+        "every_node:tensorflow_ps",
+        is_one_a_node=True,
+    ),
+    "python": Launcher(
+        "the script once on every node, unchanged", "every_node:python", is_one_a_node=True
+    ),
     # The command may be anything, including an mpirun that needs ssh.
     "command": Launcher(
         "any command once on every node",
+        "every_node:command",
         needs_sshd=True,
         is_one_a_node=True,
         takes_command=True,

@@ -7,6 +7,7 @@ from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
 from jobentry.contract import first_version, names
 from jobentry.contract.env import NodeEnv
+from jobentry.contract.launchers import LAUNCHERS
 from jobentry.contract.paths import NodePaths
 from jobentry.launchers.common import File, Launch, Process, Site
 from jobentry.launchers.mpi import Mpi
@@ -43,29 +44,6 @@ class Tools(NamedTuple):
     rank_table: str = ""
 
 
-# The function of each launcher. Modules are imported only when used, as each takes milliseconds
-# without cached bytecode. The functions in the first table also take the MPI.
-_MPI_LAUNCHERS = {
-    "mpirun": "mpirun.launch",
-    "horovod": "horovod.mpi",
-    "mindspore-mpi": "mindspore.mpi",
-}
-_LAUNCHERS = {
-    "horovod-gloo": "horovod.gloo",
-    "horovod-elastic": "horovod.elastic",
-    "srun": "srun.launch",
-    "torchrun": "torchrun.launch",
-    "msrun": "mindspore.msrun",
-    "dynamic-cluster": "mindspore.dynamic_cluster",
-    "rank-table": "rank_table.launch",
-    "pytorch-modelarts": "every_node.pytorch_modelarts",
-    "tensorflow": "every_node.tensorflow",
-    "tensorflow-ps": "every_node.tensorflow_ps",
-    "python": "every_node.python",
-    "command": "every_node.command",
-}
-
-
 def node_environment(
     environ: Mapping[str, str], node: NodeEnv, paths: NodePaths, cwd: str
 ) -> dict[str, str]:
@@ -99,10 +77,11 @@ def make(
         ArgsError: The launcher's variables are invalid.
     """
     site = Site(node, environment, paths, *tools[1:])
-    if node.launcher in _MPI_LAUNCHERS:
-        launch = _function(_MPI_LAUNCHERS[node.launcher])(site, tools.mpi, words)
-    else:
-        launch = _function(_LAUNCHERS[node.launcher])(site, words)
+    launcher = LAUNCHERS[node.launcher]
+    module, _, name = launcher.location.partition(":")
+    # Imported only when used, as each module takes milliseconds without cached bytecode.
+    function: Callable[..., Launch] = getattr(import_module(f"jobentry.launchers.{module}"), name)
+    launch = function(site, tools.mpi, words) if launcher.needs_mpi else function(site, words)
     return LaunchPlan(
         role="head" if node.is_head else "worker",
         processes=launch.processes,
@@ -112,12 +91,6 @@ def make(
         cwd=environment["PWD"],
         notes=launch.notes,
     )
-
-
-def _function(path: str) -> Callable[..., Launch]:
-    module, _, name = path.partition(".")
-    function: Callable[..., Launch] = getattr(import_module(f"jobentry.launchers.{module}"), name)
-    return function
 
 
 def empty(cwd: str) -> LaunchPlan:
