@@ -32,7 +32,7 @@ from cloudjob.errors import (
 from cloudjob.home import home, store_uri
 from cloudjob.model.job import JobSpec as JobSpec
 from cloudjob.model.progress import OnProgress, Progress as Progress, log_warnings
-from cloudjob.model.rules import BACKENDS, STORE_SCHEMES
+from cloudjob.model.rules import BACKENDS
 from cloudjob.model.status import (
     Failure as Failure,
     JobFailed as JobFailed,
@@ -52,6 +52,7 @@ from cloudjob.tracking.log_filter import LogFilter as LogFilter
 from cloudjob.tracking.metrics import MetricPoint as MetricPoint
 from cloudjob.tracking.outputs import Output as Output, Outputs as Outputs
 from cloudjob.tracking.sweep import OnStatus, Ranked as Ranked, Sweep as Sweep
+from jobentry.contract.stores import STORE_SCHEMES
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -46,9 +46,7 @@ BACKENDS: Mapping[str, BackendKind] = MappingProxyType(
 )
 # The number of ranks per node until the node's devices are counted.
 AUTO_RANKS = 0
-# The schemes of stores that have a section in the job file, and how their buckets are addressed.
-STORE_SECTIONS = ("s3", "obs")
-STORE_SCHEMES = ("file", *STORE_SECTIONS)
+# How the buckets of a store are addressed.
 ADDRESSINGS = ("auto", "path", "virtual")
 # The keys whose names become variables of every rank.
 VARIABLE_FIELDS = ("env", "secrets", "inputs", "outputs")

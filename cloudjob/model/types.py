@@ -34,10 +34,10 @@ from cloudjob.model.rules import (
     AUTO_RANKS,
     MAX_WORD_BYTES,
     RESERVED_PREFIXES,
-    STORE_SCHEMES,
     VARIABLE_RULE,
 )
 from cloudjob.model.text import MASK, given, nearest
+from jobentry.contract.stores import SCHEMES, STORE_SCHEMES
 
 
 class Values(BaseModel):
@@ -179,7 +179,7 @@ def _check_variable(name: str) -> str:
 
 
 def _check_input(uri: str) -> str:
-    return _check_uri(uri, (*STORE_SCHEMES, "https", "http"))
+    return _check_uri(uri, tuple(SCHEMES))
 
 
 def _check_output(uri: str) -> str:

@@ -8,17 +8,10 @@ import urllib.parse
 from collections.abc import Mapping
 
 from cloudjob.errors import StoreError
-from cloudjob.model.rules import STORE_SECTIONS
 from cloudjob.store.base import RETRY_S, ObjectStore
+from jobentry.contract.stores import SCHEMES, STORE_SCHEMES, STORE_SECTIONS
 
 __all__ = ["ObjectStore", "full_uri", "job_store", "open_store", "with_store_options"]
-
-# Imported only when used, so that a local job does not wait for the import of a cloud's SDK.
-_MODULES = {
-    "file": "cloudjob.store.directory",
-    "s3": "cloudjob.store.s3",
-    "obs": "cloudjob.store.s3",
-}
 
 
 def full_uri(uri: str, sections: Mapping[str, Mapping[str, object]]) -> str:
@@ -69,12 +62,13 @@ def open_store(
         raise StoreError(
             f"open store {uri!r}: not a URI", hint="for a folder write file:///its/path"
         )
-    if scheme not in _MODULES:
-        near = difflib.get_close_matches(scheme, _MODULES, 1)
+    if scheme not in STORE_SCHEMES:
+        near = difflib.get_close_matches(scheme, STORE_SCHEMES, 1)
         raise StoreError(
             f"open store {uri!r}: no store for the scheme {scheme!r}",
-            hint=f"did you mean {near[0]}://?" if near else f"allowed: {', '.join(_MODULES)}",
+            hint=f"did you mean {near[0]}://?" if near else f"allowed: {', '.join(STORE_SCHEMES)}",
         )
-    module = importlib.import_module(_MODULES[scheme])
+    # Imported only when used, so that a local job does not wait for the import of a cloud's SDK.
+    module = importlib.import_module(f"cloudjob.store.{SCHEMES[scheme].store}")
     store: ObjectStore = module.from_uri(uri, environ, retry_s=retry_s)
     return store

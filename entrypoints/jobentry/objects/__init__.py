@@ -12,10 +12,11 @@ from __future__ import annotations
 import json
 import os
 import re
+from importlib import import_module
 from typing import Any, Iterator
 
 from jobentry.contract import names
-from jobentry.objects import directory
+from jobentry.contract.stores import SCHEMES
 from jobentry.objects.base import (
     Entry,
     ObjectDamaged,
@@ -94,21 +95,13 @@ def uri_below(uri: str, name: str) -> str:
 
 
 def _module(uri: str) -> Any:
-    scheme = scheme_of(uri)
-    if scheme in ("", "file"):
-        return directory
-    if scheme in ("http", "https"):
-        from jobentry.objects import web
-
-        return web
-    if scheme in ("s3", "obs"):
-        from jobentry.objects import s3
-
-        return s3
-    raise ObjectError(
-        f"find object: {shown(uri)!r}: there is no store for {scheme}://",
-        "allowed: file, http, https, s3, obs",
-    )
+    scheme = scheme_of(uri) or "file"
+    if scheme not in SCHEMES:
+        raise ObjectError(
+            f"find object: {shown(uri)!r}: there is no store for {scheme}://",
+            "allowed: {}".format(", ".join(SCHEMES)),
+        )
+    return import_module(f"jobentry.objects.{SCHEMES[scheme].objects}")
 
 
 def _object(uri: str) -> Any:

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from cloudjob.config import json_schema, load, read_env_file, show
 from cloudjob.errors import SpecError, UsageError
 from cloudjob.model.job import OPTIONS, SECTIONS, JobSpec, masked
-from cloudjob.model.rules import BACKENDS, STORE_SECTIONS, VARIABLE_RULE
+from cloudjob.model.rules import BACKENDS, VARIABLE_RULE
 from jobentry.contract.launchers import LAUNCHERS
+from jobentry.contract.stores import STORE_SECTIONS
 
 ROOT = Path(__file__).parents[3]
 
