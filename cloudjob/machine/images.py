@@ -274,10 +274,10 @@ def _follow(stream: Iterator[dict[str, Any]], what: str, on_step: Callable[[str]
     last: list[str] = []
     for word in stream:
         if "error" in word:
-            said = str(word["error"]).strip()
+            message = str(word["error"]).strip()
             words = [line for line in last if not line.startswith(_ENGINES_OWN)]
             tail = f": {words[-1]}" if words else ""
-            raise BackendError(f"building {what}: {said}{tail}", hint=_hint([said, *last]))
+            raise BackendError(f"building {what}: {message}{tail}", hint=_hint([message, *last]))
         # Leave out a download's progress, which the engine reports many times a second.
         text = str(word.get("stream") or ("" if "progress" in word else word.get("status", "")))
         for line in text.splitlines():

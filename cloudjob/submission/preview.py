@@ -91,7 +91,7 @@ def _plan(environment: Mapping[str, str], words: tuple[str, ...]) -> dict[str, A
         check=False,
     )
     if done.returncode:
-        said = os.fsdecode(done.stderr).strip().removeprefix("jobentry: ")
-        raise SpecError([f"planning a node: {said}"])
+        message = os.fsdecode(done.stderr).strip().removeprefix("jobentry: ")
+        raise SpecError([f"planning a node: {message}"])
     plan: dict[str, Any] = json.loads(done.stdout)
     return plan

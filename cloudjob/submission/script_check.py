@@ -146,8 +146,8 @@ def _complaint(path: Path, shell: str, *options: str) -> str:
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    said = os.fsdecode(done.stderr).strip()
-    words = said.partition("\n")[0].removeprefix(f"./{path.name}: ") if done.returncode else ""
+    stderr = os.fsdecode(done.stderr).strip()
+    words = stderr.partition("\n")[0].removeprefix(f"./{path.name}: ") if done.returncode else ""
     # dash prints only the line's number.
     return f"line {words}" if words[:1].isdigit() else words
 

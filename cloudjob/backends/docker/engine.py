@@ -111,8 +111,8 @@ def translate_errors(doing: str) -> Iterator[None]:
     try:
         yield
     except docker.errors.APIError as error:
-        said = str(error.explanation or error).strip()
-        raise BackendError(f"{doing}: {said}", hint=_hint(said)) from error
+        message = str(error.explanation or error).strip()
+        raise BackendError(f"{doing}: {message}", hint=_hint(message)) from error
     except (
         docker.errors.DockerException,
         docker.errors.StreamParseError,
@@ -120,8 +120,8 @@ def translate_errors(doing: str) -> Iterator[None]:
         urllib3.exceptions.HTTPError,
         OSError,
     ) as error:
-        said, hint, kind = _reason(error)
-        raise kind(f"{doing}: {said}", hint=hint) from error
+        message, hint, kind = _reason(error)
+        raise kind(f"{doing}: {message}", hint=hint) from error
 
 
 # The engine's message -> what to try.
@@ -143,8 +143,8 @@ _HINTS = (
 )
 
 
-def _hint(said: str) -> str:
-    return next((hint for part, hint in _HINTS if part in said), "")
+def _hint(message: str) -> str:
+    return next((hint for part, hint in _HINTS if part in message), "")
 
 
 def _reason(error: BaseException) -> tuple[str, str, type[BackendError]]:
@@ -166,9 +166,9 @@ def _reason(error: BaseException) -> tuple[str, str, type[BackendError]]:
                 Unreachable,
             )
         found = _inner(found)
-    said = str(error).strip() or type(error).__name__
+    message = str(error).strip() or type(error).__name__
     return (
-        said,
+        message,
         "`docker info` shows the state of the engine, which DOCKER_HOST selects",
         Unreachable,
     )

@@ -230,12 +230,12 @@ class KubernetesBackend(Backend[KubernetesRequest]):
         is_cancelled = CANCELLED in (job["metadata"].get("annotations") or {})
         now = where.engine.stage(job, is_cancelled).state
         pods: list[Pod] = []
-        said: list[str] = []
+        reasons: list[str] = []
         if now.is_final:
             pods, _ = logs.pods(client, self._place(where, None))
         elif not is_brief:
-            pods, said = self._read_pods(client, where, job, now)
-        found = state.status_of(where.engine, job, pods, is_cancelled=is_cancelled, said=said)
+            pods, reasons = self._read_pods(client, where, job, now)
+        found = state.status_of(where.engine, job, pods, is_cancelled=is_cancelled, reasons=reasons)
         if is_cancelled and any(pod.is_cut_off for pod in pods) and not found.state.is_final:
             # Such a pod never ends, so report it to the user who waits.
             since_s = self._waiting_s.setdefault(handle, time.monotonic())
@@ -261,15 +261,15 @@ class KubernetesBackend(Backend[KubernetesRequest]):
     ) -> tuple[list[Pod], list[str]]:
         """Return the pods of a job that has not ended, and what keeps them from running."""
         key = (str(job["metadata"]["uid"]), now)
-        at, pods, said = self._pod_states.get(key, (float("-inf"), [], []))
+        at, pods, reasons = self._pod_states.get(key, (float("-inf"), [], []))
         if time.monotonic() < at + _REREAD_S:
-            return pods, said
+            return pods, reasons
         pods, _ = logs.pods(client, self._place(where, None))
-        said = []
+        reasons = []
         if now is JobState.PENDING and not any(pod.waits_for for pod in pods):
-            said = events.reasons(client, where.engine, where.job_names, job, pods)
-        self._pod_states[key] = (time.monotonic(), pods, said)
-        return pods, said
+            reasons = events.reasons(client, where.engine, where.job_names, job, pods)
+        self._pod_states[key] = (time.monotonic(), pods, reasons)
+        return pods, reasons
 
     def waits_for(self, handle: str) -> str:
         """Return why the job does not run yet: no room, no image, a quota."""

@@ -216,9 +216,9 @@ def _translate_errors(doing: str, host: str) -> Iterator[None]:
     try:
         yield
     except (urllib3.exceptions.HTTPError, OSError) as error:
-        said, hint = _why(error)
+        reason, hint = _why(error)
         raise ConnectionBroken(
-            f"{doing}: {said}{f' at {host}' if host else ''}", hint=hint
+            f"{doing}: {reason}{f' at {host}' if host else ''}", hint=hint
         ) from error
 
 
@@ -238,8 +238,8 @@ def _why(error: BaseException) -> tuple[str, str]:
             "no answer in time",
             "is this the right context, and can this machine reach its server?",
         )
-    said = cause.strerror if isinstance(cause, OSError) else ""
-    words = said or " ".join(str(error).split()) or type(error).__name__
+    reason = cause.strerror if isinstance(cause, OSError) else ""
+    words = reason or " ".join(str(error).split()) or type(error).__name__
     return words, "does `kubectl get pods` work?"
 
 

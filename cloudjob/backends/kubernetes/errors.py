@@ -60,12 +60,12 @@ def api_error(doing: str, status: int, body: bytes, *, is_made: bool = False) ->
     Args:
         is_made: Whether the request creates something, so that 404 does not mean a missing job.
     """
-    said, reason = _message_and_reason(body)
-    message = f"{doing}: {said or f'HTTP {status}'}"
+    text, reason = _message_and_reason(body)
+    message = f"{doing}: {text or f'HTTP {status}'}"
     if status == UNAUTHORISED:
         return AccessDenied(message, hint=_UNAUTHORISED, status=status, reason=reason)
-    hint = next((hint for part, hint in _HINTS if part in said), "")
-    if status == FORBIDDEN and "exceeded quota" not in said:
+    hint = next((hint for part, hint in _HINTS if part in text), "")
+    if status == FORBIDDEN and "exceeded quota" not in text:
         return AccessDenied(message, hint=_FORBIDDEN, status=status, reason=reason)
     if status == NOT_FOUND and not is_made:
         return ObjectNotFound(message, hint=hint, status=status, reason=reason)
@@ -80,5 +80,5 @@ def _message_and_reason(body: bytes) -> tuple[str, str]:
         return body.decode("utf-8", "replace").strip().partition("\n")[0][:500], ""
     if not isinstance(found, dict):
         return "", ""
-    said = " ".join(str(found.get("message") or "").split())
-    return said, str(found.get("reason") or "")
+    text = " ".join(str(found.get("message") or "").split())
+    return text, str(found.get("reason") or "")

@@ -257,8 +257,8 @@ def _translate_login_errors(doing: str) -> Iterator[None]:
         TypeError,
         AttributeError,
     ) as error:
-        said = " ".join(str(error).split()) or type(error).__name__
-        raise NotAuthorised(f"{doing}: {said}", hint=_HINT) from error
+        message = " ".join(str(error).split()) or type(error).__name__
+        raise NotAuthorised(f"{doing}: {message}", hint=_HINT) from error
     finally:
         root.removeHandler(errors)
     if errors.messages:

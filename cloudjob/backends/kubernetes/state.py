@@ -104,8 +104,8 @@ def _is_cut_off(status: Mapping[str, Any]) -> bool:
     The node controller changes only Ready. If a container's own probe fails, ContainersReady
     changes, too.
     """
-    said = {item.get("type"): item.get("status") for item in status.get("conditions") or ()}
-    return said.get("Ready") == "False" and said.get("ContainersReady") == "True"
+    conditions = {item.get("type"): item.get("status") for item in status.get("conditions") or ()}
+    return conditions.get("Ready") == "False" and conditions.get("ContainersReady") == "True"
 
 
 def status_of(
@@ -114,14 +114,14 @@ def status_of(
     pods: list[Pod],
     *,
     is_cancelled: bool,
-    said: Iterable[str] = (),
+    reasons: Iterable[str] = (),
 ) -> NativeStatus:
     """Return the state of a job.
 
     Args:
         job: The operator's manifest with its status.
         pods: The job's pods that exist.
-        said: Reasons of the queue and the quota that keep the job from running.
+        reasons: Reasons of the queue and the quota that keep the job from running.
     """
     nodes = [pod for pod in pods if pod.node is not None]
     stage = engine.stage(job, is_cancelled)
@@ -130,7 +130,7 @@ def status_of(
     starts = [pod.started_at for pod in nodes if pod.started_at]
     status = NativeStatus(
         state=stage.state,
-        native=_native(stage, nodes, said),
+        native=_native(stage, nodes, reasons),
         started_at=min(starts, default="") or _time(stage.started_at) or None,
         attempt_at=_time(stage.attempt_at),
         has_asked=stage.has_asked,
@@ -186,7 +186,7 @@ def _failure(stage: Stage, head: Pod | None, blamed: Pod | None) -> str:
     return f"node 0: its pod was removed: drained, preempted or deleted{word}"
 
 
-def _native(stage: Stage, nodes: list[Pod], said: Iterable[str]) -> str:
+def _native(stage: Stage, nodes: list[Pod], reasons: Iterable[str]) -> str:
     """Return the operator's state, followed by what keeps the job from running."""
     if stage.state.is_final:
         return stage.native
@@ -195,7 +195,7 @@ def _native(stage: Stage, nodes: list[Pod], said: Iterable[str]) -> str:
         node, _, word = troubles[0]
         more = f", and {len(troubles) - 1} more" if len(troubles) > 1 else ""
         return f"{stage.native} (node {node}: {word}{more})"
-    words = next((_words(word) for word in said if word), "")
+    words = next((_words(word) for word in reasons if word), "")
     return f"{stage.native} ({words})" if words else stage.native
 
 

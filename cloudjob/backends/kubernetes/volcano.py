@@ -83,16 +83,16 @@ class Volcano(Engine):
     def stage(self, job: Mapping[str, Any], is_cancelled: bool) -> Stage:
         """Return the state of a job."""
         status = job.get("status") or {}
-        said = status.get("state") or {}
-        phase = str(said.get("phase") or "")
+        current = status.get("state") or {}
+        phase = str(current.get("phase") or "")
         state = _STATES.get(phase, JobState.UNKNOWN)
-        words = [str(said.get(key) or "") for key in ("reason", "message")]
+        words = [str(current.get(key) or "") for key in ("reason", "message")]
         message = ": ".join(word for word in words if word)
         if state is JobState.FAILED and is_cancelled:
             state = JobState.CANCELLED
         elif phase in ("Aborted", "Terminated"):
             message = message or "a pod was evicted, or the job was suspended"
-        changed_at = str(said.get("lastTransitionTime") or "")
+        changed_at = str(current.get("lastTransitionTime") or "")
         # Volcano counts a restart before it begins, and writes the phases after it with new times.
         is_again = bool(status.get("retryCount")) and not state.is_final
         return Stage(

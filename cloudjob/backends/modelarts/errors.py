@@ -97,9 +97,9 @@ def service_error(doing: str, answer: Response) -> ServiceError:
         kind = AccessDenied
     request = answer.headers.get("X-Request-Id", "")
     details = ", ".join(text for text in (code, f"request {request}" if request else "") if text)
-    said = _one_line(message) or f"HTTP {status}"
+    text = _one_line(message) or f"HTTP {status}"
     return kind(
-        f"{doing}: {said} ({details})" if details else f"{doing}: {said}",
+        f"{doing}: {text} ({details})" if details else f"{doing}: {text}",
         hint=_HINTS.get(code) or _STATUS_HINTS.get(status) or _one_line(advice),
         status=status,
         code=code,

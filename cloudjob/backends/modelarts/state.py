@@ -83,9 +83,9 @@ def _failed_task(status: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _message(phase: str, second: str, failed: Mapping[str, Any]) -> str:
-    said = str(failed.get("message") or "").strip()
-    if said:
-        return said
+    message = str(failed.get("message") or "").strip()
+    if message:
+        return message
     if failed:
         return f"{failed.get('task')} ended with exit code {failed['exit_code']}"
     return f"ModelArts reports {phase}" + (f" ({second})" if second and second != phase else "")

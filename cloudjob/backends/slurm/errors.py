@@ -68,6 +68,6 @@ def may_be_done(words: str) -> bool:
 
 def command_error(doing: str, words: str) -> BackendError:
     """Return the error for the output of a Slurm command."""
-    said = words.removeprefix("sbatch: error: ").replace("Batch job submission failed: ", "")
+    message = words.removeprefix("sbatch: error: ").replace("Batch job submission failed: ", "")
     hint = next((hint for part, hint in _HINTS if part.lower() in words.lower()), _DEFAULT)
-    return BackendError(f"{doing}: {said}", hint=hint)
+    return BackendError(f"{doing}: {message}", hint=hint)

@@ -746,9 +746,11 @@ def ended(node: int, code: int, reason: str = "Error", at: str = "2026-11-21T10:
     )
 
 
-def seen(job: dict[str, Any], *pods: state.Pod, is_cancelled: bool = False, said: Any = ()):
+def seen(job: dict[str, Any], *pods: state.Pod, is_cancelled: bool = False, reasons: Any = ()):
     """Return the status of a job of Volcano."""
-    return state.status_of(VOLCANO, job, list(pods), is_cancelled=is_cancelled, said=list(said))
+    return state.status_of(
+        VOLCANO, job, list(pods), is_cancelled=is_cancelled, reasons=list(reasons)
+    )
 
 
 def test_an_unschedulable_pod_is_reported_with_the_reason():
@@ -783,7 +785,7 @@ def test_an_image_that_cannot_be_pulled_is_reported():
 
 def test_a_job_without_pods_is_reported_with_the_quotas_message():
     """No pod has a reason."""
-    found = seen(volcano_job("Pending"), said=["FailedCreate: exceeded quota: gpus"])
+    found = seen(volcano_job("Pending"), reasons=["FailedCreate: exceeded quota: gpus"])
 
     assert found.native == "Pending (FailedCreate: exceeded quota: gpus)"
 
