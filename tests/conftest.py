@@ -48,7 +48,7 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with those that are marked as long."""
+    """Run tests that are marked as long first."""
     items.sort(key=lambda item: item.get_closest_marker("long") is None)
 
 
@@ -56,7 +56,7 @@ _failed_once: set[str] = set()
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Note for CI, which runs a test twice where need be, the tests whose first run failed."""
+    """Record the tests whose first run failed; CI repeats a failed test once."""
     path = os.environ.get("CLOUDJOB_CI_FAILED_ONCE")
     # What a test leaves behind fails once more, after the test.
     is_first = report.outcome == "rerun" and report.nodeid not in _failed_once
@@ -107,7 +107,7 @@ def new_bucket() -> Callable[[Server], str]:
 
 @pytest.fixture
 def fault_proxy() -> Iterator[Callable[..., FaultProxy]]:
-    """Return what puts a proxy with faults in front of a server."""
+    """Return a function that starts a fault-injecting proxy in front of a server."""
     proxies: list[FaultProxy] = []
 
     def make(server: Server, host: str = "127.0.0.1") -> FaultProxy:
@@ -162,14 +162,14 @@ def open_mpi_5_image(build: Callable[..., str]) -> str:
 
 @pytest.fixture(scope="session")
 def with_entry(engine: docker.APIClient) -> Iterator[Callable[[str], str]]:
-    """Lay the entry of today over that of an image, and return the tag of that."""
+    """Replace the entry in an image by the current one, and return the tag of the new image."""
     from tests.support import containers
 
     made: dict[str, str] = {}
 
     def with_entry(image: str) -> str:
         if image not in made:
-            made[image] = containers.lay_entry(engine, image)
+            made[image] = containers.add_entry(engine, image)
         return made[image]
 
     yield with_entry
@@ -179,7 +179,7 @@ def with_entry(engine: docker.APIClient) -> Iterator[Callable[[str], str]]:
 
 @pytest.fixture
 def ugly_values() -> dict[str, bytes]:
-    """Values that some carrier of Open MPI damages."""
+    """Values that Open MPI damages in at least one way of passing variables."""
     return UGLY_VALUES
 
 

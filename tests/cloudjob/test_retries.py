@@ -152,7 +152,7 @@ def test_a_store_that_refuses_connections_is_tried_until_it_is_back(
             threading.Thread(target=servers[0].serve_forever, daemon=True).start()
 
     store = s3_store(f"http://127.0.0.1:{address[1]}", 60.0)
-    monkeypatch.setattr(client, "_LONGEST_PAUSE_S", 0.05)
+    monkeypatch.setattr(client, "_MAX_PAUSE_S", 0.05)
     try:
         with Hook(come_back):
             assert not store.exists("key")
@@ -169,7 +169,7 @@ def test_the_pause_between_two_attempts_can_be_interrupted(
     with socket.create_server(("127.0.0.1", 0)) as free:
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
     monkeypatch.setattr(client, "_FIRST_PAUSE_S", 1e6)
-    monkeypatch.setattr(client, "_LONGEST_PAUSE_S", 1e6)
+    monkeypatch.setattr(client, "_MAX_PAUSE_S", 1e6)
     store = s3_store(url, 1e9)
     paused = threading.Event()
     with Hook(paused.set), ThreadPoolExecutor(1) as pool:

@@ -99,7 +99,7 @@ def store(given: Given) -> ObjectStore:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the pauses between retries short."""
     monkeypatch.setattr(client, "_FIRST_PAUSE_S", 0.01)
-    monkeypatch.setattr(client, "_LONGEST_PAUSE_S", 0.1)
+    monkeypatch.setattr(client, "_MAX_PAUSE_S", 0.1)
 
 
 @pytest.fixture(autouse=True)

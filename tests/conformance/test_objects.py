@@ -45,7 +45,7 @@ from tests.support.servers import (
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 LARGE = 20 * 1024 * 1024 + 7
-QUICK = {"_PATIENCE_S": 90.0, "_STALL_S": 5.0, "_FIRST_PAUSE_S": 0.01, "_LONGEST_PAUSE_S": 0.1}
+QUICK = {"_PATIENCE_S": 90.0, "_STALL_S": 5.0, "_FIRST_PAUSE_S": 0.01, "_MAX_PAUSE_S": 0.1}
 
 
 @pytest.fixture(scope="session", params=["seaweedfs", "moto"])
@@ -468,7 +468,7 @@ class Role(http.server.BaseHTTPRequestHandler):
     """The platform's endpoint for the keys of a container."""
 
     def log_message(self, *words: Any) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
     def do_GET(self) -> None:
         """Return the keys for the right token."""

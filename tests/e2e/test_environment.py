@@ -23,7 +23,7 @@ leave(f"rank-{rank}", b"\0".join(k + b"=" + v for k, v in os.environb.items()))
 
 
 def environments(cloud, count):
-    """What each rank had."""
+    """The environment of each rank."""
     left = cloud.left("rank-*")
     assert sorted(left) == [f"rank-{rank}" for rank in range(count)]
     pairs = [
@@ -34,7 +34,7 @@ def environments(cloud, count):
 
 
 def differences(ranks, expected):
-    """What is wrong, short enough to read."""
+    """The differences, shortened for an error message."""
     return [
         f"rank {index}: {name}: {rank.get(name, b'(absent)')[:60]!r} and not {value[:60]!r}"
         for index, rank in enumerate(ranks)
@@ -643,7 +643,7 @@ def test_bind_args_control_the_placement_of_ranks(cloud):
 @pytest.mark.every_mpi
 @pytest.mark.parametrize("np", [1, 3])
 def test_a_job_may_have_fewer_ranks_than_slots(cloud, np):
-    """OPENMPI_NP may be smaller than the room there is, also so small that a node has no rank."""
+    """OPENMPI_NP may be less than the number of slots, so that even a whole node has no rank."""
     done = cloud.submit(
         "--nodes",
         "2",

@@ -131,7 +131,7 @@ class Case:
     def break_store(self, fault: str) -> None:
         """Make the store fail from this stage on, permanently."""
         assert self.gate
-        self.gate.breaks_with(FAULTS[fault])
+        self.gate.inject(FAULTS[fault])
         self.begin()
         if fault == "down":
             self.proxy.close()
@@ -172,7 +172,7 @@ class Case:
         return self.cloud.mpiruns()
 
     def _put_before_path(self, name: str) -> None:
-        """Put a program before one of that name that waits until it may go on."""
+        """Put a program first on PATH that waits, then runs the one with the same name."""
         cloud = self.cloud
         real = shutil.which(name, path=cloud.environ["PATH"])
         folder = cloud.folder / "bin"
@@ -276,7 +276,7 @@ def test_a_process_is_killed(case, stage: str, who: str, end: End):
 @pytest.mark.lengthy
 @named(FROZEN)
 def test_a_frozen_process_does_not_outlive_a_cancel(case, stage: str, who: str, end: End):
-    """SIGSTOP; the stage is held on, too, while the job is cancelled."""
+    """SIGSTOP; the job is also held at its stage while it is cancelled."""
     held = case(stage)
     frozen = held.victims(who)
     for process in frozen:
@@ -301,7 +301,7 @@ STORE_FAULTS = ("down", "500", "mute")
 @pytest.mark.parametrize("fault", STORE_FAULTS)
 @pytest.mark.parametrize("stage", ["uploading", "before send"])
 def test_a_submit_whose_store_fails_is_cancelled_at_once(case, stage: str, fault: str):
-    """Ctrl-C ends it while it tries again; nothing was started."""
+    """Ctrl-C ends it while it retries; nothing was started."""
     held = case(stage, fault=fault)
     held.submit.send(signal.SIGINT)
 
@@ -399,7 +399,7 @@ def test_a_disk_that_fills_at_any_stage_is_reported(case, small_disk: Path, stag
 
 
 def test_a_disk_that_fills_during_the_upload_is_reported(cloud, small_disk: Path):
-    """One error line, and nothing half made in the store."""
+    """There is one error line, and the store contains nothing incomplete."""
     words = ("--store", f"file://{small_disk}/store", "--launcher", "python", "job.py")
     cloud.write("job.py", "print('done')")
     large = cloud.source / "large.bin"
@@ -439,7 +439,7 @@ LIMITS = ("nofile=10", "nofile=16", "nofile=20", "nofile=64", "as=50000000", "as
 @pytest.mark.lengthy
 @pytest.mark.parametrize("limit", LIMITS)
 def test_a_job_under_a_low_limit_runs_or_reports_what_it_lacks(cloud, limit: str):
-    """Whoever meets the limit first: submit, controller, keeper, entry or mpirun."""
+    """Whichever process reaches the limit first: submit, controller, keeper, entry or mpirun."""
     script = cloud.script("print('done', rank)")
     cloud.prefix = ("prlimit", f"--{limit}:{limit.partition('=')[2]}")
 
@@ -458,7 +458,7 @@ def test_a_job_under_a_low_limit_runs_or_reports_what_it_lacks(cloud, limit: str
 @pytest.mark.lengthy
 @pytest.mark.parametrize("limit", [2, 6, 10, 16])
 def test_a_job_under_a_limit_on_processes_runs_or_names_what_it_lacks(cloud, limit: int):
-    """Whichever process meets the limit first: submit, controller, node, mpirun or rank."""
+    """Whichever process reaches the limit first: submit, controller, node, mpirun or rank."""
     if os.geteuid():
         pytest.skip("only root has a user without other processes")
     # The kernel counts the processes and threads of a user, and exempts root.
@@ -494,7 +494,7 @@ _NO_PROCESS = re.compile(
 
 
 def test_every_command_reports_a_read_only_home_folder(cloud, small_disk: Path):
-    """Every command says so; when it can be written to again, all is as before."""
+    """Once the folder is writable again, every command works as before."""
     cloud.remove_home()
     cloud.home.symlink_to(small_disk / "home")
     script = cloud.script("print('done', rank)")

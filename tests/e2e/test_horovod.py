@@ -49,7 +49,7 @@ def submit(cloud, controller):
 
 @pytest.mark.long
 def test_the_example_trains_the_same_model_on_all_ranks(cloud, submit, controller):
-    """Its losses fall and are those of every rank; timeline and fusion are Horovod's to obey."""
+    """The losses fall and are the same on every rank; timeline and fusion settings apply."""
     shutil.copy(EXAMPLES / "horovod_digits" / "train.py", cloud.source)
     fusion = ("-e", "HOROVOD_FUSION_THRESHOLD=0") if controller == "gloo" else ()
 

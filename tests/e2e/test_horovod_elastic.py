@@ -74,7 +74,7 @@ def words(cloud):
 
 
 def kill_node(cloud, job: str, node: int) -> None:
-    """End a node as a machine ends that loses its power."""
+    """End a node like a machine that loses power."""
     os.kill(cloud.state(job)["nodes"][node]["process"], signal.SIGKILL)
 
 

@@ -77,7 +77,7 @@ def test_a_line_written_in_pieces_is_one_line(cloud):
 
 @pytest.mark.every_mpi
 def test_many_lines_of_many_ranks_stay_whole(cloud):
-    """5 MB from each of four ranks at once: nothing lost, nothing broken, nothing out of order."""
+    """Four ranks write 5 MB each at once; no line is lost, split or out of order."""
     script = cloud.script(
         """
         line = "%07d " + "abcdefghij" * 9 + "\\n"
@@ -169,7 +169,7 @@ def test_the_log_is_complete_however_the_job_ends(cloud, how):
 
 
 def test_the_log_outlives_a_node(cloud, poll):
-    """When the keeper of a node is killed, what its ranks had written for a second is there."""
+    """If a node's keeper is killed, the log has what its ranks wrote up to a second before."""
     script = cloud.script('print("before", rank)\nleave(f"up-{rank}")\ntime.sleep(60)')
     running = cloud.start_submit("--nodes", "2", script)
     cloud.await_left("up-0", "up-1")

@@ -56,7 +56,7 @@ def submit(cloud):
 @mindspore
 @pytest.mark.parametrize("launcher", CLUSTERS)
 def test_ranks_of_all_nodes_form_one_cluster(cloud, submit, launcher):
-    """They add up, each is who its node says it is, and arguments are exact."""
+    """An allreduce is right, each rank has its node's number, and arguments are exact."""
     args = ("--worker", "--rank_table_file", "a b", "", "-I", "--", "%3A", ":")
     done = submit(
         launcher,
@@ -248,7 +248,7 @@ def test_the_quick_start_trains_on_a_single_rank(cloud):
 
 
 def test_a_launcher_that_fails_on_one_node_ends_the_job(cloud):
-    """The ranks of the other would wait for those that never start; this Python is a stand-in."""
+    """The other node's ranks would wait for ranks that never start; Python is a fake here."""
     cloud.write("train.py", "")
     python = cloud.folder / "python"
     python.write_text("""\

@@ -41,7 +41,7 @@ def emulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def run(folder: Path, *words: str) -> str:
-    """Give an order to the emulator."""
+    """Run an emulator command."""
     # No environment is active: what lies on PATH may be another Open MPI than the one of Python.
     environ = {**os.environ, "CLOUDJOB_HOME": str(folder), "PATH": SYSTEM_PATH}
     done = subprocess.run(

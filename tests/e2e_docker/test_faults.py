@@ -363,7 +363,7 @@ class Storing:
     def __init__(self, cloud, stage: str, fault: str, bucket: Bucket) -> None:
         self.cloud, self.stage, self.fault, self.proxy = cloud, stage, fault, bucket.proxy()
         self.gate = Gate(self.proxy, *STORE_STAGES[stage])
-        self.gate.breaks_with(STORE_FAULTS[fault])
+        self.gate.inject(STORE_FAULTS[fault])
         self.environ = {
             "AWS_ENDPOINT_URL": self.proxy.endpoint,
             # On a busy machine a minute may pass before the last job is cancelled.

@@ -64,7 +64,7 @@ class RealMachine:
     def is_ready(self) -> bool:
         """Whether the cluster takes the machine for ready."""
         assert self._kubelet is not None
-        assert self._kubelet.poll() is None, self.said()
+        assert self._kubelet.poll() is None, self.log_tail()
         nodes = self.cluster.ask("GET", "/api/v1/nodes")["items"]
         return any(
             item["type"] == "Ready" and item["status"] == "True"
@@ -111,7 +111,7 @@ class RealMachine:
             if path.startswith(f"{self.folder}/"):
                 subprocess.run(["umount", "-l", path], check=False)
 
-    def said(self) -> str:
+    def log_tail(self) -> str:
         """Return the last lines of the kubelet, for an error message."""
         return (self.folder / "kubelet.log").read_text(errors="replace")[-3000:]
 

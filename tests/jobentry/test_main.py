@@ -100,7 +100,7 @@ class Machine:
         return Ended(process.returncode, "".join(lines), err)
 
     def record(self) -> dict[str, Any]:
-        """Return what the entry left for the laptop half."""
+        """Return the exit record that the entry wrote."""
         found = json.loads((self.folder / "exit.json").read_text())
         assert isinstance(found, dict)
         return found

@@ -76,6 +76,6 @@ class Page:
         )
 
     def problems(self) -> list[str]:
-        """Return what the browser complained about since the last call."""
+        """Return the browser's errors and warnings since the last call."""
         entries = self.driver.get_log("browser")  # type: ignore[no-untyped-call]
         return [entry["message"] for entry in entries if entry["level"] in ("SEVERE", "WARNING")]

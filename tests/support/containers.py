@@ -40,7 +40,7 @@ def build_on(
     assert not [line for line in said if "error" in line], said
 
 
-def lay_entry(engine: docker.APIClient, image: str) -> str:
+def add_entry(engine: docker.APIClient, image: str) -> str:
     """Add the current entry to an image, as images/base.Dockerfile does."""
     recipe = (ROOT / "images" / "base.Dockerfile").read_text()
     begin = recipe.index("COPY cloudjob/jobentry.pyz")

@@ -35,7 +35,7 @@ class Dockerd:
         self.keep_containers(True)
 
     def keep_containers(self, is_kept: bool) -> None:
-        """Set whether containers go on while the engine is down."""
+        """Set whether containers keep running while the engine is down."""
         (self.folder / "daemon.json").write_text(json.dumps({"live-restore": is_kept}))
         if self._engine is not None:
             self._engine.send_signal(signal.SIGHUP)

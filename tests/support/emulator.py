@@ -50,7 +50,7 @@ users:
 
 
 class Api:
-    """A client of the emulator that signs for itself, and what tests do with it."""
+    """A client of the emulator with its own signing code, and helpers for tests."""
 
     def __init__(self, address: Address, home: Path) -> None:
         self.address = address
@@ -109,7 +109,7 @@ class Api:
         return dict(Signer(keys).sign(text).header_params)
 
     def ok(self, method: str, path: str, body: Any = None) -> Any:
-        """Send a request that must be answered well."""
+        """Send a request that must succeed."""
         status, values, _ = self.ask(method, path, body)
         assert status < 300, values
         return values
@@ -179,7 +179,7 @@ def new_name() -> str:
 
 
 def await_true(claim: Callable[[], Any], describe: Callable[[], Any] = lambda: "") -> Any:
-    """Wait until something is so, and return it."""
+    """Wait until ``claim`` returns a true value, and return that value."""
     end = time.monotonic() + LIMIT_S
     while True:
         found = claim()

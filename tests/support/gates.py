@@ -24,7 +24,7 @@ class Gate:
         self._is_broken = False
         proxy.choose = self._choose
 
-    def breaks_with(self, fault: Fault) -> None:
+    def inject(self, fault: Fault) -> None:
         """Apply this fault to all matching requests instead of holding them."""
         self._fault = fault
 

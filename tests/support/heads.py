@@ -41,7 +41,7 @@ class Head:
         self.has, _, self._proof = self._file.readline().decode().strip().partition(" ")
         self._channel = Channel(key, "head", "worker", f"{words} {self.has}")
 
-    def say(self, word: str, **values: Any) -> None:
+    def send(self, word: str, **values: Any) -> None:
         """Send a message."""
         self.sent += 1
         text = b"%d %d %s" % (self.sent, self.received, messages.dump(word, **values)[:-1])
@@ -57,7 +57,7 @@ class Head:
                 self.received = int(number)
                 return messages.load(text)
 
-    def hear(self, word: str) -> dict[str, Any]:
+    def receive(self, word: str) -> dict[str, Any]:
         """Return the values of the next message, which must be of this kind."""
         message = self.read()
         assert message.word == word, message

@@ -131,7 +131,7 @@ class Cluster:
             with contextlib.suppress(OSError, urllib.error.URLError):
                 self.ask("GET", "/readyz", is_json=False)
                 break
-            assert time.monotonic() < deadline, f"no API server: {self.said()}"
+            assert time.monotonic() < deadline, f"no API server: {self.log_tail()}"
             time.sleep(0.2)
         self.kubelet.start()
         self._add_crds()
@@ -149,7 +149,7 @@ class Cluster:
         self.kubelet.stop()
 
     def controllers(self, *names: str, more: Sequence[str] = ()) -> None:
-        """Start controllers; ``garbagecollector`` deletes what has lost its owner.
+        """Start controllers; ``garbagecollector`` deletes objects whose owner is gone.
 
         Args:
             more: More options.
@@ -177,7 +177,7 @@ class Cluster:
         kind: str = "application/json",
         is_json: bool = True,
     ) -> Any:
-        """Ask the API server as its administrator; a refusal is an ``HTTPError``."""
+        """Send a request as the administrator; raise ``HTTPError`` if it is refused."""
         request = urllib.request.Request(
             self.endpoint + path,
             data=None if body is None else json.dumps(body).encode(),
@@ -203,7 +203,7 @@ class Cluster:
         self.ask("POST", "/api/v1/namespaces", body)
         return name
 
-    def said(self) -> str:
+    def log_tail(self) -> str:
         """Return the last lines of the programs, for an error message."""
         logs = sorted(self.folder.glob("*.log"))
         return "\n".join(f"{path.name}: {path.read_text()[-1500:]}" for path in logs)
@@ -216,7 +216,7 @@ class Cluster:
 
     def _check_alive(self) -> None:
         for process in self._processes:
-            assert process.poll() is None, self.said()
+            assert process.poll() is None, self.log_tail()
 
     def _add_crds(self) -> None:
         for path in sorted(crds().glob("*.*_*.yaml")):
@@ -295,7 +295,7 @@ class Log:
     changed: threading.Condition = field(default_factory=threading.Condition)
 
     def write(self, *lines: bytes, at: str = "") -> None:
-        """Add lines, all of one moment where one is named."""
+        """Add lines, all with the time ``at`` if it is given."""
         with self.changed:
             self.lines += [(at or _now(), line) for line in lines]
             self.changed.notify_all()
@@ -324,7 +324,7 @@ class Log:
 
 
 class Kubelet:
-    """What an API server asks of a machine: the logs of its containers."""
+    """The part of a kubelet that an API server needs: the logs of containers."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -369,7 +369,7 @@ class Kubelet:
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
     def stop(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         for log in self.logs.values():
             log.end()
         if self._server is not None:

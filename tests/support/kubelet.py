@@ -39,7 +39,7 @@ class Objects:
             self._data[(item["kind"], item["metadata"]["name"])] = data
 
     def of(self, kind: str, name: str) -> dict[str, bytes]:
-        """Return the data of one; a pod whose volume is not there never starts."""
+        """Return the data of one object; a pod whose volume is missing never starts."""
         return self._data[(kind, name)]
 
 
@@ -100,8 +100,8 @@ def expanded(text: str, env: dict[str, str]) -> str:
     return re.sub(r"\$\$|\$\(([^)]*)\)|\$.", one, text, flags=re.DOTALL)
 
 
-def after_shell(started: Started) -> dict[str, str]:
-    """Return the variables that our own shell lines leave for the entry, by letting a shell run."""
+def shell_environment(started: Started) -> dict[str, str]:
+    """Run the container's shell lines, and return the variables that the entry gets."""
     if started.command[1:2] != ("-c",):
         return dict(started.env)
     import subprocess

@@ -112,7 +112,7 @@ def once(text: str, reply: Reply, *, times: int = 1) -> Fault:
 
 
 class _Queue:
-    """Takes the scheduler's place: no job waits, and none runs anything."""
+    """Replaces the scheduler: no job waits, and none runs anything."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -346,7 +346,7 @@ def body(name: str, **algorithm: Any) -> dict[str, Any]:
 
 
 class Server:
-    """Serves the services of many tests, one after the other: to start a server takes longer."""
+    """One server for the fake services of many tests, because starting a server is slow."""
 
     def __init__(self) -> None:
         listener = bind(LOOPBACK, 0)

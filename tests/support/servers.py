@@ -156,7 +156,7 @@ class SeaweedFS(Server):
         (self.folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
         ports = {"s3": 0, "master": 1, "volume": 2, "filer": 3, "admin": 4}
         return [
-            program or weed(),
+            program or seaweedfs_program(),
             "mini",
             f"-dir={self.folder}/data",
             "-ip=127.0.0.1",
@@ -200,7 +200,7 @@ class Moto(Server):
         return [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self.port)]
 
 
-def weed() -> str:
+def seaweedfs_program() -> str:
     """Return the path of SeaweedFS's program, which is in the interpreter's folder."""
     beside = Path(sys.executable).with_name("weed")
     found = str(beside) if beside.exists() else shutil.which("weed")
@@ -426,10 +426,12 @@ class FaultProxy:
             upstream = self._tls.wrap_socket(upstream)
         with self._kept(upstream):
             upstream.sendall(_one_request_a_connection(head))
-            back = threading.Thread(target=self._back, args=(upstream, client, fault), daemon=True)
+            back = threading.Thread(
+                target=self._forward_response, args=(upstream, client, fault), daemon=True
+            )
             if self._tls is None:
                 back.start()
-            self._forth(client, upstream, fault, rest, _body_bytes(request))
+            self._forward_request(client, upstream, fault, rest, _body_bytes(request))
             if self._tls is not None:
                 # No two threads may use one connection of TLS at once.
                 back.start()
@@ -458,7 +460,7 @@ class FaultProxy:
             return rule.fault
         return self.choose(request)
 
-    def _forth(
+    def _forward_request(
         self, client: socket.socket, upstream: socket.socket, fault: Fault, data: bytes, size: float
     ) -> None:
         """Forward the body of the request, and anything the client sends until it closes."""
@@ -479,7 +481,9 @@ class FaultProxy:
             self._pause(len(data) / fault.bytes_per_s if fault.bytes_per_s else 0)
             data = b""
 
-    def _back(self, upstream: socket.socket, client: socket.socket, fault: Fault) -> None:
+    def _forward_response(
+        self, upstream: socket.socket, client: socket.socket, fault: Fault
+    ) -> None:
         """Forward the response, after which the server closes the connection."""
         with contextlib.suppress(OSError, EOFError):
             head, data = _read_head(upstream)

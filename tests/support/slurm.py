@@ -129,7 +129,7 @@ _DATABASE_PORT = 3306
 
 
 def missing(*more: str) -> str:
-    """Return why no Slurm can run here, empty when one can.
+    """Return why Slurm cannot run here, empty if it can.
 
     Args:
         more: The names of programs that it needs besides.
@@ -142,7 +142,7 @@ def missing(*more: str) -> str:
 
 
 def can_confine() -> bool:
-    """Whether this machine has the cgroups (v1) that hold jobs to their memory."""
+    """Whether this machine has the cgroups (v1) that enforce memory limits of jobs."""
     return all(
         os.path.ismount(f"/sys/fs/cgroup/{name}") and os.access(f"/sys/fs/cgroup/{name}", os.W_OK)
         for name in ("memory", "freezer", "cpuset")
@@ -207,7 +207,7 @@ class Slurm:
         return done.stdout
 
     def start(self) -> None:
-        """Bring everything up, and wait until every node can take a job."""
+        """Start everything, and wait until every node accepts jobs."""
         for name in ("state", *(f"spool-{node}" for node in self.nodes)):
             (self.folder / name).mkdir()
         hosts = {"login": LOGIN_ADDRESS}
@@ -231,11 +231,11 @@ class Slurm:
         self._start(node, "slurmd", "-D", "-N", node)
 
     def start_controller(self, *, forgets: bool = False) -> None:
-        """Start the controller, which finds its jobs again unless it is to forget them."""
+        """Start the controller; it restores its jobs unless ``forgets`` is set."""
         self._start("login", "slurmctld", "-D", "-c" if forgets else "-i")
 
     def stop_controller(self) -> None:
-        """End the controller; the jobs go on."""
+        """Stop the controller; the jobs keep running."""
         daemon = self._daemons.pop("slurmctld")
         daemon.terminate()
         daemon.wait()
@@ -251,7 +251,7 @@ class Slurm:
         daemon.wait()
 
     def kill_node(self, node: str) -> None:
-        """End a node as if its power had gone: the daemon and all that it has started."""
+        """Kill a node's daemon and everything it has started, as a power failure does."""
         daemon = self._daemons.pop(node)
         daemon.kill()
         daemon.wait()
@@ -289,7 +289,7 @@ class Slurm:
         return "\n".join(texts)
 
     def stop(self) -> None:
-        """Leave nothing of it."""
+        """Stop everything and remove all files."""
         for process in (*self._daemons.values(), *self._holders.values()):
             process.kill()
             process.wait()
@@ -322,7 +322,7 @@ class Slurm:
         (self.folder / "gres.conf").write_text(_GRES.format(nodes=",".join(self.nodes)))
 
     def _hold(self, name: str) -> None:
-        """Make the namespaces of a node, which last as long as this process."""
+        """Create the namespaces of a node, which exist as long as this process."""
         holder = subprocess.Popen(
             [
                 *("unshare", "-n", "-u", "-m", "--propagation", "private"),
@@ -366,7 +366,7 @@ class Slurm:
         self._await((self.folder / "munge.sock").exists, "munged")
 
     def _start_accounting(self) -> None:
-        """Start the database and the daemon in front of it; the login node alone reaches them."""
+        """Start the accounting database and its daemon, which only the login node can reach."""
         data, dbd = self.folder / "database", self.folder / "slurmdbd.conf"
         data.mkdir()
         common = (f"--datadir={data}", "--user=root")

@@ -8,7 +8,7 @@ from cloudjob.model.status import JobState, JobStatus
 
 
 def status_of(job: str = "train-1", **more: Any) -> JobStatus:
-    """Return the status of a running process job of two nodes, with these fields instead."""
+    """Return the status of a running process job of two nodes, with these fields replaced."""
     values: dict[str, Any] = {
         "name": "train",
         "backend": "process",

@@ -21,7 +21,7 @@ from cloudjob.store.s3.bucket_uri import CREDENTIALS_HINTS, BucketUri
 AT_ONCE = 16
 # Timeouts for connecting and for reading, and the shortest and longest pause between attempts.
 _CONNECT_S, _READ_S = 5.0, 20.0
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.3, 5.0
+_FIRST_PAUSE_S, _MAX_PAUSE_S = 0.3, 5.0
 # Disables botocore's own retries: ``Retries`` decides.
 _NO_RETRIES = {"total_max_attempts": 1}
 
@@ -136,7 +136,7 @@ class Retries:
         began_s, aborts = context.get("cloudjob", (now_s, self._aborts))
         # From the first failure: on a slow connection the first attempt alone may take minutes.
         failing_since_s = context.setdefault("cloudjob_failing", now_s)
-        pause_s = min(_FIRST_PAUSE_S * 2 ** (attempts - 1), _LONGEST_PAUSE_S)
+        pause_s = min(_FIRST_PAUSE_S * 2 ** (attempts - 1), _MAX_PAUSE_S)
         if now_s + pause_s - failing_since_s > self._retry_s:
             return None
         self._notices.report(began_s, f"asking {self._uri.root}: {found}")

@@ -25,7 +25,7 @@ _MAX_RANGES = 1000
 # A shorter value occurs by chance too often.
 _MIN_SECRET_BYTES = 8
 # A shorter value of letters in one case is an ordinary word: "password", "production".
-_LONGEST_WORD = 16
+_MAX_WORD_LENGTH = 16
 _NAME_ENDS = (
     "TOKEN",
     "SECRET",
@@ -61,7 +61,7 @@ def hidden_forms(values: Iterable[bytes]) -> tuple[bytes, ...]:
 
 def _is_secret(line: bytes) -> bool:
     """Whether a line is long enough, and neither an ordinary word nor the header of a key."""
-    is_word = line.isalpha() and len(line) < _LONGEST_WORD
+    is_word = line.isalpha() and len(line) < _MAX_WORD_LENGTH
     is_word = is_word and (line.islower() or line.isupper() or line.istitle())
     return len(line) >= _MIN_SECRET_BYTES and not is_word and not line.startswith(b"-----")
 

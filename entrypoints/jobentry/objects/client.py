@@ -31,7 +31,7 @@ _PATIENCE_S = 180.0
 # The timeout of a single read or write.
 _STALL_S = 30.0
 # The pause before the second attempt, which doubles up to the longest one.
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.4, 10.0
+_FIRST_PAUSE_S, _MAX_PAUSE_S = 0.4, 10.0
 # Seconds before the first notice of a failing request, and between two notices of all requests.
 _FIRST_NOTICE_S, _NEXT_NOTICE_S = 5.0, 10.0
 # How long a request to a server that is down is retried, and the minimum pause before a new
@@ -194,8 +194,8 @@ class _Retries:
             ObjectError: This was the last one.
         """
         global _next_notice_at
-        longest_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**self._count)
-        pause_s = random.uniform(longest_s / 2, longest_s)
+        max_s = min(_MAX_PAUSE_S, _FIRST_PAUSE_S * 2**self._count)
+        pause_s = random.uniform(max_s / 2, max_s)
         self._count += 1
         now = time.monotonic()
         if self._failed_at is None:

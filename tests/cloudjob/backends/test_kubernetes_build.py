@@ -166,7 +166,7 @@ def test_the_entry_of_each_pod_can_read_its_variables(engine: str, nodes: int):
 
     for index, item in enumerate(from_operator.pods):
         started = kubelet.container(item, objects, ip=f"10.0.0.{index}")
-        given_ = kubelet.after_shell(started)
+        given_ = kubelet.shell_environment(started)
         files = started.files
         node = env.read({**given_, **variables.load(files["/run/cloudjob/env"].data)})
         told = env.read(all_told[index])

@@ -193,7 +193,7 @@ class Job:
 
     @property
     def record(self) -> dict[str, Any]:
-        """What the head left for the laptop half."""
+        """The exit record that the head wrote."""
         found = json.loads((self.folder / "exit.json").read_text())
         assert isinstance(found, dict)
         return found

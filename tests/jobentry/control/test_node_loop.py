@@ -17,7 +17,7 @@ from jobentry.control.event_loop import FORWARDED_SIGNALS, STOP_SIGNALS, NodeLoo
 
 @pytest.fixture
 def loop(tmp_path: Path) -> Iterator[NodeLoop]:
-    """A loop with nothing to do; the signals of the test's process are its own again at the end."""
+    """An idle loop; the signal handlers of the test process are restored at the end."""
     folder = str(tmp_path)
     os.mkfifo(tmp_path / "events")
     before = {number: signal.getsignal(number) for number in NUMBERS}
@@ -33,7 +33,7 @@ NUMBERS = (*STOP_SIGNALS, *FORWARDED_SIGNALS, signal.SIGCHLD)
 
 
 def send(number: int) -> None:
-    """Send a signal to this thread, so that it has come when this returns."""
+    """Send a signal to this thread; it has been delivered when this returns."""
     signal.pthread_kill(threading.get_ident(), number)
 
 

@@ -18,7 +18,7 @@ HEAD = Row(0, "a", "10.0.0.1", True, facts=FACTS)
 
 
 def test_the_table_has_a_line_for_each_node():
-    """The head is first, then nodes that lack something; unknown values are dashes."""
+    """The head is first, then nodes with problems; unknown values are dashes."""
     rows = [
         HEAD,
         Row(1, "b", "10.0.0.2", True, True, FACTS, 0.04),
@@ -36,7 +36,7 @@ def test_the_table_has_a_line_for_each_node():
 
 
 def test_a_large_table_shows_those_that_lack_something():
-    """A thousand nodes are not a thousand lines, and the one that is missing is among them."""
+    """Of a thousand nodes only some are listed, and the missing one is among them."""
     rows = [HEAD, *(Row(node, "h", facts=FACTS) for node in range(1, 1000))]
     rows[900] = Row(900, "h", trouble="no such name")
 

@@ -22,7 +22,7 @@ from jobentry.launchers import agent
 COMMAND = " PATH=/usr/bin:$PATH ; export PATH ; /usr/bin/orted -mca x 'a\tb' ü \udcff\n; true"
 
 
-class Far:
+class FakeWorker:
     """Stands in for a worker, and records the messages that it gets."""
 
     def __init__(self, host: str) -> None:
@@ -43,8 +43,8 @@ class Head:
             os.mkfifo(fifo)
         Path(self.where.agent).write_text(agent.TEXT)
         self.loop = NodeLoop(NodeEnv(job="j", hosts=("a", "b.j")), self.where)
-        self.far = Far("b.j")
-        self.near = Far("localhost")
+        self.far = FakeWorker("b.j")
+        self.near = FakeWorker("localhost")
         workers: list[Any] = [self.far, self.near]
         self.commands = remote_commands.RemoteCommands(self.where, self.loop, "head", workers)
         self.agents: list[subprocess.Popen[bytes]] = []
@@ -150,7 +150,7 @@ def test_a_command_whose_agent_is_gone_does_no_harm(head: Head):
 
 
 def test_a_session_has_the_environment_that_sshd_would_give():
-    """No secret, no variable of the platform; the ranks get theirs by other ways."""
+    """It has no secrets and no variables of the platform, which ranks get in other ways."""
     user = pwd.getpwuid(os.geteuid())
     environ = {"PATH": "/opt/bin", "HOME": "/h", "TMPDIR": "/t", "TOKEN": "s", "MA_VJ_NAME": "j"}
 

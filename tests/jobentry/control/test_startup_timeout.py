@@ -25,7 +25,7 @@ HOSTS = ("a", "b", "c")
 def test_the_startup_timeout_grows_with_the_nodes(
     nodes: int, timeout_s: float, attempt: int, expected: float
 ):
-    """It is far below the time for a start, never above it, and twice as long at the second try."""
+    """It is far below the limit for a start, never above it, and doubles at the second attempt."""
     assert startup_timeout.patience_s(nodes, timeout_s, attempt) == expected
 
 
@@ -72,7 +72,7 @@ def test_a_node_that_may_have_no_rank_is_not_named():
 
 
 def test_a_node_on_which_every_rank_started_is_not_named():
-    """Two ranks of one node are missing, and each node has one."""
+    """Two ranks are missing, but every node has at least one rank."""
     failure = startup_timeout.hung(
         "mpirun", NodeEnv(hosts=HOSTS, slots=2), 6, {0: 0, 2: 1, 4: 2}, 1, 23.0
     )

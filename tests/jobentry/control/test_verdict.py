@@ -119,7 +119,7 @@ def test_a_daemon_lost_in_a_start_that_was_repeated_is_no_failure():
 
 
 def test_a_rank_that_never_reported_its_end_is_lost():
-    """5.0.11 ends with 0 also when a rank is gone."""
+    """Open MPI 5.0.11 exits with 0 even if a rank is gone."""
     outcome = decided(end(0), end(1), end(3), mpirun=WELL)
 
     assert (outcome.exit_code, outcome.cause) == (137, "platform")

@@ -54,8 +54,8 @@ class Watch(Head):
                 stderr=err,
             )
         super().__init__(folder)
-        self.say("hello")
-        self.hear("ready")
+        self.send("hello")
+        self.receive("ready")
 
     @property
     def err(self) -> str:
@@ -63,9 +63,9 @@ class Watch(Head):
 
     def end(self, code: int) -> int:
         """Tell the worker how the job ended, confirm that it has left; return its exit code."""
-        self.say("job-ended", code=code, is_over=True, reason="")
-        self.hear("left")
-        self.say("bye")
+        self.send("job-ended", code=code, is_over=True, reason="")
+        self.receive("left")
+        self.send("bye")
         return self.process.wait(60)
 
 
@@ -88,10 +88,10 @@ def watch(tmp_path: Path) -> Iterator[Any]:
 @pytest.mark.parametrize("first", [[], [("stays", ["sleep", "600"])]], ids=["alone", "second"])
 def test_a_launcher_that_cannot_be_started_is_reported_at_once(watch: Any, first: Any):
     head = watch(*first, ("torchrun", ["/no/such/torchrun", "-m", "x"]))
-    head.say("launch")
+    head.send("launch")
 
     fault = "starting /no/such/torchrun: No such file or directory"
-    assert head.hear("launcher-ended") == {"name": "torchrun", "code": 127, "lines": [fault]}
+    assert head.receive("launcher-ended") == {"name": "torchrun", "code": 127, "lines": [fault]}
     path = Path(f"/proc/{head.process.pid}/task/{head.process.pid}/children")
     deadline = time.monotonic() + 30
     while any(is_running(int(child)) for child in path.read_text().split()):
@@ -102,21 +102,21 @@ def test_a_launcher_that_cannot_be_started_is_reported_at_once(watch: Any, first
 
 def test_a_worker_stays_until_the_head_knows_that_its_outputs_are_stored(watch: Any):
     head = watch()
-    head.say("job-ended", code=0, is_over=True, reason="")
-    head.hear("left")
+    head.send("job-ended", code=0, is_over=True, reason="")
+    head.receive("left")
 
     with pytest.raises(subprocess.TimeoutExpired):
         head.process.wait(0.5)
-    head.say("bye")
+    head.send("bye")
 
     assert head.process.wait(60) == 0
 
 
 def test_a_worker_logs_why_its_head_ends_before_there_are_ranks(watch: Any):
     head = watch()
-    head.say("job-ended", code=125, is_over=False, reason="looking for mpirun: not found on PATH")
-    head.hear("left")
-    head.say("bye")
+    head.send("job-ended", code=125, is_over=False, reason="looking for mpirun: not found on PATH")
+    head.receive("left")
+    head.send("bye")
 
     assert head.process.wait(60) == 125
     assert head.err == (
@@ -141,21 +141,21 @@ def test_a_worker_whose_head_is_silent_for_too_long_ends_with_125(watch: Any):
 
 def test_a_head_that_connects_again_finds_the_worker_as_it_was(watch: Any):
     head = watch(("torchrun", ["sh", "-c", "exit 3"]))
-    head.say("launch")
+    head.send("launch")
     head.close()
     head.open()
 
     # Sent again, as the head does not know that it arrived.
     if head.has == "1":
         head.sent = 1
-        head.say("launch")
-    head.hear("launcher-ended")
+        head.send("launch")
+    head.receive("launcher-ended")
     head.received -= 1
     head.close()
     head.open()
 
     assert head.has == "2"
-    head.hear("launcher-ended")
+    head.receive("launcher-ended")
     assert head.end(3) == 3
 
 
@@ -179,33 +179,37 @@ def is_running(process: int) -> bool:
 
 def test_a_launcher_that_ends_is_reported_with_its_last_lines(watch: Any):
     head = watch(("torchrun", ["sh", "-c", "echo one; echo two >&2; exit 3"]))
-    head.say("launch")
+    head.send("launch")
 
-    assert head.hear("launcher-ended") == {"name": "torchrun", "code": 3, "lines": ["one", "two"]}
+    assert head.receive("launcher-ended") == {
+        "name": "torchrun",
+        "code": 3,
+        "lines": ["one", "two"],
+    }
     assert head.end(3) == 3
 
 
 def test_a_worker_runs_mpiruns_command_in_the_users_shell(watch: Any):
     head = watch()
-    head.say(
+    head.send(
         "run-command", number=4, command='echo "$CLOUDJOB_NODE_DIR" "${PYTHONPATH-none}"; exit 3'
     )
 
-    output = head.hear("command-output")
+    output = head.receive("command-output")
     while output["code"] is None:
-        more = head.hear("command-output")
+        more = head.receive("command-output")
         output = {**more, "lines": output["lines"] + more["lines"]}
     assert output == {"number": 4, "lines": [f"{head.folder} none"], "code": 3}
-    head.say("run-command", number=5, command="sleep 600")
-    head.say("kill")
-    assert head.hear("command-output") == {"number": 5, "lines": [], "code": 137}
+    head.send("run-command", number=5, command="sleep 600")
+    head.send("kill")
+    assert head.receive("command-output") == {"number": 5, "lines": [], "code": 137}
     assert head.end(0) == 0
 
 
 def test_a_worker_does_not_wait_for_a_daemon(watch: Any):
     """Processes that it starts may outlive it, as mpirun's daemon does."""
     head = watch()
-    head.say("run-command", number=1, command="setsid sleep 600 <&- >&- 2>&- & exit 0")
+    head.send("run-command", number=1, command="setsid sleep 600 <&- >&- 2>&- & exit 0")
 
-    assert head.hear("command-output") == {"number": 1, "lines": [], "code": 0}
+    assert head.receive("command-output") == {"number": 1, "lines": [], "code": 0}
     assert head.end(0) == 0

@@ -73,7 +73,7 @@ while not over:
 
 
 class Watch:
-    """A head that has nothing but its workers."""
+    """A head with only its connections to workers."""
 
     def __init__(self, folder: Path, kinds: tuple[str, ...], stall_s: float = 300.0) -> None:
         self.folder = folder
@@ -324,7 +324,7 @@ def test_a_killed_worker_is_lost_soon(watch: Callable[..., Watch]):
 
 
 def test_a_restarted_worker_is_a_new_one(watch: Callable[..., Watch]):
-    """Its ranks ended with the first worker, whatever answers there now."""
+    """The ranks ended with the first worker, whatever entry answers there now."""
     head = watch("good")
     head.open()
     head.until_all_are_there()

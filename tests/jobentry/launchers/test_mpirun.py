@@ -139,7 +139,7 @@ def test_open_mpi_5_opens_all_remote_shells_at_once(mpi: Mpi, nodes: int, expect
 
 
 def test_every_variable_can_be_emptied():
-    """Then only what the entry itself needs is left."""
+    """Only the options that the entry itself needs remain."""
     made = command(OpenMpi(bind_args="", x_args="", mca_args="", extra_args=""))
 
     assert made.argv == (
@@ -392,7 +392,7 @@ def test_invalid_options_are_reported_with_their_variable(words: str, problem: s
 
 
 def test_all_problems_are_reported_at_once():
-    """A user must not have to submit four times to find four errors."""
+    """A user finds four errors with one submit, not with four."""
     with pytest.raises(ArgsError) as caught:
         command(OpenMpi(bind_args="'", x_args="-x", mca_args="-mca", extra_args=":"))
 
@@ -403,7 +403,7 @@ def test_all_problems_are_reported_at_once():
     "words", ["-np 4", "-n 4", "--hostfile f", "-machinefile f", "-tune f", "-am f", "--np=4"]
 )
 def test_options_that_the_entry_sets_are_refused(words: str):
-    """A second one would be an error of mpirun, or silently win."""
+    """A second one would be an error in mpirun, or silently take precedence."""
     with pytest.raises(ArgsError, match="the entry sets this itself"):
         command(OpenMpi(extra_args=words))
 

@@ -67,7 +67,7 @@ def test_an_image_starts_unpacked_files_only_of_the_same_version(zipapp: str, un
 
 
 def test_a_script_sees_nothing_of_the_entry(unpacked: Path, tmp_path: Path):
-    """Modules, the path, tracebacks: all is as if Python had started the script."""
+    """Modules, the path and tracebacks are as if Python had started the script."""
     script = tmp_path / "script.py"
     script.write_text(
         "import json, sys\n"

@@ -81,7 +81,7 @@ LETTERS = st.text("ab0_^=:,", max_size=8)
 
 
 def as_nccl_does(text: str, name: str) -> bool:
-    """Whether NCCL would take an interface: its reading, letter by letter."""
+    """Whether NCCL would use an interface, as its own parser decides."""
     is_not = text[:1] == "^"
     text = text[1:] if is_not else text
     is_exact = text[:1] == "="
@@ -165,7 +165,7 @@ def test_a_missing_default_interface_is_replaced(value: str, environ: dict[str, 
 def test_the_chosen_interface_leads_to_other_nodes(
     node: NodeEnv, found: NodeNetwork, expected: str
 ):
-    """Never a network of this machine alone, and the loopback only where the others are on it."""
+    """Never a network local to this machine; the loopback only if all nodes are on it."""
     assert choose(node, found).variables["NCCL_SOCKET_IFNAME"] == expected
 
 
@@ -264,7 +264,7 @@ EXCLUDE = "OMPI_MCA_btl_tcp_if_exclude"
 
 
 def test_open_mpi_does_not_use_local_networks():
-    """Each node names those that it has; what Open MPI leaves out by itself stays left out."""
+    """Each node excludes its local networks, besides those that Open MPI excludes by default."""
     choice = choose(TWO, network(ETH0, DOCKER0, Interface("br-1f", ("172.18.0.1",))))
 
     assert choice.variables[EXCLUDE] == "127.0.0.1/8,sppp,docker0,br-1f"

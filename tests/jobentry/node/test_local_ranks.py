@@ -57,7 +57,7 @@ def test_a_started_rank_is_known_by_its_processes(ranks: LocalRanks):
 
 
 def test_the_end_of_a_rank_is_reported(ranks: LocalRanks):
-    """The line holds all there is to know; the message may have blanks."""
+    """The line holds all facts about the end; the message may contain spaces."""
     ranks.handle_event("start 3 100 101")
 
     assert ranks.handle_event("end 3 139 11 0 12.5 ") == ("end", End(3, 139, 11, False, 12.5, ""))

@@ -28,7 +28,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def log_message(self, *words: Any) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
     def do_GET(self) -> None:
         """Answer."""
@@ -68,7 +68,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 
 class Server(http.server.ThreadingHTTPServer):
-    """One that does not mind when a client has read enough."""
+    """A server that ignores clients that disconnect early."""
 
     daemon_threads = True
 
@@ -95,11 +95,11 @@ def server() -> Iterator[Any]:
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wait less than for a real server, and reach this one itself."""
+    """Shorten the timeouts, and use no proxy."""
     monkeypatch.setattr(client, "_PATIENCE_S", 20.0)
     monkeypatch.setattr(client, "_STALL_S", 4.0)
     monkeypatch.setattr(client, "_FIRST_PAUSE_S", 0.01)
-    monkeypatch.setattr(client, "_LONGEST_PAUSE_S", 0.05)
+    monkeypatch.setattr(client, "_MAX_PAUSE_S", 0.05)
     monkeypatch.setattr(client, "_down", {})
     for name in list(os.environ):
         if name.lower().endswith("_proxy"):
@@ -130,7 +130,7 @@ def test_an_object_is_read_in_ranges(server: Any, tmp_path: Path):
 
 
 def whole(handler: Handler, count: int) -> None:
-    """Answer as a server that knows no ranges."""
+    """Answer like a server that does not support ranges."""
     handler.send(200, DATA)
 
 
@@ -166,7 +166,7 @@ def test_an_empty_object_is_read(server: Any, tmp_path: Path):
 
 
 def cut(handler: Handler) -> None:
-    """Announce everything and send a part."""
+    """Announce the full length and send only a part."""
     first = handler.headers.get("Range", "bytes=0-").partition("=")[2].partition("-")[0]
     handler.send_response(206)
     last = min(int(handler.headers["Range"].rpartition("-")[2]) + 1, len(DATA))

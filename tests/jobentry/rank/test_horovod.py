@@ -103,7 +103,7 @@ def test_an_elastic_job_has_a_driver_on_the_head_and_nothing_on_the_workers():
 
 @pytest.mark.parametrize("launcher", ["horovod", "horovod-gloo"])
 def test_a_timeline_that_is_an_output_is_a_file_in_it(launcher):
-    """Horovod wants a file, and the variable of an output names a folder."""
+    """Horovod expects a file, and the variable of an output names a folder."""
     made = make(launcher, outputs=(("HOROVOD_TIMELINE", "file:///t"),))
     plain = make(launcher, HOROVOD_TIMELINE="/t.json")
 
@@ -162,7 +162,7 @@ def test_the_store_keeps_values_by_scope_and_key(ask):
 
 @pytest.mark.parametrize("scope", ["global", "local_a.b", "cross_0"])
 def test_a_scope_is_emptied_when_all_ranks_have_finished(ask, scope):
-    """A script may call ``hvd.init`` again, and must not meet those of before."""
+    """A script may call ``hvd.init`` again, and must not get the values of the first call."""
     size = {"global": 4, "local": 2, "cross": 2}[scope.partition("_")[0]]
     for meeting in (b"one", b"two"):
         ask("PUT", f"/{scope}/0", meeting)

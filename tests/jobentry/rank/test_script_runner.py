@@ -303,7 +303,7 @@ def test_source_encodings_and_line_ends_are_read_as_by_python(
 def test_a_syntax_error_is_reported_as_by_python(
     tmp_path: Path, run_script: RunScript, data: bytes
 ):
-    """The traceback has no line of ours; only for bytes that are not text the message differs."""
+    """The traceback shows no frame of cloudjob; only for undecodable bytes the message differs."""
     (tmp_path / "x.py").write_bytes(data)
 
     ended, notes = run_script("x.py", cwd=tmp_path)

@@ -109,7 +109,7 @@ def test_the_program_follows_two_dashes():
 
 
 class Node:
-    """A node's folder, with a FIFO that is listened to, and doors that are started in it."""
+    """A node's folder with its event FIFO, and the rank wrappers started in it."""
 
     def __init__(self, folder: Path, zipapp: str) -> None:
         self.folder = folder

@@ -37,7 +37,7 @@ def listed(folder: Path) -> list[str]:
 
 
 def tree(folder: Path) -> dict[bytes, tuple[Any, ...]]:
-    """Return everything that a folder is, down to the last byte of each name."""
+    """Return the complete contents of a folder, with names as bytes."""
     found: dict[bytes, tuple[Any, ...]] = {}
     for path in folder.rglob("*"):
         mode = path.lstat().st_mode
@@ -92,7 +92,7 @@ def grow(folder: Path, wanted: dict[bytes, Any]) -> None:
 
 
 def clear(folder: Path) -> None:
-    """Leave nothing in a folder, whatever the modes."""
+    """Remove everything in a folder, whatever its modes."""
     code_package._remove(str(folder))
     folder.mkdir()
 
@@ -125,7 +125,7 @@ def test_packed_trees_are_unpacked_exactly(wanted: list[dict[bytes, Any]], is_co
 
 
 def test_code_comes_from_the_store(tmp_path: Path):
-    """The laptop's store and the container agree on the URI; nothing is left beside the code."""
+    """The laptop and the node use the same URI; nothing else remains beside the code."""
     (tmp_path / "source").mkdir()
     (tmp_path / "source" / "train.py").write_text("print()")
     package = pack(tmp_path / "source", tmp_path / "l", script="train.py", limit_bytes=1 << 20)
@@ -338,7 +338,7 @@ def test_an_entry_that_is_never_packed_is_refused(tmp_path: Path, entries: Any, 
 
 
 def test_more_bytes_than_the_limit_are_refused(tmp_path: Path):
-    """The sum over all files counts, also where two share a content."""
+    """The limit applies to the sum over all files, even if two have the same content."""
     data = b"x" * 600
     package = made(tmp_path, file("a", data), file("b", data), body=data)
 
@@ -628,7 +628,7 @@ def hostile(picked: random.Random) -> tuple[list[Entry], list[bytes], list[str]]
 
 @pytest.mark.parametrize("count", [500, pytest.param(10_000, marks=pytest.mark.lengthy)])
 def test_thousands_of_hostile_packages_do_no_harm(tmp_path: Path, count: int):
-    """Each with a digest that fits: a few are harmless and unpacked, the others refused as such.
+    """Each has a matching digest; a few are harmless and unpacked, the others are refused.
 
     Nothing but the folder of the code is ever made, and no error is any other than ours.
     """
@@ -712,7 +712,7 @@ def test_an_unwritable_folder_is_reported(tmp_path: Path):
 def test_the_nodes_of_a_large_job_fetch_their_code_in_turns(
     nodes: int, most_in_a_second: int, last_s: float
 ):
-    """A small job waits for nothing, and the head of a large one neither."""
+    """A small job does not wait, and neither does the head of a large one."""
     turns = [code_package.turn_s(node, nodes) for node in range(nodes)]
 
     assert turns[0] == 0

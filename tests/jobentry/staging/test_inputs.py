@@ -155,7 +155,7 @@ def test_an_existing_input_stays(tmp_path: Path, data: Path):
 def test_a_key_that_would_leave_the_folder_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ):
-    """A bucket may have keys of any letters."""
+    """A bucket may contain keys with any characters."""
     entry = objects.Entry(name, "s3://bucket/x", 1)
     monkeypatch.setattr(objects, "list", lambda prefix: iter([entry]))
 
@@ -166,7 +166,7 @@ def test_a_key_that_would_leave_the_folder_is_refused(
 
 
 def test_an_input_goes_to_the_nodes_that_need_it(tmp_path: Path, data: Path):
-    """The others have neither the files nor the variable."""
+    """The other nodes get neither the files nor the variable."""
     facts = {"input_nodes": (("DATA", "1"),)}
 
     assert not bring(tmp_path / "0", data.as_uri(), node=0, **facts).exists()

@@ -49,7 +49,7 @@ class Node:
         self.folder = Path(self.paths.output("OUT"))
 
     def prepare(self) -> Node:
-        """Make it ready for its ranks."""
+        """Prepare the outputs before the ranks start."""
         self.outputs.prepare()
         return self
 
@@ -75,7 +75,7 @@ class Node:
         return seen(self.store, self.env.node)
 
     def local(self) -> dict[str, bytes]:
-        """Return what is in the node's own folder."""
+        """Return the contents of the node's output folder."""
         return {
             path.relative_to(self.folder).as_posix(): path.read_bytes()
             for path in self.folder.rglob("*")
@@ -124,7 +124,7 @@ kept = st.builds(
 
 @given(st.builds(Manifest, job=st.text(), node=st.integers(0, 10**6), files=st.tuples(kept, kept)))
 def test_a_manifest_is_read_as_it_was_written(value: Manifest):
-    """Names of any letters."""
+    """Names may contain any characters."""
     assert manifest.load(manifest.dump(value)) == value
 
 
@@ -200,7 +200,7 @@ def test_files_that_cannot_be_stored_do_not_stop_the_others(tmp_path: Path):
 
 
 def test_a_missing_output_folder_is_an_error(tmp_path: Path):
-    """No outputs is an empty folder; no folder means that something went wrong."""
+    """An empty folder means no outputs; a missing folder is an error."""
     node = Node(tmp_path).prepare()
     node.write(model=b"1")
     node.upload_settled()
@@ -345,7 +345,7 @@ def age(path: Path, seconds: float) -> None:
 
 
 def fail(node: Node, *, is_kill: bool = False) -> None:
-    """Do what the thread does at the end of a node whose ranks end badly now."""
+    """Run the final upload of a node whose ranks fail now."""
     (output,) = node.outputs._all
     assert output.upload_all(RankFailure(time.time(), is_kill)) == []
 
@@ -600,7 +600,7 @@ def test_a_file_that_changes_while_it_is_read_is_not_listed(
 
 
 def test_a_removed_file_leaves_the_manifest(tmp_path: Path):
-    """An output is what its folder was; a job that keeps its last three checkpoints has three."""
+    """The output mirrors its folder: a job that keeps its last three checkpoints has three."""
     node = Node(tmp_path).prepare()
     node.write(a=b"1", b=b"2")
     node.upload_settled()
@@ -666,7 +666,7 @@ class Killed(BaseException):
 
 @contextlib.contextmanager
 def killed_after(count: int, patch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """Allow ``count`` changes of the store, and kill the process at the next one."""
+    """Allow ``count`` changes to the store, and kill the process at the next one."""
     left = [count]
 
     def counted(act: Callable[..., Any]) -> Callable[..., Any]:
