@@ -9,7 +9,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
 from cloudjob import config, tracking
 from cloudjob.backends import open_backend
@@ -30,7 +30,7 @@ from cloudjob.errors import (
     WaitTimeout as WaitTimeout,
 )
 from cloudjob.home import home, store_uri
-from cloudjob.model.job import JobSpec as JobSpec
+from cloudjob.model.job import JobSpec as JobSpec, Options
 from cloudjob.model.progress import OnProgress, Progress as Progress, log_warnings
 from cloudjob.model.rules import BACKENDS
 from cloudjob.model.status import (
@@ -59,54 +59,6 @@ if TYPE_CHECKING:
 
 # A library does not print; a program that wants the notices configures logging.
 logging.getLogger("cloudjob").addHandler(logging.NullHandler())
-
-
-class Options(TypedDict, total=False):
-    """The keys of a job file as keyword arguments; ``docs/reference/job-file.md`` describes them.
-
-    ``secrets`` are names of environment variables, or map a name to ``""`` or to ``@FILE``.
-    """
-
-    name: str
-    nodes: int
-    procs_per_node: int | str
-    backend: str
-    launcher: str
-    source: str | os.PathLike[str]
-    env: Mapping[str, str | float]
-    secrets: Sequence[str] | Mapping[str, str]
-    inputs: Mapping[str, str]
-    input_nodes: Mapping[str, str]
-    outputs: Mapping[str, str]
-    output_sync_s: float
-    restore_outputs: str
-    metrics: Mapping[str, str]
-    image: str
-    flavor: str
-    timeout_min: float
-    start_timeout_min: float
-    retries: int
-    min_nodes: int
-    grace_s: float
-    store: str
-    source_limit_mb: float
-    links: str
-    hardware_check: str
-    strict: bool | str
-    sweep: Mapping[str, Any]
-    max_parallel: int
-    max_jobs: int
-    fail_fast: bool | str
-    process: Mapping[str, Any]
-    docker: Mapping[str, Any]
-    modelarts: Mapping[str, Any]
-    kubernetes: Mapping[str, Any]
-    slurm: Mapping[str, Any]
-    mindspore: Mapping[str, Any]
-    network: Mapping[str, Any]
-    notify: Mapping[str, Any]
-    s3: Mapping[str, Any]
-    obs: Mapping[str, Any]
 
 
 def job_spec(

@@ -16,8 +16,7 @@ from typing import Any
 import pytest
 
 import cloudjob
-from cloudjob import api
-from cloudjob.model.job import JobSpec
+from cloudjob.model.job import JobSpec, Options
 from cloudjob.model.sections import Process
 from tests.support.projects import enter_project
 from tests.support.statuses import status_of
@@ -256,7 +255,7 @@ def test_an_unknown_output_is_refused_by_name():
 
 
 def test_the_options_of_submit_are_the_keys_of_a_job_file():
-    assert set(api.Options.__annotations__) == set(JobSpec.model_fields) - {"script", "args"}
+    assert set(Options.__annotations__) == set(JobSpec.model_fields) - {"script", "args"}
 
 
 def test_the_public_names_can_be_imported_and_have_docstrings():
