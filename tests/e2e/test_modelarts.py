@@ -377,7 +377,7 @@ def test_everything_that_would_fail_is_reported_before_the_submit(arts: Any):
     done = submitted(arts, "--nodes", "99", "--flavor", "modelarts.vm.cpu.2u", arts.script("pass"))
 
     assert done.code == 5, done
-    assert b"error: flavor: modelarts.vm.cpu.2u: at most 16 nodes, and the job has 99" in done.err
+    assert b"error: flavor: modelarts.vm.cpu.2u: at most 16 nodes, but the job has 99" in done.err
     assert b"hint: ask for 16 --nodes or fewer" in done.err
     assert json.loads(arts.cli("list", "--json").out) == []
 

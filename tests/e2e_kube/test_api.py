@@ -698,7 +698,7 @@ def test_the_remains_of_a_killed_submit_are_orphans(volcano_lab: Lab):
     lab.cluster.ask("DELETE", lab.path(job))
 
     done = lab.run("rm", "--orphans")
-    assert f"removed what {job} had left" in done.err, done
+    assert f"removed the leftovers of {job}" in done.err, done
     assert left(lab, job) == []
 
 
