@@ -157,7 +157,7 @@ def test_a_node_with_another_key_is_refused(cloud, faulty):
 
     refused(cloud, done, node=1, message="its key differs from the head")
     assert re.match(r"1\|.*\|open\|no\|-\|-\|-\|-\|its key differs", row(done, 1))
-    assert "hint: node 1: every node of a job must be given the same key" in done.err
+    assert "hint: node 1: every node of a job needs the same key" in done.err
 
 
 def test_a_node_that_accepts_connections_but_never_answers_is_reported(cloud, faulty):
