@@ -63,7 +63,7 @@ def test_before_the_ranks_start_the_phase_is_reported():
 
 
 class SilentJob:
-    """A job that prints one line; then its only rank runs without output."""
+    """A job whose only rank prints one line, and then nothing."""
 
     id, nodes = "train-1", 1
 
@@ -71,8 +71,9 @@ class SilentJob:
         return ""
 
     def pieces(self, _node: Any, *, on_journal: Any, **_options: Any) -> Iterator[LogPiece]:
-        yield LogPiece(0, b"[0] begins\n")
+        # First, as the first report may come at once.
         on_journal(0, ranks((0, 0, "D")))
+        yield LogPiece(0, b"[0] begins\n")
         for _ in range(5):
             yield LogPiece(-1, b"")
 
