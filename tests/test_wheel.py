@@ -113,6 +113,7 @@ def bare(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.lengthy
 def test_two_builds_of_a_commit_have_the_same_bytes(project: Path, tmp_path: Path):
     clone = tmp_path / "another folder" / "clone"
     umask = os.umask(0o077)

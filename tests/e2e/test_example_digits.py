@@ -48,7 +48,7 @@ def accuracy(printed: str) -> float:
     return float(re.findall(r"^held-out accuracy (.*)$", printed, re.MULTILINE)[0])
 
 
-@pytest.mark.long
+@pytest.mark.lengthy
 @pytest.mark.e2e
 def test_four_ranks_train_the_model_that_one_trains(tmp_path: Path):
     """Without mpirun, with one rank and with four: the weights agree within rounding."""
