@@ -216,17 +216,17 @@ class Cloud:
         limit_s: float = LIMIT_S,
         env: Mapping[str, str | bytes] | None = None,
     ) -> Done:
-        """Run a command to its end.
-
-        All but a submit run in a fork of a process that has imported cloudjob, where nothing in
-        their environment concerns Python's own start.
-        """
+        """Run a command to its end, if possible with ``query``."""
         is_plain = env is None and not self.prefix and self.python == sys.executable
         if words[:1] and words[0] in _QUERIES and is_plain:
-            return self._query(words, limit_s)
+            return self.query(*words, limit_s=limit_s)
         return self.start(*words, env=env).end(limit_s)
 
-    def _query(self, words: tuple[str | bytes, ...], limit_s: float) -> Done:
+    def query(self, *words: str | bytes, limit_s: float = LIMIT_S) -> Done:
+        """Run a command that starts no job, in a fork of a process that has imported cloudjob.
+
+        Nothing in its environment may concern Python's own start.
+        """
         number = next(self.queries)
         out, err = (self.folder / f"query-{number}.{name}" for name in ("out", "err"))
         code = command_line.run(words, self.environ, self.source, (out, err), limit_s)

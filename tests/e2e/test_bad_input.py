@@ -107,7 +107,7 @@ WORDS = [
 def test_invalid_arguments_are_refused_and_start_nothing(cloud, script, words, code, message):
     (cloud.source / "folder").mkdir()
 
-    done = cloud.cli(*words, limit_s=20)
+    done = cloud.query(*words, limit_s=20)
 
     refused(done, code, message)
     assert cloud.jobs() == []
@@ -177,7 +177,7 @@ def test_unknown_keys_and_wrong_types_in_yaml_are_reported_with_their_path(
 ):
     (cloud.source / "job.yaml").write_bytes(text.encode("latin-1"))
 
-    refused(cloud.cli("submit", "--config", "job.yaml", script), 2, message, hint=False)
+    refused(cloud.query("submit", "--config", "job.yaml", script), 2, message, hint=False)
 
 
 def test_a_job_with_more_gpus_than_the_machine_has_is_refused(cloud, script):
