@@ -11,14 +11,14 @@ from typing import NamedTuple
 
 from cloudjob.backends.follow import Piece, whole_lines
 from cloudjob.errors import BackendError, ObjectMissing, StoreError, Unreachable, UsageError
-from cloudjob.store.base import ObjectStore
+from cloudjob.store.base import RETRY_S, ObjectStore
 from cloudjob.store.parallel import call_with_timeout
 from cloudjob.tracking.access import JobAccess
 from jobentry.contract import journal, lines, masks, stored_log
 from jobentry.contract.paths import JobPaths
 from jobentry.contract.stored_log import Chunk
 
-# Seconds that a log waits for the store when the platform has none.
+# Seconds that a log waits for the store when the platform has answered, but not with all of it.
 _STORE_S = 5.0
 _FROM_STORE = b"cloudjob: the platform has no log of this node; this one is from the job's store\n"
 UNREAD = (
@@ -128,10 +128,12 @@ def read(access: JobAccess, node: int | None, *, follow: bool) -> Iterator[Piece
         failure = error
     is_unread = isinstance(failure, Unreachable)
     unread = nodes if is_unread else nodes - shown.keys()
+    # Where the platform has lost the job, only the store still has its log.
+    limit_s = RETRY_S if failure is not None and not is_unread else _STORE_S
     chunks: list[Chunk] = []
     with contextlib.suppress(StoreError, TimeoutError):
         if unread:
-            chunks = call_with_timeout(_STORE_S, lambda: _chunks(access.store, record.job, unread))
+            chunks = call_with_timeout(limit_s, lambda: _chunks(access.store, record.job, unread))
     for index, stored in groupby(chunks, lambda chunk: chunk.node):
         texts = (data for _, data in _read_chunks(access.store, record.job, tuple(stored)))
         rest = (text for data in texts if (text := _without(data, shown[index])))

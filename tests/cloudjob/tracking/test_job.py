@@ -6,6 +6,7 @@ import gzip
 import json
 import socket
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -411,6 +412,32 @@ class Cut(Storeless):
     def logs(self, _handle: str, _node: int | None, *, follow: bool) -> Iterator[tuple[int, bytes]]:
         yield 0, b"jobentry: boot\njobentry: ready\n[0] a\n[1] a\n"
         raise Unreachable("following node 0: the machine does not answer")
+
+
+class Forgetful(Storeless):
+    """One that no longer has the job."""
+
+    def logs(self, _handle: str, _node: int | None, *, follow: bool) -> Iterator[tuple[int, bytes]]:
+        raise JobNotFound("looking for train-1: there is no such job")
+        yield 0, b""
+
+
+def test_the_log_of_a_lost_job_is_read_from_a_slow_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    store, folder = DirectoryStore(tmp_path / "store"), JobPaths("train-1").records
+    store.put_bytes(gzip.compress(b"[0] a\n"), folder + Chunk(0, 1, 0).name)
+    listed = DirectoryStore.list
+
+    def slow(self: DirectoryStore, prefix: str = "") -> list[str]:
+        time.sleep(0.2)
+        return list(listed(self, prefix))
+
+    monkeypatch.setattr(DirectoryStore, "list", slow)
+    monkeypatch.setattr(log, "_STORE_S", 0.01)
+    lost = Job(record_of(tmp_path, nodes=1), Forgetful(moment()), tmp_path)
+
+    assert b"[0] a\n" in b"".join(piece.data for piece in lost.pieces(follow=False))
 
 
 def test_the_rest_of_a_log_that_the_platform_cannot_give_is_from_the_store(tmp_path: Path):
