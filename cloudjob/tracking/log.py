@@ -18,7 +18,7 @@ from jobentry.contract import journal, lines, masks, stored_log
 from jobentry.contract.paths import JobPaths
 from jobentry.contract.stored_log import Chunk
 
-# Seconds that a log waits for the store when the platform has answered, but not with all of it.
+# Seconds that a log waits for the store while the platform may still have the job.
 _STORE_S = 5.0
 _FROM_STORE = b"cloudjob: the platform has no log of this node; this one is from the job's store\n"
 UNREAD = (

@@ -437,9 +437,15 @@ LIMITS = ("nofile=10", "nofile=16", "nofile=20", "nofile=64", "as=50000000", "as
 
 
 @pytest.mark.lengthy
+@pytest.mark.parametrize("is_first", [True, False])
 @pytest.mark.parametrize("limit", LIMITS)
-def test_a_job_under_a_low_limit_runs_or_reports_what_it_lacks(cloud, limit: str):
-    """Whichever process reaches the limit first: submit, controller, keeper, entry or mpirun."""
+def test_a_job_under_a_low_limit_runs_or_reports_what_it_lacks(cloud, limit: str, is_first: bool):
+    """Whichever process reaches the limit first: submit, controller, keeper, entry or mpirun.
+
+    The first submit also unpacks the entry and compiles the rules for secrets.
+    """
+    if is_first:
+        cloud.remove_home()
     script = cloud.script("print('done', rank)")
     cloud.prefix = ("prlimit", f"--{limit}:{limit.partition('=')[2]}")
 

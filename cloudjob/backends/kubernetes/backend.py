@@ -211,10 +211,10 @@ class KubernetesBackend(Backend[KubernetesRequest]):
 
     def status(self, handle: str) -> NativeStatus:
         status = self._status(handle)
-        keeper = self._log_saver
-        if status.state.is_final and keeper is not None:
+        saver = self._log_saver
+        if status.state.is_final and saver is not None:
             # The wait for a cancelled job ends with the job; its last lines may still arrive.
-            keeper.join(_LAST_OUTPUT_S)
+            saver.join(_LAST_OUTPUT_S)
             self._log_saver = None
         return status
 

@@ -88,10 +88,10 @@ class MpiOperator(Engine):
 
     def node_of(self, name: str, found: Mapping[str, Any]) -> int | None:
         """Return the node number of this pod."""
-        job_names = found["metadata"]["name"]
-        if job_names.startswith(f"{name}-launcher"):
+        pod_name = found["metadata"]["name"]
+        if pod_name.startswith(f"{name}-launcher"):
             return 0
-        worker = numbered(job_names, f"{name}-worker-")
+        worker = numbered(pod_name, f"{name}-worker-")
         return None if worker is None else worker + 1
 
     def stage(self, job: Mapping[str, Any], is_cancelled: bool) -> Stage:

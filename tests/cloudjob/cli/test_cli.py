@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from cloudjob import cli
 from cloudjob.cli import main
 from cloudjob.cli.interrupts import Interrupts
 from cloudjob.cli.messages import print_error, print_name
@@ -74,6 +75,26 @@ def test_orphans_are_removed_without_the_docker_extra(tmp_path: Path):
     )
 
     assert (done.returncode, done.stderr) == (0, "0 orphans\n")
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), SystemError("error return without exception set")]
+)
+def test_a_command_without_memory_says_so_in_one_line(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """CPython raises the second one where it has no memory even for an exception."""
+
+    def fail(_words: list[str]) -> int:
+        raise error
+
+    monkeypatch.setattr(cli, "_run", fail)
+
+    assert main(["list"]) == 1
+    assert capsys.readouterr().err == (
+        "error: running cloudjob: there is not enough memory\n"
+        "hint: `ulimit -v` shows this shell's limit\n"
+    )
 
 
 def test_no_message_controls_the_terminal(capsys: pytest.CaptureFixture[str]):
