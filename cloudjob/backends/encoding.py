@@ -1,4 +1,4 @@
-"""Conversion of paths to URIs, and the parts of a job that JSON cannot hold."""
+"""Conversion between paths and ``file://`` URIs, and checks for text that JSON cannot hold."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ def _digest(folder: Path) -> str:
 
 
 def _unpack(archive: Path, folder: Path) -> None:
-    """Unpack the entry; another cloudjob may do so at the same time."""
+    """Unpack the entry; another process may do so at the same time."""
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
         words = [sys.executable, "-I", "-S", str(archive), "--unpack", f"{scratch}/entry"]
         done = subprocess.run(

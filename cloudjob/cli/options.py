@@ -204,9 +204,9 @@ def spec_flags(parser: argparse.ArgumentParser, *, has_defaults: bool = True) ->
         "--config", metavar="FILE.yaml", help="The job file; options take precedence over it."
     )
     group = parser.add_argument_group("notifications")
-    text = "A webhook to notify when the job ends or hangs: the variable, or @FILE, with its URL."
+    text = "Notify a webhook when the job ends or hangs; the variable NAME or @FILE has its URL."
     group.add_argument("--notify", metavar="NAME", help=text)
-    text = "A command to run on this machine at the same times, without a shell."
+    text = "Run a command on this machine when the job ends or hangs, without a shell."
     group.add_argument("--notify-command", metavar="COMMAND", help=text)
 
 

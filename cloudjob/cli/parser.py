@@ -27,7 +27,7 @@ _COMMANDS = (
     ("attach", "jobs", "follow a job to its end, even if it was submitted elsewhere"),
     ("logs", "jobs", "show the log of a job"),
     ("wait", "jobs", "wait for jobs, and exit with the code of the first that failed"),
-    ("list", "jobs", "list the jobs submitted from here"),
+    ("list", "jobs", "list the jobs submitted from this machine"),
     ("cancel", "jobs", "cancel a job, or every job that matches the filters"),
     ("refresh", "jobs", "give the nodes of a job fresh keys of its store"),
     ("cp", "submit", "submit a job again, with changes"),

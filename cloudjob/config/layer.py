@@ -51,7 +51,7 @@ def layer_of_options(options: Mapping[str, Any], cwd: Path) -> Layer:
 
 
 def layer_of_job(origin: str, described: Mapping[str, Any], cwd: Path) -> Layer:
-    """Return an existing job as a layer, without keys that only an older cloudjob knew."""
+    """Return an existing job as a layer, without keys that only older versions knew."""
     values = _without_unknown_keys(described, JobSpec)
     for name in SECTIONS.keys() & values.keys():
         values[name] = _without_unknown_keys(values[name], SECTIONS[name])

@@ -91,7 +91,7 @@ def private_folder(path: Path, *, is_ours: bool = True) -> None:
         missing.append(folder)
         folder = folder.parent
     for made in reversed(missing):
-        with suppress(FileExistsError):  # by another cloudjob, or by another user: checked below
+        with suppress(FileExistsError):  # by another process or another user: checked below
             made.mkdir(mode=_PRIVATE)
     if not path.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
@@ -124,7 +124,7 @@ def submits_folder(folder: Path) -> Path:
 
 
 def sweeps_folder(folder: Path) -> Path:
-    """Return the folder with a file for each sweep that was submitted from here."""
+    """Return the folder with a file for each sweep that was submitted from this machine."""
     return folder / "sweeps"
 
 

@@ -41,7 +41,7 @@ ALTER TABLE jobs ADD COLUMN submitted_by TEXT NOT NULL DEFAULT ''
 
 # Part of an error message -> hint. Python 3.10 does not expose SQLite's error codes.
 _HINTS = (
-    ("locked", "another cloudjob is writing; try again in a moment"),
+    ("locked", "another cloudjob process is writing; try again in a moment"),
     (
         "not a database",
         "move the file away; cloudjob creates a new one, and your jobs keep running",
@@ -226,8 +226,8 @@ class Records:
                 self._execute("COMMIT")
         if version > VERSION:
             raise RecordsError(
-                f"opening the job records: {self._path}: written by a newer cloudjob "
-                f"(file version {version}; this cloudjob reads {VERSION})",
+                f"opening the job records: {self._path}: written by a newer version of cloudjob "
+                f"(file version {version}; this one reads {VERSION})",
                 hint="upgrade cloudjob, or set CLOUDJOB_HOME to another folder",
             )
 

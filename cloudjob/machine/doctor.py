@@ -156,7 +156,7 @@ def check_store(uri: str) -> list[Check]:
     except StoreError as error:
         return [Check("store", False, error.message, error.hint)]
     hint = "does a proxy between this machine and the store change the data?"
-    found = f"{shown}: writes, lists and reads objects"
+    found = f"{shown}: an object was written, listed and read"
     if not (is_same and is_listed):
         found = f"{shown}: the object that was read or listed is not the one that was written"
     checks = [Check("store", is_same and is_listed, found, hint)]

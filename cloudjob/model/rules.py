@@ -48,7 +48,7 @@ BACKENDS: Mapping[str, BackendKind] = MappingProxyType(
 AUTO_RANKS = 0
 # How the buckets of a store are addressed.
 ADDRESSINGS = ("auto", "path", "virtual")
-# The keys whose names become variables of every rank.
+# The fields whose entries become variables of every rank.
 VARIABLE_FIELDS = ("env", "secrets", "inputs", "outputs")
 
 # Linux refuses a word of argv or of the environment above MAX_ARG_STRLEN = 131072 bytes, which

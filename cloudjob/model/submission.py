@@ -123,7 +123,7 @@ def variables(submission: Submission, node: NodeEnv, *, home: str, address: str)
         "MA_VJ_NAME": job,
         "HOME": home,
     }
-    # The user's values override the platform's, as on the platform, except for the node's names.
+    # As on the platform, the user's values override the platform's, but not those of the contract.
     spec = submission.spec
     strict = {names.CLOUDJOB_STRICT: "1"} if spec.strict == "true" else {}
     return {

@@ -173,7 +173,7 @@ def _check_variable(name: str) -> str:
     for prefix in RESERVED_PREFIXES:
         if name.startswith(prefix):
             raise ValueError(
-                f"uses a reserved name (given {given(name)}; allowed: not beginning with {prefix})"
+                f"uses a reserved name (given {given(name)}; all names with {prefix} are reserved)"
             )
     return name
 
@@ -191,10 +191,12 @@ def _check_uri(uri: str, schemes: tuple[str, ...]) -> str:
     scheme, mark, _ = uri.partition("://")
     if not mark or scheme not in schemes:
         allowed = ", ".join(f"{scheme}://" for scheme in schemes)
-        folder = "; a folder of this machine is file:///its/path" if not mark else ""
         # A query may hold a signature.
         shown = given(uri.partition("?")[0])
-        raise ValueError(f"is not a URI (given {shown}; allowed {allowed}{folder})")
+        if mark:
+            raise ValueError(f"has an unsupported scheme (given {shown}; allowed {allowed})")
+        folder = "a folder of this machine is file:///its/path"
+        raise ValueError(f"is not a URI (given {shown}; allowed {allowed}; {folder})")
     return uri
 
 

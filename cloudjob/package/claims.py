@@ -219,5 +219,5 @@ def _notes(store: ObjectStore, prefix: str) -> Iterator[tuple[str, float, list[s
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise StoreError(
                 f"reading {key} in the store: it was not written by cloudjob",
-                hint="was it written by a later cloudjob?",
+                hint="was it written by a newer version of cloudjob?",
             ) from error

@@ -90,7 +90,7 @@ def _needed(store: ObjectStore, keep_s: float, ended_at: EndedAt) -> set[str]:
         except FormatError as error:
             raise StoreError(
                 f"collecting layers: {key} in the store cannot be read: {error}",
-                hint="was it written by a later cloudjob? Nothing has been deleted",
+                hint="was it written by a newer version of cloudjob? Nothing has been deleted",
             ) from error
         except ObjectMissing:
             pass

@@ -60,7 +60,7 @@ class _StoredLayer(io.RawIOBase):
         expected = layer.size_bytes - self._begin
         self._data = store.get_range(layer.key, self._begin, expected + 1)
         if len(self._data) != expected:
-            raise FormatError(f"its size is not {layer.size_bytes} bytes")
+            raise FormatError(f"the size of layer {layer.key} is not {layer.size_bytes} bytes")
 
     def seekable(self) -> bool:
         return True

@@ -52,7 +52,7 @@ def writing(destination: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise PackageError(
-            f"write package: to {shown(destination)}: {reason_of(error)}",
+            f"write package to {shown(destination)}: {reason_of(error)}",
             hint="set TMPDIR to a folder on another disk",
         ) from error
 

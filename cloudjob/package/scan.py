@@ -131,7 +131,7 @@ def _name(source: Path, path: str) -> str:
     """Return a path as the package would name it."""
     given = posixpath.normpath(path)
     if posixpath.isabs(given):
-        # Its last segment may be a link, which is explained itself.
+        # The last segment may be a link: explain the link, not its target.
         above = os.path.realpath(posixpath.dirname(given))
         given = os.path.relpath(
             posixpath.join(above, posixpath.basename(given)), os.path.realpath(source)

@@ -83,7 +83,7 @@ class DirectoryStore:
                     _copy(source, file, on_progress)
             except OSError as error:
                 raise StoreError(
-                    f"fetch {key} from {self.root}: to {path}: {text(error)}",
+                    f"fetch {key} from {self.root} to {path}: {text(error)}",
                     hint=hint(error),
                 ) from error
 

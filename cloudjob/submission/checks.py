@@ -73,7 +73,7 @@ def key_checks(spec: JobSpec, end_at: float, now: float | None = None) -> Iterat
         return
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(end_at))
     if left_s <= 0:
-        yield Check("keys", False, f"those of the store expired at {when}", hint="log in again")
+        yield Check("keys", False, f"the store's keys expired at {when}", hint="log in again")
         return
     limit_s = 60.0 * spec.timeout_min * (spec.retries + 1)
     if limit_s and limit_s > left_s:
@@ -82,7 +82,7 @@ def key_checks(spec: JobSpec, end_at: float, now: float | None = None) -> Iterat
         may = "the job has no timeout_min"
     else:
         return
-    found = f"those of the store expire in {_duration(left_s)} (at {when}), and {may}"
+    found = f"the store's keys expire in {_duration(left_s)} (at {when}), and {may}"
     can_refresh = BACKENDS[spec.backend].refreshes_keys
     hint = _HINT.format(_REFRESHED if can_refresh else _LONGER)
     yield Check("keys", False, found, hint=hint, is_needed=False)

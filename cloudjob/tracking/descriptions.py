@@ -134,7 +134,7 @@ def read(store: ObjectStore, uri: str, job: str) -> JobRecord | None:
     except ValueError as error:
         raise StoreError(
             f"reading the description of {job}: {store.uri(key(job))}: {error}",
-            hint="was it written by a later cloudjob?",
+            hint="was it written by a newer version of cloudjob?",
         ) from error
 
 

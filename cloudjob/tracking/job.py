@@ -89,7 +89,7 @@ class Job:
 
     @property
     def submitted_by(self) -> str:
-        """``user@machine``; empty for a job of an older cloudjob."""
+        """``user@machine``; empty for a job of an older version of cloudjob."""
         return self._access.record.submitted_by
 
     @property

@@ -61,7 +61,7 @@ def main():
     args = arguments()
     hvd.init()
     torch.set_num_threads(1)
-    # Each rank starts with its own weights, until rank 0 broadcasts its weights.
+    # Each rank starts with different weights; rank 0 broadcasts its own below.
     torch.manual_seed(args.seed + hvd.rank())
     model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr)

@@ -154,7 +154,7 @@ def test_a_submit_with_expired_keys_is_refused(cloud, seaweedfs: Server, bucket:
     done = cloud.submit("--store", f"s3://{bucket}/jobs", cloud.script("print(1)"))
 
     assert done.code == 5, done
-    assert b"error: keys: those of the store expired at 2020-01-0" in done.err
+    assert b"error: keys: the store's keys expired at 2020-01-0" in done.err
     assert cloud.jobs() == []
 
 

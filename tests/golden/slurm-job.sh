@@ -8,14 +8,14 @@
 #SBATCH --signal=B:USR1@40
 #SBATCH --no-requeue
 
-# cloudjob's job train-2k83xnf2: 2 nodes of 4
-# It runs one entry on each node (node.sh). The variables and secrets of the entries lie in the
-# file env beside this script, for its owner alone: nothing of it passes through --export.
+# cloudjob's job train-2k83xnf2: 2 nodes x 4 ranks
+# It runs one entry on each node (node.sh). The file env beside this script, readable only by its
+# owner, holds the variables and secrets of the entries; none of them passes through --export.
 umask 077
 nodes=2 retries=0 requeue=0
 why=
 
-# A program costs a hundred times what a word of the shell costs: none is started without need.
+# Starting a program costs a hundred times as much as a shell builtin, so avoid it.
 forget() {
     for left in "$@"; do
         [ ! -e "$left" ] || rm -f "$left"
@@ -25,14 +25,14 @@ note() {
     echo "$* $(date +%s)" >>state
 }
 
-# How many seconds of the job's time are left, -1 where it has no limit.
+# left: print the seconds until the job's time limit; -1 without a limit.
 left() {
     squeue -h -j "$SLURM_JOB_ID" -o %L | awk -F '[-:]' '
         /^[0-9:-]+$/ { for (i = 0; i < NF; i++) s += $(NF - i) * (i < 3 ? 60 ^ i : 86400) }
         END { print s == "" ? -1 : s }'
 }
 
-# ask WHY...: have the head end the job, which gives the ranks their grace and leaves a record.
+# ask WHY...: let the head end the job, which gives the ranks their grace and writes a record.
 ask() {
     # A preemption ends with SIGTERM, which is not a separate reason.
     if [ -z "$why" ] || [ "$1" = cancel ]; then
@@ -44,7 +44,7 @@ ask() {
     [ ! -e now ] || hurry &
 }
 
-# hurry: end the job without its grace; the head by a second Ctrl-C, or Slurm by SIGKILL.
+# hurry: end the job without its grace period: SIGINT to the head, then SIGKILL by Slurm.
 hurry() {
     sleep 1
     [ -e end-0 ] || [ ! -s entry.pid ] || kill -INT "$(cat entry.pid)"
@@ -57,7 +57,7 @@ trap 'ask warned "$(left)" 40' USR1
 trap 'ask slurm' TERM
 forget asked hung entry.pid end-*
 
-# The key that the nodes know each other by is made where it is used: nobody sends it anywhere.
+# The key with which the nodes authenticate each other is created here, so it is not transferred.
 [ "$nodes" = 1 ] || [ -s ssh-key ] || ssh-keygen -q -t ed25519 -N '' -C cloudjob -f ssh-key &
 
 # This node comes first: the head runs where Slurm sends the signals of the job.
@@ -67,8 +67,8 @@ for host in $(scontrol show hostnames "$SLURM_JOB_NODELIST"); do
 done
 wait
 
-# A head that has ended is followed by its workers; one that stays longer hangs. A worker that has
-# failed before it answered the head is one that the head would wait for.
+# watch STEP: end a step that outlives the head by 10 s, as the workers end soon after the head. End
+# the head if a worker fails before it answers, as the head would wait for it.
 watch() {
     trap - TERM
     trap '' USR1 USR2
@@ -96,8 +96,9 @@ watch() {
     kill -TERM "$1"
 }
 
-# Each node has one task of the step, which is to have all that the job has there. By itself srun
-# gives it the share of one rank where an option of sbatch parts GPUs among ranks (tried on 22.05).
+# The step has one task on each node, which must get every GPU that the job has there. Without
+# SLURM_GRES, srun gives it the share of one rank if an option of sbatch divides the GPUs among the
+# ranks (tried on 22.05).
 devices() {
     scontrol show job --details "$SLURM_JOB_ID" | sed -n '/^ *Nodes=/s/.* GRES=//p' |
         sed 's/(IDX:[^)]*)//g; s/(CNT:\([0-9]*\))/:\1/g' | sort -u
@@ -120,8 +121,8 @@ unset SLURM_GPUS SLURM_GPUS_PER_NODE SLURM_GPUS_PER_SOCKET SLURM_GPUS_PER_TASK S
     SLURM_TRES_PER_TASK SLURM_CPUS_PER_GPU SLURM_MEM_PER_GPU SLURM_NTASKS_PER_GPU \
     SLURM_NTASKS_PER_TRES SLURM_NTASKS_PER_SOCKET SLURM_NTASKS_PER_CORE SRUN_CPUS_PER_TASK
 
-# note_causes: note what only Slurm's log knows of this attempt: nodes that failed, and nodes on
-# which the kernel has killed a process for the job's memory.
+# note_causes: note what only Slurm's log shows about this attempt: nodes that failed, and nodes on
+# which the kernel has killed a process at the job's memory limit.
 note_causes() {
     short= down=
     while read -r line; do
@@ -148,7 +149,7 @@ run() {
     watch "$step" &
     watcher=$!
     code=0
-    # A signal ends a wait, and not what is waited for.
+    # A signal ends `wait`, but not the process that it waits for.
     wait "$step" || code=$?
     while kill -0 "$step" 2>/dev/null; do
         code=0
@@ -184,8 +185,8 @@ while :; do
     echo "cloudjob: the job failed; attempt $((attempt + 1)) of $((retries + 1)) begins" \
         >>node-0.log
 done
-# again: whether it was not the job's own fault. A node that is lost has the step fail or hang, as
-# no task does by itself; a warning that comes early is of a preemption.
+# again: succeed if the job itself is not to blame. As node.sh exits with 0, the step fails or hangs
+# only if a node is lost; an early warning announces a preemption.
 again() {
     [ -n "$why" ] || return "$((lost == 0))"
     [ "$why" = warned ] || return 1
@@ -197,12 +198,12 @@ if [ "$requeue" = 1 ] && [ "$code" != 0 ] && again; then
     restart=again
     scontrol requeue "$SLURM_JOB_ID" && sleep 600
 fi
-# A job that Slurm starts again needs its secrets, any other does not.
+# Keep the secrets only if Slurm may start the job again.
 case $requeue$why$restart in
     1slurm* | 1warned* | *again) ;;
     *) forget env store-keys ssh-key ssh-key.pub ;;
 esac
 note "end $code"
-# Slurm's own records name a job that was cancelled so, and not failed.
+# Make Slurm's own records show a cancelled job as cancelled, not as failed.
 [ "$why" != cancel ] || [ "$code" = 0 ] || scancel "$SLURM_JOB_ID"
 exit "$code"

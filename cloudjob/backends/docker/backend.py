@@ -134,7 +134,7 @@ class DockerBackend(Backend[DockerRequest]):
         try:
             return self._status_now(job)
         except BackendError:
-            # Another cloudjob may have saved the job and removed its containers in the meantime.
+            # Another process may have saved the job and removed its containers in the meantime.
             saved = _saved_status(self._home / job)
             if saved is not None:
                 return saved

@@ -84,7 +84,7 @@ def for_each(items: Iterable[_Item], action: Callable[[_Item], _Result]) -> list
 
 
 def for_each_existing(items: Iterable[_Item], action: Callable[[_Item], object]) -> None:
-    """Call a function for each item; an item that has already ended or is gone is no error."""
+    """Call a function for each item; an item that has already ended or is gone is not an error."""
 
     def act(item: _Item) -> None:
         try:

@@ -94,7 +94,7 @@ def read(client: Any, source: Source, *, follow: bool) -> Iterator[bytes]:
 
     A restart of the engine breaks the stream, or ends it as if the log were over, while the
     container keeps running (live-restore); the next stream starts again at the first frame. In the
-    meantime, another cloudjob may save the log and remove the container. The saved log consists of
+    meantime, another process may save the log and remove the container. The saved log consists of
     the same frames, so reading continues there at the same byte.
 
     Args:

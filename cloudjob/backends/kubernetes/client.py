@@ -121,7 +121,7 @@ class Client:
         answer = self._send("GET", path, doing, query=query, is_stream=True)
         try:
             if answer.status == errors.UNAUTHORISED:
-                # As for every request, the next one logs in again.
+                # Discard the login, so that the next request logs in again.
                 self._opened = None
             if answer.status >= 400:
                 raise errors.api_error(doing, answer.status, answer.data)

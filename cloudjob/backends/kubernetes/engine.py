@@ -153,6 +153,6 @@ def job_manifest(
         "spec": body,
     }
     patched = dict(merged(made, submission.spec.kubernetes.job))
-    # After the patch, which must not change them: the job is found by them.
+    # Set after the patch, which must not change them: cloudjob finds the job by these.
     patched["metadata"] = pods.with_own_labels(patched.get("metadata"), submission) | metadata
     return patched

@@ -119,7 +119,7 @@ def _is_of_create(warning: Event) -> bool:
 
 
 def _is_after(warning: Event, at: str) -> bool:
-    # Whole seconds: another pod may be refused in the second of the last pod.
+    # In whole seconds: a pod may be refused in the second in which the last pod was created.
     return not at or moment(warning)[:19] >= at[:19]
 
 

@@ -506,7 +506,7 @@ def _earlier(moment: str, seconds: float) -> str:
 
 @contextlib.contextmanager
 def _saving(place: Place, pod: Pod) -> Iterator[Callable[[bytes], object]]:
-    """Save what is read from a pod; it replaces the saved log if it is at least as long."""
+    """Save a pod's log while it is read; keep the earlier copy if that is longer."""
     path = place.folder / f"{pod.node}-{pod.uid}.log"
     new = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}.new")
     with writing(f"saving the log of node {pod.node}", new):

@@ -238,7 +238,7 @@ def volumes(
         ({"name": "cache", "emptyDir": {}}, {"mountPath": "/cache"}),
     ]
     if has_delivery:
-        # The group of its files is the pod's fsGroup; without one, it is root's.
+        # The files belong to root and the pod's fsGroup. Without a user there is no fsGroup.
         mode = 0o440 if options.user else 0o444
         secret = {"secretName": job_names.delivery, "defaultMode": mode}
         found.append(

@@ -136,7 +136,7 @@ class Client:
     def log_url(self, job: str, task: str) -> str:
         """Return a URL of the whole log of a task; empty if there is none yet."""
         path = f"/training-jobs/{job}/tasks/{task}/logs/url"
-        doing = f"asking where the log of {task} of job {job} is"
+        doing = f"getting the URL of the log of {task} of job {job}"
         found = self._call("GET", path, doing, headers=_WHOLE_LOG) or {}
         return str(found.get("obs_url") or "")
 

@@ -204,7 +204,7 @@ def _window(found: dict[str, Any]) -> Window:
     return Window(text, current, full if isinstance(full, int) and full >= current else current)
 
 
-# -- one log through its windows -----------------------------------------------------------------
+# -- a log, assembled from its windows -----------------------------------------------------------
 
 
 class Window(NamedTuple):

@@ -266,7 +266,7 @@ class Controller:
         """End adopted children: processes of a keeper that was killed."""
         keepers = {node.process for node in self.nodes if node.is_running}
         for child in children_of(os.getpid()):
-            # We adopt its children when it ends, and SIGCHLD calls this again.
+            # Its children become ours when it ends, and SIGCHLD calls this method again.
             if child not in keepers:
                 with contextlib.suppress(OSError):
                     os.kill(child, signal.SIGKILL)

@@ -337,7 +337,7 @@ class SlurmBackend(Backend[SlurmRequest]):
     def _query_slurm(self, where: _Handle, number: str) -> state.Facts:
         # "123;cluster" if there are several clusters.
         number = number.partition(";")[0]
-        # An older cloudjob, or a person, may have written this file.
+        # An older version of cloudjob, or a person, may have written this file.
         if number and not number.isdecimal():
             return state.Facts()
         doing = f"asking Slurm for {where.job}"

@@ -32,7 +32,7 @@ _HINTS = (
         "sinfo -s shows whether the partition is up",
     ),
     ("Invalid generic resource", "sinfo -o '%N %G' lists devices; set slurm.gpus or slurm.gres"),
-    ("violates accounting/QOS policy", "your account is at its limit, or needs slurm.account"),
+    ("violates accounting/QOS policy", "your account is at its limit, or set slurm.account"),
     (
         "requested reservation",
         "scontrol show reservation lists them; set slurm.reservation to one of them",

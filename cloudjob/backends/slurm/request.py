@@ -141,7 +141,7 @@ def _job_text(submission: Submission) -> script.JobText:
     spec = submission.spec
     return script.JobText(
         _options(submission),
-        title=f"cloudjob's job {submission.job}: {spec.nodes} nodes of {spec.ranks_per_node}",
+        title=f"cloudjob's job {submission.job}: {spec.nodes} nodes x {spec.ranks_per_node} ranks",
         nodes=spec.nodes,
         retries=spec.retries,
         requeues=spec.slurm.requeue == "true",

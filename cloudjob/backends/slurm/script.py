@@ -120,13 +120,13 @@ _JOB = """\
 #!/bin/sh
 {head}
 # {title}
-# It runs one entry on each node (node.sh). The variables and secrets of the entries lie in the
-# file env beside this script, for its owner alone: nothing of it passes through --export.
+# It runs one entry on each node (node.sh). The file env beside this script, readable only by its
+# owner, holds the variables and secrets of the entries; none of them passes through --export.
 umask 077
 nodes={nodes} retries={retries} requeue={requeue}
 why=
 
-# A program costs a hundred times what a word of the shell costs: none is started without need.
+# Starting a program costs a hundred times as much as a shell builtin, so avoid it.
 forget() {{
     for left in "$@"; do
         [ ! -e "$left" ] || rm -f "$left"
@@ -136,14 +136,14 @@ note() {{
     echo "$* $(date +%s)" >>state
 }}
 
-# How many seconds of the job's time are left, -1 where it has no limit.
+# left: print the seconds until the job's time limit; -1 without a limit.
 left() {{
     squeue -h -j "$SLURM_JOB_ID" -o %L | awk -F '[-:]' '
         /^[0-9:-]+$/ {{ for (i = 0; i < NF; i++) s += $(NF - i) * (i < 3 ? 60 ^ i : 86400) }}
         END {{ print s == "" ? -1 : s }}'
 }}
 
-# ask WHY...: have the head end the job, which gives the ranks their grace and leaves a record.
+# ask WHY...: let the head end the job, which gives the ranks their grace and writes a record.
 ask() {{
     # A preemption ends with SIGTERM, which is not a separate reason.
     if [ -z "$why" ] || [ "$1" = cancel ]; then
@@ -155,7 +155,7 @@ ask() {{
     [ ! -e now ] || hurry &
 }}
 
-# hurry: end the job without its grace; the head by a second Ctrl-C, or Slurm by SIGKILL.
+# hurry: end the job without its grace period: SIGINT to the head, then SIGKILL by Slurm.
 hurry() {{
     sleep 1
     [ -e end-0 ] || [ ! -s entry.pid ] || kill -INT "$(cat entry.pid)"
@@ -168,7 +168,7 @@ trap 'ask warned "$(left)" {warn_s}' USR1
 trap 'ask slurm' TERM
 forget asked hung entry.pid end-*
 
-# The key that the nodes know each other by is made where it is used: nobody sends it anywhere.
+# The key with which the nodes authenticate each other is created here, so it is not transferred.
 [ "$nodes" = 1 ] || [ -s {key} ] || {make_key} &
 
 # This node comes first: the head runs where Slurm sends the signals of the job.
@@ -178,8 +178,8 @@ for host in $(scontrol show hostnames "$SLURM_JOB_NODELIST"); do
 done
 wait
 
-# A head that has ended is followed by its workers; one that stays longer hangs. A worker that has
-# failed before it answered the head is one that the head would wait for.
+# watch STEP: end a step that outlives the head by 10 s, as the workers end soon after the head. End
+# the head if a worker fails before it answers, as the head would wait for it.
 watch() {{
     trap - TERM
     trap '' USR1 USR2
@@ -207,8 +207,9 @@ watch() {{
     kill -TERM "$1"
 }}
 
-# Each node has one task of the step, which is to have all that the job has there. By itself srun
-# gives it the share of one rank where an option of sbatch parts GPUs among ranks (tried on 22.05).
+# The step has one task on each node, which must get every GPU that the job has there. Without
+# SLURM_GRES, srun gives it the share of one rank if an option of sbatch divides the GPUs among the
+# ranks (tried on 22.05).
 devices() {{
     scontrol show job --details "$SLURM_JOB_ID" | sed -n '/^ *Nodes=/s/.* GRES=//p' |
         sed 's/(IDX:[^)]*)//g; s/(CNT:\\([0-9]*\\))/:\\1/g' | sort -u
@@ -231,8 +232,8 @@ unset SLURM_GPUS SLURM_GPUS_PER_NODE SLURM_GPUS_PER_SOCKET SLURM_GPUS_PER_TASK S
     SLURM_TRES_PER_TASK SLURM_CPUS_PER_GPU SLURM_MEM_PER_GPU SLURM_NTASKS_PER_GPU \\
     SLURM_NTASKS_PER_TRES SLURM_NTASKS_PER_SOCKET SLURM_NTASKS_PER_CORE SRUN_CPUS_PER_TASK
 
-# note_causes: note what only Slurm's log knows of this attempt: nodes that failed, and nodes on
-# which the kernel has killed a process for the job's memory.
+# note_causes: note what only Slurm's log shows about this attempt: nodes that failed, and nodes on
+# which the kernel has killed a process at the job's memory limit.
 note_causes() {{
     short= down=
     while read -r line; do
@@ -259,7 +260,7 @@ run() {{
     watch "$step" &
     watcher=$!
     code=0
-    # A signal ends a wait, and not what is waited for.
+    # A signal ends `wait`, but not the process that it waits for.
     wait "$step" || code=$?
     while kill -0 "$step" 2>/dev/null; do
         code=0
@@ -295,8 +296,8 @@ while :; do
     echo "cloudjob: the job failed; attempt $((attempt + 1)) of $((retries + 1)) begins" \\
         >>node-0.log
 done
-# again: whether it was not the job's own fault. A node that is lost has the step fail or hang, as
-# no task does by itself; a warning that comes early is of a preemption.
+# again: succeed if the job itself is not to blame. As node.sh exits with 0, the step fails or hangs
+# only if a node is lost; an early warning announces a preemption.
 again() {{
     [ -n "$why" ] || return "$((lost == 0))"
     [ "$why" = warned ] || return 1
@@ -308,29 +309,29 @@ if [ "$requeue" = 1 ] && [ "$code" != 0 ] && again; then
     restart=again
     scontrol requeue "$SLURM_JOB_ID" && sleep 600
 fi
-# A job that Slurm starts again needs its secrets, any other does not.
+# Keep the secrets only if Slurm may start the job again.
 case $requeue$why$restart in
     1slurm* | 1warned* | *again) ;;
     *) forget env {fresh} {key} {key}.pub ;;
 esac
 note "end $code"
-# Slurm's own records name a job that was cancelled so, and not failed.
+# Make Slurm's own records show a cancelled job as cancelled, not as failed.
 [ "$why" != cancel ] || [ "$code" = 0 ] || scancel "$SLURM_JOB_ID"
 exit "$code"
 """
 
 _SSH_KEY = "ssh-keygen -q -t ed25519 -N '' -C cloudjob -f {key}"
-# No ssh reads it. Each line has 122 bits of the kernel's random numbers.
+# Not a key of ssh. Each line has 122 random bits from the kernel.
 _KEY = "cat /proc/sys/kernel/random/uuid /proc/sys/kernel/random/uuid >{key}"
 
-# Until 22.05, srun took the first variable from its job by itself.
+# Older versions than 22.05 of srun take the first variable from the job.
 _CPUS = """\
 export SLURM_CPUS_PER_TASK={cpus} SRUN_CPUS_PER_TASK={cpus}
 """
 
 _NODE = """\
 #!{shell}
-# node.sh HOST,HOST...: this node's part of the job, whose nodes are these, the head first.
+# node.sh HOST,HOST...: run this node's part of a job on these hosts, the head first.
 mask=$(umask)
 umask 077
 here=$PWD hosts=$1
@@ -343,15 +344,15 @@ done
 unset IFS
 exec >>"node-$index.log" 2>&1 </dev/null
 
-# leave CODE: note how this node has ended. Slurm sees no failure: the job ends as its head does.
+# leave CODE: note how this node ended. It exits with 0, as the head decides how the job ends.
 leave() {{
     echo "$1" >"end-$index.new"
     mv "end-$index.new" "end-$index"
     exit 0
 }}
 
-# The same path on every node, for mpirun; each on a disk of its own. A job that starts again finds
-# what a node that was killed has left.
+# mpirun needs the same path on every node, each on its own disk. After a restart it may contain
+# what a killed node left.
 work={scratch}/cloudjob-{suffix}
 owner() {{
     owner=
@@ -362,8 +363,8 @@ owner
 if ! mkdir "$work" || ! mkdir "$work/home" "$work/tmp"; then
     echo "cloudjob: making $work on $SLURMD_NODENAME failed"
     owner
-    [ -z "$owner" ] || echo "cloudjob: it is $owner's: nodes share this disk"
-    echo "cloudjob: hint: slurm.scratch names a folder of each node's own disk"
+    [ -z "$owner" ] || echo "cloudjob: it belongs to $owner: the nodes share this disk"
+    echo "cloudjob: hint: set slurm.scratch to a folder on each node's own disk"
     leave 125
 fi
 echo "$SLURMD_NODENAME" >"$work/host"
@@ -387,7 +388,7 @@ done
 set +f
 address=$(getent ahosts "$host")
 address=${{address%%[[:space:]]*}}
-# The user's own home, with its caches and keys; what is the job's alone lies below $work.
+# HOME stays the user's, with caches and keys; the job's own files are below $work.
 if [ ! -d "${{HOME:-}}" ]; then
     echo "cloudjob: $SLURMD_NODENAME has no home folder ${{HOME:-}}: HOME is an empty folder"
     export HOME="$work/home"
@@ -397,7 +398,7 @@ export MA_JOB_DIR="$MA_MOUNT_PATH/user-job-dir" MA_LOG_DIR="$MA_MOUNT_PATH/log"
 export WORKSPACE="$MA_JOB_DIR/code" MA_CURRENT_INSTANCE_NAME="$host"
 export MA_CURRENT_IP="${{address:-127.0.0.1}}" MA_CURRENT_HOST_IP="${{address:-127.0.0.1}}"
 export VC_WORKER_HOSTS="$hosts" VC_TASK_INDEX="$index" VK_TASK_INDEX="$index"
-# Two jobs of one node, whose numbers lie near each other, need two ports.
+# Jobs on one node often have close ids, and need different ports.
 export SSHD_PORT=$((10000 + SLURM_JOB_ID % 10000))
 export CLOUDJOB_NODE_DIR="$work/node" CLOUDJOB_DELIVERY="$here"
 {record}{cpus}umask "$mask"
@@ -408,7 +409,7 @@ if [ "$index" = 0 ]; then
     (umask 077 && echo "$entry" >entry.pid)
     [ ! -e asked ] || kill -TERM "$entry"
 fi
-# Slurm signals every process of a node: the entry receives it as well, and ends when it is done.
+# Slurm signals every process of a node, including the entry, which ends when it is done.
 trap : TERM INT HUP USR1 USR2
 code=0
 wait "$entry" || code=$?

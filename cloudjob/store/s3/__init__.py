@@ -120,7 +120,7 @@ class S3Store:
                 )
         except OSError as error:
             raise StoreError(
-                f"fetch {key} from {self._uri.root}: to {path}: {files.text(error)}",
+                f"fetch {key} from {self._uri.root} to {path}: {files.text(error)}",
                 hint=files.hint(error),
             ) from error
 

@@ -99,8 +99,8 @@ CLOUDJOB_DEVICES = "CLOUDJOB_DEVICES"
 CLOUDJOB_GRACE_S = "CLOUDJOB_GRACE_S"
 CLOUDJOB_TIMEOUT_S = "CLOUDJOB_TIMEOUT_S"
 CLOUDJOB_START_TIMEOUT_S = "CLOUDJOB_START_TIMEOUT_S"
-# The minimum number of nodes of an elastic job.
 CLOUDJOB_STRICT = "CLOUDJOB_STRICT"
+# The minimum number of nodes of an elastic job.
 CLOUDJOB_MIN_NODES = "CLOUDJOB_MIN_NODES"
 # The number of a rank, for launchers that have no variable for it.
 CLOUDJOB_RANK = "CLOUDJOB_RANK"

@@ -269,7 +269,7 @@ def _load(data: bytes, what: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise FormatError("its %s cannot be read: %s" % (what, error)) from error
     if not isinstance(value, dict) or value.get("format") != FORMAT:
-        _refuse("its %s is not of format %d: another cloudjob wrote it" % (what, FORMAT))
+        _refuse("its %s is not of format %d: another version of cloudjob wrote it" % (what, FORMAT))
     return value
 
 

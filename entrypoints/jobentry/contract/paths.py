@@ -9,7 +9,7 @@ from jobentry.contract import env, names
 
 # The file name of the node half's zipapp.
 ENTRY = "jobentry.pyz"
-# The head's record. It has a folder of its own, as a platform uploads outputs as whole folders.
+# The head's exit record. Its folder is not that of an output, as platforms upload whole outputs.
 RECORD = "exit.json"
 # Files in the folder that a platform copies to each node. (The layers of a package are in
 # ``layers/``, beside ``code/``, where its descriptor expects them.)

@@ -152,7 +152,7 @@ class NodeLoop:
         try:
             thread.start()
         except RuntimeError:
-            # No thread can be started: answering late is better than storing nothing.
+            # No thread can be started: blocking the loop is better than storing nothing.
             return work()
         while thread.is_alive() and not answers and not faults:
             if is_late():

@@ -202,7 +202,7 @@ class _Retries:
             self._failed_at = now
         if now + pause_s > self._failed_at + self._limit_s:
             _down[host] = now
-            text = f"{fault}, for {self._limit_s:g} s and {self._count} tries"
+            text = f"{fault}; gave up after {self._limit_s:g} s (attempts: {self._count})"
             raise ObjectError(f"{self._doing}: {text}", _NO_ANSWER)
         if now >= max(self._failed_at + _FIRST_NOTICE_S, _next_notice_at):
             _next_notice_at = now + _NEXT_NOTICE_S

@@ -159,7 +159,7 @@ def object_at(uri: str) -> S3Object:
     """Return the object of a URI."""
     found = _located(uri)
     if not found.key:
-        raise ObjectError(f"find object: {uri}: it names a bucket, and no object in it")
+        raise ObjectError(f"find object: {uri}: it names a bucket, not an object")
     return found
 
 

@@ -47,7 +47,7 @@ def page(data: bytes) -> tuple[list[Entry], bool]:
     """
     root = _parsed(data)
     if _name(root) != "ListBucketResult":
-        raise XmlError(f"it is a {_name(root)[:40]!r}, not a list")
+        raise XmlError(f"it is <{_name(root)[:40]}>, not a list of objects")
     result = _fields(root)
     # Some servers percent-encode the keys although XML could hold them, and report that.
     is_encoded = result.get("EncodingType", "") == "url"

@@ -87,7 +87,7 @@ def check(uri: str) -> None:
     if not is_good or " " in uri:
         raise ObjectError(
             f"find object: {shown(uri)!r}: not a URI of the form https://host/path",
-            "encode other characters than letters and digits as %20 and the like",
+            "percent-encode spaces and non-ASCII characters, such as a space as %20",
         )
 
 

@@ -177,14 +177,18 @@ def test_an_input_or_output_that_no_node_could_reach_is_refused(field, uri):
     if field == "outputs" and not uri:
         assert problems(outputs={"A": uri}) == []
         return
-    assert only_problem(**{field: {"A": uri}}).startswith(f"{field}.A: is not a URI")
+    problem = "has an unsupported scheme" if uri.startswith("ftp:") else "is not a URI"
+    assert only_problem(**{field: {"A": uri}}).startswith(f"{field}.A: {problem} (given ")
 
 
 def test_outputs_cannot_be_stored_on_a_web_server():
     assert problems(inputs={"A": "https://host/x"}) == []
     message = only_problem(outputs={"A": "https://host/x?signature=secret"})
 
-    assert "is not a URI (given 'https://host/x'; allowed file://, s3://, obs://)" in message
+    assert (
+        "has an unsupported scheme (given 'https://host/x'; allowed file://, s3://, obs://)"
+        in message
+    )
 
 
 def test_secret_values_are_never_shown():

@@ -533,9 +533,9 @@ def test_the_error_names_a_path_that_cannot_be_read(open_source: Path, name: str
 
 def test_the_error_names_an_unwritable_destination(source: Path):
     """The message blames the destination, not the source."""
-    with pytest.raises(PackageError, match=r"write package: to .*: no such file or directory"):
+    with pytest.raises(PackageError, match=r"write package to .*: no such file or directory"):
         pack(source, source / "no" / "layer", script="train.py", limit_bytes=LIMIT_BYTES)
-    with pytest.raises(PackageError, match=r"write package: to .*: is a directory"):
+    with pytest.raises(PackageError, match=r"write package to .*: is a directory"):
         pack(source, source.parent, script="train.py", limit_bytes=LIMIT_BYTES)
 
 
@@ -549,7 +549,7 @@ def test_a_failed_pack_leaves_no_file(source: Path):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
-    assert error.message == f"write package: to {source.parent}/layer: file too large"
+    assert error.message == f"write package to {source.parent}/layer: file too large"
 
 
 @pytest.mark.parametrize("size_bytes", [5, 9 * 1024 * 1024])

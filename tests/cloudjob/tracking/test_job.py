@@ -111,7 +111,10 @@ class Storeless(Platform):
 
     def logs(self, _handle: str, _node: int | None, *, follow: bool) -> Iterator[tuple[int, bytes]]:
         yield 0, b"jobentry: put out/x: refused; trying again\n[0] epoch 1\n"
-        yield 0, b"jobentry: uploading the output M: put out/x: refused, for 20 s and 6 tries\n"
+        yield (
+            0,
+            b"jobentry: uploading the output M: put x: refused; gave up after 20 s (attempts: 6)\n",
+        )
         yield 0, b"jobentry: writing the record: put exit.json: refused\n"
 
 
@@ -128,7 +131,7 @@ def test_an_entry_that_could_not_reach_the_store_is_reported_with_its_last_messa
 
     assert failure is not None
     assert failure.message == (
-        "uploading the output M: put out/x: refused, for 20 s and 6 tries:"
+        "uploading the output M: put x: refused; gave up after 20 s (attempts: 6):"
         " node 0 ended with exit code 125"
     )
 
