@@ -1,5 +1,5 @@
 #!/bin/sh
-# node.sh HOST,HOST...: this node's part of the job, whose nodes are these, the head first.
+# node.sh HOST,HOST...: run this node's part of a job on these hosts, the head first.
 mask=$(umask)
 umask 077
 here=$PWD hosts=$1
@@ -12,15 +12,15 @@ done
 unset IFS
 exec >>"node-$index.log" 2>&1 </dev/null
 
-# leave CODE: note how this node has ended. Slurm sees no failure: the job ends as its head does.
+# leave CODE: note how this node ended. It exits with 0, as the head decides how the job ends.
 leave() {
     echo "$1" >"end-$index.new"
     mv "end-$index.new" "end-$index"
     exit 0
 }
 
-# The same path on every node, for mpirun; each on a disk of its own. A job that starts again finds
-# what a node that was killed has left.
+# mpirun needs the same path on every node, each on its own disk. After a restart it may contain
+# what a killed node left.
 work=/tmp/cloudjob-2k83xnf2
 owner() {
     owner=
@@ -31,8 +31,8 @@ owner
 if ! mkdir "$work" || ! mkdir "$work/home" "$work/tmp"; then
     echo "cloudjob: making $work on $SLURMD_NODENAME failed"
     owner
-    [ -z "$owner" ] || echo "cloudjob: it is $owner's: nodes share this disk"
-    echo "cloudjob: hint: slurm.scratch names a folder of each node's own disk"
+    [ -z "$owner" ] || echo "cloudjob: it belongs to $owner: the nodes share this disk"
+    echo "cloudjob: hint: set slurm.scratch to a folder on each node's own disk"
     leave 125
 fi
 echo "$SLURMD_NODENAME" >"$work/host"
@@ -58,7 +58,7 @@ done
 set +f
 address=$(getent ahosts "$host")
 address=${address%%[[:space:]]*}
-# The user's own home, with its caches and keys; what is the job's alone lies below $work.
+# HOME stays the user's, with caches and keys; the job's own files are below $work.
 if [ ! -d "${HOME:-}" ]; then
     echo "cloudjob: $SLURMD_NODENAME has no home folder ${HOME:-}: HOME is an empty folder"
     export HOME="$work/home"
@@ -68,7 +68,7 @@ export MA_JOB_DIR="$MA_MOUNT_PATH/user-job-dir" MA_LOG_DIR="$MA_MOUNT_PATH/log"
 export WORKSPACE="$MA_JOB_DIR/code" MA_CURRENT_INSTANCE_NAME="$host"
 export MA_CURRENT_IP="${address:-127.0.0.1}" MA_CURRENT_HOST_IP="${address:-127.0.0.1}"
 export VC_WORKER_HOSTS="$hosts" VC_TASK_INDEX="$index" VK_TASK_INDEX="$index"
-# Two jobs of one node, whose numbers lie near each other, need two ports.
+# Jobs on one node often have close ids, and need different ports.
 export SSHD_PORT=$((10000 + SLURM_JOB_ID % 10000))
 export CLOUDJOB_NODE_DIR="$work/node" CLOUDJOB_DELIVERY="$here"
 umask "$mask"
@@ -79,7 +79,7 @@ if [ "$index" = 0 ]; then
     (umask 077 && echo "$entry" >entry.pid)
     [ ! -e asked ] || kill -TERM "$entry"
 fi
-# Slurm signals every process of a node: the entry receives it as well, and ends when it is done.
+# Slurm signals every process of a node, including the entry, which ends when it is done.
 trap : TERM INT HUP USR1 USR2
 code=0
 wait "$entry" || code=$?
