@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Keeps a container of the benchmark: gate.sh NODE. It runs each command that comes through a FIFO,
-# one a line, so that all nodes begin at one moment and no figure holds the start of a container.
+# Keeps a container of the benchmark running: gate.sh NODE. It runs each line of a FIFO as a command,
+# so that all nodes start at the same time and no result includes the start of a container.
 set -u
 cd "$HOME" || exit
 while read -r command <"/bench/in-$1"; do

@@ -33,7 +33,7 @@ class _Launcher:
     Args:
         by_hand: Returns the command that a person would type.
         framework: What the script imports, or the launcher starts.
-        told: The variables that select the launcher, if it has another name than the case.
+        told: The variables that select the launcher, if its name is not that of the case.
     """
 
     name: str

@@ -1,5 +1,5 @@
 #!/bin/sh
-# MindSpore's dynamic cluster by hand, as its documents write it: a scheduler, and RANKS ranks beside
+# MindSpore's dynamic cluster by hand, as in its documentation: a scheduler, and RANKS ranks beside
 # it; with 0 the COMMAND starts them.
 #
 #   mindspore-cluster.sh RANKS PYTHON SCRIPT [COMMAND...]

@@ -1,3 +1,3 @@
 #!/bin/sh
-# A rank of Open MPI's as one of MindSpore's dynamic cluster.
+# Runs a rank of Open MPI as a worker of MindSpore's dynamic cluster.
 MS_ROLE=MS_WORKER MS_NODE_ID=$OMPI_COMM_WORLD_RANK exec "$@"

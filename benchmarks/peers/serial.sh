@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # A start script for MPI jobs of the kind that the platform's users copy: serial.sh PROGRAM [ARGS]...
 #
-# Written from what is known of the vendor's (it is no copy): the same on every node; node 0 resolves
-# and probes one node after the other, each without a limit, then calls mpirun; the others sleep.
-# Where the vendor's form costs time and nothing is gained by it, this takes the faster one: getent
-# for ping, a test of the port that works, and a tenth of a second between two tries.
+# It does what the vendor's script does, but is not a copy: it is the same on every node; node 0
+# resolves and probes one node after the other, each without a limit, then calls mpirun; the others
+# sleep. Where the vendor's way only costs time, this script is faster: getent instead of ping, a
+# working test of the port, and a tenth of a second between two attempts.
 set -u
 
 work=$HOME/serial
@@ -12,7 +12,7 @@ port=${SSHD_PORT:-38888}
 index=${MA_TASK_INDEX:-${VC_TASK_INDEX:-${VK_TASK_INDEX:-0}}}
 slots=${MA_NUM_GPUS:-0}
 ((slots)) || slots=1
-# On a file that was left by an earlier run mpirun fails, as it would name each host twice.
+# With the file of an earlier run mpirun fails, as each host would be listed twice.
 rm -rf "$work"
 mkdir -p "$work"
 

@@ -29,7 +29,7 @@ def of_job(client: Client, job_names: Names) -> list[dict[str, Any]]:
 
 
 def moment(item: Event) -> str:
-    """Return when an event was last seen; a scheduler writes another field than a kubelet."""
+    """Return when an event was last seen; schedulers and kubelets set different fields."""
     series = item.get("series") or {}
     return str(
         series.get("lastObservedTime") or item.get("lastTimestamp") or item.get("eventTime") or ""

@@ -58,7 +58,7 @@ def open_layer(file: IO[bytes], digest: str) -> Iterator[tuple[zipfile.ZipFile, 
             raise FormatError("its manifest has the digest %s, not %s" % (found, digest))
         manifest = packages.load_manifest(data)
         if {*manifest.contents.values(), MANIFEST} != set(archive.namelist()):
-            raise FormatError("its manifest lists other entries than the zip file has")
+            raise FormatError("its manifest and the zip file list different entries")
         yield archive, manifest
 
 

@@ -246,5 +246,5 @@ NO_ADDRESS = Attempt(
 _NO_ANSWER = "is it up, and can the nodes reach each other on port {}? (firewall, network policy)"
 _NOT_LISTENING = "the node is up, but its entry does not listen: what does its own log say?"
 _SILENT = "it hangs: is its memory or its disk full? restart that node"
-_FOREIGN = "give SSHD_PORT another number than {} on all nodes"
+_FOREIGN = "set SSHD_PORT to a port other than {} on all nodes"
 _OTHER = "every node of a job needs the same key (CLOUDJOB_SSH_KEY) and a free port (SSHD_PORT)"

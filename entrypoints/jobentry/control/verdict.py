@@ -123,7 +123,7 @@ def decide(
 
 
 def correction(outcome: Outcome, named: int | None) -> str:
-    """Return a correction for the log if it named another rank than the outcome, else "".
+    """Return a correction if the log named a different rank than the outcome, else "".
 
     Args:
         named: The rank whose failure was reported first.

@@ -203,8 +203,8 @@ class _Progress:
         took_s = time.monotonic() - self._begun
         if took_s >= _REPORT_S:
             log_message(
-                f"input {self._name}: {_size(self._total_bytes)} in {self._files} files"
-                f" fetched in {took_s:.0f} s"
+                f"input {self._name}: {_size(self._total_bytes)} fetched in {took_s:.0f} s"
+                f" (files: {self._files})"
             )
 
 

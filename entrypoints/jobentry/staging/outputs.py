@@ -220,7 +220,7 @@ class _Output:
         in_parallel([partial(self._restore_file, *pair) for pair in files.values()], _THREADS)
         if files:
             total = sum(file.size_bytes for _, file in files.values())
-            log_message(f"output {self.name}: {len(files)} files of {total} bytes restored")
+            log_message(f"output {self.name}: restored {total} bytes (files: {len(files)})")
 
     def _restore_file(self, node: int, file: StoredFile) -> None:
         path = self.folder.path_of(file.name)

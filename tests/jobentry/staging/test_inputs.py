@@ -200,7 +200,7 @@ def test_a_slow_input_reports_its_progress(
     assert "jobentry: input DATA: " in slow
     assert " of 206 B, " in slow
     assert "s left" in slow
-    assert "input DATA: 206 B in 4 files fetched in 0 s" in slow
+    assert "input DATA: 206 B fetched in 0 s (files: 4)" in slow
 
 
 # -- the cache ----------------------------------------------------------------------------------
