@@ -1,4 +1,4 @@
-"""What several folders share: S3 servers, a proxy that breaks what passes by, and containers."""
+"""Fixtures of several folders: S3 servers, a fault-injecting proxy, and containers."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 _NUMBERS = itertools.count()
 
-# Hypothesis judges what it finds, and not how fast this machine is: on two cores that others use,
-# too, drawing a value may take seconds. In CI the values are the same each time: whether a change
-# lands must not hang on the dice. Who runs the tests by hand throws them.
+# Hypothesis must not fail a test because the machine is slow: on two shared cores, drawing a value
+# may take seconds. In CI the values are the same each time, so that no merge depends on chance;
+# elsewhere they are random.
 # `scripts/test` tries few values; CI's heavy tier tries many: pytest --hypothesis-profile=thorough.
 settings.register_profile(
     "cloudjob",
@@ -37,9 +37,9 @@ settings.load_profile("cloudjob")
 
 
 def pytest_configure() -> None:
-    """Start from default signal dispositions: under nohup or `&`, the caller ignores some signals.
+    """Reset the signal dispositions: under nohup or `&`, some signals are ignored.
 
-    Every process that a test starts would inherit that.
+    Every process that a test starts would inherit them.
     """
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     for number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
@@ -58,16 +58,16 @@ _failed_once: set[str] = set()
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Record the tests whose first run failed; CI repeats a failed test once."""
     path = os.environ.get("CLOUDJOB_CI_FAILED_ONCE")
-    # What a test leaves behind fails once more, after the test.
+    # The teardown of a failed test may also fail, because of what the test left behind.
     is_first = report.outcome == "rerun" and report.nodeid not in _failed_once
-    # A worker of xdist reports to the main process, which comes here, too.
+    # The main process of xdist calls this hook for the reports of its workers.
     if path and is_first and "PYTEST_XDIST_WORKER" not in os.environ:
         _failed_once.add(report.nodeid)
         crash = getattr(report.longrepr, "reprcrash", None)
         why = " ".join(crash.message.split())[:300] if crash else report.when
         with Path(path).open("a", encoding="utf-8") as file:
             file.write(f"{report.nodeid}: {why}\n")
-        # The next try would hide it.
+        # The report of the next attempt would replace this one.
         with Path(f"{path}.reports").open("a", encoding="utf-8") as file:
             file.write(f"-- {report.nodeid}\n{report.longreprtext[-20_000:]}\n")
 
@@ -121,7 +121,7 @@ def fault_proxy() -> Iterator[Callable[..., FaultProxy]]:
 
 @pytest.fixture(scope="session")
 def engine() -> Iterator[docker.APIClient]:
-    """A client of the engine of this machine."""
+    """A client of this machine's Docker engine."""
     from tests.support import containers
 
     client = containers.connect()
@@ -131,7 +131,7 @@ def engine() -> Iterator[docker.APIClient]:
 
 @pytest.fixture(scope="session")
 def build(engine: docker.APIClient) -> Callable[..., str]:
-    """Build an image of images/, and return its tag."""
+    """Return a function that builds an image of images/ and returns its tag."""
     built: dict[tuple[str, ...], str] = {}
 
     def build(name: str, *words: str) -> str:
@@ -162,7 +162,7 @@ def open_mpi_5_image(build: Callable[..., str]) -> str:
 
 @pytest.fixture(scope="session")
 def with_entry(engine: docker.APIClient) -> Iterator[Callable[[str], str]]:
-    """Replace the entry in an image by the current one, and return the tag of the new image."""
+    """Return a function that puts the current entry into an image and returns the new tag."""
     from tests.support import containers
 
     made: dict[str, str] = {}

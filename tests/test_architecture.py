@@ -24,17 +24,17 @@ LAPTOP = sorted((ROOT / "cloudjob").rglob("*.py"))
 CONTAINER = sorted((ROOT / "entrypoints").rglob("*.py"))
 SCRIPTS = Path(sys.executable).parent
 
-# Who may write to stdout and stderr: the wrappers, and what shows the ranks' output.
+# Files that may call print: the command line, the entry and the script runner.
 PRINTERS = {
     *(f"cloudjob/cli/{path.name}" for path in (ROOT / "cloudjob" / "cli").glob("*.py")),
     "entrypoints/jobentry/main.py",
-    # What Python itself prints when it is given to sys.exit.
+    # It prints a message that is passed to sys.exit, as Python does.
     "entrypoints/jobentry/rank/script_runner.py",
 }
-# Only values go in and out of these: they do nothing, so they can be tested without a world.
+# Packages of pure functions: they do no I/O, so their tests need no environment.
 PURE = ["contract", "launchers"]
 IMPURE = {"subprocess", "socket", "shutil", "pathlib", "tempfile", "signal", "threading", "time"}
-# The laptop half's modules whose import costs more than --help may.
+# Modules that take too long to import for `cloudjob --help`.
 HEAVY = {
     "pydantic",
     "yaml",
@@ -71,14 +71,14 @@ def built(target: Path) -> bytes:
 
 @pytest.fixture(scope="session")
 def zipapp(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The zipapp of the sources that are tested."""
+    """The zipapp, built from the current sources."""
     target = tmp_path_factory.mktemp("zipapp") / "jobentry.pyz"
     built(target)
     return target
 
 
 def imported(tree: ast.AST) -> Iterator[str]:
-    """Yield the modules that a source names in its imports, but for those only of types."""
+    """Yield the modules that a source imports, except under ``TYPE_CHECKING``."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
             continue
@@ -91,22 +91,22 @@ def imported(tree: ast.AST) -> Iterator[str]:
 
 
 def named(path: Path) -> str:
-    """Return the path of a file as a message has it."""
+    """Return the path of a file, relative to the project's folder."""
     return path.relative_to(ROOT).as_posix()
 
 
-# -- who may import whom ------------------------------------------------------------------------
+# -- import rules -------------------------------------------------------------------------------
 
 
 def test_the_import_rules_hold():
-    """The layers of design.md, as pyproject.toml has them."""
+    """The rules are in pyproject.toml, for example the layers of the laptop half."""
     done = run(SCRIPTS / "lint-imports", "--no-cache")
 
     assert done.returncode == 0, done.stdout
 
 
 def test_the_import_rules_know_every_module_of_the_node_half():
-    """The laptop half could import a module that no rule names."""
+    """The laptop half could import a module that the rules do not list."""
     tomllib = pytest.importorskip("tomllib")
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
     forbidden = {
@@ -156,19 +156,19 @@ def test_every_module_of_the_node_half_can_be_imported_alone(zipapp: Path):
 
 @pytest.mark.parametrize("name", PURE)
 def test_modules_that_decide_do_no_io(name: str):
-    """Plans, launchers and the contract are functions from values to values."""
+    """The launchers and the contract are pure functions."""
     for source in sorted((ROOT / "entrypoints" / "jobentry" / name).rglob("*.py")):
         if source.name == "zip_layer.py":
-            # It reads the open file that it is given.
+            # It reads from an open file that it receives.
             continue
         text = source.read_text()
 
         assert set(imported(ast.parse(text))) & IMPURE == set(), named(source)
-        # What os is good for without a world: the bytes of a name.
+        # os.fsencode and os.fsdecode do no I/O.
         assert not re.search(r"\bopen\(|\bprint\(|\bos\.(?!fsencode|fsdecode)", text), named(source)
 
 
-# -- the node half: its floor, its size, its start -----------------------------------------
+# -- the node half: Python version, size, start-up time ------------------------------------
 
 
 def test_the_node_half_needs_no_python_newer_than_3_8():
@@ -200,7 +200,7 @@ def test_the_zipapp_is_small(zipapp: Path):
 
 
 def test_the_zipapp_is_reproducible(tmp_path: Path, zipapp: Path):
-    """Equal sources give equal bytes, and nothing else is in them."""
+    """The same sources give the same bytes, and the archive contains nothing else."""
     sources = [path.relative_to(ROOT / "entrypoints").as_posix() for path in CONTAINER]
 
     assert built(tmp_path / "again.pyz") == zipapp.read_bytes()
@@ -209,7 +209,7 @@ def test_the_zipapp_is_reproducible(tmp_path: Path, zipapp: Path):
 
 
 def test_the_zipapp_starts_quickly(zipapp: Path):
-    """Each node and each rank pays for it: in CPU seconds, as others use this machine, too."""
+    """Every node and every rank starts it; CPU time is measured, as the machine may be busy."""
     spent = []
     for _ in range(5):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -238,7 +238,7 @@ def test_help_is_quick(words: list[str]):
     modules = set(done.stdout.splitlines()[-1].split())
 
     assert done.returncode == 0, done.stderr
-    # The options of submit come from the model of a job.
+    # The options of submit are generated from the pydantic model of a job.
     assert modules & HEAVY <= ({"pydantic"} if words[0] == "submit" else set())
 
 
@@ -253,7 +253,7 @@ def test_commands_that_read_no_job_file_do_without_pydantic():
 
 @pytest.mark.parametrize("path", LAPTOP + CONTAINER, ids=named)
 def test_only_the_wrappers_print(path: Path):
-    """All other modules return messages, or raise them."""
+    """All other modules return messages or raise them as errors."""
     printed = [
         node.lineno
         for node in ast.walk(ast.parse(path.read_text()))
@@ -265,11 +265,11 @@ def test_only_the_wrappers_print(path: Path):
     assert not printed or named(path) in PRINTERS
 
 
-# -- what is documented -------------------------------------------------------------------------
+# -- documentation ------------------------------------------------------------------------------
 
 
 def pages() -> str:
-    """Return all that users can read."""
+    """Return the text of README.md and of all pages of docs/."""
     files = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     return "\n".join(path.read_text() for path in files if path.exists())
 
@@ -285,17 +285,17 @@ def variables() -> list[str]:
 
 @pytest.mark.parametrize("variable", variables())
 def test_every_variable_is_documented(variable: str):
-    """Each has a line in docs/reference/environment.md."""
+    """docs/reference/environment.md lists each of them."""
     text = (ROOT / "docs" / "reference" / "environment.md").read_text()
 
-    # A prefix stands with what may follow it.
+    # On the page, a prefix is followed by the rest of a name.
     end = "" if variable.endswith("_") else "(?![A-Z0-9_])"
     assert re.search(f"`{variable}{end}", text)
 
 
 @pytest.mark.parametrize("prefix", names.CARRIED_PREFIXES)
 def test_every_prefix_that_is_carried_is_documented(prefix: str):
-    """A user must know which variables reach the ranks by their name alone."""
+    """Users must know which variables are passed to the ranks because of their prefix."""
     assert f"`{prefix}" in (ROOT / "docs" / "reference" / "environment.md").read_text()
 
 
@@ -304,7 +304,7 @@ Help = Callable[[tuple[str, ...]], str]
 
 @pytest.fixture
 def help_of(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Help:
-    """Return what ``--help`` of a command shows."""
+    """Return a function that returns the ``--help`` text of a command."""
     monkeypatch.setenv("COLUMNS", "200")
 
     def help_of(command: tuple[str, ...]) -> str:
@@ -316,7 +316,7 @@ def help_of(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
 
 
 def commands(help_of: Help) -> Iterator[tuple[str, ...]]:
-    """Yield every command of ``cloudjob``, found as a user finds it."""
+    """Yield every command of ``cloudjob`` that its ``--help`` lists."""
 
     def below(words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
         listed = re.search(r"^ +COMMAND\n((?:    +\S.*\n)+)", help_of(words), re.MULTILINE)
@@ -396,7 +396,7 @@ def test_every_link_of_a_page_leads_to_a_file():
 
 
 def test_every_code_block_has_a_first_line_that_the_site_understands():
-    """The site shows a block with any other word after its language as plain text."""
+    """If anything but a title follows the language, the site shows the block as plain text."""
     fence = re.compile(r' *```(\w+( title="[^"]+")?)?')
     wrong = [
         f"{page.relative_to(ROOT)}: {line}"
@@ -409,7 +409,7 @@ def test_every_code_block_has_a_first_line_that_the_site_understands():
 
 
 def test_every_nested_list_is_indented_so_that_the_site_shows_it_nested():
-    """The site takes an item with fewer than four blanks for one of the outer list."""
+    """On the site, an item indented by fewer than four spaces belongs to the outer list."""
     wrong = []
     for page in sorted((ROOT / "docs").rglob("*.md")):
         outside = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
@@ -438,7 +438,7 @@ def test_the_reference_of_the_command_line_is_up_to_date():
 
 
 def test_every_page_of_the_manual_is_a_topic():
-    """A topic is the name of a file, so two files must not share one."""
+    """A topic is a file name, so no two pages may have the same file name."""
     topics = run(sys.executable, "-m", "cloudjob.cli", "docs").stdout.splitlines()
     pages = [path for path in (ROOT / "docs").rglob("*.md") if path.parent.name != "adr"]
 
@@ -483,7 +483,7 @@ def test_every_page_that_a_hint_names_can_be_shown():
 
 
 def files() -> list[Path]:
-    """Return the files of the project, by git where there is one."""
+    """Return the files that git does not ignore; skip the test outside a git repository."""
     done = run("git", "ls-files", "--cached", "--others", "--exclude-standard", "-z")
     if done.returncode:
         pytest.skip("there is no git here")

@@ -1,6 +1,6 @@
-"""What is released: the wheel has all its files, and each extra installs what its modules import.
+"""Releases: the wheel has all its files, and each extra installs what its modules import.
 
-The environments here link the distributions of the tests; one test downloads them instead.
+The environments link to the packages of the test environment; one test downloads packages instead.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ("cloudjob", "entrypoints", "scripts", "images", "docs", "pyproject.toml", "README.md",
            "LICENSE", "CHANGELOG.md", "CONTRIBUTING.md", "configs", "examples",
            ".gitignore")  # fmt: skip
-# Files and folders of cloudjob, and the extra that they need; all others must do without.
+# Files and folders of cloudjob that need an extra; all others must work without extras.
 EXTRAS = {
     "backends/docker": "docker",
     "backends/delivery.py": "docker",
@@ -69,7 +69,7 @@ users: [{name: x, user: {token: t}}]
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A clone with a release in ``dist``; the first of several workers makes it."""
+    """A repository with a release in ``dist``; the first of several pytest workers builds it."""
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent
@@ -88,7 +88,7 @@ def wheel(project: Path) -> Path:
 
 
 def _commit(copy: Path) -> None:
-    """Make a repository of the project, with one commit."""
+    """Create a git repository with the project's files in one commit."""
     copy.mkdir()
     for name in SOURCES:
         if (ROOT / name).is_dir():
@@ -104,7 +104,7 @@ def _commit(copy: Path) -> None:
 
 @pytest.fixture(scope="module")
 def bare(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment with the wheel, installed by pip, and what it needs without any extra."""
+    """An environment with the wheel, installed by pip, and its dependencies without extras."""
     folder = tmp_path_factory.mktemp("bare")
     venv.create(folder)
     pip = (sys.executable, "-m", "pip", "--python", folder / "bin" / "python")
@@ -201,8 +201,8 @@ def test_an_extra_brings_all_that_its_modules_import(extra: str, wheel: Path, tm
 
 
 def _check_command(extra: str, folder: Path, cwd: Path) -> None:
-    """Check that the command of an extra misses nothing; without a platform it may well fail."""
-    # Without a cluster, as one that does not answer is asked for a minute.
+    """Check that an extra's command misses no package; it may fail, as there is no platform."""
+    # No cluster is configured, as requests to one that does not answer take a minute.
     (cwd / "kubeconfig").write_text("{apiVersion: v1, kind: Config}")
     words = ("emulator", "status") if extra == "emulator" else COMMANDS.get(extra, ("--version",))
     if extra == "console":
@@ -241,13 +241,13 @@ def _imports(extra: str) -> Iterator[str]:
         name = path.relative_to(ROOT / "cloudjob").as_posix()
         needed = next((EXTRAS[part] for part in EXTRAS if name.startswith(part)), "")
         if needed == extra:
-            # The names of a package that is imported from may be modules, or not.
+            # In `from package import name`, the name need not be a module.
             found = imported(ast.parse(path.read_bytes()))
             yield from (module for module in found if module != "__future__")
 
 
 def _needed(folder: Path, extras: Sequence[str]) -> list[Distribution]:
-    """Return the distributions, among those of the tests, that the wheel and its extras need."""
+    """Return the distributions of the test environment that the wheel and the extras need."""
     own = PathDistribution(next(_site(folder).glob("cloudjob-*.dist-info")))
     found: dict[tuple[str, str], Distribution] = {}
 
@@ -269,7 +269,7 @@ def _needed(folder: Path, extras: Sequence[str]) -> list[Distribution]:
 
 
 def _link(dists: list[Distribution], folder: Path) -> None:
-    """Make distributions of the tests' environment a part of another one."""
+    """Link distributions of the test environment into another environment."""
     names = {Path(str(file)).parts[0] for dist in dists for file in dist.files or ()}
     for name in names - {"..", "__pycache__"}:
         source = Path(sysconfig.get_paths()["purelib"], name)

@@ -1,4 +1,4 @@
-"""The public Python API, on real jobs of emulated nodes."""
+"""The public Python API, with real jobs on emulated nodes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ sys.exit(7 if "--fail" in sys.argv else 0)
 
 @pytest.fixture(autouse=True)
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a script, as the current folder, and a CLOUDJOB_HOME of its own."""
+    """The current folder, with a script and a separate CLOUDJOB_HOME."""
     return enter_project(tmp_path, monkeypatch, TRAIN)
 
 

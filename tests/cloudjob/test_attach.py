@@ -1,4 +1,4 @@
-"""Jobs that another state folder, or another machine, submitted."""
+"""Jobs that were submitted with another state folder or from another host."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ Submit = Callable[..., cloudjob.Job]
 
 @pytest.fixture
 def go(tmp_path: Path) -> Path:
-    """A file that ends a job."""
+    """A file whose creation ends a job."""
     return tmp_path / "go"
 
 
 @pytest.fixture
 def submit(tmp_path: Path, go: Path, monkeypatch: pytest.MonkeyPatch) -> Submit:
-    """Return a function that submits a job with one state folder, and then leaves for another."""
+    """Return a function that submits a job with one state folder and then switches to another."""
     source = tmp_path / "project"
     source.mkdir()
     (source / "train.py").write_text(TRAIN)
@@ -62,7 +62,7 @@ def folder(tmp_path: Path) -> str:
 
 
 def moved(store: str, job: cloudjob.Job, values: dict[str, Any]) -> None:
-    """Change the description of a job."""
+    """Change values in the stored description of a job."""
     opened = open_store(store)
     described = json.loads(opened.get_bytes(descriptions.key(job.id)))
     opened.put_bytes(json.dumps({**described, **values}).encode(), descriptions.key(job.id))

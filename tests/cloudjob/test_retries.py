@@ -1,4 +1,4 @@
-"""Notices about waits for a service: stores, clusters, ModelArts and the command line."""
+"""Notices about waits for a store or a cluster, and how the command line prints them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-import kubernetes.client  # noqa: F401 (to import it takes as long as the patience below)
+import kubernetes.client  # noqa: F401 (imported now, as the import can exceed timeouts)
 import pytest
 
 from cloudjob import retries
@@ -61,7 +61,7 @@ class Silent:
 
 @pytest.fixture
 def silent() -> Iterator[Silent]:
-    """One of its kind."""
+    """A service on a free port that never answers."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         yield Silent(listener)
 
@@ -114,18 +114,18 @@ class Hook(logging.Handler):
 
 
 class Empty(http.server.BaseHTTPRequestHandler):
-    """Answer that the object does not exist."""
+    """Answers every HEAD request with 404: no object exists."""
 
     def do_HEAD(self) -> None:
         self.send_error(404)
 
     def log_message(self, *_: object) -> None:
-        """Stay quiet."""
+        """Print nothing."""
 
 
 @pytest.fixture
 def s3_store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str, float], S3Store]:
-    """Return what opens a store at an endpoint."""
+    """Return a function that opens a store at an endpoint."""
     monkeypatch.setenv("CLOUDJOB_HOME", str(tmp_path))
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")

@@ -1,4 +1,4 @@
-"""An empty store of each kind on real servers, directly and behind a failing network."""
+"""Empty stores of each kind on real servers, with and without a failing network."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.support.servers import (
     Server,
 )
 
-# The least that services take.
+# The smallest part that services accept in a multipart upload.
 PART_BYTES = 5 * 1024 * 1024
 KINDS = (
     "file",
@@ -104,7 +104,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def nothing_learnt(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reset what the entry's client remembers of servers that did not answer."""
+    """Reset the entry's list of servers that did not answer."""
     monkeypatch.setattr(node_client, "_down", {})
 
 
@@ -112,7 +112,7 @@ def nothing_learnt(monkeypatch: pytest.MonkeyPatch) -> None:
 def entry_environ(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Restrict the entry to the credentials that the store gives it."""
     given = store.access()
-    # It uses its keys as long as they are good, whatever becomes of the environment.
+    # After its first request the store has its keys and no longer needs the environment.
     store.exists("any")
     for name in os.environ:
         if name.startswith(("AWS_", "OBS_", "S3_", "HUAWEICLOUD_", "HW_")):
@@ -121,7 +121,7 @@ def entry_environ(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
 
 
-# What a developer's own machine may have set.
+# Variables that may be set on a developer's machine.
 _OTHERS = (
     "AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL_S3", "OBS_ENDPOINT", "S3_ENDPOINT",
     "HW_REGION_NAME", "OBS_ACCESS_KEY_ID", "OBS_SECRET_ACCESS_KEY", "OBS_SECURITY_TOKEN",
@@ -148,19 +148,19 @@ def _remote(
         "OBS_ACCESS_KEY_ID": server.environ["AWS_ACCESS_KEY_ID"],
         "OBS_SECRET_ACCESS_KEY": server.environ["AWS_SECRET_ACCESS_KEY"],
         "OBS_ENDPOINT": f"http://{OBS_DOMAIN}",
-        # The bucket's own host name means something to the proxy only.
+        # Only the proxy can resolve the bucket's own host name.
         "http_proxy": proxy.endpoint,
         "no_proxy": "127.0.0.1,localhost",
     }
     return Given(f"obs://{bucket}/pre fix", {**environ, **keys}, proxy)
 
 
-# How often a storm meets the same request in a row: fewer than anybody tries.
+# How often in a row a storm fails the same request: less often than any client retries it.
 _MOST_IN_A_ROW = 3
 
 
 def storm(proxy: FaultProxy) -> None:
-    """Make every other request fail in varying ways, but none more often than it is retried."""
+    """Make every other request fail in varying ways, but none more often than clients retry it."""
     faults = itertools.cycle(
         [
             THROTTLED,
@@ -177,7 +177,7 @@ def storm(proxy: FaultProxy) -> None:
     met: Counter[tuple[str, str]] = Counter()
 
     def choose(request: Request) -> Fault | None:
-        # Several threads can have it that the turn is always the same one's.
+        # With several threads, every attempt of one request may fall on a failing turn.
         key = (request.method, request.target)
         if not next(turns) or met[key] == _MOST_IN_A_ROW:
             met[key] = 0

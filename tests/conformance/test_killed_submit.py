@@ -1,4 +1,4 @@
-"""A submit killed at any of its requests to a bucket never leaves half a package."""
+"""A submit killed at any of its requests to a bucket never leaves an incomplete package."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DEADLINE_S = 120
 # Three parts in the first layer.
 SIZE = 2 * PART_BYTES + 17
 
-# What the pipeline does until a backend would be told.
+# The steps of a submit before it calls the backend.
 SUBMIT = f"""
 import sys
 from pathlib import Path
@@ -66,27 +66,27 @@ class Laptop:
         self.home.mkdir()
 
     def edit(self) -> None:
-        """Change all that there is."""
+        """Change every source file."""
         (self.source / "train.py").write_text(f"print({self.count})\n")
         (self.source / "large.bin").write_bytes(os.urandom(SIZE))
 
     def large(self) -> bytes:
-        """Return the larger one of the two files."""
+        """Return the content of the larger file."""
         return (self.source / "large.bin").read_bytes()
 
     def submit(self, *, killed_at: int = 0, passes: int | None = None) -> int:
         """Submit, and return the exit code.
 
         Args:
-            killed_at: The number of the request at which SIGKILL comes, from 1 on.
-            passes: How many bytes of that request's body the service still gets; None: all of them.
+            killed_at: The number of the request, from 1, at which the submit is killed; 0: never.
+            passes: How many bytes of that request's body still reach the service; None: all.
         """
         self.count += 1
         self.proxy.clear()
         begun: Future[subprocess.Popen[bytes]] = Future()
 
         def choose(_: Request) -> Fault | None:
-            # The proxy asks before it notes a request.
+            # The proxy calls this before it records the request.
             if len(self.proxy.requests) + 1 != killed_at:
                 return None
             begun.result(DEADLINE_S).kill()
@@ -134,9 +134,9 @@ def check(store: ObjectStore, checked: set[str], target: Path) -> None:
 def test_a_submit_killed_at_any_request_leaves_no_incomplete_package(
     laptop: Laptop, node: ObjectStore, tmp_path: Path
 ):
-    """Whatever of that request arrives: a node finds no half of a job, and the next submit works.
+    """A node never finds an incomplete job, and the next submit works.
 
-    In turns the service gets all of a body, a part of it, or none.
+    Of an interrupted PUT's body, the service gets all, the first 20 bytes or nothing, in turn.
     """
     laptop.edit()
     assert laptop.submit() == 0
@@ -149,7 +149,7 @@ def test_a_submit_killed_at_any_request_leaves_no_incomplete_package(
         passes = (0, None, 20)[puts % 3] if method == "PUT" else None
         assert laptop.submit(killed_at=number, passes=passes) == -signal.SIGKILL
         check(node, checked, tmp_path / "code")
-    # Who is killed when nothing is left but to take the claim back has told everything.
+    # The last submit was killed while it removed its claim, after it had stored everything.
     assert f"job-{laptop.count}/code.json" in checked
 
     for _ in range(2):

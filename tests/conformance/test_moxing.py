@@ -23,7 +23,7 @@ EMULATED = ROOT / "entrypoints" / "emulated"
 
 
 class Bucket:
-    """A bucket, whose content boto3 verifies."""
+    """A bucket whose content boto3 writes and checks."""
 
     def __init__(self, server: Server, name: str, scheme: str) -> None:
         self.url = f"{scheme}://{name}"
@@ -55,7 +55,7 @@ def server(request: pytest.FixtureRequest) -> Server:
 
 @pytest.fixture
 def platform(server: Server) -> dict[str, str]:
-    """The platform's variables with the address of OBS."""
+    """The platform's variables for access to OBS."""
     return {
         "S3_ENDPOINT": server.endpoint,
         "S3_USE_HTTPS": "0",
@@ -122,7 +122,7 @@ def test_a_single_object_is_copied_to_a_file_name_or_into_a_folder(bucket: Bucke
 def test_an_empty_prefix_is_copied_as_an_empty_folder(
     bucket: Bucket, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
-    """Scripts then list the folder, for a checkpoint to resume from."""
+    """Scripts then search the folder for a checkpoint to resume from."""
     mox.file.copy_parallel(f"{bucket.url}/train/V1", str(tmp_path / "train"))
 
     assert list((tmp_path / "train").iterdir()) == []
@@ -140,7 +140,7 @@ def test_doubled_slashes_in_an_address_count_as_one(bucket: Bucket, tmp_path: Pa
 
 
 def test_a_local_folder_is_copied_to_a_local_folder(tmp_path: Path):
-    """The platform may have made a path of ``data_url``."""
+    """The platform may have replaced ``data_url`` by a local path."""
     source = tmp_path / "inputs"
     (source / "empty").mkdir(parents=True)
     (source / "f").write_text("F")
@@ -176,7 +176,7 @@ def test_empty_folders_are_kept_on_the_way_up_and_down(bucket: Bucket, tmp_path:
 
 @pytest.mark.parametrize("server", ["moto"], indirect=True)
 def test_an_object_and_a_folder_of_one_name_are_refused(bucket: Bucket, server: Server, tmp_path):
-    """SeaweedFS does not store both."""
+    """Only on moto, as SeaweedFS cannot store both."""
     bucket.put(x="X", x__y="Y")
 
     with pytest.raises(mox.file.MoxFileNameDuplicateException):
@@ -193,7 +193,7 @@ def test_a_missing_bucket_is_an_error_with_the_answer(bucket: Bucket, tmp_path: 
 
 @pytest.mark.parametrize("server", ["moto"], indirect=True)
 def test_keys_that_lead_out_of_the_folder_are_refused(bucket: Bucket, server: Server, tmp_path):
-    """SeaweedFS cannot store such a key."""
+    """Only on moto, as SeaweedFS cannot store such a key."""
     boto3_client(server.endpoint).put_object(Bucket=bucket.name, Key="d/../../evil", Body=b"")
 
     with pytest.raises(mox.file.MoxFileReadException):
@@ -367,7 +367,7 @@ def test_an_empty_address_or_a_folder_is_no_file(bucket: Bucket, tmp_path: Path,
     assert bucket.found() == {}
 
 
-# -- how scripts get it ---------------------------------------------------------------------------
+# -- how scripts import it ------------------------------------------------------------------------
 
 
 def run(
@@ -465,7 +465,7 @@ def test_silent_mode_hides_the_line_at_the_import(tmp_path: Path):
 
 @pytest.mark.parametrize("is_first", [True, False])
 def test_a_real_moxing_takes_precedence(tmp_path: Path, is_first: bool):
-    """Wherever it is: ``PYTHONPATH`` comes before the folder of installed packages."""
+    """Even if it comes later, as installed packages do after the folders in ``PYTHONPATH``."""
     real = tmp_path / "real"
     (real / "moxing" / "file").mkdir(parents=True)
     (real / "moxing" / "__init__.py").write_text("from moxing import file\nreal = True\n")
@@ -479,7 +479,7 @@ def test_a_real_moxing_takes_precedence(tmp_path: Path, is_first: bool):
 
 
 def test_the_archive_of_the_entry_is_enough(tmp_path: Path):
-    """Another interpreter of the image imports it from there, and user modules take precedence."""
+    """Another interpreter of the image imports moxing from it, and ``sys.path`` is unchanged."""
     archive = tmp_path / "jobentry.pyz"
     build = [sys.executable, ROOT / "scripts" / "build_zipapp.py", archive]
     subprocess.run(build, check=True)

@@ -1,6 +1,6 @@
-"""The container's objects on real S3 servers, through a proxy that breaks what passes.
+"""The node half's object client on real S3 servers, through a proxy that injects faults.
 
-botocore verifies the signatures, and boto3 the content of the store.
+botocore checks the signatures, and boto3 checks the content of the store.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def server(request: pytest.FixtureRequest) -> Server:
 
 @pytest.fixture(autouse=True)
 def _clean(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing of the machine's own user."""
+    """Remove the developer's own settings, and make the client's timeouts short."""
     for name in list(os.environ):
         if name.startswith(("AWS_", "S3_", "OBS_", "CLOUDJOB_S3_")) or name.endswith(
             ("_proxy", "_PROXY")
@@ -90,7 +90,7 @@ class Bucket:
         return [found["Key"] for page in pages for found in page.get("Contents", [])]
 
     def uploads(self) -> list[Any]:
-        """Return the uploads that were begun and not ended."""
+        """Return the multipart uploads that are neither completed nor aborted."""
         found: list[Any] = self.judge.list_multipart_uploads(Bucket=self.name).get("Uploads", [])
         return found
 
@@ -112,7 +112,7 @@ def bucket(
 def proxy(
     server: Server, fault_proxy: Callable[[Server], FaultProxy], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[], FaultProxy]:
-    """What puts a proxy with faults in front of the bucket's server."""
+    """A function that puts a fault proxy in front of the bucket's server."""
 
     def make() -> FaultProxy:
         made = fault_proxy(server)
@@ -182,7 +182,7 @@ KEYS = ["a", "a b", "a+b", "50%", "é/ü", "训练", "x=1&y=2", "#?", "~'()*!", 
 
 @pytest.mark.parametrize("key", KEYS)
 def test_an_object_of_any_name(bucket: Bucket, tmp_path: Path, key: str):
-    """Written, found, listed, read, copied, fetched and deleted; and boto3 sees the same."""
+    """Every operation works on it, and boto3 sees the same objects."""
     uri = objects.uri_below(bucket.uri, key)
     objects.write(b"data", uri)
     (entry,) = objects.list(bucket.uri + "/")
@@ -203,7 +203,7 @@ def test_an_object_of_any_name(bucket: Bucket, tmp_path: Path, key: str):
 )
 @given(key=st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cn", "Co"]), min_size=1))
 def test_unusual_names_survive_a_list(bucket: Bucket, key: str):
-    # SeaweedFS keeps its objects in folders, and takes a backslash for a slash.
+    # SeaweedFS stores objects in folders and treats a backslash as a slash.
     if "\\" in key or any(part in ("", ".", "..") for part in key.split("/")):
         return
     uri = objects.uri_below(bucket.uri, key)
@@ -229,7 +229,7 @@ def test_objects_of_every_size_are_transferred(bucket: Bucket, tmp_path: Path, s
 
 
 def test_a_list_spans_several_pages(bucket: Bucket):
-    """Every key once, in order, and only those with the prefix."""
+    """Each key with the prefix is listed once, in order."""
     names = [f"p/{i:04}" for i in range(1100)]
     threads = [
         threading.Thread(
@@ -281,7 +281,7 @@ def test_virtual_hosted_addressing_works(
 def test_requests_to_obs_are_those_that_obs_accepts(
     bucket: Bucket, proxy: Callable[[], FaultProxy], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """No digest in the signature but an MD5, no chunks, and lists of version 1, as for all."""
+    """Only OBS gets unsigned bodies; all get an MD5, no chunked bodies and lists of version 1."""
     made = proxy()
     (tmp_path / "large").write_bytes(b"y" * LARGE)
     objects.put(str(tmp_path / "large"), bucket.uri + "/large")
@@ -290,7 +290,7 @@ def test_requests_to_obs_are_those_that_obs_accepts(
 
     bodies = [r for r in made.requests if int(r.headers.get("content-length", "0"))]
     is_obs = bucket.uri.startswith("obs")
-    # A server whose disk stalls is asked once more.
+    # If the server's disk stalls, the client may repeat a request; count distinct requests.
     assert len({(request.method, request.target) for request in bodies}) == 5
     assert not any("transfer-encoding" in request.headers for request in made.requests)
     assert all("content-md5" in request.headers for request in bodies)
@@ -316,7 +316,7 @@ FAULTS = {
 def test_a_fetch_survives_faults(
     bucket: Bucket, proxy: Callable[[], FaultProxy], tmp_path: Path, fault: Fault
 ):
-    """Each request fails once, and the result is complete all the same."""
+    """Two requests fail, and the result is still complete."""
     data = os.urandom(LARGE)
     (tmp_path / "in").write_bytes(data)
     objects.put(str(tmp_path / "in"), bucket.uri + "/a")
@@ -418,7 +418,7 @@ def test_a_wrong_clock_or_region_is_reported_with_a_hint(
 def test_expired_temporary_keys_are_read_again(
     bucket: Bucket, proxy: Callable[[], FaultProxy], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Fresh ones are read from where the platform keeps them."""
+    """Fresh keys are read from the file in which the platform stores them."""
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
     path = tmp_path / "credentials"
@@ -442,7 +442,7 @@ def test_expired_temporary_keys_are_read_again(
 def test_fresh_keys_that_are_delivered_replace_refused_ones(
     bucket: Bucket, proxy: Callable[[], FaultProxy], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """`cloudjob refresh` delivers them while the job runs; half a file is not used."""
+    """`cloudjob refresh` delivers them while the job runs; an incomplete file is not used."""
     path, values = tmp_path / "store-keys", (ACCESS_KEY, SECRET_KEY, "")
     monkeypatch.setattr(private_environ, "_values", dict.fromkeys(names.STORE_KEYS, "old-old-old"))
     monkeypatch.setattr(private_environ, "_keys_path", str(path))
@@ -529,7 +529,7 @@ def test_presigned_uris_need_no_keys(bucket: Bucket, server: Server, tmp_path: P
 
 @pytest.fixture
 def signed(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
-    """A function that signs addresses of an object on the laptop, and takes the keys away."""
+    """A function that presigns a URL as the laptop does, and then removes the keys."""
     options = f"endpoint={bucket.judge.meta.endpoint_url}&region=cn-north-4"
     keys = {"ACCESS_KEY_ID": ACCESS_KEY, "SECRET_ACCESS_KEY": SECRET_KEY}
     environ = {f"{kind}_{name}": key for kind in ("AWS", "OBS") for name, key in keys.items()}
@@ -603,7 +603,7 @@ def test_a_gigabyte_is_transferred_in_little_memory(
     code = (
         "import sys; from jobentry import objects\n"
         "objects.put(sys.argv[1], sys.argv[2]); objects.fetch(sys.argv[2], sys.argv[3])\n"
-        # Not what getrusage says: that is also of the one who forked.
+        # Not getrusage: its maximum includes the memory of the process that forked this one.
         "print(*(line.split()[1] for line in open('/proc/self/status') if 'VmHWM' in line))"
     )
     words = [str(tmp_path / "in"), f"s3://{name}/a", str(tmp_path / "out")]

@@ -1,4 +1,4 @@
-"""What only S3 and OBS stores promise: multipart uploads and a failing network."""
+"""Promises of S3 and OBS stores only, such as multipart uploads and retries."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ DEADLINE_S = 60
 KIB = 1024
 # Four parts, the last of them short.
 SIZE = 3 * PART_BYTES + 17
-# For a fault that lasts.
+# How long to retry when the fault does not go away.
 BRIEF_S = 0.5
 S3Given = Callable[[str], Given]
 
@@ -50,13 +50,13 @@ def given(s3_given: S3Given) -> Given:
 
 @pytest.fixture
 def store(given: Given) -> ObjectStore:
-    """Open it."""
+    """Open the store."""
     return given.open()
 
 
 @pytest.fixture
 def proxy(given: Given) -> FaultProxy:
-    """Return the proxy in front of its server."""
+    """Return the proxy in front of the store's server."""
     assert given.proxy is not None
     return given.proxy
 
@@ -70,7 +70,7 @@ def big(tmp_path: Path) -> Path:
 
 
 def uploads(given: Given) -> list[Any]:
-    """Return the uploads that were begun and have not ended, as boto3 sees them."""
+    """Return the multipart uploads that boto3 finds neither completed nor aborted."""
     assert given.proxy is not None
     client = boto3_client(given.proxy.endpoint)
     found: list[Any] = client.list_multipart_uploads(Bucket=bucket(given)).get("Uploads") or []
@@ -91,16 +91,16 @@ def until(is_true: Callable[[], Any], what: str) -> None:
 
 
 def is_part(request: Request) -> bool:
-    """Whether a part of an object is put."""
+    """Return whether a request puts a part of an object."""
     return request.method == "PUT" and "partNumber=" in request.query
 
 
 def is_get(request: Request) -> bool:
-    """Whether an object or a range of one is got."""
+    """Return whether a request gets an object or a range of one."""
     return request.method == "GET" and "key" in request.path
 
 
-# ---- in parts
+# ---- multipart uploads
 
 
 @pytest.mark.parametrize("kind", ["s3 on SeaweedFS", "s3 on moto", "obs on SeaweedFS"])
@@ -207,18 +207,18 @@ def test_a_file_that_changes_during_a_put_is_not_stored(
     assert uploads(given) == []
 
 
-# ---- killed at any point
+# ---- writers that are killed
 
 
 @pytest.mark.parametrize("count", [1, 3, 6])
 def test_a_killed_writer_leaves_the_old_object(
     given: Given, proxy: FaultProxy, big: Path, count: int
 ):
-    """The next put replaces it, and the sweep removes the parts of the killed one."""
+    """The next put replaces it, and a sweep removes the parts of the killed writer."""
     store = given.open()
     store.put_bytes(b"old", "key")
     proxy.clear()
-    # Each request is held up a little, so that it can be told apart from the next.
+    # A short delay per request, so that the writer can be killed between two of them.
     proxy.choose = lambda _: Fault(delay_s=0.05)
     writer = start_writer(given, big)
     until(lambda: len(proxy.requests) >= count, "the writer sends")
@@ -237,7 +237,7 @@ def test_a_killed_writer_leaves_the_old_object(
 
 
 def start_writer(given: Given, path: Path) -> subprocess.Popen[bytes]:
-    """Put a file in another process."""
+    """Start a process that puts a file."""
     code = "import sys, pathlib; from cloudjob.store.s3 import S3Store, bucket_uri\n"
     code += f"store = S3Store(bucket_uri.read(sys.argv[1]), part_bytes={PART_BYTES})\n"
     code += "store.put(pathlib.Path(sys.argv[2]), 'key')"
@@ -246,7 +246,7 @@ def start_writer(given: Given, path: Path) -> subprocess.Popen[bytes]:
 
 
 def test_two_writers_of_one_object_do_not_disturb_each_other(given: Given, big: Path):
-    """Each finds the other's note locked, and sends its own parts."""
+    """Three processes put one key at the same time, and each sends its own parts."""
     writers = [start_writer(given, big) for _ in range(3)]
 
     assert [writer.wait(DEADLINE_S) for writer in writers] == [0, 0, 0]
@@ -320,12 +320,12 @@ def test_a_long_list_is_complete_and_in_order(store: ObjectStore):
     assert list(store.list("a")) == [key for key in keys if key not in ("a", "b/c/d")]
 
 
-# ---- what OBS must not be sent
+# ---- what OBS does not support
 
 
 @pytest.mark.parametrize("kind", ["obs on SeaweedFS", "obs on moto"])
 def test_requests_to_obs_use_only_what_obs_supports(s3_given: S3Given, kind: str, big: Path):
-    """Virtual hosts, unsigned bodies, no checksums of newer kinds, lists of the first version."""
+    """Virtual-hosted addresses, unsigned bodies, no newer checksums, and lists of version 1."""
     given = s3_given(kind)
     assert given.proxy is not None
     store = given.open()
@@ -348,7 +348,7 @@ def test_requests_to_obs_use_only_what_obs_supports(s3_given: S3Given, kind: str
         assert not request.query.startswith("delete")
 
 
-# ---- refusals, each with what to try
+# ---- errors and their hints
 
 
 @pytest.mark.parametrize(
@@ -469,7 +469,7 @@ def test_threads_share_a_store(store: ObjectStore, proxy: FaultProxy):
 
 
 def fill(store: ObjectStore) -> dict[str, bytes]:
-    """Put a hundred of them."""
+    """Put a hundred small objects, and return them by key."""
     wanted = {f"key-{number}": b"%d " % number * 1000 for number in range(100)}
     in_parallel(lambda key: store.put_bytes(wanted[key], key), wanted)
     return wanted

@@ -1,4 +1,4 @@
-"""The servers and the proxy do what tests rely on, as plain boto3 sees it."""
+"""The servers and the proxy do what other tests rely on, checked with plain boto3."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def put(client: Any, bucket: str) -> None:
 
 
 def get(client: Any, bucket: str) -> bytes:
-    """Get it back."""
+    """Get the data with boto3."""
     data: bytes = client.get_object(Bucket=bucket, Key="key")["Body"].read()
     return data
 
@@ -86,7 +86,7 @@ def test_a_killed_server_has_every_acknowledged_object(tmp_path: Any):
                 assert get(client, "bucket") == DATA
                 break
             except ClientError:
-                # Its S3 answers before its volumes have said what they hold.
+                # The S3 service answers before the volumes have reported their content.
                 assert time.monotonic() < end
                 time.sleep(0.1)
     finally:
@@ -137,7 +137,7 @@ def test_a_put_can_be_broken(proxy: FaultProxy, bucket: str, fault: Fault):
 
 
 def test_a_request_may_succeed_although_its_response_is_lost(proxy: FaultProxy, bucket: str):
-    """The answer says 500, and the object is there."""
+    """The response is a 500, but the object is stored."""
     proxy.add(Fault(status=500, code="InternalError", is_done=True))
     with pytest.raises(ClientError):
         put(boto3_client(proxy.endpoint), bucket)
@@ -155,7 +155,7 @@ def test_a_request_may_succeed_although_its_response_is_lost(proxy: FaultProxy, 
     ids=str,
 )
 def test_a_get_can_be_broken(proxy: FaultProxy, bucket: str, fault: Fault):
-    """The client gets a part, and notices that it is incomplete."""
+    """The client gets a part of the object and notices that the rest is missing."""
     client = boto3_client(proxy.endpoint, read_timeout=2)
     put(client, bucket)
     proxy.add(fault)
@@ -166,7 +166,7 @@ def test_a_get_can_be_broken(proxy: FaultProxy, bucket: str, fault: Fault):
 
 
 def test_a_byte_of_an_answer_can_be_flipped(proxy: FaultProxy, bucket: str):
-    """One byte differs, and it is the one that was named."""
+    """Only the byte at the given offset differs."""
     client = boto3_client(proxy.endpoint, response_checksum_validation="when_required")
     put(client, bucket)
     proxy.add(Fault(corrupt_response_at=70_000))
@@ -178,7 +178,7 @@ def test_a_byte_of_an_answer_can_be_flipped(proxy: FaultProxy, bucket: str):
 
 
 def test_an_answer_can_be_slow(proxy: FaultProxy, bucket: str):
-    """A megabyte at 2 MB a second takes half a second at least."""
+    """A megabyte at 2 MB a second takes at least half a second."""
     client = boto3_client(proxy.endpoint)
     put(client, bucket)
     proxy.add(Fault(bytes_per_s=2_000_000))

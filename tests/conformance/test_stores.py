@@ -1,4 +1,4 @@
-"""One suite for every store: the promises of ``ObjectStore``, one after the other."""
+"""One suite for every store: the numbered promises of ``ObjectStore``."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ segments = (
 keys = st.lists(segments, min_size=1, max_size=3).map("/".join)
 
 
-# ---- 1 and 3: whole or not there, and read as it was written
+# ---- promises 1 and 3: objects are complete, and read as they were written
 
 
 def test_written_objects_are_read_back(store: ObjectStore, tmp_path: Path, entry_environ: None):
@@ -127,7 +127,7 @@ def test_a_failed_fetch_leaves_the_old_file(store: ObjectStore, tmp_path: Path):
 
 @contextmanager
 def file_size_limit(limit_bytes: int) -> Iterator[None]:
-    """Make every file of this process break off there: a full disk for one process."""
+    """Limit the size of the files that this process writes, to simulate a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, before[1]))
     try:
@@ -136,12 +136,12 @@ def file_size_limit(limit_bytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-# ---- 4: the container reaches the same object
+# ---- promise 4: the node half finds the same object
 
 
 @given(key=keys, data=st.binary(max_size=100), root=segments)
 def test_both_halves_read_each_others_objects(key: str, data: bytes, root: str):
-    """For every valid name, URI and key mean the same object in both halves."""
+    """For every valid name, both halves find the same object by its key and its URI."""
     with tempfile.TemporaryDirectory() as folder:
         store = open_store(DirectoryStore(Path(folder, root)).uri("x")[: -len("/x")])
         uri = store.put_bytes(data, key)
@@ -195,7 +195,7 @@ def test_a_store_without_a_root_is_empty(store: ObjectStore):
 
 
 def flipped(data: bytes, position: int) -> bytes:
-    """Return other bytes of the same length."""
+    """Return the bytes with one bit flipped."""
     changed = bytearray(data)
     changed[position] ^= 1
     return bytes(changed)
@@ -262,7 +262,7 @@ def test_a_damaged_layer_is_sent_again(store: ObjectStore, tmp_path: Path, entry
         assert list(store.list("damaged/")) == []
 
 
-# ---- 5 and 6: refusals
+# ---- promises 5 and 6: refusals
 
 
 NO_KEYS = ["", "/etc/passwd", "..", "a/../../b", "a//b", "a/", "./a", "a\0b", ".cloudjob-tmp-1"]
@@ -318,7 +318,7 @@ def test_an_invalid_store_uri_is_refused(uri: str, hint: str):
     assert caught.value.exit_code == 4
 
 
-# ---- the directory store's own
+# ---- only the directory store
 
 
 def test_a_killed_writer_changes_no_object(directory: DirectoryStore, tmp_path: Path):
@@ -374,7 +374,7 @@ def test_a_failed_write_leaves_nothing(directory: DirectoryStore, tmp_path: Path
 
 
 def test_objects_are_private(directory: DirectoryStore):
-    """Folders are 0700 and objects 0600, whatever the umask lets through."""
+    """Folders are 0700 and objects 0600, whatever the umask is."""
     before = os.umask(0)
     try:
         directory.put_bytes(b"", "job/a")
@@ -408,7 +408,7 @@ def test_a_store_without_write_permission_is_reported():
         root.mkdir(mode=0o500)
         Path(folder).chmod(0o755)
         root.chmod(0o555)
-        if before == 0:  # root passes through permissions
+        if before == 0:  # permissions do not apply to root
             os.seteuid(65534)
         try:
             with pytest.raises(StoreError, match=r"put a in .*: permission denied") as caught:

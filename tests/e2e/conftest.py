@@ -71,7 +71,7 @@ class Mpi:
 
 @dataclass(frozen=True)
 class Done:
-    """A command that has ended."""
+    """A command that has exited."""
 
     code: int
     out: bytes
@@ -92,7 +92,7 @@ class Done:
 
 @dataclass
 class Running:
-    """A command in the background; what it writes goes to files, so it never blocks."""
+    """A command in the background; its output goes to files, so that it never blocks."""
 
     process: subprocess.Popen[bytes]
     out_path: Path
@@ -123,7 +123,7 @@ class Running:
         try:
             code = self.process.wait(limit_s)
         except subprocess.TimeoutExpired:
-            # It says where each of its threads stands.
+            # With PYTHONFAULTHANDLER=1, Python then prints the traceback of each thread.
             self.send(signal.SIGABRT)
             self.process.wait(LIMIT_S)
             pytest.fail(f"after {limit_s:g} s it had not ended: {self}")
@@ -174,13 +174,13 @@ class Cloud:
 
     def give_to(self, user: int) -> None:
         """Make everything belong to another user, who has submitted no job yet."""
-        # The files of the entry there are hard links to files that other tests use, too.
+        # Its files of the entry are hard links to files that other tests use, too.
         self.remove_home()
         for path in (self.folder, *self.folder.rglob("*")):
             os.chown(path, user, user)
 
     def write(self, name: str, text: str | bytes) -> Path:
-        """Write a file to the source folder, unchanged."""
+        """Write a file to the source folder; a ``str`` is dedented."""
         path = self.source / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(text if isinstance(text, bytes) else textwrap.dedent(text).encode())
@@ -216,7 +216,7 @@ class Cloud:
         limit_s: float = LIMIT_S,
         env: Mapping[str, str | bytes] | None = None,
     ) -> Done:
-        """Run a command to its end, if possible with ``query``."""
+        """Run a command and wait for its exit, if possible with ``query``."""
         is_plain = env is None and not self.prefix and self.python == sys.executable
         if words[:1] and words[0] in _QUERIES and is_plain:
             return self.query(*words, limit_s=limit_s)
@@ -225,7 +225,7 @@ class Cloud:
     def query(self, *words: str | bytes, limit_s: float = LIMIT_S) -> Done:
         """Run a command that starts no job, in a fork of a process that has imported cloudjob.
 
-        Nothing in its environment may concern Python's own start.
+        Variables that Python reads only when it starts have no effect.
         """
         number = next(self.queries)
         out, err = (self.folder / f"query-{number}.{name}" for name in ("out", "err"))
@@ -271,10 +271,10 @@ class Cloud:
         assert done.code == 0, done
         return done.out
 
-    # -- what is there --------------------------------------------------------------------
+    # -- results and processes ------------------------------------------------------------
 
     def left(self, pattern: str = "*") -> dict[str, bytes]:
-        """The files that ranks wrote to the folder of results."""
+        """Return the files that ranks wrote to the results folder, with their content."""
         return {
             path.name: path.read_bytes()
             for path in sorted(self.results.glob(pattern))
@@ -300,12 +300,12 @@ class Cloud:
     def jobs(self) -> list[str]:
         found = {path.name for path in self.home.glob("process/*")}
         stored = {path.name for path in self.home.glob("store/*") if path.is_dir()}
-        # Layers are no job's own: a submit that fails may leave them for the next one. The folder
-        # jobs has a description of each job.
+        # Layers do not belong to one job: a failed submit may leave them for the next one. The
+        # folder ``jobs`` has a description of each job.
         return sorted(found | (stored - {"layers", "claims", "sweeps", "jobs"}))
 
     def processes(self) -> dict[int, tuple[str, ...]]:
-        """All processes of this test's jobs, found by environment, arguments or folder."""
+        """Return this test's job processes, found by environment, arguments or working folder."""
         marks = [os.fsencode(self.home) + b"/process", os.fsencode(self.results)]
         marks += [b"cloudjob-" + os.fsencode(job) for job in self.jobs()]
         found = {}
@@ -325,12 +325,12 @@ class Cloud:
         return sorted(pid for pid, words in self.processes().items() if what(pid, words))
 
     def wrappers(self) -> dict[int, int]:
-        """The process of each rank wrapper, by rank."""
+        """Return the process id of each rank wrapper, by rank."""
         found = {}
         for pid in self.find(lambda _, words: "--rank" in words):
             text = read_proc(pid, "environ")
             match = re.search(rb"(?:\A|\0)OMPI_COMM_WORLD_RANK=(\d+)\0", text)
-            # mpirun itself and its daemons have these words in theirs too, but no rank.
+            # mpirun and its daemons have --rank in their arguments, too, but not this variable.
             if match:
                 found[int(match[1])] = pid
         return found
@@ -340,11 +340,11 @@ class Cloud:
         return self.find(lambda _, words: bool(words) and Path(words[0]).name in names)
 
     def await_cleanup(self) -> None:
-        """Wait until the jobs' folders are removed, which begins when their states are final."""
+        """Wait until the jobs' folders are removed, which starts after their states are final."""
         poll(lambda: not any(self.home.glob("running/*")), "removal of the jobs' folders")
 
     def leftovers(self) -> list[str]:
-        """Return what is left after some seconds: a job ends just before its last process does."""
+        """Return what is left after at most 10 s: a job ends shortly before its last process."""
         end = time.monotonic() + 10
         while (left := self._left_now()) and time.monotonic() < end:
             time.sleep(0.05)
@@ -394,17 +394,17 @@ def poll(is_so: Callable[[], Any], what: str | Callable[[], str], limit_s: float
 
 
 def run_dir_of(job: str) -> Path:
-    """The folder of a job's sockets and temporary files."""
+    """Return the folder of a job's sockets and temporary files."""
     return Path("/tmp", f"cloudjob-{job.rpartition('-')[2]}")
 
 
 def pids() -> list[int]:
-    """All processes of the machine."""
+    """Return the ids of all processes on this host."""
     return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()]
 
 
 def read_proc(pid: int, name: str) -> bytes:
-    """A file of a process in /proc, empty if the process is gone."""
+    """Return the content of a process's file in /proc, or nothing if the process is gone."""
     try:
         return Path(f"/proc/{pid}/{name}").read_bytes()
     except OSError:
@@ -412,7 +412,7 @@ def read_proc(pid: int, name: str) -> bytes:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process exists and is not a zombie."""
+    """Return whether a process exists and is not a zombie."""
     text = read_proc(pid, "stat")
     return bool(text) and text.rpartition(b")")[2].split()[0] not in (b"Z", b"X")
 
@@ -447,7 +447,7 @@ def _version(path: Path) -> str:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run tests marked every_mpi with each mpirun, and all others with the first."""
+    """Run tests marked every_mpi with each mpirun, and all others with the first one."""
     if "mpi" not in metafunc.fixturenames:
         return
     mpis = _mpis()
@@ -469,10 +469,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark all tests of this folder, and as lengthy the cases that only combine tested values.
+    """Mark all tests of this folder as e2e, and cases that only combine tested values as lengthy.
 
-    ``scripts/test`` runs as many cases of a parametrised test as it takes for each value of each
-    parameter to occur once, and one case of each file with each other mpirun. CI runs all.
+    ``scripts/test`` runs only the cases of a parametrised test that are needed to use each
+    parameter value once, and one case per file with each other mpirun. CI runs all cases.
     """
     here = Path(__file__).parent
     cases: dict[str, list[tuple[pytest.Item, set[str]]]] = {}
@@ -494,7 +494,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _mark_combinations(cases: list[tuple[pytest.Item, set[str]]]) -> None:
-    """Mark the cases that are left when those with the most new values have been taken."""
+    """Choose cases greedily until each value occurs, and mark the remaining ones as lengthy."""
     rest, missing = list(cases), set[str]().union(*(values for _, values in cases))
     while missing:
         best = max(rest, key=lambda case: len(case[1] & missing))

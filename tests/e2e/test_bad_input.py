@@ -15,7 +15,7 @@ import pytest
 
 
 def refused(done, code, *words, hint=True):
-    """The command was refused: one `error:` line that holds ``words``, a hint, an exit code."""
+    """Check that a command failed with ``code``, ``words`` in `error:` lines, and a hint."""
     text = done.err.decode("utf-8", "backslashreplace")
     assert "Traceback" not in text, done
     lines = text.splitlines()
@@ -33,7 +33,7 @@ def refused(done, code, *words, hint=True):
 
 @pytest.fixture
 def script(cloud):
-    """A script that would run."""
+    """A script that runs without errors."""
     cloud.write("job.py", "print('it ran')\n")
     return "job.py"
 
@@ -298,7 +298,7 @@ def test_a_script_with_the_name_of_a_secret_file_is_refused(cloud, name):
 
 
 def test_a_state_folder_in_the_source_is_not_packed(cloud):
-    """A second submit finds nothing new, though the first one's records and package lie there."""
+    """A second submit finds nothing new, although the first one wrote to that folder."""
     cloud.write("job.py", "print('done')")
     cloud.environ["CLOUDJOB_HOME"] = str(cloud.source / "state")
 
@@ -320,16 +320,16 @@ def test_a_script_that_contains_a_private_key_is_refused(cloud):
     refused(cloud.cli("submit", "job.py"), 3, "job.py")
 
 
-# -- the state of this machine ----------------------------------------------------------------
+# -- the state folder and the disk ------------------------------------------------------------
 
 
-# A state folder with one job in it, made once for each mpirun, and the job.
+# A state folder with one job, and the job's id, for each version of Open MPI.
 _used_homes: dict[str, tuple[Path, str]] = {}
 
 
 @pytest.fixture
 def records(cloud, script, tmp_path_factory):
-    """The records of a state folder with one job in it."""
+    """The records file of a state folder with one job in it."""
     version = cloud.mpi.version
     if version not in _used_homes:
         done = cloud.submit(script)
@@ -374,7 +374,7 @@ def test_a_command_waits_for_locked_records(cloud, records, poll):
     ids=["text", "empty", "header"],
 )
 def test_damaged_records_are_reported_with_a_hint(cloud, records, command, data):
-    """They are named with what to do; an empty file is an empty database."""
+    """The error names the file and what to do; an empty file counts as an empty database."""
     for path in cloud.home.glob("records.db-*"):
         path.unlink()
     records.write_bytes(data)
@@ -439,7 +439,7 @@ def test_a_state_folder_that_cannot_be_created_is_reported(cloud, script, comman
 
 @pytest.fixture
 def small_disk(cloud):
-    """A state folder on a disk of its own of 256 KiB."""
+    """A state folder on its own disk of 256 KiB."""
     if (
         os.geteuid() != 0
         or subprocess.run(

@@ -1,4 +1,4 @@
-"""Variables reach every rank with their exact bytes, and secrets reach nothing else."""
+"""Variables reach every rank with their exact bytes, and secrets reach only the ranks."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from pathlib import Path
 
 import pytest
 
-# One file a rank: NAME=VALUE, NUL-separated, as the kernel has it.
+# Each rank writes its environment to a file, as NUL-separated NAME=VALUE like the kernel's.
 DUMP = r"""
 leave(f"rank-{rank}", b"\0".join(k + b"=" + v for k, v in os.environb.items()))
 """
 
 
 def environments(cloud, count):
-    """The environment of each rank."""
+    """Return the environment of each rank."""
     left = cloud.left("rank-*")
     assert sorted(left) == [f"rank-{rank}" for rank in range(count)]
     pairs = [
@@ -34,7 +34,7 @@ def environments(cloud, count):
 
 
 def differences(ranks, expected):
-    """The differences, shortened for an error message."""
+    """Return the differences, shortened for an error message."""
     return [
         f"rank {index}: {name}: {rank.get(name, b'(absent)')[:60]!r} and not {value[:60]!r}"
         for index, rank in enumerate(ranks)
@@ -43,7 +43,7 @@ def differences(ranks, expected):
     ]
 
 
-# Names that some rule or other might carry, drop or change.
+# Prefixes of variables that some rule might forward, drop or change.
 PREFIXES = ("UGLY_", "S3_", "SHARED_", "VC_WORKER_X", "SCC", "CRED")
 
 
@@ -67,7 +67,7 @@ def test_variables_given_by_option_keep_every_byte(cloud, ugly_values):
 @pytest.mark.every_mpi
 @pytest.mark.parametrize("prefix", ["S3_", "UGLY_"])
 def test_every_carried_value_keeps_every_byte(cloud, ugly_values, prefix):
-    """Carried by name pattern or because the user gave it: no value is damaged."""
+    """Variables are forwarded because of a name pattern or because the user set them."""
     expected = {f"{prefix}{name}": value for name, value in ugly_values.items()}
     options = [
         word for name, value in expected.items() for word in (b"-e", name.encode() + b"=" + value)
@@ -81,7 +81,7 @@ def test_every_carried_value_keeps_every_byte(cloud, ugly_values, prefix):
 
 @pytest.mark.every_mpi
 def test_variables_in_a_file_keep_every_byte(cloud, ugly_values):
-    """--env-file carries the same, the ones that need it in double quotes."""
+    """--env-file accepts the same values, quoted and escaped."""
     expected = {f"FILE_{name}": value for name, value in ugly_values.items()}
     text = b"# a comment\n"
     for name, value in expected.items():
@@ -105,7 +105,7 @@ def test_variables_in_a_file_keep_every_byte(cloud, ugly_values):
 
 @pytest.mark.every_mpi
 def test_secrets_keep_every_byte(cloud, ugly_values):
-    """--secret carries a value of the caller's environment, and a file's exact bytes."""
+    """--secret passes on a variable of the caller's environment or the content of a file."""
     by_name = {f"NAMED_{name}": value for name, value in list(ugly_values.items())[:-2]}
     by_file = {f"FILED_{name}": value for name, value in ugly_values.items()}
     options = [word for name in by_name for word in ("--secret", name)]
@@ -148,19 +148,19 @@ def test_ranks_have_the_documented_defaults_and_the_heads_path(cloud):
     assert done.code == 0, done
     ranks = environments(cloud, 2)
     for rank in ranks:
-        # Where nodes have files of their own, python and pip are those of the script's interpreter.
+        # On nodes with their own file system, this folder has the interpreter's python and pip.
         rank["PATH"] = rank["PATH"].removeprefix(b"/.cloudjob/bin:")
         assert not {"STRAY", "S3_STRAY", "CLOUDJOB_HOME"} & set(rank)
     default = "ib0,bond0,eth0"
     has_one = any(name.startswith(tuple(default.split(","))) for _, name in socket.if_nameindex())
     expected = {
         "PATH": cloud.mpi.path.encode(),
-        # Idle ranks yield the processor.
+        # Idle ranks yield the CPU.
         "OMPI_MCA_mpi_yield_when_idle": b"1",
-        # The variables of the documented OPENMPI_X_ARGS, where the user has not set them.
+        # The defaults of the documented OPENMPI_X_ARGS; the user has set NCCL_DEBUG.
         "HOROVOD_MPI_THREADS_DISABLE": b"1",
         "NCCL_DEBUG": b"WARN",
-        # Emulated nodes reach each other on the loopback.
+        # Emulated nodes reach each other through the loopback interface.
         "NCCL_SOCKET_IFNAME": default.encode() if has_one else b"lo",
         "NCCL_SOCKET_FAMILY": b"AF_INET",
         "NCCL_IB_DISABLE": b"0",
@@ -296,7 +296,7 @@ def test_missing_network_interfaces_are_reported_before_the_run(cloud):
     assert b"GLOO_SOCKET_IFNAME" not in done.err
 
 
-# -- secrets and values stay where they belong ------------------------------------------------
+# -- where values and secrets can be read -----------------------------------------------------
 
 SECRET = b"hush-3f9c17-hush"
 VALUE = b"plain-81d2aa-plain"
@@ -310,7 +310,7 @@ await_file("go")
 
 
 def files_with(folder, text):
-    """The files below ``folder`` that hold ``text``."""
+    """Return the files below ``folder`` that contain ``text``."""
     found = []
     for path in Path(folder).rglob("*"):
         with contextlib.suppress(OSError):
@@ -320,7 +320,7 @@ def files_with(folder, text):
 
 
 def argvs_with(text):
-    """Return the processes of this machine whose command lines contain ``text``."""
+    """Return the processes of this host whose command lines contain ``text``."""
     found = []
     for pid in (path.name for path in Path("/proc").iterdir()):
         if pid.isdecimal() and int(pid) != os.getpid():
@@ -374,14 +374,14 @@ def test_no_value_is_in_an_argv_and_no_secret_in_a_file(cloud):
     assert waited.code == 0, waited
     assert in_argv == []
     assert in_files == []
-    # Open MPI 4.1 looks for the file on each node; an empty one will do on a worker.
+    # Open MPI 4.1 looks for the file on each node; on a worker, an empty one is enough.
     assert {mode for mode, _ in tunes} == {0o600}
     assert not any(SECRET in text or VALUE in text for _, text in tunes)
     assert any(b"MA_NUM_HOSTS" in text for _, text in tunes)
     assert run_dir_mode == 0o700
     assert open_files == []
     assert mpirun_environs
-    # Open MPI's own channel is clear text, so a secret may not be in mpirun's hands.
+    # Open MPI's own connections are not encrypted, so mpirun must not have any secret.
     assert not any(SECRET in text for text in mpirun_environs)
     assert not run_dir.exists()
     for rank in environments(cloud, 4):
@@ -404,7 +404,7 @@ def test_no_value_is_in_an_argv_and_no_secret_in_a_file(cloud):
 
 
 def test_secrets_are_masked_in_logs_failures_and_records(cloud):
-    """The exact bytes stay in the log: ``--raw`` shows them."""
+    """The log itself keeps the exact bytes, and ``--raw`` shows them."""
     script = cloud.script(
         """
         token = os.environ["TOKEN"]
@@ -418,7 +418,7 @@ def test_secrets_are_masked_in_logs_failures_and_records(cloud):
     done = cloud.submit("--nodes", "2", "--secret", "TOKEN", script, env={"TOKEN": SECRET})
 
     assert done.code == 1, done
-    # Rank 0 may be ended before it prints.
+    # Rank 0 may be terminated before it prints.
     assert b"[1] token *** end" in done.lines, done
     shown = [
         done,
@@ -434,7 +434,7 @@ def test_secrets_are_masked_in_logs_failures_and_records(cloud):
 
 
 def test_secrets_in_arguments_and_variables_are_masked_and_reach_the_job_exactly(cloud):
-    # Not SECRET: another test looks for that one in all arguments of this machine.
+    # Not SECRET: another test searches the command lines of this host for that.
     secret = "quiet-6b20d4-quiet"
     env, value = {"TOKEN": secret}, secret.encode()
     script = cloud.script("print(sys.argv[1] == os.environ['URL'] == 'x:' + os.environ['TOKEN'])")
@@ -489,7 +489,7 @@ def test_a_failing_job_does_not_reveal_its_secrets(cloud):
 
 @pytest.fixture
 def short_folder():
-    """A folder with a short path: Open MPI makes sockets below TMPDIR."""
+    """A folder with a short path, as Open MPI creates sockets below TMPDIR."""
     folder = Path(tempfile.mkdtemp(prefix="cj-"))
     yield folder
     shutil.rmtree(folder, ignore_errors=True)
@@ -566,7 +566,7 @@ def test_the_heads_variables_reach_ranks_of_a_worker_without_them(cloud, ugly_va
     assert ranks[3]["HOME"] == str(folder / "127.0.0.2").encode()
 
 
-# -- the user's words on the mpirun command ----------------------------------------------------
+# -- the user's options for mpirun -------------------------------------------------------------
 
 ALLREDUCE = """
 from mpi4py import MPI
@@ -643,7 +643,7 @@ def test_bind_args_control_the_placement_of_ranks(cloud):
 @pytest.mark.every_mpi
 @pytest.mark.parametrize("np", [1, 3])
 def test_a_job_may_have_fewer_ranks_than_slots(cloud, np):
-    """OPENMPI_NP may be less than the number of slots, so that even a whole node has no rank."""
+    """OPENMPI_NP may be less than the number of slots, even if a node then has no rank."""
     done = cloud.submit(
         "--nodes",
         "2",
@@ -662,7 +662,7 @@ def test_a_job_may_have_fewer_ranks_than_slots(cloud, np):
 @pytest.mark.parametrize(
     ("variable", "value", "expected"),
     [
-        # The entry's own check, and what only mpirun knows; test_mpirun.py has the other faults.
+        # One error that the entry finds, and two that only mpirun finds; test_mpirun.py has more.
         ("OPENMPI_NP", "5", b"OPENMPI_NP"),
         ("OPENMPI_BIND_ARGS", "-bind-to nonsense", b"nonsense"),
         ("OPENMPI_EXTRA_ARGS", "--no-such-option", b"no-such-option"),
@@ -742,7 +742,7 @@ def test_a_dry_run_prints_the_masked_plan_and_starts_nothing(cloud):
 
 
 def test_long_names_leave_the_paths_of_sockets_short(cloud):
-    """The path of a Unix socket has at most 107 bytes: neither names nor folders add to it."""
+    """A Unix socket's path has at most 107 bytes, so long names and folders are not part of it."""
     home, temporary = cloud.folder / ("h" * 120), cloud.folder / ("t" * 120)
     temporary.mkdir()
     cloud.environ.update(CLOUDJOB_HOME=str(home), TMPDIR=str(temporary))

@@ -37,7 +37,7 @@ def train(folder: Path, *mpirun: str) -> tuple[str, np.ndarray]:
 
 
 def mpirun(ranks: int) -> tuple[str, ...]:
-    """Return the command that starts this number of ranks on this machine."""
+    """Return the command that starts this number of ranks on this host."""
     program = Path(sysconfig.get_path("scripts"), "mpirun")
     words = ("--oversubscribe", "--mca", "btl_tcp_if_include", "lo", "-n", str(ranks))
     return (str(program) if program.exists() else "mpirun", *words)
@@ -51,7 +51,7 @@ def accuracy(printed: str) -> float:
 @pytest.mark.lengthy
 @pytest.mark.e2e
 def test_four_ranks_train_the_model_that_one_trains(tmp_path: Path):
-    """Without mpirun, with one rank and with four: the weights agree within rounding."""
+    """The weights agree within rounding without mpirun, with one rank and with four."""
     alone, weights_alone = train(tmp_path / "alone")
     one, weights_one = train(tmp_path / "one", *mpirun(1))
     four, weights_four = train(tmp_path / "four", *mpirun(4))

@@ -7,7 +7,7 @@ import re
 import pytest
 
 SOON_S = 8.0
-# How a rank ends -> the job's code, the signal, and what the message holds.
+# How a rank ends -> the statement, the job's exit code, the signal, and text in the message.
 WAYS = {
     "os._exit": ("os._exit(7)", 7, None, "7"),
     "sys.exit": ("sys.exit(7)", 7, None, "7"),
@@ -29,7 +29,7 @@ MPI_WAYS = {
         "7",
     ),
 }
-# Those that Open MPI itself sees, too; how a rank ends before is independent of the others' MPI.
+# Ways that Open MPI itself also notices; for the others, MPI_Init makes no difference.
 SEEN_BY_MPI = ("sys.exit", "SIGKILL", "SIGABRT")
 WITHOUT_MPI = """
 leave(f"pid-{rank}", os.getpid())
@@ -40,7 +40,7 @@ if rank == %d:
     %s
 time.sleep(60)
 """
-# The others compute, or wait in a barrier for the one that has failed.
+# While one rank fails, rank 0 computes and the others wait in a barrier.
 WITH_MPI = """
 from mpi4py import MPI
 leave(f"pid-{rank}", os.getpid())
@@ -57,9 +57,9 @@ MPI.COMM_WORLD.Barrier()
 
 
 def check(cloud, done, rank, way):
-    """The job ended soon, by that rank, with that code."""
+    """Check that the job ended soon, because of this rank and with its exit code."""
     _, code, signal, words = way
-    # The rank's own last lines are shown behind a bar; a traceback of ours would stand at the edge.
+    # The rank's last lines are shown after a bar, so this would be a traceback of cloudjob.
     assert not re.search(rb"^Traceback", done.err, re.MULTILINE), done
     status = cloud.status(done.job)
     failed_at = float(re.search(rb"failing at ([0-9.]+)", done.out)[1])
@@ -78,7 +78,7 @@ def check(cloud, done, rank, way):
     assert words in failure["message"], status
     lines = failure["last_lines"]
     if signal in (6, 11):
-        assert lines  # Open MPI's own handler writes more than fits.
+        assert lines  # Open MPI's own handler writes more than the record holds.
     else:
         assert f"step {rank}" in lines, status
         assert any(line.startswith("failing at") for line in lines), status
@@ -106,7 +106,7 @@ def test_a_script_that_fails_before_mpi_init_ends_the_job(cloud, way, rank):
     ],
 )
 def test_a_script_that_fails_after_mpi_init_ends_the_job(cloud, way, rank):
-    """The others wait for this rank in MPI, and bare mpirun would hang with some of these."""
+    """The other ranks wait in MPI; with some of these failures, plain mpirun would hang."""
     script = cloud.script(WITH_MPI % (rank, (WAYS | MPI_WAYS)[way][0]))
 
     done = cloud.submit("--nodes", "2", "--procs-per-node", "2", script)
@@ -209,7 +209,7 @@ def test_a_traceback_shows_only_frames_of_the_user(cloud):
 
 
 def test_exit_handlers_run_and_output_is_kept_when_a_script_fails(cloud):
-    """atexit, finally and buffered output are the user's, though the end is watched."""
+    """atexit, finally and buffered output work although a rank wrapper watches the script."""
     script = cloud.script(
         """
         import atexit
@@ -253,7 +253,7 @@ def test_a_failing_child_process_of_a_rank_does_not_end_the_job(cloud):
 
 
 def test_processes_that_ranks_started_end_with_the_job(cloud, poll):
-    """Grandchildren in sessions of their own, that ignore every signal, end with the job."""
+    """Grandchildren in their own sessions that ignore SIGTERM and SIGHUP end with the job."""
     script = cloud.script(
         """
         import subprocess

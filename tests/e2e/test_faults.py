@@ -1,8 +1,8 @@
-"""Every fault at every stage: the job ends with the right status, in time, and leaves nothing.
+"""Every fault at every stage: the job ends in time with the right status, and leaves nothing.
 
-A cell of the table holds a job at a stage, inflicts a fault, and then checks how the job ended,
-what is left, and whether the next submit works. Nothing here waits for a time: a stage is held by a
-program or a request that waits until the test lets it go.
+Each case holds a job at a stage, injects a fault, and then checks how the job ended, what is left,
+and whether the next submit works. No case relies on timing: a program or a request blocks the stage
+until the test releases it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.support.gates import Gate
 from tests.support.polling import poll
 from tests.support.servers import HANG, INTERNAL, Fault, FaultProxy, Server
 
-# The requests that hold a job at a stage; each node stores a file of its own.
+# Method and targets of the requests that hold a job at a stage; each node has its own output.
 GATES = {
     "uploading": ("PUT", "/layers/"),
     "before send": ("PUT", "/code.json"),
@@ -46,7 +46,7 @@ with open(f"{os.environ['model']}/{rank}.txt", "w") as file:
     file.write(f"weights of {rank}")
 print("done", rank)
 """
-# A program that waits until it may go on.
+# A wrapper that blocks until the test releases it, and then runs the real program.
 WAITS = """\
 #!/bin/sh
 case "$*" in --version) exec {real} "$@" ;; esac
@@ -59,7 +59,7 @@ WORDS = ("--nodes", "2", "--grace-s", "1", "--output", "model=", "--output-sync-
 
 
 class End(NamedTuple):
-    """How a job ended, by its status and by the exit code of a command that waits for it."""
+    """How a job ended: its state and cause, and the exit code of a command that waits for it."""
 
     state: str
     cause: str | None
@@ -67,12 +67,12 @@ class End(NamedTuple):
 
 
 SUCCEEDED = End("SUCCEEDED", None, 0)
-# The platform took a node away.
+# The platform lost a node.
 LOST = End("FAILED", "platform", 137)
-# Its entry was sent SIGTERM in its last moment, and had the time to write the record, or had not.
+# The head's entry got SIGTERM; the exit code depends on whether it still wrote the record.
 STOPPED = End("FAILED", "platform", None)
 CANCELLED = End("CANCELLED", "cancelled", 143)
-# Nothing was sent, and at most the record of a job that can be removed is left.
+# No job was submitted; at most a record is left, which the user can remove.
 NEVER = End("", None, 137)
 
 SENT = ("staging", "bring-up", "running", "storing outputs", "ending")
@@ -80,7 +80,7 @@ KILLED: dict[tuple[str, str], End] = {
     **{(stage, "submitter"): NEVER for stage in ("packing", "uploading", "before send")},
     **{(stage, "submitter"): SUCCEEDED for stage in SENT},
     **{(stage, who): LOST for stage in SENT for who in ("controller", "head's entry")},
-    # At the end a worker has confirmed its outputs, and leaves.
+    # In the stage "ending", a worker has already confirmed its outputs and exits.
     **{(stage, who): LOST for stage in SENT[:-1] for who in ("worker's keeper", "worker's entry")},
     **{(stage, "mpirun"): LOST for stage in ("bring-up", "running")},
     **{(stage, "head's keeper"): STOPPED for stage in SENT},
@@ -104,7 +104,7 @@ class Case:
         cloud.write("train.py", "print(0)")
 
     def use(self, server: Server, bucket: str, proxy: FaultProxy) -> None:
-        """Store everything in a bucket, behind a proxy that can hold requests."""
+        """Use a bucket as the store, behind a proxy that can hold requests."""
         self.cloud.environ.update({**server.environ, "AWS_ENDPOINT_URL": proxy.endpoint})
         self.server, self.proxy = server, proxy
         self.store = ("--store", f"s3://{bucket}/jobs")
@@ -141,11 +141,11 @@ class Case:
         self.proxy.choose = lambda _: None
 
     def heal(self) -> None:
-        """Reach the store without the proxy."""
+        """Access the store without the proxy."""
         self.cloud.environ.update(self.server.environ)
 
     def listed(self) -> list[str]:
-        """Return the jobs that are known here."""
+        """Return the ids of the jobs that `cloudjob list` shows."""
         return [job["job"] for job in json.loads(self.cloud.cli("list", "--json").out)]
 
     def go_on(self) -> None:
@@ -155,7 +155,7 @@ class Case:
         (self.cloud.results / "go").touch()
 
     def victims(self, who: str) -> list[int]:
-        """Return the processes of a name."""
+        """Return the process ids for a name such as ``worker's keeper``."""
         if who == "submitter":
             return [self.submit.process.pid]
         state = self.cloud.state(self.job)
@@ -172,7 +172,7 @@ class Case:
         return self.cloud.mpiruns()
 
     def _put_before_path(self, name: str) -> None:
-        """Put a program first on PATH that waits, then runs the one with the same name."""
+        """Put a wrapper first on PATH that waits and then runs the program of the same name."""
         cloud = self.cloud
         real = shutil.which(name, path=cloud.environ["PATH"])
         folder = cloud.folder / "bin"
@@ -182,7 +182,7 @@ class Case:
         program.chmod(0o755)
         cloud.environ["PATH"] = f"{folder}:{cloud.environ['PATH']}"
 
-    # -- the end --------------------------------------------------------------------------
+    # -- after the fault ------------------------------------------------------------------
 
     def ended(self) -> End:
         """Return how the job has ended."""
@@ -196,7 +196,7 @@ class Case:
         return End(status["state"], status["cause"], waited.code)
 
     def check_next(self) -> None:
-        """The next submit works, and then nothing is left but records."""
+        """Check that the next submit works, and that nothing but records is left after it."""
         cloud = self.cloud
         self.go_on()
         done = cloud.cli("submit", "--launcher", "python", *self.store, "train.py")
@@ -207,7 +207,7 @@ class Case:
         poll(lambda: not self.left(), f"end of {self.left()}", 10)
 
     def left(self) -> list[str]:
-        """Return what should not be there when all jobs have ended."""
+        """Return the files and processes that must not be left when all jobs have ended."""
         home = self.cloud.home
         found = [*self.temporary.iterdir(), *home.glob("process/*/node-?/")]
         return [*map(str, found), *self.cloud.leftovers()]
@@ -220,7 +220,7 @@ def case(
     fault_proxy: Callable[[Server], FaultProxy],
     new_bucket: Callable[[Server], str],
 ) -> Iterator[Callable[..., Case]]:
-    """Return what submits a job that is held at a stage."""
+    """Return a function that submits a job and holds it at a stage."""
     # The path of a socket must be short.
     folder = Path(tempfile.mkdtemp(prefix="cf-", dir="/tmp"))
     cases = []
@@ -248,7 +248,7 @@ def case(
 
 
 def named(table: dict[tuple[str, str], End]) -> pytest.MarkDecorator:
-    """Run a test with each cell of a table."""
+    """Parametrize a test with the cells of a table."""
     cells = [
         pytest.param(*key, end, id=" ".join(key).replace(" ", "-")) for key, end in table.items()
     ]
@@ -276,7 +276,7 @@ def test_a_process_is_killed(case, stage: str, who: str, end: End):
 @pytest.mark.lengthy
 @named(FROZEN)
 def test_a_frozen_process_does_not_outlive_a_cancel(case, stage: str, who: str, end: End):
-    """SIGSTOP; the job is also held at its stage while it is cancelled."""
+    """The process is stopped by SIGSTOP, and the job is held at its stage during the cancel."""
     held = case(stage)
     frozen = held.victims(who)
     for process in frozen:
@@ -301,7 +301,7 @@ STORE_FAULTS = ("down", "500", "mute")
 @pytest.mark.parametrize("fault", STORE_FAULTS)
 @pytest.mark.parametrize("stage", ["uploading", "before send"])
 def test_a_submit_whose_store_fails_is_cancelled_at_once(case, stage: str, fault: str):
-    """Ctrl-C ends it while it retries; nothing was started."""
+    """Ctrl-C stops the submit while it retries a request; no job was started."""
     held = case(stage, fault=fault)
     held.submit.send(signal.SIGINT)
 
@@ -316,7 +316,7 @@ def test_a_submit_whose_store_fails_is_cancelled_at_once(case, stage: str, fault
 @pytest.mark.parametrize("fault", STORE_FAULTS)
 @pytest.mark.parametrize("stage", ["staging", "storing outputs", "ending"])
 def test_a_job_whose_store_fails_is_cancelled_at_once(case, stage: str, fault: str):
-    """Every node retries by itself, and none delays the others."""
+    """Each node retries requests independently, and does not delay the others."""
     held = case(stage, fault=fault)
 
     cancelled = held.cloud.cli("cancel", held.job)
@@ -324,13 +324,13 @@ def test_a_job_whose_store_fails_is_cancelled_at_once(case, stage: str, fault: s
     assert cancelled.code == 0, cancelled
     held.heal()
     ended = held.ended()
-    # A record may have been stored though its answer never came.
+    # The record may have been stored although the response never arrived.
     is_done = fault == "mute" and stage == "ending"
     assert ended[:2] in (CANCELLED[:2], *([SUCCEEDED[:2]] if is_done else [])), held.submit
     held.check_next()
 
 
-# How a job ends whose store fails from a stage on, for good; its record cannot be stored either.
+# How a job ends if its store fails permanently from a stage on, so that no record is stored.
 FAILED_STORE = {
     "staging": End("FAILED", "platform", 125),
     "storing outputs": End("FAILED", "platform", 125),
@@ -342,7 +342,7 @@ FAILED_STORE = {
 @pytest.mark.parametrize("fault", ["500", "mute"])
 @pytest.mark.parametrize("stage", FAILED_STORE)
 def test_a_job_whose_store_fails_for_good_ends(cloud, case, stage: str, fault: str):
-    """After `CLOUDJOB_STORE_PATIENCE_S` without progress; its log says why."""
+    """It ends after `CLOUDJOB_STORE_PATIENCE_S` without progress, and its log has the reason."""
     cloud.environ["CLOUDJOB_STORE_PATIENCE_S"] = "2"
     held = case(stage, fault=fault)
     poll(lambda: held.cloud.state(held.job)["ended_at"], "end of the job", LIMIT_S)
@@ -363,12 +363,12 @@ def test_a_job_succeeds_with_a_slow_store(case, stage: str):
     held.check_next()
 
 
-# What a full disk does at each stage: the code of the submit, and what may be said of the job.
+# The submit's exit code and the job's state if the disk fills at a stage.
 FULL = {
     "packing": (3, ""),
     "before send": (5, ""),
     "staging": (125, "FAILED"),
-    # The rank's output or the entry's own files: whichever finds it first.
+    # The code depends on whether the rank's output or the entry's own files fail first.
     "running": (None, "FAILED"),
     "storing outputs": (0, "SUCCEEDED"),
     "ending": (0, "SUCCEEDED"),
@@ -418,7 +418,7 @@ def test_a_disk_that_fills_during_the_upload_is_reported(cloud, small_disk: Path
 
 @pytest.mark.parametrize("stage", ["packing", "uploading", "before send"])
 def test_a_submitter_frozen_before_it_sends_blocks_no_other_command(case, stage: str):
-    """SIGSTOP: other commands answer and other jobs run; afterwards, the submit continues."""
+    """While it is stopped by SIGSTOP, other commands and jobs work; then the submit continues."""
     held = case(stage)
     held.submit.send(signal.SIGSTOP)
     held.go_on()
@@ -440,7 +440,7 @@ LIMITS = ("nofile=10", "nofile=16", "nofile=20", "nofile=64", "as=50000000", "as
 @pytest.mark.parametrize("is_first", [True, False])
 @pytest.mark.parametrize("limit", LIMITS)
 def test_a_job_under_a_low_limit_runs_or_reports_what_it_lacks(cloud, limit: str, is_first: bool):
-    """Whichever process reaches the limit first: submit, controller, keeper, entry or mpirun.
+    """The first to reach it may be the submit, the controller, a keeper, an entry or mpirun.
 
     The first submit also unpacks the entry and compiles the rules for secrets.
     """
@@ -464,7 +464,7 @@ def test_a_job_under_a_low_limit_runs_or_reports_what_it_lacks(cloud, limit: str
 @pytest.mark.lengthy
 @pytest.mark.parametrize("limit", [2, 6, 10, 16])
 def test_a_job_under_a_limit_on_processes_runs_or_names_what_it_lacks(cloud, limit: int):
-    """Whichever process reaches the limit first: submit, controller, node, mpirun or rank."""
+    """The first to reach it may be the submit, the controller, a node, mpirun or a rank."""
     if os.geteuid():
         pytest.skip("only root has a user without other processes")
     # The kernel counts the processes and threads of a user, and exempts root.
@@ -472,7 +472,7 @@ def test_a_job_under_a_limit_on_processes_runs_or_names_what_it_lacks(cloud, lim
     caps = "+dac_override,+dac_read_search"
     plain = ("setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups")
     plain = (*plain, f"--inh-caps={caps}", f"--ambient-caps={caps}")
-    # In a namespace of its own the user could not reach root's interpreter.
+    # In a user namespace, the capabilities would not give access to root's interpreter.
     cloud.write("cloudjob.yaml", "process: {isolation: none}")
     cloud.write("job.py", "print('done')")
     cloud.give_to(user)
@@ -493,7 +493,7 @@ def test_a_job_under_a_limit_on_processes_runs_or_names_what_it_lacks(cloud, lim
     assert after.code == 0, after
 
 
-# A rank wrapper that cannot start the script only leaves its exit code.
+# If a rank wrapper cannot start the script, only its exit code is known.
 _NO_PROCESS = re.compile(
     rb"(?i)resource temporarily unavailable|can't start new thread|before all ranks had started"
 )
@@ -520,7 +520,7 @@ def test_every_command_reports_a_read_only_home_folder(cloud, small_disk: Path):
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system with little room."""
+    """A file system of 4 MiB."""
     if os.geteuid():
         pytest.skip("only root may mount a file system")
     folder = Path(tempfile.mkdtemp(prefix="cd-", dir="/tmp"))
@@ -528,7 +528,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     for name in ("home", "tmp"):
         (folder / name).mkdir(mode=0o700)
     yield folder
-    # A controller may still be on its way out.
+    # A controller may still be exiting.
     subprocess.run(["umount", "--lazy", folder], check=True)
     folder.rmdir()
 
@@ -541,6 +541,6 @@ def fill(path: Path) -> None:
 
 
 def _entry_of(keeper: int) -> int:
-    """Return the entry of a node: its keeper starts it first."""
+    """Return the process id of a node's entry, which its keeper starts first."""
     children = Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split()
     return int(children[0])

@@ -1,4 +1,4 @@
-"""Horovod itself, built for torch and Debian's Open MPI: $CLOUDJOB_TEST_HOROVOD (.ci/run heavy)."""
+"""Horovod for torch and Debian's Open MPI; $CLOUDJOB_TEST_HOROVOD is its Python (.ci/run heavy)."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ rank = hvd.rank()
 
 @pytest.fixture(params=["mpi", "gloo"])
 def controller(request):
-    """Which of Horovod's controllers the ranks have."""
+    """The Horovod controller that the ranks use."""
     return request.param
 
 
 @pytest.fixture
 def submit(cloud, controller):
-    """Submit under the Python that has Horovod; the launcher is the one that is found."""
-    # With the Open MPI that it is built for; with Gloo there is none.
+    """Submit with the Python that has Horovod; the launcher is chosen by the imports."""
+    # For MPI, PATH has the Open MPI that Horovod is built for; for Gloo, it has no Open MPI.
     path = SYSTEM_PATH if controller == "mpi" else str(cloud.folder)
 
     def run(*words: str):

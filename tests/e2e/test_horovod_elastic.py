@@ -1,4 +1,4 @@
-"""Elastic Horovod itself: nodes leave and join while it trains: $CLOUDJOB_TEST_HOROVOD (heavy)."""
+"""Nodes leave and join elastic Horovod; $CLOUDJOB_TEST_HOROVOD is its Python (.ci/run heavy)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.horovod, pytest.mark.long]
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 LIMIT_S = 240
-# Trains in steps, and tells of each round, which begins when nodes have come or gone.
+# Trains in steps, and records each round, which begins when nodes have joined or left.
 # ``is_done(round_steps, newcomers)`` is the same on every rank.
 PRELUDE = """\
 import hashlib, json, os, signal, sys, time
@@ -66,7 +66,7 @@ def words(cloud):
     def make(text: str, *more: str) -> list[str]:
         cloud.write("train.py", PRELUDE + text + POSTLUDE)
         cloud.write("job.yaml", f"process: {{python: {os.environ['CLOUDJOB_TEST_HOROVOD']}}}\n")
-        # A rank that another is cut off from notices after so long.
+        # A rank needs this long to notice that it has lost the connection to another.
         quick = ("-e", "HOROVOD_GLOO_TIMEOUT_SECONDS=20")
         return ["--config", "job.yaml", "--nodes", "3", *quick, *more, "train.py"]
 
@@ -74,12 +74,12 @@ def words(cloud):
 
 
 def kill_node(cloud, job: str, node: int) -> None:
-    """End a node like a machine that loses power."""
+    """End a node as if it lost power."""
     os.kill(cloud.state(job)["nodes"][node]["process"], signal.SIGKILL)
 
 
 def done(cloud) -> dict[str, list]:
-    """Return what each rank printed at its end."""
+    """Return what each rank wrote to the results folder at its end."""
     return {name: json.loads(text) for name, text in cloud.left("done-*").items()}
 
 

@@ -74,7 +74,7 @@ def test_each_rank_is_shown_with_its_own_state_while_a_job_runs(cloud: Any):
 
 
 def test_transfers_are_phases_with_their_size(cloud: Any):
-    """Inputs and outputs, and each save of the outputs while the job runs."""
+    """Inputs, outputs and each save of the outputs while the job runs are phases."""
     (cloud.folder / "data").write_bytes(b"x" * 70_000)
     script = cloud.script("""
 leave_output = open(os.path.join(os.environ["MODEL"], "weights"), "wb")
@@ -101,7 +101,7 @@ while not os.path.exists(f"{results}/go"): time.sleep(0.05)
 
 
 def test_a_node_that_is_killed_leaves_what_its_log_holds(cloud: Any):
-    """It has stored no journal; the log has one."""
+    """The node did not store its journal, so the journal is read from the log."""
     script = cloud.script('leave("up%d" % rank)\nprint("up", flush=True)\ntime.sleep(600)')
     running = cloud.start_submit("--nodes", "2", script)
     cloud.await_left("up1")
@@ -114,7 +114,7 @@ def test_a_node_that_is_killed_leaves_what_its_log_holds(cloud: Any):
 
 
 def test_metrics_of_a_training_come_by_rank_and_step(cloud: Any):
-    """From a pattern in the job file, a pattern given later, JSON lines, and event files."""
+    """Metrics come from a pattern in the job file or given later, JSON lines and event files."""
     cloud.write("job.yaml", "metrics: {loss: 'loss ([0-9.]+)'}\n")
     script = cloud.script("""
 import json, struct

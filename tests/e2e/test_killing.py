@@ -1,4 +1,4 @@
-"""Any process of a job may be killed: the job ends or continues, reports it, leaves nothing."""
+"""If a process of a job is killed, the job ends or continues, reports it and leaves nothing."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ MPI = "from mpi4py import MPI; MPI.COMM_WORLD.Barrier()\n"
 
 @pytest.fixture
 def job(cloud, request):
-    """A detached job of four ranks that are all up."""
+    """A detached job whose four ranks are all running."""
     script = cloud.script((MPI if getattr(request, "param", "") == "mpi" else "") + STAYS)
     value = cloud.detach(*SIZE, script)
     cloud.await_left(*UP)
     return value
 
 
-# Where ranks are in MPI, more can go wrong than where they are not.
+# More can go wrong if the ranks use MPI than if they do not.
 both = pytest.mark.parametrize(
     "job", [pytest.param("plain", marks=pytest.mark.lengthy), "mpi"], indirect=True
 )
 
 
 def ends(cloud, job, cause):
-    """The job ends by itself, with a message; return its status."""
+    """Check that the job ends by itself with a message, and return its status."""
     waited = cloud.cli("wait", job)
     status = cloud.status(job)
     assert waited.code not in (0, None), (waited, status)
@@ -107,7 +107,7 @@ def test_killing_controller_and_keepers_ends_the_ranks(cloud, job):
 @pytest.mark.every_mpi
 @both
 def test_killing_mpirun_ends_all_ranks(cloud, job):
-    """The job ends, and also the ranks that mpirun 5.0 leaves on the head."""
+    """The ranks that mpirun 5.0 leaves on the head end, too."""
     for pid in cloud.mpiruns():
         with contextlib.suppress(OSError):
             os.kill(pid, signal.SIGKILL)
@@ -155,14 +155,14 @@ def test_killing_the_process_group_of_a_rank_names_the_rank(cloud, job, rank):
 @pytest.mark.every_mpi
 @pytest.mark.parametrize("node", [0, 1], ids=["head", "worker"])
 def test_killing_the_entry_ends_its_node(cloud, job, node):
-    """The entry is the node's first process: its end is the node's end."""
+    """The entry is the node's first process, so the node ends with it."""
     os.kill(entry(cloud, job, node), signal.SIGKILL)
 
     ends(cloud, job, "platform")
 
 
 def test_a_worker_that_is_killed_while_it_stores_its_outputs_fails_the_job(cloud, poll):
-    # Nothing but a hole, and for many seconds something to read.
+    # A sparse file of 64 GiB takes no disk space, but many seconds to read.
     hole = "if node: open(os.environ['OUT'] + '/big', 'wb').truncate(2**36)\n"
     job = cloud.detach(*SIZE, "--output", "OUT=", cloud.script(hole + STAYS))
     cloud.await_left(*UP)
@@ -179,7 +179,7 @@ def test_a_worker_that_is_killed_while_it_stores_its_outputs_fails_the_job(cloud
 
 
 def entry(cloud, job, node):
-    """Return the process of a node's entry."""
+    """Return the process id of a node's entry."""
     keeper = cloud.state(job)["nodes"][node]["process"]
     (found,) = [
         pid
@@ -194,7 +194,7 @@ def entry(cloud, job, node):
 
 
 def is_open(pid, name):
-    """Whether a process has a file of this name open."""
+    """Return whether a process has a file of this name open."""
     try:
         return any(path.readlink().name == name for path in Path(f"/proc/{pid}/fd").iterdir())
     except OSError:
@@ -276,7 +276,7 @@ def test_a_job_outlives_the_terminal_of_its_submit(cloud, options):
 
 
 def test_a_job_outlives_the_reader_of_its_log(cloud):
-    """`submit | head -1` does not hurt the job."""
+    """The job continues after `submit | head -1`."""
     read, write = os.pipe()
     running = cloud.start_submit(*SIZE, cloud.script(STAYS), stdout=write)
     os.close(write)

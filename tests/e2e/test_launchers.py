@@ -1,8 +1,8 @@
-"""What every launcher promises, on whole jobs: one suite for all of them.
+"""The promises of every launcher, tested on whole jobs.
 
-Those that need a framework run where their interpreter is named: ``$CLOUDJOB_TEST_TORCH``,
-``$CLOUDJOB_TEST_HOROVOD``, ``$CLOUDJOB_TEST_MINDSPORE``; so does the
-suite with MPICH, in the folder ``$CLOUDJOB_TEST_MPICH`` (.ci/run heavy).
+A launcher that needs a framework is tested if a variable has the path of an interpreter with it:
+``$CLOUDJOB_TEST_TORCH``, ``$CLOUDJOB_TEST_HOROVOD`` or ``$CLOUDJOB_TEST_MINDSPORE``. MPICH is
+tested if ``$CLOUDJOB_TEST_MPICH`` has the path of its folder (.ci/run heavy).
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ import pytest
 
 from jobentry.contract.launchers import LAUNCHERS
 
-# Those that start one process a node and import nothing.
+# Launchers that start one process per node and import nothing.
 EVERY_NODE = ("python", "pytorch-modelarts", "tensorflow", "tensorflow-ps", "command")
-# They start and end a process as the launcher python does; only its words and variables differ.
+# These start and end a process as the launcher python does, with other arguments and variables.
 LIKE_PYTHON = ("pytorch-modelarts", "tensorflow", "command")
-# A framework's own launchers, with its marker.
+# The launchers of frameworks, with the marker of their tests.
 HEAVY = {
     "torchrun": "torch",
     **dict.fromkeys(("horovod", "horovod-gloo", "horovod-elastic"), "horovod"),
     **dict.fromkeys(("msrun", "dynamic-cluster", "mindspore-mpi"), "mindspore"),
 }
-# Another mpirun: the folder where .ci/mpich has laid it.
+# The launcher mpirun, with the MPICH that .ci/mpich installs.
 HEAVY["mpich"] = "mpich"
 ALL = (*EVERY_NODE, "mpirun", "rank-table", *HEAVY)
 LIMIT_S = 120
@@ -52,7 +52,7 @@ while True: time.sleep(0.05)
 
 
 def each(names, cases=lambda slots: [()]):
-    """Parametrize a test with every launcher and its cases, which depend on the ranks of a node."""
+    """Parametrize a test with every launcher and its cases, which depend on the ranks per node."""
     return pytest.mark.parametrize(
         ("launcher", *names),
         [
@@ -64,14 +64,14 @@ def each(names, cases=lambda slots: [()]):
 
 
 def marks_of(launcher, names):
-    """The marks of a launcher in a test of how ranks start or end."""
+    """Return the marks of a launcher in a test of how ranks start or end."""
     if launcher in HEAVY:
         return [getattr(pytest.mark, HEAVY[launcher])]
     return [pytest.mark.lengthy] * (launcher in LIKE_PYTHON and "size" not in names)
 
 
 def slots_of(launcher):
-    """The number of ranks per node in tests that need more ranks than nodes."""
+    """Return the number of ranks per node: 2 if the launcher supports that, else 1."""
     return 1 if launcher in LAUNCHERS and LAUNCHERS[launcher].is_one_a_node else 2
 
 
@@ -97,10 +97,10 @@ def words(cloud, launcher):
             cloud.write("job.yaml", f"mindspore: {{device_target: Ascend, devices: {lines}}}\n")
             found += ["--config", "job.yaml"]
         if launcher == "horovod-elastic":
-            # As the others are: no node may be missing, and none is waited for for long.
+            # As with the other launchers, every node is required; missing nodes fail the job soon.
             found += ["--min-nodes", nodes, "--start-timeout-min", "0.5"]
         if launcher == "horovod":
-            # The Open MPI that it is built for, and no other.
+            # Only Debian's Open MPI, which Horovod is built for.
             cloud.environ["PATH"] = SYSTEM_PATH
         return [*found, "--launcher", launcher, *program, *args]
 
@@ -284,7 +284,7 @@ while options["--job_name"] == "ps" or not all(map(os.path.exists, others)):
 
 @pytest.mark.parametrize("node", [0, 1])
 def test_a_parameter_server_that_fails_ends_the_job(cloud, node):
-    """Workers would wait for it for ever."""
+    """Without this, the workers would wait for it forever."""
     text = f"""
 import os, sys, time
 if sys.argv[1:5] == ["--task_index", "{node}", "--job_name", "ps"]:

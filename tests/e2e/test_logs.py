@@ -1,4 +1,4 @@
-"""The ranks' output arrives byte for byte, in whole lines, and as it is written."""
+"""The ranks' output arrives byte for byte, in whole lines, and as soon as it is written."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ while rest: rest = rest[os.write(1, rest):]
 
 @pytest.mark.parametrize("first", range(0, len(CASES), 4))
 def test_the_log_of_a_rank_keeps_every_byte(cloud, first):
-    """`logs --raw --rank R` prints the output of rank R; each rank prints something else."""
+    """`logs --raw --rank R` prints the output of rank R; each rank prints something different."""
     cases = list(CASES.values())[first : first + 4]
     for rank, data in enumerate(cases):
         cloud.write(f"data-{rank}", data)
@@ -69,7 +69,7 @@ def test_a_line_written_in_pieces_is_one_line(cloud):
     timed = cloud.cli("logs", "--timestamps", "--since", "1h", done.job)
     assert sorted(line[20:] for line in timed.lines) == sorted(done.lines)
     assert all(re.match(rb"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d \[", line) for line in timed.lines)
-    # Of a line in pieces, the end counts.
+    # A line that was written in pieces has the time of its last piece.
     assert cloud.cli("logs", "--since", "2100-01-01", done.job).out == b""
     refused = cloud.cli("logs", "--since", "soon", done.job)
     assert (refused.code, refused.err.splitlines()[0][:26]) == (2, b"error: reading the filter ")
@@ -108,7 +108,7 @@ def test_many_lines_of_many_ranks_stay_whole(cloud):
 
 
 def test_lines_appear_while_the_rank_runs(cloud, poll):
-    """At submit and at `logs -f`, from the head and from a worker."""
+    """Submit and `logs -f` show lines of the head and of a worker at once."""
     script = cloud.script('leave(f"at-{rank}", time.time())\nprint("now", rank)\nawait_file("go")')
     running = cloud.start_submit("--nodes", "2", script)
     job = running.job
@@ -169,7 +169,7 @@ def test_the_log_is_complete_however_the_job_ends(cloud, how):
 
 
 def test_the_log_outlives_a_node(cloud, poll):
-    """If a node's keeper is killed, the log has what its ranks wrote up to a second before."""
+    """After a node's keeper is killed, the log has the ranks' output up to a second before."""
     script = cloud.script('print("before", rank)\nleave(f"up-{rank}")\ntime.sleep(60)')
     running = cloud.start_submit("--nodes", "2", script)
     cloud.await_left("up-0", "up-1")

@@ -1,4 +1,4 @@
-"""The laptop half on macOS, as far as Linux can show it: what macOS lacks is gone.
+"""The laptop half on a simulated macOS: Python on Linux without the functions that macOS lacks.
 
 Each command runs with ``tests/support/macos`` in ``PYTHONPATH``.
 """
@@ -45,7 +45,7 @@ print([file.name for file in job.outputs("MODEL")])
 
 @dataclass
 class Mac:
-    """A laptop with its project and its own state."""
+    """A laptop with a project and its own state folder."""
 
     folder: Path
     environ: dict[str, str]
@@ -77,7 +77,7 @@ class Mac:
 
 @pytest.fixture
 def mac() -> Iterator[Mac]:
-    """A laptop without an emulator; the path of its home is short, as on a laptop."""
+    """A laptop without an emulator; its home folder has a short path, as on a real one."""
     folder = Path(tempfile.mkdtemp(prefix="mac-", dir="/tmp"))
     environ = {
         **macos.environ(),
@@ -93,14 +93,14 @@ def mac() -> Iterator[Mac]:
 
 @pytest.fixture(scope="module")
 def service() -> Iterator[emulator.Api]:
-    """An emulator on a machine with Linux."""
+    """An emulator on Linux, without the simulation."""
     with emulator.running() as api:
         yield api
 
 
 @pytest.fixture
 def submitter(mac: Mac, service: emulator.Api) -> Mac:
-    """A laptop that knows the emulator."""
+    """A laptop that has the emulator's address."""
     (mac.state / "emulator").mkdir(parents=True, mode=0o700)
     mac.state.chmod(0o700)
     shutil.copy2(service.home / "emulator" / "address.json", mac.state / "emulator")
@@ -189,7 +189,7 @@ def test_commands_that_need_linux_or_an_engine_fail_with_one_line_and_a_hint(
 
 
 def test_a_dry_run_plans_the_nodes(mac: Mac):
-    """The nodes' half is imported on the laptop, too."""
+    """To plan the nodes, the laptop imports the node half."""
     submit = ("submit", "--dry-run", "--json", "--backend", "slurm", "--launcher", "python")
     planned = json.loads(mac.cloudjob(*submit, "-n", "2", "train.py").stdout)
 
@@ -271,7 +271,7 @@ def is_running(process: int) -> bool:
 
 @pytest.fixture
 def api() -> Iterator[FakeApi]:
-    """An API server with Volcano and all rights, whose jobs run at once."""
+    """An API server with Volcano that grants all permissions and runs jobs at once."""
     made = FakeApi()
     made.objects["/version"] = {"gitVersion": "v1.30"}
     made.objects["/apis/batch.volcano.sh/v1alpha1"] = {"resources": [{"name": "jobs"}]}

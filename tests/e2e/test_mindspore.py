@@ -1,7 +1,7 @@
 """MindSpore's launchers with a real MindSpore: its Python is $CLOUDJOB_TEST_MINDSPORE.
 
-test_launchers.py tests the promises of all launchers. Rank tables are for Ascend; what a script is
-told of them is tested without MindSpore.
+test_launchers.py tests the promises of all launchers. Rank tables are for Ascend devices; what a
+script gets from them is tested without MindSpore.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def submit(cloud):
 @mindspore
 @pytest.mark.parametrize("launcher", CLUSTERS)
 def test_ranks_of_all_nodes_form_one_cluster(cloud, submit, launcher):
-    """An allreduce is right, each rank has its node's number, and arguments are exact."""
+    """An allreduce is right, each rank has its node's number, and arguments arrive unchanged."""
     args = ("--worker", "--rank_table_file", "a b", "", "-I", "--", "%3A", ":")
     done = submit(
         launcher,
@@ -77,7 +77,7 @@ print("sum", all_sum(rank + 1), get_group_size(), rank == node, sys.argv[1:])
 
 @mindspore
 def test_a_dynamic_cluster_has_parameter_servers(cloud, submit):
-    """One on each node, in the cluster; MindSpore 2.10 itself has no more of that mode."""
+    """Each node runs one, which joins the cluster; MindSpore 2.10 supports no more of this mode."""
     done = submit(
         "dynamic-cluster",
         """
@@ -123,7 +123,7 @@ time.sleep(600)
 @pytest.mark.long
 @mindspore
 def test_retries_recover_a_failed_job(cloud, submit):
-    """Also with MindSpore's recovery on, which waits for a rank that nobody else would start."""
+    """MindSpore's own recovery is on: it waits for the failed rank, but does not restart it."""
     done = submit(
         "msrun",
         """
@@ -171,7 +171,7 @@ def test_the_record_names_a_scheduler_that_died(cloud, poll):
 
 @mindspore
 def test_cancel_reaches_every_rank_with_its_grace_period(cloud):
-    """The launcher msrun would kill them at once."""
+    """MindSpore's own msrun would kill the ranks at once."""
     python = os.environ["CLOUDJOB_TEST_MINDSPORE"]
     text = """
 import signal
@@ -198,7 +198,7 @@ while True: time.sleep(0.05)
 @pytest.mark.long
 @mindspore
 def test_the_quick_start_has_the_same_losses_on_every_rank(cloud):
-    """Four ranks on two nodes, data-parallel; the losses are those that it prints as expected."""
+    """Four data-parallel ranks on two nodes have the losses that the script says to expect."""
     python = os.environ["CLOUDJOB_TEST_MINDSPORE"]
     text = (EXAMPLE / "job.yaml").read_text()
     job = cloud.write("job.yaml", f"{text}  python: {python}\n")
@@ -248,7 +248,7 @@ def test_the_quick_start_trains_on_a_single_rank(cloud):
 
 
 def test_a_launcher_that_fails_on_one_node_ends_the_job(cloud):
-    """The other node's ranks would wait for ranks that never start; Python is a fake here."""
+    """The other node would wait for ranks that never start; a shell script stands in for Python."""
     cloud.write("train.py", "")
     python = cloud.folder / "python"
     python.write_text("""\
@@ -325,7 +325,7 @@ print("rank", rank, "of", size, "device", device, "value", value, mox.file.exist
 
 @mindspore
 def test_the_presets_of_the_emulator_run_mindspore():
-    """Once for each device, with a rank table; and with msrun, on two nodes."""
+    """One job starts a process per device with a rank table, and one uses msrun on two nodes."""
     python = os.environ["CLOUDJOB_TEST_MINDSPORE"]
     engine = "mindspore_2.2.12-cann_7.0.1-py_3.9-euler_2.10-aarch64"
     flavors = "".join(
@@ -407,7 +407,7 @@ mindspore:
 
 
 def test_the_platforms_rank_table_is_used(cloud):
-    """``RANK_TABLE_FILE`` names it, or its folder."""
+    """``RANK_TABLE_FILE`` is the path of the table or of its folder."""
     cloud.write("train.py", TOLD)
     instance = {
         "pod_name": "p-0",
@@ -428,7 +428,7 @@ def test_the_platforms_rank_table_is_used(cloud):
 
 
 def test_a_dry_run_needs_no_rank_table(cloud):
-    """It shows the ranks, and a table without the addresses that only the platform knows."""
+    """It shows the ranks, and a table without the addresses, which only the platform knows."""
     cloud.write("train.py", "")
     cloud.write("job.yaml", "launcher: rank-table\nmindspore: {device_target: Ascend}\n")
 

@@ -1,7 +1,7 @@
 """Whole jobs through the modelarts backend, on the emulator with its nodes as processes.
 
 The emulator verifies the requests: it checks signatures, bodies and limits as the service
-does. What it cannot judge stands in docs/guides/modelarts.md.
+does. docs/guides/modelarts.md lists what it cannot check.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ log_preview_bytes: 20000
 
 @pytest.fixture(scope="session")
 def emulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The state folder of an emulator that runs while the tests do."""
+    """The state folder of an emulator that runs for the whole session."""
     folder = tmp_path_factory.mktemp("emulator")
     settings = folder / "settings.yaml"
     settings.write_text(SETTINGS)
@@ -42,7 +42,7 @@ def emulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 def run(folder: Path, *words: str) -> str:
     """Run an emulator command."""
-    # No environment is active: what lies on PATH may be another Open MPI than the one of Python.
+    # No virtual environment on PATH: the Open MPI found there may differ from the one of Python.
     environ = {**os.environ, "CLOUDJOB_HOME": str(folder), "PATH": SYSTEM_PATH}
     done = subprocess.run(
         [sys.executable, "-m", "cloudjob.cli", "emulator", *words],
@@ -59,7 +59,7 @@ def run(folder: Path, *words: str) -> str:
 
 @pytest.fixture
 def arts(cloud: Any, emulator: Path) -> Any:
-    """The command line of a user who has only the emulator."""
+    """The command line of a user whose only platform is the emulator."""
     (cloud.home / "emulator").mkdir(parents=True)
     shutil.copy2(emulator / "emulator" / "address.json", cloud.home / "emulator")
     run(emulator, "fault", "clear")
@@ -77,11 +77,11 @@ def submitted(arts: Any, *words: str, **more: Any) -> Any:
     return arts.submit("--backend", "modelarts", *words, limit_s=120, **more)
 
 
-# -- what works -----------------------------------------------------------------------------------
+# -- jobs that succeed ----------------------------------------------------------------------------
 
 
 def test_the_example_of_the_readme_runs(arts: Any):
-    """Two nodes, no account, no configuration: the log, the result and the record come back."""
+    """It runs on two nodes without account or configuration; log, result and status are right."""
     done = arts.submit(
         *("--backend", "modelarts", "--nodes", "2", "--source", str(ROOT / "examples")),
         "digits/train.py",
@@ -163,7 +163,7 @@ def test_parameters_of_the_platform_are_appended_to_the_scripts_arguments(arts: 
 
 
 def test_a_preset_engine_runs_the_job_through_our_boot_file(arts: Any):
-    """The engine's own python starts it, and the script does not notice."""
+    """The engine's own Python starts the boot file, and the script runs as usual."""
     script = arts.script('leave(f"rank-{rank}", f"{size} {sys.argv[1]}")')
     engine = "PyTorch:pytorch_1.8.0-cuda_10.2-py_3.7-ubuntu_18.04-x86_64"
     (arts.source / "job.yaml").write_text(f'modelarts: {{engine: "{engine}"}}\n')
@@ -194,7 +194,7 @@ def test_a_log_longer_than_the_platforms_window_is_complete(arts: Any):
     assert b"are lost" not in done.out + done.err
 
 
-# -- what fails, and what ends --------------------------------------------------------------------
+# -- jobs that fail, are cancelled, removed or retried --------------------------------------------
 
 
 def test_the_status_names_the_rank_that_failed(arts: Any):
@@ -237,7 +237,7 @@ def detach(arts: Any, *words: str, **more: Any) -> str:
 
 
 def secrets_of(arts: Any, job: str) -> set[str]:
-    """Return what secrets the store holds for the nodes of a job."""
+    """Return the names of the secrets in the store for the nodes of a job."""
     return {name for name in objects(arts, f"{job}/node/") if name in ("env", "ssh-key")}
 
 
@@ -337,7 +337,7 @@ def test_following_a_log_survives_failed_requests(arts: Any, fault: Callable[...
 
 
 def jobs_of(arts: Any, name: str) -> list[dict[str, Any]]:
-    """Return the jobs of the service whose name begins so."""
+    """Return the jobs of the service whose names match ``name``."""
     from cloudjob.backends.modelarts.client import Client
     from cloudjob.backends.modelarts.site import find
 

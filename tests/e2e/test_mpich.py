@@ -1,4 +1,4 @@
-"""MPICH instead of Open MPI, as .ci/mpich installs it: $CLOUDJOB_TEST_MPICH (.ci/run heavy)."""
+"""MPICH instead of Open MPI: .ci/mpich installs it to $CLOUDJOB_TEST_MPICH (.ci/run heavy)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 @pytest.fixture
 def submit(cloud):
-    """Submit with MPICH's mpirun first on PATH; mpi4py takes its library, too."""
+    """Submit with MPICH's mpirun first on PATH; mpi4py uses MPICH's library, too."""
     folder = os.environ["CLOUDJOB_TEST_MPICH"]
     libraries = ("-e", f"LD_LIBRARY_PATH={folder}/libraries", "-e", "MPI4PY_MPIABI=mpich")
 
@@ -26,7 +26,7 @@ def submit(cloud):
 
 
 def test_ranks_of_all_nodes_form_one_world(cloud, submit):
-    """They add up, and each knows its node."""
+    """An allreduce is right, and each rank has its node's number."""
     cloud.write(
         "job.py",
         """\
@@ -45,7 +45,7 @@ print(name, comm.allreduce(comm.rank), comm.size, os.environ["VC_TASK_INDEX"])
 
 
 def test_a_rank_that_raises_in_a_collective_ends_the_job(cloud, submit):
-    """The others, which wait for it, are ended."""
+    """The other ranks, which wait for it, are terminated."""
     cloud.write(
         "job.py",
         """\

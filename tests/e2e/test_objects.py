@@ -1,4 +1,7 @@
-"""Whole jobs with inputs and outputs in S3, on a real server."""
+"""Whole jobs with inputs and outputs in S3, on a real server.
+
+The entry transfers them, so it makes no difference which mpirun starts the ranks.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,6 @@ import pytest
 
 from tests.support.servers import Fault, FaultProxy, Server, boto3_client
 
-# The entry stages and keeps; what starts the ranks makes no difference to it.
 KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 
 
@@ -48,7 +50,7 @@ class Bucket:
         return [found["Key"] for found in listed]
 
     def kept(self, prefix: str = "out", node: int = 0) -> dict[str, bytes]:
-        """Return what the manifest of a node names, each object checked."""
+        """Return the files in a node's manifest, after a check of each object's digest."""
         key = f"{prefix}/.cloudjob-outputs/node-{node}.json"
         if key not in self.objects():
             return {}
@@ -74,7 +76,7 @@ def start(cloud: Any, bucket: Bucket, *words: str) -> Any:
 
 
 def test_inputs_and_outputs_in_a_bucket(cloud, bucket, tmp_path):
-    """Every node gets the prefix, the ranks' files are stored, and no key is shown anywhere."""
+    """Every node gets the prefix, the ranks' files are stored, and no secret key is printed."""
     for name in ("a", "deep/b c"):
         bucket.put(f"data/{name}", name.encode() * 1000)
     script = cloud.script(
@@ -97,7 +99,7 @@ def test_inputs_and_outputs_in_a_bucket(cloud, bucket, tmp_path):
 
 
 def test_a_script_of_the_first_version_copies_with_moxing_in_processes_of_its_own(cloud, bucket):
-    """On each node, in ranks that mpirun starts and in what they start."""
+    """It works on each node, in child processes of the ranks that mpirun starts."""
     bucket.put("data/in.txt", b"in")
     cloud.write("job.yaml", "modelarts: {first_version: true}\n")
     cloud.write(
@@ -123,7 +125,7 @@ def test_a_script_of_the_first_version_copies_with_moxing_in_processes_of_its_ow
 
 
 def test_a_checkpoint_uploaded_while_the_job_runs_survives_a_crash(cloud, bucket):
-    """The machine goes down in the middle of a second checkpoint: the first one is complete."""
+    """All processes are killed during a second checkpoint; the first one stays complete."""
     script = cloud.script(
         """
         # The files of one folder are replaced together.
@@ -148,10 +150,10 @@ def test_a_checkpoint_uploaded_while_the_job_runs_survives_a_crash(cloud, bucket
     poll(lambda: bucket.kept() == first)
     cloud.results.joinpath("kept").touch()
     cloud.await_left("half")
-    # More than one look at the half of it.
+    # Check several times while the second checkpoint is incomplete.
     seen = [bucket.kept() for _ in range(20)]
     for pid in cloud.processes():
-        # The end of one may have ended another.
+        # A process may have exited because of one that was killed before it.
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     job.end(60)
@@ -208,7 +210,7 @@ def test_a_second_attempt_starts_with_the_restored_outputs(cloud, bucket):
 
 
 def test_outputs_that_the_store_refuses_fail_the_job(cloud, seaweedfs, new_bucket, fault_proxy):
-    """The message names the file and what to try."""
+    """The message names the file and what to check."""
     proxy: FaultProxy = fault_proxy(seaweedfs)
     proxy.add(
         Fault(status=403, code="AccessDenied"), when=lambda r: r.path.endswith("/model"), times=99
@@ -232,7 +234,7 @@ def test_two_nodes_that_write_the_same_output_file_fail_the_job(cloud, tmp_path)
 
 
 def test_a_job_cannot_damage_its_input(cloud, tmp_path):
-    """It removes and replaces what it likes; the user's own files stay."""
+    """The job removes and replaces files in its copy; the user's files do not change."""
     data = tmp_path / "data"
     data.mkdir()
     (data / "a").write_text("mine")
@@ -305,7 +307,7 @@ def test_files_being_written_when_a_job_failed_are_listed_as_incomplete(cloud, t
     half, idle, whole = listed.lines
     assert half == b"OUT/half.ckpt  (may be incomplete)"
     assert whole == b"OUT/whole.ckpt"
-    # Of a rank that ended by itself it is known only if the node happened to look before.
+    # If the rank ended by itself, this is known only if the node checked the file before that.
     assert idle.removesuffix(b"  (may be incomplete)") == b"OUT/idle.ckpt"
     assert idle != b"OUT/idle.ckpt" or "sleep" not in end
     assert b"OUT/half.ckpt may be incomplete: something was writing to it" in fetched.err

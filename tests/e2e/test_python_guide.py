@@ -1,4 +1,4 @@
-"""docs/guides/jobs-from-python.md, followed literally, its cells in a real notebook."""
+"""docs/guides/jobs-from-python.md, followed literally, with its cells in a real notebook."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LIMIT_S = 300
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with the files of the page."""
+    """A folder with the files that the page shows."""
     for name in ("CLOUDJOB_HOME", "IPYTHONDIR", "JUPYTER_RUNTIME_DIR"):
         monkeypatch.setenv(name, str(tmp_path / name))
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")

@@ -1,4 +1,4 @@
-"""Cancels, timeouts and grace periods: every rank gets its signal and time, and then ends."""
+"""Cancels, timeouts and grace periods: every rank gets its signal and its time, then exits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-# Saves for two seconds when it is asked to end.
+# On SIGTERM, saves for two seconds and exits.
 SAVES = """
 def told(number, frame):
     leave(f"told-{rank}", time.time())
@@ -36,7 +36,7 @@ SIZE = ("--nodes", "2", "--procs-per-node", "2")
 
 
 def saves(cloud, early=-1, *, mpi=False):
-    """A script that saves; rank ``early`` does not."""
+    """Write a script that saves on SIGTERM, except for the rank ``early``, which exits at once."""
     text = SAVES.replace("EARLY", str(early))
     return cloud.script(
         text.replace("MPI", "from mpi4py import MPI; MPI.COMM_WORLD.Barrier()" if mpi else "")
@@ -44,7 +44,7 @@ def saves(cloud, early=-1, *, mpi=False):
 
 
 def is_cancelled(cloud, job):
-    """The job is cancelled; return its status."""
+    """Check that the job is cancelled, and return its status."""
     status = cloud.status(job)
     assert (status["state"], status["cause"]) == ("CANCELLED", "cancelled"), status
     return status
@@ -53,7 +53,7 @@ def is_cancelled(cloud, job):
 @pytest.mark.every_mpi
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_to_submit_gives_every_rank_its_grace_period(cloud, number):
-    """Ctrl-C and SIGTERM reach all four ranks, and once each has saved, the job has ended."""
+    """Ctrl-C and SIGTERM reach all four ranks, and the job ends once each rank has saved."""
     running = cloud.start_submit(*SIZE, "--grace-s", "600", saves(cloud))
     cloud.await_left(*UP)
 
@@ -112,7 +112,7 @@ def test_a_script_that_ignores_sigterm_is_killed_after_the_grace_period(cloud):
 
 
 def test_the_grace_period_is_as_long_as_configured(cloud):
-    """A rank that needs 4 s has them, though Open MPI's own grace period is shorter."""
+    """A rank that needs 4 s gets them, although Open MPI's own grace period is shorter."""
     script = cloud.script(
         SAVES.replace("EARLY", "2").replace("MPI", "").replace("sleep(2)", "sleep(4)")
     )
@@ -150,7 +150,7 @@ def test_ctrl_c_while_the_job_starts_leaves_nothing_behind(cloud):
     is_cancelled(cloud, job)
 
 
-# Takes the place of the command line, and is signalled while the platform starts the job.
+# The command line, which sends itself a signal just before or after it starts the controller.
 SIGNALLED = """
 import os, sys
 from cloudjob.backends.process import backend
@@ -171,7 +171,7 @@ sys.exit(main(sys.argv[4:]))
 @pytest.mark.parametrize("step", [1, -1])
 @pytest.mark.parametrize("words", [(), ("--detach",)])
 def test_a_signal_while_the_job_is_being_submitted_cancels_it(cloud, number, step, words):
-    """The job was on its way and could not be taken back: it is cancelled when it is there."""
+    """A submit that is under way cannot be undone, so the job is cancelled once it exists."""
     text = SIGNALLED.format(number=int(number), step=step)
     cloud.prefix = (cloud.python, "-c", text)
     done = cloud.submit("--nodes", "2", *words, cloud.script("time.sleep(60)"))
@@ -204,14 +204,14 @@ def test_ctrl_c_on_a_terminal_cancels_the_job(cloud):
 
 
 def test_a_job_over_its_timeout_ends_with_124(cloud):
-    """--timeout-min ends the job with 124 and the cause timeout; ranks have their grace."""
+    """The cause is timeout, and the ranks get their grace period."""
     done = cloud.submit(*SIZE, "--timeout-min", "0.04", "--grace-s", "60", saves(cloud))
 
     assert done.code == 124, done
     status = cloud.status(done.job)
     assert (status["state"], status["cause"]) == ("FAILED", "timeout"), status
     assert "2.4" in status["failure"]["message"], status
-    # On a busy machine a rank may not have started by then.
+    # On a busy host, a rank may not have started before the timeout.
     started = {int(name[3:]) for name in cloud.left("up-*")}
     assert started <= {int(name[6:]) for name in cloud.left("saved-*")}
 
@@ -241,7 +241,7 @@ def test_a_cancelled_job_whose_ranks_succeed_is_cancelled(cloud):
 
 
 def test_two_cancels_at_once_cancel_the_job_once(cloud):
-    """It is cancelled once, and both hear of it; the grace is kept."""
+    """Both commands report success, and the ranks keep their grace period."""
     job = cloud.detach(*SIZE, saves(cloud))
     cloud.await_left(*UP)
 
@@ -249,13 +249,13 @@ def test_two_cancels_at_once_cancel_the_job_once(cloud):
 
     assert [run.end().code for run in both] == [0, 0]
     is_cancelled(cloud, job)
-    # Each asked politely; neither of them said --now.
+    # Neither command has --now, so the second one does not cut the grace period short.
     assert len(cloud.left("saved-*")) == 4
 
 
 @pytest.mark.every_mpi
 def test_sigusr1_reaches_every_rank(cloud):
-    """A signal that means nothing to us is for the script: it is passed on to all nodes."""
+    """A signal that cloudjob itself does not use is passed on to the scripts on all nodes."""
     script = cloud.script(
         """
         signal.signal(signal.SIGUSR1, lambda *_: leave(f"usr1-{rank}"))

@@ -1,4 +1,4 @@
-"""A real mpirun that hangs while starting is ended, restarted once, and reported."""
+"""A real mpirun that hangs while starting is killed, restarted once, and reported."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 
 pytestmark = pytest.mark.long
 
-# What stands before the real mpirun on PATH: it gives that a remote shell which accepts and then
-# says nothing, as a hung sshd does, the first time or every time. Either version waits for ever.
+# A wrapper before the real mpirun on PATH. In its first calls, it gives mpirun a remote shell that
+# never responds, like a hung sshd. Open MPI 4.1 and 5.0 both wait for that forever.
 WRAPPER = """\
 #!{python} -IS
 import os, sys
@@ -45,7 +45,7 @@ def hang(cloud, times):
 
 @pytest.mark.every_mpi
 def test_a_start_that_hangs_once_is_repeated(cloud):
-    """The second mpirun runs every rank, once; the log says what happened."""
+    """The second mpirun starts every rank once, and the log reports the restart."""
     hang(cloud, 1)
     script = cloud.script("""
         from mpi4py import MPI

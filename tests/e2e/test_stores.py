@@ -21,7 +21,7 @@ from tests.support.servers import (
     boto3_client,
 )
 
-# What a rank sees of the keys with which its entry reached the store: nothing.
+# Each rank writes its environment, which must not contain the store's keys, to a file.
 SCRIPT = """\
 import json
 folder = os.environ["model"]
@@ -170,7 +170,7 @@ STORED = b"cloudjob: the platform has no log of this node; this one is from the 
 def test_the_log_of_a_removed_job_is_read_from_the_store(
     cloud, seaweedfs: Server, bucket: str, is_bucket: bool
 ):
-    """It is the same as the platform's, byte by byte."""
+    """The stored log equals the platform's, byte for byte."""
     cloud.environ.update(seaweedfs.environ)
     words = ["--store", f"s3://{bucket}/jobs"] if is_bucket else []
     (cloud.results / "go").touch()
@@ -194,7 +194,7 @@ def test_the_log_of_a_removed_job_is_read_from_the_store(
 
 
 def test_the_log_of_a_job_that_was_killed_is_in_the_store(cloud, poll: Callable[..., None]):
-    """No entry had a chance to store the rest."""
+    """Its entries are killed, too, so none of them stores a last part of the log."""
     running = cloud.start_submit("-n", "2", cloud.script(LOGS))
     job = running.job
     cloud.await_left("up-0", "up-1")

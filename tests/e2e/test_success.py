@@ -110,7 +110,7 @@ def test_each_node_has_its_own_folders_name_and_address(cloud):
         assert fact["files"] == ["data", "job.py"]
         assert fact["home_is_folder"]
     if heads["host"] == workers["host"]:
-        return  # This machine allows no namespaces: the nodes share its name.
+        return  # This host allows no namespaces, so the nodes share its name.
     assert [fact["host"] for fact in ranks] == [
         hosts[fact["node"]].partition(".")[0] for fact in ranks
     ]
@@ -187,7 +187,7 @@ def test_arguments_without_a_colon_arrive_byte_for_byte(cloud):
 
 
 def test_a_script_runs_as_under_plain_python(cloud):
-    """Its folder is importable, it is ``__main__``, and pickling and multiprocessing find it."""
+    """It is ``__main__``, imports from its folder, and works with pickle and multiprocessing."""
     cloud.write("pkg/helper.py", "VALUE = 42\n")
     script = cloud.script(
         """
@@ -220,7 +220,7 @@ def test_a_script_runs_as_under_plain_python(cloud):
 
 @pytest.mark.every_mpi
 def test_shell_scripts_and_programs_run(cloud):
-    """A .sh runs without its x bit, any other file with it; each exits with its own code."""
+    """A .sh file runs without execute permission, any other program only with it."""
     cloud.write("run.sh", 'echo "sh $1"\nexit 3\n')
     cloud.write("tool", '#!/bin/sh\necho "tool $1"\nexit 4\n').chmod(0o755)
     cloud.write("flat", "#!/bin/sh\n").chmod(0o644)
@@ -272,7 +272,6 @@ def test_a_failed_job_is_retried(cloud):
 
 
 def test_retries_that_are_not_enough_keep_the_last_code(cloud):
-    """The job ends with the code of its last try."""
     script = cloud.script(
         'tries = len(os.listdir(results))\nleave(f"try-{tries}")\nsys.exit(10 + tries)'
     )
@@ -323,7 +322,7 @@ def test_an_input_may_be_a_single_file(cloud, tmp_path):
 
 
 def test_outputs_of_a_failed_job_are_kept(cloud, tmp_path):
-    """A checkpoint that was written before the failure is worth as much as any."""
+    """A checkpoint that was written before the failure must not be lost."""
     script = cloud.script(
         'open(os.environ["model"] + f"/{rank}", "w").close()\nleave(f"up-{rank}")\n'
         'for other in range(size): await_file(f"up-{other}")\n'
@@ -334,7 +333,7 @@ def test_outputs_of_a_failed_job_are_kept(cloud, tmp_path):
 
     assert done.code == 7, done
     listed = cloud.cli("outputs", done.job).lines
-    # One that was written within the last two seconds is listed as possibly incomplete.
+    # A file that was written within the last two seconds is listed as possibly incomplete.
     assert [line.partition(b"  ")[0] for line in listed] == [b"model/0", b"model/1"]
 
 

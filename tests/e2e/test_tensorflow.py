@@ -1,4 +1,4 @@
-"""TensorFlow itself: the interpreter is $CLOUDJOB_TEST_TENSORFLOW (.ci/run heavy)."""
+"""A real TensorFlow: its Python is $CLOUDJOB_TEST_TENSORFLOW (.ci/run heavy)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def submit(cloud):
 
 
 def test_the_example_trains_one_model_on_all_workers(cloud, submit):
-    """Each has its share of the data, and the losses and the weights are the same."""
+    """Each worker has its share of the data, and all have the same losses and weights."""
     text = (EXAMPLES / "tensorflow_workers" / "train.py").read_text()
 
     done = submit("tensorflow", text, "--output", "model=")

@@ -37,7 +37,7 @@ def submit(cloud):
 
 
 def test_ranks_of_all_nodes_form_one_world(cloud, submit):
-    """They add up, each has a log of its own, and arguments are exact."""
+    """An allreduce is right, each rank has its own log, and arguments arrive unchanged."""
     done = submit(
         """
 total = torch.ones(1) * (rank + 1)
@@ -102,7 +102,7 @@ while True: time.sleep(0.05)
 @pytest.mark.long
 @pytest.mark.parametrize(("launcher", "ranks"), [("", 2), ("pytorch-modelarts", 1)])
 def test_the_example_trains_the_same_model_on_all_ranks(cloud, launcher, ranks):
-    """Its losses fall and are those of every rank; the launcher is the one that is found."""
+    """The losses fall and all ranks have the same model; by default, torchrun is chosen."""
     python = os.environ["CLOUDJOB_TEST_TORCH"]
     shutil.copy(EXAMPLES / "torch_digits" / "train.py", cloud.source)
     cloud.write("job.yaml", f"process: {{python: {python}}}\n")

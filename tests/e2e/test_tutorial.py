@@ -15,7 +15,7 @@ from tests.support.pages import blocks
 
 @pytest.mark.parametrize("page", ["tutorial.md", "guides/sweeps.md"])
 def test_the_commands_of_a_page_print_the_output_that_it_shows(tmp_path: Path, page: str):
-    """Commands run in order; every line of an output block appears, … standing for any text."""
+    """The commands run in order and print every line of their output block; … is any text."""
     environ = {**os.environ, "CLOUDJOB_HOME": str(tmp_path / "home")}
     environ["PATH"] = f"{Path(sys.executable).parent}:{environ['PATH']}"
     folder = tmp_path / "project"

@@ -1,4 +1,4 @@
-"""An ordinary user, without root, gets the same."""
+"""Whole jobs of an ordinary user, without root."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PTH = "import site; site.addsitedir({folder!r})\n"
 
 @pytest.fixture(scope="session")
 def user_python():
-    """An interpreter that an ordinary user may run, with this project's packages."""
+    """An interpreter with this project's packages that an ordinary user may run."""
     if os.geteuid() != 0:
         yield sys.executable
         return

@@ -1,4 +1,4 @@
-"""A console with real jobs, and a real browser."""
+"""Fixtures for a console with real jobs and a real browser."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def start_console(tmp_path: Path) -> Iterator[Callable[[Path], str]]:
-    """Start a console for a home; returns its link."""
+    """Return a function that starts a console for a state folder and returns its login link."""
     started = []
 
     def start(home: Path) -> str:
@@ -73,5 +73,5 @@ def driver(tmp_path: Path) -> Iterator[webdriver.Chrome]:
 def open_page(
     driver: webdriver.Chrome, start_console: Callable[[Path], str]
 ) -> Callable[[Path], Page]:
-    """Start a console for a home and log the browser in."""
+    """Return a function that starts a console for a state folder and logs the browser in."""
     return lambda home: Page(driver, start_console(home))

@@ -1,6 +1,6 @@
-"""The console in a real browser, on real jobs of this machine.
+"""The console in a real browser, with real jobs on this host.
 
-Screenshots of the views are kept in $CLOUDJOB_TEST_SCREENSHOTS, if that is set.
+Screenshots of the views are saved in $CLOUDJOB_TEST_SCREENSHOTS, if it is set.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def test_a_running_job_is_followed_and_cancelled(home: Path, source: Path, open_
 
     page.click("button", "Cancel")
     page.shows(f"Cancel {job}?")
-    # The question stays while the page shows that the job goes on.
+    # The dialog stays open while the page updates the duration of the job.
     lasts = page.text.partition(" s · submitted")[0]
     poll(lambda: page.text.partition(" s · submitted")[0] != lasts, "a fresh duration")
     page.click(".q-dialog button", "Cancel")

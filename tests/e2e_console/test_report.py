@@ -1,4 +1,4 @@
-"""The report on a job: one file, drawn by a real browser that reads nothing else."""
+"""The report on a job: one file that a real browser shows without loading any other."""
 
 from __future__ import annotations
 

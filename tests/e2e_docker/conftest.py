@@ -1,6 +1,6 @@
-"""Whole jobs in real containers, each with its own state folder and nothing left behind.
+"""Whole jobs in real containers; each test has its own state folder and must clean up.
 
-With ``CLOUDJOB_REQUIRE_ALL=1`` a machine without an engine fails these tests instead of skipping.
+With ``CLOUDJOB_REQUIRE_ALL=1``, these tests fail on a host without an engine instead of skipping.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LIMIT_S = 120.0
 
 @dataclass(frozen=True)
 class Done:
-    """A command that has ended."""
+    """The result of a finished command."""
 
     code: int
     out: bytes
@@ -110,7 +110,7 @@ class Cloud:
         return status
 
     def containers(self, job: str = "") -> list[dict[str, Any]]:
-        """The containers of this state folder's jobs, or of one, by node."""
+        """Return the containers of one job, or of all jobs of this state folder, by node."""
         label = f"cloudjob.job={job}" if job else f"cloudjob.owner={self.owner}"
         found = self.engine.containers(all=True, filters={"label": label})
         return sorted(found, key=lambda item: int(item["Labels"]["cloudjob.node"]))
@@ -159,7 +159,7 @@ def examples_image(build: Callable[..., str]) -> str:
 
 @pytest.fixture(scope="session")
 def derive(engine: docker.APIClient, base_image: str) -> Iterator[Callable[..., str]]:
-    """Build an image from the base and some lines of a Dockerfile, and return its tag."""
+    """Return a function that adds Dockerfile lines to the base image and returns the new tag."""
     made: list[str] = []
 
     def derive(name: str, lines: str, **files: str) -> str:
@@ -175,7 +175,7 @@ def derive(engine: docker.APIClient, base_image: str) -> Iterator[Callable[..., 
 
 @pytest.fixture
 def cloud(tmp_path: Path, engine: docker.APIClient, base_image: str) -> Iterator[Cloud]:
-    """The command line; fails if anything of its jobs is left in the engine after the test."""
+    """The command line; the test fails if its jobs leave containers or networks in the engine."""
     cloud = Cloud(tmp_path / "cloud", engine)
     yield cloud
     left = cloud.containers(), cloud.networks()

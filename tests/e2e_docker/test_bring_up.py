@@ -1,4 +1,4 @@
-"""Nodes that come up late, incompatible, twice or not at all."""
+"""Nodes that start late, twice, in an incompatible state, or not at all."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 pytestmark = pytest.mark.docker
 
-# The entry of an image whose node N has the fault that FAULT=WHAT:N names.
+# The entry point of an image in which FAULT=WHAT:N gives node N the fault WHAT; N may be "all".
 BOOT = """\
 #!/bin/sh
 if [ "${FAULT#*:}" = "$VC_TASK_INDEX" ] || [ "${FAULT#*:}" = all ]; then
@@ -44,7 +44,7 @@ while True:
     taken.append(server.accept())
 """
 MPIRUN = "#!/bin/sh\necho 'mpirun (Open MPI) 5.0.5'\n"
-# What a rank does on a node that has seen it before is another thing.
+# A rank that finds the mark of an earlier run on its node prints "again" and exits.
 TWICE = """\
 import os, pathlib, time
 rank = os.environ["OMPI_COMM_WORLD_RANK"]
@@ -56,13 +56,13 @@ else:
     print("first", rank, flush=True)
     time.sleep(600)
 """
-# Long enough for the good nodes of a job on a machine that has much to do.
+# Long enough for healthy nodes to start on a busy host.
 SOON = ("--start-timeout-min", "0.2")
 
 
 @pytest.fixture(scope="module")
 def faulty(derive):
-    """An image whose nodes can have faults."""
+    """An image whose nodes can be given faults."""
     return derive(
         "faulty",
         "COPY boot.sh hung.py mpirun /opt/test/\n"
@@ -72,7 +72,7 @@ def faulty(derive):
 
 
 def touch(cloud, container, name):
-    """Make a file in the folder /cache of a container."""
+    """Create an empty file in a container's /cache."""
     data = io.BytesIO()
     with tarfile.open(fileobj=data, mode="w") as members:
         members.addfile(tarfile.TarInfo(name))
@@ -80,16 +80,16 @@ def touch(cloud, container, name):
 
 
 def row(done, node):
-    """Return the line of a node in the table that the head has shown."""
+    """Return a node's row of the table that the head printed."""
     found = re.search(rf"^\[node \d+\] jobentry:   {node}  +ma-job-.*$", done.err, re.MULTILINE)
     assert found, done
     return re.sub(r" {2,}", "|", found[0].partition("jobentry:   ")[2])
 
 
 def refused(cloud, done, *, node, message, code=125, most=1):
-    """The job was ended by the entry, which names the node and the reason.
+    """Assert that the entry failed the job and named the node and the reason.
 
-    Once, or by each node that has the same fault.
+    The message may occur up to ``most`` times, once per node with the same fault.
     """
     assert done.code == code, done
     assert "Traceback" not in done.err, done
@@ -170,7 +170,7 @@ def test_a_node_that_accepts_connections_but_never_answers_is_reported(cloud, fa
 
 
 def test_nodes_with_different_open_mpis_are_refused_with_their_versions(cloud, faulty):
-    """Open MPI 4.1 and 5.0 do not speak with each other, and would only hang."""
+    """Open MPI 4.1 and 5.0 cannot communicate; without the check, the job would hang."""
     cloud.script("print('never')")
 
     done = cloud.submit("--nodes", "2", "--image", faulty, "-e", "FAULT=mpi:1")
@@ -197,7 +197,7 @@ def test_missing_programs_in_an_image_are_reported_at_once(
 
     refused(cloud, done, node=0, message=message, code=code, most=2)
     assert "jobentry: hint: " in done.err
-    # Workers that wait for a head that never comes would take thirty.
+    # Workers that waited for a head that never starts would take 30 s.
     assert time.monotonic() - begun < 20
 
 
@@ -227,7 +227,7 @@ def test_containers_restart_after_a_crash_of_all_nodes(cloud, base_image):
     cloud.await_log(job, b"first 1", b"first 0")
     found = [item["Id"] for item in cloud.containers(job)]
     cloud.engine.kill(found[0], "SIGKILL")
-    # The other one ends by itself, when it is not killed as well.
+    # The worker may already have exited by itself.
     with contextlib.suppress(docker.errors.APIError):
         cloud.engine.kill(found[1], "SIGKILL")
     for item in found:
@@ -240,7 +240,7 @@ def test_containers_restart_after_a_crash_of_all_nodes(cloud, base_image):
 
 
 def test_stopped_containers_can_be_restarted(cloud):
-    """`docker restart` asks for the end first: the nodes keep what they need for another start."""
+    """`docker restart` sends SIGTERM first; the nodes keep what they need to start again."""
     cloud.script(TWICE)
     job = cloud.detached("--nodes", "2")
     cloud.await_log(job, b"first 1", b"first 0")
@@ -248,7 +248,7 @@ def test_stopped_containers_can_be_restarted(cloud):
     cloud.engine.kill(found[0], "SIGTERM")
     for item in found:
         cloud.engine.wait(item)
-        # How a private key begins, in base64.
+        # The start of a private key in base64.
         assert b"b3BlbnNzaC1rZXktdjE" in b"".join(cloud.engine.export(item))
     for item in found:
         cloud.engine.start(item)
@@ -260,7 +260,7 @@ def test_stopped_containers_can_be_restarted(cloud):
 
 
 def test_the_entry_runs_again_beside_processes_of_its_first_run(cloud, faulty):
-    """The command runs again in a container where its sshd, mpirun and ranks were left alive."""
+    """The sshd, mpirun and ranks of the first run are still alive when the entry starts again."""
     cloud.script(TWICE)
 
     job = cloud.detached("--nodes", "2", "--image", faulty, "-e", "FAULT=again:all")
@@ -310,7 +310,7 @@ ALONE = ("--nodes", "2", "--launcher", "python")
     ("launcher", "user"), [("python", "sed -i /ma-user/d /etc/passwd"), ("mpirun", "true")]
 )
 def test_nodes_of_most_launchers_need_no_ssh(cloud, derive, launcher, user):
-    """Except for Open MPI, they need no user in /etc/passwd either."""
+    """Except for mpirun, they need no user in /etc/passwd either."""
     image = derive(
         f"no-ssh-{launcher}",
         f"RUN rm /usr/sbin/sshd /usr/bin/ssh /usr/bin/ssh-keygen && {user}",
@@ -349,7 +349,7 @@ print("went on", flush=True)
 
 @pytest.mark.parametrize(("way", "launcher"), [("pause", "mpirun"), ("disconnect", "python")])
 def test_a_job_survives_a_silent_node(cloud, until, way, launcher):
-    """The head names it while it waits; then the job continues and loses nothing."""
+    """The head reports the silent node and waits; the job then continues without lost output."""
     cloud.script(WAITS)
     job = cloud.detached("--nodes", "2", "--launcher", launcher)
     cloud.await_log(job, b"[0] up", b"[1] up")
@@ -360,7 +360,7 @@ def test_a_job_survives_a_silent_node(cloud, until, way, launcher):
         cloud.engine.pause(worker)
     else:
         cloud.engine.disconnect_container_from_network(worker, network)
-    # Its rank ends while it is away.
+    # The worker's rank ends while the worker is disconnected.
     if way == "disconnect":
         touch(cloud, worker, "go")
     until(lambda: "silent for 15 s: node 1 (" in cloud.run("logs", job).err, "a word on silence")
@@ -378,7 +378,7 @@ def test_a_job_survives_a_silent_node(cloud, until, way, launcher):
     assert sorted(lines) == [b"[0] up", b"[0] went on", b"[1] up", b"[1] went on"]
 
 
-# Who has come in on this node, by ssh's own log; a tree of daemons is as narrow as it can be.
+# Prints the nodes that logged in to this node, according to the log of its sshd.
 CAME_IN = """\
 import os, pathlib, re, socket
 node = os.environ["VC_TASK_INDEX"]
@@ -388,11 +388,12 @@ addresses = {socket.gethostbyname(host): str(index) for index, host in enumerate
 found = {addresses[ip] for ip in re.findall(r"Accepted publickey .* from (\\S+) port", log)}
 print(node, "heard", *sorted(found))
 """
+# The tree of daemons has one child per node, so it is a chain.
 TREE = "-mca plm_rsh_no_tree_spawn false -mca routed radix -mca routed_radix 1"
 
 
 def test_daemons_can_be_started_as_a_tree(cloud):
-    """Each node's ssh finds the port and the key of the job, and so the next node."""
+    """The ssh of each node uses the port and the key of the job to reach the next node."""
     cloud.script(CAME_IN)
 
     done = cloud.submit("--nodes", "3", "-e", f"OPENMPI_MCA_ARGS={TREE}")
@@ -414,6 +415,6 @@ def test_a_job_with_a_silent_node_can_be_cancelled(cloud, launcher):
     assert cloud.run("cancel", job).code == 0
     done = cloud.run("wait", job)
 
-    # The grace, and 5 s; the rest is a machine that has other things to do.
+    # The grace period and 5 s; the rest allows for a busy host.
     assert time.monotonic() - begun < 20, done
     assert cloud.status(job)["state"] == "CANCELLED"

@@ -1,4 +1,4 @@
-"""The emulator with containers for nodes: the flows that the vendor documents for custom images."""
+"""The emulator with containers as nodes: the vendor's documented flows for custom images."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ engines:
   - {{name: Ascend-Powered-Engine, version: mindspore_2.2.12-cann_7.0.1, image: {image}}}
 """
 PYTORCH, ASCEND = "pytorch_2.1.0-cuda_12.1-py_3.10.6", "mindspore_2.2.12-cann_7.0.1"
-# The documented form of a start on several nodes: the first one serves, all meet there.
+# The documented way to start on several nodes: the first one listens, the others connect to it.
 MEET = b"""\
 import os, socket, sys, time
 head = os.environ["VC_WORKER_HOSTS"].split(",")[0]
@@ -70,7 +70,7 @@ node = os.environ["VC_TASK_INDEX"]
 print("rank", rank, "of", size, "on node", node, "in", os.getcwd(), sys.argv[1:])
 """
 GUIDE = (Path(__file__).parents[2] / "docs/guides/own-image.md").read_text()
-# What makes of our base an image of the platform's documents: its keys, and nothing of ours.
+# Turns our base image into one as the platform documents it, with SSH keys and without our entry.
 DOCUMENTED_IMAGE = (
     "rm -r /opt/cloudjob",
     "mkdir -m 700 /home/ma-user/.ssh",
@@ -111,7 +111,7 @@ def test_an_engine_without_a_bridge_gets_a_network_whose_address_is_this_machine
 
 @pytest.fixture(scope="module")
 def s3(api: Api) -> Any:
-    """A client of its OBS."""
+    """An S3 client of the emulator's OBS."""
     client = bucket_of(api)
     client.put_object(Bucket="data", Key="code/proj/meet.py", Body=MEET)
     client.put_object(Bucket="data", Key="code/proj/run.sh", Body=RUN)
@@ -120,7 +120,7 @@ def s3(api: Api) -> Any:
 
 
 def channels(name: str) -> dict[str, Any]:
-    """Return code, one input and one output."""
+    """Return the code folder, an input and an output of an algorithm."""
     return {
         "code_dir": "/data/code/proj/",
         "inputs": [{"name": "data_url", "remote": {"obs": {"obs_url": "obs://data/in/"}}}],
@@ -129,13 +129,13 @@ def channels(name: str) -> dict[str, Any]:
 
 
 def containers(job: str) -> list[str]:
-    """Return the containers of a job that the engine still has."""
+    """Return the ids of a job's containers that still exist in the engine."""
     words = ["docker", "ps", "-aq", "--filter", f"name=modelarts-job-{job}"]
     return subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()
 
 
 def test_a_custom_image_runs_in_two_containers(api: Api, s3: Any, base_image: str):
-    """As the vendor's guide has it: an image, `bash run.sh` as the command, data in and out."""
+    """As in the vendor's guide: an image, `bash run.sh` as the command, an input and an output."""
     name = new_name()
     job = api.create(
         "bash /home/ma-user/modelarts/user-job-dir/proj/run.sh",
@@ -188,7 +188,7 @@ def test_a_preset_image_runs_in_two_containers(
 def test_the_entry_replaces_the_start_script_of_an_own_image(
     api: Api, s3: Any, derive: Any, base_image: str
 ):
-    """With the Dockerfile and the boot command of the guide, in an image with keys of its own."""
+    """Use the Dockerfile and the boot command of our guide in an image with its own SSH keys."""
     dockerfile = GUIDE.split("```dockerfile\n")[1].split("```")[0]
     start = GUIDE.split("```sh\n")[1].split("```")[0].strip()
     added = dockerfile.partition("\n")[2].replace("cloudjob/base", base_image)
@@ -215,7 +215,7 @@ def test_the_entry_replaces_the_start_script_of_an_own_image(
 
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_a_recipe_for_the_platform_runs_unchanged_twice_in_a_row(api: Api, s3: Any, nodes: int):
-    """With a PyTorch preset, and once for each device with an Ascend preset."""
+    """The PyTorch preset starts it once per node, the Ascend preset once per device."""
     recipe.run_twice(api, s3, {"PyTorch": PYTORCH, "Ascend": ASCEND}, nodes)
 
 
@@ -238,7 +238,7 @@ def test_the_emulator_runs_any_image(api: Api):
 def test_a_container_cannot_have_host_folders_uploaded(
     api: Api, s3: Any, base_image: str, tmp_path: Path
 ):
-    """The emulator reads more than the container does, and may be root."""
+    """The emulator can read more files than the container and may run as root."""
     (tmp_path / "secret").write_text("secret")
     name = new_name()
     outputs = f"{HOME}/modelarts/outputs"
@@ -266,7 +266,7 @@ def test_a_container_cannot_have_host_folders_uploaded(
 def test_a_saved_image_has_the_files_of_the_job_and_none_of_its_secrets(
     api: Api, s3: Any, base_image: str
 ):
-    """On two nodes of MPI, whose containers also have a key for ssh."""
+    """The job runs on two MPI nodes, whose containers also have an SSH key."""
     name = new_name()
     code = (
         b"import os, time, pathlib; pathlib.Path('/home/ma-user/installed').write_text('kept')\n"
@@ -321,7 +321,7 @@ def test_a_saved_image_has_the_files_of_the_job_and_none_of_its_secrets(
 
 
 def test_a_lost_container_is_replaced(api: Api, base_image: str):
-    """Where fault tolerance is on; the engine has nothing left of the first attempt."""
+    """Fault tolerance is on; no container of the first attempt remains in the engine."""
     job = api.create(
         "echo up; sleep 15",
         nodes=2,
@@ -338,7 +338,7 @@ def test_a_lost_container_is_replaced(api: Api, base_image: str):
 
 
 def test_a_container_reaches_obs_and_gets_sigterm_on_terminate(api: Api, base_image: str):
-    """A container reaches OBS at the address that the laptop has; SIGTERM reaches the command."""
+    """A container reaches OBS at the same address as the laptop; SIGTERM reaches the command."""
     job = api.create(
         'python3 -c "import urllib.request as u, urllib.error, os\n'
         "try: u.urlopen(os.environ['S3_ENDPOINT'] + '/data')\n"
@@ -366,14 +366,14 @@ def test_a_failed_job_is_restarted_in_the_same_containers(api: Api, base_image: 
     assert found["status"]["phase"] == "Completed", api.log(job)
     assert found["status"]["running_records"][0]["end_recover"] == "proc_restart"
     assert [line for line in lines if line.startswith("line")] == ["line 1", "line 2"]
-    # A log only ever grows at its end.
+    # Both attempts append to the same log.
     assert "return code: 1" in lines[1]
     assert "return code: 0" in lines[3]
     assert containers(job) == []
 
 
 def test_containers_and_logs_survive_a_kill_of_the_emulator(base_image: str):
-    """They go on, and their logs are taken up where they stopped."""
+    """The containers keep running, and the next emulator continues their logs without a gap."""
     with running(SETTINGS.format(image=base_image)) as api:
         job = api.create(
             "n=0; while [ $n -lt 120 ]; do n=$((n+1)); echo tick $n; sleep 0.1; done",

@@ -1,4 +1,4 @@
-"""What prevents a job in containers, what is left behind, and the images."""
+"""Errors before a job starts in containers, leftovers of jobs, images, and engine restarts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LIMIT_S = 120.0
 
 
 def objects_of_jobs(cloud):
-    """What the store holds but for layers, which jobs share: `store gc` knows when they may go."""
+    """Return the objects in the store except layers, which jobs share and `store gc` removes."""
     found = (cloud.home / "store").glob("*/*")
     return [path for path in found if path.parent.name != "layers"]
 
@@ -55,7 +55,7 @@ def test_a_missing_engine_is_reported_before_anything_is_sent(cloud):
     ],
 )
 def test_an_image_that_cannot_be_used_is_refused(cloud, image, hint):
-    """An image that is not there, or has no entry, is refused before anything is sent."""
+    """A missing image, or one without an entry, is refused before anything is sent."""
     cloud.script("print(1)")
 
     done = cloud.submit("--image", image)
@@ -67,7 +67,7 @@ def test_an_image_that_cannot_be_used_is_refused(cloud, image, hint):
 
 
 def test_a_start_that_fails_leaves_nothing(cloud):
-    """When the engine refuses to start a node, its network and the other nodes are taken back."""
+    """When the engine refuses to start a node, the network and the other nodes are removed."""
     cloud.script("print(1)")
     (cloud.source / "cloudjob.yaml").write_text("docker: {gpus: 1}\n")
 
@@ -90,7 +90,7 @@ def test_unsupported_options_are_refused_by_name(cloud):
 
 
 def test_rm_removes_everything_of_an_ended_job(cloud):
-    """A job that has ended is removed with log, record and package; one that runs is not."""
+    """`rm` deletes the log, record and package of an ended job and refuses a running job."""
     cloud.script("import time; time.sleep(600)")
     job = cloud.detached()
     refused = cloud.run("rm", job)
@@ -130,7 +130,7 @@ def test_orphans_are_removed_but_running_jobs_stay(cloud, base_image):
 
 
 def test_this_versions_entry_runs_in_any_image(cloud, engine, base_image, tmp_path):
-    """An image with another entry gets ours: both halves of a job are of one version."""
+    """Our entry replaces that of the image, so that both halves of a job have the same version."""
     dockerfile = (
         f'FROM {base_image}\nUSER 0\nRUN printf "raise SystemExit(9)" '
         ">/opt/cloudjob/jobentry.pyz\nLABEL cloudjob.entry=old\nUSER 1000:100\n"
@@ -177,7 +177,7 @@ def test_doctor_reports_what_an_image_lacks(cloud, base_image):
 
 
 def test_doctor_reports_a_shell_that_prints_text_or_runs_nothing(cloud, derive):
-    """Its text would precede the output of every command over ssh."""
+    """Text that a shell prints would precede the output of every command over ssh."""
     loud = "#!/bin/sh\necho 'Welcome to this node'\nexec /bin/sh \"$@\"\n"
     lines = "COPY loud /bin/loud\nRUN usermod --shell /bin/loud ma-user"
     image = derive("loud-shell", lines, loud=loud)
@@ -188,7 +188,7 @@ def test_doctor_reports_a_shell_that_prints_text_or_runs_nothing(cloud, derive):
 
 
 def test_doctor_checks_this_machine(cloud):
-    """The machine's own check finds the engine, and fails when neither it nor mpirun is there."""
+    """Without options, doctor checks this host; an engine or mpirun is enough to pass."""
     done = cloud.run("doctor", "--json")
     checks = {check["name"]: check for check in json.loads(done.out)}
 
@@ -253,7 +253,7 @@ COPY --from=packages /build /opt/build
 def test_an_image_on_our_base_keeps_the_latest_tags_of_both(
     engine, base_image, tmp_path, monkeypatch
 ):
-    # Not the repository of the real images: a job of another test may need its `latest` now.
+    # Not the repository of the real images, whose `latest` a job of another test may be using.
     repository = f"cloudjob-test-{os.urandom(4).hex()}"
     monkeypatch.setattr(images, "REPOSITORY", repository)
     monkeypatch.setattr(images, "_folder", lambda: tmp_path)
@@ -280,7 +280,7 @@ def test_an_image_on_our_base_keeps_the_latest_tags_of_both(
 
 
 def test_concurrent_builds_do_not_interfere(engine, base_image, tmp_path, monkeypatch):
-    """None takes another's stage away, or waits in vain to remove its own."""
+    """No build removes the stage of another build or fails to remove its own."""
     names = [f"test-{number}-{os.urandom(4).hex()}" for number in range(8)]
     config = tmp_path / "pip.conf"
     config.write_text("[global]\n")
@@ -308,7 +308,7 @@ def test_concurrent_builds_do_not_interfere(engine, base_image, tmp_path, monkey
 
 @pytest.fixture
 def own_engine(cloud, engine, base_image) -> Iterator[Dockerd]:
-    """An engine that can be restarted, with our image; the jobs of the test run there."""
+    """A separate engine with our image, on which the test's jobs run and which can be restarted."""
     if os.geteuid():
         pytest.skip("only root may start an engine")
     found = Dockerd()
@@ -357,7 +357,7 @@ def own_stages(engine):
 
 
 def test_pip_files_leave_no_trace_and_open_mpi_5_runs(cloud, build, engine, tmp_path):
-    """CA bundle and pip configuration of a build are in no image, and what was built runs."""
+    """No image contains the CA bundle or pip configuration of its build, and the image runs."""
     token = f"token-{os.urandom(8).hex()}"
     left_before = own_stages(engine)
     config = tmp_path / "pip.conf"
@@ -396,21 +396,21 @@ print("end")
 
 
 def job_of(path):
-    """Return the job that a submit has named."""
+    """Return the id of the job that ``submit`` printed to this file."""
     found = re.search(rb"docker://local/([a-z0-9-]+)", path.read_bytes())
     assert found
     return found[1].decode()
 
 
 def touch(engine, job, path):
-    """Leave a file in each container of a job."""
+    """Create a file in each container of a job."""
     for item in engine.containers(filters={"label": f"cloudjob.job={job}"}):
         made = engine.exec_create(item["Id"], ["touch", path])["Id"]
         engine.exec_start(made)
 
 
 def test_followers_outlast_an_engine_that_does_not_answer(cloud, tmp_path):
-    """Their connections break and are refused for a while; no line is lost or shown twice."""
+    """Connections break and are then refused for a while; no line is lost or shown twice."""
     cloud.script(TICKS)
     proxy = EngineProxy(tmp_path / "engine.sock", engine_host())
     cloud.environ["DOCKER_HOST"] = proxy.host

@@ -1,4 +1,4 @@
-"""The faults of tests/e2e/test_faults.py that differ in containers: nodes, engine and submitter."""
+"""Faults of nodes, engine, submitter and store; see tests/e2e/test_faults.py for processes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.servers import HANG, INTERNAL, Fault, FaultProxy, Server
 pytestmark = pytest.mark.docker
 
 LIMIT_S = 120.0
-# Each node waits at its stage until it is let go.
+# Each node waits at the stage in $HOLD until /cache/go exists.
 BOOT = """\
 #!/bin/sh
 if [ "$HOLD" = staging ]; then
@@ -78,7 +78,7 @@ KILLED: dict[tuple[str, str], End] = {
     (STORING, "submitter"): SUCCEEDED,
     (STORING, "head"): LOST,
     (STORING, "worker"): LOST,
-    # A worker has confirmed its outputs by then, and leaves.
+    # There is no case for a worker: it has confirmed its outputs by then and exits.
     (ENDING, "submitter"): SUCCEEDED,
     (ENDING, "head"): LOST,
     **{(stage, "submitter"): SUCCEEDED for stage in STAGES},
@@ -87,7 +87,7 @@ KILLED: dict[tuple[str, str], End] = {
 }
 PAUSED = [(stage, who) for stage in (*STAGES, STORING) for who in ("head", "worker")]
 PAUSED.append((ENDING, "head"))
-# The requests of nodes at which the store holds them, or from which on it fails.
+# The requests at which the proxy holds the nodes, or from which on the store fails.
 STORE_STAGES = {
     "staging": ("GET", "/code.json"),
     STORING: ("PUT", "/0.txt", "/1.txt"),
@@ -129,7 +129,7 @@ class Case:
 
     @property
     def nodes(self) -> list[str]:
-        """The containers by node."""
+        """The ids of the containers, by node."""
         return [item["Id"] for item in self.cloud.containers(self.job)]
 
     def _has(self, node: str, path: str) -> bool:
@@ -140,7 +140,7 @@ class Case:
         return True
 
     def kill(self, who: str) -> None:
-        """End something as a crash does."""
+        """Kill the submitter, mpirun or a node with SIGKILL."""
         engine = self.cloud.engine
         if who == "submitter":
             self.submit.end()
@@ -152,7 +152,7 @@ class Case:
             engine.kill(self.nodes[who == "worker"], "SIGKILL")
 
     def await_storing(self, who: str) -> None:
-        """Let the ranks end, and wait until the node stores its output, slowed down meanwhile."""
+        """Let the ranks end, and wait until the node, slowed down, is storing its output."""
         node = self.nodes[who == "worker"]
         self.cloud.engine.update_container(node, cpu_period=100_000, cpu_quota=5_000)
         self.go_on()
@@ -171,7 +171,7 @@ class Case:
         return self.cloud.home / "store" / self.job / "outputs" / "MODEL" / str(node)
 
     def await_ending(self, gate: Gate) -> None:
-        """Let the ranks end, and wait until the head stores its record, which is held."""
+        """Let the ranks end, and wait until the head's request to store its record is held."""
         self.go_on()
         gate.await_all(lambda: self.submit.process.poll() is not None)
         self.gate = gate
@@ -204,14 +204,14 @@ class Bucket:
         cloud.environ.update(server.environ)
 
     def proxy(self) -> FaultProxy:
-        """Let commands use a new proxy, which the nodes of a submit use from then on."""
+        """Point commands, and the nodes of jobs submitted from now on, to a new proxy."""
         bridge = bridge_address(self._cloud.engine.inspect_network("bridge"))
         proxy: FaultProxy = self._new_proxy(self._server, bridge)
         self._cloud.environ["AWS_ENDPOINT_URL"] = proxy.endpoint
         return proxy
 
     def heal(self) -> None:
-        """Let commands reach the server itself; nodes that run keep their proxies."""
+        """Point commands to the server itself; running nodes keep their proxies."""
         self._cloud.environ.update(self._server.environ)
 
 
@@ -225,7 +225,7 @@ def bucket(cloud, seaweedfs: Server, new_bucket, fault_proxy) -> Bucket:
 def case(
     cloud, holding: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> Iterator[Callable[..., Case]]:
-    """Return what submits a job that is held at a stage."""
+    """Return a function that submits a job and holds it at a stage."""
     cases = []
 
     def make(stage: str, settings: str = "{}") -> Case:
@@ -243,7 +243,7 @@ def case(
 
 
 def check_next(cloud) -> None:
-    """The next submit works; the fixture sees that nothing is left in the engine."""
+    """Assert that another submit works; the fixture checks that nothing is left in the engine."""
     cloud.script("print('next')")
     done = cloud.submit("--launcher", "python")
     assert done.code == 0, done
@@ -254,7 +254,7 @@ def check_next(cloud) -> None:
     [pytest.param(*key, end, id="-".join(key)) for key, end in KILLED.items()],
 )
 def test_a_process_or_node_is_killed(case, stage: str, who: str, end: End):
-    """After a SIGKILL the job ends or continues, and reports it."""
+    """After a SIGKILL, the job ends or continues as listed in ``KILLED``."""
     held = case(stage)
     if stage == STORING:
         held.await_storing(who)
@@ -271,12 +271,12 @@ def test_a_process_or_node_is_killed(case, stage: str, who: str, end: End):
 
 @pytest.mark.parametrize(("stage", "who"), PAUSED)
 def test_a_paused_node_does_not_outlive_a_cancel(case, stage: str, who: str):
-    """`docker pause`; the others still wait at their stage, too."""
+    """One node is paused with `docker pause`; the other one still waits at its stage."""
     held = case(stage)
     node = held.nodes[who == "worker"]
     if stage == STORING:
         held.await_storing(who)
-        # The kernel freezes no process that waits for its share of the processor.
+        # The kernel cannot freeze a process that is throttled by its CPU quota.
         held.cloud.engine.update_container(node, cpu_quota=-1)
     held.cloud.engine.pause(node)
 
@@ -284,7 +284,7 @@ def test_a_paused_node_does_not_outlive_a_cancel(case, stage: str, who: str):
 
     assert cancelled.code == 0, cancelled
     if stage == STORING:
-        # The ranks had ended well before, and `cancel` lets the node finish what it stores.
+        # The ranks had already succeeded, and `cancel` lets the node finish storing its output.
         assert held.ended() == SUCCEEDED
         sizes = [held.output(node).stat().st_size for node in (0, 1)]
         assert sizes == [OUTPUT_BYTES, OUTPUT_BYTES]
@@ -297,7 +297,7 @@ def test_a_paused_node_does_not_outlive_a_cancel(case, stage: str, who: str):
 
 
 def test_an_attached_submit_ends_with_its_job_after_a_partition(case):
-    """The nodes give each other up, and no process waits for the one that was cut off."""
+    """Each node gives up on the other, and no process waits for the disconnected node."""
     held = case("running", "network: {stall_min: 0.25}")
     [network] = held.cloud.networks()
     held.cloud.engine.disconnect_container_from_network(held.nodes[1], network["Id"])
@@ -307,7 +307,7 @@ def test_an_attached_submit_ends_with_its_job_after_a_partition(case):
 
     status = held.cloud.status(held.job)
     assert (code, status["cause"], status["failure"]["node"]) == (137, "platform", 1), status
-    # A container that stays after the head is ended after 30 s.
+    # Earlier than the 30 s after which a container that outlives the head is killed.
     assert (seen_at - datetime.fromisoformat(status["ended_at"])).total_seconds() < 25
     check_next(held.cloud)
 
@@ -358,7 +358,7 @@ pathlib.Path(os.environ["MODEL"], name).write_text("weights")
 
 
 class Storing:
-    """A detached job of two nodes, the only one behind its proxy to the store."""
+    """A detached job of two nodes with its own proxy to the store."""
 
     def __init__(self, cloud, stage: str, fault: str, bucket: Bucket) -> None:
         self.cloud, self.stage, self.fault, self.proxy = cloud, stage, fault, bucket.proxy()
@@ -366,7 +366,7 @@ class Storing:
         self.gate.inject(STORE_FAULTS[fault])
         self.environ = {
             "AWS_ENDPOINT_URL": self.proxy.endpoint,
-            # On a busy machine a minute may pass before the last job is cancelled.
+            # On a busy host, a minute may pass before the last job is cancelled.
             "CLOUDJOB_STORE_PATIENCE_S": "2" if "good" in fault else "600",
         }
         words = ("submit", "--backend", "docker", "--nodes", "2", "--grace-s", "1", "--detach")
@@ -375,7 +375,7 @@ class Storing:
         self.submit = cloud.start(*words)
 
     def go_through(self) -> None:
-        """Wait until the store fails, and change what does not stay as it is."""
+        """Wait until the store fails; then close or repair it or cancel the job, as needed."""
         out, err = self.submit.communicate(timeout=LIMIT_S)
         assert self.submit.returncode == 0, err
         self.job = out.decode().strip().rpartition("/")[2]
@@ -401,13 +401,13 @@ class Storing:
             return {SUCCEEDED}
         if self.fault == "mute until cancelled":
             return {CANCELLED}
-        # A mute store may have stored the record.
+        # A store that never answers may still have stored the record.
         return {GIVEN_UP, *([GIVEN_UP._replace(cause="entry")] if "mute" in self.fault else [])}
 
 
 @pytest.mark.parametrize("stage", STORE_STAGES)
 def test_jobs_report_a_store_that_fails_at_any_stage(cloud, bucket: Bucket, stage: str):
-    """In every way, from a stage on, for one job each at the same time."""
+    """Concurrent jobs each get a different fault of the store, from this stage on."""
     cloud.script(STORES)
     cases = [Storing(cloud, stage, fault, bucket) for fault in STORE_FAULTS]
     for case in cases:

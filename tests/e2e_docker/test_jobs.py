@@ -42,7 +42,7 @@ time.sleep(600)
 
 @pytest.fixture(params=["base_image", "open_mpi_5_image"], ids=["4.1", "5.0"])
 def cloud(cloud, request):
-    """The command line, with either line of Open MPI on the nodes."""
+    """The command line, with Open MPI 4.1 or 5.0 on the nodes."""
     cloud.image = request.getfixturevalue(request.param)
     return cloud
 
@@ -99,7 +99,7 @@ def test_the_example_trains_on_two_nodes(cloud, examples_image):
 
 
 def test_secrets_and_unusual_bytes_reach_every_rank(cloud):
-    """Secrets and values that are not UTF-8 arrive exactly, and no inspection shows the secret."""
+    """Secrets and values that are not UTF-8 arrive unchanged; no metadata contains the secret."""
     cloud.environ["TOKEN"] = b"s3cr3t \xff =;'"
     cloud.script("""\
         import os, sys
@@ -125,7 +125,7 @@ def test_secrets_and_unusual_bytes_reach_every_rank(cloud):
 
 
 def test_a_secret_is_gone_from_the_container_when_the_job_has_ended(cloud):
-    """An ended container that no command has checked contains neither its variables nor a key."""
+    """The container deletes its secrets and its key itself, before any command checks the job."""
     cloud.environ["TOKEN"] = "s3cr3t-in-a-file"
     cloud.script("print('done')")
 
@@ -135,7 +135,7 @@ def test_a_secret_is_gone_from_the_container_when_the_job_has_ended(cloud):
         files = b"".join(cloud.engine.export(container["Id"]))
         assert b"worker.host" in files
         assert b"s3cr3t-in-a-file" not in files
-        # How a private key begins, in base64; the words before it also stand in ssh itself.
+        # The start of a private key in base64; the BEGIN line before it also occurs in ssh itself.
         assert b"b3BlbnNzaC1rZXktdjE" not in files
 
     assert cloud.run("wait", job).code == 0
@@ -283,7 +283,7 @@ def test_a_killed_node_ends_the_job(cloud, node):
 
 @pytest.mark.parametrize("node", [0, 1])
 def test_a_container_that_is_stopped_fails_the_job_and_is_named(cloud, node):
-    """`docker stop` of one node ends the whole job within its grace period, not as cancelled."""
+    """After `docker stop` of one node, the job fails within its grace period, not as cancelled."""
     cloud.script(SLEEP)
     job = cloud.detached("--nodes", "2")
     cloud.await_log(job, b"ready 0", b"ready 1")
@@ -300,7 +300,7 @@ def test_a_container_that_is_stopped_fails_the_job_and_is_named(cloud, node):
 
 
 def test_ctrl_c_cancels_the_job(cloud):
-    """An attached submit that is interrupted cancels its job, and frees everything."""
+    """An interrupted attached submit cancels its job and leaves nothing in the engine."""
     cloud.script(SLEEP)
     submit = cloud.start("submit", "--backend", "docker", "--nodes", "2", "train.py")
     assert submit.stdout is not None
@@ -315,7 +315,7 @@ def test_ctrl_c_cancels_the_job(cloud):
 
 
 def test_a_killed_submit_leaves_a_running_job(cloud):
-    """The job does not need its submitter; its end is seen and freed later."""
+    """The job continues without its submitter; a later command sees its end and cleans up."""
     cloud.script("import time; print('a', flush=True); time.sleep(3); print('b')")
     submit = cloud.start("submit", "--backend", "docker", "train.py")
     assert submit.stdout is not None
@@ -362,7 +362,7 @@ def test_file_uris_work_for_inputs_and_outputs(cloud, tmp_path):
 
 @pytest.mark.parametrize("cloud", ["base_image"], indirect=True)
 def test_a_job_is_watched_and_cancelled_from_another_state_folder(cloud, tmp_path):
-    """The containers' log and state stay with the submitter, also when the other sees the end."""
+    """The submitter's state folder keeps the log and state even if another one sees the end."""
     store = (tmp_path / "store").as_uri()
     cloud.script(SLEEP)
     job = cloud.detached("--store", store)

@@ -1,6 +1,6 @@
-"""What every launcher promises, in real containers: the suite of ``tests/e2e/test_launchers.py``.
+"""Guarantees of every launcher in real containers, as in ``tests/e2e/test_launchers.py``.
 
-Those that need a framework run in the images that ``.ci/run heavy`` makes,
+Launchers that need a framework run in the images that ``.ci/run heavy`` builds,
 ``$CLOUDJOB_TEST_TORCH_IMAGE`` and ``$CLOUDJOB_TEST_MINDSPORE_IMAGE``.
 """
 
@@ -16,12 +16,12 @@ from jobentry.contract.launchers import LAUNCHERS
 
 pytestmark = pytest.mark.docker
 
-# Those for which the base has all that they need.
+# Launchers for which the base image is enough.
 LIGHT = (
     *("mpirun", "python", "command", "pytorch-modelarts"),
     *("tensorflow", "tensorflow-ps", "rank-table"),
 )
-# A framework's own, with its marker, which its image's variable has, too.
+# Launchers of a framework -> its marker, which is also in the name of its image's variable.
 HEAVY = {
     **dict.fromkeys(("torchrun", "horovod", "horovod-gloo", "horovod-elastic"), "torch"),
     **dict.fromkeys(("msrun", "dynamic-cluster", "mindspore-mpi"), "mindspore"),
@@ -45,7 +45,7 @@ def slots_of(launcher):
 
 
 def each(names=(), cases=lambda slots: [()]):
-    """Parametrize a test with every launcher and its cases, which depend on the ranks of a node."""
+    """Parametrize a test with every launcher and its cases, which depend on the ranks per node."""
     return pytest.mark.parametrize(
         ("launcher", *names),
         [
@@ -60,7 +60,7 @@ def each(names=(), cases=lambda slots: [()]):
 
 @pytest.fixture
 def words(cloud, launcher, request):
-    """Return the arguments of a submit that runs a script with the launcher."""
+    """Return a function that makes the arguments of a submit with the launcher."""
 
     def make(text: str, *args: str, size=()) -> list[str]:
         cloud.script(PRELUDE + text)
@@ -76,7 +76,7 @@ def words(cloud, launcher, request):
             (cloud.source / "job.yaml").write_text(table)
             found += ["--config", "job.yaml"]
         if launcher == "horovod-elastic":
-            # As the others are: no node may be missing, and none is waited for for long.
+            # Like the other launchers here: require all nodes, and do not wait long for them.
             found += ["--min-nodes", nodes, "--start-timeout-min", "0.5"]
         program = ("python3", "train.py") if launcher == "command" else ("train.py",)
         return [*found, *program, *args]
@@ -138,7 +138,7 @@ say(json.dumps([node, os.getcwd() == os.environ["PWD"], os.getcwd(), sys.argv[1:
         assert own == said[b"[%d]" % rank] + b"\n"
         node, is_here, folder, found, values = json.loads(own)
         assert (node, is_here, folder) == (rank // size[1], True, FOLDER)
-        # Two launchers put their own words in front.
+        # Two launchers prepend their own arguments.
         assert found[-len(args) :] == args
         assert len(found) - len(args) == {"pytorch-modelarts": 6, "tensorflow-ps": 8}.get(
             launcher, 0

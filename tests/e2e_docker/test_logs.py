@@ -12,8 +12,8 @@ from cloudjob.backends.docker.request import LOG_DRIVER
 
 pytestmark = pytest.mark.docker
 
-# Sizes around the engine's cut, a line of a megabyte, a progress bar, UTF-8 across a cut; each
-# flushed by itself, so that the engine sees pieces that do not end their line.
+# Lines around the engine's part size, a line of 1 MB, a progress bar, and UTF-8 across parts. Each
+# piece is flushed by itself, so that the engine also gets pieces without a newline.
 WRITE = """\
 import sys, time
 out = sys.stdout.buffer
@@ -35,7 +35,7 @@ write(b"\\r" * 20_000 + b"\\n", b"crlf\\r\\n")
 
 
 def written() -> bytes:
-    """What WRITE writes."""
+    """Return what WRITE writes."""
     sizes = (1, 16383, 16384, 16385, 32767, 32768, 32769)
     data = b"".join(b"%d " % size + b"s" * size + b"\n" for size in sizes)
     data += b"m" * 1_000_000 + b"\npart one, part two\n"
@@ -48,10 +48,10 @@ def written() -> bytes:
 def test_long_lines_and_progress_bars_are_exact(
     engine: docker.APIClient, base_image: str, tmp_path: Path, driver: str, follow: bool
 ):
-    """With the driver that we ask for, and with the usual one where an engine lacks that.
+    """Test the driver that we request, and the default one for engines without it.
 
-    The usual one cuts without looking and keeps JSON, so of a letter that it cut nothing can be had
-    back; that is why we ask for the other (tried on 20.10).
+    The default driver splits lines at any byte and stores JSON, so a character that it splits is
+    lost; that is why we request the other driver (tried on 20.10).
     """
     config = engine.create_host_config(log_config={"type": driver, "config": {}})
     made = engine.create_container(
@@ -87,12 +87,12 @@ def test_a_rank_with_a_progress_bar_is_exact(cloud):
     assert raw == {"0": written(), "1": written()}
     assert b"[1] " + b"m" * 1_000_000 + b"\n" in done.out
     assert b"[1] " + b"m" * 1_000_000 + b"\n" in shown
-    # Of a bar, only its last state is shown.
+    # Only the last state of a progress bar is shown.
     assert b"[1] 100% " + b"#" * 100 + b"\n" in done.out
 
 
 def test_the_log_of_deleted_containers_is_read_from_the_store(cloud):
-    """Somebody prunes them before any cloudjob has looked."""
+    """The containers are deleted before any cloudjob command has polled the job."""
     cloud.script("import os; print('hello', os.environ['OMPI_COMM_WORLD_RANK'])")
     job = cloud.detached("--nodes", "2")
     for container in cloud.containers(job):
@@ -104,5 +104,5 @@ def test_the_log_of_deleted_containers_is_read_from_the_store(cloud):
     assert shown.code == 0, shown
     assert sorted(shown.out.splitlines()) == [b"[0] hello 0", b"[1] hello 1"]
     assert shown.err.count("the platform has no log of this node") == 2, shown
-    # What only cloudjob has made, such as the network.
+    # Remove the rest of the job, such as its network.
     assert cloud.run("rm", "--force", job).code == 0

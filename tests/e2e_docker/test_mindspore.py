@@ -1,6 +1,6 @@
-"""MindSpore in real containers, whose network is that of several machines.
+"""MindSpore in real containers, which are networked like separate hosts.
 
-The image is ``$CLOUDJOB_TEST_MINDSPORE_IMAGE``, kept by ``.ci/mindspore-image`` (.ci/run heavy).
+``.ci/mindspore-image`` (.ci/run heavy) builds the image ``$CLOUDJOB_TEST_MINDSPORE_IMAGE``.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ LIMIT_S = 300.0
 
 @pytest.fixture(scope="module")
 def image(with_entry):
-    """The image with MindSpore, and in it the entry of today."""
+    """The MindSpore image with the current entry added."""
     return with_entry(os.environ["CLOUDJOB_TEST_MINDSPORE_IMAGE"])
 
 
 @pytest.mark.parametrize("launcher", ["msrun", "dynamic-cluster", "mindspore-mpi"])
 def test_the_quick_start_runs_in_containers(cloud, image, launcher):
-    """Two nodes with addresses of their own: every rank has the same losses, which fall."""
+    """On two nodes with their own addresses, all ranks have the same, falling losses."""
     words = ("--config", EXAMPLE / "job.yaml", "--source", EXAMPLE, "--image", image)
 
     done = cloud.run(

@@ -1,4 +1,4 @@
-"""The backend modelarts on the emulator, with a real container for each node."""
+"""The modelarts backend on the emulator, with a real container for each node."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def arts(cloud: Any, base_image: str) -> Iterator[Any]:
 
 
 def test_a_job_runs_in_two_containers(arts: Any, base_image: str):
-    """Joined by our sshd with the key of the job; code, secrets and outputs by the platform."""
+    """Our sshd joins the nodes with the job's key; the platform moves code, secrets and outputs."""
     arts.script(SCRIPT)
     done = arts.run(
         *("submit", "--backend", "modelarts", "--image", base_image, "--nodes", "2"),
@@ -72,7 +72,7 @@ def test_a_job_runs_in_two_containers(arts: Any, base_image: str):
 
 
 def test_a_missing_image_is_reported_before_anything_is_sent(arts: Any):
-    """The registry has others of that name; one that it does not list at all may be shared."""
+    """A missing tag is an error; an unlisted image causes only a warning, as it may be shared."""
     arts.script("pass")
     words = ("submit", "--backend", "modelarts", "--image")
     refused = arts.run(*words, "cloudjob/base:nonsense", "train.py")

@@ -27,7 +27,7 @@ BIN = Path(sys.executable).parent
 
 @pytest.fixture(autouse=True)
 def _root() -> None:
-    """Look into the networks of containers, which only root may."""
+    """Require root, as only root may enter the network namespaces of containers."""
     if os.geteuid() and os.environ.get("CLOUDJOB_REQUIRE_ALL") == "1":
         pytest.fail("these tests look into other network namespaces, so they must run as root")
     if os.geteuid():
@@ -35,9 +35,9 @@ def _root() -> None:
 
 
 class Nodes:
-    """A job started by hand, as on the platform, on nodes whose networks can be changed before.
+    """A job started by hand, as on the platform, on nodes whose networks can be changed first.
 
-    The network of a node is that of a container which only sleeps, and the node itself joins it.
+    A sleeping container owns the network namespace of each node; the node's container joins it.
     """
 
     def __init__(self, engine: docker.APIClient, image: str) -> None:
@@ -69,13 +69,13 @@ class Nodes:
         subprocess.run(["nsenter", "-t", str(process), "-n", "ip", *words], check=True)
 
     def rename(self, node: int, name: str) -> None:
-        """Give the one interface of a node another name."""
+        """Rename the only interface of a node."""
         self.ip(node, "link", "set", "eth0", "down")
         self.ip(node, "link", "set", "eth0", "name", name)
         self.ip(node, "link", "set", name, "up")
 
     def run(self, script: str, **environ: str) -> list[tuple[int, str, str]]:
-        """Run a script on one rank a node; return how each entry ended, and what it wrote."""
+        """Run a script with one rank per node; return each entry's exit code, stdout and stderr."""
         key = new_ssh_key()
         nodes = [self._node(index, script, key, environ) for index in range(2)]
         ended = []
@@ -128,7 +128,7 @@ def _archive(*, train: bytes, key: bytes) -> bytes:
 
 @pytest.fixture(params=["examples_image", "open_mpi_5_image"])
 def nodes(engine: docker.APIClient, request: pytest.FixtureRequest) -> Iterator[Nodes]:
-    """Two nodes with mpi4py and Open MPI 4.1, or 5.0."""
+    """Two nodes with mpi4py and Open MPI 4.1 or 5.0."""
     nodes = Nodes(engine, request.getfixturevalue(request.param))
     yield nodes
     nodes.close()
@@ -145,11 +145,11 @@ print(os.environ["NCCL_SOCKET_IFNAME"], os.environ["NCCL_IB_HCA"])
 
 
 def test_each_node_chooses_an_existing_interface(nodes):
-    """Where the documented names are not there, NCCL is told of the one that leads to the others.
+    """If the documented interfaces do not exist, NCCL gets the one that leads to the other nodes.
 
     Each node decides for itself, and the head's choice does not overwrite the worker's.
-    Open MPI is kept off a network that each node has for itself with the same address: with it an
-    allreduce hangs.
+    Open MPI must not use a node-local network that has the same address on every node: an
+    allreduce would hang.
     """
     for node, name in enumerate(("net1", "ens7")):
         nodes.rename(node, name)
@@ -198,7 +198,7 @@ while time.monotonic() < end and not os.path.exists("/tmp/go"):
 
 
 class Capture:
-    """Every packet of this machine's networks, those of containers among them."""
+    """Captures every packet on the networks of this host, including those of containers."""
 
     def __init__(self, *texts: str) -> None:
         self.seen: set[str] = set()
@@ -206,10 +206,10 @@ class Capture:
         self.dropped = 0
         self._end_s = 0.0
         self._texts = [text.encode() for text in texts]
-        # The end of the last packet of each connection: a text may lie across two.
+        # The end of the last packet of each connection, as a text may span two packets.
         self._ends: dict[bytes, bytes] = {}
         self._socket = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(_ALL))
-        # What root may ask for: what Python is too slow for waits, and nothing is dropped.
+        # Only root may force this size. Packets wait here while Python is busy; none is dropped.
         self._socket.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, 256 << 20)
         self._socket.settimeout(0.2)
         self._is_over = threading.Event()
@@ -217,7 +217,7 @@ class Capture:
         self._thread.start()
 
     def _listen(self) -> None:
-        # What waits at the end is taken in, too; other traffic may never pause.
+        # Drain the queue at the end, but only until _end_s, as other traffic may never pause.
         while not self._is_over.is_set() or self._end_s > time.monotonic():
             try:
                 packet, address = self._socket.recvfrom(1 << 17)
@@ -236,7 +236,7 @@ class Capture:
         self.seen.update(found.decode() for found in self._texts if found in text)
 
     def close(self) -> None:
-        """Take in what still waits, and stop."""
+        """Drain the queue of packets and stop."""
         self._end_s = time.monotonic() + 20
         self._is_over.set()
         self._thread.join()
@@ -252,7 +252,7 @@ _SOL_PACKET, _PACKET_STATISTICS = 263, 6
 
 
 class Processes:
-    """What the process lists of this machine and of all its containers show, again and again."""
+    """Polls the process list of this host, which includes its containers, for a text."""
 
     def __init__(self, text: str) -> None:
         self.in_argv: set[str] = set()
@@ -285,11 +285,11 @@ class Processes:
 
 @pytest.mark.parametrize("name", ["base_image", "open_mpi_5_image"])
 def test_a_secret_is_neither_on_the_network_nor_in_a_process_list(cloud, request, name):
-    """From submit to the end, on the wire between the nodes, and in `ps` on every node.
+    """Watch the network between the nodes and the processes of every node during the whole job.
 
-    A variable that is no secret crosses in Open MPI's own channel, in the clear, so the capture
-    would show a secret that went the same way; and the ranks have the secret, so the list of
-    environments shows what holds it.
+    A variable that is not secret crosses Open MPI's own channel in the clear, which proves that
+    the capture would show a secret sent that way. The ranks have the secret in their environment,
+    which proves that the process list is read.
     """
     secret, shown = os.urandom(20).hex(), os.urandom(20).hex()
     image = request.getfixturevalue(name)
@@ -311,7 +311,7 @@ def test_a_secret_is_neither_on_the_network_nor_in_a_process_list(cloud, request
     assert done.code == 0, done
     assert processes.looks > 10
     assert processes.in_argv == set()
-    # The ranks have it, and here the `submit` that was given it: no program of anybody else's.
+    # The ranks and, on this host, the `submit` command have it, but no other program.
     holders = {words for words in processes.in_environment if str(BIN / "cloudjob") not in words}
     assert any("train.py" in words for words in holders), processes.in_environment
     assert [words for words in holders if "train.py" not in words] == []

@@ -1,6 +1,6 @@
-"""PyTorch and Horovod in real containers, whose network is that of several machines.
+"""PyTorch and Horovod in real containers, which are networked like separate hosts.
 
-The image is ``$CLOUDJOB_TEST_TORCH_IMAGE``, kept by ``.ci/torch-image`` (.ci/run heavy).
+``.ci/torch-image`` (.ci/run heavy) builds the image ``$CLOUDJOB_TEST_TORCH_IMAGE``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LIMIT_S = 300.0
 
 @pytest.fixture(scope="module")
 def image(with_entry):
-    """The image with both, and in it the entry of today."""
+    """The image of PyTorch and Horovod with the current entry added."""
     return with_entry(os.environ["CLOUDJOB_TEST_TORCH_IMAGE"])
 
 
@@ -33,7 +33,7 @@ def image(with_entry):
     ],
 )
 def test_the_example_trains_the_same_model_on_all_ranks(cloud, image, launcher, example, ranks):
-    """Two nodes with addresses of their own and as many ranks on each; the losses fall."""
+    """Two nodes with their own addresses and the same number of ranks; the losses fall."""
     size = ("--nodes", "2", "--procs-per-node", str(ranks))
     words = ("--backend", "docker", "--image", image, "--source", EXAMPLES / example)
 
@@ -88,7 +88,7 @@ def test_an_elastic_job_survives_a_lost_container_and_takes_it_back(cloud, image
     lost = cloud.containers(job)[1]["Id"]
 
     cloud.engine.kill(lost, "SIGKILL")
-    # Longer than a job of another launcher would be left alone.
+    # Longer than a job of another launcher may run without one of its nodes.
     cloud.await_log(job, b"2 made 120 steps", limit_s=LIMIT_S)
     cloud.engine.start(lost)
 

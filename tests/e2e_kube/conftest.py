@@ -1,6 +1,6 @@
-"""Jobs on a real API server, with the operator and the kubelet played by the tests.
+"""Jobs on a real API server; the tests play the operator and the kubelet.
 
-``.ci/run heavy`` builds the programs and names them in ``$CLOUDJOB_TEST_KUBERNETES``.
+``.ci/run heavy`` builds the programs and sets ``$CLOUDJOB_TEST_KUBERNETES`` to their folder.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @dataclass(frozen=True)
 class Done:
-    """A command that has ended."""
+    """The result of a finished command."""
 
     code: int
     out: str
@@ -66,7 +66,7 @@ class Done:
 
 @dataclass
 class Lab:
-    """A namespace, the command line, and what an operator and a kubelet would do in it."""
+    """A namespace, the command line, and the actions of an operator and a kubelet."""
 
     cluster: Cluster
     folder: Path
@@ -89,7 +89,7 @@ class Lab:
         return self.folder / "source"
 
     def write(self, **options: Any) -> None:
-        """Write the job file; other sections are merged into it."""
+        """Write the job file; all options but ``mindspore`` go into section ``kubernetes``."""
         sections = {name: options.pop(name) for name in ("mindspore",) if name in options}
         store = str(self.folder / "store")
         volume = {"name": "store", "hostPath": {"path": store}, "mountPath": store}
@@ -143,7 +143,7 @@ class Lab:
         return found
 
     def await_log(self, job: str, *texts: bytes) -> None:
-        """Wait until the log of a job contains each of these."""
+        """Wait until the log of a job contains all of these texts."""
         path = self.folder / f"{job}.log"
         with path.open("wb") as file:
             process = self.start("logs", "--follow", job, out=file)
@@ -160,7 +160,7 @@ class Lab:
         return f"/api/v1/namespaces/{self.namespace}/{PLURALS[kind]}{tail}"
 
     def get(self, path: str) -> Any:
-        """Return an object, or None."""
+        """Return an object, or None if it does not exist."""
         try:
             return self.cluster.ask("GET", path)
         except urllib.error.HTTPError as error:
@@ -191,7 +191,7 @@ class Lab:
     # -- the kubelet --------------------------------------------------------------------------
 
     def log(self, pod: str) -> Log:
-        """Return what the container of a pod has written."""
+        """Return the log of a pod's container."""
         return self.cluster.kubelet.log(self.namespace, pod)
 
     def pod_status(self, pod: str, status: dict[str, Any]) -> None:
@@ -199,7 +199,7 @@ class Lab:
         self.cluster.ask("PATCH", path, {"status": status}, kind=MERGE)
 
     def begin(self, *pods: str) -> None:
-        """Assign pods to a machine, and mark their containers as running."""
+        """Bind pods to a cluster node, and mark their containers as running."""
         for pod in pods:
             binding = {
                 "apiVersion": "v1",
@@ -215,7 +215,7 @@ class Lab:
             )
 
     def finish(self, pod: str, code: int = 0, reason: str = "", **more: Any) -> None:
-        """Let the container of a pod end."""
+        """Report that the container of a pod has ended."""
         self.log(pod).end()
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         over = {"exitCode": code, "startedAt": now, "finishedAt": now}
@@ -245,29 +245,29 @@ def _container(name: str, state: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.fixture(params=["volcano", "mpi-operator"])
 def mpi_lab(request: pytest.FixtureRequest, cluster: Cluster, tmp_path: Path) -> Lab:
-    """A namespace of its own, with each operator that can start Open MPI."""
+    """A new namespace, once with each operator that can start Open MPI."""
     return Lab(cluster, tmp_path / "lab", engine=request.param)
 
 
 @pytest.fixture
 def mindspore_lab(cluster: Cluster, tmp_path: Path) -> Lab:
-    """A namespace of its own, with MindSpore's operator."""
+    """A new namespace with MindSpore's operator."""
     return Lab(cluster, tmp_path / "lab", engine="ms-operator")
 
 
 @pytest.fixture(params=["volcano", "mpi-operator", "ms-operator"])
 def lab(request: pytest.FixtureRequest, cluster: Cluster, tmp_path: Path) -> Lab:
-    """A namespace of its own, with each operator."""
+    """A new namespace, once with each operator."""
     return Lab(cluster, tmp_path / "lab", engine=request.param)
 
 
 @pytest.fixture
 def volcano_lab(cluster: Cluster, tmp_path: Path) -> Lab:
-    """A namespace of its own, with Volcano."""
+    """A new namespace with Volcano."""
     return Lab(cluster, tmp_path / "lab")
 
 
 @pytest.fixture
 def until() -> Callable[..., None]:
-    """A function that waits until a claim holds."""
+    """A function that waits until a condition holds."""
     return poll

@@ -1,4 +1,4 @@
-"""A cluster node and the operators: pods run as containers of this machine's engine.
+"""A cluster node and the operators: pods run as containers of this host's engine.
 
 The manifests are those that the API server stored. The operators' rules turn them into pods
 (``tests.support.operators``) and a kubelet's rules turn each pod into a container
@@ -28,7 +28,7 @@ _POLL_S = 0.2
 
 
 class Machine:
-    """Runs the pods of one job until it has ended."""
+    """Runs the pods of one job until the job has ended."""
 
     def __init__(self, lab: Lab, engine: docker.APIClient, image: str) -> None:
         self.lab = lab
@@ -59,12 +59,12 @@ class Machine:
         assert self.faults == []
 
     def kill(self, pod: str) -> None:
-        """End a pod's container at once, as when its memory is over."""
+        """Kill a pod's container, as the kernel does when it is out of memory."""
         self._engine.kill(self._alive[pod])
 
     @contextlib.contextmanager
     def held(self, pod: str) -> Iterator[None]:
-        """Pause a pod's container, as if it had much left to do."""
+        """Pause a pod's container, as if it took long to finish."""
         container = self._alive[pod]
         self._engine.pause(container)
         try:
@@ -80,7 +80,7 @@ class Machine:
     def _guarded(self) -> None:
         try:
             self._work()
-        except BaseException as error:  # noqa: BLE001 (told of at the end)
+        except BaseException as error:  # noqa: BLE001 (reported at the end)
             self.faults.append(error)
 
     # -- the operator -------------------------------------------------------------------------
@@ -112,7 +112,7 @@ class Machine:
                 return
 
     def _follow(self, name: str) -> str:
-        """Return the phase in which the pods, and who asks, bring the job."""
+        """Wait until a pod's exit or a stop request changes the phase of the job; return it."""
         policies = {
             "volcano": self._volcano,
             "mpi-operator": self._mpi,
@@ -184,7 +184,7 @@ class Machine:
     # -- the kubelet --------------------------------------------------------------------------
 
     def _begin(self, name: str) -> None:
-        """Make the pods and start a container for each."""
+        """Create the pods and start a container for each."""
         manifest = self._manifest(name)
         self._let_in()
         if self.attempts:
@@ -204,14 +204,14 @@ class Machine:
                 for item in self.lab.get(self.lab.core(kind))["items"]
             ]
         )
-        # An MPIJob may want its launcher, the first, to be made when the workers are ready.
+        # An MPIJob may request that its launcher, the first pod, starts after the workers.
         is_last = manifest["spec"].get("launcherCreationPolicy") == "WaitForWorkersReady"
         pods = [*enumerate(found)]
         for index, pod in [*pods[1:], pods[0]] if is_last else pods:
             self._start(self.lab.get(self.lab.core("Pod", pod)), objects, index)
 
     def _let_in(self) -> None:
-        """Let the pods' user write to the store, as the owner of a network disk would."""
+        """Give the pods' user write access to the store, as the owner of a network disk would."""
         for folder, _, files in os.walk(self.lab.folder / "store"):
             Path(folder).chmod(0o777)
             for file in files:
@@ -219,7 +219,7 @@ class Machine:
 
     def _start(self, pod: dict[str, Any], objects: kubelet.Objects, index: int) -> None:
         name = pod["metadata"]["name"]
-        # The address is known before the container: it stands in its variables.
+        # Choose the address before the container exists, as its variables contain it.
         pool = self._engine.inspect_network(self.network)["IPAM"]["Config"][0]["Subnet"]
         ip = pool.rpartition(".")[0] + f".{10 + index + 20 * self.attempts}"
         started = kubelet.container(pod, objects, ip=ip)
@@ -253,7 +253,7 @@ class Machine:
         self._threads.append(thread)
 
     def _names(self, pod: dict[str, Any], started: kubelet.Started) -> list[str]:
-        """Return the names by which others find a pod: its own, and those of its services."""
+        """Return the host names of a pod: its own and those of its services."""
         names = [started.host] if started.domain else []
         names += [f"{started.host}.{started.domain}"] if started.domain else []
         labels = pod["metadata"]["labels"].items()
@@ -264,7 +264,7 @@ class Machine:
         return [*names, *(f"{name}.{self.lab.namespace}.svc" for name in names)]
 
     def _log(self, pod: str, container: str) -> None:
-        """Serve the log as the kubelet does."""
+        """Serve the container's log as the kubelet does."""
         log = self.lab.log(pod)
         rest = b""
         stream = self._engine.logs(container, stream=True, follow=True, timestamps=True)
@@ -275,13 +275,13 @@ class Machine:
                 log.write(text, at=moment.decode())
 
     def _ended(self) -> dict[str, int]:
-        """Return the exit codes of the containers that have ended, and tell the API server."""
+        """Report newly ended containers to the API server; return all exit codes by pod."""
         for pod, container in list(self._alive.items()):
             state = self._engine.inspect_container(container)["State"]
             if state["Running"]:
                 continue
             del self._alive[pod]
-            time.sleep(0.3)  # the log's last lines are on their way through the engine
+            time.sleep(0.3)  # the engine may still be delivering the last log lines
             reason = "OOMKilled" if state["OOMKilled"] else ""
             self.lab.finish(pod, state["ExitCode"], reason)
         codes = {}
@@ -292,7 +292,7 @@ class Machine:
         return codes
 
     def _delete_pods(self, *, keep_ended: bool) -> None:
-        """Delete pods with their grace, as the API server and a kubelet do it together."""
+        """Delete pods with their grace period, as the API server and a kubelet would."""
         stopping = []
         for pod, container in list(self._alive.items()):
             spec = self.lab.get(self.lab.core("Pod", pod))["spec"]
@@ -318,7 +318,7 @@ class Machine:
 
 
 def _volumes(started: kubelet.Started) -> bytes:
-    """Return the volumes as a tar: files are root's and of the pod's group, folders are open."""
+    """Return the volumes as a tar; files belong to root and the pod's group, folders are open."""
     group = int(started.group)
     data = io.BytesIO()
     with tarfile.open(fileobj=data, mode="w") as members:

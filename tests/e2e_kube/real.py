@@ -1,7 +1,7 @@
-"""A machine with a real kubelet: pods are containers of this machine's engine through dockershim.
+"""A cluster node with a real kubelet, which runs pods in this host's engine through dockershim.
 
-With its cluster come kube-scheduler and the controllers that watch machines. Only operators are
-played by the tests. Pods find no other pods by name: the cluster has no DNS.
+Its cluster also has kube-scheduler and the controllers that watch nodes; the tests play only the
+operators. Pods cannot find each other by name, as the cluster has no DNS.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from tests.support.polling import poll
 
 NODE = "machine-real"
 PAUSE = "cloudjob-test/pause:1"
-# A kubelet removes the containers of all others from an engine, so one runs at a time.
+# A kubelet removes the containers of other kubelets from its engine, so only one runs at a time.
 _LOCK = Path(tempfile.gettempdir()) / "cloudjob-test-kubelet.lock"
-# What a kubelet sets for the whole machine; it is set back.
+# Kernel settings that a kubelet changes for the whole host; they are restored.
 _TUNED = ("vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "kernel/panic_on_oops")
 _TUNED_KEYS = ("kernel/keys/root_maxkeys", "kernel/keys/root_maxbytes")
-# How long a machine may say nothing before its pods are marked.
+# Seconds without a report from a node before the cluster marks its pods.
 _GRACE_S = 6
 
 
 class RealMachine:
-    """A kubelet, and the cluster's programs that manage machines."""
+    """A kubelet, and the programs of the cluster that manage nodes."""
 
     def __init__(
         self, cluster: Cluster, engine: docker.APIClient, folder: Path, image: str
@@ -48,7 +48,7 @@ class RealMachine:
         self._kubelet: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start all of it, and wait until the machine takes pods."""
+        """Start the kubelet and these programs, and wait until the node accepts pods."""
         _make_pause_image(self.engine, self.image)
         quick = [f"--node-monitor-grace-period={_GRACE_S}s", "--node-monitor-period=1s"]
         self.cluster.controllers("nodelifecycle", "podgc", "garbagecollector", more=quick)
@@ -56,13 +56,13 @@ class RealMachine:
         self.resume()
 
     def resume(self) -> None:
-        """Start the kubelet, and wait until the machine is ready."""
+        """Start the kubelet, and wait until its node is ready."""
         with _kept_tunables():
             self._start_kubelet()
             poll(self.is_ready, "a machine that is ready", limit_s=120)
 
     def is_ready(self) -> bool:
-        """Whether the cluster takes the machine for ready."""
+        """Whether the cluster considers the node ready."""
         assert self._kubelet is not None
         assert self._kubelet.poll() is None, self.log_tail()
         nodes = self.cluster.ask("GET", "/api/v1/nodes")["items"]
@@ -75,7 +75,7 @@ class RealMachine:
 
     @contextlib.contextmanager
     def killed(self) -> Iterator[None]:
-        """End the kubelet at once, and start it again at the end; its containers go on."""
+        """Kill the kubelet, and start it again at the end; its containers keep running."""
         self._kill()
         try:
             yield
@@ -89,7 +89,7 @@ class RealMachine:
 
     @contextlib.contextmanager
     def frozen(self) -> Iterator[None]:
-        """Stop the kubelet: it accepts connections and never answers."""
+        """Stop the kubelet with SIGSTOP, so that it accepts connections but never answers."""
         assert self._kubelet is not None
         self._kubelet.send_signal(signal.SIGSTOP)
         try:
@@ -98,7 +98,7 @@ class RealMachine:
             self._kubelet.send_signal(signal.SIGCONT)
 
     def stop(self) -> None:
-        """End the kubelet, its containers and its mounts."""
+        """Kill the kubelet, and remove its containers and mounts."""
         if self._kubelet is not None:
             self._kill()
         for namespace in self._namespaces():
@@ -112,7 +112,7 @@ class RealMachine:
                 subprocess.run(["umount", "-l", path], check=False)
 
     def log_tail(self) -> str:
-        """Return the last lines of the kubelet, for an error message."""
+        """Return the last lines of the kubelet's log, for an error message."""
         return (self.folder / "kubelet.log").read_text(errors="replace")[-3000:]
 
     def _namespaces(self) -> list[str]:
@@ -121,7 +121,7 @@ class RealMachine:
 
     def _start_kubelet(self) -> None:
         network = self.engine.inspect_network("bridge")["IPAM"]["Config"][0]["Subnet"]
-        # The machine's address on the engine's bridge: a kubelet takes none of loopback.
+        # The host's address on the engine's bridge, as a kubelet rejects loopback addresses.
         address = str(next(ipaddress.ip_network(network).hosts()))
         config = self.folder / "kubelet.json"
         config.write_text(json.dumps(_configuration(address)))
@@ -139,7 +139,7 @@ class RealMachine:
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """Wait until no other kubelet of these tests runs on this machine."""
+    """Allow these tests only one kubelet at a time on this host."""
     with _LOCK.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
@@ -152,10 +152,10 @@ def _configuration(address: str) -> dict[str, Any]:
         **{"address": address, "port": free_port(), "readOnlyPort": 0, "healthzPort": 0},
         "authentication": {"anonymous": {"enabled": True}, "webhook": {"enabled": False}},
         "authorization": {"mode": "AlwaysAllow"},
-        # Cgroups of pods would need rights that a container of CI lacks.
+        # Cgroups of pods would need permissions that a CI container lacks.
         **{"cgroupDriver": "cgroupfs", "cgroupsPerQOS": False, "enforceNodeAllocatable": []},
         **{"failSwapOn": False, "makeIPTablesUtilChains": False},
-        # The engine's images and the machine's disk are not the kubelet's here.
+        # The kubelet must not manage the engine's images or the host's disk.
         "imageGCHighThresholdPercent": 100,
         "evictionHard": {"memory.available": "1Mi", "nodefs.available": "0%"},
         **{"nodeStatusUpdateFrequency": "1s", "nodeLeaseDurationSeconds": 4},
@@ -168,7 +168,7 @@ def _endpoint() -> str:
 
 
 def _make_pause_image(engine: docker.APIClient, base: str) -> None:
-    """Make the image of the container that holds a pod's network; it ends with its first signal."""
+    """Build the image of the container that holds a pod's network; stopping it kills it at once."""
     text = f'FROM {base}\nUSER 0\nENTRYPOINT ["sleep", "infinity"]\nSTOPSIGNAL SIGKILL\n'
     for line in engine.build(fileobj=io.BytesIO(text.encode()), tag=PAUSE, rm=True, decode=True):
         assert "error" not in line, line
@@ -176,7 +176,7 @@ def _make_pause_image(engine: docker.APIClient, base: str) -> None:
 
 @contextlib.contextmanager
 def _kept_tunables() -> Iterator[None]:
-    """Restore the settings of the machine that a kubelet changes when it starts."""
+    """Restore the kernel settings that a kubelet changes when it starts."""
     files = [Path("/proc/sys", name) for name in (*_TUNED, *_TUNED_KEYS)]
     before = {file: file.read_text() for file in files if file.exists()}
     try:

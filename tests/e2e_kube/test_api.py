@@ -27,7 +27,7 @@ from tests.support.servers import ACCESS_KEY, SECRET_KEY, Server
 
 pytestmark = pytest.mark.kubernetes
 
-# What an operator says of a job that was cancelled.
+# The phase that an operator reports for a cancelled job.
 LAST = {"volcano": "Aborted", "mpi-operator": "Suspended", "ms-operator": "Failed"}
 
 
@@ -37,7 +37,7 @@ def missing(sent: Any, back: Any, where: str = "") -> list[str]:
         return [
             fault
             for key, value in sent.items()
-            # What is empty need not be kept, and what was text lies beside it as bytes.
+            # Empty values may be dropped, and stringData comes back as data.
             for fault in (
                 missing(value, back[key], f"{where}.{key}")
                 if key in back
@@ -54,7 +54,7 @@ def missing(sent: Any, back: Any, where: str = "") -> list[str]:
 
 
 def applied(cluster: Cluster, namespace: str, item: dict[str, Any]) -> dict[str, Any]:
-    """Create an object and return what the server has kept of it."""
+    """Create an object and return it as the server stored it."""
     engine = {"Job": "volcano", "MPIJob": "mpi-operator", "MSJob": "ms-operator"}.get(
         item["kind"], ""
     )
@@ -73,7 +73,7 @@ def applied(cluster: Cluster, namespace: str, item: dict[str, Any]) -> dict[str,
 def test_the_api_server_keeps_every_field_that_is_applied(
     cluster: Cluster, engine: str, options: dict[str, Any], nodes: int
 ):
-    """Each field of each manifest, and of the pods that the operator makes: nothing was dropped."""
+    """No field of a manifest, or of the pods that the operator creates from it, is dropped."""
     namespace = cluster.namespace()
     made = build(engine, options, nodes=nodes)
     own = request.objects(made, b"key" * made.has_key)
@@ -93,7 +93,7 @@ def test_the_api_server_keeps_every_field_that_is_applied(
 
 
 def without_owner(pod: dict[str, Any]) -> dict[str, Any]:
-    """Return a pod without its owner, which does not exist."""
+    """Return a pod without the reference to its owner, which does not exist."""
     found = copy.deepcopy(pod)
     found["metadata"].pop("ownerReferences")
     return found
@@ -101,7 +101,7 @@ def without_owner(pod: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def openapi(cluster: Cluster) -> dict[str, Any]:
-    """Return the server's own view of an object, without unknown fields."""
+    """Return the server's own schemas, changed so that they reject unknown fields."""
     definitions = strict(cluster.ask("GET", "/openapi/v2")["definitions"])
     for found in definitions.values():
         if found.get("format") == "int-or-string":
@@ -110,7 +110,7 @@ def openapi(cluster: Cluster) -> dict[str, Any]:
 
 
 def against(openapi: dict[str, Any], item: dict[str, Any]) -> list[str]:
-    """Return the errors of a core object by the server's own schema."""
+    """Return the errors that the server's own schema finds in a core object."""
     schema = {
         "$ref": f"#/definitions/io.k8s.api.core.v1.{item['kind']}",
         "definitions": openapi,
@@ -121,7 +121,7 @@ def against(openapi: dict[str, Any], item: dict[str, Any]) -> list[str]:
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_kubernetes_itself_knows_every_field(engine: str, openapi: dict[str, Any]):
-    """ConfigMap, Secret and pods, strictly: also what an operator's CRD does not look into."""
+    """Core objects are validated strictly, even pod fields that no CRD of an operator checks."""
     made = build(engine, EVERYTHING)
     items = [*request.objects(made, b"")[:-1], *operators.made_of(dict(made.body)).pods]
 
@@ -141,7 +141,7 @@ def test_kubernetes_itself_knows_every_field(engine: str, openapi: dict[str, Any
 def test_fields_that_kubernetes_does_not_know_are_found(
     openapi: dict[str, Any], patch: dict[str, Any], message: str
 ):
-    """Faults that can be made by hand in ``kubernetes.pod``."""
+    """Mistakes that a user can make in ``kubernetes.pod``."""
     made = build("volcano", {"pod": {"spec": patch}})
     (pod, *_) = operators.made_of(dict(made.body)).pods
 
@@ -150,7 +150,7 @@ def test_fields_that_kubernetes_does_not_know_are_found(
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_field_that_the_server_drops_is_found(cluster: Cluster, engine: str):
-    """The comparison can fail: a key of a pod that no version of Kubernetes has."""
+    """Check the comparison itself, with a pod field that no version of Kubernetes has."""
     made = build(engine, {"pod": {"spec": {"hostNetwrk": True}}})
     body = dict(made.body)
 
@@ -161,10 +161,10 @@ def test_a_field_that_the_server_drops_is_found(cluster: Cluster, engine: str):
 
 
 def test_the_cluster_accepts_what_a_dry_run_prints(lab: Lab):
-    """Document by document, as ``kubectl apply --server-side`` sends them.
+    """``kubectl apply --server-side`` accepts all documents, and each one can be created.
 
-    Without that option kubectl copies the document into an annotation, for which the entry is too
-    large.
+    Without that option, kubectl copies the document into an annotation, for which the entry is
+    too large.
     """
     lab.write(
         **{
@@ -176,7 +176,7 @@ def test_the_cluster_accepts_what_a_dry_run_prints(lab: Lab):
     done = lab.run("submit", "--config", "job.yaml", "-n", "2", "--show-request", "train.py")
     assert done.code == 0, done
     documents = list(yaml.safe_load_all(done.out))
-    # As docs/guides/kubernetes.md has it.
+    # As in docs/guides/kubernetes.md.
     applied_by_kubectl = subprocess.run(
         [programs() / "kubectl", "apply", "--server-side", "--dry-run=server", "-f", "-"],
         env={**os.environ, **lab.environ, "HOME": str(lab.folder)},
@@ -196,7 +196,7 @@ def test_the_cluster_accepts_what_a_dry_run_prints(lab: Lab):
 
 
 def test_the_engine_defaults_to_one_that_the_cluster_has(lab: Lab):
-    """Unnamed, the first that is there; this cluster has both."""
+    """``auto`` takes the first known operator in the cluster; this cluster has all of them."""
     lab.write(engine="auto")
     done = lab.run("submit", "--config", "job.yaml", "--show-request", "train.py")
 
@@ -207,7 +207,7 @@ def test_the_engine_defaults_to_one_that_the_cluster_has(lab: Lab):
 
 
 def test_a_job_is_followed_from_submission_to_end_and_removed(lab: Lab, until: Callable[..., None]):
-    """Pending, running, ended; the log of each node arrives; then nothing is left."""
+    """The job is pending, running and ended; the log of each node arrives; `rm` leaves nothing."""
     job = lab.submit("-n", "2")
     assert lab.status(job)["state"] == "PENDING"
     pods = lab.operate(job)
@@ -235,14 +235,14 @@ def test_a_job_is_followed_from_submission_to_end_and_removed(lab: Lab, until: C
 
 
 def left(lab: Lab, job: str) -> list[str]:
-    """Return the names of what is left of a job."""
+    """Return the names of the ConfigMaps and Secrets that are left of a job."""
     return [
         item["metadata"]["name"]
         for kind in ("ConfigMap", "Secret")
         for item in lab.get(lab.core(kind))["items"]
         if item["metadata"]["name"].startswith(job)
         and "-svc" not in item["metadata"]["name"]
-        # Those of the operator go by its owner references; nobody looks after these here.
+        # Without a garbage collector, the operator's own objects stay.
         and not item["metadata"]["name"].endswith(("-config", "-ssh"))
     ]
 
@@ -262,7 +262,7 @@ def test_the_objects_of_a_job_are_owned_by_it(lab: Lab):
 
 
 def test_a_job_that_cannot_run_is_reported_with_the_reason(volcano_lab: Lab):
-    """The messages of the scheduler, the kubelet and a quota."""
+    """The reason comes from the scheduler or the kubelet."""
     lab = volcano_lab
     job = lab.submit("-n", "2")
     pods = lab.operate(job)
@@ -295,7 +295,6 @@ def test_a_list_shows_the_same_status_as_status(lab: Lab):
 
 
 def test_a_waiting_submit_reports_why_the_job_waits(volcano_lab: Lab, until: Callable[..., None]):
-    """``submit`` reports it without being asked."""
     lab = volcano_lab
     submitting = lab.start("submit", "--config", "job.yaml", "train.py")
     until(lambda: lab.get(lab.path())["items"], "job")
@@ -337,7 +336,7 @@ def test_a_queue_that_is_full_is_named(lab: Lab):
 
 
 def test_a_quota_that_blocks_the_job_is_named(volcano_lab: Lab):
-    """No pod has the reason; the controller's event has it."""
+    """There is no pod that could have the reason, but an event of the controller has it."""
     lab = volcano_lab
     job = lab.submit("-n", "2")
     lab.phase(job, "Pending")
@@ -375,7 +374,7 @@ def test_a_node_that_ran_out_of_memory_is_named_by_status(lab: Lab):
 
 
 def test_an_evicted_node_is_named_with_the_kubelet_s_words(lab: Lab):
-    """It was its machine, not the script."""
+    """The cause is the platform, not the script."""
     job = lab.submit("-n", "2")
     pods = lab.operate(job)
     lab.begin(*pods)
@@ -391,13 +390,13 @@ def test_an_evicted_node_is_named_with_the_kubelet_s_words(lab: Lab):
 
 
 def test_a_submit_refused_by_a_quota_leaves_nothing(volcano_lab: Lab):
-    """The error has the server's message and a hint, and nothing of the job is left."""
+    """The error has the server's message and a hint, and no object of the job remains."""
     lab = volcano_lab
     path = f"/api/v1/namespaces/{lab.namespace}/resourcequotas"
     hard = {"count/jobs.batch.volcano.sh": "0"}
     quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "none"}}
     lab.cluster.ask("POST", path, {**quota, "spec": {"hard": hard}})
-    # As the quota controller counts.
+    # Set the counts, as the quota controller would.
     used = {"status": {"hard": hard, "used": hard}}
     lab.cluster.ask("PATCH", f"{path}/none/status", used, kind=MERGE)
     done = lab.run("submit", "--config", "job.yaml", "-n", "2", "train.py")
@@ -412,7 +411,7 @@ def test_a_submit_refused_by_a_quota_leaves_nothing(volcano_lab: Lab):
 
 
 def test_a_job_that_the_cluster_has_deleted_after_its_time_is_still_known(lab: Lab):
-    """``keep_min`` is the operator's TTL; who has looked keeps state and logs."""
+    """``keep_min`` sets the operator's TTL; state and logs that were shown once are kept."""
     lab.write(keep_min=1)
     job = lab.submit("-n", "2")
     manifest = lab.get(lab.path(job))["spec"]
@@ -438,7 +437,7 @@ def test_a_job_that_the_cluster_has_deleted_after_its_time_is_still_known(lab: L
 
 
 def stopped(lab: Lab, job: str) -> bool:
-    """Whether the operator was asked to end the pods of a job."""
+    """Whether the operator was asked to stop the pods of a job."""
     if lab.engine == "volcano":
         path = f"/apis/bus.volcano.sh/v1alpha1/namespaces/{lab.namespace}/commands"
         return bool(lab.get(path)["items"])
@@ -447,7 +446,7 @@ def stopped(lab: Lab, job: str) -> bool:
 
 
 def test_cancelling_asks_the_operator(lab: Lab, until: Callable[..., None]):
-    """Volcano uses a command, the others a field of the job; the log so far is kept here."""
+    """Volcano gets a command, the others a field of the job; the log is saved locally."""
     job = lab.submit("-n", "2")
     pods = lab.operate(job)
     lab.begin(*pods)
@@ -575,11 +574,11 @@ def test_pods_with_signed_addresses_need_no_keys_of_the_store(
     assert [phase["name"] for phase in status["phases"]][:1] == ["stage"], "it left its record"
 
 
-# -- who may do what ------------------------------------------------------------------------------
+# -- permissions ----------------------------------------------------------------------------------
 
 
 def test_missing_permissions_are_reported(volcano_lab: Lab):
-    """Before anything is packed or sent, with the rights by name; exit code 5."""
+    """The missing permissions are named before anything is packed or sent; exit code 5."""
     lab = volcano_lab
     config = lab.cluster.kubeconfig(token=lab.cluster.guest, namespace=lab.namespace)
     lab.environ["KUBECONFIG"] = str(config)
@@ -595,7 +594,7 @@ def test_missing_permissions_are_reported(volcano_lab: Lab):
 
 
 def test_the_role_in_the_documentation_is_enough(lab: Lab, until: Callable[..., None]):
-    """It is enough for a job from start to end, in one namespace."""
+    """It covers a job from submission to removal in one namespace."""
     page = (ROOT / "docs" / "guides" / "kubernetes.md").read_text()
     text = next(part for part in page.split("```") if part.startswith("yaml\napiVersion: rbac"))
     role = yaml.safe_load(text.removeprefix("yaml\n"))
@@ -654,7 +653,7 @@ def test_doctor_looks_at_a_cluster(volcano_lab: Lab):
 
 
 def test_a_missing_queue_is_reported_before_anything_is_sent(volcano_lab: Lab):
-    """Volcano would take the job, and never run it."""
+    """Volcano would accept the job but never run it."""
     lab = volcano_lab
     lab.write(queue="reserach")
     done = lab.run("submit", "--config", "job.yaml", "train.py")
@@ -664,7 +663,7 @@ def test_a_missing_queue_is_reported_before_anything_is_sent(volcano_lab: Lab):
 
 
 def test_a_submit_to_a_missing_namespace_leaves_nothing(volcano_lab: Lab):
-    """One line, a hint, and no job in the records."""
+    """The error is one line with a hint, and the records contain no job."""
     lab = volcano_lab
     lab.write(namespace="nowhere")
     done = lab.run("submit", "--config", "job.yaml", "train.py")
@@ -688,7 +687,7 @@ def test_a_typo_in_a_pod_is_found_before_the_upload(lab: Lab):
 
 @pytest.mark.docker
 def test_the_remains_of_a_killed_submit_are_orphans(volcano_lab: Lab):
-    """ConfigMap and Secret are made before the job, and belong to it only then."""
+    """ConfigMap and Secret are created before the job, which becomes their owner only then."""
     lab = volcano_lab
     job = lab.submit("-n", "2")
     assert "0 orphans" in lab.run("rm", "--orphans").err
@@ -703,7 +702,7 @@ def test_the_remains_of_a_killed_submit_are_orphans(volcano_lab: Lab):
 
 
 def test_a_namesake_created_by_others_is_not_taken_for_our_job(cluster: Cluster, volcano_lab: Lab):
-    """An object of that name without our label stays as it is."""
+    """An object with the same name but without our label stays unchanged."""
     made = build("volcano", nodes=1)
     config = request.objects(made, b"")[0]
     name = config["metadata"]["name"]

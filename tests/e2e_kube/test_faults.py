@@ -57,14 +57,14 @@ class Way:
 
 @pytest.fixture
 def way(volcano_lab: Lab, tmp_path: Path) -> Iterator[Way]:
-    """A backend behind a proxy that breaks what passes by."""
+    """A backend behind a proxy that can inject faults."""
     made = Way(volcano_lab, tmp_path)
     yield made
     made.proxy.close()
 
 
 def words_of(handle: str) -> str:
-    """Return the id of the job."""
+    """Return the job id of a handle."""
     return handle.rpartition("/")[2]
 
 
@@ -85,7 +85,7 @@ def test_a_server_that_is_busy_is_asked_again(way: Way, status: int):
 
 @pytest.mark.parametrize("kind", ["/configmaps", "/secrets", "/jobs"])
 def test_a_create_whose_answer_got_lost_makes_one_object(way: Way, kind: str):
-    """The second create is refused (409 AlreadyExists), and what is there is ours."""
+    """The second create is refused (409 AlreadyExists), and the existing object is ours."""
     way.fail(LOST_ANSWER, "POST", kind)
     handle = way.send(nodes=2)
     job = way.lab.get(way.lab.path(words_of(handle)))
@@ -114,7 +114,7 @@ def test_fresh_keys_go_into_the_secret_of_a_job_with_temporary_ones(way: Way, is
 
 
 def test_an_object_of_another_job_is_not_taken_for_ours(way: Way):
-    """The same name without our label: the job is not made, and nothing of ours stays."""
+    """If an object has our name but not our label, no job is made and our objects are removed."""
     made = request.build(submission("volcano"), ENGINES["volcano"], way.lab.namespace)
     other = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": made.job_names.delivery}}
     way.lab.cluster.ask("POST", way.lab.core("Secret"), other)
@@ -127,7 +127,7 @@ def test_an_object_of_another_job_is_not_taken_for_ours(way: Way):
 
 
 def test_services_of_a_job_that_cannot_be_made_do_not_stay(mindspore_lab: Lab, tmp_path: Path):
-    """One of them is refused, and the others are removed."""
+    """When one Service is refused, the others are removed."""
     way = Way(mindspore_lab, tmp_path)
     try:
         fault = Fault(status=403, body=b'{"kind": "Status", "message": "no more", "code": 403}')
@@ -142,7 +142,7 @@ def test_services_of_a_job_that_cannot_be_made_do_not_stay(mindspore_lab: Lab, t
 
 
 def test_a_patch_that_conflicts_is_retried(way: Way):
-    """Two writers at the same moment: the server asks one of them to look again."""
+    """When two clients write at the same time, the server refuses one of them (409 Conflict)."""
     body = {"kind": "Status", "reason": "Conflict", "code": 409}
     way.fail(Fault(status=409, body=json.dumps(body).encode()), "PATCH", "/configmaps")
     handle = way.send()
@@ -196,7 +196,7 @@ def test_a_token_that_has_expired_is_asked_for_again(way: Way, tmp_path: Path):
 
 
 def test_a_token_that_stays_invalid_ends_the_retries(way: Way, tmp_path: Path):
-    """It is requested once more, then reported."""
+    """The request is repeated once, then the error is reported."""
     config = way.lab.cluster.kubeconfig(
         server=way.proxy.endpoint, token="nobody", namespace=way.lab.namespace
     )
@@ -208,7 +208,7 @@ def test_a_token_that_stays_invalid_ends_the_retries(way: Way, tmp_path: Path):
 
 
 def test_a_list_whose_continuation_has_expired_is_read_from_its_beginning(way: Way, tmp_path: Path):
-    """A page names the next one, and by then the server has forgotten it (410)."""
+    """The continuation token of a page has expired when the next page is requested (410)."""
     handle = way.send(nodes=3)
     pods = way.lab.operate(words_of(handle))
     client = way.backend._client(way.backend._cluster)
@@ -240,7 +240,7 @@ class Following(threading.Thread):
             for node, data in self._pieces:
                 if data:
                     self.data[node] = self.data.get(node, b"") + data
-        except Exception as error:  # noqa: BLE001 (the test looks at it)
+        except Exception as error:  # noqa: BLE001 (the test checks it)
             self.error = error
 
     def end(self) -> dict[int, bytes]:
@@ -251,12 +251,12 @@ class Following(threading.Thread):
 
 
 def lines(count: int) -> list[bytes]:
-    """Return lines of a log."""
+    """Return ``count`` lines of a log, without newlines."""
     return [b"line %d" % number for number in range(count)]
 
 
 def text(count: int) -> bytes:
-    """Return the log with these lines."""
+    """Return a log of ``count`` lines."""
     return b"".join(line + b"\n" for line in lines(count))
 
 
@@ -317,7 +317,7 @@ def test_a_log_whose_connection_breaks_has_each_line_once(way: Way, until: Calla
     ids=["410", "429", "401", "reset", "end"],
 )
 def test_a_watch_that_breaks_misses_no_pod(way: Way, until: Callable[..., None], fault: Fault):
-    """It resumes where it was, or starts again if the server no longer has that version."""
+    """It resumes where it stopped, or starts again if the server no longer has that version."""
     lab = way.lab
     handle = way.send(nodes=2)
     way.fail(fault, "GET", "watch=true", times=2)

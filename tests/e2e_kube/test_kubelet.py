@@ -1,4 +1,4 @@
-"""Jobs whose pods run under a real kubelet, given their machine by a real scheduler."""
+"""Jobs whose pods are placed by a real scheduler and run by a real kubelet."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ sys.exit("fail" in sys.argv)
 def machine(
     tmp_path_factory: pytest.TempPathFactory, engine: docker.APIClient, base_image: str
 ) -> Iterator[RealMachine]:
-    """A cluster with one real machine."""
+    """A cluster with one real node."""
     cluster = Cluster(tmp_path_factory.mktemp("real-cluster"), has_machines=True)
     made = RealMachine(cluster, engine, tmp_path_factory.mktemp("kubelet"), base_image)
     with alone():
@@ -45,10 +45,10 @@ def machine(
 
 
 class RealLab(Lab):
-    """A namespace whose pods run."""
+    """A namespace whose pods really run."""
 
     def begun(self, *words: str, attached: bool = False, **options: Any) -> RealJob:
-        """Submit a job, and make its pods as its operator does."""
+        """Submit a job, and create its pods as its operator would."""
         self.image = options.pop("image", self.image)
         self.write(image_pull_policy="Never", cpus=0.1, **options)
         (self.source / "train.py").write_text(TRAIN)
@@ -62,7 +62,7 @@ class RealLab(Lab):
             assert process.poll() in (None, 0), self.end(process)
         if not attached:
             assert self.end(process).code == 0
-        # Let the pods' user write to the store, as the owner of a network disk would.
+        # Give the pods' user write access to the store, as the owner of a network disk would.
         for folder, _, files in os.walk(self.folder / "store"):
             Path(folder).chmod(0o777)
             for file in files:
@@ -71,7 +71,7 @@ class RealLab(Lab):
 
 
 class RealJob:
-    """A job, its pods, and what submitted it."""
+    """A job, its pods, and the process that submitted it."""
 
     def __init__(self, lab: RealLab, job: str, pods: list[str], submitting: Any) -> None:
         self.lab, self.job, self.pods, self.submitting = lab, job, pods, submitting
@@ -81,30 +81,30 @@ class RealJob:
         return found
 
     def state(self, name: str = "cloudjob") -> dict[str, Any]:
-        """Return the state of a container of the pod."""
+        """Return the state of a container in the pod of node 0."""
         statuses = (self.pod().get("status") or {}).get("containerStatuses") or ()
         states: list[dict[str, Any]] = [s["state"] for s in statuses if s["name"] == name]
         return states[0] if states else {}
 
     def says(self, text: str) -> bool:
-        """Whether ``status`` shows this."""
+        """Whether ``status`` shows this text."""
         return text in self.lab.status(self.job)["native_state"]
 
 
 @pytest.fixture(params=["volcano", "mpi-operator"])
 def lab(request: pytest.FixtureRequest, machine: RealMachine, tmp_path: Path) -> RealLab:
-    """A namespace on the cluster with a machine, with two operators."""
+    """A namespace on the cluster with a real node, once with each of two operators."""
     return made_lab(machine, tmp_path, request.param)
 
 
 @pytest.fixture
 def volcano_lab(machine: RealMachine, tmp_path: Path) -> RealLab:
-    """A namespace on that cluster, with Volcano."""
+    """A namespace on the cluster with a real node, with Volcano."""
     return made_lab(machine, tmp_path, "volcano")
 
 
 def made_lab(machine: RealMachine, folder: Path, engine: str) -> RealLab:
-    """Return a namespace on that cluster."""
+    """Return a new namespace on the cluster of ``machine``."""
     return RealLab(machine.cluster, folder / "lab", engine=engine, image=machine.image)
 
 
@@ -163,12 +163,12 @@ def test_a_volume_that_cannot_be_mounted_and_a_machine_without_room_are_named(
 
 
 def made_lab_again(lab: RealLab) -> RealLab:
-    """Return another namespace beside that of ``lab``."""
+    """Return another namespace on the cluster of ``lab``."""
     return RealLab(lab.cluster, lab.folder.parent / "other", image=lab.image)
 
 
 def test_a_pod_that_is_drained_makes_no_cancelled_job(lab: RealLab, until: Callable[..., None]):
-    """The kubelet ends its head with SIGTERM, and that leaves the record of a cancelled job."""
+    """The kubelet sends SIGTERM to the head, which then writes the record of a cancelled job."""
     job = lab.begun("wait")
     until(lambda: "hello" in lab.run("logs", job.job).out, "line of the script", LIMIT_S)
     lab.cluster.ask("DELETE", lab.core("Pod", job.pods[0]))
@@ -205,7 +205,7 @@ def test_a_kubelet_that_is_stopped_delays_neither_a_submit_nor_a_cancel(
         lab.phase(job.job, "Failed")
         done = lab.end(job.submitting)
         assert done.code not in (0, None), done
-        # The platform's log ends where its machine stopped; the store may have more, but not all.
+        # The platform's log ends when the kubelet stops; the store may have more, but not all.
         assert "following the log of node 0: " in done.err, done
         assert "this log is not complete" in done.err, done
         assert "FAILED" in done.err, done

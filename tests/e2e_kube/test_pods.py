@@ -1,4 +1,4 @@
-"""The manifests run as containers, set up as operator and kubelet would do it."""
+"""Pods of the manifests run as containers, set up as an operator and a kubelet would do it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ROOT = Path(__file__).parents[2]
 def test_workers_of_the_mpi_operator_may_come_before_their_launcher(
     cluster: Cluster, tmp_path: Path, engine: docker.APIClient, base_image: str
 ):
-    """``launcher_creation: WaitForWorkersReady``: they wait for the head."""
+    """With ``launcher_creation: WaitForWorkersReady``, the workers wait for the head."""
     lab = Lab(cluster, tmp_path / "lab", engine="mpi-operator")
     lab.write(launcher_creation="WaitForWorkersReady")
     with Machine(lab, engine, base_image):
@@ -51,7 +51,7 @@ def test_workers_of_the_mpi_operator_may_come_before_their_launcher(
 def test_an_mpi_job_runs_on_open_mpi_4_and_5(
     mpi_lab: Lab, engine: docker.APIClient, image: str, request: pytest.FixtureRequest
 ):
-    """Two nodes with two ranks each: variables, a secret, arguments, shm and names are right."""
+    """Check variables, a secret, arguments, shm and names on two nodes with two ranks each."""
     lab = mpi_lab
     (lab.source / "train.py").write_text(TRAIN)
     lab.environ["TOKEN"] = "a b$(HOME)$$"
@@ -78,7 +78,7 @@ def test_an_mpi_job_runs_on_open_mpi_4_and_5(
 def test_a_laptop_with_macos_submits_follows_and_cancels(
     cluster: Cluster, tmp_path: Path, engine: docker.APIClient, base_image: str
 ):
-    # The machine of a test runs one job.
+    # Each Machine runs one job only.
     first, second = (Lab(cluster, tmp_path / name) for name in ("first", "second"))
     for lab in (first, second):
         lab.environ.update(macos.environ())
@@ -101,7 +101,7 @@ def test_a_laptop_with_macos_submits_follows_and_cancels(
 def test_a_rank_that_fails_ends_the_job_with_its_code(
     mpi_lab: Lab, engine: docker.APIClient, base_image: str
 ):
-    """The head's record has the code; submit exits with the script's own code."""
+    """The head's record has the script's exit code, with which submit exits."""
     lab = mpi_lab
     (lab.source / "train.py").write_text(
         "import os, sys, time\n"
@@ -123,7 +123,7 @@ def test_a_rank_that_fails_ends_the_job_with_its_code(
 def test_a_cancelled_job_gets_its_grace_period_and_its_last_lines_are_shown(
     mpi_lab: Lab, engine: docker.APIClient, base_image: str
 ):
-    """The operator deletes the pods; what they write until they are gone is kept."""
+    """The operator deletes the pods; their output up to the end is kept."""
     lab = mpi_lab
     (lab.source / "train.py").write_text(
         "import signal, sys, time\n"
@@ -141,8 +141,8 @@ def test_a_cancelled_job_gets_its_grace_period_and_its_last_lines_are_shown(
     assert lab.run("logs", job).out.count("saved") == 2
 
 
-# A cluster of MindSpore as its nodes see it: a scheduler on the address and the port that it is
-# told, with which all ranks register.
+# A stand-in for a MindSpore cluster: a scheduler that listens on the address and port in its
+# variables, and ranks that register with it.
 COMMUNICATION = """
 import json, os, socket
 
@@ -176,7 +176,7 @@ CODE = "/home/ma-user/modelarts/user-job-dir/code"
 
 
 def with_stand_in(lab: Lab, text: str) -> list[str]:
-    """Put the stand-in for MindSpore beside the script, and return what a submit needs for it."""
+    """Put the stand-in for MindSpore beside the script; return the arguments of a submit for it."""
     (lab.source / "mindspore").mkdir()
     (lab.source / "mindspore" / "__init__.py").write_text("")
     (lab.source / "mindspore" / "communication.py").write_text(COMMUNICATION)
@@ -247,7 +247,7 @@ def test_a_head_keeps_its_outputs_after_its_operator_took_the_job_for_failed(
     base_image: str,
     until: Callable[..., None],
 ):
-    """A worker is gone; the head ends its ranks, keeps outputs and leaves the record."""
+    """After a worker is killed, the head ends its ranks, stores its outputs and its record."""
     lab = mindspore_lab
     words = with_stand_in(
         lab,
@@ -288,7 +288,7 @@ def test_a_cancelled_mindspore_cluster_gets_its_grace_period(
     engine: docker.APIClient,
     base_image: str,
 ):
-    """The operator, for which its time is over, deletes the pods."""
+    """Cancelling sets a deadline of 1 s, after which the operator deletes the pods."""
     lab = mindspore_lab
     words = with_stand_in(
         lab,
@@ -315,7 +315,7 @@ def test_a_cancelled_mindspore_cluster_gets_its_grace_period(
 def test_the_quick_start_of_mindspore_runs_in_the_pods_of_its_operator(
     mindspore_lab: Lab, engine: docker.APIClient, with_entry: Callable[[str], str]
 ):
-    """With MindSpore itself: the ranks of two pods learn the same."""
+    """With MindSpore itself, the ranks of both pods have the same losses."""
     lab = mindspore_lab
     lab.write(mindspore={"device_target": "CPU", "parallel_mode": "data_parallel"})
     for path in (ROOT / "examples" / "mindspore_quickstart").glob("*.py"):
@@ -380,9 +380,9 @@ def test_one_job_file_runs_on_every_backend(
 def test_an_image_without_cloudjob_runs_a_job(
     volcano_lab: Lab, engine: docker.APIClient, base_image: str
 ):
-    """It has only python3: the entry is in a ConfigMap, home and cache are new.
+    """The image has only python3; the entry is in a ConfigMap, home and cache are empty volumes.
 
-    Two nodes of it find each other without ssh.
+    Its two nodes connect without ssh.
     """
     lab = volcano_lab
     (lab.source / "train.py").write_text(

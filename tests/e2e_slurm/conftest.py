@@ -1,7 +1,7 @@
-"""Whole jobs on a real Slurm of two nodes, each test with a state folder of its own.
+"""Whole jobs on a real Slurm with two nodes; each test has its own state folder.
 
-With ``CLOUDJOB_REQUIRE_ALL=1`` a machine that cannot run Slurm fails these tests instead of
-skipping them.
+With ``CLOUDJOB_REQUIRE_ALL=1``, these tests fail on a host that cannot run Slurm instead of
+skipping.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 @dataclass(frozen=True)
 class Done:
-    """A command that has ended."""
+    """The result of a finished command."""
 
     code: int
     out: bytes
@@ -54,7 +54,7 @@ class Done:
 
 @dataclass
 class Cloud:
-    """The command line on the login node, with folders that all nodes see."""
+    """The command line on the login node, with folders that all nodes share."""
 
     folder: Path
     slurm: Slurm
@@ -130,7 +130,7 @@ class Cloud:
         return self.home / "slurm" / job
 
     def number(self, job: str) -> str:
-        """Slurm's number of a job."""
+        """Return Slurm's number of a job."""
         return (self.job_folder(job) / "id").read_text().strip()
 
     def await_left(self, *names: str, limit_s: float = LIMIT_S) -> None:
@@ -159,7 +159,7 @@ class Cloud:
 
 
 def poll(is_so: Callable[[], Any], what: Callable[[], str] | str, limit_s: float = LIMIT_S) -> Any:
-    """Wait until a condition holds and return it; fail at the deadline."""
+    """Wait until a condition holds and return its value; fail at the deadline."""
     end = time.monotonic() + limit_s
     while not (value := is_so()):
         if time.monotonic() > end:
@@ -169,7 +169,7 @@ def poll(is_so: Callable[[], Any], what: Callable[[], str] | str, limit_s: float
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark all tests of this folder."""
+    """Mark all tests of this folder with ``slurm``."""
     here = Path(__file__).parent
     for item in items:
         if here in item.path.parents:
@@ -190,7 +190,7 @@ def cluster() -> Iterator[Slurm]:
 
 @pytest.fixture
 def cloud(cluster: Slurm, request: pytest.FixtureRequest) -> Iterator[Cloud]:
-    """The command line; when the test has ended, its nodes are idle and empty."""
+    """The command line; after the test, nodes must be idle and have none of our files in /tmp."""
     name = re.sub(r"[^a-z0-9]+", "-", request.node.name)[:30]
     value = Cloud(cluster.folder / "tests" / f"{next(_NUMBERS)}-{name}", cluster)
     yield value
@@ -200,12 +200,12 @@ def cloud(cluster: Slurm, request: pytest.FixtureRequest) -> Iterator[Cloud]:
     assert not left, f"left behind: {left}"
 
 
-# Folders of jobs, and of the daemons of mpirun.
+# Name prefixes of the folders of jobs and of mpirun's daemons.
 _OURS = ("cloudjob-", "prted.", "ompi.")
 
 
 def left_on_nodes(cluster: Slurm) -> dict[str, list[str]]:
-    """Return what jobs have left in /tmp of the nodes, a moment after their end."""
+    """Return what jobs left in /tmp of the nodes, after up to 5 s to clean up."""
     found: dict[str, list[str]] = {}
     end = time.monotonic() + 5
     while True:

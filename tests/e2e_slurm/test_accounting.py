@@ -1,6 +1,6 @@
-"""What a site decides: accounts, QOS and their limits, features and devices of nodes, a database.
+"""Site settings: accounts, QOS and their limits, and features and devices of nodes.
 
-This Slurm has a slurmdbd and its database, as sites have.
+This Slurm has a slurmdbd with a database, as sites do.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ slurm:
 
 @contextlib.contextmanager
 def with_accounts() -> Iterator[Slurm]:
-    """A controller, two nodes, and accounts: root's is lab, with a QOS for one job at a time."""
+    """Start Slurm with accounts: root's is lab, and its QOS ``single`` allows one job at a time."""
     why = slurm.missing(*slurm.ACCOUNTING)
     if why and os.environ.get("CLOUDJOB_REQUIRE_ALL") == "1":
         pytest.fail(why)
@@ -60,7 +60,7 @@ def cluster():
 
 
 def test_slurm_gives_a_job_the_resources_that_it_requests(cloud):
-    """Partition, account, QOS, time, features, devices, processors, memory; ranks see theirs."""
+    """Slurm's record of the job has all requested values, and the rank sees its GPU."""
     cloud.write("job.yaml", ASKS)
     cloud.write(
         "train.py",
@@ -86,7 +86,7 @@ def test_slurm_gives_a_job_the_resources_that_it_requests(cloud):
 
 @pytest.mark.skipif(not slurm.can_confine(), reason="this machine has no cgroups for memory")
 def test_a_rank_that_used_too_much_memory_is_reported_with_the_limit(cloud):
-    """Slurm's log proves what the entry can only guess from SIGKILL."""
+    """Slurm's log confirms a lack of memory, which the entry can only guess from SIGKILL."""
     cloud.write("job.yaml", "slurm: {account: lab, memory_gib: 0.3}\n")
     cloud.write("train.py", "kept = []\nwhile True:\n    kept.append(b'x' * (1 << 24))\n")
     done = cloud.submit("--config", "job.yaml", "train.py")
@@ -101,7 +101,7 @@ def test_a_rank_that_used_too_much_memory_is_reported_with_the_limit(cloud):
 
 
 def test_a_job_at_the_limit_of_its_qos_waits_and_is_reported(cloud):
-    """Both Slurm's reason and our text are shown; it runs when the other job has ended."""
+    """The status has Slurm's reason and our explanation; the job runs after the other one."""
     cloud.write("job.yaml", "slurm: {account: lab, qos: single}\n")
     cloud.write("train.py", WAITS)
     first = cloud.detached("--config", "job.yaml", "train.py")

@@ -1,4 +1,4 @@
-"""Events on a cluster: time limits, drained and dead nodes, and other jobs."""
+"""Time limits, drained and dead nodes, requeued and preempted jobs, controller restarts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.e2e_slurm.test_jobs import PRELUDE, SAVES, SIZE
 pytestmark = pytest.mark.long
 
 RANKS = range(4)
-# Begins once badly, in that it is ended from outside; the second time it runs to its end.
+# Waits for SIGTERM on its first run, and runs to its end on the second.
 AGAIN = (
     PRELUDE
     + """
@@ -29,19 +29,19 @@ if not again:
 
 @pytest.fixture
 def nodes(cluster):
-    """Change the state of nodes; restore it at the end of the test."""
+    """The cluster; the fixture resumes all nodes whose state the test has changed."""
     yield cluster
     for node in cluster.nodes:
         cluster.run("scontrol", "update", f"nodename={node}", "state=resume", is_checked=False)
 
 
 def ups(*ranks: int, word: str = "up") -> list[str]:
-    """Return what ranks leave, all of them unless some are named."""
+    """Return the names of the files that these ranks leave, by default all ranks."""
     return [f"{word}-{rank}" for rank in (ranks or RANKS)]
 
 
 def test_a_job_near_its_time_limit_gets_time_to_save(cloud):
-    """Slurm's warning reaches every rank; the job's grace period counts, the cause is timeout."""
+    """Slurm's warning reaches every rank; the job's grace period counts; the cause is timeout."""
     cloud.write("train.py", SAVES)
     cloud.write("job.yaml", "slurm: {partition: tiny, time_min: 1}\n")
     done = cloud.submit("--config", "job.yaml", "--procs-per-node", "2", "train.py")
@@ -73,7 +73,7 @@ def test_a_node_that_is_drained_finishes_its_job(cloud, nodes):
 
 
 def test_a_job_whose_node_dies_has_failed(cloud, nodes):
-    """Slurm reports it once it has noticed; the job does not count as cancelled."""
+    """Slurm reports the dead node after a while; the job does not count as cancelled."""
     cloud.write("train.py", SAVES)
     job = cloud.detached(*SIZE, "train.py")
     cloud.await_left(*ups())
@@ -109,7 +109,7 @@ def test_a_job_that_is_requeued_runs_again(cloud, nodes, by):
 
 
 def test_a_preempted_job_saves_and_runs_again(cloud, nodes):
-    """Its ranks get their full grace period although Slurm repeats SIGTERM after its own."""
+    """Ranks get their full grace period although Slurm sends SIGTERM again after its own."""
     saves = "    leave(f'saving-{rank}')\n    await_file('go')\n    leave(f'saved-{rank}')\n"
     cloud.write("train.py", AGAIN.replace('    leave(f"saved-{rank}")\n', saves))
     cloud.write("low.yaml", "grace_s: 60\nslurm: {partition: low, requeue: true}\n")
@@ -132,7 +132,7 @@ def test_a_preempted_job_saves_and_runs_again(cloud, nodes):
 
 
 def test_a_restart_of_the_controller_does_not_end_a_wait(cloud, nodes):
-    """The job continues without it, and so do commands that follow the job."""
+    """The job and the commands that follow it continue without the controller."""
     cloud.write("train.py", PRELUDE + "leave(f'up-{rank}')\nawait_file('go')\nprint('done')\n")
     following = cloud.start(
         "submit", "--backend", "slurm", "-e", f"RESULTS={cloud.results}", "train.py"

@@ -1,6 +1,7 @@
-"""Jobs that Slurm itself has forgotten, and its database has not.
+"""Jobs that Slurm's controller no longer knows, but its accounting database does.
 
-After that a controller knows no user's account any more, so the cluster serves these tests alone.
+A controller that has lost its state no longer knows the users' accounts either, so this test has
+its own cluster.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ def cluster():
 
 
 def test_accounting_has_the_end_of_a_job_that_slurm_has_forgotten(cloud, cluster):
-    """One died with its node, and one was cancelled by hand before it began."""
+    """One job died with its node; the other was cancelled by hand before it started."""
     cloud.write("train.py", WAITS)
     cloud.write("job.yaml", "slurm: {account: lab, nodelist: n2}\n")
     killed = cloud.detached("--config", "job.yaml", "train.py")
@@ -53,6 +54,6 @@ def test_accounting_has_the_end_of_a_job_that_slurm_has_forgotten(cloud, cluster
 
 
 def ended(cluster: Slurm, number: str) -> bool:
-    """Whether the database has the end of a job."""
+    """Whether the database has recorded the end of a job."""
     said = cluster.run("sacct", "-n", "-X", "-P", "-j", number, "-o", "State,End")
     return "|" in said and "Unknown" not in said

@@ -34,7 +34,7 @@ Host login
 
 @pytest.fixture
 def far(cloud, cluster):
-    """The command line of a laptop: its ssh reaches ``login``, where home is another folder."""
+    """The command line of a laptop whose ssh reaches ``login``, where HOME is another folder."""
     folder = cloud.folder / "ssh"
     home = cloud.folder / "far home"
     for path in (folder, home):
@@ -42,7 +42,7 @@ def far(cloud, cluster):
     for name in ("key", "host-key"):
         words = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)]
         subprocess.run(words, check=True)
-    # sshd takes no blank in SetEnv's values, so the folder with one has a name without.
+    # SetEnv of sshd accepts no blank in a value, so HOME is a symbolic link without one.
     (cloud.folder / "far").symlink_to(home)
     values = {"folder": folder, "conf": cluster.conf, "home": cloud.folder / "far"}
     (folder / "sshd").write_text(_SSHD.format(**values))
@@ -51,7 +51,7 @@ def far(cloud, cluster):
     ssh.parent.mkdir()
     ssh.write_text(f'#!/bin/sh\nexec /usr/bin/ssh -F "{folder}/config" "$@"\n')
     ssh.chmod(0o755)
-    # A laptop has no Slurm of its own: none of its commands may be found but ssh.
+    # A laptop has no Slurm, so PATH contains only ssh and a few basic tools.
     cloud.environ["PATH"] = f"{ssh.parent}:{_without_slurm(cloud.folder / 'tools')}"
     cloud.environ["SLURM_CONF"] = "/nowhere"
     cluster.start_sshd(folder / "sshd")
@@ -68,12 +68,12 @@ def _without_slurm(folder: Path) -> Path:
 
 
 def far_folder(far, job: str) -> Path:
-    """Return the folder of a job on the other machine."""
+    """Return the folder of a job on the login node."""
     return far.folder / "far home" / ".cloudjob" / "slurm" / job
 
 
 def test_a_job_runs_on_another_host_and_its_outputs_are_copied_back(far):
-    """Code and secrets travel with it; record, log and outputs are here when it has ended."""
+    """Code and secrets are sent to the host; the record, log and outputs are copied back."""
     far.environ["TOKEN"] = "s3cr3t"
     far.write(
         "train.py",

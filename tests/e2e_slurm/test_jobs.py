@@ -1,4 +1,4 @@
-"""What users do with jobs on Slurm, and what Slurm does with them."""
+"""Jobs on Slurm: how they run, end, wait, and are cancelled, retried and removed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support import portable_job
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "digits"
 SIZE = ("--nodes", "2", "--procs-per-node", "2")
-# What scripts begin with: they have no MPI, so it costs them nothing.
+# The common beginning of the scripts. It does not import MPI, so that they start quickly.
 PRELUDE = """\
 import os, signal, sys, time
 rank = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMIX_RANK") or 0)
@@ -33,7 +33,7 @@ def await_file(name, limit_s=90):
             raise TimeoutError(name)
         time.sleep(0.05)
 """
-# Waits to be ended, and then saves for longer than Slurm's or mpirun's own patience.
+# Waits for SIGTERM, and then saves for longer than the grace periods of Slurm and mpirun.
 SAVES = (
     PRELUDE
     + """
@@ -50,7 +50,7 @@ time.sleep(300)
 
 @pytest.mark.long
 def test_a_job_that_ran_here_runs_there_with_another_backend(cloud):
-    """The same job file: training on two nodes of two ranks, the same numbers, the same outputs."""
+    """The same job file gives the same accuracy and outputs, on two nodes with two ranks each."""
     for path in EXAMPLE.iterdir():
         if path.is_file():
             cloud.write(path.name, path.read_text())
@@ -92,7 +92,7 @@ def test_the_job_file_of_all_backends_runs_here(cloud):
 
 
 def test_ranks_of_two_nodes_run_on_their_nodes(cloud):
-    """Hosts are Slurm's, home is the user's; nothing of Slurm's steps reaches the ranks."""
+    """Ranks have Slurm's host names and the user's home, but no variables of Slurm's job steps."""
     cloud.write(
         "train.py",
         PRELUDE
@@ -141,7 +141,7 @@ if rank == 0:
     modes = [stat.S_IMODE(path.stat().st_mode) for path in paths]
     (cloud.results / "go").touch()
     poll(lambda: "end 0" in (folder / "state").read_text(), cloud.words)
-    # The job itself deletes what is secret; no command of cloudjob has run since.
+    # The job itself deletes its secrets; no cloudjob command has run since it ended.
     left = {path.name for path in folder.iterdir()}
     done = cloud.run("wait", job)
 
@@ -156,7 +156,7 @@ if rank == 0:
 
 
 def test_a_failed_rank_is_named(cloud):
-    """The exit code is the rank's, the report names its node, and cloudjob ends with it."""
+    """Commands exit with the rank's exit code, and the status names the rank and its node."""
     cloud.write("train.py", PRELUDE + "if rank == 3: sys.exit(7)\nawait_file('never')\n")
     done = cloud.submit(*SIZE, "train.py")
     status = cloud.status(done.job)
@@ -186,7 +186,7 @@ def test_a_cancelled_job_gets_its_grace_period(cloud):
 
 
 def test_cancel_now_skips_the_grace_period(cloud):
-    """The head still leaves its record, and nothing stays on the nodes."""
+    """The head still writes its record, and nothing remains on the nodes."""
     cloud.write("train.py", SAVES.replace("time.sleep(3)", "time.sleep(300)"))
     job = cloud.detached("--grace-s", "600", *SIZE, "train.py")
     cloud.await_left("up-0", "up-3")
@@ -208,7 +208,7 @@ def test_a_suspended_job_can_be_cancelled(cloud):
     native = cloud.status(job)["native_state"]
     cancelled = cloud.run("cancel", job, limit_s=60)
     cloud.run("wait", job, limit_s=60)
-    # Killed at once, it could not tidy up; the fixture looks for what is left.
+    # The killed job could not clean up, and the fixture fails if it finds leftovers.
     cloud.slurm.run("sh", "-c", "rm -rf /tmp/cloudjob-*", node="n1")
 
     assert native == "SUSPENDED"
@@ -233,7 +233,7 @@ def test_every_rank_sees_the_gpus_of_its_node_whatever_option_asked_for_them(clo
 
 
 def test_a_waiting_job_is_reported_with_the_reason_and_can_be_cancelled(cloud):
-    """The reason is Slurm's, with what it means; such a job is gone at once."""
+    """The status has Slurm's reason and its meaning; a cancel removes such a job at once."""
     cloud.write("train.py", PRELUDE + "await_file('go')\n")
     cloud.write("job.yaml", "slurm: {sbatch: [--hold]}\n")
     job = cloud.detached("--config", "job.yaml", "train.py")
@@ -248,9 +248,9 @@ def test_a_waiting_job_is_reported_with_the_reason_and_can_be_cancelled(cloud):
 
 
 def test_a_list_of_many_jobs_asks_slurm_once(cloud):
-    """Of each it has what ``status`` says, but for the phases.
+    """The list has the same values as ``status``, except for the phases.
 
-    Only for a job that has ended Slurm is asked again.
+    Slurm is queried again only for a job that has ended.
     """
     cloud.write("train.py", PRELUDE + "await_file('go')\n")
     cloud.write("job.yaml", "slurm: {sbatch: [--hold]}\n")
@@ -285,7 +285,7 @@ def test_a_plain_scancel_counts_as_a_cancel(cloud):
     assert cloud.status(job)["state"] == "CANCELLED"
 
 
-# Submits, and then kills who has called it before he can write down what it said.
+# Submits the job, and then kills its callers before they can save the job's number.
 SBATCH = """\
 #!/bin/sh
 number=$(/usr/bin/sbatch "$@") || exit
@@ -295,7 +295,7 @@ kill -9 "$PPID" $cloudjob
 
 
 def test_a_job_is_found_again_when_its_submitter_was_killed(cloud):
-    """The worst moment: Slurm has the job, and no process knows its number."""
+    """The submitter dies when Slurm has the job, but no process has saved its number."""
     sbatch = cloud.folder / "bin" / "sbatch"
     sbatch.parent.mkdir()
     sbatch.write_text(SBATCH)
@@ -322,7 +322,7 @@ def test_a_job_is_found_again_when_its_submitter_was_killed(cloud):
 
 
 def test_a_removed_job_leaves_nothing(cloud, cluster):
-    """In Slurm, in its folder, in the store; also one that runs, as a sweep would remove it."""
+    """Slurm, the job's folder and the store are clean, even if a sweep removed a running job."""
     cloud.write("train.py", SAVES)
     job = cloud.detached(*SIZE, "train.py")
     cloud.await_left("up-3")
@@ -370,7 +370,7 @@ def test_a_refused_job_leaves_nothing(cloud):
 
 
 def test_doctor_reports_what_the_cluster_has(cloud):
-    """Version, controller, partitions and a folder; accounting may be missing."""
+    """It shows the version, controller, partitions and a folder; accounting may be missing."""
     done = cloud.run("doctor", "--backend", "slurm")
     text = done.out.decode() + done.err
 
@@ -381,7 +381,7 @@ def test_doctor_reports_what_the_cluster_has(cloud):
 
 @pytest.mark.parametrize("size", [("--nodes", "1", "--procs-per-node", "2"), SIZE], ids=["1", "2"])
 def test_ranks_can_be_started_by_srun_and_its_pmix(cloud, size):
-    """MPI meets through Slurm's PMIx; variables, secrets and logs are as with mpirun."""
+    """MPI connects through Slurm's PMIx; variables, secrets and logs are as with mpirun."""
     cloud.environ["TOKEN"] = "s3cr3t"
     cloud.write("job.yaml", "slurm: {mpi: pmix}\n")
     cloud.write(
@@ -424,7 +424,7 @@ def test_under_srun_a_failed_rank_ends_the_others_with_their_grace_period(cloud)
 
 
 def test_a_folder_that_the_nodes_do_not_share_is_named_as_the_cause(cloud):
-    # Each node of the cluster has a /tmp of its own.
+    # Each node of the cluster has its own /tmp.
     cloud.write("cloudjob.yaml", "slurm: {folder: /tmp/not-shared}")
     cloud.write("train.py", "print('never')")
 

@@ -17,7 +17,7 @@ ASK = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2
 
 @dataclass
 class OnTheLoginNode(SeaweedFS):
-    """A server in the login node's network, which the nodes reach."""
+    """A server in the login node's network, where the nodes can reach it."""
 
     cluster: Slurm | None = None
 
@@ -41,7 +41,7 @@ class OnTheLoginNode(SeaweedFS):
 
 @pytest.fixture
 def bucket(cloud, cluster):
-    """A bucket; what submits has its keys."""
+    """The URI of a bucket; the commands of ``cloud`` have its keys."""
     server = OnTheLoginNode(cloud.folder / "s3", cluster=cluster)
     try:
         server.start()
@@ -54,7 +54,7 @@ def bucket(cloud, cluster):
 
 
 def test_code_and_outputs_can_go_through_a_bucket(cloud, bucket):
-    """Nodes fetch the one and keep the other there; the keys are in no script and gone after it."""
+    """Nodes fetch code from it and store outputs in it; no file of the job still has its keys."""
     cloud.write("part.txt", "weights")
     cloud.write(
         "train.py",

@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
-# What is unpacked there is packed by the laptop half, which needs Python 3.10.
+# This test creates its packages with the laptop half, which needs Python 3.10.
 collect_ignore = ["staging/test_code_package.py"] if sys.version_info < (3, 10) else []
 
 

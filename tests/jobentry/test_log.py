@@ -15,7 +15,7 @@ from jobentry.log import Relay, last_lines, log_message
 
 
 class Stream:
-    """A relay into a file, and the content of that file."""
+    """A relay that writes to a file, and the content of that file."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -47,7 +47,7 @@ class Stream:
 
 @pytest.fixture
 def stream(tmp_path: Path) -> Iterator[Stream]:
-    """A relay that runs."""
+    """A running relay."""
     stream = Stream(tmp_path)
     yield stream
     os.close(stream.descriptor)
@@ -122,7 +122,7 @@ def test_a_very_long_line_is_copied_exactly(stream: Stream):
 
 
 def test_lines_of_many_ranks_are_never_mixed(stream: Stream):
-    """Eight ranks write at the same time, in pieces that are not lines."""
+    """Eight ranks write at the same time, in pieces that do not end at line breaks."""
     written = {
         rank: b"".join(b"rank %d line %d\n" % (rank, line) for line in range(2000))
         for rank in range(8)
@@ -163,7 +163,7 @@ def test_a_missing_log_is_ignored(stream: Stream):
 
 
 def test_a_rank_that_starts_twice_is_shown_once(stream: Stream):
-    """Its log is followed from the beginning, and only once."""
+    """The relay follows the log from its beginning, and only once."""
     stream.append(0, b"a\n")
     stream.relay.add(0)
     stream.relay.add(0)
@@ -200,7 +200,7 @@ def test_the_last_lines_show_the_last_state_of_a_progress_bar(tmp_path: Path):
 def test_only_the_end_of_a_long_log_is_read_for_its_last_lines(tmp_path: Path):
     log = tmp_path / "log"
     with log.open("wb") as file:
-        # No memory holds that much; on the disk it is a hole.
+        # 1 TiB does not fit into memory; on disk it is a sparse file.
         file.truncate(1 << 40)
         file.seek(0, os.SEEK_END)
         file.write(b"\nlast")

@@ -1,4 +1,4 @@
-"""The entry as a program: what it prints, how it ends, and the record it leaves."""
+"""The entry as a program: its output, its exit code and its exit record."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FIX_ARGS = "fix or unset it; without it the default of `cloudjob docs environmen
 
 
 class Ended(NamedTuple):
-    """How an entry ended, and what it wrote."""
+    """The exit code and the output of an entry."""
 
     code: int
     out: str
@@ -38,7 +38,7 @@ class Ended(NamedTuple):
 
 
 class Machine:
-    """A small machine: a home, a folder of programs, a folder with code."""
+    """A minimal node: a home folder, a folder with programs, and a folder with code."""
 
     def __init__(self, folder: Path, zipapp: str) -> None:
         self.folder = folder
@@ -52,7 +52,7 @@ class Machine:
         self.add("python", f'exec {sys.executable} "$@"')
 
     def add(self, name: str, text: str) -> Path:
-        """Put a program on the machine's PATH."""
+        """Put a program on the node's PATH."""
         path = self.programs / name
         path.write_text("#!/bin/sh\n" + text + "\n")
         path.chmod(0o755)
@@ -63,14 +63,14 @@ class Machine:
         return self.add("mpirun", f'echo "mpirun (Open MPI) {version}"')
 
     def write(self, name: str, text: str = "", mode: int = 0o644) -> None:
-        """Write a file of the code."""
+        """Write a file into the code folder."""
         path = self.code / name
         path.parent.mkdir(exist_ok=True, parents=True)
         path.write_text(text)
         path.chmod(mode)
 
     def start(self, *words: str, **environ: str) -> subprocess.Popen[str]:
-        """Start the entry in the folder of the code."""
+        """Start the entry in the code folder."""
         return subprocess.Popen(
             [sys.executable, self._zipapp, *words],
             cwd=self.code,
@@ -78,7 +78,7 @@ class Machine:
                 "PATH": str(self.programs),
                 "HOME": str(self.folder),
                 "CLOUDJOB_JOB": "j",
-                # Whatever this machine has, the tests say nothing of it.
+                # Every machine has lo, so no message about network interfaces is printed.
                 "NCCL_SOCKET_IFNAME": "lo",
                 "CLOUDJOB_RECORD_URI": (self.folder / "exit.json").as_uri(),
                 **environ,
@@ -89,13 +89,13 @@ class Machine:
         )
 
     def run(self, *words: str, **environ: str) -> Ended:
-        """Run the entry in the folder of the code, to its end."""
+        """Run the entry in the code folder until it exits."""
         with self.start(*words, **environ) as process:
             try:
                 out, err = process.communicate(timeout=60)
             finally:
                 process.kill()
-        # Without the lines of the node's journal, which only the laptop half reads.
+        # Drop the lines of the node's journal, which only the laptop half reads.
         lines = [line for line in out.splitlines(True) if not line.startswith("jobentry# ")]
         return Ended(process.returncode, "".join(lines), err)
 
@@ -108,7 +108,7 @@ class Machine:
 
 @pytest.fixture
 def machine(tmp_path: Path, zipapp: str) -> Machine:
-    """A machine without Open MPI and without code."""
+    """A node without Open MPI and without code."""
     return Machine(tmp_path, zipapp)
 
 
@@ -123,7 +123,7 @@ def test_invalid_arguments_print_the_usage(machine: Machine, words: list[str]):
 
 
 def test_a_dry_run_prints_the_plan(machine: Machine):
-    """One JSON object with the promised keys, secrets as ``***``, and nothing done."""
+    """The plan is one JSON object without secrets; nothing is written or started."""
     mpirun = machine.add_mpirun()
     ended = machine.run(
         *("--dry-run", "--json", "x.py", "--json", "a b"),
@@ -154,7 +154,7 @@ def test_a_dry_run_of_a_worker_starts_nothing(machine: Machine):
 
 
 def test_a_dry_run_needs_no_open_mpi(machine: Machine):
-    """It also runs on a laptop, and then shows what 4.1 would do."""
+    """Without Open MPI, as on a laptop, it prints the plan for Open MPI 4.1."""
     shown = json.loads(machine.run("--dry-run", "--json", "x.py").out)
 
     assert shown["argv"][:3] == ["mpirun", "-np", "1"]
@@ -314,7 +314,7 @@ def test_an_unsupported_mpirun_is_reported_with_a_hint(
 
 
 def test_an_mpirun_that_cannot_be_started_is_reported(machine: Machine):
-    """A program for another machine is reported as such, without a traceback."""
+    """An executable for another architecture is reported without a traceback."""
     (machine.programs / "mpirun").write_bytes(b"\x7fELF not for this machine")
     (machine.programs / "mpirun").chmod(0o755)
     machine.write("x.py")
@@ -326,7 +326,7 @@ def test_an_mpirun_that_cannot_be_started_is_reported(machine: Machine):
     assert machine.record()["cause"] == "entry"
 
 
-# What the platform sets in a container whose boot command starts the entry, without a submit.
+# Variables of a container whose boot command starts the entry, without `cloudjob submit`.
 PLATFORM = {"CLOUDJOB_JOB": "", "MA_VJ_NAME": "ma-job-1", "MA_NUM_HOSTS": "2", "VC_TASK_INDEX": "0"}
 
 
@@ -501,7 +501,7 @@ def test_a_cancelled_node_does_not_wait_for_its_store(machine: Machine):
             _, err = started.communicate(timeout=120)
 
     assert started.returncode == 143
-    # On a busy machine, the request for the log may still be repeated meanwhile.
+    # On a busy machine, the request that stores the log may be retried meanwhile.
     assert [line for line in err.splitlines() if not line.endswith("; trying again")] == [
         "jobentry: cancelled: the job was sent SIGTERM",
         "jobentry: storing the log: the store does not answer in time",
@@ -586,7 +586,7 @@ def test_the_entry_removes_its_files_at_the_end(machine: Machine):
 
 
 def test_ranks_run_from_the_unpacked_entry(machine: Machine):
-    """Python keeps no bytecode of what it imports from an archive."""
+    """Python does not cache the bytecode of modules that it imports from an archive."""
     machine.write("parent.sh", 'tr "\\0" "\\n" </proc/$PPID/cmdline; ls "$CLOUDJOB_NODE_DIR"')
     for name in ("tr", "ls"):
         (machine.programs / name).symlink_to(Path("/usr/bin") / name)

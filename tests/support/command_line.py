@@ -33,7 +33,7 @@ def run(
     process.join(limit_s)
     code = process.exitcode
     if code is None and process.pid:
-        # It writes to its error output where each of its threads stands.
+        # faulthandler then writes the stacks of all its threads to stderr.
         os.kill(process.pid, signal.SIGABRT)
         process.join(10)
         process.kill()

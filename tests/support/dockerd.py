@@ -24,13 +24,13 @@ class Dockerd:
     """An engine with its own files, socket and network namespace; needs root."""
 
     def __init__(self) -> None:
-        # The path of a socket must be short.
+        # Short, as the path of a Unix socket has at most 107 bytes.
         self.folder = Path(tempfile.mkdtemp(prefix="ce-", dir="/tmp"))
         self.host = f"unix://{self.folder}/sock"
-        # The bridges of the nodes lie in this namespace, so it outlives a restart.
+        # Holds the bridges of the nodes, so it must outlive a restart of the engine.
         self._network = subprocess.Popen(["unshare", "--net", "sleep", "infinity"])
         self._engine: subprocess.Popen[bytes] | None = None
-        # With its version it asks nothing before there is an engine.
+        # With a fixed version, the client sends no request before the engine runs.
         self.client = docker.APIClient(self.host, version="1.41")
         self.keep_containers(True)
 

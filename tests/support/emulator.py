@@ -1,4 +1,4 @@
-"""Emulators for tests, their nodes as processes and their times short; and a client of them."""
+"""Emulators with short timeouts whose nodes are processes, and a client for them."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ class Api:
         """Send a signed request; ``{p}`` in the path is the project.
 
         Args:
-            body: Sent as JSON; bytes as they are.
-            how: ``access``, ``secret`` and ``date`` of the signature, where not the usual ones.
+            body: Sent as JSON; bytes are sent unchanged.
+            how: ``access``, ``secret`` and ``date`` of the signature, instead of the usual ones.
         """
         target = self.target(path)
         host = self.address.endpoint.partition("//")[2]
@@ -150,13 +150,13 @@ class Api:
         return found
 
     def log(self, job: str, node: int = 0) -> str:
-        """Return the preview of a log; empty for none yet."""
+        """Return the preview of a log; empty if there is none yet."""
         path = f"{{p}}/training-jobs/{job}/tasks/worker-{node}/logs/preview"
         status, values, _ = self.ask("GET", path)
         return str(values["content"]) if status == 200 else ""
 
     def await_log(self, job: str, text: str, node: int = 0) -> None:
-        """Wait until a log holds a text."""
+        """Wait until a log contains a text."""
         await_true(lambda: text in self.log(job, node), lambda: self.log(job, node))
 
     def events(self, job: str) -> list[str]:
@@ -192,7 +192,7 @@ def await_true(claim: Callable[[], Any], describe: Callable[[], Any] = lambda: "
 @contextlib.contextmanager
 def running(settings: str = SETTINGS) -> Iterator[Api]:
     """Run a separate emulator, and remove it at the end."""
-    # Short: sockets of nodes lie below it, and everybody's temporary folder is long.
+    # In /tmp, as the paths of the nodes' Unix sockets are below it and must be short.
     home = Path(tempfile.mkdtemp(prefix="emu-", dir="/tmp"))
     path = home / "settings.yaml"
     path.write_text(settings)

@@ -35,7 +35,7 @@ class EngineProxy:
         self._path.unlink(missing_ok=True)
         listener, self._listener = self._listener, None
         if listener is not None:
-            # An accept() that waits does not notice a close.
+            # close() does not wake a thread that waits in accept().
             with contextlib.suppress(OSError):
                 listener.shutdown(socket.SHUT_RDWR)
             listener.close()
@@ -85,7 +85,7 @@ def _pump(
 ) -> None:
     with contextlib.suppress(OSError):
         while data := source.recv(65536):
-            # A client that is held waits for its answer until its connection ends.
+            # A held client waits for its response until its connection is closed.
             if not is_held(data):
                 target.sendall(data)
     with contextlib.suppress(OSError):

@@ -1,6 +1,6 @@
-"""A small API server of Kubernetes without rules: objects by path, and logs that can fail.
+"""A small fake of the Kubernetes API server, without validation: objects by path, and logs.
 
-For what needs no cluster. ``tests.support.kube_cluster`` starts a real one.
+For tests that need no cluster. ``tests.support.kube_cluster`` starts a real API server.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class FakeApi:
     """Keeps objects by their paths and answers as an API server does.
 
     Set ``logs[pod]`` to the bytes of a log, to a list of them for a stream that then stays open, to
-    the status of a refusal, or to None for a log that is never answered. ``seen`` has each request
-    as method and target.
+    the status of an error, or to None for a request that gets no response. ``seen`` lists the
+    method and target of each request.
     """
 
     def __init__(self) -> None:
@@ -35,12 +35,12 @@ class FakeApi:
         self.logs: dict[str, bytes | list[bytes] | int | None] = {}
         self.seen: list[tuple[str, str]] = []
         self.headers: list[list[tuple[str, str]]] = []
-        # Fields that are dropped from objects, and the answer to each dry run.
+        # Fields to drop from objects, and the response to each dry run.
         self.dropped: tuple[str, ...] = ()
         self.dry_run: tuple[int, Object] = (201, {})
-        # Whether it closes each connection without an answer.
+        # Whether to close each connection without a response.
         self.is_down = False
-        # Called with each object that is patched or made, as an operator that watches.
+        # Called with each object that is patched or created, in place of an operator.
         self.on_change: Callable[[str, Object], object] = lambda path, body: None
         self._is_over = threading.Event()
         api = self
@@ -70,17 +70,17 @@ class FakeApi:
         return f"http://127.0.0.1:{self._server.server_port}"
 
     def close(self) -> None:
-        """End it."""
+        """Stop the server."""
         self._is_over.set()
         self._server.shutdown()
         self._server.server_close()
 
     def kubeconfig(self, folder: Path, user: Object | None = None) -> Path:
-        """Return a kubeconfig that names it."""
+        """Return a kubeconfig for this server."""
         return write_kubeconfig(folder, {"server": self.endpoint}, user or {}, NAMESPACE)
 
     def asked(self, method: str, text: str) -> list[str]:
-        """Return the targets of the requests of this method with ``text`` in them."""
+        """Return the targets of the requests with this method that contain ``text``."""
         return [target for name, target in self.seen if name == method and text in target]
 
     def _answer(self, handler: http.server.BaseHTTPRequestHandler, body: Object) -> None:
@@ -190,6 +190,6 @@ def _begin(handler: http.server.BaseHTTPRequestHandler, status: int) -> None:
 
 
 def _chunk(handler: http.server.BaseHTTPRequestHandler, data: bytes) -> None:
-    # An empty chunk ends the answer.
+    # An empty chunk ends the response.
     handler.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
     handler.wfile.flush()

@@ -29,7 +29,7 @@ class Gate:
         self._fault = fault
 
     def await_all(self, is_over: Callable[[], bool] = lambda: False) -> None:
-        """Wait until a request for each of the texts is held; give up when ``is_over``."""
+        """Wait until a request for each of the texts is held, or until ``is_over`` is true."""
         deadline = time.monotonic() + LIMIT_S
         while not self._reached.wait(0.2):
             is_late = is_over() or time.monotonic() > deadline

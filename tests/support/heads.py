@@ -15,7 +15,7 @@ KEY = b"the key of the job"
 
 
 class Head:
-    """A connection to the worker ``node`` that has announced itself in ``folder``."""
+    """A connection to the worker ``node``, which has announced itself in ``folder``."""
 
     def __init__(self, folder: Path, node: int = 1, session: str = "session") -> None:
         self._folder = folder

@@ -1,7 +1,7 @@
-"""State folders of cloudjob in which a submit finds what the first one on a machine makes.
+"""State folders of cloudjob that contain what the first submit on a machine creates.
 
 Unpacking and compiling the entry and compiling the rules for secrets takes as long as the rest of a
-small job. The tutorial, the demo and the tests of the wheel begin with an empty folder.
+small job. The tutorial, the demo and the tests of the wheel start with an empty folder.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from cloudjob.package.pack import Options
 
 
 def make_used_home(folder: Path) -> None:
-    """Create a state folder as an earlier submit leaves it, without that submit's job."""
-    # Copies of the entry's hundred files would cost seven times as much.
+    """Create a state folder as it is after a submit, but without a job."""
+    # Copying the entry's hundred files takes seven times as long as linking them.
     shutil.copytree(_used(), folder, copy_function=os.link)
 
 

@@ -1,8 +1,7 @@
-"""A cluster of Kubernetes without machines: a real etcd, a real API server, and a kubelet's logs.
+"""A Kubernetes cluster without nodes: a real etcd, a real API server, and a fake kubelet's logs.
 
-The programs are those that ``.ci/kube-apiserver`` builds, in ``$CLOUDJOB_TEST_KUBERNETES``. Nothing
-runs a pod here: who tests makes the pods that an operator would, and says what became of them, as a
-kubelet does.
+``.ci/kube-apiserver`` builds the programs; ``$CLOUDJOB_TEST_KUBERNETES`` is their folder. No pod
+runs here: the tests create the pods that an operator would, and set their status as a kubelet does.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ def programs() -> Path:
 
 
 def crds() -> Path:
-    """Return the folder of the operators' CRDs: beside the project, or in ``$CLOUDJOB_CRDS``."""
+    """Return the folder of the operators' CRDs: beside the project, or ``$CLOUDJOB_CRDS``."""
     folder = Path(os.environ.get("CLOUDJOB_CRDS") or ROOT.parent / "shared" / "reference" / "crds")
     if not folder.is_dir():
         if os.environ.get("CLOUDJOB_REQUIRE_ALL") == "1":
@@ -53,15 +52,15 @@ def crds() -> Path:
 
 @functools.cache
 def crd(name: str) -> dict[str, Any]:
-    """Return one CRD, by the name of its file without the suffix."""
-    # They are large: the loader in Python takes seconds for one.
+    """Return the CRD in the file of this name, given without its suffix."""
+    # The loader in Python takes seconds for one of these large files.
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     loaded: dict[str, Any] = yaml.load((crds() / f"{name}.yaml").read_bytes(), Loader=loader)
     return loaded
 
 
 def schema(name: str) -> dict[str, Any]:
-    """Return the schema of a CRD's first version that is served."""
+    """Return the schema of the first served version of a CRD."""
     found = next(item for item in crd(name)["spec"]["versions"] if item["served"])
     made: dict[str, Any] = found["schema"]["openAPIV3Schema"]
     return made
@@ -75,13 +74,13 @@ def free_port() -> int:
 
 
 class Cluster:
-    """An API server on loopback; ``admin`` may do everything, ``guest`` only read pods."""
+    """An API server on loopback; ``admin`` may do everything, ``guest`` may only read pods."""
 
     def __init__(self, folder: Path, *, has_machines: bool = False) -> None:
         """Prepare it.
 
         Args:
-            has_machines: Whether real machines will join, instead of ``machine-0``.
+            has_machines: Whether real nodes will join, instead of ``machine-0``.
         """
         self.folder = folder
         self.has_machines = has_machines
@@ -96,12 +95,12 @@ class Cluster:
         return f"https://127.0.0.1:{self.port}"
 
     def start(self) -> None:
-        """Start it and wait until it answers."""
+        """Start the API server and wait until it responds."""
         etcd = free_port()
         self._start(
             *("etcd", f"--data-dir={self.folder / 'etcd'}", f"--listen-client-urls={_url(etcd)}"),
             *(f"--advertise-client-urls={_url(etcd)}", f"--listen-peer-urls={_url(free_port())}"),
-            # What is lost when the machine fails is lost with the tests.
+            # Durability does not matter here: a crash of this machine also ends the tests.
             "--unsafe-no-fsync",
         )
         key = self.folder / "service-account.key"
@@ -118,11 +117,11 @@ class Cluster:
             f"--service-account-signing-key-file={key}",
             "--service-account-issuer=https://kubernetes.default.svc",
             "--kubelet-preferred-address-types=InternalIP",
-            # There is no controller that would make service accounts; and a toleration that the
-            # server adds to ours would look like one that it has changed.
+            # No controller creates service accounts here. Tolerations that the server adds would
+            # look like a change to our pods.
             "--disable-admission-plugins=ServiceAccount"
             + ("" if self.has_machines else ",DefaultTolerationSeconds"),
-            # Short, so that a watch is ended now and then in these tests, too.
+            # Short, so that the server also ends some watches during the tests.
             "--min-request-timeout=30",
         )
         deadline = time.monotonic() + START_S
@@ -141,8 +140,8 @@ class Cluster:
         self._add_priority()
 
     def stop(self) -> None:
-        """End it."""
-        # They would wait for streams to end, and what they know is not needed any more.
+        """Stop the API server."""
+        # Killed, as they would wait for open streams, and nothing has to be saved.
         for process in reversed(self._processes):
             process.kill()
             process.wait()
@@ -152,7 +151,7 @@ class Cluster:
         """Start controllers; ``garbagecollector`` deletes objects whose owner is gone.
 
         Args:
-            more: More options.
+            more: Further options.
         """
         self._start(
             *(str(programs() / "kube-controller-manager"), f"--controllers={','.join(names)}"),
@@ -161,7 +160,7 @@ class Cluster:
         )
 
     def scheduler(self) -> None:
-        """Start a scheduler, which assigns machines to pods that name none."""
+        """Start a scheduler, which assigns nodes to pods."""
         self._start(
             *(str(programs() / "kube-scheduler"), f"--kubeconfig={self.kubeconfig()}"),
             *("--leader-elect=false", "--port=0", f"--secure-port={free_port()}"),
@@ -177,7 +176,7 @@ class Cluster:
         kind: str = "application/json",
         is_json: bool = True,
     ) -> Any:
-        """Send a request as the administrator; raise ``HTTPError`` if it is refused."""
+        """Send a request as the administrator; raise ``HTTPError`` for an error response."""
         request = urllib.request.Request(
             self.endpoint + path,
             data=None if body is None else json.dumps(body).encode(),
@@ -197,14 +196,14 @@ class Cluster:
         return write_kubeconfig(self.folder, cluster, {"token": token or self.admin}, namespace)
 
     def namespace(self) -> str:
-        """Make a namespace and return its name."""
+        """Create a namespace and return its name."""
         name = f"lab-{secrets.token_hex(4)}"
         body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
         self.ask("POST", "/api/v1/namespaces", body)
         return name
 
     def log_tail(self) -> str:
-        """Return the last lines of the programs, for an error message."""
+        """Return the last lines of the programs' logs, for an error message."""
         logs = sorted(self.folder.glob("*.log"))
         return "\n".join(f"{path.name}: {path.read_text()[-1500:]}" for path in logs)
 
@@ -270,7 +269,7 @@ class Cluster:
 def write_kubeconfig(
     folder: Path, cluster: dict[str, Any], user: dict[str, Any], namespace: str = "default"
 ) -> Path:
-    """Write a kubeconfig of one context, ``test``, and return it."""
+    """Write a kubeconfig with one context, ``test``, and return its path."""
     path = folder / f"kubeconfig-{secrets.token_hex(4)}"
     context = {"cluster": "test", "user": "test", "namespace": namespace}
     text = {
@@ -288,7 +287,7 @@ def write_kubeconfig(
 
 @dataclass
 class Log:
-    """What a container has written: each line with its time, as the kubelet keeps it."""
+    """The log of a container: each line with its time, as a kubelet stores it."""
 
     lines: list[tuple[str, bytes]] = field(default_factory=list)
     is_over: bool = False
@@ -301,7 +300,7 @@ class Log:
             self.changed.notify_all()
 
     def end(self) -> None:
-        """End the streams of followers."""
+        """End the streams of all followers."""
         with self.changed:
             self.is_over = True
             self.changed.notify_all()
@@ -316,7 +315,7 @@ class Log:
                 found = self.lines[at:]
                 at = len(self.lines)
             for time_, line in found:
-                # As a kubelet compares: whole seconds against nanoseconds.
+                # A kubelet also compares whole seconds with nanoseconds.
                 if not moment or time_ >= moment.rstrip("Z"):
                     yield time_, line
             if not follow or (self.is_over and at >= len(self.lines)):
@@ -324,14 +323,14 @@ class Log:
 
 
 class Kubelet:
-    """The part of a kubelet that an API server needs: the logs of containers."""
+    """The part of a kubelet that an API server uses: the logs of containers."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.port = free_port()
         self.logs: dict[str, Log] = {}
         self.asked: list[str] = []
-        # Each stream ends after so many lines, without a word, as when a kubelet is restarted.
+        # Number of lines after which each stream ends without an error, as when a kubelet restarts.
         self.cut_after = 0
         self._server: http.server.ThreadingHTTPServer | None = None
 
@@ -340,11 +339,11 @@ class Kubelet:
         return self.logs.setdefault(f"{namespace}/{pod}", Log())
 
     def forget(self, namespace: str, pod: str) -> None:
-        """Delete a log with its pod."""
+        """Delete the log of a pod."""
         self.logs.pop(f"{namespace}/{pod}", Log()).end()
 
     def start(self) -> None:
-        """Listen, with a certificate of its own."""
+        """Listen, with its own certificate."""
         folder = self._folder
         words = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
         words += ["-keyout", str(folder / "kubelet.key"), "-out", str(folder / "kubelet.crt")]
@@ -391,7 +390,7 @@ class Kubelet:
             for number, (moment, line) in enumerate(lines, 1):
                 data = (moment.encode() + b" " if with_times else b"") + line + b"\n"
                 if follow and self.cut_after and number > self.cut_after:
-                    # The half of a line, and the end of the stream.
+                    # The stream ends with half of a line.
                     data = data[: len(data) // 2]
                 handler.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
                 handler.wfile.flush()

@@ -1,7 +1,7 @@
 """What a kubelet derives from a pod before its container starts: variables, files, the command.
 
-``$(NAME)`` is replaced as ``third_party/forked/golang/expansion/expand.go`` does it, variables are
-read in their order and the last of a name wins, volumes become files with their modes.
+``$(NAME)`` is expanded as in ``third_party/forked/golang/expansion/expand.go``; of several
+variables with the same name the last one counts; volumes become files with their modes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class File(NamedTuple):
 
 
 class Objects:
-    """ConfigMaps and Secrets by name; what has ``stringData`` is read as the server would."""
+    """ConfigMaps and Secrets by name; ``stringData`` is merged as by the API server."""
 
     def __init__(self, found: list[Object]) -> None:
         self._data: dict[tuple[str, str], dict[str, bytes]] = {}
@@ -39,13 +39,13 @@ class Objects:
             self._data[(item["kind"], item["metadata"]["name"])] = data
 
     def of(self, kind: str, name: str) -> dict[str, bytes]:
-        """Return the data of one object; a pod whose volume is missing never starts."""
+        """Return the data of an object, which must exist: otherwise the pod would never start."""
         return self._data[(kind, name)]
 
 
 @dataclass(frozen=True)
 class Started:
-    """A container as passed to the runtime."""
+    """A container as it is passed to the container runtime."""
 
     image: str
     command: tuple[str, ...]
@@ -63,7 +63,7 @@ class Started:
 
 
 def container(pod: Object, objects: Objects, *, ip: str) -> Started:
-    """Return the one container of a pod."""
+    """Return the container of a pod that has one."""
     spec = pod["spec"]
     (found,) = spec["containers"]
     env: dict[str, str] = {}
@@ -89,19 +89,19 @@ def container(pod: Object, objects: Objects, *, ip: str) -> Started:
 
 
 def expanded(text: str, env: dict[str, str]) -> str:
-    """Return text with ``$(NAME)`` replaced and ``$$`` as ``$``."""
+    """Return text with ``$(NAME)`` expanded and ``$$`` replaced by ``$``."""
 
     def one(found: re.Match[str]) -> str:
         if found[0] == "$$":
             return "$"
-        # What is not set stays as it stands.
+        # A reference to an unset variable stays unchanged.
         return env.get(found[1], found[0]) if found[1] is not None else found[0]
 
     return re.sub(r"\$\$|\$\(([^)]*)\)|\$.", one, text, flags=re.DOTALL)
 
 
 def shell_environment(started: Started) -> dict[str, str]:
-    """Run the container's shell lines, and return the variables that the entry gets."""
+    """Run the container's shell script, and return the variables that the entry gets."""
     if started.command[1:2] != ("-c",):
         return dict(started.env)
     import subprocess

@@ -1,7 +1,7 @@
-"""ModelArts in this process: the emulator's API without nodes, and with faults that a test injects.
+"""ModelArts in the test's process: the emulator's API without nodes, with injected faults.
 
-A job runs as soon as it is created and ends when a test ends it. OBS is a bucket in memory: the
-emulator's own object store knows neither regions nor encryption.
+A job runs as soon as it is created, until the test ends it. OBS is a bucket in memory, as the
+emulator's own object store supports neither regions nor encryption.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ SETTINGS = Settings(
 
 @dataclass
 class Seen:
-    """One received request.
+    """A received request.
 
     Args:
-        path: With its query.
+        path: The path with the query.
     """
 
     method: str
@@ -81,10 +81,10 @@ class Seen:
 
 @dataclass
 class Reply:
-    """An injected answer.
+    """An injected response.
 
     Args:
-        cut: Close the connection instead.
+        cut: Close the connection instead of responding.
         cut_after: Close the connection after this many bytes of the body.
     """
 
@@ -99,7 +99,7 @@ Fault = Callable[[Seen], "Reply | None"]
 
 
 def once(text: str, reply: Reply, *, times: int = 1) -> Fault:
-    """Return a fault of the first ``times`` requests with ``text`` in their line."""
+    """Return a fault for the first ``times`` requests whose line contains ``text``."""
     left = [times]
 
     def fault(seen: Seen) -> Reply | None:
@@ -112,7 +112,7 @@ def once(text: str, reply: Reply, *, times: int = 1) -> Fault:
 
 
 class _Queue:
-    """Replaces the scheduler: no job waits, and none runs anything."""
+    """Replaces the scheduler: jobs neither wait nor run anything."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -131,10 +131,10 @@ class _Queue:
 
 
 class Obs:
-    """The bucket called ``bucket``, in memory.
+    """The bucket ``bucket``, in memory.
 
     Args:
-        objects: The bytes of each key.
+        objects: The content of each key.
     """
 
     def __init__(self) -> None:
@@ -147,7 +147,7 @@ class Obs:
         return bucket == "bucket"
 
     def make_bucket(self, bucket: str) -> None:
-        """Keep the emulator's logs in the same bucket."""
+        """Do nothing: the emulator's logs go to the same bucket."""
 
     def list(self, _bucket: str, prefix: str, limit: int) -> list[Object]:
         keys = [key for key in self.objects if key.startswith(prefix)]
@@ -160,7 +160,7 @@ class Obs:
         return f"{self.endpoint}/bucket/{quote(place.key)}?Signature=abc"
 
     def reply(self, seen: Seen) -> Reply:
-        """Answer a request of a client."""
+        """Return the response to a request."""
         parts = urlsplit(seen.path)
         query = dict(parse_qsl(parts.query, keep_blank_values=True))
         name, _, key = unquote(parts.path)[1:].partition("/")
@@ -198,13 +198,13 @@ class ModelArts:
     """The service for one test.
 
     Args:
-        folder: Where the logs of its jobs are.
+        folder: The folder of its jobs' logs.
 
     Attributes:
-        faults: Called with each request before it is carried out; the first reply is sent instead.
-        after: Called when it has been carried out: the first reply is sent instead of the answer.
+        faults: Called with each request before it is handled; the first reply is sent instead.
+        after: Called with each request after it was handled; the first reply replaces the response.
         seen: All requests.
-        ahead_s: How far the service's clock is ahead.
+        ahead_s: Seconds by which the service's clock is ahead.
     """
 
     def __init__(self, endpoint: str, folder: Path) -> None:
@@ -265,16 +265,16 @@ class ModelArts:
         return job
 
     def end(self, job: str) -> None:
-        """Let a job succeed."""
+        """End a job successfully."""
         self.database.update_job(job, phase="Completed", secondary="Completed", end_ms=now_ms())
 
     def write_log(self, job: str, node: int, data: bytes) -> None:
-        """Replace the log of a node by ``data``."""
+        """Replace the log of a node with ``data``."""
         folder = logs_of(self.folder, job) / str(node)
         NodeLog(folder).run_path("1").write_bytes(data)
 
     def accepts_signature_of(self, seen: Seen) -> bool:
-        """Whether a request is signed as the vendor's signer signs it."""
+        """Whether a request has the signature that the vendor's signer would create."""
         request = Request(seen.method, seen.path, seen.headers, seen.body, "", {})
         try:
             self.access.check(request)
@@ -336,7 +336,7 @@ async def _send(reply: Reply, scope: Any, receive: Any, send: Any) -> None:
 
 
 def body(name: str, **algorithm: Any) -> dict[str, Any]:
-    """Return the body that creates a job of one node."""
+    """Return the request body that creates a job of one node."""
     return {
         "kind": "job",
         "metadata": {"name": name},
@@ -346,7 +346,7 @@ def body(name: str, **algorithm: Any) -> dict[str, Any]:
 
 
 class Server:
-    """One server for the fake services of many tests, because starting a server is slow."""
+    """A server for the fake services of many tests, because starting a server is slow."""
 
     def __init__(self) -> None:
         listener = bind(LOOPBACK, 0)
@@ -363,7 +363,7 @@ class Server:
 
     @contextmanager
     def service(self, folder: Path) -> Iterator[ModelArts]:
-        """Serve a new service for the duration of a test."""
+        """Serve a new service during a test."""
         self._current = ModelArts(self._endpoint, folder)
         try:
             yield self._current

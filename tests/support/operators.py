@@ -1,10 +1,10 @@
-"""The objects that operators create from a job's manifest, by the rules of their sources.
+"""The objects that operators create from a job's manifest, following their source code.
 
 Volcano: ``pkg/controllers/job/job_controller_util.go`` (createJobPod), ``plugins/{env,svc}``.
 MPI operator: ``pkg/controller/mpi_job_controller.go`` (newLauncherPodTemplate, newWorker,
 setupSSHOnPod, newConfigMap). MindSpore's operator: ``pkg/controllers/v1/msjob_controller.go``
-(createNewPod, CreateNewService, SetClusterSpec) and its defaults. Only what our manifests use is
-here, and what they do not use is an error.
+(createNewPod, CreateNewService, SetClusterSpec) and its defaults. Only fields that our manifests
+use are supported; any other field is an error.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Object = dict[str, Any]
 
 
 class Made(NamedTuple):
-    """What an operator makes: pods, and the objects that they read."""
+    """What an operator creates: pods, and the objects that they read."""
 
     pods: list[Object]
     objects: list[Object]
@@ -36,7 +36,7 @@ def made_of(job: Object, uid: str = "") -> Made:
 
 
 def volcano(job: Object, uid: str = "") -> Made:
-    """Return what Volcano's job controller makes, with the plugins that the job names."""
+    """Return what Volcano's job controller creates, with the job's plugins."""
     assert job["apiVersion"] == "batch.volcano.sh/v1alpha1"
     spec, name = job["spec"], job["metadata"]["name"]
     namespace = job["metadata"]["namespace"]
@@ -104,7 +104,7 @@ def _volcano_hosts(job: Object, owner: list[Object]) -> Object:
 
 
 def mpi_operator(job: Object, uid: str = "") -> Made:
-    """Return what the MPI operator makes; the launcher's pod as its batch Job would."""
+    """Return what the MPI operator creates, and the launcher's pod, which its batch Job creates."""
     assert job["apiVersion"] == "kubeflow.org/v2beta1"
     spec, name = job["spec"], job["metadata"]["name"]
     namespace = job["metadata"]["namespace"]
@@ -143,7 +143,7 @@ def mpi_operator(job: Object, uid: str = "") -> Made:
 def _launcher(job: Object, namespace: str, owner: list[Object], slots: int) -> Object:
     name = job["metadata"]["name"]
     replica = job["spec"]["mpiReplicaSpecs"]["Launcher"]
-    # The batch Job gives its pod a name with something random behind it.
+    # The name that the batch Job gives to its pod ends in random characters.
     pod = _pod(replica["template"], f"{name}-launcher-x7k2p", namespace, owner)
     pod["spec"]["restartPolicy"] = replica["restartPolicy"]
     _mpi_labels(pod, name, "launcher", 0)
@@ -181,7 +181,7 @@ def _mpi_labels(pod: Object, name: str, role: str, index: int) -> None:
 
 
 def _mpi_ssh(pod: Object, job: Object) -> None:
-    """setupSSHOnPod: the mode is a secret's usual one, but in the folder of root."""
+    """setupSSHOnPod: with the default mode of a secret, except in root's folder."""
     path = job["spec"]["sshAuthMountPath"]
     secret: Object = {
         "secretName": f"{job['metadata']['name']}-ssh",
@@ -198,7 +198,7 @@ def _mpi_ssh(pod: Object, job: Object) -> None:
 
 
 def _ssh_secret(name: str, namespace: str, owner: list[Object]) -> Object:
-    """newSSHAuthSecret: ECDSA P-521, in the PEM of SEC 1."""
+    """newSSHAuthSecret: ECDSA P-521, as PEM in the format of SEC 1."""
     with tempfile.TemporaryDirectory() as folder:
         key = Path(folder, "key")
         words = ["ssh-keygen", "-q", "-t", "ecdsa", "-b", "521", "-m", "PEM", "-N", "", "-f"]
@@ -219,12 +219,12 @@ def _ssh_secret(name: str, namespace: str, owner: list[Object]) -> Object:
 # -- MindSpore's operator -------------------------------------------------------------------------
 
 MS_ROLES = {"scheduler": "MS_SCHED", "worker": "MS_WORKER"}
-# Where the API server would give the service an address.
+# The address that the API server would assign to the service.
 CLUSTER_IP = "10.96.77.7"
 
 
 def ms_operator(job: Object, uid: str = "") -> Made:
-    """Return what MindSpore's operator makes: pods without names, and the scheduler's service."""
+    """Return what MindSpore's operator creates: unnamed pods, and the scheduler's service."""
     assert job["apiVersion"] == "mindspore.gitee.com/v1"
     replicas, name = job["spec"]["msReplicaSpecs"], job["metadata"]["name"]
     namespace = job["metadata"]["namespace"]
@@ -264,7 +264,7 @@ def _ms_labels(name: str, role: str, index: int) -> dict[str, str]:
 
 
 def _ms_service(job: Object, replica: Object, owner: list[Object]) -> Object:
-    """CreateNewService: with an address of its own, and the ports of the container alone."""
+    """CreateNewService: with its own address, and only the ports of the container."""
     name, namespace = job["metadata"]["name"], job["metadata"]["namespace"]
     (found,) = [c for c in replica["template"]["spec"]["containers"] if c["name"] == "mindspore"]
     labels = _ms_labels(name, "scheduler", 0)

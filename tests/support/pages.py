@@ -1,4 +1,4 @@
-"""Pages of the manual, as tests follow them."""
+"""The code blocks of the documentation, which tests run."""
 
 from __future__ import annotations
 

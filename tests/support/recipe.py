@@ -1,7 +1,7 @@
 """A script that uses ModelArts in the ways that public recipes do; the emulator runs it unchanged.
 
-Data and results travel with MoXing, through folders and lock files of the node. The boot file lies
-in a subfolder, gets variables of a hook, refuses unknown arguments, and starts a nested Python.
+It copies data and results with MoXing, and uses folders and lock files of the node. The boot file
+is in a subfolder, gets variables from a hook, rejects unknown arguments, and starts another Python.
 """
 
 from __future__ import annotations

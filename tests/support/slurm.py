@@ -1,9 +1,9 @@
-"""A real Slurm of Debian's packages on this machine: each node in namespaces of its own.
+"""A real Slurm cluster on this machine, from Debian's packages: each node in its own namespaces.
 
 Every node has its own address, host name, /etc/hosts and /tmp, so names resolve, ports are free and
-Open MPI speaks over a network, as between machines; other folders they share. The controller has
-such namespaces, too, and is the login node: what submits runs there (``Slurm.words``). It needs
-root, and listens nowhere else.
+Open MPI communicates over a network, as between machines. All other folders are shared. The
+controller also has its own namespaces and is the login node, where jobs are submitted
+(``Slurm.words``). It needs root, and listens only in these namespaces.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ PROGRAMS = ("slurmctld", "slurmd", "munged", "ip", "nsenter", "unshare")
 ACCOUNTING = ("slurmdbd", "mariadbd")
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _START_S = 60.0
-# A command may have any PATH.
+# A full path, as commands may have any PATH.
 NSENTER = "/usr/bin/nsenter"
 ROOT = Path(__file__).parents[2]
-# A name, hosts, and a /tmp of its own, in which this project is where it was.
+# Sets the host name, /etc/hosts and a separate /tmp, in which this project keeps its path.
 _HOLD = """
 hostname "$1"
 mount --bind "$2/hosts" /etc/hosts
@@ -83,7 +83,7 @@ PartitionName=high Nodes=ALL Default=NO MaxTime=60 State=UP PriorityTier=9
 PartitionName=tiny Nodes={first} Default=NO MaxTime=1 State=UP PriorityTier=5
 """
 
-# Files in the place of devices: Slurm counts them and tells a job which are its own.
+# Files instead of devices: Slurm only counts them and assigns them to jobs.
 _GRES = """\
 NodeName={nodes} Name=gpu File=/dev/zero
 NodeName={nodes} Name=gpu File=/dev/full
@@ -94,7 +94,7 @@ ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 SelectTypeParameters=CR_Core
 """
-# Clusters with the same names of nodes have the same cgroups, so the numbers of their jobs differ.
+# Clusters with the same node names share cgroups, so their jobs must have different ids.
 _CONFINED = """\
 ProctrackType=proctrack/cgroup
 TaskPlugin=task/cgroup
@@ -132,7 +132,7 @@ def missing(*more: str) -> str:
     """Return why Slurm cannot run here, empty if it can.
 
     Args:
-        more: The names of programs that it needs besides.
+        more: The names of further programs that must exist.
     """
     absent = [name for name in (*PROGRAMS, *more) if shutil.which(name, path=_PATH) is None]
     if absent:
@@ -142,7 +142,7 @@ def missing(*more: str) -> str:
 
 
 def can_confine() -> bool:
-    """Whether this machine has the cgroups (v1) that enforce memory limits of jobs."""
+    """Whether this machine has cgroups v1, which enforce the memory limits of jobs."""
     return all(
         os.path.ismount(f"/sys/fs/cgroup/{name}") and os.access(f"/sys/fs/cgroup/{name}", os.W_OK)
         for name in ("memory", "freezer", "cpuset")
@@ -153,14 +153,14 @@ class Slurm:
     """A controller and its nodes; use it as a context manager.
 
     Args:
-        has_accounting: Whether there is a database of accounts, limits and jobs that have ended.
-        is_confined: Whether jobs are held to their memory by cgroups (see ``can_confine``).
+        has_accounting: Whether to run a database of accounts, limits and ended jobs.
+        is_confined: Whether cgroups enforce the memory limits of jobs (see ``can_confine``).
     """
 
     def __init__(
         self, nodes: int = 2, *, has_accounting: bool = False, is_confined: bool = False
     ) -> None:
-        # Sockets lie there, whose paths are short; and not in /tmp, which each node has for itself.
+        # A short path, as it contains Unix sockets; not in /tmp, as each node has its own /tmp.
         self.folder = Path(tempfile.mkdtemp(prefix="cj-slurm-", dir="/var/tmp"))
         self.folder.chmod(0o755)
         self.nodes = tuple(f"n{index}" for index in range(1, nodes + 1))
@@ -183,7 +183,7 @@ class Slurm:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What Slurm's commands need."""
+        """The environment variables of Slurm's commands."""
         return {"SLURM_CONF": str(self.conf), "PATH": _PATH}
 
     def words(self, *words: str, node: str = "login") -> list[str]:
@@ -260,7 +260,7 @@ class Slurm:
             found = [pid for pid in _pids() if pid != self._holders[node].pid]
             found = [pid for pid in found if _net(pid) == inside]
             if not found:
-                # What a machine without power forgets.
+                # A node that loses power also loses these files.
                 self.run("sh", "-c", "rm -rf /tmp/cloudjob-*", node=node)
                 return
             for pid in found:
@@ -340,7 +340,7 @@ class Slurm:
             raise RuntimeError(f"this machine makes no namespaces for {name}")
 
     def _wire(self, hosts: Mapping[str, str]) -> None:
-        """Connect all nodes by a switch in the login node's namespace."""
+        """Connect all nodes to a bridge in the login node's namespace."""
         ip = ("ip",)
         self.run(*ip, "link", "add", "switch", "type", "bridge")
         self.run(*ip, "addr", "add", f"{hosts['login']}/24", "dev", "switch")
@@ -375,12 +375,12 @@ class Slurm:
             f"--pid-file={self.folder}/db.pid",
         )
         where = (*where, "--bind-address=127.0.0.1", f"--port={_DATABASE_PORT}")
-        # Nobody else is in this network, and nothing in it is anybody's.
+        # Without passwords, as only this cluster can reach the database.
         words = ("mariadbd", "--no-defaults", "--skip-grant-tables", *common, *where)
         self._start("login", *words, "--innodb-buffer-pool-size=16M")
         dbd.write_text(_DBD.format(folder=self.folder, port=_DATABASE_PORT))
         dbd.chmod(0o600)
-        # It would look again only after five seconds.
+        # Otherwise slurmdbd would try again only after five seconds.
         self._await((self.folder / "db.sock").exists, "mariadbd")
         self._start("login", "slurmdbd", "-D")
         add = ("sacctmgr", "-i", "add", "cluster", "cloudjob")

@@ -1,4 +1,4 @@
-"""Statuses of jobs that a test describes by what differs."""
+"""Job statuses for tests, which name only the fields that matter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ModelArts for the tests of its backend."""
+"""An in-process ModelArts service for the tests of the ModelArts backend."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.modelarts import ModelArts, Server
 
 @pytest.fixture(scope="session")
 def modelarts_server() -> Iterator[Server]:
-    """The server of the session."""
+    """A server that all tests of the session share."""
     server = Server()
     yield server
     server.close()
@@ -20,6 +20,6 @@ def modelarts_server() -> Iterator[Server]:
 
 @pytest.fixture
 def service(modelarts_server: Server, tmp_path: Path) -> Iterator[ModelArts]:
-    """A service of its own for each test."""
+    """A separate service for each test."""
     with modelarts_server.service(tmp_path / "jobs") as made:
         yield made

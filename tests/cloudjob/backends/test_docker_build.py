@@ -1,4 +1,4 @@
-"""The request to an engine, the meaning of its answers, and the inputs of images. No engine."""
+"""Tests of requests to a Docker engine, its responses and image inputs; no engine is needed."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def submission(**values) -> Submission:
 
 
 def test_the_request_matches_the_golden_file():
-    """The whole request of a job with everything in it, secrets masked."""
+    """The golden file holds the whole request, with secrets masked."""
     shown = json.dumps(request.show(request.build(submission(), "me")), indent=1, sort_keys=True)
 
     assert shown + "\n" == GOLDEN.read_text(), (
@@ -80,7 +80,7 @@ def test_each_node_reads_its_own_environment():
 
 
 def test_one_node_needs_no_key():
-    """A job of one node has no ssh, and so no key."""
+    """A single-node job does not use SSH."""
     made = request.build(submission(nodes=1), "me")
 
     assert not made.has_key
@@ -88,7 +88,7 @@ def test_one_node_needs_no_key():
 
 
 def test_bytes_that_json_cannot_carry_travel_in_the_file():
-    """Values that are not UTF-8 are delivered like secrets; such arguments are refused."""
+    """Variables that are not UTF-8 are delivered like secrets; such arguments are refused."""
     made = request.build(submission(env={"ODD": "\udcff"}, secrets={}), "me")
 
     assert made.nodes[0].env == {"ODD": "\udcff"}
@@ -101,7 +101,7 @@ def test_bytes_that_json_cannot_carry_travel_in_the_file():
 
 
 def test_a_remote_store_is_not_mounted():
-    """Only folders of this machine are shared with the containers."""
+    """Only local folders are mounted into the containers."""
     made = request.build(
         Submission(
             **{name: getattr(submission(inputs={}), name) for name in ("spec", "job")},
@@ -120,7 +120,7 @@ def test_a_remote_store_is_not_mounted():
 
 
 def test_access_to_the_store_is_hidden_like_a_secret():
-    """It is in the entry's file, not in the configuration, and masked when shown."""
+    """The credentials are in the entry's file, not in the configuration, and masked when shown."""
     access = {"CLOUDJOB_S3_ENDPOINT": "https://s3", "CLOUDJOB_S3_SECRET_KEY": "k3y"}
 
     made = request.build(replace(submission(), access=access), "me")
@@ -135,7 +135,7 @@ def test_access_to_the_store_is_hidden_like_a_secret():
 
 
 def test_a_node_knows_its_address_before_it_starts():
-    """The address is in the variables and in the network, and changes nothing else."""
+    """The returned copy has the address in its environment and network; the original has not."""
     node = request.build(submission(), "me").nodes[1]
 
     config = request.with_address(node.config, "172.18.0.3")
@@ -163,7 +163,7 @@ def test_only_the_jobs_user_can_read_what_is_delivered():
 
 
 def test_every_key_is_fresh():
-    """Two jobs never share a key, and ssh accepts its format."""
+    """Two jobs never share a key, and keys are in OpenSSH format."""
     one, two = new_ssh_key(), new_ssh_key()
 
     assert one != two
@@ -186,7 +186,7 @@ def test_variables_survive_their_file(values):
 
 
 def frames(*pieces: tuple[int, bytes]) -> bytes:
-    """Return what the engine sends."""
+    """Return log data as the engine multiplexes it."""
     return b"".join(struct.pack(">BxxxL", stream, len(data)) + data for stream, data in pieces)
 
 
@@ -205,7 +205,7 @@ def test_lines_are_whole_however_the_bytes_come(pieces, step):
 
 
 def test_a_line_of_one_stream_is_not_cut_by_the_other():
-    """A long line arrives in pieces, between which the other stream's lines are shown."""
+    """A long line arrives in pieces; the other stream's lines that come between them go first."""
     lines = logs.Frames("json-file")
 
     got = lines.feed(frames((1, b"x" * 16384), (2, b"said\n"), (1, b"y\n")))
@@ -214,7 +214,7 @@ def test_a_line_of_one_stream_is_not_cut_by_the_other():
 
 
 def test_the_newline_that_the_local_driver_loses_is_put_back():
-    """The last piece of a cut line lacks its newline; so may the end of the log."""
+    """The last piece of a split line lacks its newline, and so may the end of the log."""
     lines = logs.Frames("local")
 
     got = lines.feed(frames((1, b"x" * 16384), (1, b"end"), (1, b"y" * 16384), (1, b"")))
@@ -235,7 +235,7 @@ def test_a_saved_log_continues_at_the_same_byte(tmp_path):
 
 
 def node(index: int = 0, **values) -> state.Container:
-    """Return a container that has ended well."""
+    """Return a container that has exited with code 0."""
     labels = {"cloudjob.node": str(index), "cloudjob.memory_gib": "0.5"}
     given_ = {"native": "exited", "exit_code": 0, "ended_at": "2026-01-01T00:00:01.000Z", **values}
     return state.Container(id=str(index), node=index, host=f"w-{index}", labels=labels, **given_)
@@ -252,7 +252,7 @@ def node(index: int = 0, **values) -> state.Container:
     ],
 )
 def test_the_head_decides_how_the_job_ended(found, is_cancelled, expected):
-    """The exit code of node 0 is the job's; without it the job has failed."""
+    """The exit code of node 0 is the job's; without node 0 the job has failed."""
     status = state.status_of(found, is_cancelled=is_cancelled, has_ended=True)
 
     assert status.state is expected
@@ -282,7 +282,7 @@ def test_a_state_that_cloudjob_does_not_know_is_unknown_and_keeps_its_name(nativ
 
 
 def test_times_are_cut_to_milliseconds():
-    """The engine writes nanoseconds, fewer digits, or a year one for never."""
+    """The engine writes up to nine decimals, and the year 1 for a time that is not set."""
     found = {
         "State": {
             "Status": "exited",
@@ -301,7 +301,7 @@ def test_times_are_cut_to_milliseconds():
 
 
 class Answer:
-    """An HTTP answer of an engine."""
+    """An HTTP response of an engine."""
 
     status_code = 409
     reason = "Conflict"
@@ -339,9 +339,9 @@ def test_the_http_status_of_a_refusal_is_known():
 
 
 def test_a_folder_is_opened_only_behind_a_guard(tmp_path):
-    """If the engine maps users, the folder is open to all below a folder that only we can enter.
+    """If the engine maps users, the folder is opened to all users, so its parent must be private.
 
-    What a symbolic link in it points to is not opened.
+    Targets of symbolic links in the folder keep their permissions.
     """
     folder, outside = tmp_path / "job", tmp_path / "outside"
     folder.mkdir(mode=0o700)
@@ -375,7 +375,7 @@ def test_the_same_inputs_give_the_same_tag():
 
 
 def test_a_context_has_what_its_dockerfile_copies():
-    """The base takes the entry; an image with pip packages takes their list and the installer."""
+    """The base image copies the entry; images with pip packages copy their list and installer."""
     assert set(images.recipe_of("base").files) == {
         "cloudjob/jobentry.pyz",
         "entrypoints/boot.sh",

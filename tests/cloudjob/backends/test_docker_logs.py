@@ -1,4 +1,4 @@
-"""Logs of containers that are removed while they are read."""
+"""Tests of the logs of containers that are removed while their logs are read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cloudjob.backends.docker.request import LOG_DRIVER
 
 
 class Engine:
-    """An engine whose log ends after the given lines, as if the log were over."""
+    """An engine whose log stream ends after the given lines, as if the log were complete."""
 
     base_url = "http+docker://localhost"
     api_version = "1.41"

@@ -1,4 +1,4 @@
-"""The backend against an API server whose answers the tests choose. No cluster."""
+"""Tests of the Kubernetes backend with a fake API server; no cluster is needed."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Lab:
         self.pods: list[str] = []
 
     def send(self) -> None:
-        """Send the job, and make its pods as its operator does."""
+        """Send the job, and create its pods as its operator would."""
         self.handle = self.backend.send(self.request)
         for pod in operators.made_of(self.api.objects[self.path]).pods:
             name = pod["metadata"]["name"]
@@ -58,7 +58,7 @@ class Lab:
         return self.api.objects[f"{PODS}/{self.pods[node]}"]
 
     def begin(self, *nodes: int) -> None:
-        """Let the containers of these nodes run."""
+        """Mark the containers of these nodes as running."""
         for node in nodes:
             pod = self.pod(node)
             pod["spec"]["nodeName"] = f"machine-{node}"
@@ -72,13 +72,13 @@ class Lab:
         self.container(node, {"terminated": over})
 
     def container(self, node: int, said: dict[str, Any]) -> None:
-        """Set the status of a container, after that of a sidecar."""
+        """Set the state of the job's container, and list a sidecar before it."""
         sidecar = {"name": "sidecar", "state": {"running": {"startedAt": "2026-11-21T10:00:00Z"}}}
         ours = {"name": self.engine.container, "state": said}
         self.pod(node)["status"]["containerStatuses"] = [sidecar, ours]
 
     def phase(self, phase: str, **more: Any) -> None:
-        """Write the operator's status of the job."""
+        """Set the job's status as the operator would."""
         at = {"lastTransitionTime": "2026-11-21T10:00:06Z"}
         held = {"type": phase, "status": "True", **at, **more}
         is_volcano = self.engine.name == "volcano"
@@ -86,7 +86,7 @@ class Lab:
         self.api.objects[self.path]["status"] = status
 
     def warn(self, of: str, reason: str, message: str, at: str, kind: str = "Warning") -> None:
-        """Keep an event of one object."""
+        """Record an event of one object."""
         name = f"{of}.{len(self.api.objects)}"
         self.api.objects[f"{EVENTS}/{name}"] = {
             "metadata": {"name": name},
@@ -99,7 +99,7 @@ class Lab:
 
     @property
     def native(self) -> str:
-        """What status shows now, with nothing remembered."""
+        """The native state that ``status`` reports now, without cached pod states."""
         self.backend._pod_states.clear()
         return self.backend.status(self.handle).native
 
@@ -113,7 +113,7 @@ def api() -> Iterator[FakeApi]:
 
 @pytest.fixture
 def lab(api: FakeApi, tmp_path: Path) -> Lab:
-    """A job of two nodes with Volcano, which runs."""
+    """A running Volcano job of two nodes."""
     made = Lab(api, tmp_path)
     made.send()
     made.begin(0, 1)
@@ -152,19 +152,19 @@ def test_many_jobs_are_one_list_of_jobs_and_one_of_pods(api: FakeApi, tmp_path: 
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give up logs that cannot be read after a second."""
+    """Stop retrying unreadable logs after 1 s."""
     monkeypatch.setattr(logs, "_LAST_S", 1.0)
     monkeypatch.setattr(logs, "_END_CHECK_SILENT_S", 1.0)
 
 
 def in_time(act: Callable[[], Any]) -> Any:
-    """Return what ``act`` returns or raises; fail when it does neither."""
+    """Return or raise the result of ``act``; fail if there is none within ``LIMIT_S`` seconds."""
     ends: list[Any] = []
 
     def run() -> None:
         try:
             ends.append(act())
-        except BaseException as error:  # noqa: BLE001 (handed on)
+        except BaseException as error:  # noqa: BLE001 (raised again below)
             ends.append(error)
 
     thread = threading.Thread(target=run, daemon=True)
@@ -231,14 +231,14 @@ def test_cancelling_a_job_on_a_lost_machine_reports_what_it_waits_for(
     lose(lab, 1)
 
     assert lab.native.startswith("Aborting (node 1: its machine machine-1")
-    # Threads of other tests log, too.
+    # Threads of other tests may still log.
     (said,) = [text for text in caplog.messages if text.startswith("cancelling")]
     assert said.startswith(f"cancelling {lab.request.job}: Aborting (node 1: its machine machine-1")
     assert said.endswith("`cloudjob cancel --now` does not wait for it")
 
 
 def lose(lab: Lab, node: int) -> None:
-    """Make a node's machine fall silent for the cluster."""
+    """Set the pod's conditions as if the host of this node had stopped reporting."""
     lab.pod(node)["status"]["conditions"] = [
         {"type": "Ready", "status": "False"},
         {"type": "ContainersReady", "status": "True"},
@@ -305,7 +305,7 @@ def test_a_log_that_fails_for_a_while_is_reported_and_followed_to_its_end(
 def test_followers_and_waits_outlast_an_api_server_that_does_not_answer(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ):
-    """The job continues without them; each request times out earlier than these commands do."""
+    """The job continues without them, so they keep retrying when a request has timed out."""
     monkeypatch.setattr(lab.backend, "_limits", QUICK._replace(total_s=0.2))
     lab.backend._clients.clear()
     lab.api.logs = dict.fromkeys(lab.pods, 500)
@@ -360,7 +360,7 @@ def test_threads_end_silently_when_their_reader_has_left(
     assert [record.getMessage() for record in caplog.records if record.thread in own] == []
 
 
-# -- what status says -----------------------------------------------------------------------------
+# -- status ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("engine", ["volcano", "mpi-operator", "ms-operator"])
@@ -388,7 +388,7 @@ def test_our_container_counts_and_not_a_sidecar_before_it(
 
 @pytest.mark.parametrize("engine", ["mpi-operator", "ms-operator", "volcano"])
 def test_a_job_whose_pod_was_deleted_is_not_cancelled(api: FakeApi, tmp_path: Path, engine: str):
-    """Drained or preempted: the head is asked to end, and its record says ``cancelled``."""
+    """When a pod is drained or preempted, the head is terminated and records ``cancelled``."""
     lab = Lab(api, tmp_path, engine)
     lab.send()
     lab.begin(0, 1)
@@ -421,7 +421,7 @@ def test_a_container_that_is_not_ready_is_not_taken_for_a_lost_machine(lab: Lab)
 
 @pytest.fixture
 def waiting(api: FakeApi, tmp_path: Path) -> Lab:
-    """A job of two nodes with Volcano, whose pods have no place."""
+    """A Volcano job of two nodes whose pods are not scheduled."""
     made = Lab(api, tmp_path)
     made.send()
     made.phase("Pending")
@@ -429,7 +429,7 @@ def waiting(api: FakeApi, tmp_path: Path) -> Lab:
 
 
 def queue(lab: Lab, *conditions: tuple[str, str]) -> None:
-    """Keep the job's pod group with these conditions and their times."""
+    """Store the job's pod group with these conditions and transition times."""
     uid = lab.api.objects[lab.path]["metadata"]["uid"]
     path = f"/apis/scheduling.volcano.sh/v1beta1/namespaces/{NAMESPACE}/podgroups/{lab.name}-{uid}"
     held = [
@@ -482,7 +482,7 @@ def test_a_quota_is_named_before_the_queue_until_the_pods_are_there(waiting: Lab
 
 
 def test_the_quota_of_the_mpi_operator_s_launcher_is_named(api: FakeApi, tmp_path: Path):
-    """Its pod is made by a batch Job, which has the event."""
+    """A batch Job creates the launcher's pod, so the event belongs to that Job."""
     lab = Lab(api, tmp_path, "mpi-operator")
     lab.send()
     lab.phase("Created")
@@ -507,7 +507,7 @@ def test_a_waiting_follower_does_not_list_events_every_second(
     pieces.close()  # type: ignore[attr-defined]
 
 
-# -- before anything is sent ----------------------------------------------------------------------
+# -- checks before sending ------------------------------------------------------------------------
 
 
 def manifest_check(lab: Lab) -> list[tuple[bool, str]]:
@@ -546,7 +546,7 @@ def test_a_cluster_that_cannot_try_a_manifest_is_asked_for_the_job_itself(
     assert (is_ok, found) == (False, f"validating the Job {lab.name}: Job is invalid: spec.queue")
 
 
-# -- what is left ---------------------------------------------------------------------------------
+# -- sweep ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("engine", ["volcano", "ms-operator"])
@@ -601,7 +601,7 @@ def test_requests_impersonate_the_user_named_in_the_kubeconfig(api: FakeApi, tmp
 
 
 def plugin(*words: str) -> dict[str, Any]:
-    """Return a user whom a program logs in."""
+    """Return a kubeconfig user whose credentials come from a program."""
     version = "client.authentication.k8s.io/v1beta1"
     command, *args = words
     run = {"apiVersion": version, "command": command, "args": args, "interactiveMode": "Never"}

@@ -1,4 +1,4 @@
-"""The manifests of a job, and the meaning of a cluster's answers. No cluster."""
+"""Tests of a job's manifests and of how a cluster's objects are read; no cluster is needed."""
 
 from __future__ import annotations
 
@@ -94,14 +94,14 @@ def build(engine: str = "volcano", options: Any = None, **values: Any):
 
 
 def strict(schema: Any) -> Any:
-    """Return a schema that refuses what it does not name, as an API server prunes it."""
+    """Return a schema that rejects unknown fields, which an API server would prune."""
     if isinstance(schema, list):
         return [strict(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
     made = {key: strict(value) for key, value in schema.items()}
     is_open = made.get("x-kubernetes-preserve-unknown-fields") or "additionalProperties" in made
-    # An object of which nothing is said is emptied.
+    # The API server prunes every field of an object without declared properties.
     is_object = isinstance(made.get("properties"), dict) or made.get("type") == "object"
     if is_object and not is_open:
         made["additionalProperties"] = False
@@ -111,9 +111,9 @@ def strict(schema: Any) -> Any:
 
 
 def check(manifest: dict[str, Any], engine: str) -> list[str]:
-    """Return what the CRD's schema has against a manifest."""
+    """Return the errors that the CRD's schema finds in a manifest."""
     schema = copy.deepcopy(kube_cluster.schema(CRDS[engine]))
-    # Of metadata, a CRD says nothing more than that it is an object.
+    # A CRD declares metadata only as an object.
     schema["properties"]["metadata"] = {"type": "object", "additionalProperties": {}}
     found = jsonschema.Draft202012Validator(strict(schema)).iter_errors(manifest)
     return [f"{'/'.join(map(str, error.path))}: {error.message}" for error in found]
@@ -124,7 +124,7 @@ def check(manifest: dict[str, Any], engine: str) -> list[str]:
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_the_manifests_match_the_golden_files(engine: str):
-    """All manifests of a job that uses everything, without the bytes of the entry."""
+    """All manifests of a job that uses every option, without the bytes of the entry."""
     shown = request.shown(build(engine, EVERYTHING))
     shown[0]["binaryData"] = dict.fromkeys(shown[0]["binaryData"], "...")
     path = GOLDEN / f"kubernetes-{engine}.yaml"
@@ -145,7 +145,7 @@ def test_the_operator_knows_every_field(engine: str, options: dict[str, Any], no
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_the_check_of_schemas_finds_a_typo_deep_inside(engine: str):
-    """A misspelt field, and a number instead of text."""
+    """The typos are a misspelt field and a number instead of a string."""
     patch = {"spec": {"containers": [{"name": "cloudjob", "volumeMount": []}], "hostname": 7}}
 
     found = "\n".join(check(dict(build(engine, {"pod": patch}).body), engine))
@@ -181,12 +181,12 @@ def test_the_entry_of_each_pod_can_read_its_variables(engine: str, nodes: int):
         assert given_["MA_CURRENT_INSTANCE_NAME"] == item["metadata"]["name"]
         assert "/opt/cloudjob/jobentry.pyz" in files
         assert ("/run/cloudjob/ssh-key" in files) == (engine != "mpi-operator" and nodes > 1)
-        # What the operators lay there would break Open MPI 5.0, or make one rank of a node.
+        # The operators' own variables would break Open MPI 5.0, or start one rank per node.
         assert not {"OMPI_MCA_plm_rsh_args", "MS_ROLE", "MS_NODE_ID", "MS_WORKER_NUM"} & {*given_}
 
 
 def test_volcano_gives_the_names_that_modelarts_gives():
-    """``MA_VJ_NAME``, the task and a number make a host, and the list of hosts is Volcano's own."""
+    """Host names follow ModelArts' rule, and Volcano itself provides the list of hosts."""
     made = build("volcano")
     from_operator = operators.made_of(dict(made.body))
     objects = kubelet.Objects([*request.objects(made, b""), *from_operator.objects])
@@ -199,7 +199,10 @@ def test_volcano_gives_the_names_that_modelarts_gives():
 
 
 def test_each_node_of_the_mindspore_operator_has_a_service_of_its_own():
-    """Its pods have no names; the head's service, with MindSpore's port, is the operator's."""
+    """Its pods have no host names.
+
+    The operator itself creates the service of the head, on MindSpore's port.
+    """
     made = build("ms-operator", env={"MS_SCHED_PORT": "7001"})
     from_operator = operators.made_of(dict(made.body))
     services = [
@@ -246,7 +249,7 @@ def test_secrets_are_only_in_the_kubernetes_secret():
 
 
 def test_bytes_that_are_not_utf8_are_sent_in_the_secret():
-    """A manifest is JSON, which has no bytes."""
+    """A manifest is JSON, which cannot represent arbitrary bytes."""
     made = build("volcano", env={"RAW": "caf\udce9"}, secrets={})
     data = request.objects(made, b"")[1]["data"]
 
@@ -255,7 +258,7 @@ def test_bytes_that_are_not_utf8_are_sent_in_the_secret():
 
 
 def test_a_job_of_one_node_without_secrets_has_no_secret():
-    """No Secret is created without a reader."""
+    """A Secret that nothing would read is not created."""
     plain = replace(submission("volcano", nodes=1, secrets={}), access={})
     made = request.build(plain, VOLCANO, "lab")
 
@@ -284,14 +287,14 @@ def test_a_job_of_1000_nodes_is_quickly_made_and_small_enough(engine: str):
     sizes = [len(json.dumps(item)) for item in request.objects(made, b"k" * 500)]
 
     assert spent_s < 1.0
-    # etcd takes objects of 1.5 MiB by default.
+    # By default, etcd accepts objects of up to 1.5 MiB.
     assert max(sizes) < 1_572_864
     assert "train-2345678b" in text
 
 
 @pytest.mark.parametrize("job", ["7-segments-2345678b", "train-2345678b"])
 def test_a_service_can_have_the_name_of_the_job(job: str):
-    """A service's name must begin with a letter (RFC 1035), an id need not."""
+    """A Service name must begin with a letter (RFC 1035); a job id need not."""
     assert pod.Names(job, "lab").name[0].isalpha()
     assert pod.Names(job, "lab").name.endswith(job)
 
@@ -307,7 +310,7 @@ def test_launcher_creation_is_passed_to_the_mpi_operator(policy: str):
 
 
 def test_volcano_aborts_a_job_that_has_lost_a_pod_and_leaves_a_failure_to_the_entry():
-    """Otherwise the operator would create a new pod, which waits for nodes that have ended."""
+    """Otherwise the operator would create a new pod, which would wait for the nodes that exited."""
     spec = build("volcano").body["spec"]
 
     assert spec["policies"] == [{"event": "PodEvicted", "action": "AbortJob"}]
@@ -315,7 +318,7 @@ def test_volcano_aborts_a_job_that_has_lost_a_pod_and_leaves_a_failure_to_the_en
 
 
 def test_volcano_starts_a_job_again_as_often_as_was_asked():
-    """Volcano's number includes the first start."""
+    """Volcano's ``maxRetry`` includes the first start."""
     spec = build("volcano", retries=2).body["spec"]
 
     assert spec["maxRetry"] == 3
@@ -379,7 +382,7 @@ def test_merging_the_same_twice_changes_nothing_more(manifest: Any, patch: Any):
 
 
 def _has_nameless_items(value: Any) -> bool:
-    """Whether a list that is merged by name has items without one: they are added each time."""
+    """Whether a list that is merged by name has unnamed items, which every merge adds again."""
     if isinstance(value, dict):
         return any(
             (key in ("env", "containers") and isinstance(item, list)) or _has_nameless_items(item)
@@ -388,11 +391,11 @@ def _has_nameless_items(value: Any) -> bool:
     return isinstance(value, list) and any(map(_has_nameless_items, value))
 
 
-# -- what is wrong --------------------------------------------------------------------------------
+# -- refused jobs ---------------------------------------------------------------------------------
 
 
 def patched(key: str, patch: Any, said: str) -> tuple[str, Any, str]:
-    """Return a case of a job with a patch."""
+    """Return a test case of a job with a patch."""
     return "volcano", {"options": {key: patch}}, said
 
 
@@ -501,7 +504,7 @@ def mounted(*paths: str, name: str = "") -> dict[str, Any]:
 def test_an_impossible_job_is_refused_before_anything_is_sent(
     engine: str, values: Any, message: str
 ):
-    """Each error names its key."""
+    """Each error names the key at fault."""
     options = values.pop("options", None)
     with pytest.raises(SpecError) as caught:
         build(engine, options, **values)
@@ -564,17 +567,17 @@ def test_pods_run_with_as_few_rights_as_their_user_allows(user: str, pod_context
 
 
 def test_a_folder_of_this_machine_is_fine_where_a_volume_brings_it():
-    """A network disk may have the same path on this machine and in the pods."""
+    """A network file system may have the same path locally and in the pods."""
     volume = {"name": "nfs", "nfs": {"server": "s", "path": "/x"}, "mountPath": "/data"}
 
     assert build("volcano", {"volumes": [volume]}, inputs={"D": "file:///data/digits"})
 
 
-# -- where it goes --------------------------------------------------------------------------------
+# -- kubeconfig -----------------------------------------------------------------------------------
 
 
 def test_the_namespace_is_that_of_the_context(tmp_path: Path):
-    """The job file takes precedence over the context, and this over Kubernetes' default."""
+    """The job file takes precedence over the context, and the context over Kubernetes' default."""
     contexts = [
         {"name": "one", "context": {"cluster": "c", "namespace": "lab"}},
         {"name": "two", "context": {"cluster": "c"}},
@@ -597,7 +600,7 @@ def test_a_dry_run_with_a_named_engine_needs_no_cluster(tmp_path: Path):
     assert backend.build(submission()).job_names.namespace == "default"
 
 
-# -- what the cluster says ------------------------------------------------------------------------
+# -- status of jobs and pods ----------------------------------------------------------------------
 
 
 def volcano_job(phase: str, **status: Any) -> dict[str, Any]:
@@ -629,7 +632,7 @@ def mpi_job(*conditions: str, reason: str = "", message: str = "") -> dict[str, 
     ],
 )
 def test_the_phases_of_volcano_map_to_states(phase: str, is_cancelled: bool, expected: JobState):
-    """Each phase of its API, and an unknown one."""
+    """Covers each phase of Volcano's API, and an unknown one."""
     assert VOLCANO.stage(volcano_job(phase), is_cancelled).state is expected
 
 
@@ -665,7 +668,7 @@ def test_the_conditions_of_the_mpi_operator_map_to_states(
 def test_a_job_of_mindspore_s_operator_that_waits_is_cancelled_at_once(
     held: tuple[str, ...], is_cancelled: bool, started_at: str, expected: JobState
 ):
-    """The operator checks its time limit only once it has started."""
+    """The operator checks the time limit only once the job has started."""
     job = mpi_job(*held)
     job["status"]["startTime"] = started_at
 
@@ -704,7 +707,7 @@ def test_a_job_of_mindspore_s_operator_ends_with_its_head(
 
 
 def test_a_head_that_was_deleted_is_not_waited_for():
-    """If its machine is gone, the pod never ends."""
+    """If its host is gone, the pod never terminates."""
     found = {
         "metadata": {
             "name": "j-scheduler-0",
@@ -727,7 +730,7 @@ HEAD = {"containers": [{"env": [{"name": "VC_TASK_INDEX", "value": "0"}]}]}
 
 
 def pod_in(node: int, phase: str, **status: Any) -> state.Pod:
-    """Return a pod of Volcano as the API shows it."""
+    """Return a Volcano pod as read from the API."""
     limits = {"name": "cloudjob", "resources": {"limits": {"memory": "4Gi"}}}
     found = {
         "metadata": {"name": f"j-worker-{node}", "uid": f"u{node}", "creationTimestamp": ""},
@@ -747,7 +750,7 @@ def ended(node: int, code: int, reason: str = "Error", at: str = "2026-11-21T10:
 
 
 def seen(job: dict[str, Any], *pods: state.Pod, is_cancelled: bool = False, reasons: Any = ()):
-    """Return the status of a job of Volcano."""
+    """Return the status of a Volcano job."""
     return state.status_of(
         VOLCANO, job, list(pods), is_cancelled=is_cancelled, reasons=list(reasons)
     )
@@ -784,7 +787,7 @@ def test_an_image_that_cannot_be_pulled_is_reported():
 
 
 def test_a_job_without_pods_is_reported_with_the_quotas_message():
-    """No pod has a reason."""
+    """There is no pod that could give a reason."""
     found = seen(volcano_job("Pending"), reasons=["FailedCreate: exceeded quota: gpus"])
 
     assert found.native == "Pending (FailedCreate: exceeded quota: gpus)"
@@ -809,7 +812,7 @@ def test_an_evicted_pod_is_blamed_rather_than_pods_ended_because_of_it():
 
 
 def test_a_cancelled_job_blames_no_node():
-    """Its nodes were asked to end."""
+    """Its nodes were told to terminate."""
     found = seen(volcano_job("Aborted"), ended(0, 143), is_cancelled=True)
 
     assert found.state is JobState.CANCELLED
@@ -818,7 +821,7 @@ def test_a_cancelled_job_blames_no_node():
 
 
 def test_start_and_end_times_are_those_of_the_containers():
-    """In RFC 3339 with milliseconds."""
+    """Times are in RFC 3339 format, with milliseconds."""
     found = seen(volcano_job("Completed"), ended(0, 0, "Completed"))
 
     assert found.started_at == found.ended_at == "2026-11-21T10:00:05.000Z"
@@ -832,5 +835,5 @@ def test_a_restarted_job_has_the_start_of_its_last_attempt():
 
 
 def test_a_cluster_is_hashable():
-    """Clients are cached by it."""
+    """It is a key of the cache of clients."""
     assert {Cluster("a", "b", "c"): 1}[Cluster("a", "b", "c")] == 1

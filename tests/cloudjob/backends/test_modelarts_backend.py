@@ -1,4 +1,4 @@
-"""The backend's promises on the emulator's API, and the checks before a submit."""
+"""Tests of the ModelArts backend with the emulator's API, and of the checks before a submit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.modelarts import KEYS, PROJECT, SETTINGS, ModelArts, Reply, o
 
 
 def environ_of(service: ModelArts) -> dict[str, str]:
-    """Return the variables of a user of the service."""
+    """Return the environment variables of a user of the service."""
     return {
         "HUAWEICLOUD_SDK_AK": KEYS.access_key,
         "HUAWEICLOUD_SDK_SK": KEYS.secret_key,
@@ -35,7 +35,7 @@ def environ_of(service: ModelArts) -> dict[str, str]:
 
 @pytest.fixture
 def backend(service: ModelArts, tmp_path: Path) -> ModelArtsBackend:
-    """The backend; it does not wait."""
+    """A backend whose pauses return at once."""
     service.obs.objects["jobs/train-2345678b/node/boot.sh"] = b""
     return ModelArtsBackend(
         tmp_path,
@@ -136,7 +136,7 @@ def test_a_handle_of_another_backend_is_not_found(backend: ModelArtsBackend, han
 
 
 def test_tags_are_put_on_the_job(service: ModelArts, backend: ModelArtsBackend):
-    """The create request does not accept tags, so they follow it."""
+    """The create request does not accept tags, so a second request adds them."""
     sent(backend, modelarts={"tags": {"team": "vision"}})
 
     (job,) = service.jobs()
@@ -168,7 +168,7 @@ def test_each_phase_maps_to_a_state(phase: str, second: str, expected: JobState)
 
 
 def test_a_failure_is_attributed_to_the_task_that_failed_first():
-    """A task that was ended because of another one is not to blame."""
+    """A task that was terminated because another one failed is not to blame."""
     job = {
         "status": {
             "phase": "Failed",
@@ -194,7 +194,7 @@ def test_a_failure_is_attributed_to_the_task_that_failed_first():
 
 
 def test_a_job_without_any_details_has_a_status():
-    """The service leaves out what it does not know."""
+    """The service omits the details that it does not have."""
     assert state.status_of({}).state is JobState.UNKNOWN
     assert state.status_of({"status": {"phase": "Failed"}}).message == "ModelArts reports Failed"
     assert state.tasks({"status": {"tasks": ["worker-10", "worker-9"]}}) == [
@@ -206,7 +206,7 @@ def test_a_job_without_any_details_has_a_status():
 def test_cancel_ends_a_job_and_leaves_one_that_has_ended(
     service: ModelArts, backend: ModelArtsBackend
 ):
-    """The service refuses to end such a job, which is not an error."""
+    """The service refuses to terminate such a job, which the backend does not treat as an error."""
     handle = sent(backend)
     backend.cancel(handle)
     backend.cancel(handle)
@@ -233,7 +233,7 @@ def test_a_refused_cancel_is_reported(service: ModelArts, backend: ModelArtsBack
 
 
 def test_remove_leaves_nothing_whatever_the_state(service: ModelArts, backend: ModelArtsBackend):
-    """Running, ended, or gone already."""
+    """The job is removed while it runs; removing it again sends no request."""
     running = sent(backend)
     backend.remove(running)
     backend.remove(running)
@@ -276,7 +276,7 @@ def test_the_store_is_the_bucket_that_the_section_names(backend: ModelArtsBacken
 def looked(
     service: ModelArts, backend: ModelArtsBackend, store: str = "", **values: Any
 ) -> dict[str, Check]:
-    """Return what the checks before a submit find."""
+    """Return the results of the checks before a submit, by name."""
     service.images.setdefault("a/b", ["latest"])
     spec = submission(**values).spec
     uri = store or f"obs://bucket/jobs?endpoint={service.endpoint}&region=cn-north-4"
@@ -284,7 +284,6 @@ def looked(
 
 
 def test_every_check_passes_for_a_valid_job(service: ModelArts, backend: ModelArtsBackend):
-    """Each check reports a result."""
     found = looked(service, backend)
 
     assert all(check.is_ok for check in found.values())
@@ -352,7 +351,7 @@ def test_each_check_reports_what_would_fail(
 
 
 def test_a_flavor_says_how_many_devices_a_node_has(backend: ModelArtsBackend):
-    """In a dedicated pool, or with a flavor that is not listed, only the nodes know."""
+    """The number is unknown for a dedicated pool and for a flavor that is not listed."""
     job = JobSpec(script="train.py", backend="modelarts", flavor="gpu")
     pool = JobSpec(script="train.py", backend="modelarts", modelarts={"pool_id": "p"})
 
@@ -392,7 +391,7 @@ def test_a_missing_input_is_found_before_the_submit(
 def test_a_bucket_in_another_region_or_encrypted_is_reported(
     service: ModelArts, backend: ModelArtsBackend
 ):
-    """The service reports it only after the job has failed."""
+    """The service reports such a bucket only after the job has failed."""
     service.obs.location, service.obs.is_encrypted = "eu-west-101", True
     found = looked(service, backend)
 
@@ -480,7 +479,7 @@ def test_wrong_keys_are_reported_once_and_not_by_every_check(service: ModelArts,
 def test_a_user_without_the_right_to_list_quotas_may_submit(
     service: ModelArts, backend: ModelArtsBackend
 ):
-    """A user may have the right to train and not to list quotas."""
+    """A user may have permission to train, but not to list quotas."""
     refused = {"error_msg": "denied", "error_code": "ModelArts.0103"}
     service.faults.append(once("training-quotas", Reply(403, refused), times=9))
     found = looked(service, backend)
@@ -509,7 +508,7 @@ def test_the_checks_run_in_parallel(service: ModelArts, backend: ModelArtsBacken
 def test_without_a_job_doctor_lists_what_the_service_offers(
     service: ModelArts, backend: ModelArtsBackend
 ):
-    """For `cloudjob doctor --backend modelarts`."""
+    """`cloudjob doctor --backend modelarts` shows these checks."""
     found = {check.name: check for check in backend.checks(None, "")}
 
     assert found["flavor"].found == "2 flavors: cpu, gpu"
@@ -517,7 +516,6 @@ def test_without_a_job_doctor_lists_what_the_service_offers(
 
 
 def test_a_site_is_immutable():
-    """Its fields cannot be assigned."""
     site = Site("https://h", "https://h", "r", PROJECT, KEYS)
     with pytest.raises(AttributeError):
         site.endpoint = "x"  # type: ignore[misc]

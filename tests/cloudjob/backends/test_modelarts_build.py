@@ -1,4 +1,4 @@
-"""The request for a job on ModelArts: whole bodies, and the files beside the code."""
+"""Tests of the request for a ModelArts job, and of the files delivered beside the code."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ BODIES = {
 
 @pytest.mark.parametrize("name", BODIES)
 def test_the_body_matches_the_golden_file(name: str):
-    """Each way to choose what runs, and a job that uses every key."""
+    """Covers each way to select an image or engine, and a job that uses every key."""
     shown = request.show(request.build(submission(**BODIES[name]), SITE))
     text = json.dumps(shown, indent=1, sort_keys=True) + "\n"
     path = GOLDEN / f"{name}.json"
@@ -147,12 +147,12 @@ def test_every_variable_arrives_exactly_by_one_way(wanted: dict[str, str]):
 
 
 def test_the_hundredth_variable_is_the_last_in_the_body():
-    """The rest travels beside the code."""
+    """The remaining variables are delivered in a file beside the code."""
     wanted = {f"VARIABLE_{index}": "x" for index in range(150)}
     made = request.build(submission(env=wanted), SITE)
 
     assert len(made.body["algorithm"]["environments"]) == 100
-    # What is cloudjob's own stands there first: without it the entry would not even start.
+    # cloudjob's own variables come first in the body, since the entry cannot start without them.
     assert {name for name in made.env if name.startswith("CLOUDJOB_")} == set()
     shown = made.body["algorithm"]["environments"]
     assert {name for name in shown if name in wanted} | set(made.env) == set(wanted)
@@ -188,7 +188,7 @@ def test_the_command_hands_over_every_word_and_what_the_platform_appends(
 
 
 def test_a_preset_engine_runs_our_boot_file_with_the_same_words(tmp_path: Path):
-    """Its command takes no arguments, so they are in a file beside it."""
+    """Its command takes no arguments, so a file beside the boot file contains them."""
     made = request.build(submission(**{**PRESET, "args": ("a b", "\n")}), SITE)
     for name, data in delivery.companions(made).items():
         (tmp_path / name).write_bytes(data)
@@ -208,7 +208,7 @@ def test_a_preset_engine_runs_our_boot_file_with_the_same_words(tmp_path: Path):
 
 
 def test_the_delivered_folder_has_entry_variables_and_key():
-    """The entry of this version, the variables, and a key made for this job."""
+    """Each job has a new key. A single-node job without secrets needs neither env nor ssh-key."""
     made = request.build(submission(secrets={"TOKEN": "s3cr3t"}), SITE)
     found, other = delivery.companions(made), delivery.companions(made)
 

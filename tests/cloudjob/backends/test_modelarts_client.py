@@ -1,4 +1,4 @@
-"""The client of ModelArts, against the emulator's API with injected failures."""
+"""Tests of the ModelArts client with the emulator's API and injected failures."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ BODY = body("train-2345678b")
 
 
 class Pauses(list[float]):
-    """Takes the place of ``time.sleep``, and records for how long."""
+    """A replacement for ``time.sleep`` that only records the pauses, in seconds."""
 
     def __call__(self, seconds: float) -> None:
         self.append(seconds)
@@ -61,7 +61,7 @@ LOGIN = Login(SETTINGS.user, SETTINGS.domain, PASSWORD)
 
 
 def site_of(service: ModelArts, **values: Any) -> Site:
-    """Return where the service is."""
+    """Return the site of the service, with some values replaced."""
     found = Site(service.endpoint, service.endpoint, REGION, PROJECT, KEYS)
     return replace(found, **values)
 
@@ -169,7 +169,7 @@ def test_a_service_that_never_answers_is_reported_and_given_up(
             Client(site_of(service, endpoint=f"http://{host}"), limits=limits).show("x")
 
     assert caught.value.message == f"asking for job x: {host}: no answer in time"
-    # A reader of logs that an earlier test left may still report that its server is gone.
+    # A log reader left over from an earlier test may still report that its server is gone.
     reported = [message for message in caplog.messages if host in message]
     assert reported == [f"{caught.value.message}; trying again"]
 
@@ -213,7 +213,7 @@ def test_a_create_that_may_have_been_lost_is_sent_again_after_a_look_for_the_job
 def test_a_search_that_does_not_list_the_job_yet_creates_no_second_one(
     service: ModelArts, client: Client
 ):
-    """The service accepts no second job of the same name."""
+    """The service refuses a second job with the same name."""
     service.after.append(once(CREATE, Reply(cut=True)))
     service.faults.append(once("training-job-searches", Reply(200, {"total": 0, "items": []})))
     made = client.create(BODY)
@@ -249,7 +249,7 @@ def test_a_create_that_the_gateway_refuses_is_sent_again_at_once(
 def test_a_create_whose_outcome_stays_unknown_is_reported_as_such(
     search: Reply | None, service: ModelArts
 ):
-    """Otherwise the submit would forget a running job."""
+    """Otherwise the submit would lose track of a running job."""
     service.after.append(once(CREATE, Reply(cut=True), times=99))
     empty = Reply(200, {"total": 0, "items": []})
     service.faults.append(once("searches", search or empty, times=99))
@@ -260,7 +260,7 @@ def test_a_create_whose_outcome_stays_unknown_is_reported_as_such(
 
 
 def test_many_creates_under_faults_make_one_job_each(service: ModelArts):
-    """Eight run at once; the service drops every third answer and fails every fifth request."""
+    """Eight run at once; the service drops every third response and fails every fifth request."""
     count = itertools.count(1)
 
     def every(number: int, reply: Reply) -> Any:
@@ -289,7 +289,7 @@ def test_a_search_requests_pages_by_number(service: ModelArts, client: Client):
 
 
 def test_events_of_several_pages_come_in_order(service: ModelArts, client: Client):
-    """A hundred at a time."""
+    """A page has 100 events."""
     job = service.add("train")
     for number in range(250):
         service.database.add_event(job, str(number))
@@ -298,7 +298,7 @@ def test_events_of_several_pages_come_in_order(service: ModelArts, client: Clien
     assert found == ["Training job created.", *(str(number) for number in range(250))]
 
 
-# -- what the service says ------------------------------------------------------------------------
+# -- error responses ------------------------------------------------------------------------------
 
 
 def test_an_unknown_job_is_reported_as_not_found(client: Client):
@@ -356,7 +356,7 @@ def test_a_query_with_special_characters_arrives_as_it_was_signed(
     assert client.image_tags("a", "b", "ä +&=/%$~") == ["ä +&=/%$~"]
 
 
-# -- who we are -----------------------------------------------------------------------------------
+# -- authentication -------------------------------------------------------------------------------
 
 
 def test_wrong_keys_are_reported_as_an_authentication_error(service: ModelArts):
@@ -398,7 +398,7 @@ def test_a_password_is_exchanged_for_a_token_once(service: ModelArts):
 
 
 def test_an_expired_token_is_renewed(service: ModelArts):
-    """The service refuses it with 401."""
+    """The service refuses such a token with 401."""
     job = service.add("train")
     client = Client(site_of(service, keys=None, login=LOGIN))
     client.show(job)
@@ -457,7 +457,7 @@ def test_expired_temporary_keys_are_read_again_from_the_file(service: ModelArts,
 
 
 def write_keys(file: Path, keys: Keys) -> None:
-    """Write what Huawei's SDKs read."""
+    """Write a credentials file in the format of Huawei's SDKs."""
     file.touch(0o600)
     file.write_text(
         f"[basic]\nak = {keys.access_key}\nsk = {keys.secret_key}\nsecurity_token = {keys.token}\n"
@@ -465,7 +465,7 @@ def write_keys(file: Path, keys: Keys) -> None:
 
 
 def test_a_wrong_clock_is_noticed_and_corrected(service: ModelArts):
-    """The service refuses a time that is 15 minutes off, and its answer has its own time."""
+    """The service refuses a time that is 15 minutes off; its response contains its own time."""
     job = service.add("train")
     service.ahead_s = 3600
     client = Client(site_of(service))
@@ -475,13 +475,13 @@ def test_a_wrong_clock_is_noticed_and_corrected(service: ModelArts):
     assert len(service.asked("GET")) == 2
 
 
-# -- where the service is -------------------------------------------------------------------------
+# -- endpoints and credentials --------------------------------------------------------------------
 
 ENVIRON = {"HUAWEICLOUD_SDK_AK": "AK", "HUAWEICLOUD_SDK_SK": "SK", "HW_REGION_NAME": "cn-north-4"}
 
 
 def test_the_endpoints_follow_from_the_region(tmp_path: Path):
-    """The public addresses of a region."""
+    """These are the public endpoints of the region."""
     found = site.find({"bucket": "mine/jobs"}, ENVIRON, tmp_path, tmp_path)
 
     assert found.endpoint == "https://modelarts.cn-north-4.myhuaweicloud.com"
@@ -510,7 +510,7 @@ def test_the_region_follows_from_the_endpoint(tmp_path: Path):
 
 
 def test_a_file_that_others_may_read_is_refused(tmp_path: Path):
-    """The vendor's own file must be for its owner alone."""
+    """Only its owner may have access to the vendor's credentials file."""
     file = tmp_path / ".huaweicloud" / "credentials"
     file.parent.mkdir()
     write_keys(file, KEYS)
@@ -525,7 +525,7 @@ def test_a_file_that_others_may_read_is_refused(tmp_path: Path):
 
 @pytest.mark.parametrize("text", ["", "[basic]\n", "[other]\nak=1\n", "not ini", "\x00"])
 def test_a_credentials_file_without_keys_is_refused_with_a_hint(text: str, tmp_path: Path):
-    """One line, and no traceback."""
+    """The user gets an error message instead of a traceback."""
     file = tmp_path / "credentials"
     file.touch(0o600)
     file.write_text(text)
@@ -556,7 +556,7 @@ EMULATOR = {
 
 @pytest.fixture
 def emulator(tmp_path: Path) -> Path:
-    """The folder of a state with an emulator in it."""
+    """A state folder with the address file of an emulator."""
     file = tmp_path / site.EMULATOR_FILE
     file.parent.mkdir()
     file.write_text(json.dumps(EMULATOR))

@@ -1,4 +1,4 @@
-"""Logs read through a window on their end: every line once, in order, whatever it contains."""
+"""Tests of logs that are read through a window on their end: no line is lost or repeated."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from tests.support.modelarts import KEYS, PROJECT, ModelArts, Reply, once
 
 
 def window(log: bytes, size_bytes: int) -> Window:
-    """Return what the service shows of a log: its end as text, broken characters and all."""
+    """Return the end of a log as the service shows it, with U+FFFD for broken characters."""
     part = log[-size_bytes:]
     return Window(part.decode("utf-8", "replace"), len(part), len(log))
 
 
 def joined(log: bytes, ends: list[int], size_bytes: int) -> tuple[bytes, int]:
-    """Follow a log that grows to each of ``ends``; return its lines, and how often it skipped."""
+    """Follow a log that grows to each of ``ends``; return its lines and the number of gaps."""
     stitcher, got, leaps = Stitcher(), b"", 0
     for end in [*ends, len(log)]:
         found = stitcher.add(window(log[:end], size_bytes))
         if found is None:
             leaps += 1
-            # What the service exports has all of it.
+            # The exported log has the lines that the window has dropped.
             found = stitcher.give(log[stitcher.seen_bytes : end])
         got += found
     found = stitcher.add(window(log, size_bytes), is_last=True)
@@ -36,7 +36,7 @@ def joined(log: bytes, ends: list[int], size_bytes: int) -> tuple[bytes, int]:
 
 
 def ended(log: bytes) -> bytes:
-    """Return a log as it is given out: its last line has an end."""
+    """Return a log as it is shown, with a newline after its last line."""
     return log + b"\n" if log and not log.endswith(b"\n") else log
 
 
@@ -102,7 +102,7 @@ def test_the_exported_log_is_not_read_while_the_window_has_all_new_lines(grown: 
 
 
 def test_a_line_is_held_back_until_it_is_complete():
-    """A line may end within a character, and cloudjob's marks are at the beginning of lines."""
+    """A partial line may end within a character, and cloudjob's markers are at line starts."""
     stitcher = Stitcher()
 
     assert stitcher.add(window(b"one\ntw", 99)) == b"one\n"
@@ -143,7 +143,7 @@ def client_of(service: ModelArts) -> Client:
 
 
 def test_the_logs_of_all_nodes_are_followed_to_their_end(service: ModelArts):
-    """Both logs grow between requests, and are complete after the end."""
+    """Both logs grow between requests, and must be complete once the job has ended."""
     logs = [b"".join(b"node %d line %d\n" % (n, i) for i in range(200)) for n in (0, 1)]
     logs[1] += b"no end"
     job = service.add("train", nodes=2)
@@ -152,7 +152,7 @@ def test_the_logs_of_all_nodes_are_followed_to_their_end(service: ModelArts):
     def grow(_s: float) -> None:
         steps[0] += 1
         for node, log in enumerate(logs):
-            # A leap now and then: more than the window holds.
+            # At step 6 the log grows by 550 bytes, more than the window holds.
             end = min(len(log), 150 * steps[0] + (400 if steps[0] > 5 else 0))
             service.write_log(job, node, log[:end])
         if steps[0] == 30:
@@ -169,7 +169,7 @@ def test_the_logs_of_all_nodes_are_followed_to_their_end(service: ModelArts):
 
 
 def test_the_logs_of_a_large_job_are_polled_in_turns_and_no_line_is_lost(service: ModelArts):
-    """The head is asked each time, the others in turn, and all after the end."""
+    """The head's log is polled each time, the others in turn, and all after the job's end."""
     nodes, looks = 150, 6
     job = service.add("train", nodes=nodes)
     logs = [b"".join(b"node %d line %d\n" % (n, i) for i in range(12)) for n in range(nodes)]
@@ -198,7 +198,7 @@ def test_the_logs_of_a_large_job_are_polled_in_turns_and_no_line_is_lost(service
 
 
 def test_polling_some_nodes_does_not_end_the_logs_of_the_others(service: ModelArts):
-    """The last line of a node that was not asked may still grow."""
+    """The last line of a node that was not polled may still grow."""
     job = service.add("train", nodes=150)
     steps = [0]
 
@@ -241,7 +241,7 @@ def test_a_missing_log_is_not_an_error(service: ModelArts):
 
 
 def test_lost_lines_are_reported(service: ModelArts):
-    """They are older than the window, and the log was not exported."""
+    """The lines are older than the window, and the log was not exported."""
     job = service.add("train", phase="Completed")
     log = b"".join(b"line %d\n" % number for number in range(100))
     service.write_log(job, 0, log)

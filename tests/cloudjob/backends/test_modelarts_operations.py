@@ -1,4 +1,4 @@
-"""Each operation of the client is the one that the vendor's SDK sends."""
+"""Each operation of the client sends the same request as the vendor's SDK."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The controller of a job of the process backend: signals reach its nodes at any time."""
+"""Tests of the controller of a process-backend job: cancels, lost keepers and full disks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CONTROLLER = "from cloudjob.backends.process.controller import main; main()"
 
 @pytest.fixture
 def start(tmp_path):
-    """Start a controller of four sleeping nodes; yield it, and its state, once it is ready."""
+    """A function that starts a controller of four nodes and returns its process and state file."""
     started = []
 
     def controller(*argv: str, folder: Path | None = None) -> tuple[subprocess.Popen[bytes], Path]:
@@ -67,7 +67,7 @@ def start(tmp_path):
 
 @pytest.mark.parametrize("after_ms", [step * 0.8 for step in range(24)])
 def test_a_cancel_reaches_nodes_that_are_just_starting(start, after_ms):
-    """It reaches every node, even one that was just forked, and decides how the job ended."""
+    """SIGTERM reaches every node, even one that was just forked, and the job ends as cancelled."""
     controller, path = start()
     time.sleep(after_ms / 1000)
 
@@ -79,8 +79,8 @@ def test_a_cancel_reaches_nodes_that_are_just_starting(start, after_ms):
     assert state["ended_at"] is not None
 
 
-# The first node ends when the second one's keeper is gone; there each process has the next one as
-# its child, in a session of its own.
+# Node 0 exits when the keeper of node 1 is gone. On node 1, each process of a chain forks the next
+# one, which starts a new session.
 CHAIN = """\
 import os, sys, time
 folder, depth = os.environ["CLOUDJOB_NODE_DIR"], int(sys.argv[1])
@@ -103,7 +103,7 @@ elif os.environ["NODE"] == "1":
 
 
 def test_processes_that_a_killed_keeper_left_end_with_the_job(start):
-    """Every such process is ended, however deep in the tree."""
+    """Every such process is killed, however deep it is in the process tree."""
     controller, path = start(sys.executable, "-c", CHAIN, "40")
     last = read_when_there(path.with_name("last"))
     keeper = json.loads(path.read_bytes())["nodes"][1]["process"]
@@ -127,7 +127,7 @@ def read_when_there(path: Path) -> str:
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A disk of its own of 512 KiB."""
+    """A separate file system of 512 KiB."""
     folder = tmp_path / "disk"
     folder.mkdir()
     words = ["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", folder]
@@ -161,7 +161,7 @@ def test_the_end_of_a_job_is_written_to_a_disk_that_is_full(start, small_disk):
 
 
 def test_a_controller_that_cannot_continue_reports_it(start, tmp_path):
-    """Its nodes cannot be started: a file has the path of a home folder."""
+    """The nodes cannot be started, because a file has the path of a home folder."""
     (tmp_path / "0").mkdir()
     (tmp_path / "0" / "home-2").write_bytes(b"")
 

@@ -1,4 +1,4 @@
-"""Which GPUs the nodes of this machine have."""
+"""Tests of how the emulated nodes of a job share this machine's GPUs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_variables_of_the_shell_select_the_gpus(tmp_path: Path, visible, expecte
 
 
 def test_gpus_are_those_of_the_driver_if_the_variable_is_not_set(tmp_path: Path):
-    """It has a folder for each; without a driver there are none."""
+    """The driver has a folder for each GPU; without a driver there are no GPUs."""
     for name in ("0000:3b:00.0", "0000:af:00.0"):
         (tmp_path / name).mkdir()
 
@@ -35,7 +35,7 @@ def test_gpus_are_those_of_the_driver_if_the_variable_is_not_set(tmp_path: Path)
 
 
 def test_each_node_has_gpus_of_its_own():
-    """Each node has its own, in the order that the shell gave them."""
+    """GPUs are assigned in the order in which the shell lists them."""
     there = ("7", "5", "3", "1", "0")
 
     found = [devices.gpus_of_node(there, 2, 2, node) for node in range(2)]

@@ -1,4 +1,4 @@
-"""What an emulated node has for itself, and what it sees of this machine."""
+"""Tests of an emulated node's private folders, and of this machine's files that it sees."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def on_node(mounts: object, code: str, protected: object = ()) -> str:
 
 @pytest.fixture
 def mounts(tmp_path: Path):
-    """Return the mounts of a node whose folders are below the test's own."""
+    """Return the mounts of a node whose folders are below ``tmp_path``."""
     home, cache, work, tmp = (str(tmp_path / name) for name in ("h", "c", "w", "run/0"))
     found = mounts_of(home, cache, work, tmp, [str(tmp_path)])
     for source, _ in found:
@@ -90,7 +90,7 @@ def test_what_a_job_names_of_this_machine_stays_visible(mounts, tmp_path):
 
 
 def test_folders_behind_a_link_below_tmp_are_found():
-    """For example, CLOUDJOB_HOME is a link to another disk."""
+    """For example, CLOUDJOB_HOME may be a link to another disk."""
     disk = Path(tempfile.mkdtemp(prefix="cj-disk-", dir="/tmp"))
     link = Path(tempfile.mkdtemp(prefix="cj-link-", dir="/tmp")) / "home"
     link.symlink_to(disk)
@@ -112,7 +112,7 @@ def test_a_node_changes_a_protected_folder_for_itself_only(mounts, tmp_path, is_
     folder = tmp_path / "lib,with:signs"
     folder.mkdir()
     (folder / "old").write_text("old")
-    # An overlay cannot keep its changes in /proc; they stay in memory then.
+    # An overlay cannot store its changes in /proc, so they are kept in memory.
     changes = tmp_path / "changes" if is_on_disk else Path("/proc/self/task")
     code = f"""
 os.chdir({str(folder)!r})

@@ -1,4 +1,4 @@
-"""The keeper of an emulated node: everything on the node ends with it."""
+"""Tests of the keeper of an emulated node: no process on the node outlives it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from cloudjob.backends.process.node import Keeper, NodeRequest
 
-# Ends its programs when it is told to, as the entry does; each leads a session, as ranks do.
+# Kills its programs on SIGTERM, as the entry does; each program leads a session, as ranks do.
 ENTRY = """
 import os, signal, subprocess, sys, time
 programs = [
@@ -31,8 +31,8 @@ while True:
 
 @pytest.fixture
 def start(tmp_path):
-    """Start a keeper whose entry has 40 programs; each call returns its process id."""
-    # The time that the programs sleep tells them from every other test's.
+    """A function that starts a keeper whose entry runs 40 programs, and returns its process id."""
+    # The sleep time in the arguments identifies the programs of this test.
     mark = f"{3000 + os.getpid()}.{time.time_ns()}"
 
     def keeper(parent: int = os.getpid()) -> int:
@@ -65,7 +65,6 @@ def start(tmp_path):
 
 @pytest.mark.parametrize("after_ms", range(0, 20, 2))
 def test_a_node_ends_even_if_its_keeper_is_killed_while_ending_it(start, after_ms):
-    """The node ends with it, even if it is killed while it ends the node."""
     keeper = start()
     os.kill(keeper, signal.SIGHUP)
     time.sleep(after_ms / 1000)

@@ -26,7 +26,7 @@ from cloudjob.model.status import JobState
 from cloudjob.submission import pipeline
 
 LIMIT_S = 60.0
-# Kills itself before or after a step of sending; it has SIGKILL done to it from outside, in effect.
+# Sends itself SIGKILL before or after a step of the submit.
 SUBMIT = """
 import os, sys
 from pathlib import Path
@@ -51,7 +51,7 @@ pipeline.submit(JobSpec(script="train.py", source=source, launcher="python"), Pa
 
 
 class Laptop:
-    """A user with a script that runs until its file is there."""
+    """A user whose script runs until the file ``go`` exists."""
 
     def __init__(self, folder: Path) -> None:
         self.home = folder / "home"
@@ -62,21 +62,21 @@ class Laptop:
         (self.source / "train.py").write_text(text)
 
     def spec(self) -> JobSpec:
-        """Return the job."""
+        """Return the specification of the job."""
         return JobSpec(script="train.py", source=str(self.source), launcher="python")
 
     def killed(self, step: str, when: str) -> None:
-        """Submit, and be killed at a step."""
+        """Run a submit that is killed before or after a step."""
         words = [sys.executable, "-c", SUBMIT, str(self.home), str(self.source), step, when]
         assert subprocess.run(words, check=False).returncode == -signal.SIGKILL
 
     def job(self) -> tracking.Job:
-        """Return the one job there is."""
+        """Return the only job."""
         [(job, _)] = tracking.find_all(self.home)
         return job
 
     def left(self) -> list[str]:
-        """Return what is left of jobs, except for the store and the records."""
+        """Return the paths that jobs have left, except for the store and the records."""
         folders = [self.home / name for name in ("process", "running", "packing")]
         found = [str(path) for folder in folders if folder.is_dir() for path in folder.iterdir()]
         return found + [str(path) for path in self.run_dirs]
@@ -86,7 +86,7 @@ class Laptop:
 
 @pytest.fixture
 def laptop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Make a user; at the end nothing of the jobs may be left."""
+    """A user; after the test, all jobs are removed and must have left no files."""
     (tmp_path / "t").mkdir()
     user = Laptop(tmp_path)
     yield user
@@ -171,7 +171,7 @@ def test_records_that_are_locked_after_the_start_lose_no_job(
 def test_an_interrupt_while_the_job_is_sent_ends_it(
     laptop: Laptop, monkeypatch: pytest.MonkeyPatch
 ):
-    """A second Ctrl-C: the submit ends at once, and so does what it has started."""
+    """A second Ctrl-C ends the submit at once, together with the processes that it has started."""
     from cloudjob.backends.process import backend
 
     real = backend._send_request
@@ -223,7 +223,7 @@ def test_a_damaged_state_neither_breaks_the_list_nor_keeps_the_job(laptop: Lapto
     path.write_bytes(b"[1, 2")
     with Records(laptop.home / "records.db") as db:
         db.update(job.id, final_json="", state="PENDING")
-    # Its controller, which has reported the end, may still run for a moment.
+    # The controller may still run for a moment after it has reported the job's end.
     poll(lambda: tracking.find_all(laptop.home)[0][1].state.is_final)
     [(found, status)] = tracking.find_all(laptop.home)
     assert (status.state, status.exit_code) == (JobState.FAILED, 137)
@@ -238,7 +238,7 @@ def test_an_ended_job_leaves_no_zombie_in_the_process_that_submitted_it(laptop: 
     controller = int(lock.read_bytes().split()[-1])
     laptop.go.touch()
 
-    # Nobody asks for the status of the job.
+    # The zombie must be reaped although no command queries the job's status.
     poll(lambda: not Path(f"/proc/{controller}").exists())
 
 
@@ -266,7 +266,7 @@ def test_a_worker_that_was_lost_before_the_job_began_is_blamed_and_not_the_head(
 
 
 def test_a_job_runs_until_its_entries_have_ended_whatever_is_killed(laptop: Laptop):
-    """An entry that is ending keeps its files, and ``remove`` ends one that hangs."""
+    """The folder of a node is kept until its entry has exited."""
     job = pipeline.submit(laptop.spec(), laptop.home)
     lock = laptop.home / "running" / job.id
     poll(lambda: len(running.processes_of(laptop.home, job.id)) == 3)
@@ -274,10 +274,10 @@ def test_a_job_runs_until_its_entries_have_ended_whatever_is_killed(laptop: Lapt
     [keeper] = children_of(controller)
     [entry] = children_of(keeper)
 
-    # A keeper that is not stopped ends its entry when the controller dies, if it has the time.
+    # A keeper that is not stopped may still terminate its entry when the controller dies.
     for process in (entry, keeper):
         os.kill(process, signal.SIGSTOP)
-        # A busy machine stops it late; until then it still handles signals.
+        # On a busy machine it stops late; until then it still handles signals.
         stat = Path(f"/proc/{process}/stat")
         poll(lambda stat=stat: stat.read_text().rpartition(")")[2].split()[0] == "T")
     for process in (controller, keeper):

@@ -1,4 +1,4 @@
-"""The request to Slurm: scripts, variables and files. Only the shell is run."""
+"""Tests of the request to Slurm: scripts, variables and files; only the shell is run."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def built(where: Cluster = HERE, **values: object) -> request.SlurmRequest:
 
 
 def golden(name: str, text: str) -> None:
-    """Compare a text with the one that is kept; a new one is written and looked at by hand."""
+    """Compare a text with its golden file; a missing file is written, to be checked by hand."""
     path = GOLDEN / name
     if not path.exists():
         path.write_text(text)
@@ -103,7 +103,7 @@ def test_the_script_of_a_plain_job_matches_the_golden_file():
     [("command", "ssh", True), ("mpirun", "ssh", False), ("mpirun", "pmix", False)],
 )
 def test_only_a_job_that_uses_ssh_makes_an_ssh_key(launcher, mpi, has_ssh):
-    """Other jobs need any shared secret, but no program of OpenSSH."""
+    """Other jobs need only a shared secret, and no OpenSSH program."""
     made = built(launcher=launcher, procs_per_node=1, slurm={"mpi": mpi}).job_script
 
     assert ("ssh-keygen" in made) is has_ssh
@@ -150,7 +150,7 @@ def test_every_key_becomes_one_option_in_the_script():
         ({}, "", "B:USR1@40"),
         ({"timeout_min": 30.0, "grace_s": 120.0}, "--time=42", "B:USR1@150"),
         ({"timeout_min": 30.0, "slurm": {"time_min": 31}}, "--time=31", "B:USR1@40"),
-        # A warning that was due before the job begins would end it at once.
+        # A warning due before the job's start would terminate the job at once.
         ({"slurm": {"time_min": 1, "warn_s": 600}}, "--time=1", "B:USR1@30"),
         ({"grace_s": 86_400.0}, "", "B:USR1@65535"),
     ],
@@ -178,7 +178,7 @@ def test_variables_are_in_a_file_and_not_in_a_script():
 
 
 def test_each_entry_gets_the_variables_of_its_node():
-    """A dry run plans with it."""
+    """A dry run uses these variables to plan the launch."""
     nodes = [env.read(environ) for environ in built().environments]
 
     assert [node.node for node in nodes] == [0, 1]
@@ -188,7 +188,7 @@ def test_each_entry_gets_the_variables_of_its_node():
 
 
 def test_with_a_host_the_files_of_the_store_are_sent_with_the_job():
-    """Code, record and outputs of the job's own are in its folder there; other places stay."""
+    """Code, record and default outputs are in the job's folder on that host; other URIs stay."""
     made = built(FAR)
     there = request.located(made, "/home/me there/.cloudjob/slurm/train-2k83xnf2")
 
@@ -205,7 +205,7 @@ def test_with_a_host_the_files_of_the_store_are_sent_with_the_job():
 
 
 def test_lines_of_setup_run_in_a_login_shell():
-    """The command module is a function of a login shell."""
+    """The command ``module`` is a function that only a login shell defines."""
     text = built(slurm=WHOLE).node_script
 
     assert text.startswith("#!/bin/bash -l\n")
@@ -264,7 +264,7 @@ def test_options_that_only_resemble_reserved_ones_are_allowed(option):
 
 @pytest.mark.parametrize("launcher", ["torchrun", "python"])
 def test_pmix_is_refused_for_launchers_without_mpi(launcher):
-    """A profile may set it for all jobs."""
+    """``slurm.mpi`` has no effect on them, since a profile may set it for all jobs."""
     made = built(launcher=launcher, procs_per_node=1, slurm={"mpi": "pmix"})
 
     assert made.env["CLOUDJOB_LAUNCHER"] == launcher
@@ -354,7 +354,7 @@ def test_new_bytes_of_logs_are_read_unchanged(tmp_path):
 
 
 def test_variables_of_all_bytes_are_delivered():
-    """The file that the entry reads has all variables of the request."""
+    """Values may contain newlines, ``=`` and bytes that are not UTF-8."""
     values = {"A": "\udcff \n=", "B": ""}
 
     assert variables.load(variables.dump(values)) == values

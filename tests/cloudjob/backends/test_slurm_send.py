@@ -1,4 +1,4 @@
-"""A job that may have been submitted to Slurm keeps its folder, by which it is found."""
+"""The folder of a job that may have been submitted to Slurm is kept, so the job can be found."""
 
 from __future__ import annotations
 

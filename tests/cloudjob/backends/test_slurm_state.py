@@ -1,4 +1,4 @@
-"""The status of a job, from Slurm's answers and the notes in the job's folder."""
+"""Tests of a job's status, derived from Slurm's output and the notes in the job's folder."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ BEGIN = "begin 8 0 n1,n2 1795258477\n"
 
 
 def facts(word: str, reason: str = "None") -> Facts:
-    """Return what squeue says of a job."""
+    """Return the facts read from the output of ``squeue`` for a job."""
     text = f"8|{word}|1795258477|1795258481|cloudjob-sleep-gr8frw4v|{reason}\n"
     return state.read_jobs(text)["sleep-gr8frw4v"]
 
 
 def status(marks: str, word: str = "", *, reason: str = "None", **given):
-    """Return the state of a job by its folder and Slurm."""
+    """Return the status of a job with these notes in its folder and this state in Slurm."""
     said = facts(word, reason) if word else Facts()
     return state.status_of(state.read_marks(marks), said, **{"is_cancelled": False, **given})
 
@@ -62,7 +62,7 @@ def test_jobs_of_others_and_steps_are_skipped():
     ],
 )
 def test_a_waiting_job_is_reported_with_the_reason(word, reason, native):
-    """The status has Slurm's state and ours."""
+    """The status has Slurm's state and cloudjob's."""
     found = status("", word, reason=reason)
 
     assert found.state is JobState.PENDING
@@ -84,7 +84,7 @@ def test_a_waiting_job_is_reported_with_the_reason(word, reason, native):
     ],
 )
 def test_a_job_whose_script_was_killed_has_slurms_final_state(word, expected, cause, message):
-    """The folder only shows that it had started."""
+    """The notes in the folder show only that the script had started."""
     found = status(BEGIN, word)
 
     assert (found.state, found.cause, found.native) == (expected, cause, word)
@@ -94,7 +94,6 @@ def test_a_job_whose_script_was_killed_has_slurms_final_state(word, expected, ca
 
 @pytest.mark.parametrize("word", ["RUNNING", "COMPLETING", "SUSPENDED", "RESIZING"])
 def test_a_running_job_has_the_start_of_its_script(word):
-    """Its start is that of its script."""
     found = status(BEGIN, word)
 
     assert (found.state, found.native) == (JobState.RUNNING, word)
@@ -117,7 +116,7 @@ def test_a_success_is_known_without_asking_slurm():
 
 
 def test_a_job_has_ended_only_when_slurm_agrees():
-    """Only Slurm knows whether the job begins again, and why it was ended."""
+    """Only Slurm knows whether the job will be started again, and why it was terminated."""
     text = BEGIN + "asked slurm 1795258488\nend 143 1795258490\n"
 
     assert status(text, "COMPLETING").state is JobState.RUNNING
@@ -127,7 +126,7 @@ def test_a_job_has_ended_only_when_slurm_agrees():
 
 
 def test_a_job_that_slurm_has_forgotten_gets_its_status_from_its_notes():
-    """The last line of its notes decides; without one, it was killed."""
+    """The last line of its notes decides; if it is not an ``end`` line, the script was killed."""
     ended = status(BEGIN + "end 3 1795258490\n")
     killed = status(BEGIN)
 
@@ -153,7 +152,7 @@ def test_a_job_is_cancelled_whoever_cancelled_it():
 
     assert status(asked, "FAILED").state is JobState.CANCELLED
     assert status(BEGIN, "FAILED", is_cancelled=True).state is JobState.CANCELLED
-    # It was too late: the job had ended well.
+    # The cancel came too late: the job had already succeeded.
     ended = BEGIN + "end 0 1795258490\n"
     assert status(ended, "COMPLETED", is_cancelled=True).state is JobState.SUCCEEDED
 
@@ -203,7 +202,7 @@ def test_a_folder_that_a_node_does_not_see_is_named_as_the_cause(marks, reason, 
 
 
 def test_only_the_last_attempt_of_a_job_counts():
-    """Only lines after the last beginning count."""
+    """Only notes from the last ``begin`` line on count."""
     again = "begin 8 1 n3,n4 1795258600\n"
     text = BEGIN + "asked warned 3500 40 1795258488\n" + again
 

@@ -29,7 +29,7 @@ def _ended(job: str, code: int) -> JobRecord:
 
 @pytest.fixture
 def add_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int], None]:
-    """Add a job that has ended with an exit code to the records."""
+    """A function that records an ended job with the given exit code."""
     home = tmp_path / "home"
     home.mkdir(mode=0o700)
     monkeypatch.setenv("CLOUDJOB_HOME", str(home))
@@ -43,7 +43,7 @@ def add_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str,
 
 @pytest.fixture
 def home(tmp_path: Path, add_ended: Callable[[str, int], None]) -> Path:
-    """Return a home with three jobs that have ended: with 0, 3 and 4."""
+    """A home with records of three ended jobs, with the exit codes 0, 3 and 4."""
     for job, code in (("good-2", 0), ("bad-3", 3), ("bad-4", 4)):
         add_ended(job, code)
     return tmp_path / "home"

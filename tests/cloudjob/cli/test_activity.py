@@ -1,4 +1,4 @@
-"""What a job does and waits for, as `submit` shows it while it follows the job."""
+"""Tests of the activity that `submit` shows while it follows a job."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_only_some_of_many_waiting_nodes_are_named():
 
 
 class Waiting:
-    """A job that is known only to its platform."""
+    """A job for which only the platform's reason for waiting is known."""
 
     id = "train-1"
     nodes = 1

@@ -1,4 +1,4 @@
-"""The command line: every command that --help names is there, and costs only its own modules."""
+"""Tests of the command line: help pages, messages, exit codes and imports."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.support.statuses import status_of
 
 @pytest.mark.parametrize("command", [name for name, _, _ in _COMMANDS])
 def test_each_command_has_a_description(command: str, capsys: pytest.CaptureFixture[str]):
-    """It has options, and a description that is more than its name."""
+    """The help page lists at least one option or argument."""
     with pytest.raises(SystemExit) as ended:
         main([command, "--help"])
     shown = capsys.readouterr().out
@@ -83,7 +83,7 @@ def test_orphans_are_removed_without_the_docker_extra(tmp_path: Path):
 def test_a_command_without_memory_says_so_in_one_line(
     error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    """CPython raises the second one where it has no memory even for an exception."""
+    """CPython raises the ``SystemError`` when it has no memory even for an exception."""
 
     def fail(_words: list[str]) -> int:
         raise error
@@ -283,7 +283,7 @@ def test_list_watch_prints_the_list_until_it_is_interrupted(
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a folder with a script, as the current folder."""
+    """Return the current folder, which contains a script."""
     monkeypatch.setenv("CLOUDJOB_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("CLOUDJOB_CONFIG", os.devnull)
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
@@ -400,7 +400,7 @@ def test_init_asks_for_the_script_if_several_could_be_meant(
 ):
     (project / "train.py").unlink()
     (project / "a.py").touch()
-    # A file that cannot be read, also by root.
+    # Not even root can read this file.
     (project / "b.py").symlink_to("/proc/self/mem")
 
     assert main(["init"]) == 2

@@ -1,4 +1,4 @@
-"""Completion, asked for as shells do it."""
+"""Tests of command-line completion, requested as shells do."""
 
 from __future__ import annotations
 

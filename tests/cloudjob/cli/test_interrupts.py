@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and a terminal that closes, while a submit is attached to its job."""
+"""Tests of Ctrl-C, SIGTERM and a closing terminal while a submit is attached to its job."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Attached:
         self.shown = ""
 
     def until(self, text: str) -> None:
-        """Read until this is shown."""
+        """Read the output up to and including this text."""
         while text not in self.shown:
             piece = os.read(self._output, 4096)
             assert piece, self.shown
@@ -68,7 +68,7 @@ def attached(on_interrupt: str, when: str = "running", *, terminal: bool) -> Ite
         stdin=far if terminal else subprocess.DEVNULL,
         stdout=far,
         stderr=far,
-        # As from a shell, whatever this test was started by.
+        # The caller of the tests may ignore SIGHUP, as `nohup` does; a shell does not.
         preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL) and None,
     )
     os.close(far)

@@ -1,4 +1,4 @@
-"""What a person sees of a job's log, on a terminal and in a file."""
+"""Tests of how a job's log is shown, on a terminal and in a file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ESC = b"\x1b"
 
 
 def shown(*pieces: bytes, is_live: bool = True) -> bytes:
-    """Return all that is shown of the ranks' text."""
+    """Return everything that is shown for the ranks' output."""
     screen = Screen(is_live=is_live)
     return b"".join([screen.show(piece)[0] for piece in pieces]) + screen.finish()
 
@@ -61,7 +61,7 @@ def test_a_sequence_that_comes_in_two_parts_does_not_reach_a_terminal():
     ],
 )
 def test_a_carriage_return_cannot_forge_a_mark(pieces: list[bytes]):
-    """The mark of the rank precedes the text after a carriage return."""
+    """The rank's mark is repeated before the text after a carriage return."""
     found = shown(*pieces)
 
     assert found.endswith(b"[0] [1] forged\n")
@@ -120,7 +120,7 @@ def test_our_own_text_is_safe_on_a_terminal():
 @pytest.mark.parametrize("is_live", [True, False])
 @pytest.mark.parametrize("part", [b"x" * 100_000, b"\r" + b"x" * 100_000])
 def test_a_line_without_an_end_costs_little_memory(is_live: bool, part: bytes):
-    """A file gets all of it, in one line unless another rank writes; of a bar, the last state."""
+    """A file gets all text, in one line unless another rank writes, but only a bar's last state."""
     screen = Screen(is_live=is_live)
     found = []
     for _ in range(50):
@@ -136,7 +136,7 @@ def test_a_line_without_an_end_costs_little_memory(is_live: bool, part: bytes):
 
 
 def test_nested_bars_leave_one_line_and_the_text_behind_them():
-    # As tqdm writes an outer bar and an inner one with position=1 and leave=False.
+    # The output of tqdm for an outer bar and an inner one with position=1 and leave=False.
     written = b"\router: 0/2"
     for epoch in (b"1", b"2"):
         written += (
@@ -159,7 +159,7 @@ def test_nested_bars_leave_one_line_and_the_text_behind_them():
 
 
 def test_text_between_nested_bars_is_shown():
-    # What a rank prints stands where the cursor is: behind the movement of the inner bar.
+    # A rank prints at the cursor, so its text follows the cursor movement of the inner bar.
     pieces = (b"[0] \rinner: 1/2\x1b[Aepoch 1\n", b"[0]+ \rinner: 2/2\x1b[A\n", b"[0] epoch 2\n")
     for is_live in (True, False):
         assert shown(*pieces, is_live=is_live) == b"[0] epoch 1\n[0] epoch 2\n"

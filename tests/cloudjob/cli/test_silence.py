@@ -1,4 +1,4 @@
-"""What a follower reports of a job that prints nothing for long."""
+"""Tests of what a follower reports about a job that prints nothing for a long time."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from jobentry.contract.journal import Phase, RankSample, Sample
 
 
 def ranks(*each: tuple[int, int, str]) -> list[bytes]:
-    """Return a line of a journal with the CPU percentage and the state of some ranks."""
+    """Return a journal line with the CPU percentage and the state of some ranks."""
     samples = (RankSample(rank, cpu, 100, 700, state, 9, 0) for rank, cpu, state in each)
     return [journal.dump(Sample(at=1.0, ranks=tuple(samples)))]
 
 
 class Follower:
-    """A silence with a clock in minutes."""
+    """A ``Silence`` whose clock the test sets, in minutes."""
 
     def __init__(self) -> None:
         self.minutes = 0.0
@@ -71,7 +71,7 @@ class SilentJob:
         return ""
 
     def pieces(self, _node: Any, *, on_journal: Any, **_options: Any) -> Iterator[LogPiece]:
-        # First, as the first report may come at once.
+        # Before the first piece, since the first report may be made with it.
         on_journal(0, ranks((0, 0, "D")))
         yield LogPiece(0, b"[0] begins\n")
         for _ in range(5):

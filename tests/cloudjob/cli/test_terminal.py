@@ -1,4 +1,4 @@
-"""Tables and progress, on a terminal and in a pipe."""
+"""Tests of tables and progress reports, on a terminal and in a pipe."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_a_bar_on_a_terminal_fits_into_one_line_and_is_removed_at_the_end(column
     assert "150.0/200.0 MB" in shown
     assert shown.endswith("\r\x1b[1A\x1b[2K") or shown.endswith("\x1b[2K")
     assert "asking: no answer" in shown
-    # A command that is killed leaves a terminal with a cursor.
+    # The cursor is never hidden, since a killed command could not show it again.
     assert "\x1b[?25l" not in shown
 
 
@@ -246,7 +246,7 @@ def test_live_lines_fill_half_of_the_terminal_at_most():
 
 
 def test_a_pull_counts_the_bytes_of_all_layers():
-    """The engine reports each layer on its own, again and again."""
+    """The engine repeatedly reports the progress of each layer."""
     seen: list[tuple[int, int]] = []
     words = [
         {"status": "Pulling fs layer", "id": "a"},

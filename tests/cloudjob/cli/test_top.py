@@ -1,4 +1,4 @@
-"""What `top` shows of a job that runs on this machine."""
+"""Tests of what `top` shows about a job on this machine."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_top_shows_each_rank_until_the_job_ends(tmp_path: Path, monkeypatch, cap
     (tmp_path / "train.py").write_text(SCRIPT)
     job = cloudjob.submit("train.py", source=tmp_path, procs_per_node=2)
     command = f"{sys.executable} -m cloudjob top {job.id}"
-    # On a terminal it follows the job.
+    # On a terminal, `top` follows the job.
     followed = subprocess.run(
         ["script", "-qec", command, str(tmp_path / "typescript")],
         stdout=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""The layers of a job: precedence, exact values, and the error for every bad file."""
+"""Tests of the layers of a job's configuration: precedence, exact values and errors."""
 
 import contextlib
 import json
@@ -21,7 +21,7 @@ from jobentry.contract.stores import STORE_SECTIONS
 
 ROOT = Path(__file__).parents[3]
 
-# Text as it may stand in a YAML file and in the environment: no NUL, no halves of characters.
+# Text that both a YAML file and the environment can hold: no NUL and no lone surrogates.
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=30)
 NAMES = st.from_regex(VARIABLE_RULE, fullmatch=True).filter(
     lambda name: not name.startswith(("MA_", "CLOUDJOB_"))
@@ -30,13 +30,13 @@ NAMES = st.from_regex(VARIABLE_RULE, fullmatch=True).filter(
 
 @pytest.fixture
 def environ():
-    """Return an environment whose user file is empty, so that this machine's own plays no part."""
+    """Return an environment with an empty user file, so that the real one has no effect."""
     return {"CLOUDJOB_CONFIG": os.devnull}
 
 
 @pytest.fixture
 def job(tmp_path, environ):
-    """Load a job file of this text, with flags."""
+    """Return a function that loads a job file with this text, together with flags."""
 
     def loaded(text="", flags=None, **options):
         data = text if isinstance(text, bytes) else text.encode()
@@ -50,7 +50,7 @@ def job(tmp_path, environ):
 
 
 def problems_of(job, *args, **options):
-    """Return the problems that loading these reports, each of them one line."""
+    """Return the problems reported when a job is loaded, each of which must fit on one line."""
     with pytest.raises(SpecError) as caught:
         job(*args, **options)
     assert all(problem.isprintable() for problem in caught.value.problems)
@@ -107,7 +107,7 @@ def test_the_nearest_layer_wins(job, tmp_path, environ):
     ],
 )
 def test_a_script_is_named_as_the_nodes_find_it(job, tmp_path, script, found):
-    """An absolute path of a file in the source is fine, and a name is never taken for an option."""
+    """An absolute path in the source is accepted, and a name is never taken for an option."""
     (tmp_path / "source").mkdir()
     (tmp_path / "link").symlink_to("source")
     script = script.format(source=tmp_path / "source", link=tmp_path / "link")
@@ -123,7 +123,7 @@ def test_a_script_is_named_as_the_nodes_find_it(job, tmp_path, script, found):
 
 @pytest.mark.parametrize("mark", [".git", "pyproject.toml", "cloudjob.yaml", ""])
 def test_a_script_outside_the_current_folder_brings_its_project(job, tmp_path, mark):
-    """The nearest folder above it that looks like a project, else its own folder."""
+    """The source is the nearest folder above that looks like a project, else the script's own."""
     project, here = tmp_path / "project", tmp_path / "here"
     (project / "src").mkdir(parents=True)
     here.mkdir()
@@ -240,7 +240,7 @@ WORDS += [".5", ".inf", "=", "+1", "0o7", "12345678901234567890", "1.10", "Null!
 
 @pytest.mark.parametrize("word", WORDS)
 def test_a_plain_word_in_yaml_stays_text(job, word):
-    """YAML's own types change no value of the environment."""
+    """YAML's implicit types do not change the values of variables."""
     assert job(f"env: {{A: {word}}}").spec.env["A"] == word
 
 
@@ -259,9 +259,9 @@ VALUES = st.fixed_dictionaries(
 @given(values=VALUES, unicode=st.booleans(), style=st.sampled_from([None, "'", '"', "|", ">"]))
 @example(values={"env": {"y": "\x85\u2028\ufeff"}, "args": ["\r\n"]}, unicode=False, style="|")
 def test_what_is_dumped_is_loaded(job, values, unicode, style):
-    """Every text and number is read exactly, in every style of YAML."""
+    """Every string and number is read back exactly, in every YAML style."""
     text = yaml.safe_dump(values, allow_unicode=unicode, default_style=style)
-    # PyYAML's writer leaves U+0085 bare with allow_unicode, where YAML 1.1 reads a line break.
+    # With allow_unicode, PyYAML writes U+0085 unescaped, which YAML 1.1 reads as a line break.
     assume(yaml.safe_load(text) == values)
 
     spec = job(text).spec
@@ -350,14 +350,14 @@ def test_every_fault_of_every_file_is_reported_at_once(job, tmp_path):
     ],
 )
 def test_a_bad_value_is_named_with_its_line(job, text, problem):
-    """Each kind of fault is one problem with file, line and key."""
+    """Each fault is reported once, with file, line and key."""
     flags = {"script": None} if text.startswith("script") else {}
     found = [p for p in problems_of(job, text, flags) if not p.endswith("a: no such key")]
 
     assert len([p for p in found if problem in p]) == 1, found
 
 
-# Ten lines of aliases that stand for a thousand million values.
+# Ten lines whose aliases expand to a billion values.
 BOMB = "modelarts:\n  body:\n    a0: &a0 [x]\n" + "".join(
     f"    a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 10)
 )
@@ -396,7 +396,7 @@ def test_a_broken_file_is_reported_in_one_line(job, text, where, what, hint):
 
 @pytest.mark.parametrize("name", ["gone.yaml", "folder", "a\0b", "job.yaml/x", "/dev/zero"])
 def test_a_file_that_cannot_be_read_is_reported_in_one_line(job, tmp_path, name):
-    """A job file that is missing, a folder, or endless is reported with a hint."""
+    """A job file that is missing, a folder or endless is reported with a hint."""
     (tmp_path / "folder").mkdir()
 
     with pytest.raises(UsageError, match="reading job file: ") as caught:
@@ -468,7 +468,7 @@ def test_no_job_file_causes_a_traceback(job, data):
 
 
 def test_a_secret_comes_from_the_environment_or_a_file(job, tmp_path, environ):
-    """Names are looked up; a file is taken byte for byte, its last newline too."""
+    """Names refer to variables; a file is read byte for byte, including its last newline."""
     (tmp_path / "token").write_bytes(b"t\xff\n")
     environ |= {"A": "a", "B": "b"}
 
@@ -490,14 +490,14 @@ def test_a_secret_is_never_written_down(job):
 
 @pytest.mark.parametrize("flag", ["", "@gone", "@.", "@a\0b"])
 def test_a_missing_secret_is_an_error(job, flag):
-    """A missing variable or file is a problem with the name of the secret."""
+    """A missing variable or file is reported under the name of the secret."""
     (problem,) = problems_of(job, "", {"secrets": {"T": flag}})
 
     assert problem.startswith("secrets.T: ")
 
 
 def test_a_name_in_both_env_and_secrets_is_an_error(job, environ):
-    """The same name must not be both, from whatever layers."""
+    """The two may come from different layers."""
     environ["A"] = "hunter2"
 
     assert problems_of(job, "env: {A: x}", {"secrets": {"A": ""}}) == [
@@ -516,7 +516,7 @@ def test_a_secret_file_that_never_ends_is_too_long(job):
 
 
 def test_show_names_every_value_and_its_origin(job, environ):
-    """Config show has a row for every key, and stars for secrets."""
+    """The command `config show` prints a row for every key, with asterisks for secrets."""
     environ["T"] = "hunter2"
     rows = show(job("env: {A: x}\nargs: [a b, c]\nsecrets: [T]"))
 
@@ -529,7 +529,7 @@ def test_show_names_every_value_and_its_origin(job, environ):
 
 
 def test_show_needs_no_script(job):
-    """There is a configuration before there is a script, and other faults still count."""
+    """A configuration can be shown without a script, but other faults are still reported."""
     loaded = job("nodes: 2", {"script": None}, needs_script=False)
 
     assert ("script", "", "default") in show(loaded)
@@ -540,12 +540,12 @@ def test_show_needs_no_script(job):
 
 
 def accepts(value):
-    """Return whether an editor would take this job file."""
+    """Return whether the schema accepts this job file, as an editor would check it."""
     return jsonschema.Draft202012Validator(json_schema()).is_valid(value)
 
 
 def test_the_schema_is_valid_and_describes_every_key():
-    """It obeys the draft, is plain JSON and describes every key."""
+    """It also conforms to its draft of JSON Schema, and is plain JSON."""
     schema = json_schema()
 
     jsonschema.Draft202012Validator.check_schema(schema)
@@ -616,7 +616,7 @@ def rows(properties, prefix=""):
 
 
 def kind_of(key):
-    """Return what the reference calls the type of a key."""
+    """Return the type of a key as the reference page names it."""
     if "anyOf" in key:
         return "list of names, or names to `@FILE`"
     if key.get("items") == {}:
@@ -631,7 +631,7 @@ def kind_of(key):
 
 
 def test_the_reference_has_every_key():
-    """docs/reference/job-file.md holds the table of keys word for word."""
+    """docs/reference/job-file.md contains the table of keys verbatim."""
     table = "\n".join(rows(JobSpec.model_json_schema()["properties"]))
 
     assert table in (ROOT / "docs" / "reference" / "job-file.md").read_text(), (
@@ -676,7 +676,7 @@ modelarts:
 
 
 def test_a_section_has_maps_lists_and_trees(job):
-    """Maps with any names, and YAML that is passed on unchanged, have JSON's types."""
+    """Values of maps are text, and YAML that is passed on unchanged keeps JSON's types."""
     loaded = job(MODELARTS)
     section = loaded.spec.sections["modelarts"]
 
@@ -730,7 +730,7 @@ def test_each_problem_of_a_section_is_reported(job, text):
     ],
 )
 def test_a_backend_has_a_limit_of_its_own(job, tmp_path, user, text, flags, expected):
-    """The nearest layer decides, and within it the backend's key; a copy of the job keeps it."""
+    """The nearest layer decides, and in it the backend's key; a copied job keeps the limit."""
     (tmp_path / "user.yaml").write_text(user)
     environ = {"CLOUDJOB_CONFIG": str(tmp_path / "user.yaml")}
 
@@ -785,7 +785,7 @@ def test_a_variable_that_is_recorded_masked_is_given_again_for_a_copy(job, tmp_p
 
 @pytest.fixture
 def env_file(tmp_path):
-    """Return the variables of an env file with these bytes."""
+    """Return a function that returns the variables of an env file with these bytes."""
 
     def read(data, environ=None):
         path = tmp_path / "job.env"
@@ -818,7 +818,7 @@ def env_file(tmp_path):
     ],
 )
 def test_an_env_file_is_read_exactly(env_file, data, variables):
-    """Values are literal, quotes are optional, and Windows line ends are not part of them."""
+    """Values are literal, quotes are optional, and Windows line endings are not part of values."""
     if variables is None:
         with pytest.raises(UsageError):
             env_file(data)
@@ -845,7 +845,7 @@ def test_a_name_alone_is_taken_from_the_environment(env_file):
     ],
 )
 def test_a_bad_line_of_an_env_file_is_named(env_file, tmp_path, data, line):
-    """The error has the file and the line where the fault begins."""
+    """The error names the file and the line where the fault begins."""
     with pytest.raises(UsageError) as caught:
         env_file(data)
 
@@ -856,7 +856,7 @@ def test_a_bad_line_of_an_env_file_is_named(env_file, tmp_path, data, line):
 
 @pytest.mark.parametrize("name", ["gone", ".", "a\0b", "/dev/zero"])
 def test_an_env_file_that_cannot_be_read_is_reported_in_one_line(tmp_path, name):
-    """A missing file, a folder and an endless file are the user's mistake."""
+    """A missing file, a folder and an endless file are usage errors."""
     with pytest.raises(UsageError, match="reading env file: "):
         read_env_file(tmp_path / name, {})
 

@@ -1,4 +1,4 @@
-"""Only a browser that opened the one-time link gets through."""
+"""Tests of access: only a browser that opened the one-time link may use the console."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def make() -> Access:
 
 
 def ask(access: Access, path: str = "/", kind: str = "http", **headers: str) -> dict[str, Any]:
-    """Return the first message of the answer, with its headers as a dictionary."""
+    """Return the first message of the response, with its headers as a dictionary."""
     path, _, query = path.partition("?")
     sent: list[dict[str, Any]] = []
     named = {"host": HOST, **headers}
@@ -49,7 +49,7 @@ def login(access: Access) -> str:
     assert answer["status"] == 200
     cookie, *attributes = answer["headers"]["set-cookie"].split("; ")
     assert str(PORT) in cookie
-    # Without a domain, so that only this host gets it.
+    # Without a Domain attribute, browsers send the cookie only to this host.
     assert sorted(attributes) == ["HttpOnly", "Path=/", "SameSite=strict"]
     return str(cookie)
 

@@ -1,4 +1,4 @@
-"""What the charts of a job are drawn from."""
+"""Tests of the data from which the charts of a job are drawn."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_the_silent_rank_and_the_failed_rank_stand_out():
 @pytest.mark.parametrize(
     ("shows", "values", "limits", "odd"),
     [
-        # Small differences keep a weak colour: the scale is as wide as a difference that matters.
+        # The scale spans at least a difference that matters, so small ones have faint colours.
         ("silent for (s)", (1, 3, 2), (0, 60), ""),
         ("silent for (s)", (1, 300, 2), (0, 300), "Rank 1 differs most: 300 s"),
         ("CPU (%)", (98, 100, 99), (74, 124), ""),
@@ -171,7 +171,7 @@ def test_resources_have_a_line_for_each_node_and_rank_and_no_chart_without_value
     assert found["Memory (MB)"] == {"node 0": [(10.0, 536.9)], "node 1": []}
     assert found["CPU of each rank (% of one CPU)"]["rank 1"] == [(11.0, 10)]
     assert "GPUs and NPUs (%)" not in found
-    # A zoom of one is a zoom of all.
+    # All charts have the same time axis, so that they can be zoomed together.
     axes = {(chart.option["xAxis"]["min"], chart.option["xAxis"]["max"]) for chart in drawn}
     assert axes == {(10.0, 11.0)}
 

@@ -1,4 +1,4 @@
-"""The log of a job of the emulator, as the console reads it."""
+"""Tests of how the console reads the log of an emulator's job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the jobs page is sent: every row once, then the changes."""
+"""Tests of the rows that the jobs page receives: first all of them, then the changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The log of a job, selected and cut into pages."""
+"""Tests of a job's log, filtered and split into pages."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Job:
 
 @contextlib.contextmanager
 def opened(job: Job, *, is_read: bool = True) -> Iterator[LogTable]:
-    """Open the log of a job, and wait until all of it was read."""
+    """Open the log of a job; with ``is_read``, wait until all of it has been read."""
     log = LogTable(job)  # type: ignore[arg-type]
     try:
         if is_read:
@@ -149,7 +149,7 @@ def test_a_long_search_continues_with_each_request(
     [
         (Failure(rank=1, last_lines=("step 2", "ValueError: no", "")), {}, (4, 5)),
         (Failure(rank=1, last_lines=("step 2", "ValueError: no")), {"rank": 1}, (1, 5)),
-        # Filters that leave the line out show what is closest.
+        # If a filter excludes the line, the closest position is found.
         (Failure(rank=1, last_lines=("ValueError: no",)), {"rank": 0}, (0, 5)),
         (Failure(rank=1, message="ValueError: no"), {"text": "absent"}, (0, 5)),
         (Failure(rank=1, last_lines=("what is not there",)), {}, (6, 7)),

@@ -1,4 +1,4 @@
-"""The report on a job, without a browser."""
+"""Tests of the report on a job, without a browser."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_output_of_a_job_cannot_inject_html_into_the_report(tmp_path: Path, monk
 
 
 def test_a_report_does_not_import_nicegui():
-    """It would take a second."""
+    """Importing it would take a second."""
     code = "import sys, cloudjob.console.report; sys.exit('nicegui' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 

@@ -1,4 +1,4 @@
-"""The process of `cloudjob console`: how it starts and ends."""
+"""Tests of how the process of `cloudjob console` starts and exits."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def start(folder: Path, *words: str) -> subprocess.Popen[str]:
 
 
 def _heed_signals() -> None:
-    """Restore the signals that the caller of the tests ignores."""
+    """Restore the default handling of signals that the caller of the tests may ignore."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
 
@@ -46,7 +46,7 @@ def test_a_signal_ends_the_console_without_a_traceback_or_a_file(
     shown = [process.stderr.readline() for _ in range(3)]
     link = re.search(r"http://\S+", "".join(shown))
     assert link
-    # Answered, so the server runs.
+    # An HTTP error is a response, so the server is running.
     with pytest.raises(urllib.error.HTTPError):
         urllib.request.urlopen(link.group().partition("/login")[0], timeout=LIMIT_S)
     process.send_signal(number)

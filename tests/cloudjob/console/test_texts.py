@@ -1,4 +1,4 @@
-"""Texts of jobs that are not UTF-8."""
+"""Tests of job texts with bytes that are not UTF-8 or with control sequences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls in threads that do not keep the console from ending."""
+"""Tests of calls in threads that do not delay the exit of the console."""
 
 from __future__ import annotations
 

@@ -20,12 +20,12 @@ def session_api() -> Iterator[Api]:
 
 @pytest.fixture
 def api(session_api: Api) -> Iterator[Api]:
-    """The emulator of the session, without injected faults after each test."""
+    """The emulator of the session; injected faults are cleared after each test."""
     yield session_api
     daemon.clear_faults(session_api.home)
 
 
 @pytest.fixture(scope="session")
 def s3(session_api: Api) -> Any:
-    """boto3 with the account's key, and a bucket called data."""
+    """A boto3 client with the account's key, and a bucket named data."""
     return bucket_of(session_api)

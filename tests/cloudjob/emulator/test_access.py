@@ -1,4 +1,4 @@
-"""Authentication: signatures, clocks, tokens, temporary keys, projects, rates."""
+"""Authentication: signatures, clock skew, tokens, temporary keys, projects and rate limits."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ PLAIN = {"Authorization": ""}
 
 
 def date(**offset: float) -> str:
-    """Return a time for a signature, so far from now."""
+    """Return the date for a signature, at this offset from now."""
     return (datetime.now(timezone.utc) + timedelta(**offset)).strftime(DATE_FORMAT)
 
 
 def words(answer: tuple[int, Any, Any]) -> tuple[int, str, str]:
-    """Return status, code and message."""
+    """Return the HTTP status, the error code and the error message."""
     status, values, headers = answer
     assert values["request_id"] == headers["x-request-id"]
     return status, values["error_code"], values["error_msg"]
 
 
 def password(api: Api, **changes: Any) -> dict[str, Any]:
-    """Return the body that asks for a token by password."""
+    """Return the body of a token request with a password."""
     address = api.address
     user = {
         "name": address.user,
@@ -47,7 +47,7 @@ def password(api: Api, **changes: Any) -> dict[str, Any]:
 
 
 def token(api: Api) -> str:
-    """Return a token."""
+    """Request a token with the password, and return it."""
     status, values, headers = api.ask(
         "POST", "/v3/auth/tokens", password(api), headers={"Authorization": "none"}
     )
@@ -248,7 +248,7 @@ def test_a_project_has_jobs_of_its_own(api: Api):
     log = api.ok("GET", f"{show}/tasks/worker-0/logs/preview")["content"]
     assert re.search("^HST[0-9A-F]{17}$", log, re.MULTILINE)
     assert api.ask("GET", f"{{p}}/training-jobs/{job}")[1]["error_code"] == "ModelArts.2775"
-    # A name is taken in its own project only.
+    # The names of jobs are unique only within a project.
     assert api.ask("POST", "{p}/training-jobs", body)[0] == 201
 
 
@@ -298,7 +298,7 @@ def test_an_api_that_does_not_exist_is_refused_by_the_gateway(api: Api):
 def test_too_many_requests_in_a_minute_are_refused_with_429_and_a_retry_time():
     with running("engine: process\nrequests_per_min: 5\n") as api:
         if time.monotonic() % 60 > 50:
-            time.sleep(11)  # the minute in which they are counted must not end meanwhile
+            time.sleep(11)  # all requests must be counted in the same minute
         found = [api.ask("GET", PATH) for _ in range(7)]
 
     assert [status for status, _, _ in found] == [200] * 5 + [429] * 2

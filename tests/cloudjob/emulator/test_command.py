@@ -29,7 +29,7 @@ PROMISED = {
 
 
 def cloudjob(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run a command with a state folder."""
+    """Run ``cloudjob emulator`` with these arguments and state folder."""
     return subprocess.run(
         [str(BIN), "emulator", *words],
         env={**os.environ, "CLOUDJOB_HOME": str(home)},

@@ -14,7 +14,7 @@ from tests.support.emulator import Api, await_true, bucket_of, keys, running
 
 
 def kill(api: Api) -> None:
-    """End the emulator as a crash would."""
+    """Kill the emulator, and wait until its process has ended."""
     os.kill(api.address.pid, signal.SIGKILL)
     await_true(lambda: not state.is_running(daemon.folder(api.home)))
 
@@ -53,7 +53,7 @@ def test_kill_9_loses_no_job_object_or_key():
         assert again.await_phase(waiting)["status"]["phase"] == "Completed"
         log = again.log(running_job)
         ticks = [int(line.split()[1]) for line in log.splitlines() if line.startswith("tick")]
-        # Nothing is lost and nothing comes twice, before, during and after the crash.
+        # No line is lost or repeated, whether written before, during or after the crash.
         assert ticks == list(range(1, len(ticks) + 1))
         assert len(ticks) > 3
         assert keys(s3, "out/") == ["out/ticks"]
@@ -65,7 +65,7 @@ def test_a_job_completes_after_a_crash_at_any_moment_of_its_start(moment_s: floa
 
     with running("engine: process\n") as api:
         job = api.create("echo begun; sleep 0.5; echo ended", nodes=2)
-        time.sleep(moment_s)  # the moment of the crash, not a wait for something
+        time.sleep(moment_s)  # the time of the crash, not a wait for a condition
         kill(api)
         again = Api(daemon.up(api.home), api.home)
 

@@ -1,4 +1,4 @@
-"""What other users of the machine, and web pages in its browser, can access of an emulator."""
+"""What other local users, and web pages in a local browser, can access in an emulator."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from cloudjob.backends.process.node import descendants_of
 from tests.support.emulator import Api, new_name
 
 LISTEN = "0A"
-# How a client of gRPC begins, and the kind of the frame with which a server answers it.
+# The preface that a gRPC client sends, and the type of the frame with which a server answers.
 GRPC, SETTINGS = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + "\0\0\0\4\0\0\0\0\0", "\4"
-# Runs as nobody, where it may: prints each answer that it gets. A server that speaks TLS says in
-# plain text that it does, or nothing.
+# Runs as the user nobody if root starts it, and prints each answer. A request is repeated over TLS
+# if the plain-text answer is empty or says that the server requires HTTPS.
 PROBE = r"""
 import json, os, socket, ssl, sys
 given = json.load(sys.stdin)
@@ -64,20 +64,20 @@ def listening(pid: int) -> tuple[list[tuple[str, int]], list[str]]:
     unix = [
         str(Path(f"/proc/{inodes[words[6]]}/cwd").resolve() / words[7])
         for words in table("unix")
-        # What has a name and is no connection listens.
+        # The flag 00010000 (__SO_ACCEPTCON) marks a listening socket; the last field is its path.
         if len(words) > 7 and words[6] in inodes and words[3] == "00010000"
     ]
     return tcp, unix
 
 
 def table(name: str) -> Iterator[list[str]]:
-    """Return the lines of a table of sockets, split at blanks."""
+    """Yield the fields of each line in a socket table of /proc/net."""
     for line in Path("/proc/net", name).read_text().splitlines()[1:]:
         yield line.split()
 
 
 def answers_to_nobody(addresses: Any, requests: list[str]) -> list[Any]:
-    """Return the answer that another user gets."""
+    """Return the answers that another user gets at these addresses."""
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", PROBE],
         input=json.dumps({"addresses": addresses, "requests": requests}),

@@ -68,7 +68,7 @@ def test_with_a_skewed_clock_current_signatures_have_expired(api: Api):
 def test_a_job_hangs_pending_until_the_fault_ends(api: Api):
     api.fault("hang-pending")
     waiting = api.create("true")
-    time.sleep(1.5)  # the queue is looked at three times meanwhile
+    time.sleep(1.5)  # the scheduler checks the queue three times in that time
     assert api.show(waiting)["status"]["phase"] == "Pending"
     daemon.clear_faults(api.home)
     assert api.await_phase(waiting)["status"]["phase"] == "Completed"

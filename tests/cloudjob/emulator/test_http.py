@@ -1,4 +1,4 @@
-"""What the two HTTP servers do with hostile, broken and interrupted requests."""
+"""How the two HTTP servers handle hostile, malformed and interrupted requests."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def connected(endpoint: str) -> Iterator[socket.socket]:
 
 
 def exchanged(endpoint: str, *parts: bytes) -> bytes:
-    """Send the parts, and return the response up to the end of the connection."""
+    """Send the parts, and return all data that the server sends until it closes the connection."""
     with connected(endpoint) as client:
         with contextlib.suppress(ConnectionError):
             for part in parts:
@@ -244,7 +244,7 @@ def put_of(endpoint: str, target: str) -> bytes:
 
 @pytest.mark.parametrize("parts", [(), (b"GET / HT",), (b"GET / HTTP/1.1\r\nHost: a\r\n\r\n",)])
 def test_a_silent_connection_is_closed(monkeypatch: pytest.MonkeyPatch, parts: tuple[bytes, ...]):
-    """A client may fall silent before a request, within its head and after its answer."""
+    """The client stops sending before a request, within its head, or after the answer."""
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await Response("ok")(scope, receive, send)

@@ -1,4 +1,4 @@
-"""Jobs from their creation to their end, in processes."""
+"""Jobs from creation to completion; their nodes are processes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ print("done by", index, "of", words.get("world_size"), os.path.basename(os.getcw
 
 
 def code(s3: Any, name: str, files: dict[str, bytes] | None = None) -> str:
-    """Put code into OBS and return its folder's URL."""
+    """Upload code and input data to OBS, and return the URL of the code folder."""
     for path, data in (files or {"train.py": SCRIPT}).items():
         s3.put_object(Bucket="data", Key=f"{name}/proj/{path}", Body=data)
     s3.put_object(Bucket="data", Key=f"{name}/in/in.txt", Body=b"in ")
@@ -44,7 +44,7 @@ def code(s3: Any, name: str, files: dict[str, bytes] | None = None) -> str:
 
 
 def channels(name: str) -> dict[str, Any]:
-    """Return one input and one output."""
+    """Return one input, one output and one parameter."""
     return {
         "inputs": [{"name": "data_url", "remote": {"obs": {"obs_url": f"obs://data/{name}/in/"}}}],
         "outputs": [{"name": "train_url", "remote": {"obs": {"obs_url": f"/data/{name}/out/"}}}],
@@ -102,12 +102,12 @@ def test_every_kind_of_job_runs_on_two_nodes_with_data_in_obs(api: Api, s3: Any,
 
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_a_recipe_for_the_platform_runs_unchanged_twice_in_a_row(api: Api, s3: Any, nodes: int):
-    """With a PyTorch preset, and once for each device with an Ascend preset."""
+    """A PyTorch preset runs the script once on each node, an Ascend preset once on each device."""
     recipe.run_twice(api, s3, {"PyTorch": PYTORCH, "Ascend": ASCEND}, nodes)
 
 
 def wheel() -> bytes:
-    """Return a package that pip installs without a network."""
+    """Return a wheel that pip can install without a network."""
     info = "cjpackage-1.0.dist-info"
     files = {
         "cjpackage.py": "",
@@ -187,7 +187,7 @@ def test_a_job_terminated_at_any_moment_of_its_start_is_terminated(api: Api):
     jobs = []
     for number in range(8):
         jobs.append(api.create("sleep 60", nodes=2))
-        # The moment is what differs, from before its code is there to when its nodes begin.
+        # The delays range from before the code is in place to the start of the nodes.
         time.sleep(number * 0.03)
         api.ask("POST", f"{{p}}/training-jobs/{jobs[-1]}/actions", {"action_type": "terminate"})
 
@@ -412,7 +412,7 @@ def test_the_node_check_replaces_a_bad_node(api: Api):
     assert any("Node check failed" in event for event in api.events(job))
 
 
-# -- room -----------------------------------------------------------------------------------------
+# -- capacity -------------------------------------------------------------------------------------
 
 
 def test_jobs_wait_for_room_in_their_pool_by_priority(api: Api):

@@ -18,7 +18,7 @@ COUNT = 10_000
 
 
 def fill(api: Api, count: int) -> None:
-    """Put jobs into the database of an emulator that runs, as those of an earlier time."""
+    """Add ended jobs to the database of a running emulator."""
     database = Database(Path(api.home, "emulator", "state.db"))
     body = models.job(api.body("true"), None, defaults())
     with database.transaction():
@@ -58,7 +58,7 @@ def full() -> Any:
 
 
 def names(found: Any) -> list[str]:
-    """Return the names of a page."""
+    """Return the names of the jobs on a page."""
     return [item["metadata"]["name"] for item in found["items"]]
 
 
@@ -138,7 +138,7 @@ def test_pages_of_ten_thousand_jobs_do_not_grow_the_memory(full: Api):
 
 
 def memory_kb(api: Api) -> int:
-    """Return the memory of the emulator's own process."""
+    """Return the resident memory of the emulator's process, without its children."""
     text = Path(f"/proc/{api.address.pid}/status").read_text()
     return int(next(line for line in text.splitlines() if line.startswith("VmRSS")).split()[1])
 

@@ -18,7 +18,7 @@ PRESET = {"engine_id": "pytorch_1.8.0-cuda_10.2-py_3.7-ubuntu_18.04-x86_64"}
 
 
 def body(**changes: Any) -> dict[str, Any]:
-    """Return the smallest body, with changes at dotted paths."""
+    """Return the smallest valid body, changed at paths whose keys are joined by ``__``."""
     made: dict[str, Any] = {
         "kind": "job",
         "metadata": {"name": "j"},
@@ -35,12 +35,12 @@ def body(**changes: Any) -> dict[str, Any]:
 
 
 def obs(url: str, name: str = "data_url", **more: Any) -> dict[str, Any]:
-    """Return a channel."""
+    """Return an input or output."""
     return {"name": name, "remote": {"obs": {"obs_url": url}}, **more}
 
 
 def whole(**changes: Any) -> Any:
-    """Return the completed body."""
+    """Return the body with all defaults, after its validation."""
     return models.job(body(**changes), None, SETTINGS)
 
 
@@ -247,7 +247,7 @@ VALUES = st.recursive(
 
 
 def places(value: Any, way: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Return the way to every value in a body."""
+    """Return the path of every value in a body, as tuples of keys."""
     found = [way] if way else []
     items = value.items() if isinstance(value, dict) else ()
     items = enumerate(value) if isinstance(value, list) else items

@@ -1,4 +1,4 @@
-"""What a node gets: variables, command, folders."""
+"""The environment variables, command and folders of a node."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MPI = "mindspore_1.3.0-cuda_10.1-py_3.7-ubuntu_1804-x86_64"
 
 
 def row(nodes: int = 2, flavor: str = "modelarts.vm.cpu.2u", **algorithm: Any) -> JobRow:
-    """Return a job."""
+    """Return the database row of a job."""
     given = {"engine": {"image_url": "i:1"}, "command": "bash run.sh", **algorithm}
     whole = models.job(
         {
@@ -186,7 +186,7 @@ def test_parameters_and_channels_are_appended_to_the_command():
 
 
 def preset(engine: str, nodes: int, index: int = 1, machine: Machine = CONTAINER) -> str:
-    """Return the last part of the command of a preset."""
+    """Return the command of a node that runs a preset."""
     return node_plan.command(
         row(
             nodes,
@@ -203,7 +203,7 @@ def preset(engine: str, nodes: int, index: int = 1, machine: Machine = CONTAINER
 
 @pytest.fixture
 def code(tmp_path: Path) -> Path:
-    """The code folder of a node with a boot file in a subfolder, which shows what it sees."""
+    """The code folder of a node; a boot file in a subfolder prints what it was started with."""
     folder = tmp_path / "home/ma-user/modelarts/user-job-dir/proj"
     (folder / "sub").mkdir(parents=True)
     (folder / "beside_sub.py").write_text("")
@@ -216,7 +216,7 @@ def code(tmp_path: Path) -> Path:
 
 
 def started(code: Path, **environ: str) -> subprocess.CompletedProcess[str]:
-    """Run a preset on a machine without containers."""
+    """Run a preset on a node that is a process, not a container."""
     machine = Machine(str(code.parents[4]), sys.executable, (), "", archive="/a b/entry")
     job = row(
         1,
@@ -236,14 +236,14 @@ def started(code: Path, **environ: str) -> subprocess.CompletedProcess[str]:
 
 
 def seen(done: subprocess.CompletedProcess[str]) -> list[Any]:
-    """Return what the boot file showed in the last line."""
+    """Return the values in the last line that the boot file printed."""
     assert done.returncode == 0, done.stderr
     found: list[Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
 def test_a_preset_runs_the_boot_file_in_the_code_folder(code: Path):
-    """Modules of the code folder are found from a subfolder, after those of the image."""
+    """A boot file in a subfolder can import from the code folder; the image takes precedence."""
     path = f"/image lib:{code}:/a b/entry/emulated"
 
     assert seen(started(code, PYTHONPATH="/image lib")) == [
@@ -258,7 +258,7 @@ def test_a_preset_runs_the_boot_file_in_the_code_folder(code: Path):
 @pytest.mark.parametrize("place", ["", "sub/"])
 @pytest.mark.parametrize("end", ["", "exit 0\n"])
 def test_hooks_run_before_the_boot_file_and_their_exports_stay(code: Path, place: str, end: str):
-    """Beside the boot file or in the code folder, whatever they do to the shell."""
+    """Hooks may be beside the boot file or in the code folder, and may change the shell's state."""
     shell = f"export SHELL_HOOK='a b'\nset -- x\ncd /\necho from the shell\n{end}"
     (code / f"{place}ma-pre-start.sh").write_text(shell)
     python = "import os, sys\nos.environ['PYTHON_HOOK'] = os.environ['SHELL_HOOK'] + ' c'\n"
@@ -306,7 +306,7 @@ def test_pytorch_presets_on_several_nodes_get_one_rank_per_node():
 
 
 def test_pytorch_presets_of_different_jobs_use_different_ports():
-    """Nodes in processes share the ports of this machine."""
+    """Nodes that run as processes share the ports of this host."""
     engine = {"engine_id": PYTORCH}
     job = row(code_dir="/bkt/c/", boot_file="/bkt/c/t.py", command="", engine=engine)
     texts = [node_plan.command(replace(job, id=name), 0, CONTAINER) for name in ("a", "b")]

@@ -1,4 +1,4 @@
-"""The emulated OBS: one bucket through boto3 and the vendor's own SDK, and its faults."""
+"""The emulated OBS, accessed through boto3 and the vendor's SDK, and its injected faults."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from jobentry.contract.sigv4 import Keys
 from tests.support.emulator import Api, new_name, s3_client
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # invalid escapes in its sources, on newer Pythons
+    warnings.simplefilter("ignore")  # newer Pythons warn about invalid escapes in its sources
     from obs import ObsClient
 
 pytestmark = pytest.mark.filterwarnings("default")
@@ -52,7 +52,7 @@ def vendor_client(
 
 @pytest.fixture(scope="module", params=["obs", "v2", "v4"])
 def vendor(request: pytest.FixtureRequest, session_api: Api, s3: Any) -> Iterator[Any]:
-    """The vendor's client, signing each way that it knows."""
+    """The vendor's client, with each of its signature types."""
     address = session_api.address
     keys = (address.access_key, address.secret_key)
     with vendor_client(session_api, request.param, *keys) as client:
@@ -89,7 +89,7 @@ ODD_KEYS = [
 
 
 def test_names_of_objects_stay_as_they_are(vendor: Any, s3: Any):
-    """Files cannot have such names, and some would become the names of other objects."""
+    """Stored as files, such keys would be invalid or collide with the keys of other objects."""
     every = sorted(ODD_KEYS + PLAIN_KEYS)
     s3.create_bucket(Bucket=(bucket := new_name()))
     for key in every:
@@ -97,7 +97,7 @@ def test_names_of_objects_stay_as_they_are(vendor: Any, s3: Any):
 
     for listed in (s3.list_objects(Bucket=bucket), s3.list_objects_v2(Bucket=bucket)):
         assert sorted(item["Key"] for item in listed["Contents"]) == every
-    # The content of a folder is not kept.
+    # A key that ends with a slash is a folder, whose content is not stored.
     for key in (key for key in every if not key.endswith("/")):
         assert s3.get_object(Bucket=bucket, Key=key)["Body"].read().decode() == key
     for key in ODD_KEYS:
@@ -123,7 +123,7 @@ STRANGE_KEYS = [
 
 
 def fetched(url: str, method: str = "GET", body: bytes = b"", **headers: str) -> tuple[int, bytes]:
-    """Ask for exactly this URL: most libraries would change its dots."""
+    """Request exactly this URL; most libraries would normalize its dot segments."""
     parts = urlsplit(url)
     with contextlib.closing(http.client.HTTPConnection(parts.netloc, timeout=60)) as connection:
         target = parts.path + ("?" + parts.query if parts.query else "")
@@ -226,7 +226,7 @@ def test_a_body_in_signed_chunks_is_stored_under_any_name(
 
 
 def test_a_rule_for_one_bucket_gives_no_access_to_others(api: Api, s3: Any):
-    """Neither directly nor through copies, parts, URLs or the list of buckets."""
+    """Copies, multipart uploads, presigned URLs and the list of buckets give no access either."""
     user = api.address.users["guest"]
     own = s3_client(api.address, user["access_key"], user["secret_key"])
     with contextlib.suppress(ClientError):

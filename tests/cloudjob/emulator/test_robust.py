@@ -1,4 +1,4 @@
-"""Any request is accepted or refused; none is an internal error."""
+"""Every request is accepted or refused; none causes an internal error."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ OTHERS = [
 
 
 def ways(value: Any, way: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Return the way to every value in a body."""
+    """Return the path of every value in a body, as tuples of keys."""
     found = [way] if way else []
     items: Any = value.items() if isinstance(value, dict) else ()
     items = enumerate(value) if isinstance(value, list) else items
@@ -108,14 +108,14 @@ def ways(value: Any, way: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 @pytest.fixture(scope="module")
 def held() -> Iterator[tuple[Api, str]]:
-    """An emulator whose jobs stay in the queue, and one of them."""
+    """An emulator whose jobs stay in the queue, and the id of one job."""
     with running("engine: process\n") as api:
         api.fault("hang-pending")
         yield api, api.create("true")
 
 
 def assert_answered(held: tuple[Api, str], method: str, path: str, body: Any) -> None:
-    """See that a request is taken or refused."""
+    """Check that a request is accepted or refused."""
     api, job = held
     status, answer, _ = api.ask(method, path.replace("JOB", job), body)
 
@@ -123,7 +123,7 @@ def assert_answered(held: tuple[Api, str], method: str, path: str, body: Any) ->
 
 
 def with_value(body: Any, way: tuple[Any, ...], value: Any) -> Any:
-    """Return a body with another value at one place, and a name that no job has."""
+    """Return a copy of a body with another value at one path; a job gets an unused name."""
     made: Any = copy.deepcopy(body)
     if body is JOB:
         made["metadata"]["name"] = new_name()
@@ -244,7 +244,7 @@ def test_only_one_of_several_simultaneous_creates_gets_the_name(held: tuple[Api,
     source = {"name": "data", "remote": {"obs": {"obs_url": "obs://cloudjob/in/"}}}
     body = api.body("true", algorithm={"inputs": [source]})
     body["job_config"] = {"engine": {"image_url": "i:1"}}
-    # Each looks at its bucket while the others come.
+    # The slow check of the bucket lets all requests arrive before the first one is answered.
     api.fault("slow-obs", count=12, amount=1, path="cloudjob")
     with ThreadPoolExecutor(12) as pool:
         asked = [pool.submit(api.ask, "POST", f"{{p}}/{path}", body) for _ in range(12)]
@@ -273,7 +273,7 @@ def test_a_task_of_many_digits_is_refused(held: tuple[Api, str]):
 
 
 def test_a_transaction_that_cannot_be_committed_leaves_nothing_open(tmp_path: Path):
-    """Later changes would belong to the open transaction and be lost with the process."""
+    """Later changes would belong to the open transaction and be lost when the process ends."""
     path = tmp_path / "state.db"
     database = Database(path)
     sql = "CREATE TABLE t (k TEXT REFERENCES jobs (id) DEFERRABLE INITIALLY DEFERRED)"

@@ -1,4 +1,4 @@
-"""The vendor's own SDK drives every operation that it has for training jobs."""
+"""The vendor's SDK calls every operation that it has for training jobs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from tests.support.emulator import Api, await_true, keys, new_name
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # of its dependencies, on newer Pythons
+    warnings.simplefilter("ignore")  # newer Pythons warn about its dependencies
     import huaweicloudsdkmodelarts.v1 as sdk
     import huaweicloudsdkswr.v2 as swr
     from huaweicloudsdkcore.auth.credentials import BasicCredentials
@@ -25,7 +25,7 @@ with warnings.catch_warnings():
 
 pytestmark = pytest.mark.filterwarnings("default")
 PYTORCH = "pytorch_2.1.0-cuda_12.1-py_3.10.6-ubuntu_22.04-x86_64"
-# Operations on training jobs that this service does not do.
+# Operations on training jobs that the emulator does not support.
 UNSUPPORTED = {
     "create_save_image_job",
     "list_ft_artifacts",
@@ -41,7 +41,7 @@ UNSUPPORTED = {
     "show_ft_metrics",
     "show_save_image_job",
 }
-# What is done, beside jobs, algorithms and experiments.
+# Supported operations other than those on jobs, algorithms and experiments.
 NEIGHBOURS = {
     "create_model_arts_agency",
     "delete_authorizations",
@@ -98,7 +98,7 @@ def client(session_api: Api) -> Any:
 
 @pytest.fixture(scope="module")
 def job(session_api: Api) -> str:
-    """A job that has ended well, with a log and metrics."""
+    """A completed job with a log and metrics."""
     made = session_api.create("sleep 1; echo hello")
     session_api.await_phase(made)
     return made
@@ -106,7 +106,7 @@ def job(session_api: Api) -> str:
 
 @pytest.fixture(scope="module")
 def answers(client: Any, session_api: Api, job: str) -> dict[str, tuple[int, str]]:
-    """The status of each operation of the SDK, and the code of its error."""
+    """The HTTP status and error code of each operation of the SDK."""
     values = {
         "training_job_id": session_api.create("true"),
         "task_id": "worker-0",
@@ -134,7 +134,7 @@ def answers(client: Any, session_api: Api, job: str) -> dict[str, tuple[int, str
 
 
 def _request(operation: str, values: dict[str, Any]) -> Any:
-    """Return a request that has everything in its path, and what else there is a value for."""
+    """Return a request with all path parameters, and the other parameters in ``values``."""
     text = inspect.getsource(getattr(sdk.ModelArtsClient, operation))
     kind = getattr(sdk, re.findall(r"v1\.(\w+Request)`", text)[0])
     text = inspect.getsource(getattr(sdk.ModelArtsClient, f"_{operation}_http_info"))
@@ -182,7 +182,7 @@ def test_the_sdk_of_the_registry_lists_the_tags_of_an_image(session_api: Api):
 
 
 def full_body(s3: Any, name: str) -> Any:
-    """Return a create request with nearly all that one can have."""
+    """Return a create request with nearly every field."""
     s3.put_object(Bucket="data", Key=f"{name}/code/t.py", Body=b"import sys; print(sys.argv)")
     s3.put_object(Bucket="data", Key=f"{name}/in/f", Body=b"x")
     url = f"obs://data/{name}"
@@ -400,7 +400,7 @@ def test_an_algorithm_is_created_used_changed_and_deleted(client: Any, session_a
 
 
 def refusal(action: Callable[..., Any], request: Any) -> tuple[int, str]:
-    """Return status and code of a request that is refused."""
+    """Return the HTTP status and error code of a refused request."""
     with pytest.raises(ClientRequestException) as caught:
         action(request)
     return caught.value.status_code, caught.value.error_code

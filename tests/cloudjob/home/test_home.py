@@ -1,4 +1,4 @@
-"""The folder of jobs is private: its contents run with the secrets of jobs."""
+"""The state folder is private, because programs in it run with the secrets of jobs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[3]
 NOBODY = 65534
 NEEDS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root may be another user")
 
-# Every folder that a command makes first, with nothing there yet.
+# Uses a state folder that does not exist yet, in each of the ways that can create it.
 USE = """
 import os, sys
 from pathlib import Path
@@ -52,7 +52,7 @@ elif sys.argv[2] == "submit":
 
 @pytest.fixture
 def open_folder(tmp_path: Path) -> Iterator[Path]:
-    """A folder that every user may reach and write to, as /tmp is."""
+    """A folder that every user can enter and write to, like /tmp."""
     opened = []
     for folder in (tmp_path, *tmp_path.parents):
         if folder == Path("/tmp"):
@@ -67,7 +67,7 @@ def open_folder(tmp_path: Path) -> Iterator[Path]:
 
 
 def as_nobody(action: Callable[[], object]) -> str:
-    """Return the kind of error that another user gets, empty for none."""
+    """Run ``action`` as another user; return the name of its exception, or an empty string."""
     reader, writer = os.pipe()
     child = os.fork()
     if not child:
@@ -76,7 +76,7 @@ def as_nobody(action: Callable[[], object]) -> str:
             os.setgid(NOBODY)
             os.setuid(NOBODY)
             action()
-        except BaseException as error:  # noqa: BLE001 (the parent reads it)
+        except BaseException as error:  # noqa: BLE001 (reported to the parent)
             os.write(writer, type(error).__name__.encode())
         finally:
             os._exit(0)
@@ -134,7 +134,7 @@ def test_a_folder_that_another_user_has_made_is_refused(open_folder: Path, what:
 def test_a_shared_folder_is_refused_and_left_as_it_is(
     open_folder: Path, mode: int, has_records: bool
 ):
-    """``CLOUDJOB_HOME=/tmp``, for example, even with a ``records.db`` that anyone may put there."""
+    """An example is ``CLOUDJOB_HOME=/tmp``, where anyone can create a ``records.db``."""
     open_folder.chmod(mode)
     if has_records:
         (open_folder / "records.db").touch()

@@ -27,7 +27,7 @@ with locks.scratch(Path(sys.argv[1])) as folder:
 """
 
 
-# Takes the lock at its own path and looks at the first one's, again and again.
+# Checks a held and a free lock many times, and prints the number of wrong results.
 WATCH = """
 import sys
 from pathlib import Path
@@ -49,7 +49,7 @@ def grown_old(folder: Path) -> None:
 
 
 def test_only_folders_of_killed_processes_are_swept(tmp_path: Path):
-    """The lock distinguishes them, and the kernel releases it however a process ends."""
+    """A process holds the lock of its folder until it ends; the kernel then releases the lock."""
     holders = [
         subprocess.Popen(
             [sys.executable, "-c", HOLD, tmp_path],
@@ -78,7 +78,7 @@ def test_only_folders_of_killed_processes_are_swept(tmp_path: Path):
 
 
 def test_a_new_folder_is_not_swept(tmp_path: Path):
-    """Its lock is taken a moment after it was made."""
+    """A folder exists for a moment before it is locked."""
     (tmp_path / "new").mkdir()
 
     with locks.scratch(tmp_path):
@@ -109,7 +109,7 @@ def test_a_lock_is_held_as_long_as_its_descriptor_is_open(tmp_path: Path):
 
 
 def test_without_locks_no_process_counts_as_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """A file system without them must not have a living job swept away."""
+    """On a file system without locks, the folder of a running job must not be removed."""
 
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
@@ -134,7 +134,7 @@ def test_checking_a_lock_does_not_block_its_owner_or_a_new_one(tmp_path: Path):
         for _ in range(4)
     ]
     while any(watcher.poll() is None for watcher in watchers):
-        # Taken on a file of its own: nobody looks at the moment between.
+        # A separate file, because the watchers expect the other two locks not to change.
         other = locks.acquire(tmp_path / "other")
         assert other is not None
         os.close(other)

@@ -1,4 +1,4 @@
-"""The job records: found again, shared by processes, and honest about every broken file."""
+"""The job records: look-up, use by several processes, and errors for damaged files."""
 
 import os
 import signal
@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def record(job="train-0001", **values):
-    """Return a record with these columns."""
+    """Return a record with these values in its columns."""
     return JobRecord(
         job=job,
         name="train",
@@ -41,7 +41,7 @@ def record(job="train-0001", **values):
 
 @pytest.fixture
 def path(tmp_path):
-    """Return where the records will be; nothing is there yet."""
+    """The path of the records, where no file exists yet."""
     return tmp_path / "home" / "records.db"
 
 
@@ -53,7 +53,7 @@ def records(path):
 
 
 def in_a_child(code, path):
-    """Start code with ``record`` and ``path`` in a process of its own."""
+    """Start code that uses ``record`` and ``path`` in a separate process."""
     start = f"import sys; sys.path[:0] = [{str(ROOT)!r}, {str(Path(__file__).parent)!r}]\n"
     start += f"from test_records import *\npath = Path({str(path)!r})\n"
     return subprocess.Popen(
@@ -117,7 +117,7 @@ def test_ten_thousand_jobs_are_listed_quickly(records):
 
 
 def test_a_job_is_found_by_id_name_or_prefix(records):
-    """The id wins over a name, a name is its newest job, and a unique beginning is enough."""
+    """An id takes precedence, a name selects its newest job, and a unique prefix is enough."""
     records.add(record("eval-0001", name="eval"))
     records.add(record("train-0001", created_at="2026-01-01T00:00:00.000Z"))
     records.add(record("train-0002", created_at="2026-01-02T00:00:00.000Z"))
@@ -160,7 +160,7 @@ def test_the_hint_for_a_mistyped_id_names_the_nearest(records):
 
 
 def test_a_removed_job_is_gone(records):
-    """Only an existing job can be removed, and only that one is."""
+    """``remove`` affects only the given job, which must exist."""
     records.add(record("a"))
     records.add(record("ab"))
     records.remove("a")
@@ -173,7 +173,7 @@ def test_a_removed_job_is_gone(records):
 
 
 def test_an_id_is_used_once(records):
-    """A second job of the same id is refused and the first one kept."""
+    """A second job with the same id is refused, and the first one is kept."""
     records.add(record(state="RUNNING"))
 
     with pytest.raises(RecordsError, match="UNIQUE"):
@@ -182,7 +182,7 @@ def test_an_id_is_used_once(records):
 
 
 def test_processes_can_add_jobs_at_the_same_time(path):
-    """Twelve processes create the file, add to it and change it, and lose nothing."""
+    """Twelve processes create the file, add jobs and update them; no change is lost."""
     code = (
         "job = str(os.getpid())\n"
         "with Records(path) as r:\n"
@@ -199,7 +199,7 @@ def test_processes_can_add_jobs_at_the_same_time(path):
 
 
 def test_a_killed_writer_leaves_whole_records(path):
-    """A process that dies within a transaction undoes only its own changes."""
+    """Only the open transaction of a killed process is undone."""
     code = (
         "with Records(path) as r:\n"
         " r.add(record('kept'))\n"
@@ -217,7 +217,7 @@ def test_a_killed_writer_leaves_whole_records(path):
 
 
 def refused(path, **options):
-    """Return the error of opening, adding or listing."""
+    """Return the error raised by opening the records, adding a job or listing them."""
 
     def use():
         with Records(path, **options) as records:
@@ -233,7 +233,7 @@ def refused(path, **options):
 
 
 def test_a_locked_file_is_reported_as_locked(path):
-    """The error appears after a wait for the writer that holds the lock."""
+    """The error is raised after a timeout, while another connection holds the lock."""
     Records(path).close()
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("BEGIN EXCLUSIVE")
@@ -322,7 +322,7 @@ def test_a_read_only_file_is_refused():
 
 @contextmanager
 def as_ordinary_user(folder):
-    """Run as an ordinary user, as permissions do not restrict root."""
+    """Run as an ordinary user, because permissions do not restrict root."""
     nobody = 65534
     is_root = os.geteuid() == 0
     if is_root:
@@ -336,7 +336,7 @@ def as_ordinary_user(folder):
 
 
 def test_a_system_file_that_cannot_be_opened_is_refused():
-    """A path where no folder can be created is an error with a hint, for root as well."""
+    """No folder can be created below /proc, even by root; the error has a hint."""
     refused(Path("/proc/cloudjob/records.db"))
 
 
@@ -349,7 +349,7 @@ def test_a_full_disk_is_reported(path):
 
 
 def test_a_file_size_limit_is_reported(path):
-    """A write that fails half way is an error, and the records stay intact."""
+    """A write that fails half way raises an error, and the records stay intact."""
     Records(path).close()
     code = (
         "import resource\n"

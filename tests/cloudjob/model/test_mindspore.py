@@ -1,4 +1,4 @@
-"""What MindSpore rules out on a device is refused before anything is sent, with what works."""
+"""Settings that MindSpore does not support on a device are refused, with an alternative."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MODES = ("stand_alone", "data_parallel", "semi_auto_parallel", "auto_parallel", 
 
 
 def spec(launcher: str = "msrun", **given) -> JobSpec:
-    """Return a job; keys that are not fields of a job become keys of the section."""
+    """Return a job; values that are not fields of a job go to its section ``mindspore``."""
     own = {
         key: given.pop(key) for key in ("nodes", "procs_per_node", "hardware_check") if key in given
     }
@@ -21,12 +21,12 @@ def spec(launcher: str = "msrun", **given) -> JobSpec:
 
 
 def problems(job: JobSpec) -> list[str]:
-    """What does not fit together."""
+    """Return the conflicts between the settings of a job."""
     return [f"{key}: {what}" for key, what in conflicts(job)]
 
 
 def told(job: JobSpec) -> MindSpore:
-    """Return the variables of the nodes of a job."""
+    """Return the MindSpore settings that the nodes of a job get."""
     sent = prepare(job, "j", code=Code("u", "d"), record_uri="r", outputs_uri="o")
     return node_env(sent, 0, ("a",)).mindspore
 
@@ -34,7 +34,7 @@ def told(job: JobSpec) -> MindSpore:
 @pytest.mark.parametrize("launcher", ["msrun", "dynamic-cluster", "mindspore-mpi", "rank-table"])
 @pytest.mark.parametrize("target", ["CPU", "GPU", "Ascend"])
 def test_launchers_are_allowed_on_the_documented_devices(launcher, target):
-    """A CPU also supports the launcher mpirun; only Ascend supports a rank table."""
+    """Only the launcher rank-table is restricted: it requires Ascend."""
     found = problems(spec(launcher, device_target=target))
 
     if launcher == "rank-table" and target != "Ascend":
@@ -77,7 +77,7 @@ def test_parameter_servers_need_the_dynamic_cluster(launcher, servers, problem):
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("target", ["CPU", "GPU", "Ascend"])
 def test_modes_are_allowed_on_the_documented_devices(mode, target):
-    """A CPU knows only data-parallel training."""
+    """On a CPU, MindSpore supports only stand-alone and data-parallel training."""
     found = problems(spec(device_target=target, parallel_mode=mode))
 
     is_refused = target == "CPU" and mode not in ("stand_alone", "data_parallel")
@@ -103,7 +103,7 @@ def test_a_flag_overrides_the_table_of_hardware():
     "search", ["dynamic_programming", "recursive_programming", "sharding_propagation"]
 )
 def test_a_search_is_for_auto_parallel(search):
-    """No other mode looks for a strategy."""
+    """No other parallel mode searches for a strategy."""
     good = spec(device_target="GPU", parallel_mode="auto_parallel", search_mode=search)
     bad = spec(device_target="GPU", parallel_mode="semi_auto_parallel", search_mode=search)
 

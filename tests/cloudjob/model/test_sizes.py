@@ -1,4 +1,4 @@
-"""Jobs whose arguments and variables Linux could not give to one program."""
+"""Jobs whose arguments and variables exceed the limits of Linux for one program."""
 
 from __future__ import annotations
 

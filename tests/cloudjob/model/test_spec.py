@@ -23,13 +23,13 @@ def spec(**values):
 
 
 def problems(**values):
-    """Return everything wrong with a job of these values."""
+    """Return every problem of a job with these values."""
     _, found = validate({"script": "train.py", **values})
     return [f"{one_line(key)}: {what}" for key, what in found]
 
 
 def only_problem(**values):
-    """Return the one problem of a job with these values."""
+    """Return the only problem of a job with these values."""
     (problem,) = problems(**values)
     return problem
 
@@ -119,7 +119,7 @@ def test_a_launcher_that_was_found_is_checked_again():
     ],
 )
 def test_a_fault_names_its_key(values, key):
-    """Each bad value is one problem that begins with the key it is about, on one line."""
+    """Each invalid value causes one problem, a single line that starts with the key."""
     problem = only_problem(**values)
 
     assert problem.startswith(f"{key}: ")
@@ -145,7 +145,7 @@ def test_unusual_but_valid_jobs_are_accepted(values):
 
 @pytest.mark.parametrize("letter", ["x", "é", "\udcff"])
 def test_a_variable_is_measured_in_bytes_with_its_name(letter):
-    """The limit of Linux counts NAME=VALUE in bytes, invalid UTF-8 too."""
+    """The limit of Linux counts the bytes of NAME=VALUE, including invalid UTF-8."""
     width = len(letter.encode("utf-8", "surrogateescape"))
     room = MAX_WORD_BYTES - len("AB=")
     fitting = letter * (room // width) + "x" * (room % width)
@@ -155,7 +155,7 @@ def test_a_variable_is_measured_in_bytes_with_its_name(letter):
 
 
 def test_the_limit_is_the_one_of_linux():
-    """A program starts with an argument of the largest size, but not with one byte more."""
+    """A program starts with a variable of the maximum size, but not with one byte more."""
     env = {"AB": "x" * (MAX_WORD_BYTES - 3)}
     subprocess.run(["/bin/true"], env=env, check=True)
 
@@ -165,7 +165,6 @@ def test_the_limit_is_the_one_of_linux():
 
 @pytest.mark.parametrize("first", ["env", "secrets", "inputs"])
 def test_two_fields_that_set_the_same_variable_are_refused(first):
-    """Two fields must not set the same variable."""
     assert only_problem(**{first: {"A": "file:///x"}, "outputs": {"A": ""}}) == (
         f"outputs.A: is also in {first} (allowed: each name once)"
     )
@@ -228,7 +227,7 @@ def test_a_job_spec_is_deeply_immutable():
 
 
 def test_equal_jobs_are_equal():
-    """Two jobs of the same values are the same, and a replaced field makes them differ."""
+    """Jobs with the same values are equal; jobs that differ in one field are not."""
     assert spec(env={"A": "1"}, args=["x"]) == spec(env={"A": "1"}, args=("x",))
     assert spec().model_copy(update={"nodes": 2}) == spec(nodes=2) != spec()
 
@@ -257,7 +256,7 @@ def test_a_section_is_complete():
     ],
 )
 def test_a_name_comes_from_the_script(script, name):
-    """The default name is the stem of the script in allowed letters."""
+    """The default name is the stem of the script, reduced to the allowed characters."""
     assert default_name(script) == name
 
 

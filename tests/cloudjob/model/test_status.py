@@ -48,7 +48,7 @@ def test_a_running_job_as_json():
 
 
 def test_a_failed_job_as_json():
-    """Failure, code and phases are plain JSON that reads back the same."""
+    """Failure, code and phases do not change when they are written as JSON and read back."""
     status = status_of(
         state=JobState.FAILED,
         cause="user",

@@ -1,4 +1,4 @@
-"""A job in a few words."""
+"""Short descriptions of a job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Times as platforms write them, and as cloudjob does."""
+"""The time formats of platforms and of cloudjob."""
 
 from __future__ import annotations
 

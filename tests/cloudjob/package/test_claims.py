@@ -1,4 +1,4 @@
-"""Layers in a store: kept while a job needs them, collected afterwards, in any race."""
+"""Layers in a store are kept while a job needs them and collected afterwards, even in races."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ WEEK_S = 7 * 24 * 3600.0
 
 
 class Store:
-    """A directory store in which something may happen before any of its operations."""
+    """A directory store that calls a function before each of its operations."""
 
     def __init__(self, folder: Path) -> None:
         self._inner = DirectoryStore(folder)
@@ -41,7 +41,7 @@ class Store:
         method = getattr(self._inner, verb)
 
         def call(*words: object, **options: object) -> object:
-            # The key is the last argument of put and put_bytes, and the only one of all others.
+            # The key is the last argument of put and put_bytes, and the only argument otherwise.
             self.before(verb, str(words[-1]) if words else "")
             return method(*words, **options)
 
@@ -69,7 +69,7 @@ class Laptop:
         )  # fmt: skip
 
     def submit(self) -> str:
-        """Do what the pipeline does, and return the job."""
+        """Submit the source as the pipeline does, and return the id of the job."""
         self.count += 1
         job = f"{self.folder.name}-{self.count}"
         package = self.pack()
@@ -84,13 +84,13 @@ class Laptop:
         return job
 
     def end(self, job: str, ago_s: float) -> None:
-        """Leave the record of a job that has ended."""
+        """Store the record of a job that ended ``ago_s`` seconds ago."""
         ended = datetime.now(timezone.utc) - timedelta(seconds=ago_s)
         record = exits.ExitRecord(job=job, exit_code=0, ended_at=ended.isoformat())
         self.store.put_bytes(exits.dump(record), JobPaths(job).record)
 
     def check(self, job: str, target: Path) -> None:
-        """See that a node could run this job."""
+        """Check that a node can fetch the code of this job."""
         uri = self.store.uri(f"{job}/code.json")
         digest = json.loads(self.store.get_bytes(f"{job}/code.json"))["digest"]
         code_package.fetch_code(uri, digest, str(target))
@@ -98,7 +98,7 @@ class Laptop:
 
 @pytest.fixture(autouse=True)
 def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tests store thousands of objects, none of which must survive a crash of this machine."""
+    """Skip ``fsync``: the tests store thousands of objects that need not survive a crash."""
     monkeypatch.setattr(os, "fsync", lambda _: None)
 
 
@@ -120,7 +120,7 @@ def keys(store: Store, prefix: str = "") -> list[str]:
 
 
 def gc(store: Store, *, keep_s: float = WEEK_S, dry_run: bool = False) -> Collected:
-    """Collect with no knowledge of jobs except from the store."""
+    """Collect unused layers; only the store provides information about jobs."""
     return collect(store, keep_s=keep_s, ended_at=lambda _: None, dry_run=dry_run)  # type: ignore[arg-type]
 
 
@@ -154,7 +154,7 @@ def test_a_missing_layer_is_sent_again(laptop: Laptop, store: Store):
 
 
 def test_every_user_sends_a_damaged_lower_layer_again(laptop: Laptop, store: Store):
-    """The mark stays for other users of the layer, and is deleted with it."""
+    """The damage mark stays for other users of the layer, and is deleted with the layer."""
     laptop.submit()
     (damaged,) = keys(store, "layers/")
     (laptop.source / "train.py").write_text("print(2)\n")
@@ -214,7 +214,7 @@ def test_a_collection_removes_only_marks_of_missing_layers(laptop: Laptop, store
 
 
 def test_an_unreadable_descriptor_stops_the_collection(laptop: Laptop, store: Store):
-    """Nothing is deleted without knowing which layers are needed."""
+    """Nothing is deleted unless it is known which layers are needed."""
     job = laptop.submit()
     store.put_bytes(b'{"format": 1}', f"{job}/code.json")
 
@@ -226,7 +226,7 @@ def test_an_unreadable_descriptor_stops_the_collection(laptop: Laptop, store: St
 def test_notes_of_killed_processes_are_ignored_after_a_day(
     laptop: Laptop, store: Store, monkeypatch: pytest.MonkeyPatch
 ):
-    """After a day they no longer count and are removed."""
+    """A collection then deletes the notes and the layers named in them."""
     laptop.submit()
     (layer,) = keys(store, "layers/")
     for job in {key.split("/")[0] for key in keys(store)} - {"layers"}:
@@ -243,7 +243,7 @@ def test_notes_of_killed_processes_are_ignored_after_a_day(
 
 
 def test_a_layer_in_a_sweep_is_put_under_another_key(laptop: Laptop, store: Store):
-    """No submit waits for a collector that may be dead."""
+    """A submit does not wait for a collector, which may have been killed."""
     laptop.submit()
     (layer,) = keys(store, "layers/")
     store.put_bytes(claims.note([layer]), "sweeps/at-work.json")
@@ -258,7 +258,7 @@ def test_a_layer_in_a_sweep_is_put_under_another_key(laptop: Laptop, store: Stor
 
 
 def steps(store: Store, run: Callable[[], object]) -> list[tuple[str, str]]:
-    """Return the operations on the store that ``run`` does."""
+    """Return the store operations that ``run`` performs."""
     seen: list[tuple[str, str]] = []
     store.before = lambda verb, key: seen.append((verb, key))
     run()
@@ -267,7 +267,7 @@ def steps(store: Store, run: Callable[[], object]) -> list[tuple[str, str]]:
 
 
 def at(step: int, act: Callable[[], object]) -> Callable[[str, str], None]:
-    """Return what acts once, before the operation of this number."""
+    """Return a hook that calls ``act`` once, before the operation with this number."""
     count = iter(range(1 << 30))
 
     def before(_verb: str, _key: str) -> None:
@@ -278,7 +278,7 @@ def at(step: int, act: Callable[[], object]) -> Callable[[str, str], None]:
 
 
 def orphaned(folder: Path, store: Store) -> Laptop:
-    """Return a user whose layers are in the store, but no job needs them any more."""
+    """Return a user whose layers are in the store although no job needs them any more."""
     laptop = Laptop(folder, store)
     laptop.submit()
     (laptop.source / "train.py").write_text("print(2)\n")
@@ -289,7 +289,7 @@ def orphaned(folder: Path, store: Store) -> Laptop:
 
 
 def test_a_collection_at_any_moment_of_a_submit_does_no_harm(tmp_path: Path):
-    """A whole collection between any two steps of a submit that relies on what it would delete."""
+    """Run a collection between any two steps of a submit that reuses the layers it would delete."""
     store = Store(tmp_path / "0")
     laptop = orphaned(tmp_path / "count", store)
     count = len(steps(store, laptop.submit))
@@ -306,7 +306,7 @@ def test_a_collection_at_any_moment_of_a_submit_does_no_harm(tmp_path: Path):
 
 
 def test_a_submit_at_any_moment_of_another_of_the_same_source_is_safe(tmp_path: Path):
-    """A whole submit between any two steps of another that finds the layer missing or there."""
+    """Run a submit between any two steps of another one with the same source."""
     store = Store(tmp_path / "0")
     count = len(steps(store, Laptop(tmp_path / "count", store).submit))
     assert count >= 6
@@ -321,7 +321,7 @@ def test_a_submit_at_any_moment_of_another_of_the_same_source_is_safe(tmp_path: 
 
 
 def test_a_submit_at_any_moment_of_a_collection_is_safe(tmp_path: Path):
-    """A whole submit between any two steps of a collection that would delete what it relies on."""
+    """Run a submit between any two steps of a collection that would delete the layers it reuses."""
     store = Store(tmp_path / "0")
     orphaned(tmp_path / "count", store)
     count = len(steps(store, lambda: gc(store, keep_s=0)))
@@ -338,7 +338,7 @@ def test_a_submit_at_any_moment_of_a_collection_is_safe(tmp_path: Path):
 
 
 class Race:
-    """Three users and a collector at one store; each may be cut into at any of its steps."""
+    """Three users and a collector share a store; another action can interrupt any step."""
 
     def __init__(self, folder: Path) -> None:
         self._picked = random.Random(5)
@@ -377,7 +377,7 @@ class Race:
 
 @pytest.mark.long
 def test_racing_submits_and_collections_never_lose_a_layer(tmp_path: Path):
-    """Hundreds of submits and collections, one in the middle of the other, at random."""
+    """Run hundreds of submits and collections, randomly nested in each other."""
     race = Race(tmp_path)
     for _ in range(60):
         race.step(depth=2)
@@ -388,7 +388,7 @@ def test_racing_submits_and_collections_never_lose_a_layer(tmp_path: Path):
         laptop.check(job, tmp_path / "code")
 
 
-# ---- killed
+# ---- killed processes
 
 
 SUBMIT = """
@@ -418,7 +418,7 @@ sys.exit(code)
 
 
 def submit_killed_at(source: Path, home: Path, step: int) -> subprocess.CompletedProcess[str]:
-    """Run a submit that kills itself after a number of system calls."""
+    """Run a submit that kills itself before system call number ``step``; 0 means never."""
     root = Path(claims.__file__).parents[2]
     return subprocess.run(
         [sys.executable, "-c", SUBMIT.format(path=[str(root), str(root / "entrypoints")])],
@@ -431,7 +431,7 @@ def submit_killed_at(source: Path, home: Path, step: int) -> subprocess.Complete
 
 
 def whole(store: DirectoryStore, target: Path) -> Iterator[str]:
-    """Yield each job that a node would start, after seeing that it could."""
+    """Yield the key of each code descriptor, after checking that a node can fetch the code."""
     for key in store.list():
         if key.endswith("/code.json"):
             digest = json.loads(store.get_bytes(key))["digest"]
@@ -447,7 +447,7 @@ def test_a_killed_submit_leaves_no_incomplete_package(tmp_path: Path, points: in
     source.mkdir()
     (source / "train.py").write_text("print('hello')\n")
     (source / "large.bin").write_bytes(random.Random(1).randbytes(300_000))
-    for _ in range(2):  # the second one finds the entry and the rules made ready
+    for _ in range(2):  # the second run reuses the unpacked entry and the compiled rules
         done = submit_killed_at(source, tmp_path / "first", 0)
         assert done.returncode == 0, done.stderr
     total = int(done.stdout.split()[-1])
@@ -472,7 +472,7 @@ def test_a_killed_submit_leaves_no_incomplete_package(tmp_path: Path, points: in
 
 
 def test_the_cache_survives_a_kill(tmp_path: Path):
-    """A half-written file of a killed pack is never taken for a complete one."""
+    """A partly written file of a killed pack is ignored."""
     path = tmp_path / "packages" / "x.json"
     path.parent.mkdir()
     path.with_name("x.json.0badcafe").write_text('{"format": 1')

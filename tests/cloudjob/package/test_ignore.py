@@ -1,4 +1,4 @@
-"""Ignore files are read as git reads them, in any folder; git verifies the results."""
+"""Ignore files in any folder work as in git; the tests compare the results with git's."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="git is the j
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Give git a home of its own, so that nothing of this machine's settings counts."""
+    """An empty home folder for git, so that the settings of this host have no effect."""
     folder = tmp_path / "home"
     folder.mkdir()
     monkeypatch.setenv("HOME", str(folder))
@@ -47,7 +47,7 @@ def by_git(folder: Path) -> set[str]:
 
 
 def ours(folder: Path) -> set[str]:
-    """Return the files that we would pack."""
+    """Return the files that cloudjob would pack."""
     return {entry.name for entry in scan(folder).entries if entry.kind != "folder"}
 
 
@@ -103,7 +103,7 @@ def test_the_package_has_the_files_that_git_would_add(
     info: list[str],
     own: list[str],
 ):
-    """Random mixes of negation, nested files, folders, info/exclude and the user's own file."""
+    """Random mixes of negation, nested .gitignore files, info/exclude and core.excludesFile."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch, "repository")
         folder.mkdir()
@@ -113,7 +113,7 @@ def test_the_package_has_the_files_that_git_would_add(
             try:
                 write(path)
             except OSError:
-                continue  # it would lie below a file
+                continue  # its parent is a file
         places = {"": top, **{f"{name}/": lines for name, lines in inner.items()}}
         for place, lines in places.items():
             if (folder / place).is_dir():
@@ -188,7 +188,7 @@ def test_git_gets_no_secret_variables(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_ignore_files_apply_outside_a_repository(tmp_path: Path):
-    """A .gitignore counts without a repository, and without git."""
+    """Outside a repository, only ignore files in the source apply."""
     write(tmp_path / "source" / ".gitignore", "*.log\n")
     write(tmp_path / "source" / "a.log")
     write(tmp_path / ".gitignore", "*\n")
@@ -197,7 +197,7 @@ def test_ignore_files_apply_outside_a_repository(tmp_path: Path):
 
 
 def test_patterns_and_names_that_are_not_utf8_match(tmp_path: Path):
-    """A line that is not UTF-8 matches the same bytes, also beside lines that are."""
+    """A line that is not UTF-8 matches the same bytes, even in a file with UTF-8 lines."""
     (tmp_path / ".gitignore").write_bytes(b"caf\xe9\n*.log\n\xc3\xa9*\n")
     for name in (b"caf\xe9", b"caf\xe9.log", b"caf\xea", b"\xc3\xa9t\xe9"):
         Path(os.fsdecode(os.fsencode(tmp_path) + b"/" + name)).touch()
@@ -206,7 +206,7 @@ def test_patterns_and_names_that_are_not_utf8_match(tmp_path: Path):
 
 
 def test_explain_names_the_rule_that_keeps_a_path(tmp_path: Path):
-    """A negated line can decide, too."""
+    """The rule can be a negated line."""
     source = tmp_path / "source"
     write(source / ".gitignore", "*.so\n")
     write(source / ".cloudjobignore", "# what git leaves out\n!*.so\n")
@@ -234,7 +234,7 @@ def test_explain_names_the_rule_that_keeps_a_path(tmp_path: Path):
 
 
 def test_follow_links_packs_the_targets_of_outside_links(tmp_path: Path):
-    """A link to a file becomes a file, one to a folder its tree; cycles are refused."""
+    """A link to a file becomes a file, a link to a folder becomes a tree; cycles are refused."""
     source, other = tmp_path / "source", tmp_path / "other"
     write(source / "train.py")
     write(other / "data" / "a", "1")

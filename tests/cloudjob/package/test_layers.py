@@ -1,4 +1,4 @@
-"""Only changes are packed again, and the layers together always give the tree."""
+"""Only changes are packed again, and the layers together always contain the whole tree."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ AN_HOUR_AGO = time.time() - 3600
 
 
 class Source:
-    """A source that is packed again and again, its layers kept as a store would."""
+    """A source that is packed repeatedly; its layers are kept as in a store."""
 
     def __init__(self, folder: Path, *, is_compressed: bool = False) -> None:
         self.folder = folder / "source"
@@ -39,13 +39,13 @@ class Source:
         self.write("train.py", b"print()\n")
 
     def write(self, name: str, data: bytes = b"x") -> None:
-        """Write a file that is an hour old, because younger ones are never trusted."""
+        """Write a file of the source."""
         path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
 
     def pack(self) -> CodePackage:
-        """Pack it and keep the new layer."""
+        """Pack the source and keep the new layer."""
         packed = pack(
             self.folder, self._layer, script="train.py", limit_bytes=LIMIT_BYTES,
             options=self._options, source_cache=self.source_cache,
@@ -57,7 +57,7 @@ class Source:
         return packed
 
     def check(self, packed: CodePackage) -> None:
-        """See that the layers make the tree, and hold all of its contents."""
+        """Check that the layers give the tree and contain the contents of all its files."""
         manifests = [manifest_of(self.stored[each.key], each.digest) for each in packed.layers]
         tree = packages.merge(manifests)
         assert packages.tree_digest(tree.values()) == packed.digest
@@ -90,7 +90,7 @@ def source(tmp_path: Path) -> Source:
 
 
 def settle(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make files trusted at once, as if the file system's clock had advanced."""
+    """Make the cache trust new files at once, as if the file system's clock had advanced."""
     monkeypatch.setattr(cache, "_TICK_NS", -(10**12))
 
 
@@ -110,7 +110,7 @@ def test_an_unchanged_source_is_not_read(source: Source, monkeypatch: pytest.Mon
 
 
 def test_a_recently_changed_file_is_read_again(source: Source):
-    """It may have changed within the tick of the clock in which it was read."""
+    """It may have changed after it was read, within the same tick of the clock."""
     packed = source.pack()
 
     assert all(
@@ -141,7 +141,7 @@ def test_a_rename_a_mode_and_a_copy_send_no_content(source: Source):
 
 
 def test_a_touched_file_makes_no_layer(source: Source):
-    """Only its content counts."""
+    """A new modification time with the same content is not a change."""
     before = source.pack()
     os.utime(source.folder / "lib" / "5.bin", (1, 1))
 
@@ -167,7 +167,7 @@ def test_removed_files_are_not_in_the_package(source: Source):
 @pytest.mark.long
 @pytest.mark.parametrize("is_compressed", [False, True])
 def test_many_edits_send_little_and_make_few_layers(tmp_path: Path, is_compressed: bool):
-    """Hundreds of edits: the number of layers stays small, and so does what is sent for each."""
+    """After hundreds of edits there are still few layers, and each edit sends few bytes."""
     source = Source(tmp_path, is_compressed=is_compressed)
     picked = random.Random(2)
     for number in range(300):
@@ -210,13 +210,13 @@ def test_many_edits_send_little_and_make_few_layers(tmp_path: Path, is_compresse
 def test_the_smallest_layers_are_merged_into_the_new_one(
     live_bytes: list[int], dead_bytes: int, new_bytes: int, taken: int
 ):
-    """Small layers always; more if there are many; all if most of their content is unused."""
+    """Small layers are always merged, more if there are many, all if most content is unused."""
     assert merging.merged(live_bytes, dead_bytes, new_bytes) == taken
 
 
 @pytest.mark.parametrize("is_compressed", [False, True])
 def test_a_layer_is_a_zip_file_that_unzip_lists_and_extracts(tmp_path: Path, is_compressed: bool):
-    """With the paths and modes of the files; a name that is not UTF-8 is in the manifest only."""
+    """Paths and modes are kept; a name that is not UTF-8 is only in the manifest."""
     source = Source(tmp_path, is_compressed=is_compressed)
     source.write("lib/model.py", b"x = 1\n" * 1000)
     (source.folder / "lib" / "model.py").chmod(0o750)
@@ -249,7 +249,7 @@ def test_a_layer_is_a_zip_file_that_unzip_lists_and_extracts(tmp_path: Path, is_
 
 
 def test_a_large_file_is_sent_once(tmp_path: Path):
-    """A copy and a moved file have content that is already stored."""
+    """The content of a copied or moved file is already stored."""
     source = Source(tmp_path)
     data = random.Random(5).randbytes(9_000_000)
     source.write("a.bin", data)
@@ -266,7 +266,7 @@ def test_a_large_file_is_sent_once(tmp_path: Path):
 def test_a_large_file_that_changes_while_it_is_stored_is_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Its digest is taken first; a change within a tick of the clock does not show in ``stat``."""
+    """``stat`` does not show a change within one clock tick after the digest was computed."""
     source = Source(tmp_path)
     source.write("a.bin", b"x" * 9_000_000)
     calls = []
@@ -301,7 +301,7 @@ def test_an_edit_beside_thousands_of_empty_files_sends_little(tmp_path: Path):
 
 
 def test_the_cache_is_a_private_file(source: Source, tmp_path: Path):
-    """A saved cache is read unchanged; an invalid one is empty."""
+    """A saved cache is loaded unchanged; an invalid file is loaded as an empty cache."""
     path = cache.path_of(tmp_path / "home", source.folder, "file:///store")
 
     cache.save(path, source.source_cache)

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
-import pathspec  # noqa: F401 (imported here, because another user may not read site-packages)
+import pathspec  # noqa: F401 (imported now, because another user may be unable to read it)
 import pytest
 
 from cloudjob.errors import PackageError
@@ -27,7 +27,7 @@ from jobentry.contract.zip_layer import open_layer
 
 NOBODY = 65534
 LIMIT_BYTES = 1 << 30
-# Put together here, or this very file would be taken for a secret.
+# Assembled from parts, so that this file is not mistaken for one that contains a secret.
 KEY_HEADER = "-----BEGIN RSA " + "PRIVATE KEY-----\n"
 PRIVATE_KEY = KEY_HEADER + "MIIEow" + "Ab3/" * 10 + "\n-----END RSA PRIVATE KEY-----\n"
 AWS_KEY_ID = "AKIA" + "Q3EGVZLMN5WXYT27"
@@ -51,7 +51,7 @@ def write(path: Path, text: str = "") -> Path:
 
 
 def rules() -> Path:
-    """Return a home with the compiled rules for secrets, one for all tests of a user."""
+    """Return a state folder with the compiled rules for secrets, shared by a user's tests."""
     return Path(tempfile.gettempdir(), f"cloudjob-test-rules-{os.geteuid()}")
 
 
@@ -95,7 +95,7 @@ def refusal(source: Path, script: str = "train.py") -> PackageError:
 
 @contextmanager
 def ordinary_user() -> Iterator[None]:
-    """Meet permissions as everyone does: root passes through them."""
+    """Run as an ordinary user, because permissions do not restrict root."""
     before = os.geteuid()
     if before == 0:
         os.seteuid(NOBODY)
@@ -107,7 +107,7 @@ def ordinary_user() -> Iterator[None]:
 
 @pytest.fixture
 def open_source() -> Iterator[Path]:
-    """Make a source that another user owns, in a folder that everybody may enter."""
+    """Make a source that another user owns, in a folder that everyone can enter."""
     folder = Path(tempfile.mkdtemp())
     write(folder / "source" / "train.py")
     folder.chmod(0o777)
@@ -124,7 +124,7 @@ def open_source() -> Iterator[Path]:
 
 
 def test_the_bytes_of_a_layer_depend_only_on_the_tree(tmp_path: Path):
-    """Copies made in another order and at another time give the same layer, which never changes."""
+    """The order and time in which files are created do not matter; the digests are fixed."""
     first, second = tmp_path / "1" / "source", tmp_path / "2" / "source"
     files = {"train.py": "print()\n", "b/c.txt": "c", "b-c.txt": "-", "é/ü.txt": "u"}
     for folder, order in ((first, files), (second, reversed(files))):
@@ -147,7 +147,7 @@ def test_the_bytes_of_a_layer_depend_only_on_the_tree(tmp_path: Path):
 
 
 def test_the_package_describes_its_tree(source: Path):
-    """The layer is named by the digest of its manifest."""
+    """The layer is named after the digest of its manifest."""
     write(source / "lib" / "model.py", "x" * 100)
 
     package = packed(source)
@@ -172,7 +172,6 @@ def test_modes_are_kept_without_setuid_and_setgid_bits(source: Path):
 
 
 def test_names_that_are_not_utf8_keep_their_bytes(source: Path):
-    """The bytes of every name are kept."""
     (source / "d").mkdir()
     for name in (b"d/\xff", b"d/z", "d/é".encode(), b"d-"):
         Path(os.fsdecode(os.fsencode(source) + b"/" + name)).touch()
@@ -183,7 +182,7 @@ def test_names_that_are_not_utf8_keep_their_bytes(source: Path):
 
 
 def test_hard_links_become_separate_files(source: Path):
-    """A package contains symbolic links only."""
+    """A package can contain symbolic links but not hard links."""
     os.link(source / "train.py", source / "twin.py")
 
     assert {entry.kind for entry in entries(source).values()} == {"file"}
@@ -207,15 +206,15 @@ def test_hard_links_become_separate_files(source: Path):
 def test_a_link_inside_the_source_stays_a_relative_link(
     source: Path, link: str, target: str, kept: str
 ):
-    """Its text is kept unless it leads through folders that are not in the package."""
+    """Its target is kept as written unless it leads through folders outside the package."""
     (source / "d").mkdir()
-    os.symlink(target.format(source=source), source / link)  # noqa: PTH211 (a Path tidies up)
+    os.symlink(target.format(source=source), source / link)  # noqa: PTH211 (Path normalizes it)
 
     assert entries(source)[link].target == kept
 
 
 def test_links_that_leave_the_source_are_refused_all_at_once(source: Path):
-    """The message names every one of them with its target, also through a chain of links."""
+    """The message names each link and its target, including links that leave through others."""
     (source / "shallow").symlink_to("d/e/f")
     (source / "d" / "e" / "f").mkdir(parents=True)
     (source / "data").symlink_to("/etc")
@@ -234,11 +233,11 @@ def test_links_that_leave_the_source_are_refused_all_at_once(source: Path):
 
 
 def test_special_files_are_refused(source: Path):
-    """A pipe and a socket cannot be sent to another machine."""
+    """A pipe and a socket cannot be sent to another host."""
     os.mkfifo(source / "pipe")
     with socket.socket(socket.AF_UNIX) as server:
         here = Path.cwd()
-        os.chdir(source)  # the path of a socket may have 107 bytes only
+        os.chdir(source)  # the path of a socket is limited to 107 bytes
         server.bind("socket")
         os.chdir(here)
 
@@ -249,10 +248,10 @@ def test_special_files_are_refused(source: Path):
 
 
 def test_files_that_no_job_needs_are_left_out(source: Path):
-    """Version control, caches and environments are left out, and listed with the reason."""
+    """These are version control, caches and virtual environments; each is listed with a reason."""
     for name in (".git/config", "a/__pycache__/x.pyc", "b.pyc", "env/pyvenv.cfg", "node_modules/m"):
         write(source / name)
-    # An entry that was started by hand in this folder, and killed.
+    # Files of an entry that was started by hand in this folder and killed.
     (source / ".cloudjob" / "j").mkdir(parents=True)
     os.mkfifo(source / ".cloudjob" / "j" / "events")
     write(source / "a" / "keep.py")
@@ -273,7 +272,7 @@ def test_files_that_no_job_needs_are_left_out(source: Path):
 
 
 def test_gitignore_files_are_honoured_in_every_folder(source: Path):
-    """The deepest file that mentions a path decides, as in git, and the reason is its line."""
+    """As in git, the deepest file with a matching line decides; the reason quotes that line."""
     write(source / ".gitignore", "\ufeff# comment\r\n*.log\r\n/data/\r\n\r\n!\r\n")
     write(source / "a" / ".gitignore", "!keep.log\nlocal.txt\n")
     for name in ("x.log", "data/d", "a/data/d", "a/keep.log", "a/y.log", "a/local.txt"):
@@ -314,7 +313,7 @@ def test_a_wildcard_does_not_include_caches_and_keys(source: Path):
 
 
 def test_the_layer_is_never_part_of_itself(source: Path):
-    """A destination inside the source is left out, and so is an earlier one."""
+    """A destination inside the source is left out, even if an earlier layer is there."""
     for _ in range(2):
         result = pack(source, source / "layer", script="train.py", limit_bytes=LIMIT_BYTES)
 
@@ -326,7 +325,7 @@ def test_the_layer_is_never_part_of_itself(source: Path):
 @pytest.mark.parametrize("ignore", ["", "!state/\n", "!state\n!state/records.db\n"])
 @pytest.mark.parametrize("is_link", [False, True])
 def test_the_state_of_cloudjob_is_never_packed(source: Path, ignore: str, is_link: bool):
-    """The project's own ``CLOUDJOB_HOME``, whatever an ignore file keeps."""
+    """No line in an ignore file can include a ``CLOUDJOB_HOME`` inside the source."""
     home = source.parent / "elsewhere" if is_link else source / "state"
     write(home / "records.db", "x")
     if is_link:
@@ -356,7 +355,7 @@ def test_the_state_folder_of_cloudjob_is_not_packed(source: Path):
      ".obsutilconfig", ".aws/", ".ssh/", ".kube/"],
 )  # fmt: skip
 def test_a_file_named_like_a_secret_is_left_out(source: Path, name: str):
-    """The name decides, whatever the content."""
+    """Only the name matters, not the content."""
     path = source / name
     (path.mkdir if name.endswith("/") else lambda: write(path))()
 
@@ -398,7 +397,7 @@ def test_a_key_file_with_a_private_key_is_left_out(source: Path):
 
 
 def test_all_secrets_are_named_at_once_with_their_lines(source: Path):
-    """File, line and rule; the first of each line."""
+    """The message gives file, line and rule for the first secret of each line."""
     write(source / "a.ini", f"[obs]\nak={ACCESS_KEY}\nsk={SECRET_KEY}\n")
     write(source / "b.py", f"\nKEY = '{AWS_KEY_ID}'\n")
 
@@ -428,7 +427,7 @@ def test_ordinary_files_contain_no_secrets(source: Path, name: str, text: str):
 
 
 def test_no_file_of_numpy_looks_like_a_secret(tmp_path: Path):
-    """Hundreds of ordinary source files give no false alarm."""
+    """Hundreds of ordinary source files cause no false positive."""
     numpy_folder = Path(np.__file__).parent
     files = [path for path in numpy_folder.rglob("*") if path.is_file()]
 
@@ -480,7 +479,7 @@ def test_a_script_that_is_a_secret_is_refused(source: Path, script: str, text: s
 def test_a_script_that_is_not_in_the_package_is_refused(
     source: Path, script: str, reason: str, hint: str
 ):
-    """The message has the reason, and the hint what to try."""
+    """The message states the reason, and the hint suggests what to try."""
     for name in ("lib/model.py", "x.pyc", "old/run.py"):
         write(source / name)
     write(source / ".gitignore", "old/\n")
@@ -502,7 +501,7 @@ def test_a_script_may_be_reached_in_any_way_inside_the_source(source: Path):
         assert packed(source, script).files == 2
 
 
-# ---- what cannot be read
+# ---- unreadable sources
 
 
 def test_a_source_that_is_not_a_folder_is_refused(source: Path):
@@ -532,7 +531,7 @@ def test_the_error_names_a_path_that_cannot_be_read(open_source: Path, name: str
 
 
 def test_the_error_names_an_unwritable_destination(source: Path):
-    """The message blames the destination, not the source."""
+    """The message names the destination, not the source."""
     with pytest.raises(PackageError, match=r"write package to .*: no such file or directory"):
         pack(source, source / "no" / "layer", script="train.py", limit_bytes=LIMIT_BYTES)
     with pytest.raises(PackageError, match=r"write package to .*: is a directory"):
@@ -585,7 +584,7 @@ def test_a_file_that_changes_after_the_scan_is_refused(source: Path, size_bytes:
 
 
 def test_a_source_over_the_limit_is_refused_before_it_is_read(source: Path):
-    """The ten largest paths are listed; a terabyte of holes shows that nothing was read."""
+    """The ten largest paths are listed; reading the sparse file of 1 TB would take hours."""
     write(source / "data" / "huge.bin")
     os.truncate(source / "data" / "huge.bin", 1 << 40)
     for index in range(20):

@@ -1,4 +1,4 @@
-"""A function called for many items in parallel."""
+"""Calls of a function for many items in parallel."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_each_item_is_yielded_with_its_result():
 
 
 def test_a_slow_call_does_not_delay_later_items():
-    """Four calls wait for each other, so all four must start."""
+    """Four calls wait for each other, so all four must run at the same time."""
     barrier = threading.Barrier(4)
     done = set[int]()
 
@@ -44,7 +44,7 @@ def test_a_slow_call_does_not_delay_later_items():
 
 
 def test_few_results_are_kept_for_a_slow_reader():
-    """Memory holds only the items in progress, and the next result."""
+    """Only the items of the running calls, and one more batch of 64, are read in advance."""
     taken, most = list[int](), 0
     go_on = threading.Event()
 

@@ -30,7 +30,7 @@ def opened(uri: str, environ: dict[str, str] | None = None) -> S3Store:
 
 
 def credentials(store: S3Store) -> tuple[str, str, str]:
-    """Return the variables that the store passes to the nodes."""
+    """Return the credentials that the store passes to the nodes."""
     found = store.access()
     keys = found[names.CLOUDJOB_S3_ACCESS_KEY], found[names.CLOUDJOB_S3_SECRET_KEY]
     return (*keys, found.get(names.CLOUDJOB_S3_SESSION_TOKEN, ""))
@@ -59,7 +59,7 @@ KEYS = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
             "/a%20b",
         ),
         (
-            # A bucket with dots has no certificate that fits.
+            # No wildcard certificate matches the host name of a bucket with dots.
             "s3://my.bucket",
             {"AWS_REGION": "eu-west-1"},
             "https://s3.eu-west-1.amazonaws.com",
@@ -153,7 +153,7 @@ def test_the_settings_of_obsutil_are_read(home: Path):
 def test_obs_credentials_come_from_its_own_variables(
     environ: dict[str, str], keys_there: tuple[str, str, str]
 ):
-    """The first complete pair counts."""
+    """The first complete pair of keys is used."""
     assert credentials(opened("obs://bucket?region=r", environ)) == keys_there
 
 
@@ -267,6 +267,6 @@ def test_a_uri_of_an_object_has_no_options():
 
 
 def test_a_key_that_is_not_utf8_is_refused():
-    """S3's keys are text."""
+    """S3 keys are Unicode text."""
     with pytest.raises(StoreError, match="not a valid key"):
         open_store("s3://bucket").put_bytes(b"", "a\udcff")

@@ -1,4 +1,4 @@
-"""What submit checks of secrets and of keys that expire."""
+"""The checks of secrets and of expiring keys before a submit."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_submit_with_expired_keys_is_refused():
 
 @pytest.fixture
 def environ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """Only what a test sets: boto3 reads the process's own environment."""
+    """Return variables without credentials; those of this process are removed for boto3."""
     for name in ("AWS_PROFILE", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))

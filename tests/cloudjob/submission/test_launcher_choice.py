@@ -1,4 +1,4 @@
-"""Which launcher a script asks for: real files, nothing run."""
+"""The choice of a launcher for a script; the tests write real files but run none."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jobentry.contract.launchers import LAUNCHERS
 
 @pytest.fixture
 def choose(tmp_path):
-    """Write files into a source and choose for ``train.py``, or for another script."""
+    """Return a function that writes files into a source and chooses the launcher of a script."""
 
     def run(text: str | bytes, script: str = "train.py", /, files=(), **spec) -> Choice:
         for name, content in {script: text, **dict(files)}.items():
@@ -67,7 +67,7 @@ def test_an_import_names_its_launcher(choose, text, launcher, module):
     ],
 )
 def test_text_that_is_not_an_import_chooses_no_launcher(choose, text):
-    """Text in strings and comments, similar names, and imports for type checkers only."""
+    """Examples are comments, strings, similar names, and imports for type checkers only."""
     choice = choose(text)
 
     assert choice == (
@@ -142,7 +142,7 @@ def test_imports_are_followed_through_modules_of_the_user(choose):
 
 
 def test_the_nearest_module_decides(choose):
-    """The script's imports precede those of its modules, and certain ones precede optional ones."""
+    """Imports of the script take precedence over those of the modules that it imports."""
     files = {"a.py": "import b, torch.distributed", "b.py": "import horovod"}
 
     assert choose("import a", files=files).launcher == "torchrun"
@@ -176,7 +176,7 @@ def test_a_folder_without_python_files_does_not_shadow_a_framework(choose):
     [b"print 'old'", b"\xff\xfe\x00", b"(" * 5000, b"-" * 90_000 + b"1", b"x = 1\n" * 200_000],
 )
 def test_an_unreadable_file_is_ignored(choose, text, recwarn):
-    """Python 2, binary, deeply nested or huge files: the nodes report what is wrong."""
+    """The cases are Python 2, binary, deeply nested and huge files; the nodes report any error."""
     assert choose(text).launcher == "mpirun"
     assert choose(b"import broken\nimport torch.distributed", files={"broken.py": text}) == (
         "torchrun",
@@ -186,7 +186,7 @@ def test_an_unreadable_file_is_ignored(choose, text, recwarn):
 
 
 def test_the_image_selects_the_launcher_if_the_script_imports_no_framework(choose):
-    """The name of the image or of the preset counts, but the script's imports take precedence."""
+    """The name of a ModelArts preset is treated like the name of an image."""
     preset = {"modelarts": {"engine": "horovod_0.22.1-pytorch_1.8.0-cuda_10.2"}}
 
     image = choose("", image="cloudjob/pytorch:1")
@@ -200,7 +200,7 @@ def test_the_image_selects_the_launcher_if_the_script_imports_no_framework(choos
 
 
 def test_a_script_of_another_language_is_not_read(choose):
-    """A shell script starts under the default, unless the image says otherwise."""
+    """A shell script gets the default launcher, unless the image selects another."""
     assert choose("import horovod", "run.sh") == (
         "mpirun",
         "run.sh is not a Python script",
@@ -223,7 +223,6 @@ def test_horovod_that_may_lose_nodes_is_a_launcher_of_its_own(choose):
 
 
 def test_every_name_that_can_be_chosen_is_a_launcher():
-    """Every name in the tables is a launcher."""
     names = {*launcher_choice._BY_IMPORT.values(), *launcher_choice._BY_IMAGE.values()}
 
     assert names <= set(LAUNCHERS)

@@ -1,4 +1,4 @@
-"""Launchers that scripts start themselves: real files, nothing run."""
+"""Launchers that scripts start themselves; the tests write real files but run none."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from cloudjob.submission import launcher_choice, nested_launchers
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """A source with a shell script to be written."""
+    """An empty source folder."""
     return tmp_path
 
 
 def write(source: Path, text: str, name: str = "run.sh") -> None:
-    """Write a shell script."""
+    """Write a script into the source."""
     (source / name).write_text(textwrap.dedent(text))
 
 

@@ -1,4 +1,4 @@
-"""Which options are mentioned by a script, its modules and the programs that it starts."""
+"""The options that a script, its modules and the programs that it starts mention."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many ranks a node has: as many as the job says, else one for each device that it has."""
+"""The number of ranks on a node: the number in the job, or else one for each device."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_one_node_on_this_machine_has_all_of_its_devices(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5,6,7")
 
     assert chosen(tmp_path) == (8, "procs_per_node 8: this machine has 8 GPUs")
-    # Nodes that share the devices do not know which are theirs.
+    # Two nodes would share the devices, which are not divided between them.
     assert chosen(tmp_path, nodes=2) == (1, "")
 
 

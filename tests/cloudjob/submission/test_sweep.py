@@ -1,4 +1,4 @@
-"""Sweeps: which jobs they have, and how these are submitted, on emulated nodes."""
+"""The jobs of sweeps, and their submission to emulated nodes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ sys.exit(7 if "--fail-at" in sys.argv and sys.argv[-1] == sys.argv[1] else 0)
 
 @pytest.fixture(autouse=True)
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a script, as the current folder, and a CLOUDJOB_HOME of its own."""
+    """The current folder, with a script and a separate CLOUDJOB_HOME."""
     return enter_project(tmp_path, monkeypatch, TRAIN)
 
 
@@ -138,7 +138,7 @@ def test_ten_thousand_jobs_are_possible_when_they_are_confirmed():
 
 def test_the_id_of_a_job_names_its_sweep():
     assert grid.sweep_of(grid.job_id("train-5w94xpwk", 9999)) == "train-5w94xpwk"
-    # Platforms name folders by it.
+    # Platforms use this part in the names of folders.
     assert grid.unique_part("train-1-5w94xpwk-12") == "5w94xpwk-12"
     assert grid.unique_part("train-1-5w94xpwk") == "5w94xpwk"
     assert grid.unique_part("train") == "train"
@@ -159,7 +159,7 @@ def test_submit_and_preview_refuse_a_sweep_and_sweep_a_single_job():
 
 
 class Command:
-    """A command of cloudjob that runs, and what it has printed."""
+    """A running cloudjob command and its output."""
 
     def __init__(self, folder: Path, *words: str) -> None:
         self.path = folder / f"{len(list(folder.iterdir()))}.out"
@@ -186,7 +186,7 @@ class Command:
 
 @pytest.fixture
 def start(tmp_path: Path, project: Path) -> Callable[..., Command]:
-    """Run a command in the background."""
+    """Return a function that starts a command in the background."""
     (tmp_path / "commands").mkdir()
     started: list[Command] = []
 
@@ -237,7 +237,7 @@ def test_a_sweep_runs_each_job_once_and_ranks_them_by_a_metric(capfd: Any):
         sweep.ranking("los")
     assert "loss" in caught.value.hint
     assert [job.id for job in cloudjob.jobs(sweep=sweep.id)][::-1] == [s.job for s in statuses]
-    # A later machine knows the values by the job alone.
+    # The values are also known from the job alone.
     assert cloudjob.attach(f"{sweep.id}-1").sweep_values() == {"x": "1"}
     assert cloudjob.attach(f"{sweep.id}-1").spec()["sweep"] == {}
     assert capfd.readouterr() == ("", "")
@@ -252,7 +252,7 @@ def test_at_most_k_jobs_run_with_the_code_of_the_start_and_the_first_failure_is_
     listed = start("list", "--sweep", sweep)
     assert listed.exit_code() == 0
 
-    # Later jobs run the code that the first ones ran.
+    # Later jobs run the code of the first ones, not the changed script.
     (project / "train.py").write_text("raise SystemExit(9)")
     (project.parent / "go").touch()
     assert submit.exit_code() == 7, submit.printed
@@ -284,7 +284,7 @@ def test_a_killed_submit_shows_what_it_did_not_submit_and_resumes_without_submit
     assert again.exit_code() == 2
     assert f"{sweep} has the same jobs, and its submit was interrupted" in again.printed
     assert "hint: --resume submits the others" in again.printed
-    # It changes neither which jobs there are nor the package.
+    # A different --max-parallel changes neither the jobs nor the package.
     other = start(*words[:-4], "--max-parallel", "4", *words[-2:], "--resume", "train.py", "{x}")
     other.until(" started: ", 4)
     (project.parent / "go").touch()
@@ -345,7 +345,7 @@ def test_a_cancelled_sweep_cancels_its_jobs_and_starts_no_more(
     assert submit.exit_code() not in (0, 130), submit.printed
     assert states(sweep) == ["CANCELLED"] * 4
     assert [job.id for job in cloudjob.jobs()] == [f"{sweep}-1", f"{sweep}-0"]
-    # It is given up, so that the same sweep can be submitted again.
+    # A cancelled sweep does not prevent a new submit of the same jobs.
     (project.parent / "go").touch()
     assert start(*WORDS, "-e", go, "train.py", "{x}").exit_code() == 0
 

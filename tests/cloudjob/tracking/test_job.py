@@ -1,4 +1,4 @@
-"""The status of an ended job whose platform stores the record and may be late."""
+"""Status, log and lists of jobs whose platform answers late, in part or not at all."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.support.statuses import status_of
 
 
 class Platform(Backend[Any]):
-    """A platform on which a job has ended; no test asks it for more."""
+    """A platform that reports a failed job and implements nothing but the status."""
 
     poll_s = 0.01
 
@@ -49,13 +49,13 @@ class Platform(Backend[Any]):
 
 
 class CopyingPlatform(Platform):
-    """One that copies the record to the store itself, after the job has ended."""
+    """A platform that copies the record to the store itself, after the job has ended."""
 
     copies_files = True
 
 
 def moment(ago_s: float = 0.0) -> str:
-    """Return a time as statuses have it."""
+    """Return the time ``ago_s`` seconds ago, in the format of statuses."""
     found = datetime.now(timezone.utc) - timedelta(seconds=ago_s)
     return found.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
@@ -64,7 +64,7 @@ MADE_AT = moment(300)
 
 
 def record_of(home: Path, **values: Any) -> JobRecord:
-    """Keep a job and return its record."""
+    """Add a job to the records and return its record."""
     record = JobRecord(
         **{
             **dict.fromkeys(("code_uri", "code_digest", "final_json", "state"), ""),
@@ -88,7 +88,7 @@ def record_of(home: Path, **values: Any) -> JobRecord:
 
 
 def left(home: Path, exit_code: int = 3) -> None:
-    """Make the record of the head arrive."""
+    """Put the record of the head into the store."""
     failure = exits.Failure(0, "host", exit_code=exit_code, message="the reason")
     record = exits.ExitRecord(
         job="train-1",
@@ -147,7 +147,7 @@ def test_an_entry_that_could_not_reach_the_store_is_reported_with_its_last_messa
 def test_a_record_that_is_late_still_counts(
     kind: type[Platform], ago_s: float, expected: str, tmp_path: Path
 ):
-    """Only if the platform stores it, and for two minutes; otherwise the first status stays."""
+    """It counts only if the platform copies it, and for two minutes after the end of the job."""
     platform: Any = kind(moment(ago_s))
     job = Job(record_of(tmp_path), platform, tmp_path)
     assert job.status().cause == "platform"
@@ -183,7 +183,7 @@ def test_a_store_that_does_not_answer_delays_a_status_by_seconds_only(
 
 
 def test_damage_that_a_record_reports_is_marked_in_the_store(tmp_path: Path):
-    """A node does not fetch a package that the platform copies to it."""
+    """The platform copies packages to the nodes, which do not read them from the store."""
     store = DirectoryStore(tmp_path / "store")
     key = "layers/" + "0" * 64
     record = exits.ExitRecord(
@@ -215,7 +215,7 @@ def test_a_filter_selects_the_matching_jobs(which: Filter, expected: bool, tmp_p
 
 
 class Lost(Platform):
-    """One whose watcher was killed, or that calls a job failed whose head has ended well."""
+    """A platform that reports a failed job with exit code 0, optionally with a killed watcher."""
 
     is_unwatched = False
 
@@ -239,7 +239,7 @@ def test_a_job_that_failed_never_has_exit_code_0(has_record: bool, tmp_path: Pat
 
 
 def test_a_job_that_was_done_before_its_watcher_was_killed_has_succeeded(tmp_path: Path):
-    """The head leaves its record last of all."""
+    """The head writes its record as its last step."""
     left(tmp_path, exit_code=0)
     platform: Any = Lost(moment())
     platform.is_unwatched = True
@@ -292,7 +292,7 @@ def test_a_job_of_an_unknown_backend_is_listed_and_removed(tmp_path: Path):
 
 
 class Counting(Platform):
-    """A platform that counts how often it is asked."""
+    """A platform that records each request for a status."""
 
     def __init__(self) -> None:
         super().__init__("")
@@ -304,7 +304,7 @@ class Counting(Platform):
 
 
 class Listing(Counting):
-    """A backend that lists its jobs: a tenth run, a tenth have ended, the others are unknown."""
+    """A platform that lists 10 of 100 jobs as running, omits 10, and does not know the others."""
 
     def statuses(self, handles: Sequence[str]) -> dict[str, NativeStatus | None]:
         self.asked.append("list")
@@ -317,7 +317,7 @@ class Listing(Counting):
 
 
 class Silent(Counting):
-    """One that does not answer."""
+    """A platform that cannot be reached."""
 
     def status(self, handle: str) -> NativeStatus:
         self.asked.append(handle)
@@ -325,7 +325,7 @@ class Silent(Counting):
 
 
 class Stuck(Counting):
-    """One that keeps everybody waiting."""
+    """A platform that answers only after an event is set."""
 
     def __init__(self, ready: threading.Event) -> None:
         super().__init__()
@@ -338,7 +338,7 @@ class Stuck(Counting):
 
 @pytest.fixture
 def hundred(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], Any]:
-    """Return what keeps a hundred jobs of a platform."""
+    """Return a function that adds a hundred jobs of a platform to the records."""
 
     def keep(platform: Any) -> Any:
         for number in range(100):
@@ -391,7 +391,7 @@ def test_a_list_has_a_time_limit(
 
 
 class Forgotten(Storeless):
-    """One that no longer has the log."""
+    """A platform that no longer has the log."""
 
     def logs(self, _handle: str, _node: int | None, *, follow: bool) -> Iterator[tuple[int, bytes]]:
         raise BackendError("the log is gone")
@@ -410,7 +410,7 @@ def test_stored_journals_are_read_although_the_log_is_gone(tmp_path: Path):
 
 
 class Cut(Storeless):
-    """One that stops to answer within the log of node 0, before that of node 1."""
+    """A platform that becomes unreachable within the log of node 0, before that of node 1."""
 
     def logs(self, _handle: str, _node: int | None, *, follow: bool) -> Iterator[tuple[int, bytes]]:
         yield 0, b"jobentry: boot\njobentry: ready\n[0] a\n[1] a\n"
@@ -418,7 +418,7 @@ class Cut(Storeless):
 
 
 class Forgetful(Storeless):
-    """One that no longer has the job."""
+    """A platform that no longer has the job."""
 
     def logs(self, _handle: str, _node: int | None, *, follow: bool) -> Iterator[tuple[int, bytes]]:
         raise JobNotFound("looking for train-1: there is no such job")
@@ -481,7 +481,7 @@ class Refreshing(Storeless):
 def test_nodes_get_the_current_keys_of_the_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, token: str
 ):
-    """Permanent ones have no token, which replaces the old one."""
+    """Permanent keys have no token; an empty one then replaces the old token."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "fresh-id")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "fresh-key")
     monkeypatch.setenv("AWS_SESSION_TOKEN", token)
@@ -518,7 +518,7 @@ def test_a_job_without_temporary_keys_is_not_refreshed(
 
 
 def test_a_listed_job_has_its_description_and_its_outputs(tmp_path: Path):
-    """A list reads the records without their descriptions, which can be megabytes."""
+    """Lists omit descriptions, which can be megabytes; a listed job reads its own when needed."""
     status = status_of(state=JobState.SUCCEEDED, nodes=1)
     spec = {"metrics": {"loss": "loss (.)"}}
     record_of(

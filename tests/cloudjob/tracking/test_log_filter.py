@@ -1,4 +1,4 @@
-"""A filter selects whole lines, and loses none before the log is followed."""
+"""A filter selects whole lines, and loses none between reading and following a log."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LATER = LogPiece(1, b"[3] loss 4\n[2] done\n")
 
 
 class Written:
-    """A job whose log has grown between two reads."""
+    """A job whose log has one more piece, ``LATER``, when it is followed."""
 
     def pieces(
         self, node: int | None = None, *, follow: bool, is_timed: bool = False, **_: object

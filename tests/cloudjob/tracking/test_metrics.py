@@ -1,4 +1,4 @@
-"""The metrics of a training, from printed lines and from TensorBoard's event files."""
+"""The metrics of a training run, from printed lines and from TensorBoard event files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LOSS = {"loss": r"loss ([0-9.eE+-]+|nan)"}
 
 
 def test_a_pattern_finds_a_metric_by_rank():
-    """Without a step, the values of each rank are counted."""
+    """Without a step, the values of each rank are numbered."""
     reader = MetricReader(LOSS)
 
     found = reader.add(0, b"[0] epoch 1  loss 1.5\n[1] loss 2e-3\n[0] no metric\n[0] loss nan\n")

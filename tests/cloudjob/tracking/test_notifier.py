@@ -31,7 +31,7 @@ from tests.support.statuses import status_of
 
 LIMIT_S = 120.0
 QUICK = Limits(total_s=60.0, answer_s=60.0, pause_s=0.01, longest_pause_s=0.02)
-# Part of the webhook's URL, which nobody may see.
+# Part of the webhook's URL that must not appear in any output.
 KEY = "T0PSECRETKEY"
 TRAIN = """
 import os, sys, time
@@ -45,10 +45,10 @@ ENDED = status_of("train-2k83", state=JobState.SUCCEEDED, exit_code=0)
 
 @dataclass
 class Webhook:
-    """A server on loopback that notes what it is sent.
+    """A server on loopback that records the requests it receives.
 
     Args:
-        codes: The answers to the first requests; to the others it answers 200.
+        codes: Status codes of the first answers; later answers have 200.
     """
 
     url: str = ""
@@ -81,7 +81,7 @@ def webhook() -> Iterator[Webhook]:
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, webhook: Webhook) -> Path:
-    """A folder with a script as the current one, and the webhook in the environment."""
+    """The state folder; the current folder has a script, and HOOK is the webhook's URL."""
     project = tmp_path / "project"
     project.mkdir()
     (project / "train.py").write_text(TRAIN)
@@ -98,9 +98,9 @@ def submit(*args: str, **options: Any) -> cloudjob.Job:
 
 
 def notifiers(job: str) -> dict[int, bytes]:
-    """Return the argv of each notifier of a job that runs, by its process id.
+    """Return the argv of each running notifier of a job, by process id.
 
-    A submit returns when the notifier's program replaces the fork, just before its argv is set.
+    A submit can return just before the argv of a new notifier is visible in /proc.
     """
     found = {}
     for path in Path("/proc").glob("[0-9]*/cmdline"):
@@ -204,7 +204,7 @@ def test_a_webhook_that_never_answers_delays_neither_the_job_nor_the_submit(
         monkeypatch.setenv("HOOK", url)
         assert main(["submit", "--notify", "HOOK", "--launcher", "python", "train.py"]) == 0
         assert "SUCCEEDED" in capfd.readouterr().err
-        # It may still wait for the answer.
+        # The notifier may still be waiting for an answer.
         for path in (home / "notify").iterdir():
             for process in notifiers(path.name):
                 os.kill(process, signal.SIGKILL)
@@ -237,7 +237,7 @@ def test_a_notification_that_a_killed_notifier_may_have_sent_is_not_sent_again(
 def test_a_module_of_the_current_folder_does_not_replace_one_of_the_notifier(
     home: Path, webhook: Webhook, monkeypatch: pytest.MonkeyPatch
 ):
-    """As in a notebook or `python -m cloudjob`, whose first place for modules is the folder."""
+    """A notebook and `python -m cloudjob` search the current folder for modules first."""
     Path("json.py").write_text("raise SystemExit(9)")
     monkeypatch.syspath_prepend("")
     submit().wait(timeout_s=LIMIT_S)
@@ -266,7 +266,7 @@ def test_no_notification_is_sent_for_a_job_that_was_removed(
 
 
 def test_a_notifier_ends_if_the_platform_does_not_know_the_job(home: Path, tmp_path: Path):
-    """It may have been removed before the notifier asked for its log."""
+    """The job may have been removed before the notifier requested its log."""
     job = cloudjob.submit("train.py", launcher="python")
     job.wait(timeout_s=LIMIT_S)
     job.remove()
@@ -282,7 +282,7 @@ def test_a_notifier_ends_if_the_platform_does_not_know_the_job(home: Path, tmp_p
     assert not path.exists()
 
 
-# -- who is asked for -----------------------------------------------------------------------------
+# -- the webhook's URL ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -403,7 +403,7 @@ def test_a_command_that_fails_is_named(command: tuple[str, ...], found: str):
 
 
 def test_output_of_a_command_does_not_fill_the_disk():
-    """It stops writing when it sees that its file was emptied; else it fails."""
+    """The command succeeds only if the file of its output is truncated while it runs."""
     code = (
         "import os, sys, time\n"
         "os.write(2, b'x' * 5_000_000)\n"
@@ -416,7 +416,7 @@ def test_output_of_a_command_does_not_fill_the_disk():
 
 
 def test_secrets_are_masked_wherever_they_occur(webhook: Webhook):
-    """The values of secrets, lines of them, and the URL of the webhook."""
+    """The values of secrets, each line of a value, and the webhook's URL are masked."""
     targets = notice.targets_of(
         Notify(webhook="HOOK"), ["s3cr3t", "-- KEY --\nQUJDREVGRw==\n"], {"HOOK": webhook.url}
     )
@@ -432,7 +432,7 @@ def test_secrets_are_masked_wherever_they_occur(webhook: Webhook):
 
 
 def test_a_secret_at_the_end_of_a_text_that_is_cut_is_masked(tmp_path: Path):
-    """Its beginning must be left neither in what is sent nor in why that failed."""
+    """No part of it may remain in the notification or in the error of a failed one."""
     secret = "b7c1d2e3f4a5"
     line = f"{'x' * 295}{secret} and more"
     failure = Failure(message=line, last_lines=(line,))
@@ -449,7 +449,7 @@ def test_a_secret_at_the_end_of_a_text_that_is_cut_is_masked(tmp_path: Path):
 
 
 def test_output_of_a_rank_can_neither_flood_a_channel_nor_mention_its_members():
-    """Slack would read <!channel> as a call to everybody."""
+    """Slack would read <!channel> as a mention of all members."""
     lines = tuple(f"<!channel> {number} {'x' * 5000}\x1b[31m" for number in range(50))
     failure = Failure(rank=1, message="a\nb", last_lines=lines)
     status = status_of("train-2k83", state=JobState.FAILED, failure=failure)

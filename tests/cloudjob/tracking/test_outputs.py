@@ -24,24 +24,24 @@ DEADLINE_S = 60.0
 
 
 class Together(DirectoryStore):
-    """A store whose requests wait until a number of them run at the same time."""
+    """A store whose requests wait until four of them run at the same time."""
 
     barrier = threading.Barrier(4)
 
     def get_bytes(self, key: str) -> bytes:
-        """Get a file of the output as the others do."""
+        """Get an object; wait for the other requests unless it is a manifest."""
         if manifest.FOLDER not in key:
             self.barrier.wait(DEADLINE_S)
         return super().get_bytes(key)
 
     def fetch(self, key: str, path: Path, *, on_progress: OnBytes = ignore_bytes) -> None:
-        """Fetch as the others do."""
+        """Wait for the other requests, and fetch an object."""
         self.barrier.wait(DEADLINE_S)
         super().fetch(key, path, on_progress=on_progress)
 
 
 def kept(store: DirectoryStore, files: Mapping[str, bytes]) -> OutputLocation:
-    """Keep files as a node does."""
+    """Store files and their manifest as a node does."""
     for name, data in files.items():
         store.put_bytes(data, f"out/{name}")
     listed = tuple(
@@ -59,7 +59,7 @@ def put_manifest(store: DirectoryStore, *files: StoredFile, node: int = 0) -> No
 
 @pytest.mark.parametrize("size_bytes", [0, 1, 32 * 1024, 32 * 1024 + 1])
 def test_small_files_are_fetched_many_at_a_time(tmp_path: Path, size_bytes: int):
-    """One after another they would wait for the network a thousand times."""
+    """Fetched one by one, a thousand files would need a thousand network round trips."""
     files = {f"folder-{number % 2}/{number}": b"%d" % number * size_bytes for number in range(8)}
     place = kept(Together(tmp_path / "store"), files)
 
@@ -114,7 +114,7 @@ def test_a_file_that_does_not_match_its_manifest_is_not_read_to_its_end(
 
 
 def test_files_of_any_depth_are_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    # A thousand of these take a minute on a disk that others use.
+    # A thousand calls of ``fsync`` take a minute on a busy disk.
     monkeypatch.setattr(directory, "_sync_folder", lambda folder: None)
     name = "d/" * 1100 + "model"
     try:
@@ -128,7 +128,7 @@ def test_files_of_any_depth_are_fetched(tmp_path: Path, monkeypatch: pytest.Monk
         assert f"out/{name}" in list(store.list("out/"))
         assert store.sweep(0) == 0
     finally:
-        # Python's own way to remove a folder stops at a thousand, too.
+        # ``shutil.rmtree`` can fail on more than a thousand nested folders.
         subprocess.run(["rm", "-rf", tmp_path / "store", tmp_path / "to"], check=True)
 
 
@@ -147,10 +147,10 @@ def test_a_file_that_one_node_reports_as_incomplete_is_incomplete(tmp_path: Path
 
 
 class WithOddKeys(DirectoryStore):
-    """An object store, which accepts any text as a key."""
+    """An object store, whose keys can be any text."""
 
     def list(self, prefix: str = "") -> Iterator[str]:
-        """Yield keys, one of which is a path."""
+        """Yield five keys, only one of which is a path of a file below the output."""
         yield from (f"{prefix}{name}" for name in ("", "../../stolen", "/etc/x", "a/", "a/b"))
 
 

@@ -1,4 +1,4 @@
-"""The environment of a node: what is written is read, and every error is reported."""
+"""The environment of a node: settings are written and read, and every error is reported."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ VARIABLES = sorted(
 
 @st.composite
 def nodes(draw: st.DrawFn) -> NodeEnv:
-    """Any node that can be described."""
+    """Generate any valid node."""
     hosts = tuple(draw(st.lists(HOSTS, min_size=1, max_size=4, unique=True)))
     inputs = draw(PAIRS)
     return NodeEnv(
@@ -75,7 +75,7 @@ def nodes(draw: st.DrawFn) -> NodeEnv:
 
 
 def problems(environ: dict[str, str]) -> list[str]:
-    """Return what is wrong with an environment."""
+    """Return the problems of an environment."""
     with pytest.raises(EnvError) as caught:
         env.read(environ)
     return caught.value.problems
@@ -149,7 +149,7 @@ def test_host_names_follow_the_platforms_pattern():
 
 
 def test_the_first_variable_that_is_set_wins():
-    """MA_TASK_INDEX precedes VC_TASK_INDEX, and our number of slots the platform's."""
+    """An empty variable counts as not set; CLOUDJOB_PROCS_PER_NODE precedes MA_NUM_GPUS."""
     node = env.read(
         {
             "VC_WORKER_HOSTS": "a,b,c",
@@ -165,7 +165,7 @@ def test_the_first_variable_that_is_set_wins():
 
 
 def test_a_node_without_gpus_has_one_slot():
-    """The platform sets MA_NUM_GPUS=0 on a machine that has none."""
+    """The platform sets MA_NUM_GPUS=0 on a node without GPUs."""
     assert env.read({"MA_NUM_GPUS": "0"}).slots == 1
 
 
@@ -350,7 +350,7 @@ def test_any_environment_is_read_or_reported(environ: dict[str, str]):
 
 
 def test_the_head_carries_variables_that_are_the_same_on_all_nodes():
-    """The documented prefixes, PATH and the user's names go to all ranks; the rest stays."""
+    """It passes on PATH, the user's variables and those with a documented prefix, but no others."""
     node = NodeEnv(env_names=("LR", "HOME"), secret_names=("TOKEN", "S3_KEY"))
     carried = {
         name

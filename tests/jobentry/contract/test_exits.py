@@ -1,4 +1,4 @@
-"""The record of how a job ended: what is dumped is loaded, and junk is refused."""
+"""The exit record of a job: records are dumped and loaded, and invalid data is refused."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from jobentry.contract import exits
 from jobentry.contract.exits import ExitRecord, Failure, RecordError
 
-# Also what Python makes of bytes that are no text, as in a log or a file's name.
+# Includes the surrogates that stand for invalid UTF-8, as in a log or a file name.
 TEXT = st.text(max_size=20) | st.binary(max_size=5).map(
     lambda data: data.decode("utf-8", "surrogateescape")
 )
@@ -62,7 +62,7 @@ KEYS = st.sampled_from(
 
 @given(RECORDS)
 def test_what_is_dumped_is_loaded(record: ExitRecord):
-    """A record survives, whatever a log's last lines hold."""
+    """The last lines of a log may contain any text."""
     assert exits.load(exits.dump(record)) == record
 
 

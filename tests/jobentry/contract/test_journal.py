@@ -1,4 +1,4 @@
-"""The journal of a node: what is dumped is loaded, and junk is refused."""
+"""The journal of a node: entries are dumped and loaded, and invalid lines are refused."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from jobentry.contract import journal, lines
 from jobentry.contract.journal import Device, Phase, RankSample, Sample
 
-# What a journal writes: seconds with three digits, other numbers with one.
+# The precision of a journal: seconds have three decimal places, other numbers one.
 SECONDS = st.integers(1, 2**42).map(lambda number: number / 1000)
 TENTHS = st.integers(0, 999).map(lambda number: number / 10)
 COUNTS = st.integers(0, 2**40)
@@ -95,7 +95,7 @@ def test_a_damaged_line_is_refused(line: bytes):
 
 @given(st.lists(st.binary(max_size=20), max_size=5), st.lists(PHASES | SAMPLES, max_size=5))
 def test_a_script_cannot_print_an_entry(printed: list[bytes], entries: list[journal.Entry]):
-    """Whatever ranks print, the journal holds the entries of the node and nothing else."""
+    """Whatever ranks print, the journal contains the entries of the node and nothing else."""
     forged = journal.MARK + b'{"phase":"run","from":1,"to":2}\n'
     dumped = [journal.dump(entry) for entry in entries]
     data = b"".join(journal.MARK + line for line in dumped)

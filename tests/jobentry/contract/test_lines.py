@@ -1,4 +1,4 @@
-"""The stream that many ranks share: every rank's bytes come back exactly."""
+"""The stream that many ranks share: the bytes of every rank are recovered exactly."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from hypothesis import strategies as st
 from jobentry.contract import lines
 from jobentry.contract.lines import Line
 
-# Bytes that could be taken for a mark, an end of a line, or a piece of a character.
+# Bytes that could be mistaken for a prefix, a line end, or a part of a character.
 DATA = st.lists(
     st.sampled_from([b"\n", b"\r", b"[1] ", b"[2]+ ", b"]", b"+ ", b" ", b"x", b"\0", b"\xff"])
     | st.binary(max_size=8)
 ).map(b"".join)
-# What happens: a rank writes some bytes, and then perhaps its unfinished line is shown as it is.
+# A rank, the bytes that it writes, and whether its incomplete line is then shown.
 HAPPENINGS = st.lists(st.tuples(st.sampled_from([0, 1, 2, 37]), DATA, st.booleans()))
 
 
 def streamed(happenings: list[tuple[int, bytes, bool]]) -> bytes:
-    """Return the stream as an entry makes it that sees each rank's bytes piece by piece."""
+    """Return the stream of an entry that reads the bytes of the ranks piece by piece."""
     stream = b""
     waiting: dict[int, bytes] = {}
     last = [(rank, b"", True) for rank, _, _ in happenings]
@@ -33,7 +33,7 @@ def streamed(happenings: list[tuple[int, bytes, bool]]) -> bytes:
 
 
 def split(stream: bytes) -> list[bytes]:
-    """Return the lines of a stream, which end with a newline and with nothing else."""
+    """Return the lines of a stream, which must end with a newline."""
     assert stream == b"" or stream.endswith(b"\n")
     return [line + b"\n" for line in stream.split(b"\n")[:-1]]
 

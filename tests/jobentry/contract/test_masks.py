@@ -1,4 +1,4 @@
-"""Marks of secrets in a log: the exact bytes stay, and only the shown text is masked."""
+"""Marks of secrets in a log: the log keeps every byte, and only the shown text is masked."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_marked_log_keeps_every_byte_and_shows_no_secret(data: bytes):
 
 
 def test_a_mark_in_one_piece_masks_the_line_in_the_next():
-    """Lines of other ranks and of the entry may be between them."""
+    """Lines of other ranks and of the entry may be between the mark and its line."""
     splitter = masks.Splitter()
     mark, line = stream_of(3, b"my secret\n").splitlines(keepends=True)
 

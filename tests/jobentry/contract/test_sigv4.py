@@ -1,4 +1,4 @@
-"""Signatures, against the example that S3's own documentation works out."""
+"""Signatures, compared with the examples in S3's own documentation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Variables in a file: what is dumped is loaded."""
+"""Variables in a file are dumped and loaded."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NAMES = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]*", fullmatch=True)
 
 @given(st.dictionaries(NAMES, VALUES))
 def test_what_is_dumped_is_loaded(values: dict[str, str]):
-    """Any bytes that a process can have in its environment, in their order."""
+    """Values may contain any bytes that an environment can hold; their order is kept."""
     assert list(variables.load(variables.dump(values)).items()) == list(values.items())
 
 

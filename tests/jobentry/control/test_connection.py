@@ -109,12 +109,12 @@ class Ends:
         )
 
     def connect(self) -> None:
-        """Join both ends by a fresh connection, as their handshake does."""
+        """Connect both ends by a new connection, as their handshake does."""
         self.connections += 1
         transcript = str(self.connections)
         self.sockets = list(socket.socketpair())
         streams = [Stream(self.selector, one) for one in self.sockets]
-        # Read before either end is joined: what each has received is part of the handshake.
+        # Both are read first, as the handshake exchanges the numbers of received messages.
         of_head, of_worker = self.head.received, self.worker.received
         self.head.attach(streams[0], Channel(KEY, "head", "worker", transcript), of_worker)
         self.worker.attach(streams[1], Channel(KEY, "worker", "head", transcript), of_head)

@@ -1,4 +1,4 @@
-"""The nodes of an elastic job that take part now."""
+"""The nodes that currently take part in an elastic job."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def members(tmp_path):
 
 @pytest.fixture
 def written(tmp_path):
-    """What the driver reads."""
+    """A function that returns the content of the file that the driver reads."""
     return lambda: json.loads(Path(tmp_path, "members").read_bytes())
 
 

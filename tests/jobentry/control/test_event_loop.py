@@ -1,7 +1,7 @@
-"""Head and workers from start to end: whole entries, real ranks, real signals.
+"""Head and workers from start to end: complete entries, real ranks and real signals.
 
-Only mpirun is a stand-in, a small program that starts the rank command as that
-do; what real Open MPIs do is the matter of tests/e2e.
+Only mpirun is a stand-in: a small program that starts the rank command as mpirun does. tests/e2e
+covers real Open MPI versions.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ sys.exit(code if code >= 0 else 128 - code)
 
 
 class Ended(NamedTuple):
-    """How an entry ended, and what it wrote."""
+    """The exit code and the output of an entry."""
 
     code: int
     out: str
@@ -93,7 +93,7 @@ class Ended(NamedTuple):
 
 
 class Entry:
-    """An entry that runs."""
+    """A running entry."""
 
     def __init__(self, process: subprocess.Popen[bytes], folder: Path) -> None:
         self.process = process
@@ -101,7 +101,7 @@ class Entry:
 
     @property
     def out(self) -> str:
-        """What a user sees: the log without the journal."""
+        """The log without the journal, as a user sees it."""
         shown, _ = journal.split((self.folder / "out").read_bytes())
         return shown.decode("utf-8", "backslashreplace")
 
@@ -118,7 +118,7 @@ class Entry:
 
 
 class Job:
-    """Machines that share a file system, as emulated nodes do, and one job on them."""
+    """A job on nodes that share a file system, as emulated nodes do."""
 
     def __init__(self, folder: Path, zipapp: str) -> None:
         self.folder = folder
@@ -141,7 +141,7 @@ class Job:
         path.chmod(0o755)
 
     def script(self, text: str) -> None:
-        """Write the script of the job; it knows its rank and the folder of all."""
+        """Write the script of the job, which can use ``rank`` and the shared folder ``$ALL``."""
         rank = "rank = int(os.environ['OMPI_COMM_WORLD_RANK'])\n"
         modules = "import os, signal, subprocess, sys, time\n"
         (self.code / "x.py").write_text(modules + rank + text)
@@ -156,7 +156,7 @@ class Job:
             "HOME": str(folder),
             "MA_HOME": str(folder),
             "TMPDIR": str(folder / "tmp"),
-            # Whatever this machine has, the tests say nothing of it.
+            # Every machine has lo, so no message about network interfaces is printed.
             "NCCL_SOCKET_IFNAME": "lo",
             "OMPI_MCA_btl_tcp_if_include": "lo",
             "CLOUDJOB_JOB": "j",
@@ -187,7 +187,7 @@ class Job:
         return entry
 
     def run(self, **more: str) -> list[Ended]:
-        """Run the entries of all nodes to their end, the head's first in the list."""
+        """Run the entries of all nodes until they exit; the result of the head comes first."""
         entries = [self.start(node, **more) for node in range(self.nodes)]
         return [entry.wait() for entry in entries]
 
@@ -200,7 +200,7 @@ class Job:
 
     @property
     def failure(self) -> dict[str, Any]:
-        """The first thing that went wrong, by the record."""
+        """The failure in the exit record."""
         found = self.record["failure"]
         assert isinstance(found, dict)
         return found
@@ -210,13 +210,13 @@ class Job:
         return (self.folder / "mpiruns").read_text().split()
 
     def end_machine(self, node: int) -> None:
-        """Kill everything on a machine at once."""
+        """Kill all processes of a node at once."""
         for process in self.left("node%d/" % node):
             with contextlib.suppress(OSError):
                 os.kill(process, signal.SIGKILL)
 
     def left(self, below: str = "") -> list[int]:
-        """Return the processes of this job, or of a machine, that have not ended."""
+        """Return the running processes of this job, or of one of its nodes."""
         mark = os.fsencode("=%s/%s" % (self.folder, below))
         found = []
         for folder in Path("/proc").iterdir():
@@ -237,7 +237,7 @@ class Job:
 
 @pytest.fixture
 def job(tmp_path: Path, zipapp: str) -> Iterator[Job]:
-    """One machine, and no script yet."""
+    """A job on one node, without a script."""
     job = Job(tmp_path, zipapp)
     yield job
     job.close()
@@ -245,13 +245,13 @@ def job(tmp_path: Path, zipapp: str) -> Iterator[Job]:
 
 @pytest.fixture
 def pair(job: Job) -> Job:
-    """Two machines with one slot each."""
+    """A job on two nodes with one slot each."""
     job.nodes = 2
     return job
 
 
 UP = "open(os.environ['ALL'] + '/up%d' % rank, 'w').close()\n"
-# A rank that saves when it is asked to end, for as long as the test wants.
+# On SIGTERM, a rank saves until the test creates the file `go`.
 SAVES = """
 def save(*_):
     print('saving', flush=True)
@@ -275,7 +275,7 @@ sys.exit(20 + rank)
 
 
 def up(job: Job, ranks: int) -> Callable[[], bool]:
-    """Return a condition: this number of ranks is up."""
+    """Return a condition that holds once this number of ranks has started."""
     return lambda: all((job.folder / ("up%d" % rank)).exists() for rank in range(ranks))
 
 
@@ -342,7 +342,7 @@ def test_a_successful_job_ends_with_0_and_leaves_nothing(job: Job):
 def test_a_rank_that_fails_ends_the_job(
     job: Job, text: str, code: int, number: int | None, message: str
 ):
-    """The others are ended soon; the record has the rank, its end and its last lines."""
+    """The other ranks are stopped; the record has the rank, how it ended and its last lines."""
     job.environ["CLOUDJOB_PROCS_PER_NODE"] = "3"
     job.script("print('line of', rank)\nif rank == 1:\n    %s\n%s" % (text, WAIT))
     (ended,) = job.run()
@@ -382,7 +382,7 @@ def test_output_keeps_every_byte(job: Job):
 
 
 def test_a_job_over_its_timeout_ends_with_124(job: Job, until: Callable[..., None]):
-    """Every rank gets SIGTERM and its grace period; the exit code is 124, with a reason."""
+    """Every rank gets SIGTERM and its grace period; the record has the reason."""
     job.environ.update(CLOUDJOB_TIMEOUT_S="4", CLOUDJOB_PROCS_PER_NODE="2", CLOUDJOB_GRACE_S="60")
     job.script(SAVES + WAIT)
     entry = job.start()
@@ -478,7 +478,7 @@ def test_a_repeated_sigterm_does_not_shorten_the_grace_period(job: Job, until: C
     for number in (signal.SIGCONT, signal.SIGTERM, signal.SIGHUP):
         entry.send(number)
     until(lambda: not pending(entry))
-    # The entry handles signals in order: when this one has reached the rank, it handled the others.
+    # The entry handles signals in order: once this one reaches the rank, the others are handled.
     entry.send(signal.SIGUSR1)
     until(lambda: "after it" in entry.out)
     (job.folder / "go").touch()
@@ -511,7 +511,7 @@ def test_an_mpirun_that_starts_no_rank_is_an_error_of_the_entry(job: Job):
 
 
 def test_an_mpirun_that_hangs_twice_ends_the_job(job: Job):
-    """It is ended when nothing happens for too long, tried once more, and then given up."""
+    """It is ended after a timeout and started again; the second timeout fails the job."""
     job.script("")
     (ended,) = job.run(FAKE_HANG="always", CLOUDJOB_START_TIMEOUT_S="1")
 
@@ -627,7 +627,7 @@ def test_outputs_that_cannot_be_uploaded_fail_the_job(job: Job):
 
 
 def test_a_job_runs_on_two_nodes(pair: Job):
-    """Each node shows the output of its own ranks, and ends with the code of the job."""
+    """Each node shows the output of its own ranks and exits with the exit code of the job."""
     pair.environ["CLOUDJOB_PROCS_PER_NODE"] = "2"
     pair.script("print('hello', rank)\n")
     head, worker = pair.run()
@@ -640,7 +640,7 @@ def test_a_job_runs_on_two_nodes(pair: Job):
 
 
 def test_each_rank_has_the_right_environment(pair: Job):
-    """The head's values exactly, but for what differs from node to node, and secrets."""
+    """It has the head's exact values, except for secrets and variables of a single node."""
     ugly = "a b\t'\"=;#$HOME\\ \n*ü"
     pair.environ.update(
         CLOUDJOB_ENV_NAMES="LR UGLY EMPTY",
@@ -672,7 +672,7 @@ def test_each_rank_has_the_right_environment(pair: Job):
 
 
 def test_the_record_names_a_failed_rank_of_a_worker(pair: Job):
-    """The head's record names node, host and rank, and the last lines of a log it cannot see."""
+    """The record has node, host, rank and the last lines of a log that the head cannot read."""
     pair.script("print('line of', rank)\nif rank:\n    sys.exit(3)\n" + WAIT)
     head, worker = pair.run()
 
@@ -789,7 +789,7 @@ def test_the_loss_of_a_worker_ends_the_job(pair: Job, until: Callable[..., None]
 def test_a_job_with_a_frozen_worker_can_be_cancelled(
     pair: Job, launcher: str, until: Callable[..., None]
 ):
-    """The head waits for its grace and a few seconds, and not for the worker's report."""
+    """The head waits for the grace period and a few seconds, but not for the worker's report."""
     pair.environ.update(CLOUDJOB_LAUNCHER=launcher, CLOUDJOB_OUTPUT_LIMIT_S="3600")
     pair.script("")
     text = "import os, time\nopen('%s/up' + os.environ['VC_TASK_INDEX'], 'w').close()\n"
@@ -843,9 +843,9 @@ def test_nodes_start_in_any_order(pair: Job, first: int, until: Callable[..., No
 
 
 def test_a_job_cancelled_while_staging_has_a_record(job: Job, until: Callable[..., None]):
-    """Inputs can be large; a job cancelled meanwhile has a record, and leaves nothing."""
+    """Inputs can be large; a job that is cancelled meanwhile leaves no processes."""
     job.script("")
-    # It takes what is asked, and never says a word.
+    # This server accepts the request and never answers.
     with socket.create_server(("127.0.0.1", 0)) as slow:
         uri = "http://127.0.0.1:%d/data" % slow.getsockname()[1]
         entry = job.start(CLOUDJOB_INPUTS=json.dumps({"DATA": uri}))
@@ -856,7 +856,7 @@ def test_a_job_cancelled_while_staging_has_a_record(job: Job, until: Callable[..
 
     assert (ended.code, ended.err) == (143, "jobentry: cancelled: the job was sent SIGTERM\n")
     assert (job.record["exit_code"], job.record["cause"]) == (143, "cancelled")
-    # mpirun was asked for its version, and may still be at it.
+    # `mpirun --version` may still be running.
     until(lambda: job.left() == [])
 
 
@@ -869,7 +869,7 @@ def test_a_job_cancelled_before_its_ranks_start_ends_at_once(pair: Job, until: C
     ended = head.wait()
 
     assert (ended.code, pair.record["cause"]) == (143, "cancelled")
-    # mpirun was asked for its version, and may still be at it.
+    # `mpirun --version` may still be running.
     until(lambda: pair.left() == [])
 
 

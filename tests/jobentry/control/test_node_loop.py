@@ -1,4 +1,4 @@
-"""The loop that head and worker share: a signal is handled at once."""
+"""The loop that head and worker share: signals are handled at once."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ def send(number: int) -> None:
 def test_a_signal_is_handled_although_its_python_handler_is_late(loop: NodeLoop):
     """An interpreter may call the handler some time after the byte has woken the loop (PyPy does).
 
-    The byte says which signal it was, so nothing depends on the handler.
+    The byte is the number of the signal, so the loop does not depend on the handler.
     """
     heard: list[int] = []
     loop.on_signal = heard.append
-    # As late as it can be: the handler never comes.
+    # The extreme case: the loop's handler is never called.
     signal.signal(signal.SIGUSR1, lambda number, frame: None)
 
     send(signal.SIGUSR1)
@@ -64,7 +64,7 @@ def test_each_signal_is_handled_in_the_step_that_it_interrupts(loop: NodeLoop):
 
 
 def test_simultaneous_signals_are_all_handled(loop: NodeLoop):
-    """Each once and in their order, also when a child ends between them."""
+    """Each is handled once and in order, even if a child exits between them."""
     heard: list[int] = []
     loop.on_signal = heard.append
 

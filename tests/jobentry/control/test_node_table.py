@@ -1,4 +1,4 @@
-"""The table of all nodes: what each lacks, and what to do about it."""
+"""The table of all nodes: their problems, and hints for them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_the_table_has_a_line_for_each_node():
 
 
 def test_a_large_table_shows_those_that_lack_something():
-    """Of a thousand nodes only some are listed, and the missing one is among them."""
+    """Of a thousand nodes only some are listed, including the one with a problem."""
     rows = [HEAD, *(Row(node, "h", facts=FACTS) for node in range(1, 1000))]
     rows[900] = Row(900, "h", trouble="no such name")
 
@@ -67,7 +67,7 @@ def test_a_large_table_shows_those_that_lack_something():
     ],
 )
 def test_nodes_with_different_versions_are_refused(facts, trouble):
-    """Code, MPI, framework and the first numbers of Python; each with both versions and a hint."""
+    """The message has both versions and a hint; only Python's patch version may differ."""
     found = node_table.compare(Row(1, "b", facts={**FACTS, **facts}), HEAD)
 
     assert found.trouble == trouble

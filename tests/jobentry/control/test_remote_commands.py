@@ -1,4 +1,4 @@
-"""Commands that mpirun wants run on other nodes: a real agent, a real loop, and no second ssh."""
+"""Commands that mpirun runs on other nodes: a real agent, a real loop, and no ssh."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class FakeWorker:
 
 
 class Head:
-    """A head's loop and its remote commands, and the agents that ask it."""
+    """A head's loop, its remote commands, and the agents that send requests to it."""
 
     def __init__(self, folder: Path) -> None:
         place = str(folder)
@@ -53,7 +53,7 @@ class Head:
         """Start an agent as mpirun does."""
         argv = [*agent.argv(self.where.agent), *words]
         process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
-        # Else the loop would take it for an orphan.
+        # Otherwise the loop would treat it as an orphan.
         self.loop.own_children.add(process.pid)
         self.agents.append(process)
         return process
@@ -68,7 +68,7 @@ class Head:
 
 @pytest.fixture
 def head(tmp_path: Path) -> Iterator[Head]:
-    """A head, whose agents are gone when the test has ended."""
+    """A head; its agents are killed after the test."""
     handlers = {
         number: signal.getsignal(number)
         for number in (*STOP_SIGNALS, *FORWARDED_SIGNALS, signal.SIGCHLD)

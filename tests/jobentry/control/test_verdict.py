@@ -1,4 +1,4 @@
-"""Who is to blame: values in, the outcome out."""
+"""The verdict: the outcome of a job for given ends of its ranks and its launcher."""
 
 from __future__ import annotations
 
@@ -64,11 +64,11 @@ LOST_DAEMON = (
 @pytest.mark.parametrize(
     ("ends", "mpirun_code", "code"),
     [
-        # Open MPI 4.1, whose ranks on that node end with 195 or 205.
+        # Open MPI 4.1, whose ranks on that node exit with 195 or 205.
         ([], 205, 205),
         ([end(1, 195)], 205, 205),
         ([end(1, 205)], 205, 205),
-        # Open MPI 5.0, which ends its own ranks and then ends with 0.
+        # Open MPI 5.0, which stops its own ranks and then exits with 0.
         ([end(0, 137, number=9, was_asked_to_end=True)], 0, 137),
         ([end(2, 137, number=9, is_reported=False)], 0, 137),
     ],
@@ -90,7 +90,7 @@ def test_the_node_of_a_daemon_that_mpirun_has_lost_is_blamed(
 def test_a_daemon_that_ended_after_all_ranks_had_started_was_lost(
     started: int, cause: str, host: str
 ):
-    """Open MPI 5.0 prints the same of a daemon that never started."""
+    """Open MPI 5.0 prints the same about a daemon that never started."""
     lines = (
         "A daemon failed to report back after being spawned. This could",
         "  Local host:    worker-0",
@@ -169,7 +169,7 @@ SHUT_DOWN = (
 
 
 def left(rank: int, *, at_s: float = 100.0, message: str = BY_PEER) -> RankEnd:
-    """Return how a rank ends whose connection another one has closed."""
+    """Return the end of a rank whose connection another rank has closed."""
     one = end(rank, 1, at_s=at_s)
     return one._replace(failure=one.failure._replace(message=message))
 
@@ -267,7 +267,7 @@ LINES = st.lists(
 
 @given(st.lists(ENDS, max_size=4), st.integers(-15, 255), LINES)
 def test_a_job_that_failed_is_never_a_success(ends: list[RankEnd], code: int, lines: list[str]):
-    """With any ends: 0 only if mpirun and every rank ended with 0, otherwise a reason."""
+    """The exit code is 0 only if mpirun and every rank succeeded; otherwise there is a failure."""
     mpirun = LaunchEnd("mpirun", code, lines)
     outcome = decided(*ends, mpirun=mpirun)
     last = {one.failure.rank: one for one in ends}

@@ -62,7 +62,7 @@ class Watch(Head):
         return (self.folder / "err").read_text()
 
     def end(self, code: int) -> int:
-        """Tell the worker how the job ended, confirm that it has left; return its exit code."""
+        """Tell the worker how the job ended, let it leave, and return its exit code."""
         self.send("job-ended", code=code, is_over=True, reason="")
         self.receive("left")
         self.send("bye")
@@ -71,7 +71,7 @@ class Watch(Head):
 
 @pytest.fixture
 def watch(tmp_path: Path) -> Iterator[Any]:
-    """Start a worker with these processes to launch; it is gone when the test has ended."""
+    """A function that starts a worker with processes to launch; it is killed after the test."""
     started: list[Watch] = []
 
     def start(*processes: tuple[str, list[str]], stall_s: float = 300.0) -> Watch:
@@ -145,7 +145,7 @@ def test_a_head_that_connects_again_finds_the_worker_as_it_was(watch: Any):
     head.close()
     head.open()
 
-    # Sent again, as the head does not know that it arrived.
+    # A head sends a message again if the worker has not received it.
     if head.has == "1":
         head.sent = 1
         head.send("launch")
@@ -170,7 +170,7 @@ def test_a_second_head_is_refused(watch: Any):
 
 
 def is_running(process: int) -> bool:
-    """Whether a process runs, and is not a zombie."""
+    """Return whether a process runs and is not a zombie."""
     try:
         return b") Z " not in Path(f"/proc/{process}/stat").read_bytes()
     except OSError:
@@ -207,7 +207,7 @@ def test_a_worker_runs_mpiruns_command_in_the_users_shell(watch: Any):
 
 
 def test_a_worker_does_not_wait_for_a_daemon(watch: Any):
-    """Processes that it starts may outlive it, as mpirun's daemon does."""
+    """Processes that a command starts may outlive it, as mpirun's daemon does."""
     head = watch()
     head.send("run-command", number=1, command="setsid sleep 600 <&- >&- 2>&- & exit 0")
 

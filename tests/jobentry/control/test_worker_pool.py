@@ -25,7 +25,7 @@ from jobentry.control.worker_pool import WorkerPool
 
 FACTS = {"code": "sha256:1", "mpi": "4.1", "python": "3.11.2"}
 KEY = b"the key of the job"
-# The kind of a worker says how it behaves; it notes each message that it receives.
+# The kind of a worker determines its behaviour; it records each message that it receives.
 WORKER = """\
 import os, signal, sys, time
 from jobentry.control import connection, listener
@@ -95,7 +95,7 @@ class Watch:
         self.workers = WorkerPool(node, self.loop, FACTS, self._hear, self._lose)
 
     def open(self, *absent: int) -> None:
-        """Start the workers, but for some, and look for all of them."""
+        """Start the workers except for the absent ones, and connect to all of them."""
         for index in range(1, len(self.kinds) + 1):
             if index not in absent:
                 self.start(index)
@@ -108,7 +108,7 @@ class Watch:
             [sys.executable, "-c", WORKER, *words],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         )
-        # Else the loop would take it for an orphan.
+        # Otherwise the loop would treat it as an orphan.
         self.loop.own_children.add(self.processes[index].pid)
 
     def _hear(self, worker: RemoteWorker, message: Message) -> None:
@@ -139,7 +139,7 @@ class Watch:
 
 @pytest.fixture
 def watch(tmp_path: Path) -> Iterator[Callable[..., Watch]]:
-    """A function that makes a head with workers of these kinds."""
+    """A function that creates a head with workers of the given kinds."""
     kept = {
         number: signal.getsignal(number)
         for number in (*STOP_SIGNALS, *FORWARDED_SIGNALS, signal.SIGCHLD)
@@ -308,7 +308,7 @@ def test_other_connections_do_not_block_the_head(watch: Callable[..., Watch]):
             stranger.close()
 
 
-# -- silence, breaks and deaths -----------------------------------------------------------------
+# -- silent, disconnected and killed workers ----------------------------------------------------
 
 
 def test_a_killed_worker_is_lost_soon(watch: Callable[..., Watch]):
@@ -324,7 +324,7 @@ def test_a_killed_worker_is_lost_soon(watch: Callable[..., Watch]):
 
 
 def test_a_restarted_worker_is_a_new_one(watch: Callable[..., Watch]):
-    """The ranks ended with the first worker, whatever entry answers there now."""
+    """The ranks of the first worker are gone, even if another entry answers there now."""
     head = watch("good")
     head.open()
     head.until_all_are_there()
@@ -345,7 +345,7 @@ def test_a_broken_connection_is_resumed_without_loss(watch: Callable[..., Watch]
     link = head.workers.workers[0].link
     head.workers.send("count")
     for _ in range(20):
-        # As a reset on the way: both sides have to notice by themselves.
+        # Like a reset by the network: both sides have to detect it themselves.
         assert link._stream is not None
         assert link._stream._socket is not None
         link._stream._socket.shutdown(socket.SHUT_RDWR)
@@ -394,7 +394,7 @@ def test_a_worker_that_is_silent_for_too_long_is_lost(watch: Callable[..., Watch
 
 
 def test_a_silent_worker_that_dies_is_lost_at_once(watch: Callable[..., Watch], fast: None):
-    """Nothing listens there any more, so it is not waited for."""
+    """Its port refuses connections, so the head does not wait for it."""
     head = watch("good", stall_s=100_000.0)
     head.open()
     head.until_all_are_there()
@@ -439,7 +439,7 @@ def test_the_head_looks_again_for_a_lost_worker_that_may_return(
     assert head.heard == [("good1", "ready")] * 2
 
 
-# -- the end ------------------------------------------------------------------------------------
+# -- the end of the job -------------------------------------------------------------------------
 
 
 def test_at_the_end_each_worker_has_left(watch: Callable[..., Watch]):

@@ -1,4 +1,4 @@
-"""The head's limit on open files, in a process of its own: a limit once lowered stays lowered."""
+"""The head's limit on open files, in a subprocess, as a lowered hard limit cannot be raised."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def make(mpi, words=("x.py",), environment=(), **node):
 
 
 def test_mpich_starts_ranks_over_ssh():
-    """The host file has its format, values are passed by name, and ssh gets its options."""
+    """The host file has MPICH's format, variables are passed by name, and ssh gets its options."""
     environ = {"OMPI_MCA_plm_rsh_args": "-q"}
     made = make(MPICH, ssh_key="file:///key", environment=environ)
 
@@ -45,7 +45,7 @@ def test_mpich_starts_ranks_over_ssh():
 
 
 def test_intel_mpi_starts_ranks_over_the_control_connection():
-    """It starts its daemons with our agent; a variable configures pinning."""
+    """It starts its daemons with cloudjob's agent; a variable configures pinning."""
     made = make(INTEL, ssh_key="/key", env_names=("SEED",), environment={"SEED": "=;"})
 
     (process,) = made.processes
@@ -61,7 +61,7 @@ def test_intel_mpi_starts_ranks_over_the_control_connection():
 
 
 def test_the_default_variables_of_the_platform_are_carried():
-    """Those of ``OPENMPI_X_ARGS``, as with Open MPI."""
+    """The defaults of ``OPENMPI_X_ARGS`` apply, as with Open MPI."""
     (process,) = make(MPICH, open_mpi=OpenMpi()).processes
 
     at = process.argv.index("-genvlist")

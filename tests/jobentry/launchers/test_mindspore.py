@@ -31,14 +31,14 @@ SHARED = {
 
 
 def site(node: int = 0, environment: dict[str, str] | None = None, **given) -> Site:
-    """The place of a job of two nodes with two ranks each."""
+    """Return the site of a job of two nodes with two ranks each."""
     env = NodeEnv(job="j", node=node, hosts=("a", "b"), slots=2, **given)
     environment = {"PATH": "/bin", "MS_SCHED_PORT": "8118", **(environment or {})}
     return Site(env, environment, PATHS, "/py/bin/python", ENTRY)
 
 
 def test_a_dynamic_cluster_has_one_scheduler_and_numbered_ranks():
-    """The scheduler on the head, beside the head's ranks."""
+    """The scheduler runs on the head, beside the head's ranks."""
     scheduler, *wrappers = mindspore.dynamic_cluster(site(), WORDS).processes
 
     assert scheduler.is_server
@@ -65,7 +65,7 @@ def test_a_dynamic_cluster_has_one_scheduler_and_numbered_ranks():
 
 
 def test_a_worker_has_ranks_and_no_scheduler():
-    """Its ranks continue the head's numbers; device numbers start at 0."""
+    """Its rank numbers continue those of the head; its device numbers start at 0."""
     launch = mindspore.dynamic_cluster(site(node=1), WORDS)
 
     assert launch.ranks == 4
@@ -107,7 +107,7 @@ def test_the_users_timeout_and_log_level_take_precedence():
     [
         (128, {}, {"MS_RETRY_INTERVAL_LOWER": "1", "MS_RETRY_INTERVAL_UPPER": "1"}),
         (129, {}, {}),
-        # With a lower bound above the upper one MindSpore sleeps for any time at all.
+        # With a lower bound above the upper one, MindSpore sleeps for an arbitrary time.
         (2, {"MS_RETRY_INTERVAL_LOWER": "4"}, {"MS_RETRY_INTERVAL_LOWER": "4"}),
         (2, {"MS_RETRY_INTERVAL_UPPER": "9"}, {"MS_RETRY_INTERVAL_UPPER": "9"}),
     ],
@@ -128,7 +128,7 @@ def test_an_invalid_port_is_refused():
 
 
 def test_msrun_gets_the_documented_arguments():
-    """With an explicit node rank and ``--join``; it waits for the ranks that it starts."""
+    """The node rank is explicit; with ``--join``, msrun waits for its ranks."""
     scheduler, msrun = mindspore.msrun(site(node=0), WORDS).processes
     (other,) = mindspore.msrun(site(node=1), WORDS).processes
 
@@ -167,7 +167,7 @@ def run_wrapper_script(environ: dict[str, str], tmp_path) -> str:
 
 
 def test_the_wrapper_that_msrun_starts_has_exact_arguments_and_variables(tmp_path):
-    """The parser of msrun never sees the script's arguments; changes for msrun are undone."""
+    """The parser of msrun never sees the script's arguments; changed variables are restored."""
     given = {"MS_ROLE": "MS_WORKER", "MS_NODE_ID": "3", "PATH": "/changed", "GLOG_v": "3"}
 
     argv, variables = eval(run_wrapper_script(given, tmp_path))
@@ -188,7 +188,7 @@ def test_a_scheduler_started_by_msrun_exits_at_once(tmp_path):
 
 
 def test_ranks_of_mpirun_form_a_cluster_on_a_cpu():
-    """The scheduler runs beside mpirun, which carries its address; the wrappers set the numbers."""
+    """The scheduler runs beside mpirun, which passes its address; wrappers set rank numbers."""
     node = {"open_mpi": OpenMpi(x_args=""), "mindspore": MindSpore(device_target="CPU")}
 
     launch = mindspore.mpi(site(**node), Mpi("/usr/bin/mpirun", (4, 1)), WORDS)
@@ -219,7 +219,7 @@ def test_on_other_devices_mindspore_uses_open_mpi_itself(target):
 
 
 def test_the_wrapper_resolves_a_host_name():
-    """MindSpore's own resolver takes only numbers."""
+    """MindSpore accepts only numeric addresses."""
     environment = {"MS_SCHED_HOST": "localhost"}
 
     assert wrapper._apply_options(["--address", "MS_SCHED_HOST"], environment, 0) == ""

@@ -29,17 +29,17 @@ def command(
     mpi: Mpi = MPI_4,
     node: NodeEnv = NODE,
 ) -> Command:
-    """Return the command for these options of the user."""
+    """Return the command for the user's options."""
     return mpirun.command(node._replace(open_mpi=open_mpi), environ or {}, mpi, FILES, PROGRAM)
 
 
 def options(made: Command) -> list[str]:
-    """Return the arguments between the documented start and the program."""
+    """Return the arguments before the program."""
     return list(made.argv[: -len(PROGRAM)])
 
 
 def parsed(made: Command) -> tuple[list[str], dict[str, str]]:
-    """Return the variables and the MCA parameters of a command; no parameter may be there twice."""
+    """Return the variables and the MCA parameters of a command; no parameter may be repeated."""
     variables: list[str] = []
     parameters: dict[str, str] = {}
     words = options(made)
@@ -64,7 +64,7 @@ def mca(made: Command) -> dict[str, str]:
 
 
 def carried(made: Command) -> dict[str, str | None]:
-    """Return what reaches the ranks: the variables that are named, with their values."""
+    """Return the variables that are passed to the ranks, with their values."""
     on_line = parsed(made)[0]
     in_file = [line.split(" ", 1)[1] for line in made.tune_file.splitlines()]
     assert len(set(on_line + in_file)) == len(on_line + in_file)
@@ -72,7 +72,7 @@ def carried(made: Command) -> dict[str, str | None]:
 
 
 def test_open_mpi_4_gets_the_documented_command():
-    """Each option of the documented command, with two dashes; variables by name only."""
+    """The documented options have two dashes, and variables are passed by name only."""
     environ = {
         "MA_VJ_NAME": "j",
         "MA_X": "k=v",
@@ -111,7 +111,7 @@ def test_open_mpi_4_gets_the_documented_command():
 
 
 def test_open_mpi_5_gets_the_documented_command():
-    """The same line, with the names that 5.0 gave to the parameters of the remote shell."""
+    """The command is the same, except for 5.0's names of the remote shell's parameters."""
     assert command(mpi=MPI_5).argv == (
         *("/opt/bin/mpirun", "-np", "4", "--hostfile", "/n/hostfile"),
         *("--mca", "plm_ssh_args", "-p 38888", "--tune", "/n/tune"),
@@ -155,7 +155,7 @@ def test_openmpi_np_sets_the_number_of_ranks():
 
 
 def test_openmpi_bind_args_replace_the_default():
-    """OPENMPI_BIND_ARGS replaces the default; of two options for one setting, the last counts."""
+    """OPENMPI_BIND_ARGS replaces the default; the last option for a setting takes effect."""
     made = command(
         OpenMpi(bind_args="-bind-to core --map-by=socket", extra_args="--bind-to hwthread")
     )
@@ -181,7 +181,7 @@ def test_openmpi_mca_args_replace_the_default():
 
 
 def test_extra_args_come_last():
-    """OPENMPI_EXTRA_ARGS are passed on as they are, with what follows an option unknown to us."""
+    """OPENMPI_EXTRA_ARGS is passed on, including the arguments of unknown options."""
     made = command(OpenMpi(x_args="", extra_args="--display-map -report-bindings -N 2 -foo bar"))
 
     assert options(made)[-6:] == ["--display-map", "--report-bindings", "-N", "2", "--foo", "bar"]
@@ -211,7 +211,7 @@ def test_the_users_remote_shell_arguments_are_merged(given: str, expected: str):
     ("given", "expected"), [("", "-F/n/ssh-config"), ("-p 22 -q", "-F/n/ssh-config -p 22 -q")]
 )
 def test_the_ssh_configuration_is_one_argument(given: str, expected: str):
-    """Its file has the port, because 4.1 passes no value with a blank down a tree of daemons."""
+    """The file contains the port, as 4.1 loses values with spaces when it starts a daemon tree."""
     open_mpi = OpenMpi(mca_args="-mca plm_rsh_args '%s'" % given if given else "")
     made = mpirun.command(
         NODE._replace(open_mpi=open_mpi), {}, MPI_4, FILES, PROGRAM, RemoteShell("/n/ssh-config")
@@ -230,7 +230,7 @@ def test_quoted_options_may_contain_spaces():
 
 @pytest.mark.parametrize("form", ['"{}"', "'{}'", ' "{}" '])
 def test_quotes_around_a_whole_value_are_ignored(form: str):
-    """The documents show the values in the quotes of a shell, which a form keeps."""
+    """The documentation shows the values in shell quotes, which a web form does not remove."""
     plain = OpenMpi(
         bind_args="-bind-to none -map-by slot",
         x_args="-x A",
@@ -247,7 +247,7 @@ def test_quotes_around_a_whole_value_are_ignored(form: str):
 
 
 def test_a_no_break_space_is_an_argument_as_in_a_shell():
-    """``str.strip`` removes it, and ``shlex`` does not."""
+    """``str.strip`` would remove it, but ``shlex`` does not."""
     with pytest.raises(ArgsError, match="is not an option"):
         command(OpenMpi(extra_args="\xa0"), {}, MPI_5)
 
@@ -260,7 +260,7 @@ def test_a_repeated_parameter_keeps_its_last_value():
 
 
 def test_parameters_are_renamed_for_the_mpi_version():
-    """Options of a job that ran on 4.1 work on 5.0; those unknown there are left out."""
+    """Options for 4.1 work on 5.0; parameters that 5.0 does not have are left out."""
     given = OpenMpi(
         mca_args="-mca plm_rsh_num_concurrent 8 -mca oob_tcp_if_include eth0"
         " -mca orte_rsh_agent ssh -mca routed direct -mca oob tcp"
@@ -296,7 +296,7 @@ def test_a_users_x_option_wins_over_a_variable():
 
 
 def test_variables_that_are_not_set_are_left_out():
-    """5.0.11 crashes when it is asked for one; a default that is not set needs no note."""
+    """5.0.11 crashes on a variable that is not set; for a default, there is no note."""
     made = command(OpenMpi(x_args="-x NONE"))
 
     assert (carried(made), made.notes) == ({}, ("-x NONE: left out, as it is not set here",))
@@ -304,7 +304,7 @@ def test_variables_that_are_not_set_are_left_out():
 
 
 def test_only_safe_values_are_carried_by_the_tune_file():
-    """4.1.4 loses a value with "=" there, and an empty one; the command line carries both."""
+    """4.1.4 loses values with "=" and empty values there; the command line carries both."""
     environ = {"MA_A": "plain", "MA_B": "k=v", "MA_C": "", "S3_D": "a b;c\n#d", "LR": "1"}
     made = command(OpenMpi(x_args=""), environ, node=NODE._replace(env_names=("LR",)))
 
@@ -346,7 +346,7 @@ def test_the_variable_mca_base_env_list_is_removed():
 
 
 def test_more_ranks_than_slots_are_refused():
-    """Open MPI 5.0.11 started fewer than asked and ended with 0."""
+    """Open MPI 5.0.11 started fewer ranks than requested and exited with 0."""
     with pytest.raises(ArgsError) as caught:
         command(OpenMpi(np=5))
 
@@ -392,7 +392,7 @@ def test_invalid_options_are_reported_with_their_variable(words: str, problem: s
 
 
 def test_all_problems_are_reported_at_once():
-    """A user finds four errors with one submit, not with four."""
+    """One submit shows the user all four errors."""
     with pytest.raises(ArgsError) as caught:
         command(OpenMpi(bind_args="'", x_args="-x", mca_args="-mca", extra_args=":"))
 
@@ -499,7 +499,7 @@ NAMES = st.from_regex(r"[A-Z_][A-Z0-9_]{0,6}", fullmatch=True) | st.sampled_from
         "LR",
     ]
 )
-# Letters that stand in no word of ours, so a value can be found wherever it leaks to.
+# Texts that no argument of the command contains, so that every leaked value is found.
 VALUES = st.text("äöü =;\"'\n", min_size=4, max_size=12)
 
 
@@ -607,7 +607,7 @@ def test_an_open_mpi_variable_for_the_remote_shell_selects_ssh():
 
 
 def test_tree_spawn_uses_ssh():
-    """A daemon on a worker has no agent to ask."""
+    """The agent exists only on the head, so a daemon on a worker cannot use it."""
     made = reached(OpenMpi(mca_args="-mca plm_rsh_no_tree_spawn 0"))
 
     assert made["plm_rsh_args"] == "-F/n/ssh-config"

@@ -1,4 +1,4 @@
-"""The plan of a node: a value that can be shown before anything is done."""
+"""The launch plan of a node, which can be shown before anything is started."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TOOLS = Tools(
 
 
 def test_a_worker_of_an_mpirun_job_starts_nothing():
-    """Nodes other than 0 serve the head; mpirun's daemon needs the node's file."""
+    """Workers serve the head; mpirun's daemon on a worker needs the tune file."""
     made = plan.make(NODE._replace(node=1), {"PWD": "/code", "A": "b"}, PATHS, TOOLS, ("x.py",))
 
     assert made == LaunchPlan(
@@ -84,7 +84,7 @@ def test_the_head_starts_mpirun_with_its_files():
     )
 
 
-# A rank table needs one of the platform, and has tests of its own.
+# The launcher rank-table needs a table of the platform, and has its own tests.
 @pytest.mark.parametrize("launcher", sorted(LAUNCHERS.keys() - {"rank-table"}))
 def test_every_launcher_makes_a_plan(launcher: str):
     node = NODE._replace(launcher=launcher)
@@ -187,7 +187,7 @@ def test_secrets_are_masked():
 
 
 def test_srun_on_the_head_starts_the_wrappers_of_all_nodes():
-    """Variables are passed by name only, and neither a node's own ones nor secrets."""
+    """Variables are passed by name only; per-node variables and secrets are not passed."""
     node = NODE._replace(launcher="srun", slots=2, env_names=("A",), secret_names=("TOKEN",))
     environment = {"PWD": "/code", "A": "b", "TOKEN": "t", "MA_X": "1", "HOME": "/h", "B": "c"}
     made = plan.make(node, environment, PATHS, TOOLS, ("x.py", "--lr", "1"))

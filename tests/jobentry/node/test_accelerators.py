@@ -1,4 +1,4 @@
-"""GPUs and NPUs: the table of npu-smi, and a program that does not answer."""
+"""NPUs: the table of npu-smi, and a program that fails."""
 
 from __future__ import annotations
 

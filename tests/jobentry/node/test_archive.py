@@ -35,7 +35,7 @@ def test_unpacked_files_work_like_the_archive(zipapp: str, unpacked: Path):
 
 
 def test_unpacked_files_can_be_moved(unpacked: Path, tmp_path: Path):
-    """One image copies them from another."""
+    """An image may copy them from another image."""
     folder = unpacked.rename(tmp_path / "moved")
 
     ended = _run(sys.executable, folder, "--rank", "--", "/no/such/program")
@@ -54,7 +54,7 @@ def test_unpacking_replaces_an_older_version(zipapp: str, unpacked: Path):
 
 
 def test_an_image_starts_unpacked_files_only_of_the_same_version(zipapp: str, unpacked: Path):
-    """Another archive may have replaced the image's: both halves must match."""
+    """If the archive in the image was replaced, its unpacked files are out of date."""
     shutil.copy(BOOT, unpacked.parent)
     shutil.copy(zipapp, unpacked.parent / "jobentry.pyz")
     (unpacked / "__main__.py").write_text("print('unpacked')")
@@ -86,7 +86,7 @@ def test_a_script_sees_nothing_of_the_entry(unpacked: Path, tmp_path: Path):
 
 @pytest.mark.parametrize("kind", ["archive", "folder"])
 def test_a_safe_path_stays_safe(zipapp: str, unpacked: Path, tmp_path: Path, kind: str):
-    """PYTHONSAFEPATH keeps the script's folder off the path, where Python knows it."""
+    """PYTHONSAFEPATH keeps the script's folder off sys.path, if this Python supports it."""
     script = tmp_path / "script.py"
     script.write_text("import sys\nprint(*sys.path, sep='\\n')\n")
     entry = zipapp if kind == "archive" else unpacked

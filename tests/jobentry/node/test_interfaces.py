@@ -24,12 +24,12 @@ DEFAULT = "ib0,bond0,eth0"
 def network(
     *found: Interface, route_interface: str = "", devices: tuple[str, ...] = ()
 ) -> NodeNetwork:
-    """A node with the loopback and these."""
+    """Return the network of a node with the loopback and the given interfaces."""
     return NodeNetwork((LO, *found), devices, route_interface)
 
 
 def choose(node: NodeEnv, found: NodeNetwork, **environ: str) -> Choice:
-    """Return the variables and messages for a node with these variables."""
+    """Return the variables and messages that are chosen for a node and its environment."""
     return interfaces.choose(node, environ, found)
 
 
@@ -81,7 +81,7 @@ LETTERS = st.text("ab0_^=:,", max_size=8)
 
 
 def as_nccl_does(text: str, name: str) -> bool:
-    """Whether NCCL would use an interface, as its own parser decides."""
+    """Return whether NCCL's own parser would select an interface."""
     is_not = text[:1] == "^"
     text = text[1:] if is_not else text
     is_exact = text[:1] == "="
@@ -149,23 +149,23 @@ def test_a_missing_default_interface_is_replaced(value: str, environ: dict[str, 
 @pytest.mark.parametrize(
     ("node", "found", "expected"),
     [
-        # Without knowing the way: the first that leads out of the machine.
+        # The route is unknown: the first interface that leads out of the machine.
         (TWO, network(DOCKER0, NET1), "net1"),
         (TWO, network(DOCKER0, NET1, route_interface="docker0"), "net1"),
-        # Nodes of one machine, as the backend process makes them.
+        # All nodes are on one machine, as with the backend `process`.
         (TWO, network(NET1, route_interface="lo"), "lo"),
         (TWO, network(DOCKER0, route_interface="lo"), "lo"),
         (ONE, network(NET1), "net1"),
         (ONE, network(), "lo"),
         (ONE, network(DOCKER0), "lo"),
-        # NCCL would take eth01 too.
+        # NCCL would also match en01, as it compares prefixes.
         (TWO, network(Interface("en0", ("10.0.0.1",)), Interface("en01", ("10.0.0.2",))), "=en0"),
     ],
 )
 def test_the_chosen_interface_leads_to_other_nodes(
     node: NodeEnv, found: NodeNetwork, expected: str
 ):
-    """Never a network local to this machine; the loopback only if all nodes are on it."""
+    """It is never local to a machine; it is the loopback only if all nodes are on one machine."""
     assert choose(node, found).variables["NCCL_SOCKET_IFNAME"] == expected
 
 
@@ -218,7 +218,7 @@ def test_invalid_mpirun_options_are_ignored_here():
     assert choose(TWO._replace(open_mpi=OpenMpi(x_args="'")), network(NET1)) == Choice({})
 
 
-# -- the others ---------------------------------------------------------------------------------
+# -- other variables ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -264,7 +264,7 @@ EXCLUDE = "OMPI_MCA_btl_tcp_if_exclude"
 
 
 def test_open_mpi_does_not_use_local_networks():
-    """Each node excludes its local networks, besides those that Open MPI excludes by default."""
+    """Each node excludes its local networks and those that Open MPI excludes by default."""
     choice = choose(TWO, network(ETH0, DOCKER0, Interface("br-1f", ("172.18.0.1",))))
 
     assert choice.variables[EXCLUDE] == "127.0.0.1/8,sppp,docker0,br-1f"
@@ -279,7 +279,7 @@ def test_open_mpi_does_not_use_local_networks():
     [
         (ONE, network(ETH0, DOCKER0), {}),
         (TWO, network(ETH0), {}),
-        # Both kinds of list at once are an error of Open MPI's.
+        # Open MPI refuses an include list together with an exclude list.
         (TWO, network(ETH0, DOCKER0), {"OMPI_MCA_btl_tcp_if_include": "eth0"}),
         (TWO, network(ETH0, DOCKER0), {EXCLUDE: "lo"}),
         (
@@ -300,7 +300,7 @@ def test_open_mpi_keeps_its_interfaces_if_there_is_nothing_to_exclude(
     assert set(choose(node, found, **environ).variables) == {"NCCL_SOCKET_IFNAME"}
 
 
-# -- what is there ------------------------------------------------------------------------------
+# -- detection ----------------------------------------------------------------------------------
 
 
 def test_the_loopback_interface_is_detected():
@@ -308,7 +308,7 @@ def test_the_loopback_interface_is_detected():
 
     assert found["lo"].is_loopback
     assert "127.0.0.1" in found["lo"].addresses
-    # The kernel may list more: those that are down, or have no address.
+    # The kernel also lists interfaces that are down or have no address.
     assert set(found) <= {path.name for path in Path("/sys/class/net").iterdir()}
 
 

@@ -1,4 +1,4 @@
-"""The journal of this node: phases, how often it samples, and what it costs."""
+"""The journal of a node: its phases, how often it samples, and its cost."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_phase_is_written_when_it_begins_and_when_it_ends():
 
 
 def test_the_record_has_the_last_phase_of_each_name():
-    """A job of a week keeps thousands of checkpoints."""
+    """A job that runs for a week stores thousands of checkpoints."""
     kept = Journal()
     for size in (1, 2, 3):
         transfer = journal.Transfer("checkpoint")
@@ -95,7 +95,7 @@ def test_a_store_that_fails_is_not_a_failure_of_the_job(tmp_path: Path):
 
 @pytest.mark.parametrize("line_bytes", [200, 350, 2500])
 def test_an_hour_costs_at_most_200_kb_and_a_week_is_thinned(line_bytes: int):
-    """Samples of a node with few ranks, with 8 and with 128; the clock is simulated."""
+    """The samples are as long as with few, 8 and 128 ranks; the clock is simulated."""
     time_bytes = len(contract.time_mark(time.time()))
     spent = {HOUR_S: 0.0, WEEK_S: 0.0}
     count = {HOUR_S: 0, WEEK_S: 0}
@@ -105,7 +105,7 @@ def test_an_hour_costs_at_most_200_kb_and_a_week_is_thinned(line_bytes: int):
             written += line_bytes
             count[limit_s] += 1
             next_s = age_s + journal.pause_s(age_s, written, cost_s=0.0)
-            # Ranks that write all the time, so that the log has times between the samples.
+            # The ranks write all the time, so the log has time marks between the samples.
             time_due_s = age_s + journal.TIME_PERIOD_S
             while time_due_s < next_s:
                 written += time_bytes
@@ -129,7 +129,7 @@ def test_a_log_has_the_time_once_in_two_seconds_at_most():
 
     kept._time_due_s = 0.0
     kept.mark_time()
-    # A phase gives the time, too; the stored journal needs no other times.
+    # A phase contains the time and replaces a time mark; time marks are not stored.
     kept._time_due_s = 0.0
     kept.begin("stage")
     kept.mark_time()
@@ -140,7 +140,7 @@ def test_a_log_has_the_time_once_in_two_seconds_at_most():
 
 
 def test_sampling_takes_less_than_half_a_percent_of_a_cpu():
-    """However slow reading is: the pause grows with it."""
+    """The slower a sample is, the longer the pause after it."""
     for cost_s in (0.001, 0.02, 1.0):
         assert cost_s / journal.pause_s(1e6, 0.0, cost_s=cost_s) < 0.005
 

@@ -19,14 +19,14 @@ from jobentry.node.local_ranks import End, LocalRanks
 
 @pytest.fixture
 def ranks(tmp_path: Path) -> LocalRanks:
-    """No ranks yet, on a node whose folders are one."""
+    """A node without ranks; all its folders are the same."""
     folder = str(tmp_path)
     return LocalRanks(NodePaths(folder, folder, folder, folder, folder))
 
 
 @pytest.fixture
 def processes() -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Processes that are ended with the test."""
+    """A list of processes that are killed after the test."""
     processes: list[subprocess.Popen[bytes]] = []
     yield processes
     for process in processes:
@@ -35,7 +35,7 @@ def processes() -> Iterator[list[subprocess.Popen[bytes]]]:
 
 
 def start(processes: list[subprocess.Popen[bytes]], command: str = "exec sleep 60") -> int:
-    """Start a shell command at the head of its own group, and return its number."""
+    """Start a shell command as the leader of its own process group, and return its ID."""
     process = subprocess.Popen(["sh", "-c", command], start_new_session=True)
     processes.append(process)
     return process.pid
@@ -57,7 +57,7 @@ def test_a_started_rank_is_known_by_its_processes(ranks: LocalRanks):
 
 
 def test_the_end_of_a_rank_is_reported(ranks: LocalRanks):
-    """The line holds all facts about the end; the message may contain spaces."""
+    """The line has the rank, the exit code, the signal, the time and the message, here empty."""
     ranks.handle_event("start 3 100 101")
 
     assert ranks.handle_event("end 3 139 11 0 12.5 ") == ("end", End(3, 139, 11, False, 12.5, ""))

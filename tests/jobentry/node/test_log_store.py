@@ -1,4 +1,4 @@
-"""The stored log of a node: real files, a store that fails, and bounds."""
+"""The stored log of a node: real files, a store that fails, and size limits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LINES = [b"[0] line %d %d\n" % (n, random.Random(n).getrandbits(256)) for n in r
 
 @pytest.fixture
 def store(tmp_path: Path) -> Any:
-    """A function that starts a log store, which is ended with the test."""
+    """A function that starts a log store, which is finished after the test."""
     started: list[LogStore] = []
 
     def start(**options: Any) -> LogStore:
@@ -114,7 +114,7 @@ def test_a_log_without_end_keeps_its_beginning_and_its_end(
 def test_a_store_that_fails_costs_one_warning_and_bounded_memory(
     store: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str], until: Callable[..., None]
 ):
-    """It stores the end of the log once it works."""
+    """Once the store works again, it receives the end of the log."""
     (tmp_path / "record").write_text("not a folder")
     kept = store(chunk_bytes=1, period_s=0.01)
     for line in LINES[: 3 * MAX_WAITING_CHUNKS]:
@@ -127,9 +127,9 @@ def test_a_store_that_fails_costs_one_warning_and_bounded_memory(
 
     assert capfd.readouterr().err.count("storing the log: ") == 1
     found = chunks(tmp_path)
-    # One more was on its way when the store began to work.
+    # One more chunk was being written when the store began to work.
     assert len(found) <= MAX_WAITING_CHUNKS + 1
-    # The warning is logged, too, perhaps after that line.
+    # The warning is also logged, perhaps after that line.
     assert LINES[-1] in [data for _, data in found[-2:]]
 
 

@@ -1,4 +1,4 @@
-"""What ranks use: real processes that work, sleep, start others and end."""
+"""Resource usage of ranks: real processes that compute, sleep, start others and exit."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WRAPPER = "import subprocess, sys; subprocess.call([sys.executable, '-c', sys.ar
 
 
 class Node:
-    """A node with ranks; each has a process that plays its wrapper."""
+    """A node with ranks; each rank has a process that stands in for its wrapper."""
 
     def __init__(self, folder: Path, until: Callable[..., None]) -> None:
         self.folder = folder
@@ -107,7 +107,7 @@ def test_the_state_of_an_ended_rank_shows_how_it_ended(node: Node):
 
 
 def test_a_rank_that_is_seen_late_is_counted_all_the_same(node: Node, until: Callable[..., None]):
-    """Its processes were in an earlier sample, before it was reported."""
+    """A sample has already counted its processes before its start is reported."""
     node.start(0, QUIET)
     report, node.ranks.handle_event = node.ranks.handle_event, lambda _: ("", None)  # type: ignore[method-assign]
     node.start(1, FORKING)

@@ -1,4 +1,4 @@
-"""Rank tables: from the platform's form and from a list of devices to the forms that HCCL reads."""
+"""Rank tables: the platform's table and a list of devices, converted to the formats of HCCL."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PATHS = NodePaths("/h", "/j", "/m", "/l", "/n")
 
 
 def v0(*pods: tuple[str, str, list[str]], status: str = "completed") -> str:
-    """A table as the platform writes it: name of a pod, its server, addresses of its devices."""
+    """Return a table in the platform's format; a pod is a name, a server and device addresses."""
     instances = [
         {
             "pod_name": pod,
@@ -39,7 +39,7 @@ def v0(*pods: tuple[str, str, list[str]], status: str = "completed") -> str:
     return json.dumps({"status": status, "group_count": "1", "group_list": [group]})
 
 
-# The example of the platform's own adapter: what it is given, in the wrong order.
+# The input of the example of the platform's own adapter, with its pods in the wrong order.
 PUBLISHED = v0(
     (
         "fake-job-pod-1",
@@ -86,7 +86,7 @@ def test_the_platforms_table_becomes_version_1_0():
 
 
 def test_pods_are_sorted_by_their_numbers_and_not_by_their_text():
-    """Pod 10 comes after pod 9, and the table says that its servers are out of order."""
+    """Pod 10 comes after pod 9, and a note says that the servers are not sorted by name."""
     table = rank_table.from_text(
         v0(("p-10", "10.0.0.2", ["1.1.1.3"]), ("p-9", "10.0.0.3", ["1.1.1.2"]))
     )
@@ -216,7 +216,7 @@ LINES = ("10.0.0.1 4=192.168.1.1 5=192.168.2.1", "10.0.0.2 0=192.168.1.2 1=192.1
 
 
 def site(node: int = 0, **given) -> Site:
-    """The place of a job of two nodes with two ranks each."""
+    """Return the site of a job of two nodes with two ranks each."""
     settings = {"mindspore": MindSpore(devices=LINES), "slots": 2, **given}
     table = settings.pop("rank_table", "")
     env = NodeEnv(job="j", node=node, hosts=("a", "b"), **settings)
@@ -251,7 +251,7 @@ def test_each_device_has_a_rank_with_its_number():
 
 
 def test_all_nodes_write_the_same_table():
-    """HCCL compares them."""
+    """HCCL compares the tables of all nodes."""
     tables = [rank_table.launch(site(node=node), ["x.py"]).files[0].text for node in range(2)]
 
     assert tables[0] == tables[1]
@@ -282,7 +282,7 @@ def test_an_incomplete_table_is_waited_for(tmp_path, until):
     reader.start()
     for text in ("", PUBLISHED[:40], v0(status="initializing")):
         path.write_text(text)
-        # It looks five times a second.
+        # The reader polls five times a second.
         reader.join(0.5)
         assert not found, text
 

@@ -1,4 +1,4 @@
-"""What a node uses, read from the kernel's files: of this machine, and of others as text."""
+"""Resource usage of a node, read from the kernel's files of this machine or from made-up files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GIB = 1024**3
 
 
 class Machine:
-    """The files of a kernel below a folder."""
+    """A folder with files like those of /proc and /sys."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -61,7 +61,7 @@ def test_rates_are_means_since_the_last_reading(tmp_path: Path):
 
 
 def test_a_container_of_version_2_has_its_own_limit_and_pressure(tmp_path: Path):
-    """The tightest limit counts, which Slurm sets above the group of a step."""
+    """The tightest limit applies; Slurm sets it on a parent of the step's cgroup."""
     machine = Machine(tmp_path)
     group = "sys/fs/cgroup/job/step"
     machine.write({
@@ -91,7 +91,7 @@ def test_a_container_of_version_2_has_its_own_limit_and_pressure(tmp_path: Path)
 
 
 def test_a_container_of_version_1_has_its_own_limit(tmp_path: Path):
-    """A path of the host that the container does not have is that of the container's own group."""
+    """A path that exists only on the host stands for the container's own cgroup."""
     machine = Machine(tmp_path)
     memory = "sys/fs/cgroup/memory"
     machine.write({

@@ -1,4 +1,4 @@
-"""The sshd of a node and its ssh: real ones, on loopback, with the one key of the job."""
+"""The sshd and the ssh client of a node: real programs, on loopback, with the key of the job."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ needs_ssh = pytest.mark.skipif(
 
 
 def key_pair(path: Path, kind: str = "ed25519") -> bytes:
-    """Return a fresh private key."""
+    """Create a key pair and return the private key."""
     subprocess.run(
         ["ssh-keygen", "-q", "-t", kind, "-N", "", "-f", str(path)],
         check=True,
@@ -35,7 +35,7 @@ def key_pair(path: Path, kind: str = "ed25519") -> bytes:
 
 
 class Node:
-    """A node with an sshd of its own."""
+    """A node with its own sshd."""
 
     def __init__(self, folder: Path, port: int) -> None:
         folder.mkdir(mode=0o700)
@@ -47,12 +47,12 @@ class Node:
         self.server: subprocess.Popen[bytes] | None = None
 
     def start(self, key: bytes) -> None:
-        """Serve with a key."""
+        """Start sshd with a key."""
         sshd.prepare(self.env, self.where, key)
         self.server = sshd.start(self.where)
 
     def ssh(self, command: str, *words: str) -> subprocess.CompletedProcess[str]:
-        """Run a command over ssh on the machine that we are on, with more options of ssh."""
+        """Run a command over ssh on this machine, with additional ssh options."""
         return subprocess.run(
             ["ssh", *words, "-F", self.where.ssh_config, "127.0.0.1", command],
             stdin=subprocess.DEVNULL,
@@ -63,7 +63,7 @@ class Node:
         )
 
     def close(self) -> None:
-        """End the sshd."""
+        """Stop sshd."""
         if self.server:
             self.server.terminate()
             self.server.wait()
@@ -71,7 +71,7 @@ class Node:
 
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[Node]:
-    """A node on a port that is free."""
+    """A node with a free port for its sshd."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = int(server.getsockname()[1])
     node = Node(tmp_path / "n", port)
@@ -80,7 +80,7 @@ def node(tmp_path: Path) -> Iterator[Node]:
 
 
 def is_up(node: Node) -> Callable[[], bool]:
-    """Return whether its sshd greets."""
+    """Return a function that checks whether the node's sshd answers."""
 
     def ask() -> bool:
         try:
@@ -96,7 +96,7 @@ def is_up(node: Node) -> Callable[[], bool]:
 def test_the_jobs_key_grants_access_to_every_node(
     node: Node, tmp_path: Path, until: Callable[..., None]
 ):
-    """The command runs as the user we are, in a clean environment but for one name."""
+    """The command runs as the current user, and only CLOUDJOB_NODE_DIR is passed to it."""
     node.start(key_pair(tmp_path / "key"))
     until(is_up(node), 60)
     os.environ["LEAKS"] = "no"
@@ -148,7 +148,7 @@ def test_an_sshd_with_another_host_key_is_refused(
 def test_sshd_allows_only_commands(
     node: Node, tmp_path: Path, words: list[str], until: Callable[..., None]
 ):
-    """A session is a command and nothing else."""
+    """Forwarding is refused in both directions."""
     node.start(key_pair(tmp_path / "key"))
     until(is_up(node), 60)
 

@@ -1,4 +1,4 @@
-"""How S3 and OBS are reached, from the environment."""
+"""Endpoint, region and credentials of S3 and OBS, from the environment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Objects as the container reads and writes them."""
+"""Objects, as a container reads and writes them."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_the_results_of_parallel_tasks_come_in_order():
 
     def task(number: int) -> int:
         begun[number].set()
-        # Each waits for a later one.
+        # Each task waits for the next one.
         assert begun[min(number + 1, 3)].wait(60)
         return number
 
@@ -111,5 +111,5 @@ def test_the_first_failure_of_parallel_tasks_is_raised_and_cancels_those_that_wa
         in_parallel(tasks, 2)
     is_over.set()
 
-    # Those that had a thread.
+    # Only the tasks that already had a thread have run.
     assert set(done) <= {0, 1}

@@ -36,7 +36,7 @@ PLAIN = st.text(
 )
 
 
-# The tables of all letters are made at the first draw, which takes PyPy its time.
+# The first draw builds tables of all Unicode characters, which is slow on PyPy.
 @given(st.lists(ANY))
 def test_encoded_keys_come_back_whatever_they_are(keys: list[str]):
     more = "<EncodingType>url</EncodingType><IsTruncated>false</IsTruncated>"
@@ -47,14 +47,14 @@ def test_encoded_keys_come_back_whatever_they_are(keys: list[str]):
 
 @given(st.lists(PLAIN))
 def test_keys_that_are_not_encoded_are_taken_as_they_are(keys: list[str]):
-    """Without the mark of encoded keys, a plus is a plus."""
+    """Without ``EncodingType``, a plus is a plus."""
     data = page(*(row(escape(key)) for key in keys))
 
     assert [found.name for found in s3_xml.page(data)[0]] == keys
 
 
 def test_a_listed_object_has_size_tag_and_time():
-    """Size, tag without its quotes, and time."""
+    """The tag has no quotes."""
     assert s3_xml.page(page(row("a", 7, '"abc-2"')))[0] == [
         Entry("a", "", 7, "abc-2", 1767323045 * 10**9)
     ]
@@ -102,7 +102,7 @@ def test_any_bytes_are_parsed_without_a_crash(data: bytes):
 
 
 def test_a_fault_has_a_code_and_a_message():
-    """As S3 and OBS send it."""
+    """S3 and OBS send errors in this form."""
     text = b"<Error><Code>NoSuchKey</Code><Message>none &lt;here&gt;</Message></Error>"
 
     assert s3_xml.error(text) == ("NoSuchKey", "none <here>")

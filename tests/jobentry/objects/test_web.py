@@ -31,15 +31,15 @@ class Handler(http.server.BaseHTTPRequestHandler):
         """Log nothing."""
 
     def do_GET(self) -> None:
-        """Answer."""
+        """Handle a download."""
         self.serve()
 
     def do_PUT(self) -> None:
-        """Take an object."""
+        """Handle an upload."""
         self.serve()
 
     def serve(self) -> None:
-        """Note the request, and let the test answer it."""
+        """Record the request and let the test answer it."""
         length = int(self.headers.get("Content-Length", 0))
         body = self.rfile.read(length)
         server: Any = self.server
@@ -73,7 +73,7 @@ class Server(http.server.ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Show the others."""
+        """Report all errors but lost connections."""
         if not isinstance(sys.exc_info()[1], ConnectionError):
             super().handle_error(request, client_address)
 
@@ -108,12 +108,12 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def _at_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give up at once."""
+    """Give up after 1 s."""
     monkeypatch.setenv("CLOUDJOB_STORE_PATIENCE_S", "1")
 
 
 def fetched(uri: str, folder: Path) -> bytes:
-    """Fetch an object and return its bytes; nothing but the file may be left."""
+    """Fetch an object and return its bytes; no other file may be left."""
     with contextlib.suppress(FileNotFoundError):
         (folder / "got" / "it").unlink()
     objects.fetch(uri, str(folder / "got" / "it"))
@@ -178,7 +178,7 @@ def cut(handler: Handler) -> None:
 
 
 def test_a_broken_range_is_resumed(server: Any, tmp_path: Path):
-    # The first answer is the beginning of the object; it comes from the start again.
+    # The first answer is complete: after a break, it would be requested from the start again.
     server.answer = lambda handler, count: handler.send_data() if count in (1, 6) else cut(handler)
 
     assert fetched(server.uri + "/a", tmp_path) == DATA
@@ -217,7 +217,7 @@ def test_retries_end_with_a_message_after_a_time_limit(server: Any, tmp_path: Pa
 def test_a_slow_answer_that_breaks_off_after_the_time_limit_is_requested_again(
     server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """On a slow line one answer takes longer than requests are retried."""
+    """On a slow connection, one answer takes longer than the time limit of retries."""
     clock = time.monotonic
     late_s = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock() + late_s[0])
@@ -281,7 +281,7 @@ def test_a_refused_connection_is_reported(tmp_path: Path):
 def test_a_server_that_was_given_up_costs_no_patience_again_until_it_answers(
     server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Outputs do not each wait for the store; later ones are stored once it is back."""
+    """Not every output waits for a broken store; later outputs are stored once it is back."""
     monkeypatch.setattr(client, "_DOWN_PAUSE_S", 1e6)
     server.answer = lambda handler, count: handler.send(503)
     with pytest.raises(ObjectError, match="for 1 s and"):

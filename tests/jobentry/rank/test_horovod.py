@@ -130,7 +130,7 @@ def test_a_controller_of_another_launcher_is_refused(launcher, controller, messa
 
 @pytest.fixture
 def ask():
-    """Ask the store of a job of two nodes with two ranks each; it listens on loopback."""
+    """A function that sends requests to the store of a job of two nodes with two ranks each."""
     server = horovod_store.Server(("127.0.0.1", 0), 2, 2)
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()

@@ -15,7 +15,7 @@ import pytest
 
 
 class Ended(NamedTuple):
-    """How a process ended, and what it wrote."""
+    """The exit code and the output of a process."""
 
     code: int
     out: bytes
@@ -23,7 +23,7 @@ class Ended(NamedTuple):
 
 
 class Note(NamedTuple):
-    """What the script runner reported about the script's end."""
+    """A report of the script runner about the end of the script."""
 
     code: int
     message: str
@@ -91,7 +91,7 @@ def test_an_ignored_exit_code_of_a_nested_launcher_is_the_scripts_with_strict(
 
 
 def plain(*words: str, cwd: Path) -> Ended:
-    """Run a script as Python does."""
+    """Run a script under plain Python."""
     done = subprocess.run(
         [sys.executable, *words],
         cwd=cwd,
@@ -242,7 +242,7 @@ FAILURES = {
 
 
 def written(folder: Path, text: str, name: str = "x.py") -> str:
-    """Write a script, without the indent that it has here, and what it may import."""
+    """Write a script, without its indentation here, and the modules that it may import."""
     import textwrap
 
     (folder / "code").mkdir(exist_ok=True)
@@ -303,7 +303,7 @@ def test_source_encodings_and_line_ends_are_read_as_by_python(
 def test_a_syntax_error_is_reported_as_by_python(
     tmp_path: Path, run_script: RunScript, data: bytes
 ):
-    """The traceback shows no frame of cloudjob; only for undecodable bytes the message differs."""
+    """The traceback has no frame of cloudjob; the message differs only for undecodable bytes."""
     (tmp_path / "x.py").write_bytes(data)
 
     ended, notes = run_script("x.py", cwd=tmp_path)
@@ -331,8 +331,8 @@ def test_a_missing_script_is_reported(tmp_path: Path, run_script: RunScript):
 def test_a_script_is_ended_by_signals_as_with_python(
     tmp_path: Path, zipapp: str, number: int, until: Callable[..., None]
 ):
-    # The mark is made on the line that sleeps, by a call with no frame of its own: wherever SIGINT
-    # strikes from then on, the traceback is the same but for what it underlines.
+    # The line that sleeps also creates the folder `up`, by a call without a Python frame: wherever
+    # SIGINT arrives after that, the tracebacks differ only in what they underline.
     script = written(tmp_path, "import os, time\nos.mkdir('up'); time.sleep(60)")
     errors = []
     for words in ([zipapp, "--script", script], [script]):
@@ -365,7 +365,7 @@ def test_a_failed_script_that_hangs_is_killed(tmp_path: Path, run_script: RunScr
 
     ended, notes = run_script(script, cwd=tmp_path)
 
-    # Otherwise it would take minutes, and `run_script` waits for one.
+    # A script that is not killed runs for 10 minutes, and `run_script` fails after 1 minute.
     assert (len(notes), notes[0].code) == (1, 3 if "sys.exit" in text else 1)
     assert ended.code in (-signal.SIGALRM, notes[0].code)
 
@@ -400,7 +400,7 @@ def test_the_descriptor_for_reports_is_not_inherited(tmp_path: Path, run_script:
     ended, _ = run_script(script, cwd=tmp_path)
 
     assert ended.out.startswith(b"[]\n")
-    # Standard output and standard error; a third pipe would be the run_script's.
+    # Standard output and standard error; a third pipe would be the one for reports.
     assert ended.out.count(b"pipe:") == 2
 
 

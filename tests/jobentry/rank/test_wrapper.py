@@ -103,7 +103,7 @@ def test_the_environment_of_a_node_is_read_exactly(tmp_path: Path):
 
 
 def test_the_program_follows_two_dashes():
-    """A second ``--`` is the program's."""
+    """A second ``--`` belongs to the program."""
     assert wrapper.program(["--", "a", "--", "b%3A"]) == ["a", "--", "b%3A"]
     assert wrapper.program(["--percent", "--", "%3A", "%253A"]) == [":", "%3A"]
 
@@ -143,7 +143,7 @@ class Node:
         return path.read_bytes() if path.exists() else b""
 
     def lines(self) -> list[list[str]]:
-        """Return the reports of the wrappers, split at blanks."""
+        """Return the reports of the wrappers, split at spaces."""
         with contextlib.suppress(BlockingIOError):
             self.said += os.read(self.events, 1 << 20)
         return [line.split(" ") for line in self.said.decode().splitlines()]
@@ -200,7 +200,7 @@ def test_a_killed_program_is_reported_with_its_signal(node: Node):
 def test_a_program_that_cannot_be_started_is_reported(
     node: Node, program: str, code: int, text: bytes
 ):
-    """As a shell does: 127 not found, 126 cannot execute."""
+    """The exit codes are those of a shell: 127 for not found, 126 for not executable."""
     process = node.start(program)
 
     assert process.wait(20) == code
@@ -260,7 +260,7 @@ wrapper._start(["touch", "started"], dict(os.environ))
         [sys.executable, "-c", text],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        # Until the program has ended too: it holds the other end.
+        # Reading from the pipe also waits for the program, which inherits it.
         stdout=subprocess.PIPE,
         timeout=60,
         check=True,
@@ -314,7 +314,7 @@ def test_a_cancel_ends_background_processes_of_a_script(node: Node, until: Calla
 
 
 def test_the_wrapper_waits_while_the_job_is_stopped(node: Node, until: Callable[..., None]):
-    """As mpirun ends every rank when the first exits, none exits before the others are done."""
+    """When the first rank exits, mpirun stops all, so none exits before the others are done."""
     process = node.start("sh", "-c", "until [ -e go ]; do sleep 0.05; done", PWD=str(node.folder))
     until(lambda: len(node.lines()) == 1)
     (node.folder / "stopping").touch()
@@ -364,7 +364,7 @@ def test_a_missing_secret_is_reported(node: Node):
 
 
 def test_the_wrapper_works_without_an_entry(zipapp: str):
-    """Its output goes where mpirun's goes."""
+    """The program writes to the standard output of the wrapper."""
     environ = {name: value for name, value in os.environ.items() if "CLOUDJOB" not in name}
     done = subprocess.run(
         [sys.executable, zipapp, "--rank", "--percent", "--", "echo", "%3A", "100%25"],

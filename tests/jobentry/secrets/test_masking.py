@@ -14,7 +14,7 @@ from jobentry import log
 from jobentry.contract import masks as marks
 from jobentry.secrets import masking
 
-# In two parts, because a job that sends this folder may hold no key.
+# In two parts, as cloudjob refuses to send a folder that contains a key.
 KEY = """-----BEGIN OPENSSH {0}-----
 b3BlbnNzaC1rZXktdjEAAAAABG5vbmUAAAAEbm9uZQ
 QyNTUxOQAAACCuYzZrLhZ0V5a1cJ
@@ -102,7 +102,7 @@ def test_last_lines_of_a_log_are_masked_before_they_are_cut(tmp_path: Path):
 
 @pytest.mark.parametrize("cuts", [(5,), (3, 9), (1, 2, 3, 4, 5, 6, 7, 8, 9), (7, 8, 20)])
 def test_a_secret_written_in_parts_is_masked(tmp_path: Path, cuts: tuple[int, ...]):
-    """Only its first three bytes can be shown, before it is known for a secret."""
+    """At most its first three bytes are shown, before it is recognised as a secret."""
     mask_secrets_of(S="hunter2hunter2")
     whole = b"my hunter2hunter2 hunting\n"
     text, written = b"", log._Log(4, str(tmp_path / "log"))

@@ -1,4 +1,4 @@
-"""Code unpacked in the container, against the laptop half that packs it."""
+"""Unpacking of code in a container, with packages of the laptop half and with invalid ones."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def tree(folder: Path) -> dict[bytes, tuple[Any, ...]]:
         mode = path.lstat().st_mode
         key = os.fsencode(path.relative_to(folder))
         if stat.S_ISLNK(mode):
-            found[key] = ("link", os.readlink(os.fsencode(path)))  # noqa: PTH115 (its very bytes)
+            found[key] = ("link", os.readlink(os.fsencode(path)))  # noqa: PTH115 (its exact bytes)
         elif stat.S_ISDIR(mode):
             found[key] = ("folder", mode & 0o777)
         else:
@@ -52,7 +52,7 @@ def tree(folder: Path) -> dict[bytes, tuple[Any, ...]]:
 
 
 def sent(package: CodePackage, store: DirectoryStore, job: str = "job-1") -> str:
-    """Put a package as a submit does, and return its URI."""
+    """Store a package as a submit does, and return its URI."""
     with claims.Claim(store, job) as claim:
         kept = claim.keep(package)
         return store.put_bytes(claims.descriptor(package, kept.layers), f"{job}/code.json")
@@ -77,7 +77,7 @@ trees = st.recursive(
 
 
 def grow(folder: Path, wanted: dict[bytes, Any]) -> None:
-    """Make a tree with these entries."""
+    """Create the given tree in a folder."""
     for name, (kind, *facts) in wanted.items():
         path = folder / os.fsdecode(name)
         if kind == "link":
@@ -92,7 +92,7 @@ def grow(folder: Path, wanted: dict[bytes, Any]) -> None:
 
 
 def clear(folder: Path) -> None:
-    """Remove everything in a folder, whatever its modes."""
+    """Empty a folder, whatever the permissions of its contents."""
     code_package._remove(str(folder))
     folder.mkdir()
 
@@ -137,11 +137,11 @@ def test_code_comes_from_the_store(tmp_path: Path):
     assert (tmp_path / "node" / "code" / "train.py").read_text() == "print()"
 
 
-# ---- packages of our own making, however wrong
+# ---- hand-made packages, most of them invalid
 
 
 def sha256(data: bytes) -> str:
-    """Return the digest of a content."""
+    """Return the SHA-256 digest of some data."""
     return hashlib.sha256(data).hexdigest()
 
 
@@ -166,7 +166,7 @@ class Made:
     def layer(
         self, entries: Sequence[Entry], bodies: Sequence[bytes] = (b"",), removed: Any = ()
     ) -> Made:
-        """Add a layer that holds the bodies that its entries have."""
+        """Add a layer with the bodies to which its entries refer."""
         wanted = {entry.digest for entry in entries}
         held = {sha256(body): body for body in bodies if sha256(body) in wanted}
         contents = {digest: f"contents/{digest}" for digest in held}
@@ -190,11 +190,11 @@ class Made:
 
     @property
     def digest(self) -> str:
-        """The digest of the tree that the layers make."""
+        """The digest of the tree that results from the layers."""
         return packages.tree_digest(packages.merge(self.manifests).values())
 
     def uri(self, digest: str = "") -> str:
-        """Store the descriptor."""
+        """Store the descriptor and return its URI."""
         value = Descriptor(digest or self.digest, 0, 0, tuple(self.layers))
         path = self.store / "job-1" / "code.json"
         path.parent.mkdir(exist_ok=True)
@@ -208,17 +208,17 @@ class Made:
 
 
 def file(name: str, data: bytes = b"", mode: int = 0o644) -> Entry:
-    """Return a file."""
+    """Return the entry of a file."""
     return Entry(name, "file", mode, len(data), sha256(data))
 
 
 def folder(name: str) -> Entry:
-    """Return a folder."""
+    """Return the entry of a folder."""
     return Entry(name, "folder", 0o755)
 
 
 def link(name: str, target: str) -> Entry:
-    """Return a link."""
+    """Return the entry of a link."""
     return Entry(name, "link", target=target)
 
 
@@ -228,7 +228,7 @@ def made(tmp_path: Path, *entries: Entry, body: bytes = b"") -> Made:
 
 
 def test_names_keep_their_bytes_in_any_locale(tmp_path: Path):
-    """A container without a UTF-8 locale gets the same names as the laptop had."""
+    """A container without a UTF-8 locale gets the same names as the laptop."""
     name = "é" * 60
     package = made(tmp_path, file(name), link("link", name))
     run = "import sys; from jobentry.staging import code_package as c; c.fetch_code(*sys.argv[1:])"
@@ -263,7 +263,7 @@ def test_a_missing_layer_is_reported(tmp_path: Path):
     assert listed(tmp_path / "node") == []
 
 
-# ---- unpack refuses
+# ---- refused packages
 
 
 def test_a_package_with_another_digest_is_not_unpacked(tmp_path: Path):
@@ -325,7 +325,7 @@ LONG = "x" * 4096
     ],
 )
 def test_an_entry_that_is_never_packed_is_refused(tmp_path: Path, entries: Any, fault: str):
-    """Nothing is written outside the folder, and nothing is left of it."""
+    """Nothing is written outside the folder, and no partial folder remains."""
     package = Made(tmp_path).layer(entries)
     if fault.endswith("twice"):
         package.manifests = [Manifest([], {})]
@@ -407,12 +407,12 @@ def test_a_manifest_that_is_a_bomb_is_not_inflated(tmp_path: Path, monkeypatch: 
 
 
 def patched(data: bytes, place: int, value: bytes) -> bytes:
-    """Return ``data`` with these bytes at a place."""
+    """Return ``data`` with these bytes at an offset."""
     return data[:place] + value + data[place + len(value) :]
 
 
 def in_directory(data: bytes, number: int) -> int:
-    """Return where the entry of this number begins in the directory of a zip file."""
+    """Return the offset of an entry in the central directory of a zip file."""
     place = -1
     for _ in range(number + 1):
         place = data.index(b"PK\1\2", place + 1)
@@ -420,12 +420,12 @@ def in_directory(data: bytes, number: int) -> int:
 
 
 def end_of(data: bytes) -> int:
-    """Return where the end record of a zip file begins."""
+    """Return the offset of the end record of a zip file."""
     return data.rindex(b"PK\5\6")
 
 
 def with_directory_flags(flags: int) -> Callable[[bytes], bytes]:
-    """Return a change of the flags of the first entry."""
+    """Return a function that sets the flags of the first entry."""
     return lambda data: patched(data, in_directory(data, 0) + 8, flags.to_bytes(2, "little"))
 
 
@@ -509,7 +509,7 @@ def test_a_layer_whose_entries_differ_from_its_manifest_is_refused(
 
 @pytest.mark.parametrize("name", ["../../evil", "/tmp/evil", "..", "C:\\evil", "a/../../evil"])
 def test_the_name_of_a_zip_entry_is_never_a_path(tmp_path: Path, name: str):
-    """Only the manifest names files."""
+    """File names come only from the manifest."""
     manifest = Manifest([file("a", b"1")], {sha256(b"1"): name})
     package = Made(tmp_path).raw_layer(packages.dump_manifest(manifest), [(name, b"1")])
     package.manifests.append(manifest)
@@ -630,7 +630,7 @@ def hostile(picked: random.Random) -> tuple[list[Entry], list[bytes], list[str]]
 def test_thousands_of_hostile_packages_do_no_harm(tmp_path: Path, count: int):
     """Each has a matching digest; a few are harmless and unpacked, the others are refused.
 
-    Nothing but the folder of the code is ever made, and no error is any other than ours.
+    Only the code folder is ever created, and every error is one of cloudjob's own.
     """
     picked = random.Random(4)
     (tmp_path / "victim").write_text("unharmed")
@@ -654,7 +654,7 @@ def test_thousands_of_hostile_packages_do_no_harm(tmp_path: Path, count: int):
             unpacked += 1
             assert listed(tmp_path / "node") == ["code"]
             for path in (tmp_path / "node" / "code").rglob("*"):
-                # Links that lead in a circle are harmless.
+                # Circular links are harmless.
                 real = os.path.realpath(path)
                 assert f"{real}/".startswith(f"{tmp_path}/node/code/")
             code_package._remove(str(tmp_path / "node" / "code"))
@@ -666,7 +666,7 @@ def test_thousands_of_hostile_packages_do_no_harm(tmp_path: Path, count: int):
     assert unpacked > count // 1000
 
 
-# ---- unpack replaces
+# ---- replaced folders
 
 
 def test_an_existing_folder_is_replaced_completely(tmp_path: Path):
@@ -703,7 +703,7 @@ def test_an_unwritable_folder_is_reported(tmp_path: Path):
         code_package.fetch_code(package.uri(), package.digest, "/dev/null/code")
 
 
-# ---- when to ask
+# ---- when a node fetches its code
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Delivered files are read, and stay for the next attempt."""
+"""Delivered files are read and kept for the next attempt."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jobentry.staging import delivered
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder with everything in it."""
+    """A folder with every file that can be delivered."""
     folder = tmp_path / "job dir"
     (folder / "code").mkdir(parents=True)
     (folder / paths.DELIVERED_CODE).write_text("{}")

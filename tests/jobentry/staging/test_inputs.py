@@ -1,4 +1,4 @@
-"""Inputs brought to a node, and the cache that the jobs of one machine share."""
+"""Inputs fetched to a node, and the cache that the jobs of one machine share."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from jobentry.staging.inputs import InputError
 
 
 def bring(folder: Path, uri: str, kept: Path | None = None, **facts: Any) -> Path:
-    """Bring one input to a node below ``folder`` and return where it is."""
+    """Fetch one input to a node below ``folder`` and return its path."""
     paths = NodePaths(*(str(folder / name) for name in ("", "job", "mount", "log", "node")))
     node = NodeEnv(hosts=("a", "b"), inputs=(("DATA", uri),), **facts)
     inputs.stage(node, paths, {"CLOUDJOB_CACHE_DIR": str(kept)} if kept else {})
@@ -39,7 +39,7 @@ def tree(folder: Path) -> dict[str, bytes]:
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """A folder as a user has it."""
+    """A folder with nested files, an odd name and links."""
     folder = tmp_path / "data"
     (folder / "deep").mkdir(parents=True)
     (folder / "a").write_bytes(b"a" * 100)
@@ -124,7 +124,7 @@ def test_a_failed_input_waits_for_running_transfers(
             raise objects.ObjectError("fetch object: far: 500", "try again")
         coming.append(uri)
         has_failed.wait(20)
-        # Long enough for who would not wait.
+        # Without a wait for this transfer, the folder would be removed in this time.
         end = time.monotonic() + 0.3
         while list(folder.iterdir()) and time.monotonic() < end:
             time.sleep(0.001)

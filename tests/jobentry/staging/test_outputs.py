@@ -1,4 +1,4 @@
-"""Outputs stored while the ranks run and at the end, whatever happens in between."""
+"""Outputs are stored while the ranks run and at the end, even after errors and kills."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Node:
-    """A node with one output, and what a reader sees of it."""
+    """A node with one output, and the files that a reader of the output sees."""
 
     def __init__(self, folder: Path, node: int = 0, uri: str = "", **facts: Any) -> None:
         home = folder / f"home-{node}-{os.urandom(3).hex()}"
@@ -66,7 +66,7 @@ class Node:
         output.upload_settled(threading.Event())
 
     def finish(self) -> str:
-        """Do what the thread does at the end."""
+        """Run the thread's final upload."""
         self.outputs.start()
         return self.outputs.finish(60)
 
@@ -187,7 +187,7 @@ def test_every_file_is_uploaded_at_the_end(tmp_path: Path):
 
 
 def test_files_that_cannot_be_stored_do_not_stop_the_others(tmp_path: Path):
-    """The message lists each of them; the rest is in the store."""
+    """The message lists each of them; the other files are stored."""
     node = Node(tmp_path).prepare()
     node.write(a__model=b"", b=b"")
     (node.store / "a").write_bytes(b"")
@@ -249,7 +249,7 @@ def test_an_unusable_output_is_reported_before_the_start(tmp_path: Path):
 def test_trees_of_any_depth_are_uploaded_and_restored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    # A thousand of these take a minute on a disk that others use.
+    # A thousand of these calls take a minute on a busy disk.
     monkeypatch.setattr(directory, "_sync_folder", lambda folder: None)
     node = Node(tmp_path).prepare()
     name = "d/" * 1100 + "model"
@@ -262,7 +262,7 @@ def test_trees_of_any_depth_are_uploaded_and_restored(
         listed = [entry.name for entry in objects.list(node.folder.as_uri() + "/")]
         assert listed == [name]
     finally:
-        # Python's own way to remove a folder stops at a thousand, too.
+        # Python's shutil.rmtree may also fail at a thousand levels.
         subprocess.run(["rm", "-rf", *tmp_path.iterdir()], check=True)
 
 
@@ -329,17 +329,17 @@ def test_outputs_need_a_thread_before_the_ranks_start(
         node.outputs.start()
 
 
-# -- what is incomplete -------------------------------------------------------------------------
+# -- incomplete files ---------------------------------------------------------------------------
 
 
 def incomplete(node: Node) -> set[str]:
-    """Return the files that the manifest calls incomplete."""
+    """Return the files that the manifest lists as incomplete."""
     found = manifest.load((node.store / manifest.key(node.env.node)).read_bytes())
     return {kept.name for kept in found.files if kept.is_incomplete}
 
 
 def age(path: Path, seconds: float) -> None:
-    """Set the time of a file's last write to some time ago."""
+    """Set the modification time of a file to this many seconds ago."""
     at = time.time() - seconds
     os.utime(path, (at, at))
 
@@ -357,7 +357,7 @@ def test_files_written_just_before_a_failure_are_incomplete(
     node = Node(tmp_path).prepare()
     node.write(old=b"1", half=b"1", ckpt__half=b"1", new=b"1")
     age(node.folder / "old", 3600)
-    # A script that writes to one name and renames to another knows that it is whole.
+    # A script renames a file only when it is complete.
     (node.folder / "new").rename(node.folder / "whole")
     os.utime(node.folder / "whole")
     time.sleep(0.05)
@@ -535,7 +535,7 @@ def test_a_waiting_folder_keeps_the_objects_of_its_last_manifest(tmp_path: Path)
 
 
 class Writes(threading.Event):
-    """Lets a file grow between the two looks at the folder."""
+    """Appends to a file between the two scans of the folder."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -661,12 +661,12 @@ STATES: list[dict[str, bytes]] = [
 
 
 class Killed(BaseException):
-    """Ends the process at once; nothing catches this."""
+    """Simulates a kill of the process; no code catches this."""
 
 
 @contextlib.contextmanager
 def killed_after(count: int, patch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """Allow ``count`` changes to the store, and kill the process at the next one."""
+    """Allow ``count`` changes to the store, and raise ``Killed`` at the next one."""
     left = [count]
 
     def counted(act: Callable[..., Any]) -> Callable[..., Any]:
@@ -686,7 +686,7 @@ def killed_after(count: int, patch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
 
 def run(node: Node) -> None:
-    """Write one set after the other, each kept, and end."""
+    """Write and upload one set of files after another, and run the final upload."""
     for state in STATES:
         for name in set(node.local()) - set(state):
             (node.folder / name).unlink()
@@ -699,7 +699,7 @@ def run(node: Node) -> None:
 def test_a_reader_always_sees_a_complete_set_of_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Whenever the node is killed, the manifest names one of the sets, and every object is there.
+    """Whenever the node is killed, the manifest lists one of the sets, and all its objects exist.
 
     The next start restores that set.
     """
@@ -745,7 +745,7 @@ def test_after_any_changes_the_final_upload_matches_the_folder(
 
 
 def test_outputs_of_an_earlier_attempt_stay(tmp_path: Path):
-    """A second attempt that fails at once removes nothing, and replaces what it writes again."""
+    """A second attempt removes no files, and replaces those that it writes again."""
     first = Node(tmp_path).prepare()
     first.write(a=b"1", b=b"1")
     first.finish()
@@ -773,7 +773,7 @@ def test_an_unchanged_file_is_not_uploaded_again(tmp_path: Path, monkeypatch: py
 
 @pytest.mark.parametrize("which", [env.RESTORE_OWN, env.RESTORE_ALL])
 def test_outputs_are_restored(tmp_path: Path, which: str):
-    """A node gets what it wrote itself, or what all nodes wrote; times come back, too."""
+    """A node gets its own files or those of all nodes, with their modification times."""
     for index, data in ((0, b"head"), (1, b"worker")):
         node = Node(tmp_path, index).prepare()
         node.write(**{f"ckpt__{index}": data})
@@ -787,7 +787,7 @@ def test_outputs_are_restored(tmp_path: Path, which: str):
         expected["ckpt/0"] = b"head"
     assert again.local() == expected
     assert (again.folder / "ckpt" / "1").stat().st_mtime_ns == 1_234_567_891
-    # What another node wrote stays its own.
+    # Restored files of other nodes do not enter this node's manifest.
     assert again.finish() == ""
     assert again.seen() == {"ckpt/1": b"worker"}
     assert again.outputs.clashes() == ""

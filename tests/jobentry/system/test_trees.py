@@ -1,4 +1,4 @@
-"""Removing a folder with all that is in it."""
+"""Removing a folder with its contents."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""macOS, as far as Linux can show it: Python without what macOS lacks."""
+"""Simulates macOS on Linux: Python without the functions that macOS lacks."""
 
 from __future__ import annotations
 

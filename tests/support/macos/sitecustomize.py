@@ -1,7 +1,7 @@
-"""Python as it is on macOS: without what CPython lacks there, and without /proc.
+"""Makes Python behave as on macOS: without the functions that CPython lacks there, and /proc.
 
-Python imports this at its start where the folder is in ``PYTHONPATH``; typeshed knows what CPython
-has on which platform, and ``lacking`` reads it.
+Python imports this module when it starts with this folder in ``PYTHONPATH``. ``lacking`` reads from
+typeshed what CPython has on each platform.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ def _refuse(event: str, arguments: tuple[object, ...]) -> None:
 
 def pretend(names: str) -> None:
     """Remove what macOS lacks."""
-    # Its file is named by the platform that Python was built for.
+    # Load the build's configuration first: the name of its file depends on sys.platform.
     sysconfig.get_config_vars()
     sys.platform = "darwin"
-    # urllib asks this module, which CPython has on macOS alone, for the proxies of the system.
+    # urllib reads the system's proxies from this module, which exists only on macOS.
     proxies = ModuleType("_scproxy")
     none = {"exclude_simple": False}
     vars(proxies).update(_get_proxies=dict, _get_proxy_settings=lambda: none)
