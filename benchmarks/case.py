@@ -106,9 +106,9 @@ def _noop(nodes: int) -> Case:
         all_ran(
             nodes,
             Subject("mpirun", partial(subject.mpirun_nodes, nodes=nodes)),
-            Subject("torchx", partial(_torchx, nodes=nodes, words=(script,))),
+            Subject("torchx", partial(_torchx, nodes=nodes, args=(script,))),
             Subject("submitit", partial(subject.submitit_job, nodes=nodes)),
-            Subject("cloudjob", partial(_cloudjob, nodes=nodes, words=(script,))),
+            Subject("cloudjob", partial(_cloudjob, nodes=nodes, args=(script,))),
         ),
     )
 
@@ -186,22 +186,22 @@ def _simulated(count: int, bench: Bench) -> Figures:
 
 
 def _log(name: str, count: int, rounds: int | None) -> Case:
-    words = ("lines.py", str(count))
+    args = ("lines.py", str(count))
     size_mb = count * len(lines.block(0)) // lines.BLOCK / 1e6
     return Case(
         name,
         f"{count:,} lines ({size_mb:g} MB) of one rank through the log path",
         ("wall_s", "cpu_s", "rss_mib", "other_rss_mib", "lost_lines", "lost_bytes", "is_exact"),
         (
-            Subject("mpirun", partial(_mpirun, words=words), inspect=_log_check(count)),
+            Subject("mpirun", partial(_mpirun, args=args), inspect=_log_check(count)),
             Subject(
                 "torchx",
-                partial(_torchx, nodes=1, words=words),
+                partial(_torchx, nodes=1, args=args),
                 inspect=_log_check(count, b"python/0 ", stream="stderr"),
             ),
             Subject(
                 "cloudjob",
-                partial(_cloudjob, nodes=1, words=words),
+                partial(_cloudjob, nodes=1, args=args),
                 inspect=_log_check(count, b"[0] "),
             ),
         ),
@@ -238,16 +238,16 @@ def _transfer(sample: Sample) -> Figures:
     return {"transfer_s": float(sample.stdout.read_bytes().split()[-1])}
 
 
-def _mpirun(bench: Bench, run: Path, words: tuple[str, ...]) -> Command:
-    return subject.mpirun_local(bench, run, 1, *words)
+def _mpirun(bench: Bench, run: Path, args: tuple[str, ...]) -> Command:
+    return subject.mpirun_local(bench, run, 1, *args)
 
 
-def _torchx(bench: Bench, run: Path, nodes: int, words: tuple[str, ...]) -> Command:
-    return subject.torchx_job(bench, run, nodes, *words)
+def _torchx(bench: Bench, run: Path, nodes: int, args: tuple[str, ...]) -> Command:
+    return subject.torchx_job(bench, run, nodes, *args)
 
 
-def _cloudjob(bench: Bench, run: Path, nodes: int, words: tuple[str, ...]) -> Command:
-    return subject.cloudjob_job(bench, run, nodes, *words)
+def _cloudjob(bench: Bench, run: Path, nodes: int, args: tuple[str, ...]) -> Command:
+    return subject.cloudjob_job(bench, run, nodes, *args)
 
 
 def all_ran(ranks: int, *subjects: Subject) -> tuple[Subject, ...]:

@@ -72,7 +72,7 @@ def main(argv: list[str] | None = None) -> int:
         results = {}
         for case in chosen:
             if case.group == _SLURM and bench.slurm is None:
-                measure.adopt_orphans(is_wanted=False)
+                measure.adopt_orphans(is_enabled=False)
                 bench = opened.enter_context(_with_slurm(bench))
             results[case.name] = result.run(case, bench, args.rounds, names)
             # Print each result at once, as the next case may fail.
@@ -80,11 +80,11 @@ def main(argv: list[str] | None = None) -> int:
         verdicts = floor.verdicts(results)
         if not args.only or _SIZE in args.only:
             verdicts.append(floor.size_verdict(_size_bytes(bench)))
-    _say(args, facts, results, verdicts)
+    _report_all(args, facts, results, verdicts)
     return int(args.check and any(verdict.outcome != "PASS" for verdict in verdicts))
 
 
-def _say(
+def _report_all(
     args: argparse.Namespace,
     facts: dict[str, Any],
     results: floor.Results,
@@ -124,7 +124,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     add("--image", default="cloudjob/base:latest", help="of the nodes (cloudjob/base:latest)")
     add("--lines", type=_count, default=_LINE_COUNT, help="lines of the case log (500000)")
     args = parser.parse_args(argv)
-    known = {word for case in _every(args.lines) for word in (case.name, case.group)} | {_SIZE}
+    known = {name for case in _every(args.lines) for name in (case.name, case.group)} | {_SIZE}
     unknown = sorted(set(args.only) - known)
     if unknown:
         parser.error(f"no such case: {', '.join(unknown)} (known: {', '.join(sorted(known))})")

@@ -59,9 +59,9 @@ def main() -> int:
 def _submit(home: Path, folder: Path) -> str:
     (folder / "source").mkdir()
     (folder / "source" / "train.py").write_text(_PRINT.format(LINES // 2))
-    words = ("submit", "--json", "--nodes", "2", "--name", "log", "train.py")
+    args = ("submit", "--json", "--nodes", "2", "--name", "log", "train.py")
     done = subprocess.run(
-        [_CLOUDJOB, *words],
+        [_CLOUDJOB, *args],
         cwd=folder / "source",
         env={**os.environ, "CLOUDJOB_HOME": str(home)},
         stdout=subprocess.PIPE,
@@ -132,8 +132,8 @@ def _measure(home: Path, job: str) -> dict[str, float]:
 
 def _options() -> Options:
     options = Options()
-    for word in ("--headless=new", "--no-sandbox", "--disable-gpu", "--window-size=1400,1000"):
-        options.add_argument(word)
+    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--window-size=1400,1000"):
+        options.add_argument(argument)
     options.binary_location = shutil.which("chromium") or ""
     return options
 

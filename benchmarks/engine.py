@@ -48,13 +48,13 @@ class Engine:
             raise NotRun(f"the engine {host} is not on a socket of this machine")
         self._path = host.removeprefix("unix://")
         try:
-            self.ask("GET", "/version")
+            self.request("GET", "/version")
         except OSError as error:
             raise NotRun(
                 f"no container engine at {host}: {error.strerror}; is it running, may we use it?"
             ) from error
 
-    def ask(self, method: str, path: str, body: object = None, **query: object) -> Any:
+    def request(self, method: str, path: str, body: object = None, **query: object) -> Any:
         """Return the engine's JSON response; None if it is empty.
 
         Raises:
@@ -62,10 +62,12 @@ class Engine:
         """
         connection = _Connection(self._path)
         try:
-            words = "?" + urlencode({name: _word(value) for name, value in query.items()})
+            query_string = "?" + urlencode(
+                {name: _query_value(value) for name, value in query.items()}
+            )
             data = None if body is None else json.dumps(body)
             headers = {"Content-Type": "application/json"}
-            connection.request(method, f"/{_VERSION}{path}{words}", data, headers)
+            connection.request(method, f"/{_VERSION}{path}{query_string}", data, headers)
             answer = connection.getresponse()
             text = answer.read()
         finally:
@@ -77,10 +79,10 @@ class Engine:
     def remove(self, label: str) -> None:
         """Remove every container and network with this label."""
         filters = {"label": [label]}
-        found = self.ask("GET", "/containers/json", all=True, filters=filters)
+        found = self.request("GET", "/containers/json", all=True, filters=filters)
         with ThreadPoolExecutor(AT_ONCE) as threads:
             list(threads.map(self._remove, found))
-        for item in self.ask("GET", "/networks", filters=filters):
+        for item in self.request("GET", "/networks", filters=filters):
             self._gone("DELETE", f"/networks/{item['Id']}")
 
     def _remove(self, container: dict[str, Any]) -> None:
@@ -88,13 +90,13 @@ class Engine:
 
     def _gone(self, method: str, path: str, **query: object) -> None:
         try:
-            self.ask(method, path, **query)
+            self.request(method, path, **query)
         except EngineError as error:
             if not any(f": {code} " in str(error) for code in _GONE):
                 raise
 
 
-def _word(value: object) -> str:
+def _query_value(value: object) -> str:
     if isinstance(value, bool):
         return "1" if value else "0"
     return value if isinstance(value, str) else json.dumps(value)

@@ -99,7 +99,7 @@ def _failed(result: CaseResult, name: str) -> list[str]:
     return result.subjects[name].failures
 
 
-def _ratio(case: str, figure: str, other: str, limit: float, words: str) -> Floor:
+def _ratio(case: str, figure: str, other: str, limit: float, limit_text: str) -> Floor:
     def judge(results: Results) -> Judgement:
         ours, theirs = (_median(results, case, name, figure) for name in ("cloudjob", other))
         if isinstance(ours, str) or isinstance(theirs, str):
@@ -107,21 +107,21 @@ def _ratio(case: str, figure: str, other: str, limit: float, words: str) -> Floo
         text = f"{ours:.3f} s against {theirs:.3f} s: {ours / theirs:.2f} times"
         return ours <= limit * theirs, text
 
-    return Floor(case, f"{case}: cloudjob takes at most {words}", judge)
+    return Floor(case, f"{case}: cloudjob takes at most {limit_text}", judge)
 
 
-def _times(case: str, other: str, limit: float, words: str) -> Floor:
-    return _ratio(case, "wall_s", other, limit, words)
+def _times(case: str, other: str, limit: float, limit_text: str) -> Floor:
+    return _ratio(case, "wall_s", other, limit, limit_text)
 
 
-def _most(case: str, figure: str, limit: float, words: str) -> Floor:
+def _most(case: str, figure: str, limit: float, limit_text: str) -> Floor:
     def judge(results: Results) -> Judgement:
         ours = _median(results, case, "cloudjob", figure)
         if isinstance(ours, str):
             return None, ours
         return ours <= limit, f"{ours:,.3f}".rstrip("0").rstrip(".")
 
-    return Floor(case, f"{case}: cloudjob takes at most {words}", judge)
+    return Floor(case, f"{case}: cloudjob takes at most {limit_text}", judge)
 
 
 def _over(
@@ -160,8 +160,8 @@ def _ahead(count: int) -> Floor:
             return first < their_first and done < their_done, text
         return first <= their_first and done <= their_done, text
 
-    words = "ahead of" if is_strict else "not slower than"
-    return Floor(case, f"{case}: cloudjob is {words} the serial script", judge)
+    comparison = "ahead of" if is_strict else "not slower than"
+    return Floor(case, f"{case}: cloudjob is {comparison} the serial script", judge)
 
 
 def _is_up(results: Results) -> Judgement:

@@ -30,17 +30,17 @@ def main(ranks: int = 8, seconds: float = 60.0) -> int:
         paths = NodePaths(*[folder] * 5)
         local = LocalRanks(paths)
         # The shell stands in for the wrapper of a rank, and its child for the program.
-        words = ["sh", "-c", "sleep 3600; true"]
-        idle = [subprocess.Popen(words, start_new_session=True) for _ in range(ranks)]
+        argv = ["sh", "-c", "sleep 3600; true"]
+        idle = [subprocess.Popen(argv, start_new_session=True) for _ in range(ranks)]
         for rank, process in enumerate(idle):
             local.handle_event(f"start {rank} {process.pid} {process.pid}")
-        kept = journal.Journal(lines.append)
-        kept.watch(local, paths)
+        node_journal = journal.Journal(lines.append)
+        node_journal.watch(local, paths)
         begun_s, spent_s = time.monotonic(), time.process_time()
-        kept.start()
+        node_journal.start()
         time.sleep(seconds)
         spent_s, took_s = time.process_time() - spent_s, time.monotonic() - begun_s
-        kept.finish()
+        node_journal.finish()
         for process in idle:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
@@ -66,5 +66,5 @@ def _hour_bytes(line_bytes: int) -> float:
 
 
 if __name__ == "__main__":
-    words = sys.argv[1:]
-    sys.exit(main(int(words[0]) if words else 8, float(words[1]) if words[1:] else 60.0))
+    args = sys.argv[1:]
+    sys.exit(main(int(args[0]) if args else 8, float(args[1]) if args[1:] else 60.0))

@@ -33,7 +33,7 @@ class _Launcher:
     Args:
         by_hand: Returns the command that a person would type.
         framework: What the script imports, or the launcher starts.
-        told: The variables that select the launcher, if its name is not that of the case.
+        variables: The variables that select the launcher, if its name is not that of the case.
     """
 
     name: str
@@ -41,7 +41,7 @@ class _Launcher:
     by_hand: Callable[[Bench, Path, _Launcher], Command]
     framework: str = ""
     script: str = _NOOP
-    told: Mapping[str, str] | None = None
+    variables: Mapping[str, str] | None = None
 
     def python(self, bench: Bench) -> str:
         """Return the interpreter of the script."""
@@ -87,7 +87,7 @@ def _entry(bench: Bench, run: Path, launcher: _Launcher) -> Command:
         "MA_SCRIPT_INTERPRETER": launcher.python(bench),
         "MASTER_PORT": port,
         "MS_SCHED_PORT": port,
-        **(launcher.told or {}),
+        **(launcher.variables or {}),
     }
     if launcher.name == "mpich":
         env.update(_mpich_path(bench))
@@ -123,8 +123,8 @@ def _each(bench: Bench, run: Path, launcher: _Launcher) -> Command:
     """Start the script in a shell loop, as the documentation does for a rank table."""
     text = 'i=0; while [ $i -lt "$1" ]; do RANK_ID=$i DEVICE_ID=$i "$2" "$3" & i=$((i + 1)); done; '
     argv = ("sh", "-c", text + "wait", "sh", str(launcher.ranks))
-    words = (launcher.python(bench), launcher.script)
-    return bench.command((*argv, *words), run, launcher.script, RANK_SIZE=str(launcher.ranks))
+    script = (launcher.python(bench), launcher.script)
+    return bench.command((*argv, *script), run, launcher.script, RANK_SIZE=str(launcher.ranks))
 
 
 def _torchrun(bench: Bench, run: Path, launcher: _Launcher) -> Command:
@@ -159,8 +159,8 @@ def _mpich(bench: Bench, run: Path, launcher: _Launcher) -> Command:
 
 
 def _horovodrun(bench: Bench, run: Path, launcher: _Launcher) -> Command:
-    words = ("--gloo", "-np", str(launcher.ranks))
-    return _horovod(bench, run, launcher, *words)
+    options = ("--gloo", "-np", str(launcher.ranks))
+    return _horovod(bench, run, launcher, *options)
 
 
 def _horovodrun_elastic(bench: Bench, run: Path, launcher: _Launcher) -> Command:
@@ -168,16 +168,16 @@ def _horovodrun_elastic(bench: Bench, run: Path, launcher: _Launcher) -> Command
     discovery.write_text(f"#!/bin/sh\necho localhost:{launcher.ranks}\n")
     discovery.chmod(0o755)
     size = ("-np", str(launcher.ranks), "--min-np", str(launcher.ranks))
-    words = (*size, "--host-discovery-script", str(discovery), "--gloo")
-    return _horovod(bench, run, launcher, *words)
+    options = (*size, "--host-discovery-script", str(discovery), "--gloo")
+    return _horovod(bench, run, launcher, *options)
 
 
-def _horovod(bench: Bench, run: Path, launcher: _Launcher, *words: str) -> Command:
+def _horovod(bench: Bench, run: Path, launcher: _Launcher, *args: str) -> Command:
     python = launcher.python(bench)
     # Without an interface, Horovod starts a task on every node to list them, which was seen to
     # hang.
     options = ("--network-interface", "lo")
-    argv = (python, "-m", "horovod.runner.launch", *options, *words, python, launcher.script)
+    argv = (python, "-m", "horovod.runner.launch", *options, *args, python, launcher.script)
     return bench.command(argv, run, launcher.script)
 
 
@@ -185,20 +185,20 @@ def _msrun(bench: Bench, run: Path, launcher: _Launcher) -> Command:
     size = (f"--worker_num={launcher.ranks}", f"--local_worker_num={launcher.ranks}")
     meeting = (f"--master_port={_free_port()}", "--join=True", f"--log_dir={run / 'log'}")
     shown = "--tail_worker_log=" + ",".join(str(rank) for rank in range(launcher.ranks))
-    words = ("-m", "mindspore.parallel.cluster.run", *size, *meeting, shown, launcher.script)
+    args = ("-m", "mindspore.parallel.cluster.run", *size, *meeting, shown, launcher.script)
     python = launcher.python(bench)
-    return bench.command((python, *words), run, launcher.script, PATH=_first(bench, python))
+    return bench.command((python, *args), run, launcher.script, PATH=_first(bench, python))
 
 
 def _dynamic_cluster(bench: Bench, run: Path, launcher: _Launcher) -> Command:
-    words = (str(launcher.ranks), launcher.python(bench), launcher.script)
-    return _with_scheduler(bench, run, launcher, (str(_CLUSTER), *words))
+    args = (str(launcher.ranks), launcher.python(bench), launcher.script)
+    return _with_scheduler(bench, run, launcher, (str(_CLUSTER), *args))
 
 
 def _mindspore_mpi(bench: Bench, run: Path, launcher: _Launcher) -> Command:
-    words = ("-np", str(launcher.ranks), "--oversubscribe", "sh", str(_RANK))
+    options = ("-np", str(launcher.ranks), "--oversubscribe", "sh", str(_RANK))
     program = (launcher.python(bench), launcher.script)
-    argv = (str(_CLUSTER), "0", *program, str(bench.mpirun), *words, *program)
+    argv = (str(_CLUSTER), "0", *program, str(bench.mpirun), *options, *program)
     return _with_scheduler(bench, run, launcher, argv)
 
 
@@ -258,9 +258,9 @@ _LAUNCHERS = (
         "rank-table",
         2,
         _each,
-        told={"CLOUDJOB_DEVICES": _DEVICES, "CLOUDJOB_DEVICE_TARGET": "Ascend"},
+        variables={"CLOUDJOB_DEVICES": _DEVICES, "CLOUDJOB_DEVICE_TARGET": "Ascend"},
     ),
-    _Launcher("mpich", 2, _mpich, told={"CLOUDJOB_LAUNCHER": "mpirun"}),
+    _Launcher("mpich", 2, _mpich, variables={"CLOUDJOB_LAUNCHER": "mpirun"}),
     _Launcher("torchrun", 2, _torchrun, "torch"),
     _Launcher("horovod", 2, _mpirun, "horovod", "horovod_noop.py"),
     _Launcher("horovod-gloo", 2, _horovodrun, "horovod", "horovod_noop.py"),

@@ -49,12 +49,12 @@ class Sample:
     stderr: Path
 
 
-def adopt_orphans(*, is_wanted: bool = True) -> None:
+def adopt_orphans(*, is_enabled: bool = True) -> None:
     """Make this process the parent of orphaned descendants, so that their CPU time counts too.
 
     Remote daemons and submitit's controller leave their parents; without this their CPU is lost.
     """
-    option = int(is_wanted)
+    option = int(is_enabled)
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, option, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from benchmarks.case import Case, Subject
 from benchmarks.measure import Command
-from benchmarks.packaging import python_of, told
+from benchmarks.packaging import driver_figures, python_of
 from benchmarks.subject import Bench
 from benchmarks.venv import ROOT
 
@@ -28,17 +28,17 @@ def cases() -> tuple[Case, ...]:
     )
 
 
-def _case(name: str, title: str, figures: tuple[str, ...], *words: str) -> Case:
-    command = partial(_drive, step=name, words=words)
+def _case(name: str, title: str, figures: tuple[str, ...], *args: str) -> Case:
+    command = partial(_drive, step=name, args=args)
     return Case(
         f"modelarts-{name}",
         title,
         figures,
-        (Subject("cloudjob", command, inspect=told),),
+        (Subject("cloudjob", command, inspect=driver_figures),),
         rounds=3,
     )
 
 
-def _drive(bench: Bench, run: Path, step: str, words: tuple[str, ...]) -> Command:
-    argv = (python_of(bench), str(_DRIVER), step, str(run / "home"), *words)
+def _drive(bench: Bench, run: Path, step: str, args: tuple[str, ...]) -> Command:
+    argv = (python_of(bench), str(_DRIVER), step, str(run / "home"), *args)
     return bench.command(argv, run, "noop.py")

@@ -68,9 +68,9 @@ class Nodes:
             self._check(image, cloudjob)
             request = self._request(cloudjob, image)
             self.hosts = [each["config"]["Hostname"] for each in request["containers"]]
-            self._lay_out()
+            self._write_files()
             self._start(request)
-            self._tell([_SET_UP] * count, ranks=0)
+            self._run_commands([_SET_UP] * count, ranks=0)
         except BaseException:
             self.close()
             raise
@@ -79,32 +79,32 @@ class Nodes:
         """Run a job in this way, then restore the nodes.
 
         Raises:
-            Failed: As ``_tell`` does.
+            Failed: As ``_run_commands`` does.
         """
-        words = [way.words if way.on_all or index == 0 else ":" for index in range(self.count)]
+        commands = [way.command if way.on_all or index == 0 else ":" for index in range(self.count)]
         try:
-            return self._tell(words, self.count)
+            return self._run_commands(commands, self.count)
         finally:
             if way.clean_up:
-                self._tell([way.clean_up] * self.count, 0)
+                self._run_commands([way.clean_up] * self.count, 0)
 
-    def _tell(self, commands: list[str], ranks: int) -> Run:
+    def _run_commands(self, commands: list[str], ranks: int) -> Run:
         """Start each node's command at the same time and wait until all have ended.
 
         Raises:
             Failed: Node 0 failed, the line of some rank is missing, or the run took too long.
         """
         before = self._cpu_s()
-        heard = _Heard(self._outs)
+        messages = _NodeMessages(self._outs)
         for gate, command in zip(self._gates, commands, strict=True):
             os.write(gate, " ".join(command.split()).encode() + b"\n")
-        heard.listen()
-        ran = sum(text.count(_RAN) for text in heard.outputs)
-        if b"bench: exit 0\n" not in heard.outputs[0] or ran != ranks:
-            raise Failed(f"{ran} of {ranks} ranks ran; node 0 says {_last(heard.outputs[0])}")
+        messages.listen()
+        ran = sum(text.count(_RAN) for text in messages.outputs)
+        if b"bench: exit 0\n" not in messages.outputs[0] or ran != ranks:
+            raise Failed(f"{ran} of {ranks} ranks ran; node 0 says {_last(messages.outputs[0])}")
         after = self._cpu_s()
         spent = [late - early for early, late in zip(before, after, strict=True)]
-        return Run(heard.first_line_s, heard.ends_s[0], sum(spent), spent[0])
+        return Run(messages.first_line_s, messages.ends_s[0], sum(spent), spent[0])
 
     def close(self) -> None:
         """Remove the containers."""
@@ -120,7 +120,7 @@ class Nodes:
         python = str(cloudjob.parent / "python")
         digest = _output((python, "-c", script)).strip()
         try:
-            found = self._engine.ask("GET", f"/images/{image}/json")
+            found = self._engine.request("GET", f"/images/{image}/json")
         except EngineError as error:
             raise NotRun(
                 f"no image {image}: cloudjob image build base; --image names another"
@@ -130,14 +130,14 @@ class Nodes:
 
     def _request(self, cloudjob: Path, image: str) -> dict[str, Any]:
         """Return the backend's request to the engine."""
-        words = ("--backend", "docker", "--nodes", str(self.count), "--image", image)
-        argv = (str(cloudjob), "submit", *words, "--dry-run", "--json", "noop.py")
+        options = ("--backend", "docker", "--nodes", str(self.count), "--image", image)
+        argv = (str(cloudjob), "submit", *options, "--dry-run", "--json", "noop.py")
         env = {**os.environ, "CLOUDJOB_HOME": str(self._folder / "home")}
         text = _output(argv, cwd=ROOT / "benchmarks" / "jobs", env=env)
         request: dict[str, Any] = json.loads(text)["request"]
         return request
 
-    def _lay_out(self) -> None:
+    def _write_files(self) -> None:
         # The user in the containers is not the current user.
         self._folder.chmod(0o755)
         folder = self._folder / "jobs"
@@ -166,17 +166,17 @@ class Nodes:
     def _start(self, request: dict[str, Any]) -> None:
         labels = dict([self._label.split("=")])
         network = {"Name": self._name, "Driver": "bridge", "Labels": labels}
-        self._engine.ask("POST", "/networks/create", network)
+        self._engine.request("POST", "/networks/create", network)
         ids = []
         for index, each in enumerate(request["containers"]):
             config = self._config(each["config"], index, labels)
-            made = self._engine.ask(
+            made = self._engine.request(
                 "POST", "/containers/create", config, name=f"{self._name}-{index}"
             )
             ids.append(made["Id"])
         for each in ids:
-            self._engine.ask("POST", f"/containers/{each}/start")
-            state = self._engine.ask("GET", f"/containers/{each}/json")["State"]
+            self._engine.request("POST", f"/containers/{each}/start")
+            state = self._engine.request("GET", f"/containers/{each}/json")["State"]
             self._meters.append(_meter(state["Pid"]))
 
     def _config(self, config: dict[str, Any], index: int, labels: dict[str, str]) -> dict[str, Any]:
@@ -200,7 +200,7 @@ class Nodes:
         return [_used_s(path) for path in self._meters]
 
 
-class _Heard:
+class _NodeMessages:
     """The messages of the nodes from now on, with their times."""
 
     def __init__(self, outs: list[int]) -> None:
@@ -267,7 +267,7 @@ class Pool:
 class Way:
     """A way to start a job with one rank per node; ``on_all`` runs the command on every node."""
 
-    words: str
+    command: str
     on_all: bool = True
     clean_up: str = ""
 
@@ -301,10 +301,10 @@ def submitted(pool: Pool, source: Path, count: int) -> dict[str, float]:
         Path(scratch).chmod(0o755)
         home = Path(scratch, "home")
         env = {**os.environ, "CLOUDJOB_HOME": str(home)}
-        words = ("--backend", "docker", "--nodes", str(count), "--image", pool.image)
+        options = ("--backend", "docker", "--nodes", str(count), "--image", pool.image)
         begun = time.time()
         try:
-            text = _output((str(pool.cloudjob), "submit", *words, "noop.py"), cwd=source, env=env)
+            text = _output((str(pool.cloudjob), "submit", *options, "noop.py"), cwd=source, env=env)
             ended = time.time()
             listed = _output((str(pool.cloudjob), "list", "--json"), env=env)
         finally:
@@ -340,16 +340,16 @@ def engine_alone(pool: Pool, count: int) -> dict[str, float]:
             "Labels": label,
             "HostConfig": {"NetworkMode": name},
         }
-        made = engine.ask("POST", "/containers/create", config, name=f"{name}-{index}")
+        made = engine.request("POST", "/containers/create", config, name=f"{name}-{index}")
         return str(made["Id"])
 
     def start(made: str) -> None:
-        engine.ask("POST", f"/containers/{made}/start")
+        engine.request("POST", f"/containers/{made}/start")
 
     begun = time.perf_counter()
     try:
         network = {"Name": name, "Driver": "bridge", "Labels": label}
-        engine.ask("POST", "/networks/create", network)
+        engine.request("POST", "/networks/create", network)
         with ThreadPoolExecutor(AT_ONCE) as threads:
             list(threads.map(start, list(threads.map(make, range(count)))))
         started = time.perf_counter()
@@ -375,8 +375,8 @@ def _meter(process: int) -> Path:
 
 
 def _used_s(meter: Path) -> float:
-    words = meter.read_text().split()
-    return int(words[0]) / 1e9 if len(words) == 1 else int(words[1]) / 1e6
+    fields = meter.read_text().split()
+    return int(fields[0]) / 1e9 if len(fields) == 1 else int(fields[1]) / 1e6
 
 
 def _last(output: bytes) -> str:

@@ -25,7 +25,8 @@ _GIB = 1024**3
 def cases() -> tuple[Case, ...]:
     """Return every case of packages."""
     source, many = partial(_files, 8_500, 109_000_000), partial(_files, 10_000, 60_000_000)
-    zipped = partial(_other, mode="zip", tree=source)
+    zipped = partial(_by_driver, mode="zip", tree=source)
+    unchanged = partial(_pack, tree=many, before=_nothing)
     return (
         Case(
             "package-first",
@@ -33,9 +34,9 @@ def cases() -> tuple[Case, ...]:
             _FIGURES,
             (
                 Subject("tar", partial(_tar, tree=source)),
-                Subject("cloudjob", partial(_pack_only, tree=source), inspect=told),
-                Subject("skypilot's zip", zipped, rounds=2, inspect=told),
-                Subject("torchx's copy", partial(_other, mode="copy", tree=source)),
+                Subject("cloudjob", partial(_pack_only, tree=source), inspect=driver_figures),
+                Subject("skypilot's zip", zipped, rounds=2, inspect=driver_figures),
+                Subject("torchx's copy", partial(_by_driver, mode="copy", tree=source)),
             ),
             watches_memory=True,
         ),
@@ -43,13 +44,13 @@ def cases() -> tuple[Case, ...]:
             "package-again",
             "the same 10,000 files once more, nothing changed",
             _FIGURES,
-            (Subject("cloudjob", partial(_pack, tree=many, before=_nothing), inspect=told),),
+            (Subject("cloudjob", unchanged, inspect=driver_figures),),
         ),
         Case(
             "package-edit",
             "one line edited in one of 10,000 files",
             _FIGURES,
-            (Subject("cloudjob", partial(_pack, tree=many, before=_edit), inspect=told),),
+            (Subject("cloudjob", partial(_pack, tree=many, before=_edit), inspect=driver_figures),),
         ),
         Case(
             "package-git",
@@ -57,7 +58,7 @@ def cases() -> tuple[Case, ...]:
             _FIGURES,
             (
                 Subject("tar", partial(_tar, tree=_heavy_git)),
-                Subject("cloudjob", partial(_pack, tree=_heavy_git), inspect=told),
+                Subject("cloudjob", partial(_pack, tree=_heavy_git), inspect=driver_figures),
             ),
         ),
         Case(
@@ -66,7 +67,7 @@ def cases() -> tuple[Case, ...]:
             _FIGURES,
             (
                 Subject("tar", partial(_tar, tree=_large)),
-                Subject("cloudjob", partial(_pack_only, tree=_large), inspect=told),
+                Subject("cloudjob", partial(_pack_only, tree=_large), inspect=driver_figures),
             ),
             rounds=2,
             watches_memory=True,
@@ -117,13 +118,13 @@ def _pack(
     bench: Bench,
     run: Path,
     tree: Tree,
-    words: tuple[str, ...] = (),
+    options: tuple[str, ...] = (),
     before: Callable[[Path], None] | None = None,
 ) -> Command:
     """Pack a tree for the first time or, with ``before``, again after that change."""
     home = run / "home"
     home.mkdir()
-    argv = (python_of(bench), str(_DRIVER), "pack", str(tree()), str(home), *words)
+    argv = (python_of(bench), str(_DRIVER), "pack", str(tree()), str(home), *options)
     # The rules for secrets are compiled once and then reused.
     kept = CACHE / "rules"
     if before is not None or not kept.exists():
@@ -152,11 +153,11 @@ def _unzip(bench: Bench, run: Path, tree: Tree) -> Command:
     unzip = shutil.which("unzip")
     if unzip is None:
         raise NotRun("unzip is not installed")
-    (layer,) = (_kept(bench, tree) / "store" / "layers").iterdir()
+    (layer,) = (_home_after_pack(bench, tree) / "store" / "layers").iterdir()
     return bench.command((unzip, "-q", str(layer), "-d", str(run / "out")), run, "noop.py")
 
 
-def _kept(bench: Bench, tree: Tree) -> Path:
+def _home_after_pack(bench: Bench, tree: Tree) -> Path:
     """Return the home of a user who has packed a tree once."""
     home = CACHE / "trees" / f"{tree().name}.zip-home"
     if not home.exists():
@@ -170,12 +171,18 @@ def _kept(bench: Bench, tree: Tree) -> Path:
 
 
 def _unpack(bench: Bench, run: Path, tree: Tree) -> Command:
-    argv = (python_of(bench), str(_DRIVER), "unpack", str(_kept(bench, tree)), str(run / "out"))
+    argv = (
+        python_of(bench),
+        str(_DRIVER),
+        "unpack",
+        str(_home_after_pack(bench, tree)),
+        str(run / "out"),
+    )
     entry = str(ROOT / "entrypoints")
     return bench.command(argv, run, "noop.py", PYTHONPATH=entry)
 
 
-def _other(bench: Bench, run: Path, mode: str, tree: Tree) -> Command:
+def _by_driver(bench: Bench, run: Path, mode: str, tree: Tree) -> Command:
     argv = (bench.python, str(_DRIVER), mode, str(tree()), str(run / "out"))
     return bench.command(argv, run, "noop.py")
 
@@ -188,19 +195,19 @@ def python_of(bench: Bench) -> str:
     return str(python)
 
 
-def told(sample: Sample) -> Figures:
+def driver_figures(sample: Sample) -> Figures:
     """Return the figures that a driver printed as JSON."""
     try:
-        told = json.loads(sample.stdout.read_text())
+        figures = json.loads(sample.stdout.read_text())
     except ValueError as error:
         raise Failed("the driver said nothing") from error
-    return {name: float(value) for name, value in told.items()}
+    return {name: float(value) for name, value in figures.items()}
 
 
 # ---- trees ---------------------------------------------------------------------------------------
 
 
-def _made(name: str, make: Callable[[Path], None]) -> Path:
+def _cached_tree(name: str, make: Callable[[Path], None]) -> Path:
     """Return a tree, created if it does not exist; the same on every machine."""
     folder = CACHE / "trees" / name
     if not folder.exists():
@@ -217,40 +224,40 @@ def _files(count: int, size_bytes: int) -> Path:
     """Return a tree like a typical project: nine in ten files are text, most are small."""
 
     def make(folder: Path) -> None:
-        picked = random.Random(7)
+        rng = random.Random(7)
         library = Path(sysconfig.get_path("stdlib"))
         text = b"".join(path.read_bytes() for path in sorted(library.glob("*.py")))
-        shares = [min(int(picked.lognormvariate(8.2, 1.4)) + 20, 2_000_000) for _ in range(count)]
+        shares = [min(int(rng.lognormvariate(8.2, 1.4)) + 20, 2_000_000) for _ in range(count)]
         factor = size_bytes / sum(shares)
         for number, share in enumerate(shares):
             inner = folder / f"part{number % 40:02}" / f"inner{number % 400 // 40:02}"
             inner.mkdir(parents=True, exist_ok=True)
             size = max(1, int(share * factor))
             if number % 10 == 9:
-                (inner / f"{number}.bin").write_bytes(picked.randbytes(size))
+                (inner / f"{number}.bin").write_bytes(rng.randbytes(size))
             else:
-                begin = picked.randrange(len(text) - size)
+                begin = rng.randrange(len(text) - size)
                 (inner / f"{number}.py").write_bytes(text[begin : begin + size])
 
-    return _made(f"files-{count}", make)
+    return _cached_tree(f"files-{count}", make)
 
 
 def _heavy_git() -> Path:
     def make(folder: Path) -> None:
-        picked = random.Random(8)
+        rng = random.Random(8)
         (folder / ".git" / "objects").mkdir(parents=True)
         for number in range(300):
-            (folder / ".git" / "objects" / f"{number}").write_bytes(picked.randbytes(1_000_000))
+            (folder / ".git" / "objects" / f"{number}").write_bytes(rng.randbytes(1_000_000))
             (folder / f"{number}.py").write_bytes(b"x = 1\n" * 500)
 
-    return _made("git", make)
+    return _cached_tree("git", make)
 
 
 def _large() -> Path:
     def make(folder: Path) -> None:
-        picked = random.Random(9)
+        rng = random.Random(9)
         with (folder / "model.bin").open("wb") as file:
             for _ in range(_GIB // (4 << 20)):
-                file.write(picked.randbytes(4 << 20))
+                file.write(rng.randbytes(4 << 20))
 
-    return _made("large", make)
+    return _cached_tree("large", make)

@@ -90,8 +90,8 @@ def _page(group: str) -> str:
 def _is_of(verdict: Verdict, cases: Results) -> bool:
     """Whether a floor belongs to these cases: it starts with the name of a case or group."""
     about = verdict.claim.partition(":")[0]
-    words = {word for result in cases.values() for word in (result.case.name, result.case.group)}
-    return about in words or _PAGES.get(about) in {_page(r.case.group) for r in cases.values()}
+    names = {name for result in cases.values() for name in (result.case.name, result.case.group)}
+    return about in names or _PAGES.get(about) in {_page(r.case.group) for r in cases.values()}
 
 
 def _markdown(
@@ -150,11 +150,11 @@ def _row(result: CaseResult, subject: SubjectResult, figure: str) -> tuple[str, 
     values = subject.values(figure)
     three = (min(values), statistics.median(values), max(values))
     ratio = _ratio(result, subject, figure)
-    words = "" if ratio is None else f"{ratio:.2f}"
+    ratio_text = "" if ratio is None else f"{ratio:.2f}"
     return (
         unit,
         *(f"{round(value, digits) + 0.0:.{digits}f}" for value in three),
-        words,
+        ratio_text,
         str(len(values)),
     )
 
@@ -214,8 +214,8 @@ def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
     return ["  " + "  ".join(_cell(i, row[i], widths[i]) for i in range(len(row))) for row in rows]
 
 
-def _cell(column: int, word: str, width: int) -> str:
-    return word.ljust(width) if column < 2 else word.rjust(width)
+def _cell(column: int, content: str, width: int) -> str:
+    return content.ljust(width) if column < 2 else content.rjust(width)
 
 
 def _pipes(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:

@@ -67,14 +67,14 @@ def _make_files(folder: Path) -> None:
         (folder / "small" / f"{number:04}.bin").write_bytes(os.urandom(_SMALL_BYTES))
 
 
-def _started(words: list[str], folder: Path, own: Mapping[str, str]) -> int:
+def _started(command: list[str], folder: Path, environ: Mapping[str, str]) -> int:
     """Start a process that outlives the one that started it, and return its id."""
     code = (
         "import subprocess, sys; log = open('log', 'wb'); print(subprocess.Popen(sys.argv[1:], "
         "stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True).pid)"
     )
-    argv = [sys.executable, "-c", code, *words]
-    env = {**os.environ, **own}
+    argv = [sys.executable, "-c", code, *command]
+    env = {**os.environ, **environ}
     done = subprocess.run(argv, cwd=folder, env=env, capture_output=True, text=True, check=True)
     return int(done.stdout)
 

@@ -43,8 +43,8 @@ def bring_up(bench: Bench, count: int) -> dict[str, float]:
         folder = Path(scratch)
         key = folder / "key"
         key.write_text("the key of the job")
-        words = (str(count), str(port), str(key), str(folder / "node" / "entry"))
-        argv = (sys.executable, str(_PLAYERS / "workers.py"), *words)
+        args = (str(count), str(port), str(key), str(folder / "node" / "entry"))
+        argv = (sys.executable, str(_PLAYERS / "workers.py"), *args)
         env = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'entrypoints'}"}
         pipe = subprocess.PIPE
         with subprocess.Popen(argv, stdin=pipe, stdout=pipe, env=env) as workers:

@@ -38,26 +38,26 @@ class Cluster:
     def srun(self) -> dict[str, float]:
         """Run the script once on each node, by hand."""
         python = str(self._cloudjob.with_name("python"))
-        words = ("srun", "--quiet", f"--nodes={NODES}", f"--ntasks={NODES}", python, "noop.py")
-        return self._timed("srun", *words)
+        argv = ("srun", "--quiet", f"--nodes={NODES}", f"--ntasks={NODES}", python, "noop.py")
+        return self._timed("srun", *argv)
 
     def sbatch(self) -> dict[str, float]:
         """Run the same srun in a batch job and wait for it, to measure queue and batch alone."""
         python = str(self._cloudjob.with_name("python"))
         line = f"srun --quiet --ntasks={NODES} {python} noop.py"
-        words = ("sbatch", "--parsable", f"--nodes={NODES}", "--output=out", f"--wrap={line}")
+        argv = ("sbatch", "--parsable", f"--nodes={NODES}", "--output=out", f"--wrap={line}")
         # sbatch --wait polls only every two seconds.
         text = """rm -f out
         "$@" && until [ "$(grep -c ran out 2>/dev/null)" = "$0" ]; do sleep 0.01; done
         cat out"""
-        return self._timed("sbatch", "sh", "-c", text, str(NODES), *words)
+        return self._timed("sbatch", "sh", "-c", text, str(NODES), *argv)
 
     def submit(self, launcher: str) -> dict[str, float]:
         """Run the same through cloudjob, from the submit to the end of the job."""
-        words = ("--backend", "slurm", "--nodes", str(NODES), "--launcher", launcher, "noop.py")
-        return self._timed(launcher, str(self._cloudjob), "submit", *words)
+        args = ("--backend", "slurm", "--nodes", str(NODES), "--launcher", launcher, "noop.py")
+        return self._timed(launcher, str(self._cloudjob), "submit", *args)
 
-    def _timed(self, subject: str, *words: str) -> dict[str, float]:
+    def _timed(self, subject: str, *argv: str) -> dict[str, float]:
         """Return the seconds that a command took on the login node.
 
         Args:
@@ -80,7 +80,7 @@ class Cluster:
         time.sleep((self._rounds[subject] * _EVENLY - time.time()) % 1.0)
         begun = time.perf_counter()
         done = subprocess.run(
-            self._slurm.words(*words),
+            self._slurm.words(*argv),
             cwd=self._source,
             env=env,
             stdin=subprocess.DEVNULL,
@@ -91,8 +91,8 @@ class Cluster:
         wall_s = time.perf_counter() - begun
         ran = done.stdout.count(_RAN)
         if done.returncode or ran != NODES:
-            said = os.fsdecode(done.stderr[-300:])
-            raise Failed(f"exit {done.returncode}, {ran} of {NODES} nodes ran: {said}")
+            message = os.fsdecode(done.stderr[-300:])
+            raise Failed(f"exit {done.returncode}, {ran} of {NODES} nodes ran: {message}")
         return {"wall_s": wall_s}
 
 

@@ -112,8 +112,8 @@ def mpirun_local(bench: Bench, run: Path, ranks: int, script: str, *args: str) -
 def torchx_job(bench: Bench, run: Path, nodes: int, script: str, *args: str) -> Command:
     """Run N copies of a script with TorchX, with the log streamed to stderr."""
     component = ("utils.python", "--script", script, "--num_replicas", str(nodes))
-    words = ("run", "--scheduler", "local_cwd", *component, *(("--", *args) if args else ()))
-    return bench.command((_script("torchx", "torchx"), *words), run, script)
+    torchx_args = ("run", "--scheduler", "local_cwd", *component, *(("--", *args) if args else ()))
+    return bench.command((_script("torchx", "torchx"), *torchx_args), run, script)
 
 
 def submitit_job(bench: Bench, run: Path, nodes: int) -> Command:
@@ -166,9 +166,9 @@ def entry_of(bench: Bench) -> Path:
 
 def cloudjob_job(bench: Bench, run: Path, nodes: int, script: str, *args: str) -> Command:
     """Run `cloudjob submit` on the process backend, which emulates all nodes."""
-    words = ("submit", "--nodes", str(nodes), "--procs-per-node", "1", script, *args)
+    submit_args = ("submit", "--nodes", str(nodes), "--procs-per-node", "1", script, *args)
     home = str(bench.homes / "cloudjob-home")
-    return bench.command((_cloudjob(bench), *words), run, script, CLOUDJOB_HOME=home)
+    return bench.command((_cloudjob(bench), *submit_args), run, script, CLOUDJOB_HOME=home)
 
 
 def open_mpi_version(mpirun: Path) -> str:

@@ -61,15 +61,15 @@ def retried(
     def error_of(state: RetryCallState) -> BaseException | None:
         return state.outcome.exception() if state.outcome else None
 
-    def asked_s(state: RetryCallState) -> float | None:
+    def requested_s(state: RetryCallState) -> float | None:
         error = error_of(state)
         if not isinstance(error, CloudJobError):
             return None
         return pause_s(error, state.attempt_number)
 
     return tenacity.Retrying(
-        retry=lambda state: asked_s(state) is not None,
-        wait=lambda state: asked_s(state) or growing(state),
+        retry=lambda state: requested_s(state) is not None,
+        wait=lambda state: requested_s(state) or growing(state),
         stop=tenacity.stop_before_delay(limits.total_s),
         before_sleep=lambda state: notices.report(began_s, str(error_of(state))),
         sleep=sleep,
@@ -88,12 +88,12 @@ class WaitNotices:
         self._clock = clock
         self._next_s = float("-inf")
 
-    def report(self, since_s: float, found: str, then: str = "trying again") -> None:
-        """Log ``found`` after a wait of 5 s, and then every 5 s.
+    def report(self, since_s: float, message: str, next_step: str = "trying again") -> None:
+        """Log ``message`` after a wait of 5 s, and then every 5 s.
 
         Args:
             since_s: When the wait began, by ``clock``.
-            then: What cloudjob does next.
+            next_step: What cloudjob does next.
         """
         now_s = self._clock()
         if now_s - since_s < FIRST_S or now_s < self._next_s:
@@ -102,7 +102,7 @@ class WaitNotices:
         # The import takes milliseconds, so only a command that waits does it.
         import logging
 
-        logging.getLogger("cloudjob").warning("%s; %s", found, then)
+        logging.getLogger("cloudjob").warning("%s; %s", message, next_step)
 
 
 class OutageLimit:

@@ -50,10 +50,10 @@ HEAVY = {
 }
 
 
-def run(*words: str | Path, **environ: str) -> subprocess.CompletedProcess[str]:
+def run(*argv: str | Path, **environ: str) -> subprocess.CompletedProcess[str]:
     """Run a program in the project's folder."""
     return subprocess.run(
-        [str(word) for word in words],
+        [str(argument) for argument in argv],
         cwd=ROOT,
         env={**os.environ, **environ},
         capture_output=True,
@@ -90,7 +90,7 @@ def imported(tree: ast.AST) -> Iterator[str]:
             yield from imported(node)
 
 
-def named(path: Path) -> str:
+def relative_name(path: Path) -> str:
     """Return the path of a file, relative to the project's folder."""
     return path.relative_to(ROOT).as_posix()
 
@@ -126,7 +126,7 @@ def test_the_import_rules_know_every_module_of_the_node_half():
     assert modules - forbidden == allowed
 
 
-@pytest.mark.parametrize("path", CONTAINER, ids=named)
+@pytest.mark.parametrize("path", CONTAINER, ids=relative_name)
 def test_the_node_half_needs_only_the_standard_library(path: Path):
     found = {module.split(".")[0] for module in imported(ast.parse(path.read_text()))}
 
@@ -148,8 +148,8 @@ def test_every_module_of_the_node_half_can_be_imported_alone(zipapp: Path):
         if path.name != "__main__.py"
     )
     names = (module.removesuffix(".__init__").removeprefix("emulated.") for module in modules)
-    words = (sys.executable, "-I", "-S", "-W", "error", "-c", code, zipapp, *names)
-    done = run(*words, MOX_SILENT_MODE="1")
+    args = (sys.executable, "-I", "-S", "-W", "error", "-c", code, zipapp, *names)
+    done = run(*args, MOX_SILENT_MODE="1")
 
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -163,9 +163,11 @@ def test_modules_that_decide_do_no_io(name: str):
             continue
         text = source.read_text()
 
-        assert set(imported(ast.parse(text))) & IMPURE == set(), named(source)
+        assert set(imported(ast.parse(text))) & IMPURE == set(), relative_name(source)
         # os.fsencode and os.fsdecode do no I/O.
-        assert not re.search(r"\bopen\(|\bprint\(|\bos\.(?!fsencode|fsdecode)", text), named(source)
+        assert not re.search(r"\bopen\(|\bprint\(|\bos\.(?!fsencode|fsdecode)", text), (
+            relative_name(source)
+        )
 
 
 # -- the node half: Python version, size, start-up time ------------------------------------
@@ -181,7 +183,7 @@ def test_the_node_half_needs_no_python_newer_than_3_8():
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.parametrize("path", CONTAINER, ids=named)
+@pytest.mark.parametrize("path", CONTAINER, ids=relative_name)
 def test_annotations_are_never_evaluated(path: Path):
     """Annotations may contain ``list[str]`` and ``X | None``, as they are not evaluated."""
     text = path.read_text()
@@ -223,8 +225,8 @@ def test_the_zipapp_starts_quickly(zipapp: Path):
 # -- the laptop half ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("words", [["--help"], ["--version"], ["submit", "--help"]], ids=" ".join)
-def test_help_is_quick(words: list[str]):
+@pytest.mark.parametrize("args", [["--help"], ["--version"], ["submit", "--help"]], ids=" ".join)
+def test_help_is_quick(args: list[str]):
     code = (
         "import sys\n"
         "from cloudjob.cli import main\n"
@@ -234,12 +236,12 @@ def test_help_is_quick(words: list[str]):
         "    pass\n"
         "print('MODULES', *sys.modules)\n"
     )
-    done = run(sys.executable, "-c", code, *words)
+    done = run(sys.executable, "-c", code, *args)
     modules = set(done.stdout.splitlines()[-1].split())
 
     assert done.returncode == 0, done.stderr
     # The options of submit are generated from the pydantic model of a job.
-    assert modules & HEAVY <= ({"pydantic"} if words[0] == "submit" else set())
+    assert modules & HEAVY <= ({"pydantic"} if args[0] == "submit" else set())
 
 
 def test_commands_that_read_no_job_file_do_without_pydantic():
@@ -251,7 +253,7 @@ def test_commands_that_read_no_job_file_do_without_pydantic():
     assert run(sys.executable, "-c", code).stdout == "False\n"
 
 
-@pytest.mark.parametrize("path", LAPTOP + CONTAINER, ids=named)
+@pytest.mark.parametrize("path", LAPTOP + CONTAINER, ids=relative_name)
 def test_only_the_wrappers_print(path: Path):
     """All other modules return messages or raise them as errors."""
     printed = [
@@ -262,7 +264,7 @@ def test_only_the_wrappers_print(path: Path):
         and node.func.id == "print"
     ]
 
-    assert not printed or named(path) in PRINTERS
+    assert not printed or relative_name(path) in PRINTERS
 
 
 # -- documentation ------------------------------------------------------------------------------
@@ -318,14 +320,14 @@ def help_of(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
 def commands(help_of: Help) -> Iterator[tuple[str, ...]]:
     """Yield every command of ``cloudjob`` that its ``--help`` lists."""
 
-    def below(words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-        listed = re.search(r"^ +COMMAND\n((?:    +\S.*\n)+)", help_of(words), re.MULTILINE)
+    def subcommands(command: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+        listed = re.search(r"^ +COMMAND\n((?:    +\S.*\n)+)", help_of(command), re.MULTILINE)
         for line in listed.group(1).splitlines() if listed else ():
-            yield (*words, line.split()[0])
+            yield (*command, line.split()[0])
 
-    for command in below(()):
+    for command in subcommands(()):
         yield command
-        yield from below(command)
+        yield from subcommands(command)
 
 
 def test_every_command_and_every_option_is_documented(help_of: Help):
@@ -363,8 +365,8 @@ def test_every_launcher_has_a_row_with_its_tests():
     rows = LAUNCHER_TABLES[0][1:]
 
     assert sorted(row[0].strip("`") for row in rows) == sorted(LAUNCHERS)
-    said = [row[-1] for row in rows]
-    assert [text for text in said if "`tests/" not in text and text != "the same"] == []
+    test_cells = [row[-1] for row in rows]
+    assert [text for text in test_cells if "`tests/" not in text and text != "the same"] == []
 
 
 @pytest.mark.parametrize(
@@ -385,7 +387,7 @@ PAGES = sorted((ROOT / "docs").rglob("*.md"))
 def test_every_link_of_a_page_leads_to_a_file():
     """`zensical build --strict` checks the links between pages, and their anchors."""
     missing = [
-        f"{named(page)}: {target}"
+        f"{relative_name(page)}: {target}"
         for page in files()
         if page.suffix == ".md"
         for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text())
@@ -421,7 +423,7 @@ def test_every_nested_list_is_indented_so_that_the_site_shows_it_nested():
 
 def test_every_test_that_a_page_names_exists():
     missing = [
-        f"{named(page)}: {path}{name}"
+        f"{relative_name(page)}: {path}{name}"
         for page in PAGES
         for path, name in re.findall(r"`(tests/[\w/.]+)((?:::\w+)?)`", page.read_text())
         if not (ROOT / path).exists()
@@ -467,7 +469,7 @@ def test_every_page_that_a_hint_names_can_be_shown():
         for topic in re.findall(r"cloudjob docs ([a-z][a-z-]+)", path.read_text())
     }
     files_in_hints = [
-        f"{named(path)}: {found}"
+        f"{relative_name(path)}: {found}"
         for path in sources
         for found in re.findall(
             r'"[^"\n]*(?:docs/[a-z-]+\.md|images/README)[^"\n]*"', path.read_text()
@@ -497,7 +499,7 @@ def test_no_file_names_a_path_of_the_machine_it_was_written_on():
         places.append(re.escape(str(ROOT)))
     pattern = re.compile(r"(?<![\w./$}-])(?:" + "|".join(places) + ")")
     found = [
-        f"{named(path)}:{number}: {line.strip()}"
+        f"{relative_name(path)}:{number}: {line.strip()}"
         for path in files()
         for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1)
         if path != Path(__file__) and pattern.search(line)

@@ -103,7 +103,7 @@ def _commit(copy: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def bare(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def env_without_extras(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An environment with the wheel, installed by pip, and its dependencies without extras."""
     folder = tmp_path_factory.mktemp("bare")
     venv.create(folder)
@@ -158,17 +158,19 @@ def test_wheel_and_sdist_hold_docs_examples_and_job_files(project: Path, wheel: 
     assert shown | {"CONTRIBUTING.md", "scripts/build-release"} <= in_sdist
 
 
-def test_the_wheel_alone_runs_a_job(bare: Path, tmp_path: Path):
+def test_the_wheel_alone_runs_a_job(env_without_extras: Path, tmp_path: Path):
     (tmp_path / "hello.py").write_text("print('hello')")
-    done = _cloudjob(bare, tmp_path, "submit", "--launcher", "python", "hello.py")
+    done = _cloudjob(env_without_extras, tmp_path, "submit", "--launcher", "python", "hello.py")
 
     assert (done.returncode, done.stdout) == (0, "[0] hello\n"), done.stderr
 
 
-def test_the_wheel_alone_has_the_manual_and_the_examples(bare: Path, tmp_path: Path):
-    assert _cloudjob(bare, tmp_path, "docs", "tutorial").stdout.startswith("# Tutorial")
-    listed = _cloudjob(bare, tmp_path, "example").stdout.splitlines()
-    done = _cloudjob(bare, tmp_path, "example", "digits", "work")
+def test_the_wheel_alone_has_the_manual_and_the_examples(env_without_extras: Path, tmp_path: Path):
+    assert _cloudjob(env_without_extras, tmp_path, "docs", "tutorial").stdout.startswith(
+        "# Tutorial"
+    )
+    listed = _cloudjob(env_without_extras, tmp_path, "example").stdout.splitlines()
+    done = _cloudjob(env_without_extras, tmp_path, "example", "digits", "work")
 
     assert [line.split()[0] for line in listed] == EXAMPLES
     assert (done.returncode, done.stdout) == (0, "work/digits\n"), done.stderr
@@ -176,9 +178,11 @@ def test_the_wheel_alone_has_the_manual_and_the_examples(bare: Path, tmp_path: P
 
 
 @pytest.mark.parametrize("extra", COMMANDS)
-def test_a_command_whose_extra_is_missing_names_it(extra: str, bare: Path, tmp_path: Path):
+def test_a_command_whose_extra_is_missing_names_it(
+    extra: str, env_without_extras: Path, tmp_path: Path
+):
     (tmp_path / "kubeconfig").write_text(KUBECONFIG)
-    done = _cloudjob(bare, tmp_path, *COMMANDS[extra])
+    done = _cloudjob(env_without_extras, tmp_path, *COMMANDS[extra])
     shown = done.stdout + done.stderr
 
     assert f"pip install 'cloudjob[{extra}]'" in shown
@@ -204,10 +208,10 @@ def _check_command(extra: str, folder: Path, cwd: Path) -> None:
     """Check that an extra's command misses no package; it may fail, as there is no platform."""
     # No cluster is configured, as requests to one that does not answer take a minute.
     (cwd / "kubeconfig").write_text("{apiVersion: v1, kind: Config}")
-    words = ("emulator", "status") if extra == "emulator" else COMMANDS.get(extra, ("--version",))
+    args = ("emulator", "status") if extra == "emulator" else COMMANDS.get(extra, ("--version",))
     if extra == "console":
-        words = ("report", "no-such-job")
-    done = _cloudjob(folder, cwd, *words)
+        args = ("report", "no-such-job")
+    done = _cloudjob(folder, cwd, *args)
     shown = done.stdout + done.stderr
 
     assert shown
@@ -281,7 +285,7 @@ def _site(folder: Path) -> Path:
     return next((folder / "lib").glob("python*/site-packages"))
 
 
-def _cloudjob(env: Path, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def _cloudjob(env: Path, folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
     environ = {
         "HOME": str(folder),
         "PATH": os.environ["PATH"],
@@ -291,7 +295,7 @@ def _cloudjob(env: Path, folder: Path, *words: str) -> subprocess.CompletedProce
     script = env / "bin" / "cloudjob"
     program = [script] if script.exists() else [env / "bin" / "python", "-m", "cloudjob"]
     return subprocess.run(
-        [*program, *words],
+        [*program, *args],
         cwd=folder,
         env=environ,
         capture_output=True,
@@ -300,7 +304,7 @@ def _cloudjob(env: Path, folder: Path, *words: str) -> subprocess.CompletedProce
     )
 
 
-def _run(*words: str | Path, **environ: str) -> None:
+def _run(*argv: str | Path, **environ: str) -> None:
     environ = {**os.environ, **environ}
-    done = subprocess.run(words, env=environ, capture_output=True, text=True, check=False)
+    done = subprocess.run(argv, env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -61,15 +61,15 @@ def list_(home: Path, address: Any, count: str) -> dict[str, float]:
     _fill(home, int(count))
     client = ModelArtsBackend(home, {}, environ={}, user_home=home)._client()
     last = (int(count) - 1) // 50
-    asked: list[dict[str, Any]] = [
+    bodies: list[dict[str, Any]] = [
         {"limit": 50},
         {"limit": 50, "offset": last},
         {"limit": 50, "filters": [{"key": "name", "operator": "like", "value": ["7"]}]},
     ]
-    took: list[list[float]] = [[] for _ in asked]
+    took: list[list[float]] = [[] for _ in bodies]
     before = 0.0
     for number in range(_PAGES):
-        for body, each in zip(asked, took, strict=True):
+        for body, each in zip(bodies, took, strict=True):
             begun = time.monotonic()
             found = client._call("POST", "/training-job-searches", "searching jobs", json=body)
             each.append(time.monotonic() - begun)
@@ -87,13 +87,13 @@ def _fill(home: Path, count: int) -> None:
     from cloudjob.emulator.database import Database, JobRow
     from cloudjob.emulator.settings import defaults
 
-    asked = {
+    request = {
         "kind": "job",
         "metadata": {"name": "old"},
         "algorithm": {"engine": {"image_url": "a/b:c"}, "command": "true"},
         "spec": {"resource": {"flavor_id": "modelarts.vm.cpu.2u", "node_count": 1}},
     }
-    body = models.job(asked, None, defaults())
+    body = models.job(request, None, defaults())
     database = Database(home / "emulator" / "state.db")
     with database.transaction():
         for index in range(count):
@@ -115,8 +115,8 @@ def _rss_mib(process: int) -> float:
     return int(line.split()[1]) / 1024
 
 
-def _emulator(home: Path, *words: str) -> str:
-    argv = (sys.executable, "-m", "cloudjob.cli", "emulator", *words)
+def _emulator(home: Path, *args: str) -> str:
+    argv = (sys.executable, "-m", "cloudjob.cli", "emulator", *args)
     env = {**os.environ, "CLOUDJOB_HOME": str(home)}
     return subprocess.run(argv, env=env, check=True, stdout=subprocess.PIPE, text=True).stdout
 

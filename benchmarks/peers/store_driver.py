@@ -77,10 +77,10 @@ def _each(move: Move | None, pairs: list[tuple[Path, str]]) -> None:
 
 def _check(files: list[Path], target: Path) -> None:
     for path in files:
-        found, wanted = (
+        found, expected = (
             hashlib.sha256(p.read_bytes()).digest() for p in (target / path.name, path)
         )
-        if found != wanted:
+        if found != expected:
             sys.exit(f"{path.name} did not arrive as it was")
 
 
@@ -146,8 +146,8 @@ def _s5cmd() -> Client:
 
     def whole(way: str, folder: Path, prefix: str) -> None:
         there = f"s3://{BUCKET}/{prefix}"
-        words = [f"{folder}/", there] if way == "up" else [f"{there}*", f"{folder}/"]
-        argv = [program, "--endpoint-url", _ENDPOINT, "--log", "error", "cp", *words]
+        paths = [f"{folder}/", there] if way == "up" else [f"{there}*", f"{folder}/"]
+        argv = [program, "--endpoint-url", _ENDPOINT, "--log", "error", "cp", *paths]
         subprocess.run(argv, check=True)
 
     return Client(whole=whole)

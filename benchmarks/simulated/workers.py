@@ -26,10 +26,10 @@ async def play(
         await asyncio.sleep(SLOW_S)
     greeting = f"{connection.nonce()} {connection.nonce()}"
     writer.write(dial.GREETING + greeting.encode() + b"\n")
-    words = (await reader.readline()).decode().strip()
-    if not words:
+    reply = (await reader.readline()).decode().strip()
+    if not reply:
         return
-    transcript = f"{greeting} {words.rpartition(' ')[0]} 0"
+    transcript = f"{greeting} {reply.rpartition(' ')[0]} 0"
     writer.write(f"0 {connection.proof(key, 'worker', worker, transcript)}\n".encode())
     channel = Channel(key, "worker", "head", transcript)
     facts = {"code": "", "mpi": "4.1", "entry": entry}
@@ -42,7 +42,7 @@ async def play(
     while line := await reader.readline():
         number, _, text = channel.open(line[:-1]).split(b" ", 2)
         received = int(number) or received
-        answer = answers.get(messages.load(text).word) if text else None
+        answer = answers.get(messages.load(text).kind) if text else None
         if answer:
             sent += 1
             writer.write(channel.seal(b"%d %d %s" % (sent, received, answer[:-1])))

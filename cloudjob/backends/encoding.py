@@ -29,24 +29,24 @@ def is_utf8(text: str) -> bool:
     return True
 
 
-def word_problems(words: Sequence[str], why: str) -> Iterator[str]:
-    """Yield which words of a job's command are not UTF-8.
+def argument_problems(argv: Sequence[str], why: str) -> Iterator[str]:
+    """Yield which arguments of a job's command are not UTF-8.
 
     Args:
         why: The end of the message, which says what cannot hold them.
     """
-    for index, word in enumerate(words):
-        if not is_utf8(word):
+    for index, argument in enumerate(argv):
+        if not is_utf8(argument):
             key = f"args[{index - 1}]" if index else "script"
             yield f"{key}: contains bytes that are not UTF-8, which {why}"
 
 
 def undeclared_variables(
-    variables: Mapping[str, str], hidden_names: Sequence[str]
+    variables: Mapping[str, str], secret_names: Sequence[str]
 ) -> dict[str, str]:
     """Return the variables that no configuration may hold: secrets, and values JSON cannot hold."""
     return {
         name: value
         for name, value in variables.items()
-        if name in hidden_names or not is_utf8(value)
+        if name in secret_names or not is_utf8(value)
     }

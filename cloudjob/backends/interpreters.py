@@ -19,7 +19,7 @@ from jobentry.contract.paths import ENTRY
 _DIGEST = "digest"
 
 
-def python_of(asked: str, key: str) -> str:
+def python_of(requested: str, key: str) -> str:
     """Return the interpreter of the script: as configured, the active environment's, or our own.
 
     Args:
@@ -28,11 +28,11 @@ def python_of(asked: str, key: str) -> str:
     Raises:
         BackendError: There is no such program.
     """
-    if asked:
-        found = shutil.which(asked)
+    if requested:
+        found = shutil.which(requested)
         if found is None:
             raise BackendError(
-                f"looking for {key}: {asked}: there is no such program",
+                f"looking for {key}: {requested}: there is no such program",
                 hint="give the path of a Python interpreter",
             )
         return str(Path(found).absolute())
@@ -123,9 +123,9 @@ def _digest(folder: Path) -> str:
 def _unpack(archive: Path, folder: Path) -> None:
     """Unpack the entry; another process may do so at the same time."""
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
-        words = [sys.executable, "-I", "-S", str(archive), "--unpack", f"{scratch}/entry"]
+        argv = [sys.executable, "-I", "-S", str(archive), "--unpack", f"{scratch}/entry"]
         done = subprocess.run(
-            words, stdin=subprocess.DEVNULL, capture_output=True, check=False, umask=0o077
+            argv, stdin=subprocess.DEVNULL, capture_output=True, check=False, umask=0o077
         )
         if done.returncode:
             raise OSError(0, os.fsdecode(done.stderr).strip().rpartition(": ")[2])

@@ -24,13 +24,13 @@ _BROKEN_PIPE = 141
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
-    words = list(sys.argv[1:] if argv is None else argv)
+    arguments = list(sys.argv[1:] if argv is None else argv)
     if "_ARGCOMPLETE" in os.environ:
         from cloudjob.cli import completion
 
         completion.answer()
     try:
-        return _run(words)
+        return _run(arguments)
     except CloudJobError as error:
         print_error(error)
         return error.exit_code
@@ -63,10 +63,10 @@ def _shortage(error: Exception) -> CloudJobError | None:
     return None
 
 
-def _run(words: list[str]) -> int:
-    parser = parser_of(words[0] if words else "")
-    # The words after the script are passed on unchanged; argparse would remove "--" from them.
-    own, rest = split_at_script(parser, words)
+def _run(arguments: list[str]) -> int:
+    parser = parser_of(arguments[0] if arguments else "")
+    # The arguments after the script are passed on unchanged; argparse would remove "--" from them.
+    own, rest = split_at_script(parser, arguments)
     options = parser.parse_args(own)
     if options.command is None:
         parser.print_help()

@@ -24,7 +24,7 @@ _LINE_S = 10.0
 _REASON_S = 10.0
 _MINUTE_S = 60
 # Followed by the platform's reason.
-_WAITS = "waits: "
+_REASON_PREFIX = "waits: "
 # Seconds without output before the first report; each report doubles the interval, so that reports
 # stay rare for a hang of days or a script that prints once an hour.
 FIRST_S = 600.0
@@ -173,7 +173,7 @@ class Activity:
         """Return what the job is doing, and for how long; empty during the first second."""
         now_s = time.monotonic()
         self._shown = self._current_text(now_s)
-        is_wait = self._shown.startswith(_WAITS)
+        is_wait = self._shown.startswith(_REASON_PREFIX)
         doing = self._shown if is_wait else self._shown.partition(": ")[0]
         if doing != self._text:
             self._text, self._since_s = doing, now_s
@@ -190,7 +190,7 @@ class Activity:
         if not self._shown or not (is_due or self._text != self._printed):
             return ""
         self._printed, self._printed_s = self._text, now_s
-        comma = "" if self._shown.startswith(_WAITS) else ","
+        comma = "" if self._shown.startswith(_REASON_PREFIX) else ","
         return f"job {self._job.id}{comma} {self._shown}"
 
     def _current_text(self, now_s: float) -> str:
@@ -200,7 +200,7 @@ class Activity:
         if now_s >= self._next_reason_s:
             self._next_reason_s = now_s + _REASON_S
             self._reason = self._job.waits_for() or self._reason
-        return f"{_WAITS}{one_line(self._reason)}" if self._reason else "starting the nodes"
+        return f"{_REASON_PREFIX}{one_line(self._reason)}" if self._reason else "starting the nodes"
 
 
 # ---- silence -------------------------------------------------------------------------------------
@@ -247,7 +247,7 @@ class Silence:
         _, node, least = min(ranks, key=lambda point: point.sample.cpu_percent)
         most = max(point.sample.cpu_percent for point in ranks)
         state = STATES.get(least.state, one_line(least.state))
-        words = f"rank {least.rank} on node {node} uses {least.cpu_percent}% of a CPU ({state})"
+        text = f"rank {least.rank} on node {node} uses {least.cpu_percent}% of a CPU ({state})"
         if len(ranks) > 1:
-            words += f", the busiest of {counted(len(ranks), 'rank')} {most}%"
-        return f"{words}; `cloudjob top {self._job.id}` shows more"
+            text += f", the busiest of {counted(len(ranks), 'rank')} {most}%"
+        return f"{text}; `cloudjob top {self._job.id}` shows more"

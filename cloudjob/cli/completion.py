@@ -25,12 +25,12 @@ def answer() -> NoReturn:
     from argcomplete.lexers import split_line
 
     line, point = os.environ["COMP_LINE"], int(os.environ["COMP_POINT"])
-    words = split_line(line, point)[3][1:]
-    parser: argparse.ArgumentParser = parser_of(words[0] if words else "")
-    if words[:1] == ["submit"] and _has_script(words):
-        # The words after the script are its arguments, so files are offered.
+    arguments = split_line(line, point)[3][1:]
+    parser: argparse.ArgumentParser = parser_of(arguments[0] if arguments else "")
+    if arguments[:1] == ["submit"] and _has_script(arguments):
+        # What follows the script is for the script, so files are offered.
         parser = argparse.ArgumentParser(add_help=False, prefix_chars="+")
-        parser.add_argument("words", nargs="*", metavar="PATH")
+        parser.add_argument("arguments", nargs="*", metavar="PATH")
     for each in _actions(parser):
         if completer := _completer(each):
             each.completer = completer  # type: ignore[attr-defined]
@@ -38,11 +38,11 @@ def answer() -> NoReturn:
     raise SystemExit(1)
 
 
-def _has_script(words: list[str]) -> bool:
-    """Whether the words of a submit include the script."""
+def _has_script(arguments: list[str]) -> bool:
+    """Whether the arguments of a submit include the script."""
     parser = parser_of("submit")
     try:
-        return parser.parse_args(split_at_script(parser, words)[0]).script is not None
+        return parser.parse_args(split_at_script(parser, arguments)[0]).script is not None
     except CloudJobError:
         return False  # the value of an option is missing
 
@@ -63,15 +63,15 @@ def _completer(action: argparse.Action) -> Any:
     from cloudjob.model.status import JobState
     from jobentry.contract.launchers import AUTO, LAUNCHERS
 
-    words: dict[str, Iterable[str]] = {
+    choices: dict[str, Iterable[str]] = {
         "--launcher": (AUTO, *LAUNCHERS),
         "--backend": BACKENDS,
         "--state": tuple(state.value for state in JobState),
         "--restore-outputs": ("none", "own", "all"),
     }
     for option in action.option_strings:
-        if option in words:
-            return completers.ChoicesCompleter(dict.fromkeys(words[option], ""))
+        if option in choices:
+            return completers.ChoicesCompleter(dict.fromkeys(choices[option], ""))
     if action.metavar in ("JOB", "OTHER"):
         return _jobs
     if action.metavar == "DIR":

@@ -38,9 +38,9 @@ def follow_to_end(job: Job, *, is_json: bool) -> JobStatus:
 
 def warn_of_notifications(job: Job) -> None:
     """Warn if notifications of a job that has ended could not be sent."""
-    trouble = job.settle_notifications()
-    if trouble:
-        print_message(f"warning: {trouble}")
+    message = job.settle_notifications()
+    if message:
+        print_message(f"warning: {message}")
 
 
 def stream(job: Job, descriptor: int, *, follow: bool, shown: LogFilter | None = None) -> None:

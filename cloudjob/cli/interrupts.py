@@ -76,9 +76,9 @@ class Interrupts:
                 _detach(self._job)
             self._cancel(self._job)
         elif self._interrupts == 1:
-            then = "detaching from" if self._on_interrupt == DETACH else "cancelling"
+            action = "detaching from" if self._on_interrupt == DETACH else "cancelling"
             print_message(
-                f"{then} the job once it is sent; press Ctrl-C again to stop without waiting"
+                f"{action} the job once it is sent; press Ctrl-C again to stop without waiting"
             )
         else:
             raise KeyboardInterrupt
@@ -123,8 +123,8 @@ def interrupts_of(spec: JobSpec, options: argparse.Namespace) -> Interrupts:
     from cloudjob.model.rules import is_remote
 
     # A job on this machine should rarely continue; for a remote job, the user has to decide.
-    usual = ASK if is_remote(spec.backend) else CANCEL
-    return Interrupts(options.on_interrupt or usual)
+    default = ASK if is_remote(spec.backend) else CANCEL
+    return Interrupts(options.on_interrupt or default)
 
 
 def print_detached(job: Job | Sweep) -> None:

@@ -126,7 +126,7 @@ def _pattern(text: str) -> re.Pattern[bytes]:
 
 
 def _wait(options: argparse.Namespace) -> int:
-    found = [sweeps.sweep_of(word) or cloudjob.attach(word) for word in options.jobs]
+    found = [sweeps.sweep_of(name) or cloudjob.attach(name) for name in options.jobs]
     is_one = len(found) == 1 and isinstance(found[0], cloudjob.Job)
     statuses, code = [], 0
     for job in found:
@@ -259,21 +259,21 @@ def _cancel_all(filters: dict[str, Any], *, is_urgent: bool) -> int:
     found = [job for job in cloudjob.jobs(**filters) if not job.is_over]
     if not any(filters.values()):
         sweeps.give_up(found)
-    asked, code = [], 0
+    cancelled, code = [], 0
     for job in found:
         try:
             job.cancel(is_urgent=is_urgent)
-            asked.append(job)
+            cancelled.append(job)
         except CloudJobError as error:
             print_error(error)
             code = error.exit_code
-    for job in asked:
+    for job in cancelled:
         try:
             print_message(f"job {job.id}: {job.wait(record_s=0.0).state}")
         except CloudJobError as error:
             print_error(error)
             code = error.exit_code
-    print_message(f"{len(asked)} of {counted(len(found), 'job')} cancelled")
+    print_message(f"{len(cancelled)} of {counted(len(found), 'job')} cancelled")
     return code
 
 

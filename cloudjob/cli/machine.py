@@ -91,8 +91,8 @@ def _doctor(options: argparse.Namespace) -> int:
     else:
         rows = []
         for check in checks:
-            word = "OK" if check.is_ok else "MISSING" if check.is_needed else "no"
-            rows.append((check.name, word, check.found))
+            result = "OK" if check.is_ok else "MISSING" if check.is_needed else "no"
+            rows.append((check.name, result, check.found))
             if not check.is_ok and check.hint:
                 rows.append(("", "", f"-> {check.hint}"))
         print_table(rows)

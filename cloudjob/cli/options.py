@@ -69,34 +69,34 @@ class Parser(argparse.ArgumentParser):
         unknown = message.partition("unrecognized arguments: ")[2].split()
         hint = f"`{self.prog} --help` lists them"
         if invalid and kind in ("argument COMMAND", "argument ACTION"):
-            word = rest.partition(" (choose from ")[0].strip("'\"")
-            message = f"{self.prog} has no {kind.split()[1].lower()} {word!r}"
-            hint = self._suggestion(word, self._names(), "`{}`") or self._script(word) or hint
+            name = rest.partition(" (choose from ")[0].strip("'\"")
+            message = f"{self.prog} has no {kind.split()[1].lower()} {name!r}"
+            hint = self._suggestion(name, self._names(), "`{}`") or self._script(name) or hint
         elif unknown:
-            word = unknown[0].partition("=")[0]
+            option = unknown[0].partition("=")[0]
             is_known = self.command in self._names()
             page = f"{self.prog} {self.command}" if is_known else self.prog
             message = f"{page} has no option {' '.join(unknown)}"
             hint = (
-                self._suggestion(word, self._all_options(), "{}") or f"`{page} --help` lists them"
+                self._suggestion(option, self._all_options(), "{}") or f"`{page} --help` lists them"
             )
         else:
             hint = f"{self.prog} --help"
         raise UsageError(f"reading the command line: {message}", hint=hint)
 
-    def _suggestion(self, word: str, known: list[str], shown: str) -> str:
+    def _suggestion(self, given: str, known: list[str], shown: str) -> str:
         import difflib
 
-        close = difflib.get_close_matches(word, known, n=1)
+        close = difflib.get_close_matches(given, known, n=1)
         name = f"{self.prog} {close[0]}" if close and shown == "`{}`" else "".join(close)
         return f"did you mean {shown.format(name)}?" if close else ""
 
-    def _script(self, word: str) -> str:
+    def _script(self, name: str) -> str:
         """Return a hint for a script that was given without the command submit."""
         from pathlib import Path
 
-        is_script = self.prog == "cloudjob" and Path(word).is_file()
-        return f"did you mean `cloudjob submit {word}`?" if is_script else ""
+        is_script = self.prog == "cloudjob" and Path(name).is_file()
+        return f"did you mean `cloudjob submit {name}`?" if is_script else ""
 
     def _names(self) -> list[str]:
         """Return the names of the commands, or of the actions of a command."""
@@ -212,15 +212,15 @@ def spec_flags(parser: argparse.ArgumentParser, *, has_defaults: bool = True) ->
 
 def _help_of(option: Option, field: FieldInfo, *, has_defaults: bool) -> str:
     """Return the help text of an option: its effect, its allowed values and its default."""
-    from cloudjob.model.types import allowed_words, is_map, shown
+    from cloudjob.model.types import choices_of, is_map, shown
 
     text = field.description or ""
     if option.const:
         # "follow: Follow links; keep: refuse them." describes both values of the key.
         text = text.partition(f"{option.const}: ")[2].partition(";")[0].rstrip(".")
         return f"{text[:1].upper()}{text[1:]}."
-    words = ", ".join(allowed_words(field))
-    facts = [f"one of {words}"] if words else []
+    choices = ", ".join(choices_of(field))
+    facts = [f"one of {choices}"] if choices else []
     if is_map(field):
         facts.append("repeatable")
     elif has_defaults and field.default not in ("", None):

@@ -52,8 +52,8 @@ def _package_explain(options: argparse.Namespace) -> int:
         return 0
     at = "" if found.decided_at.rstrip("/") == found.path.rstrip("/") else found.decided_at
     where = f" (through {one_line(at)})" if at else ""
-    word = "included" if found.is_packed else "left out"
-    print(f"{one_line(found.path)}: {word}: {one_line(found.rule)}{where}")
+    decision = "included" if found.is_packed else "left out"
+    print(f"{one_line(found.path)}: {decision}: {one_line(found.rule)}{where}")
     return 0
 
 
@@ -68,9 +68,9 @@ def _store_gc(options: argparse.Namespace) -> int:
         return 0
     for key in found.keys:
         print_name(key)
-    word = "would be deleted" if options.dry_run else "deleted"
+    outcome = "would be deleted" if options.dry_run else "deleted"
     print_message(
-        f"{counted(len(found.keys), 'object')} {word}; {counted(found.spared, 'layer')} kept"
+        f"{counted(len(found.keys), 'object')} {outcome}; {counted(found.spared, 'layer')} kept"
     )
     return 0
 

@@ -64,24 +64,24 @@ def parser_of(command: str) -> Parser:
     return parser
 
 
-def split_at_script(parser: Parser, words: list[str]) -> tuple[list[str], list[str] | None]:
-    """Split the words into those of cloudjob, up to SCRIPT, and those of the script."""
-    if words[:1] == ["cp"]:
-        end = words.index("--") if "--" in words else len(words)
-        return words[:end], words[end + 1 :] if end < len(words) else None
-    if words[:1] != ["submit"]:
-        return words, []
+def split_at_script(parser: Parser, arguments: list[str]) -> tuple[list[str], list[str] | None]:
+    """Split the arguments into those of cloudjob, up to SCRIPT, and those of the script."""
+    if arguments[:1] == ["cp"]:
+        end = arguments.index("--") if "--" in arguments else len(arguments)
+        return arguments[:end], arguments[end + 1 :] if end < len(arguments) else None
+    if arguments[:1] != ["submit"]:
+        return arguments, []
     commands = next(a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
     submit = commands.choices["submit"]
     takes_value = {
         name for action in submit._actions for name in action.option_strings if action.nargs is None
     }
     index = 1
-    while index < len(words):
-        word = words[index]
-        if word == "--":
-            return words[:index] + words[index : index + 2], words[index + 2 :]
-        if not word.startswith("-") or word == "-":
-            return words[: index + 1], words[index + 1 :]
-        index += 2 if word in takes_value else 1
-    return words, []
+    while index < len(arguments):
+        argument = arguments[index]
+        if argument == "--":
+            return arguments[:index] + arguments[index : index + 2], arguments[index + 2 :]
+        if not argument.startswith("-") or argument == "-":
+            return arguments[: index + 1], arguments[index + 1 :]
+        index += 2 if argument in takes_value else 1
+    return arguments, []

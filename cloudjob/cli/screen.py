@@ -82,8 +82,8 @@ class Screen:
         if self._is_live and _NOT_PLAIN.search(data):
             return False
         marks = [b"[%d] " % rank for rank in self._known]
-        begun = any(data.startswith(mark) for mark in marks)
-        return begun + sum(data.count(b"\n" + mark) for mark in marks) == data.count(b"\n")
+        starts_marked = any(data.startswith(mark) for mark in marks)
+        return starts_marked + sum(data.count(b"\n" + mark) for mark in marks) == data.count(b"\n")
 
     def _line(self, rank: int, data: bytes, start: bytes) -> bytes:
         is_whole = data.endswith(b"\n")
@@ -98,7 +98,7 @@ class Screen:
                 above = self._close_open() + self._marked(rank, bars.last_state(before), start)
             before = b""
         text = bars.reduced(before + data)
-        if is_whole and not bars.is_drawn_over(text):
+        if is_whole and not bars.is_overwritten(text):
             text = bars.last_state(text)
             return above + self._close_open() + self._marked(rank, text, start)
         return above + self._kept(rank, text, start)

@@ -45,9 +45,9 @@ def _place(failure: Failure) -> str:
 
 def _code(failure: Failure) -> str:
     """Return the exit code as text; empty if the message names it."""
-    words = f"exit code {failure.exit_code}"
-    is_said = failure.exit_code is None or failure.message.endswith(words)
-    return "" if is_said else f" [{words}]"
+    text = f"exit code {failure.exit_code}"
+    is_redundant = failure.exit_code is None or failure.message.endswith(text)
+    return "" if is_redundant else f" [{text}]"
 
 
 def print_status(status: JobStatus) -> None:

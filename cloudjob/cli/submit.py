@@ -25,20 +25,20 @@ def _submit(options: argparse.Namespace) -> int:
 
 
 def _warn_of_late_options(spec: cloudjob.JobSpec, options: argparse.Namespace) -> None:
-    """Warn of words after the script that are options of submit and not used by the script."""
+    """Warn of options of submit that follow the script and are not used by the script."""
     if options.is_marked or not options.rest:
         return
     from itertools import takewhile
 
     from cloudjob.submission import option_mentions
 
-    own = takewhile(lambda word: word != "--", options.rest)
-    names = dict.fromkeys(word.partition("=")[0] for word in own)
+    own = takewhile(lambda argument: argument != "--", options.rest)
+    names = dict.fromkeys(argument.partition("=")[0] for argument in own)
     late = [name for name in names if name in options.flags]
     unknown = [name for name in late if not option_mentions.is_mentioned(spec, name)]
     if unknown:
-        words = ", ".join(unknown)
-        print_message(f"warning: {spec.script} gets {words}, which it does not mention")
+        listed = ", ".join(unknown)
+        print_message(f"warning: {spec.script} gets {listed}, which it does not mention")
         print_message(
             f"hint: put options of submit before {spec.script}, or `--` if they are for the script"
         )

@@ -102,7 +102,7 @@ class StatusPrinter:
 
     def __call__(self, status: JobStatus, values: Mapping[str, str]) -> None:
         """Print the new status of a job."""
-        if status.native_state in (grid.NEVER, grid.WAITS):
+        if status.native_state in (grid.NEVER, grid.WAITING):
             return
         if status.job not in self._started:
             self._started.add(status.job)
@@ -113,9 +113,9 @@ class StatusPrinter:
             print_message(f"job {status.job}: UNKNOWN: {status.native_state}")
 
 
-def follow(sweep: Sweep, shown: StatusPrinter) -> list[JobStatus]:
+def follow(sweep: Sweep, printer: StatusPrinter) -> list[JobStatus]:
     """Wait until every job of a sweep has ended, show how each ended, and return the statuses."""
-    statuses = sweep.wait(on_status=shown)
+    statuses = sweep.wait(on_status=printer)
     for job in sweep.jobs():
         warn_of_notifications(job)
     print_message(f"sweep {sweep.id}: {summary(statuses)}")
@@ -126,10 +126,10 @@ def summary(statuses: Sequence[JobStatus]) -> str:
     """Return the number of jobs by state: ``4 SUCCEEDED, 1 FAILED, 1 never submitted``."""
     from collections import Counter
 
-    words = [
+    states = [
         grid.NEVER if each.native_state == grid.NEVER else str(each.state) for each in statuses
     ]
-    return ", ".join(f"{number} {word}" for word, number in Counter(words).items()) or "no jobs"
+    return ", ".join(f"{number} {state}" for state, number in Counter(states).items()) or "no jobs"
 
 
 def exit_code_of(statuses: Sequence[JobStatus]) -> int:
@@ -140,11 +140,11 @@ def exit_code_of(statuses: Sequence[JobStatus]) -> int:
     return next((code for code in codes if code), 0 if statuses else _INTERRUPTED)
 
 
-def sweep_of(word: str) -> Sweep | None:
-    """Return the sweep with this id; None if the word is not the id of a sweep."""
+def sweep_of(name: str) -> Sweep | None:
+    """Return the sweep with this id; None if the name is not the id of a sweep."""
     with contextlib.suppress(JobNotFound):
-        found = cloudjob.attach_sweep(word)
-        return found if found.id == word else None
+        found = cloudjob.attach_sweep(name)
+        return found if found.id == name else None
     return None
 
 
@@ -160,7 +160,7 @@ def unsubmitted(options: argparse.Namespace) -> list[JobStatus]:
     others = (options.backend, options.name, options.since, options.store, options.limit)
     if sweep is None or any(others):
         return []
-    states = [word.upper() for word in options.state]
+    states = [state.upper() for state in options.state]
     return [each for each in sweep.unsubmitted() if not states or each.state.value in states]
 
 

@@ -35,7 +35,7 @@ _REFRESH_S = 1.0
 _STATUS_S = 3.0
 _MIB = 1024 * 1024
 # A value is marked from these percentages on: memory and disk space, and waiting.
-_NEARLY_FULL, _WAITS_LONG = 95.0, 50.0
+_NEARLY_FULL, _HIGH_PRESSURE = 95.0, 50.0
 # The marked states of ranks: stopped, traced, zombie, and failed.
 _BAD_STATES = "TtZF"
 # A screen has no room for more ranks; those that have been silent the longest come first.
@@ -63,13 +63,13 @@ def _follow(job: cloudjob.Job, status: JobStatus) -> None:
 
     journals = cloudjob.Journals()
     reader = _reader(job, journals)
-    asked_s = time.monotonic()
+    polled_at_s = time.monotonic()
     with Live(console=Console(highlight=False), screen=True, auto_refresh=False) as live:
         while not status.state.is_final:
             live.update(_page(job, status, journals), refresh=True)
             time.sleep(_REFRESH_S)
-            if time.monotonic() > asked_s + _STATUS_S:
-                status, asked_s = job.status(), time.monotonic()
+            if time.monotonic() > polled_at_s + _STATUS_S:
+                status, polled_at_s = job.status(), time.monotonic()
     reader.join(_STATUS_S)
     Console(highlight=False).print(_page(job, status, journals))
 
@@ -96,8 +96,8 @@ def _page(job: cloudjob.Job, status: JobStatus, journals: cloudjob.Journals) -> 
     from cloudjob.model import summary
 
     ranks = counted(job.ranks, "rank") if job.ranks else "ranks"
-    words = (job.id, str(status.state), summary.duration(status), counted(job.nodes, "node"), ranks)
-    head = Text("  ".join(one_line(word) for word in words if word), "bold")
+    facts = (job.id, str(status.state), summary.duration(status), counted(job.nodes, "node"), ranks)
+    head = Text("  ".join(one_line(fact) for fact in facts if fact), "bold")
     if not journals.resources:
         return Group(head, Text("The nodes have not recorded what they use yet."))
     return Group(head, Text(), _nodes(journals), Text(), *_ranks(journals))
@@ -112,14 +112,14 @@ def _nodes(journals: cloudjob.Journals) -> Table:
 
 
 def _node_cells(sample: Sample) -> Sequence[Text | str]:
-    waits = max(sample.pressure) if sample.pressure else None
+    pressure = max(sample.pressure) if sample.pressure else None
     busy = [d.utilisation_percent for d in sample.devices if d.utilisation_percent is not None]
     used, space = sample.space or (0.0, 0.0)
     return (
         _percent(sum(sample.cpu[:2]) if sample.cpu else None),
         _memory(sample),
         _percent(100 * used / space if space else None, _NEARLY_FULL),
-        _percent(waits, _WAITS_LONG),
+        _percent(pressure, _HIGH_PRESSURE),
         f"{size_text(int(sum(sample.network) * 1024))}/s" if sample.network else "",
         f"{size_text(int(sum(sample.disk) * 1024))}/s" if sample.disk else "",
         " ".join(f"{value:.0f}%" for value in busy),

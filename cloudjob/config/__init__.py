@@ -23,7 +23,7 @@ from cloudjob.config.schema import json_schema
 from cloudjob.config.yaml_file import layer_of_file
 from cloudjob.errors import SpecError
 from cloudjob.model.job import SECTIONS, JobSpec, masked
-from cloudjob.model.rules import MAX_WORD_BYTES, name_on_nodes
+from cloudjob.model.rules import MAX_ARG_BYTES, name_on_nodes
 from cloudjob.model.text import MASK, one_line
 from cloudjob.model.validation import validate
 from jobentry.contract.launchers import LAUNCHERS
@@ -172,7 +172,7 @@ def _secret(name: str, place: str, environ: Mapping[str, str]) -> str:
     try:
         # One byte more than allowed, so that the size check reports a larger file.
         with path.open("rb") as file:
-            data: bytes = file.read(MAX_WORD_BYTES + 1)
+            data: bytes = file.read(MAX_ARG_BYTES + 1)
     except (OSError, ValueError) as error:
         raise ValueError(f"cannot read {one_line(str(path))}: {reason(error)}") from error
     return data.decode("utf-8", "surrogateescape")

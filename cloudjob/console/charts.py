@@ -220,13 +220,13 @@ def rank_grid(
         return None
     columns = _CELLS_IN_ROW if max(last) < _MANY else _MANY_CELLS_IN_ROW
     rows = max(last) // columns + 1
-    hidden = {"show": False, "type": "category"}
+    hidden_axis = {"show": False, "type": "category"}
     option = {
         "animation": False,
         "tooltip": {":formatter": "console_ui.rankText", "confine": True},
         "grid": {"left": 0, "right": 0, "top": 4, "height": rows * _CELL_PX},
-        "xAxis": {**hidden, "data": list(range(columns))},
-        "yAxis": {**hidden, "data": list(range(rows)), "inverse": True},
+        "xAxis": {**hidden_axis, "data": list(range(columns))},
+        "yAxis": {**hidden_axis, "data": list(range(rows)), "inverse": True},
         "visualMap": _legend(shows, list(values.values())),
         "series": [
             {
@@ -288,7 +288,7 @@ def _cell(points: Sequence[RankPoint]) -> dict[str, Any]:
 
 
 def _legend(shows: str, values: Sequence[float]) -> dict[str, Any]:
-    place = {"orient": "horizontal", "left": 0, "bottom": 4, "textStyle": _QUIET}
+    layout = {"orient": "horizontal", "left": 0, "bottom": 4, "textStyle": _QUIET}
     if shows == "state":
         pieces = [
             {
@@ -298,7 +298,7 @@ def _legend(shows: str, values: Sequence[float]) -> dict[str, Any]:
             }
             for number, count in sorted(Counter(map(int, values)).items())
         ]
-        return {"type": "piecewise", "pieces": pieces, **place}
+        return {"type": "piecewise", "pieces": pieces, **layout}
     low, high = _SCALES[shows].limits(values)
     colours = _RANGES[_SCALES[shows].kind]
     return {
@@ -309,7 +309,7 @@ def _legend(shows: str, values: Sequence[float]) -> dict[str, Any]:
         # The scale around a small median may begin below 0.
         ":formatter": "v => Math.max(0, Math.round(v))",
         "inRange": {"color": colours},
-        **place,
+        **layout,
     }
 
 
@@ -319,8 +319,8 @@ def _outlier(scale: _Scale, values: Mapping[int, float]) -> str:
     rank = max(values, key=lambda rank: scale.distance(values[rank], middle))
     if scale.distance(values[rank], middle) < scale.least:
         return ""
-    found, usual = (f"{value:g}{scale.unit}" for value in (values[rank], middle))
-    return f"Rank {rank} differs most: {found}; the median is {usual}."
+    outlier, typical = (f"{value:g}{scale.unit}" for value in (values[rank], middle))
+    return f"Rank {rank} differs most: {outlier}; the median is {typical}."
 
 
 def _unusual_states(values: Mapping[int, float]) -> str:
@@ -328,11 +328,13 @@ def _unusual_states(values: Mapping[int, float]) -> str:
     by_state: dict[int, list[int]] = {}
     for rank, value in values.items():
         by_state.setdefault(int(value), []).append(rank)
-    usual = max(by_state.values(), key=len)
+    most_common = max(by_state.values(), key=len)
     few = [
         f"{_NAMES[state]}: rank{'s' if ranks[1:] else ''} {', '.join(map(str, ranks))}"
         for state, ranks in sorted(by_state.items(), reverse=True)
-        if ranks is not usual and len(ranks) <= 8 and state >= _NAMES.index("waiting for the disk")
+        if ranks is not most_common
+        and len(ranks) <= 8
+        and state >= _NAMES.index("waiting for the disk")
     ]
     return "; ".join(few)
 
@@ -429,10 +431,10 @@ def _by_step(found: Mapping[str, Lines]) -> list[Chart]:
 
 def _line_charts(found: Mapping[str, Lines], **axes: Mapping[str, Any]) -> list[Chart]:
     """Return a chart for each title that has points; all have the same x axis."""
-    places = [x for lines in found.values() for points in lines.values() for x, _ in points]
-    if not places:
+    positions = [x for lines in found.values() for points in lines.values() for x, _ in points]
+    if not positions:
         return []
-    limits = {"min": min(places), "max": max(places)}
+    limits = {"min": min(positions), "max": max(positions)}
     charts = []
     for title, lines in found.items():
         if any(lines.values()):

@@ -53,14 +53,14 @@ class JobList:
         self._versions: dict[str, int] = {}
         self._version = 0
         self._error = ""
-        self._asked_s = 0.0
+        self._requested_at_s = 0.0
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
 
     def changes(self, since: int) -> Changes:
         """Return what changed since a version; 0 for everything."""
         with self._changed:
-            self._asked_s = time.monotonic()
+            self._requested_at_s = time.monotonic()
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="job list", daemon=True)
                 self._thread.start()
@@ -79,9 +79,11 @@ class JobList:
         is_first = True
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: time.monotonic() < self._asked_s + _UNWATCHED_S)
+                self._changed.wait_for(
+                    lambda: time.monotonic() < self._requested_at_s + _UNWATCHED_S
+                )
             try:
-                self._refresh(ask_platforms=not is_first)
+                self._refresh(query_platforms=not is_first)
                 error = ""
             except CloudJobError as failure:
                 error = failure.message
@@ -94,15 +96,15 @@ class JobList:
                 time.sleep(_REFRESH_S)
             is_first = False
 
-    def _refresh(self, *, ask_platforms: bool) -> None:
+    def _refresh(self, *, query_platforms: bool) -> None:
         with Records(records_path(self._home)) as db:
             records = db.list()
         active = [record for record in records if not record.final_json]
         rows: dict[str, Row] = {}
-        if ask_platforms and active:
+        if query_platforms and active:
             leftovers.remove(self._home)
-            asked = with_status(self._home, active)
-            rows = {job.id: row_of(status) for job, status in asked}
+            queried = with_status(self._home, active)
+            rows = {job.id: row_of(status) for job, status in queried}
         fresh = {
             record.job: rows.get(record.job)
             or self._current_row(record)

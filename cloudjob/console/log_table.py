@@ -84,7 +84,7 @@ class LogTable:
     def __init__(self, job: Job | EmulatedJob) -> None:
         self._job = job
         self._lock = threading.Lock()
-        self._asked_s = time.monotonic()
+        self._requested_at_s = time.monotonic()
         self._retry_at_s = 0.0
         self._is_reading = self._is_complete = self._is_closed = False
         self._clear()
@@ -108,8 +108,8 @@ class LogTable:
     def keep_reading(self) -> None:
         """Start or continue to read the log, until a minute after the last call."""
         with self._lock:
-            self._asked_s = time.monotonic()
-            is_too_early = self._asked_s < self._retry_at_s
+            self._requested_at_s = time.monotonic()
+            is_too_early = self._requested_at_s < self._retry_at_s
             if self._is_reading or self._is_complete or is_too_early or self._is_closed:
                 return
             # After a pause, the log is read again from its start.
@@ -138,7 +138,7 @@ class LogTable:
         failure's text; without such a line it is the last line. None if there are no lines.
         """
         ends = [line.strip() for line in (failure.message, *failure.last_lines)]
-        wanted = next((line for line in reversed(ends) if line), "")
+        failure_line = next((line for line in reversed(ends) if line), "")
         of_rank = failure.rank is not None
         source = {"node": None if of_rank else failure.node, "rank": failure.rank}
         with self._lock:
@@ -151,7 +151,7 @@ class LogTable:
             last = 0
             for line, text in newest_first:
                 last = last or line
-                if wanted in displayable_line(text):
+                if failure_line in displayable_line(text):
                     break
             else:
                 line = last
@@ -237,7 +237,7 @@ class LogTable:
                         return False
                     self._add(piece)
                     self._add_metrics(reader.add(piece.node, piece.data))
-                if time.monotonic() > self._asked_s + _UNWATCHED_S:
+                if time.monotonic() > self._requested_at_s + _UNWATCHED_S:
                     return False
             return True
         finally:
@@ -262,7 +262,7 @@ class LogTable:
                     found.append((line.rank, before))
                 before = b""
             whole = before + line.data
-            if whole.endswith(b"\n") and not bars.is_drawn_over(whole):
+            if whole.endswith(b"\n") and not bars.is_overwritten(whole):
                 found.append((line.rank, whole))
             else:
                 # A progress bar overwrites itself; only its last state is kept.

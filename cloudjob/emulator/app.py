@@ -211,7 +211,7 @@ class Api:
             if content is None:
                 # The connection closes, because the unread body would be parsed as a request.
                 return self.refusal(413)
-            asked = Request(
+            api_request = Request(
                 method=request.method,
                 target=target_of(request.scope),
                 headers=dict(request.headers),
@@ -219,12 +219,12 @@ class Api:
                 id=uuid.uuid4().hex,
                 path_params=request.path_params,
             )
-            answer = await run_in_threadpool(self._answer, endpoint, asked)
+            answer = await run_in_threadpool(self._answer, endpoint, api_request)
             if answer is None:
                 request.state.transport.abort()
                 await request.receive()
                 return Response()
-            return self._response(answer, asked.id)
+            return self._response(answer, api_request.id)
 
         return serve
 

@@ -70,13 +70,13 @@ class Attempt:
         pump = threading.Thread(target=self._store_logs, args=(row,), daemon=True)
         pump.start()
         is_stopped = False
-        poll_s = service.settings.poll_s * (5 if service.machines.kind == "docker" else 1)
+        poll_s = service.settings.poll_s * (5 if service.runtime.kind == "docker" else 1)
         while True:
             states = self._states(row)
             if all(state.exit_code is not None for state in states):
                 break
             row = self.job.existing_row()
-            is_stopped = self._stop_if_asked(row, handle) or is_stopped
+            is_stopped = self._stop_if_requested(row, handle) or is_stopped
             self._follow_failure(row, handle, states)
             self._do_periodic(row, handle)
             time.sleep(poll_s)
@@ -84,10 +84,10 @@ class Attempt:
         row = self.job.existing_row()
         is_stopped = is_stopped or bool(row.is_stopping)
         for index, state in enumerate(states):
-            words = f"Training finished. Exit code {state.exit_code}."
-            self.job.event(f"[worker-{index}] {words}", source="Task")
-            words = f"Training end with return code: {state.exit_code}"
-            self.job.log(index).add_line(key, words, is_after=True)
+            message = f"Training finished. Exit code {state.exit_code}."
+            self.job.event(f"[worker-{index}] {message}", source="Task")
+            message = f"Training end with return code: {state.exit_code}"
+            self.job.log(index).add_line(key, message, is_after=True)
         return AttemptEnd(
             states, is_stopped=is_stopped, lost=frozenset(self.lost), is_hung=self._is_hung
         )
@@ -97,7 +97,7 @@ class Attempt:
         end = time.monotonic() + _ENGINE_S
         while True:
             try:
-                return self.job.service.machines.states(row.run["handle"], row.nodes)
+                return self.job.service.runtime.states(row.run["handle"], row.nodes)
             except JobNotFound:
                 raise
             except CloudJobError:
@@ -105,7 +105,7 @@ class Attempt:
                     raise
                 time.sleep(1)
 
-    def _stop_if_asked(self, row: JobRow, handle: str) -> bool:
+    def _stop_if_requested(self, row: JobRow, handle: str) -> bool:
         """End the job if it was stopped or has timed out; return whether it was."""
         if not row.is_stopping and self._is_overdue(row):
             self.job.event("Training job has run as long as auto_stop allows.", "Warning")
@@ -139,7 +139,7 @@ class Attempt:
         is_late = now - self._stop_at > self.job.service.settings.grace_s
         if is_first or (is_late and not self._is_killed):
             self._is_killed = is_urgent or is_late
-            self.job.service.machines.stop(handle, is_urgent=self._is_killed)
+            self.job.service.runtime.stop(handle, is_urgent=self._is_killed)
 
     def _do_periodic(self, row: JobRow, handle: str) -> None:
         settings = self.job.service.settings
@@ -150,7 +150,7 @@ class Attempt:
             self.uploader.export_logs(row)
         if now - self._last_metric >= settings.metric_period_s:
             self._last_metric = now
-            used = self.job.service.machines.usage(handle, row.nodes)
+            used = self.job.service.runtime.usage(handle, row.nodes)
             for index, (cpu, memory) in enumerate(used):
                 self.job.service.database.add_metric(row.id, f"worker-{index}", cpu, memory)
             self._look_for_hang(row, handle, max(cpu for cpu, _ in used))
@@ -166,7 +166,7 @@ class Attempt:
         elif not self._is_hung and now - self._busy[0] > self.job.service.settings.hang_s:
             self._is_hung = True
             self.job.event("Training job hangs: no node computes or writes.", "Warning")
-            self.job.service.machines.stop(handle, is_urgent=True)
+            self.job.service.runtime.stop(handle, is_urgent=True)
 
     def _store_logs(self, row: JobRow) -> None:
         """Store the logs of all nodes until their end."""
@@ -179,7 +179,7 @@ class Attempt:
             size = sum(path.stat().st_size for path in map(log.run_path, earlier) if path.exists())
             writers.append(Writer(log.run_path(row.run["log_key"]), limit, size))
         try:
-            for index, data in self.job.service.machines.logs(row.run["handle"]):
+            for index, data in self.job.service.runtime.logs(row.run["handle"]):
                 if 0 <= index < row.nodes and data:
                     writers[index].write(data)
         except CloudJobError as error:

@@ -180,12 +180,12 @@ class Access:
     # -- project and rate ---------------------------------------------------------------------
 
     def _check_project(self, request: Request, of_token: str) -> None:
-        asked = request.path_params.get("project_id")
-        if asked is None:
+        project = request.path_params.get("project_id")
+        if project is None:
             return
-        if asked not in self.account.projects.values() or of_token not in ("", asked):
-            raise ApiError("ModelArts.2786", asked)
-        if request.headers.get("x-project-id", asked) != asked:
+        if project not in self.account.projects.values() or of_token not in ("", project):
+            raise ApiError("ModelArts.2786", project)
+        if request.headers.get("x-project-id", project) != project:
             raise ApiError("ModelArts.0210")
 
     def _count_request(self) -> None:

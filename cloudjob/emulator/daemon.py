@@ -115,7 +115,7 @@ def status(home: Path) -> dict[str, Any]:
     place = folder(home)
     if not state.is_running(place):
         return {"is_running": False}
-    return {"is_running": True, **_address_of(place).shown(), **_ask(place, "GET", "status")}
+    return {"is_running": True, **_address_of(place).shown(), **_call(place, "GET", "status")}
 
 
 def is_running(home: Path) -> bool:
@@ -125,23 +125,23 @@ def is_running(home: Path) -> bool:
 
 def jobs(home: Path) -> dict[str, Any]:
     """Return the number of jobs in the emulator, and the newest, from all clients."""
-    return _ask(folder(home), "GET", "jobs")
+    return _call(folder(home), "GET", "jobs")
 
 
 def add_fault(home: Path, **values: Any) -> dict[str, Any]:
     """Inject a fault; see ``fault_injection.KINDS``."""
-    return _ask(folder(home), "POST", "faults", values)
+    return _call(folder(home), "POST", "faults", values)
 
 
 def faults(home: Path) -> list[dict[str, Any]]:
     """Return the active faults."""
-    found: list[dict[str, Any]] = _ask(folder(home), "GET", "faults")["faults"]
+    found: list[dict[str, Any]] = _call(folder(home), "GET", "faults")["faults"]
     return found
 
 
 def clear_faults(home: Path) -> int:
     """End all faults; return how many there were."""
-    return int(_ask(folder(home), "DELETE", "faults")["cleared"])
+    return int(_call(folder(home), "DELETE", "faults")["cleared"])
 
 
 @contextlib.contextmanager
@@ -183,10 +183,10 @@ def _start(place: Path, port: int) -> None:
         rest = b"" if first == READY else output.read()
     if first != READY:
         process.wait()
-        words = first.decode("utf-8", "replace").strip()
+        message = first.decode("utf-8", "replace").strip()
         last = state.last_line(place / state.LOG)
         raise BackendError(
-            words or f"starting the emulator: {last or 'it ended without an error message'}",
+            message or f"starting the emulator: {last or 'it ended without an error message'}",
             hint=rest.decode("utf-8", "replace").strip() or f"see {place / state.LOG}",
         )
     # The emulator outlives this process, which does not wait for it.
@@ -218,7 +218,7 @@ def _end_jobs(place: Path) -> None:
                 shutil.rmtree(run_dir_of(path.name), ignore_errors=True)
 
 
-def _ask(place: Path, method: str, path: str, body: Any = None) -> dict[str, Any]:
+def _call(place: Path, method: str, path: str, body: Any = None) -> dict[str, Any]:
     if not state.is_running(place):
         raise BackendError("asking the emulator: it is not running", hint="cloudjob emulator up")
     import requests

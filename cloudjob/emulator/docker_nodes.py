@@ -19,7 +19,7 @@ from cloudjob.backends.docker.backend import DockerBackend
 from cloudjob.emulator import node_metrics, node_plan
 from cloudjob.emulator.database import JobRow
 from cloudjob.emulator.models import HOME
-from cloudjob.emulator.node_plan import Machine
+from cloudjob.emulator.node_plan import NodeContext
 from cloudjob.emulator.nodes import ImageMissing, NewKeys, NodeState, folder
 from cloudjob.emulator.settings import Settings
 from cloudjob.errors import BackendError, JobNotFound
@@ -33,7 +33,7 @@ BRIDGE = "cloudjob-emulator"
 _TEMPORARY = ("run/", "tmp/", "dev/", "proc/", "sys/")
 
 
-class DockerMachines:
+class DockerRuntime:
     """Nodes as containers of the engine."""
 
     kind = "docker"
@@ -46,7 +46,7 @@ class DockerMachines:
         self._client = engine.connect()
         self._settings = settings
         self._new_keys = new_keys
-        self._machine = Machine(
+        self._context = NodeContext(
             root="",
             python="python3",
             entry=("/opt/cloudjob/boot.sh",),
@@ -58,7 +58,7 @@ class DockerMachines:
         self._archive = {
             "Type": "bind",
             "Source": archive,
-            "Target": self._machine.archive,
+            "Target": self._context.archive,
             "ReadOnly": True,
         }
 
@@ -132,10 +132,10 @@ class DockerMachines:
     ) -> requests.NodeRequest:
         network = _network(labels[requests.JOB_LABEL])
         unknown = requests.UNKNOWN_ADDRESS
-        machine = self._machine
+        context = self._context
         env = {
             **requests.OPEN_MPI,
-            **node_plan.environment(row, index, unknown, machine, self._settings, keys),
+            **node_plan.environment(row, index, unknown, context, self._settings, keys),
         }
         if node_plan.is_led_by_entry(row) and row.nodes > 1:
             env["CLOUDJOB_SSH_KEY"] = requests.SSH_KEY
@@ -144,7 +144,7 @@ class DockerMachines:
         config = {
             "Image": image,
             "Entrypoint": ["/bin/sh", "-c"],
-            "Cmd": [node_plan.start(row, index, machine)],
+            "Cmd": [node_plan.start(row, index, context)],
             "User": f"{requests.USER_ID}:{requests.GROUP_ID}",
             "WorkingDir": HOME,
             "StopSignal": "SIGTERM",

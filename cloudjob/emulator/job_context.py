@@ -66,10 +66,10 @@ class JobContext:
         log, obs = self.log(index), self.service.obs
         if not log.size_bytes:
             return None
-        asked = row.body["spec"]["log_export_path"].get("obs_url")
-        if not asked:
+        url = row.body["spec"]["log_export_path"].get("obs_url")
+        if not url:
             obs.make_bucket(LOG_BUCKET)
-        folder = models.place(asked or f"/{LOG_BUCKET}/{row.id}")
+        folder = models.place(url or f"/{LOG_BUCKET}/{row.id}")
         place = Place(folder.bucket, f"{folder.prefix}modelarts-job-{row.id}-worker-{index}.log")
         with tempfile.TemporaryDirectory(dir=self.service.folder) as scratch:
             path = Path(scratch, "log")

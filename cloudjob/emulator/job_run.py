@@ -80,7 +80,7 @@ class JobRun:
         if not row.run.get("handle"):
             return False
         try:
-            self.job.service.machines.states(row.run["handle"], row.nodes)
+            self.job.service.runtime.states(row.run["handle"], row.nodes)
         except JobNotFound:
             return False
         return True
@@ -113,7 +113,7 @@ class JobRun:
         if not is_in_place:
             self._uploader.forget()
             prepare(self.job, row, key)
-        handle = service.machines.handle(key)
+        handle = service.runtime.handle(key)
         # Stored before the start: after a crash in between, the stored handle has no nodes.
         run.update(key=key, log_key=key, handle=handle, image=image, is_in_place=False)
         _open_record(run, is_in_place=is_in_place)
@@ -123,7 +123,7 @@ class JobRun:
     def _start(self, row: JobRow, key: str, image: str) -> None:
         service = self.job.service
         try:
-            service.machines.start(row, key, self.job.nodes, image)
+            service.runtime.start(row, key, self.job.nodes, image)
         except CloudJobError as error:
             raise StagingFailed(f"Starting the nodes failed: {error.message}") from error
         values = {} if row.start_ms else {"start_ms": now_ms()}
@@ -187,7 +187,7 @@ class JobRun:
 
     def _restart(self, handle: str) -> bool:
         try:
-            return self.job.service.machines.restart(handle)
+            return self.job.service.runtime.restart(handle)
         except CloudJobError as error:
             self.job.event(f"Restarting in place failed: {error.message}", "Warning")
             return False
@@ -197,8 +197,8 @@ class JobRun:
         problem = "" if row.is_stopping == DELETED else self._uploader.upload_the_rest(row)
         self._end_all()
         for index in range(row.nodes):
-            words = "output-handler failed" if problem else "output-handler finalized"
-            self.job.log(index).add_line(row.run["log_key"], words, is_after=True)
+            message = "output-handler failed" if problem else "output-handler finalized"
+            self.job.log(index).add_line(row.run["log_key"], message, is_after=True)
         if row.is_stopping != DELETED:
             self._uploader.export_logs(row)
         with contextlib.suppress(OSError):
@@ -222,11 +222,11 @@ class JobRun:
         )
 
     def _end_all(self) -> None:
-        """Remove this attempt from the machines."""
+        """Remove this attempt from the runtime."""
         row = self.job.row()
         if row and row.run.get("handle"):
             with contextlib.suppress(CloudJobError):
-                self.job.service.machines.remove(row.run["handle"])
+                self.job.service.runtime.remove(row.run["handle"])
 
 
 def _open_record(run: dict[str, Any], *, is_in_place: bool) -> None:

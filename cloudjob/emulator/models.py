@@ -104,13 +104,13 @@ def parse(model: type[M], given: Any, context: Any = None) -> M:
     try:
         return model.model_validate(given, context=context)
     except ValidationError as error:
-        fault = error.errors(include_url=False)[0]
-        cause = fault.get("ctx", {}).get("error")
+        problem = error.errors(include_url=False)[0]
+        cause = problem.get("ctx", {}).get("error")
         if isinstance(cause, ApiError):
             raise cause from error
-        where = ".".join(map(str, fault["loc"]))
-        code = model.codes.get(str(next(iter(fault["loc"]), "")), model.code)
-        raise ApiError(code, f"{where}: {cause or fault['msg']}") from error
+        where = ".".join(map(str, problem["loc"]))
+        code = model.codes.get(str(next(iter(problem["loc"]), "")), model.code)
+        raise ApiError(code, f"{where}: {cause or problem['msg']}") from error
 
 
 class Place(NamedTuple):
@@ -265,18 +265,18 @@ class _Resource(Model):
     @model_validator(mode="after")
     def _check(self, info: ValidationInfo) -> _Resource:
         settings: Settings = info.context  # type: ignore[assignment]
-        pool, asked = self.pool_id or "", self.flavor_id or ""
+        pool, flavor_id = self.pool_id or "", self.flavor_id or ""
         if pool and pool not in settings.pools:
             raise ApiError("ModelArts.2788", f"pool_id: {pool}")
-        found = next((item for item in settings.flavors if item.id == asked), None)
-        if asked and found is None:
-            raise ApiError("ModelArts.2781", asked)
-        if not asked and not pool:
+        found = next((item for item in settings.flavors if item.id == flavor_id), None)
+        if flavor_id and found is None:
+            raise ApiError("ModelArts.2781", flavor_id)
+        if not flavor_id and not pool:
             raise ApiError("ModelArts.2763", "flavor_id is empty")
         if found and bool(found.pool) != bool(pool):
-            raise ApiError("ModelArts.2763", f"{asked} is not one of this resource pool")
-        most = settings.pools[pool] if pool else found.max_nodes if found else 1
-        if self.node_count > most:
+            raise ApiError("ModelArts.2763", f"{flavor_id} is not one of this resource pool")
+        max_nodes = settings.pools[pool] if pool else found.max_nodes if found else 1
+        if self.node_count > max_nodes:
             raise ApiError("ModelArts.2793", self.node_count)
         return self
 
@@ -334,19 +334,19 @@ def job(body: Mapping[str, Any], algorithm: Mapping[str, Any] | None, settings: 
 def flavor_of(job: Mapping[str, Any], settings: Settings) -> Flavor:
     """Return the flavor of a job; the flavor of a CPU pool has no name."""
     resource = job["spec"]["resource"]
-    asked = resource.get("flavor_id") or ""
-    found = next((item for item in settings.flavors if item.id == asked), None)
+    flavor_id = resource.get("flavor_id") or ""
+    found = next((item for item in settings.flavors if item.id == flavor_id), None)
     return found or Flavor("", max_nodes=settings.pools.get(resource.get("pool_id") or "", 1))
 
 
-def engine_of(asked: Mapping[str, Any], settings: Settings) -> Engine | None:
+def engine_of(requested: Mapping[str, Any], settings: Settings) -> Engine | None:
     """Return the preset engine that a request names; None if it names none.
 
     Raises:
         ApiError: There is no such engine.
     """
-    number, name = str(asked.get("engine_id") or ""), str(asked.get("engine_name") or "")
-    version = str(asked.get("engine_version") or "")
+    number, name = str(requested.get("engine_id") or ""), str(requested.get("engine_name") or "")
+    version = str(requested.get("engine_version") or "")
     if not (number or name or version):
         return None
     for engine in settings.engines:
@@ -385,8 +385,8 @@ def _with_algorithm(given: dict[str, Any], algorithm: Mapping[str, Any]) -> dict
     merged = {key: given.get(key) or config.get(key) for key in {*given, *config}}
     merged["id"], merged["name"] = given["id"], algorithm["metadata"]["name"]
     own = parse(_Parameters, {"parameters": given.get("parameters")}).parameters
-    asked = {item.name for item in own}
-    defaults = [item for item in config.get("parameters") or () if item["name"] not in asked]
+    own_names = {item.name for item in own}
+    defaults = [item for item in config.get("parameters") or () if item["name"] not in own_names]
     merged["parameters"] = [*(item.model_dump() for item in own), *defaults]
     for key in ("inputs", "outputs"):
         # An algorithm names its channels; only the job can give the URLs of their data.

@@ -31,9 +31,9 @@ def of_process(
     for process in descendants_of(keeper):
         with contextlib.suppress(OSError, IndexError, ValueError):
             # A program's name may contain spaces and brackets; the last bracket ends the name.
-            words = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-            used_s += sum(int(words[index]) for index in (11, 12, 13, 14)) / _TICKS_PER_S
-            memory += int(words[21]) * _PAGE_BYTES
+            fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+            used_s += sum(int(fields[index]) for index in (11, 12, 13, 14)) / _TICKS_PER_S
+            memory += int(fields[21]) * _PAGE_BYTES
     now = time.monotonic()
     before, at = known.get(name, (0.0, 0.0))
     known[name] = (used_s, now)

@@ -59,7 +59,7 @@ _AFTER_PYTHON = (
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class NodeContext:
     """The paths and programs of an emulated node.
 
     Args:
@@ -133,7 +133,7 @@ def code_path(algorithm: Mapping[str, Any]) -> str:
 
 
 def environment(
-    row: JobRow, index: int, address: str, machine: Machine, settings: Settings, keys: Keys
+    row: JobRow, index: int, address: str, context: NodeContext, settings: Settings, keys: Keys
 ) -> dict[str, str]:
     """Return the variables of a node; the user's values override the platform's.
 
@@ -167,7 +167,7 @@ def environment(
         # The documents say that this is usually empty.
         "MA_SCRIPT_INTERPRETER": "",
         "MA_DETECT_TRAIN_INJECT_CODE": "0",
-        "MA_APIGW_ENDPOINT": machine.api,
+        "MA_APIGW_ENDPOINT": context.api,
         "MA_ENGINE_VERSION": str(algorithm["engine"].get("engine_version") or ""),
         "MA_INPUTS": _channels(algorithm, "inputs"),
         "MA_OUTPUTS": _channels(algorithm, "outputs"),
@@ -179,7 +179,7 @@ def environment(
         "JOB_ID": row.id,
         "CACHE_HOME": CACHE,
         "PYTHONUNBUFFERED": "1",
-        "S3_ENDPOINT": machine.endpoint,
+        "S3_ENDPOINT": context.endpoint,
         "S3_VERIFY_SSL": "0",
         "S3_USE_HTTPS": "0",
         "ACCESS_KEY_ID": keys.access_key,
@@ -210,41 +210,41 @@ def environment(
     if launcher == "rank-table":
         led["CLOUDJOB_DEVICES"] = _devices(row.nodes, max(1, flavor.cards))
     return {
-        name: replace_paths(value, row, machine)
+        name: replace_paths(value, row, context)
         for name, value in {**platform, **led, **by_env, **algorithm["environments"]}.items()
     }
 
 
-def start(row: JobRow, index: int, machine: Machine) -> str:
+def start(row: JobRow, index: int, context: NodeContext) -> str:
     """Return the shell command of a node, preceded by a PYTHONPATH with the platform's packages.
 
     The shell extends the variable, because an image may have a PYTHONPATH of its own.
     """
     algorithm = row.body["algorithm"]
-    code = replace_paths(code_path(algorithm), row, machine) if algorithm.get("boot_file") else ""
-    path = shlex.quote(with_emulated_packages(code, machine.archive))
+    code = replace_paths(code_path(algorithm), row, context) if algorithm.get("boot_file") else ""
+    path = shlex.quote(with_emulated_packages(code, context.archive))
     text = f"PYTHONPATH=${{PYTHONPATH:+$PYTHONPATH:}}{path}; export PYTHONPATH"
-    return f"{text}; {command(row, index, machine)}"
+    return f"{text}; {command(row, index, context)}"
 
 
-def command(row: JobRow, index: int, machine: Machine) -> str:
+def command(row: JobRow, index: int, context: NodeContext) -> str:
     """Return the shell command of a node: the user's, with the arguments the platform appends."""
     algorithm = row.body["algorithm"]
-    words = shlex.join(_appended(algorithm))
+    arguments = shlex.join(_appended(algorithm))
     if not algorithm.get("boot_file"):
-        text = f"{algorithm['command'].rstrip()} {words}".rstrip()
+        text = f"{algorithm['command'].rstrip()} {arguments}".rstrip()
         if algorithm.get("working_dir"):
             text = f"cd {shlex.quote(algorithm['working_dir'])} && {text}"
-        return replace_paths(text, row, machine)
-    return replace_paths(_preset(row, index, machine, words), row, machine)
+        return replace_paths(text, row, context)
+    return replace_paths(_preset(row, index, context, arguments), row, context)
 
 
-def replace_paths(text: str, row: JobRow, machine: Machine) -> str:
+def replace_paths(text: str, row: JobRow, context: NodeContext) -> str:
     """Return ``text`` with the platform's paths replaced by paths on this machine."""
-    if not machine.root:
+    if not context.root:
         return text
     for path in sorted(_roots(row), key=len, reverse=True):
-        new = on_machine(machine.root, path).replace("\\", r"\\")
+        new = on_machine(context.root, path).replace("\\", r"\\")
         text = re.sub(rf"(?<![\w./-]){re.escape(path)}(?![\w.-])", new, text)
     return text
 
@@ -297,26 +297,26 @@ def _appended(algorithm: Mapping[str, Any]) -> Iterable[str]:
             yield f"--{item['name']}={item['local_dir']}"
 
 
-def _preset(row: JobRow, index: int, machine: Machine, words: str) -> str:
+def _preset(row: JobRow, index: int, context: NodeContext, arguments: str) -> str:
     algorithm = row.body["algorithm"]
     code = models.place(algorithm["code_dir"])
     boot = models.place(algorithm["boot_file"]).key[len(code.prefix) :]
     folder = code_path(algorithm)
     script = shlex.quote(f"{folder}/{boot}")
     if _launcher(algorithm):
-        run = f"{shlex.join(machine.entry)} {script} {words}"
+        run = f"{shlex.join(context.entry)} {script} {arguments}"
     else:
-        run = f"{shlex.quote(machine.python)} {script} {_ranks(row, index)}{words}"
-    hooks = _hooks(boot, machine)
+        run = f"{shlex.quote(context.python)} {script} {_ranks(row, index)}{arguments}"
+    hooks = _hooks(boot, context)
     start = f'set -- {run.rstrip()}; {hooks}exec "$@"'
-    return f"cd {shlex.quote(folder)} && {{ {_requirements(machine)}; {start}; }}"
+    return f"cd {shlex.quote(folder)} && {{ {_requirements(context)}; {start}; }}"
 
 
-def _hooks(boot: str, machine: Machine) -> str:
+def _hooks(boot: str, context: NodeContext) -> str:
     """Return the shell code that runs existing hooks before the command."""
-    beside = posixpath.dirname(boot)
-    folders = shlex.join([f"./{beside}", "."] if beside else ["."])
-    kinds = ((".py", machine.python, _AFTER_PYTHON), (".sh", "bash", _AFTER_SHELL))
+    boot_folder = posixpath.dirname(boot)
+    folders = shlex.join([f"./{boot_folder}", "."] if boot_folder else ["."])
+    kinds = ((".py", context.python, _AFTER_PYTHON), (".sh", "bash", _AFTER_SHELL))
     return "".join(
         f"for hook in {folders}; do hook=$hook/{_PRE_START}{suffix}; "
         f'if [ -f "$hook" ]; then '
@@ -325,10 +325,10 @@ def _hooks(boot: str, machine: Machine) -> str:
     )
 
 
-def _requirements(machine: Machine) -> str:
+def _requirements(context: NodeContext) -> str:
     """Return the shell code that installs the requirements of the code folder, if it has any."""
-    install = f"{shlex.quote(machine.python)} -m pip install -r $list || exit"
-    if machine.root:
+    install = f"{shlex.quote(context.python)} -m pip install -r $list || exit"
+    if context.root:
         # An installation would change the interpreter of this machine.
         install = 'echo "not installed, as nodes share the files of this machine: $list" >&2'
     names = " ".join(f"{prefix}requirement{s}.txt" for prefix in ("pip-", "") for s in ("s", ""))
@@ -342,12 +342,12 @@ def _ranks(row: JobRow, index: int) -> str:
         return ""
     given = {item["name"] for item in algorithm["parameters"]}
     port = _PORTS[0] + zlib.crc32(row.id.encode()) % _PORTS[1]
-    words = {
+    options = {
         "init_method": f"tcp://{names(row)[0]}:{port}",
         "rank": str(index),
         "world_size": str(row.nodes),
     }
-    return "".join(f"--{name}={value} " for name, value in words.items() if name not in given)
+    return "".join(f"--{name}={value} " for name, value in options.items() if name not in given)
 
 
 def _launcher(algorithm: Mapping[str, Any]) -> str:
@@ -395,5 +395,5 @@ def _channels(algorithm: Mapping[str, Any], key: str) -> str:
 
 def image(row: JobRow, engine: Engine | None, settings: Settings) -> str:
     """Return the image in which the nodes of a job run."""
-    asked = row.body["algorithm"]["engine"].get("image_url")
-    return str(asked or (engine.image if engine else settings.image))
+    url = row.body["algorithm"]["engine"].get("image_url")
+    return str(url or (engine.image if engine else settings.image))

@@ -1,6 +1,6 @@
-"""The common parts of a job's machines, which are processes or containers.
+"""The common parts of a job's nodes, which are processes or containers.
 
-Both kinds have the same methods. ``key`` names one attempt at a job, ``handle`` its machines.
+Both kinds have the same methods. ``key`` names one attempt at a job, ``handle`` its nodes.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from cloudjob.emulator import node_plan
 from jobentry.contract.sigv4 import Keys
 
 if TYPE_CHECKING:
-    from cloudjob.emulator.docker_nodes import DockerMachines
-    from cloudjob.emulator.process_nodes import ProcessMachines
+    from cloudjob.emulator.docker_nodes import DockerRuntime
+    from cloudjob.emulator.process_nodes import ProcessRuntime
 
-Machines: TypeAlias = "ProcessMachines | DockerMachines"
+Runtime: TypeAlias = "ProcessRuntime | DockerRuntime"
 # Returns temporary keys for a job, by the name of its user.
 NewKeys: TypeAlias = Callable[[str], Keys]
 

@@ -250,7 +250,7 @@ def _v4(found: _Signature, secret: str, given: Message) -> str:
     path, mark, query = given.target.partition("?")
     # Clients may percent-encode other characters in the request than in the signed text.
     pairs = [
-        "=".join(quote(unquote(word), safe="~") for word in pair.split("=", 1))
+        "=".join(quote(unquote(part), safe="~") for part in pair.split("=", 1))
         for pair in query.split("&")
         if not (found.is_url and unquote(pair).lower().startswith("x-amz-signature="))
     ]

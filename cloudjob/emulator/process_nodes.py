@@ -17,7 +17,7 @@ from cloudjob.backends.process.node import NodeRequest
 from cloudjob.emulator import node_metrics, node_plan
 from cloudjob.emulator.database import JobRow
 from cloudjob.emulator.models import HOME
-from cloudjob.emulator.node_plan import Machine
+from cloudjob.emulator.node_plan import NodeContext
 from cloudjob.emulator.nodes import NewKeys, NodeState, folder
 from cloudjob.emulator.settings import Settings
 from cloudjob.emulator.state import run_dir_of
@@ -25,7 +25,7 @@ from cloudjob.errors import JobNotFound
 from jobentry.contract.sigv4 import Keys
 
 
-class ProcessMachines:
+class ProcessRuntime:
     """Nodes as groups of processes on this machine."""
 
     kind = "process"
@@ -75,9 +75,9 @@ class ProcessMachines:
         shutil.rmtree(self._home / "process" / key, ignore_errors=True)
         return self._backend.send(self._request(row, key, nodes))
 
-    def _machine_of(self, nodes: Path, index: int) -> Machine:
+    def _context_of(self, nodes: Path, index: int) -> NodeContext:
         machine = self._machine
-        return Machine(
+        return NodeContext(
             root="" if self._level == "files" else str(nodes / str(index)),
             python=machine.python,
             entry=(machine.entry_python, "-I", "-S", machine.entry),
@@ -111,7 +111,7 @@ class ProcessMachines:
         )
 
     def _node(self, row: JobRow, index: int, key: str, nodes: Path, keys: Keys) -> NodeRequest:
-        machine = self._machine_of(nodes, index)
+        context = self._context_of(nodes, index)
         own = self._machine
         has_files = self._level == "files"
         run_dir = run_dir_of(key)
@@ -132,14 +132,14 @@ class ProcessMachines:
             # A socket, because all jobs of this machine would share a fixed port.
             "CLOUDJOB_CONTROL_DIR": run,
             "CLOUDJOB_SSH_KEY": f"{run}/{requests.KEY}",
-            **node_plan.environment(row, index, address, machine, self._settings, keys),
+            **node_plan.environment(row, index, address, context, self._settings, keys),
         }
         if own.library_path:
             env.setdefault("LD_LIBRARY_PATH", own.library_path)
         if libmpi:
             env.setdefault("MPI4PY_LIBMPI", libmpi)
         env["CLOUDJOB_EMULATOR_COMMAND"] = (
-            f"unset CLOUDJOB_EMULATOR_COMMAND; {node_plan.start(row, index, machine)}"
+            f"unset CLOUDJOB_EMULATOR_COMMAND; {node_plan.start(row, index, context)}"
         )
         return NodeRequest(
             host=node_plan.names(row)[index],

@@ -72,7 +72,7 @@ class Scheduler:
             raise ApiError("ModelArts.2788", f"node {node} of job {row.id}: it does not run")
         found[0].lost.add(node)
         try:
-            self._service.machines.end_node(handle, node)
+            self._service.runtime.end_node(handle, node)
         except CloudJobError as error:
             raise ApiError("ModelArts.0010") from error
 
@@ -115,8 +115,8 @@ class Scheduler:
         settings = self._service.settings
         with self._lock:
             used = sum(count for _, where, count in self._active.values() if where == pool)
-        most = settings.pools.get(pool, 0) if pool else settings.public_nodes
-        return used + nodes <= most or (used == 0 and nodes > most)
+        capacity = settings.pools.get(pool, 0) if pool else settings.public_nodes
+        return used + nodes <= capacity or (used == 0 and nodes > capacity)
 
     def _begin(self, job: str, pool: str, nodes: int) -> None:
         run = JobRun(JobContext(job, self._service))

@@ -70,8 +70,8 @@ def program() -> str:
     Raises:
         BackendError: The program is not installed.
     """
-    beside = Path(sys.executable).with_name("weed")
-    found = str(beside) if beside.exists() else shutil.which("weed")
+    candidate = Path(sys.executable).with_name("weed")
+    found = str(candidate) if candidate.exists() else shutil.which("weed")
     if not found:
         raise BackendError(
             "looking for SeaweedFS, the emulator's OBS: there is no program weed",
@@ -143,8 +143,8 @@ class SeaweedFS:
             self.stop()
             if time.monotonic() > end:
                 log = self._folder / "log"
-                words = last_line(log) or "it does not answer"
-                raise BackendError(f"starting SeaweedFS: {words}", hint=f"see {log}")
+                reason = last_line(log) or "it does not answer"
+                raise BackendError(f"starting SeaweedFS: {reason}", hint=f"see {log}")
             self._spawn()
 
     def is_alive(self) -> bool:
@@ -164,13 +164,13 @@ class SeaweedFS:
         path = self._folder / _PID
         if sys.platform == "linux" or not path.exists():
             return
-        words = ["ps", "-o", "command=", "-p", path.read_text()]
+        argv = ["ps", "-o", "command=", "-p", path.read_text()]
         for _ in range(100):
-            found = subprocess.run(words, capture_output=True, check=False).stdout
+            found = subprocess.run(argv, capture_output=True, check=False).stdout
             if b"-s3.config=s3.json" not in found:
                 return
             with contextlib.suppress(OSError):
-                os.kill(int(words[-1]), signal.SIGKILL)
+                os.kill(int(argv[-1]), signal.SIGKILL)
             time.sleep(_POLL_S)
 
     def _remove_sockets(self) -> None:
@@ -254,13 +254,13 @@ class SeaweedFS:
         """Whether the bucket exists; the status is 500 until the filer runs, then 404 at first."""
         keys = self._account.owner.keys
         scope = sigv4.Scope("local", time.strftime(sigv4.MOMENT, time.gmtime()))
-        asked = sigv4.Request("HEAD", f"/{self._bucket}", (), {"Host": "localhost"})
+        request = sigv4.Request("HEAD", f"/{self._bucket}", (), {"Host": "localhost"})
         # httpx would leak a socket for each connection that fails.
         with contextlib.closing(http.client.HTTPConnection("localhost")) as connection:
             connection.sock = socket.socket(socket.AF_UNIX)
             connection.sock.settimeout(5)
             connection.sock.connect(self.socket)
-            connection.request("HEAD", asked.path, headers=sigv4.headers(asked, keys, scope))
+            connection.request("HEAD", request.path, headers=sigv4.headers(request, keys, scope))
             return connection.getresponse().status == 200
 
 

@@ -17,13 +17,13 @@ from cloudjob.emulator import state
 from cloudjob.emulator.app import Api
 from cloudjob.emulator.auth import Access
 from cloudjob.emulator.database import Database
-from cloudjob.emulator.docker_nodes import DockerMachines, check_image, gateway
+from cloudjob.emulator.docker_nodes import DockerRuntime, check_image, gateway
 from cloudjob.emulator.fault_injection import Faults
 from cloudjob.emulator.http_server import LOOPBACK, HttpServer, bind, port_of
-from cloudjob.emulator.nodes import ImageMissing, Machines, NewKeys
+from cloudjob.emulator.nodes import ImageMissing, NewKeys, Runtime
 from cloudjob.emulator.obs import Obs
 from cloudjob.emulator.obs_signatures import ObsSignatures
-from cloudjob.emulator.process_nodes import ProcessMachines
+from cloudjob.emulator.process_nodes import ProcessRuntime
 from cloudjob.emulator.proxy import Proxy, Refusal, is_write
 from cloudjob.emulator.routes import (
     account,
@@ -107,10 +107,10 @@ class Emulator:
         # Through the proxy, so that injected faults of OBS affect the platform, too.
         obs = Obs(s3_endpoint, self._account.owner.keys, self._settings.region)
         access = Access(self._account, self._settings, self._database, self._clock)
-        machines = self._machines(kind, access.agency_keys, of_nodes, api)
-        note = "; ".join(filter(None, (note, machines.note)))
+        runtime = self._runtime(kind, access.agency_keys, of_nodes, api)
+        note = "; ".join(filter(None, (note, runtime.note)))
         for project in self._account.projects.values():
-            self._services[project] = self._service(project, obs, machines, access)
+            self._services[project] = self._service(project, obs, runtime, access)
         token = secrets.token_urlsafe(24)
         self._server.add(Api(ENDPOINTS, self._services, token, self._clock), [api])
         hosts = (LOOPBACK, bridge) if bridge else (LOOPBACK,)
@@ -126,7 +126,7 @@ class Emulator:
         state.write_private(self._folder / state.ADDRESS, json.dumps(asdict(found)))
         return found
 
-    def _service(self, project: str, obs: Obs, machines: Machines, access: Access) -> Service:
+    def _service(self, project: str, obs: Obs, runtime: Runtime, access: Access) -> Service:
         """Return the service of one project, with its own jobs and queue."""
         folder = self._folder / state.JOBS
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -141,21 +141,21 @@ class Emulator:
             faults=self._faults,
             obs=obs,
             access=access,
-            machines=machines,
+            runtime=runtime,
             folder=folder,
             projects=self._services,
         )
         service.scheduler = Scheduler(service)
         return service
 
-    def _machines(
+    def _runtime(
         self, kind: str, new_keys: NewKeys, s3_endpoint: str, api: socket.socket
-    ) -> Machines:
+    ) -> Runtime:
         home = self._folder / state.BACKENDS
         home.mkdir(mode=0o700, exist_ok=True)
-        machines = DockerMachines if kind == "docker" else ProcessMachines
+        runtime_class = DockerRuntime if kind == "docker" else ProcessRuntime
         endpoint = f"http://{LOOPBACK}:{port_of(api)}"
-        return machines(home, self._settings, new_keys, s3_endpoint, endpoint)
+        return runtime_class(home, self._settings, new_keys, s3_endpoint, endpoint)
 
     def _address(self, port: int, s3: str, kind: str, note: str, token: str) -> Address:
         account, settings = self._account, self._settings

@@ -11,7 +11,7 @@ from cloudjob.emulator.database import Database, JobRow
 from cloudjob.emulator.errors import ApiError
 from cloudjob.emulator.fault_injection import Faults
 from cloudjob.emulator.models import Page
-from cloudjob.emulator.nodes import Machines
+from cloudjob.emulator.nodes import Runtime
 from cloudjob.emulator.obs import Obs
 from cloudjob.emulator.settings import Settings
 from cloudjob.emulator.state import Account, User
@@ -41,7 +41,7 @@ class Service:
     faults: Faults
     obs: Obs
     access: Access
-    machines: Machines
+    runtime: Runtime
     folder: Path
     projects: dict[str, Service] = field(repr=False)
     scheduler: Scheduler = field(init=False, repr=False)
@@ -90,8 +90,8 @@ class _Page(Page):
 
 def page_of(request: Request, found: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the requested page of a list, which is sorted newest first."""
-    asked = request.parsed_query(_Page)
-    if asked.order == "asc":
+    query = request.parsed_query(_Page)
+    if query.order == "asc":
         found = found[::-1]
-    shown = found[asked.offset * asked.limit : (asked.offset + 1) * asked.limit]
-    return {"total": len(found), "count": len(shown), **asked.model_dump(), "items": shown}
+    shown = found[query.offset * query.limit : (query.offset + 1) * query.limit]
+    return {"total": len(found), "count": len(shown), **query.model_dump(), "items": shown}

@@ -6,8 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from pydantic import ConfigDict, Field, NonNegativeFloat, NonNegativeInt, TypeAdapter
-from pydantic import ValidationError as Faults
+from pydantic import (
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    TypeAdapter,
+    ValidationError,
+)
 from pydantic.dataclasses import dataclass
 
 from cloudjob.errors import SpecError, UsageError
@@ -158,16 +164,16 @@ def load(path: Path | None) -> Settings:
         raise SpecError([f"{path}: must be a mapping (given {type(found).__name__})"])
     try:
         return _whole(TypeAdapter(Settings).validate_python(found))
-    except Faults as faults:
+    except ValidationError as error:
         from cloudjob.model.validation import dotted
 
         raise SpecError(
             [
-                f"{path}: {dotted(fault['loc'])}: {fault['msg']} (given {fault['input']!r})"
-                for fault in faults.errors(include_url=False)
+                f"{path}: {dotted(problem['loc'])}: {problem['msg']} (given {problem['input']!r})"
+                for problem in error.errors(include_url=False)
             ],
             hint="`cloudjob docs emulator` lists the keys",
-        ) from faults
+        ) from error
 
 
 def _whole(settings: Settings) -> Settings:

@@ -50,13 +50,13 @@ def image_of(job: JobContext, row: JobRow) -> str:
         StagingFailed: The image is not available.
     """
     settings = job.service.settings
-    asked = row.body["algorithm"]["engine"]
-    image = node_plan.image(row, models.engine_of(asked, settings), settings)
+    engine = row.body["algorithm"]["engine"]
+    image = node_plan.image(row, models.engine_of(engine, settings), settings)
     name = node_plan.names(row)[0].partition(".")[0]
     try:
         if job.service.faults.take("image-pull", job=row.id):
             raise ImageMissing(image)
-        job.service.machines.check_image(image)
+        job.service.runtime.check_image(image)
     except ImageMissing as error:
         raise StagingFailed(f'[Pod: {name}] Failed to pull image "{image}": not found') from error
     except CloudJobError as error:
@@ -96,24 +96,24 @@ def _fetch(job: JobContext, row: JobRow, key: str, item: Folder) -> None:
     place = models.place(item.url)
     what = "code" if item.kind == "code" else f"input(parameter name: {item.name})"
     first = job.local(0, item.path)
-    begun = time.monotonic()
+    start_s = time.monotonic()
     try:
         if item.kind == "code":
             found = job.service.obs.list(place.bucket, place.prefix)
             check_code_limits(found, job.service.settings)
         files, size = job.service.obs.download(place, first)
     except (ApiError, ObsError) as error:
-        words = f"[worker-0] Download training {what} failed: {error}"
-        job.log(0).add_line(key, words)
-        raise StagingFailed(words) from error
+        message = f"[worker-0] Download training {what} failed: {error}"
+        job.log(0).add_line(key, message)
+        raise StagingFailed(message) from error
     for index in range(1, row.nodes):
         other = job.local(index, item.path)
         shutil.copytree(first, other, dirs_exist_ok=True)
-    took = time.monotonic() - begun
+    elapsed_s = time.monotonic() - start_s
     for index in range(row.nodes):
-        words = f"Download training {what} finished: {files} files, {size} bytes"
-        job.log(index).add_line(key, f"{words}.")
-        job.event(f"[worker-{index}][time used: {took:.3f}s] {words}.", source="Task")
+        message = f"Download training {what} finished: {files} files, {size} bytes"
+        job.log(index).add_line(key, f"{message}.")
+        job.event(f"[worker-{index}][time used: {elapsed_s:.3f}s] {message}.", source="Task")
 
 
 def check_code_limits(found: list[Object], settings: Settings) -> None:
@@ -152,19 +152,21 @@ class Uploader:
                 continue
             for index in range(row.nodes):
                 local = self.job.local(index, item.path)
-                begun = time.monotonic()
+                start_s = time.monotonic()
                 try:
                     files, _ = self.job.service.obs.upload(
                         self.job.nodes, local, models.place(item.url), self._known
                     )
                 except ObsError as error:
-                    words = f"Upload training output(parameter name: {item.name}) failed: {error}"
-                    self.job.event(f"[worker-{index}] {words}", "Error", "Task")
-                    return words
+                    message = f"Upload training output(parameter name: {item.name}) failed: {error}"
+                    self.job.event(f"[worker-{index}] {message}", "Error", "Task")
+                    return message
                 if files:
-                    took = f"[worker-{index}][time used: {time.monotonic() - begun:.3f}s]"
-                    words = f"{took} Upload training output(parameter name: {item.name}) finished."
-                    self.job.event(words, source="Task")
+                    prefix = f"[worker-{index}][time used: {time.monotonic() - start_s:.3f}s]"
+                    message = (
+                        f"{prefix} Upload training output(parameter name: {item.name}) finished."
+                    )
+                    self.job.event(message, source="Task")
         return ""
 
     def export_logs(self, row: JobRow) -> None:

@@ -116,8 +116,8 @@ if sys.platform == "linux":
 
     def _control(descriptor: int, command: int) -> int:
         """Run a lock command on the whole file and return the type of lock in its answer."""
-        asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-        kind: int = struct.unpack(_FLOCK, fcntl.fcntl(descriptor, command, asked))[0]
+        request = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        kind: int = struct.unpack(_FLOCK, fcntl.fcntl(descriptor, command, request))[0]
         return kind
 
 else:

@@ -233,15 +233,15 @@ class Records:
 
     def _execute(self, statement: str, values: tuple[object, ...] = ()) -> sqlite3.Cursor:
         """Run a statement; while another process locks the file, retry and report the wait."""
-        begun_s = time.monotonic()
+        began_s = time.monotonic()
         while True:
             try:
                 return self._database.execute(statement, values)
             except sqlite3.OperationalError as error:
-                waited_s = time.monotonic() - begun_s
+                waited_s = time.monotonic() - began_s
                 if "locked" not in str(error) or waited_s >= self._busy_timeout_s:
                     raise
-            self._notices.report(begun_s, f"the job records are locked: {self._path}")
+            self._notices.report(began_s, f"the job records are locked: {self._path}")
 
     def _version(self) -> int:
         return int(self._execute("PRAGMA user_version").fetchone()[0])

@@ -164,8 +164,8 @@ def _user(probed: Mapping[str, str], config: Mapping[str, Any]) -> Check:
         return Check("user", False, f"uid {USER_ID} is not in /etc/passwd", make)
     if "passwd.shell" not in probed:
         return Check("user", False, f"{probed['passwd']} has no shell that can run", make)
-    asked = str(config.get("User") or "root").partition(":")[0]
-    if asked in ("root", "0"):
+    user = str(config.get("User") or "root").partition(":")[0]
+    if user in ("root", "0"):
         return Check("user", False, "the image runs as root", f"USER {USER_ID}:{GROUP_ID}")
     return Check(
         "user", True, f"{probed['passwd']} (uid {probed['user']}, {probed['passwd.shell']})"
@@ -179,10 +179,10 @@ def _entry(probed: Mapping[str, str], config: Mapping[str, Any]) -> Iterator[Che
         return
     is_same = (config.get("Labels") or {}).get(ENTRY_LABEL) == entry_digest()
     yield Check("entry", True, f"{ENTRY} ({'this' if is_same else 'another'} version)")
-    words = [str(word) for word in config.get("Entrypoint") or ()]
+    entrypoint = [str(argument) for argument in config.get("Entrypoint") or ()]
     yield Check(
         "ENTRYPOINT",
-        any(word.endswith(BOOT) for word in words),
-        " ".join(words) or "none",
+        any(argument.endswith(BOOT) for argument in entrypoint),
+        " ".join(entrypoint) or "none",
         'ENTRYPOINT ["/usr/bin/tini", "--", "/opt/cloudjob/boot.sh"]',
     )

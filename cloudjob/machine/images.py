@@ -257,29 +257,31 @@ def _image_id(client: Any, reference: str) -> str:
 def _counted(stream: Iterator[dict[str, Any]], on_pull: OnPull) -> Iterator[dict[str, Any]]:
     """Yield the engine's reports about a pull, and report the total bytes of all layers."""
     layers: dict[str, tuple[int, int]] = {}
-    for word in stream:
-        layer, status = str(word.get("id")), word.get("status")
-        detail = word.get("progressDetail") or {}
+    for report in stream:
+        layer, status = str(report.get("id")), report.get("status")
+        detail = report.get("progressDetail") or {}
         if status == "Downloading" and detail.get("total"):
             layers[layer] = (detail["current"], detail["total"])
         elif status == "Download complete" and layer in layers:
             layers[layer] = (layers[layer][1], layers[layer][1])
         if layer in layers:
             on_pull(*(sum(column) for column in zip(*layers.values(), strict=True)))
-        yield word
+        yield report
 
 
 def _follow(stream: Iterator[dict[str, Any]], what: str, on_step: Callable[[str], None]) -> None:
     """Report each line of a build or pull; raise an error if the engine reports a failure."""
     last: list[str] = []
-    for word in stream:
-        if "error" in word:
-            message = str(word["error"]).strip()
-            words = [line for line in last if not line.startswith(_ENGINES_OWN)]
-            tail = f": {words[-1]}" if words else ""
+    for report in stream:
+        if "error" in report:
+            message = str(report["error"]).strip()
+            output = [line for line in last if not line.startswith(_ENGINES_OWN)]
+            tail = f": {output[-1]}" if output else ""
             raise BackendError(f"building {what}: {message}{tail}", hint=_hint([message, *last]))
         # Leave out a download's progress, which the engine reports many times a second.
-        text = str(word.get("stream") or ("" if "progress" in word else word.get("status", "")))
+        text = str(
+            report.get("stream") or ("" if "progress" in report else report.get("status", ""))
+        )
         for line in text.splitlines():
             if line.strip():
                 last = [*last[-20:], line.strip()]

@@ -9,7 +9,7 @@ from __future__ import annotations
 _UP = b"\x1b[A"
 
 
-def is_drawn_over(line: bytes) -> bool:
+def is_overwritten(line: bytes) -> bool:
     """Whether a line shows nested bars, which a terminal would overwrite with the next bar."""
     head, up, tail = line.rstrip(b"\r\n").rpartition(_UP)
     return bool(up) and b"\r" in head and (not tail or tail.startswith(b"\r"))
@@ -20,7 +20,7 @@ def reduced(text: bytes) -> bytes:
     body = text.rstrip(b"\r\n")
     end = text[len(body) :]
     head, up, tail = body.rpartition(_UP)
-    if is_drawn_over(text):
+    if is_overwritten(text):
         return _from_last_return(head) + up + _from_last_return(tail) + end
     return _from_last_return(tail if b"\r" in head else body) + end
 
@@ -28,7 +28,7 @@ def reduced(text: bytes) -> bytes:
 def last_state(text: bytes) -> bytes:
     """Return the final state of a line on a terminal, with the line's own ending."""
     text = reduced(text)
-    if is_drawn_over(text):
+    if is_overwritten(text):
         text = text.replace(_UP, b"")
     body = text.rstrip(b"\r\n")
     return body.rpartition(b"\r")[2] + text[len(body) :]

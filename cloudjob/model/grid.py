@@ -18,7 +18,7 @@ MAX_JOBS = 10_000
 NAME_RULE = r"[A-Za-z_][A-Za-z0-9_-]*"
 # The native states of jobs of a sweep that were not submitted.
 NEVER = "never submitted"
-WAITS = "waits for other jobs of the sweep"
+WAITING = "waits for other jobs of the sweep"
 # The keys in which {NAME} is replaced by a value.
 FILLED = ("args", "env", "inputs", "outputs")
 
@@ -59,18 +59,18 @@ def check_name(name: str) -> str:
 def values_of(value: object) -> object:
     """Return the values in a text such as ``0.1,0.01`` or ``1..3``; a list is returned as it is."""
     if isinstance(value, str):
-        value = [word for part in value.split(",") for word in _words(part.strip(), value)]
+        value = [item for part in value.split(",") for item in _items(part.strip(), value)]
     if isinstance(value, (list, tuple)):
         if not value:
             raise ValueError(f"has no values ({_ALLOWED})")
-        words = [word for word in value if isinstance(word, str)]
-        twice = next((word for word, times in Counter(words).items() if times > 1), None)
-        if twice is not None:
-            raise ValueError(f"has a value twice (given {given(twice)}; allowed once)")
+        texts = [item for item in value if isinstance(item, str)]
+        duplicate = next((item for item, times in Counter(texts).items() if times > 1), None)
+        if duplicate is not None:
+            raise ValueError(f"has a value twice (given {given(duplicate)}; allowed once)")
     return value
 
 
-def _words(part: str, whole: str) -> Iterator[str]:
+def _items(part: str, whole: str) -> Iterator[str]:
     if not part:
         what = "an empty value" if whole.strip() else "no values"
         raise ValueError(f"has {what} (given {given(whole)}; {_ALLOWED})")

@@ -23,7 +23,7 @@ from cloudjob.model.sections import (
     Process,
     Slurm,
 )
-from cloudjob.model.text import MASK, given, hidden_texts, hide, secret_values, secrets_masked
+from cloudjob.model.text import MASK, given, hide, secret_texts, secret_values, secrets_masked
 from cloudjob.model.types import (
     Inputs,
     Labels,
@@ -163,7 +163,7 @@ class JobSpec(Values):
 
     @field_validator("name")
     @classmethod
-    def _name_or_the_scripts(cls, name: str, info: ValidationInfo) -> str:
+    def _valid_name(cls, name: str, info: ValidationInfo) -> str:
         name = name or default_name(info.data.get("script", ""))
         if not re.fullmatch(NAME_RULE, name):
             allowed = "letters, digits, '_' and '-', 1 to 64 of them"
@@ -264,19 +264,20 @@ def default_name(script: str) -> str:
 _TEXTS = ("args", "env", "sweep")
 
 
-def masked(spec: JobSpec, hidden: Sequence[str] | None = None) -> dict[str, Any]:
+def masked(spec: JobSpec, masked_texts: Sequence[str] | None = None) -> dict[str, Any]:
     """Return the job as plain JSON values with every secret as ``***``, and the given sections.
 
     Args:
-        hidden: The texts to mask in arguments and variables; by default the values of its secrets
-            and of variables with a name such as ``WANDB_API_KEY``.
+        masked_texts: The texts to mask in arguments and variables; by default the values of its
+            secrets and of variables with a name such as ``WANDB_API_KEY``.
     """
-    hidden = hidden_texts(secret_values(spec.secrets, spec.env)) if hidden is None else hidden
+    if masked_texts is None:
+        masked_texts = secret_texts(secret_values(spec.secrets, spec.env))
     fields = JobSpec.model_fields
     keys = {name: shown(fields[name], value) for name, value in spec if name not in SECTIONS}
     keys["secrets"] = dict.fromkeys(spec.secrets, MASK)
-    keys.update({name: hide(keys[name], hidden) for name in _TEXTS})
-    keys["env"] = secrets_masked(hide(spec.env, hidden))
+    keys.update({name: hide(keys[name], masked_texts) for name in _TEXTS})
+    keys["env"] = secrets_masked(hide(spec.env, masked_texts))
     given_sections = {name: _plain(values) for name, values in spec.sections.items()}
     return {**_plain(keys), **given_sections}
 

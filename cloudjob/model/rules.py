@@ -51,9 +51,9 @@ ADDRESSINGS = ("auto", "path", "virtual")
 # The fields whose entries become variables of every rank.
 VARIABLE_FIELDS = ("env", "secrets", "inputs", "outputs")
 
-# Linux refuses a word of argv or of the environment above MAX_ARG_STRLEN = 131072 bytes, which
-# includes the terminating NUL (execve(2)); without this check, the job would fail on its node.
-MAX_WORD_BYTES = 131_071
+# Linux refuses an argument or a variable above MAX_ARG_STRLEN = 131072 bytes, which includes the
+# terminating NUL (execve(2)); without this check, the job would fail on its node.
+MAX_ARG_BYTES = 131_071
 NAME_RULE = r"[A-Za-z0-9_-]{1,64}"
 VARIABLE_RULE = r"[A-Za-z_][A-Za-z0-9_]*"
 # ModelArts refuses user variables that begin with MA_; cloudjob uses CLOUDJOB_ to configure nodes.

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 
 from cloudjob.errors import SpecError
 from cloudjob.model import submission as submissions
-from cloudjob.model.rules import MAX_WORD_BYTES, VARIABLE_FIELDS
+from cloudjob.model.rules import MAX_ARG_BYTES, VARIABLE_FIELDS
 from cloudjob.model.submission import Submission
 from jobentry.contract import env, names
 from jobentry.contract.launchers import LAUNCHERS
@@ -21,7 +21,7 @@ HINT = "put long values into a file of the source or into an input"
 # A quarter of the usual stack limit (execve(2)) is 2 MiB; the rest is room for the variables that
 # the image, the launcher and the platform add.
 MAX_PROGRAM_BYTES = 2_000_000
-# The bytes of each word besides its text: the terminating NUL and a pointer.
+# The bytes of each argument or variable besides its text: the terminating NUL and a pointer.
 _EACH = 9
 # The bytes that each variable of the job adds to mpirun's command line: ``-x NAME``.
 _OPTION = len("-x") + 2 * _EACH
@@ -64,8 +64,8 @@ def largest_argument(spec: JobSpec) -> str:
 
 def _arguments(spec: JobSpec) -> Iterator[tuple[str, int]]:
     yield "script", _size(spec.script)
-    for index, word in enumerate(spec.args):
-        yield f"args[{index}]", _size(word)
+    for index, argument in enumerate(spec.args):
+        yield f"args[{index}]", _size(argument)
 
 
 def _longest(sizes: Iterable[tuple[str, int]]) -> str:
@@ -78,14 +78,14 @@ def _long_lists(submission: Submission) -> Iterator[str]:
     variables = env.write(submissions.node_env(submission, 0, ("localhost",)))
     for name, key in _KEYS.items():
         size = _size(f"{name}={variables.get(name, '')}")
-        if size > MAX_WORD_BYTES:
-            yield f"{key}: too many (given {size} bytes; allowed {MAX_WORD_BYTES}, Linux's limit)"
+        if size > MAX_ARG_BYTES:
+            yield f"{key}: too many (given {size} bytes; allowed {MAX_ARG_BYTES}, Linux's limit)"
 
 
 def _long_command(submission: Submission) -> Iterator[str]:
-    """Yield the arguments if they exceed the one word that starts a rank on another node."""
+    """Yield the arguments if they exceed the one argument that starts a rank on another node."""
     spec = submission.spec
-    allowed = MAX_WORD_BYTES - _COMMAND_BYTES
+    allowed = MAX_ARG_BYTES - _COMMAND_BYTES
     size = _size(shlex.join((spec.script, *spec.args)))
     if LAUNCHERS[spec.launcher].is_elastic and size > allowed:
         yield f"args: too long for {spec.launcher} (given {size} bytes; allowed {allowed})"
@@ -97,7 +97,7 @@ def _too_much(submission: Submission) -> Iterator[str]:
     variables = submissions.variables(submission, node, home="/home/ma-user", address="0.0.0.0")
     total = sum(_size(f"{name}={value}") + _EACH for name, value in variables.items())
     total += sum(_size(name) + _OPTION for name in spec.env)
-    total += sum(_size(word) + _EACH for word in (spec.script, *spec.args))
+    total += sum(_size(argument) + _EACH for argument in (spec.script, *spec.args))
     if total > MAX_PROGRAM_BYTES:
         yield (
             f"arguments and variables: too long for Linux to start a rank (given {total} bytes, "

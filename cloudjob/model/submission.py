@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from cloudjob.model import mindspore
-from cloudjob.model.text import MASK, hidden_texts, hide, secret_values, secrets_masked
+from cloudjob.model.text import MASK, hide, secret_texts, secret_values, secrets_masked
 from jobentry.contract import env, names
 from jobentry.contract.env import MindSpore, NodeEnv, OpenMpi
 from jobentry.contract.launchers import LAUNCHERS
@@ -150,7 +150,7 @@ def host_names(submission: Submission) -> tuple[str, ...]:
 def show(submission: Submission) -> dict[str, Any]:
     """Return ``submission`` as plain JSON values, with secrets as ``***``."""
     spec = submission.spec
-    hidden = hidden_values(submission)
+    texts = masked_texts(submission)
     return {
         "job": submission.job,
         "name": spec.name,
@@ -159,8 +159,8 @@ def show(submission: Submission) -> dict[str, Any]:
         "nodes": spec.nodes,
         "procs_per_node": spec.procs_per_node,
         "script": spec.script,
-        "args": hide(spec.args, hidden),
-        "env": secrets_masked(hide(spec.env, hidden)),
+        "args": hide(spec.args, texts),
+        "env": secrets_masked(hide(spec.env, texts)),
         "secrets": dict.fromkeys(spec.secrets, MASK),
         "access": dict.fromkeys(submission.access, MASK),
         "inputs": dict(spec.inputs),
@@ -179,11 +179,11 @@ def show(submission: Submission) -> dict[str, Any]:
     }
 
 
-def hidden_values(submission: Submission) -> list[str]:
+def masked_texts(submission: Submission) -> list[str]:
     """Return the texts that ``hide`` masks: the secrets of the job, and the keys of its store."""
     keys = (submission.access.get(name, "") for name in names.STORE_KEYS)
     spec = submission.spec
-    return hidden_texts((*secret_values(spec.secrets, spec.env), *keys))
+    return secret_texts((*secret_values(spec.secrets, spec.env), *keys))
 
 
 def _min_nodes(spec: JobSpec) -> int:
@@ -205,8 +205,8 @@ def _mindspore(spec: JobSpec) -> MindSpore:
     )
 
 
-def _chosen(word: str) -> str:
-    return "" if word == mindspore.NONE else word
+def _chosen(value: str) -> str:
+    return "" if value == mindspore.NONE else value
 
 
 def _open_mpi(spec: JobSpec) -> OpenMpi:

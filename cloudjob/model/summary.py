@@ -52,10 +52,10 @@ def reason(status: JobStatus) -> str:
 
 def place(failure: Failure) -> str:
     """Return which rank of which node failed; empty if the message begins with it."""
-    where = (
+    parts = (
         f"node {failure.node}" if failure.node is not None else "",
         f"rank {failure.rank}" if failure.rank is not None else "",
     )
-    found = " ".join(filter(None, where))
-    is_named = failure.message.startswith((f"{found} ", f"{found}: "))
-    return "" if is_named else found
+    text = " ".join(filter(None, parts))
+    is_named = failure.message.startswith((f"{text} ", f"{text}: "))
+    return "" if is_named else text

@@ -33,29 +33,29 @@ def secret_values(secrets: Mapping[str, str], env: Mapping[str, str]) -> list[st
     return [*secrets.values(), *(value for name, value in env.items() if shown[name] != value)]
 
 
-def hidden_texts(values: Iterable[str]) -> list[str]:
+def secret_texts(values: Iterable[str]) -> list[str]:
     """Return the texts that ``hide`` masks for secrets: each line of a value, also encoded."""
-    from jobentry.contract.masks import hidden_forms
+    from jobentry.contract.masks import secret_forms
 
-    return [os.fsdecode(form) for form in hidden_forms(map(os.fsencode, values))]
+    return [os.fsdecode(form) for form in secret_forms(map(os.fsencode, values))]
 
 
-def hide(value: Any, hidden: Sequence[str]) -> Any:
-    """Return plain values with ``***`` for each hidden text in any of their texts."""
+def hide(value: Any, secrets: Sequence[str]) -> Any:
+    """Return plain values with ``***`` for each secret in any of their texts."""
     if isinstance(value, str):
-        for text in hidden:
-            value = value.replace(text, MASK)
+        for secret in secrets:
+            value = value.replace(secret, MASK)
         return value
     if isinstance(value, Mapping):
-        return {key: hide(item, hidden) for key, item in value.items()}
-    return [hide(item, hidden) for item in value] if isinstance(value, (list, tuple)) else value
+        return {key: hide(item, secrets) for key, item in value.items()}
+    return [hide(item, secrets) for item in value] if isinstance(value, (list, tuple)) else value
 
 
-def nearest(word: str, allowed: Iterable[str]) -> str:
+def nearest(text: str, allowed: Iterable[str]) -> str:
     """Return ``, did you mean 'x'?`` for the closest of ``allowed``; empty if none is close."""
     import difflib
 
-    close = difflib.get_close_matches(word.lower().replace("-", "_"), list(allowed), n=1)
+    close = difflib.get_close_matches(text.lower().replace("-", "_"), list(allowed), n=1)
     return f", did you mean '{close[0]}'?" if close else ""
 
 

@@ -32,7 +32,7 @@ from pydantic_core import PydanticKnownError, core_schema
 from cloudjob.model import grid
 from cloudjob.model.rules import (
     AUTO_RANKS,
-    MAX_WORD_BYTES,
+    MAX_ARG_BYTES,
     RESERVED_PREFIXES,
     VARIABLE_RULE,
 )
@@ -66,21 +66,21 @@ class Option:
 
 
 class OneOf:
-    """Restricts a text to these words."""
+    """Restricts a text to these choices."""
 
-    def __init__(self, *words: str) -> None:
-        self.words = words
+    def __init__(self, *choices: str) -> None:
+        self.choices = choices
 
     def __get_pydantic_core_schema__(
         self, _source: object, _handler: GetCoreSchemaHandler
     ) -> core_schema.CoreSchema:
-        return core_schema.literal_schema(list(self.words))
+        return core_schema.literal_schema(list(self.choices))
 
     def __get_pydantic_json_schema__(
         self, _schema: core_schema.CoreSchema, _handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
         # An editor reads an unquoted true as a boolean; cloudjob reads it as text.
-        return {"enum": [{"true": True, "false": False}.get(word, word) for word in self.words]}
+        return {"enum": [{"true": True, "false": False}.get(each, each) for each in self.choices]}
 
 
 def key(description: str, default: Any = "", **limits: Any) -> Any:
@@ -98,9 +98,9 @@ def shown(field: FieldInfo, value: object) -> object:
     )
 
 
-def allowed_words(field: FieldInfo) -> tuple[str, ...]:
-    """Return the words that a field allows; empty if it allows any text."""
-    return next((item.words for item in field.metadata if isinstance(item, OneOf)), ())
+def choices_of(field: FieldInfo) -> tuple[str, ...]:
+    """Return the choices that a field allows; empty if it allows any text."""
+    return next((item.choices for item in field.metadata if isinstance(item, OneOf)), ())
 
 
 def number_range(field: FieldInfo) -> str:
@@ -160,9 +160,9 @@ def check_text(value: str, shown: str = "") -> str:
 
 def check_size(size_bytes: int) -> None:
     """Raise ``ValueError`` for more bytes than Linux accepts as one argument or variable."""
-    if size_bytes > MAX_WORD_BYTES:
+    if size_bytes > MAX_ARG_BYTES:
         raise ValueError(
-            f"is too long (given {size_bytes} bytes; allowed {MAX_WORD_BYTES}, Linux's limit)"
+            f"is too long (given {size_bytes} bytes; allowed {MAX_ARG_BYTES}, Linux's limit)"
         )
 
 
@@ -219,14 +219,14 @@ def check_pattern(text: str) -> str:
 EVENTS = ("end", "failure", "hang")
 
 
-def _check_events(words: tuple[str, ...]) -> tuple[str, ...]:
-    for word in words:
-        if word not in EVENTS:
+def _check_events(events: tuple[str, ...]) -> tuple[str, ...]:
+    for event in events:
+        if event not in EVENTS:
             raise ValueError(
-                f"lists a word that is not an event{nearest(word, EVENTS)}"
-                f" (given {given(word)}; allowed {', '.join(EVENTS)})"
+                f"lists a word that is not an event{nearest(event, EVENTS)}"
+                f" (given {given(event)}; allowed {', '.join(EVENTS)})"
             )
-    return words
+    return events
 
 
 def _check_webhook(text: str) -> str:

@@ -14,7 +14,7 @@ from cloudjob.model import grid, mindspore
 from cloudjob.model.job import SECTIONS, JobSpec
 from cloudjob.model.rules import BACKENDS, VARIABLE_FIELDS
 from cloudjob.model.text import given, nearest, one_line
-from cloudjob.model.types import allowed_words, check_size, number_range
+from cloudjob.model.types import check_size, choices_of, number_range
 from jobentry.contract import env
 from jobentry.contract.launchers import AUTO, LAUNCHERS
 
@@ -117,10 +117,12 @@ def _message(location: Location, kind: str, error: Mapping[str, Any]) -> str:
         return f"is not {_NUMBERS[kind]} (given {given(value)}; allowed {allowed})"
     if field and kind in _LIMITS:
         return f"is out of range (given {given(value)}; allowed {number_range(field)})"
-    if field and allowed_words(field) and isinstance(value, str):
-        words = allowed_words(field)
-        shown = f"(given {given(value)}; allowed {', '.join(word or repr(word) for word in words)})"
-        return f"is not known{nearest(value, words)} {shown}"
+    if field and choices_of(field) and isinstance(value, str):
+        choices = choices_of(field)
+        shown = (
+            f"(given {given(value)}; allowed {', '.join(each or repr(each) for each in choices)})"
+        )
+        return f"is not known{nearest(value, choices)} {shown}"
     return _SHAPES.get(kind, "must be one text or number")
 
 

@@ -95,5 +95,5 @@ def _nearest(tree: Tree, name: str) -> str:
     base = posixpath.basename(name)
     by_base = {posixpath.basename(other): other for other in reversed(names)}
     near = [by_base[base]] if base in by_base else difflib.get_close_matches(name, names, 1)
-    near = near or [by_base[word] for word in difflib.get_close_matches(base, by_base, 1)]
+    near = near or [by_base[match] for match in difflib.get_close_matches(base, by_base, 1)]
     return f"did you mean {shown(near[0])}?" if near else _RELATIVE

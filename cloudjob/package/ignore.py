@@ -79,9 +79,9 @@ class Rules:
             return None
         for line in reversed(self._lines):
             if _applies(line, path):
-                spelled = line.text[1:].strip().strip("/")
+                text = line.text[1:].strip().strip("/")
                 base = relative.rpartition("/")[2]
-                is_named = line.text.startswith("!") and spelled in (relative, base)
+                is_named = line.text.startswith("!") and text in (relative, base)
                 rule = f"{shown(self._name)}:{line.number}: {line.text}"
                 return Decision(bool(line.pattern.include), rule, is_named)
         return None
@@ -117,8 +117,8 @@ def outer_rules(source: str) -> tuple[Rules, ...]:
     top = _repository_root(source)
     if top is None:
         return tuple(rules for rules in (Rules(own, _read(own)),) if rules)
-    way = os.path.relpath(source, top)
-    segments = () if way == "." else tuple(way.split("/"))
+    relative = os.path.relpath(source, top)
+    segments = () if relative == "." else tuple(relative.split("/"))
     # Each with the depth, from the top, of the folder that its lines are relative to.
     files = [(own, 0), (_info_exclude(top), 0)]
     files += [

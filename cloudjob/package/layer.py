@@ -132,24 +132,24 @@ class _Change:
         """Return what to remember; ``new`` is the number of the new layer."""
         found = []
         for source_entry, entry in zip(self._job.tree.entries, self.entries, strict=True):
-            was = self._before.get(entry.name)
+            cached = self._before.get(entry.name)
             is_listed = new is not None and self.is_listed(entry, new)
-            layer = was.layer if was and not is_listed else new
+            layer = cached.layer if cached and not is_listed else new
             holder = new if entry.digest in self._layer.contents else self.holders.get(entry.digest)
             status = cache.trusted(source_entry.file_stat, self._job.now_ns)
             found.append(
                 CachedEntry(
-                    entry, layer or 0, holder or 0, status, self._scanned(source_entry, was)
+                    entry, layer or 0, holder or 0, status, self._scanned(source_entry, cached)
                 )
             )
         return tuple(found)
 
     def _is_known(self, source_entry: SourceEntry) -> bool:
         """Whether a file is unchanged, and the current rules found no secret in it."""
-        was = self._before.get(_text(source_entry.name))
-        if was is None or was.file_stat is None or was.file_stat != source_entry.file_stat:
+        cached = self._before.get(_text(source_entry.name))
+        if cached is None or cached.file_stat is None or cached.file_stat != source_entry.file_stat:
             return False
-        return was.entry.kind == FILE and was.scanned == self._job.searcher.tag(source_entry)
+        return cached.entry.kind == FILE and cached.scanned == self._job.searcher.tag(source_entry)
 
     def _store(self, source_entry: SourceEntry, held: Mapping[str, int]) -> str:
         """Read and search a file, store its content unless a layer has it; return its digest."""
@@ -170,8 +170,8 @@ class _Change:
             sha256.update(piece)
         digest = sha256.hexdigest()
         if digest not in held and digest not in contents:
-            again = self._same_pieces(source_entry, digest)
-            self._layer.add_pieces(name, source_entry.mode, digest, source_entry.size_bytes, again)
+            reread = self._same_pieces(source_entry, digest)
+            self._layer.add_pieces(name, source_entry.mode, digest, source_entry.size_bytes, reread)
         return digest
 
     def _same_pieces(self, source_entry: SourceEntry, digest: str) -> Iterator[bytes]:
@@ -192,13 +192,13 @@ class _Change:
             return Entry(name, FILE, source_entry.mode, source_entry.size_bytes, digest)
         return Entry(name, source_entry.kind, source_entry.mode)
 
-    def _scanned(self, source_entry: SourceEntry, was: CachedEntry | None) -> str:
+    def _scanned(self, source_entry: SourceEntry, cached: CachedEntry | None) -> str:
         if source_entry.name in self._exempt:
             return ""
         return (
             self._job.searcher.tag(source_entry)
-            if was is None or source_entry.name in self._read
-            else was.scanned
+            if cached is None or source_entry.name in self._read
+            else cached.scanned
         )
 
 

@@ -48,7 +48,7 @@ class RefusedPath(NamedTuple):
     """A path that cannot be sent to another machine, and why."""
 
     name: str
-    fault: str
+    problem: str
 
 
 class ScanResult(NamedTuple):
@@ -117,7 +117,7 @@ def explain(
             return Explanation(listed, True, entry.kept_by or "no rule leaves it out", listed)
     for refused in found.refused:
         if refused.name == name:
-            return Explanation(name, False, f"refused: it {refused.fault}", name)
+            return Explanation(name, False, f"refused: it {refused.problem}", name)
     for out, reason in found.left_out:
         if covers(out, name):
             return Explanation(name, False, reason, out)
@@ -324,11 +324,11 @@ class _Walker:
         if folder.followed or not _is_inside(real, self._root):
             if self._follow_links:
                 return self._follow(name, real, target, verdict, folder)
-            fault = f"is a link to {shown(target)}, outside the source"
-            self.found.refused.append(RefusedPath(name, fault))
+            problem = f"is a link to {shown(target)}, outside the source"
+            self.found.refused.append(RefusedPath(name, problem))
             return ()
-        landing = posixpath.normpath(posixpath.join(posixpath.dirname(name), target))
-        if posixpath.isabs(target) or landing.split("/", 1)[0] == "..":
+        resolved = posixpath.normpath(posixpath.join(posixpath.dirname(name), target))
+        if posixpath.isabs(target) or resolved.split("/", 1)[0] == "..":
             target = os.path.relpath(real, posixpath.dirname(child.path))
         self.found.entries.append(
             SourceEntry(name, LINK, 0o777, target=target, kept_by=verdict.kept_by)
@@ -341,18 +341,18 @@ class _Walker:
         try:
             status = Path(real).stat()
         except OSError as error:
-            fault = f"is a link to {shown(target)}: {reason_of(error)}"
-            self.found.refused.append(RefusedPath(name, fault))
+            problem = f"is a link to {shown(target)}: {reason_of(error)}"
+            self.found.refused.append(RefusedPath(name, problem))
             return ()
         if not stat.S_ISDIR(status.st_mode):
             self._add_file(name, status, verdict, real, real)
             return ()
-        place = (status.st_dev, status.st_ino)
-        if place in folder.followed or _is_inside(self._root, real):
-            fault = f"is a link to {shown(target)}, a folder that contains the link"
-            self.found.refused.append(RefusedPath(name, fault))
+        identity = (status.st_dev, status.st_ino)
+        if identity in folder.followed or _is_inside(self._root, real):
+            problem = f"is a link to {shown(target)}, a folder that contains the link"
+            self.found.refused.append(RefusedPath(name, problem))
             return ()
-        followed = (*folder.followed, place)
+        followed = (*folder.followed, identity)
         return self._add_folder(name, real, status, verdict, folder._replace(followed=followed))
 
 
@@ -407,8 +407,8 @@ def _default_reason(child: os.DirEntry[str], is_folder: bool) -> str:
 
 def _refused_error(source: Path, refused: list[RefusedPath]) -> PackageError:
     more = len(refused) - _LISTED
-    listed = [f"{shown(name)} {fault}" for name, fault in refused[:_LISTED]]
-    has_links = any(" link to " in each.fault for each in refused)
+    listed = [f"{shown(name)} {problem}" for name, problem in refused[:_LISTED]]
+    has_links = any(" link to " in each.problem for each in refused)
     return PackageError(
         f"pack {shown(source)}: {'; '.join(listed)}" + (f"; and {more} more" if more > 0 else ""),
         hint=f"leave it out with a line in {CLOUDJOBIGNORE}; "

@@ -10,7 +10,7 @@ from cloudjob.errors import NotReady
 from cloudjob.model.job import JobSpec
 from cloudjob.model.progress import OnProgress, Progress
 from cloudjob.model.rules import BACKENDS
-from cloudjob.model.text import hidden_texts, secrets_masked
+from cloudjob.model.text import secret_texts, secrets_masked
 from cloudjob.submission import nested_launchers, script_check
 
 # If a job has no time limit, keys that are valid for longer than this pass the check.
@@ -50,8 +50,8 @@ def secret_checks(spec: JobSpec) -> Iterator[Check]:
     """Yield a check for each secret that is visible in arguments or ordinary variables."""
     shown = (*spec.args, *spec.env.values())
     for name, value in spec.secrets.items():
-        hidden = hidden_texts([value])
-        if any(text in each for text in hidden for each in shown):
+        texts = secret_texts([value])
+        if any(text in each for text in texts for each in shown):
             found = f"the value of {name} is in arguments or variables, which the platform shows"
             hint = f"read it in the script from the variable {name}"
             yield Check("secrets", False, found, hint, is_needed=False)

@@ -63,8 +63,8 @@ def choose(spec: JobSpec) -> Choice:
         first: dict[str, str] = {}
         for module, launcher in _BY_IMPORT.items():
             first.setdefault(launcher, module)
-        looked_for = ", ".join(first.values())
-        return Choice(DEFAULT, f"{one_line(spec.script)} imports none of {looked_for}")
+        frameworks = ", ".join(first.values())
+        return Choice(DEFAULT, f"{one_line(spec.script)} imports none of {frameworks}")
     return Choice(DEFAULT, f"{one_line(spec.script)} is not a Python script")
 
 
@@ -162,9 +162,9 @@ def _names(node: ast.AST) -> Iterator[tuple[str, str, str]]:
             yield (alias.name, *((alias.asname, alias.name) if alias.asname else (top, top)))
     elif isinstance(node, ast.ImportFrom):
         base = "." * node.level + (node.module or "")
-        joint = "" if base.endswith(".") else "."
+        separator = "" if base.endswith(".") else "."
         for alias in node.names:
-            name = base if alias.name == "*" else base + joint + alias.name
+            name = base if alias.name == "*" else base + separator + alias.name
             yield name, alias.asname or alias.name, name
 
 
@@ -224,23 +224,23 @@ def own_files(folder: Path, importer: Path, name: str) -> list[Path] | None:
         folder: The script's folder, where Python looks first.
     """
     dots = len(name) - len(name.lstrip("."))
-    place = importer.parents[dots - 1] if 0 < dots <= len(importer.parents) else folder
-    if not place.is_relative_to(folder):
+    path = importer.parents[dots - 1] if 0 < dots <= len(importer.parents) else folder
+    if not path.is_relative_to(folder):
         return []
-    files = [place / "__init__.py"] if dots else []
+    files = [path / "__init__.py"] if dots else []
     for count, part in enumerate(filter(None, name.lstrip(".").split("."))):
-        place = place / part
-        if place.is_dir() and (count or dots or _is_package(place, part)):
-            files.append(place / "__init__.py")
-        elif place.with_name(f"{part}.py").is_file():
-            files.append(place.with_name(f"{part}.py"))
+        path = path / part
+        if path.is_dir() and (count or dots or _is_package(path, part)):
+            files.append(path / "__init__.py")
+        elif path.with_name(f"{part}.py").is_file():
+            files.append(path.with_name(f"{part}.py"))
             break
         elif count or dots:
             # The rest of the name is something inside the module.
             break
         else:
             return None
-    return [path for path in files if path.is_file()]
+    return [file for file in files if file.is_file()]
 
 
 def _is_package(folder: Path, name: str) -> bool:

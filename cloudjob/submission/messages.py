@@ -39,9 +39,9 @@ def left_out(package: CodePackage) -> Iterator[Progress]:
 
 def sent(package: CodePackage, kept: StoredLayers) -> Progress:
     """Report how much of the package was sent."""
-    whole = size_text(sum(layer.size_bytes for layer in kept.layers))
+    total = size_text(sum(layer.size_bytes for layer in kept.layers))
     layers = "1 layer new" if kept.sent_layers else "nothing new"
     message = (
-        f"sent {size_text(kept.sent_bytes)} of {whole}, {layers}: {counted(package.files, 'file')}"
+        f"sent {size_text(kept.sent_bytes)} of {total}, {layers}: {counted(package.files, 'file')}"
     )
     return Progress("sent", message)

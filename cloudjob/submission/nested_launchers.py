@@ -74,7 +74,7 @@ class Command:
         is_failure_ignored: Whether the script ignores its exit code.
     """
 
-    words: tuple[str, ...]
+    argv: tuple[str, ...]
     line: int
     is_repeated: bool
     is_background: bool = False
@@ -136,78 +136,80 @@ def find(source: Path, script: str) -> Nested | None:
     while waiting:
         name = waiting.pop(0)
         commands = read(source / name)
-        waits = any(command.words[0] == "wait" for command in commands)
+        has_wait = any(command.argv[0] == "wait" for command in commands)
         for command in commands:
             where = f"{one_line(name)} line {command.line}"
-            found = _nested(command, where, waits=waits)
+            found = _nested(command, where, has_wait=has_wait)
             if found is not None:
                 return found
-            further = _script_of(command.words)
+            further = _script_of(command.argv)
             if further and further not in seen:
                 seen.add(further)
                 waiting.append(further)
     return None
 
 
-def _nested(command: Command, where: str, *, waits: bool) -> Nested | None:
-    words = command.words
-    launcher, shown = _launcher(words)
+def _nested(command: Command, where: str, *, has_wait: bool) -> Nested | None:
+    argv = command.argv
+    launcher, shown = _launcher(argv)
     if launcher:
-        count = _count(words)
+        count = _count(argv)
         size = f" --procs-per-node {count}" if count else ""
-        replacement = f"--launcher {launcher}{size} {_program(words)}"
+        replacement = f"--launcher {launcher}{size} {_program(argv)}"
         return Nested(
             where,
             f"starts {shown} itself",
             launcher,
             replacement,
             is_failure_ignored=command.is_failure_ignored,
-            may_outlive_script=command.is_background and not waits,
+            may_outlive_script=command.is_background and not has_wait,
         )
-    if command.is_repeated and command.is_background and not waits and _is_python(words):
-        replacement = f"--procs-per-node N {_program(words)}"
+    if command.is_repeated and command.is_background and not has_wait and _is_python(argv):
+        replacement = f"--procs-per-node N {_program(argv)}"
         return Nested(
             where, "starts processes in a loop and does not wait for them", "", replacement
         )
     return None
 
 
-def _launcher(words: Sequence[str]) -> tuple[str, str]:
+def _launcher(argv: Sequence[str]) -> tuple[str, str]:
     """Return the launcher that replaces this command, and the program or module it names."""
-    if len(words) > 1 and words[1] in _NO_START:
+    if len(argv) > 1 and argv[1] in _NO_START:
         return "", ""
-    program = words[0].rpartition("/")[2]
+    program = argv[0].rpartition("/")[2]
     if program in _PROGRAMS:
         return _PROGRAMS[program], program
-    if "-m" in words[:-1]:
-        module = words[words.index("-m") + 1]
+    if "-m" in argv[:-1]:
+        module = argv[argv.index("-m") + 1]
         return _MODULES.get(module, ""), module
     return "", ""
 
 
-def _count(words: Sequence[str]) -> str:
+def _count(argv: Sequence[str]) -> str:
     """Return the number of ranks that a command starts; empty if it is in a variable."""
-    for word, following in zip(words, [*words[1:], ""], strict=True):
-        found = _COUNTS.fullmatch(word)
+    for argument, following in zip(argv, [*argv[1:], ""], strict=True):
+        found = _COUNTS.fullmatch(argument)
         if found:
             return found.group(1) or (following if following.isdecimal() else "")
     return ""
 
 
-def _program(words: Sequence[str]) -> str:
+def _program(argv: Sequence[str]) -> str:
     """Return the Python script that a command starts, as ``cloudjob submit`` expects it."""
-    script = next((word for word in words if word.endswith(".py")), "SCRIPT")
+    script = next((argument for argument in argv if argument.endswith(".py")), "SCRIPT")
     return one_line(script.removeprefix("./"))
 
 
-def _is_python(words: Sequence[str]) -> bool:
-    return any(word.endswith(".py") or _PYTHON.match(word.rpartition("/")[2]) for word in words)
+def _is_python(argv: Sequence[str]) -> bool:
+    return any(
+        argument.endswith(".py") or _PYTHON.match(argument.rpartition("/")[2]) for argument in argv
+    )
 
 
-def _script_of(words: Sequence[str]) -> str:
+def _script_of(argv: Sequence[str]) -> str:
     """Return the shell script that a command runs; empty if it runs none."""
-    names = words[1:] if words[0] in _SHELLS else words[:1]
-    name = next((word for word in names if not word.startswith("-")), "")
+    names = argv[1:] if argv[0] in _SHELLS else argv[:1]
+    name = next((argument for argument in names if not argument.startswith("-")), "")
     return name.removeprefix("./") if name.endswith(".sh") and not name.startswith("/") else ""
 
 
@@ -230,20 +232,22 @@ def read(path: Path) -> list[Command]:
 
 def _with_ignored_exit_codes(found: list[Command]) -> list[Command]:
     """Mark the commands whose exit code is neither the script's own nor checked later."""
-    if any(_ends_on_errors(command.words) for command in found):
+    if any(_ends_on_errors(command.argv) for command in found):
         return found
     is_noted = False
     noted = []
     for at, command in reversed([*enumerate(found)]):
-        is_followed_by_exit = found[at + 1 : at + 2] and found[at + 1].words[0] == "exit"
+        is_followed_by_exit = found[at + 1 : at + 2] and found[at + 1].argv[0] == "exit"
         is_failure_ignored = at + 1 < len(found) and not is_noted and not is_followed_by_exit
         noted.append(replace(command, is_failure_ignored=is_failure_ignored))
-        is_noted = is_noted or any("$?" in word or "PIPESTATUS" in word for word in command.words)
+        is_noted = is_noted or any(
+            "$?" in argument or "PIPESTATUS" in argument for argument in command.argv
+        )
     return noted[::-1]
 
 
-def _ends_on_errors(words: Sequence[str]) -> bool:
-    return words[0] == "set" and any(re.match(r"-\w*e|errexit", word) for word in words[1:])
+def _ends_on_errors(argv: Sequence[str]) -> bool:
+    return argv[0] == "set" and any(re.match(r"-\w*e|errexit", argument) for argument in argv[1:])
 
 
 def commands(text: str) -> list[Command]:

@@ -41,8 +41,8 @@ def find_script(folder: Path) -> str:
     for name in _SCRIPTS:
         if name in found:
             return name
-    mains = [name for name in found if b"__main__" in scripts.read(folder / name)]
-    for names in (mains, found):
+    runnable = [name for name in found if b"__main__" in scripts.read(folder / name)]
+    for names in (runnable, found):
         if len(names) == 1:
             return names[0]
     listed = ", ".join(map(one_line, found[:5])) or "no Python file"
@@ -91,10 +91,10 @@ def _scalar(text: str) -> str:
 
 def _ranks(environ: Mapping[str, str]) -> Iterator[str]:
     count, kind = devices.count(environ)
-    here = (
+    device_text = (
         f"this machine has {count} {kind}{'s' * (count > 1)}" if count else "this machine has none"
     )
-    yield f"# Ranks on each node; by default one for each GPU or NPU, else 1 ({here})."
+    yield f"# Ranks on each node; by default one for each GPU or NPU, else 1 ({device_text})."
     yield "# procs_per_node: 1"
 
 
@@ -137,19 +137,19 @@ def _requirements(folder: Path, modules: Iterable[str]) -> Iterator[str]:
     files = [name for name in _REQUIREMENTS if (folder / name).is_file()]
     known = "torch", "tensorflow", "mindspore", "horovod", "mpi4py", "jax", "numpy", "sklearn"
     used = [name for name in known if name in set(modules)]
-    because = f"{', '.join(files)} lists it" if files else "there is no requirements.txt"
+    reason = f"{', '.join(files)} lists it" if files else "there is no requirements.txt"
     imports = f"; it imports {', '.join(used)}" if used else ""
     yield "# cloudjob installs nothing: the image, or this machine's Python, must have what the"
-    yield f"# script needs ({because}{imports})."
+    yield f"# script needs ({reason}{imports})."
     yield "# image: registry.example.com/train:1"
 
 
 def _secrets(modules: Iterable[str], environ: Mapping[str, str]) -> Iterator[str]:
     names = sorted({_SECRETS[name] for name in modules if name in _SECRETS})
-    there = [name for name in names if name in environ]
+    available = [name for name in names if name in environ]
     yield "# Secret variables; each submit takes their values from your environment."
-    if there:
-        yield f"secrets: [{', '.join(there)}]"
+    if available:
+        yield f"secrets: [{', '.join(available)}]"
     else:
         why = "" if not names else "   # set it first"
         yield f"# secrets: [{', '.join(names) or 'API_TOKEN'}]{why}"

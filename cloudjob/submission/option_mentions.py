@@ -22,7 +22,7 @@ def is_mentioned(spec: JobSpec, option: str) -> bool:
     name = re.escape(option.lstrip("-")).replace(r"\-", "[-_]")
     # A single letter occurs as a word in many texts, so a short option is searched with its dash.
     dash = "" if option.startswith("--") else "-"
-    word = re.compile(rf"(?<!\w){dash}{name}(?!\w)")
+    pattern = re.compile(rf"(?<!\w){dash}{name}(?!\w)")
     source = Path(spec.source)
     start = source / spec.script
     files, seen = [start], {start}
@@ -31,7 +31,7 @@ def is_mentioned(spec: JobSpec, option: str) -> bool:
         path = files.pop(0)
         text = scripts.read(path).decode("utf-8", "replace")
         is_read = is_read or bool(text)
-        if word.search(text):
+        if pattern.search(text):
             return True
         for further in _mentioned_files(source, start.parent, path, text):
             if further not in seen and len(seen) < _MAX_FILES:

@@ -168,13 +168,13 @@ def _put_companions(
     """
     if not companions:
         return
-    acts: list[Callable[[], object]] = [
+    transfers: list[Callable[[], object]] = [
         partial(store.put_bytes, data, f"{paths.node}/{name}") for name, data in companions.items()
     ]
     copies = [(paths.code, paths.delivered_code)]
     copies += [(layer.key, f"{paths.node}/{layer.key}") for layer in kept.layers]
-    acts += [partial(store.copy, key, target) for key, target in copies]
-    in_parallel(lambda act: act(), acts, at_once=_AT_ONCE, abort=store.abort)
+    transfers += [partial(store.copy, key, target) for key, target in copies]
+    in_parallel(lambda transfer: transfer(), transfers, at_once=_AT_ONCE, abort=store.abort)
 
 
 def _record(
@@ -201,9 +201,9 @@ def _record(
 
 
 def _text(submission: Submission, member: Member | None) -> bytes:
-    hidden = submissions.hidden_values(submission)
+    masked_texts = submissions.masked_texts(submission)
     # `cloudjob cp` makes a new job from the user's description, so it is stored, too.
-    shown = {**submissions.show(submission), "spec": masked(submission.spec, hidden)}
+    shown = {**submissions.show(submission), "spec": masked(submission.spec, masked_texts)}
     if member:
-        shown["sweep"] = {"id": member.sweep, "values": hide(member.values, hidden)}
+        shown["sweep"] = {"id": member.sweep, "values": hide(member.values, masked_texts)}
     return json.dumps(shown, indent=1, sort_keys=True).encode("ascii")

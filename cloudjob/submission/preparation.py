@@ -152,10 +152,12 @@ def _access(
     if not (isinstance(hours, (int, float)) and hours and isinstance(store, Signer)):
         return store.access()
     limit_s = round(hours * 3600)
-    wanted = [("GET", paths.code), ("PUT", paths.record)]
+    operations = [("GET", paths.code), ("PUT", paths.record)]
     # Each URL takes half a kilobyte of a variable; the journals of other nodes are in the log.
-    wanted += [("PUT", paths.journal(node)) for node in range(min(spec.nodes, _SIGNED_JOURNALS))]
-    wanted += [("GET", layer.key) for layer in code_layers]
-    wanted += [("PUT", damage_key(layer.key)) for layer in code_layers]
-    signed = {store.uri(key): store.sign(method, key, limit_s) for method, key in wanted}
+    operations += [
+        ("PUT", paths.journal(node)) for node in range(min(spec.nodes, _SIGNED_JOURNALS))
+    ]
+    operations += [("GET", layer.key) for layer in code_layers]
+    operations += [("PUT", damage_key(layer.key)) for layer in code_layers]
+    signed = {store.uri(key): store.sign(method, key, limit_s) for method, key in operations}
     return {names.CLOUDJOB_SIGNED_URIS: json.dumps(signed)}

@@ -64,26 +64,26 @@ def preview(spec: JobSpec, home: Path, *, planned_nodes: int | None = None) -> P
         PreparedJob(spec, package, target), paths, package, package.layers
     )
     request = target.backend.build(submission)
-    hidden = submissions.hidden_values(submission)
+    masked_texts = submissions.masked_texts(submission)
     return Preview(
         package=package,
         choice=choice,
         ranks=chosen,
         submission=submissions.show(submission),
-        request=hide(target.backend.show(request), hidden),
+        request=hide(target.backend.show(request), masked_texts),
         plans=tuple(
-            hide(_plan(environment, (spec.script, *spec.args)), hidden)
+            hide(_plan(environment, (spec.script, *spec.args)), masked_texts)
             for environment in target.backend.environments(request)[:planned_nodes]
         ),
-        text=hide(target.backend.text(request), hidden),
+        text=hide(target.backend.text(request), masked_texts),
     )
 
 
-def _plan(environment: Mapping[str, str], words: tuple[str, ...]) -> dict[str, Any]:
+def _plan(environment: Mapping[str, str], argv: tuple[str, ...]) -> dict[str, Any]:
     """Run the entry's dry run for a node and return its plan."""
     entry = str(Path(cloudjob.__file__).with_name(ENTRY))
     done = subprocess.run(
-        [sys.executable, "-I", "-S", entry, "--dry-run", "--json", *words],
+        [sys.executable, "-I", "-S", entry, "--dry-run", "--json", *argv],
         # Open MPI's wheel reads HOME even for its version; Slurm's nodes have the user's own.
         env={"HOME": os.environ.get("HOME", "/"), **environment},
         stdin=subprocess.DEVNULL,

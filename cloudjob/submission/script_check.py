@@ -116,9 +116,9 @@ def _syntax_error(name: str, data: bytes, error: SyntaxError) -> Problem:
 def _shell(path: Path, shell: str) -> Problem | None:
     if shutil.which(shell) is None:
         return None
-    words = _complaint(path, shell)
+    message = _first_error(path, shell)
     # A script may switch on extglob, but bash applies that only when it runs the script.
-    if not words or (shell == "bash" and not _complaint(path, shell, "-O", "extglob")):
+    if not message or (shell == "bash" and not _first_error(path, shell, "-O", "extglob")):
         return None
     hint = f"`{shell} -n {one_line(path.name)}` prints all of its messages"
     if b"\r\n" in path.read_bytes():
@@ -127,10 +127,10 @@ def _shell(path: Path, shell: str) -> Problem | None:
     is_old = shell == "bash" and _bash_version() < _BASH
     if is_old:
         hint = f"bash is older than version {_BASH} here; the nodes' may accept the line"
-    return Problem(one_line(f"{path.name} {words}"), hint, is_certain=not is_old)
+    return Problem(one_line(f"{path.name} {message}"), hint, is_certain=not is_old)
 
 
-def _complaint(path: Path, shell: str, *options: str) -> str:
+def _first_error(path: Path, shell: str, *options: str) -> str:
     """Return the first error of a shell that parses a script without running it."""
     unset = ("BASH_ENV", "ENV")
     environ = {name: value for name, value in os.environ.items() if name not in unset}
@@ -147,9 +147,9 @@ def _complaint(path: Path, shell: str, *options: str) -> str:
     except (OSError, subprocess.TimeoutExpired):
         return ""
     stderr = os.fsdecode(done.stderr).strip()
-    words = stderr.partition("\n")[0].removeprefix(f"./{path.name}: ") if done.returncode else ""
+    message = stderr.partition("\n")[0].removeprefix(f"./{path.name}: ") if done.returncode else ""
     # dash prints only the line's number.
-    return f"line {words}" if words[:1].isdigit() else words
+    return f"line {message}" if message[:1].isdigit() else message
 
 
 def _bash_version() -> int:

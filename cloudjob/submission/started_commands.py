@@ -46,7 +46,9 @@ def read(source: bytes) -> list[StartedCommand]:
         function = _function(node) if isinstance(node, ast.Call) else ""
         if isinstance(node, ast.Call) and function and node.args:
             at = 1 if function.startswith("exec") and len(node.args) > 1 else 0
-            is_checked = function in _CHECKED or any(word.arg == "check" for word in node.keywords)
+            is_checked = function in _CHECKED or any(
+                keyword.arg == "check" for keyword in node.keywords
+            )
             text = _Reader(values).text(node.args[at])
             found.append(StartedCommand(text, node.lineno, id(node) in bare and not is_checked))
     return sorted(found, key=lambda started: started.line)
@@ -73,18 +75,20 @@ def _values(nodes: list[ast.AST]) -> Mapping[str, list[tuple[str, ast.expr]]]:
                 if isinstance(target, ast.Name):
                     found.setdefault(target.id, []).append((node.lineno, "\n", node.value))
         elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
-            joint = " " if isinstance(node.value, (ast.List, ast.Tuple)) else ""
-            found.setdefault(node.target.id, []).append((node.lineno, joint, node.value))
+            separator = " " if isinstance(node.value, (ast.List, ast.Tuple)) else ""
+            found.setdefault(node.target.id, []).append((node.lineno, separator, node.value))
         elif added := _added(node):
             found.setdefault(added[0], []).append((added[1].lineno, " ", added[1]))
     return {
-        name: [(joint, value) for _, joint, value in sorted(items, key=lambda item: item[0])]
+        name: [
+            (separator, value) for _, separator, value in sorted(items, key=lambda item: item[0])
+        ]
         for name, items in found.items()
     }
 
 
 def _added(node: ast.AST) -> tuple[str, ast.expr] | None:
-    """Return the list and the value of ``words.append(value)`` or ``words.extend(values)``."""
+    """Return the list and the value of ``argv.append(value)`` or ``argv.extend(values)``."""
     if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args):
         return None
     if node.func.attr not in ("append", "extend") or not isinstance(node.func.value, ast.Name):
@@ -117,7 +121,7 @@ class _Reader:
         if name in self._open or name not in self._values:
             return _UNKNOWN
         self._open.append(name)
-        text = "".join(joint + self.text(value) for joint, value in self._values[name])
+        text = "".join(separator + self.text(value) for separator, value in self._values[name])
         self._open.pop()
         return text.strip("\n")
 
@@ -126,18 +130,18 @@ class _Reader:
             for item in node.values:
                 yield self.text(item.value if isinstance(item, ast.FormattedValue) else item)
         elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-            joint = " " if isinstance(node.right, (ast.List, ast.Tuple)) else ""
-            yield self.text(node.left) + joint + self.text(node.right)
+            separator = " " if isinstance(node.right, (ast.List, ast.Tuple)) else ""
+            yield self.text(node.left) + separator + self.text(node.right)
         elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod):
             yield self.text(node.left)
         elif isinstance(node, (ast.List, ast.Tuple)):
-            yield " ".join(self._word(item) for item in node.elts)
+            yield " ".join(self._quoted(item) for item in node.elts)
         elif isinstance(node, ast.Call):
             yield self._of_call(node)
         else:
             yield _UNKNOWN
 
-    def _word(self, node: ast.expr) -> str:
+    def _quoted(self, node: ast.expr) -> str:
         if isinstance(node, ast.Starred):
             return self.text(node.value)
         return shlex.quote(self.text(node))

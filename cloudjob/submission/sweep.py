@@ -159,8 +159,8 @@ def _numbers_to_submit(sweep: Sweep, limit: int, on_status: OnStatus | None) -> 
 def _wait_for_room(sweep: Sweep, limit: int, on_status: OnStatus | None) -> None:
     """Wait until fewer than ``limit`` jobs have not ended, or the sweep is cancelled."""
     for statuses in sweep.polled(on_status):
-        begun = [each for each in statuses if each.native_state != grid.WAITS]
-        if sweep.is_cancelled or sum(not is_over(each) for each in begun) < limit:
+        started = [each for each in statuses if each.native_state != grid.WAITING]
+        if sweep.is_cancelled or sum(not is_over(each) for each in started) < limit:
             return
 
 

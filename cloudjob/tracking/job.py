@@ -409,12 +409,12 @@ class Job:
         Raises:
             UsageError: The job has no output of this name.
         """
-        places = outputs.locations_of(self._access)
-        known = [place.name for place in places]
+        locations = outputs.locations_of(self._access)
+        known = [location.name for location in locations]
         if name and name not in known:
             allowed = f"it has {', '.join(known)}" if known else "it has none"
             raise UsageError(f"reading the outputs of {self.id}: no output {name!r}", hint=allowed)
-        return Outputs([p for p in places if (p.prefix or not is_own) and name in ("", p.name)])
+        return Outputs([p for p in locations if (p.prefix or not is_own) and name in ("", p.name)])
 
     def refresh_keys(self) -> float:
         """Replace the store keys that the nodes got from the submit with the current ones.

@@ -36,17 +36,17 @@ def find(home: Path, job: str, stores: Callable[[], Sequence[str]] = tuple) -> J
         try:
             return attach(db.get(name), home)
         except JobNotFound:
-            places = stores()
-            if not places:
+            uris = stores()
+            if not uris:
                 raise
         backend = backend_of(job.partition("://")[0].partition("+")[0], home)
-        for uri in places:
+        for uri in uris:
             store = open_store(uri, {**_keys_of(backend), **os.environ})
             record = descriptions.read(store, uri, name)
             if record is not None:
                 db.add(record)
                 return attach(record, home)
-    raise descriptions.not_found(job, [uri.partition("?")[0] for uri in places])
+    raise descriptions.not_found(job, [uri.partition("?")[0] for uri in uris])
 
 
 def _keys_of(backend: Backend[Any]) -> Mapping[str, str]:

@@ -57,14 +57,14 @@ class Targets(NamedTuple):
 
     Args:
         webhook: The webhook's URL, which is a secret.
-        hidden: Texts that must not occur in any notification.
+        masked_texts: Texts that must not occur in any notification.
     """
 
     events: Sequence[str]
     webhook: str
     command: Sequence[str]
     silent_s: float
-    hidden: Sequence[str]
+    masked_texts: Sequence[str]
 
 
 def targets_of(notify: Notify, secrets: Sequence[str], environ: Mapping[str, str]) -> Targets:
@@ -77,32 +77,34 @@ def targets_of(notify: Notify, secrets: Sequence[str], environ: Mapping[str, str
         UsageError: The webhook's URL cannot be read or used.
     """
     url = _url(notify.webhook, environ) if notify.webhook else ""
-    hidden = {url, *secrets}
-    hidden |= {line for each in secrets for line in each.split("\n") if len(line) > _SHORTEST_LINE}
+    masked_texts = {url, *secrets}
+    masked_texts |= {
+        line for each in secrets for line in each.split("\n") if len(line) > _SHORTEST_LINE
+    }
     return Targets(
         events=notify.events,
         webhook=url,
         command=notify.command,
         silent_s=60 * notify.silent_min,
-        hidden=sorted(hidden - {""}, key=len, reverse=True),
+        masked_texts=sorted(masked_texts - {""}, key=len, reverse=True),
     )
 
 
-def _url(place: str, environ: Mapping[str, str]) -> str:
+def _url(reference: str, environ: Mapping[str, str]) -> str:
     doing = "reading the URL of notify.webhook"
-    if place.startswith("@"):
+    if reference.startswith("@"):
         try:
-            with Path(place[1:]).open(encoding="utf-8") as file:
+            with Path(reference[1:]).open(encoding="utf-8") as file:
                 url = file.read(_LONGEST_URL).strip()
         except (OSError, ValueError) as error:
             found = getattr(error, "strerror", None) or "it is not text"
-            raise UsageError(f"{doing}: {place[1:]}: {found}") from error
-    elif place in environ:
-        url = environ[place].strip()
+            raise UsageError(f"{doing}: {reference[1:]}: {found}") from error
+    elif reference in environ:
+        url = environ[reference].strip()
     else:
         raise UsageError(
-            f"{doing}: {place} is not set in your environment",
-            hint=f"export {place}=https://..., or name a file: @FILE",
+            f"{doing}: {reference} is not set in your environment",
+            hint=f"export {reference}=https://..., or name a file: @FILE",
         )
     # Messages must not contain any part of the URL, because it gives access to the channel.
     try:
@@ -112,10 +114,10 @@ def _url(place: str, environ: Mapping[str, str]) -> str:
     except ValueError:
         is_usable = is_open = False
     if not is_usable or " " in url:
-        raise UsageError(f"{doing}: {place} does not contain a URL that begins with https://")
+        raise UsageError(f"{doing}: {reference} does not contain a URL that begins with https://")
     if is_open:
         raise UsageError(
-            f"{doing}: {place} contains an http:// URL, and others could read what is sent",
+            f"{doing}: {reference} contains an http:// URL, and others could read what is sent",
             hint="use https://; http:// is for services of this machine",
         )
     return url
@@ -190,10 +192,10 @@ def _notice(event: str, status: JobStatus, head: str, why: str, lines: Sequence[
     return Notice(event, head, why, values)
 
 
-def body(notice: Notice, hidden: Sequence[str]) -> dict[str, Any]:
+def body(notice: Notice, masked_texts: Sequence[str]) -> dict[str, Any]:
     """Return the object that is sent: ``text``, which a person reads, and the values."""
     # Secrets are masked before texts are cut, because a cut could leave the start of a secret.
-    head, why, values = hide((notice.head, notice.why, notice.values), hidden)
+    head, why, values = hide((notice.head, notice.why, notice.values), masked_texts)
     why, lines = _cut(why), [_cut(line) for line in values["last_lines"]]
     text = "\n".join([head, *([why] if why else []), *(f"| {line}" for line in lines)])
     return {**values, "message": _cut(values["message"]), "last_lines": lines, "text": text}
@@ -217,7 +219,7 @@ def send(notice: Notice, targets: Targets, limits: Limits = LIMITS) -> None:
     # Importing an HTTP client would slow down every command that works with jobs.
     from cloudjob.tracking import webhook
 
-    sent = body(notice, targets.hidden)
+    sent = body(notice, targets.masked_texts)
     failures = []
     if targets.webhook:
         try:
@@ -226,16 +228,16 @@ def send(notice: Notice, targets: Targets, limits: Limits = LIMITS) -> None:
             failures.append(f"webhook: {error.message}")
     if targets.command:
         try:
-            _run(targets.command, sent, targets.hidden)
+            _run(targets.command, sent, targets.masked_texts)
         except NotSent as error:
             failures.append(f"command {targets.command[0]}: {error.message}")
     if failures:
-        found = hide("; ".join(failures), targets.hidden)
+        found = hide("; ".join(failures), targets.masked_texts)
         job = notice.values["job"]
         raise NotSent(f"sending the notification of the {notice.event} of {job}: {found}")
 
 
-def _run(command: Sequence[str], sent: Mapping[str, Any], hidden: Sequence[str]) -> None:
+def _run(command: Sequence[str], sent: Mapping[str, Any], masked_texts: Sequence[str]) -> None:
     """Run the user's command once, with the text on its standard input.
 
     Raises:
@@ -258,7 +260,7 @@ def _run(command: Sequence[str], sent: Mapping[str, Any], hidden: Sequence[str])
         code = _exit_code(process, stderr.fileno())
         end = stderr.seek(0, os.SEEK_END)
         stderr.seek(max(0, end - _MOST_STDERR_BYTES))
-        last = hide(stderr.read().decode("utf-8", "replace").strip("\0\n "), hidden)
+        last = hide(stderr.read().decode("utf-8", "replace").strip("\0\n "), masked_texts)
         last = last.split("\n")[-1][-_MOST_CHARACTERS:]
     if code:
         raise NotSent(f"exit code {code}" + (f": {last}" if last else ""))

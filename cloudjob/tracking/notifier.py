@@ -60,7 +60,7 @@ def start_after(spec: JobSpec, home: Path, job: str) -> Iterator[None]:
     if not (spec.notify.webhook or spec.notify.command):
         yield
         return
-    _check_place(spec)
+    _check_webhook_file(spec)
     targets = notice.targets_of(spec.notify, secret_values(spec.secrets, spec.env), os.environ)
     path = _path(home, job)
     with writing("preparing notifications", path):
@@ -76,13 +76,13 @@ def start_after(spec: JobSpec, home: Path, job: str) -> Iterator[None]:
         os.close(lock)
 
 
-def _check_place(spec: JobSpec) -> None:
+def _check_webhook_file(spec: JobSpec) -> None:
     """Refuse to read the webhook from a file that is sent to the nodes."""
-    place = spec.notify.webhook
+    webhook = spec.notify.webhook
     source = Path(spec.source).resolve()
-    if place.startswith("@") and Path(place[1:]).resolve().is_relative_to(source):
+    if webhook.startswith("@") and Path(webhook[1:]).resolve().is_relative_to(source):
         raise UsageError(
-            f"reading the URL of notify.webhook: {place[1:]} is in the source folder",
+            f"reading the URL of notify.webhook: {webhook[1:]} is in the source folder",
             hint="move it to another folder, because every node gets the source",
         )
 
@@ -121,8 +121,8 @@ def failure(home: Path, job: str) -> str:
         lines = _path(home, job).read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return ""
-    word, _, rest = (lines or [""])[-1].partition(" ")
-    return rest if word == _FAILED else ""
+    kind, _, rest = (lines or [""])[-1].partition(" ")
+    return rest if kind == _FAILED else ""
 
 
 def forget(home: Path, job: str) -> None:
@@ -255,8 +255,8 @@ def _send_due(path: Path, status: JobStatus, described: Mapping[str, Any]) -> st
     from cloudjob.model.sections import Notify
 
     last = (path.read_text(encoding="utf-8", errors="replace").splitlines() or [""])[-1]
-    word, _, rest = last.partition(" ")
-    if word == "sending" and rest != HANG:
+    kind, _, rest = last.partition(" ")
+    if kind == "sending" and rest != HANG:
         return f"sending the notification of {status.job}: interrupted, so it may not have arrived"
     try:
         notify = Notify(**described["notify"])

@@ -33,8 +33,8 @@ def backend_for(record: JobRecord, home: Path) -> Backend[Any]:
     if record.home in ("", str(home)):
         return backend_of(record.backend, home)
     folder = Path(record.home)
-    machine = record.submitted_by.rpartition("@")[2]
-    is_here = machine == socket.gethostname() and os.access(folder, os.R_OK | os.W_OK | os.X_OK)
+    host = record.submitted_by.rpartition("@")[2]
+    is_here = host == socket.gethostname() and os.access(folder, os.R_OK | os.W_OK | os.X_OK)
     if is_here and folder.stat().st_uid == os.geteuid():
         return backend_of(record.backend, folder)
     if is_remote(record.backend):

@@ -73,13 +73,13 @@ def filter_of(
     Raises:
         UsageError: A backend or state does not exist, or ``since`` is not a time.
     """
-    states = tuple(word.upper() for word in state)
+    states = tuple(text.upper() for text in state)
     known_states = tuple(each.value for each in JobState)
-    for key, words, allowed in (("backend", backend, BACKENDS), ("state", states, known_states)):
-        for word in words:
-            if word not in allowed:
+    for key, values, allowed in (("backend", backend, BACKENDS), ("state", states, known_states)):
+        for value in values:
+            if value not in allowed:
                 raise UsageError(
-                    f"reading the filter {key} {word}: no such {key}{nearest(word, allowed)}",
+                    f"reading the filter {key} {value}: no such {key}{nearest(value, allowed)}",
                     hint=f"one of {', '.join(allowed)}",
                 )
     earliest = parse_time(since) if since else ""
@@ -126,12 +126,12 @@ def find_all(
     # The records contain the state of each job that has ended; every other job costs a request.
     if which.states:
         # With a state filter, a job that does not match makes room for an older one.
-        asked = [record for record in records if not _is_excluded(record, which.states)]
+        selected = [record for record in records if not _is_excluded(record, which.states)]
     else:
-        asked = records[:limit]
+        selected = records[:limit]
     found = [
         (job, status)
-        for job, status in with_status(home, asked)
+        for job, status in with_status(home, selected)
         if not which.states or status.state.value in which.states
     ]
     return found[:limit]
@@ -174,20 +174,20 @@ def jobs_of(home: Path, records: Sequence[JobRecord]) -> list[Job]:
     backends: dict[tuple[str, str], Backend[Any]] = {}
     jobs = []
     for record in records:
-        place = (record.backend, record.home)
-        if place not in backends:
-            backends[place] = backend_for(record, home)
-        jobs.append(Job(record, backends[place], home))
+        key = (record.backend, record.home)
+        if key not in backends:
+            backends[key] = backend_for(record, home)
+        jobs.append(Job(record, backends[key], home))
     return jobs
 
 
 def _records(home: Path, store: str) -> list[JobRecord]:
     """Return the records of this machine, or of all jobs in a store, newest first."""
     with Records(records_path(home)) as db:
-        own = db.list()
+        local = db.list()
     if not store:
-        return own
-    known = {record.job: record for record in own}
+        return local
+    known = {record.job: record for record in local}
     found = (known.get(r.job, r) for r in descriptions.read_all(open_store(store), store))
     return sorted(found, key=lambda record: record.created_at, reverse=True)
 

@@ -57,11 +57,11 @@ class StatusReader:
         # The status that was returned last.
         self.last: JobStatus | None = None
         # One request at a time, because ``record_error`` belongs to the status being built.
-        self._asking = threading.Lock()
+        self._query_lock = threading.Lock()
 
     def status(self) -> JobStatus:
         """Return the current status; if the store does not answer, this takes a few seconds."""
-        with self._asking:
+        with self._query_lock:
             self.last = verdict.recorded_status(self._access.record) or self._read()
             return self.last
 
@@ -201,8 +201,8 @@ class StatusReader:
             found = call_with_timeout(_STORE_S, self._stored_exit_record)
             self.record_error = ""
         except (StoreError, TimeoutError) as error:
-            place = self._access.record.store.partition("?")[0]
-            text = f"{place}: {error}" if isinstance(error, TimeoutError) else error
+            store_uri = self._access.record.store.partition("?")[0]
+            text = f"{store_uri}: {error}" if isinstance(error, TimeoutError) else error
             self.record_error = f"reading the record of the job: {text}"
             return None
         if found is None or found.job != self._access.record.job:

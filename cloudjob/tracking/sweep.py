@@ -279,7 +279,7 @@ def _unsent(job: str, file: SweepFile, state: JobState) -> JobStatus:
         name=file.spec["name"],
         backend=file.spec["backend"],
         state=state,
-        native_state=grid.WAITS if state is JobState.PENDING else grid.NEVER,
+        native_state=grid.WAITING if state is JobState.PENDING else grid.NEVER,
         nodes=file.spec["nodes"],
         procs_per_node=ranks if isinstance(ranks, int) else AUTO_RANKS,
         created_at=file.created_at,

@@ -91,20 +91,20 @@ def with_record(
         status = replace(status, state=JobState.SUCCEEDED)
     if record is None or _contradicts(status, record):
         return _without_record(status, native, record_error, entry_lines)
-    failed = record.failure
-    if failed is not None and native.reason:
+    failure = record.failure
+    if failure is not None and native.reason:
         # The entry saw that a rank was killed; only the platform knows why.
-        message = failed.message.replace(exits.MEMORY_GUESS, "")
-        failed = failed._replace(message=f"{message} ({native.reason})")
-    if failed is not None and failed.message.endswith(node_end.BEFORE_JOINING):
+        message = failure.message.replace(exits.MEMORY_GUESS, "")
+        failure = failure._replace(message=f"{message} ({native.reason})")
+    if failure is not None and failure.message.endswith(node_end.BEFORE_JOINING):
         # The head received nothing from that node, so the last lines are in the node's own log.
-        failed = failed._replace(last_lines=entry_lines(failed.node))
+        failure = failure._replace(last_lines=entry_lines(failure.node))
     cancelled = status.state is JobState.CANCELLED
     return replace(
         status,
         exit_code=record.exit_code,
         cause="cancelled" if cancelled else record.cause or None,
-        failure=None if failed is None else Failure(**failed._asdict()),
+        failure=None if failure is None else Failure(**failure._asdict()),
         phases=tuple(
             Phase(node=node, name=name, started_at=start, ended_at=end)
             for node, name, start, end in record.phases

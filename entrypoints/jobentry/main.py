@@ -94,7 +94,7 @@ class _End(NamedTuple):
 class Options(NamedTuple):
     """The parsed command line."""
 
-    words: tuple[str, ...]
+    script_argv: tuple[str, ...]
     is_dry_run: bool = False
     is_json: bool = False
 
@@ -128,8 +128,8 @@ def main(argv: Sequence[str]) -> int:
     private_environ.hide((*node.secret_names, *names.STORE_ACCESS))
     # A container that was restarted in place starts with the old keys.
     private_environ.take_keys()
-    node, words = unsubmitted.complete(node, options.words, os.environ)
-    options = options._replace(words=words)
+    node, script_argv = unsubmitted.complete(node, options.script_argv, os.environ)
+    options = options._replace(script_argv=script_argv)
     if options.is_dry_run:
         return _show(node, options)
     end = _run(node, options)
@@ -164,35 +164,35 @@ def _read_delivered_variables() -> None:
 
 def _options(argv: Sequence[str]) -> Options | None:
     """Parse the entry's options, which come before the script; None if they are invalid."""
-    words = list(argv)
+    rest = list(argv)
     given = set()
-    while words and words[0] in ("--dry-run", "--json"):
-        given.add(words.pop(0))
-    if not words or words[0].startswith("-"):
+    while rest and rest[0] in ("--dry-run", "--json"):
+        given.add(rest.pop(0))
+    if not rest or rest[0].startswith("-"):
         return None
-    return Options(tuple(words), "--dry-run" in given, "--json" in given)
+    return Options(tuple(rest), "--dry-run" in given, "--json" in given)
 
 
 def _show(node: NodeEnv, options: Options) -> int:
-    where = paths.node_paths(os.environ, node)
-    folder = prepare.code_folder(node, where, options.words[0])
-    environment = prepare.node_environment(node, where, folder)
+    node_paths = paths.node_paths(os.environ, node)
+    folder = prepare.code_folder(node, node_paths, options.script_argv[0])
+    environment = prepare.node_environment(node, node_paths, folder)
     try:
         with _translated():
-            made = _shown_plan(node, environment, where, folder, options)
+            launch_plan = _shown_plan(node, environment, node_paths, folder, options)
     except EntryError as error:
         _log_error(error)
         return error.code
-    shown = plan.masked(made, node.secret_names)
+    shown = plan.masked(launch_plan, node.secret_names)
     if options.is_json:
         print(json.dumps(shown))
         return 0
     print("role: {}\ncwd: {}\nargv:".format(shown["role"], shown["cwd"]))
-    print("".join(f"  {word}\n" for word in shown["argv"]), end="")
+    print("".join(f"  {argument}\n" for argument in shown["argv"]), end="")
     for file in shown["files"]:
         print("file {path} ({mode}):".format(**file))
         print("".join(f"  {line}\n" for line in file["text"].splitlines()), end="")
-    for note in made.notes:
+    for note in launch_plan.notes:
         print(f"note: {note}")
     return 0
 
@@ -200,18 +200,18 @@ def _show(node: NodeEnv, options: Options) -> int:
 def _shown_plan(
     node: NodeEnv,
     environment: Mapping[str, str],
-    where: NodePaths,
+    node_paths: NodePaths,
     folder: str,
     options: Options,
 ) -> plan.LaunchPlan:
     """Return the plan of this node without changing anything."""
     needs_mpi = launcher_of(node).needs_mpi
     if unsubmitted.is_unsubmitted(os.environ):
-        unsubmitted.check(node, folder, options.words)
+        unsubmitted.check(node, folder, options.script_argv)
     version = start_version(environment.get("PATH", os.defpath)) if needs_mpi else None
     tools = find_tools(node, environment, version, needs_mpi=needs_mpi, is_dry_run=True)
-    made = plan.make(node, environment, where, tools, options.words)
-    return prepare.with_existing_host_file(made, node)
+    launch_plan = plan.make(node, environment, node_paths, tools, options.script_argv)
+    return prepare.with_existing_host_file(launch_plan, node)
 
 
 def _run(node: NodeEnv, options: Options) -> _End:
@@ -290,47 +290,47 @@ def _prepare_and_run(node: NodeEnv, options: Options, journal: Journal, started_
     journal.begin("stage", started_at)
     launcher = launcher_of(node)
     node = prepare.keep_existing_tune_file(node)
-    where = paths.node_paths(os.environ, node)
-    journal.start(where.node_dir)
+    node_paths = paths.node_paths(os.environ, node)
+    journal.start(node_paths.node_dir)
     version = start_version(os.environ.get("PATH", "")) if launcher.needs_mpi else None
-    with _reporting_to_workers(node, where):
-        folder, outputs = stage(node, where, journal, options.words[0])
+    with _reporting_to_workers(node, node_paths):
+        folder, outputs = stage(node, node_paths, journal, options.script_argv[0])
         if not launcher.takes_command:
-            prepare.check_script(folder, options.words[0])
+            prepare.check_script(folder, options.script_argv[0])
     if unsubmitted.is_unsubmitted(os.environ):
-        unsubmitted.warn_of_nested_launcher(node, folder, options.words[0])
-    prepare.make_node_dir(where)
+        unsubmitted.warn_of_nested_launcher(node, folder, options.script_argv[0])
+    prepare.make_node_dir(node_paths)
     control_socket = None
     if not node.is_head:
         from jobentry.control import worker
 
         # First, as the head waits for each node.
-        control_socket = worker.listen(node, where)
-    server = prepare.start_sshd(node, where, journal)
+        control_socket = worker.listen(node, node_paths)
+    server = prepare.start_sshd(node, node_paths, journal)
     try:
-        environment = prepare.node_environment(node, where, folder)
+        environment = prepare.node_environment(node, node_paths, folder)
         environment.update(prepare.choose_interfaces(node, environment))
-        prepare.write_environment(where, environment)
-        module = start_module(node, environment, options.words[0])
+        prepare.write_environment(node_paths, environment)
+        module = start_module(node, environment, options.script_argv[0])
         setup = _Setup(environment, version, module, server, control_socket, outputs, journal)
         if outputs is not None:
             outputs.start()
         journal.end("stage")
         if node.is_head:
-            return _run_head(node, where, setup, options, started_at)
-        return _run_worker(node, where, setup, options)
+            return _run_head(node, node_paths, setup, options, started_at)
+        return _run_worker(node, node_paths, setup, options)
     finally:
         if control_socket is not None:
             control_socket.server.close()
         if server is not None:
-            prepare.check_sshd(server, where)
+            prepare.check_sshd(server, node_paths)
             server.terminate()
             server.wait()
-        prepare.remove_node_dir(where)
+        prepare.remove_node_dir(node_paths)
 
 
 @contextlib.contextmanager
-def _reporting_to_workers(node: NodeEnv, where: NodePaths) -> Iterator[None]:
+def _reporting_to_workers(node: NodeEnv, node_paths: NodePaths) -> Iterator[None]:
     """Report to the workers if the head cannot stage its code or inputs; else they would wait."""
     try:
         yield
@@ -338,23 +338,25 @@ def _reporting_to_workers(node: NodeEnv, where: NodePaths) -> Iterator[None]:
         is_own = getattr(error, "cause", "entry") == "entry"
         if node.is_head and node.nodes > 1 and is_own:
             with contextlib.suppress(EntryError, OSError):
-                prepare.make_node_dir(where)
-                _call_job_off(node, where, str(error), _STAGING_CALL_OFF_S)
+                prepare.make_node_dir(node_paths)
+                _call_job_off(node, node_paths, str(error), _STAGING_CALL_OFF_S)
         raise
 
 
 def _call_job_off(
-    node: NodeEnv, where: NodePaths, reason: str, patience_s: float, own: tuple[int, ...] = ()
+    node: NodeEnv, node_paths: NodePaths, reason: str, patience_s: float, own: tuple[int, ...] = ()
 ) -> None:
     from jobentry.control.head import Head
 
-    head = Head(node, where, plan.empty(where.code), {}, own)
-    head.call_off(prepare.read_key(node), prepare.control_port(node, where), reason, patience_s)
+    head = Head(node, node_paths, plan.empty(node_paths.code), {}, own)
+    head.call_off(
+        prepare.read_key(node), prepare.control_port(node, node_paths), reason, patience_s
+    )
 
 
 def _run_worker(
     node: NodeEnv,
-    where: NodePaths,
+    node_paths: NodePaths,
     setup: _Setup,
     options: Options,
 ) -> _End:
@@ -365,12 +367,12 @@ def _run_worker(
 
     # Without mpirun's version, which only the head checks, from the worker's facts.
     tools = find_tools(node, setup.environment, None, needs_mpi=False)
-    made = plan.make(node, setup.environment, where, tools, options.words)
-    written = prepare.write_files(made.files)
+    launch_plan = plan.make(node, setup.environment, node_paths, tools, options.script_argv)
+    written = prepare.write_files(launch_plan.files)
     worker = Worker(
         node,
-        where,
-        made,
+        node_paths,
+        launch_plan,
         lambda: facts_of(node, tools, setup.version, setup.module),
         setup.control_socket,
         own=setup.child_ids,
@@ -380,17 +382,17 @@ def _run_worker(
     for path in written:
         prepare.remove(path)
     rank_failure = worker.rank_failure if code else None
-    trouble = worker.run_in_thread(
+    problem = worker.run_in_thread(
         lambda: _upload(node, setup.outputs, worker.stopped_at, rank_failure)
     )
     record.close_journal(node, setup.journal, is_cancelled=worker.stopped_at is not None)
-    worker.leave(trouble)
+    worker.leave(problem)
     return _End(code, worker.is_over)
 
 
 def _run_head(
     node: NodeEnv,
-    where: NodePaths,
+    node_paths: NodePaths,
     setup: _Setup,
     options: Options,
     started_at: float,
@@ -398,15 +400,15 @@ def _run_head(
     """Run the job and write its record; return how this node ended."""
     from jobentry.control.head import Head
 
-    key, port = prepare.read_key(node), prepare.control_port(node, where)
+    key, port = prepare.read_key(node), prepare.control_port(node, node_paths)
     try:
-        made, facts, written = _head_plan(node, where, setup, options)
+        launch_plan, facts, written = _head_plan(node, node_paths, setup, options)
     except (EntryError, ArgsError, OSError) as error:
         # Every node refuses invalid variables by itself, so a short wait is enough.
         patience_s = 5.0 if isinstance(error, ArgsError) else CALL_OFF_S
-        _call_job_off(node, where, str(error), patience_s, setup.child_ids)
+        _call_job_off(node, node_paths, str(error), patience_s, setup.child_ids)
         raise
-    head = Head(node, where, made, facts, setup.child_ids)
+    head = Head(node, node_paths, launch_plan, facts, setup.child_ids)
     head.attach(setup.journal, setup.outputs)
     outcome = head.run(key, port)
     for path in written:
@@ -434,18 +436,18 @@ def _run_head(
 
 
 def _head_plan(
-    node: NodeEnv, where: NodePaths, setup: _Setup, options: Options
+    node: NodeEnv, node_paths: NodePaths, setup: _Setup, options: Options
 ) -> tuple[plan.LaunchPlan, dict[str, Any], list[str]]:
     """Return the head's plan and facts, and the paths of the files that it wrote."""
     needs_mpi = launcher_of(node).needs_mpi
     tools = find_tools(node, setup.environment, setup.version, needs_mpi=needs_mpi)
-    made = plan.make(node, setup.environment, where, tools, options.words)
-    made = prepare.with_existing_host_file(made, node)
-    for note in made.notes:
+    launch_plan = plan.make(node, setup.environment, node_paths, tools, options.script_argv)
+    launch_plan = prepare.with_existing_host_file(launch_plan, node)
+    for note in launch_plan.notes:
         log_message(note)
     facts = facts_of(node, tools, setup.version, setup.module)
     check_module(facts, node.launcher, tools.interpreter)
-    return made, facts, prepare.write_files(made.files)
+    return launch_plan, facts, prepare.write_files(launch_plan.files)
 
 
 def _with_outputs(outcome: Outcome, node: NodeEnv, problem: str) -> Outcome:

@@ -88,8 +88,8 @@ def main():
         order = rng.permutation(training)
         for start in range(0, len(order), args.batch_size):
             batch = order[start : start + args.batch_size]
-            mine = np.array_split(batch, comm.size)[comm.rank]
-            loss, gradient = loss_and_gradient(weights, args.hidden, images[mine], labels[mine])
+            shard = np.array_split(batch, comm.size)[comm.rank]
+            loss, gradient = loss_and_gradient(weights, args.hidden, images[shard], labels[shard])
             # Sums, not means: the shares of a batch may differ by one image.
             sums = np.append(gradient, loss)
             comm.Allreduce(MPI.IN_PLACE, sums)
@@ -105,8 +105,8 @@ def main():
         guesses = forward(weights, args.hidden, images[held_out])[1].argmax(axis=1)
         print(f"held-out accuracy {np.mean(guesses == labels[held_out]):.4f}")
         print(f"weights norm {np.linalg.norm(weights):.12f}")
-        agreed = f" identical on all {comm.size} ranks" if comm.size > 1 else ""
-        print(f"weights sha256 {digests[0]}{agreed}")
+        suffix = f" identical on all {comm.size} ranks" if comm.size > 1 else ""
+        print(f"weights sha256 {digests[0]}{suffix}")
         # An output named "model" is a folder in the variable of that name.
         folder = os.environ.get("model")  # noqa: SIM112
         if folder:

@@ -44,9 +44,9 @@ def train(model, optimizer, images, labels, args):
         for batch in torch.randperm(len(images), generator=generator).split(args.batch_size):
             if len(batch) < args.batch_size:
                 continue
-            mine = batch.tensor_split(hvd.size())[hvd.rank()]
+            shard = batch.tensor_split(hvd.size())[hvd.rank()]
             optimizer.zero_grad()
-            loss = nn.functional.cross_entropy(model(images[mine]), labels[mine])
+            loss = nn.functional.cross_entropy(model(images[shard]), labels[shard])
             loss.backward()
             optimizer.step()
             losses.append(loss.detach())
@@ -78,8 +78,8 @@ def main():
     if hvd.rank() == 0:
         accuracy = (model(held_out[0]).argmax(1) == held_out[1]).float().mean().item()
         print(f"held-out accuracy {accuracy:.4f}")
-        agreed = f" identical on all {hvd.size()} ranks" if hvd.size() > 1 else ""
-        print(f"losses and weights sha256 {seen[0][1]}{agreed}")
+        suffix = f" identical on all {hvd.size()} ranks" if hvd.size() > 1 else ""
+        print(f"losses and weights sha256 {seen[0][1]}{suffix}")
         # An output named "model" is a folder in the variable of that name.
         folder = os.environ.get("model")  # noqa: SIM112
         if folder:

@@ -39,11 +39,11 @@ def train(state, images, labels, args):
     while state.epoch <= args.epochs:
         total = 0.0
         for pixels, classes in batches(images, labels, args, state.epoch):
-            mine = torch.arange(len(pixels)).tensor_split(hvd.size())[hvd.rank()]
+            shard = torch.arange(len(pixels)).tensor_split(hvd.size())[hvd.rank()]
             state.optimizer.zero_grad()
             # Shares differ in size by one at most; the contributions add up to the batch's mean.
             loss = nn.functional.cross_entropy(
-                state.model(pixels[mine]), classes[mine], reduction="sum"
+                state.model(pixels[shard]), classes[shard], reduction="sum"
             )
             (loss * hvd.size() / len(pixels)).backward()
             state.optimizer.step()
@@ -75,8 +75,8 @@ def main():
     if any(other != digest for other in hvd.allgather_object(digest)):
         raise SystemExit(f"rank {hvd.rank()}: the weights differ")
     if hvd.rank() == 0:
-        agreed = f" identical on all {hvd.size()} ranks" if hvd.size() > 1 else ""
-        print(f"weights sha256 {digest}{agreed}")
+        suffix = f" identical on all {hvd.size()} ranks" if hvd.size() > 1 else ""
+        print(f"weights sha256 {digest}{suffix}")
         # An output named "model" is a folder in the variable of that name.
         folder = os.environ.get("model")  # noqa: SIM112
         if folder:

@@ -37,11 +37,11 @@ def main():
         weight = tf.Variable(tf.zeros((len(TRUE), 1)))
         optimizer = tf.keras.optimizers.SGD(args.lr)
         optimizer.build([weight])
-    inputs, wanted = share(index, count)
+    inputs, targets = share(index, count)
 
     def learn():
         with tf.GradientTape() as tape:
-            loss = tf.reduce_mean((tf.matmul(inputs, weight) - wanted) ** 2) / count
+            loss = tf.reduce_mean((tf.matmul(inputs, weight) - targets) ** 2) / count
         optimizer.apply_gradients([(tape.gradient(loss, weight), weight)])
         return loss
 

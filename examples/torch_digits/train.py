@@ -49,9 +49,9 @@ def train(model, optimizer, images, labels, args):
         for batch in torch.randperm(len(images), generator=generator).split(args.batch_size):
             if len(batch) < args.batch_size:
                 continue
-            mine = batch.tensor_split(dist.get_world_size())[dist.get_rank()]
+            shard = batch.tensor_split(dist.get_world_size())[dist.get_rank()]
             optimizer.zero_grad()
-            loss = nn.functional.cross_entropy(model(images[mine]), labels[mine])
+            loss = nn.functional.cross_entropy(model(images[shard]), labels[shard])
             loss.backward()
             optimizer.step()
             losses.append(loss.detach())
@@ -66,8 +66,8 @@ def train(model, optimizer, images, labels, args):
 def main():
     """Train, compare the weights of all ranks, and report."""
     args = arguments()
-    place = {"rank": args.rank, "world_size": args.world_size}
-    dist.init_process_group("gloo", init_method=args.init_method, **place)
+    group = {"rank": args.rank, "world_size": args.world_size}
+    dist.init_process_group("gloo", init_method=args.init_method, **group)
     torch.set_num_threads(1)
     # Each rank starts with its own weights; the wrapper broadcasts those of rank 0.
     torch.manual_seed(args.seed + dist.get_rank())
@@ -86,8 +86,8 @@ def main():
         accuracy = (model(held_out[0]).argmax(1) == held_out[1]).float().mean().item()
         print(f"held-out accuracy {accuracy:.4f}")
         ranks = dist.get_world_size()
-        agreed = f" identical on all {ranks} ranks" if ranks > 1 else ""
-        print(f"losses and weights sha256 {seen[0][1]}{agreed}")
+        suffix = f" identical on all {ranks} ranks" if ranks > 1 else ""
+        print(f"losses and weights sha256 {seen[0][1]}{suffix}")
         # An output named "model" is a folder in the variable of that name.
         folder = os.environ.get("model")  # noqa: SIM112
         if folder:

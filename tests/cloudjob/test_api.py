@@ -157,7 +157,7 @@ def test_a_message_cannot_put_html_into_a_notebook():
     assert ">failed rank</th><td style='text-align:left'>0<" in status._repr_html_()
 
 
-def test_errors_name_every_fault_and_nothing_is_started():
+def test_errors_name_every_problem_and_nothing_is_started():
     with pytest.raises(cloudjob.SpecError) as caught:
         cloudjob.submit("train.py", nodes=0, env={"A=B": "1"})
 
@@ -205,7 +205,7 @@ def test_a_preview_for_slurm_asks_an_mpirun_that_needs_a_home_folder(
     assert preview.plans[0]["argv"][0] == str(tools / "mpirun")
 
 
-def test_numbers_become_text_as_in_a_job_file_and_one_text_is_no_list_of_arguments():
+def test_numbers_are_converted_to_text_and_a_string_is_refused_as_args():
     spec = cloudjob.job_spec("train.py", ["--seed", 3, "--rate", 0.1], env={"LR": 0.5, "ON": True})
 
     assert spec.args == ("--seed", "3", "--rate", "0.1")
@@ -240,7 +240,7 @@ def test_an_invalid_time_is_refused(since: str):
         cloudjob.jobs(since=since)
 
 
-def test_a_handle_of_no_known_backend_is_not_found():
+def test_a_handle_of_an_unknown_backend_is_not_found():
     with pytest.raises(cloudjob.JobNotFound):
         cloudjob.attach("nowhere://x/job-1")
 

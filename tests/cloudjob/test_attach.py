@@ -61,11 +61,11 @@ def folder(tmp_path: Path) -> str:
     return (tmp_path / "store").as_uri()
 
 
-def moved(store: str, job: cloudjob.Job, values: dict[str, Any]) -> None:
+def change_description(store: str, job: cloudjob.Job, values: dict[str, Any]) -> None:
     """Change values in the stored description of a job."""
-    opened = open_store(store)
-    described = json.loads(opened.get_bytes(descriptions.key(job.id)))
-    opened.put_bytes(json.dumps({**described, **values}).encode(), descriptions.key(job.id))
+    opened_store = open_store(store)
+    described = json.loads(opened_store.get_bytes(descriptions.key(job.id)))
+    opened_store.put_bytes(json.dumps({**described, **values}).encode(), descriptions.key(job.id))
 
 
 def test_a_job_is_watched_and_cancelled_from_another_state_folder(
@@ -144,11 +144,11 @@ def test_a_job_in_a_bucket_is_found_by_its_uri(
     assert [each.id for each in cloudjob.jobs(store=f"s3://{bucket}/jobs{options}")] == [job.id]
 
 
-def test_the_status_of_a_job_of_another_machine_comes_from_its_record_in_the_store(
+def test_the_status_of_a_job_of_another_host_comes_from_its_record_in_the_store(
     submit: Submit, folder: str, go: Path
 ):
     job = submit(folder)
-    moved(folder, job, {"submitted_by": "ci@runner-7"})
+    change_description(folder, job, {"submitted_by": "ci@runner-7"})
     found = cloudjob.attach(f"{folder}/{job.id}")
 
     assert found.status().state == "UNKNOWN"
@@ -188,7 +188,7 @@ def test_a_damaged_or_hostile_description_is_refused(submit: Submit, folder: str
         {"submission": {"outputs": {}, "spec": "text"}},
     ):
         open_store(folder).put_bytes(original, descriptions.key(job.id))
-        moved(folder, job, changed)
+        change_description(folder, job, changed)
         with pytest.raises(cloudjob.StoreError, match=f"reading the description of {job.id}"):
             cloudjob.attach(f"{folder}/{job.id}")
         assert cloudjob.jobs(store=folder) == []
@@ -203,7 +203,7 @@ def test_a_copy_of_a_job_of_others_runs_no_command_of_theirs_and_packs_no_folder
     job.wait(timeout_s=LIMIT_S)
     written = json.loads(open_store(folder).get_bytes(descriptions.key(job.id)))["submission"]
     written["spec"].update(notify={"command": ["touch", "owned"]}, source="/etc")
-    moved(folder, job, {"submission": written})
+    change_description(folder, job, {"submission": written})
     project = tmp_path / "mine"
     project.mkdir()
     (project / "train.py").touch()

@@ -49,20 +49,20 @@ def test_both_ends_of_a_long_file_are_read_in_whole_lines(
 def test_lines_written_just_before_the_end_are_read():
     """A job may write more between the last read and the check whether it has ended."""
     written = [b"one\ntw"]
-    late: list[bool] = []
+    has_written: list[bool] = []
     has_ended = chain([False, False], repeat(True))
 
-    def look() -> Iterator[Piece]:
+    def read() -> Iterator[Piece]:
         while written:
             yield 0, written.pop()
 
-    def ask() -> bool:
-        if (ended := next(has_ended)) and not late:
-            late.append(True)
+    def check_end() -> bool:
+        if (ended := next(has_ended)) and not has_written:
+            has_written.append(True)
             written.append(b"o\nlast")
         return ended
 
-    pieces = follow.poll(look, ask, follow=True, pause_s=(0, 0), pause=lambda _: None)
+    pieces = follow.poll(read, check_end, follow=True, pause_s=(0, 0), pause=lambda _: None)
 
     assert [piece for piece in pieces if piece != NOTHING_NEW] == [
         (0, b"one\n"),
@@ -72,41 +72,44 @@ def test_lines_written_just_before_the_end_are_read():
 
 
 def test_following_continues_when_a_platform_does_not_answer_for_a_while():
-    looks = iter([[(0, b"one\n")], Unreachable("asking: no answer"), [(0, b"two\n")], []])
+    results = iter([[(0, b"one\n")], Unreachable("asking: no answer"), [(0, b"two\n")], []])
 
-    def look() -> Iterator[Piece]:
-        found = next(looks)
+    def read() -> Iterator[Piece]:
+        found = next(results)
         if isinstance(found, Exception):
             raise found
         yield from found
 
-    pieces = follow.poll(look, lambda: True, follow=True, pause_s=(0, 0))
-    once = follow.poll(
-        lambda: iter_of(Unreachable("asking: no answer")), bool, follow=False, pause_s=(0, 0)
+    pieces = follow.poll(read, lambda: True, follow=True, pause_s=(0, 0))
+    single_read = follow.poll(
+        lambda: raise_in_iterator(Unreachable("asking: no answer")),
+        bool,
+        follow=False,
+        pause_s=(0, 0),
     )
 
     assert list(pieces) == [(0, b"one\n"), (0, b"two\n")]
     with pytest.raises(Unreachable):
-        list(once)
+        list(single_read)
 
 
-def iter_of(error: Exception) -> Iterator[Piece]:
+def raise_in_iterator(error: Exception) -> Iterator[Piece]:
     raise error
     yield
 
 
 def test_a_log_is_polled_less_often_while_nothing_is_written():
     pauses: list[float] = []
-    looks = itertools.count()
+    reads = itertools.count()
 
-    def look() -> Iterator[Piece]:
-        if next(looks) == 20:
+    def read() -> Iterator[Piece]:
+        if next(reads) == 20:
             yield 0, b"x\n"
 
-    def ask() -> bool:
+    def check_end() -> bool:
         return len(pauses) >= 22
 
-    list(follow.poll(look, ask, follow=True, pause_s=(1.0, 2.0), pause=pauses.append))
+    list(follow.poll(read, check_end, follow=True, pause_s=(1.0, 2.0), pause=pauses.append))
 
     assert pauses[:3] == [pytest.approx(1.2), pytest.approx(1.44), pytest.approx(1.728)]
     assert pauses[4:20] == [2.0] * 16

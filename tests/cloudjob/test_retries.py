@@ -33,13 +33,13 @@ DEADLINE_S = 60.0
 
 
 @pytest.fixture
-def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+def early_notices(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the first notice appear soon."""
     monkeypatch.setattr(retries, "FIRST_S", 0.05)
 
 
 @dataclass
-class Silent:
+class SilentService:
     """A service that accepts requests and never answers."""
 
     listener: socket.socket
@@ -48,7 +48,7 @@ class Silent:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.listener.getsockname()[1]}"
 
-    def asked(self) -> int:
+    def connection_count(self) -> int:
         """Return the number of connections since the last call."""
         count = 0
         self.listener.setblocking(False)
@@ -60,17 +60,17 @@ class Silent:
 
 
 @pytest.fixture
-def silent() -> Iterator[Silent]:
+def silent_service() -> Iterator[SilentService]:
     """A service on a free port that never answers."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        yield Silent(listener)
+        yield SilentService(listener)
 
 
 def test_a_wait_is_reported_every_five_seconds(caplog: pytest.LogCaptureFixture):
     now_s = 0.0
-    told = WaitNotices(lambda: now_s)
+    notices = WaitNotices(lambda: now_s)
     for now_s in range(19):
-        told.report(0.0, f"asking: no answer for {now_s} s")
+        notices.report(0.0, f"asking: no answer for {now_s} s")
 
     assert caplog.messages == [
         f"asking: no answer for {after_s} s; trying again" for after_s in (5, 10, 15)
@@ -78,25 +78,25 @@ def test_a_wait_is_reported_every_five_seconds(caplog: pytest.LogCaptureFixture)
 
 
 def test_a_store_that_does_not_answer_is_reported_and_given_up(
-    soon: None,
-    silent: Silent,
+    early_notices: None,
+    silent_service: SilentService,
     s3_store: Callable[[str, float], S3Store],
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ):
     monkeypatch.setattr(client, "_READ_S", 0.2)
     monkeypatch.setattr(client, "_FIRST_PAUSE_S", 0.01)
-    store = s3_store(silent.url, 0.1)
+    store = s3_store(silent_service.url, 0.1)
     with pytest.raises(StoreError) as caught:
         store.get_bytes("key")
 
-    found = f"{silent.url}: it does not answer"
+    found = f"{silent_service.url}: it does not answer"
     assert caught.value.message == f"get key in s3://bucket: {found}"
-    assert silent.asked() == 2
+    assert silent_service.connection_count() == 2
     assert caplog.messages == [f"asking s3://bucket: {found}; trying again"]
 
 
-class Hook(logging.Handler):
+class LogHook(logging.Handler):
     """Calls a function for each message that cloudjob logs."""
 
     def __init__(self, act: Callable[[], None]) -> None:
@@ -113,7 +113,7 @@ class Hook(logging.Handler):
         logging.getLogger("cloudjob").removeHandler(self)
 
 
-class Empty(http.server.BaseHTTPRequestHandler):
+class EmptyStoreHandler(http.server.BaseHTTPRequestHandler):
     """Answers every HEAD request with 404: no object exists."""
 
     def do_HEAD(self) -> None:
@@ -134,8 +134,8 @@ def s3_store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str, 
     )
 
 
-def test_a_store_that_refuses_connections_is_tried_until_it_is_back(
-    soon: None,
+def test_a_store_that_refuses_connections_is_retried_until_it_answers(
+    early_notices: None,
     s3_store: Callable[[str, float], S3Store],
     monkeypatch: pytest.MonkeyPatch,
 ):
@@ -148,13 +148,13 @@ def test_a_store_that_refuses_connections_is_tried_until_it_is_back(
 
     def come_back() -> None:
         if next(failures) == 12:
-            servers.append(http.server.HTTPServer(address, Empty))
+            servers.append(http.server.HTTPServer(address, EmptyStoreHandler))
             threading.Thread(target=servers[0].serve_forever, daemon=True).start()
 
     store = s3_store(f"http://127.0.0.1:{address[1]}", 60.0)
     monkeypatch.setattr(client, "_MAX_PAUSE_S", 0.05)
     try:
-        with Hook(come_back):
+        with LogHook(come_back):
             assert not store.exists("key")
     finally:
         for server in servers:
@@ -163,7 +163,7 @@ def test_a_store_that_refuses_connections_is_tried_until_it_is_back(
 
 
 def test_the_pause_between_two_attempts_can_be_interrupted(
-    soon: None, s3_store: Callable[[str, float], S3Store], monkeypatch: pytest.MonkeyPatch
+    early_notices: None, s3_store: Callable[[str, float], S3Store], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(retries, "FIRST_S", 0.0)
     with socket.create_server(("127.0.0.1", 0)) as free:
@@ -172,14 +172,14 @@ def test_the_pause_between_two_attempts_can_be_interrupted(
     monkeypatch.setattr(client, "_MAX_PAUSE_S", 1e6)
     store = s3_store(url, 1e9)
     paused = threading.Event()
-    with Hook(paused.set), ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(store.exists, "key")
+    with LogHook(paused.set), ThreadPoolExecutor(1) as pool:
+        pending = pool.submit(store.exists, "key")
         assert paused.wait(DEADLINE_S)
-        while not asked.done():
+        while not pending.done():
             store.abort()
             time.sleep(0.01)
         with pytest.raises(StoreError, match="interrupted"):
-            asked.result()
+            pending.result()
 
 
 def test_a_submit_that_is_cancelled_does_not_wait_for_a_store(
@@ -189,7 +189,7 @@ def test_a_submit_that_is_cancelled_does_not_wait_for_a_store(
     monkeypatch.setattr(claims, "_UNDO_S", 0.1)
     for_ever = threading.Event()
 
-    class Stuck(DirectoryStore):
+    class UnresponsiveStore(DirectoryStore):
         def delete(self, key: str) -> None:
             for_ever.wait()
 
@@ -197,7 +197,7 @@ def test_a_submit_that_is_cancelled_does_not_wait_for_a_store(
             for_ever.wait()
             return iter(())
 
-    store = Stuck(tmp_path / "store")
+    store = UnresponsiveStore(tmp_path / "store")
     try:
         with (
             Records(tmp_path / "records.db") as db,
@@ -211,13 +211,16 @@ def test_a_submit_that_is_cancelled_does_not_wait_for_a_store(
 
 
 def test_a_cluster_that_does_not_answer_is_reported(
-    soon: None, silent: Silent, caplog: pytest.LogCaptureFixture, tmp_path: Path
+    early_notices: None,
+    silent_service: SilentService,
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
 ):
     config = tmp_path / "config"
     config.write_text(
         "apiVersion: v1\nkind: Config\ncurrent-context: x\n"
         "contexts: [{name: x, context: {cluster: x, user: x}}]\n"
-        f"clusters: [{{name: x, cluster: {{server: '{silent.url}'}}}}]\n"
+        f"clusters: [{{name: x, cluster: {{server: '{silent_service.url}'}}}}]\n"
         "users: [{name: x, user: {token: t}}]\n"
     )
     limits = Limits(total_s=0.5, answer_s=0.2, pause_s=0.01)
@@ -225,12 +228,12 @@ def test_a_cluster_that_does_not_answer_is_reported(
     with pytest.raises(BackendError) as caught:
         kube_client.Client(found, limits=limits).get("/version", "asking")
 
-    assert caught.value.message == f"asking: no answer in time at {silent.url}"
+    assert caught.value.message == f"asking: no answer in time at {silent_service.url}"
     assert caplog.messages == [f"{caught.value.message}; trying again"]
 
 
 def test_the_command_line_prints_what_the_library_logs(
-    soon: None, capsys: pytest.CaptureFixture[str]
+    early_notices: None, capsys: pytest.CaptureFixture[str]
 ):
     print_library_log()
     print_library_log()

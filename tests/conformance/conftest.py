@@ -44,7 +44,7 @@ MakeProxy = Callable[[Server], FaultProxy]
 
 
 @dataclass(frozen=True)
-class Given:
+class EmptyStore:
     """A store, and the settings with which another process opens it."""
 
     uri: str
@@ -59,51 +59,53 @@ class Given:
 
 
 @pytest.fixture
-def s3_given(
+def new_store(
     request: pytest.FixtureRequest,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     new_bucket: MakeBucket,
     fault_proxy: MakeProxy,
-) -> Callable[[str], Given]:
+) -> Callable[[str], EmptyStore]:
     """Return a function that creates an empty store of a kind and sets its environment."""
 
-    def make(kind: str) -> Given:
+    def make(kind: str) -> EmptyStore:
         environ = {"CLOUDJOB_HOME": str(tmp_path / "state"), "HOME": str(tmp_path / "user")}
         if kind == "file":
-            given = Given(f"file://{tmp_path}/store", environ)
+            empty_store = EmptyStore(f"file://{tmp_path}/store", environ)
         else:
-            given = _remote(kind, request, new_bucket, fault_proxy, environ)
-        for name in _OTHERS:
+            empty_store = _remote(kind, request, new_bucket, fault_proxy, environ)
+        for name in _USER_VARIABLES:
             monkeypatch.delenv(name, raising=False)
-        for name, value in given.environ.items():
+        for name, value in empty_store.environ.items():
             monkeypatch.setenv(name, value)
-        return given
+        return empty_store
 
     return make
 
 
 @pytest.fixture(params=KINDS)
-def given(request: pytest.FixtureRequest, s3_given: Callable[[str], Given]) -> Given:
+def empty_store(
+    request: pytest.FixtureRequest, new_store: Callable[[str], EmptyStore]
+) -> EmptyStore:
     """An empty store of each kind."""
-    return s3_given(request.param)
+    return new_store(request.param)
 
 
 @pytest.fixture
-def store(given: Given) -> ObjectStore:
+def store(empty_store: EmptyStore) -> ObjectStore:
     """The opened empty store."""
-    return given.open()
+    return empty_store.open()
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_retry_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the pauses between retries short."""
     monkeypatch.setattr(client, "_FIRST_PAUSE_S", 0.01)
     monkeypatch.setattr(client, "_MAX_PAUSE_S", 0.1)
 
 
 @pytest.fixture(autouse=True)
-def nothing_learnt(monkeypatch: pytest.MonkeyPatch) -> None:
+def reset_down_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reset the entry's list of servers that did not answer."""
     monkeypatch.setattr(node_client, "_down", {})
 
@@ -111,18 +113,18 @@ def nothing_learnt(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def entry_environ(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Restrict the entry to the credentials that the store gives it."""
-    given = store.access()
+    variables = store.access()
     # After its first request the store has its keys and no longer needs the environment.
     store.exists("any")
     for name in os.environ:
         if name.startswith(("AWS_", "OBS_", "S3_", "HUAWEICLOUD_", "HW_")):
             monkeypatch.delenv(name)
-    for name, value in given.items():
+    for name, value in variables.items():
         monkeypatch.setenv(name, value)
 
 
 # Variables that may be set on a developer's machine.
-_OTHERS = (
+_USER_VARIABLES = (
     "AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL_S3", "OBS_ENDPOINT", "S3_ENDPOINT",
     "HW_REGION_NAME", "OBS_ACCESS_KEY_ID", "OBS_SECRET_ACCESS_KEY", "OBS_SECURITY_TOKEN",
     "http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "no_proxy", "NO_PROXY",
@@ -135,7 +137,7 @@ def _remote(
     new_bucket: MakeBucket,
     fault_proxy: MakeProxy,
     environ: dict[str, str],
-) -> Given:
+) -> EmptyStore:
     server: Server = request.getfixturevalue("moto" if "moto" in kind else "seaweedfs")
     bucket = new_bucket(server)
     proxy = fault_proxy(server)
@@ -143,7 +145,7 @@ def _remote(
         storm(proxy)
     if kind.startswith("s3"):
         variables = {**server.environ, "AWS_ENDPOINT_URL": proxy.endpoint}
-        return Given(f"s3://{bucket}/pre fix", {**environ, **variables}, proxy)
+        return EmptyStore(f"s3://{bucket}/pre fix", {**environ, **variables}, proxy)
     keys = {
         "OBS_ACCESS_KEY_ID": server.environ["AWS_ACCESS_KEY_ID"],
         "OBS_SECRET_ACCESS_KEY": server.environ["AWS_SECRET_ACCESS_KEY"],
@@ -152,7 +154,7 @@ def _remote(
         "http_proxy": proxy.endpoint,
         "no_proxy": "127.0.0.1,localhost",
     }
-    return Given(f"obs://{bucket}/pre fix", {**environ, **keys}, proxy)
+    return EmptyStore(f"obs://{bucket}/pre fix", {**environ, **keys}, proxy)
 
 
 # How often in a row a storm fails the same request: less often than any client retries it.
@@ -174,15 +176,15 @@ def storm(proxy: FaultProxy) -> None:
         ]
     )
     turns = itertools.cycle([True, False])
-    met: Counter[tuple[str, str]] = Counter()
+    failures_in_a_row: Counter[tuple[str, str]] = Counter()
 
     def choose(request: Request) -> Fault | None:
         # With several threads, every attempt of one request may fall on a failing turn.
         key = (request.method, request.target)
-        if not next(turns) or met[key] == _MOST_IN_A_ROW:
-            met[key] = 0
+        if not next(turns) or failures_in_a_row[key] == _MOST_IN_A_ROW:
+            failures_in_a_row[key] = 0
             return None
-        met[key] += 1
+        failures_in_a_row[key] += 1
         return next(faults)
 
     proxy.choose = choose

@@ -17,7 +17,7 @@ import pytest
 from cloudjob.store import ObjectStore
 from jobentry.contract.zip_layer import open_layer
 from jobentry.staging import code_package
-from tests.conformance.conftest import PART_BYTES, Given
+from tests.conformance.conftest import PART_BYTES, EmptyStore
 from tests.support.servers import Fault, FaultProxy, Request
 
 ROOT = Path(__file__).parents[2]
@@ -55,10 +55,10 @@ with claims.Claim(store, job) as claim:
 class Laptop:
     """A user whose source changes with each submit."""
 
-    def __init__(self, given: Given, folder: Path) -> None:
-        assert given.proxy is not None
-        self.given = given
-        self.proxy: FaultProxy = given.proxy
+    def __init__(self, empty_store: EmptyStore, folder: Path) -> None:
+        assert empty_store.proxy is not None
+        self.store = empty_store
+        self.proxy: FaultProxy = empty_store.proxy
         self.source = folder / "source"
         self.home = folder / "home"
         self.count = 0
@@ -94,24 +94,24 @@ class Laptop:
             return Fault(cut_request_at=passes)
 
         self.proxy.choose = choose
-        words = [self.given.uri, str(self.source), str(self.home), f"job-{self.count}"]
-        environ = {**self.given.environ, "PYTHONPATH": f"{ROOT}:{ROOT}/entrypoints"}
-        begun.set_result(subprocess.Popen([sys.executable, "-c", SUBMIT, *words], env=environ))
+        arguments = [self.store.uri, str(self.source), str(self.home), f"job-{self.count}"]
+        environ = {**self.store.environ, "PYTHONPATH": f"{ROOT}:{ROOT}/entrypoints"}
+        begun.set_result(subprocess.Popen([sys.executable, "-c", SUBMIT, *arguments], env=environ))
         code = begun.result().wait(DEADLINE_S)
         self.proxy.choose = lambda _: None
         return code
 
 
 @pytest.fixture
-def laptop(s3_given: Callable[[str], Given], tmp_path: Path) -> Laptop:
+def laptop(new_store: Callable[[str], EmptyStore], tmp_path: Path) -> Laptop:
     """Make a user whose store is on a real server."""
-    return Laptop(s3_given("s3 on SeaweedFS"), tmp_path)
+    return Laptop(new_store("s3 on SeaweedFS"), tmp_path)
 
 
 @pytest.fixture
 def node(laptop: Laptop, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
     """Open the store, and set the variables with which nodes reach it."""
-    store = laptop.given.open()
+    store = laptop.store.open()
     for name, value in store.access().items():
         monkeypatch.setenv(name, value)
     return store
@@ -140,10 +140,10 @@ def test_a_submit_killed_at_any_request_leaves_no_incomplete_package(
     """
     laptop.edit()
     assert laptop.submit() == 0
-    sent = [request.method for request in laptop.proxy.requests]
+    methods = [request.method for request in laptop.proxy.requests]
     checked: set[str] = set()
     puts = 0
-    for number, method in enumerate(sent, 1):
+    for number, method in enumerate(methods, 1):
         laptop.edit()
         puts += method == "PUT"
         passes = (0, None, 20)[puts % 3] if method == "PUT" else None

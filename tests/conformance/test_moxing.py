@@ -28,19 +28,19 @@ class Bucket:
     def __init__(self, server: Server, name: str, scheme: str) -> None:
         self.url = f"{scheme}://{name}"
         self.name = name
-        self._judge = boto3_client(server.endpoint)
+        self._boto3 = boto3_client(server.endpoint)
 
     def put(self, **objects: str) -> None:
         """Store objects; ``__`` in a name stands for ``/``, ``_dot_`` for a dot."""
         for name, text in objects.items():
             key = name.replace("__", "/").replace("_dot_", ".")
-            self._judge.put_object(Bucket=self.name, Key=key, Body=text.encode())
+            self._boto3.put_object(Bucket=self.name, Key=key, Body=text.encode())
 
-    def found(self) -> dict[str, str]:
+    def contents(self) -> dict[str, str]:
         """Return the text of every object."""
-        listed = self._judge.list_objects_v2(Bucket=self.name).get("Contents", [])
+        listed = self._boto3.list_objects_v2(Bucket=self.name).get("Contents", [])
         bodies = {
-            item["Key"]: self._judge.get_object(Bucket=self.name, Key=item["Key"])["Body"].read()
+            item["Key"]: self._boto3.get_object(Bucket=self.name, Key=item["Key"])["Body"].read()
             for item in listed
         }
         return {key: body.decode() for key, body in bodies.items()}
@@ -103,9 +103,9 @@ def test_a_folder_is_copied_down_and_back_up(bucket: Bucket, tmp_path: Path):
     mox.file.copy_parallel(src_url=f"{cache}/", dst_url=f"{bucket.url}/out/", threads=4)
 
     assert files(cache) == {"a.txt": "A", "sub/b": "B"}
-    found = bucket.found()
-    assert found["out/a.txt"] == "A"
-    assert found["out/sub/b"] == "B"
+    contents = bucket.contents()
+    assert contents["out/a.txt"] == "A"
+    assert contents["out/sub/b"] == "B"
 
 
 def test_a_single_object_is_copied_to_a_file_name_or_into_a_folder(bucket: Bucket, tmp_path: Path):
@@ -116,7 +116,7 @@ def test_a_single_object_is_copied_to_a_file_name_or_into_a_folder(bucket: Bucke
     mox.file.copy_parallel(str(tmp_path / "archive.zip"), f"{bucket.url}/up/c.zip")
 
     assert files(tmp_path) == {"new/b.zip": "zip", "archive.zip": "zip"}
-    assert bucket.found()["up/c.zip"] == "zip"
+    assert bucket.contents()["up/c.zip"] == "zip"
 
 
 def test_an_empty_prefix_is_copied_as_an_empty_folder(
@@ -136,7 +136,7 @@ def test_doubled_slashes_in_an_address_count_as_one(bucket: Bucket, tmp_path: Pa
     mox.file.write(f"{bucket.url}/a//d", "D")
 
     assert files(tmp_path) == {"b/c": "C"}
-    assert bucket.found() == {"a/b/c": "C", "a/d": "D"}
+    assert bucket.contents() == {"a/b/c": "C", "a/d": "D"}
 
 
 def test_a_local_folder_is_copied_to_a_local_folder(tmp_path: Path):
@@ -254,7 +254,7 @@ def test_copy_moves_one_file_in_any_direction(bucket: Bucket, tmp_path: Path):
     mox.file.rename(f"{bucket.url}/g", str(tmp_path / "i"))
 
     assert files(tmp_path) == {"f": "F", "h": "F", "i": "F"}
-    assert bucket.found() == {"f": "F"}
+    assert bucket.contents() == {"f": "F"}
     with pytest.raises(mox.file.MoxFileNotExistsException):
         mox.file.copy(f"{bucket.url}/g", str(tmp_path / "j"))
     with pytest.raises(NotADirectoryError):
@@ -314,7 +314,7 @@ def test_folders_are_made_and_removed(bucket: Bucket):
     mox.file.remove(f"{bucket.url}/new/", recursive=True)
     mox.file.remove(f"{bucket.url}/keep")
 
-    assert bucket.found() == {"d2": "2"}
+    assert bucket.contents() == {"d2": "2"}
 
 
 def test_a_folder_is_renamed(bucket: Bucket, tmp_path: Path):
@@ -325,7 +325,7 @@ def test_a_folder_is_renamed(bucket: Bucket, tmp_path: Path):
     mox.file.rename(f"{bucket.url}/ckpt", f"{bucket.url}/final")
 
     assert files(tmp_path) == {}
-    assert bucket.found() == {"final/1": "one"}
+    assert bucket.contents() == {"final/1": "one"}
 
 
 def test_set_auth_replaces_keys_and_server(bucket: Bucket, server: Server, monkeypatch):
@@ -349,7 +349,9 @@ def test_any_name_can_be_written_read_and_copied(bucket: Bucket, tmp_path: Path,
     assert files(tmp_path) == {name: name}
 
 
-def test_an_empty_address_or_a_folder_is_no_file(bucket: Bucket, tmp_path: Path, monkeypatch):
+def test_an_empty_address_or_a_folder_is_refused_as_a_file(
+    bucket: Bucket, tmp_path: Path, monkeypatch
+):
     """An empty address does not mean the current folder."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "keep").write_text("")
@@ -364,7 +366,7 @@ def test_an_empty_address_or_a_folder_is_no_file(bucket: Bucket, tmp_path: Path,
         mox.file.write(f"{bucket.url}/folder/", "text")
 
     assert files(tmp_path) == {"keep": ""}
-    assert bucket.found() == {}
+    assert bucket.contents() == {}
 
 
 # -- how scripts import it ------------------------------------------------------------------------
@@ -420,8 +422,8 @@ os.remove('plain'); shutil.rmtree('deep')
     done = run(code, EMULATED, MOX_SILENT_MODE="1", cwd=tmp_path, **platform)
 
     assert (done.returncode, done.stderr) == (0, "")
-    found = bucket.found()
-    assert {key for key in found if not key.endswith("/")} == {"d/copy", "d/m/moved"}
+    contents = bucket.contents()
+    assert {key for key in contents if not key.endswith("/")} == {"d/copy", "d/m/moved"}
     assert files(tmp_path / "again") == {"m/moved": "text\n", "s/b": "B"}
 
 
@@ -441,7 +443,7 @@ def test_a_forked_child_does_not_share_its_parents_connections(bucket: Bucket):
 
 
 @pytest.mark.parametrize(
-    "words",
+    "code",
     [
         "import moxing as mox; mox.file.exists",
         "import moxing.file; moxing.file.File",
@@ -453,8 +455,8 @@ def test_a_forked_child_does_not_share_its_parents_connections(bucket: Bucket):
         "import moxing.mxnet as mox; mox.file.exists",
     ],
 )
-def test_every_documented_import_works(words: str):
-    done = run(words, EMULATED, MOX_SILENT_MODE="1")
+def test_every_documented_import_works(code: str):
+    done = run(code, EMULATED, MOX_SILENT_MODE="1")
 
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
@@ -494,7 +496,7 @@ def test_the_archive_of_the_entry_is_enough(tmp_path: Path):
     assert (tmp_path / "out").is_dir()
 
 
-def test_the_vendors_names_are_all_there():
+def test_all_names_of_the_vendors_api_exist():
     names: list[Any] = [getattr(mox.file, name) for name in mox.file.__all__]
 
     assert len(names) >= 25

@@ -73,25 +73,25 @@ class Bucket:
     def __init__(self, server: Server, name: str, scheme: str) -> None:
         self.name = name
         self.uri = f"{scheme}://{name}"
-        self.judge = boto3_client(server.endpoint)
+        self.boto3 = boto3_client(server.endpoint)
 
     def get(self, key: str) -> bytes:
         """Return what boto3 gets."""
-        data: bytes = self.judge.get_object(Bucket=self.name, Key=key)["Body"].read()
+        data: bytes = self.boto3.get_object(Bucket=self.name, Key=key)["Body"].read()
         return data
 
     def put(self, key: str, data: bytes) -> None:
         """Store an object with boto3."""
-        self.judge.put_object(Bucket=self.name, Key=key, Body=data)
+        self.boto3.put_object(Bucket=self.name, Key=key, Body=data)
 
     def keys(self) -> list[str]:
         """Return what boto3 lists."""
-        pages = self.judge.get_paginator("list_objects_v2").paginate(Bucket=self.name)
+        pages = self.boto3.get_paginator("list_objects_v2").paginate(Bucket=self.name)
         return [found["Key"] for page in pages for found in page.get("Contents", [])]
 
     def uploads(self) -> list[Any]:
         """Return the multipart uploads that are neither completed nor aborted."""
-        found: list[Any] = self.judge.list_multipart_uploads(Bucket=self.name).get("Uploads", [])
+        found: list[Any] = self.boto3.list_multipart_uploads(Bucket=self.name).get("Uploads", [])
         return found
 
 
@@ -161,16 +161,16 @@ def test_signatures_equal_those_of_botocore(  # noqa: PLR0913
     request = sigv4.Request(method, path, query, given_headers)
     ours = sigv4.headers(request, sigv4.Keys("AK", "SK/+", token), scope, payload)
 
-    judge = S3SigV4Auth(Credentials("AK", "SK/+", token or None), "s3", "cn-north-4")
+    botocore_auth = S3SigV4Auth(Credentials("AK", "SK/+", token or None), "s3", "cn-north-4")
     url = f"http://host:9000{path}?{sigv4.query_text(query)}"
     theirs = AWSRequest(method, url, headers={**given_headers, "X-Amz-Content-SHA256": payload})
     theirs.context["timestamp"] = at
     theirs.headers["X-Amz-Date"] = at
     if token:
         theirs.headers["X-Amz-Security-Token"] = token
-    judge.payload = lambda request: payload  # type: ignore[method-assign]
-    canonical = judge.canonical_request(theirs)
-    expected = judge.signature(judge.string_to_sign(theirs, canonical), theirs)
+    botocore_auth.payload = lambda request: payload  # type: ignore[method-assign]
+    canonical = botocore_auth.canonical_request(theirs)
+    expected = botocore_auth.signature(botocore_auth.string_to_sign(theirs, canonical), theirs)
 
     assert ours["authorization"].endswith(f"Signature={expected}")
 
@@ -181,7 +181,7 @@ KEYS = ["a", "a b", "a+b", "50%", "é/ü", "训练", "x=1&y=2", "#?", "~'()*!", 
 
 
 @pytest.mark.parametrize("key", KEYS)
-def test_an_object_of_any_name(bucket: Bucket, tmp_path: Path, key: str):
+def test_an_object_can_have_any_name(bucket: Bucket, tmp_path: Path, key: str):
     """Every operation works on it, and boto3 sees the same objects."""
     uri = objects.uri_below(bucket.uri, key)
     objects.write(b"data", uri)
@@ -374,8 +374,8 @@ def test_a_put_survives_faults(
     data = os.urandom(LARGE)
     (tmp_path / "in").write_bytes(data)
     made = proxy()
-    for method, words in (("POST", "uploads"), ("PUT", "partNumber"), ("POST", "uploadId")):
-        made.add(fault, when=lambda r, m=method, w=words: r.method == m and w in r.target)
+    for method, parameter in (("POST", "uploads"), ("PUT", "partNumber"), ("POST", "uploadId")):
+        made.add(fault, when=lambda r, m=method, p=parameter: r.method == m and p in r.target)
     objects.put(str(tmp_path / "in"), bucket.uri + "/a")
 
     assert bucket.get("a") == data
@@ -467,7 +467,7 @@ def test_fresh_keys_that_are_delivered_replace_refused_ones(
 class Role(http.server.BaseHTTPRequestHandler):
     """The platform's endpoint for the keys of a container."""
 
-    def log_message(self, *words: Any) -> None:
+    def log_message(self, *arguments: Any) -> None:
         """Log nothing."""
 
     def do_GET(self) -> None:
@@ -515,9 +515,9 @@ def test_refused_keys_are_reported_with_a_hint(
 
 
 def test_presigned_uris_need_no_keys(bucket: Bucket, server: Server, tmp_path: Path):
-    def presigned(act: str) -> str:
-        words = {"Bucket": bucket.name, "Key": "a"}
-        uri: str = boto3_client(server.endpoint).generate_presigned_url(act, Params=words)
+    def presigned(method: str) -> str:
+        params = {"Bucket": bucket.name, "Key": "a"}
+        uri: str = boto3_client(server.endpoint).generate_presigned_url(method, Params=params)
         return uri
 
     data = os.urandom(LARGE)
@@ -530,7 +530,7 @@ def test_presigned_uris_need_no_keys(bucket: Bucket, server: Server, tmp_path: P
 @pytest.fixture
 def signed(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     """A function that presigns a URL as the laptop does, and then removes the keys."""
-    options = f"endpoint={bucket.judge.meta.endpoint_url}&region=cn-north-4"
+    options = f"endpoint={bucket.boto3.meta.endpoint_url}&region=cn-north-4"
     keys = {"ACCESS_KEY_ID": ACCESS_KEY, "SECRET_ACCESS_KEY": SECRET_KEY}
     environ = {f"{kind}_{name}": key for kind in ("AWS", "OBS") for name, key in keys.items()}
     store = S3Store(bucket_uri.read(f"{bucket.uri}?{options}"), environ=environ)
@@ -606,10 +606,10 @@ def test_a_gigabyte_is_transferred_in_little_memory(
         # Not getrusage: its maximum includes the memory of the process that forked this one.
         "print(*(line.split()[1] for line in open('/proc/self/status') if 'VmHWM' in line))"
     )
-    words = [str(tmp_path / "in"), f"s3://{name}/a", str(tmp_path / "out")]
+    arguments = [str(tmp_path / "in"), f"s3://{name}/a", str(tmp_path / "out")]
     environ = {**os.environ, **seaweedfs.environ, "PYTHONPATH": str(ROOT / "entrypoints")}
     done = subprocess.run(
-        [sys.executable, "-c", code, *words],
+        [sys.executable, "-c", code, *arguments],
         env=environ,
         capture_output=True,
         text=True,

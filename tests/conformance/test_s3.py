@@ -18,7 +18,7 @@ import pytest
 from cloudjob.errors import StoreError
 from cloudjob.store import ObjectStore
 from cloudjob.store.parallel import in_parallel
-from tests.conformance.conftest import PART_BYTES, Given, storm
+from tests.conformance.conftest import PART_BYTES, EmptyStore, storm
 from tests.support.servers import (
     HANG,
     INTERNAL,
@@ -38,27 +38,27 @@ KIB = 1024
 # Four parts, the last of them short.
 SIZE = 3 * PART_BYTES + 17
 # How long to retry when the fault does not go away.
-BRIEF_S = 0.5
-S3Given = Callable[[str], Given]
+SHORT_RETRY_S = 0.5
+NewStore = Callable[[str], EmptyStore]
 
 
 @pytest.fixture
-def given(s3_given: S3Given) -> Given:
+def empty_store(new_store: NewStore) -> EmptyStore:
     """Make an empty store on the real server, behind a proxy without faults."""
-    return s3_given("s3 on SeaweedFS")
+    return new_store("s3 on SeaweedFS")
 
 
 @pytest.fixture
-def store(given: Given) -> ObjectStore:
+def store(empty_store: EmptyStore) -> ObjectStore:
     """Open the store."""
-    return given.open()
+    return empty_store.open()
 
 
 @pytest.fixture
-def proxy(given: Given) -> FaultProxy:
+def proxy(empty_store: EmptyStore) -> FaultProxy:
     """Return the proxy in front of the store's server."""
-    assert given.proxy is not None
-    return given.proxy
+    assert empty_store.proxy is not None
+    return empty_store.proxy
 
 
 @pytest.fixture
@@ -69,17 +69,19 @@ def big(tmp_path: Path) -> Path:
     return path
 
 
-def uploads(given: Given) -> list[Any]:
+def uploads(empty_store: EmptyStore) -> list[Any]:
     """Return the multipart uploads that boto3 finds neither completed nor aborted."""
-    assert given.proxy is not None
-    client = boto3_client(given.proxy.endpoint)
-    found: list[Any] = client.list_multipart_uploads(Bucket=bucket(given)).get("Uploads") or []
+    assert empty_store.proxy is not None
+    client = boto3_client(empty_store.proxy.endpoint)
+    found: list[Any] = (
+        client.list_multipart_uploads(Bucket=bucket(empty_store)).get("Uploads") or []
+    )
     return found
 
 
-def bucket(given: Given) -> str:
+def bucket(empty_store: EmptyStore) -> str:
     """Return the bucket of a store."""
-    return given.uri.split("/")[2]
+    return empty_store.uri.split("/")[2]
 
 
 def until(is_true: Callable[[], Any], what: str) -> None:
@@ -103,40 +105,46 @@ def is_get(request: Request) -> bool:
 # ---- multipart uploads
 
 
+def no_faults(_: FaultProxy) -> None:
+    """Leave the proxy as it is; the counterpart of ``storm``."""
+
+
 @pytest.mark.parametrize("kind", ["s3 on SeaweedFS", "s3 on moto", "obs on SeaweedFS"])
-@pytest.mark.parametrize("weather", [lambda _: None, storm], ids=["calm", "storm"])
+@pytest.mark.parametrize("network", [no_faults, storm], ids=["no faults", "storm"])
 def test_a_large_object_is_read_back_unchanged(
-    s3_given: S3Given, kind: str, weather: Callable[[FaultProxy], None], big: Path, tmp_path: Path
+    new_store: NewStore, kind: str, network: Callable[[FaultProxy], None], big: Path, tmp_path: Path
 ):
-    given = s3_given(kind)
-    assert given.proxy is not None
-    weather(given.proxy)
-    store = given.open()
+    empty_store = new_store(kind)
+    assert empty_store.proxy is not None
+    network(empty_store.proxy)
+    store = empty_store.open()
     sent, got = [0], [0]
 
     store.put(big, "key", on_progress=lambda count: sent.__setitem__(0, sent[0] + count))
     store.fetch(
         "key", tmp_path / "out", on_progress=lambda count: got.__setitem__(0, got[0] + count)
     )
-    given.proxy.choose = lambda _: None
+    empty_store.proxy.choose = lambda _: None
 
     assert (tmp_path / "out").read_bytes() == big.read_bytes() == store.get_bytes("key")
     assert sent == got == [SIZE]
-    assert uploads(given) == []
-    numbers = {re.search(r"partNumber=(\d+)", r.query) for r in given.proxy.requests if is_part(r)}
+    assert uploads(empty_store) == []
+    numbers = {
+        re.search(r"partNumber=(\d+)", r.query) for r in empty_store.proxy.requests if is_part(r)
+    }
     assert {found[1] for found in numbers if found} == {"1", "2", "3", "4"}
 
 
 def test_objects_written_by_boto3_are_read(
-    given: Given, store: ObjectStore, proxy: FaultProxy, tmp_path: Path
+    empty_store: EmptyStore, store: ObjectStore, proxy: FaultProxy, tmp_path: Path
 ):
     client = boto3_client(proxy.endpoint)
     one, many = (
         os.urandom(6000 * KIB),
         [os.urandom(6000 * KIB), os.urandom(5200 * KIB), os.urandom(9)],
     )
-    client.put_object(Bucket=bucket(given), Key="pre fix/key-one", Body=one)
-    where = {"Bucket": bucket(given), "Key": "pre fix/key-many"}
+    client.put_object(Bucket=bucket(empty_store), Key="pre fix/key-one", Body=one)
+    where = {"Bucket": bucket(empty_store), "Key": "pre fix/key-many"}
     upload = client.create_multipart_upload(**where)["UploadId"]
     tags = [
         client.upload_part(**where, UploadId=upload, PartNumber=number, Body=data)["ETag"]
@@ -183,7 +191,7 @@ def test_an_object_replaced_during_a_fetch_is_never_mixed(
 
 
 def test_a_file_that_changes_during_a_put_is_not_stored(
-    given: Given, store: ObjectStore, proxy: FaultProxy, big: Path
+    empty_store: EmptyStore, store: ObjectStore, proxy: FaultProxy, big: Path
 ):
     proxy.add(Fault(delay_s=1), when=is_part, times=6)
     errors: list[StoreError] = []
@@ -204,7 +212,7 @@ def test_a_file_that_changes_during_a_put_is_not_stored(
 
     assert len(errors) == 1
     assert not store.exists("key")
-    assert uploads(given) == []
+    assert uploads(empty_store) == []
 
 
 # ---- writers that are killed
@@ -212,15 +220,15 @@ def test_a_file_that_changes_during_a_put_is_not_stored(
 
 @pytest.mark.parametrize("count", [1, 3, 6])
 def test_a_killed_writer_leaves_the_old_object(
-    given: Given, proxy: FaultProxy, big: Path, count: int
+    empty_store: EmptyStore, proxy: FaultProxy, big: Path, count: int
 ):
     """The next put replaces it, and a sweep removes the parts of the killed writer."""
-    store = given.open()
+    store = empty_store.open()
     store.put_bytes(b"old", "key")
     proxy.clear()
     # A short delay per request, so that the writer can be killed between two of them.
     proxy.choose = lambda _: Fault(delay_s=0.05)
-    writer = start_writer(given, big)
+    writer = start_writer(empty_store, big)
     until(lambda: len(proxy.requests) >= count, "the writer sends")
     writer.kill()
     writer.wait(DEADLINE_S)
@@ -233,25 +241,25 @@ def test_a_killed_writer_leaves_the_old_object(
     assert held == b"old" or (is_done and held == big.read_bytes())
     assert store.get_bytes("key") == big.read_bytes()
     store.sweep(0)
-    assert uploads(given) == []
+    assert uploads(empty_store) == []
 
 
-def start_writer(given: Given, path: Path) -> subprocess.Popen[bytes]:
+def start_writer(empty_store: EmptyStore, path: Path) -> subprocess.Popen[bytes]:
     """Start a process that puts a file."""
     code = "import sys, pathlib; from cloudjob.store.s3 import S3Store, bucket_uri\n"
     code += f"store = S3Store(bucket_uri.read(sys.argv[1]), part_bytes={PART_BYTES})\n"
     code += "store.put(pathlib.Path(sys.argv[2]), 'key')"
-    environ = {**given.environ, "PYTHONPATH": f"{ROOT}:{ROOT}/entrypoints"}
-    return subprocess.Popen([sys.executable, "-c", code, given.uri, str(path)], env=environ)
+    environ = {**empty_store.environ, "PYTHONPATH": f"{ROOT}:{ROOT}/entrypoints"}
+    return subprocess.Popen([sys.executable, "-c", code, empty_store.uri, str(path)], env=environ)
 
 
-def test_two_writers_of_one_object_do_not_disturb_each_other(given: Given, big: Path):
+def test_writers_of_one_object_do_not_disturb_each_other(empty_store: EmptyStore, big: Path):
     """Three processes put one key at the same time, and each sends its own parts."""
-    writers = [start_writer(given, big) for _ in range(3)]
+    writers = [start_writer(empty_store, big) for _ in range(3)]
 
     assert [writer.wait(DEADLINE_S) for writer in writers] == [0, 0, 0]
-    assert given.open().get_bytes("key") == big.read_bytes()
-    assert uploads(given) == []
+    assert empty_store.open().get_bytes("key") == big.read_bytes()
+    assert uploads(empty_store) == []
 
 
 # ---- a network that fails
@@ -272,16 +280,16 @@ def test_two_writers_of_one_object_do_not_disturb_each_other(given: Given, big: 
 )
 @pytest.mark.parametrize("method", ["PUT", "POST"])
 def test_a_put_survives_a_fault(
-    given: Given, proxy: FaultProxy, big: Path, fault: Fault, method: str
+    empty_store: EmptyStore, proxy: FaultProxy, big: Path, fault: Fault, method: str
 ):
     proxy.add(fault, when=lambda r: r.method == method, skip=1)
-    store = given.open()
+    store = empty_store.open()
 
     store.put(big, "key")
 
     assert any(r.fault for r in proxy.requests)
     assert store.get_bytes("key") == big.read_bytes()
-    assert uploads(given) == []
+    assert uploads(empty_store) == []
 
 
 @pytest.mark.parametrize(
@@ -299,9 +307,9 @@ def test_a_put_survives_a_fault(
 )
 @pytest.mark.parametrize("skip", [0, 2])
 def test_a_get_survives_a_fault(
-    given: Given, proxy: FaultProxy, big: Path, tmp_path: Path, fault: Fault, skip: int
+    empty_store: EmptyStore, proxy: FaultProxy, big: Path, tmp_path: Path, fault: Fault, skip: int
 ):
-    store = given.open()
+    store = empty_store.open()
     store.put(big, "key")
     proxy.add(fault, when=is_get, skip=skip)
 
@@ -324,11 +332,11 @@ def test_a_long_list_is_complete_and_in_order(store: ObjectStore):
 
 
 @pytest.mark.parametrize("kind", ["obs on SeaweedFS", "obs on moto"])
-def test_requests_to_obs_use_only_what_obs_supports(s3_given: S3Given, kind: str, big: Path):
+def test_requests_to_obs_use_only_what_obs_supports(new_store: NewStore, kind: str, big: Path):
     """Virtual-hosted addresses, unsigned bodies, no newer checksums, and lists of version 1."""
-    given = s3_given(kind)
-    assert given.proxy is not None
-    store = given.open()
+    empty_store = new_store(kind)
+    assert empty_store.proxy is not None
+    store = empty_store.open()
     store.put(big, "a")
     store.put_bytes(b"x", "b")
     store.get_bytes("a")
@@ -337,8 +345,8 @@ def test_requests_to_obs_use_only_what_obs_supports(s3_given: S3Given, kind: str
     store.delete("a")
     store.sweep(0)
 
-    for request in given.proxy.requests:
-        assert request.headers["host"] == f"{bucket(given)}.obs.cn-north-4.myhuaweicloud.com"
+    for request in empty_store.proxy.requests:
+        assert request.headers["host"] == f"{bucket(empty_store)}.obs.cn-north-4.myhuaweicloud.com"
         assert request.headers["x-amz-content-sha256"] == "UNSIGNED-PAYLOAD"
         assert "/cn-north-4/s3/aws4_request" in request.headers["authorization"]
         assert not [name for name in request.headers if "checksum" in name or "trailer" in name]
@@ -377,13 +385,17 @@ def test_requests_to_obs_use_only_what_obs_supports(s3_given: S3Given, kind: str
     ids=str,
 )
 def test_an_error_is_one_line_with_a_hint(
-    given: Given, monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], message: str, hint: str
+    empty_store: EmptyStore,
+    monkeypatch: pytest.MonkeyPatch,
+    environ: dict[str, str],
+    message: str,
+    hint: str,
 ):
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
 
     with pytest.raises(StoreError) as caught:
-        given.open(BRIEF_S).put_bytes(b"x", "key")
+        empty_store.open(SHORT_RETRY_S).put_bytes(b"x", "key")
 
     assert message in caught.value.message
     assert caught.value.hint.startswith(hint)
@@ -417,23 +429,23 @@ def test_an_error_is_one_line_with_a_hint(
     ids=str,
 )
 def test_error_codes_of_the_service_are_explained(
-    given: Given, proxy: FaultProxy, fault: Fault, message: str, hint: str
+    empty_store: EmptyStore, proxy: FaultProxy, fault: Fault, message: str, hint: str
 ):
     late = time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime(time.time() - 3600))
     headers = {name: value.replace("LATE", late) for name, value in fault.headers.items()}
     proxy.add(replace(fault, headers=headers), times=100)
 
     with pytest.raises(StoreError) as caught:
-        given.open(BRIEF_S).put_bytes(b"x", "key")
+        empty_store.open(SHORT_RETRY_S).put_bytes(b"x", "key")
 
-    assert caught.value.message.startswith(f"put key in s3://{bucket(given)}/pre%20fix: ")
+    assert caught.value.message.startswith(f"put key in s3://{bucket(empty_store)}/pre%20fix: ")
     assert message in caught.value.message
-    assert caught.value.hint.startswith(hint.replace("BUCKET", bucket(given)))
+    assert caught.value.hint.startswith(hint.replace("BUCKET", bucket(empty_store)))
 
 
 @pytest.mark.parametrize("verb", ["put", "get", "list", "delete"])
-def test_a_missing_bucket_is_reported(s3_given: S3Given, verb: str):
-    store = replace(s3_given("s3 on moto"), uri="s3://no-such-bucket/x").open()
+def test_a_missing_bucket_is_reported(new_store: NewStore, verb: str):
+    store = replace(new_store("s3 on moto"), uri="s3://no-such-bucket/x").open()
     verbs: dict[str, Callable[[], object]] = {
         "put": lambda: store.put_bytes(b"x", "key"),
         "get": lambda: store.get_bytes("key"),
@@ -444,15 +456,19 @@ def test_a_missing_bucket_is_reported(s3_given: S3Given, verb: str):
         verbs[verb]()
 
 
-def test_wrong_endpoints_are_reported(given: Given, proxy: FaultProxy, seaweedfs: Server):
-    plain = replace(given, uri=f"{given.uri}?endpoint=https://127.0.0.1:{seaweedfs.port}")
+def test_wrong_endpoints_are_reported(
+    empty_store: EmptyStore, proxy: FaultProxy, seaweedfs: Server
+):
+    plain = replace(
+        empty_store, uri=f"{empty_store.uri}?endpoint=https://127.0.0.1:{seaweedfs.port}"
+    )
     with pytest.raises(StoreError, match=r"the TLS handshake failed") as caught:
-        plain.open(BRIEF_S).put_bytes(b"x", "key")
+        plain.open(SHORT_RETRY_S).put_bytes(b"x", "key")
     assert caught.value.hint == "should the endpoint be http:// or https://?"
 
     proxy.choose = lambda _: Fault(status=200, body=b"<html></html>")
     with pytest.raises(StoreError, match=r"list  in .*the answer is not a list of keys"):
-        list(given.open().list())
+        list(empty_store.open().list())
 
 
 def test_threads_share_a_store(store: ObjectStore, proxy: FaultProxy):
@@ -470,9 +486,9 @@ def test_threads_share_a_store(store: ObjectStore, proxy: FaultProxy):
 
 def fill(store: ObjectStore) -> dict[str, bytes]:
     """Put a hundred small objects, and return them by key."""
-    wanted = {f"key-{number}": b"%d " % number * 1000 for number in range(100)}
-    in_parallel(lambda key: store.put_bytes(wanted[key], key), wanted)
-    return wanted
+    contents = {f"key-{number}": b"%d " % number * 1000 for number in range(100)}
+    in_parallel(lambda key: store.put_bytes(contents[key], key), contents)
+    return contents
 
 
 @pytest.mark.parametrize(
@@ -487,19 +503,23 @@ def fill(store: ObjectStore) -> dict[str, bytes]:
     ],
     ids=["storm", "hang", "internal", "throttled", "lost answer", "cut"],
 )
-def test_many_small_objects_survive_faults(given: Given, proxy: FaultProxy, fault: Fault | None):
-    store = given.open()
-    wanted = fill(store)
+def test_many_small_objects_survive_faults(
+    empty_store: EmptyStore, proxy: FaultProxy, fault: Fault | None
+):
+    store = empty_store.open()
+    contents = fill(store)
     if fault is None:
         storm(proxy)
     else:
         proxy.add(fault, when=is_get, times=3)
 
-    assert dict(store.get_each(list(wanted))) == wanted
+    assert dict(store.get_each(list(contents))) == contents
 
 
-def test_many_objects_from_an_unreachable_store_are_one_error(given: Given):
-    nowhere = replace(given, uri=f"{given.uri}?endpoint=http://127.0.0.1:1").open(BRIEF_S)
+def test_many_objects_from_an_unreachable_store_are_one_error(empty_store: EmptyStore):
+    nowhere = replace(empty_store, uri=f"{empty_store.uri}?endpoint=http://127.0.0.1:1").open(
+        SHORT_RETRY_S
+    )
 
     with pytest.raises(StoreError, match=r"get key-\d+ in s3://.*connection refused"):
         list(nowhere.get_each([f"key-{number}" for number in range(100)]))

@@ -188,7 +188,7 @@ def test_an_answer_can_be_slow(proxy: FaultProxy, bucket: str):
     assert time.monotonic() - begun > 0.4
 
 
-def test_a_fault_may_wait_for_its_turn(proxy: FaultProxy, bucket: str):
+def test_a_fault_can_let_requests_pass_first(proxy: FaultProxy, bucket: str):
     """The first request passes, the next two fail, the fourth passes."""
     client = boto3_client(proxy.endpoint)
     proxy.add(INTERNAL, skip=1, times=2)

@@ -64,15 +64,15 @@ def test_written_objects_are_read_back(store: ObjectStore, tmp_path: Path, entry
 
 def test_many_small_objects_arrive_in_any_order(store: ObjectStore):
     """Each arrives once with its key, whatever its size and name."""
-    wanted = {f"a b/ü+%/{n}": bytes(range(n)) * n * n for n in range(50)}
-    wanted["page"] = b"<Error><Code>SlowDown</Code></Error>"
-    for key, data in wanted.items():
+    contents = {f"a b/ü+%/{n}": bytes(range(n)) * n * n for n in range(50)}
+    contents["page"] = b"<Error><Code>SlowDown</Code></Error>"
+    for key, data in contents.items():
         store.put_bytes(data, key)
 
-    found = list(store.get_each(list(wanted)))
+    found = list(store.get_each(list(contents)))
 
-    assert dict(found) == wanted
-    assert len(found) == len(wanted)
+    assert dict(found) == contents
+    assert len(found) == len(contents)
     assert list(store.get_each([])) == []
 
 
@@ -212,21 +212,21 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
-def sent(
+def submit_source(
     store: ObjectStore, source: Path, source_cache: SourceCache, job: str
 ) -> tuple[StoredLayers, SourceCache]:
     """Pack a source and store what is new, as a submit does."""
 
-    def packed(known: SourceCache) -> CodePackage:
+    def pack_source(known: SourceCache) -> CodePackage:
         destination = source.parent / "layer"
         return pack(source, destination, script="train.py", limit_bytes=1 << 30, source_cache=known)
 
-    package = packed(source_cache)
+    package = pack_source(source_cache)
     with Claim(store, job) as claim:
         try:
             kept = claim.keep(package)
         except LayerMissing:
-            package = packed(SourceCache())
+            package = pack_source(SourceCache())
             kept = claim.keep(package)
     store.put_bytes(claims.descriptor(package, kept.layers), f"{job}/code.json")
     return kept, cache.with_layers(package.source_cache, kept.layers)
@@ -240,7 +240,7 @@ def test_a_damaged_layer_is_sent_again(store: ObjectStore, tmp_path: Path, entry
     (source / "large.bin").write_bytes(os.urandom(200_000))
     source_cache = SourceCache()
     for number, (name, damage) in enumerate(DAMAGES.items()):
-        kept, source_cache = sent(store, source, source_cache, "before")
+        kept, source_cache = submit_source(store, source, source_cache, "before")
         (layer,) = kept.layers
         store.put_bytes(damage(store.get_bytes(layer.key)), layer.key)
         if name == "a content":
@@ -250,7 +250,7 @@ def test_a_damaged_layer_is_sent_again(store: ObjectStore, tmp_path: Path, entry
                 )
             assert caught.value.damaged_layers == (layer.key,)
 
-        kept, source_cache = sent(store, source, source_cache, f"job-{number}")
+        kept, source_cache = submit_source(store, source, source_cache, f"job-{number}")
 
         assert kept.sent_layers == 1, name
         target = tmp_path / f"code-{number}"
@@ -258,14 +258,24 @@ def test_a_damaged_layer_is_sent_again(store: ObjectStore, tmp_path: Path, entry
             store.uri(f"job-{number}/code.json"), source_cache.digest, str(target)
         )
         assert (target / "large.bin").read_bytes() == (source / "large.bin").read_bytes()
-        assert sent(store, source, source_cache, "after")[0].sent_layers == 0
+        assert submit_source(store, source, source_cache, "after")[0].sent_layers == 0
         assert list(store.list("damaged/")) == []
 
 
 # ---- promises 5 and 6: refusals
 
 
-NO_KEYS = ["", "/etc/passwd", "..", "a/../../b", "a//b", "a/", "./a", "a\0b", ".cloudjob-tmp-1"]
+INVALID_KEYS = [
+    "",
+    "/etc/passwd",
+    "..",
+    "a/../../b",
+    "a//b",
+    "a/",
+    "./a",
+    "a\0b",
+    ".cloudjob-tmp-1",
+]
 
 
 def test_every_method_refuses_an_invalid_key(store: ObjectStore, tmp_path: Path):
@@ -280,7 +290,7 @@ def test_every_method_refuses_an_invalid_key(store: ObjectStore, tmp_path: Path)
         store.delete,
         store.uri,
     ]
-    for key in NO_KEYS:
+    for key in INVALID_KEYS:
         for verb in verbs:
             with pytest.raises(StoreError):
                 verb(key)
@@ -427,14 +437,14 @@ def test_a_file_system_without_files_is_reported():
 
 def test_sweep_removes_unfinished_writes(directory: DirectoryStore):
     directory.put_bytes(b"x", "job/a")
-    left = directory.root / "job" / ".cloudjob-tmp-0123"
-    left.write_bytes(b"half")
+    unfinished = directory.root / "job" / ".cloudjob-tmp-0123"
+    unfinished.write_bytes(b"half")
 
     assert directory.sweep(3600) == 0
-    assert left.exists()
-    os.utime(left, (0, 0))
+    assert unfinished.exists()
+    os.utime(unfinished, (0, 0))
     assert directory.sweep(3600) == 1
-    assert not left.exists()
+    assert not unfinished.exists()
     assert list(directory.list()) == ["job/a"]
 
 

@@ -39,7 +39,7 @@ rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
 size = int(os.environ["OMPI_COMM_WORLD_SIZE"])
 node = int(os.environ["VC_TASK_INDEX"])
 results = os.environ["RESULTS"]
-def leave(name, text=""):
+def write_result(name, text=""):
     path = f"{results}/{name}"
     with open(path + ".new", "wb") as file:
         file.write(text if isinstance(text, bytes) else str(text).encode())
@@ -100,8 +100,8 @@ class Running:
 
     def __str__(self) -> str:
         """Return its output so far."""
-        words = repr(self.process.args)[:1000]
-        return f"{_tail(self.err)}\n--- out\n{_tail(self.out)}\n--- command\n{words}"
+        command = repr(self.process.args)[:1000]
+        return f"{_tail(self.err)}\n--- out\n{_tail(self.out)}\n--- command\n{command}"
 
     @property
     def out(self) -> bytes:
@@ -172,7 +172,7 @@ class Cloud:
         """Remove the state folder, as before the first submit."""
         shutil.rmtree(self.home)
 
-    def give_to(self, user: int) -> None:
+    def chown_to(self, user: int) -> None:
         """Make everything belong to another user, who has submitted no job yet."""
         # Its files of the entry are hard links to files that other tests use, too.
         self.remove_home()
@@ -194,11 +194,11 @@ class Cloud:
     # -- commands -------------------------------------------------------------------------
 
     def start(
-        self, *words: str | bytes, env: Mapping[str, str | bytes] | None = None, **popen: Any
+        self, *arguments: str | bytes, env: Mapping[str, str | bytes] | None = None, **popen: Any
     ) -> Running:
         number = len(self.started)
         out, err = (self.folder / f"{number}.{name}" for name in ("out", "err"))
-        command = [*self.prefix, self.python, "-m", "cloudjob.cli", *words]
+        command = [*self.prefix, self.python, "-m", "cloudjob.cli", *arguments]
         with out.open("wb") as out_file, err.open("wb") as err_file:
             process = subprocess.Popen(
                 command,
@@ -212,50 +212,50 @@ class Cloud:
 
     def cli(
         self,
-        *words: str | bytes,
+        *arguments: str | bytes,
         limit_s: float = LIMIT_S,
         env: Mapping[str, str | bytes] | None = None,
     ) -> Done:
         """Run a command and wait for its exit, if possible with ``query``."""
         is_plain = env is None and not self.prefix and self.python == sys.executable
-        if words[:1] and words[0] in _QUERIES and is_plain:
-            return self.query(*words, limit_s=limit_s)
-        return self.start(*words, env=env).end(limit_s)
+        if arguments[:1] and arguments[0] in _QUERIES and is_plain:
+            return self.query(*arguments, limit_s=limit_s)
+        return self.start(*arguments, env=env).end(limit_s)
 
-    def query(self, *words: str | bytes, limit_s: float = LIMIT_S) -> Done:
+    def query(self, *arguments: str | bytes, limit_s: float = LIMIT_S) -> Done:
         """Run a command that starts no job, in a fork of a process that has imported cloudjob.
 
         Variables that Python reads only when it starts have no effect.
         """
         number = next(self.queries)
         out, err = (self.folder / f"query-{number}.{name}" for name in ("out", "err"))
-        code = command_line.run(words, self.environ, self.source, (out, err), limit_s)
+        code = command_line.run(arguments, self.environ, self.source, (out, err), limit_s)
         if code is None:
             pytest.fail(
-                f"after {limit_s:g} s {words!r} had not ended: {_tail(err.read_bytes())}"
+                f"after {limit_s:g} s {arguments!r} had not ended: {_tail(err.read_bytes())}"
                 f"\n--- out\n{_tail(out.read_bytes())}"
             )
         code = code if code >= 0 else 128 - code
         return Done(code, out.read_bytes(), err.read_bytes(), time.time())
 
-    def job_words(self, words: tuple[str | bytes, ...]) -> list[str | bytes]:
-        return ["submit", "-e", f"RESULTS={self.results}", *words]
+    def submit_arguments(self, arguments: tuple[str | bytes, ...]) -> list[str | bytes]:
+        return ["submit", "-e", f"RESULTS={self.results}", *arguments]
 
     def submit(
         self,
-        *words: str | bytes,
+        *arguments: str | bytes,
         limit_s: float = LIMIT_S,
         env: Mapping[str, str | bytes] | None = None,
     ) -> Done:
         """Submit and stay attached; the ranks get the variable ``RESULTS``."""
-        return self.cli(*self.job_words(words), limit_s=limit_s, env=env)
+        return self.cli(*self.submit_arguments(arguments), limit_s=limit_s, env=env)
 
-    def start_submit(self, *words: str | bytes, **popen: Any) -> Running:
-        return self.start(*self.job_words(words), **popen)
+    def start_submit(self, *arguments: str | bytes, **popen: Any) -> Running:
+        return self.start(*self.submit_arguments(arguments), **popen)
 
-    def detach(self, *words: str | bytes, env: Mapping[str, str | bytes] | None = None) -> str:
+    def detach(self, *arguments: str | bytes, env: Mapping[str, str | bytes] | None = None) -> str:
         """Submit detached and return the job's id."""
-        done = self.submit("--detach", *words, env=env)
+        done = self.submit("--detach", *arguments, env=env)
         assert done.code == 0, done
         return done.out.decode().strip().rpartition("/")[2]
 
@@ -273,7 +273,7 @@ class Cloud:
 
     # -- results and processes ------------------------------------------------------------
 
-    def left(self, pattern: str = "*") -> dict[str, bytes]:
+    def results_written(self, pattern: str = "*") -> dict[str, bytes]:
         """Return the files that ranks wrote to the results folder, with their content."""
         return {
             path.name: path.read_bytes()
@@ -281,11 +281,11 @@ class Cloud:
             if not path.name.endswith(".new")
         }
 
-    def await_left(self, *names: str, limit_s: float = LIMIT_S) -> None:
+    def await_results(self, *names: str, limit_s: float = LIMIT_S) -> None:
         poll(
             lambda: all((self.results / name).exists() for name in names),
             lambda: (
-                f"{names} in the results; there is {sorted(self.left())}; "
+                f"{names} in the results; there is {sorted(self.results_written())}; "
                 + "; ".join(_tail(run.err) + _tail(run.out) for run in self.started)
             ),
             limit_s,
@@ -312,22 +312,22 @@ class Cloud:
         for pid in pids():
             if pid == os.getpid():
                 continue
-            words = read_proc(pid, "cmdline")
-            texts = [words, read_proc(pid, "environ")]
+            cmdline = read_proc(pid, "cmdline")
+            texts = [cmdline, read_proc(pid, "environ")]
             with contextlib.suppress(OSError):
                 texts.append(os.fsencode(Path(f"/proc/{pid}/cwd").readlink()) + b"/")
             is_own = any(run.process.pid == pid for run in self.started)
             if not is_own and any(mark in text for text in texts for mark in marks):
-                found[pid] = tuple(words.decode("utf-8", "replace").split("\0")[:-1])
+                found[pid] = tuple(cmdline.decode("utf-8", "replace").split("\0")[:-1])
         return found
 
-    def find(self, what: Callable[[int, tuple[str, ...]], bool]) -> list[int]:
-        return sorted(pid for pid, words in self.processes().items() if what(pid, words))
+    def find(self, matches: Callable[[int, tuple[str, ...]], bool]) -> list[int]:
+        return sorted(pid for pid, argv in self.processes().items() if matches(pid, argv))
 
     def wrappers(self) -> dict[int, int]:
         """Return the process id of each rank wrapper, by rank."""
         found = {}
-        for pid in self.find(lambda _, words: "--rank" in words):
+        for pid in self.find(lambda _, argv: "--rank" in argv):
             text = read_proc(pid, "environ")
             match = re.search(rb"(?:\A|\0)OMPI_COMM_WORLD_RANK=(\d+)\0", text)
             # mpirun and its daemons have --rank in their arguments, too, but not this variable.
@@ -337,7 +337,7 @@ class Cloud:
 
     def mpiruns(self) -> list[int]:
         names = {"mpirun", "prterun", "orterun"}
-        return self.find(lambda _, words: bool(words) and Path(words[0]).name in names)
+        return self.find(lambda _, argv: bool(argv) and Path(argv[0]).name in names)
 
     def await_cleanup(self) -> None:
         """Wait until the jobs' folders are removed, which starts after their states are final."""
@@ -346,21 +346,19 @@ class Cloud:
     def leftovers(self) -> list[str]:
         """Return what is left after at most 10 s: a job ends shortly before its last process."""
         end = time.monotonic() + 10
-        while (left := self._left_now()) and time.monotonic() < end:
+        while (remaining := self._remaining_now()) and time.monotonic() < end:
             time.sleep(0.05)
-        return left
+        return remaining
 
-    def _left_now(self) -> list[str]:
-        found = [
-            f"process {pid}: {' '.join(words)[:300]}" for pid, words in self.processes().items()
-        ]
+    def _remaining_now(self) -> list[str]:
+        found = [f"process {pid}: {' '.join(argv)[:300]}" for pid, argv in self.processes().items()]
         for job in self.jobs():
             run_dir = run_dir_of(job)
             if run_dir.exists():
                 found.append(f"folder {run_dir}")
         return found
 
-    def end(self) -> list[str]:
+    def kill_remaining(self) -> list[str]:
         """Kill all remaining processes and return them, including commands of the test itself."""
         found = [
             f"command {run.process.args!r}" for run in self.started if run.process.poll() is None
@@ -369,22 +367,24 @@ class Cloud:
             if run.process.poll() is None:
                 run.process.kill()
                 run.process.wait()
-        left = self._left_now() if found else self.leftovers()
+        remaining = self._remaining_now() if found else self.leftovers()
         for pid in self.processes():
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
         for job in self.jobs():
             shutil.rmtree(run_dir_of(job), ignore_errors=True)
-        return found + left
+        return found + remaining
 
 
 # -- helpers ----------------------------------------------------------------------------------
 
 
-def poll(is_so: Callable[[], Any], what: str | Callable[[], str], limit_s: float = LIMIT_S) -> Any:
+def poll(
+    condition: Callable[[], Any], what: str | Callable[[], str], limit_s: float = LIMIT_S
+) -> Any:
     """Wait until a condition holds and return it; fail at the deadline."""
     end = time.monotonic() + limit_s
-    while not (value := is_so()):
+    while not (value := condition()):
         if time.monotonic() > end:
             pytest.fail(
                 f"after {limit_s} s there is no {what if isinstance(what, str) else what()}"
@@ -509,8 +509,8 @@ def cloud(tmp_path: Path, mpi: Mpi) -> Iterator[Cloud]:
     """The command line; fails if processes of its jobs are left after the test."""
     value = Cloud(tmp_path, mpi)
     yield value
-    left = value.end()
-    assert not left, "left behind:\n" + "\n".join(left)
+    remaining = value.kill_remaining()
+    assert not remaining, "left behind:\n" + "\n".join(remaining)
 
 
 @pytest.fixture(name="poll")

@@ -14,20 +14,20 @@ from pathlib import Path
 import pytest
 
 
-def refused(done, code, *words, hint=True):
-    """Check that a command failed with ``code``, ``words`` in `error:` lines, and a hint."""
+def refused(done, code, *texts, hint=True):
+    """Check that a command failed with ``code``, ``texts`` in `error:` lines, and a hint."""
     text = done.err.decode("utf-8", "backslashreplace")
     assert "Traceback" not in text, done
     lines = text.splitlines()
     errors = [line for line in lines if line.startswith("error: ")]
     assert errors, done
     assert done.code == code, done
-    for word in words:
-        assert word in "\n".join(errors), (word, text)
+    for expected in texts:
+        assert expected in "\n".join(errors), (expected, text)
     if hint:
         assert any(line.startswith("hint: ") for line in lines), text
-    said_before = ("left out of the package", "launcher mpirun: job.py imports none of")
-    assert all(line.startswith(("error: ", "hint: ", *said_before)) for line in lines), text
+    earlier_messages = ("left out of the package", "launcher mpirun: job.py imports none of")
+    assert all(line.startswith(("error: ", "hint: ", *earlier_messages)) for line in lines), text
     assert done.out == b""
 
 
@@ -44,7 +44,7 @@ def test_cloudjob_without_arguments_prints_help(cloud):
     assert b"submit" in cloud.cli("--help").out
 
 
-WORDS = [
+INVALID_ARGUMENTS = [
     (["submit"], 2, "script"),
     (["submit", "absent.py"], 3, "absent.py"),
     (["submit", "jbo.py"], 3, "jbo.py"),
@@ -100,24 +100,24 @@ WORDS = [
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "message"),
-    WORDS,
+    ("arguments", "code", "message"),
+    INVALID_ARGUMENTS,
     ids=lambda value: None if isinstance(value, int | str) else " ".join(value)[:60],
 )
-def test_invalid_arguments_are_refused_and_start_nothing(cloud, script, words, code, message):
+def test_invalid_arguments_are_refused_and_start_nothing(cloud, script, arguments, code, message):
     (cloud.source / "folder").mkdir()
 
-    done = cloud.query(*words, limit_s=20)
+    done = cloud.query(*arguments, limit_s=20)
 
     refused(done, code, message)
     assert cloud.jobs() == []
 
 
 @pytest.mark.parametrize(
-    ("word", "near"), [("--backend=proccess", "process"), ("--launcher=mpi-run", "mpirun")]
+    ("argument", "near"), [("--backend=proccess", "process"), ("--launcher=mpi-run", "mpirun")]
 )
-def test_a_mistyped_command_gets_a_suggestion(cloud, script, word, near):
-    refused(cloud.cli("submit", word, script), 2, f"'{near}'", hint=False)
+def test_a_mistyped_command_gets_a_suggestion(cloud, script, argument, near):
+    refused(cloud.cli("submit", argument, script), 2, f"'{near}'", hint=False)
 
 
 def test_a_mistyped_option_gets_a_suggestion(cloud, script):
@@ -218,8 +218,8 @@ def test_a_missing_mpirun_is_reported_with_what_to_install(cloud, script):
     done = cloud.cli("submit", "--launcher", "python", "plain.py", env={"PATH": str(tools)})
     assert (done.code, done.out) == (0, b"[0] done\n"), done
     cloud.write("ranks.py", "import torch.distributed")
-    for words in (["--launcher", "torchrun"], ["--launcher", "msrun"], ["--launcher", "auto"]):
-        done = cloud.cli("submit", "--dry-run", *words, "ranks.py", env={"PATH": str(tools)})
+    for arguments in (["--launcher", "torchrun"], ["--launcher", "msrun"], ["--launcher", "auto"]):
+        done = cloud.cli("submit", "--dry-run", *arguments, "ranks.py", env={"PATH": str(tools)})
         assert done.code == 0, done
 
 
@@ -274,14 +274,14 @@ def test_files_that_usually_hold_secrets_are_skipped_with_a_message(cloud):
     script = cloud.script(
         """
         found = [os.path.join(folder, name) for folder, _, names in os.walk(".") for name in names]
-        leave("files", repr(sorted(found)))
+        write_result("files", repr(sorted(found)))
         """
     )
 
     done = cloud.submit(script)
 
     assert done.code == 0, done
-    assert cloud.left()["files"] == b"['./job.py']", cloud.left()
+    assert cloud.results_written()["files"] == b"['./job.py']", cloud.results_written()
     for name in (b".env", b"id_rsa", b"key.pem"):
         assert name in done.err, done
 
@@ -348,10 +348,10 @@ COMMANDS = ("list", "status", "submit")
 
 def run(cloud, command, script="job.py"):
     """Run one of ``COMMANDS``."""
-    words = {"list": ["list"], "status": ["status", cloud.job], "submit": ["submit", script]}[
+    arguments = {"list": ["list"], "status": ["status", cloud.job], "submit": ["submit", script]}[
         command
     ]
-    return cloud.cli(*words, limit_s=40)
+    return cloud.cli(*arguments, limit_s=40)
 
 
 def test_a_command_waits_for_locked_records(cloud, records, poll):
@@ -466,7 +466,7 @@ def test_a_full_disk_at_submit_is_reported_and_leaves_nothing_behind(cloud, smal
 def test_a_job_ends_and_reports_it_when_the_disk_fills(cloud, small_disk):
     script = cloud.script(
         "try:\n    for n in range(40000): os.write(1, b'x' * 99 + b'\\n')\n"
-        "except OSError as error: leave('error', str(error))\nleave('end')"
+        "except OSError as error: write_result('error', str(error))\nwrite_result('end')"
     )
 
     done = cloud.submit("--nodes", "2", script)

@@ -18,16 +18,16 @@ import pytest
 
 # Each rank writes its environment to a file, as NUL-separated NAME=VALUE like the kernel's.
 DUMP = r"""
-leave(f"rank-{rank}", b"\0".join(k + b"=" + v for k, v in os.environb.items()))
+write_result(f"rank-{rank}", b"\0".join(k + b"=" + v for k, v in os.environb.items()))
 """
 
 
 def environments(cloud, count):
     """Return the environment of each rank."""
-    left = cloud.left("rank-*")
-    assert sorted(left) == [f"rank-{rank}" for rank in range(count)]
+    results = cloud.results_written("rank-*")
+    assert sorted(results) == [f"rank-{rank}" for rank in range(count)]
     pairs = [
-        dict(item.partition(b"=")[::2] for item in left[f"rank-{rank}"].split(b"\0"))
+        dict(item.partition(b"=")[::2] for item in results[f"rank-{rank}"].split(b"\0"))
         for rank in range(count)
     ]
     return [{os.fsdecode(name): value for name, value in rank.items()} for rank in pairs]
@@ -54,7 +54,9 @@ def test_variables_given_by_option_keep_every_byte(cloud, ugly_values):
         for index, (name, value) in enumerate(ugly_values.items())
     }
     options = [
-        word for name, value in expected.items() for word in (b"-e", name.encode() + b"=" + value)
+        option
+        for name, value in expected.items()
+        for option in (b"-e", name.encode() + b"=" + value)
     ]
 
     done = cloud.submit("--nodes", "2", "--procs-per-node", "2", *options, cloud.script(DUMP))
@@ -70,7 +72,9 @@ def test_every_carried_value_keeps_every_byte(cloud, ugly_values, prefix):
     """Variables are forwarded because of a name pattern or because the user set them."""
     expected = {f"{prefix}{name}": value for name, value in ugly_values.items()}
     options = [
-        word for name, value in expected.items() for word in (b"-e", name.encode() + b"=" + value)
+        option
+        for name, value in expected.items()
+        for option in (b"-e", name.encode() + b"=" + value)
     ]
 
     done = cloud.submit("--nodes", "2", *options, cloud.script(DUMP))
@@ -108,7 +112,7 @@ def test_secrets_keep_every_byte(cloud, ugly_values):
     """--secret passes on a variable of the caller's environment or the content of a file."""
     by_name = {f"NAMED_{name}": value for name, value in list(ugly_values.items())[:-2]}
     by_file = {f"FILED_{name}": value for name, value in ugly_values.items()}
-    options = [word for name in by_name for word in ("--secret", name)]
+    options = [option for name in by_name for option in ("--secret", name)]
     for name, value in by_file.items():
         path = cloud.folder / name
         path.write_bytes(value)
@@ -141,9 +145,9 @@ def test_five_hundred_variables_and_a_megabyte_of_them_arrive(cloud):
 @pytest.mark.every_mpi
 def test_ranks_have_the_documented_defaults_and_the_heads_path(cloud):
     """The ranks get no other variable of the submitter."""
-    words = ("--nodes", "2", "-e", "NCCL_DEBUG=WARN")
+    arguments = ("--nodes", "2", "-e", "NCCL_DEBUG=WARN")
 
-    done = cloud.submit(*words, cloud.script(DUMP), env={"STRAY": "1", "S3_STRAY": "2"})
+    done = cloud.submit(*arguments, cloud.script(DUMP), env={"STRAY": "1", "S3_STRAY": "2"})
 
     assert done.code == 0, done
     ranks = environments(cloud, 2)
@@ -176,7 +180,9 @@ def test_the_users_paths_and_choice_of_yielding_reach_the_ranks(cloud):
         "OMPI_MCA_mpi_yield_when_idle": b"0",
     }
     options = [
-        word for name, value in expected.items() for word in (b"-e", name.encode() + b"=" + value)
+        option
+        for name, value in expected.items()
+        for option in (b"-e", name.encode() + b"=" + value)
     ]
 
     done = cloud.submit("--nodes", "2", *options, cloud.script(DUMP))
@@ -259,7 +265,9 @@ MEANINGFUL = [
 def test_variables_with_a_special_meaning_can_be_set_by_the_user(cloud):
     expected = {name: b"/my own " + name.encode() for name in MEANINGFUL}
     options = [
-        word for name, value in expected.items() for word in (b"-e", name.encode() + b"=" + value)
+        option
+        for name, value in expected.items()
+        for option in (b"-e", name.encode() + b"=" + value)
     ]
 
     done = cloud.submit("--nodes", "2", *options, cloud.script(DUMP))
@@ -283,16 +291,16 @@ def test_variables_that_a_node_needs_are_set_on_every_rank_or_refused(cloud, nam
 
 
 def test_missing_network_interfaces_are_reported_before_the_run(cloud):
-    words = ("-e", "NCCL_SOCKET_IFNAME=none7,none8", "-e", "GLOO_SOCKET_IFNAME=lo")
+    arguments = ("-e", "NCCL_SOCKET_IFNAME=none7,none8", "-e", "GLOO_SOCKET_IFNAME=lo")
 
-    done = cloud.submit("--nodes", "2", *words, cloud.script(DUMP))
+    done = cloud.submit("--nodes", "2", *arguments, cloud.script(DUMP))
 
     assert done.code == 0, done
     expected = {"NCCL_SOCKET_IFNAME": b"none7,none8", "GLOO_SOCKET_IFNAME": b"lo"}
     assert differences(environments(cloud, 2), expected) == []
     for node in (0, 1):
-        fault = f"NCCL_SOCKET_IFNAME=none7,none8: no such network interface on node {node} "
-        assert done.err.count(fault.encode()) == 1, done
+        message = f"NCCL_SOCKET_IFNAME=none7,none8: no such network interface on node {node} "
+        assert done.err.count(message.encode()) == 1, done
     assert b"GLOO_SOCKET_IFNAME" not in done.err
 
 
@@ -325,9 +333,9 @@ def argvs_with(text):
     for pid in (path.name for path in Path("/proc").iterdir()):
         if pid.isdecimal() and int(pid) != os.getpid():
             with contextlib.suppress(OSError):
-                words = Path(f"/proc/{pid}/cmdline").read_bytes()
-                if text in words:
-                    found.append((pid, words[:300]))
+                cmdline = Path(f"/proc/{pid}/cmdline").read_bytes()
+                if text in cmdline:
+                    found.append((pid, cmdline[:300]))
     return found
 
 
@@ -336,7 +344,7 @@ def test_no_value_is_in_an_argv_and_no_secret_in_a_file(cloud):
     script = cloud.script(WAIT)
     (cloud.folder / "value.env").write_bytes(b"PLAIN=" + VALUE + b"\nS3_PLAIN=" + VALUE + b"\n")
     (cloud.folder / "second").write_bytes(b"file-" + SECRET)
-    words = [
+    arguments = [
         "--nodes",
         "2",
         "--procs-per-node",
@@ -353,8 +361,8 @@ def test_no_value_is_in_an_argv_and_no_secret_in_a_file(cloud):
     ]
     env = {"TOKEN": SECRET, "S3_SECRET": SECRET}
 
-    job = cloud.detach(*words, env=env)
-    cloud.await_left("rank-0", "rank-1", "rank-2", "rank-3")
+    job = cloud.detach(*arguments, env=env)
+    cloud.await_results("rank-0", "rank-1", "rank-2", "rank-3")
     in_argv = argvs_with(SECRET) + argvs_with(VALUE)
     in_files = files_with(cloud.home, SECRET) + files_with(cloud.source, SECRET)
     run_dir = Path("/tmp", f"cloudjob-{job.rpartition('-')[2]}")
@@ -392,8 +400,8 @@ def test_no_value_is_in_an_argv_and_no_secret_in_a_file(cloud):
         cloud.cli("status", "--json", job),
         cloud.cli("logs", job),
         cloud.cli("list", "--json"),
-        cloud.cli("submit", "--dry-run", *words, env=env),
-        cloud.cli("submit", "--dry-run", "--json", *words, env=env),
+        cloud.cli("submit", "--dry-run", *arguments, env=env),
+        cloud.cli("submit", "--dry-run", "--json", *arguments, env=env),
         cloud.cli("config", "show", "--secret", "TOKEN", env=env),
     ]
     for done in after:
@@ -422,7 +430,10 @@ def test_secrets_are_masked_in_logs_failures_and_records(cloud):
     assert b"[1] token *** end" in done.lines, done
     shown = [
         done,
-        *(cloud.cli(*words, done.job) for words in (["logs"], ["status"], ["status", "--json"])),
+        *(
+            cloud.cli(*arguments, done.job)
+            for arguments in (["logs"], ["status"], ["status", "--json"])
+        ),
     ]
     for each in shown:
         assert SECRET not in each.out + each.err, each
@@ -438,14 +449,14 @@ def test_secrets_in_arguments_and_variables_are_masked_and_reach_the_job_exactly
     secret = "quiet-6b20d4-quiet"
     env, value = {"TOKEN": secret}, secret.encode()
     script = cloud.script("print(sys.argv[1] == os.environ['URL'] == 'x:' + os.environ['TOKEN'])")
-    words = ["--secret", "TOKEN", "-e", f"URL=x:{secret}"]
+    arguments = ["--secret", "TOKEN", "-e", f"URL=x:{secret}"]
 
-    done = cloud.submit(*words, script, f"x:{secret}", env=env)
+    done = cloud.submit(*arguments, script, f"x:{secret}", env=env)
     shown = [
         done,
-        cloud.cli("submit", *words, "--dry-run", script, f"x:{secret}", env=env),
-        cloud.cli("submit", *words, "--dry-run", "--json", script, f"x:{secret}", env=env),
-        cloud.cli("config", "show", *words, env=env),
+        cloud.cli("submit", *arguments, "--dry-run", script, f"x:{secret}", env=env),
+        cloud.cli("submit", *arguments, "--dry-run", "--json", script, f"x:{secret}", env=env),
+        cloud.cli("config", "show", *arguments, env=env),
         cloud.cli("report", done.job, "--to", "report.html"),
     ]
     refused = cloud.cli("cp", done.job, env=env)
@@ -532,13 +543,13 @@ def test_the_heads_variables_reach_ranks_of_a_worker_without_them(cloud, ugly_va
     for index, (name, value) in enumerate(ugly_values.items()):
         prefix = ("S3_", "MA_", "SHARED_", "SCC", "CRED", "VC_WORKER_", "MINE_")[index % 7]
         carried[f"{prefix}{name}"] = value
-    mine = " ".join(name for name in carried if name.startswith("MINE_"))
+    forwarded_names = " ".join(name for name in carried if name.startswith("MINE_"))
     head = {
         **own[0],
         **carried,
         "PATH": cloud.mpi.path,
         "RESULTS": str(cloud.results),
-        "CLOUDJOB_ENV_NAMES": f"RESULTS {mine}",
+        "CLOUDJOB_ENV_NAMES": f"RESULTS {forwarded_names}",
     }
     command = [sys.executable, "-I", "-S", entry, script]
     worker_log = (cloud.folder / "worker.log").open("wb")
@@ -555,10 +566,10 @@ def test_the_heads_variables_reach_ranks_of_a_worker_without_them(cloud, ugly_va
         worker.wait()
         worker_log.close()
 
-    said = (done.stdout + done.stderr + (cloud.folder / "worker.log").read_bytes()).decode(
+    output = (done.stdout + done.stderr + (cloud.folder / "worker.log").read_bytes()).decode(
         errors="replace"
     )
-    assert (done.returncode, code) == (0, 0), said
+    assert (done.returncode, code) == (0, 0), output
     ranks = environments(cloud, 4)
     assert differences(ranks, carried | {"PATH": cloud.mpi.path.encode()}) == []
     assert [rank["VC_TASK_INDEX"] for rank in ranks] == [b"0", b"0", b"1", b"1"]
@@ -571,7 +582,7 @@ def test_the_heads_variables_reach_ranks_of_a_worker_without_them(cloud, ugly_va
 ALLREDUCE = """
 from mpi4py import MPI
 assert MPI.COMM_WORLD.allreduce(1) == size
-leave(f"ok-{rank}")
+write_result(f"ok-{rank}")
 """
 
 
@@ -605,7 +616,7 @@ def test_the_last_of_repeated_mca_parameters_wins(cloud):
     )
 
     assert done.code == 0, done
-    assert len(cloud.left("ok-*")) == 4
+    assert len(cloud.results_written("ok-*")) == 4
 
 
 @pytest.mark.every_mpi
@@ -620,7 +631,7 @@ def test_x_args_are_split_as_in_a_shell(cloud):
     assert differences(ranks, expected) == []
     assert all("UNSET_NAME" not in rank for rank in ranks)
     assert ranks[0]["MA_CURRENT_IP"] != ranks[1]["MA_CURRENT_IP"]
-    assert all("NCCL_DEBUG" not in rank for rank in ranks), "the user's words replace the default"
+    assert all("NCCL_DEBUG" not in rank for rank in ranks), "the user's value replaces the default"
     assert b"UNSET_NAME" in done.err, done
 
 
@@ -633,11 +644,11 @@ def test_bind_args_control_the_placement_of_ranks(cloud):
         "2",
         "-e",
         "OPENMPI_BIND_ARGS=-bind-to none -map-by node",
-        cloud.script('leave(f"rank-{rank}", node)'),
+        cloud.script('write_result(f"rank-{rank}", node)'),
     )
 
     assert done.code == 0, done
-    assert list(cloud.left().values()) == [b"0", b"1", b"0", b"1"]
+    assert list(cloud.results_written().values()) == [b"0", b"1", b"0", b"1"]
 
 
 @pytest.mark.every_mpi
@@ -651,11 +662,11 @@ def test_a_job_may_have_fewer_ranks_than_slots(cloud, np):
         "2",
         "-e",
         f"OPENMPI_NP={np}",
-        cloud.script('leave(f"rank-{rank}", size)'),
+        cloud.script('write_result(f"rank-{rank}", size)'),
     )
 
     assert done.code == 0, done
-    assert cloud.left() == {f"rank-{rank}": b"%d" % np for rank in range(np)}
+    assert cloud.results_written() == {f"rank-{rank}": b"%d" % np for rank in range(np)}
 
 
 @pytest.mark.every_mpi
@@ -676,14 +687,14 @@ def test_invalid_options_for_mpirun_end_the_job_with_a_message(cloud, variable, 
         "2",
         "-e",
         f"{variable}={value}",
-        cloud.script("leave(f'rank-{rank}')"),
+        cloud.script("write_result(f'rank-{rank}')"),
         limit_s=30,
     )
 
     assert done.code in (2, 125), done
     assert expected in done.err, done
     assert b"Traceback" not in done.err, done
-    assert cloud.left() == {}
+    assert cloud.results_written() == {}
     if done.code == 125:
         status = cloud.status(done.job)
         assert status["cause"] == "entry", status

@@ -39,8 +39,8 @@ def train(folder: Path, *mpirun: str) -> tuple[str, np.ndarray]:
 def mpirun(ranks: int) -> tuple[str, ...]:
     """Return the command that starts this number of ranks on this host."""
     program = Path(sysconfig.get_path("scripts"), "mpirun")
-    words = ("--oversubscribe", "--mca", "btl_tcp_if_include", "lo", "-n", str(ranks))
-    return (str(program) if program.exists() else "mpirun", *words)
+    arguments = ("--oversubscribe", "--mca", "btl_tcp_if_include", "lo", "-n", str(ranks))
+    return (str(program) if program.exists() else "mpirun", *arguments)
 
 
 def accuracy(printed: str) -> float:
@@ -65,7 +65,7 @@ def test_four_ranks_train_the_model_that_one_trains(tmp_path: Path):
     assert re.search(r"^weights sha256 [0-9a-f]{64}$", one, re.MULTILINE)
 
 
-def test_without_its_packages_it_says_how_to_install_them():
+def test_missing_packages_are_reported_with_the_install_command():
     done = subprocess.run(
         [sys.executable, "-S", TRAIN], capture_output=True, text=True, check=False
     )

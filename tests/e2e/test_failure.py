@@ -8,7 +8,7 @@ import pytest
 
 SOON_S = 8.0
 # How a rank ends -> the statement, the job's exit code, the signal, and text in the message.
-WAYS = {
+FAILURES = {
     "os._exit": ("os._exit(7)", 7, None, "7"),
     "sys.exit": ("sys.exit(7)", 7, None, "7"),
     "sys.exit-text": ("sys.exit('no more data')", 1, None, "no more data"),
@@ -19,7 +19,7 @@ WAYS = {
     "SIGTERM": ("os.kill(os.getpid(), 15); time.sleep(60)", 143, 15, "SIGTERM"),
     "SIGABRT": ("os.abort()", 134, 6, "SIGABRT"),
 }
-MPI_WAYS = {
+MPI_FAILURES = {
     "MPI_Abort": ("MPI.COMM_WORLD.Abort(7)", 7, None, "7"),
     "exit-0-without-finalize": ("sys.stdout.flush(); os._exit(0)", None, None, ""),
     "thread": (
@@ -29,10 +29,10 @@ MPI_WAYS = {
         "7",
     ),
 }
-# Ways that Open MPI itself also notices; for the others, MPI_Init makes no difference.
-SEEN_BY_MPI = ("sys.exit", "SIGKILL", "SIGABRT")
+# Failures that Open MPI itself also notices; for the others, MPI_Init makes no difference.
+NOTICED_BY_MPI = ("sys.exit", "SIGKILL", "SIGABRT")
 WITHOUT_MPI = """
-leave(f"pid-{rank}", os.getpid())
+write_result(f"pid-{rank}", os.getpid())
 for other in range(size): await_file(f"pid-{other}")
 print("step", rank)
 if rank == %d:
@@ -43,7 +43,7 @@ time.sleep(60)
 # While one rank fails, rank 0 computes and the others wait in a barrier.
 WITH_MPI = """
 from mpi4py import MPI
-leave(f"pid-{rank}", os.getpid())
+write_result(f"pid-{rank}", os.getpid())
 MPI.COMM_WORLD.Barrier()
 print("step", rank)
 if rank == %d:
@@ -56,9 +56,9 @@ MPI.COMM_WORLD.Barrier()
 """
 
 
-def check(cloud, done, rank, way):
+def check(cloud, done, rank, failure):
     """Check that the job ended soon, because of this rank and with its exit code."""
-    _, code, signal, words = way
+    _, code, signal, text = failure
     # The rank's last lines are shown after a bar, so this would be a traceback of cloudjob.
     assert not re.search(rb"^Traceback", done.err, re.MULTILINE), done
     status = cloud.status(done.job)
@@ -66,52 +66,55 @@ def check(cloud, done, rank, way):
     assert done.ended_at - failed_at < SOON_S, (done.ended_at - failed_at, done)
     assert status["state"] == "FAILED", status
     assert status["cause"] == "user", status
-    failure = status["failure"]
+    record = status["failure"]
     if code is None:
         assert done.code != 0
     else:
-        assert (done.code, failure["exit_code"]) == (code, code), (done, status)
+        assert (done.code, record["exit_code"]) == (code, code), (done, status)
     assert status["exit_code"] == done.code
-    assert failure["rank"] == rank, (status, str(done))
-    assert (failure["node"], failure["signal"]) == (rank // 2, signal), status
-    assert failure["host"].endswith(f"-worker-{rank // 2}.ma-job-{done.job}"), status
-    assert words in failure["message"], status
-    lines = failure["last_lines"]
+    assert record["rank"] == rank, (status, str(done))
+    assert (record["node"], record["signal"]) == (rank // 2, signal), status
+    assert record["host"].endswith(f"-worker-{rank // 2}.ma-job-{done.job}"), status
+    assert text in record["message"], status
+    lines = record["last_lines"]
     if signal in (6, 11):
         assert lines  # Open MPI's own handler writes more than the record holds.
     else:
         assert f"step {rank}" in lines, status
         assert any(line.startswith("failing at") for line in lines), status
-    pids = [int(text) for text in cloud.left("pid-*").values()]
+    pids = [int(text) for text in cloud.results_written("pid-*").values()]
     assert len(pids) == 4
 
 
 @pytest.mark.parametrize("rank", [1, 3], ids=["head", "worker"])
-@pytest.mark.parametrize("way", WAYS)
-def test_a_script_that_fails_before_mpi_init_ends_the_job(cloud, way, rank):
-    script = cloud.script(WITHOUT_MPI % (rank, WAYS[way][0]))
+@pytest.mark.parametrize("failure", FAILURES)
+def test_a_script_that_fails_before_mpi_init_ends_the_job(cloud, failure, rank):
+    script = cloud.script(WITHOUT_MPI % (rank, FAILURES[failure][0]))
 
     done = cloud.submit("--nodes", "2", "--procs-per-node", "2", script)
 
-    check(cloud, done, rank, WAYS[way])
+    check(cloud, done, rank, FAILURES[failure])
 
 
 @pytest.mark.every_mpi
 @pytest.mark.parametrize("rank", [1, 3], ids=["head", "worker"])
 @pytest.mark.parametrize(
-    "way",
+    "failure",
     [
-        pytest.param(way, marks=[pytest.mark.lengthy] * (way in WAYS and way not in SEEN_BY_MPI))
-        for way in WAYS | MPI_WAYS
+        pytest.param(
+            failure,
+            marks=[pytest.mark.lengthy] * (failure in FAILURES and failure not in NOTICED_BY_MPI),
+        )
+        for failure in FAILURES | MPI_FAILURES
     ],
 )
-def test_a_script_that_fails_after_mpi_init_ends_the_job(cloud, way, rank):
+def test_a_script_that_fails_after_mpi_init_ends_the_job(cloud, failure, rank):
     """The other ranks wait in MPI; with some of these failures, plain mpirun would hang."""
-    script = cloud.script(WITH_MPI % (rank, (WAYS | MPI_WAYS)[way][0]))
+    script = cloud.script(WITH_MPI % (rank, (FAILURES | MPI_FAILURES)[failure][0]))
 
     done = cloud.submit("--nodes", "2", "--procs-per-node", "2", script)
 
-    check(cloud, done, rank, (WAYS | MPI_WAYS)[way])
+    check(cloud, done, rank, (FAILURES | MPI_FAILURES)[failure])
 
 
 @pytest.mark.every_mpi
@@ -134,15 +137,15 @@ def test_a_failing_shell_script_ends_the_job(cloud):
 @pytest.mark.parametrize(
     ("first", "second"), [(3, 0), (0, 3), pytest.param(2, 3, marks=pytest.mark.lengthy)]
 )
-@pytest.mark.parametrize("apart_s", [0.05, 0.3])
-def test_the_record_names_the_first_of_two_failing_ranks(cloud, first, second, apart_s):
+@pytest.mark.parametrize("interval_s", [0.05, 0.3])
+def test_the_record_names_the_first_of_two_failing_ranks(cloud, first, second, interval_s):
     script = cloud.script(
         f"""
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        leave(f"up-{{rank}}")
+        write_result(f"up-{{rank}}")
         for other in range(size): await_file(f"up-{{other}}")
         if rank == {first}:
-            leave("failed", os.getpid())
+            write_result("failed", os.getpid())
             os._exit(5)
         if rank == {second}:
             await_file("failed")
@@ -151,7 +154,7 @@ def test_the_record_names_the_first_of_two_failing_ranks(cloud, first, second, a
                 process = file.read()
             while os.path.exists(f"/proc/{{process}}"):
                 time.sleep(0.01)
-            time.sleep({apart_s})
+            time.sleep({interval_s})
             os._exit(6)
         time.sleep(60)
         """
@@ -166,7 +169,7 @@ def test_the_record_names_the_first_of_two_failing_ranks(cloud, first, second, a
 @pytest.mark.every_mpi
 def test_the_record_names_one_rank_when_all_fail_together(cloud):
     script = cloud.script(
-        'leave(f"up-{rank}")\nfor other in range(size): await_file(f"up-{other}")\nsys.exit(9)'
+        'write_result(f"up-{rank}")\nfor i in range(size): await_file(f"up-{i}")\nsys.exit(9)'
     )
 
     done = cloud.submit("--nodes", "2", "--procs-per-node", "2", script)
@@ -213,19 +216,19 @@ def test_exit_handlers_run_and_output_is_kept_when_a_script_fails(cloud):
     script = cloud.script(
         """
         import atexit
-        atexit.register(lambda: leave(f"atexit-{rank}"))
+        atexit.register(lambda: write_result(f"atexit-{rank}"))
         sys.stdout.write("no newline at the end")
         try:
             raise RuntimeError("x")
         finally:
-            leave(f"finally-{rank}")
+            write_result(f"finally-{rank}")
         """
     )
 
     done = cloud.submit(script)
 
     assert done.code == 1, done
-    assert set(cloud.left()) == {"atexit-0", "finally-0"}
+    assert set(cloud.results_written()) == {"atexit-0", "finally-0"}
     assert b"no newline at the end" in done.out
 
 
@@ -242,14 +245,14 @@ def test_a_failing_child_process_of_a_rank_does_not_end_the_job(cloud):
         os.wait()
         assert subprocess.run([sys.executable, "-c", "raise SystemExit(5)"]).returncode == 5
         time.sleep(0.7)
-        leave(f"ok-{rank}")
+        write_result(f"ok-{rank}")
         """
     )
 
     done = cloud.submit("--nodes", "2", script)
 
     assert done.code == 0, done
-    assert len(cloud.left("ok-*")) == 2
+    assert len(cloud.results_written("ok-*")) == 2
 
 
 def test_processes_that_ranks_started_end_with_the_job(cloud, poll):
@@ -260,7 +263,7 @@ def test_processes_that_ranks_started_end_with_the_job(cloud, poll):
         code = "import signal, time\\nfor n in (1, 2, 15): signal.signal(n, 1)\\ntime.sleep(60)"
         subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
         subprocess.Popen(["setsid", "sh", "-c", "trap '' TERM HUP; sleep 60 & sleep 60"])
-        leave(f"up-{rank}")
+        write_result(f"up-{rank}")
         for other in range(size): await_file(f"up-{other}")
         sys.exit(int(sys.argv[1]) if rank == 0 else 0)
         """
@@ -288,10 +291,10 @@ def test_wait_and_status_report_the_jobs_exit_code_later(cloud):
     script = cloud.script("sys.exit(7)")
     job = cloud.detach("--nodes", "2", script)
 
-    waits = [cloud.cli("wait", job).code for _ in range(2)]
+    codes = [cloud.cli("wait", job).code for _ in range(2)]
     first, second = cloud.status(job), cloud.status(job)
 
-    assert waits == [7, 7]
+    assert codes == [7, 7]
     assert first == second
     assert first["exit_code"] == 7
     assert [item["job"] for item in [first]] == [job]
@@ -310,9 +313,9 @@ def test_a_rank_that_fails_while_others_start_ends_the_job(cloud):
 
 def test_the_record_names_a_worker_that_cannot_start(cloud, tmp_path):
     missing = f"file://{tmp_path}/missing"
-    words = ("--nodes", "2", "--input", f"X={missing}", "--input-nodes", "X=1")
+    arguments = ("--nodes", "2", "--input", f"X={missing}", "--input-nodes", "X=1")
 
-    done = cloud.submit(*words, cloud.script("print('never')"))
+    done = cloud.submit(*arguments, cloud.script("print('never')"))
 
     assert done.code == 125, done
     host = cloud.status(done.job)["failure"]["host"]
@@ -325,9 +328,9 @@ def test_the_record_names_a_worker_that_cannot_start(cloud, tmp_path):
 
 def test_a_head_that_cannot_stage_its_inputs_reports_the_reason_to_the_workers(cloud, tmp_path):
     missing = f"file://{tmp_path}/missing"
-    words = ("--nodes", "2", "--input", f"X={missing}", "--input-nodes", "X=0")
+    arguments = ("--nodes", "2", "--input", f"X={missing}", "--input-nodes", "X=0")
 
-    done = cloud.submit(*words, cloud.script("print('never')"))
+    done = cloud.submit(*arguments, cloud.script("print('never')"))
 
     assert done.code == 125, done
     [line] = re.findall(

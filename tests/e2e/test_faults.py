@@ -40,14 +40,14 @@ FAULTS = {
     "slow": Fault(bytes_per_s=2000),
 }
 SCRIPT = """
-leave(f"up-{rank}")
+write_result(f"up-{rank}")
 while HOLD and not os.path.exists(f"{results}/go"): time.sleep(0.02)
 with open(f"{os.environ['model']}/{rank}.txt", "w") as file:
     file.write(f"weights of {rank}")
 print("done", rank)
 """
 # A wrapper that blocks until the test releases it, and then runs the real program.
-WAITS = """\
+WAITING_PROGRAM = """\
 #!/bin/sh
 case "$*" in --version) exec {real} "$@" ;; esac
 echo $$ >{results}/{name}.new && mv {results}/{name}.new {results}/{name}
@@ -55,7 +55,7 @@ while [ ! -e {results}/go ]; do sleep 0.05; done
 exec {real} "$@"
 """
 LIMIT_S = 150.0
-WORDS = ("--nodes", "2", "--grace-s", "1", "--output", "model=", "--output-sync-s", "1")
+ARGUMENTS = ("--nodes", "2", "--grace-s", "1", "--output", "model=", "--output-sync-s", "1")
 
 
 class End(NamedTuple):
@@ -75,15 +75,19 @@ CANCELLED = End("CANCELLED", "cancelled", 143)
 # No job was submitted; at most a record is left, which the user can remove.
 NEVER = End("", None, 137)
 
-SENT = ("staging", "bring-up", "running", "storing outputs", "ending")
+SUBMITTED_STAGES = ("staging", "bring-up", "running", "storing outputs", "ending")
 KILLED: dict[tuple[str, str], End] = {
     **{(stage, "submitter"): NEVER for stage in ("packing", "uploading", "before send")},
-    **{(stage, "submitter"): SUCCEEDED for stage in SENT},
-    **{(stage, who): LOST for stage in SENT for who in ("controller", "head's entry")},
+    **{(stage, "submitter"): SUCCEEDED for stage in SUBMITTED_STAGES},
+    **{(stage, who): LOST for stage in SUBMITTED_STAGES for who in ("controller", "head's entry")},
     # In the stage "ending", a worker has already confirmed its outputs and exits.
-    **{(stage, who): LOST for stage in SENT[:-1] for who in ("worker's keeper", "worker's entry")},
+    **{
+        (stage, who): LOST
+        for stage in SUBMITTED_STAGES[:-1]
+        for who in ("worker's keeper", "worker's entry")
+    },
     **{(stage, "mpirun"): LOST for stage in ("bring-up", "running")},
-    **{(stage, "head's keeper"): STOPPED for stage in SENT},
+    **{(stage, "head's keeper"): STOPPED for stage in SUBMITTED_STAGES},
 }
 FROZEN: dict[tuple[str, str], End] = {
     key: CANCELLED for key, end in KILLED.items() if end is not NEVER
@@ -118,14 +122,14 @@ class Case:
             self._put_before_path(hold)
         (cloud.source / ".git").mkdir()
         script = cloud.script(f"HOLD = {self.stage == 'running'}\n{SCRIPT}")
-        self.submit = cloud.start_submit(*WORDS, *self.store, script)
+        self.submit = cloud.start_submit(*ARGUMENTS, *self.store, script)
         if self.gate:
             self.gate.await_all(lambda: self.submit.process.poll() is not None)
         elif hold:
-            cloud.await_left(hold)
+            cloud.await_results(hold)
         else:
-            cloud.await_left("up-0", "up-1")
-        if self.stage in SENT:
+            cloud.await_results("up-0", "up-1")
+        if self.stage in SUBMITTED_STAGES:
             self.job = self.submit.job
 
     def break_store(self, fault: str) -> None:
@@ -140,7 +144,7 @@ class Case:
         """Make the store work again."""
         self.proxy.choose = lambda _: None
 
-    def heal(self) -> None:
+    def bypass_proxy(self) -> None:
         """Access the store without the proxy."""
         self.cloud.environ.update(self.server.environ)
 
@@ -148,7 +152,7 @@ class Case:
         """Return the ids of the jobs that `cloudjob list` shows."""
         return [job["job"] for job in json.loads(self.cloud.cli("list", "--json").out)]
 
-    def go_on(self) -> None:
+    def release(self) -> None:
         """Let the job continue from its stage."""
         if self.gate:
             self.gate.open()
@@ -178,7 +182,7 @@ class Case:
         folder = cloud.folder / "bin"
         folder.mkdir()
         program = folder / name
-        program.write_text(WAITS.format(real=real, name=name, results=cloud.results))
+        program.write_text(WAITING_PROGRAM.format(real=real, name=name, results=cloud.results))
         program.chmod(0o755)
         cloud.environ["PATH"] = f"{folder}:{cloud.environ['PATH']}"
 
@@ -198,15 +202,15 @@ class Case:
     def check_next(self) -> None:
         """Check that the next submit works, and that nothing but records is left after it."""
         cloud = self.cloud
-        self.go_on()
+        self.release()
         done = cloud.cli("submit", "--launcher", "python", *self.store, "train.py")
         assert done.code == 0, done
         for run in cloud.started:
             for text in (run.out, run.err):
                 assert b"Traceback" not in text, run
-        poll(lambda: not self.left(), f"end of {self.left()}", 10)
+        poll(lambda: not self.leftovers(), f"end of {self.leftovers()}", 10)
 
-    def left(self) -> list[str]:
+    def leftovers(self) -> list[str]:
         """Return the files and processes that must not be left when all jobs have ended."""
         home = self.cloud.home
         found = [*self.temporary.iterdir(), *home.glob("process/*/node-?/")]
@@ -242,12 +246,12 @@ def case(
 
     yield make
     for made in cases:
-        made.go_on()
-    cloud.end()
+        made.release()
+    cloud.kill_remaining()
     shutil.rmtree(folder)
 
 
-def named(table: dict[tuple[str, str], End]) -> pytest.MarkDecorator:
+def parametrize_cells(table: dict[tuple[str, str], End]) -> pytest.MarkDecorator:
     """Parametrize a test with the cells of a table."""
     cells = [
         pytest.param(*key, end, id=" ".join(key).replace(" ", "-")) for key, end in table.items()
@@ -255,7 +259,7 @@ def named(table: dict[tuple[str, str], End]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(("stage", "who", "end"), cells)
 
 
-@named(KILLED)
+@parametrize_cells(KILLED)
 def test_a_process_is_killed(case, stage: str, who: str, end: End):
     """After a SIGKILL the job ends or continues, and reports it."""
     held = case(stage)
@@ -264,7 +268,7 @@ def test_a_process_is_killed(case, stage: str, who: str, end: End):
     if who == "submitter":
         held.submit.process.wait()
     if who in ("submitter", "worker's keeper", "worker's entry"):
-        held.go_on()
+        held.release()
 
     ended = held.ended()
     assert ended == end._replace(code=ended.code if end.code is None else end.code), held.submit
@@ -274,7 +278,7 @@ def test_a_process_is_killed(case, stage: str, who: str, end: End):
 
 
 @pytest.mark.lengthy
-@named(FROZEN)
+@parametrize_cells(FROZEN)
 def test_a_frozen_process_does_not_outlive_a_cancel(case, stage: str, who: str, end: End):
     """The process is stopped by SIGSTOP, and the job is held at its stage during the cancel."""
     held = case(stage)
@@ -308,7 +312,7 @@ def test_a_submit_whose_store_fails_is_cancelled_at_once(case, stage: str, fault
     done = held.submit.end()
 
     assert done.code == 130, done
-    held.heal()
+    held.bypass_proxy()
     assert held.listed() == []
     held.check_next()
 
@@ -322,7 +326,7 @@ def test_a_job_whose_store_fails_is_cancelled_at_once(case, stage: str, fault: s
     cancelled = held.cloud.cli("cancel", held.job)
 
     assert cancelled.code == 0, cancelled
-    held.heal()
+    held.bypass_proxy()
     ended = held.ended()
     # The record may have been stored although the response never arrived.
     is_done = fault == "mute" and stage == "ending"
@@ -381,7 +385,7 @@ def test_a_disk_that_fills_at_any_stage_is_reported(case, small_disk: Path, stag
     held = case(stage, disk=small_disk)
     filler = small_disk / "filler"
     fill(filler)
-    held.go_on()
+    held.release()
 
     code, state = FULL[stage]
     done = held.submit.end()
@@ -400,12 +404,12 @@ def test_a_disk_that_fills_at_any_stage_is_reported(case, small_disk: Path, stag
 
 def test_a_disk_that_fills_during_the_upload_is_reported(cloud, small_disk: Path):
     """There is one error line, and the store contains nothing incomplete."""
-    words = ("--store", f"file://{small_disk}/store", "--launcher", "python", "job.py")
+    arguments = ("--store", f"file://{small_disk}/store", "--launcher", "python", "job.py")
     cloud.write("job.py", "print('done')")
     large = cloud.source / "large.bin"
     large.write_bytes(os.urandom(8 << 20))
 
-    done = cloud.submit(*words)
+    done = cloud.submit(*arguments)
 
     assert done.code == 4, done
     assert len(re.findall(rb"(?m)^error: ", done.err)) == 1, done
@@ -413,7 +417,7 @@ def test_a_disk_that_fills_during_the_upload_is_reported(cloud, small_disk: Path
     assert [path for path in (small_disk / "store").rglob("*") if path.is_file()] == []
     assert json.loads(cloud.cli("list", "--json").out) == []
     large.unlink()
-    assert cloud.submit(*words).code == 0
+    assert cloud.submit(*arguments).code == 0
 
 
 @pytest.mark.parametrize("stage", ["packing", "uploading", "before send"])
@@ -421,7 +425,7 @@ def test_a_submitter_frozen_before_it_sends_blocks_no_other_command(case, stage:
     """While it is stopped by SIGSTOP, other commands and jobs work; then the submit continues."""
     held = case(stage)
     held.submit.send(signal.SIGSTOP)
-    held.go_on()
+    held.release()
 
     listed = json.loads(held.cloud.cli("list", "--json").out)
     assert [job["state"] for job in listed] in ([], ["PENDING"]), listed
@@ -430,7 +434,7 @@ def test_a_submitter_frozen_before_it_sends_blocks_no_other_command(case, stage:
     held.submit.send(signal.SIGCONT)
     held.job = held.submit.job
     assert held.ended() == SUCCEEDED, held.submit
-    poll(lambda: not held.left(), f"end of {held.left()}", 10)
+    poll(lambda: not held.leftovers(), f"end of {held.leftovers()}", 10)
 
 
 LIMITS = ("nofile=10", "nofile=16", "nofile=20", "nofile=64", "as=50000000", "as=200000000")
@@ -475,11 +479,11 @@ def test_a_job_under_a_limit_on_processes_runs_or_names_what_it_lacks(cloud, lim
     # In a user namespace, the capabilities would not give access to root's interpreter.
     cloud.write("cloudjob.yaml", "process: {isolation: none}")
     cloud.write("job.py", "print('done')")
-    cloud.give_to(user)
+    cloud.chown_to(user)
     cloud.prefix = ("prlimit", f"--nproc={limit}:{limit}", *plain)
 
-    words = ("--nodes", "2", "--grace-s", "1", "--launcher", "python", "job.py")
-    done = cloud.submit(*words)
+    arguments = ("--nodes", "2", "--grace-s", "1", "--launcher", "python", "job.py")
+    done = cloud.submit(*arguments)
 
     cloud.prefix = plain
     assert b"Traceback" not in done.err, done
@@ -489,7 +493,7 @@ def test_a_job_under_a_limit_on_processes_runs_or_names_what_it_lacks(cloud, lim
         assert _NO_PROCESS.search(done.err), done
     for job in json.loads(cloud.cli("list", "--json").out):
         assert (job["state"] == "SUCCEEDED") == (done.code == 0), job
-    after = cloud.submit(*words)
+    after = cloud.submit(*arguments)
     assert after.code == 0, after
 
 
@@ -507,7 +511,7 @@ def test_every_command_reports_a_read_only_home_folder(cloud, small_disk: Path):
     job = cloud.submit(script).job
     subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
 
-    refused = [cloud.submit(script), *(cloud.cli(word, job) for word in ("status", "logs"))]
+    refused = [cloud.submit(script), *(cloud.cli(command, job) for command in ("status", "logs"))]
 
     subprocess.run(["mount", "-o", "remount,rw", small_disk], check=True)
     for done in refused:

@@ -37,12 +37,12 @@ def submit(cloud, controller):
     # For MPI, PATH has the Open MPI that Horovod is built for; for Gloo, it has no Open MPI.
     path = SYSTEM_PATH if controller == "mpi" else str(cloud.folder)
 
-    def run(*words: str):
+    def run(*arguments: str):
         python = os.environ["CLOUDJOB_TEST_HOROVOD"]
         cloud.write("job.yaml", f"process: {{python: {python}}}\n")
         chosen = ("-e", "HOROVOD_CONTROLLER=gloo") if controller == "gloo" else ()
         head = ("--config", "job.yaml", *SIZE, *chosen)
-        return cloud.submit(*head, *words, limit_s=LIMIT_S, env={"PATH": path})
+        return cloud.submit(*head, *arguments, limit_s=LIMIT_S, env={"PATH": path})
 
     return run
 

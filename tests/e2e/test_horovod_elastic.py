@@ -23,14 +23,14 @@ import torch, horovod.torch as hvd
 hvd.init()
 node, slot = int(os.environ["VC_TASK_INDEX"]), int(os.environ["CLOUDJOB_RANK"])
 results = os.environ["RESULTS"]
-def leave(name, value):
+def write_result(name, value):
     with open(f"{results}/{name}.new", "w") as file: json.dump(value, file)
     os.rename(f"{results}/{name}.new", f"{results}/{name}")
 is_newcomer = os.path.exists(f"{results}/up-{slot}")
 torch.manual_seed(slot)
 model = torch.nn.Linear(8, 1)
 state = hvd.elastic.TorchState(model=model, step=0, rounds=[])
-# torch.optim brings seconds of imports to every rank; the examples are there for it.
+# Without torch.optim, whose import takes seconds on every rank; the examples use it.
 def learn():
     model(torch.full((2, 8), 1.0 + slot)).pow(2).mean().backward()
     for name, values in model.named_parameters():
@@ -48,27 +48,27 @@ def train(state):
         state.step += 1
         state.commit()
         if state.step - begun == 5:
-            leave(f"up-{slot}", [node, state.step])
+            write_result(f"up-{slot}", [node, state.step])
         each_step()
 def each_step(): pass
 """
 POSTLUDE = """
 train(state)
 weights = b"".join(value.numpy().tobytes() for value in model.state_dict().values())
-leave(f"done-{slot}", [hvd.size(), state.rounds, hashlib.sha256(weights).hexdigest()])
+write_result(f"done-{slot}", [hvd.size(), state.rounds, hashlib.sha256(weights).hexdigest()])
 """
 
 
 @pytest.fixture
-def words(cloud):
+def submit_arguments(cloud):
     """Return the arguments of a submit of an elastic job of three nodes."""
 
     def make(text: str, *more: str) -> list[str]:
         cloud.write("train.py", PRELUDE + text + POSTLUDE)
         cloud.write("job.yaml", f"process: {{python: {os.environ['CLOUDJOB_TEST_HOROVOD']}}}\n")
         # A rank needs this long to notice that it has lost the connection to another.
-        quick = ("-e", "HOROVOD_GLOO_TIMEOUT_SECONDS=20")
-        return ["--config", "job.yaml", "--nodes", "3", *quick, *more, "train.py"]
+        timeout_option = ("-e", "HOROVOD_GLOO_TIMEOUT_SECONDS=20")
+        return ["--config", "job.yaml", "--nodes", "3", *timeout_option, *more, "train.py"]
 
     return make
 
@@ -78,21 +78,21 @@ def kill_node(cloud, job: str, node: int) -> None:
     os.kill(cloud.state(job)["nodes"][node]["process"], signal.SIGKILL)
 
 
-def done(cloud) -> dict[str, list]:
+def final_results(cloud) -> dict[str, list]:
     """Return what each rank wrote to the results folder at its end."""
-    return {name: json.loads(text) for name, text in cloud.left("done-*").items()}
+    return {name: json.loads(text) for name, text in cloud.results_written("done-*").items()}
 
 
-def test_training_continues_after_the_loss_of_a_node(cloud, words):
+def test_training_continues_after_the_loss_of_a_node(cloud, submit_arguments):
     text = "def is_done(steps, newcomers): return hvd.size() == 2 and steps >= 10"
-    job = cloud.detach(*words(text, "--min-nodes", "2"))
-    cloud.await_left(*(f"up-{slot}" for slot in range(3)), limit_s=LIMIT_S)
+    job = cloud.detach(*submit_arguments(text, "--min-nodes", "2"))
+    cloud.await_results(*(f"up-{slot}" for slot in range(3)), limit_s=LIMIT_S)
 
     kill_node(cloud, job, 1)
 
     waited = cloud.cli("wait", job, limit_s=LIMIT_S)
     assert waited.code == 0, waited
-    ends = done(cloud)
+    ends = final_results(cloud)
     assert sorted(ends) == ["done-0", "done-2"]
     assert len({json.dumps(end) for end in ends.values()}) == 1, ends
     size, rounds, _ = ends["done-0"]
@@ -105,16 +105,16 @@ def test_training_continues_after_the_loss_of_a_node(cloud, words):
     assert cloud.status(job)["state"] == "SUCCEEDED"
 
 
-def test_a_node_that_joins_later_takes_part(cloud, words):
+def test_a_node_that_joins_later_takes_part(cloud, submit_arguments):
     text = "def is_done(steps, newcomers): return newcomers == 1 and steps >= 10"
-    job = cloud.detach(*words(text, "--min-nodes", "2", "--retries", "1"))
-    cloud.await_left(*(f"up-{slot}" for slot in range(3)), limit_s=LIMIT_S)
+    job = cloud.detach(*submit_arguments(text, "--min-nodes", "2", "--retries", "1"))
+    cloud.await_results(*(f"up-{slot}" for slot in range(3)), limit_s=LIMIT_S)
 
     kill_node(cloud, job, 2)
 
     waited = cloud.cli("wait", job, limit_s=LIMIT_S)
     assert waited.code == 0, waited
-    ends = done(cloud)
+    ends = final_results(cloud)
     assert sorted(ends) == ["done-0", "done-1", "done-2"]
     assert len({json.dumps(end) for end in ends.values()}) == 1, ends
     size, rounds, _ = ends["done-2"]
@@ -126,29 +126,31 @@ def test_a_node_that_joins_later_takes_part(cloud, words):
     assert re.search(rb"node 2 \(\S+\) takes part", log.err + log.out), log
 
 
-def test_training_continues_without_a_node_whose_rank_failed(cloud, words):
+def test_training_continues_without_a_node_whose_rank_failed(cloud, submit_arguments):
     text = """
 def is_done(steps, newcomers): return hvd.size() == 4 and steps >= 10
 def each_step():
     if state.step == 8 and slot == 2: os._exit(7)
 """
 
-    ended = cloud.submit(*words(text, "--min-nodes", "2", "--procs-per-node", "2"), limit_s=LIMIT_S)
+    ended = cloud.submit(
+        *submit_arguments(text, "--min-nodes", "2", "--procs-per-node", "2"), limit_s=LIMIT_S
+    )
 
     assert ended.code == 0, ended
-    assert sorted(done(cloud)) == ["done-0", "done-1", "done-4", "done-5"]
+    assert sorted(final_results(cloud)) == ["done-0", "done-1", "done-4", "done-5"]
     assert re.search(rb"rank 2 on node 1 \(\S+\): ended with exit code 7", ended.err), ended
     assert b"Traceback" not in ended.err, ended
 
 
-def test_a_rank_that_fails_on_every_node_ends_the_job(cloud, words):
+def test_a_rank_that_fails_on_every_node_ends_the_job(cloud, submit_arguments):
     text = """
 def is_done(steps, newcomers): return False
 def each_step():
     if state.step == 8: os._exit(7)
 """
 
-    ended = cloud.submit(*words(text, "--min-nodes", "1"), limit_s=LIMIT_S)
+    ended = cloud.submit(*submit_arguments(text, "--min-nodes", "1"), limit_s=LIMIT_S)
 
     assert ended.code == 7, ended
     status = cloud.status(ended.job)
@@ -156,10 +158,10 @@ def each_step():
     assert (status["failure"]["exit_code"], status["failure"]["signal"]) == (7, None), status
 
 
-def test_the_job_ends_when_too_few_nodes_are_left(cloud, words):
+def test_the_job_ends_when_too_few_nodes_are_left(cloud, submit_arguments):
     text = "def is_done(steps, newcomers): return False"
-    job = cloud.detach(*words(text, "--min-nodes", "3", "--start-timeout-min", "0.5"))
-    cloud.await_left(*(f"up-{slot}" for slot in range(3)), limit_s=LIMIT_S)
+    job = cloud.detach(*submit_arguments(text, "--min-nodes", "3", "--start-timeout-min", "0.5"))
+    cloud.await_results(*(f"up-{slot}" for slot in range(3)), limit_s=LIMIT_S)
 
     kill_node(cloud, job, 1)
 
@@ -167,8 +169,10 @@ def test_the_job_ends_when_too_few_nodes_are_left(cloud, words):
     assert waited.code == 137, waited
     status = cloud.status(job)
     assert (status["state"], status["cause"]) == ("FAILED", "platform"), status
-    said = "waiting for nodes: after 30 s 2 of 3 are there, and the job needs 3 (min_nodes); node 1"
-    assert status["failure"]["message"].startswith(said), status
+    message = (
+        "waiting for nodes: after 30 s 2 of 3 are there, and the job needs 3 (min_nodes); node 1"
+    )
+    assert status["failure"]["message"].startswith(message), status
     assert status["failure"]["node"] == 1, status
 
 
@@ -176,8 +180,8 @@ def test_the_example_resumes_with_the_epochs_that_are_left(cloud, poll):
     shutil.copy(EXAMPLES / "horovod_elastic" / "train.py", cloud.source)
     cloud.write("job.yaml", f"process: {{python: {os.environ['CLOUDJOB_TEST_HOROVOD']}}}\n")
     size = ("--nodes", "2", "--min-nodes", "1", "-e", "HOROVOD_GLOO_TIMEOUT_SECONDS=20")
-    words = ("--config", "job.yaml", *size, "--output", "model=", "train.py", "--epochs", "200")
-    running = cloud.start_submit(*words)
+    arguments = ("--config", "job.yaml", *size, "--output", "model=", "train.py", "--epochs", "200")
+    running = cloud.start_submit(*arguments)
     poll(lambda: b"epoch   3 " in running.out, lambda: str(running.out), LIMIT_S)
 
     kill_node(cloud, running.job, 1)

@@ -46,11 +46,11 @@ def test_each_rank_is_shown_with_its_own_state_while_a_job_runs(cloud: Any):
         0: 0, 1: 0, 2: 1, 3: 1,
     }  # fmt: skip
     status = cloud.status(running.job)
-    lasting = {
+    unfinished = {
         (phase["node"], phase["name"]) for phase in status["phases"] if not phase["ended_at"]
     }
     assert status["state"] == "RUNNING"
-    assert lasting == {(0, "run"), (1, "run")}
+    assert unfinished == {(0, "run"), (1, "run")}
     assert {"stage", "package", "bring-up", "first output"} <= {
         phase["name"] for phase in status["phases"] if phase["ended_at"] and phase["node"] == 1
     }
@@ -77,8 +77,8 @@ def test_transfers_are_phases_with_their_size(cloud: Any):
     """Inputs, outputs and each save of the outputs while the job runs are phases."""
     (cloud.folder / "data").write_bytes(b"x" * 70_000)
     script = cloud.script("""
-leave_output = open(os.path.join(os.environ["MODEL"], "weights"), "wb")
-leave_output.write(b"w" * 50_000); leave_output.close()
+weights = open(os.path.join(os.environ["MODEL"], "weights"), "wb")
+weights.write(b"w" * 50_000); weights.close()
 print("written", flush=True)
 while not os.path.exists(f"{results}/go"): time.sleep(0.05)
 """)
@@ -102,9 +102,9 @@ while not os.path.exists(f"{results}/go"): time.sleep(0.05)
 
 def test_a_node_that_is_killed_leaves_what_its_log_holds(cloud: Any):
     """The node did not store its journal, so the journal is read from the log."""
-    script = cloud.script('leave("up%d" % rank)\nprint("up", flush=True)\ntime.sleep(600)')
+    script = cloud.script('write_result("up%d" % rank)\nprint("up", flush=True)\ntime.sleep(600)')
     running = cloud.start_submit("--nodes", "2", script)
-    cloud.await_left("up1")
+    cloud.await_results("up1")
     job = tracking.find(cloud.home, running.job)
     poll(lambda: len(job.journals().ranks) == 2, "both nodes")
     os.kill(cloud.state(running.job)["nodes"][1]["process"], signal.SIGKILL)

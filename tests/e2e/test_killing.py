@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-STAYS = """
-leave(f"up-{rank}", os.getpid())
+WAITS_FOR_GO = """
+write_result(f"up-{rank}", os.getpid())
 print("up", rank, flush=True)
 while not os.path.exists(f"{results}/go"): time.sleep(0.05)
 print("bye", rank)
@@ -25,19 +25,19 @@ MPI = "from mpi4py import MPI; MPI.COMM_WORLD.Barrier()\n"
 @pytest.fixture
 def job(cloud, request):
     """A detached job whose four ranks are all running."""
-    script = cloud.script((MPI if getattr(request, "param", "") == "mpi" else "") + STAYS)
+    script = cloud.script((MPI if getattr(request, "param", "") == "mpi" else "") + WAITS_FOR_GO)
     value = cloud.detach(*SIZE, script)
-    cloud.await_left(*UP)
+    cloud.await_results(*UP)
     return value
 
 
 # More can go wrong if the ranks use MPI than if they do not.
-both = pytest.mark.parametrize(
+with_and_without_mpi = pytest.mark.parametrize(
     "job", [pytest.param("plain", marks=pytest.mark.lengthy), "mpi"], indirect=True
 )
 
 
-def ends(cloud, job, cause):
+def check_failed(cloud, job, cause):
     """Check that the job ends by itself with a message, and return its status."""
     waited = cloud.cli("wait", job)
     status = cloud.status(job)
@@ -49,18 +49,18 @@ def ends(cloud, job, cause):
 
 
 @pytest.mark.every_mpi
-@both
+@with_and_without_mpi
 def test_killing_a_workers_keeper_ends_the_job_and_names_the_node(cloud, job):
     os.kill(cloud.state(job)["nodes"][1]["process"], signal.SIGKILL)
 
-    status = ends(cloud, job, "platform")
+    status = check_failed(cloud, job, "platform")
 
     assert status["failure"]["node"] == 1, status
     assert "worker-1" in status["failure"]["message"] + status["failure"]["host"], status
 
 
 @pytest.mark.every_mpi
-@both
+@with_and_without_mpi
 def test_killing_the_daemon_of_mpirun_on_a_worker_ends_the_job_and_names_the_node(cloud, job):
     daemons = [
         pid
@@ -70,7 +70,7 @@ def test_killing_the_daemon_of_mpirun_on_a_worker_ends_the_job_and_names_the_nod
     for pid in daemons:
         os.kill(pid, signal.SIGKILL)
 
-    status = ends(cloud, job, "platform")
+    status = check_failed(cloud, job, "platform")
 
     assert daemons
     assert (status["failure"]["node"], status["failure"]["rank"]) == (1, None), status
@@ -78,21 +78,21 @@ def test_killing_the_daemon_of_mpirun_on_a_worker_ends_the_job_and_names_the_nod
 
 
 @pytest.mark.every_mpi
-@both
+@with_and_without_mpi
 def test_killing_the_heads_keeper_ends_the_job(cloud, job):
     """No head is left to write a record, so the backend reports the end to the workers."""
     os.kill(cloud.state(job)["nodes"][0]["process"], signal.SIGKILL)
 
-    status = ends(cloud, job, "platform")
+    status = check_failed(cloud, job, "platform")
 
     assert status["failure"]["node"] == 0, status
 
 
-@both
+@with_and_without_mpi
 def test_killing_the_controller_ends_its_nodes(cloud, job):
     os.kill(cloud.state(job)["controller"], signal.SIGKILL)
 
-    ends(cloud, job, "platform")
+    check_failed(cloud, job, "platform")
 
 
 @pytest.mark.every_mpi
@@ -101,11 +101,11 @@ def test_killing_controller_and_keepers_ends_the_ranks(cloud, job):
     for pid in (state["controller"], *(node["process"] for node in state["nodes"])):
         os.kill(pid, signal.SIGKILL)
 
-    ends(cloud, job, "platform")
+    check_failed(cloud, job, "platform")
 
 
 @pytest.mark.every_mpi
-@both
+@with_and_without_mpi
 def test_killing_mpirun_ends_all_ranks(cloud, job):
     """The ranks that mpirun 5.0 leaves on the head end, too."""
     for pid in cloud.mpiruns():
@@ -125,7 +125,7 @@ def test_killing_mpirun_ends_all_ranks(cloud, job):
 def test_killing_a_rank_wrapper_ends_its_program_and_names_the_rank(cloud, job, rank):
     os.kill(cloud.wrappers()[rank], signal.SIGKILL)
 
-    status = ends(cloud, job, "user")
+    status = check_failed(cloud, job, "user")
 
     assert status["exit_code"] == 137, status
     assert (status["failure"]["rank"], status["failure"]["signal"]) == (rank, 9), status
@@ -134,9 +134,9 @@ def test_killing_a_rank_wrapper_ends_its_program_and_names_the_rank(cloud, job, 
 
 @pytest.mark.parametrize("rank", [0, 2], ids=["head", "worker"])
 def test_killing_the_program_of_a_rank_names_the_rank(cloud, job, rank):
-    os.kill(int(cloud.left(f"up-{rank}")[f"up-{rank}"]), signal.SIGKILL)
+    os.kill(int(cloud.results_written(f"up-{rank}")[f"up-{rank}"]), signal.SIGKILL)
 
-    status = ends(cloud, job, "user")
+    status = check_failed(cloud, job, "user")
 
     assert status["exit_code"] == 137, status
     assert (status["failure"]["rank"], status["failure"]["signal"]) == (rank, 9), status
@@ -145,9 +145,9 @@ def test_killing_the_program_of_a_rank_names_the_rank(cloud, job, rank):
 
 @pytest.mark.parametrize("rank", [1, 3], ids=["head", "worker"])
 def test_killing_the_process_group_of_a_rank_names_the_rank(cloud, job, rank):
-    os.killpg(os.getpgid(int(cloud.left(f"up-{rank}")[f"up-{rank}"])), signal.SIGKILL)
+    os.killpg(os.getpgid(int(cloud.results_written(f"up-{rank}")[f"up-{rank}"])), signal.SIGKILL)
 
-    status = ends(cloud, job, "user")
+    status = check_failed(cloud, job, "user")
 
     assert (status["failure"]["rank"], status["failure"]["signal"]) == (rank, 9), status
 
@@ -158,14 +158,14 @@ def test_killing_the_entry_ends_its_node(cloud, job, node):
     """The entry is the node's first process, so the node ends with it."""
     os.kill(entry(cloud, job, node), signal.SIGKILL)
 
-    ends(cloud, job, "platform")
+    check_failed(cloud, job, "platform")
 
 
 def test_a_worker_that_is_killed_while_it_stores_its_outputs_fails_the_job(cloud, poll):
     # A sparse file of 64 GiB takes no disk space, but many seconds to read.
-    hole = "if node: open(os.environ['OUT'] + '/big', 'wb').truncate(2**36)\n"
-    job = cloud.detach(*SIZE, "--output", "OUT=", cloud.script(hole + STAYS))
-    cloud.await_left(*UP)
+    sparse_output = "if node: open(os.environ['OUT'] + '/big', 'wb').truncate(2**36)\n"
+    job = cloud.detach(*SIZE, "--output", "OUT=", cloud.script(sparse_output + WAITS_FOR_GO))
+    cloud.await_results(*UP)
     node = entry(cloud, job, 1)
     (cloud.results / "go").touch()
     poll(lambda: not cloud.mpiruns(), "end of mpirun")
@@ -173,7 +173,7 @@ def test_a_worker_that_is_killed_while_it_stores_its_outputs_fails_the_job(cloud
 
     os.kill(node, signal.SIGKILL)
 
-    status = ends(cloud, job, "platform")
+    status = check_failed(cloud, job, "platform")
     assert status["failure"]["node"] == 1
     assert "ended before it confirmed that its outputs are stored" in status["failure"]["message"]
 
@@ -183,11 +183,11 @@ def entry(cloud, job, node):
     keeper = cloud.state(job)["nodes"][node]["process"]
     (found,) = [
         pid
-        for pid, words in cloud.processes().items()
-        if words[-1:] == ("job.py",)
-        and "--rank" not in words
-        and "--script" not in words
-        and any("/entry/" in word for word in words)
+        for pid, argv in cloud.processes().items()
+        if argv[-1:] == ("job.py",)
+        and "--rank" not in argv
+        and "--script" not in argv
+        and any("/entry/" in argument for argument in argv)
         and _parent(pid) == keeper
     ]
     return found
@@ -202,9 +202,9 @@ def is_open(pid, name):
 
 
 @pytest.mark.every_mpi
-@both
+@with_and_without_mpi
 def test_killing_mpiruns_daemon_on_a_worker_ends_the_job(cloud, job):
-    daemons = cloud.find(lambda _, words: bool(words) and Path(words[0]).name in ("orted", "prted"))
+    daemons = cloud.find(lambda _, argv: bool(argv) and Path(argv[0]).name in ("orted", "prted"))
     assert daemons
 
     for pid in daemons:
@@ -220,8 +220,8 @@ def test_killing_mpiruns_daemon_on_a_worker_ends_the_job(cloud, job):
 
 def test_a_job_outlives_its_killed_submit(cloud):
     """The job continues, and other shells can query, follow and wait for it."""
-    running = cloud.start_submit(*SIZE, cloud.script(STAYS))
-    cloud.await_left(*UP)
+    running = cloud.start_submit(*SIZE, cloud.script(WAITS_FOR_GO))
+    cloud.await_results(*UP)
     job = running.job
     running.send(signal.SIGKILL)
     running.process.wait()
@@ -240,8 +240,8 @@ def test_a_job_outlives_its_killed_submit(cloud):
 
 
 def test_a_job_with_a_killed_submit_can_be_cancelled(cloud):
-    running = cloud.start_submit(*SIZE, cloud.script(STAYS))
-    cloud.await_left(*UP)
+    running = cloud.start_submit(*SIZE, cloud.script(WAITS_FOR_GO))
+    cloud.await_results(*UP)
     job = running.job
     running.send(signal.SIGKILL)
     running.process.wait()
@@ -252,21 +252,21 @@ def test_a_job_with_a_killed_submit_can_be_cancelled(cloud):
 
 @pytest.mark.parametrize("options", [(), ("--detach",)], ids=["attached", "detached"])
 def test_a_job_outlives_the_terminal_of_its_submit(cloud, options):
-    master, slave = pty.openpty()
+    terminal, tty = pty.openpty()
     running = cloud.start_submit(
         *options,
         *SIZE,
-        cloud.script(STAYS),
-        stdin=slave,
-        stdout=slave,
-        stderr=slave,
+        cloud.script(WAITS_FOR_GO),
+        stdin=tty,
+        stdout=tty,
+        stderr=tty,
         start_new_session=True,
         preexec_fn=lambda: __import__("fcntl").ioctl(0, 0x540E, 0),
     )
-    os.close(slave)
-    cloud.await_left(*UP)
+    os.close(tty)
+    cloud.await_results(*UP)
 
-    os.close(master)
+    os.close(terminal)
     running.process.wait(20)
 
     (job,) = cloud.jobs()
@@ -278,9 +278,9 @@ def test_a_job_outlives_the_terminal_of_its_submit(cloud, options):
 def test_a_job_outlives_the_reader_of_its_log(cloud):
     """The job continues after `submit | head -1`."""
     read, write = os.pipe()
-    running = cloud.start_submit(*SIZE, cloud.script(STAYS), stdout=write)
+    running = cloud.start_submit(*SIZE, cloud.script(WAITS_FOR_GO), stdout=write)
     os.close(write)
-    cloud.await_left(*UP)
+    cloud.await_results(*UP)
     os.close(read)
 
     (cloud.results / "go").touch()
@@ -291,9 +291,9 @@ def test_a_job_outlives_the_reader_of_its_log(cloud):
 
 
 def test_a_worker_stopped_by_sigstop_does_not_outlive_a_cancel(cloud):
-    job = cloud.detach(*SIZE, "--grace-s", "1", cloud.script(STAYS))
-    cloud.await_left(*UP)
-    os.kill(int(cloud.left("up-3")["up-3"]), signal.SIGSTOP)
+    job = cloud.detach(*SIZE, "--grace-s", "1", cloud.script(WAITS_FOR_GO))
+    cloud.await_results(*UP)
+    os.kill(int(cloud.results_written("up-3")["up-3"]), signal.SIGSTOP)
 
     done = cloud.cli("cancel", job)
 
@@ -305,9 +305,9 @@ def _parent(pid):
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
-def poll_for(is_so, limit_s=60):
+def poll_for(condition, limit_s=60):
     """Wait until a condition holds."""
     end = time.monotonic() + limit_s
-    while not is_so():
+    while not condition():
         assert time.monotonic() < end
         time.sleep(0.02)

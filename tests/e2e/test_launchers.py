@@ -34,19 +34,19 @@ SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 PRELUDE = """\
 import json, os, signal, sys, time
 if sys.argv[3:5] == ["--job_name", "ps"]:
-    time.sleep(600)  # a parameter server does as it is asked, and knows no end
+    time.sleep(600)  # a parameter server runs until it is ended
 node = int(os.environ["VC_TASK_INDEX"])
-words = ("CLOUDJOB_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "RANK", "RANK_ID")
-rank = int(next(os.environ[word] for word in words if word in os.environ))
+variables = ("CLOUDJOB_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "RANK", "RANK_ID")
+rank = int(next(os.environ[name] for name in variables if name in os.environ))
 results = os.environ["RESULTS"]
-def leave(name, text=""):
+def write_result(name, text=""):
     path = f"{results}/{name}"
     with open(path + ".new", "wb") as file:
         file.write(text if isinstance(text, bytes) else str(text).encode())
     os.rename(path + ".new", path)
 """
-STAYS = """
-leave(f"up-{rank}", json.dumps([node, os.getpid()]))
+RUNS_FOREVER = """
+write_result(f"up-{rank}", json.dumps([node, os.getpid()]))
 while True: time.sleep(0.05)
 """
 
@@ -76,7 +76,7 @@ def slots_of(launcher):
 
 
 @pytest.fixture
-def words(cloud, launcher):
+def submit_arguments(cloud, launcher):
     """Return the arguments of a submit that runs a script with the launcher."""
 
     def make(text: str, *args: str | bytes, size=()) -> list[str | bytes]:
@@ -109,35 +109,35 @@ def words(cloud, launcher):
 
 @each(["size"], lambda slots: [((nodes, slots),) for nodes in (1, 2)])
 def test_each_rank_has_the_jobs_arguments_variables_code_and_log(
-    cloud, words, launcher, ugly_values, size
+    cloud, submit_arguments, launcher, ugly_values, size
 ):
     text = """
-leave(f"args-{rank}", b"\\0".join(os.fsencode(word) for word in sys.argv[1:]))
+write_result(f"args-{rank}", b"\\0".join(os.fsencode(argument) for argument in sys.argv[1:]))
 for name, value in os.environb.items():
-    if name.startswith(b"UGLY_"): leave(f"{rank}-{name.decode()}", value)
+    if name.startswith(b"UGLY_"): write_result(f"{rank}-{name.decode()}", value)
 import moxing
 has_moxing = os.path.isdir(moxing.__path__[0])
 print("rank", rank, os.path.exists("job.py"), os.environ["PWD"] == os.getcwd(), has_moxing)
 """
     args = ["--", "a b", "", "'\"", "$HOME", ":", "%3A", "--rank", b"\xff\n"]
-    given = [
-        word
+    options = [
+        argument
         for name, value in ugly_values.items()
-        for word in ("-e", b"UGLY_%s=%s" % (name.encode(), value))
+        for argument in ("-e", b"UGLY_%s=%s" % (name.encode(), value))
     ]
-    given += ["-e", "MOX_SILENT_MODE=1"]
+    options += ["-e", "MOX_SILENT_MODE=1"]
 
-    done = cloud.submit(*given, *words(text, *args, size=size), limit_s=LIMIT_S)
+    done = cloud.submit(*options, *submit_arguments(text, *args, size=size), limit_s=LIMIT_S)
 
     assert done.code == 0, done
     ranks = range(size[0] * size[1])
     status = cloud.status(done.job)
     assert (status["state"], status["exit_code"]) == ("SUCCEEDED", 0), status
     assert sorted(done.lines) == [b"[%d] rank %d True True True" % (rank, rank) for rank in ranks]
-    left = cloud.left()
+    results = cloud.results_written()
     for rank in ranks:
         assert cloud.raw(done.job, rank) == b"rank %d True True True\n" % rank
-        own = left[f"args-{rank}"].split(b"\0")
+        own = results[f"args-{rank}"].split(b"\0")
         if launcher == "pytorch-modelarts":
             assert own[1].startswith(b"tcp://ma-job-")
             place = [b"--rank", b"%d" % rank, b"--world_size", b"%d" % size[0]]
@@ -147,9 +147,9 @@ print("rank", rank, os.path.exists("job.py"), os.environ["PWD"] == os.getcwd(), 
             assert own[:4] == [b"--task_index", b"%d" % rank, b"--job_name", b"worker"]
             assert (own[4], own[6]) == (b"--ps_hosts", b"--worker_hosts")
             own = own[8:]
-        assert own == [os.fsencode(word) for word in args]
+        assert own == [os.fsencode(argument) for argument in args]
         for name, value in ugly_values.items():
-            assert left[f"{rank}-UGLY_{name}"] == value, name
+            assert results[f"{rank}-UGLY_{name}"] == value, name
 
 
 @each(
@@ -160,9 +160,9 @@ print("rank", rank, os.path.exists("job.py"), os.environ["PWD"] == os.getcwd(), 
         (2 * slots - 1, "os.kill(os.getpid(), signal.SIGKILL)", 137),
     ],
 )
-def test_a_failing_rank_ends_the_job(cloud, words, launcher, bad, how, code):
+def test_a_failing_rank_ends_the_job(cloud, submit_arguments, launcher, bad, how, code):
     text = f"""
-leave(f"up-{{rank}}", node)
+write_result(f"up-{{rank}}", node)
 if rank == {bad}:
     others = [f"{{results}}/up-{{other}}" for other in range({2 * slots_of(launcher)})]
     while not all(map(os.path.exists, others)): time.sleep(0.01)
@@ -171,22 +171,22 @@ if rank == {bad}:
 while True: time.sleep(0.05)
 """
 
-    done = cloud.submit(*words(text), limit_s=LIMIT_S)
+    done = cloud.submit(*submit_arguments(text), limit_s=LIMIT_S)
 
     assert done.code == code, done
     status = cloud.status(done.job)
     failure = status["failure"]
-    node = int(cloud.left()[f"up-{bad}"])
+    node = int(cloud.results_written()[f"up-{bad}"])
     assert (status["state"], status["cause"]) == ("FAILED", "user"), status
     assert (failure["node"], failure["rank"], failure["exit_code"]) == (node, bad, code), status
     assert failure["last_lines"][-1] == "that was it", status
 
 
 @each([])
-def test_the_loss_of_a_node_ends_the_job(cloud, words, launcher):
-    job = cloud.detach(*words(STAYS))
+def test_the_loss_of_a_node_ends_the_job(cloud, submit_arguments, launcher):
+    job = cloud.detach(*submit_arguments(RUNS_FOREVER))
     ranks = range(2 * slots_of(launcher))
-    cloud.await_left(*(f"up-{rank}" for rank in ranks), limit_s=LIMIT_S)
+    cloud.await_results(*(f"up-{rank}" for rank in ranks), limit_s=LIMIT_S)
 
     os.kill(cloud.state(job)["nodes"][1]["process"], signal.SIGKILL)
 
@@ -198,50 +198,54 @@ def test_the_loss_of_a_node_ends_the_job(cloud, words, launcher):
 
 
 @each([])
-def test_cancel_gives_every_rank_its_grace_period(cloud, words, launcher):
+def test_cancel_gives_every_rank_its_grace_period(cloud, submit_arguments, launcher):
     text = (
         """
 def end(number, frame):
-    leave(f"told-{rank}", number)
+    write_result(f"signalled-{rank}", number)
     time.sleep(0.3)
-    leave(f"bye-{rank}")
+    write_result(f"bye-{rank}")
     sys.exit(0)
 signal.signal(signal.SIGTERM, end)
 """
-        + STAYS
+        + RUNS_FOREVER
     )
-    job = cloud.detach(*words(text))
+    job = cloud.detach(*submit_arguments(text))
     ranks = range(2 * slots_of(launcher))
-    cloud.await_left(*(f"up-{rank}" for rank in ranks), limit_s=LIMIT_S)
+    cloud.await_results(*(f"up-{rank}" for rank in ranks), limit_s=LIMIT_S)
 
     done = cloud.cli("cancel", job)
 
     assert done.code == 0, done
     assert cloud.status(job)["state"] == "CANCELLED"
-    assert {f"{word}-{rank}" for word in ("told", "bye") for rank in ranks} <= set(cloud.left())
+    assert {f"{prefix}-{rank}" for prefix in ("signalled", "bye") for rank in ranks} <= set(
+        cloud.results_written()
+    )
 
 
 @each([])
-def test_a_rank_that_ignores_sigterm_is_killed_after_the_grace_period(cloud, words, launcher):
-    text = "signal.signal(signal.SIGTERM, signal.SIG_IGN)" + STAYS
-    job = cloud.detach("--grace-s", "0.5", *words(text))
+def test_a_rank_that_ignores_sigterm_is_killed_after_the_grace_period(
+    cloud, submit_arguments, launcher
+):
+    text = "signal.signal(signal.SIGTERM, signal.SIG_IGN)" + RUNS_FOREVER
+    job = cloud.detach("--grace-s", "0.5", *submit_arguments(text))
     ranks = range(2 * slots_of(launcher))
-    cloud.await_left(*(f"up-{rank}" for rank in ranks), limit_s=LIMIT_S)
+    cloud.await_results(*(f"up-{rank}" for rank in ranks), limit_s=LIMIT_S)
 
     assert cloud.cli("cancel", job).code == 0
 
     for rank in ranks:
         with pytest.raises(ProcessLookupError):
-            os.kill(json.loads(cloud.left()[f"up-{rank}"])[1], 0)
+            os.kill(json.loads(cloud.results_written()[f"up-{rank}"])[1], 0)
 
 
 def test_tensorflow_gets_the_list_of_workers_and_its_own_index(cloud):
-    cloud.write("job.py", PRELUDE + 'leave(f"config-{node}", os.environ["TF_CONFIG"])')
+    cloud.write("job.py", PRELUDE + 'write_result(f"config-{node}", os.environ["TF_CONFIG"])')
 
     done = cloud.submit("--nodes", "2", "--launcher", "tensorflow", "job.py")
 
     assert done.code == 0, done
-    configs = [json.loads(cloud.left()[f"config-{node}"]) for node in range(2)]
+    configs = [json.loads(cloud.results_written()[f"config-{node}"]) for node in range(2)]
     assert [config["task"] for config in configs] == [
         {"type": "worker", "index": 0},
         {"type": "worker", "index": 1},
@@ -270,9 +274,9 @@ while options["--job_name"] == "ps" or not all(map(os.path.exists, others)):
     done = cloud.submit("--nodes", "2", "--launcher", "tensorflow-ps", "job.py", "--lr", "a b")
 
     assert done.code == 0, done
-    left = {name: json.loads(data) for name, data in cloud.left().items()}
-    assert sorted(left) == ["ps0", "ps1", "worker0", "worker1"]
-    for name, (options, config, node, args) in left.items():
+    results = {name: json.loads(data) for name, data in cloud.results_written().items()}
+    assert sorted(results) == ["ps0", "ps1", "worker0", "worker1"]
+    for name, (options, config, node, args) in results.items():
         cluster = {kind: options[f"--{kind}_hosts"].split(",") for kind in ("ps", "worker")}
         task = {"type": name[:-1], "index": int(name[-1])}
         assert json.loads(config) == {"cluster": cluster, "task": task}
@@ -301,26 +305,26 @@ time.sleep(600)
 
     assert done.code == 1, done
     failure = cloud.status(done.job)["failure"]
-    said = f"the parameter server {node} of the ranks ended with exit code 1"
-    assert (failure["node"], failure["rank"], failure["message"]) == (node, None, said)
+    message = f"the parameter server {node} of the ranks ended with exit code 1"
+    assert (failure["node"], failure["rank"], failure["message"]) == (node, None, message)
     assert failure["last_lines"][-1] == "no memory"
 
 
 @pytest.mark.parametrize("launcher", EVERY_NODE)
-def test_launchers_without_mpi_do_not_start_mpirun(cloud, words, launcher):
+def test_launchers_without_mpi_do_not_start_mpirun(cloud, submit_arguments, launcher):
     folder = cloud.folder / "bin"
     folder.mkdir()
-    trap = folder / "mpirun"
-    trap.write_text(f"#!/bin/sh\ntouch {cloud.results}/called\nexit 1\n")
-    trap.chmod(0o755)
+    fake_mpirun = folder / "mpirun"
+    fake_mpirun.write_text(f"#!/bin/sh\ntouch {cloud.results}/called\nexit 1\n")
+    fake_mpirun.chmod(0o755)
 
-    text = 'import shutil; leave(f"node-{node}", shutil.which("mpirun"))'
+    text = 'import shutil; write_result(f"node-{node}", shutil.which("mpirun"))'
 
     path = f"{folder}:{cloud.environ['PATH']}"
-    done = cloud.submit(*words(text), env={"PATH": path})
+    done = cloud.submit(*submit_arguments(text), env={"PATH": path})
 
     assert done.code == 0, done
-    assert cloud.left() == dict.fromkeys(("node-0", "node-1"), os.fsencode(trap))
+    assert cloud.results_written() == dict.fromkeys(("node-0", "node-1"), os.fsencode(fake_mpirun))
 
 
 @pytest.mark.parametrize(
@@ -379,11 +383,11 @@ def test_a_missing_framework_is_reported_before_any_rank_starts(cloud, controlle
 
     assert done.code == 127, done
     launcher = {"mpi": "horovod", "gloo": "horovod-gloo"}[controller]
-    fault = (
+    message = (
         f"looking for horovod: {sys.executable} has no such module,"
         f" and the launcher {launcher} needs it"
     )
-    assert f"jobentry: {fault}\n" in done.err.decode() + done.out.decode(), done
+    assert f"jobentry: {message}\n" in done.err.decode() + done.out.decode(), done
     assert b"Traceback" not in done.err + done.out, done
     failure = cloud.status(done.job)["failure"]
-    assert (failure["message"], failure["rank"]) == (fault, None)
+    assert (failure["message"], failure["rank"]) == (message, None)

@@ -81,7 +81,7 @@ def test_many_lines_of_many_ranks_stay_whole(cloud):
     script = cloud.script(
         """
         line = "%07d " + "abcdefghij" * 9 + "\\n"
-        leave(f"up-{rank}")
+        write_result(f"up-{rank}")
         for other in range(size): await_file(f"up-{other}")
         for n in range(50_000): sys.stdout.write(line % n)
         """
@@ -109,11 +109,13 @@ def test_many_lines_of_many_ranks_stay_whole(cloud):
 
 def test_lines_appear_while_the_rank_runs(cloud, poll):
     """Submit and `logs -f` show lines of the head and of a worker at once."""
-    script = cloud.script('leave(f"at-{rank}", time.time())\nprint("now", rank)\nawait_file("go")')
+    script = cloud.script(
+        'write_result(f"at-{rank}", time.time())\nprint("now", rank)\nawait_file("go")'
+    )
     running = cloud.start_submit("--nodes", "2", script)
     job = running.job
     following = cloud.start("logs", "-f", job)
-    cloud.await_left("at-0", "at-1")
+    cloud.await_results("at-0", "at-1")
 
     for run in (running, following):
         for line in (b"[0] now 0\n", b"[1] now 1\n"):
@@ -126,11 +128,12 @@ def test_lines_appear_while_the_rank_runs(cloud, poll):
 
 def test_a_progress_bar_appears_before_its_newline(cloud, poll):
     script = cloud.script(
-        'os.write(1, b"\\r 10%")\nleave("wrote")\nawait_file("go")\nos.write(1, b"\\r100%\\n")'
+        'os.write(1, b"\\r 10%")\nwrite_result("wrote")\n'
+        'await_file("go")\nos.write(1, b"\\r100%\\n")'
     )
     job = cloud.detach(script)
     following = cloud.start("logs", "-f", "--raw", "--rank", "0", job)
-    cloud.await_left("wrote")
+    cloud.await_results("wrote")
     poll(lambda: following.out == b"\r 10%", lambda: f"progress bar: {following.out!r}")
 
     (cloud.results / "go").touch()
@@ -147,14 +150,14 @@ def test_the_log_is_complete_however_the_job_ends(cloud, how):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         for n in range(20_000): os.write(1, b"line %d\\n" % n)
         os.write(1, b"the last words")
-        leave(f"up-{rank}", os.getpid())
+        write_result(f"up-{rank}", os.getpid())
         for other in range(size): await_file(f"up-{other}")
         if rank == 3 and sys.argv[1] == "SIGKILL": os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(60)
         """
     )
     job = cloud.detach("--nodes", "2", "--procs-per-node", "2", "--grace-s", "1", script, how)
-    cloud.await_left(*(f"up-{rank}" for rank in range(4)))
+    cloud.await_results(*(f"up-{rank}" for rank in range(4)))
 
     if how == "cancel":
         cloud.cli("cancel", job)
@@ -170,9 +173,9 @@ def test_the_log_is_complete_however_the_job_ends(cloud, how):
 
 def test_the_log_outlives_a_node(cloud, poll):
     """After a node's keeper is killed, the log has the ranks' output up to a second before."""
-    script = cloud.script('print("before", rank)\nleave(f"up-{rank}")\ntime.sleep(60)')
+    script = cloud.script('print("before", rank)\nwrite_result(f"up-{rank}")\ntime.sleep(60)')
     running = cloud.start_submit("--nodes", "2", script)
-    cloud.await_left("up-0", "up-1")
+    cloud.await_results("up-0", "up-1")
     job = running.job
     poll(lambda: b"[1] before 1" in running.out, "line of the worker")
 
@@ -189,8 +192,8 @@ def test_node_and_rank_filters_select_lines(cloud):
     )
     job = done.job
 
-    def ranks(*words):
-        shown = cloud.cli("logs", *words, job)
+    def ranks(*arguments):
+        shown = cloud.cli("logs", *arguments, job)
         assert shown.code == 0, shown
         return sorted(line for line in shown.lines)
 
@@ -203,11 +206,11 @@ def test_node_and_rank_filters_select_lines(cloud):
     assert ranks("--node", "0", "--rank", "2") == []
 
 
-@pytest.mark.parametrize("words", [("--node", "2"), ("--rank", "4"), ("--rank", "99999999999")])
-def test_an_unknown_node_or_rank_is_an_error(cloud, words):
+@pytest.mark.parametrize("arguments", [("--node", "2"), ("--rank", "4"), ("--rank", "99999999999")])
+def test_an_unknown_node_or_rank_is_an_error(cloud, arguments):
     done = cloud.submit("--nodes", "2", "--procs-per-node", "2", cloud.script(""))
 
-    shown = cloud.cli("logs", *words, done.job)
+    shown = cloud.cli("logs", *arguments, done.job)
 
     assert shown.code == 2, shown
     assert b"error: " in shown.err, shown

@@ -51,10 +51,10 @@ class Mac:
     environ: dict[str, str]
 
     def run(
-        self, *words: str, code: int | None = 0, cwd: Path | None = None
+        self, *arguments: str, code: int | None = 0, cwd: Path | None = None
     ) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
-            [sys.executable, *words],
+            [sys.executable, *arguments],
             env=self.environ,
             cwd=cwd or self.folder / "project",
             stdin=subprocess.DEVNULL,
@@ -67,8 +67,8 @@ class Mac:
         assert "Traceback" not in done.stderr, done.stderr
         return done
 
-    def cloudjob(self, *words: str, code: int | None = 0) -> subprocess.CompletedProcess[str]:
-        return self.run("-m", "cloudjob", *words, code=code)
+    def cloudjob(self, *arguments: str, code: int | None = 0) -> subprocess.CompletedProcess[str]:
+        return self.run("-m", "cloudjob", *arguments, code=code)
 
     @property
     def state(self) -> Path:
@@ -149,8 +149,8 @@ def test_the_python_api_submits_to_modelarts(submitter: Mac):
 
 
 def test_the_console_shows_the_jobs(mac: Mac):
-    words = [sys.executable, "-m", "cloudjob", "console", "--no-open"]
-    process = subprocess.Popen(words, env=mac.environ, stderr=subprocess.PIPE, text=True)
+    command = [sys.executable, "-m", "cloudjob", "console", "--no-open"]
+    process = subprocess.Popen(command, env=mac.environ, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     try:
         shown = iter(process.stderr.readline, "")
@@ -164,7 +164,7 @@ def test_the_console_shows_the_jobs(mac: Mac):
         process.communicate(timeout=60)
 
 
-NOT_HERE = [
+UNSUPPORTED_COMMANDS = [
     (("submit", "train.py"), "running nodes as processes of this machine: they need Linux"),
     (("submit", "--dry-run", "train.py"), "they need Linux"),
     (("submit", "--backend", "docker", "train.py"), "there is no engine"),
@@ -173,13 +173,13 @@ NOT_HERE = [
 ]
 
 
-@pytest.mark.parametrize(("words", "message"), NOT_HERE)
+@pytest.mark.parametrize(("arguments", "message"), UNSUPPORTED_COMMANDS)
 def test_commands_that_need_linux_or_an_engine_fail_with_one_line_and_a_hint(
-    mac: Mac, words: tuple[str, ...], message: str
+    mac: Mac, arguments: tuple[str, ...], message: str
 ):
     (mac.folder / "project" / "process.yaml").write_text("engine: process\n")
 
-    lines = mac.cloudjob(*words, code=5).stderr.splitlines()
+    lines = mac.cloudjob(*arguments, code=5).stderr.splitlines()
 
     errors = [line for line in lines if line.startswith("error: ")]
     assert len(errors) == 1
@@ -208,8 +208,8 @@ from cloudjob.home import locks
 from tests.cloudjob.home.test_locks import WATCH
 path, free = Path("lock"), Path("free")
 free.touch()
-words = [sys.executable, "-c", WATCH, path, free, "500"]
-watchers = [subprocess.Popen(words, stdout=subprocess.PIPE) for _ in range(3)]
+command = [sys.executable, "-c", WATCH, path, free, "500"]
+watchers = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(3)]
 for _ in range(20):
     other = locks.acquire(free)
     assert other is not None
@@ -218,7 +218,7 @@ for watcher in watchers:
     watcher.communicate()
 taken = locks.acquire_new(path, b"")
 assert locks.is_held(path) and locks.acquire(path) is None
-watchers = [subprocess.Popen(words, stdout=subprocess.PIPE) for _ in range(3)]
+watchers = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(3)]
 assert [watcher.communicate()[0].strip() for watcher in watchers] == [b"0"] * 3
 child = subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE, pass_fds=(taken,))
 os.close(taken)
@@ -264,8 +264,8 @@ def test_the_next_emulator_ends_the_store_of_one_that_was_killed(mac: Mac):
 
 
 def is_running(process: int) -> bool:
-    words = ["ps", "-o", "stat=", "-p", str(process)]
-    found = subprocess.run(words, capture_output=True, text=True, check=False).stdout
+    command = ["ps", "-o", "stat=", "-p", str(process)]
+    found = subprocess.run(command, capture_output=True, text=True, check=False).stdout
     return bool(found) and not found.startswith("Z")
 
 

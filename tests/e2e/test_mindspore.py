@@ -41,12 +41,12 @@ def submit(cloud):
     """Submit a script under a Python that has MindSpore, and wait for its end."""
     python = os.environ["CLOUDJOB_TEST_MINDSPORE"]
 
-    def run(launcher: str, text: str, *words: str, flags: tuple[str, ...] = ()):
+    def run(launcher: str, text: str, *arguments: str, flags: tuple[str, ...] = ()):
         cloud.write("train.py", PRELUDE + text)
         cloud.write("job.yaml", f"process: {{python: {python}}}\n")
         return cloud.submit(
             *("--config", "job.yaml", "--launcher", launcher, "-e", "GLOG_v=3", "--nodes", "2"),
-            *(*flags, "train.py", *words),
+            *(*flags, "train.py", *arguments),
             limit_s=LIMIT_S,
         )
 
@@ -68,9 +68,9 @@ print("sum", all_sum(rank + 1), get_group_size(), rank == node, sys.argv[1:])
     )
 
     assert done.code == 0, done
-    said = f"sum 3.0 2 True {list(args)}".encode()
+    text = f"sum 3.0 2 True {list(args)}".encode()
     assert sorted(line for line in done.lines if b"sum" in line) == [
-        b"[%d] %s" % (rank, said) for rank in range(2)
+        b"[%d] %s" % (rank, text) for rank in range(2)
     ]
     assert cloud.status(done.job)["state"] == "SUCCEEDED"
 
@@ -153,10 +153,18 @@ def test_the_record_names_a_scheduler_that_died(cloud, poll):
     python = os.environ["CLOUDJOB_TEST_MINDSPORE"]
     cloud.write("train.py", PRELUDE + 'open(f"{results}/up-{rank}", "w").close(); time.sleep(600)')
     cloud.write("job.yaml", f"process: {{python: {python}}}\n")
-    words = ("--config", "job.yaml", "--launcher", "dynamic-cluster", "--nodes", "2", "train.py")
-    job = cloud.detach("-e", "GLOG_v=3", *words)
-    cloud.await_left("up-0", "up-1", limit_s=LIMIT_S)
-    [scheduler] = cloud.find(lambda _, words: "--scheduler" in words)
+    arguments = (
+        "--config",
+        "job.yaml",
+        "--launcher",
+        "dynamic-cluster",
+        "--nodes",
+        "2",
+        "train.py",
+    )
+    job = cloud.detach("-e", "GLOG_v=3", *arguments)
+    cloud.await_results("up-0", "up-1", limit_s=LIMIT_S)
+    [scheduler] = cloud.find(lambda _, argv: "--scheduler" in argv)
 
     os.kill(scheduler, signal.SIGKILL)
 
@@ -185,14 +193,14 @@ while True: time.sleep(0.05)
 """
     cloud.write("train.py", PRELUDE + text)
     cloud.write("job.yaml", f"process: {{python: {python}}}\n")
-    words = ("--config", "job.yaml", "--launcher", "msrun", "--nodes", "2", "train.py")
-    job = cloud.detach("-e", "GLOG_v=3", *words)
-    cloud.await_left("up-0", "up-1", limit_s=LIMIT_S)
+    arguments = ("--config", "job.yaml", "--launcher", "msrun", "--nodes", "2", "train.py")
+    job = cloud.detach("-e", "GLOG_v=3", *arguments)
+    cloud.await_results("up-0", "up-1", limit_s=LIMIT_S)
 
     assert cloud.cli("cancel", job).code == 0
 
     assert cloud.status(job)["state"] == "CANCELLED"
-    assert len(cloud.left("bye-*")) == 2
+    assert len(cloud.results_written("bye-*")) == 2
 
 
 @pytest.mark.long
@@ -202,9 +210,9 @@ def test_the_quick_start_has_the_same_losses_on_every_rank(cloud):
     python = os.environ["CLOUDJOB_TEST_MINDSPORE"]
     text = (EXAMPLE / "job.yaml").read_text()
     job = cloud.write("job.yaml", f"{text}  python: {python}\n")
-    words = ("--config", job, "--source", EXAMPLE, "--output", "SAVED=")
+    arguments = ("--config", job, "--source", EXAMPLE, "--output", "SAVED=")
 
-    done = cloud.submit(*words, "train.py", "--unknown", "option", limit_s=LIMIT_S)
+    done = cloud.submit(*arguments, "train.py", "--unknown", "option", limit_s=LIMIT_S)
 
     assert done.code == 0, done
     losses: dict[int, list[float]] = {}
@@ -361,18 +369,18 @@ def test_the_presets_of_the_emulator_run_mindspore():
 
 # -- rank tables, without MindSpore -------------------------------------------------------------
 
-TOLD = """\
+REPORT_RANK_TABLE = """\
 import json, os
 table = json.load(open(os.environ["RANK_TABLE_FILE"]))
 names = ("RANK_ID", "RANK_SIZE", "DEVICE_ID", "ASCEND_DEVICE_ID")
-told = {name: os.environ[name] for name in names}
-path = f"{os.environ['RESULTS']}/{told['RANK_ID']}"
-open(path, "w").write(json.dumps([told, table, os.environ["VC_TASK_INDEX"]]))
+variables = {name: os.environ[name] for name in names}
+path = f"{os.environ['RESULTS']}/{variables['RANK_ID']}"
+open(path, "w").write(json.dumps([variables, table, os.environ["VC_TASK_INDEX"]]))
 """
 
 
 def test_each_rank_in_a_rank_table_gets_its_number(cloud):
-    cloud.write("train.py", TOLD)
+    cloud.write("train.py", REPORT_RANK_TABLE)
     cloud.write(
         "job.yaml",
         """
@@ -390,8 +398,8 @@ mindspore:
     done = cloud.submit("--config", "job.yaml", "train.py")
 
     assert done.code == 0, done
-    left = {name: json.loads(text) for name, text in cloud.left().items()}
-    assert {name: told for name, (told, _, _) in left.items()} == {
+    results = {name: json.loads(text) for name, text in cloud.results_written().items()}
+    assert {name: variables for name, (variables, _, _) in results.items()} == {
         str(rank): {
             "RANK_ID": str(rank),
             "RANK_SIZE": "4",
@@ -400,15 +408,15 @@ mindspore:
         }
         for rank in range(4)
     }
-    assert [left[str(rank)][2] for rank in range(4)] == ["0", "0", "1", "1"]
-    tables = [table for _, table, _ in left.values()]
+    assert [results[str(rank)][2] for rank in range(4)] == ["0", "0", "1", "1"]
+    tables = [table for _, table, _ in results.values()]
     assert all(table == tables[0] for table in tables)
     assert [server["server_id"] for server in tables[0]["server_list"]] == ["10.0.0.1", "10.0.0.2"]
 
 
 def test_the_platforms_rank_table_is_used(cloud):
     """``RANK_TABLE_FILE`` is the path of the table or of its folder."""
-    cloud.write("train.py", TOLD)
+    cloud.write("train.py", REPORT_RANK_TABLE)
     instance = {
         "pod_name": "p-0",
         "server_id": "10.0.0.1",
@@ -422,8 +430,13 @@ def test_the_platforms_rank_table_is_used(cloud):
     done = cloud.submit("--config", "job.yaml", "-e", f"RANK_TABLE_FILE={cloud.folder}", "train.py")
 
     assert done.code == 0, done
-    told, table, _ = json.loads(cloud.left()["0"])
-    assert told == {"RANK_ID": "0", "RANK_SIZE": "1", "DEVICE_ID": "3", "ASCEND_DEVICE_ID": "3"}
+    variables, table, _ = json.loads(cloud.results_written()["0"])
+    assert variables == {
+        "RANK_ID": "0",
+        "RANK_SIZE": "1",
+        "DEVICE_ID": "3",
+        "ASCEND_DEVICE_ID": "3",
+    }
     assert table["version"] == "1.0"
 
 
@@ -460,7 +473,7 @@ def test_a_missing_rank_table_is_reported_with_a_hint(cloud):
 
 @pytest.mark.parametrize("device", ["CPU", "GPU"])
 def test_the_launcher_rank_table_is_refused_without_ascend(cloud, device):
-    cloud.write("train.py", TOLD)
+    cloud.write("train.py", REPORT_RANK_TABLE)
     text = f"mindspore: {{device_target: {device}, devices: [s 0=1.1.1.1]}}\n"
     cloud.write("job.yaml", "launcher: rank-table\n" + text)
 
@@ -470,4 +483,4 @@ def test_the_launcher_rank_table_is_refused_without_ascend(cloud, device):
     assert refused.code == 2, refused
     assert f"rank-table does not work on {device}: use msrun".encode() in refused.err, refused
     assert forced.code == 0, forced
-    assert list(cloud.left()) == ["0"]
+    assert list(cloud.results_written()) == ["0"]

@@ -40,12 +40,12 @@ def emulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     run(folder, "down")
 
 
-def run(folder: Path, *words: str) -> str:
+def run(folder: Path, *arguments: str) -> str:
     """Run an emulator command."""
     # No virtual environment on PATH: the Open MPI found there may differ from the one of Python.
     environ = {**os.environ, "CLOUDJOB_HOME": str(folder), "PATH": SYSTEM_PATH}
     done = subprocess.run(
-        [sys.executable, "-m", "cloudjob.cli", "emulator", *words],
+        [sys.executable, "-m", "cloudjob.cli", "emulator", *arguments],
         env=environ,
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -58,7 +58,7 @@ def run(folder: Path, *words: str) -> str:
 
 
 @pytest.fixture
-def arts(cloud: Any, emulator: Path) -> Any:
+def emulated_cloud(cloud: Any, emulator: Path) -> Any:
     """The command line of a user whose only platform is the emulator."""
     (cloud.home / "emulator").mkdir(parents=True)
     shutil.copy2(emulator / "emulator" / "address.json", cloud.home / "emulator")
@@ -69,25 +69,25 @@ def arts(cloud: Any, emulator: Path) -> Any:
 @pytest.fixture
 def fault(emulator: Path) -> Callable[..., str]:
     """Inject a fault."""
-    return lambda *words: run(emulator, "fault", *words)
+    return lambda *arguments: run(emulator, "fault", *arguments)
 
 
-def submitted(arts: Any, *words: str, **more: Any) -> Any:
+def submit(emulated_cloud: Any, *arguments: str, **more: Any) -> Any:
     """Submit to ModelArts and stay attached."""
-    return arts.submit("--backend", "modelarts", *words, limit_s=120, **more)
+    return emulated_cloud.submit("--backend", "modelarts", *arguments, limit_s=120, **more)
 
 
 # -- jobs that succeed ----------------------------------------------------------------------------
 
 
-def test_the_example_of_the_readme_runs(arts: Any):
+def test_the_example_of_the_readme_runs(emulated_cloud: Any):
     """It runs on two nodes without account or configuration; log, result and status are right."""
-    done = arts.submit(
+    done = emulated_cloud.submit(
         *("--backend", "modelarts", "--nodes", "2", "--source", str(ROOT / "examples")),
         "digits/train.py",
         limit_s=180,
     )
-    status = arts.status(done.job)
+    status = emulated_cloud.status(done.job)
 
     assert done.code == 0, done
     assert b"identical on all 2 ranks" in done.out
@@ -95,36 +95,48 @@ def test_the_example_of_the_readme_runs(arts: Any):
     assert {phase["name"] for phase in status["phases"]} >= {"stage", "bring-up", "run"}
 
 
-def test_every_argument_and_variable_arrives_exactly(arts: Any, ugly_values: dict[str, bytes]):
-    script = arts.script(
+def test_every_argument_and_variable_arrives_exactly(
+    emulated_cloud: Any, ugly_values: dict[str, bytes]
+):
+    script = emulated_cloud.script(
         """
         import json
         found = {k: v for k, v in os.environb.items() if k.startswith(b"UGLY_") or k == b"TOKEN"}
-        leave(f"env-{rank}", repr(sorted(found.items())))
-        leave(f"argv-{rank}", json.dumps(sys.argv[1:]))
+        write_result(f"env-{rank}", repr(sorted(found.items())))
+        write_result(f"argv-{rank}", json.dumps(sys.argv[1:]))
         """
     )
     values = {f"UGLY_{name}": value for name, value in ugly_values.items()}
-    words = [
-        word for name, value in values.items() for word in ("-e", name.encode() + b"=" + value)
+    options = [
+        option for name, value in values.items() for option in ("-e", name.encode() + b"=" + value)
     ]
     args = ["a b", "$HOME", "'", '"', "", "--", "-x", "\n", "ü"]
-    done = submitted(
-        arts, "--nodes", "2", "--secret", "TOKEN", *words, script, *args, env={"TOKEN": "s3$cr t"}
+    done = submit(
+        emulated_cloud,
+        "--nodes",
+        "2",
+        "--secret",
+        "TOKEN",
+        *options,
+        script,
+        *args,
+        env={"TOKEN": "s3$cr t"},
     )
-    wanted = {**{k.encode(): v for k, v in values.items()}, b"TOKEN": b"s3$cr t"}
+    expected = {**{k.encode(): v for k, v in values.items()}, b"TOKEN": b"s3$cr t"}
 
     assert done.code == 0, done
     for rank in (0, 1):
-        assert arts.left()[f"env-{rank}"].decode() == repr(sorted(wanted.items()))
-        assert json.loads(arts.left()[f"argv-{rank}"]) == args
+        assert emulated_cloud.results_written()[f"env-{rank}"].decode() == repr(
+            sorted(expected.items())
+        )
+        assert json.loads(emulated_cloud.results_written()[f"argv-{rank}"]) == args
 
 
-def test_the_platform_copies_inputs_and_outputs(arts: Any):
-    first = submitted(
-        arts,
+def test_the_platform_copies_inputs_and_outputs(emulated_cloud: Any):
+    first = submit(
+        emulated_cloud,
         *("--output", "OUT=", "--nodes", "2"),
-        arts.script(
+        emulated_cloud.script(
             """
             os.makedirs(os.environ["OUT"] + "/sub", exist_ok=True)
             with open(f"{os.environ['OUT']}/sub/rank-{rank}", "w") as file:
@@ -133,49 +145,50 @@ def test_the_platform_copies_inputs_and_outputs(arts: Any):
         ),
     )
     assert first.code == 0, first
-    listed = arts.cli("outputs", first.job).out.decode().split()
+    listed = emulated_cloud.cli("outputs", first.job).out.decode().split()
     assert listed == ["OUT/sub/rank-0", "OUT/sub/rank-1"]
-    arts.cli("outputs", first.job, "--to", str(arts.folder / "got"))
-    assert (arts.folder / "got" / "OUT" / "sub" / "rank-1").read_text() == "rank 1"
+    emulated_cloud.cli("outputs", first.job, "--to", str(emulated_cloud.folder / "got"))
+    assert (emulated_cloud.folder / "got" / "OUT" / "sub" / "rank-1").read_text() == "rank 1"
 
-    second = submitted(
-        arts,
+    second = submit(
+        emulated_cloud,
         *("--input", f"DATA=obs://cloudjob/{first.job}/outputs/OUT/"),
-        arts.script(
-            'leave("data", open(os.environ["DATA"] + "/sub/rank-1").read())', name="second.py"
+        emulated_cloud.script(
+            'write_result("data", open(os.environ["DATA"] + "/sub/rank-1").read())',
+            name="second.py",
         ),
     )
     assert second.code == 0, second
-    assert arts.left()["data"] == b"rank 1"
+    assert emulated_cloud.results_written()["data"] == b"rank 1"
 
-    misspelt = submitted(arts, "--input", "DATA=obs://cloudjob/nope/", "second.py")
+    misspelt = submit(emulated_cloud, "--input", "DATA=obs://cloudjob/nope/", "second.py")
     assert misspelt.code == 5, misspelt
     assert b"there is nothing at obs://cloudjob/nope/" in misspelt.err
 
 
-def test_parameters_of_the_platform_are_appended_to_the_scripts_arguments(arts: Any):
-    script = arts.script('import json; leave("argv", json.dumps(sys.argv[1:]))')
-    (arts.source / "job.yaml").write_text("modelarts: {parameters: {epochs: 3}}\n")
-    done = submitted(arts, "--config", "job.yaml", script, "--lr", "0.1")
+def test_parameters_of_the_platform_are_appended_to_the_scripts_arguments(emulated_cloud: Any):
+    script = emulated_cloud.script('import json; write_result("argv", json.dumps(sys.argv[1:]))')
+    (emulated_cloud.source / "job.yaml").write_text("modelarts: {parameters: {epochs: 3}}\n")
+    done = submit(emulated_cloud, "--config", "job.yaml", script, "--lr", "0.1")
 
     assert done.code == 0, done
-    assert json.loads(arts.left()["argv"]) == ["--lr", "0.1", "--epochs=3"]
+    assert json.loads(emulated_cloud.results_written()["argv"]) == ["--lr", "0.1", "--epochs=3"]
 
 
-def test_a_preset_engine_runs_the_job_through_our_boot_file(arts: Any):
+def test_a_preset_engine_runs_the_job_through_our_boot_file(emulated_cloud: Any):
     """The engine's own Python starts the boot file, and the script runs as usual."""
-    script = arts.script('leave(f"rank-{rank}", f"{size} {sys.argv[1]}")')
+    script = emulated_cloud.script('write_result(f"rank-{rank}", f"{size} {sys.argv[1]}")')
     engine = "PyTorch:pytorch_1.8.0-cuda_10.2-py_3.7-ubuntu_18.04-x86_64"
-    (arts.source / "job.yaml").write_text(f'modelarts: {{engine: "{engine}"}}\n')
+    (emulated_cloud.source / "job.yaml").write_text(f'modelarts: {{engine: "{engine}"}}\n')
     size = ("--launcher", "mpirun", "--procs-per-node", "2")
-    done = submitted(arts, "--config", "job.yaml", *size, script, "word")
+    done = submit(emulated_cloud, "--config", "job.yaml", *size, script, "word")
 
     assert done.code == 0, done
-    assert arts.left("rank-*") == {"rank-0": b"2 word", "rank-1": b"2 word"}
+    assert emulated_cloud.results_written("rank-*") == {"rank-0": b"2 word", "rank-1": b"2 word"}
 
 
-def test_a_log_longer_than_the_platforms_window_is_complete(arts: Any):
-    script = arts.script(
+def test_a_log_longer_than_the_platforms_window_is_complete(emulated_cloud: Any):
+    script = emulated_cloud.script(
         """
         for number in range(4000):
             print(f"rank {rank} line {number:05d} {'x' * (number % 60)}", flush=True)
@@ -183,22 +196,22 @@ def test_a_log_longer_than_the_platforms_window_is_complete(arts: Any):
                 time.sleep(0.02)
         """
     )
-    done = submitted(arts, "--nodes", "2", script)
+    done = submit(emulated_cloud, "--nodes", "2", script)
 
     assert done.code == 0, done
     for rank in (0, 1):
         mark = b"[%d] " % rank
         got = [line[len(mark) :] for line in done.lines if line.startswith(mark)]
-        wanted = [b"rank %d line %05d %s" % (rank, n, b"x" * (n % 60)) for n in range(4000)]
-        assert got == wanted, (len(got), done.err[-500:])
+        expected = [b"rank %d line %05d %s" % (rank, n, b"x" * (n % 60)) for n in range(4000)]
+        assert got == expected, (len(got), done.err[-500:])
     assert b"are lost" not in done.out + done.err
 
 
 # -- jobs that fail, are cancelled, removed or retried --------------------------------------------
 
 
-def test_the_status_names_the_rank_that_failed(arts: Any):
-    script = arts.script(
+def test_the_status_names_the_rank_that_failed(emulated_cloud: Any):
+    script = emulated_cloud.script(
         """
         print("about to fail", flush=True)
         time.sleep(0.2)
@@ -207,8 +220,8 @@ def test_the_status_names_the_rank_that_failed(arts: Any):
         time.sleep(30)
         """
     )
-    done = submitted(arts, "--nodes", "2", script)
-    status = arts.status(done.job)
+    done = submit(emulated_cloud, "--nodes", "2", script)
+    status = emulated_cloud.status(done.job)
 
     assert done.code == 1, done
     assert (status["state"], status["cause"]) == ("FAILED", "user")
@@ -216,32 +229,34 @@ def test_the_status_names_the_rank_that_failed(arts: Any):
     assert any("the reason" in line for line in status["failure"]["last_lines"])
 
 
-def test_cancel_ends_the_job_and_deletes_its_secrets(arts: Any, emulator: Path):
-    script = arts.script('leave(f"up-{rank}"); time.sleep(120)')
-    job = detach(arts, "--secret", "TOKEN", "--nodes", "2", script, env={"TOKEN": "s3cret"})
-    arts.await_left("up-0", "up-1")
-    assert secrets_of(arts, job) == {"env", "ssh-key"}
-    done = arts.cli("cancel", job, limit_s=120)
+def test_cancel_ends_the_job_and_deletes_its_secrets(emulated_cloud: Any, emulator: Path):
+    script = emulated_cloud.script('write_result(f"up-{rank}"); time.sleep(120)')
+    job = detach(
+        emulated_cloud, "--secret", "TOKEN", "--nodes", "2", script, env={"TOKEN": "s3cret"}
+    )
+    emulated_cloud.await_results("up-0", "up-1")
+    assert secrets_of(emulated_cloud, job) == {"env", "ssh-key"}
+    done = emulated_cloud.cli("cancel", job, limit_s=120)
 
     assert done.code == 0, done
-    status = arts.status(job)
+    status = emulated_cloud.status(job)
     assert status["state"] == "CANCELLED", (status, done)
-    assert secrets_of(arts, job) == set()
+    assert secrets_of(emulated_cloud, job) == set()
 
 
-def detach(arts: Any, *words: str, **more: Any) -> str:
+def detach(emulated_cloud: Any, *arguments: str, **more: Any) -> str:
     """Submit with --detach, and return the job's id."""
-    done = submitted(arts, "--detach", *words, **more)
+    done = submit(emulated_cloud, "--detach", *arguments, **more)
     assert done.code == 0, done
     return str(done.out.decode().strip().rpartition("/")[2])
 
 
-def secrets_of(arts: Any, job: str) -> set[str]:
+def secrets_of(emulated_cloud: Any, job: str) -> set[str]:
     """Return the names of the secrets in the store for the nodes of a job."""
-    return {name for name in objects(arts, f"{job}/node/") if name in ("env", "ssh-key")}
+    return {name for name in objects(emulated_cloud, f"{job}/node/") if name in ("env", "ssh-key")}
 
 
-def objects(arts: Any, prefix: str) -> set[str]:
+def objects(emulated_cloud: Any, prefix: str) -> set[str]:
     """Return the names of the objects below a prefix of the emulator's bucket."""
     code = (
         "import json, sys\n"
@@ -253,38 +268,45 @@ def objects(arts: Any, prefix: str) -> set[str]:
         "print(json.dumps(list(open_store(*backend.store()).list(sys.argv[2]))))\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, str(arts.home), prefix], capture_output=True, check=True
+        [sys.executable, "-c", code, str(emulated_cloud.home), prefix],
+        capture_output=True,
+        check=True,
     )
     return {key[len(prefix) :] for key in json.loads(done.stdout)}
 
 
-def test_rm_leaves_nothing(arts: Any):
-    done = submitted(arts, arts.script("pass"))
-    assert arts.cli("rm", done.job).code == 0
+def test_rm_leaves_nothing(emulated_cloud: Any):
+    done = submit(emulated_cloud, emulated_cloud.script("pass"))
+    assert emulated_cloud.cli("rm", done.job).code == 0
 
-    assert objects(arts, f"{done.job}/") == set()
-    assert arts.cli("status", done.job).code == 6
+    assert objects(emulated_cloud, f"{done.job}/") == set()
+    assert emulated_cloud.cli("status", done.job).code == 6
 
 
-def test_a_failed_job_restarted_by_the_platform_runs_again(arts: Any):
-    script = arts.script(
+def test_a_failed_job_restarted_by_the_platform_runs_again(emulated_cloud: Any):
+    script = emulated_cloud.script(
         """
-        leave(f"attempt-{len(os.listdir(results))}", os.environ["TOKEN"])
+        write_result(f"attempt-{len(os.listdir(results))}", os.environ["TOKEN"])
         sys.exit(3 if len(os.listdir(results)) < 2 else 0)
         """
     )
-    done = submitted(arts, "--retries", "2", "--secret", "TOKEN", script, env={"TOKEN": "s3cret"})
+    done = submit(
+        emulated_cloud, "--retries", "2", "--secret", "TOKEN", script, env={"TOKEN": "s3cret"}
+    )
 
     assert done.code == 0, done
-    assert arts.left("attempt-*") == {"attempt-0": b"s3cret", "attempt-1": b"s3cret"}
-    assert arts.status(done.job)["state"] == "SUCCEEDED"
+    assert emulated_cloud.results_written("attempt-*") == {
+        "attempt-0": b"s3cret",
+        "attempt-1": b"s3cret",
+    }
+    assert emulated_cloud.status(done.job)["state"] == "SUCCEEDED"
 
 
 # -- faults of the service ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "words",
+    "arguments",
     [
         ("throttle", "--count", "6"),
         ("error", "--count", "5"),
@@ -292,40 +314,42 @@ def test_a_failed_job_restarted_by_the_platform_runs_again(arts: Any):
         ("clock-skew", "--amount", "3600", "--seconds", "20"),
         ("expire-tokens",),
     ],
-    ids=lambda words: words[0],
+    ids=lambda arguments: arguments[0],
 )
 def test_a_job_survives_transient_failures(
-    words: tuple[str, ...], arts: Any, fault: Callable[..., str]
+    arguments: tuple[str, ...], emulated_cloud: Any, fault: Callable[..., str]
 ):
-    fault(*words)
-    name = f"once-{words[0]}"
-    done = submitted(arts, "--name", name, arts.script("print('it ran')"))
+    fault(*arguments)
+    name = f"once-{arguments[0]}"
+    done = submit(emulated_cloud, "--name", name, emulated_cloud.script("print('it ran')"))
 
     assert done.code == 0, done
     assert b"[0] it ran\n" in done.out
-    assert len(jobs_of(arts, name)) == 1
+    assert len(jobs_of(emulated_cloud, name)) == 1
 
 
-def test_a_create_request_with_a_lost_answer_creates_one_job(arts: Any, fault: Callable[..., str]):
+def test_a_create_request_with_a_lost_answer_creates_one_job(
+    emulated_cloud: Any, fault: Callable[..., str]
+):
     fault("lost-answer", "--path", "/training-jobs", "--count", "1")
-    done = submitted(arts, "--name", "lost-create", arts.script("pass"))
+    done = submit(emulated_cloud, "--name", "lost-create", emulated_cloud.script("pass"))
 
     assert done.code == 0, done
-    assert len(jobs_of(arts, "lost-create")) == 1
+    assert len(jobs_of(emulated_cloud, "lost-create")) == 1
 
 
 @pytest.mark.long
-def test_following_a_log_survives_failed_requests(arts: Any, fault: Callable[..., str]):
-    script = arts.script(
+def test_following_a_log_survives_failed_requests(emulated_cloud: Any, fault: Callable[..., str]):
+    script = emulated_cloud.script(
         """
-        leave("up")
+        write_result("up")
         for number in range(60):
             print(f"line {number}", flush=True)
             time.sleep(0.05)
         """
     )
-    running = arts.start_submit("--backend", "modelarts", script)
-    arts.await_left("up")
+    running = emulated_cloud.start_submit("--backend", "modelarts", script)
+    emulated_cloud.await_results("up")
     fault("throttle", "--count", "5")
     fault("lost-answer", "--count", "3")
     done = running.end(120)
@@ -336,64 +360,78 @@ def test_following_a_log_survives_failed_requests(arts: Any, fault: Callable[...
     ]
 
 
-def jobs_of(arts: Any, name: str) -> list[dict[str, Any]]:
+def jobs_of(emulated_cloud: Any, name: str) -> list[dict[str, Any]]:
     """Return the jobs of the service whose names match ``name``."""
     from cloudjob.backends.modelarts.client import Client
     from cloudjob.backends.modelarts.site import find
 
-    site = find({}, {}, arts.home, arts.folder)
+    site = find({}, {}, emulated_cloud.home, emulated_cloud.folder)
     return list(Client(site).search([{"key": "name", "operator": "like", "value": [name]}]))
 
 
-def test_an_image_that_cannot_be_pulled_is_a_platform_failure(arts: Any, fault: Callable[..., str]):
+def test_an_image_that_cannot_be_pulled_is_a_platform_failure(
+    emulated_cloud: Any, fault: Callable[..., str]
+):
     fault("image-pull", "--count", "1")
-    done = submitted(arts, arts.script("pass"))
-    status = arts.status(done.job)
+    done = submit(emulated_cloud, emulated_cloud.script("pass"))
+    status = emulated_cloud.status(done.job)
 
     assert done.code != 0
     assert (status["state"], status["cause"]) == ("FAILED", "platform")
     assert b"Failed to pull image" in done.err, done
-    events = arts.cli("events", done.job)
+    events = emulated_cloud.cli("events", done.job)
     assert re.search(rb"(?i)pull", events.out), events
 
 
 def test_a_lost_node_is_a_platform_failure(
-    arts: Any, fault: Callable[..., str], poll: Callable[..., Any]
+    emulated_cloud: Any, fault: Callable[..., str], poll: Callable[..., Any]
 ):
-    job = detach(arts, "--nodes", "2", arts.script('leave(f"up-{rank}"); time.sleep(60)'))
-    arts.await_left("up-0", "up-1")
-    native = next(found for found in jobs_of(arts, job))["metadata"]["id"]
+    job = detach(
+        emulated_cloud,
+        "--nodes",
+        "2",
+        emulated_cloud.script('write_result(f"up-{rank}"); time.sleep(60)'),
+    )
+    emulated_cloud.await_results("up-0", "up-1")
+    native = next(found for found in jobs_of(emulated_cloud, job))["metadata"]["id"]
     fault("lose-node", "--job", native, "--node", "1")
-    done = arts.cli("wait", job, limit_s=120)
+    done = emulated_cloud.cli("wait", job, limit_s=120)
 
     assert done.code != 0
-    assert arts.status(job)["state"] == "FAILED"
+    assert emulated_cloud.status(job)["state"] == "FAILED"
 
 
 # -- before the submit ----------------------------------------------------------------------------
 
 
-def test_everything_that_would_fail_is_reported_before_the_submit(arts: Any):
-    done = submitted(arts, "--nodes", "99", "--flavor", "modelarts.vm.cpu.2u", arts.script("pass"))
+def test_everything_that_would_fail_is_reported_before_the_submit(emulated_cloud: Any):
+    done = submit(
+        emulated_cloud,
+        "--nodes",
+        "99",
+        "--flavor",
+        "modelarts.vm.cpu.2u",
+        emulated_cloud.script("pass"),
+    )
 
     assert done.code == 5, done
     assert b"error: flavor: modelarts.vm.cpu.2u: at most 16 nodes, but the job has 99" in done.err
     assert b"hint: ask for 16 --nodes or fewer" in done.err
-    assert json.loads(arts.cli("list", "--json").out) == []
+    assert json.loads(emulated_cloud.cli("list", "--json").out) == []
 
 
-def test_a_missing_emulator_is_reported_with_a_hint(arts: Any):
-    address = arts.home / "emulator" / "address.json"
+def test_a_missing_emulator_is_reported_with_a_hint(emulated_cloud: Any):
+    address = emulated_cloud.home / "emulator" / "address.json"
     values = json.loads(address.read_text())
     address.write_text(json.dumps({**values, "endpoint": "http://127.0.0.1:9"}))
-    done = submitted(arts, arts.script("pass"))
+    done = submit(emulated_cloud, emulated_cloud.script("pass"))
 
     assert done.code == 5, done
     assert b"hint: cloudjob emulator up" in done.err
 
 
-def test_doctor_checks_the_service(arts: Any):
-    done = arts.cli("doctor", "--backend", "modelarts", "--json")
+def test_doctor_checks_the_service(emulated_cloud: Any):
+    done = emulated_cloud.cli("doctor", "--backend", "modelarts", "--json")
     found = {check["name"]: check for check in json.loads(done.out)}
 
     assert done.code == 0, done
@@ -404,16 +442,16 @@ def test_doctor_checks_the_service(arts: Any):
 # -- many jobs ------------------------------------------------------------------------------------
 
 
-def test_jobs_of_several_backends_are_listed_copied_compared_and_cancelled(arts: Any):
-    script = arts.script('leave(f"up-{os.getpid()}"); time.sleep(120)')
-    near = arts.detach("--name", "near", "-e", "A=1", script)
-    far = detach(arts, "--name", "far", "-e", "A=1", script)
-    done = arts.cli("cp", "--detach", "-e", "A=2", "--name", "farther", far, "--", "word")
+def test_jobs_of_several_backends_are_listed_copied_compared_and_cancelled(emulated_cloud: Any):
+    script = emulated_cloud.script('write_result(f"up-{os.getpid()}"); time.sleep(120)')
+    near = emulated_cloud.detach("--name", "near", "-e", "A=1", script)
+    far = detach(emulated_cloud, "--name", "far", "-e", "A=1", script)
+    done = emulated_cloud.cli("cp", "--detach", "-e", "A=2", "--name", "farther", far, "--", "word")
     assert done.code == 0, done
     copied = done.out.decode().strip().rpartition("/")[2]
 
-    def listed(*words: str) -> list[str]:
-        found = json.loads(arts.cli("list", "--json", *words).out)
+    def listed(*arguments: str) -> list[str]:
+        found = json.loads(emulated_cloud.cli("list", "--json", *arguments).out)
         return [status["job"] for status in found]
 
     assert listed() == [copied, far, near]
@@ -424,25 +462,25 @@ def test_jobs_of_several_backends_are_listed_copied_compared_and_cancelled(arts:
     assert listed("--since", "2099-01-01") == []
     assert listed("--state", "succeeded") == []
 
-    differ = arts.cli("diff", "--json", far, copied)
+    differ = emulated_cloud.cli("diff", "--json", far, copied)
     assert differ.code == 1
     assert json.loads(differ.out) == {
         "args": [[], ["word"]],
         "env.A": ["1", "2"],
         "name": ["far", "farther"],
     }
-    assert arts.cli("diff", far, far).code == 0
+    assert emulated_cloud.cli("diff", far, far).code == 0
 
-    ended = arts.cli("cancel", "--backend", "modelarts", limit_s=120)
+    ended = emulated_cloud.cli("cancel", "--backend", "modelarts", limit_s=120)
     assert ended.code == 0, ended
     assert b"2 of 2 jobs cancelled" in ended.err
     assert listed("--state", "CANCELLED") == [copied, far]
-    assert arts.cli("cancel", "--all", limit_s=120).code == 0
+    assert emulated_cloud.cli("cancel", "--all", limit_s=120).code == 0
     assert listed("--state", "CANCELLED") == [copied, far, near]
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         (("cancel",), b"cancel: which job?"),
         (("cancel", "--all", "x"), b"cancel: which job?"),
@@ -453,9 +491,9 @@ def test_jobs_of_several_backends_are_listed_copied_compared_and_cancelled(arts:
     ],
 )
 def test_invalid_requests_are_reported_in_one_line(
-    words: tuple[str, ...], message: bytes, cloud: Any
+    arguments: tuple[str, ...], message: bytes, cloud: Any
 ):
-    done = cloud.cli(*words)
+    done = cloud.cli(*arguments)
 
     assert message in done.err
     assert b"Traceback" not in done.err

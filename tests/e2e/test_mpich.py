@@ -18,9 +18,9 @@ def submit(cloud):
     folder = os.environ["CLOUDJOB_TEST_MPICH"]
     libraries = ("-e", f"LD_LIBRARY_PATH={folder}/libraries", "-e", "MPI4PY_MPIABI=mpich")
 
-    def run(*words: str):
+    def run(*arguments: str):
         path = f"{folder}/usr/bin:{SYSTEM_PATH}"
-        return cloud.submit(*SIZE, *libraries, *words, env={"PATH": path})
+        return cloud.submit(*SIZE, *libraries, *arguments, env={"PATH": path})
 
     return run
 
@@ -65,17 +65,17 @@ MPI.COMM_WORLD.Barrier()
 
 
 @pytest.mark.parametrize(
-    ("name", "words", "message"),
+    ("name", "options", "message"),
     [
         ("OPENMPI_MCA_ARGS", "-mca btl tcp,self", "mca btl tcp,self"),
         ("OPENMPI_EXTRA_ARGS", "--report-bindings", "report-bindings"),
         ("OPENMPI_BIND_ARGS", "-bind-to core -map-by ppr:1:node", "map-by ppr:1:node"),
     ],
 )
-def test_an_option_that_only_open_mpi_has_is_refused(cloud, submit, name, words, message):
+def test_an_option_that_only_open_mpi_has_is_refused(cloud, submit, name, options, message):
     cloud.write("job.py", "")
 
-    done = submit("-e", f"{name}={words}", "--launcher", "mpirun", "job.py")
+    done = submit("-e", f"{name}={options}", "--launcher", "mpirun", "job.py")
 
     assert done.code == 125, done
     assert f"{message}: MPICH 4.0 has no such mpirun option" in done.err.decode(), done

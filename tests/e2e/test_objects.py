@@ -27,26 +27,26 @@ class Bucket:
     def __init__(self, server: Server, name: str, endpoint: str = "") -> None:
         self.name = name
         self.uri = f"s3://{name}"
-        self.judge = boto3_client(server.endpoint)
+        self.boto3 = boto3_client(server.endpoint)
         environ = {**server.environ, "AWS_ENDPOINT_URL": endpoint or server.endpoint}
         self.keys = {key: environ[key] for key in KEYS}
-        self.words = ["-e", f"AWS_ENDPOINT_URL={environ['AWS_ENDPOINT_URL']}"]
-        self.words += ["-e", f"AWS_REGION={environ['AWS_REGION']}"]
+        self.arguments = ["-e", f"AWS_ENDPOINT_URL={environ['AWS_ENDPOINT_URL']}"]
+        self.arguments += ["-e", f"AWS_REGION={environ['AWS_REGION']}"]
         for key in KEYS:
-            self.words += ["--secret", key]
+            self.arguments += ["--secret", key]
 
     def put(self, key: str, data: bytes) -> None:
         """Store an object as a user does."""
-        self.judge.put_object(Bucket=self.name, Key=key, Body=data)
+        self.boto3.put_object(Bucket=self.name, Key=key, Body=data)
 
     def get(self, key: str) -> bytes:
         """Return an object."""
-        data: bytes = self.judge.get_object(Bucket=self.name, Key=key)["Body"].read()
+        data: bytes = self.boto3.get_object(Bucket=self.name, Key=key)["Body"].read()
         return data
 
     def objects(self) -> list[str]:
         """Return all keys."""
-        listed = self.judge.list_objects_v2(Bucket=self.name).get("Contents", [])
+        listed = self.boto3.list_objects_v2(Bucket=self.name).get("Contents", [])
         return [found["Key"] for found in listed]
 
     def kept(self, prefix: str = "out", node: int = 0) -> dict[str, bytes]:
@@ -68,14 +68,14 @@ def bucket(seaweedfs: Server, new_bucket: Callable[[Server], str]) -> Bucket:
     return Bucket(seaweedfs, new_bucket(seaweedfs))
 
 
-def start(cloud: Any, bucket: Bucket, *words: str) -> Any:
+def start(cloud: Any, bucket: Bucket, *arguments: str) -> Any:
     """Submit in the background."""
     environ = {**cloud.environ, **bucket.keys}
-    command = cloud.job_words((*bucket.words, *words))
+    command = cloud.submit_arguments((*bucket.arguments, *arguments))
     return cloud.start(*command, env=environ)
 
 
-def test_inputs_and_outputs_in_a_bucket(cloud, bucket, tmp_path):
+def test_a_job_uses_inputs_and_outputs_in_a_bucket(cloud, bucket, tmp_path):
     """Every node gets the prefix, the ranks' files are stored, and no secret key is printed."""
     for name in ("a", "deep/b c"):
         bucket.put(f"data/{name}", name.encode() * 1000)
@@ -87,8 +87,8 @@ def test_inputs_and_outputs_in_a_bucket(cloud, bucket, tmp_path):
             file.write(found)
         """
     )
-    words = ["--nodes", "2", "--input", f"DATA={bucket.uri}/data", "--output"]
-    done = start(cloud, bucket, *words, f"OUT={bucket.uri}/out", script).end(120)
+    arguments = ["--nodes", "2", "--input", f"DATA={bucket.uri}/data", "--output"]
+    done = start(cloud, bucket, *arguments, f"OUT={bucket.uri}/out", script).end(120)
 
     expected = b"a" * 1000 + b"deep/b c" * 1000
     assert done.code == 0, done
@@ -138,18 +138,18 @@ def test_a_checkpoint_uploaded_while_the_job_runs_survives_a_crash(cloud, bucket
         with open(f"{out}/a", "wb") as file:
             file.write(b"2" * 2_000_000)
         with open(f"{out}/b", "wb", buffering=0) as file:
-            leave("half")
+            write_result("half")
             while True:
                 file.write(b"2")
                 time.sleep(0.05)
         """
     )
-    words = ["--output", f"OUT={bucket.uri}/out", "--output-sync-s", "0.5", script]
-    job = start(cloud, bucket, *words)
+    arguments = ["--output", f"OUT={bucket.uri}/out", "--output-sync-s", "0.5", script]
+    job = start(cloud, bucket, *arguments)
     first = {"checkpoint/a": b"1" * 1_000_000, "checkpoint/b": b"1" * 1_000_000}
     poll(lambda: bucket.kept() == first)
     cloud.results.joinpath("kept").touch()
-    cloud.await_left("half")
+    cloud.await_results("half")
     # Check several times while the second checkpoint is incomplete.
     seen = [bucket.kept() for _ in range(20)]
     for pid in cloud.processes():
@@ -171,14 +171,14 @@ def test_files_saved_during_the_grace_period_are_uploaded(cloud, bucket):
                 file.write("saved")
             sys.exit(0)
         signal.signal(signal.SIGTERM, save)
-        leave(f"up-{rank}")
+        write_result(f"up-{rank}")
         while True:
             time.sleep(0.1)
         """
     )
-    words = ["--nodes", "2", "--grace-s", "30", "--output", f"OUT={bucket.uri}/out", script]
-    job = start(cloud, bucket, *words)
-    cloud.await_left("up-0", "up-1")
+    arguments = ["--nodes", "2", "--grace-s", "30", "--output", f"OUT={bucket.uri}/out", script]
+    job = start(cloud, bucket, *arguments)
+    cloud.await_results("up-0", "up-1")
     assert cloud.cli("cancel", job.job).code == 0
     job.end(60)
 
@@ -196,16 +196,16 @@ def test_a_second_attempt_starts_with_the_restored_outputs(cloud, bucket):
             # Renamed, it is complete; a file system's clock ticks every few milliseconds.
             time.sleep(0.1)
             os.rename(path + ".new", path)
-        leave(f"{rank}-{step}")
+        write_result(f"{rank}-{step}")
         for other in range(size): await_file(f"{other}-{step}")
         sys.exit(3 if step == 0 else 0)
         """
     )
-    words = ["--nodes", "2", "--retries", "1", "--restore-outputs", "all"]
-    done = start(cloud, bucket, *words, "--output", f"OUT={bucket.uri}/out", script).end(120)
+    arguments = ["--nodes", "2", "--retries", "1", "--restore-outputs", "all"]
+    done = start(cloud, bucket, *arguments, "--output", f"OUT={bucket.uri}/out", script).end(120)
 
     assert done.code == 0, done
-    assert set(cloud.left()) == {"0-0", "1-0", "0-1", "1-1"}
+    assert set(cloud.results_written()) == {"0-0", "1-0", "0-1", "1-1"}
     assert bucket.kept() == {"step": b"2"}
 
 
@@ -270,10 +270,10 @@ def test_outputs_are_fetched_by_their_manifest(cloud, tmp_path):
     assert [path.name for path in (tmp_path / "to" / "OUT").iterdir()] == ["model"]
 
 
-def poll(is_so: Callable[[], bool], limit_s: float = 60.0) -> None:
+def poll(condition: Callable[[], bool], limit_s: float = 60.0) -> None:
     """Wait until a condition holds."""
     end = time.monotonic() + limit_s
-    while not is_so():
+    while not condition():
         assert time.monotonic() < end, "it never was so"
         time.sleep(0.1)
 
@@ -292,11 +292,11 @@ def test_files_being_written_when_a_job_failed_are_listed_as_incomplete(cloud, t
                 file.close()
             elif name == "idle.ckpt":
                 idle = file
-        leave("up")
+        write_result("up")
         {end}
     """)
     run = cloud.start_submit("--grace-s", "1", "--output", "OUT=", script)
-    cloud.await_left("up")
+    cloud.await_results("up")
     if "sleep" in end:
         assert cloud.cli("cancel", run.job).code == 0
     assert run.end().code != 0

@@ -13,15 +13,16 @@ pytestmark = pytest.mark.long
 WRAPPER = """\
 #!{python} -IS
 import os, sys
-words = sys.argv[1:]
-if words != ["--version"]:
-    at = next(i for i, word in enumerate(words) if word in ("plm_rsh_agent", "plm_ssh_agent"))
+arguments = sys.argv[1:]
+if arguments != ["--version"]:
+    agents = ("plm_rsh_agent", "plm_ssh_agent")
+    at = next(i for i, argument in enumerate(arguments) if argument in agents)
     name = os.environ["RESULTS"] + "/mpirun-%d"
     count = sum(os.path.exists(name % i) for i in (1, 2, 3))
     open(name % (count + 1), "w").close()
     if count < {hangs}:
-        words[at + 1] = {silent!r}
-os.execv({mpirun!r}, [{mpirun!r}, *words])
+        arguments[at + 1] = {silent!r}
+os.execv({mpirun!r}, [{mpirun!r}, *arguments])
 """
 SOON_S = 120.0
 
@@ -49,7 +50,7 @@ def test_a_start_that_hangs_once_is_repeated(cloud):
     hang(cloud, 1)
     script = cloud.script("""
         from mpi4py import MPI
-        leave(f"run-{rank}-{os.getpid()}")
+        write_result(f"run-{rank}-{os.getpid()}")
         print("sum", MPI.COMM_WORLD.allreduce(rank))
         """)
 
@@ -61,15 +62,15 @@ def test_a_start_that_hangs_once_is_repeated(cloud):
         b"starting the ranks: mpirun started 0 of 4 and then hung for 22 s; without a rank: node 0"
     ) in done.err
     assert b"ending it, and starting it again" in done.err
-    assert len(cloud.left("run-*")) == 4
-    assert sorted(cloud.left("mpirun-*")) == ["mpirun-1", "mpirun-2"]
+    assert len(cloud.results_written("run-*")) == 4
+    assert sorted(cloud.results_written("mpirun-*")) == ["mpirun-1", "mpirun-2"]
     assert cloud.status(done.job)["failure"] is None
 
 
 @pytest.mark.lengthy
 def test_a_start_that_hangs_twice_ends_the_job(cloud):
     hang(cloud, 9)
-    script = cloud.script("leave(f'run-{rank}')")
+    script = cloud.script("write_result(f'run-{rank}')")
 
     done = cloud.submit("--nodes", "2", script, limit_s=SOON_S)
 
@@ -81,4 +82,4 @@ def test_a_start_that_hangs_twice_ends_the_job(cloud):
         "starting the ranks: mpirun started 0 of 2 and then hung for 44 s, at the second try, too; "
         f"without a rank: node 0 ({host % 0}), node 1 ({host % 1})"
     )
-    assert sorted(cloud.left()) == ["mpirun-1", "mpirun-2"]
+    assert sorted(cloud.results_written()) == ["mpirun-1", "mpirun-2"]

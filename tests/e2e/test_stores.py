@@ -27,7 +27,7 @@ import json
 folder = os.environ["model"]
 with open(f"{folder}/rank-{rank}.txt", "w") as file:
     file.write(f"weights of {rank}")
-leave(f"environ-{rank}", json.dumps(dict(os.environ)))
+write_result(f"environ-{rank}", json.dumps(dict(os.environ)))
 with open(os.environ["data"]) as file:
     print("input:", file.read())
 print("done", rank)
@@ -63,13 +63,13 @@ def test_a_job_keeps_code_inputs_outputs_and_record_in_a_bucket(
         }
     cloud.environ.update(environ)
     store = f"{scheme}://{bucket}/jobs"
-    words = ["--store", store, "-n", "2", "--input", f"data={scheme}://{bucket}/in/numbers.txt"]
+    arguments = ["--store", store, "-n", "2", "--input", f"data={scheme}://{bucket}/in/numbers.txt"]
     if scheme == "obs":
-        words += ["-e", f"http_proxy={proxy.endpoint}"]
+        arguments += ["-e", f"http_proxy={proxy.endpoint}"]
     script = cloud.script(SCRIPT)
-    dry = cloud.submit("--dry-run", "--json", *words, "--output", "model=", script)
+    dry = cloud.submit("--dry-run", "--json", *arguments, "--output", "model=", script)
 
-    done = cloud.submit(*words, "--output", "model=", script)
+    done = cloud.submit(*arguments, "--output", "model=", script)
     assert done.code == 0, done
     fetched = cloud.cli("outputs", done.job, "--to", str(tmp_path / "fetched"))
     status = cloud.status(done.job)
@@ -103,7 +103,7 @@ def _check_secrecy(cloud, dry, done, server: Server, bucket: str) -> None:
         if path.is_file():
             assert secret not in path.read_bytes(), path
     for rank in range(2):
-        environ = json.loads(cloud.left()[f"environ-{rank}"])
+        environ = json.loads(cloud.results_written()[f"environ-{rank}"])
         assert not [name for name in environ if name.startswith("CLOUDJOB_S3_")]
         assert SECRET_KEY not in environ.values()
 
@@ -135,13 +135,13 @@ def test_doctor_checks_the_configured_store(cloud, seaweedfs: Server, bucket: st
     section = f"{{endpoint: '{seaweedfs.endpoint}', addressing: path}}"
     cloud.write("cloudjob.yaml", f"store: s3://{bucket}/jobs\ns3: {section}\n")
 
-    well = json.loads(cloud.cli("doctor", "--json").out)
-    bad = json.loads(cloud.cli("doctor", "--json", "--store", "s3://no-such-bucket/x").out)
+    configured = json.loads(cloud.cli("doctor", "--json").out)
+    missing = json.loads(cloud.cli("doctor", "--json", "--store", "s3://no-such-bucket/x").out)
 
-    checks = {check["name"]: check for check in well}
+    checks = {check["name"]: check for check in configured}
     assert checks["store"]["is_ok"], checks
     assert checks["clock"]["is_ok"], checks
-    (store,) = [check for check in bad if check["name"] == "store"]
+    (store,) = [check for check in missing if check["name"] == "store"]
     assert not store["is_ok"]
     assert "no such bucket" in store["found"]
     assert _objects(seaweedfs, bucket).keys() == {"in/numbers.txt"}
@@ -160,7 +160,7 @@ def test_a_submit_with_expired_keys_is_refused(cloud, seaweedfs: Server, bucket:
 
 LOGS = """
 print("hello", rank, "x" * 100_000)
-leave(f"up-{rank}")
+write_result(f"up-{rank}")
 await_file("go")
 """
 STORED = b"cloudjob: the platform has no log of this node; this one is from the job's store\n"
@@ -172,9 +172,9 @@ def test_the_log_of_a_removed_job_is_read_from_the_store(
 ):
     """The stored log equals the platform's, byte for byte."""
     cloud.environ.update(seaweedfs.environ)
-    words = ["--store", f"s3://{bucket}/jobs"] if is_bucket else []
+    arguments = ["--store", f"s3://{bucket}/jobs"] if is_bucket else []
     (cloud.results / "go").touch()
-    done = cloud.submit(*words, "-n", "2", cloud.script(LOGS))
+    done = cloud.submit(*arguments, "-n", "2", cloud.script(LOGS))
     raw = cloud.raw(done.job, 1)
     stored = cloud.cli("logs", "--stored", done.job)
     cloud.await_cleanup()
@@ -197,7 +197,7 @@ def test_the_log_of_a_job_that_was_killed_is_in_the_store(cloud, poll: Callable[
     """Its entries are killed, too, so none of them stores a last part of the log."""
     running = cloud.start_submit("-n", "2", cloud.script(LOGS))
     job = running.job
-    cloud.await_left("up-0", "up-1")
+    cloud.await_results("up-0", "up-1")
     poll(
         lambda: all(
             cloud.cli("logs", "--stored", "--node", node, job).out.startswith(b"[%s] hello" % rank)

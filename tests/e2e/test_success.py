@@ -10,10 +10,10 @@ ALLREDUCE = """
 from mpi4py import MPI
 comm = MPI.COMM_WORLD
 total = comm.allreduce(comm.rank + 1)
-leave(f"rank-{rank}", f"{comm.rank} {comm.size} {node} {total}")
+write_result(f"rank-{rank}", f"{comm.rank} {comm.size} {node} {total}")
 print("total", total)
 """
-FACTS = """
+REPORT = """
 import json, socket
 def address(name):
     try:
@@ -21,7 +21,7 @@ def address(name):
     except OSError as error:
         return f"no address: {error}"
 hosts = os.environ["VC_WORKER_HOSTS"].split(",")
-leave(f"rank-{rank}", json.dumps({
+write_result(f"rank-{rank}", json.dumps({
     "cwd": os.getcwd(), "host": socket.gethostname(), "env": dict(os.environ), "node": node,
     "files": sorted(os.listdir(".")), "addresses": [address(host) for host in hosts],
     "short": [address(host.split(".")[0]) for host in hosts],
@@ -44,7 +44,7 @@ def test_allreduce_has_the_right_result_on_every_rank(cloud, nodes, procs):
     expected = {
         f"rank-{rank}": f"{rank} {size} {rank // procs} {total}".encode() for rank in range(size)
     }
-    assert cloud.left() == expected
+    assert cloud.results_written() == expected
     assert sorted(done.lines) == sorted(b"[%d] total %d" % (rank, total) for rank in range(size))
     status = cloud.status(done.job)
     assert (status["state"], status["exit_code"], status["cause"]) == ("SUCCEEDED", 0, None)
@@ -54,25 +54,25 @@ def test_allreduce_has_the_right_result_on_every_rank(cloud, nodes, procs):
 
 @pytest.mark.every_mpi
 def test_a_job_runs_on_eight_nodes(cloud):
-    script = cloud.script('leave(f"rank-{rank}", node)')
+    script = cloud.script('write_result(f"rank-{rank}", node)')
 
     done = cloud.submit("--nodes", "8", script)
 
     assert done.code == 0, done
-    assert cloud.left() == {f"rank-{rank}": b"%d" % rank for rank in range(8)}
+    assert cloud.results_written() == {f"rank-{rank}": b"%d" % rank for rank in range(8)}
 
 
 def test_each_node_has_its_own_folders_name_and_address(cloud):
     cloud.write("data/words.txt", "hello")
-    script = cloud.script(FACTS)
+    script = cloud.script(REPORT)
 
     done = cloud.submit("--nodes", "2", "--procs-per-node", "2", script)
 
     assert done.code == 0, done
-    ranks = [json.loads(cloud.left()[f"rank-{rank}"]) for rank in range(4)]
-    assert [fact["node"] for fact in ranks] == [0, 0, 1, 1]
-    heads, workers = ranks[0], ranks[2]
-    temporary = [fact["tmp"] for fact in ranks]
+    ranks = [json.loads(cloud.results_written()[f"rank-{rank}"]) for rank in range(4)]
+    assert [report["node"] for report in ranks] == [0, 0, 1, 1]
+    head_rank, worker_rank = ranks[0], ranks[2]
+    temporary = [report["tmp"] for report in ranks]
     assert temporary[0] == temporary[1] != temporary[2] == temporary[3]
     for name in (
         "HOME",
@@ -87,7 +87,7 @@ def test_each_node_has_its_own_folders_name_and_address(cloud):
         "VC_TASK_INDEX",
         "VK_TASK_INDEX",
     ):
-        values = [fact["env"][name] for fact in ranks]
+        values = [report["env"][name] for report in ranks]
         assert values[0] == values[1] != values[2] == values[3], (name, values)
     for name in (
         "MA_NUM_HOSTS",
@@ -98,26 +98,26 @@ def test_each_node_has_its_own_folders_name_and_address(cloud):
         "VC_WORKER_HOSTS",
         "PATH",
     ):
-        assert len({fact["env"][name] for fact in ranks}) == 1, name
-    assert heads["env"]["MA_NUM_HOSTS"] == heads["env"]["VC_WORKER_NUM"] == "2"
-    hosts = heads["env"]["VC_WORKER_HOSTS"].split(",")
-    job = heads["env"]["MA_VJ_NAME"]
+        assert len({report["env"][name] for report in ranks}) == 1, name
+    assert head_rank["env"]["MA_NUM_HOSTS"] == head_rank["env"]["VC_WORKER_NUM"] == "2"
+    hosts = head_rank["env"]["VC_WORKER_HOSTS"].split(",")
+    job = head_rank["env"]["MA_VJ_NAME"]
     assert hosts == [f"{job}-worker-{index}.{job}" for index in range(2)]
-    assert workers["env"]["MA_CURRENT_INSTANCE_NAME"] == hosts[1].partition(".")[0]
-    for fact in ranks:
-        assert fact["cwd"] == fact["env"]["WORKSPACE"] == fact["env"]["PWD"]
-        assert fact["cwd"].startswith(fact["env"]["HOME"] + "/")
-        assert fact["files"] == ["data", "job.py"]
-        assert fact["home_is_folder"]
-    if heads["host"] == workers["host"]:
+    assert worker_rank["env"]["MA_CURRENT_INSTANCE_NAME"] == hosts[1].partition(".")[0]
+    for report in ranks:
+        assert report["cwd"] == report["env"]["WORKSPACE"] == report["env"]["PWD"]
+        assert report["cwd"].startswith(report["env"]["HOME"] + "/")
+        assert report["files"] == ["data", "job.py"]
+        assert report["home_is_folder"]
+    if head_rank["host"] == worker_rank["host"]:
         return  # This host allows no namespaces, so the nodes share its name.
-    assert [fact["host"] for fact in ranks] == [
-        hosts[fact["node"]].partition(".")[0] for fact in ranks
+    assert [report["host"] for report in ranks] == [
+        hosts[report["node"]].partition(".")[0] for report in ranks
     ]
-    for fact in ranks:
-        assert fact["addresses"] == fact["short"]
-        assert len(set(fact["addresses"])) == 2
-        assert fact["addresses"][fact["node"]] == fact["env"]["MA_CURRENT_IP"]
+    for report in ranks:
+        assert report["addresses"] == report["short"]
+        assert len(set(report["addresses"])) == 2
+        assert report["addresses"][report["node"]] == report["env"]["MA_CURRENT_IP"]
 
 
 UGLY_ARGS = [
@@ -166,24 +166,28 @@ UGLY_ARGS = [
 @pytest.mark.every_mpi
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_arguments_arrive_byte_for_byte(cloud, nodes):
-    script = cloud.script('leave(f"rank-{rank}", b"\\0".join(os.fsencode(a) for a in sys.argv))')
+    script = cloud.script(
+        'write_result(f"rank-{rank}", b"\\0".join(os.fsencode(a) for a in sys.argv))'
+    )
 
     done = cloud.submit("--nodes", str(nodes), script, *UGLY_ARGS)
 
     assert done.code == 0, done
     for rank in range(nodes):
-        assert cloud.left()[f"rank-{rank}"].split(b"\0") == [b"job.py", *UGLY_ARGS]
+        assert cloud.results_written()[f"rank-{rank}"].split(b"\0") == [b"job.py", *UGLY_ARGS]
 
 
 def test_arguments_without_a_colon_arrive_byte_for_byte(cloud):
     args = [arg for arg in UGLY_ARGS if arg != b":"]
-    script = cloud.script('leave(f"rank-{rank}", b"\\0".join(os.fsencode(a) for a in sys.argv))')
+    script = cloud.script(
+        'write_result(f"rank-{rank}", b"\\0".join(os.fsencode(a) for a in sys.argv))'
+    )
 
     done = cloud.submit("--nodes", "2", script, *args)
 
     assert done.code == 0, done
     for rank in range(2):
-        assert cloud.left()[f"rank-{rank}"].split(b"\0") == [b"job.py", *args]
+        assert cloud.results_written()[f"rank-{rank}"].split(b"\0") == [b"job.py", *args]
 
 
 def test_a_script_runs_as_under_plain_python(cloud):
@@ -198,7 +202,7 @@ def test_a_script_runs_as_under_plain_python(cloud):
             assert isinstance(pickle.loads(pickle.dumps(Thing())), Thing)
             with multiprocessing.get_context("spawn").Pool(2) as pool:
                 doubled = pool.map(double, [1, 2, 3])
-            leave(f"rank-{rank}", json.dumps([
+            write_result(f"rank-{rank}", json.dumps([
                 helper.VALUE, os.path.relpath(__file__), sys.argv, doubled,
                 "jobentry" in sys.modules,
             ]))
@@ -209,7 +213,7 @@ def test_a_script_runs_as_under_plain_python(cloud):
     done = cloud.submit(script, "x")
 
     assert done.code == 0, done
-    assert json.loads(cloud.left()["rank-0"]) == [
+    assert json.loads(cloud.results_written()["rank-0"]) == [
         42,
         "pkg/job.py",
         ["pkg/job.py", "x"],
@@ -236,7 +240,7 @@ def test_shell_scripts_and_programs_run(cloud):
 @pytest.mark.every_mpi
 def test_two_jobs_of_one_user_do_not_interfere(cloud):
     script = cloud.script(
-        'leave(f"{sys.argv[1]}-{rank}", os.environ["HOME"])\n'
+        'write_result(f"{sys.argv[1]}-{rank}", os.environ["HOME"])\n'
         'for name in ("a", "b"):\n'
         '    for other in range(4): await_file(f"{name}-{other}")\n'
         "sys.exit(int(sys.argv[2]))\n"
@@ -246,14 +250,14 @@ def test_two_jobs_of_one_user_do_not_interfere(cloud):
     two = cloud.start_submit("--nodes", "2", "--procs-per-node", "2", script, "b", "5")
 
     assert (one.end().code, two.end().code) == (0, 5), (one.end(), two.end())
-    assert len(set(cloud.left().values())) == 4
+    assert len(set(cloud.results_written().values())) == 4
 
 
 def test_a_failed_job_is_retried(cloud):
     script = cloud.script(
         """
         tries = len([name for name in os.listdir(results) if name.startswith(f"try-{rank}-")])
-        leave(f"try-{rank}-{tries}")
+        write_result(f"try-{rank}-{tries}")
         print("try", tries)
         for other in range(size): await_file(f"try-{other}-{tries}")
         sys.exit(0 if tries == 2 else 9)
@@ -273,7 +277,7 @@ def test_a_failed_job_is_retried(cloud):
 
 def test_retries_that_are_not_enough_keep_the_last_code(cloud):
     script = cloud.script(
-        'tries = len(os.listdir(results))\nleave(f"try-{tries}")\nsys.exit(10 + tries)'
+        'tries = len(os.listdir(results))\nwrite_result(f"try-{tries}")\nsys.exit(10 + tries)'
     )
 
     done = cloud.submit("--retries", "1", script)
@@ -313,18 +317,18 @@ def test_inputs_are_fetched_before_and_outputs_uploaded_after_the_run(cloud, tmp
 
 def test_an_input_may_be_a_single_file(cloud, tmp_path):
     (tmp_path / "one.bin").write_bytes(bytes(range(256)))
-    script = cloud.script('leave(f"rank-{rank}", open(os.environ["data"], "rb").read())')
+    script = cloud.script('write_result(f"rank-{rank}", open(os.environ["data"], "rb").read())')
 
     done = cloud.submit("--nodes", "2", "--input", f"data=file://{tmp_path}/one.bin", script)
 
     assert done.code == 0, done
-    assert set(cloud.left().values()) == {bytes(range(256))}
+    assert set(cloud.results_written().values()) == {bytes(range(256))}
 
 
 def test_outputs_of_a_failed_job_are_kept(cloud, tmp_path):
     """A checkpoint that was written before the failure must not be lost."""
     script = cloud.script(
-        'open(os.environ["model"] + f"/{rank}", "w").close()\nleave(f"up-{rank}")\n'
+        'open(os.environ["model"] + f"/{rank}", "w").close()\nwrite_result(f"up-{rank}")\n'
         'for other in range(size): await_file(f"up-{other}")\n'
         "sys.exit(7 if rank else 0)"
     )
@@ -338,13 +342,13 @@ def test_outputs_of_a_failed_job_are_kept(cloud, tmp_path):
 
 
 def test_outputs_that_cannot_be_uploaded_are_reported_before_the_start(cloud):
-    script = cloud.script('leave(f"ran-{rank}")')
+    script = cloud.script('write_result(f"ran-{rank}")')
 
     done = cloud.submit("--nodes", "2", "--output", "model=file:///proc/nowhere", script)
 
     assert done.code == 125, done
     assert "preparing the output model" in cloud.status(done.job)["failure"]["message"]
-    assert cloud.left() == {}
+    assert cloud.results_written() == {}
 
 
 @pytest.mark.parametrize("writer", [0, 1], ids=["head", "worker"])
@@ -379,7 +383,7 @@ def test_a_missing_input_ends_the_job_with_125(cloud, tmp_path):
 
 
 def test_a_job_runs_from_a_job_file_alone(cloud):
-    cloud.script('leave(f"rank-{rank}", " ".join(sys.argv[1:]) + os.environ["COLOUR"])')
+    cloud.script('write_result(f"rank-{rank}", " ".join(sys.argv[1:]) + os.environ["COLOUR"])')
     cloud.write(
         "job.yaml",
         f"script: job.py\nargs: [a, b]\nnodes: 2\nenv:\n  COLOUR: ' blue'\n"
@@ -389,7 +393,7 @@ def test_a_job_runs_from_a_job_file_alone(cloud):
     done = cloud.cli("submit", "--config", "job.yaml")
 
     assert done.code == 0, done
-    assert cloud.left() == {"rank-0": b"a b blue", "rank-1": b"a b blue"}
+    assert cloud.results_written() == {"rank-0": b"a b blue", "rank-1": b"a b blue"}
 
 
 def test_a_job_changes_nothing_in_the_source_folder(cloud):

@@ -22,9 +22,9 @@ def submit(cloud):
         python = os.environ["CLOUDJOB_TEST_TENSORFLOW"]
         cloud.write("train.py", text)
         cloud.write("job.yaml", f"process: {{python: {python}}}\n")
-        words = ("--config", "job.yaml", "--nodes", "2", "--launcher", launcher)
-        quiet = ("-e", "TF_CPP_MIN_LOG_LEVEL=3", "-e", "CUDA_VISIBLE_DEVICES=")
-        return cloud.submit(*words, *quiet, *more, "train.py", limit_s=LIMIT_S)
+        options = ("--config", "job.yaml", "--nodes", "2", "--launcher", launcher)
+        quiet_options = ("-e", "TF_CPP_MIN_LOG_LEVEL=3", "-e", "CUDA_VISIBLE_DEVICES=")
+        return cloud.submit(*options, *quiet_options, *more, "train.py", limit_s=LIMIT_S)
 
     return run
 
@@ -58,25 +58,25 @@ parser = argparse.ArgumentParser()
 for name in ("job_name", "ps_hosts", "worker_hosts"):
     parser.add_argument("--" + name)
 parser.add_argument("--task_index", type=int)
-told = parser.parse_args()
+args = parser.parse_args()
 tf.disable_eager_execution()
 cluster = tf.train.ClusterSpec(
-    {"ps": told.ps_hosts.split(","), "worker": told.worker_hosts.split(",")}
+    {"ps": args.ps_hosts.split(","), "worker": args.worker_hosts.split(",")}
 )
-server = tf.train.Server(cluster, job_name=told.job_name, task_index=told.task_index)
-if told.job_name == "ps":
+server = tf.train.Server(cluster, job_name=args.job_name, task_index=args.task_index)
+if args.job_name == "ps":
     server.join()
 place = tf.train.replica_device_setter(
-    cluster=cluster, worker_device=f"/job:worker/task:{told.task_index}"
+    cluster=cluster, worker_device=f"/job:worker/task:{args.task_index}"
 )
 with tf.device(place):
     first, second = tf.Variable(0.0, name="first"), tf.Variable(0.0, name="second")
-    add = [first.assign_add(1.0 + told.task_index), second.assign_add(10.0)]
+    add = [first.assign_add(1.0 + args.task_index), second.assign_add(10.0)]
     step = tf.train.get_or_create_global_step()
-# A worker needs no other one, so that the first may end when it is done.
-alone = tf.ConfigProto(device_filters=["/job:ps", f"/job:worker/task:{told.task_index}"])
+# Sessions that ignore the other workers, so that one may end before the others.
+alone = tf.ConfigProto(device_filters=["/job:ps", f"/job:worker/task:{args.task_index}"])
 with tf.train.MonitoredTrainingSession(
-    master=server.target, is_chief=told.task_index == 0, config=alone
+    master=server.target, is_chief=args.task_index == 0, config=alone
 ) as session:
     session.run(add)
     end = time.monotonic() + 120
@@ -88,6 +88,6 @@ with tf.train.MonitoredTrainingSession(
     )
 
     assert done.code == 0, done
-    said = b"sums [3.0, 20.0] /job:ps/task:0 /job:ps/task:1"
+    expected = b"sums [3.0, 20.0] /job:ps/task:0 /job:ps/task:1"
     lines = [line for line in done.lines if b"sums" in line]
-    assert sorted(lines) == [b"[0] " + said, b"[1] " + said], done
+    assert sorted(lines) == [b"[0] " + expected, b"[1] " + expected], done

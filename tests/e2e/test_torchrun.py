@@ -28,10 +28,10 @@ def submit(cloud):
     """Submit a script under a Python that has torch, and wait for its end."""
     python = os.environ["CLOUDJOB_TEST_TORCH"]
 
-    def run(text: str, *words: str):
+    def run(text: str, *arguments: str):
         cloud.write("train.py", PRELUDE + text)
         cloud.write("job.yaml", f"process: {{python: {python}}}\n")
-        return cloud.submit("--config", "job.yaml", *SIZE, "train.py", *words, limit_s=LIMIT_S)
+        return cloud.submit("--config", "job.yaml", *SIZE, "train.py", *arguments, limit_s=LIMIT_S)
 
     return run
 
@@ -51,8 +51,8 @@ dist.destroy_process_group()
     )
 
     assert done.code == 0, done
-    said = b"total 10 4 ['--lr', 'a b', ''] True"
-    assert sorted(done.lines) == [b"[%d] %s" % (rank, said) for rank in range(4)]
+    expected = b"total 10 4 ['--lr', 'a b', ''] True"
+    assert sorted(done.lines) == [b"[%d] %s" % (rank, expected) for rank in range(4)]
     assert cloud.status(done.job)["state"] == "SUCCEEDED"
 
 
@@ -91,12 +91,12 @@ while True: time.sleep(0.05)
     cloud.write("train.py", PRELUDE + text)
     cloud.write("job.yaml", f"process: {{python: {python}}}\n")
     job = cloud.detach("--config", "job.yaml", *SIZE, "train.py")
-    cloud.await_left(*(f"up-{rank}" for rank in range(4)), limit_s=LIMIT_S)
+    cloud.await_results(*(f"up-{rank}" for rank in range(4)), limit_s=LIMIT_S)
 
     assert cloud.cli("cancel", job).code == 0
 
     assert cloud.status(job)["state"] == "CANCELLED"
-    assert len(cloud.left("bye-*")) == 4
+    assert len(cloud.results_written("bye-*")) == 4
 
 
 @pytest.mark.long
@@ -108,9 +108,9 @@ def test_the_example_trains_the_same_model_on_all_ranks(cloud, launcher, ranks):
     cloud.write("job.yaml", f"process: {{python: {python}}}\n")
     size = ("--nodes", "2", "--procs-per-node", str(ranks))
     chosen = ("--launcher", launcher) if launcher else ()
-    words = ("--config", "job.yaml", *size, *chosen, "--output", "model=")
+    arguments = ("--config", "job.yaml", *size, *chosen, "--output", "model=")
 
-    done = cloud.submit(*words, "train.py", "--epochs", "3", limit_s=LIMIT_S)
+    done = cloud.submit(*arguments, "train.py", "--epochs", "3", limit_s=LIMIT_S)
 
     assert done.code == 0, done
     if not launcher:

@@ -61,11 +61,11 @@ def user(cloud, user_python):
         user_python,
         ("setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups", "--no-new-privs"),
     )
-    value.give_to(USER)
+    value.chown_to(USER)
     yield value
-    left = value.end()
+    remaining = value.kill_remaining()
     shutil.rmtree(folder)
-    assert not left, left
+    assert not remaining, remaining
 
 
 @pytest.mark.every_mpi
@@ -74,7 +74,7 @@ def test_a_job_with_an_allreduce_runs_on_two_nodes(user):
         """
         from mpi4py import MPI
         total = MPI.COMM_WORLD.allreduce(rank + 1)
-        leave(f"rank-{rank}", f"{total} {os.getuid()} {node}")
+        write_result(f"rank-{rank}", f"{total} {os.getuid()} {node}")
         print("done", rank)
         """
     )
@@ -83,7 +83,9 @@ def test_a_job_with_an_allreduce_runs_on_two_nodes(user):
 
     assert done.code == 0, done
     uid = USER if os.geteuid() == 0 else os.getuid()
-    assert user.left() == {f"rank-{rank}": b"10 %d %d" % (uid, rank // 2) for rank in range(4)}
+    assert user.results_written() == {
+        f"rank-{rank}": b"10 %d %d" % (uid, rank // 2) for rank in range(4)
+    }
     assert user.status(done.job)["state"] == "SUCCEEDED"
 
 
@@ -93,7 +95,7 @@ def test_each_node_has_its_host_name_in_a_namespace(user):
         import json, socket
         hosts = os.environ["VC_WORKER_HOSTS"].split(",")
         addresses = [socket.gethostbyname(host) for host in hosts]
-        leave(f"rank-{rank}", json.dumps([socket.gethostname(), addresses]))
+        write_result(f"rank-{rank}", json.dumps([socket.gethostname(), addresses]))
         """
     )
     if not allows_namespaces(user):
@@ -102,15 +104,15 @@ def test_each_node_has_its_host_name_in_a_namespace(user):
     done = user.submit("--nodes", "2", script)
 
     assert done.code == 0, done
-    facts = [json.loads(user.left()[f"rank-{rank}"]) for rank in range(2)]
-    assert facts[0][0] != facts[1][0]
-    assert facts[0][1] == facts[1][1]
-    assert len(set(facts[0][1])) == 2
+    reports = [json.loads(user.results_written()[f"rank-{rank}"]) for rank in range(2)]
+    assert reports[0][0] != reports[1][0]
+    assert reports[0][1] == reports[1][1]
+    assert len(set(reports[0][1])) == 2
 
 
 def allows_namespaces(user):
-    words = [*user.prefix, "unshare", "-Urm", "--uts", "true"]
-    return subprocess.run(words, capture_output=True).returncode == 0
+    command = [*user.prefix, "unshare", "-Urm", "--uts", "true"]
+    return subprocess.run(command, capture_output=True).returncode == 0
 
 
 def test_each_node_of_each_job_has_empty_folders_of_its_own(user):
@@ -122,14 +124,14 @@ def test_each_node_of_each_job_has_empty_folders_of_its_own(user):
         for folder in ("/tmp", "/cache", "/home/ma-user", "/home/work"):
             open(folder + "/copy_sync.lock0", "x").close()
         code = "/home/ma-user/user-job-dir/code/" + os.path.basename(__file__)
-        leave(f"rank-{rank}", f"{os.path.samefile(code, __file__)} {tempfile.gettempdir()}")
+        write_result(f"rank-{rank}", f"{os.path.samefile(code, __file__)} {tempfile.gettempdir()}")
         """
     )
 
     for _ in range(2):
         done = user.submit("--nodes", "2", script)
         assert done.code == 0, done
-        assert set(user.left().values()) == {b"True /tmp"}
+        assert set(user.results_written().values()) == {b"True /tmp"}
 
     folders = (Path("/tmp"), Path("/cache"), Path("/home/ma-user"), Path("/home/work"))
     assert not any((folder / "copy_sync.lock0").exists() for folder in folders)
@@ -141,19 +143,19 @@ def test_mpi_works_on_nodes_without_namespaces(user):
     script = user.script(
         """
         from mpi4py import MPI
-        leave(f"rank-{rank}", MPI.COMM_WORLD.allreduce(1))
+        write_result(f"rank-{rank}", MPI.COMM_WORLD.allreduce(1))
         """
     )
 
     done = user.submit("--config", "job.yaml", "--nodes", "2", "--procs-per-node", "2", script)
 
     assert done.code == 0, done
-    assert set(user.left().values()) == {b"4"}
+    assert set(user.results_written().values()) == {b"4"}
 
 
 def test_a_failing_job_reports_code_and_rank_and_leaves_no_process(user):
     script = user.script(
-        "leave(f'up-{rank}')\nfor o in range(size): await_file(f'up-{o}')\n"
+        "write_result(f'up-{rank}')\nfor o in range(size): await_file(f'up-{o}')\n"
         "if rank == 3: sys.exit(7)\ntime.sleep(60)"
     )
 
@@ -167,28 +169,28 @@ def test_a_failing_job_reports_code_and_rank_and_leaves_no_process(user):
 def test_a_cancelled_job_saves_on_both_nodes(user):
     script = user.script(
         """
-        def told(*_):
+        def on_sigterm(*_):
             time.sleep(1.5)
-            leave(f"saved-{rank}")
+            write_result(f"saved-{rank}")
             os._exit(0)
-        signal.signal(signal.SIGTERM, told)
-        leave(f"up-{rank}")
+        signal.signal(signal.SIGTERM, on_sigterm)
+        write_result(f"up-{rank}")
         time.sleep(60)
         """
     )
     job = user.detach("--nodes", "2", script)
-    user.await_left("up-0", "up-1")
+    user.await_results("up-0", "up-1")
 
     assert user.cli("cancel", job).code == 0
 
-    assert len(user.left("saved-*")) == 2
+    assert len(user.results_written("saved-*")) == 2
     assert user.status(job)["state"] == "CANCELLED"
 
 
 def test_ranks_end_with_their_killed_worker(user):
-    script = user.script("leave(f'up-{rank}')\ntime.sleep(60)")
+    script = user.script("write_result(f'up-{rank}')\ntime.sleep(60)")
     job = user.detach("--nodes", "2", script)
-    user.await_left("up-0", "up-1")
+    user.await_results("up-0", "up-1")
 
     os.kill(user.state(job)["nodes"][1]["process"], 9)
 
@@ -231,10 +233,10 @@ def test_a_read_only_state_folder_is_reported_with_a_hint(user):
     if os.geteuid() == 0:
         os.chown(user.home, USER, USER)
 
-    for words in (["submit", script], ["list"]):
-        done = user.cli(*words)
+    for arguments in (["submit", script], ["list"]):
+        done = user.cli(*arguments)
         assert b"Traceback" not in done.err, done
-        if words[0] == "submit":
+        if arguments[0] == "submit":
             assert done.code in (1, 4, 5), done
             assert b"hint: " in done.err, done
     user.home.chmod(0o755)

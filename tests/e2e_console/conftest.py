@@ -59,8 +59,8 @@ def driver(tmp_path: Path) -> Iterator[webdriver.Chrome]:
     names = {name: shutil.which(name) for name in ("chromium", "chromedriver")}
     assert all(names.values()), f"apt-get install chromium chromium-driver: {names}"
     options = Options()
-    for word in ("--headless=new", "--no-sandbox", "--disable-gpu", "--window-size=1400,1000"):
-        options.add_argument(word)
+    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--window-size=1400,1000"):
+        options.add_argument(argument)
     options.add_argument(f"--user-data-dir={tmp_path / 'profile'}")
     options.binary_location = str(names["chromium"])
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})

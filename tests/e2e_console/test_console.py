@@ -80,7 +80,7 @@ def _secret(source: Path) -> Path:
     return path
 
 
-def keep(page: Page, name: str) -> None:
+def save_screenshot(page: Page, name: str) -> None:
     folder = os.environ.get("CLOUDJOB_TEST_SCREENSHOTS")
     if folder:
         page.driver.save_screenshot(str(Path(folder) / f"{name}.png"))
@@ -92,7 +92,7 @@ def test_a_failed_job_shows_which_rank_failed_and_why(home: Path, failed: str, o
     page.click(".jobs-grid .ag-cell[col-id=job]", failed)
     page.shows("node 0", "rank 1", "exit code 1", "RuntimeError: the loss is NaN <b>&amp;</b>")
     page.shows("step 2 of rank 1", "Timeline", "node 0", "bring-up")
-    keep(page, "job")
+    save_screenshot(page, "job")
 
     page.click("a", "Show it in the log")
     marked = "document.querySelector('.failure-line [col-id=text]')?.innerText"
@@ -105,15 +105,15 @@ def test_a_failed_job_shows_which_rank_failed_and_why(home: Path, failed: str, o
     page.click("a", "Log of rank 1")
     page.shows("step 0 of rank 1", "RuntimeError")
     assert "of rank 0" not in page.text
-    keep(page, "log")
+    save_screenshot(page, "log")
     page.open(f"/job/{failed}/ranks")
     page.shows("silent for (s)", "memory (MB)", "Rank 1 made the job fail")
     page.await_true("document.querySelectorAll('canvas').length >= 1")
-    keep(page, "ranks")
+    save_screenshot(page, "ranks")
     page.open(f"/job/{failed}/resources")
     page.shows("CPU of each rank", "Memory of each rank")
     page.await_true("document.querySelectorAll('canvas').length >= 4")
-    keep(page, "resources")
+    save_screenshot(page, "resources")
     page.open(f"/job/{failed}/submitted")
     page.shows("LR", "0.1", "Package", "1 file", "train.py", "0644")
     assert page.problems() == []
@@ -153,8 +153,8 @@ def test_a_running_job_is_followed_and_cancelled(home: Path, source: Path, open_
     page.click("button", "Cancel")
     page.shows(f"Cancel {job}?")
     # The dialog stays open while the page updates the duration of the job.
-    lasts = page.text.partition(" s · submitted")[0]
-    poll(lambda: page.text.partition(" s · submitted")[0] != lasts, "a fresh duration")
+    duration = page.text.partition(" s · submitted")[0]
+    poll(lambda: page.text.partition(" s · submitted")[0] != duration, "a fresh duration")
     page.click(".q-dialog button", "Cancel")
     page.shows("CANCELLED")
 
@@ -205,8 +205,8 @@ def test_outputs_are_browsed_and_downloaded_whatever_their_names(
     source = tmp_path / "source"
     source.mkdir()
     (source / "write.py").write_text(WRITE)
-    words = ("--name", "written", "--output", "MODEL=", "write.py")
-    done = run(home, "submit", "--json", *words, cwd=source)
+    options = ("--name", "written", "--output", "MODEL=", "write.py")
+    done = run(home, "submit", "--json", *options, cwd=source)
     assert done.returncode == 0, done.stderr
     job = str(json.loads(done.stdout)["job"])
     page = open_page(home)
@@ -214,7 +214,7 @@ def test_outputs_are_browsed_and_downloaded_whatever_their_names(
     page.click(".outputs-grid a", "MODEL/")
     page.click(".outputs-grid a", "checkpoints/")
     page.shows("Outputs", "MODEL", "2 entries", "5.6 MB", '<b>&"')
-    keep(page, "outputs")
+    save_screenshot(page, "outputs")
 
     fetched = page.driver.execute_async_script(
         """
@@ -247,8 +247,8 @@ def test_jobs_are_compared_in_results_description_variables_code_and_curves(
     other_source = tmp_path / "changed"
     other_source.mkdir()
     (other_source / "train.py").write_text(TRAIN + "# changed\n")
-    words = ("--name", "whole", "-e", "LR=0.2", "--metric", r"step=step (\d+)", "train.py", "1")
-    done = run(home, "submit", "--json", *words, cwd=other_source)
+    options = ("--name", "whole", "-e", "LR=0.2", "--metric", r"step=step (\d+)", "train.py", "1")
+    done = run(home, "submit", "--json", *options, cwd=other_source)
     other = str(json.loads(done.stdout)["job"])
     page = open_page(home)
     page.open(f"/compare?jobs={failed},{other}")
@@ -259,7 +259,7 @@ def test_jobs_are_compared_in_results_description_variables_code_and_curves(
     assert "start_timeout_min" not in page.text
     page.click(".q-toggle")
     page.shows("start_timeout_min")
-    keep(page, "compare")
+    save_screenshot(page, "compare")
     page.open(f"/compare?jobs={failed},{failed}")
     page.shows("The packages are equal.")
 
@@ -274,7 +274,7 @@ def test_jobs_of_the_emulator_are_listed_with_their_logs_whichever_client_create
         page = open_page(api.home)
         page.click("a", "Emulator")
         page.shows("1 job in the emulator", name, "Completed")
-        keep(page, "emulator")
+        save_screenshot(page, "emulator")
         page.click(".outputs-grid a", name)
         page.shows("<b>hello</b> from another client", "Training end with return code: 0")
         page.open("/emulator/nothing-here")
@@ -304,7 +304,7 @@ def test_ten_thousand_jobs_are_searched_and_filtered(tmp_path: Path, open_page: 
     page.await_true(f"{ROWS} > 10")
     page.shows("CUDA out of memory (node 1 rank 9)")
     assert "SUCCEEDED\n" not in page.text.partition("Reason")[2]
-    keep(page, "jobs")
+    save_screenshot(page, "jobs")
 
 
 def _record(home: Path, count: int) -> None:
@@ -356,7 +356,7 @@ def test_a_job_fits_a_narrow_screen(home: Path, failed: str, open_page: OpenPage
     page.shows("failing")
 
     page.await_true("document.scrollingElement.scrollWidth <= 400")
-    keep(page, f"narrow{view.replace('/', '-')}")
+    save_screenshot(page, f"narrow{view.replace('/', '-')}")
 
 
 def test_dark_mode_stays_from_page_to_page(home: Path, failed: str, open_page: OpenPage):

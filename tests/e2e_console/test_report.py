@@ -23,8 +23,18 @@ def test_a_report_is_one_file_that_shows_why_the_job_failed(
     source.mkdir()
     (source / "train.py").write_text(TRAIN)
     metric = r"step=step (\d+)"
-    words = ("--nodes", "2", "--name", "reported", "--metric", metric, "train.py", "3", "--fail")
-    assert run(home, "submit", *words, cwd=source).returncode == 1
+    arguments = (
+        "--nodes",
+        "2",
+        "--name",
+        "reported",
+        "--metric",
+        metric,
+        "train.py",
+        "3",
+        "--fail",
+    )
+    assert run(home, "submit", *arguments, cwd=source).returncode == 1
     done = run(home, "report", "reported", "--to", tmp_path / "report.html")
     assert done.returncode == 0, done.stderr
     path = Path(done.stdout.strip())

@@ -72,12 +72,12 @@ class Cloud:
         (self.source / name).write_text(textwrap.dedent(text))
 
     def start(
-        self, *words: str | bytes, out: int | BinaryIO = subprocess.PIPE
+        self, *arguments: str | bytes, out: int | BinaryIO = subprocess.PIPE
     ) -> subprocess.Popen[bytes]:
-        if words[0] == "submit" and self.image and "--image" not in words:
-            words = ("submit", "--image", self.image, *words[1:])
+        if arguments[0] == "submit" and self.image and "--image" not in arguments:
+            arguments = ("submit", "--image", self.image, *arguments[1:])
         return subprocess.Popen(
-            [BIN / "cloudjob", *words],
+            [BIN / "cloudjob", *arguments],
             cwd=self.source,
             env={**os.environ, "CLOUDJOB_HOME": str(self.home), **self.environ},
             stdin=subprocess.DEVNULL,
@@ -85,8 +85,8 @@ class Cloud:
             stderr=subprocess.PIPE if out == subprocess.PIPE else subprocess.STDOUT,
         )
 
-    def run(self, *words: str | bytes, limit_s: float = LIMIT_S) -> Done:
-        process = self.start(*words)
+    def run(self, *arguments: str | bytes, limit_s: float = LIMIT_S) -> Done:
+        process = self.start(*arguments)
         try:
             out, err = process.communicate(timeout=limit_s)
         except subprocess.TimeoutExpired:
@@ -95,11 +95,11 @@ class Cloud:
             err += b"\n(killed by the test: it took too long)"
         return Done(process.returncode, out, err.decode("utf-8", "replace"))
 
-    def submit(self, *words: str | bytes, script: str = "train.py") -> Done:
-        return self.run("submit", "--backend", "docker", *words, script)
+    def submit(self, *arguments: str | bytes, script: str = "train.py") -> Done:
+        return self.run("submit", "--backend", "docker", *arguments, script)
 
-    def detached(self, *words: str | bytes) -> str:
-        done = self.submit("--detach", *words)
+    def detach(self, *arguments: str | bytes) -> str:
+        done = self.submit("--detach", *arguments)
         assert done.code == 0, done
         return done.job
 
@@ -178,6 +178,6 @@ def cloud(tmp_path: Path, engine: docker.APIClient, base_image: str) -> Iterator
     """The command line; the test fails if its jobs leave containers or networks in the engine."""
     cloud = Cloud(tmp_path / "cloud", engine)
     yield cloud
-    left = cloud.containers(), cloud.networks()
+    leftovers = cloud.containers(), cloud.networks()
     cloud.clean()
-    assert left == ([], []), "containers and networks are left behind"
+    assert leftovers == ([], []), "containers and networks are left behind"

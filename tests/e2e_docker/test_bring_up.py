@@ -36,7 +36,7 @@ if [ "${FAULT#*:}" = "$VC_TASK_INDEX" ] || [ "${FAULT#*:}" = all ]; then
 fi
 exec /opt/cloudjob/boot.sh "$@"
 """
-HUNG = """\
+ACCEPTS_ONLY = """\
 import os, socket
 server = socket.create_server(("", int(os.environ["SSHD_PORT"])))
 taken = []
@@ -45,7 +45,7 @@ while True:
 """
 MPIRUN = "#!/bin/sh\necho 'mpirun (Open MPI) 5.0.5'\n"
 # A rank that finds the mark of an earlier run on its node prints "again" and exits.
-TWICE = """\
+RUNS_TWICE = """\
 import os, pathlib, time
 rank = os.environ["OMPI_COMM_WORLD_RANK"]
 mark = pathlib.Path("/cache/seen")
@@ -57,7 +57,7 @@ else:
     time.sleep(600)
 """
 # Long enough for healthy nodes to start on a busy host.
-SOON = ("--start-timeout-min", "0.2")
+SHORT_START_TIMEOUT = ("--start-timeout-min", "0.2")
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,7 @@ def faulty(derive):
         "faulty",
         "COPY boot.sh hung.py mpirun /opt/test/\n"
         'ENTRYPOINT ["/usr/bin/tini", "--", "/opt/test/boot.sh"]',
-        **{"boot.sh": BOOT, "hung.py": HUNG, "mpirun": MPIRUN},
+        **{"boot.sh": BOOT, "hung.py": ACCEPTS_ONLY, "mpirun": MPIRUN},
     )
 
 
@@ -104,7 +104,7 @@ def refused(cloud, done, *, node, message, code=125, most=1):
 
 def test_the_head_waits_for_a_late_worker(cloud, faulty, until):
     cloud.script("import os; print('rank', os.environ['OMPI_COMM_WORLD_RANK'])")
-    job = cloud.detached("--nodes", "2", "--image", faulty, "-e", "FAULT=late:1")
+    job = cloud.detach("--nodes", "2", "--image", faulty, "-e", "FAULT=late:1")
     head, worker = (item["Id"] for item in cloud.containers(job))
     cloud.engine.kill(worker, "SIGKILL")
     touch(cloud, worker, "go")
@@ -122,7 +122,9 @@ def test_the_head_waits_for_a_late_worker(cloud, faulty, until):
 def test_a_missing_worker_is_reported_in_a_table(cloud, faulty):
     cloud.script("print('never')")
 
-    done = cloud.submit("--nodes", "3", *SOON, "--image", faulty, "-e", "FAULT=never:2")
+    done = cloud.submit(
+        "--nodes", "3", *SHORT_START_TIMEOUT, "--image", faulty, "-e", "FAULT=never:2"
+    )
 
     refused(
         cloud, done, node=2, message="waiting for the workers: after 12 s 1 of 2 have not come up"
@@ -153,7 +155,9 @@ def test_a_worker_that_ends_before_it_connects_ends_the_job(cloud, faulty):
 def test_a_node_with_another_key_is_refused(cloud, faulty):
     cloud.script("print('never')")
 
-    done = cloud.submit("--nodes", "2", *SOON, "--image", faulty, "-e", "FAULT=key:1")
+    done = cloud.submit(
+        "--nodes", "2", *SHORT_START_TIMEOUT, "--image", faulty, "-e", "FAULT=key:1"
+    )
 
     refused(cloud, done, node=1, message="its key differs from the head")
     assert re.match(r"1\|.*\|open\|no\|-\|-\|-\|-\|its key differs", row(done, 1))
@@ -163,7 +167,9 @@ def test_a_node_with_another_key_is_refused(cloud, faulty):
 def test_a_node_that_accepts_connections_but_never_answers_is_reported(cloud, faulty):
     cloud.script("print('never')")
 
-    done = cloud.submit("--nodes", "2", *SOON, "--image", faulty, "-e", "FAULT=hung:1")
+    done = cloud.submit(
+        "--nodes", "2", *SHORT_START_TIMEOUT, "--image", faulty, "-e", "FAULT=hung:1"
+    )
 
     refused(cloud, done, node=1, message="its entry accepts the connection and then sends nothing")
     assert "hint: node 1: it hangs" in done.err
@@ -222,8 +228,8 @@ def test_an_image_without_python_is_reported_from_its_log(cloud, derive):
 
 
 def test_containers_restart_after_a_crash_of_all_nodes(cloud, base_image):
-    cloud.script(TWICE)
-    job = cloud.detached("--nodes", "2")
+    cloud.script(RUNS_TWICE)
+    job = cloud.detach("--nodes", "2")
     cloud.await_log(job, b"first 1", b"first 0")
     found = [item["Id"] for item in cloud.containers(job)]
     cloud.engine.kill(found[0], "SIGKILL")
@@ -241,8 +247,8 @@ def test_containers_restart_after_a_crash_of_all_nodes(cloud, base_image):
 
 def test_stopped_containers_can_be_restarted(cloud):
     """`docker restart` sends SIGTERM first; the nodes keep what they need to start again."""
-    cloud.script(TWICE)
-    job = cloud.detached("--nodes", "2")
+    cloud.script(RUNS_TWICE)
+    job = cloud.detach("--nodes", "2")
     cloud.await_log(job, b"first 1", b"first 0")
     found = [item["Id"] for item in cloud.containers(job)]
     cloud.engine.kill(found[0], "SIGTERM")
@@ -261,9 +267,9 @@ def test_stopped_containers_can_be_restarted(cloud):
 
 def test_the_entry_runs_again_beside_processes_of_its_first_run(cloud, faulty):
     """The sshd, mpirun and ranks of the first run are still alive when the entry starts again."""
-    cloud.script(TWICE)
+    cloud.script(RUNS_TWICE)
 
-    job = cloud.detached("--nodes", "2", "--image", faulty, "-e", "FAULT=again:all")
+    job = cloud.detach("--nodes", "2", "--image", faulty, "-e", "FAULT=again:all")
     cloud.await_log(job, b"first 1", b"first 0")
     for item in cloud.containers(job):
         touch(cloud, item["Id"], "kill")
@@ -303,7 +309,7 @@ def test_orphans_are_reaped_while_the_job_runs(cloud):
 # -- without ssh ---------------------------------------------------------------------------------
 
 # Every node starts its own ranks.
-ALONE = ("--nodes", "2", "--launcher", "python")
+WITHOUT_SSH = ("--nodes", "2", "--launcher", "python")
 
 
 @pytest.mark.parametrize(
@@ -325,7 +331,7 @@ def test_nodes_of_most_launchers_need_no_ssh(cloud, derive, launcher, user):
 
 def test_the_loss_of_a_node_ends_the_job(cloud):
     cloud.script("import time\nprint('up', flush=True)\ntime.sleep(600)")
-    job = cloud.detached(*ALONE)
+    job = cloud.detach(*WITHOUT_SSH)
     cloud.await_log(job, b"[0] up", b"[1] up")
 
     cloud.engine.kill(cloud.containers(job)[1]["Id"])
@@ -337,7 +343,7 @@ def test_the_loss_of_a_node_ends_the_job(cloud):
     assert status["cause"] == "platform"
 
 
-WAITS = """\
+WAITS_FOR_GO = """\
 import os, pathlib, time
 print("up", flush=True)
 end = time.monotonic() + 300
@@ -350,8 +356,8 @@ print("went on", flush=True)
 @pytest.mark.parametrize(("way", "launcher"), [("pause", "mpirun"), ("disconnect", "python")])
 def test_a_job_survives_a_silent_node(cloud, until, way, launcher):
     """The head reports the silent node and waits; the job then continues without lost output."""
-    cloud.script(WAITS)
-    job = cloud.detached("--nodes", "2", "--launcher", launcher)
+    cloud.script(WAITS_FOR_GO)
+    job = cloud.detach("--nodes", "2", "--launcher", launcher)
     cloud.await_log(job, b"[0] up", b"[1] up")
     head, worker = (item["Id"] for item in cloud.containers(job))
     (network,) = (item["Name"] for item in cloud.networks())
@@ -363,7 +369,10 @@ def test_a_job_survives_a_silent_node(cloud, until, way, launcher):
     # The worker's rank ends while the worker is disconnected.
     if way == "disconnect":
         touch(cloud, worker, "go")
-    until(lambda: "silent for 15 s: node 1 (" in cloud.run("logs", job).err, "a word on silence")
+    until(
+        lambda: "silent for 15 s: node 1 (" in cloud.run("logs", job).err,
+        "a message about the silent node",
+    )
     if way == "pause":
         cloud.engine.unpause(worker)
         touch(cloud, worker, "go")
@@ -379,7 +388,7 @@ def test_a_job_survives_a_silent_node(cloud, until, way, launcher):
 
 
 # Prints the nodes that logged in to this node, according to the log of its sshd.
-CAME_IN = """\
+REPORT_LOGINS = """\
 import os, pathlib, re, socket
 node = os.environ["VC_TASK_INDEX"]
 log = pathlib.Path(os.environ["CLOUDJOB_NODE_DIR"], "sshd.log").read_text()
@@ -394,7 +403,7 @@ TREE = "-mca plm_rsh_no_tree_spawn false -mca routed radix -mca routed_radix 1"
 
 def test_daemons_can_be_started_as_a_tree(cloud):
     """The ssh of each node uses the port and the key of the job to reach the next node."""
-    cloud.script(CAME_IN)
+    cloud.script(REPORT_LOGINS)
 
     done = cloud.submit("--nodes", "3", "-e", f"OPENMPI_MCA_ARGS={TREE}")
 
@@ -405,7 +414,7 @@ def test_daemons_can_be_started_as_a_tree(cloud):
 @pytest.mark.parametrize("launcher", ["python", "mpirun"])
 def test_a_job_with_a_silent_node_can_be_cancelled(cloud, launcher):
     cloud.script("import time\nprint('up', flush=True)\ntime.sleep(600)")
-    job = cloud.detached("--nodes", "2", "--launcher", launcher, "--grace-s", "3")
+    job = cloud.detach("--nodes", "2", "--launcher", launcher, "--grace-s", "3")
     cloud.await_log(job, b"[0] up", b"[1] up")
     worker = cloud.containers(job)[1]["Id"]
     (network,) = (item["Name"] for item in cloud.networks())

@@ -37,12 +37,12 @@ engines:
 """
 PYTORCH, ASCEND = "pytorch_2.1.0-cuda_12.1-py_3.10.6", "mindspore_2.2.12-cann_7.0.1"
 # The documented way to start on several nodes: the first one listens, the others connect to it.
-MEET = b"""\
+CONNECT = b"""\
 import os, socket, sys, time
 head = os.environ["VC_WORKER_HOSTS"].split(",")[0]
 index, count = int(os.environ["VC_TASK_INDEX"]), int(os.environ["MA_NUM_HOSTS"])
-words = dict(word[2:].split("=", 1) for word in sys.argv[1:])
-text = open(os.path.join(words["data_url"], "in.txt")).read()
+arguments = dict(text[2:].split("=", 1) for text in sys.argv[1:])
+text = open(os.path.join(arguments["data_url"], "in.txt")).read()
 if index == 0:
     server = socket.create_server(("", 6000))
     met = [server.accept()[1][0] for _ in range(count - 1)]
@@ -56,7 +56,7 @@ else:
             time.sleep(0.1)
     else:
         sys.exit("nobody there")
-open(os.path.join(words["train_url"], "out-%d" % index), "w").write(text)
+open(os.path.join(arguments["train_url"], "out-%d" % index), "w").write(text)
 for folder in ("/tmp", "/cache", "/home/ma-user", "/home/work"):
     open(folder + "/copy_sync.lock0", "x").close()
 for folder in ("/home/ma-user/modelarts", "/home/ma-user", "/home/work"):
@@ -113,7 +113,7 @@ def test_an_engine_without_a_bridge_gets_a_network_whose_address_is_this_machine
 def s3(api: Api) -> Any:
     """An S3 client of the emulator's OBS."""
     client = bucket_of(api)
-    client.put_object(Bucket="data", Key="code/proj/meet.py", Body=MEET)
+    client.put_object(Bucket="data", Key="code/proj/meet.py", Body=CONNECT)
     client.put_object(Bucket="data", Key="code/proj/run.sh", Body=RUN)
     client.put_object(Bucket="data", Key="in/in.txt", Body=b"text")
     return client
@@ -130,8 +130,8 @@ def channels(name: str) -> dict[str, Any]:
 
 def containers(job: str) -> list[str]:
     """Return the ids of a job's containers that still exist in the engine."""
-    words = ["docker", "ps", "-aq", "--filter", f"name=modelarts-job-{job}"]
-    return subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()
+    command = ["docker", "ps", "-aq", "--filter", f"name=modelarts-job-{job}"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
 
 
 def test_a_custom_image_runs_in_two_containers(api: Api, s3: Any, base_image: str):
@@ -168,10 +168,10 @@ def test_a_preset_image_runs_in_two_containers(
         b"assert mox.file.read('obs://data/in/in.txt') == 'text'\n"
         b"print('rank', os.environ.get('OMPI_COMM_WORLD_RANK', sys.argv[2]), socket.gethostname())",
     )
-    asked = {"engine_id": preset, **({"image_url": base_image} if has_image else {})}
+    requested = {"engine_id": preset, **({"image_url": base_image} if has_image else {})}
     algorithm = {
         **channels(name),
-        "engine": asked,
+        "engine": requested,
         "command": "",
         "code_dir": f"/data/code/{name}/",
         "boot_file": f"/data/code/{name}/t.py",
@@ -284,15 +284,15 @@ def test_a_saved_image_has_the_files_of_the_job_and_none_of_its_secrets(
     job = api.create("", nodes=2, algorithm=algorithm)
     await_true(lambda: (api.log(job) + api.log(job, 1)).count("written") == 2)
     path = f"{{p}}/training-jobs/{job}/tasks/worker-1/save-image-job"
-    asked = {"namespace": "cloudjob-test", "name": name, "tag": "1", "description": "d"}
+    description = {"namespace": "cloudjob-test", "name": name, "tag": "1", "description": "d"}
     client, image = connect(), f"cloudjob-test/{name}:1"
     try:
         assert api.ask("GET", path)[1]["error_code"] == "ModelArts.2858"
-        assert api.ok("POST", path, asked)["status"] == "CREATING"
+        assert api.ok("POST", path, description)["status"] == "CREATING"
         await_true(lambda: api.ok("GET", path)["status"] != "CREATING")
         made = api.ok("GET", path)
-        assert made == {**made, **asked, "status": "ACTIVE", "message": ""}
-        assert "exists" in api.ask("POST", path, asked)[1]["error_msg"]
+        assert made == {**made, **description, "status": "ACTIVE", "message": ""}
+        assert "exists" in api.ask("POST", path, description)[1]["error_msg"]
 
         found, base = (client.inspect_image(each)["Config"] for each in (image, base_image))
         for key in ("Env", "Cmd", "Entrypoint", "User", "WorkingDir"):

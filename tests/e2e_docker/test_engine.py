@@ -92,7 +92,7 @@ def test_unsupported_options_are_refused_by_name(cloud):
 def test_rm_removes_everything_of_an_ended_job(cloud):
     """`rm` deletes the log, record and package of an ended job and refuses a running job."""
     cloud.script("import time; time.sleep(600)")
-    job = cloud.detached()
+    job = cloud.detach()
     refused = cloud.run("rm", job)
     cloud.run("cancel", job)
 
@@ -106,7 +106,7 @@ def test_rm_removes_everything_of_an_ended_job(cloud):
 
 def test_orphans_are_removed_but_running_jobs_stay(cloud, base_image):
     cloud.script("import time; time.sleep(600)")
-    job = cloud.detached()
+    job = cloud.detach()
     labels = {"cloudjob.job": "lost-1", "cloudjob.node": "0", "cloudjob.owner": cloud.owner}
     others = {**labels, "cloudjob.job": "lost-2", "cloudjob.owner": "somebody"}
     network = cloud.engine.create_network("cloudjob-lost-1", labels=labels)["Id"]
@@ -119,9 +119,9 @@ def test_orphans_are_removed_but_running_jobs_stay(cloud, base_image):
 
         assert done.code == 0, done
         assert "1 orphan" in done.err
-        left = {item["Id"] for item in cloud.engine.containers(all=True)}
-        assert made[0] not in left
-        assert made[1] in left
+        remaining = {item["Id"] for item in cloud.engine.containers(all=True)}
+        assert made[0] not in remaining
+        assert made[1] in remaining
         assert network not in {item["Id"] for item in cloud.engine.networks()}
         assert cloud.status(job)["state"] == "RUNNING"
     finally:
@@ -166,11 +166,11 @@ def test_the_image_runs_a_job_without_cloudjob(engine, base_image, tmp_path):
 
 def test_doctor_reports_what_an_image_lacks(cloud, base_image):
     """The base image has everything; for a bare Debian, doctor lists what to install."""
-    good = cloud.run("doctor", "--image", base_image)
+    complete = cloud.run("doctor", "--image", base_image)
     bare = cloud.run("doctor", "--image", "debian:bookworm-slim")
 
-    assert good.code == 0, good
-    assert b"MISSING" not in good.out
+    assert complete.code == 0, complete
+    assert b"MISSING" not in complete.out
     assert bare.code == 1, bare
     for hint in (b"openssh-server", b"openmpi-bin", b"python3", b"useradd --uid 1000"):
         assert hint in bare.out
@@ -289,7 +289,7 @@ def test_concurrent_builds_do_not_interfere(engine, base_image, tmp_path, monkey
         (tmp_path / f"{name}.Dockerfile").write_text(f"{RECIPE}LABEL name={name}\n")
     monkeypatch.setattr(images, "_folder", lambda: tmp_path)
     # The engine may have stages of builds that were killed.
-    left_before = own_stages(engine)
+    stages_before = own_stages(engine)
 
     def build(name):
         return images.build(name, base=base_image, pip_config=str(config)).tag
@@ -299,7 +299,7 @@ def test_concurrent_builds_do_not_interfere(engine, base_image, tmp_path, monkey
             tags = list(pool.map(build, names))
 
         assert [tag.partition(":")[0] for tag in tags] == [f"cloudjob/{name}" for name in names]
-        assert own_stages(engine) <= left_before
+        assert own_stages(engine) <= stages_before
     finally:
         for name in names:
             for image in engine.images(f"cloudjob/{name}"):
@@ -338,7 +338,7 @@ def test_a_restart_of_the_engine_ends_jobs_unless_it_restores_containers(
         assert submit.wait(LIMIT_S) == 0, followed.path.read_bytes()[-2000:]
     assert b"[0] end\n" in followed.path.read_bytes()
 
-    job = cloud.detached()
+    job = cloud.detach()
     cloud.await_log(job, b"[0] up")
     own_engine.keep_containers(False)
     own_engine.stop()
@@ -359,7 +359,7 @@ def own_stages(engine):
 def test_pip_files_leave_no_trace_and_open_mpi_5_runs(cloud, build, engine, tmp_path):
     """No image contains the CA bundle or pip configuration of its build, and the image runs."""
     token = f"token-{os.urandom(8).hex()}"
-    left_before = own_stages(engine)
+    stages_before = own_stages(engine)
     config = tmp_path / "pip.conf"
     config.write_text(f"[global]\n# {token}\n")
     bundle = os.environ.get("PIP_CERT") or "/etc/ssl/certs/ca-certificates.crt"
@@ -372,7 +372,7 @@ def test_pip_files_leave_no_trace_and_open_mpi_5_runs(cloud, build, engine, tmp_
     assert saved.returncode == 1
     assert token not in history
     assert "images/pip" not in history
-    assert own_stages(engine) <= left_before
+    assert own_stages(engine) <= stages_before
 
     cloud.script("""\
         from mpi4py import MPI
@@ -414,13 +414,15 @@ def test_followers_outlast_an_engine_that_does_not_answer(cloud, tmp_path):
     cloud.script(TICKS)
     proxy = EngineProxy(tmp_path / "engine.sock", engine_host())
     cloud.environ["DOCKER_HOST"] = proxy.host
-    job = cloud.detached("--nodes", "2")
+    job = cloud.detach("--nodes", "2")
     commands = [("logs", "--follow", job), ("wait", job)]
     with contextlib.ExitStack() as stack:
-        files = [stack.enter_context((tmp_path / words[0]).open("wb")) for words in commands]
+        files = [
+            stack.enter_context((tmp_path / arguments[0]).open("wb")) for arguments in commands
+        ]
         logs, wait = (
-            stack.enter_context(Followed(cloud.start(*words, out=file), Path(file.name)))
-            for words, file in zip(commands, files, strict=True)
+            stack.enter_context(Followed(cloud.start(*arguments, out=file), Path(file.name)))
+            for arguments, file in zip(commands, files, strict=True)
         )
         logs.await_all(b"[0] up", b"[1] up", limit_s=LIMIT_S)
         proxy.stop()
@@ -432,8 +434,8 @@ def test_followers_outlast_an_engine_that_does_not_answer(cloud, tmp_path):
         codes = [followed.process.wait(LIMIT_S) for followed in (logs, wait)]
     proxy.stop()
 
-    said = logs.path.read_bytes()
-    assert codes == [0, 0], (said, wait.path.read_bytes())
+    output = logs.path.read_bytes()
+    assert codes == [0, 0], (output, wait.path.read_bytes())
     for rank in (b"[0] ", b"[1] "):
-        lines = [line for line in said.splitlines() if line.startswith(rank)]
+        lines = [line for line in output.splitlines() if line.startswith(rank)]
         assert lines == [rank + b"up", rank + b"x" * 100_000, rank + b"end"]

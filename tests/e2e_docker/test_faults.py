@@ -115,12 +115,12 @@ class Case:
         self.gate: Gate | None = None
         cloud.script(SCRIPT.replace("OUTPUT_BYTES", str(OUTPUT_BYTES)))
         cloud.image = image
-        words = ["submit", "--backend", "docker", "--nodes", "2", "--grace-s", "1"]
+        arguments = ["submit", "--backend", "docker", "--nodes", "2", "--grace-s", "1"]
         if stage == STORING:
-            words += ["--output", "MODEL=", "--output-sync-s", "0"]
+            arguments += ["--output", "MODEL=", "--output-sync-s", "0"]
         (cloud.source / "cloudjob.yaml").write_text(settings)
         with path.open("wb") as file:
-            process = cloud.start(*words, "-e", f"HOLD={stage}", "train.py", out=file)
+            process = cloud.start(*arguments, "-e", f"HOLD={stage}", "train.py", out=file)
         self.submit = Followed(process, path)
         self.submit.await_all(b"docker://local/", limit_s=LIMIT_S)
         (self.job,) = {item["Labels"]["cloudjob.job"] for item in cloud.containers()}
@@ -155,7 +155,7 @@ class Case:
         """Let the ranks end, and wait until the node, slowed down, is storing its output."""
         node = self.nodes[who == "worker"]
         self.cloud.engine.update_container(node, cpu_period=100_000, cpu_quota=5_000)
-        self.go_on()
+        self.release()
 
         def is_storing() -> bool:
             # The head stores first.
@@ -172,11 +172,11 @@ class Case:
 
     def await_ending(self, gate: Gate) -> None:
         """Let the ranks end, and wait until the head's request to store its record is held."""
-        self.go_on()
+        self.release()
         gate.await_all(lambda: self.submit.process.poll() is not None)
         self.gate = gate
 
-    def go_on(self) -> None:
+    def release(self) -> None:
         """Let the remaining nodes continue."""
         if self.gate:
             self.gate.open()
@@ -210,7 +210,7 @@ class Bucket:
         self._cloud.environ["AWS_ENDPOINT_URL"] = proxy.endpoint
         return proxy
 
-    def heal(self) -> None:
+    def bypass_proxies(self) -> None:
         """Point commands to the server itself; running nodes keep their proxies."""
         self._cloud.environ.update(self._server.environ)
 
@@ -260,7 +260,7 @@ def test_a_process_or_node_is_killed(case, stage: str, who: str, end: End):
         held.await_storing(who)
     held.kill(who)
     if stage != STORING:
-        held.go_on()
+        held.release()
 
     assert held.ended() == end, held.submit.path.read_text()
     assert b"cancelled" not in held.submit.path.read_bytes()
@@ -292,7 +292,7 @@ def test_a_paused_node_does_not_outlive_a_cancel(case, stage: str, who: str):
         status = held.cloud.status(held.job)
         assert (status["state"], status["cause"]) == ("CANCELLED", "cancelled"), status
         assert held.submit.process.wait(LIMIT_S) != 0
-    held.go_on()
+    held.release()
     check_next(held.cloud)
 
 
@@ -369,10 +369,10 @@ class Storing:
             # On a busy host, a minute may pass before the last job is cancelled.
             "CLOUDJOB_STORE_PATIENCE_S": "2" if "good" in fault else "600",
         }
-        words = ("submit", "--backend", "docker", "--nodes", "2", "--grace-s", "1", "--detach")
-        words = (*words, "--output", "MODEL=", "--store", bucket.uri, "train.py")
+        arguments = ("submit", "--backend", "docker", "--nodes", "2", "--grace-s", "1", "--detach")
+        arguments = (*arguments, "--output", "MODEL=", "--store", bucket.uri, "train.py")
         cloud.environ.update(self.environ)
-        self.submit = cloud.start(*words)
+        self.submit = cloud.start(*arguments)
 
     def go_through(self) -> None:
         """Wait until the store fails; then close or repair it or cancel the job, as needed."""
@@ -394,7 +394,7 @@ class Storing:
         return sum(request.fault is not None for request in self.proxy.requests)
 
     @property
-    def ends(self) -> set[End]:
+    def allowed_ends(self) -> set[End]:
         """How the job may end."""
         # Without a record, the engine knows how the job has ended.
         if self.stage == ENDING or self.fault in ("down for a time", "slow"):
@@ -413,14 +413,17 @@ def test_jobs_report_a_store_that_fails_at_any_stage(cloud, bucket: Bucket, stag
     for case in cases:
         case.go_through()
 
-    bucket.heal()
-    waits = [cloud.start("wait", case.job) for case in cases]
-    codes = [wait.wait(LIMIT_S) for wait in waits]
-    for wait in waits:
-        wait.communicate()
+    bucket.bypass_proxies()
+    waiting = [cloud.start("wait", case.job) for case in cases]
+    codes = [process.wait(LIMIT_S) for process in waiting]
+    for process in waiting:
+        process.communicate()
     listed = {item["job"]: item for item in json.loads(cloud.run("list", "--json").out)}
-    found = [listed[case.job] for case in cases]
-    ends = [End(x["state"], x["cause"], code) for x, code in zip(found, codes, strict=True)]
-    wrong = {c.fault: end for c, end in zip(cases, ends, strict=True) if end not in c.ends}
+    statuses = [listed[case.job] for case in cases]
+    ends = [
+        End(status["state"], status["cause"], code)
+        for status, code in zip(statuses, codes, strict=True)
+    ]
+    wrong = {c.fault: end for c, end in zip(cases, ends, strict=True) if end not in c.allowed_ends}
     assert wrong == {}
     check_next(cloud)

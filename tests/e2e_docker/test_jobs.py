@@ -18,7 +18,7 @@ from jobentry.contract import names, variables
 pytestmark = pytest.mark.docker
 
 DIGITS = Path(__file__).parents[2] / "examples" / "digits"
-SAY = """\
+REPORT = """\
 import importlib.util, json, os, socket, sys
 names = sorted(n for n in os.environ if n.startswith(("MA_", "VC_", "SSHD_")))
 print(json.dumps({
@@ -47,19 +47,19 @@ def cloud(cloud, request):
     return cloud
 
 
-def said(done):
-    """Return what each rank printed with SAY, by rank."""
+def reports(done):
+    """Return what each rank printed with REPORT, by rank."""
     lines = [json.loads(line.partition(b"] ")[2]) for line in done.out.splitlines()]
     return {int(line["rank"]): line for line in lines}
 
 
 def test_a_job_of_one_node_has_modelarts_user_folders_and_variables(cloud):
-    cloud.script(SAY)
+    cloud.script(REPORT)
 
     done = cloud.run("submit", "--backend", "docker", "train.py", "--a=b", "ü x")
 
     assert done.code == 0, done
-    rank = said(done)[0]
+    rank = reports(done)[0]
     host = f"ma-job-{done.job}-worker-0"
     assert (rank["uid"], rank["gid"]) == (1000, 100)
     assert rank["argv"] == ["--a=b", "ü x"]
@@ -74,12 +74,12 @@ def test_a_job_of_one_node_has_modelarts_user_folders_and_variables(cloud):
 
 @pytest.mark.parametrize(("nodes", "procs"), [(2, 2), (4, 1)])
 def test_ranks_on_several_nodes_connect_through_ssh(cloud, nodes, procs):
-    cloud.script(SAY)
+    cloud.script(REPORT)
 
     done = cloud.submit("--nodes", str(nodes), "--procs-per-node", str(procs))
 
     assert done.code == 0, done
-    ranks = said(done)
+    ranks = reports(done)
     assert sorted(ranks) == list(range(nodes * procs))
     for rank, value in ranks.items():
         assert value["host"] == f"ma-job-{done.job}-worker-{rank // procs}"
@@ -107,7 +107,7 @@ def test_secrets_and_unusual_bytes_reach_every_rank(cloud):
         print(flush=True)
         """)
 
-    job = cloud.detached("--nodes", "2", "--secret", "TOKEN", "-e", b"ODD=\xfe\n=")
+    job = cloud.detach("--nodes", "2", "--secret", "TOKEN", "-e", b"ODD=\xfe\n=")
     shown = [json.dumps(cloud.engine.inspect_container(c["Id"])) for c in cloud.containers(job)]
     done = cloud.run("wait", job)
 
@@ -129,7 +129,7 @@ def test_a_secret_is_gone_from_the_container_when_the_job_has_ended(cloud):
     cloud.environ["TOKEN"] = "s3cr3t-in-a-file"
     cloud.script("print('done')")
 
-    job = cloud.detached("--nodes", "2", "--secret", "TOKEN")
+    job = cloud.detach("--nodes", "2", "--secret", "TOKEN")
     for container in cloud.containers(job):
         cloud.engine.wait(container["Id"])
         files = b"".join(cloud.engine.export(container["Id"]))
@@ -145,7 +145,7 @@ def test_fresh_keys_are_put_where_only_the_job_s_user_reads_them(cloud):
     cloud.script(
         "import pathlib, time\nwhile not pathlib.Path('/tmp/go').exists(): time.sleep(0.1)"
     )
-    job = cloud.detached("--nodes", "2")
+    job = cloud.detach("--nodes", "2")
     backend = open_backend("docker", cloud.home)
     keys = dict.fromkeys(names.STORE_KEYS, "fresh")
     backend.refresh(f"docker://local/{job}", keys)
@@ -174,7 +174,7 @@ def test_logs_keep_every_byte(cloud):
     exact = b"x" * 1_000_000 + b"\n\xff\xfe\x80\n" + b"\xc3\xa9" * 20_000 + b"\n"
     exact += b"y" * 16_384 + b"\n\n\n" + b"z" * 32_768 + b"\nend"
 
-    job = cloud.detached()
+    job = cloud.detach()
     live = cloud.run("logs", job, "-f", "--rank", "0", "--raw").out
     assert cloud.run("wait", job).code == 0
     kept = cloud.run("logs", job, "--rank", "0", "--raw").out
@@ -214,7 +214,7 @@ def test_a_failing_script_sets_the_exit_code_and_is_named(cloud):
 def test_a_detached_job_is_seen_from_any_shell(cloud):
     cloud.script("import time; print('a', flush=True); time.sleep(8); print('b')")
 
-    job = cloud.detached("--nodes", "2")
+    job = cloud.detach("--nodes", "2")
     assert cloud.status(job)["state"] == "RUNNING"
     followed = cloud.run("logs", job, "-f").out
     assert sorted(followed.split()) == sorted(b"[0] a [1] a [0] b [1] b".split())
@@ -228,7 +228,7 @@ def test_a_detached_job_is_seen_from_any_shell(cloud):
 
 def test_cancel_gives_every_rank_its_grace_period(cloud):
     cloud.script(SLEEP)
-    job = cloud.detached("--nodes", "2")
+    job = cloud.detach("--nodes", "2")
     cloud.await_log(job, b"ready 0", b"ready 1")
 
     assert cloud.run("cancel", job).code == 0
@@ -239,7 +239,7 @@ def test_cancel_gives_every_rank_its_grace_period(cloud):
 
 def test_an_urgent_cancel_kills_the_containers(cloud):
     cloud.script(SLEEP.replace("sys.exit(0)", "pass"))
-    job = cloud.detached("--grace-s", "600")
+    job = cloud.detach("--grace-s", "600")
     cloud.await_log(job, b"ready")
 
     assert cloud.run("cancel", "--now", job, limit_s=30).code == 0
@@ -268,7 +268,7 @@ def test_a_node_over_its_memory_limit_is_reported_as_such(cloud):
 @pytest.mark.parametrize("node", [0, 1])
 def test_a_killed_node_ends_the_job(cloud, node):
     cloud.script(SLEEP)
-    job = cloud.detached("--nodes", "2")
+    job = cloud.detach("--nodes", "2")
     cloud.await_log(job, b"ready 0", b"ready 1")
 
     cloud.engine.kill(cloud.containers(job)[node]["Id"], "SIGKILL")
@@ -285,7 +285,7 @@ def test_a_killed_node_ends_the_job(cloud, node):
 def test_a_container_that_is_stopped_fails_the_job_and_is_named(cloud, node):
     """After `docker stop` of one node, the job fails within its grace period, not as cancelled."""
     cloud.script(SLEEP)
-    job = cloud.detached("--nodes", "2")
+    job = cloud.detach("--nodes", "2")
     cloud.await_log(job, b"ready 0", b"ready 1")
 
     cloud.engine.kill(cloud.containers(job)[node]["Id"], "SIGTERM")
@@ -365,7 +365,7 @@ def test_a_job_is_watched_and_cancelled_from_another_state_folder(cloud, tmp_pat
     """The submitter's state folder keeps the log and state even if another one sees the end."""
     store = (tmp_path / "store").as_uri()
     cloud.script(SLEEP)
-    job = cloud.detached("--store", store)
+    job = cloud.detach("--store", store)
     cloud.environ["CLOUDJOB_HOME"] = str(tmp_path / "laptop")
     followed = cloud.start("attach", f"{store}/{job}")
     assert followed.stdout is not None

@@ -31,11 +31,11 @@ FOLDER = "/home/ma-user/modelarts/user-job-dir/code"
 PRELUDE = """\
 import hashlib, json, os, signal, sys, time
 if sys.argv[3:5] == ["--job_name", "ps"]:
-    time.sleep(600)  # a parameter server does as it is asked, and knows no end
+    time.sleep(600)  # a parameter server runs until it is ended
 node = int(os.environ["VC_TASK_INDEX"])
-words = ("CLOUDJOB_RANK", "OMPI_COMM_WORLD_RANK", "RANK", "RANK_ID")
-rank = int(next(os.environ[word] for word in words if word in os.environ))
-def say(*words): print(*words, flush=True)
+variables = ("CLOUDJOB_RANK", "OMPI_COMM_WORLD_RANK", "RANK", "RANK_ID")
+rank = int(next(os.environ[name] for name in variables if name in os.environ))
+def report(*values): print(*values, flush=True)
 """
 
 
@@ -59,7 +59,7 @@ def each(names=(), cases=lambda slots: [()]):
 
 
 @pytest.fixture
-def words(cloud, launcher, request):
+def submit_arguments(cloud, launcher, request):
     """Return a function that makes the arguments of a submit with the launcher."""
 
     def make(text: str, *args: str, size=()) -> list[str]:
@@ -85,23 +85,23 @@ def words(cloud, launcher, request):
 
 
 @pytest.fixture
-def submit(cloud, words):
+def submit(cloud, submit_arguments):
     """Run a job to its end."""
 
-    def run(*given, first=(), **more):
+    def run(*arguments, first=(), **more):
         head = ("submit", "--backend", "docker", *first)
-        return cloud.run(*head, *words(*given, **more), limit_s=LIMIT_S)
+        return cloud.run(*head, *submit_arguments(*arguments, **more), limit_s=LIMIT_S)
 
     return run
 
 
 @pytest.fixture
-def begin(cloud, words):
+def begin(cloud, submit_arguments):
     """Start a job, and return its id once all ranks have reported that they are up."""
 
     def run(text, launcher, *first):
         head = ("submit", "--backend", "docker", "--detach", *first)
-        done = cloud.run(*head, *words(text), limit_s=LIMIT_S)
+        done = cloud.run(*head, *submit_arguments(text), limit_s=LIMIT_S)
         assert done.code == 0, done
         ups = (b"[%d] up\n" % rank for rank in range(2 * slots_of(launcher)))
         cloud.await_log(done.job, *ups, limit_s=LIMIT_S)
@@ -117,13 +117,13 @@ def test_each_rank_has_the_jobs_arguments_variables_code_and_log(
     text = """
 values = {name[5:].decode(): hashlib.sha256(value).hexdigest()
           for name, value in os.environb.items() if name.startswith(b"UGLY_")}
-say(json.dumps([node, os.getcwd() == os.environ["PWD"], os.getcwd(), sys.argv[1:], values]))
+report(json.dumps([node, os.getcwd() == os.environ["PWD"], os.getcwd(), sys.argv[1:], values]))
 """
     args = ["--", "a b", "", "'\"", "$HOME", ":", "%3A", "--rank", "Grüße\n"]
     first = [
-        word
+        option
         for name, value in ugly_values.items()
-        for word in ("-e", b"UGLY_%s=%s" % (name.encode(), value))
+        for option in ("-e", b"UGLY_%s=%s" % (name.encode(), value))
     ]
 
     done = submit(text, *args, size=size, first=first)
@@ -131,11 +131,11 @@ say(json.dumps([node, os.getcwd() == os.environ["PWD"], os.getcwd(), sys.argv[1:
     assert done.code == 0, done
     status = cloud.status(done.job)
     assert (status["state"], status["exit_code"]) == ("SUCCEEDED", 0), status
-    said = dict(line.split(b" ", 1) for line in done.out.splitlines())
-    assert sorted(said) == [b"[%d]" % rank for rank in range(size[0] * size[1])], done
+    printed = dict(line.split(b" ", 1) for line in done.out.splitlines())
+    assert sorted(printed) == [b"[%d]" % rank for rank in range(size[0] * size[1])], done
     for rank in range(size[0] * size[1]):
         own = cloud.run("logs", done.job, "--rank", str(rank), "--raw").out
-        assert own == said[b"[%d]" % rank] + b"\n"
+        assert own == printed[b"[%d]" % rank] + b"\n"
         node, is_here, folder, found, values = json.loads(own)
         assert (node, is_here, folder) == (rank // size[1], True, FOLDER)
         # Two launchers prepend their own arguments.
@@ -158,7 +158,7 @@ say(json.dumps([node, os.getcwd() == os.environ["PWD"], os.getcwd(), sys.argv[1:
 def test_a_failing_rank_ends_the_job(cloud, submit, launcher, bad, how, code):
     text = f"""
 if rank == {bad}:
-    say("that was it")
+    report("that was it")
     {how}
 while True: time.sleep(0.05)
 """
@@ -176,7 +176,7 @@ while True: time.sleep(0.05)
 
 @each()
 def test_the_loss_of_a_node_ends_the_job(cloud, begin, launcher):
-    job = begin('say("up")\nwhile True: time.sleep(0.05)', launcher)
+    job = begin('report("up")\nwhile True: time.sleep(0.05)', launcher)
 
     cloud.engine.kill(cloud.containers(job)[1]["Id"], "SIGKILL")
 
@@ -192,10 +192,10 @@ def test_cancel_gives_every_rank_its_grace_period(cloud, begin, launcher):
     text = f"""
 def end(number, frame):
     time.sleep(0.3)
-    say("bye")
+    report("bye")
     sys.exit(0)
 signal.signal(signal.SIGTERM, signal.SIG_IGN if rank == {2 * slots_of(launcher) - 1} else end)
-say("up")
+report("up")
 while True: time.sleep(0.05)
 """
     job = begin(text, launcher, "--grace-s", "2")
@@ -204,6 +204,6 @@ while True: time.sleep(0.05)
 
     assert done.code == 0, done
     assert cloud.status(job)["state"] == "CANCELLED"
-    said = cloud.run("logs", job).out.splitlines()
+    lines = cloud.run("logs", job).out.splitlines()
     farewells = [b"[%d] bye" % rank for rank in range(2 * slots_of(launcher) - 1)]
-    assert sorted(line for line in said if line.endswith(b"bye")) == farewells, said
+    assert sorted(line for line in lines if line.endswith(b"bye")) == farewells, lines

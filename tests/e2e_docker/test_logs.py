@@ -76,7 +76,7 @@ def test_long_lines_and_progress_bars_are_exact(
     assert all(piece.endswith(b"\n") for piece in pieces)
 
 
-def test_a_rank_with_a_progress_bar_is_exact(cloud):
+def test_the_log_of_a_rank_with_a_progress_bar_is_exact(cloud):
     cloud.script(WRITE)
 
     done = cloud.submit("--nodes", "2")
@@ -94,7 +94,7 @@ def test_a_rank_with_a_progress_bar_is_exact(cloud):
 def test_the_log_of_deleted_containers_is_read_from_the_store(cloud):
     """The containers are deleted before any cloudjob command has polled the job."""
     cloud.script("import os; print('hello', os.environ['OMPI_COMM_WORLD_RANK'])")
-    job = cloud.detached("--nodes", "2")
+    job = cloud.detach("--nodes", "2")
     for container in cloud.containers(job):
         cloud.engine.wait(container["Id"])
         cloud.engine.remove_container(container["Id"])

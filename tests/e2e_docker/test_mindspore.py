@@ -26,21 +26,21 @@ def image(with_entry):
 @pytest.mark.parametrize("launcher", ["msrun", "dynamic-cluster", "mindspore-mpi"])
 def test_the_quick_start_runs_in_containers(cloud, image, launcher):
     """On two nodes with their own addresses, all ranks have the same, falling losses."""
-    words = ("--config", EXAMPLE / "job.yaml", "--source", EXAMPLE, "--image", image)
+    options = ("--config", EXAMPLE / "job.yaml", "--source", EXAMPLE, "--image", image)
 
     done = cloud.run(
-        *("submit", "--backend", "docker", *words),
+        *("submit", "--backend", "docker", *options),
         *("--launcher", launcher, "--procs-per-node", "1", "train.py"),
         limit_s=LIMIT_S,
     )
 
     assert done.code == 0, done
-    told: dict[int, list[float]] = {}
+    losses: dict[int, list[float]] = {}
     for line in done.out.splitlines():
         found = re.match(rb"\[(\d)\] rank \1 of 2 epoch \d step \d loss ([\d.]+)", line)
         if found:
-            told.setdefault(int(found[1]), []).append(float(found[2]))
-    assert sorted(told) == [0, 1], done
-    assert told[0] == told[1]
-    assert told[0][0] > 0.37
-    assert told[0][-1] < 0.24
+            losses.setdefault(int(found[1]), []).append(float(found[2]))
+    assert sorted(losses) == [0, 1], done
+    assert losses[0] == losses[1]
+    assert losses[0][0] > 0.37
+    assert losses[0][-1] < 0.24

@@ -30,7 +30,7 @@ print("rank", rank, "is done")
 
 
 @pytest.fixture
-def arts(cloud: Any, base_image: str) -> Iterator[Any]:
+def emulated_cloud(cloud: Any, base_image: str) -> Iterator[Any]:
     """A command line with an emulator whose nodes are containers."""
     settings = cloud.folder / "settings.yaml"
     settings.write_text(f"engine: docker\nimage: {base_image}\nupload_period_s: 1\ngrace_s: 5\n")
@@ -42,10 +42,10 @@ def arts(cloud: Any, base_image: str) -> Iterator[Any]:
     assert cloud.run("emulator", "down").code == 0
 
 
-def test_a_job_runs_in_two_containers(arts: Any, base_image: str):
+def test_a_job_runs_in_two_containers(emulated_cloud: Any, base_image: str):
     """Our sshd joins the nodes with the job's key; the platform moves code, secrets and outputs."""
-    arts.script(SCRIPT)
-    done = arts.run(
+    emulated_cloud.script(SCRIPT)
+    done = emulated_cloud.run(
         *("submit", "--backend", "modelarts", "--image", base_image, "--nodes", "2"),
         *("--procs-per-node", "2", "--secret", "TOKEN", "-e", "UGLY=a\n$b ", "--output", "OUT="),
         *("--name", "two", "train.py", "--lr", "a b"),
@@ -53,9 +53,9 @@ def test_a_job_runs_in_two_containers(arts: Any, base_image: str):
     assert done.code == 0, done
     assert done.out.count(b"is done\n") == 4
 
-    fetched = arts.run("outputs", "two", "--to", str(arts.folder / "got"))
+    fetched = emulated_cloud.run("outputs", "two", "--to", str(emulated_cloud.folder / "got"))
     assert fetched.code == 0, fetched
-    files = sorted((arts.folder / "got" / "OUT").glob("rank-*.json"))
+    files = sorted((emulated_cloud.folder / "got" / "OUT").glob("rank-*.json"))
     found = [json.loads(path.read_text()) for path in files]
     assert [item["node"] for item in found] == [0, 0, 1, 1]
     for rank, item in enumerate(found):
@@ -68,30 +68,32 @@ def test_a_job_runs_in_two_containers(arts: Any, base_image: str):
             "argv": ["--lr", "a b"],
             "keys": [],
         }
-    assert arts.status("two")["state"] == "SUCCEEDED"
+    assert emulated_cloud.status("two")["state"] == "SUCCEEDED"
 
 
-def test_a_missing_image_is_reported_before_anything_is_sent(arts: Any):
+def test_a_missing_image_is_reported_before_anything_is_sent(emulated_cloud: Any):
     """A missing tag is an error; an unlisted image causes only a warning, as it may be shared."""
-    arts.script("pass")
-    words = ("submit", "--backend", "modelarts", "--image")
-    refused = arts.run(*words, "cloudjob/base:nonsense", "train.py")
+    emulated_cloud.script("pass")
+    arguments = ("submit", "--backend", "modelarts", "--image")
+    refused = emulated_cloud.run(*arguments, "cloudjob/base:nonsense", "train.py")
     assert refused.code == 5, refused
     assert "error: image: cloudjob/base:nonsense: there is no tag nonsense" in refused.err
-    assert json.loads(arts.run("list", "--json").out) == []
+    assert json.loads(emulated_cloud.run("list", "--json").out) == []
 
-    warned = arts.run(*words, "cloudjob/nonsense:v1", "train.py")
+    warned = emulated_cloud.run(*arguments, "cloudjob/nonsense:v1", "train.py")
     assert "warning: image: the registry lists no cloudjob/nonsense" in warned.err, warned
     assert "Failed to pull image" in warned.err, warned
 
 
-def test_the_status_names_a_failed_rank_in_a_container(arts: Any, base_image: str):
-    arts.script("import os, sys\nsys.exit(7 if os.environ['VC_TASK_INDEX'] == '1' else 0)\n")
-    done = arts.run(
+def test_the_status_names_a_failed_rank_in_a_container(emulated_cloud: Any, base_image: str):
+    emulated_cloud.script(
+        "import os, sys\nsys.exit(7 if os.environ['VC_TASK_INDEX'] == '1' else 0)\n"
+    )
+    done = emulated_cloud.run(
         *("submit", "--backend", "modelarts", "--image", base_image, "--nodes", "2"),
         *("--name", "fails", "train.py"),
     )
-    status = arts.status("fails")
+    status = emulated_cloud.status("fails")
 
     assert done.code == 7, done
     assert (status["failure"]["node"], status["failure"]["exit_code"]) == (1, 7)

@@ -44,7 +44,7 @@ class Nodes:
         self._engine = engine
         self._image = image
         self._name = f"cloudjob-test-{os.urandom(4).hex()}"
-        self._made: list[str] = []
+        self._containers: list[str] = []
         self._hosts = [f"{self._name}-{index}" for index in range(2)]
         self._network = engine.create_network(self._name)["Id"]
         self._sleepers = [self._sleeper(host) for host in self._hosts]
@@ -59,14 +59,14 @@ class Nodes:
                 {self._network: engine.create_endpoint_config(aliases=[host])}
             ),
         )["Id"]
-        self._made.append(made)
+        self._containers.append(made)
         engine.start(made)
         return str(made)
 
-    def ip(self, node: int, *words: str) -> None:
+    def ip(self, node: int, *arguments: str) -> None:
         """Run ``ip`` in the network of a node."""
         process = self._engine.inspect_container(self._sleepers[node])["State"]["Pid"]
-        subprocess.run(["nsenter", "-t", str(process), "-n", "ip", *words], check=True)
+        subprocess.run(["nsenter", "-t", str(process), "-n", "ip", *arguments], check=True)
 
     def rename(self, node: int, name: str) -> None:
         """Rename the only interface of a node."""
@@ -105,13 +105,13 @@ class Nodes:
                 network_mode=f"container:{self._sleepers[index]}"
             ),
         )["Id"]
-        self._made.append(made)
+        self._containers.append(made)
         self._engine.put_archive(made, "/home/ma-user", _archive(train=script.encode(), key=key))
         self._engine.start(made)
         return str(made)
 
     def close(self) -> None:
-        for made in reversed(self._made):
+        for made in reversed(self._containers):
             self._engine.remove_container(made, force=True, v=True)
         self._engine.remove_network(self._network)
 
@@ -207,7 +207,7 @@ class Capture:
         self._end_s = 0.0
         self._texts = [text.encode() for text in texts]
         # The end of the last packet of each connection, as a text may span two packets.
-        self._ends: dict[bytes, bytes] = {}
+        self._packet_ends: dict[bytes, bytes] = {}
         self._socket = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(_ALL))
         # Only root may force this size. Packets wait here while Python is busy; none is dropped.
         self._socket.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, 256 << 20)
@@ -225,14 +225,14 @@ class Capture:
                 if self._is_over.is_set():
                     return
                 continue
-            self._take(packet, str(address[0]).encode())
+            self._search(packet, str(address[0]).encode())
 
-    def _take(self, packet: bytes, device: bytes) -> None:
+    def _search(self, packet: bytes, device: bytes) -> None:
         self.packets += 1
         # Addresses and ports of IPv4 without options, on this device.
         connection = device + packet[26:38]
-        text = self._ends.get(connection, b"") + packet[54:]
-        self._ends[connection] = text[-100:]
+        text = self._packet_ends.get(connection, b"") + packet[54:]
+        self._packet_ends[connection] = text[-100:]
         self.seen.update(found.decode() for found in self._texts if found in text)
 
     def close(self) -> None:
@@ -257,7 +257,7 @@ class Processes:
     def __init__(self, text: str) -> None:
         self.in_argv: set[str] = set()
         self.in_environment: set[str] = set()
-        self.looks = 0
+        self.polls = 0
         self._text = text.encode()
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._watch)
@@ -265,15 +265,15 @@ class Processes:
 
     def _watch(self) -> None:
         while not self._is_over.wait(0.02):
-            self.looks += 1
+            self.polls += 1
             for folder in Path("/proc").iterdir():
                 if folder.name.isdecimal():
                     with contextlib.suppress(OSError):
-                        self._look((folder / "cmdline").read_bytes(), folder)
+                        self._search((folder / "cmdline").read_bytes(), folder)
 
-    def _look(self, words: bytes, folder: Path) -> None:
-        shown = words.replace(b"\0", b" ").decode("utf-8", "replace")[:300]
-        if self._text in words:
+    def _search(self, cmdline: bytes, folder: Path) -> None:
+        shown = cmdline.replace(b"\0", b" ").decode("utf-8", "replace")[:300]
+        if self._text in cmdline:
             self.in_argv.add(shown)
         if self._text in (folder / "environ").read_bytes():
             self.in_environment.add(shown)
@@ -297,8 +297,8 @@ def test_a_secret_is_neither_on_the_network_nor_in_a_process_list(cloud, request
     cloud.script(WAIT)
     processes, capture = Processes(secret), Capture(secret, shown)
     try:
-        words = ("--nodes", "2", "--image", image, "--secret", "TOKEN", "-e", f"MARK={shown}")
-        job = cloud.detached(*words)
+        options = ("--nodes", "2", "--image", image, "--secret", "TOKEN", "-e", f"MARK={shown}")
+        job = cloud.detach(*options)
         cloud.await_log(job, b"[1] ready %d" % len(secret))
         for container in cloud.containers(job):
             started = cloud.engine.exec_create(container["Id"], ["touch", "/tmp/go"])
@@ -309,12 +309,14 @@ def test_a_secret_is_neither_on_the_network_nor_in_a_process_list(cloud, request
         capture.close()
 
     assert done.code == 0, done
-    assert processes.looks > 10
+    assert processes.polls > 10
     assert processes.in_argv == set()
     # The ranks and, on this host, the `submit` command have it, but no other program.
-    holders = {words for words in processes.in_environment if str(BIN / "cloudjob") not in words}
-    assert any("train.py" in words for words in holders), processes.in_environment
-    assert [words for words in holders if "train.py" not in words] == []
+    holders = {
+        cmdline for cmdline in processes.in_environment if str(BIN / "cloudjob") not in cmdline
+    }
+    assert any("train.py" in cmdline for cmdline in holders), processes.in_environment
+    assert [cmdline for cmdline in holders if "train.py" not in cmdline] == []
     assert capture.dropped == 0
     assert shown in capture.seen, f"{capture.packets} packets, and none of Open MPI's own channel"
     assert secret not in capture.seen

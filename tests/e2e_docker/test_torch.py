@@ -35,10 +35,10 @@ def image(with_entry):
 def test_the_example_trains_the_same_model_on_all_ranks(cloud, image, launcher, example, ranks):
     """Two nodes with their own addresses and the same number of ranks; the losses fall."""
     size = ("--nodes", "2", "--procs-per-node", str(ranks))
-    words = ("--backend", "docker", "--image", image, "--source", EXAMPLES / example)
+    options = ("--backend", "docker", "--image", image, "--source", EXAMPLES / example)
 
     done = cloud.run(
-        *("submit", *words, *size, "--launcher", launcher, "train.py", "--epochs", "3"),
+        *("submit", *options, *size, "--launcher", launcher, "train.py", "--epochs", "3"),
         limit_s=LIMIT_S,
     )
 

@@ -107,9 +107,11 @@ class Lab:
 
     # -- the command line ---------------------------------------------------------------------
 
-    def start(self, *words: str, out: int | BinaryIO = subprocess.PIPE) -> subprocess.Popen[str]:
+    def start(
+        self, *arguments: str, out: int | BinaryIO = subprocess.PIPE
+    ) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [BIN / "cloudjob", *words],
+            [BIN / "cloudjob", *arguments],
             cwd=self.source,
             env={**os.environ, **self.environ},
             stdin=subprocess.DEVNULL,
@@ -127,12 +129,12 @@ class Lab:
             err += "\n(killed by the test: it took too long)"
         return Done(process.returncode, out, err)
 
-    def run(self, *words: str) -> Done:
-        return self.end(self.start(*words))
+    def run(self, *arguments: str) -> Done:
+        return self.end(self.start(*arguments))
 
-    def submit(self, *words: str) -> str:
+    def submit(self, *arguments: str) -> str:
         """Submit a job and return its id."""
-        done = self.run("submit", "--config", "job.yaml", "--detach", *words, "train.py")
+        done = self.run("submit", "--config", "job.yaml", "--detach", *arguments, "train.py")
         assert done.code == 0, done
         return done.job
 
@@ -218,10 +220,10 @@ class Lab:
         """Report that the container of a pod has ended."""
         self.log(pod).end()
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        over = {"exitCode": code, "startedAt": now, "finishedAt": now}
-        over["reason"] = reason or ("Error" if code else "Completed")
+        terminated = {"exitCode": code, "startedAt": now, "finishedAt": now}
+        terminated["reason"] = reason or ("Error" if code else "Completed")
         phase = "Failed" if code else "Succeeded"
-        state = {"terminated": over}
+        state = {"terminated": terminated}
         status = {"phase": phase, "containerStatuses": [self._container(state)], **more}
         self.pod_status(pod, status)
 

@@ -27,23 +27,23 @@ LABEL = "cloudjob-test.namespace"
 _POLL_S = 0.2
 
 
-class Machine:
+class PodRunner:
     """Runs the pods of one job until the job has ended."""
 
     def __init__(self, lab: Lab, engine: docker.APIClient, image: str) -> None:
         self.lab = lab
         self._engine = engine
         self._image = image
-        self._alive: dict[str, str] = {}
+        self._running: dict[str, str] = {}
         self._threads: list[threading.Thread] = []
         self._stop = threading.Event()
         self.network = f"cloudjob-test-{lab.namespace}"
-        self.faults: list[BaseException] = []
+        self.errors: list[BaseException] = []
         self.attempts = 0
 
-    def __enter__(self) -> Machine:
+    def __enter__(self) -> PodRunner:
         self._engine.create_network(self.network, labels={LABEL: self.lab.namespace})
-        thread = threading.Thread(target=self._guarded, daemon=True)
+        thread = threading.Thread(target=self._run, daemon=True)
         thread.start()
         self._threads.append(thread)
         return self
@@ -52,40 +52,40 @@ class Machine:
         self._stop.set()
         for thread in self._threads:
             thread.join(60)
-        for item in self._ours():
+        for item in self._containers():
             with contextlib.suppress(docker.errors.APIError):
                 self._engine.remove_container(item["Id"], force=True, v=True)
         self._engine.remove_network(self.network)
-        assert self.faults == []
+        assert self.errors == []
 
     def kill(self, pod: str) -> None:
         """Kill a pod's container, as the kernel does when it is out of memory."""
-        self._engine.kill(self._alive[pod])
+        self._engine.kill(self._running[pod])
 
     @contextlib.contextmanager
-    def held(self, pod: str) -> Iterator[None]:
+    def paused(self, pod: str) -> Iterator[None]:
         """Pause a pod's container, as if it took long to finish."""
-        container = self._alive[pod]
+        container = self._running[pod]
         self._engine.pause(container)
         try:
             yield
         finally:
             self._engine.unpause(container)
 
-    def _ours(self) -> list[dict[str, Any]]:
+    def _containers(self) -> list[dict[str, Any]]:
         filters = {"label": f"{LABEL}={self.lab.namespace}"}
         found: list[dict[str, Any]] = self._engine.containers(all=True, filters=filters)
         return found
 
-    def _guarded(self) -> None:
+    def _run(self) -> None:
         try:
-            self._work()
+            self._run_job()
         except BaseException as error:  # noqa: BLE001 (reported at the end)
-            self.faults.append(error)
+            self.errors.append(error)
 
     # -- the operator -------------------------------------------------------------------------
 
-    def _work(self) -> None:
+    def _run_job(self) -> None:
         """Run the only job of the namespace to its end."""
         while not self._stop.is_set():
             jobs = self.lab.get(self.lab.path())["items"]
@@ -97,12 +97,12 @@ class Machine:
         name = jobs[0]["metadata"]["name"]
         retries = 0
         while not self._stop.is_set():
-            self._begin(name)
+            self._start_pods(name)
             self.lab.phase(name, "Running", **({"retryCount": retries} if retries else {}))
             phase = self._follow(name)
             if phase != "Restarting":
                 self.lab.phase(name, phase, **({"retryCount": retries} if retries else {}))
-                self._outlive(name)
+                self._await_kept_pods(name)
                 return
             retries += 1
             self.lab.phase(name, "Restarting", retryCount=retries)
@@ -119,7 +119,7 @@ class Machine:
             "ms-operator": self._mindspore,
         }
         while not self._stop.is_set():
-            ended = self._ended()
+            ended = self._exit_codes()
             phase = policies[self.lab.engine](name, ended)
             if phase:
                 return phase
@@ -167,14 +167,14 @@ class Machine:
             return "Succeeded"
         return "Failed" if any(ended.values()) else ""
 
-    def _outlive(self, name: str) -> None:
+    def _await_kept_pods(self, name: str) -> None:
         """Let the pods continue that the operator keeps when it considers the job ended."""
         if self.lab.engine != "ms-operator":
             return
         if self._manifest(name)["spec"]["runPolicy"]["cleanPodPolicy"] == "Running":
             self._delete_pods(keep_ended=True)
-        while self._alive and not self._stop.is_set():
-            self._ended()
+        while self._running and not self._stop.is_set():
+            self._exit_codes()
             time.sleep(_POLL_S)
 
     def _manifest(self, name: str) -> dict[str, Any]:
@@ -183,10 +183,10 @@ class Machine:
 
     # -- the kubelet --------------------------------------------------------------------------
 
-    def _begin(self, name: str) -> None:
+    def _start_pods(self, name: str) -> None:
         """Create the pods and start a container for each."""
         manifest = self._manifest(name)
-        self._let_in()
+        self._open_store()
         if self.attempts:
             uid = manifest["metadata"]["uid"]
             pods = operators.made_of(manifest, uid).pods
@@ -208,16 +208,16 @@ class Machine:
         is_last = manifest["spec"].get("launcherCreationPolicy") == "WaitForWorkersReady"
         pods = [*enumerate(found)]
         for index, pod in [*pods[1:], pods[0]] if is_last else pods:
-            self._start(self.lab.get(self.lab.core("Pod", pod)), objects, index)
+            self._start_pod(self.lab.get(self.lab.core("Pod", pod)), objects, index)
 
-    def _let_in(self) -> None:
+    def _open_store(self) -> None:
         """Give the pods' user write access to the store, as the owner of a network disk would."""
         for folder, _, files in os.walk(self.lab.folder / "store"):
             Path(folder).chmod(0o777)
             for file in files:
                 Path(folder, file).chmod(0o666)
 
-    def _start(self, pod: dict[str, Any], objects: kubelet.Objects, index: int) -> None:
+    def _start_pod(self, pod: dict[str, Any], objects: kubelet.Objects, index: int) -> None:
         name = pod["metadata"]["name"]
         # Choose the address before the container exists, as its variables contain it.
         pool = self._engine.inspect_network(self.network)["IPAM"]["Config"][0]["Subnet"]
@@ -246,7 +246,7 @@ class Machine:
         made = self._engine.create_container_from_config(config)["Id"]
         self._engine.put_archive(made, "/", _volumes(started))
         self._engine.start(made)
-        self._alive[name] = made
+        self._running[name] = made
         self.lab.begin(name)
         thread = threading.Thread(target=self._log, args=(name, made), daemon=True)
         thread.start()
@@ -274,13 +274,13 @@ class Machine:
                 moment, _, text = line.partition(b" ")
                 log.write(text, at=moment.decode())
 
-    def _ended(self) -> dict[str, int]:
+    def _exit_codes(self) -> dict[str, int]:
         """Report newly ended containers to the API server; return all exit codes by pod."""
-        for pod, container in list(self._alive.items()):
+        for pod, container in list(self._running.items()):
             state = self._engine.inspect_container(container)["State"]
             if state["Running"]:
                 continue
-            del self._alive[pod]
+            del self._running[pod]
             time.sleep(0.3)  # the engine may still be delivering the last log lines
             reason = "OOMKilled" if state["OOMKilled"] else ""
             self.lab.finish(pod, state["ExitCode"], reason)
@@ -294,14 +294,14 @@ class Machine:
     def _delete_pods(self, *, keep_ended: bool) -> None:
         """Delete pods with their grace period, as the API server and a kubelet would."""
         stopping = []
-        for pod, container in list(self._alive.items()):
+        for pod, container in list(self._running.items()):
             spec = self.lab.get(self.lab.core("Pod", pod))["spec"]
             grace_s = spec["terminationGracePeriodSeconds"]
-            words = {"timeout": grace_s}
-            stop = threading.Thread(target=self._engine.stop, args=(container,), kwargs=words)
+            options = {"timeout": grace_s}
+            stop = threading.Thread(target=self._engine.stop, args=(container,), kwargs=options)
             stop.start()
             stopping.append((pod, stop))
-            del self._alive[pod]
+            del self._running[pod]
         for pod, stop in stopping:
             stop.join()
             time.sleep(0.3)  # as above

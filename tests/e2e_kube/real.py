@@ -35,7 +35,7 @@ _TUNED_KEYS = ("kernel/keys/root_maxkeys", "kernel/keys/root_maxbytes")
 _GRACE_S = 6
 
 
-class RealMachine:
+class RealNode:
     """A kubelet, and the programs of the cluster that manage nodes."""
 
     def __init__(
@@ -125,7 +125,7 @@ class RealMachine:
         address = str(next(ipaddress.ip_network(network).hosts()))
         config = self.folder / "kubelet.json"
         config.write_text(json.dumps(_configuration(address)))
-        words = [
+        command = [
             *(str(programs() / "kubelet"), f"--config={config}", f"--node-ip={address}"),
             *(f"--kubeconfig={self.cluster.kubeconfig()}", f"--hostname-override={NODE}"),
             *(f"--root-dir={self.folder}/root", f"--cert-dir={self.folder}/certificates"),
@@ -134,7 +134,7 @@ class RealMachine:
             f"--volume-plugin-dir={self.folder}/plugins",
         ]
         with (self.folder / "kubelet.log").open("ab") as log:
-            self._kubelet = subprocess.Popen(words, stdout=log, stderr=log)
+            self._kubelet = subprocess.Popen(command, stdout=log, stderr=log)
 
 
 @contextlib.contextmanager

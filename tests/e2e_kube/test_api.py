@@ -28,29 +28,29 @@ from tests.support.servers import ACCESS_KEY, SECRET_KEY, Server
 pytestmark = pytest.mark.kubernetes
 
 # The phase that an operator reports for a cancelled job.
-LAST = {"volcano": "Aborted", "mpi-operator": "Suspended", "ms-operator": "Failed"}
+CANCELLED_PHASES = {"volcano": "Aborted", "mpi-operator": "Suspended", "ms-operator": "Failed"}
 
 
-def missing(sent: Any, back: Any, where: str = "") -> list[str]:
+def missing(sent: Any, returned: Any, where: str = "") -> list[str]:
     """Return the sent fields that the server did not return."""
-    if isinstance(sent, dict) and isinstance(back, dict):
+    if isinstance(sent, dict) and isinstance(returned, dict):
         return [
-            fault
+            problem
             for key, value in sent.items()
             # Empty values may be dropped, and stringData comes back as data.
-            for fault in (
-                missing(value, back[key], f"{where}.{key}")
-                if key in back
+            for problem in (
+                missing(value, returned[key], f"{where}.{key}")
+                if key in returned
                 else [f"{where}.{key} is gone"]
                 * (value not in ({}, [], "") and key != "stringData")
             )
         ]
-    if isinstance(sent, list) and isinstance(back, list):
-        if len(sent) != len(back):
-            return [f"{where}: {len(sent)} items were sent, {len(back)} came back"]
-        pairs = enumerate(zip(sent, back, strict=True))
-        return [fault for i, (a, b) in pairs for fault in missing(a, b, f"{where}[{i}]")]
-    return [] if sent == back else [f"{where}: {sent!r} became {back!r}"]
+    if isinstance(sent, list) and isinstance(returned, list):
+        if len(sent) != len(returned):
+            return [f"{where}: {len(sent)} items were sent, {len(returned)} came back"]
+        pairs = enumerate(zip(sent, returned, strict=True))
+        return [problem for i, (a, b) in pairs for problem in missing(a, b, f"{where}[{i}]")]
+    return [] if sent == returned else [f"{where}: {sent!r} became {returned!r}"]
 
 
 def applied(cluster: Cluster, namespace: str, item: dict[str, Any]) -> dict[str, Any]:
@@ -81,15 +81,15 @@ def test_the_api_server_keeps_every_field_that_is_applied(
     body["metadata"]["namespace"] = namespace
     from_operator = operators.made_of(body)
     pods = [without_owner(item) for item in from_operator.pods]
-    faults = [
-        fault
+    problems = [
+        problem
         for item in [*own, *from_operator.objects, *pods]
-        for fault in missing(
+        for problem in missing(
             {k: v for k, v in item.items() if k != "metadata"}, applied(cluster, namespace, item)
         )
     ]
 
-    assert faults == []
+    assert problems == []
 
 
 def without_owner(pod: dict[str, Any]) -> dict[str, Any]:
@@ -109,7 +109,7 @@ def openapi(cluster: Cluster) -> dict[str, Any]:
     return definitions
 
 
-def against(openapi: dict[str, Any], item: dict[str, Any]) -> list[str]:
+def schema_errors(openapi: dict[str, Any], item: dict[str, Any]) -> list[str]:
     """Return the errors that the server's own schema finds in a core object."""
     schema = {
         "$ref": f"#/definitions/io.k8s.api.core.v1.{item['kind']}",
@@ -127,7 +127,7 @@ def test_kubernetes_itself_knows_every_field(engine: str, openapi: dict[str, Any
 
     kinds = {"ConfigMap", "Secret", "Pod", *["Service"] * (engine == "ms-operator")}
     assert {item["kind"] for item in items} == kinds
-    assert [fault for item in items for fault in against(openapi, item)] == []
+    assert [problem for item in items for problem in schema_errors(openapi, item)] == []
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_fields_that_kubernetes_does_not_know_are_found(
     made = build("volcano", {"pod": {"spec": patch}})
     (pod, *_) = operators.made_of(dict(made.body)).pods
 
-    assert any(message in fault for fault in against(openapi, pod))
+    assert any(message in problem for problem in schema_errors(openapi, pod))
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -154,10 +154,10 @@ def test_a_field_that_the_server_drops_is_found(cluster: Cluster, engine: str):
     made = build(engine, {"pod": {"spec": {"hostNetwrk": True}}})
     body = dict(made.body)
 
-    faults = missing(body["spec"], applied(cluster, cluster.namespace(), body)["spec"])
+    problems = missing(body["spec"], applied(cluster, cluster.namespace(), body)["spec"])
 
-    assert faults
-    assert all(fault.endswith("hostNetwrk is gone") for fault in faults)
+    assert problems
+    assert all(problem.endswith("hostNetwrk is gone") for problem in problems)
 
 
 def test_the_cluster_accepts_what_a_dry_run_prints(lab: Lab):
@@ -221,20 +221,20 @@ def test_a_job_is_followed_from_submission_to_end_and_removed(lab: Lab, until: C
         lab.finish(pod)
     lab.phase(job, "Completed" if lab.engine == "volcano" else "Succeeded")
 
-    said = lab.end(following)
+    followed = lab.end(following)
     status = lab.status(job)
-    assert sorted(said.out.split("\n")[:-1]) == ["[0] one", "[0] two", "[1] one", "[1] two"]
-    assert said.code == 0, said
+    assert sorted(followed.out.split("\n")[:-1]) == ["[0] one", "[0] two", "[1] one", "[1] two"]
+    assert followed.code == 0, followed
     assert status["state"] == "SUCCEEDED"
     assert status["exit_code"] == 0
     assert status["started_at"] <= status["ended_at"]
     assert lab.run("logs", job, "--node", "1").out == "[1] one\n[1] two\n"
     assert lab.run("rm", job).code == 0
     assert lab.get(lab.path(job)) is None
-    assert left(lab, job) == []
+    assert objects_of(lab, job) == []
 
 
-def left(lab: Lab, job: str) -> list[str]:
+def objects_of(lab: Lab, job: str) -> list[str]:
     """Return the names of the ConfigMaps and Secrets that are left of a job."""
     return [
         item["metadata"]["name"]
@@ -251,12 +251,12 @@ def test_the_objects_of_a_job_are_owned_by_it(lab: Lab):
     job = lab.submit("-n", "2", "-e", "A=b")
     uid = lab.get(lab.path(job))["metadata"]["uid"]
 
-    wanted = {
+    expected = {
         "volcano": [("ConfigMap", "entry"), ("Secret", "delivery")],
         "mpi-operator": [("ConfigMap", "entry")],
         "ms-operator": [("ConfigMap", "entry"), ("Secret", "delivery"), ("Service", "worker-0")],
     }
-    for kind, name in wanted[lab.engine]:
+    for kind, name in expected[lab.engine]:
         owners = lab.get(lab.core(kind, f"{job}-{name}"))["metadata"]["ownerReferences"]
         assert [owner["uid"] for owner in owners] == [uid]
 
@@ -304,11 +304,11 @@ def test_a_waiting_submit_reports_why_the_job_waits(volcano_lab: Lab, until: Cal
     reason = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
     lab.pod_status(pod, {"conditions": [{**reason, "message": "no room"}]})
     assert submitting.stderr is not None
-    said = ""
-    while "waits" not in said:
-        said = submitting.stderr.readline()
-        assert said, "it has ended without a word"
-    assert f"job {job} waits: Pending (node 0: Unschedulable: no room)" in said
+    line = ""
+    while "waits" not in line:
+        line = submitting.stderr.readline()
+        assert line, "it has ended without output"
+    assert f"job {job} waits: Pending (node 0: Unschedulable: no room)" in line
     lab.begin(pod)
     lab.finish(pod)
     lab.phase(job, "Completed")
@@ -325,14 +325,16 @@ def test_a_queue_that_is_full_is_named(lab: Lab):
         "metadata": {"name": f"{job}-{uid}" if lab.engine == "volcano" else job},
         "spec": {"minMember": 2},
     }
-    words = {"reason": "NotEnoughResources", "message": "2/2 tasks in gang unschedulable"}
-    group["status"] = {"conditions": [{"type": "Unschedulable", "status": "True", **words}]}
+    condition = {"reason": "NotEnoughResources", "message": "2/2 tasks in gang unschedulable"}
+    group["status"] = {"conditions": [{"type": "Unschedulable", "status": "True", **condition}]}
     path = f"/apis/scheduling.volcano.sh/v1beta1/namespaces/{lab.namespace}/podgroups"
     lab.cluster.ask("POST", path, group)
     lab.phase(job, "Pending" if lab.engine == "volcano" else "Created")
 
-    said = lab.status(job)["native_state"]
-    assert said.endswith("(NotEnoughResources: 2/2 tasks in gang unschedulable)"), said
+    native_state = lab.status(job)["native_state"]
+    assert native_state.endswith("(NotEnoughResources: 2/2 tasks in gang unschedulable)"), (
+        native_state
+    )
 
 
 def test_a_quota_that_blocks_the_job_is_named(volcano_lab: Lab):
@@ -373,31 +375,31 @@ def test_a_node_that_ran_out_of_memory_is_named_by_status(lab: Lab):
     assert status["cause"] == "platform"
 
 
-def test_an_evicted_node_is_named_with_the_kubelet_s_words(lab: Lab):
+def test_an_evicted_node_is_reported_with_the_message_of_the_kubelet(lab: Lab):
     """The cause is the platform, not the script."""
     job = lab.submit("-n", "2")
     pods = lab.operate(job)
     lab.begin(*pods)
     lab.finish(pods[0], 1)
-    words = {"reason": "Evicted", "message": "The node was low on resource: memory."}
-    lab.pod_status(pods[1], {"phase": "Failed", **words})
+    eviction = {"reason": "Evicted", "message": "The node was low on resource: memory."}
+    lab.pod_status(pods[1], {"phase": "Failed", **eviction})
     lab.phase(job, "Aborted" if lab.engine == "volcano" else "Failed")
 
     status = lab.status(job)
     assert (status["state"], status["cause"]) == ("FAILED", "platform"), status
-    said = f"node 1 ({pods[1]}): Evicted: The node was low on resource: memory."
-    assert said in status["failure"]["message"], status
+    message = f"node 1 ({pods[1]}): Evicted: The node was low on resource: memory."
+    assert message in status["failure"]["message"], status
 
 
 def test_a_submit_refused_by_a_quota_leaves_nothing(volcano_lab: Lab):
     """The error has the server's message and a hint, and no object of the job remains."""
     lab = volcano_lab
     path = f"/api/v1/namespaces/{lab.namespace}/resourcequotas"
-    hard = {"count/jobs.batch.volcano.sh": "0"}
+    limits = {"count/jobs.batch.volcano.sh": "0"}
     quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "none"}}
-    lab.cluster.ask("POST", path, {**quota, "spec": {"hard": hard}})
+    lab.cluster.ask("POST", path, {**quota, "spec": {"hard": limits}})
     # Set the counts, as the quota controller would.
-    used = {"status": {"hard": hard, "used": hard}}
+    used = {"status": {"hard": limits, "used": limits}}
     lab.cluster.ask("PATCH", f"{path}/none/status", used, kind=MERGE)
     done = lab.run("submit", "--config", "job.yaml", "-n", "2", "train.py")
 
@@ -466,13 +468,13 @@ def test_cancelling_asks_the_operator(lab: Lab, until: Callable[..., None]):
         assert manifest["spec"]["runPolicy"]["suspend"] is True
     else:
         assert manifest["spec"]["runPolicy"]["cleanPodPolicy"] == "Running"
-    asked = lab.cluster.kubelet.asked
-    until(lambda: any(pods[0] in path and "follow=true" in path for path in asked), "a stream")
+    requests = lab.cluster.kubelet.asked
+    until(lambda: any(pods[0] in path and "follow=true" in path for path in requests), "a stream")
     log.write(b"[0] in its grace")
     for pod in pods:
         lab.log(pod).end()
         lab.delete(pod)
-    lab.phase(job, LAST[lab.engine])
+    lab.phase(job, CANCELLED_PHASES[lab.engine])
     done = lab.end(cancelling)
     assert done.code == 0, done
     status = lab.status(job)
@@ -492,8 +494,8 @@ def test_the_log_of_a_deleted_pod_is_read_from_the_saved_copy(
     lab.phase(job, "Running")
     following = lab.start("logs", job, "-f")
     lab.log(pod).write(b"[0] first")
-    asked = lab.cluster.kubelet.asked
-    until(lambda: any(pod in path and "follow=true" in path for path in asked), "a stream")
+    requests = lab.cluster.kubelet.asked
+    until(lambda: any(pod in path and "follow=true" in path for path in requests), "a stream")
     lab.log(pod).end()
     lab.delete(pod)
     lab.cluster.kubelet.forget(lab.namespace, pod)
@@ -520,7 +522,7 @@ def test_the_cluster_itself_deletes_what_belongs_to_a_job(
     lab.operate(job)
     lab.cluster.ask("DELETE", lab.path(job), {"propagationPolicy": "Background"})
 
-    until(lambda: left(lab, job) == [], "end of ConfigMap and Secret")
+    until(lambda: objects_of(lab, job) == [], "end of ConfigMap and Secret")
     until(lambda: lab.get(lab.core("Pod"))["items"] == [], "end of the pods")
     status = lab.status(job)
     assert status["state"] == "UNKNOWN", json.dumps(status)
@@ -623,11 +625,11 @@ def test_the_role_in_the_documentation_is_enough(lab: Lab, until: Callable[..., 
     cancelling = lab.start("cancel", "--now", job)
     until(lambda: stopped(lab, job), "request to stop the job")
     until(lambda: not lab.get(lab.core("Pod"))["items"], "end of the pods")
-    lab.phase(job, LAST[lab.engine])
+    lab.phase(job, CANCELLED_PHASES[lab.engine])
     assert lab.end(cancelling).code == 0
     done = lab.run("rm", job)
     assert done.code == 0, done
-    assert left(lab, job) == []
+    assert objects_of(lab, job) == []
 
 
 def test_invalid_credentials_are_reported(volcano_lab: Lab):
@@ -643,7 +645,7 @@ def test_invalid_credentials_are_reported(volcano_lab: Lab):
     assert "Traceback" not in done.err
 
 
-def test_doctor_looks_at_a_cluster(volcano_lab: Lab):
+def test_doctor_checks_the_cluster(volcano_lab: Lab):
     """It reports the version, the operators and our permissions."""
     done = volcano_lab.run("doctor", "--backend", "kubernetes")
 
@@ -698,7 +700,7 @@ def test_the_remains_of_a_killed_submit_are_orphans(volcano_lab: Lab):
 
     done = lab.run("rm", "--orphans")
     assert f"removed the leftovers of {job}" in done.err, done
-    assert left(lab, job) == []
+    assert objects_of(lab, job) == []
 
 
 def test_a_namesake_created_by_others_is_not_taken_for_our_job(cluster: Cluster, volcano_lab: Lab):

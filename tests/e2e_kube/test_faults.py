@@ -33,7 +33,7 @@ pytestmark = pytest.mark.kubernetes
 QUICK = Limits(total_s=20.0, answer_s=10.0, pause_s=0.05, longest_pause_s=0.5)
 
 
-class Way:
+class ProxiedBackend:
     """A backend that reaches the cluster through a proxy."""
 
     def __init__(self, lab: Lab, folder: Path) -> None:
@@ -56,14 +56,14 @@ class Way:
 
 
 @pytest.fixture
-def way(volcano_lab: Lab, tmp_path: Path) -> Iterator[Way]:
+def proxied(volcano_lab: Lab, tmp_path: Path) -> Iterator[ProxiedBackend]:
     """A backend behind a proxy that can inject faults."""
-    made = Way(volcano_lab, tmp_path)
+    made = ProxiedBackend(volcano_lab, tmp_path)
     yield made
     made.proxy.close()
 
 
-def words_of(handle: str) -> str:
+def job_of(handle: str) -> str:
     """Return the job id of a handle."""
     return handle.rpartition("/")[2]
 
@@ -72,89 +72,95 @@ def words_of(handle: str) -> str:
 
 
 @pytest.mark.parametrize("status", [429, 500, 503, 504])
-def test_a_server_that_is_busy_is_asked_again(way: Way, status: int):
+def test_a_request_to_a_busy_server_is_repeated(proxied: ProxiedBackend, status: int):
     headers = {"Retry-After": "1"} if status == 429 else {}
-    way.fail(Fault(status=status, body=b"busy", headers=headers), "POST", "/jobs", times=2)
+    proxied.fail(Fault(status=status, body=b"busy", headers=headers), "POST", "/jobs", times=2)
     begun = time.monotonic()
-    handle = way.send()
+    handle = proxied.send()
 
-    assert way.lab.get(way.lab.path(words_of(handle)))
-    assert len(way.proxy.seen("POST", "/jobs")) == 3
+    assert proxied.lab.get(proxied.lab.path(job_of(handle)))
+    assert len(proxied.proxy.seen("POST", "/jobs")) == 3
     assert status != 429 or time.monotonic() - begun >= 2
 
 
 @pytest.mark.parametrize("kind", ["/configmaps", "/secrets", "/jobs"])
-def test_a_create_whose_answer_got_lost_makes_one_object(way: Way, kind: str):
+def test_a_create_whose_answer_got_lost_makes_one_object(proxied: ProxiedBackend, kind: str):
     """The second create is refused (409 AlreadyExists), and the existing object is ours."""
-    way.fail(LOST_ANSWER, "POST", kind)
-    handle = way.send(nodes=2)
-    job = way.lab.get(way.lab.path(words_of(handle)))
+    proxied.fail(LOST_ANSWER, "POST", kind)
+    handle = proxied.send(nodes=2)
+    job = proxied.lab.get(proxied.lab.path(job_of(handle)))
 
-    assert len(way.proxy.seen("POST", kind)) == 2
-    owned = way.lab.get(way.lab.core("Secret", f"{words_of(handle)}-delivery"))
+    assert len(proxied.proxy.seen("POST", kind)) == 2
+    owned = proxied.lab.get(proxied.lab.core("Secret", f"{job_of(handle)}-delivery"))
     assert owned["metadata"]["ownerReferences"][0]["uid"] == job["metadata"]["uid"]
 
 
 @pytest.mark.parametrize("is_temporary", [True, False])
-def test_fresh_keys_go_into_the_secret_of_a_job_with_temporary_ones(way: Way, is_temporary: bool):
+def test_fresh_keys_go_into_the_secret_of_a_job_with_temporary_ones(
+    proxied: ProxiedBackend, is_temporary: bool
+):
     """A Secret with keys that never expire is immutable."""
     access = {"CLOUDJOB_S3_SESSION_TOKEN": "old"} if is_temporary else {}
-    handle = way.backend.send(way.backend.build(replace(submission("volcano"), access=access)))
-    path = way.lab.core("Secret", f"{words_of(handle)}-delivery")
+    handle = proxied.backend.send(
+        proxied.backend.build(replace(submission("volcano"), access=access))
+    )
+    path = proxied.lab.core("Secret", f"{job_of(handle)}-delivery")
 
     if not is_temporary:
         with pytest.raises(BackendError, match="immutable"):
-            way.backend.refresh(handle, {"A": "fresh"})
+            proxied.backend.refresh(handle, {"A": "fresh"})
         return
-    way.backend.refresh(handle, {"A": "fresh"})
+    proxied.backend.refresh(handle, {"A": "fresh"})
 
-    data = way.lab.get(path)["data"]
+    data = proxied.lab.get(path)["data"]
     assert base64.b64decode(data["store-keys"]) == b"A=fresh\0"
     assert b"CLOUDJOB_S3_SESSION_TOKEN=old" in base64.b64decode(data["env"])
 
 
-def test_an_object_of_another_job_is_not_taken_for_ours(way: Way):
+def test_an_object_of_another_job_is_not_taken_for_ours(proxied: ProxiedBackend):
     """If an object has our name but not our label, no job is made and our objects are removed."""
-    made = request.build(submission("volcano"), ENGINES["volcano"], way.lab.namespace)
+    made = request.build(submission("volcano"), ENGINES["volcano"], proxied.lab.namespace)
     other = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": made.job_names.delivery}}
-    way.lab.cluster.ask("POST", way.lab.core("Secret"), other)
+    proxied.lab.cluster.ask("POST", proxied.lab.core("Secret"), other)
 
     with pytest.raises(BackendError, match="already exists"):
-        way.send()
+        proxied.send()
 
-    assert way.lab.get(way.lab.path(made.job_names.name)) is None
-    assert way.lab.get(way.lab.core("ConfigMap", made.job_names.entry)) is None
+    assert proxied.lab.get(proxied.lab.path(made.job_names.name)) is None
+    assert proxied.lab.get(proxied.lab.core("ConfigMap", made.job_names.entry)) is None
 
 
-def test_services_of_a_job_that_cannot_be_made_do_not_stay(mindspore_lab: Lab, tmp_path: Path):
+def test_a_job_that_cannot_be_created_leaves_no_services(mindspore_lab: Lab, tmp_path: Path):
     """When one Service is refused, the others are removed."""
-    way = Way(mindspore_lab, tmp_path)
+    proxied = ProxiedBackend(mindspore_lab, tmp_path)
     try:
         fault = Fault(status=403, body=b'{"kind": "Status", "message": "no more", "code": 403}')
-        way.proxy.add(fault, when=lambda r: r.method == "POST" and "/services" in r.target, skip=5)
+        proxied.proxy.add(
+            fault, when=lambda r: r.method == "POST" and "/services" in r.target, skip=5
+        )
         with pytest.raises(BackendError, match=r"creating the Service .*: no more"):
-            way.send(nodes=20)
+            proxied.send(nodes=20)
     finally:
-        way.proxy.close()
+        proxied.proxy.close()
 
     for kind in ("Service", "ConfigMap", "Secret"):
         assert mindspore_lab.get(mindspore_lab.core(kind))["items"] == [], kind
 
 
-def test_a_patch_that_conflicts_is_retried(way: Way):
+def test_a_patch_that_conflicts_is_retried(proxied: ProxiedBackend):
     """When two clients write at the same time, the server refuses one of them (409 Conflict)."""
     body = {"kind": "Status", "reason": "Conflict", "code": 409}
-    way.fail(Fault(status=409, body=json.dumps(body).encode()), "PATCH", "/configmaps")
-    handle = way.send()
+    proxied.fail(Fault(status=409, body=json.dumps(body).encode()), "PATCH", "/configmaps")
+    handle = proxied.send()
 
-    found = way.lab.get(way.lab.core("ConfigMap", f"{words_of(handle)}-entry"))
+    found = proxied.lab.get(proxied.lab.core("ConfigMap", f"{job_of(handle)}-entry"))
     assert found["metadata"]["ownerReferences"]
 
 
-def test_an_unreachable_server_is_reported_in_one_line(way: Way):
-    way.proxy.close()
+def test_an_unreachable_server_is_reported_in_one_line(proxied: ProxiedBackend):
+    proxied.proxy.close()
     backend = KubernetesBackend(
-        Path("/nowhere"), way.backend._options, environ={}, limits=Limits(total_s=1.0)
+        Path("/nowhere"), proxied.backend._options, environ={}, limits=Limits(total_s=1.0)
     )
     with pytest.raises(BackendError) as caught:
         backend.send(backend.build(submission("volcano")))
@@ -163,7 +169,7 @@ def test_an_unreachable_server_is_reported_in_one_line(way: Way):
     assert caught.value.hint
 
 
-def test_a_token_that_has_expired_is_asked_for_again(way: Way, tmp_path: Path):
+def test_an_expired_token_is_requested_again(proxied: ProxiedBackend, tmp_path: Path):
     """The kubeconfig's plugin is run again after a 401, once per request."""
     count = tmp_path / "count"
     plugin = tmp_path / "login"
@@ -173,7 +179,7 @@ def test_a_token_that_has_expired_is_asked_for_again(way: Way, tmp_path: Path):
         f"count = pathlib.Path({str(count)!r})\n"
         "number = int(count.read_text()) + 1 if count.exists() else 1\n"
         "count.write_text(str(number))\n"
-        f"token = {way.lab.cluster.admin!r} if number > 1 else 'expired'\n"
+        f"token = {proxied.lab.cluster.admin!r} if number > 1 else 'expired'\n"
         "print(json.dumps({'kind': 'ExecCredential', 'status': {'token': token},\n"
         "                  'apiVersion': 'client.authentication.k8s.io/v1beta1'}))\n"
     )
@@ -185,41 +191,43 @@ def test_a_token_that_has_expired_is_asked_for_again(way: Way, tmp_path: Path):
             "interactiveMode": "Never",
         }
     }
-    cluster = {"server": way.lab.cluster.endpoint, "insecure-skip-tls-verify": True}
-    config = write_kubeconfig(tmp_path, cluster, user, way.lab.namespace)
-    backend = way.backend_of(tmp_path, config)
+    cluster = {"server": proxied.lab.cluster.endpoint, "insecure-skip-tls-verify": True}
+    config = write_kubeconfig(tmp_path, cluster, user, proxied.lab.namespace)
+    backend = proxied.backend_of(tmp_path, config)
     with pytest.warns(Warning, match="Unverified HTTPS"):
         handle = backend.send(backend.build(submission("volcano")))
 
-    assert way.lab.get(way.lab.path(words_of(handle)))
+    assert proxied.lab.get(proxied.lab.path(job_of(handle)))
     assert count.read_text() == "2"
 
 
-def test_a_token_that_stays_invalid_ends_the_retries(way: Way, tmp_path: Path):
+def test_a_token_that_stays_invalid_ends_the_retries(proxied: ProxiedBackend, tmp_path: Path):
     """The request is repeated once, then the error is reported."""
-    config = way.lab.cluster.kubeconfig(
-        server=way.proxy.endpoint, token="nobody", namespace=way.lab.namespace
+    config = proxied.lab.cluster.kubeconfig(
+        server=proxied.proxy.endpoint, token="nobody", namespace=proxied.lab.namespace
     )
     client = Client(find({"kubeconfig": str(config)}, {}, tmp_path), limits=QUICK)
     with pytest.raises(NotAuthorised):
-        client.get(way.lab.core("Pod"), "looking for pods")
+        client.get(proxied.lab.core("Pod"), "looking for pods")
 
-    assert len(way.proxy.seen("GET", "/pods")) == 2
+    assert len(proxied.proxy.seen("GET", "/pods")) == 2
 
 
-def test_a_list_whose_continuation_has_expired_is_read_from_its_beginning(way: Way, tmp_path: Path):
+def test_a_list_whose_continuation_has_expired_is_read_from_its_beginning(
+    proxied: ProxiedBackend, tmp_path: Path
+):
     """The continuation token of a page has expired when the next page is requested (410)."""
-    handle = way.send(nodes=3)
-    pods = way.lab.operate(words_of(handle))
-    client = way.backend._client(way.backend._cluster)
+    handle = proxied.send(nodes=3)
+    pods = proxied.lab.operate(job_of(handle))
+    client = proxied.backend._client(proxied.backend._cluster)
     page = {"kind": "PodList", "items": [{"old": 1}], "metadata": {"continue": "then"}}
-    way.fail(Fault(status=200, body=json.dumps(page).encode()), "GET", "/pods?limit")
+    proxied.fail(Fault(status=200, body=json.dumps(page).encode()), "GET", "/pods?limit")
     body = b'{"kind": "Status", "code": 410, "reason": "Expired"}'
-    way.fail(Fault(status=410, body=body), "GET", "continue=then")
-    found = client.list(way.lab.core("Pod"), "looking for pods")
+    proxied.fail(Fault(status=410, body=body), "GET", "continue=then")
+    found = client.list(proxied.lab.core("Pod"), "looking for pods")
 
     assert [item["metadata"]["name"] for item in found["items"]] == pods
-    assert len(way.proxy.seen("GET", "/pods?limit")) == 3
+    assert len(proxied.proxy.seen("GET", "/pods?limit")) == 3
 
 
 # -- streams --------------------------------------------------------------------------------------
@@ -262,45 +270,49 @@ def text(count: int) -> bytes:
 
 @pytest.mark.parametrize("is_one_moment", [False, True], ids=["each its time", "one moment"])
 def test_a_log_that_is_cut_again_and_again_has_each_line_once(
-    way: Way, until: Callable[..., None], is_one_moment: bool
+    proxied: ProxiedBackend, until: Callable[..., None], is_one_moment: bool
 ):
-    lab = way.lab
-    handle = way.send()
-    (pod,) = lab.operate(words_of(handle))
+    lab = proxied.lab
+    handle = proxied.send()
+    (pod,) = lab.operate(job_of(handle))
     lab.begin(pod)
-    lab.phase(words_of(handle), "Running")
+    lab.phase(job_of(handle), "Running")
     lab.cluster.kubelet.cut_after = 13
     try:
         log = lab.log(pod)
-        following = Following(way.backend, handle)
-        until(lambda: way.proxy.seen("GET", "follow=true"), "a stream")
+        following = Following(proxied.backend, handle)
+        until(lambda: proxied.proxy.seen("GET", "follow=true"), "a stream")
         for number, line in enumerate(lines(40)):
             second = 0 if is_one_moment else number
             log.write(line, at=f"2026-11-21T10:00:{second:02d}.000000001Z")
-        until(lambda: len(way.proxy.seen("GET", "follow=true")) > 2, "a stream after each cut")
+        until(lambda: len(proxied.proxy.seen("GET", "follow=true")) > 2, "a stream after each cut")
         lab.finish(pod)
-        lab.phase(words_of(handle), "Completed")
+        lab.phase(job_of(handle), "Completed")
 
         assert following.end() == {0: text(40)}
     finally:
         lab.cluster.kubelet.cut_after = 0
-    assert b"".join(data for _, data in way.backend.logs(handle, None, follow=False)) == text(40)
+    assert b"".join(data for _, data in proxied.backend.logs(handle, None, follow=False)) == text(
+        40
+    )
 
 
-def test_a_log_whose_connection_breaks_has_each_line_once(way: Way, until: Callable[..., None]):
-    lab = way.lab
-    handle = way.send()
-    (pod,) = lab.operate(words_of(handle))
+def test_a_log_whose_connection_breaks_has_each_line_once(
+    proxied: ProxiedBackend, until: Callable[..., None]
+):
+    lab = proxied.lab
+    handle = proxied.send()
+    (pod,) = lab.operate(job_of(handle))
     lab.begin(pod)
-    lab.phase(words_of(handle), "Running")
-    way.fail(Fault(cut_response_at=300), "GET", "/log", times=2)
-    following = Following(way.backend, handle)
-    until(lambda: way.proxy.seen("GET", "/log"), "a stream")
+    lab.phase(job_of(handle), "Running")
+    proxied.fail(Fault(cut_response_at=300), "GET", "/log", times=2)
+    following = Following(proxied.backend, handle)
+    until(lambda: proxied.proxy.seen("GET", "/log"), "a stream")
     for number, line in enumerate(lines(30)):
         lab.log(pod).write(line, at=f"2026-11-21T10:00:00.{number:09d}Z")
-    until(lambda: len(way.proxy.seen("GET", "/log")) > 2, "a stream after each break")
+    until(lambda: len(proxied.proxy.seen("GET", "/log")) > 2, "a stream after each break")
     lab.finish(pod)
-    lab.phase(words_of(handle), "Completed")
+    lab.phase(job_of(handle), "Completed")
 
     assert following.end() == {0: text(30)}
 
@@ -316,91 +328,97 @@ def test_a_log_whose_connection_breaks_has_each_line_once(way: Way, until: Calla
     ],
     ids=["410", "429", "401", "reset", "end"],
 )
-def test_a_watch_that_breaks_misses_no_pod(way: Way, until: Callable[..., None], fault: Fault):
+def test_a_watch_that_breaks_misses_no_pod(
+    proxied: ProxiedBackend, until: Callable[..., None], fault: Fault
+):
     """It resumes where it stopped, or starts again if the server no longer has that version."""
-    lab = way.lab
-    handle = way.send(nodes=2)
-    way.fail(fault, "GET", "watch=true", times=2)
-    following = Following(way.backend, handle)
-    until(lambda: way.proxy.seen("GET", "watch=true"), "a watch")
-    pods = lab.operate(words_of(handle))
+    lab = proxied.lab
+    handle = proxied.send(nodes=2)
+    proxied.fail(fault, "GET", "watch=true", times=2)
+    following = Following(proxied.backend, handle)
+    until(lambda: proxied.proxy.seen("GET", "watch=true"), "a watch")
+    pods = lab.operate(job_of(handle))
     for pod in pods:
         lab.log(pod).write(b"line 0")
         lab.begin(pod)
-    lab.phase(words_of(handle), "Running")
+    lab.phase(job_of(handle), "Running")
     until(lambda: len(following.data) == 2 and all(following.data.values()), "lines of both")
     for pod in pods:
         lab.finish(pod)
-    lab.phase(words_of(handle), "Completed")
+    lab.phase(job_of(handle), "Completed")
 
     assert following.end() == {0: text(1), 1: text(1)}
 
 
-def test_a_watch_that_is_reported_as_too_old_starts_again(way: Way, until: Callable[..., None]):
+def test_a_watch_that_is_reported_as_too_old_starts_again(
+    proxied: ProxiedBackend, until: Callable[..., None]
+):
     """Servers usually report it as an event of the type ERROR with the code 410."""
-    lab = way.lab
-    handle = way.send()
+    lab = proxied.lab
+    handle = proxied.send()
     event = {"type": "ERROR", "object": {"kind": "Status", "code": 410, "reason": "Expired"}}
     body = json.dumps(event).encode() + b"\n"
-    way.fail(Fault(status=200, body=body), "GET", "watch=true")
-    following = Following(way.backend, handle)
-    until(lambda: len(way.proxy.seen("GET", "watch=true")) > 1, "a second watch")
-    (pod,) = lab.operate(words_of(handle))
+    proxied.fail(Fault(status=200, body=body), "GET", "watch=true")
+    following = Following(proxied.backend, handle)
+    until(lambda: len(proxied.proxy.seen("GET", "watch=true")) > 1, "a second watch")
+    (pod,) = lab.operate(job_of(handle))
     lab.log(pod).write(b"line 0")
     lab.begin(pod)
     lab.finish(pod)
-    lab.phase(words_of(handle), "Completed")
+    lab.phase(job_of(handle), "Completed")
 
     assert following.end() == {0: text(1)}
-    lists = [r for r in way.proxy.seen("GET", "/pods?") if "watch" not in r.target]
+    lists = [r for r in proxied.proxy.seen("GET", "/pods?") if "watch" not in r.target]
     assert len(lists) >= 2
 
 
-def test_a_log_is_followed_on_when_a_token_has_expired(way: Way, until: Callable[..., None]):
+def test_a_log_is_followed_on_when_a_token_has_expired(
+    proxied: ProxiedBackend, until: Callable[..., None]
+):
     """The first stream is refused (401); the next one logs in again, and no line is missing."""
-    lab = way.lab
-    handle = way.send()
-    (pod,) = lab.operate(words_of(handle))
+    lab = proxied.lab
+    handle = proxied.send()
+    (pod,) = lab.operate(job_of(handle))
     lab.log(pod).write(b"line 0")
     lab.begin(pod)
-    lab.phase(words_of(handle), "Running")
+    lab.phase(job_of(handle), "Running")
     body = b'{"kind": "Status", "code": 401, "reason": "Unauthorized"}'
-    way.fail(Fault(status=401, body=body), "GET", "follow=true", times=2)
-    following = Following(way.backend, handle)
+    proxied.fail(Fault(status=401, body=body), "GET", "follow=true", times=2)
+    following = Following(proxied.backend, handle)
     until(lambda: following.data.get(0), "the first line")
     lab.finish(pod)
-    lab.phase(words_of(handle), "Completed")
+    lab.phase(job_of(handle), "Completed")
 
     assert following.end() == {0: text(1)}
-    assert len(way.proxy.seen("GET", "follow=true")) >= 3
+    assert len(proxied.proxy.seen("GET", "follow=true")) >= 3
 
 
 def test_100_pods_need_one_watch_and_one_stream_each(cluster: Cluster, tmp_path: Path):
     lab = Lab(cluster, tmp_path / "lab")
-    way = Way(lab, tmp_path)
+    proxied = ProxiedBackend(lab, tmp_path)
     try:
-        handle = way.send(nodes=100)
-        pods = lab.operate(words_of(handle))
+        handle = proxied.send(nodes=100)
+        pods = lab.operate(job_of(handle))
         lab.begin(*pods)
-        lab.phase(words_of(handle), "Running")
-        following = Following(way.backend, handle)
+        lab.phase(job_of(handle), "Running")
+        following = Following(proxied.backend, handle)
         for pod in pods:
             lab.log(pod).write(*lines(5))
         deadline = time.monotonic() + 60
         while sum(map(len, following.data.values())) < 100 * len(text(5)):
             assert time.monotonic() < deadline, len(following.data)
             time.sleep(0.1)
-        asked = len(way.proxy.requests)
+        count = len(proxied.proxy.requests)
         time.sleep(3)
-        watches = way.proxy.seen("GET", "watch=true")
-        streams = way.proxy.seen("GET", "follow=true")
+        watches = proxied.proxy.seen("GET", "watch=true")
+        streams = proxied.proxy.seen("GET", "follow=true")
         assert (len(watches), len(streams)) == (1, 100)
-        assert len(way.proxy.requests) == asked, "while pods write, nothing else is asked"
+        assert len(proxied.proxy.requests) == count, "there are no other requests while pods write"
         for pod in pods:
             lab.finish(pod)
-        lab.phase(words_of(handle), "Completed")
+        lab.phase(job_of(handle), "Completed")
         assert following.end() == {node: text(5) for node in range(100)}
-        assert len(way.proxy.seen("GET", "watch=true")) == 1
-        assert len(way.proxy.seen("GET", "follow=true")) == 100
+        assert len(proxied.proxy.seen("GET", "watch=true")) == 1
+        assert len(proxied.proxy.seen("GET", "follow=true")) == 100
     finally:
-        way.proxy.close()
+        proxied.proxy.close()

@@ -12,7 +12,7 @@ import docker
 import pytest
 
 from tests.e2e_kube.conftest import LIMIT_S, Lab
-from tests.e2e_kube.real import NODE, RealMachine, alone
+from tests.e2e_kube.real import NODE, RealNode, alone
 from tests.support.kube_cluster import Cluster
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.docker]
@@ -28,12 +28,12 @@ sys.exit("fail" in sys.argv)
 
 
 @pytest.fixture(scope="module")
-def machine(
+def real_node(
     tmp_path_factory: pytest.TempPathFactory, engine: docker.APIClient, base_image: str
-) -> Iterator[RealMachine]:
+) -> Iterator[RealNode]:
     """A cluster with one real node."""
     cluster = Cluster(tmp_path_factory.mktemp("real-cluster"), has_machines=True)
-    made = RealMachine(cluster, engine, tmp_path_factory.mktemp("kubelet"), base_image)
+    made = RealNode(cluster, engine, tmp_path_factory.mktemp("kubelet"), base_image)
     with alone():
         try:
             cluster.start()
@@ -47,7 +47,7 @@ def machine(
 class RealLab(Lab):
     """A namespace whose pods really run."""
 
-    def begun(self, *words: str, attached: bool = False, **options: Any) -> RealJob:
+    def start_job(self, *arguments: str, attached: bool = False, **options: Any) -> RealJob:
         """Submit a job, and create its pods as its operator would."""
         self.image = options.pop("image", self.image)
         self.write(image_pull_policy="Never", cpus=0.1, **options)
@@ -55,7 +55,7 @@ class RealLab(Lab):
         self.environ["TOKEN"] = "a b$(HOME)$$"
         args = ["submit", "--config", "job.yaml", *([] if attached else ["--detach"])]
         args += ["--launcher", "python", "-e", "PRICE=5$(A)", "--secret", "TOKEN", "train.py"]
-        process = self.start(*args, *words)
+        process = self.start(*args, *arguments)
         found: list[str] = []
         while not found:
             found = [item["metadata"]["name"] for item in self.get(self.path())["items"]]
@@ -86,38 +86,38 @@ class RealJob:
         states: list[dict[str, Any]] = [s["state"] for s in statuses if s["name"] == name]
         return states[0] if states else {}
 
-    def says(self, text: str) -> bool:
+    def shows(self, text: str) -> bool:
         """Whether ``status`` shows this text."""
         return text in self.lab.status(self.job)["native_state"]
 
 
 @pytest.fixture(params=["volcano", "mpi-operator"])
-def lab(request: pytest.FixtureRequest, machine: RealMachine, tmp_path: Path) -> RealLab:
+def lab(request: pytest.FixtureRequest, real_node: RealNode, tmp_path: Path) -> RealLab:
     """A namespace on the cluster with a real node, once with each of two operators."""
-    return made_lab(machine, tmp_path, request.param)
+    return new_lab(real_node, tmp_path, request.param)
 
 
 @pytest.fixture
-def volcano_lab(machine: RealMachine, tmp_path: Path) -> RealLab:
+def volcano_lab(real_node: RealNode, tmp_path: Path) -> RealLab:
     """A namespace on the cluster with a real node, with Volcano."""
-    return made_lab(machine, tmp_path, "volcano")
+    return new_lab(real_node, tmp_path, "volcano")
 
 
-def made_lab(machine: RealMachine, folder: Path, engine: str) -> RealLab:
-    """Return a new namespace on the cluster of ``machine``."""
-    return RealLab(machine.cluster, folder / "lab", engine=engine, image=machine.image)
+def new_lab(real_node: RealNode, folder: Path, engine: str) -> RealLab:
+    """Return a new namespace on the cluster of ``real_node``."""
+    return RealLab(real_node.cluster, folder / "lab", engine=engine, image=real_node.image)
 
 
-LAST = {"volcano": ("Completed", "Failed"), "mpi-operator": ("Succeeded", "Failed")}
+LAST_PHASES = {"volcano": ("Completed", "Failed"), "mpi-operator": ("Succeeded", "Failed")}
 
 
 def test_a_real_kubelet_sets_up_a_pod_as_its_manifest_describes(
     lab: RealLab, until: Callable[..., None]
 ):
-    job = lab.begun("$(B)", "$$")
+    job = lab.start_job("$(B)", "$$")
     until(lambda: "terminated" in job.state(), "end of the container", LIMIT_S)
     assert job.state()["terminated"]["exitCode"] == 0, lab.run("logs", job.job)
-    lab.phase(job.job, LAST[lab.engine][0])
+    lab.phase(job.job, LAST_PHASES[lab.engine][0])
 
     status = lab.status(job.job)
     assert (status["state"], status["cause"]) == ("SUCCEEDED", None), status
@@ -133,9 +133,9 @@ def test_an_image_that_is_missing_is_named_beside_a_sidecar_and_the_job_can_be_c
 ):
     lab = volcano_lab
     sidecar = {"name": "sidecar", "image": lab.image, "command": ["sleep", "600"]}
-    job = lab.begun(image="cloudjob/none:1", pod={"spec": {"containers": [sidecar]}})
+    job = lab.start_job(image="cloudjob/none:1", pod={"spec": {"containers": [sidecar]}})
     until(lambda: "running" in job.state("sidecar"), "sidecar", LIMIT_S)
-    until(lambda: job.says("node 0: ErrImageNeverPull: "), "reason", LIMIT_S)
+    until(lambda: job.shows("node 0: ErrImageNeverPull: "), "reason", LIMIT_S)
     cancelling = lab.start("cancel", job.job)
     commands = f"/apis/bus.volcano.sh/v1alpha1/namespaces/{lab.namespace}/commands"
     until(lambda: lab.get(commands)["items"], "request to stop the job")
@@ -146,30 +146,30 @@ def test_an_image_that_is_missing_is_named_beside_a_sidecar_and_the_job_can_be_c
     assert lab.status(job.job)["state"] == "CANCELLED"
 
 
-def test_a_volume_that_cannot_be_mounted_and_a_machine_without_room_are_named(
+def test_an_unmountable_volume_and_a_node_without_room_are_reported(
     volcano_lab: RealLab, until: Callable[..., None]
 ):
     lab = volcano_lab
     missing = {"name": "data", "configMap": {"name": "none"}, "mountPath": "/data"}
     store = str(lab.folder / "store")
     volume = {"name": "store", "hostPath": {"path": store}, "mountPath": store}
-    job = lab.begun(volumes=[volume, missing])
+    job = lab.start_job(volumes=[volume, missing])
     lab.phase(job.job, "Pending")
-    until(lambda: job.says('FailedMount: MountVolume.SetUp failed for volume "data"'), "reason")
+    until(lambda: job.shows('FailedMount: MountVolume.SetUp failed for volume "data"'), "reason")
 
-    big = made_lab_again(lab).begun(node_selector={"no": "such"})
+    big = another_lab(lab).start_job(node_selector={"no": "such"})
     big.lab.phase(big.job, "Pending")
-    until(lambda: big.says("node 0: Unschedulable: 0/1 nodes are available"), "reason")
+    until(lambda: big.shows("node 0: Unschedulable: 0/1 nodes are available"), "reason")
 
 
-def made_lab_again(lab: RealLab) -> RealLab:
+def another_lab(lab: RealLab) -> RealLab:
     """Return another namespace on the cluster of ``lab``."""
     return RealLab(lab.cluster, lab.folder.parent / "other", image=lab.image)
 
 
-def test_a_pod_that_is_drained_makes_no_cancelled_job(lab: RealLab, until: Callable[..., None]):
+def test_a_drained_pod_does_not_make_the_job_cancelled(lab: RealLab, until: Callable[..., None]):
     """The kubelet sends SIGTERM to the head, which then writes the record of a cancelled job."""
-    job = lab.begun("wait")
+    job = lab.start_job("wait")
     until(lambda: "hello" in lab.run("logs", job.job).out, "line of the script", LIMIT_S)
     lab.cluster.ask("DELETE", lab.core("Pod", job.pods[0]))
     until(lambda: not job.pod(), "end of the pod", LIMIT_S)
@@ -183,19 +183,19 @@ def test_a_pod_that_is_drained_makes_no_cancelled_job(lab: RealLab, until: Calla
 
 @pytest.mark.parametrize("is_frozen", [False, True], ids=["killed", "frozen"])
 def test_a_kubelet_that_is_stopped_delays_neither_a_submit_nor_a_cancel(
-    machine: RealMachine, volcano_lab: RealLab, until: Callable[..., None], is_frozen: bool
+    real_node: RealNode, volcano_lab: RealLab, until: Callable[..., None], is_frozen: bool
 ):
     lab = volcano_lab
-    other = made_lab_again(lab)
-    job, running = lab.begun("wait", attached=True), other.begun("wait")
+    other = another_lab(lab)
+    job, running = lab.start_job("wait", attached=True), other.start_job("wait")
     until(lambda: "running" in job.state() and "running" in running.state(), "pods", LIMIT_S)
-    with machine.frozen() if is_frozen else machine.killed():
+    with real_node.frozen() if is_frozen else real_node.killed():
         until(lambda: other.status(running.job)["state"] == "PENDING", "status")
         other.phase(running.job, "Running")
-        said = (
+        reason = (
             f"Running (node 0: its machine {NODE} no longer reports to the cluster; it may be lost)"
         )
-        until(lambda: running.says(said), "word of the machine", LIMIT_S)
+        until(lambda: running.shows(reason), "report of the lost node", LIMIT_S)
         cancelling = other.start("cancel", "--now", running.job)
         until(lambda: not other.get(other.core("Pod"))["items"], "end of the pods")
         other.phase(running.job, "Aborted")
@@ -212,13 +212,13 @@ def test_a_kubelet_that_is_stopped_delays_neither_a_submit_nor_a_cancel(
 
 
 def test_a_node_that_is_gone_ends_the_job_as_failed(
-    machine: RealMachine, volcano_lab: RealLab, until: Callable[..., None]
+    real_node: RealNode, volcano_lab: RealLab, until: Callable[..., None]
 ):
     lab = volcano_lab
-    job = lab.begun("wait", attached=True)
+    job = lab.start_job("wait", attached=True)
     until(lambda: "running" in job.state(), "container", LIMIT_S)
     lab.phase(job.job, "Running")
-    with machine.killed():
+    with real_node.killed():
         lab.cluster.ask("DELETE", f"/api/v1/nodes/{NODE}")
         until(lambda: not job.pod(), "end of the pod", LIMIT_S)
         lab.phase(job.job, "Aborted")

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from tests.e2e_kube.conftest import Lab
-from tests.e2e_kube.machine import Machine
+from tests.e2e_kube.machine import PodRunner
 from tests.support import macos, portable_job
 from tests.support.kube_cluster import Cluster
 
@@ -40,7 +40,7 @@ def test_workers_of_the_mpi_operator_may_come_before_their_launcher(
     """With ``launcher_creation: WaitForWorkersReady``, the workers wait for the head."""
     lab = Lab(cluster, tmp_path / "lab", engine="mpi-operator")
     lab.write(launcher_creation="WaitForWorkersReady")
-    with Machine(lab, engine, base_image):
+    with PodRunner(lab, engine, base_image):
         done = lab.run("submit", "--config", "job.yaml", "-n", "2", "train.py")
 
     assert done.code == 0, done
@@ -55,9 +55,9 @@ def test_an_mpi_job_runs_on_open_mpi_4_and_5(
     lab = mpi_lab
     (lab.source / "train.py").write_text(TRAIN)
     lab.environ["TOKEN"] = "a b$(HOME)$$"
-    words = ["-n", "2", "--procs-per-node", "2", "-e", "PRICE=5$(A)", "--secret", "TOKEN"]
-    with Machine(lab, engine, request.getfixturevalue(image)):
-        done = lab.run("submit", "--config", "job.yaml", *words, "train.py", "$(B)", "$$")
+    arguments = ["-n", "2", "--procs-per-node", "2", "-e", "PRICE=5$(A)", "--secret", "TOKEN"]
+    with PodRunner(lab, engine, request.getfixturevalue(image)):
+        done = lab.run("submit", "--config", "job.yaml", *arguments, "train.py", "$(B)", "$$")
 
     assert done.code == 0, done
     job = done.job
@@ -78,14 +78,14 @@ def test_an_mpi_job_runs_on_open_mpi_4_and_5(
 def test_a_laptop_with_macos_submits_follows_and_cancels(
     cluster: Cluster, tmp_path: Path, engine: docker.APIClient, base_image: str
 ):
-    # Each Machine runs one job only.
+    # Each PodRunner runs one job only.
     first, second = (Lab(cluster, tmp_path / name) for name in ("first", "second"))
     for lab in (first, second):
         lab.environ.update(macos.environ())
-    with Machine(first, engine, base_image):
+    with PodRunner(first, engine, base_image):
         done = first.run("submit", "--config", "job.yaml", "-n", "2", "train.py")
     (second.source / "train.py").write_text("import time\nprint('begun')\ntime.sleep(600)\n")
-    with Machine(second, engine, base_image):
+    with PodRunner(second, engine, base_image):
         job = second.submit()
         second.await_log(job, b"begun")
         cancelled = second.run("cancel", job)
@@ -109,7 +109,7 @@ def test_a_rank_that_fails_ends_the_job_with_its_code(
         "    print('no good'); sys.exit(3)\n"
         "time.sleep(600)\n"
     )
-    with Machine(lab, engine, base_image):
+    with PodRunner(lab, engine, base_image):
         done = lab.run("submit", "--config", "job.yaml", "-n", "2", "train.py")
 
     assert done.code == 3, done
@@ -131,7 +131,7 @@ def test_a_cancelled_job_gets_its_grace_period_and_its_last_lines_are_shown(
         "print('begun', flush=True)\n"
         "time.sleep(600)\n"
     )
-    with Machine(lab, engine, base_image):
+    with PodRunner(lab, engine, base_image):
         job = lab.submit("-n", "2")
         lab.await_log(job, b"[0] begun", b"[1] begun")
         done = lab.run("cancel", job)
@@ -190,9 +190,9 @@ def test_a_cluster_of_mindspore_is_formed_in_the_pods_of_its_operator(
 ):
     """All ranks of all pods find the scheduler behind the operator's service, on its port."""
     lab = mindspore_lab
-    words = with_stand_in(lab, CLUSTER)
-    with Machine(lab, engine, base_image):
-        done = lab.run("submit", *words, "-n", str(nodes), "--procs-per-node", "2", "train.py")
+    arguments = with_stand_in(lab, CLUSTER)
+    with PodRunner(lab, engine, base_image):
+        done = lab.run("submit", *arguments, "-n", str(nodes), "--procs-per-node", "2", "train.py")
 
     assert done.code == 0, done
     ranks = [*range(2 * nodes)]
@@ -214,7 +214,7 @@ def test_a_failed_rank_ends_the_job_also_where_the_operator_ends_it_early(
 ):
     lab = mindspore_lab
     mark = str(lab.folder / "store" / "mark")
-    words = with_stand_in(
+    arguments = with_stand_in(
         lab,
         "import os, sys, time\n"
         "from mindspore.communication import init\n"
@@ -229,8 +229,8 @@ def test_a_failed_rank_ends_the_job_also_where_the_operator_ends_it_early(
         "open(mark, 'w').close()\n"
         "time.sleep(600)\n",
     )
-    with Machine(lab, engine, base_image):
-        done = lab.run("submit", *words, "-n", "2", "--output", "OUT=", "train.py")
+    with PodRunner(lab, engine, base_image):
+        done = lab.run("submit", *arguments, "-n", "2", "--output", "OUT=", "train.py")
         kept = lab.run("outputs", done.job, "--to", str(lab.folder / "kept"))
 
     assert done.code == 3, done
@@ -249,7 +249,7 @@ def test_a_head_keeps_its_outputs_after_its_operator_took_the_job_for_failed(
 ):
     """After a worker is killed, the head ends its ranks, stores its outputs and its record."""
     lab = mindspore_lab
-    words = with_stand_in(
+    arguments = with_stand_in(
         lab,
         "import os, time\n"
         "from mindspore.communication import init\n"
@@ -258,16 +258,16 @@ def test_a_head_keeps_its_outputs_after_its_operator_took_the_job_for_failed(
         "print('begun', flush=True)\n"
         "time.sleep(600)\n",
     )
-    with Machine(lab, engine, base_image) as machine:
-        done = lab.run("submit", *words, "--detach", "-n", "2", "--output", "OUT=", "train.py")
+    with PodRunner(lab, engine, base_image) as runner:
+        done = lab.run("submit", *arguments, "--detach", "-n", "2", "--output", "OUT=", "train.py")
         job = done.job
         lab.await_log(job, b"[0] begun", b"[1] begun")
-        with machine.held(f"{job}-scheduler-0"):
-            machine.kill(f"{job}-worker-0")
+        with runner.paused(f"{job}-scheduler-0"):
+            runner.kill(f"{job}-worker-0")
             seen = [lab.status(job)]
             until(
                 lambda: seen.append(lab.status(job)) or seen[-1]["native_state"] != "Running",
-                "word of the operator that a pod has failed",
+                "report of the operator that a pod has failed",
             )
         assert seen[-1]["native_state"] == "Failed, but its head is still running", seen
         assert {status["state"] for status in seen} == {"RUNNING"}, seen
@@ -290,7 +290,7 @@ def test_a_cancelled_mindspore_cluster_gets_its_grace_period(
 ):
     """Cancelling sets a deadline of 1 s, after which the operator deletes the pods."""
     lab = mindspore_lab
-    words = with_stand_in(
+    arguments = with_stand_in(
         lab,
         "import signal, sys, time\n"
         "from mindspore.communication import init\n"
@@ -299,8 +299,8 @@ def test_a_cancelled_mindspore_cluster_gets_its_grace_period(
         "print('begun', flush=True)\n"
         "time.sleep(600)\n",
     )
-    with Machine(lab, engine, base_image):
-        done = lab.run("submit", *words, "--detach", "-n", "2", "train.py")
+    with PodRunner(lab, engine, base_image):
+        done = lab.run("submit", *arguments, "--detach", "-n", "2", "train.py")
         job = done.job
         lab.await_log(job, b"[0] begun", b"[1] begun")
         done = lab.run("cancel", job)
@@ -320,15 +320,15 @@ def test_the_quick_start_of_mindspore_runs_in_the_pods_of_its_operator(
     lab.write(mindspore={"device_target": "CPU", "parallel_mode": "data_parallel"})
     for path in (ROOT / "examples" / "mindspore_quickstart").glob("*.py"):
         (lab.source / path.name).write_bytes(path.read_bytes())
-    with Machine(lab, engine, with_entry(os.environ["CLOUDJOB_TEST_MINDSPORE_IMAGE"])):
+    with PodRunner(lab, engine, with_entry(os.environ["CLOUDJOB_TEST_MINDSPORE_IMAGE"])):
         done = lab.run("submit", "--config", "job.yaml", "-n", "2", "-e", "GLOG_v=3", "train.py")
 
     assert done.code == 0, done
-    told: dict[str, list[str]] = {}
+    losses: dict[str, list[str]] = {}
     for rank, loss in re.findall(r"\[(\d)\] rank \1 of 2 .* loss ([\d.]+)", done.out):
-        told.setdefault(rank, []).append(loss)
-    assert told["0"] == told["1"], done
-    assert float(told["0"][-1]) < 0.24 < 0.37 < float(told["0"][0])
+        losses.setdefault(rank, []).append(loss)
+    assert losses["0"] == losses["1"], done
+    assert float(losses["0"][-1]) < 0.24 < 0.37 < float(losses["0"][0])
     assert lab.status(done.job)["state"] == "SUCCEEDED"
 
 
@@ -344,10 +344,10 @@ def test_volcano_starts_a_failed_job_again(
         "    print('first attempt', flush=True); sys.exit(9)\n"
         "print('second attempt')\n"
     )
-    with Machine(lab, engine, base_image) as machine:
+    with PodRunner(lab, engine, base_image) as runner:
         done = lab.run("submit", "--config", "job.yaml", "--retries", "1", "train.py")
 
-    assert machine.attempts == 2
+    assert runner.attempts == 2
     assert done.code == 0, done
     assert [line for line in done.out.split("\n") if line] == [
         "[0] first attempt",
@@ -365,7 +365,7 @@ def test_one_job_file_runs_on_every_backend(
     for backend in ("process", "docker", "kubernetes"):
         portable_job.write(lab.source, backend, more)
         is_pods = backend == "kubernetes"
-        with Machine(lab, engine, base_image) if is_pods else contextlib.nullcontext():
+        with PodRunner(lab, engine, base_image) if is_pods else contextlib.nullcontext():
             done = lab.run("submit", "--config", "job.yaml")
         job = json.loads(lab.run("list", "--json").out)[0]["job"]
         target = lab.folder / backend
@@ -396,13 +396,13 @@ def test_an_image_without_cloudjob_runs_a_job(
     )
     dockerfile = io.BytesIO(f"FROM {base_image}\n{lines}".encode())
     tag = f"cloudjob-test/bare-{os.getpid()}"
-    said = list(engine.build(fileobj=dockerfile, tag=tag, rm=True, decode=True))
-    assert not [line for line in said if "error" in line], said
-    with Machine(lab, engine, tag):
-        words = ("--nodes", "2", "--launcher", "python")
-        done = lab.run("submit", "--config", "job.yaml", *words, "train.py")
+    output = list(engine.build(fileobj=dockerfile, tag=tag, rm=True, decode=True))
+    assert not [line for line in output if "error" in line], output
+    with PodRunner(lab, engine, tag):
+        arguments = ("--nodes", "2", "--launcher", "python")
+        done = lab.run("submit", "--config", "job.yaml", *arguments, "train.py")
 
     assert done.code == 0, done
-    said = [json.loads(line.partition("] ")[2]) for line in done.out.splitlines()]
-    assert said == 2 * [{"home": True, "uid": 1000, "cache": True}]
+    reports = [json.loads(line.partition("] ")[2]) for line in done.out.splitlines()]
+    assert reports == 2 * [{"home": True, "uid": 1000, "cache": True}]
     engine.remove_image(tag, force=True)

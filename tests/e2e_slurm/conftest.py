@@ -82,7 +82,7 @@ class Cloud:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(textwrap.dedent(text))
 
-    def start(self, *words: str) -> subprocess.Popen[bytes]:
+    def start(self, *arguments: str) -> subprocess.Popen[bytes]:
         env = {
             "PATH": SYSTEM_PATH,
             "HOME": str(self.folder),
@@ -91,7 +91,7 @@ class Cloud:
             **self.environ,
         }
         process = subprocess.Popen(
-            self.slurm.words(str(BIN / "cloudjob"), *words),
+            self.slurm.words(str(BIN / "cloudjob"), *arguments),
             cwd=self.source,
             env=env,
             stdin=subprocess.DEVNULL,
@@ -101,8 +101,8 @@ class Cloud:
         self.started.append(process)
         return process
 
-    def run(self, *words: str, limit_s: float = LIMIT_S) -> Done:
-        process = self.start(*words)
+    def run(self, *arguments: str, limit_s: float = LIMIT_S) -> Done:
+        process = self.start(*arguments)
         try:
             out, err = process.communicate(timeout=limit_s)
         except subprocess.TimeoutExpired:
@@ -111,12 +111,12 @@ class Cloud:
             err += b"\n(killed by the test: it took too long)"
         return Done(process.returncode, out, err.decode("utf-8", "replace"))
 
-    def submit(self, *words: str, limit_s: float = LIMIT_S) -> Done:
+    def submit(self, *arguments: str, limit_s: float = LIMIT_S) -> Done:
         results = f"RESULTS={self.results}"
-        return self.run("submit", "--backend", "slurm", "-e", results, *words, limit_s=limit_s)
+        return self.run("submit", "--backend", "slurm", "-e", results, *arguments, limit_s=limit_s)
 
-    def detached(self, *words: str) -> str:
-        done = self.submit("--detach", *words)
+    def detach(self, *arguments: str) -> str:
+        done = self.submit("--detach", *arguments)
         assert done.code == 0, done
         return done.job
 
@@ -133,20 +133,20 @@ class Cloud:
         """Return Slurm's number of a job."""
         return (self.job_folder(job) / "id").read_text().strip()
 
-    def await_left(self, *names: str, limit_s: float = LIMIT_S) -> None:
+    def await_results(self, *names: str, limit_s: float = LIMIT_S) -> None:
         poll(
             lambda: all((self.results / name).exists() for name in names),
-            lambda: f"{names}: {sorted(p.name for p in self.results.iterdir())}; {self.words()}",
+            lambda: f"{names}: {sorted(p.name for p in self.results.iterdir())}; {self.logs()}",
             limit_s,
         )
 
-    def words(self) -> str:
+    def logs(self) -> str:
         """Return the output of Slurm and of the jobs, for an error message."""
-        logs = [p for p in self.home.glob("slurm/*/*") if p.suffix == ".log" or p.name == "state"]
-        texts = [f"{path.name}: {path.read_text()[-800:]}" for path in logs]
+        paths = [p for p in self.home.glob("slurm/*/*") if p.suffix == ".log" or p.name == "state"]
+        texts = [f"{path.name}: {path.read_text()[-800:]}" for path in paths]
         return "\n".join([self.slurm.run("squeue", "-t", "all"), *texts])
 
-    def end(self) -> None:
+    def cancel_all(self) -> None:
         for process in self.started:
             if process.poll() is None:
                 process.kill()
@@ -158,10 +158,12 @@ class Cloud:
         self.slurm.run("scancel", "--user=root", "--state=RUNNING", "--full", "--signal=KILL")
 
 
-def poll(is_so: Callable[[], Any], what: Callable[[], str] | str, limit_s: float = LIMIT_S) -> Any:
+def poll(
+    condition: Callable[[], Any], what: Callable[[], str] | str, limit_s: float = LIMIT_S
+) -> Any:
     """Wait until a condition holds and return its value; fail at the deadline."""
     end = time.monotonic() + limit_s
-    while not (value := is_so()):
+    while not (value := condition()):
         if time.monotonic() > end:
             pytest.fail(f"after {limit_s} s not: {what if isinstance(what, str) else what()}")
         time.sleep(0.1)
@@ -194,14 +196,14 @@ def cloud(cluster: Slurm, request: pytest.FixtureRequest) -> Iterator[Cloud]:
     name = re.sub(r"[^a-z0-9]+", "-", request.node.name)[:30]
     value = Cloud(cluster.folder / "tests" / f"{next(_NUMBERS)}-{name}", cluster)
     yield value
-    value.end()
+    value.cancel_all()
     cluster.await_idle()
-    left = left_on_nodes(cluster)
-    assert not left, f"left behind: {left}"
+    leftovers = left_on_nodes(cluster)
+    assert not leftovers, f"left behind: {leftovers}"
 
 
 # Name prefixes of the folders of jobs and of mpirun's daemons.
-_OURS = ("cloudjob-", "prted.", "ompi.")
+_JOB_PREFIXES = ("cloudjob-", "prted.", "ompi.")
 
 
 def left_on_nodes(cluster: Slurm) -> dict[str, list[str]]:
@@ -211,7 +213,7 @@ def left_on_nodes(cluster: Slurm) -> dict[str, list[str]]:
     while True:
         for node in cluster.nodes:
             listed = cluster.run("ls", "/tmp", node=node).split()
-            found[node] = [name for name in listed if name.startswith(_OURS)]
+            found[node] = [name for name in listed if name.startswith(_JOB_PREFIXES)]
         if not any(found.values()) or time.monotonic() > end:
             return {node: names for node, names in found.items() if names}
         time.sleep(0.1)

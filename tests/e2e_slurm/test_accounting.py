@@ -17,8 +17,8 @@ from tests.e2e_slurm.test_jobs import PRELUDE
 from tests.support import slurm
 from tests.support.slurm import Slurm
 
-WAITS = PRELUDE + "leave(f'up-{rank}')\nawait_file('go')\n"
-ASKS = """\
+WAITS_FOR_GO = PRELUDE + "write_result(f'up-{rank}')\nawait_file('go')\n"
+RESOURCE_OPTIONS = """\
 timeout_min: 9
 slurm:
   partition: low
@@ -61,25 +61,25 @@ def cluster():
 
 def test_slurm_gives_a_job_the_resources_that_it_requests(cloud):
     """Slurm's record of the job has all requested values, and the rank sees its GPU."""
-    cloud.write("job.yaml", ASKS)
+    cloud.write("job.yaml", RESOURCE_OPTIONS)
     cloud.write(
         "train.py",
-        PRELUDE + "leave(f'up-{rank}', [os.environ.get(n) for n in ('CUDA_VISIBLE_DEVICES',"
+        PRELUDE + "write_result(f'up-{rank}', [os.environ.get(n) for n in ('CUDA_VISIBLE_DEVICES',"
         " 'MA_NUM_GPUS')])\nawait_file('go')\n",
     )
-    job = cloud.detached("--config", "job.yaml", "train.py")
-    cloud.await_left("up-0")
-    said = cloud.slurm.run("scontrol", "--oneliner", "--details", "show", "job", cloud.number(job))
+    job = cloud.detach("--config", "job.yaml", "train.py")
+    cloud.await_results("up-0")
+    text = cloud.slurm.run("scontrol", "--oneliner", "--details", "show", "job", cloud.number(job))
     (cloud.results / "go").touch()
     done = cloud.run("wait", job)
 
-    given = dict(re.findall(r"(\S+?)=(\S*)", said))
+    fields = dict(re.findall(r"(\S+?)=(\S*)", text))
     names = ("Partition", "Account", "QOS", "TimeLimit", "Features", "ExcNodeList", "Comment")
-    assert [given[name] for name in names] == [
+    assert [fields[name] for name in names] == [
         *("low", "lab", "normal", "00:07:00", "common&only-n2", "n1", "mine")
     ]
-    assert (given["NodeList"], given["CPUs/Task"], given["MinMemoryNode"]) == ("n2", "2", "512M")
-    assert given["GRES"] == "gpu:1(IDX:0),nvme(CNT:1)"
+    assert (fields["NodeList"], fields["CPUs/Task"], fields["MinMemoryNode"]) == ("n2", "2", "512M")
+    assert fields["GRES"] == "gpu:1(IDX:0),nvme(CNT:1)"
     assert (cloud.results / "up-0").read_text() == str(["0", "1"])
     assert done.code == 0, done
 
@@ -103,24 +103,24 @@ def test_a_rank_that_used_too_much_memory_is_reported_with_the_limit(cloud):
 def test_a_job_at_the_limit_of_its_qos_waits_and_is_reported(cloud):
     """The status has Slurm's reason and our explanation; the job runs after the other one."""
     cloud.write("job.yaml", "slurm: {account: lab, qos: single}\n")
-    cloud.write("train.py", WAITS)
-    first = cloud.detached("--config", "job.yaml", "train.py")
-    cloud.await_left("up-0")
-    second = cloud.detached("--config", "job.yaml", "train.py")
+    cloud.write("train.py", WAITS_FOR_GO)
+    first = cloud.detach("--config", "job.yaml", "train.py")
+    cloud.await_results("up-0")
+    second = cloud.detach("--config", "job.yaml", "train.py")
     reason = "PENDING (QOSMaxJobsPerUserLimit: its QOS has reached a limit)"
-    poll(lambda: cloud.status(second)["native_state"] == reason, lambda: cloud.words())
+    poll(lambda: cloud.status(second)["native_state"] == reason, lambda: cloud.logs())
     (cloud.results / "go").touch()
 
     assert [cloud.run("wait", job).code for job in (first, second)] == [0, 0]
 
 
 @pytest.mark.parametrize(
-    ("asked", "message"),
+    ("options", "message"),
     [("account: nobodys", "Invalid account or account/partition"), ("qos: staff", "Invalid qos")],
 )
-def test_an_account_or_qos_of_others_is_refused_with_what_to_do(cloud, asked, message):
+def test_an_account_or_qos_of_others_is_refused_with_what_to_do(cloud, options, message):
     """The error has Slurm's message, and the command that lists the user's own values."""
-    cloud.write("job.yaml", f"slurm: {{{asked}}}\n")
+    cloud.write("job.yaml", f"slurm: {{{options}}}\n")
     cloud.write("train.py", "")
     done = cloud.submit("--config", "job.yaml", "train.py")
 

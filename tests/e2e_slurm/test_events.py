@@ -6,21 +6,21 @@ import time
 
 import pytest
 
-from tests.e2e_slurm.test_jobs import PRELUDE, SAVES, SIZE
+from tests.e2e_slurm.test_jobs import PRELUDE, SAVES_ON_SIGTERM, SIZE
 
 pytestmark = pytest.mark.long
 
 RANKS = range(4)
 # Waits for SIGTERM on its first run, and runs to its end on the second.
-AGAIN = (
+RUNS_TWICE = (
     PRELUDE
     + """
 again = os.path.exists(f"{results}/up-{rank}")
 def end(number, frame):
-    leave(f"saved-{rank}")
+    write_result(f"saved-{rank}")
     sys.exit(0)
 signal.signal(signal.SIGTERM, end)
-leave(f"again-{rank}" if again else f"up-{rank}")
+write_result(f"again-{rank}" if again else f"up-{rank}")
 if not again:
     time.sleep(300)
 """
@@ -35,14 +35,14 @@ def nodes(cluster):
         cluster.run("scontrol", "update", f"nodename={node}", "state=resume", is_checked=False)
 
 
-def ups(*ranks: int, word: str = "up") -> list[str]:
-    """Return the names of the files that these ranks leave, by default all ranks."""
-    return [f"{word}-{rank}" for rank in (ranks or RANKS)]
+def result_names(*ranks: int, prefix: str = "up") -> list[str]:
+    """Return the names of the files that these ranks write, by default all ranks."""
+    return [f"{prefix}-{rank}" for rank in (ranks or RANKS)]
 
 
 def test_a_job_near_its_time_limit_gets_time_to_save(cloud):
     """Slurm's warning reaches every rank; the job's grace period counts; the cause is timeout."""
-    cloud.write("train.py", SAVES)
+    cloud.write("train.py", SAVES_ON_SIGTERM)
     cloud.write("job.yaml", "slurm: {partition: tiny, time_min: 1}\n")
     done = cloud.submit("--config", "job.yaml", "--procs-per-node", "2", "train.py")
     status = cloud.status(done.job)
@@ -55,11 +55,11 @@ def test_a_job_near_its_time_limit_gets_time_to_save(cloud):
 
 def test_a_node_that_is_drained_finishes_its_job(cloud, nodes):
     """The job continues; the next one waits, and its status shows why."""
-    cloud.write("train.py", PRELUDE + "leave(f'up-{rank}')\nawait_file('go')\n")
-    first = cloud.detached(*SIZE, "train.py")
-    cloud.await_left(*ups())
+    cloud.write("train.py", PRELUDE + "write_result(f'up-{rank}')\nawait_file('go')\n")
+    first = cloud.detach(*SIZE, "train.py")
+    cloud.await_results(*result_names())
     nodes.run("scontrol", "update", "nodename=n2", "state=drain", "reason=test")
-    second = cloud.detached(*SIZE, "train.py")
+    second = cloud.detach(*SIZE, "train.py")
     native = cloud.status(second)["native_state"]
     state = cloud.status(first)["state"]
     (cloud.results / "go").touch()
@@ -74,9 +74,9 @@ def test_a_node_that_is_drained_finishes_its_job(cloud, nodes):
 
 def test_a_job_whose_node_dies_has_failed(cloud, nodes):
     """Slurm reports the dead node after a while; the job does not count as cancelled."""
-    cloud.write("train.py", SAVES)
-    job = cloud.detached(*SIZE, "train.py")
-    cloud.await_left(*ups())
+    cloud.write("train.py", SAVES_ON_SIGTERM)
+    job = cloud.detach(*SIZE, "train.py")
+    cloud.await_results(*result_names())
     nodes.kill_node("n2")
     done = cloud.run("wait", job)
     status = cloud.status(job)
@@ -90,10 +90,10 @@ def test_a_job_whose_node_dies_has_failed(cloud, nodes):
 
 @pytest.mark.parametrize("by", ["hand", "a dead node"])
 def test_a_job_that_is_requeued_runs_again(cloud, nodes, by):
-    cloud.write("train.py", AGAIN)
+    cloud.write("train.py", RUNS_TWICE)
     cloud.write("job.yaml", "slurm: {requeue: true}\n")
-    job = cloud.detached("--config", "job.yaml", *SIZE, "train.py")
-    cloud.await_left(*ups())
+    job = cloud.detach("--config", "job.yaml", *SIZE, "train.py")
+    cloud.await_results(*result_names())
     number = cloud.number(job)
     if by == "hand":
         nodes.run("scontrol", "requeue", number)
@@ -103,22 +103,27 @@ def test_a_job_that_is_requeued_runs_again(cloud, nodes, by):
     done = cloud.run("wait", job)
     status = cloud.status(job)
 
-    assert (done.code, status["state"]) == (0, "SUCCEEDED"), f"{done}\n{cloud.words()}"
-    assert {path.name for path in cloud.results.glob("again-*")} == set(ups(word="again"))
+    assert (done.code, status["state"]) == (0, "SUCCEEDED"), f"{done}\n{cloud.logs()}"
+    assert {path.name for path in cloud.results.glob("again-*")} == set(
+        result_names(prefix="again")
+    )
     assert "Restarts=1" in nodes.run("scontrol", "show", "job", number)
 
 
 def test_a_preempted_job_saves_and_runs_again(cloud, nodes):
     """Ranks get their full grace period although Slurm sends SIGTERM again after its own."""
-    saves = "    leave(f'saving-{rank}')\n    await_file('go')\n    leave(f'saved-{rank}')\n"
-    cloud.write("train.py", AGAIN.replace('    leave(f"saved-{rank}")\n', saves))
+    saves = (
+        "    write_result(f'saving-{rank}')\n    await_file('go')\n"
+        "    write_result(f'saved-{rank}')\n"
+    )
+    cloud.write("train.py", RUNS_TWICE.replace('    write_result(f"saved-{rank}")\n', saves))
     cloud.write("low.yaml", "grace_s: 60\nslurm: {partition: low, requeue: true}\n")
     cloud.write("high.yaml", "slurm: {partition: high, exclusive: true}\n")
     cloud.write("short.py", "")
-    job = cloud.detached("--config", "low.yaml", *SIZE, "train.py")
-    cloud.await_left(*ups())
-    waiting = cloud.detached("--config", "high.yaml", "--nodes", "2", "short.py")
-    cloud.await_left(*ups(word="saving"))
+    job = cloud.detach("--config", "low.yaml", *SIZE, "train.py")
+    cloud.await_results(*result_names())
+    waiting = cloud.detach("--config", "high.yaml", "--nodes", "2", "short.py")
+    cloud.await_results(*result_names(prefix="saving"))
     for name in ("CONT", "TERM"):
         nodes.run("scancel", "--batch", f"--signal={name}", cloud.number(job))
     (cloud.results / "go").touch()
@@ -127,17 +132,19 @@ def test_a_preempted_job_saves_and_runs_again(cloud, nodes):
 
     assert other.code == 0, other
     assert done.code == 0, done
-    left = {path.name for path in cloud.results.iterdir()}
-    assert left >= {*ups(word="saved"), *ups(word="again")}
+    names = {path.name for path in cloud.results.iterdir()}
+    assert names >= {*result_names(prefix="saved"), *result_names(prefix="again")}
 
 
 def test_a_restart_of_the_controller_does_not_end_a_wait(cloud, nodes):
     """The job and the commands that follow it continue without the controller."""
-    cloud.write("train.py", PRELUDE + "leave(f'up-{rank}')\nawait_file('go')\nprint('done')\n")
+    cloud.write(
+        "train.py", PRELUDE + "write_result(f'up-{rank}')\nawait_file('go')\nprint('done')\n"
+    )
     following = cloud.start(
         "submit", "--backend", "slurm", "-e", f"RESULTS={cloud.results}", "train.py"
     )
-    cloud.await_left("up-0")
+    cloud.await_results("up-0")
     nodes.stop_controller()
     alone = cloud.run("status", "train")
     time.sleep(3)  # longer than the follower waits before it asks the controller again

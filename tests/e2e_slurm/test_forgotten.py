@@ -11,7 +11,7 @@ import json
 import pytest
 
 from tests.e2e_slurm.conftest import poll
-from tests.e2e_slurm.test_accounting import WAITS, with_accounts
+from tests.e2e_slurm.test_accounting import WAITS_FOR_GO, with_accounts
 from tests.support.slurm import Slurm
 
 pytestmark = pytest.mark.long
@@ -26,17 +26,17 @@ def cluster():
 
 def test_accounting_has_the_end_of_a_job_that_slurm_has_forgotten(cloud, cluster):
     """One job died with its node; the other was cancelled by hand before it started."""
-    cloud.write("train.py", WAITS)
+    cloud.write("train.py", WAITS_FOR_GO)
     cloud.write("job.yaml", "slurm: {account: lab, nodelist: n2}\n")
-    killed = cloud.detached("--config", "job.yaml", "train.py")
-    cloud.await_left("up-0")
+    killed = cloud.detach("--config", "job.yaml", "train.py")
+    cloud.await_results("up-0")
     cloud.write("job.yaml", "slurm: {account: lab, sbatch: [--hold]}\n")
-    held = cloud.detached("--config", "job.yaml", "train.py")
+    held = cloud.detach("--config", "job.yaml", "train.py")
     numbers = {job: cloud.number(job) for job in (killed, held)}
     cluster.run("scancel", numbers[held])
     cluster.kill_node("n2")
     for number in numbers.values():
-        poll(lambda number=number: ended(cluster, number), cloud.words)
+        poll(lambda number=number: ended(cluster, number), cloud.logs)
     cluster.stop_controller()
     cluster.start_controller(forgets=True)
     cluster.start_node("n2")
@@ -55,5 +55,5 @@ def test_accounting_has_the_end_of_a_job_that_slurm_has_forgotten(cloud, cluster
 
 def ended(cluster: Slurm, number: str) -> bool:
     """Whether the database has recorded the end of a job."""
-    said = cluster.run("sacct", "-n", "-X", "-P", "-j", number, "-o", "State,End")
-    return "|" in said and "Unknown" not in said
+    output = cluster.run("sacct", "-n", "-X", "-P", "-j", number, "-o", "State,End")
+    return "|" in output and "Unknown" not in output

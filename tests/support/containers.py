@@ -36,8 +36,8 @@ def build_on(
             member.size, member.mode = len(content), 0o755
             members.addfile(member, io.BytesIO(content))
     data.seek(0)
-    said = list(engine.build(fileobj=data, custom_context=True, tag=tag, rm=True, decode=True))
-    assert not [line for line in said if "error" in line], said
+    output = list(engine.build(fileobj=data, custom_context=True, tag=tag, rm=True, decode=True))
+    assert not [line for line in output if "error" in line], output
 
 
 def add_entry(engine: docker.APIClient, image: str) -> str:

@@ -44,11 +44,11 @@ class Dockerd:
     def start(self) -> None:
         """Start the engine and wait until it answers."""
         folder = self.folder
-        words = ["nsenter", f"--net=/proc/{self._network.pid}/ns/net", "dockerd"]
-        words += [f"--config-file={folder}/daemon.json", f"--host={self.host}"]
-        words += [f"--{name}={folder}/{name}" for name in ("data-root", "exec-root", "pidfile")]
+        argv = ["nsenter", f"--net=/proc/{self._network.pid}/ns/net", "dockerd"]
+        argv += [f"--config-file={folder}/daemon.json", f"--host={self.host}"]
+        argv += [f"--{name}={folder}/{name}" for name in ("data-root", "exec-root", "pidfile")]
         with (folder / "log").open("ab") as log:
-            self._engine = subprocess.Popen(words, stdout=log, stderr=log)
+            self._engine = subprocess.Popen(argv, stdout=log, stderr=log)
         poll(self._answers, "answer of the engine")
 
     def _answers(self) -> bool:

@@ -139,10 +139,10 @@ class Api:
 
     def await_phase(self, job: str, *phases: str, limit_s: float = LIMIT_S) -> Any:
         """Wait until a job is in one of these phases, by default until it has ended."""
-        wanted = phases or FINAL
+        expected = phases or FINAL
         found = self.show(job)
         end = time.monotonic() + limit_s
-        while found["status"]["phase"] not in wanted:
+        while found["status"]["phase"] not in expected:
             assert time.monotonic() < end, (found["status"], self.log(job), self.events(job))
             assert found["status"]["phase"] not in FINAL, (self.log(job), self.events(job))
             time.sleep(0.05)
@@ -169,8 +169,8 @@ class Api:
         return daemon.add_fault(self.home, kind=kind, **values)
 
 
-def _refuse(word: str) -> None:
-    raise AssertionError(f"{word} is no JSON")
+def _refuse(constant: str) -> None:
+    raise AssertionError(f"{constant} is no JSON")
 
 
 def new_name() -> str:

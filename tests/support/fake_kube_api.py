@@ -58,7 +58,7 @@ class FakeApi:
 
             do_GET = do_POST = do_PATCH = do_DELETE = answer  # noqa: N815
 
-            def log_message(self, *words: Any) -> None:
+            def log_message(self, *args: Any) -> None:
                 pass
 
         self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
@@ -135,7 +135,7 @@ class FakeApi:
             self.on_change(made, body)
             return 201, body
         if path in self.objects:
-            return 200, self._one(method, path, body)
+            return 200, self._handle_object(method, path, body)
         if method == "GET" and path.rpartition("/")[2] in _LISTED:
             items = [item for name, item in self.objects.items() if _is_in(name, path, query, item)]
             return 200, {"items": items, "metadata": {"resourceVersion": "1"}}
@@ -145,7 +145,7 @@ class FakeApi:
             return 200, {}
         return 404, {"kind": "Status", "reason": "NotFound", "message": f"{path} not found"}
 
-    def _one(self, method: str, path: str, body: Object) -> Object:
+    def _handle_object(self, method: str, path: str, body: Object) -> Object:
         found = self.objects[path]
         if method == "PATCH":
             _merge(found, body)
@@ -159,19 +159,19 @@ _LISTED = ("pods", "events", "services", "jobs", "mpijobs", "msjobs")
 
 
 def _is_in(name: str, path: str, query: dict[str, str], item: Object) -> bool:
-    wanted = dict(part.split("=") for part in query.get("fieldSelector", "").split(",") if part)
+    selectors = dict(part.split("=") for part in query.get("fieldSelector", "").split(",") if part)
     involved = item.get("involvedObject") or {}
     return (
         name.startswith(f"{path}/")
-        and wanted.get("involvedObject.name", involved.get("name")) == involved.get("name")
-        and wanted.get("type", item.get("type")) == item.get("type")
+        and selectors.get("involvedObject.name", involved.get("name")) == involved.get("name")
+        and selectors.get("type", item.get("type")) == item.get("type")
     )
 
 
 def _without(item: Any, keys: tuple[str, ...]) -> Any:
     if isinstance(item, dict):
         return {key: _without(value, keys) for key, value in item.items() if key not in keys}
-    return [_without(one, keys) for one in item] if isinstance(item, list) else item
+    return [_without(element, keys) for element in item] if isinstance(item, list) else item
 
 
 def _merge(target: Object, patch: Object) -> None:

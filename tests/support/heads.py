@@ -27,24 +27,24 @@ class Head:
     def open(self) -> None:
         """Connect or reconnect."""
         deadline = time.monotonic() + 60
-        while (place := listener.announced(str(self._folder), self._node)) is None:
+        while (address := listener.announced(str(self._folder), self._node)) is None:
             assert time.monotonic() < deadline
             time.sleep(0.01)
-        self.socket = socket.create_connection(place, 60)
+        self.socket = socket.create_connection(address, 60)
         self._file = self.socket.makefile("rb")
         greeting = self._file.readline().decode().split()[2:]
         key = connection.secret(KEY)
-        words = " ".join((*greeting, connection.nonce(), self._session, str(self.received)))
-        proof = connection.proof(key, "head", self._node, words)
-        mine = words.split(" ", 2)[2]
-        self.socket.sendall(f"{mine} {proof}\n".encode())
-        self.has, _, self._proof = self._file.readline().decode().strip().partition(" ")
-        self._channel = Channel(key, "head", "worker", f"{words} {self.has}")
+        transcript = " ".join((*greeting, connection.nonce(), self._session, str(self.received)))
+        proof = connection.proof(key, "head", self._node, transcript)
+        own_part = transcript.split(" ", 2)[2]
+        self.socket.sendall(f"{own_part} {proof}\n".encode())
+        self.reply, _, self._proof = self._file.readline().decode().strip().partition(" ")
+        self._channel = Channel(key, "head", "worker", f"{transcript} {self.reply}")
 
-    def send(self, word: str, **values: Any) -> None:
+    def send(self, kind: str, **values: Any) -> None:
         """Send a message."""
         self.sent += 1
-        text = b"%d %d %s" % (self.sent, self.received, messages.dump(word, **values)[:-1])
+        text = b"%d %d %s" % (self.sent, self.received, messages.dump(kind, **values)[:-1])
         self.socket.sendall(self._channel.seal(text))
 
     def read(self) -> Message:
@@ -57,10 +57,10 @@ class Head:
                 self.received = int(number)
                 return messages.load(text)
 
-    def receive(self, word: str) -> dict[str, Any]:
+    def receive(self, kind: str) -> dict[str, Any]:
         """Return the values of the next message, which must be of this kind."""
         message = self.read()
-        assert message.word == word, message
+        assert message.kind == kind, message
         return message.values
 
     def close(self) -> None:

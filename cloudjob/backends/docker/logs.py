@@ -185,10 +185,10 @@ def _stream(
     frames, whose length shows where a line ends.
     """
     url = f"{client.base_url}/v{client.api_version}/containers/{container}/logs"
-    asked = {"stdout": 1, "stderr": 1, "follow": int(follow), "tail": tail}
+    query = {"stdout": 1, "stderr": 1, "follow": int(follow), "tail": tail}
     with engine.translate_errors("reading a log"):
         # No read timeout: a node may be silent for hours.
-        response = client.get(url, params=asked, stream=True, timeout=(60, None))
+        response = client.get(url, params=query, stream=True, timeout=(60, None))
         with response:
             client._raise_for_status(response)
             yield from response.raw.stream(following.PIECE_BYTES, decode_content=True)

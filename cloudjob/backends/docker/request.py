@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cloudjob.backends.base import RETRY_S
-from cloudjob.backends.encoding import file_path, undeclared_variables, word_problems
+from cloudjob.backends.encoding import argument_problems, file_path, undeclared_variables
 from cloudjob.errors import SpecError
 from cloudjob.model import submission as submissions
 from cloudjob.model.submission import Submission
@@ -215,12 +215,14 @@ def _node(
         **submissions.variables(submission, node, home=HOME, address=UNKNOWN_ADDRESS),
     }
     variables.update({name: value for name, value in _gpus(spec).items() if name not in spec.env})
-    hidden = undeclared_variables(variables, submission.hidden_names)
-    if hidden:
+    delivered = undeclared_variables(variables, submission.hidden_names)
+    if delivered:
         variables[names.CLOUDJOB_ENV_FILE] = ENV_FILE
-    if hidden or len(hosts) > 1:
+    if delivered or len(hosts) > 1:
         variables[names.CLOUDJOB_DELIVERED] = DELIVERED
-    shown = [f"{name}={value}" for name, value in sorted(variables.items()) if name not in hidden]
+    shown = [
+        f"{name}={value}" for name, value in sorted(variables.items()) if name not in delivered
+    ]
     config = {
         **common,
         "Hostname": short,
@@ -230,7 +232,7 @@ def _node(
         "Labels": {**common["Labels"], NODE_LABEL: str(index)},
         "NetworkingConfig": {"EndpointsConfig": {network: {"Aliases": [short, host]}}},
     }
-    return NodeRequest(name=short, host=host, config=config, env=hidden)
+    return NodeRequest(name=short, host=host, config=config, env=delivered)
 
 
 def _limits(spec: JobSpec) -> dict[str, Any]:
@@ -313,4 +315,4 @@ def _problems(spec: JobSpec) -> Iterator[str]:
             f"(given {spec.retries}; allowed 0)"
         )
     # The engine's API is JSON, which cannot hold bytes. (Such variables are delivered in a file.)
-    yield from word_problems((spec.script, *spec.args), "the API of the engine does not accept")
+    yield from argument_problems((spec.script, *spec.args), "the API of the engine does not accept")

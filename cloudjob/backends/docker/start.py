@@ -38,7 +38,7 @@ def needs_entry(image: Mapping[str, Any], reference: str) -> bool:
         BackendError: The image has no entry.
     """
     config = image.get("Config") or {}
-    if not any(str(word).endswith(BOOT) for word in config.get("Entrypoint") or ()):
+    if not any(str(argument).endswith(BOOT) for argument in config.get("Entrypoint") or ()):
         raise BackendError(
             f"starting containers of {reference}: its ENTRYPOINT is not cloudjob's",
             hint="`cloudjob docs images` shows how to add it; `cloudjob doctor --image` checks it",
@@ -65,7 +65,7 @@ def _make_network(client: Any, request: DockerRequest) -> list[str]:
     """
     doing = f"creating the network of job {request.job}"
     network = request.network
-    words = {
+    options = {
         "name": network["Name"],
         "driver": network["Driver"],
         "labels": network["Labels"],
@@ -73,13 +73,13 @@ def _make_network(client: Any, request: DockerRequest) -> list[str]:
     }
     for attempt in range(3):
         with engine.translate_errors(doing):
-            made = client.create_network(**words)["Id"]
+            made = client.create_network(**options)["Id"]
             pool = client.inspect_network(made)["IPAM"]["Config"][0]
             client.remove_network(made)
         pool = {key: pool[key] for key in ("Subnet", "Gateway") if key in pool}
         try:
             with engine.translate_errors(doing):
-                client.create_network(**words, ipam={"Config": [pool]})
+                client.create_network(**options, ipam={"Config": [pool]})
         except BackendError as error:
             # Another job has taken this range in the meantime.
             if attempt == 2 or "overlaps" not in error.message:

@@ -250,10 +250,10 @@ class KubernetesBackend(Backend[KubernetesRequest]):
             cluster, engine, job_names = _parse_handle(handle)
             groups.setdefault((cluster, job_names.namespace, engine), {})[handle] = job_names
         found: dict[str, NativeStatus | None] = {}
-        for (cluster, namespace, engine), wanted in groups.items():
+        for (cluster, namespace, engine), names_by_handle in groups.items():
             # Users who may read a job are not always allowed to list jobs.
             with contextlib.suppress(errors.AccessDenied):
-                found |= _listed(self._client(cluster), namespace, engine, wanted)
+                found |= _listed(self._client(cluster), namespace, engine, names_by_handle)
         return found
 
     def _read_pods(
@@ -266,7 +266,7 @@ class KubernetesBackend(Backend[KubernetesRequest]):
             return pods, reasons
         pods, _ = logs.pods(client, self._place(where, None))
         reasons = []
-        if now is JobState.PENDING and not any(pod.waits_for for pod in pods):
+        if now is JobState.PENDING and not any(pod.waiting_reason for pod in pods):
             reasons = events.reasons(client, where.engine, where.job_names, job, pods)
         self._pod_states[key] = (time.monotonic(), pods, reasons)
         return pods, reasons
@@ -482,12 +482,12 @@ class KubernetesBackend(Backend[KubernetesRequest]):
 
 
 def _listed(
-    client: Client, namespace: str, engine: Engine, wanted: Mapping[str, Names]
+    client: Client, namespace: str, engine: Engine, names_by_handle: Mapping[str, Names]
 ) -> dict[str, NativeStatus | None]:
     """Return the status of the jobs of one namespace; those that have ended are left out.
 
     Args:
-        wanted: The names of each job's objects, by the job's handle.
+        names_by_handle: The names of each job's objects, by the job's handle.
     """
     doing = f"listing the jobs in {namespace}"
     ours = {"labelSelector": f"{MANAGER_LABEL}=cloudjob"}
@@ -495,7 +495,7 @@ def _listed(
         jobs = client.list(engine.resource.path(namespace), doing, ours)["items"]
     except errors.ObjectNotFound:
         # The operator was uninstalled, and its jobs were deleted with it.
-        return dict.fromkeys(wanted)
+        return dict.fromkeys(names_by_handle)
     by_name = {job["metadata"]["name"]: job for job in jobs}
     pods: dict[str, list[dict[str, Any]]] = {}
     if by_name:
@@ -503,7 +503,7 @@ def _listed(
         for pod in client.list(POD.path(namespace), doing, {"labelSelector": label})["items"]:
             pods.setdefault(f"{label}={pod['metadata']['labels'].get(label)}", []).append(pod)
     found: dict[str, NativeStatus | None] = {}
-    for handle, job_names in wanted.items():
+    for handle, job_names in names_by_handle.items():
         job = by_name.get(job_names.name)
         if job is None:
             found[handle] = None

@@ -53,8 +53,8 @@ def run(
     checks = [Check("cluster", True, reached)]
     listed = ", ".join(item.name for item in found) or "none"
     is_there = bool(found) if engine is None else engine in found
-    wanted = f", but the job needs {engine.name}" if engine and not is_there else ""
-    checks.append(Check("operator", is_there, listed + wanted, _CRDS))
+    requirement = f", but the job needs {engine.name}" if engine and not is_there else ""
+    checks.append(Check("operator", is_there, listed + requirement, _CRDS))
     if not is_there:
         return checks
     checks += _rights(client, engine or found[0])
@@ -74,7 +74,7 @@ def _has(client: Client, resource: Resource) -> bool:
 
 def _rights(client: Client, engine: Engine) -> list[Check]:
     """Check that the user has every right that a job needs."""
-    wanted = [
+    required = [
         ("create", engine.resource, ""),
         ("get", engine.resource, ""),
         ("create", SECRET, ""),
@@ -84,10 +84,10 @@ def _rights(client: Client, engine: Engine) -> list[Check]:
         ("get", Resource("", "v1", "pods", "Pod"), "log"),
     ]
     if engine.needs_services:
-        wanted.append(("create", SERVICE, ""))
+        required.append(("create", SERVICE, ""))
     missing = [
         f"{verb} {resource.plural}{'/' + part if part else ''}"
-        for verb, resource, part in wanted
+        for verb, resource, part in required
         if not _may(client, verb, resource, part)
     ]
     namespace = client.cluster.namespace
@@ -97,20 +97,20 @@ def _rights(client: Client, engine: Engine) -> list[Check]:
 
 
 def _may(client: Client, verb: str, resource: Resource, part: str) -> bool:
-    asked: dict[str, Any] = {
+    attributes: dict[str, Any] = {
         "namespace": client.cluster.namespace,
         "verb": verb,
         "group": resource.group,
         "resource": resource.plural,
     }
     if part:
-        asked["subresource"] = part
+        attributes["subresource"] = part
     body = {
         "apiVersion": "authorization.k8s.io/v1",
         "kind": "SelfSubjectAccessReview",
-        "spec": {"resourceAttributes": asked},
+        "spec": {"resourceAttributes": attributes},
     }
-    answer = client.ask(_REVIEWS, body, f"checking the permission to {verb} {resource.plural}")
+    answer = client.post(_REVIEWS, body, f"checking the permission to {verb} {resource.plural}")
     return bool((answer.get("status") or {}).get("allowed"))
 
 
@@ -123,7 +123,7 @@ def _manifest(client: Client, request: KubernetesRequest) -> list[Check]:
     query = {"dryRun": "All", "fieldValidation": "Strict"}
     path = resource.path(request.job_names.namespace)
     try:
-        kept = client.ask(
+        kept = client.post(
             path, body, f"validating the {resource.kind} {request.job_names.name}", query
         )
     except ApiError as error:
@@ -155,16 +155,16 @@ def _dropped(sent: Any, kept: Any, where: str = "") -> Iterator[str]:
 
 def _queue(client: Client, spec: JobSpec | None, engine: Engine) -> list[Check]:
     """Check the queue: Volcano accepts a job with an unknown queue and never runs it."""
-    wanted = spec.kubernetes.queue if spec else ""
-    if not wanted or engine.name != "volcano":
+    name = spec.kubernetes.queue if spec else ""
+    if not name or engine.name != "volcano":
         return []
     try:
-        queue = client.get(f"{_QUEUE}/{wanted}", f"looking for the queue {wanted}")
+        queue = client.get(f"{_QUEUE}/{name}", f"looking for the queue {name}")
     except ObjectNotFound:
         hint = "`kubectl get queues.scheduling.volcano.sh` lists them"
-        return [Check("queue", False, f"there is no queue {wanted}", hint)]
+        return [Check("queue", False, f"there is no queue {name}", hint)]
     except BackendError as error:
         return [Check("queue", False, error.message, error.hint, is_needed=False)]
     phase = str((queue.get("status") or {}).get("state") or "Open")
     hint = "choose another kubernetes.queue, or wait"
-    return [Check("queue", phase == "Open", f"{wanted} is {phase}", hint)]
+    return [Check("queue", phase == "Open", f"{name} is {phase}", hint)]

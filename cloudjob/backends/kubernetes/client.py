@@ -60,17 +60,17 @@ class Client:
         name = body["metadata"].get("name", "")
         doing = f"creating the {resource.kind} {name or 'of a job'}"
         try:
-            return self.ask(resource.path(namespace), body, doing)
+            return self.post(resource.path(namespace), body, doing)
         except ApiError as error:
             if error.status != errors.CONFLICT or not name:
                 raise
             found = self.get(resource.path(namespace, name), doing)
-            wanted = body["metadata"].get("labels", {}).get(label)
-            if found["metadata"].get("labels", {}).get(label) != wanted:
+            expected = body["metadata"].get("labels", {}).get(label)
+            if found["metadata"].get("labels", {}).get(label) != expected:
                 raise
             return found
 
-    def ask(
+    def post(
         self, path: str, body: Mapping[str, Any], doing: str, query: Query | None = None
     ) -> dict[str, Any]:
         """Post an object and return the answer; the server does not store every kind of object."""
@@ -239,8 +239,8 @@ def _why(error: BaseException) -> tuple[str, str]:
             "is this the right context, and can this machine reach its server?",
         )
     reason = cause.strerror if isinstance(cause, OSError) else ""
-    words = reason or " ".join(str(error).split()) or type(error).__name__
-    return words, "does `kubectl get pods` work?"
+    message = reason or " ".join(str(error).split()) or type(error).__name__
+    return message, "does `kubectl get pods` work?"
 
 
 def _inner(error: BaseException) -> BaseException | None:

@@ -44,7 +44,7 @@ def reasons(
     A reason that something newer has made obsolete is left out. Users who may not read events and
     pod groups may still submit.
     """
-    words: list[str] = []
+    messages: list[str] = []
     group = _group_name(engine, job_names, job)
     scheduled_at, unschedulable = "", ""
     with contextlib.suppress(BackendError):
@@ -52,17 +52,19 @@ def reasons(
         found = client.get(path, "reading the state of the queue")
         scheduled_at, unschedulable = _of_group(found)
     with contextlib.suppress(BackendError):
-        words += _of_stuck(client, job_names, pods)
+        messages += _of_stuck(client, job_names, pods)
         makers = [job_names.name, *[f"{job_names.name}-launcher"] * (engine.name == "mpi-operator")]
         warnings = [w for name in makers for w in _warnings(client, job_names, name)]
         if group != job_names.name:
             warnings += _warnings(client, job_names, group)
         warnings.sort(key=moment, reverse=True)
         made_at = max((pod.created_at for pod in pods), default="")
-        words += [_text(w) for w in warnings if _is_of_create(w) and _is_after(w, made_at)]
-        words += [unschedulable]
-        words += [_text(w) for w in warnings if not _is_of_create(w) and _is_after(w, scheduled_at)]
-    return [word for word in [*words, unschedulable] if word]
+        messages += [_text(w) for w in warnings if _is_of_create(w) and _is_after(w, made_at)]
+        messages += [unschedulable]
+        messages += [
+            _text(w) for w in warnings if not _is_of_create(w) and _is_after(w, scheduled_at)
+        ]
+    return [message for message in [*messages, unschedulable] if message]
 
 
 def _group_name(engine: Engine, job_names: Names, job: Mapping[str, Any]) -> str:
@@ -73,13 +75,15 @@ def _group_name(engine: Engine, job_names: Names, job: Mapping[str, Any]) -> str
 
 def _of_group(group: Mapping[str, Any]) -> tuple[str, str]:
     """Return when a pod group was scheduled, and why it was not; at least one of them is empty."""
-    held = [
+    conditions = [
         item
         for item in (group.get("status") or {}).get("conditions") or ()
         if item.get("status") == "True" and item.get("type") in ("Scheduled", "Unschedulable")
     ]
     # Volcano leaves the older condition true beside the newer one.
-    newest = max(held, key=lambda item: str(item.get("lastTransitionTime") or ""), default=None)
+    newest = max(
+        conditions, key=lambda item: str(item.get("lastTransitionTime") or ""), default=None
+    )
     if newest is None:
         return "", ""
     if newest["type"] == "Scheduled":
@@ -89,7 +93,7 @@ def _of_group(group: Mapping[str, Any]) -> tuple[str, str]:
 
 def _of_stuck(client: Client, job_names: Names, pods: Iterable[Pod]) -> Iterator[str]:
     """Yield why the container of a scheduled node does not start, for the first such node."""
-    stuck = [pod for pod in pods if pod.machine and not (pod.has_started or pod.is_over)]
+    stuck = [pod for pod in pods if pod.host and not (pod.has_started or pod.is_over)]
     if not stuck:
         return
     first = min(stuck, key=lambda pod: (pod.node if pod.node is not None else -1, pod.name))

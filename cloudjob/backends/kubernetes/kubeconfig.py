@@ -51,15 +51,15 @@ def find(options: Mapping[str, object], environ: Mapping[str, str], user_home: P
         UsageError: The kubeconfig cannot be read, or has no such context.
     """
     named = _absolute(str(options.get("kubeconfig") or "") or environ.get(_KUBECONFIG, ""))
-    wanted = str(options.get("context") or "")
+    requested = str(options.get("context") or "")
     namespace = str(options.get("namespace") or "")
     default = str(user_home / ".kube" / "config")
     files = named or (default if Path(default).exists() else "")
-    if wanted == IN_CLUSTER or (not files and (_SERVICE_ACCOUNT / "token").exists()):
+    if requested == IN_CLUSTER or (not files and (_SERVICE_ACCOUNT / "token").exists()):
         return Cluster("", IN_CLUSTER, namespace or _own_namespace())
     contexts = entries(files, "contexts")
     currents = (str(loaded.get("current-context") or "") for loaded in _loaded(files))
-    context = wanted or next(filter(None, currents), "")
+    context = requested or next(filter(None, currents), "")
     if context and context not in contexts:
         guess = nearest(context, contexts)
         raise UsageError(

@@ -61,9 +61,9 @@ def run_policy(spec: JobSpec, own: Mapping[str, Any], *, deadline_s: int = 0) ->
 def stage_of_conditions(job: Mapping[str, Any], is_cancelled: bool) -> Stage:
     """Return the state of a job from the conditions that Kubeflow's operators write."""
     status = job.get("status") or {}
-    held = [item for item in status.get("conditions") or [] if item.get("status") == "True"]
+    conditions = [item for item in status.get("conditions") or [] if item.get("status") == "True"]
     # Ordered by time; earlier conditions stay true beside later ones.
-    by_type = {str(item.get("type")): item for item in held}
+    by_type = {str(item.get("type")): item for item in conditions}
     for name, state in (
         ("Failed", JobState.FAILED),
         ("Succeeded", JobState.SUCCEEDED),
@@ -91,12 +91,12 @@ def _stage(
         state = JobState.PENDING
     if name == "Failed" and is_cancelled:
         state = JobState.CANCELLED
-    words = [str(condition.get(key) or "") for key in ("reason", "message")]
+    parts = [str(condition.get(key) or "") for key in ("reason", "message")]
     ended_at = status.get("completionTime") or condition.get("lastTransitionTime") or ""
     return Stage(
         state=state,
         native=name,
-        message=": ".join(word for word in words if word) if state is JobState.FAILED else "",
+        message=": ".join(part for part in parts if part) if state is JobState.FAILED else "",
         ended_at=str(ended_at) if state.is_final else "",
         started_at=str(status.get("startTime") or "") if state is JobState.RUNNING else "",
         has_asked=name == "Suspended",

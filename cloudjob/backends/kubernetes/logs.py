@@ -82,7 +82,7 @@ class Place:
         """Return a pod of the API's list."""
         return pod_of(found, self.node_of, self.container)
 
-    def is_wanted(self, pod: Pod) -> bool:
+    def is_requested(self, pod: Pod) -> bool:
         """Whether the log of this pod is requested."""
         return pod.node is not None and self.node in (None, pod.node)
 
@@ -107,7 +107,7 @@ def read_all(client: Client, place: Place) -> Iterator[Piece]:
     for pod in found:
         yield from _read_saved(saved, pod.node)
         saved = [item for item in saved if item[0] != pod.node]
-        if place.is_wanted(pod) and pod.has_started:
+        if place.is_requested(pod) and pod.has_started:
             try:
                 yield from _read(client, place, pod)
             except BackendError as error:
@@ -125,7 +125,7 @@ def read_ends(client: Client, place: Place) -> Iterator[Piece]:
         BackendError: A log cannot be read.
     """
     for pod in pods(client, place)[0]:
-        if place.is_wanted(pod) and pod.has_started and pod.node is not None:
+        if place.is_requested(pod) and pod.has_started and pod.node is not None:
             head = _read_part(client, place, pod, {"limitBytes": str(END_BYTES)})
             yield pod.node, head[: head.rfind(b"\n") + 1]
             if len(head) >= END_BYTES:
@@ -300,7 +300,7 @@ class _Follower:
 
     def _add_pods(self, found: list[Pod]) -> None:
         for pod in found:
-            if not (self._place.is_wanted(pod) and pod.has_started):
+            if not (self._place.is_requested(pod) and pod.has_started):
                 continue
             with self._lock:
                 if pod.is_over:
@@ -464,7 +464,7 @@ def _read(client: Client, place: Place, pod: Pod) -> Iterator[Piece]:
 
 def _unreachable_error(pod: Pod) -> BackendError:
     return BackendError(
-        f"following the log of node {pod.node}: the machine {pod.machine} does not answer"
+        f"following the log of node {pod.node}: the machine {pod.host} does not answer"
     )
 
 
@@ -524,11 +524,11 @@ def _saving(place: Place, pod: Pod) -> Iterator[Callable[[bytes], object]]:
 
 def _saved_logs(place: Place, found: list[Pod]) -> list[tuple[int, Path]]:
     """Return node and file of each saved log whose pod is not among ``found``, oldest first."""
-    there = {pod.uid for pod in found}
+    existing = {pod.uid for pod in found}
     saved = []
     for path in place.folder.glob("*.log"):
         number, _, uid = path.stem.partition("-")
-        if place.node in (None, int(number)) and uid not in there:
+        if place.node in (None, int(number)) and uid not in existing:
             saved.append((path.stat().st_mtime, int(number), path))
     return [(node, path) for _, node, path in sorted(saved)]
 

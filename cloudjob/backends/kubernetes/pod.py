@@ -67,11 +67,11 @@ class Variables(NamedTuple):
 
     Args:
         shown: The variables in the pod's manifest.
-        hidden: The variables in a Secret: secrets, and values that JSON cannot hold.
+        delivered: The variables in a Secret: secrets, and values that JSON cannot hold.
     """
 
     shown: Mapping[str, str]
-    hidden: Mapping[str, str]
+    delivered: Mapping[str, str]
 
 
 def variables(
@@ -88,8 +88,8 @@ def variables(
         names.CLOUDJOB_DELIVERY: DELIVERY_PATH,
     }
     common = {name: value for name, value in given.items() if name not in (*PER_NODE, *left_out)}
-    hidden = undeclared_variables(common, submission.hidden_names)
-    return Variables({k: v for k, v in sorted(common.items()) if k not in hidden}, hidden)
+    delivered = undeclared_variables(common, submission.hidden_names)
+    return Variables({k: v for k, v in sorted(common.items()) if k not in delivered}, delivered)
 
 
 def environment(
@@ -133,8 +133,8 @@ def template(
     container: dict[str, Any] = {
         "name": CONTAINER,
         "image": spec.image,
-        "command": [exact(word) for word in command],
-        "args": [exact(word) for word in (spec.script, *spec.args)],
+        "command": [exact(argument) for argument in command],
+        "args": [exact(argument) for argument in (spec.script, *spec.args)],
         "workingDir": HOME,
         "env": [
             *({"name": key, "value": exact(value)} for key, value in shown.items()),
@@ -263,14 +263,14 @@ def split_volume(volume: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, A
 def _place(spec: JobSpec) -> dict[str, Any]:
     """Return where the pods may run, and with which permissions."""
     options = spec.kubernetes
-    wanted = {
+    values = {
         "nodeSelector": dict(options.node_selector),
         "tolerations": list(options.tolerations),
         "serviceAccountName": options.service_account,
         "imagePullSecrets": [{"name": name} for name in options.image_pull_secrets],
         "priorityClassName": options.priority_class,
     }
-    return {key: value for key, value in wanted.items() if value}
+    return {key: value for key, value in values.items() if value}
 
 
 def _secure(pod: dict[str, Any], container: dict[str, Any], user: str) -> None:

@@ -40,7 +40,7 @@ class KubernetesRequest:
     Args:
         config_map: The entry; the same for all pods.
         secret: None if nothing is secret. The key for ssh is made when it is sent.
-        hidden: The variables in the Secret.
+        delivered: The variables in the Secret.
         submission: The submission that it was built from.
         services: The services that give names to nodes, if the operator makes none.
         body: The operator's manifest.
@@ -51,7 +51,7 @@ class KubernetesRequest:
     engine: Engine
     config_map: Mapping[str, Any] = field(repr=False)
     secret: Mapping[str, Any] | None
-    hidden: Mapping[str, str] = field(repr=False)
+    delivered: Mapping[str, str] = field(repr=False)
     services: list[dict[str, Any]] = field(repr=False)
     body: Mapping[str, Any]
     has_key: bool
@@ -70,9 +70,9 @@ def build(submission: Submission, engine: Engine, namespace: str) -> KubernetesR
     spec = submission.spec
     job_names = Names(submission.job, namespace)
     hosts = engine.hosts(job_names.name, spec.nodes)
-    hidden = pod.variables(submission, hosts, job_names.name).hidden
+    delivered = pod.variables(submission, hosts, job_names.name).delivered
     has_key = spec.nodes > 1 and not engine.makes_key
-    has_delivery = bool(hidden) or has_key
+    has_delivery = bool(delivered) or has_key
     body = engine.manifest(submission, job_names, has_delivery=has_delivery)
     _check_size(submission, body)
     return KubernetesRequest(
@@ -81,7 +81,7 @@ def build(submission: Submission, engine: Engine, namespace: str) -> KubernetesR
         engine=engine,
         config_map=_config_map(submission, job_names),
         secret=_secret(submission, job_names) if has_delivery else None,
-        hidden=hidden,
+        delivered=delivered,
         services=engine.services(submission, job_names),
         body=body,
         has_key=has_key,
@@ -123,8 +123,8 @@ def objects(request: KubernetesRequest, key: bytes) -> list[dict[str, Any]]:
     made = [dict(request.config_map)]
     if request.secret is not None:
         data = {}
-        if request.hidden:
-            data[paths.DELIVERED_ENV] = _base64(variables.dump(request.hidden))
+        if request.delivered:
+            data[paths.DELIVERED_ENV] = _base64(variables.dump(request.delivered))
         if key:
             data[paths.DELIVERED_SSH_KEY] = _base64(key)
         made.append({**request.secret, "data": data})
@@ -136,8 +136,8 @@ def shown(request: KubernetesRequest) -> list[dict[str, Any]]:
     made = [dict(request.config_map)]
     if request.secret is not None:
         text = {}
-        if request.hidden:
-            text[paths.DELIVERED_ENV] = "".join(f"{name}={MASK}\0" for name in request.hidden)
+        if request.delivered:
+            text[paths.DELIVERED_ENV] = "".join(f"{name}={MASK}\0" for name in request.delivered)
         if request.has_key:
             text[paths.DELIVERED_SSH_KEY] = MASK
         made.append({**request.secret, "stringData": text})

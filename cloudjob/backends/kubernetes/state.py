@@ -17,7 +17,7 @@ _NORMAL_REASONS = ("ContainerCreating", "PodInitializing", "")
 _OUT_OF_MEMORY = "OOMKilled"
 _OVER = ("Succeeded", "Failed")
 # Characters of a node's reason that are shown: a scheduler can write pages.
-_MAX_WORDS = 300
+_MAX_CHARS = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +26,8 @@ class Pod:
 
     Args:
         node: None for a pod that is not a node.
-        machine: The name of the machine that it runs on.
-        waits_for: Why it does not run, if that is unusual.
+        host: The name of the machine that it runs on.
+        waiting_reason: Why it does not run, if that is unusual.
         has_started: Whether its container has run, so that there is a log.
         reason: Why the cluster ended it: ``OOMKilled``, ``Evicted``.
         message: The cluster's message about that.
@@ -41,8 +41,8 @@ class Pod:
     node: int | None
     phase: str
     created_at: str
-    machine: str = ""
-    waits_for: str = ""
+    host: str = ""
+    waiting_reason: str = ""
     has_started: bool = False
     started_at: str = ""
     ended_at: str = ""
@@ -79,14 +79,14 @@ def pod_of(
         node=node_of(found),
         phase=phase,
         created_at=_time(metadata.get("creationTimestamp")),
-        machine=str(spec.get("nodeName") or ""),
-        waits_for=_waits_for(status, state),
+        host=str(spec.get("nodeName") or ""),
+        waiting_reason=_waiting_reason(status, state),
         has_started=bool(began),
         started_at=_time(began.get("startedAt")),
         ended_at=_time(ended.get("finishedAt")),
         exit_code=ended.get("exitCode"),
         reason=str(status.get("reason") or _own_reason(ended)),
-        message=_words(status.get("message") or ended.get("message") or ""),
+        message=_shortened(status.get("message") or ended.get("message") or ""),
         memory=str((resources.get("limits") or {}).get("memory") or ""),
         is_leaving=bool(metadata.get("deletionTimestamp")),
         is_cut_off="running" in state and _is_cut_off(status),
@@ -182,8 +182,8 @@ def _failure(stage: Stage, head: Pod | None, blamed: Pod | None) -> str:
         return _message(blamed)
     if stage.has_asked or (head is not None and not head.is_leaving):
         return stage.message
-    word = f" ({stage.message})" if stage.message else ""
-    return f"node 0: its pod was removed: drained, preempted or deleted{word}"
+    detail = f" ({stage.message})" if stage.message else ""
+    return f"node 0: its pod was removed: drained, preempted or deleted{detail}"
 
 
 def _native(stage: Stage, nodes: list[Pod], reasons: Iterable[str]) -> str:
@@ -192,29 +192,29 @@ def _native(stage: Stage, nodes: list[Pod], reasons: Iterable[str]) -> str:
         return stage.native
     troubles = sorted((pod.node or 0, pod.name, _trouble(pod)) for pod in nodes if _trouble(pod))
     if troubles:
-        node, _, word = troubles[0]
+        node, _, trouble = troubles[0]
         more = f", and {len(troubles) - 1} more" if len(troubles) > 1 else ""
-        return f"{stage.native} (node {node}: {word}{more})"
-    words = next((_words(word) for word in reasons if word), "")
-    return f"{stage.native} ({words})" if words else stage.native
+        return f"{stage.native} (node {node}: {trouble}{more})"
+    reason = next((_shortened(item) for item in reasons if item), "")
+    return f"{stage.native} ({reason})" if reason else stage.native
 
 
 def _trouble(pod: Pod) -> str:
     """Return why a node does not run, or is not known to run."""
     if pod.is_cut_off:
-        return f"its machine {pod.machine} no longer reports to the cluster; it may be lost"
-    return pod.waits_for
+        return f"its machine {pod.host} no longer reports to the cluster; it may be lost"
+    return pod.waiting_reason
 
 
-def _waits_for(status: Mapping[str, Any], state: Mapping[str, Any]) -> str:
+def _waiting_reason(status: Mapping[str, Any], state: Mapping[str, Any]) -> str:
     waiting = state.get("waiting") or {}
     reason = str(waiting.get("reason") or "")
     if reason not in _NORMAL_REASONS:
-        return _words(f"{reason}: {waiting.get('message') or ''}".rstrip(": "))
+        return _shortened(f"{reason}: {waiting.get('message') or ''}".rstrip(": "))
     for condition in status.get("conditions") or ():
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
             reason, message = condition.get("reason") or "", condition.get("message") or ""
-            return _words(f"{reason}: {message}".strip(": "))
+            return _shortened(f"{reason}: {message}".strip(": "))
     return ""
 
 
@@ -233,8 +233,8 @@ def _blamed(nodes: list[Pod]) -> Pod | None:
 
 def _message(pod: Pod) -> str:
     if pod.reason:
-        words = f": {pod.message}" if pod.message else ""
-        return f"node {pod.node} ({pod.name}): {pod.reason}{words}"
+        detail = f": {pod.message}" if pod.message else ""
+        return f"node {pod.node} ({pod.name}): {pod.reason}{detail}"
     return f"node {pod.node} ({pod.name}) ended with exit code {pod.exit_code}"
 
 
@@ -249,9 +249,9 @@ def _reason(nodes: list[Pod]) -> str:
     return _message(ended[0]) if ended else ""
 
 
-def _words(text: object) -> str:
-    words = " ".join(str(text).split())
-    return words if len(words) <= _MAX_WORDS else f"{words[: _MAX_WORDS - 3]}..."
+def _shortened(text: object) -> str:
+    line = " ".join(str(text).split())
+    return line if len(line) <= _MAX_CHARS else f"{line[: _MAX_CHARS - 3]}..."
 
 
 def _time(text: object) -> str:

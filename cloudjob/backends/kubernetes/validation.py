@@ -8,12 +8,12 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from cloudjob.backends.encoding import file_path, word_problems
+from cloudjob.backends.encoding import argument_problems, file_path
 from cloudjob.backends.kubernetes import pod
 from cloudjob.backends.kubernetes.engine import Engine
 from cloudjob.backends.kubernetes.pod import Names
 from cloudjob.backends.kubernetes.strategic_merge import unknown_directives
-from cloudjob.model.rules import MAX_WORD_BYTES
+from cloudjob.model.rules import MAX_ARG_BYTES
 from cloudjob.model.submission import Submission
 from cloudjob.model.text import given
 from jobentry.contract import names
@@ -42,7 +42,7 @@ def find(submission: Submission, engine: Engine, namespace: str) -> Iterator[str
     user = options.user
     if user and not _USER.fullmatch(user):
         yield f"kubernetes.user: is not UID:GID (given {given(user)}; for example 1000:100)"
-    yield from word_problems((spec.script, *spec.args), "a manifest cannot contain")
+    yield from argument_problems((spec.script, *spec.args), "a manifest cannot contain")
     if options.presigned_h:
         yield from _signing_problems(submission)
     yield from _name_problems(options, namespace)
@@ -152,19 +152,19 @@ def _patch_problems(options: Kubernetes) -> Iterator[str]:
         )
 
 
-def _volume_problems(spec: JobSpec, wanted: list[Any]) -> Iterator[str]:
-    faults = [
+def _volume_problems(spec: JobSpec, volumes: list[Any]) -> Iterator[str]:
+    problems = [
         f"kubernetes.volumes[{index}]: has no {key} (allowed: a Kubernetes volume with a name "
         "and a mountPath)"
-        for index, volume in enumerate(wanted)
+        for index, volume in enumerate(volumes)
         for key in ("name", "mountPath")
         if not (isinstance(volume, Mapping) and volume.get(key))
     ]
-    yield from faults
-    if faults:
+    yield from problems
+    if problems:
         return
     found = pod.volumes(spec, Names("x", ""), has_delivery=True)
-    first = len(found) - len(wanted)
+    first = len(found) - len(volumes)
     taken_names, taken_paths = set(), set()
     for index, (volume, mount) in enumerate(found, -first):
         name, path = volume["name"], posixpath.normpath(str(mount["mountPath"]))
@@ -206,13 +206,13 @@ def _size_problems(submission: Submission, engine: Engine) -> Iterator[str]:
     nodes = submission.spec.nodes
     size = len(",".join(engine.hosts(Names(submission.job, "").name, nodes)))
     size += len(f"{names.VC_WORKER_HOSTS}=")
-    if size > MAX_WORD_BYTES:
+    if size > MAX_ARG_BYTES:
         yield (
             f"nodes: the names of {nodes} nodes have {size} bytes, too many for one variable "
-            f"(allowed {MAX_WORD_BYTES}, Linux's limit; use fewer nodes, or a shorter job name)"
+            f"(allowed {MAX_ARG_BYTES}, Linux's limit; use fewer nodes, or a shorter job name)"
         )
-    hidden = pod.variables(submission, ("localhost",), "").hidden
-    size = sum(len(os.fsencode(name + value)) + 2 for name, value in hidden.items())
+    delivered = pod.variables(submission, ("localhost",), "").delivered
+    size = sum(len(os.fsencode(name + value)) + 2 for name, value in delivered.items())
     if size > MAX_SECRET_BYTES:
         yield (
             f"secrets: have {size} bytes together (allowed {MAX_SECRET_BYTES}, the limit of "

@@ -86,8 +86,8 @@ class Volcano(Engine):
         current = status.get("state") or {}
         phase = str(current.get("phase") or "")
         state = _STATES.get(phase, JobState.UNKNOWN)
-        words = [str(current.get(key) or "") for key in ("reason", "message")]
-        message = ": ".join(word for word in words if word)
+        parts = [str(current.get(key) or "") for key in ("reason", "message")]
+        message = ": ".join(part for part in parts if part)
         if state is JobState.FAILED and is_cancelled:
             state = JobState.CANCELLED
         elif phase in ("Aborted", "Terminated"):

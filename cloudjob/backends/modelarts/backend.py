@@ -164,16 +164,16 @@ class ModelArtsBackend(Backend[ModelArtsRequest]):
             where = _parse_handle(handle)
             groups.setdefault((where.endpoint, where.project), {})[handle] = where
         found: dict[str, NativeStatus | None] = {}
-        for wanted in groups.values():
-            client = self._client(next(iter(wanted.values())))
-            listed = _search(client, wanted, state.ACTIVE)
+        for by_handle in groups.values():
+            client = self._client(next(iter(by_handle.values())))
+            listed = _search(client, by_handle, state.ACTIVE)
             found |= {
                 handle: status for handle, status in listed.items() if not status.state.is_final
             }
-            others = {handle: where for handle, where in wanted.items() if handle not in listed}
+            others = {handle: where for handle, where in by_handle.items() if handle not in listed}
             if len(others) > _AT_ONCE:
-                there = _search(client, others)
-                found |= dict.fromkeys(handle for handle in others if handle not in there)
+                existing = _search(client, others)
+                found |= dict.fromkeys(handle for handle in others if handle not in existing)
         return found
 
     def logs(self, handle: str, node: int | None, *, follow: bool) -> Iterator[tuple[int, bytes]]:
@@ -286,14 +286,14 @@ def _handle(client: Client, job: str, name: str) -> str:
 
 
 def _search(
-    client: Client, wanted: Mapping[str, _Handle], phases: Sequence[str] = ()
+    client: Client, by_handle: Mapping[str, _Handle], phases: Sequence[str] = ()
 ) -> dict[str, NativeStatus]:
     """Return the status of those jobs that a search finds.
 
     Args:
         phases: The phases that they may be in; empty for any.
     """
-    by_id = {where.job if where.id == _NO_ID else where.id: h for h, where in wanted.items()}
+    by_id = {where.job if where.id == _NO_ID else where.id: h for h, where in by_handle.items()}
     filters = [{"key": "phase", "operator": "in", "value": list(phases)}] if phases else []
     found: dict[str, NativeStatus] = {}
     for job in client.search(filters):
@@ -301,7 +301,7 @@ def _search(
         handle = by_id.get(str(metadata.get("id"))) or by_id.get(str(metadata.get("name")))
         if handle is not None:
             found[handle] = state.status_of(job)
-        if len(found) == len(wanted):
+        if len(found) == len(by_handle):
             break
     return found
 

@@ -85,8 +85,8 @@ class Bucket:
             code = str(error.response["Error"].get("Code") or f"HTTP {status}")
             raise BucketError(f"{self._doing}: OBS refuses: {code}", code) from error
         except (BotoCoreError, ValueError) as error:
-            what = " ".join(str(error).split())
-            raise BucketError(f"{self._doing}: {what}", what) from error
+            reason = " ".join(str(error).split())
+            raise BucketError(f"{self._doing}: {reason}", reason) from error
 
 
 # Creating a client takes longer than a request.

@@ -86,43 +86,45 @@ def _clock(client: Client) -> Check:
 
 
 def _flavor(client: Client, spec: JobSpec | None) -> Iterator[Check]:
-    wanted = spec.flavor if spec else ""
+    flavor_id = spec.flavor if spec else ""
     if spec is not None and spec.modelarts.pool_id:
         return
-    if spec is not None and not wanted:
-        wanted = client.site.default_flavor
+    if spec is not None and not flavor_id:
+        flavor_id = client.site.default_flavor
     flavors = {str(item.get("flavor_id")): item for item in client.flavors()}
     listed = ", ".join(sorted(flavors)[:_SHOWN]) + (", ..." if len(flavors) > _SHOWN else "")
-    if not wanted:
+    if not flavor_id:
         yield Check("flavor", True, f"{len(flavors)} flavors: {listed}")
         return
-    if wanted not in flavors:
-        guess = nearest(wanted, flavors)
-        yield Check("flavor", False, f"there is no flavor {wanted}{guess}", f"one of {listed}")
+    if flavor_id not in flavors:
+        guess = nearest(flavor_id, flavors)
+        yield Check("flavor", False, f"there is no flavor {flavor_id}{guess}", f"one of {listed}")
         return
     assert spec is not None, "without a job there is no flavor to check"
-    most = _max_nodes(flavors[wanted])
-    limit = f": at most {counted(most, 'node')}, but the job has {spec.nodes}" if most else ""
+    max_nodes = _max_nodes(flavors[flavor_id])
+    limit = (
+        f": at most {counted(max_nodes, 'node')}, but the job has {spec.nodes}" if max_nodes else ""
+    )
     yield Check(
         "flavor",
-        not most or spec.nodes <= most,
-        f"{wanted}{limit}",
-        f"ask for {most} --nodes or fewer, or choose another --flavor",
+        not max_nodes or spec.nodes <= max_nodes,
+        f"{flavor_id}{limit}",
+        f"ask for {max_nodes} --nodes or fewer, or choose another --flavor",
     )
-    yield from _accelerators(flavors[wanted], spec)
+    yield from _accelerators(flavors[flavor_id], spec)
 
 
 def devices(client: Client, spec: JobSpec) -> Devices | None:
     """Return the GPUs or NPUs of a job's flavor; None if the service does not list it."""
-    wanted = spec.flavor or client.site.default_flavor
+    flavor_id = spec.flavor or client.site.default_flavor
     if spec.modelarts.pool_id:
         return None
     try:
-        flavors = [item for item in client.flavors() if item.get("flavor_id") == wanted]
+        flavors = [item for item in client.flavors() if item.get("flavor_id") == flavor_id]
     except BackendError:
         # The checks report it.
         return None
-    return Devices(_cards(flavors[0]), f"the flavor is {wanted}") if flavors else None
+    return Devices(_cards(flavors[0]), f"the flavor is {flavor_id}") if flavors else None
 
 
 def _cards(flavor: Mapping[str, Any]) -> int:
@@ -148,8 +150,8 @@ def _max_nodes(flavor: Mapping[str, Any]) -> int:
 
 
 def _engine(client: Client, spec: JobSpec | None) -> Iterator[Check]:
-    wanted = spec.modelarts.engine if spec else ""
-    if spec is not None and not wanted:
+    engine = spec.modelarts.engine if spec else ""
+    if spec is not None and not engine:
         return
     engines = client.engines()
     # Each name that a job may use -> id, name and version.
@@ -160,28 +162,28 @@ def _engine(client: Client, spec: JobSpec | None) -> Iterator[Check]:
         )
         known[number] = known[f"{name}:{version}"] = (number, name, version)
     listed = ", ".join(sorted({names[0] for names in known.values()})[:_SHOWN])
-    if not wanted:
+    if not engine:
         yield Check("engine", True, f"{len(engines)} engines: {listed}")
         return
-    if wanted not in known:
-        found = f"there is no engine {wanted}{nearest(wanted, known)}"
+    if engine not in known:
+        found = f"there is no engine {engine}{nearest(engine, known)}"
         yield Check("engine", False, found, f"one of {listed}")
         return
-    name = known[wanted][1]
+    name = known[engine][1]
     yield Check(
         "engine",
-        not calls_mpirun(*known[wanted]),
-        f"{wanted} ({name}) starts mpirun itself, and would start a job for each rank"
-        if calls_mpirun(*known[wanted])
-        else wanted,
+        not calls_mpirun(*known[engine]),
+        f"{engine} ({name}) starts mpirun itself, and would start a job for each rank"
+        if calls_mpirun(*known[engine])
+        else engine,
         "choose another engine, or name its image with --image and no engine",
     )
 
 
 def _image(client: Client, spec: JobSpec | None) -> Iterator[Check]:
     """Look for the image in the region's registry, as the service does."""
-    wanted = spec.image if spec else ""
-    parts = _IN_SWR.fullmatch(wanted)
+    image = spec.image if spec else ""
+    parts = _IN_SWR.fullmatch(image)
     if not (parts and client.site.registry):
         return
     namespace, repository, tag = parts["namespace"], parts["name"], parts["tag"] or "latest"
@@ -202,17 +204,17 @@ def _image(client: Client, spec: JobSpec | None) -> Iterator[Check]:
     yield Check(
         "image",
         tag in tags,
-        wanted if tag in tags else f"{wanted}: there is no tag {tag}{nearest(tag, tags)}",
+        image if tag in tags else f"{image}: there is no tag {tag}{nearest(tag, tags)}",
         "push it to the registry of the job's region, or correct the name",
     )
 
 
 def _pool(client: Client, spec: JobSpec | None) -> Iterator[Check]:
-    wanted = spec.modelarts.pool_id if spec else ""
-    if not wanted:
+    pool_id = spec.modelarts.pool_id if spec else ""
+    if not pool_id:
         return
     try:
-        pool = client.pool(wanted)
+        pool = client.pool(pool_id)
     except ServiceError as error:
         if error.status not in (400, 404):
             raise
@@ -223,7 +225,7 @@ def _pool(client: Client, spec: JobSpec | None) -> Iterator[Check]:
     phase = str((pool.get("status") or {}).get("phase") or "")
     is_up = phase.lower() in ("running", "")
     hint = "wait for it, or choose another pool"
-    yield Check("pool", is_up, f"{wanted} is {phase or 'available'}", hint)
+    yield Check("pool", is_up, f"{pool_id} is {phase or 'available'}", hint)
 
 
 def _quota(client: Client, spec: JobSpec | None) -> Iterator[Check]:
@@ -270,18 +272,18 @@ def _inputs(client: Client, spec: JobSpec | None, store: str) -> Iterator[Check]
 
 def _outputs(client: Client, spec: JobSpec | None) -> Iterator[Check]:
     """Check outputs: after hours in the queue, the service refuses one that another job writes."""
-    wanted = {
+    urls = {
         name: folder_url(uri)
         for name, uri in (spec.outputs.items() if spec else ())
         if uri.startswith("obs://")
     }
-    if not wanted:
+    if not urls:
         return
     filters = [{"key": "phase", "operator": "in", "value": list(_RUNNING)}]
     for job in client.search(filters):
         taken = set(_output_urls(job))
         other = job.get("metadata", {}).get("name")
-        for name, url in wanted.items():
+        for name, url in urls.items():
             if url in taken:
                 found = f"{name}: {url} is an output of the running job {other}"
                 hint = "give each running job an output folder of its own"

@@ -28,8 +28,8 @@ def companions(request: ModelArtsRequest) -> dict[str, bytes]:
         found[paths.DELIVERED_ENV] = requests.delivered_env(request)
     if request.has_key:
         found[paths.DELIVERED_SSH_KEY] = new_ssh_key()
-    if request.words:
+    if request.args:
         found[requests.BOOT_FILE] = _BOOT_PY.encode("ascii")
-        words = (word.encode("utf-8") + b"\0" for word in request.words)
-        found[paths.DELIVERED_WORDS] = b"".join(words)
+        args = (arg.encode("utf-8") + b"\0" for arg in request.args)
+        found[paths.DELIVERED_WORDS] = b"".join(args)
     return found

@@ -109,16 +109,16 @@ class _Tails:
                 self._tails.setdefault(task, _Tail(self._client, self._job, task))
         # The state was read before the logs, so they hold everything written before the end.
         is_done = self.has_ended()
-        asked = list(self._tails.values())
+        polled = list(self._tails.values())
         if self._is_live and not self.is_over:
-            asked = _sample(asked, self._turn)
+            polled = _sample(polled, self._turn)
         self._turn += 1
-        found = list(self._pool.map(_Tail.poll, asked, repeat(is_done)))
+        found = list(self._pool.map(_Tail.poll, polled, repeat(is_done)))
         is_behind = any(tail.is_behind for tail in self._tails.values())
         self.has_news = any(found) or is_behind
-        is_quiet = not self.has_news and len(asked) == len(self._tails)
+        is_quiet = not self.has_news and len(polled) == len(self._tails)
         self._quiet = self._quiet + 1 if is_quiet else 0
-        yield from ((tail.node, data) for tail, data in zip(asked, found, strict=True) if data)
+        yield from ((tail.node, data) for tail, data in zip(polled, found, strict=True) if data)
         if is_behind:
             yield 0, b""
 

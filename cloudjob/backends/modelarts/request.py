@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from cloudjob.backends.encoding import word_problems
+from cloudjob.backends.encoding import argument_problems
 from cloudjob.backends.modelarts.site import Site
 from cloudjob.errors import SpecError
 from cloudjob.model import sizes
 from cloudjob.model import submission as submissions
-from cloudjob.model.rules import MAX_WORD_BYTES
+from cloudjob.model.rules import MAX_ARG_BYTES
 from cloudjob.model.submission import Submission
 from cloudjob.model.text import given, masked
 from jobentry.contract import env, names, variables
@@ -55,7 +55,7 @@ class ModelArtsRequest:
     Args:
         body: Of ``POST /v2/{project}/training-jobs``.
         env: Variables that are not in ``body``: secrets, and values that the service refuses.
-        words: The entry's arguments, for a preset engine, whose command takes none.
+        args: The entry's arguments, for a preset engine, whose command takes none.
         tags: The tags that the job gets after it was created.
         has_key: Whether the nodes get a key for ssh.
         environments: The variables of each node, for a dry run.
@@ -64,10 +64,10 @@ class ModelArtsRequest:
     job: str
     body: Mapping[str, Any]
     env: Mapping[str, str] = field(repr=False)
-    words: tuple[str, ...]
+    args: tuple[str, ...]
     tags: Mapping[str, str]
     has_key: bool
-    hidden_names: tuple[str, ...]
+    secret_names: tuple[str, ...]
     environments: tuple[Mapping[str, str], ...] = field(repr=False)
 
 
@@ -111,10 +111,10 @@ def build(submission: Submission, site: Site) -> ModelArtsRequest:
         job=submission.job,
         body=_merged(body, copy.deepcopy(options.body)),
         env=delivered,
-        words=_entry_words(spec) if _is_preset(options) else (),
+        args=_entry_args(spec) if _is_preset(options) else (),
         tags=dict(options.tags),
         has_key=spec.nodes > 1,
-        hidden_names=submission.hidden_names,
+        secret_names=submission.hidden_names,
         environments=tuple(_environments(submission, {**shown, **delivered})),
     )
 
@@ -123,14 +123,14 @@ def show(request: ModelArtsRequest) -> dict[str, Any]:
     """Return ``request`` as plain JSON values, secrets as ``***``."""
     return {
         "create": copy.deepcopy(dict(request.body)),
-        "delivered": masked(request.env, request.hidden_names),
+        "delivered": masked(request.env, request.secret_names),
         "tags": dict(request.tags),
     }
 
 
-def calls_mpirun(*words: str) -> bool:
+def calls_mpirun(*identifiers: str) -> bool:
     """Return whether an engine starts mpirun itself, by its id, name or version."""
-    return any(_MPI_ENGINES.search(word) for word in words)
+    return any(_MPI_ENGINES.search(identifier) for identifier in identifiers)
 
 
 def delivered_env(request: ModelArtsRequest) -> bytes:
@@ -184,10 +184,10 @@ def command(spec: JobSpec) -> str:
     """
     folder = f'"${{MA_JOB_DIR:-{_JOB_DIR}}}/{_NODE}"'
     start = f'd={folder}; {names.CLOUDJOB_DELIVERY}="$d" exec sh "$d/boot.sh" "$@"'
-    return shlex.join(("sh", "-c", start, "jobentry", *_entry_words(spec)))
+    return shlex.join(("sh", "-c", start, "jobentry", *_entry_args(spec)))
 
 
-def _entry_words(spec: JobSpec) -> tuple[str, ...]:
+def _entry_args(spec: JobSpec) -> tuple[str, ...]:
     return (spec.script, *spec.args)
 
 
@@ -332,7 +332,7 @@ def _problems(submission: Submission, site: Site, options: ModelArts) -> Iterato
     if not (spec.flavor or site.default_flavor or options.pool_id):
         yield "flavor: is missing (allowed one that `cloudjob doctor --backend modelarts` lists)"
     yield from _engine_problems(spec, options)
-    yield from _word_problems(submission, options)
+    yield from _text_problems(submission, options)
     yield from _place_problems(submission)
 
 
@@ -363,16 +363,16 @@ def _engine_problems(spec: JobSpec, options: ModelArts) -> Iterator[str]:
         yield f"modelarts.engine: with an image it must be NAME:VERSION (given {given(engine)})"
 
 
-def _word_problems(submission: Submission, options: ModelArts) -> Iterator[str]:
+def _text_problems(submission: Submission, options: ModelArts) -> Iterator[str]:
     spec = submission.spec
     if len(options.description) > MAX_DESCRIPTION:
         yield f"modelarts.description: is too long (allowed {MAX_DESCRIPTION} characters)"
-    yield from word_problems(_entry_words(spec), "ModelArts does not accept")
+    yield from argument_problems(_entry_args(spec), "ModelArts does not accept")
     size = len(os.fsencode(command(spec)))
-    if size > MAX_WORD_BYTES and not _is_preset(options):
+    if size > MAX_ARG_BYTES and not _is_preset(options):
         yield (
             f"args: too long for ModelArts' start command (given {size} bytes, of which "
-            f"{sizes.largest_argument(spec)}; allowed {MAX_WORD_BYTES})"
+            f"{sizes.largest_argument(spec)}; allowed {MAX_ARG_BYTES})"
         )
 
 

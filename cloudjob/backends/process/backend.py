@@ -91,9 +91,9 @@ class ProcessBackend(Backend[ProcessRequest]):
         unique = grid.unique_part(submission.job)
         run_dir = f"{requests.short_temporary_folder()}/cloudjob-{unique}"
         folder = str(self._jobs / submission.job)
-        wanted = self._options.get("isolation", "auto")
-        level = "none" if wanted == "none" else isolation.possible_level()
-        if wanted == "names" and level == "files":
+        requested = self._options.get("isolation", "auto")
+        level = "none" if requested == "none" else isolation.possible_level()
+        if requested == "names" and level == "files":
             level = "names"
         return requests.build(submission, machine, folder, run_dir, level)
 
@@ -259,9 +259,9 @@ def _write_commands(folder: Path, python: str) -> None:
     """Write the commands that every image of the platform has, which call ``python``."""
     folder.mkdir(mode=0o700)
     module = " -m pip"
-    for name, words in (("python", ""), ("python3", ""), ("pip", module), ("pip3", module)):
+    for name, args in (("python", ""), ("python3", ""), ("pip", module), ("pip3", module)):
         path = folder / name
-        path.write_text(f'#!/bin/sh\nexec {shlex.quote(python)}{words} "$@"\n')
+        path.write_text(f'#!/bin/sh\nexec {shlex.quote(python)}{args} "$@"\n')
         path.chmod(0o700)
 
 
@@ -317,9 +317,9 @@ def _send_request(
     with process.stdout as stdout, process.stderr as stderr:
         if stdout.readline() == b"ready\n":
             return
-        words = stderr.read().decode("utf-8", "replace").strip().splitlines()
+        lines = stderr.read().decode("utf-8", "replace").strip().splitlines()
         raise BackendError(
-            f"starting the controller of job {request.job}: {words[-1] if words else 'it ended'}"
+            f"starting the controller of job {request.job}: {lines[-1] if lines else 'it ended'}"
         )
 
 

@@ -35,10 +35,10 @@ def gpus(environ: Mapping[str, str], driver: Path = _DRIVER) -> tuple[str, ...]:
             return tuple(str(number) for number, _ in enumerate(driver.iterdir()))
         except OSError:
             return ()
-    words = [word.strip() for word in environ[CUDA].split(",")]
+    entries = [entry.strip() for entry in environ[CUDA].split(",")]
     # CUDA ignores what follows an invalid entry; people write -1 for "none".
-    end = next((at for at, word in enumerate(words) if word in ("", "-1")), len(words))
-    return tuple(words[:end])
+    end = next((at for at, entry in enumerate(entries) if entry in ("", "-1")), len(entries))
+    return tuple(entries[:end])
 
 
 def count(
@@ -47,7 +47,7 @@ def count(
     """Return how many accelerators this shell may use, and their kind: ``GPU`` or ``NPU``."""
     found = gpus(environ, driver)
     for name in () if found else _VARIABLES[2:]:
-        found = found or tuple(word for word in environ.get(name, "").split(",") if word.strip())
+        found = found or tuple(entry for entry in environ.get(name, "").split(",") if entry.strip())
     if found:
         return len(found), "NPU" if CUDA not in environ and ASCEND in environ else "GPU"
     if CUDA in environ or ASCEND in environ:

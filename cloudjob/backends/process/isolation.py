@@ -186,15 +186,15 @@ def _overlay(libc: ctypes.CDLL, folder: str, place: str) -> None:
     parts = {"lowerdir": folder, "upperdir": f"{place}/changes", "workdir": f"{place}/work"}
     # The kernel refuses a folder with files of an earlier attempt.
     remove_tree(parts["workdir"])
-    words = []
+    options = []
     for name, path in parts.items():
         os.makedirs(path, exist_ok=True)
         # A path may contain the characters that separate options; a descriptor's number does not.
-        words.append(f"{name}=/proc/self/fd/{os.open(path, _PATH)}")
+        options.append(f"{name}=/proc/self/fd/{os.open(path, _PATH)}")
     # No change needs to survive a crash of the machine; otherwise the unmount waits for the disk.
-    words.append("volatile")
-    target, options = os.fsencode(folder), ",".join(words).encode()
-    _check(libc.mount(b"overlay", target, b"overlay", 0, options), f"overlay {folder}")
+    options.append("volatile")
+    target, data = os.fsencode(folder), ",".join(options).encode()
+    _check(libc.mount(b"overlay", target, b"overlay", 0, data), f"overlay {folder}")
 
 
 def _bind(libc: ctypes.CDLL, source: str, target: str) -> None:

@@ -238,11 +238,13 @@ def address_of(node: int) -> str:
 
 def open_mpi_of_one_machine(*, is_isolated: bool) -> dict[str, str]:
     """Return the variables that keep Open MPI on loopback: with a bridge, an allreduce hangs."""
-    words = {"OMPI_MCA_btl_tcp_if_include": "lo", **submissions.ONE_MACHINE}
+    variables = {"OMPI_MCA_btl_tcp_if_include": "lo", **submissions.ONE_MACHINE}
     if not is_isolated:
         # Nodes with one host name and two TMPDIRs: the shared-memory BTL crashes ranks.
-        words["OPENMPI_MCA_ARGS"] = "-mca pml ob1 -mca btl tcp,self -mca plm_rsh_no_tree_spawn true"
-    return words
+        variables["OPENMPI_MCA_ARGS"] = (
+            "-mca pml ob1 -mca btl tcp,self -mca plm_rsh_no_tree_spawn true"
+        )
+    return variables
 
 
 def need_linux() -> None:

@@ -65,8 +65,8 @@ def controller_of(home: Path, job: str) -> int:
     """Return the process id of a job's controller; 0 if it is gone or not started yet."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         process = int(path_of(home, job).read_bytes().split(b"\n")[1])
-        words = Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
-        if process_name(job).encode() in words:
+        argv = Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
+        if process_name(job).encode() in argv:
             return process
     return 0
 
@@ -83,10 +83,10 @@ def processes_of(home: Path, job: str) -> list[int]:
 
 
 def _has_open(process: Path, path: Path) -> bool:
-    wanted = path.stat()
+    target = path.stat()
     for link in (process / "fd").iterdir():
         with contextlib.suppress(OSError):
-            if os.path.samestat(link.stat(), wanted):
+            if os.path.samestat(link.stat(), target):
                 return True
     return False
 

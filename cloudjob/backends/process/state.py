@@ -39,14 +39,14 @@ LOST = "the controller of the job was killed, or the machine was restarted"
 
 def lost_status(folder: Path, found: dict[str, Any] | None, message: str) -> NativeStatus:
     """Return the status of a job whose processes were killed; the head's record has precedence."""
-    begun = (folder / STATE).stat().st_mtime
+    begin_s = (folder / STATE).stat().st_mtime
     # A keeper touches its log when its node ends; if none has done so, that time is unknown.
-    over = max((path.stat().st_mtime for path in folder.glob("node-*.log")), default=begun)
+    end_s = max((path.stat().st_mtime for path in folder.glob("node-*.log")), default=begin_s)
     return NativeStatus(
         JobState.FAILED,
         "lost",
         started_at=times.rfc3339(found["started_at"]) if found else None,
-        ended_at=times.rfc3339(over) if over > begun else None,
+        ended_at=times.rfc3339(end_s) if end_s > begin_s else None,
         exit_code=137,
         message=message,
         attempt_at=times.rfc3339(found["nodes"][0]["started_at"]) if found else "",

@@ -69,7 +69,7 @@ class _Snapshot(NamedTuple):
 
 class _Answer(NamedTuple):
     facts: state.Facts
-    asked_at: float
+    queried_at: float
     answered_at: float
 
 
@@ -154,8 +154,8 @@ class SlurmBackend(Backend[SlurmRequest]):
         except BackendError as error:
             raise Unanswered(error.message, hint=error.hint) from error
         if done.code and errors.may_be_done(done.message):
-            words = f"submitting job {request.job} to Slurm: {done.message}"
-            raise Unanswered(words, hint="squeue --me shows whether it was submitted")
+            message = f"submitting job {request.job} to Slurm: {done.message}"
+            raise Unanswered(message, hint="squeue --me shows whether it was submitted")
         if done.code:
             raise errors.command_error(f"submitting job {request.job} to Slurm", done.message)
         if request.local:
@@ -188,12 +188,12 @@ class SlurmBackend(Backend[SlurmRequest]):
 
         A job that squeue does not list has ended, and is left to ``status``.
         """
-        wanted = [_parse_handle(handle) for handle in handles]
-        if not wanted:
+        parsed = [_parse_handle(handle) for handle in handles]
+        if not parsed:
             return {}
-        host = wanted[0].host
+        host = parsed[0].host
         snapshots = dict(
-            zip(handles, _snapshots_of(host, [item.folder for item in wanted]), strict=True)
+            zip(handles, _snapshots_of(host, [item.folder for item in parsed]), strict=True)
         )
         found: dict[str, NativeStatus | None] = {
             h: None for h, snapshot in snapshots.items() if not snapshot
@@ -265,8 +265,8 @@ class SlurmBackend(Backend[SlurmRequest]):
         # end mpirun before the ranks. A job whose processes are stopped cannot receive it.
         if is_urgent:
             where.host.run(where.folder, f": >{_NOW}")
-        is_heard = state.is_running(facts)
-        self._scancel(where, f"--batch --signal=USR2 {facts.id}" if is_heard else facts.id)
+        is_running = state.is_running(facts)
+        self._scancel(where, f"--batch --signal=USR2 {facts.id}" if is_running else facts.id)
 
     def refresh(self, handle: str, keys: Mapping[str, str]) -> None:
         """Write fresh keys of the store into the job's folder."""
@@ -277,8 +277,8 @@ class SlurmBackend(Backend[SlurmRequest]):
         if done.code:
             raise BackendError(f"refreshing the keys of {handle}: {done.message}")
 
-    def _scancel(self, where: _Handle, words: str) -> None:
-        done = where.host.run(where.folder, clusters.with_clean_environment(f"scancel {words}"))
+    def _scancel(self, where: _Handle, arguments: str) -> None:
+        done = where.host.run(where.folder, clusters.with_clean_environment(f"scancel {arguments}"))
         if done.code and not any(text in done.message for text in _HAS_ENDED):
             raise errors.command_error(f"cancelling {where.job}", done.message)
 
@@ -322,7 +322,7 @@ class SlurmBackend(Backend[SlurmRequest]):
         now = time.monotonic()
         last = self._facts.get(where.job)
         wait_s = _QUERY_LAST_S if snapshot.marks.code is not None else _QUERY_S
-        if last and not is_fresh and now - last.asked_at < wait_s:
+        if last and not is_fresh and now - last.queried_at < wait_s:
             return last.facts
         try:
             facts, answered_at = self._query_slurm(where, snapshot.id or snapshot.marks.id), now
@@ -366,8 +366,8 @@ class SlurmBackend(Backend[SlurmRequest]):
         if local_store.bring_home(where.host, where.folder, self._home, where.job):
             local_store.forget(self._home, where.job)
         key = paths.DELIVERED_SSH_KEY
-        left = (paths.DELIVERED_ENV, paths.DELIVERED_KEYS, key, f"{key}.pub")
-        where.host.remove(where.folder, left)
+        secret_files = (paths.DELIVERED_ENV, paths.DELIVERED_KEYS, key, f"{key}.pub")
+        where.host.remove(where.folder, secret_files)
         self._copied_back.add(where.job)
 
     def _end(self, where: _Handle) -> None:
@@ -459,7 +459,7 @@ def _read(path: Path) -> str:
 def _output_of(host: Host, text: str, doing: str) -> str:
     """Return the output of one of Slurm's commands; empty for a job that it does not know."""
     done = host.run("", text, is_reading=True)
-    if done.code and not any(words in done.message for words in _NO_JOB):
+    if done.code and not any(part in done.message for part in _NO_JOB):
         raise errors.command_error(doing, done.message)
     return done.out.decode("utf-8", "replace")
 

@@ -69,14 +69,14 @@ class Host:
             return _run(["/bin/sh", "-c", text], stdin, cwd=folder, doing="asking Slurm")
         # Any login shell can run sh with one quoted argument.
         line = f"cd {quoted(folder)} && {text}" if folder else text
-        words = [*_ssh(self.name), f"sh -c {shlex.quote(line)}"]
+        argv = [*_ssh(self.name), f"sh -c {shlex.quote(line)}"]
         doing = f"asking Slurm on {self.name}"
-        done = _run(words, stdin, doing=doing)
+        done = _run(argv, stdin, doing=doing)
         deadline = time.monotonic() + LIMIT_S
         # A broken connection must not end a wait; a command that only reads may be repeated.
         while done.code == _SSH_DOWN and is_reading and time.monotonic() < deadline:
             time.sleep(_AGAIN_S)
-            done = _run(words, stdin, doing=doing)
+            done = _run(argv, stdin, doing=doing)
         if done.code == _SSH_DOWN:
             raise Unreachable(
                 f"connecting to {self.name} with ssh: {done.message}",
@@ -100,9 +100,9 @@ class Host:
                 member.mode = 0o700 if name.endswith(".sh") else 0o600
                 member.size = len(content)
                 archive.addfile(member, io.BytesIO(content))
-        word = quoted(folder)
+        path = quoted(folder)
         text = (
-            f'umask 077; mkdir -p "$(dirname {word})" && mkdir {word} && cd {word}'
+            f'umask 077; mkdir -p "$(dirname {path})" && mkdir {path} && cd {path}'
             " && tar --no-same-owner -xf - && pwd"
         )
         done = self.run("", text, data.getvalue())
@@ -121,8 +121,8 @@ class Host:
     def ends(self, folder: str) -> dict[int, int]:
         """Return the offset of the last part of each node's log, which follows the first part."""
         if self.name:
-            words = self.run(folder, "wc -c node-*.log", is_reading=True).out.split()
-            named = zip(map(os.fsdecode, words[1::2]), map(int, words[::2]), strict=False)
+            fields = self.run(folder, "wc -c node-*.log", is_reading=True).out.split()
+            named = zip(map(os.fsdecode, fields[1::2]), map(int, fields[::2]), strict=False)
             # The last line is the total.
             sizes = {int(name[5:-4]): size for name, size in named if name.startswith("node-")}
         else:
@@ -173,11 +173,11 @@ def find(options: Mapping[str, object], home: Path) -> Cluster:
         BackendError: The job file names an interpreter that does not exist.
     """
     host, folder = str(options.get("host") or ""), str(options.get("folder") or "").rstrip("/")
-    asked = str(options.get("python") or "")
+    requested = str(options.get("python") or "")
     entry = str(Path(cloudjob.__file__).parent / ENTRY)
     if host:
-        return Cluster(Host(host), folder or _DEFAULT_REMOTE, {}, asked, "", entry)
-    python = interpreters.python_of(asked, "slurm.python")
+        return Cluster(Host(host), folder or _DEFAULT_REMOTE, {}, requested, "", entry)
+    python = interpreters.python_of(requested, "slurm.python")
     path = interpreters.path_with_mpirun()
     paths = {
         "PATH": path,
@@ -206,7 +206,7 @@ def read_tails(data: bytes) -> dict[int, bytes]:
     found: dict[int, bytes] = {}
     while data:
         line, _, data = data.partition(b"\n")
-        index, size = (int(word) for word in line.split())
+        index, size = (int(item) for item in line.split())
         found[index], data = data[:size], data[size:]
     return found
 
@@ -248,24 +248,22 @@ def with_clean_environment(text: str, more: Sequence[str] = ()) -> str:
 def _ssh(host: str) -> list[str]:
     """The ssh command with the user's configuration; one connection is shared for a minute."""
     folder = Path(tempfile.gettempdir(), f"cloudjob-ssh-{os.getuid()}")
-    words = ["ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=20"]
+    argv = ["ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=20"]
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
         is_ours = folder.stat().st_uid == os.getuid() and not folder.is_symlink()
     except OSError:
         is_ours = False
     if is_ours:
-        words += ["-o", "ControlMaster=auto", "-o", f"ControlPath={folder}/%C"]
-        words += ["-o", "ControlPersist=60"]
-    return [*words, "--", host]
+        argv += ["-o", "ControlMaster=auto", "-o", f"ControlPath={folder}/%C"]
+        argv += ["-o", "ControlPersist=60"]
+    return [*argv, "--", host]
 
 
-def _run(
-    words: Sequence[str], stdin: bytes, *, doing: str, cwd: str | None = None
-) -> CommandResult:
+def _run(argv: Sequence[str], stdin: bytes, *, doing: str, cwd: str | None = None) -> CommandResult:
     try:
         done = subprocess.run(
-            words, input=stdin, cwd=cwd or None, capture_output=True, timeout=LIMIT_S, check=False
+            argv, input=stdin, cwd=cwd or None, capture_output=True, timeout=LIMIT_S, check=False
         )
     except subprocess.TimeoutExpired as error:
         raise Unreachable(
@@ -273,5 +271,5 @@ def _run(
             hint="`scontrol ping` shows whether the controller is up",
         ) from error
     except OSError as error:
-        raise BackendError(f"{doing}: {error.filename or words[0]}: {error.strerror}") from error
+        raise BackendError(f"{doing}: {error.filename or argv[0]}: {error.strerror}") from error
     return CommandResult(done.returncode, done.stdout, done.stderr)

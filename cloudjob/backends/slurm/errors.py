@@ -61,13 +61,13 @@ _DEFAULT = (
 _MAY_BE_DONE = ("Socket timed out", "Zero Bytes were transmitted")
 
 
-def may_be_done(words: str) -> bool:
+def may_be_done(output: str) -> bool:
     """Whether a failed command may have taken effect."""
-    return any(part in words for part in _MAY_BE_DONE)
+    return any(part in output for part in _MAY_BE_DONE)
 
 
-def command_error(doing: str, words: str) -> BackendError:
+def command_error(doing: str, output: str) -> BackendError:
     """Return the error for the output of a Slurm command."""
-    message = words.removeprefix("sbatch: error: ").replace("Batch job submission failed: ", "")
-    hint = next((hint for part, hint in _HINTS if part.lower() in words.lower()), _DEFAULT)
+    message = output.removeprefix("sbatch: error: ").replace("Batch job submission failed: ", "")
+    hint = next((hint for part, hint in _HINTS if part.lower() in output.lower()), _DEFAULT)
     return BackendError(f"{doing}: {message}", hint=hint)

@@ -119,7 +119,7 @@ def build(submission: Submission, cluster: Cluster) -> SlurmRequest:
                 setup=spec.slurm.setup,
                 python=cluster.entry_python,
                 entry=posixpath.basename(cluster.entry),
-                words=(spec.script, *spec.args),
+                args=(spec.script, *spec.args),
                 paths=cluster.paths,
                 keeps_record=bool(local),
                 cpus_per_rank=spec.slurm.cpus_per_rank if _is_srun(spec) else 0,
@@ -254,16 +254,16 @@ def _options(submission: Submission) -> tuple[str, ...]:
 
 def _time_min(spec: JobSpec) -> int:
     """Return the job's time limit on Slurm: its own limit, plus time to start and to end."""
-    asked = spec.slurm.time_min
-    if asked or not spec.timeout_min:
-        return asked
+    limit_min = spec.slurm.time_min
+    if limit_min or not spec.timeout_min:
+        return limit_min
     return math.ceil(spec.timeout_min + spec.grace_s / 60) + _ROOM_MIN
 
 
 def _warn_s(spec: JobSpec) -> int:
-    asked = spec.slurm.warn_s or math.ceil(spec.grace_s) + _OUTPUTS_S
+    warn_s = spec.slurm.warn_s or math.ceil(spec.grace_s) + _OUTPUTS_S
     # A warning that is due before the job starts is sent at once.
-    return min(asked, 30 * (_time_min(spec) or _MOST_WARN_S), _MOST_WARN_S)
+    return min(warn_s, 30 * (_time_min(spec) or _MOST_WARN_S), _MOST_WARN_S)
 
 
 def _is_srun(spec: JobSpec) -> bool:
@@ -292,28 +292,28 @@ def _problems(spec: JobSpec) -> Iterator[str]:
 def _option_problems(lines: tuple[str, ...]) -> Iterator[str]:
     for index, line in enumerate(lines):
         try:
-            words = shlex.split(line)
+            arguments = shlex.split(line)
         except ValueError:
-            words = []
-        reserved = next((name for name in map(_reserved, words) if name), "")
+            arguments = []
+        reserved = next((name for name in map(_reserved, arguments) if name), "")
         if reserved:
             yield f"slurm.sbatch[{index}]: {reserved} is set by cloudjob (given {line!r})"
-        elif not words or not line.startswith("-") or "\n" in line:
+        elif not arguments or not line.startswith("-") or "\n" in line:
             yield (
                 f"slurm.sbatch[{index}]: is not an option of sbatch (given {line!r}; "
                 "for example --licenses=matlab:1)"
             )
 
 
-def _reserved(word: str) -> str:
-    """Return the option in ``word`` that cloudjob sets, empty for none.
+def _reserved(argument: str) -> str:
+    """Return the option in ``argument`` that cloudjob sets, empty for none.
 
-    sbatch also takes the beginning of a long option, and several short ones in one word.
+    sbatch also takes the beginning of a long option, and several short ones in one argument.
     """
-    if word.startswith("--"):
-        name = word[2:].partition("=")[0]
+    if argument.startswith("--"):
+        name = argument[2:].partition("=")[0]
         return next(("--" + known for known in _RESERVED if known.startswith(name)), "")
-    for letter in word[1:] if word.startswith("-") else "":
+    for letter in argument[1:] if argument.startswith("-") else "":
         if letter in _RESERVED_SHORT:
             return "-" + letter
         if letter not in _SHORT_FLAGS:

@@ -36,7 +36,7 @@ class NodeText:
     Args:
         python: The interpreter of the entry; empty to look for one on each node.
         entry: The name of the entry's file, for that interpreter.
-        words: The script and its arguments.
+        args: The script and its arguments.
         paths: PATH and the like, which the nodes share with the submitter.
         keeps_record: Whether the record stays in the job's folder.
         cpus_per_rank: For an srun that starts the ranks; 0 if none does.
@@ -47,7 +47,7 @@ class NodeText:
     setup: tuple[str, ...]
     python: str
     entry: str
-    words: tuple[str, ...]
+    args: tuple[str, ...]
     paths: Mapping[str, str]
     keeps_record: bool
     cpus_per_rank: int = 0
@@ -112,7 +112,7 @@ def node_script(node: NodeText) -> str:
         record=f'export {names.CLOUDJOB_RECORD_DIR}="$here/record"\n' if node.keeps_record else "",
         cpus=_CPUS.format(cpus=node.cpus_per_rank) if node.cpus_per_rank else "",
         entry=entry,
-        words=" ".join(shlex.quote(word) for word in node.words),
+        args=" ".join(shlex.quote(arg) for arg in node.args),
     )
 
 
@@ -403,7 +403,7 @@ export SSHD_PORT=$((10000 + SLURM_JOB_ID % 10000))
 export CLOUDJOB_NODE_DIR="$work/node" CLOUDJOB_DELIVERY="$here"
 {record}{cpus}umask "$mask"
 {entry} \\
-    {words} &
+    {args} &
 entry=$!
 if [ "$index" = 0 ]; then
     (umask 077 && echo "$entry" >entry.pid)

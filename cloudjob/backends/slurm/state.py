@@ -55,7 +55,7 @@ _UNSEEN = (
     " same path (slurm.folder names another)"
 )
 # The beginning of Slurm's reason -> why the job waits. (squeue(1), JOB REASON CODES)
-_WAITS = (
+_WAITING_REASONS = (
     ("Resources", "waits for free nodes"),
     ("Priority", "waits behind jobs of higher priority"),
     ("BeginTime", "waits for its start time"),
@@ -98,8 +98,8 @@ class Marks:
 
     Args:
         id: Slurm's number of the job; empty if the job has not started.
-        asked: Why the script has asked the head to end: ``cancel``, ``warned``, ``slurm``, or
-            nothing.
+        stop_reason: Why the script has asked the head to end: ``cancel``, ``warned``,
+            ``slurm``, or nothing.
         left_s: The time left at Slurm's warning, as Slurm reported it; None for no limit.
         due_s: The time left at which Slurm warns of the job's time limit.
         lost: The worker that failed while the head would have waited for it, with its exit code.
@@ -113,7 +113,7 @@ class Marks:
     id: str = ""
     began_at: float = 0.0
     hosts: tuple[str, ...] = ()
-    asked: str = ""
+    stop_reason: str = ""
     left_s: float | None = None
     due_s: float = 0.0
     lost: tuple[int, int] | None = None
@@ -140,22 +140,22 @@ def read_marks(text: str) -> Marks:
     """Parse the lines of the file ``state``; an incomplete line is skipped."""
     marks = Marks()
     for line in text.splitlines():
-        words = line.split()
+        fields = line.split()
         try:
-            marks = _with_line(marks, words, float(words[-1]))
+            marks = _with_line(marks, fields, float(fields[-1]))
         except (IndexError, ValueError):
             continue
     return marks
 
 
-def _with_line(marks: Marks, words: list[str], at: float) -> Marks:
-    match words[:-1]:
+def _with_line(marks: Marks, fields: list[str], at: float) -> Marks:
+    match fields[:-1]:
         case ["begin", number, _, hosts]:
             return Marks(id=number, began_at=at, hosts=tuple(hosts.split(",")))
         case ["asked", why, *times]:
             left_s, warn_s = map(float, times or (-1, 0))
             known_s = None if left_s < 0 else left_s
-            return replace(marks, asked=why, left_s=known_s, due_s=warn_s + EARLY_S)
+            return replace(marks, stop_reason=why, left_s=known_s, due_s=warn_s + EARLY_S)
         case ["lost", node, code]:
             return replace(marks, lost=(int(node), int(code)))
         case ["memory", host, *limit]:
@@ -191,7 +191,7 @@ def read_jobs(text: str) -> dict[str, Facts]:
 
 def is_settled(marks: Marks) -> bool:
     """Whether the folder alone shows how the job ended."""
-    return marks.code == 0 and not marks.asked
+    return marks.code == 0 and not marks.stop_reason
 
 
 def is_waiting(facts: Facts) -> bool:
@@ -243,7 +243,7 @@ def status_of(marks: Marks, facts: Facts, *, is_cancelled: bool) -> NativeStatus
         exit_code=marks.code,
         reason=_short_of_memory(marks, facts),
     )
-    if is_cancelled or facts.state in ("CANCELLED", "REVOKED") or marks.asked == "cancel":
+    if is_cancelled or facts.state in ("CANCELLED", "REVOKED") or marks.stop_reason == "cancel":
         return replace(status, state=JobState.CANCELLED)
     if state is JobState.UNKNOWN and marks.code is None:
         return replace(status, state=JobState.UNKNOWN, ended_at=None)
@@ -278,7 +278,7 @@ def _failed(status: NativeStatus, marks: Marks, facts: Facts) -> NativeStatus:
             has_asked=True,
             cause="timeout",
         )
-    if marks.asked == "warned" or facts.state == "PREEMPTED":
+    if marks.stop_reason == "warned" or facts.state == "PREEMPTED":
         return replace(status, message=_REASONS["PREEMPTED"], has_asked=True)
     if marks.unseen_by or (facts.reason == "JobLaunchFailure" and not marks.id):
         host = marks.unseen_by or "the first node"
@@ -295,7 +295,7 @@ def _failed(status: NativeStatus, marks: Marks, facts: Facts) -> NativeStatus:
             node=node,
             has_asked=True,
         )
-    if marks.code is not None and not marks.asked:
+    if marks.code is not None and not marks.stop_reason:
         host = marks.hosts[0] if marks.hosts else "?"
         message = f"node 0 ({host}) ended with exit code {marks.code}"
         return replace(status, message=message, node=0)
@@ -309,15 +309,17 @@ def _failure_cause(marks: Marks, facts: Facts) -> str:
     if facts.state == "FAILED" and marks.id:
         why = "the job's script was killed"
     if not facts.state:
-        begun = "its script was killed" if marks.id else "it never started"
-        why = f"Slurm no longer knows the job, and {begun}"
+        detail = "its script was killed" if marks.id else "it never started"
+        why = f"Slurm no longer knows the job, and {detail}"
     if facts.reason:
         why = f"{why} ({facts.reason})"
     return why
 
 
 def _was_time(marks: Marks) -> bool:
-    return marks.asked == "warned" and marks.left_s is not None and marks.left_s <= marks.due_s
+    return (
+        marks.stop_reason == "warned" and marks.left_s is not None and marks.left_s <= marks.due_s
+    )
 
 
 def _native(facts: Facts) -> str:
@@ -331,9 +333,9 @@ def _native(facts: Facts) -> str:
 
 def waiting_reason(reason: str) -> str:
     """Return why a job waits, in plain English."""
-    for beginning, words in _WAITS:
+    for beginning, text in _WAITING_REASONS:
         if reason.lstrip("(").startswith(beginning):
-            return words
+            return text
     return "waits"
 
 

@@ -89,7 +89,7 @@ def _rows(home: Path) -> tuple[int, list[dict[str, Any]]]:
     with Records(records_path(home)) as db:
         # modelarts+http://HOST/PROJECT/ID/JOB
         parts = [record.handle.split("/") for record in db.list()]
-    ours = {handle[-2]: handle[-1] for handle in parts if handle[0] == "modelarts+http:"}
+    own_jobs = {handle[-2]: handle[-1] for handle in parts if handle[0] == "modelarts+http:"}
     rows = []
     for job in found["jobs"]:
         ran_ms = (job["end_ms"] or job["start_ms"]) - job["start_ms"]
@@ -97,8 +97,8 @@ def _rows(home: Path) -> tuple[int, list[dict[str, Any]]]:
             {
                 "id": job["id"],
                 "name": displayable(job["name"]),
-                "link": f"/job/{ours[job['id']]}"
-                if job["id"] in ours
+                "link": f"/job/{own_jobs[job['id']]}"
+                if job["id"] in own_jobs
                 else f"/emulator/{job['id']}",
                 "phase": job["phase"],
                 "nodes": job["nodes"],

@@ -32,7 +32,7 @@ class Live:
     async def start(self) -> None:
         """Draw now, and repeatedly until the job has ended."""
         self._note = ui.label().classes("quiet")
-        self.place = ui.column().classes("w-full gap-3")
+        self.container = ui.column().classes("w-full gap-3")
         was_final = self.job.has_final_status
         await self.refresh()
         if not was_final:
@@ -84,11 +84,11 @@ class ChartView(Live):
 
     def _update(self, found: Sequence[Chart]) -> None:
         if found and not self._panels:
-            with self.place, ui.row().classes("w-full items-center gap-2"):
+            with self.container, ui.row().classes("w-full items-center gap-2"):
                 ui.label("The bar below a chart zooms all of them.").classes("quiet")
                 reset = ui.button("Show all", icon="zoom_out_map")
                 reset.on_click(lambda: self._run("zoomOut")).props("flat dense no-caps size=sm")
-            with self.place:
+            with self.container:
                 self._grid = ui.element("div").classes("charts")
         for chart in found:
             if chart.title in self._panels:
@@ -100,7 +100,7 @@ class ChartView(Live):
 
     def _run(self, function: str) -> None:
         ids = json.dumps([panel.id for panel in self._panels.values()])
-        self.place.client.run_javascript(f"console_ui.{function}({ids})")
+        self.container.client.run_javascript(f"console_ui.{function}({ids})")
 
 
 class ChartPanel:

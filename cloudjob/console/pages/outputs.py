@@ -93,19 +93,19 @@ async def build(job: Job) -> None:
 
 
 def _show(job: Job, files: list[Output], path: str) -> None:
-    place = f"/job/{job.id}/outputs"
+    base_url = f"/job/{job.id}/outputs"
     rows = _rows(job, files, path)
     with ui.row().classes("items-center gap-1 w-full"):
         parents = [part for part in path.split("/") if part]
-        ui.link("Outputs", place).classes("panel-title")
+        ui.link("Outputs", base_url).classes("panel-title")
         for depth, part in enumerate(parents, 1):
             ui.label("/").classes("quiet")
-            ui.link(displayable(part), url(place, path="/".join(parents[:depth])))
+            ui.link(displayable(part), url(base_url, path="/".join(parents[:depth])))
         total = size_text(sum(row["bytes"] for row in rows))
         ui.label(f"{counted(len(rows), 'entry', 'entries')}, {total}").classes("quiet")
         ui.space()
-        again = ui.button(icon="refresh", on_click=ui.navigate.reload)
-        again.props('flat dense round size=sm aria-label="List again"')
+        reload = ui.button(icon="refresh", on_click=ui.navigate.reload)
+        reload.props('flat dense round size=sm aria-label="List again"')
     short_grid(
         _COLUMNS,
         rows,
@@ -120,7 +120,7 @@ def _rows(job: Job, files: list[Output], path: str) -> list[dict[str, Any]]:
     """Return the rows of a folder, subfolders first; each counts the files below it."""
     start = f"{path}/" if path else ""
     folders: defaultdict[str, list[Output]] = defaultdict(list)
-    here = []
+    file_rows = []
     for file in files:
         name, slash, _ = file.name[len(start) :].partition("/")
         if not file.name.startswith(start):
@@ -129,12 +129,12 @@ def _rows(job: Job, files: list[Output], path: str) -> list[dict[str, Any]]:
             folders[name].append(file)
         else:
             link = url(f"/api/jobs/{job.id}/output", name=file.name)
-            here.append(_row(name, [file], link, "incomplete" if file.is_incomplete else ""))
-    place = f"/job/{job.id}/outputs"
+            file_rows.append(_row(name, [file], link, "incomplete" if file.is_incomplete else ""))
+    base_url = f"/job/{job.id}/outputs"
     return [
-        _row(f"{name}/", below, url(place, path=start + name), counted(len(below), "file"))
+        _row(f"{name}/", below, url(base_url, path=start + name), counted(len(below), "file"))
         for name, below in folders.items()
-    ] + here
+    ] + file_rows
 
 
 def _row(name: str, files: list[Output], link: str, note: str) -> dict[str, Any]:

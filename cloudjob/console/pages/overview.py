@@ -22,9 +22,9 @@ class Overview:
     def __init__(self, job: Job) -> None:
         self._job = job
         self._shown: JobStatus | None = None
-        self._verdict_place = ui.column().classes("w-full")
-        self._timeline_place = ui.column().classes("w-full")
-        self._facts_place = ui.column().classes("w-full")
+        self._verdict_container = ui.column().classes("w-full")
+        self._timeline_container = ui.column().classes("w-full")
+        self._facts_container = ui.column().classes("w-full")
         self._timeline: ChartPanel | None = None
 
     def update(self, status: JobStatus, phases: Sequence[Phase]) -> None:
@@ -33,17 +33,17 @@ class Overview:
         if chart and self._timeline:
             self._timeline.update(chart)
         elif chart:
-            with self._timeline_place:
+            with self._timeline_container:
                 self._timeline = ChartPanel(chart, is_text=True)
         if status == self._shown:
             return
         self._shown = status
-        self._verdict_place.clear()
-        self._facts_place.clear()
+        self._verdict_container.clear()
+        self._facts_container.clear()
         if status.failure is not None:
-            with self._verdict_place:
+            with self._verdict_container:
                 _verdict(self._job, status.failure)
-        with self._facts_place, ui.card().classes("panel"):
+        with self._facts_container, ui.card().classes("panel"):
             ui.label("Job").classes("panel-title")
             with ui.element("div").classes("facts"):
                 for name, value in facts(status, self._job):
@@ -54,13 +54,13 @@ class Overview:
 
 def _verdict(job: Job, failure: Failure) -> None:
     with ui.card().classes("panel verdict"):
-        place = (
+        parts = (
             f"node {failure.node}" if failure.node is not None else "",
             failure.host or "",
             f"rank {failure.rank}" if failure.rank is not None else "",
             f"exit code {failure.exit_code}" if failure.exit_code is not None else "",
         )
-        ui.label(displayable(" · ".join(filter(None, place)))).classes("verdict-place")
+        ui.label(displayable(" · ".join(filter(None, parts)))).classes("verdict-place")
         ui.label(displayable(failure.message or "failed")).classes("verdict-message")
         if failure.last_lines:
             ui.label("Last lines").classes("fact-name")

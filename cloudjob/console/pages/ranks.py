@@ -45,16 +45,16 @@ class _Ranks(Live):
         chart = await in_thread(charts.rank_grid, journals, shows, steps)
         if self._panel and chart and chart.title == self._drawn:
             self._panel.update(chart)
-            return self._blamed()
-        self.place.clear()
+            return self._failed_rank()
+        self.container.clear()
         self._panel, self._drawn = None, ""
         if chart is None:
             return _NO_STEPS if shows == "step" and journals.ranks else _MISSING
-        with self.place:
+        with self.container:
             self._panel, self._drawn = ChartPanel(chart, self._open), chart.title
-        return self._blamed()
+        return self._failed_rank()
 
-    def _blamed(self) -> str:
+    def _failed_rank(self) -> str:
         """Return the rank that made the job fail; cloudjob ended the others after it."""
         status = self.job.last_status
         failure = status.failure if status else None

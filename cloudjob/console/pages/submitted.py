@@ -23,13 +23,13 @@ async def build(job: Job) -> None:
     _description(job)
     with ui.card().classes("panel") as panel:
         ui.label("Package").classes("panel-title")
-        waits = ui.spinner()
+        spinner = ui.spinner()
     error = ""
     try:
         entries = [each for each in await in_thread(job.code_files) if each.kind != FOLDER]
     except CloudJobError as failure:
         entries, error = [], failure.message
-    waits.delete()
+    spinner.delete()
     with panel:
         if entries:
             _package(entries)

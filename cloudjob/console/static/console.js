@@ -67,15 +67,15 @@ const console_ui = (() => {
       const place = document.getElementById("list-error");
       if (place) place.textContent = text;
     };
-    const ask = async (words) => {
-      const answer = await fetch(`/api/jobs?${words}`);
+    const request = async (query) => {
+      const answer = await fetch(`/api/jobs?${query}`);
       if (answer.status === 401) throw new Error("the console was restarted; open its new link");
       return answer.json();
     };
     const refresh = async () => {
       if (document.hidden && version) return;
       try {
-        const found = await ask(`since=${version}`);
+        const found = await request(`since=${version}`);
         if (!version || found.version < version) {
           api.setGridOption("rowData", found.rows);
         } else if (found.rows.length || found.removed.length) {
@@ -93,7 +93,7 @@ const console_ui = (() => {
       }
     };
     // What fits on the screen comes first.
-    const first = await ask("since=0&limit=200").catch(() => ({ rows: [] }));
+    const first = await request("since=0&limit=200").catch(() => ({ rows: [] }));
     api.setGridOption("rowData", first.rows);
     api.setGridOption("loading", false);
     await refresh();
@@ -125,7 +125,7 @@ const console_ui = (() => {
     logs[job] = view;
     api.setColumnsVisible(["line", "at", "node"], window.innerWidth >= 640);
     const path = `/api/jobs/${encodeURIComponent(job)}/log`;
-    view.ask = async (place, more) => {
+    view.request = async (place, more) => {
       const answer = await fetch(`${path}${place}?${new URLSearchParams({ ...more, ...view.query })}`);
       return answer.json();
     };
@@ -141,7 +141,7 @@ const console_ui = (() => {
     const source = {
       getRows: async ({ startRow, endRow, successCallback, failCallback }) => {
         try {
-          const found = await view.ask("", { start: startRow, end: endRow });
+          const found = await view.request("", { start: startRow, end: endRow });
           shown(found);
           successCallback(found.rows, found.selected);
         } catch {
@@ -151,7 +151,7 @@ const console_ui = (() => {
     };
     view.toEnd = () => view.count > 0 && api.ensureIndexVisible(view.count - 1, "bottom");
     view.toFailure = async () => {
-      const { row, line } = await view.ask("/failure");
+      const { row, line } = await view.request("/failure");
       if (!line) return;
       view.follows = false;
       view.line = line;
@@ -159,7 +159,7 @@ const console_ui = (() => {
       api.redrawRows();
     };
     const look = async () => {
-      const found = await view.ask("", { start: 0, end: 0 }).catch(() => null);
+      const found = await view.request("", { start: 0, end: 0 }).catch(() => null);
       if (!found) return;
       shown(found);
       if (found.selected !== view.count) {

@@ -27,11 +27,11 @@ def flavors(service: Service, request: Request) -> Any:
 
 def pool_flavor(service: Service, request: Request) -> Any:
     """Return the node size of a flavor."""
-    asked = request.query.get("flavor_id", "")
+    flavor_id = request.query.get("flavor_id", "")
     for item in service.settings.flavors:
-        if item.id == asked:
+        if item.id == flavor_id:
             return {"cpu_core_num": item.cpu_cores, "mem_size": item.memory_gb}
-    raise ApiError("ModelArts.2781", asked)
+    raise ApiError("ModelArts.2781", flavor_id)
 
 
 def engines(service: Service, request: Request) -> Any:

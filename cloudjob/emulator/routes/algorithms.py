@@ -50,11 +50,11 @@ def create(service: Service, request: Request) -> Any:
 def change(service: Service, request: Request) -> Any:
     """Replace an algorithm; missing metadata keeps its old values."""
     old = algorithm(service, request)["metadata"]
-    asked = request.json()
-    given = asked.get("metadata") or {}
+    body = request.json()
+    given = body.get("metadata") or {}
     if isinstance(given, dict):
-        asked["metadata"] = {**old, **given}
-    made = _made(service, models.parse(_Algorithm, asked), old["id"])
+        body["metadata"] = {**old, **given}
+    made = _made(service, models.parse(_Algorithm, body), old["id"])
     made["metadata"].update(create_time=old["create_time"], update_time=now_ms())
     return _stored(service, made)
 
@@ -65,8 +65,8 @@ def _stored(service: Service, made: dict[str, Any]) -> dict[str, Any]:
     return made
 
 
-def _made(service: Service, asked: _Algorithm, algorithm_id: str) -> dict[str, Any]:
-    made = asked.model_dump()
+def _made(service: Service, requested: _Algorithm, algorithm_id: str) -> dict[str, Any]:
+    made = requested.model_dump()
     config = made["job_config"]
     found = models.engine_of(config["engine"], service.settings)
     if found:

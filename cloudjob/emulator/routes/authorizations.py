@@ -31,11 +31,11 @@ def authorizations(service: Service, request: Request) -> Any:
 
 
 def create(service: Service, request: Request) -> Any:
-    asked = request.body(_Authorization)
-    user = asked.user_id or _ALL
+    requested = request.body(_Authorization)
+    user = requested.user_id or _ALL
     if any(item["user_id"] == user for item in _current(service)):
         raise ApiError("ModelArts.0424")
-    _store(service, [*_current(service), _made(service, user, asked.content)])
+    _store(service, [*_current(service), _made(service, user, requested.content)])
     return True
 
 
@@ -43,10 +43,10 @@ def remove(service: Service, request: Request) -> Any:
     """Remove the authorization of one user or of all users."""
     user = request.query.get("user_id", "")
     found = _current(service)
-    left = [item for item in found if user not in ("", _ALL) and item["user_id"] != user]
-    if len(left) == len(found):
+    remaining = [item for item in found if user not in ("", _ALL) and item["user_id"] != user]
+    if len(remaining) == len(found):
         raise ApiError("ModelArts.0429")
-    _store(service, left)
+    _store(service, remaining)
     return True
 
 

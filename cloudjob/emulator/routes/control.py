@@ -58,18 +58,18 @@ class _Fault(Model):
 
 
 def add_fault(service: Service, request: Request) -> Any:
-    asked = request.body(_Fault)
-    having = (each for each in service.projects.values() if each.database.job(asked.job))
+    requested = request.body(_Fault)
+    having = (each for each in service.projects.values() if each.database.job(requested.job))
     of_job = next(having, service)
-    if asked.job:
-        of_job.job_of(asked.job)
-    if asked.kind == "expire-tokens":
+    if requested.job:
+        of_job.job_of(requested.job)
+    if requested.kind == "expire-tokens":
         service.database.expire_all(time.time())
-    elif asked.kind == "lose-node":
-        of_job.scheduler.lose_node(of_job.job_of(asked.job), asked.node)
+    elif requested.kind == "lose-node":
+        of_job.scheduler.lose_node(of_job.job_of(requested.job), requested.node)
     fault = service.faults.add(
-        until_s=time.time() + asked.seconds if asked.seconds else 0.0,
-        **asked.model_dump(include={"kind", "count", "job", "node", "amount", "path"}),
+        until_s=time.time() + requested.seconds if requested.seconds else 0.0,
+        **requested.model_dump(include={"kind", "count", "job", "node", "amount", "path"}),
     )
     return Answer(201, asdict(fault))
 

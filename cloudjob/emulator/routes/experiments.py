@@ -46,12 +46,12 @@ def _create(database: Database, metadata: _Metadata) -> dict[str, Any]:
 
 def change(service: Service, request: Request) -> Any:
     found = _found(service, request)
-    asked = request.json()
+    body = request.json()
     # The reference has both keys at the top; some clients nest them as in a create request.
-    inner = asked.get("metadata")
-    asked = {**(inner if isinstance(inner, dict) else {}), **asked}
+    inner = body.get("metadata")
+    body = {**(inner if isinstance(inner, dict) else {}), **body}
     known = {key: found["metadata"][key] for key in ("name", "description")}
-    given = {key: asked[key] for key in known if asked.get(key) is not None}
+    given = {key: body[key] for key in known if body.get(key) is not None}
     changed = models.parse(_Metadata, {**known, **given}).model_dump()
     found["metadata"].update(changed, update_time=now_ms())
     _store(service.database, found)
@@ -93,14 +93,16 @@ def refer(database: Database, metadata: dict[str, Any]) -> None:
     Raises:
         ApiError: There is no experiment with this id, or the name is not allowed.
     """
-    asked = metadata.pop(_REFERENCE, {})
-    if asked.get("id"):
-        found = database.resource(_KIND, asked["id"])
+    reference = metadata.pop(_REFERENCE, {})
+    if reference.get("id"):
+        found = database.resource(_KIND, reference["id"])
         if found is None:
-            raise ApiError("ModelArts.2788", f"{_REFERENCE}: {asked['id']} not found")
-    elif asked.get("name"):
-        words = {key: asked[key] for key in ("name", "description")}
-        found = _named(database, asked["name"]) or _create(database, models.parse(_Metadata, words))
+            raise ApiError("ModelArts.2788", f"{_REFERENCE}: {reference['id']} not found")
+    elif reference.get("name"):
+        fields = {key: reference[key] for key in ("name", "description")}
+        found = _named(database, reference["name"]) or _create(
+            database, models.parse(_Metadata, fields)
+        )
     else:
         return
     metadata[_REFERENCE] = {

@@ -128,10 +128,10 @@ def create_key(service: Service, request: Request) -> Any:
     if isinstance(auth, Answer):
         return auth
     user, _ = service.access.check_token(auth.token or request.headers.get("x-auth-token", ""))
-    asked = auth.duration_s or _SHORTEST_S
-    if not _SHORTEST_S <= asked <= _LONGEST_S:
+    duration_s = auth.duration_s or _SHORTEST_S
+    if not _SHORTEST_S <= duration_s <= _LONGEST_S:
         return _refused(400, "duration_seconds must be between 900 and 86400.")
-    key = service.access.new_key(user, asked)
+    key = service.access.new_key(user, duration_s)
     credential = {
         "access": key.access,
         "secret": key.secret,
@@ -147,7 +147,7 @@ def create_key(service: Service, request: Request) -> Any:
 def projects(service: Service, request: Request) -> Any:
     """Return all projects, or only the one that the query names."""
     service.access.check_identity(request)
-    asked, domain_id = request.query.get("name", ""), service.account.domain_id
+    requested, domain_id = request.query.get("name", ""), service.account.domain_id
     found = [
         {
             "id": number,
@@ -160,7 +160,7 @@ def projects(service: Service, request: Request) -> Any:
             "links": {"self": ""},
         }
         for name, number in service.account.projects.items()
-        if asked in ("", name)
+        if requested in ("", name)
     ]
     return {"projects": found, "links": {"self": ""}}
 
@@ -177,9 +177,9 @@ def domains(service: Service, request: Request) -> Any:
     return {"domains": [domain], "links": {"self": ""}}
 
 
-def _refused(status: int, words: str) -> Answer:
+def _refused(status: int, message: str) -> Answer:
     title = {400: "Bad Request", 401: "Unauthorized"}[status]
-    return Answer(status, {"error": {"code": status, "message": words, "title": title}})
+    return Answer(status, {"error": {"code": status, "message": message, "title": title}})
 
 
 ENDPOINTS = (

@@ -15,7 +15,7 @@ from cloudjob.emulator.clock import now_ms
 from cloudjob.emulator.errors import ApiError
 from cloudjob.emulator.models import Model, Page
 from cloudjob.emulator.nodes import ImageMissing
-from cloudjob.emulator.process_nodes import ProcessMachines
+from cloudjob.emulator.process_nodes import ProcessRuntime
 from cloudjob.emulator.service import JOB, Service
 from cloudjob.errors import CloudJobError
 
@@ -29,15 +29,15 @@ class _Images(Page):
 
 def images(service: Service, request: Request) -> Any:
     """Return a page of images: the registered ones and those of the settings."""
-    asked, settings = request.parsed_query(_Images), service.settings
+    query, settings = request.parsed_query(_Images), service.settings
     known = dict.fromkeys([*settings.images, *(item.image for item in settings.engines)])
     found = service.database.resources("image")
     found += [_image(service, path, "BUILD_IN") for path in known]
-    shown = found[asked.offset * asked.limit : (asked.offset + 1) * asked.limit]
+    shown = found[query.offset * query.limit : (query.offset + 1) * query.limit]
     return {
-        "current": asked.offset,
+        "current": query.offset,
         "data": shown,
-        "pages": -(-len(found) // asked.limit),
+        "pages": -(-len(found) // query.limit),
         "size": len(shown),
         "total": len(found),
     }
@@ -80,7 +80,7 @@ def remove(service: Service, request: Request) -> Any:
 def _image(service: Service, path: str, kind: str) -> dict[str, Any]:
     status = "ACTIVE"
     try:
-        service.machines.check_image(path)
+        service.runtime.check_image(path)
     except (ImageMissing, CloudJobError):
         status = "ERROR"
     name, _, tag = path.rpartition("/")[2].partition(":")
@@ -120,30 +120,30 @@ def save(service: Service, request: Request) -> Any:
     Raises:
         ApiError: Nodes are processes, the job is not running, or the engine has such an image.
     """
-    row, machines = service.job(request), service.machines
+    row, runtime = service.job(request), service.runtime
     index = service.node(request, row)
-    if isinstance(machines, ProcessMachines):
+    if isinstance(runtime, ProcessRuntime):
         raise ApiError("ModelArts.2858", "saving an image: nodes are processes")
     if row.phase != "Running" or not row.run.get("handle"):
         raise ApiError("ModelArts.2858", f"saving an image: the job is {row.phase}")
-    asked = request.body(_Saving)
-    image = f"{asked.namespace}/{asked.name}:{asked.tag}"
+    requested = request.body(_Saving)
+    image = f"{requested.namespace}/{requested.name}:{requested.tag}"
     task = f"{row.id}/{index}"
     with contextlib.suppress(ImageMissing):
-        machines.check_image(image)
+        runtime.check_image(image)
         raise ApiError("ModelArts.2788", f"tag: the image {image} exists")
     with _lock:
         if task in _saving:
             raise ApiError("ModelArts.2858", "saving an image: this task is being saved")
         _saving.add(task)
-    made = {**asked.model_dump(), "status": "CREATING", "message": "", "create_time": now_ms()}
+    made = {**requested.model_dump(), "status": "CREATING", "message": "", "create_time": now_ms()}
     service.database.put_resource("saved-image", task, image, made)
 
     def run() -> None:
         scratch = service.folder
         done = {**made, "status": "CREATE_FAILED"}
         try:
-            machines.save_image(row.run["handle"], index, scratch, image)
+            runtime.save_image(row.run["handle"], index, scratch, image)
             done["status"] = "ACTIVE"
         except (CloudJobError, tarfile.TarError, OSError) as error:
             done["message"] = str(error)
@@ -180,21 +180,21 @@ def tags(service: Service, request: Request) -> Any:
     """
     name = request.path_params["repository"].replace("$", "/")
     repository = f"{request.path_params['namespace']}/{name}"
-    asked = request.parsed_query(_Tags)
-    found = service.machines.tags(repository)
+    query = request.parsed_query(_Tags)
+    found = service.runtime.tags(repository)
     if found == []:
         missing = {"errorCode": "SVCSTG.SWR.4040002", "errorMessage": "repo not found"}
         return Answer(404, {"errors": [missing]})
     if found is None:
-        found = [asked.tag or "latest"]
-    found = [tag for tag in found if asked.tag in tag]
-    shown = found[asked.offset : asked.offset + asked.limit]
-    last = asked.offset + max(0, len(shown) - 1)
+        found = [query.tag or "latest"]
+    found = [tag for tag in found if query.tag in tag]
+    shown = found[query.offset : query.offset + query.limit]
+    last = query.offset + max(0, len(shown) - 1)
     listed = [
         {"Tag": tag, "path": f"{repository}:{tag}", "tag_type": 0, "is_trusted": False}
         for tag in shown
     ]
-    return Answer(200, listed, {"Content-Range": f"{asked.offset}-{last}/{len(found)}"})
+    return Answer(200, listed, {"Content-Range": f"{query.offset}-{last}/{len(found)}"})
 
 
 ENDPOINTS = (

@@ -63,15 +63,15 @@ class _Lines(Query):
 
 def log_lines(service: Service, request: Request) -> Any:
     """Return lines of a log by their numbers."""
-    asked = request.parsed_query(_Lines)
+    query = request.parsed_query(_Lines)
     found, _ = _tail(service, request)
     lines = found.decode("utf-8", "replace").splitlines(keepends=True)
-    if asked.order == "asc":
-        first = asked.base_line or 0
+    if query.order == "asc":
+        first = query.base_line or 0
     else:
-        last = len(lines) if asked.base_line is None else asked.base_line
-        first = max(0, last - asked.lines)
-    shown = lines[first : first + asked.lines]
+        last = len(lines) if query.base_line is None else query.base_line
+        first = max(0, last - query.lines)
+    shown = lines[first : first + query.lines]
     return {
         "start_line": str(first),
         "end_line": str(first + len(shown)),
@@ -110,12 +110,12 @@ class _Events(Page):
 def events(service: Service, request: Request) -> Any:
     """Return a page of events; ``offset`` is the page's number."""
     row = service.job(request)
-    asked = request.parsed_query(_Events)
+    query = request.parsed_query(_Events)
     total, found = service.database.events(
-        _event_conditions(row.id, asked),
-        order=asked.order,
-        limit=asked.limit,
-        skip=asked.offset * asked.limit,
+        _event_conditions(row.id, query),
+        order=query.order,
+        limit=query.limit,
+        skip=query.offset * query.limit,
     )
     end_ms = row.end_ms or found[0][0] if found else row.end_ms
     shown = [
@@ -124,27 +124,27 @@ def events(service: Service, request: Request) -> Any:
     ]
     return {
         "total": total,
-        "limit": asked.limit,
-        "offset": asked.offset,
-        "order": asked.order,
+        "limit": query.limit,
+        "offset": query.offset,
+        "order": query.order,
         "start_time": request.query.get("start_time") or rfc3339(row.create_ms / 1000),
         "end_time": request.query.get("end_time") or rfc3339((end_ms or row.create_ms) / 1000),
         "events": shown,
     }
 
 
-def _event_conditions(job: str, asked: _Events) -> list[Condition]:
+def _event_conditions(job: str, query: _Events) -> list[Condition]:
     conditions: list[Condition] = [("job = ?", [job])]
-    if asked.level:
-        conditions.append(("level = ?", [asked.level]))
-    if asked.source:
-        conditions.append(("source = ?", [asked.source]))
-    if asked.pattern:
-        conditions.append(("instr(message, ?) > 0", [asked.pattern]))
-    if (asked.start_time is None) != (asked.end_time is None):
+    if query.level:
+        conditions.append(("level = ?", [query.level]))
+    if query.source:
+        conditions.append(("source = ?", [query.source]))
+    if query.pattern:
+        conditions.append(("instr(message, ?) > 0", [query.pattern]))
+    if (query.start_time is None) != (query.end_time is None):
         raise ApiError("ModelArts.2764", "start_time and end_time belong together")
-    if asked.start_time is not None:
-        conditions.append(("time_ms BETWEEN ? AND ?", [asked.start_time, asked.end_time]))
+    if query.start_time is not None:
+        conditions.append(("time_ms BETWEEN ? AND ?", [query.start_time, query.end_time]))
     return conditions
 
 
@@ -155,13 +155,13 @@ class _Tasks(Query):
 def tasks(service: Service, request: Request) -> Any:
     """Return the host of each task for each time that it was scheduled."""
     row = service.job(request)
-    asked = request.parsed_query(_Tasks).schedule_count
+    schedule_count = request.parsed_query(_Tasks).schedule_count
     count = int(row.run.get("attempt", 0)) + 1 if row.start_ms else 0
     return [
         {"task": name, "ip": _address(index), "host_ip": "127.0.0.1", "schedule_count": time}
         for time in range(1, count + 1)
         for index, name in enumerate(views.tasks(row))
-        if asked in (None, time)
+        if schedule_count in (None, time)
     ]
 
 

@@ -77,11 +77,13 @@ def create(service: Service, request: Request) -> Any:
     return views.job(row, service.settings)
 
 
-def _algorithm(service: Service, asked: Any) -> dict[str, Any] | None:
-    if not isinstance(asked, dict) or not (asked.get("subscription_id") or asked.get("id")):
+def _algorithm(service: Service, requested: Any) -> dict[str, Any] | None:
+    if not isinstance(requested, dict) or not (
+        requested.get("subscription_id") or requested.get("id")
+    ):
         return None
-    found = service.database.resource("algorithm", str(asked.get("id")))
-    if found is None or asked.get("subscription_id"):
+    found = service.database.resource("algorithm", str(requested.get("id")))
+    if found is None or requested.get("subscription_id"):
         raise ApiError("ModelArts.2755")
     return found
 
@@ -166,12 +168,12 @@ class _Change(Model):
 def change(service: Service, request: Request) -> Any:
     """Change the description of a job, and the priority of one that has not ended."""
     row = service.job(request)
-    asked = request.body(_Change)
+    requested = request.body(_Change)
     body = row.body
-    if asked.description is not None:
-        body["metadata"]["description"] = asked.description
+    if requested.description is not None:
+        body["metadata"]["description"] = requested.description
     values: dict[str, Any] = {}
-    policy = asked.spec.schedule_policy
+    policy = requested.spec.schedule_policy
     if policy.priority is not None:
         if row.is_final:
             raise ApiError("ModelArts.2788", f"schedule_policy: the job is {row.phase}")
@@ -184,8 +186,8 @@ def change(service: Service, request: Request) -> Any:
 
 def check_name(service: Service, request: Request) -> Any:
     """Return whether a job with this name exists."""
-    asked = request.query
-    name, workspace = asked.get("job_name", ""), asked.get("workspace_id") or "0"
+    query = request.query
+    name, workspace = query.get("job_name", ""), query.get("workspace_id") or "0"
     return {"is_duplicate": service.database.has_name(name, workspace)}
 
 
@@ -281,42 +283,42 @@ class _Search(Model):
 
 def search(service: Service, request: Request) -> Any:
     """Return a page of jobs; ``offset`` is the page's number."""
-    asked = request.body(_Search)
-    sort, order = asked.sort_by or "create_time", asked.order or "desc"
+    query = request.body(_Search)
+    sort, order = query.sort_by or "create_time", query.order or "desc"
     if sort not in _SORTS:
         raise ApiError("ModelArts.2790", f"{sort} {order}")
     total, rows = service.database.find_jobs(
-        _conditions(service, asked),
+        _conditions(service, query),
         order=f"{_SORTS[sort]} {order}, rowid {order}",
-        limit=asked.limit,
-        skip=asked.offset * asked.limit,
+        limit=query.limit,
+        skip=query.offset * query.limit,
     )
     items = [views.job(row, service.settings) for row in rows]
     return {
         "total": total,
         "count": len(items),
-        "limit": asked.limit,
-        "offset": asked.offset,
+        "limit": query.limit,
+        "offset": query.offset,
         "sort_by": sort,
         "order": order,
-        "group_by": asked.group_by,
-        "workspace_id": asked.workspace_id or "0",
+        "group_by": query.group_by,
+        "workspace_id": query.workspace_id or "0",
         "ai_project": "default-ai-project",
-        "train_type": asked.train_type,
+        "train_type": query.train_type,
         "items": items,
     }
 
 
-def _conditions(service: Service, asked: _Search) -> list[Condition]:
-    conditions: list[Condition] = [("workspace = ?", [asked.workspace_id or "0"])]
-    conditions += [_condition(service, item) for item in asked.filters]
-    conditions += tag_conditions(asked.tags)
-    if asked.host_ips:
-        conditions.append(_host_condition(asked.host_ips))
-    if asked.train_type == "ftjob":
+def _conditions(service: Service, query: _Search) -> list[Condition]:
+    conditions: list[Condition] = [("workspace = ?", [query.workspace_id or "0"])]
+    conditions += [_condition(service, item) for item in query.filters]
+    conditions += tag_conditions(query.tags)
+    if query.host_ips:
+        conditions.append(_host_condition(query.host_ips))
+    if query.train_type == "ftjob":
         conditions.append(("0", []))  # There are no fine-tuning jobs.
-    if asked.tags or asked.host_ips:
-        conditions.append(_window(asked.filters))
+    if query.tags or query.host_ips:
+        conditions.append(_window(query.filters))
     return conditions
 
 
@@ -333,8 +335,8 @@ def _condition(service: Service, item: Filter) -> Condition:
         mark = "CAST(? AS INTEGER)" if column in _NUMBERS else "?"
         return f"{column} BETWEEN {mark} AND {mark}", values
     if item.operator == "like":
-        words = " OR ".join(f"{column} LIKE ? ESCAPE '\\'" for _ in values)
-        return f"({words})", [f"%{_escaped(text)}%" for text in values]
+        alternatives = " OR ".join(f"{column} LIKE ? ESCAPE '\\'" for _ in values)
+        return f"({alternatives})", [f"%{_escaped(text)}%" for text in values]
     marks = ", ".join("?" * len(values))
     return f"{column} {'NOT ' if item.operator == 'not' else ''}IN ({marks})", values
 

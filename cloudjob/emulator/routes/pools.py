@@ -31,11 +31,11 @@ def nodes(service: Service, request: Request) -> Any:
 
 
 def node(service: Service, request: Request) -> Any:
-    asked = request.path_params["node"]
+    name = request.path_params["node"]
     for item in _nodes(service, request):
-        if item["metadata"]["name"] == asked:
+        if item["metadata"]["name"] == name:
             return item
-    raise ApiError("ModelArts.2788", f"node: {asked}")
+    raise ApiError("ModelArts.2788", f"node: {name}")
 
 
 def workloads(service: Service, request: Request) -> Any:

@@ -38,11 +38,11 @@ class _Tags(TagList):
 
 
 def add(service: Service, request: Request) -> Any:
-    row, asked = service.job(request), request.body(_Tags).by_key()
+    row, requested = service.job(request), request.body(_Tags).by_key()
     with service.database.transaction():
-        if len({**dict(service.database.tags(row.id)), **asked}) > TAGS:
+        if len({**dict(service.database.tags(row.id)), **requested}) > TAGS:
             raise ApiError("ModelArts.2788", f"tags: at most {TAGS}")
-        service.database.add_tags(row.id, asked)
+        service.database.add_tags(row.id, requested)
 
 
 class _Key(Model):
@@ -54,8 +54,8 @@ class _Keys(Model):
 
 
 def remove(service: Service, request: Request) -> Any:
-    row, asked = service.job(request), request.body(_Keys)
-    service.database.remove_tags(row.id, [tag.key for tag in asked.tags])
+    row, requested = service.job(request), request.body(_Keys)
+    service.database.remove_tags(row.id, [tag.key for tag in requested.tags])
 
 
 class _Match(Model):
@@ -99,14 +99,14 @@ def count(service: Service, request: Request) -> Any:
 
 
 def _conditions(request: Request) -> list[Condition]:
-    asked = request.body(_Filter)
+    query = request.body(_Filter)
     conditions: list[Condition] = [
-        ("workspace = ?", [asked.workspace_id or "0"]),
-        *tag_conditions(asked.tags),
+        ("workspace = ?", [query.workspace_id or "0"]),
+        *tag_conditions(query.tags),
     ]
-    if asked.without_any_tag:
+    if query.without_any_tag:
         conditions.append(("id NOT IN (SELECT job FROM tags)", []))
-    conditions += [("instr(name, ?) > 0", [match.value]) for match in asked.matches]
+    conditions += [("instr(name, ?) > 0", [match.value]) for match in query.matches]
     return conditions
 
 

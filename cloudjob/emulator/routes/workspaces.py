@@ -31,25 +31,25 @@ def quotas(service: Service, request: Request) -> Any:
     return {"quotas": shown}
 
 
-class _Asked(Model):
+class _ActionRequest(Model):
     action_id: str = ""
     action: str = ""
     resource: str = ""
 
 
 class _Actions(Model):
-    requests: Items[_Asked] = []
+    requests: Items[_ActionRequest] = []
 
 
 def validate(service: Service, request: Request) -> Any:
     """Return which of the requested actions are allowed."""
     _check(request)
     user = service.user(request)
-    asked = request.body(_Actions).requests
+    requested = request.body(_Actions).requests
     return {
         "results": [
             {**item.model_dump(), "verdict": "allow" if user.may(item.action) else "deny"}
-            for item in asked
+            for item in requested
         ]
     }
 

@@ -208,8 +208,8 @@ class S3Store:
                 if upload["Initiated"].timestamp() <= limit
             ]
             for upload in stale:
-                where = {"Bucket": self._uri.bucket, "Key": upload["Key"]}
-                self._client.abort_multipart_upload(**where, UploadId=upload["UploadId"])
+                location = {"Bucket": self._uri.bucket, "Key": upload["Key"]}
+                self._client.abort_multipart_upload(**location, UploadId=upload["UploadId"])
         return len(stale)
 
     @property

@@ -193,8 +193,8 @@ def connect(uri: BucketUri, environ: Mapping[str, str], retries: Retries) -> Con
     return Connection(client, endpoint, credentials, keys)
 
 
-def _unusable(uri: BucketUri, found: str) -> StoreError:
-    return StoreError(f"open store {uri.root}: {found}", hint=CREDENTIALS_HINTS[uri.scheme])
+def _unusable(uri: BucketUri, reason: str) -> StoreError:
+    return StoreError(f"open store {uri.root}: {reason}", hint=CREDENTIALS_HINTS[uri.scheme])
 
 
 # -- credentials -------------------------------------------------------------------------------
@@ -208,11 +208,11 @@ def _keys(uri: BucketUri, environ: Mapping[str, str]) -> Keys | None:
     names = (*_OBS_VARIABLES, _AWS_VARIABLES) if uri.is_obs else (_AWS_VARIABLES,)
     found = [Keys(*(environ.get(name, "") for name in each)) for each in names]
     if uri.is_obs:
-        named = environ.get("HUAWEICLOUD_SDK_CREDENTIALS_FILE")
+        credentials_file = environ.get("HUAWEICLOUD_SDK_CREDENTIALS_FILE")
         files = (
             (_obsutil(), ("ak", "sk", "token")),
             (
-                _basic(Path(named or Path.home() / ".huaweicloud" / "credentials")),
+                _basic(Path(credentials_file or Path.home() / ".huaweicloud" / "credentials")),
                 ("ak", "sk", "security_token", "expires_at"),
             ),
         )
@@ -243,14 +243,14 @@ def _endpoint(uri: BucketUri, environ: Mapping[str, str], session: Any) -> Endpo
     profile = session._session.get_scoped_config()
     if uri.is_obs:
         # ModelArts sets S3_ENDPOINT in its containers and notebooks.
-        named = environ.get("OBS_ENDPOINT") or environ.get("S3_ENDPOINT")
-        if not named and "region" not in uri.options:
-            named = _obsutil().get("endpoint")
+        configured = environ.get("OBS_ENDPOINT") or environ.get("S3_ENDPOINT")
+        if not configured and "region" not in uri.options:
+            configured = _obsutil().get("endpoint")
     else:
         # boto3 reads these two only from the process's environment.
-        named = environ.get("AWS_ENDPOINT_URL_S3") or environ.get("AWS_ENDPOINT_URL")
-        named = named or profile.get("endpoint_url")
-    url = uri.options.get("endpoint") or named
+        configured = environ.get("AWS_ENDPOINT_URL_S3") or environ.get("AWS_ENDPOINT_URL")
+        configured = configured or profile.get("endpoint_url")
+    url = uri.options.get("endpoint") or configured
     url = _checked(uri, url) if url else ""
     host = urllib.parse.urlsplit(url).hostname or ""
     region = uri.options.get("region") or _region(uri, environ, session, host)
@@ -263,21 +263,21 @@ def _endpoint(uri: BucketUri, environ: Mapping[str, str], session: Any) -> Endpo
 
 
 def _region(uri: BucketUri, environ: Mapping[str, str], session: Any, host: str) -> str:
-    in_host = _REGION_IN_HOST.match(host)
-    own = in_host[1] if in_host else ""
+    match = _REGION_IN_HOST.match(host)
+    host_region = match[1] if match else ""
     if not uri.is_obs:
-        named = environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION")
-        return named or session.region_name or own or "us-east-1"
+        configured = environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION")
+        return configured or session.region_name or host_region or "us-east-1"
     # An OBS endpoint belongs to one region, so its region takes precedence over the variable.
-    found = own or environ.get("HW_REGION_NAME")
+    region = host_region or environ.get("HW_REGION_NAME")
     if "profile" in uri.options:
-        found = found or session.region_name
-    if not found:
+        region = region or session.region_name
+    if not region:
         raise StoreError(
             f"open store {uri.root}: no region",
             hint=f"{uri.root}?region=cn-north-4, or set HW_REGION_NAME, or OBS_ENDPOINT",
         )
-    return found
+    return region
 
 
 def _checked(uri: BucketUri, url: str) -> str:

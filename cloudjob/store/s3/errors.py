@@ -107,10 +107,10 @@ def transient_failure(response: Any, error: Exception | None) -> str:
 def clock_ahead_s(date: str) -> float:
     """Return the seconds by which this machine's clock is ahead of a ``Date`` header."""
     try:
-        then = parsedate_to_datetime(date)
+        server_time = parsedate_to_datetime(date)
     except (TypeError, ValueError):
         return 0.0
-    return (datetime.now(timezone.utc) - then).total_seconds()
+    return (datetime.now(timezone.utc) - server_time).total_seconds()
 
 
 def one_line(text: str) -> str:

@@ -39,15 +39,15 @@ def parse(line: str) -> Server:
     Raises:
         ValueError: The line is invalid; the message completes a sentence that starts with it.
     """
-    words = line.split()
-    if len(words) < 2:
+    fields = line.split()
+    if len(fields) < 2:
         raise ValueError("names no devices")
-    name, _, pod = words[0].partition("@")
+    name, _, pod = fields[0].partition("@")
     devices = []
-    for word in words[1:]:
-        match = re.match(r"([0-9]{1,4})=([0-9A-Fa-f.:]+)(?:/([0-9]+))?\Z", word, re.ASCII)
+    for field in fields[1:]:
+        match = re.match(r"([0-9]{1,4})=([0-9A-Fa-f.:]+)(?:/([0-9]+))?\Z", field, re.ASCII)
         if not match:
-            raise ValueError(f"has {word[:60]!r}, which is not DEVICE=ADDRESS")
+            raise ValueError(f"has {field[:60]!r}, which is not DEVICE=ADDRESS")
         devices.append(Device(*(text or "" for text in match.groups())))
     if len({device.id for device in devices}) < len(devices):
         raise ValueError("names a device twice")

@@ -301,11 +301,11 @@ class _Reader:
 
     def ranks(self, name: str) -> int | None:
         """Return ``name`` as a number of ranks, None if it is not set or empty."""
-        faults = len(self.problems)
+        problem_count = len(self.problems)
         number = self.first_number((name,), 0)
         if number or not self.environ.get(name):
             return number or None
-        if len(self.problems) == faults:
+        if len(self.problems) == problem_count:
             self.problems.append(
                 f"{name}={_shown(self.environ[name])!r}: a job has at least 1 rank"
             )
@@ -360,11 +360,11 @@ class _Reader:
         """Return ``name`` as a list of variable names."""
         return self._names(name, tuple(self.environ.get(name, "").split()))
 
-    def _names(self, name: str, words: tuple[str, ...]) -> tuple[str, ...]:
-        for word in words:
-            if not is_name(word):
-                self.problems.append(f"{name}: {_shown(word)!r} is not a variable name")
-        return words
+    def _names(self, name: str, variables: tuple[str, ...]) -> tuple[str, ...]:
+        for variable in variables:
+            if not is_name(variable):
+                self.problems.append(f"{name}: {_shown(variable)!r} is not a variable name")
+        return variables
 
     def pairs(self, name: str) -> tuple[tuple[str, str], ...]:
         """Return ``name`` as a JSON object of strings whose keys are variable names."""

@@ -124,8 +124,8 @@ def asks_for_ssh(environ: Mapping[str, str]) -> bool:
         return True
     given = (environ.get(name, "") for name in (names.OPENMPI_MCA_ARGS, names.OPENMPI_EXTRA_ARGS))
     # Quotes may be around a word or around a whole value.
-    words = re.sub("[\"']", " ", " ".join(given)).split()
-    pairs = zip(words, [*words[1:], ""])
+    arguments = re.sub("[\"']", " ", " ".join(given)).split()
+    pairs = zip(arguments, [*arguments[1:], ""])
     return any(
         name.endswith(_SSH_SUFFIXES) or (name.endswith("_no_tree_spawn") and value not in _YES)
         for name, value in pairs
@@ -153,8 +153,8 @@ class MpiVersion(NamedTuple):
 def parse_mpi_version(text: str) -> MpiVersion | None:
     """Parse the output of ``mpirun --version``; None for an unknown family."""
     for family, pattern, oldest, newest in _FAMILIES:
-        found = re.search(pattern, text)
-        if found:
-            numbers = (int(found.group(1)), int(found.group(2)))
+        match = re.search(pattern, text)
+        if match:
+            numbers = (int(match.group(1)), int(match.group(2)))
             return MpiVersion(family, numbers, oldest <= numbers <= newest)
     return None

@@ -49,7 +49,7 @@ def is_secret_name(name: str) -> bool:
     return name.upper().endswith(_NAME_ENDS)
 
 
-def hidden_forms(values: Iterable[bytes]) -> tuple[bytes, ...]:
+def secret_forms(values: Iterable[bytes]) -> tuple[bytes, ...]:
     """Return the byte strings to mask for these values, line by line; the longest is first.
 
     With this order, a value inside another one is not replaced before it.

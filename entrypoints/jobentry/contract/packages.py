@@ -317,5 +317,5 @@ def _number(value: Any) -> int:
     return int(value)
 
 
-def _refuse(fault: str) -> NoReturn:
-    raise FormatError(fault)
+def _refuse(reason: str) -> NoReturn:
+    raise FormatError(reason)

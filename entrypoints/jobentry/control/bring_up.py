@@ -48,7 +48,7 @@ def bring_up(context: JobContext, run: Run, key: bytes, port: int) -> Outcome | 
     if not unfit:
         return None
     row = unfit[0]
-    message = "node %d (%s) has %s" % (row.node, row.host, row.trouble)
+    message = "node %d (%s) has %s" % (row.node, row.host, row.problem)
     pool.show(message)
     failure = Failure(row.node, row.host, message=message, exit_code=exits.ENTRY_FAILED)
     return Outcome(exits.ENTRY_FAILED, "entry", failure)
@@ -62,7 +62,7 @@ def _late(pool: WorkerPool, node: NodeEnv) -> Failure:
         len(absent),
         len(pool.workers),
         node_table.named([row.node for row in absent], node.hosts),
-        absent[0].trouble,
+        absent[0].problem,
     )
     code = exits.ENTRY_FAILED
     return Failure(absent[0].node, absent[0].host, message=message, exit_code=code)

@@ -93,8 +93,8 @@ def _mac(key: bytes, count: int, line: bytes) -> bytes:
     return found[:_MAC_LETTERS].encode("ascii")
 
 
-def _derived(key: bytes, *words: str) -> bytes:
-    return hmac.new(key, "\0".join(words).encode("utf-8"), hashlib.sha256).digest()
+def _derived(key: bytes, *parts: str) -> bytes:
+    return hmac.new(key, "\0".join(parts).encode("utf-8"), hashlib.sha256).digest()
 
 
 class Stream:
@@ -190,7 +190,7 @@ class Link:
         self._stream: Stream | None = None
         self._channel: Channel | None = None
         # The numbers and lines of messages that are not acknowledged, whether sent or not.
-        self._kept: deque[tuple[int, bytes]] = deque()
+        self._unacknowledged: deque[tuple[int, bytes]] = deque()
         self._last = 0
         self.received = 0
         self._quiet_s = 0.0
@@ -201,11 +201,11 @@ class Link:
         """Whether there is a connection."""
         return self._stream is not None
 
-    def send(self, word: str, **values: object) -> None:
+    def send(self, kind: str, **values: object) -> None:
         """Send a message, now or with the next connection."""
         self._last += 1
-        line = messages.dump(word, **values)[:-1]
-        self._kept.append((self._last, line))
+        line = messages.dump(kind, **values)[:-1]
+        self._unacknowledged.append((self._last, line))
         self._send(self._last, line)
 
     def attach(self, stream: Stream, channel: Channel, acknowledged: int) -> None:
@@ -219,7 +219,7 @@ class Link:
         stream.on_line, stream.on_end = self._received, self._disconnected
         self.silent_s = 0.0
         self._acknowledged(acknowledged)
-        for number, line in list(self._kept):
+        for number, line in list(self._unacknowledged):
             self._send(number, line)
 
     def detach(self) -> None:
@@ -267,8 +267,8 @@ class Link:
         self._on_message(message)
 
     def _acknowledged(self, number: int) -> None:
-        while self._kept and self._kept[0][0] <= number:
-            self._kept.popleft()
+        while self._unacknowledged and self._unacknowledged[0][0] <= number:
+            self._unacknowledged.popleft()
 
     def _disconnected(self, why: str) -> None:
         self._stream = self._channel = None

@@ -26,7 +26,7 @@ _THREADS = 64
 
 
 class Attempt(NamedTuple):
-    """The result of an attempt; ``trouble`` is what prevents the connection, ``hint`` what to try.
+    """The result of an attempt; ``problem`` is what prevents the connection, ``hint`` what to try.
 
     Args:
         is_dead: Whether it proves that the worker's entry no longer listens.
@@ -35,7 +35,7 @@ class Attempt(NamedTuple):
 
     address: str = ""
     is_listening: bool = False
-    trouble: str = "not tried yet"
+    problem: str = "not tried yet"
     hint: str = ""
     is_dead: bool = False
     has_control: bool | None = None
@@ -76,31 +76,31 @@ class Resolver:
         from concurrent.futures import ThreadPoolExecutor
 
         self._threads = ThreadPoolExecutor(_THREADS)
-        self._found: queue.SimpleQueue[tuple[str, Callable[[str], None]]] = queue.SimpleQueue()
+        self._resolved: queue.SimpleQueue[tuple[str, Callable[[str], None]]] = queue.SimpleQueue()
         self._wake, self._waker = os.pipe()
         loop.selector.register(self._wake, selectors.EVENT_READ, self._pass_on)
 
-    def ask(self, host: str, port: int, answer: Callable[[str], None]) -> None:
-        """Call ``answer`` with the address of ``host``, from the loop; empty if there is none."""
+    def resolve(self, host: str, port: int, on_address: Callable[[str], None]) -> None:
+        """Call ``on_address`` from the loop with the address of a host; empty if it has none."""
 
         def look_up() -> None:
-            self._found.put((_address(host, port), answer))
+            self._resolved.put((_address(host, port), on_address))
             os.write(self._waker, b".")
 
         self._threads.submit(look_up)
 
     def _pass_on(self) -> None:
         for _ in os.read(self._wake, 4096):
-            address, answer = self._found.get()
-            answer(address)
+            address, on_address = self._resolved.get()
+            on_address(address)
 
 
 def _address(host: str, port: int) -> str:
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
         return ""
-    return str(found[0][4][0])
+    return str(addresses[0][4][0])
 
 
 class Dial:
@@ -186,14 +186,14 @@ class Dial:
         if not line.startswith(GREETING):
             self._fail("another program listens there, not the entry of a node", _FOREIGN, True)
             return
-        words = line[len(GREETING) :].decode("ascii", "replace").split()
-        self._entry = words[1] if len(words) == 2 else ""
-        mine = "%s %s %d" % (connection.nonce(), self._head.session, self._received)
-        self._transcript = " ".join((*words, mine))
+        fields = line[len(GREETING) :].decode("ascii", "replace").split()
+        self._entry = fields[1] if len(fields) == 2 else ""
+        own_part = "%s %s %d" % (connection.nonce(), self._head.session, self._received)
+        self._transcript = " ".join((*fields, own_part))
         shown = connection.proof(self._head.key, "head", self._node, self._transcript)
         assert self._stream is not None
         self._stream.on_line = self._answer_received
-        self._stream.send(("%s %s\n" % (mine, shown)).encode("ascii"))
+        self._stream.send(("%s %s\n" % (own_part, shown)).encode("ascii"))
 
     def _answer_received(self, line: bytes) -> None:
         """Check the worker's answer."""
@@ -205,8 +205,8 @@ class Dial:
         transcript = f"{self._transcript} {received}"
         expected = connection.proof(self._head.key, "worker", self._node, transcript)
         if not received.isdecimal() or not connection.is_proof(shown, expected):
-            trouble = "its key differs from the head's, or it is not node %d" % self._node
-            self._fail(trouble, _OTHER, True)
+            problem = "its key differs from the head's, or it is not node %d" % self._node
+            self._fail(problem, _OTHER, True)
             return
         stream, self._stream, self._socket = self._stream, None, None
         self.stop()
@@ -217,30 +217,30 @@ class Dial:
     def _is_silent(self) -> None:
         self._fail("its entry accepts the connection and then sends nothing", _SILENT, False)
 
-    def _fail(self, trouble: str, hint: str, is_dead: bool) -> None:
+    def _fail(self, problem: str, hint: str, is_dead: bool) -> None:
         self.stop()
         is_other = hint is _OTHER
-        attempt = Attempt(self._address, True, trouble, hint.format(self._port), is_dead)
+        attempt = Attempt(self._address, True, problem, hint.format(self._port), is_dead)
         self._on_failure(attempt._replace(has_control=False if is_other else None))
 
     def _unreachable(self, number: int) -> None:
         self.stop()
         if number == errno.ETIMEDOUT:
-            trouble, hint = "no answer on port %d" % self._port, _NO_ANSWER
+            problem, hint = "no answer on port %d" % self._port, _NO_ANSWER
         else:
-            trouble = "port %d: %s" % (self._port, os.strerror(number).lower())
+            problem = "port %d: %s" % (self._port, os.strerror(number).lower())
             hint = _NOT_LISTENING if number == errno.ECONNREFUSED else _NO_ANSWER
         is_dead = number == errno.ECONNREFUSED
         hint = hint.format(self._port)
-        self._on_failure(Attempt(self._address, False, trouble, hint, is_dead))
+        self._on_failure(Attempt(self._address, False, problem, hint, is_dead))
 
 
 NO_NAME = Attempt(
-    trouble="its name does not resolve",
+    problem="its name does not resolve",
     hint="has it been started, and do the nodes share a network with names?",
 )
 NO_ADDRESS = Attempt(
-    trouble="its entry does not listen yet",
+    problem="its entry does not listen yet",
     hint="what does its own log say?",
 )
 _NO_ANSWER = "is it up, and can the nodes reach each other on port {}? (firewall, network policy)"

@@ -60,9 +60,9 @@ class Members:
             self._write()
 
     def _write(self) -> None:
-        places = {name: (index, self._hosts[index]) for index, name in self._names.items()}
+        members = {name: (index, self._hosts[index]) for index, name in self._names.items()}
         with open(self._path + ".new", "w", encoding="ascii") as file:
-            json.dump(places, file)
+            json.dump(members, file)
         os.replace(self._path + ".new", self._path)
 
 
@@ -85,7 +85,7 @@ class ElasticHosts:
         row = next((row for row in self._pool.unfit() if row.node == index), None)
         if row is not None and self.has_begun:
             log_message(
-                "node %d (%s) does not take part: it has %s" % (index, row.host, row.trouble)
+                "node %d (%s) does not take part: it has %s" % (index, row.host, row.problem)
             )
             return
         self._members.add(index)

@@ -80,10 +80,10 @@ class NodeLoop:
         except BlockingIOError:
             return
         for line in self._lines.feed(data):
-            word, end = self.ranks.handle_event(line.decode("utf-8", "surrogateescape"))
+            kind, end = self.ranks.handle_event(line.decode("utf-8", "surrogateescape"))
             if end is not None:
                 self.on_end(end)
-            elif word == "start":
+            elif kind == "start":
                 rank = int(line.split()[1])
                 self._watch(self.ranks.wrappers[rank])
                 self._on_first_rank()
@@ -138,13 +138,13 @@ class NodeLoop:
             Exception: What ``work`` raised.
         """
         answers: list[str] = []
-        faults: list[BaseException] = []
+        errors: list[BaseException] = []
 
         def run() -> None:
             try:
                 answers.append(work())
             except BaseException as error:  # noqa: BLE001 (raised again below)
-                faults.append(error)
+                errors.append(error)
             finally:
                 os.write(self._wake, bytes([_WAKE]))
 
@@ -154,12 +154,12 @@ class NodeLoop:
         except RuntimeError:
             # No thread can be started: blocking the loop is better than storing nothing.
             return work()
-        while thread.is_alive() and not answers and not faults:
+        while thread.is_alive() and not answers and not errors:
             if is_late():
                 raise TimeoutError
             self.step()
-        if faults:
-            raise faults[0]
+        if errors:
+            raise errors[0]
         return answers[0]
 
     def _wait_s(self) -> float:

@@ -151,28 +151,28 @@ class Head:
     # -- messages ---------------------------------------------------------------------------------
 
     def _worker_sent(self, worker: RemoteWorker, message: Message) -> None:
-        word, values = message
-        if word == "rank-started":
+        kind, values = message
+        if kind == "rank-started":
             self._run.rank_started(values["rank"], worker.index)
-        elif word == "rank-ended":
+        elif kind == "rank-ended":
             self._run.rank_ended(values["rank"], _rank_end(worker, values))
-        elif word == "signal":
+        elif kind == "signal":
             self._stop.handle_worker_signal(values["number"], worker.index)
-        elif word == "cleaned-up":
+        elif kind == "cleaned-up":
             self._run.cleaned_up(worker.index)
-        elif word == "left":
+        elif kind == "left":
             self.worker_phases += _phases_of(worker, values.get("phases", ()))
-        elif word == "ready" and self._elastic is not None:
+        elif kind == "ready" and self._elastic is not None:
             self._elastic.worker_joined(worker.index)
         else:
-            self._launcher_sent(worker, word, values)
+            self._launcher_sent(worker, kind, values)
 
-    def _launcher_sent(self, worker: RemoteWorker, word: str, values: dict[str, Any]) -> None:
-        if word == "launcher-ended":
+    def _launcher_sent(self, worker: RemoteWorker, kind: str, values: dict[str, Any]) -> None:
+        if kind == "launcher-ended":
             self._run.launcher_ended(worker.index, LaunchEnd(**values))
-        elif word == "command-output" and self._commands is not None:
+        elif kind == "command-output" and self._commands is not None:
             self._commands.answered(**values)
-        elif word == "server-ended":
+        elif kind == "server-ended":
             self._run.server_ended(LaunchEnd(**values), worker.index)
 
     def _worker_lost(self, worker: RemoteWorker) -> None:
@@ -224,15 +224,15 @@ class Head:
             log_message(
                 "node %d (%s) %s" % (worker.index, worker.host, _unconfirmed(worker, patience_s))
             )
-        troubles = [worker for worker in self._pool.workers if worker.trouble]
-        if outcome.exit_code or not (troubles or unconfirmed):
+        with_problems = [worker for worker in self._pool.workers if worker.problem]
+        if outcome.exit_code or not (with_problems or unconfirmed):
             return outcome
         if unconfirmed:
             worker, code, cause = unconfirmed[0], exits.code_of_signal(signal.SIGKILL), "platform"
             message = _unconfirmed(worker, patience_s)
         else:
-            worker, code, cause = troubles[0], exits.ENTRY_FAILED, "entry"
-            message = worker.trouble
+            worker, code, cause = with_problems[0], exits.ENTRY_FAILED, "entry"
+            message = worker.problem
         failure = Failure(worker.index, worker.host, exit_code=code, message=message)
         return Outcome(code, cause, failure)
 

@@ -113,10 +113,10 @@ class Listener:
             The answer to send, the channel if the head is ours, and the number of our messages that
             it has received.
         """
-        words = line.split(" ")
-        if len(words) != 4 or not words[2].isdecimal():
+        fields = line.split(" ")
+        if len(fields) != 4 or not fields[2].isdecimal():
             return REFUSED.decode(), None, 0
-        _, session, received, shown = words
+        _, session, received, shown = fields
         transcript = "%s %s" % (greeting, line[: line.rindex(" ")])
         expected = connection.proof(self._key, "head", self._node, transcript)
         if not connection.is_proof(shown, expected):
@@ -124,11 +124,11 @@ class Listener:
         if self._session not in ("", session) and self._link.received:
             return TAKEN.decode(), None, 0
         self._session = session
-        mine = "%d" % self._link.received
-        transcript = f"{transcript} {mine}"
+        own_count = "%d" % self._link.received
+        transcript = f"{transcript} {own_count}"
         proof = connection.proof(self._key, "worker", self._node, transcript)
         channel = Channel(self._key, "worker", "head", transcript)
-        return f"{mine} {proof}", channel, int(received)
+        return f"{own_count} {proof}", channel, int(received)
 
     def attach(self, stream: Stream, channel: Channel, received: int) -> None:
         """Continue with a connection of our head."""

@@ -1,4 +1,4 @@
-"""Messages between head and workers: a word and its values, as one line of JSON."""
+"""Messages between head and workers: a kind and values, as one line of JSON."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Any, NamedTuple
 
 
 class Message(NamedTuple):
-    """A message: a word and its values."""
+    """A message: its kind and its values."""
 
-    word: str
+    kind: str
     values: dict[str, Any]
 
 
-def dump(word: str, **values: Any) -> bytes:
+def dump(kind: str, **values: Any) -> bytes:
     """Return the line of a message, with its newline."""
-    return json.dumps({"word": word, **values}).encode("ascii") + b"\n"
+    return json.dumps({"word": kind, **values}).encode("ascii") + b"\n"
 
 
 def load(line: bytes) -> Message:

@@ -40,7 +40,7 @@ class Row(NamedTuple):
         has_control: Whether the control connection works; None if unknown.
         facts: What its entry has reported; empty before that.
         clock_ahead_s: How far its clock is ahead of the head's.
-        trouble: What is wrong with it, empty for nothing.
+        problem: What is wrong with it, empty for nothing.
         hint: What to do about that.
     """
 
@@ -51,7 +51,7 @@ class Row(NamedTuple):
     has_control: bool | None = None
     facts: Mapping[str, Any] = {}
     clock_ahead_s: float = 0.0
-    trouble: str = ""
+    problem: str = ""
     hint: str = ""
 
 
@@ -61,13 +61,15 @@ def compare(row: Row, head: Row) -> Row:
     The code and Open MPI must be the same. So must the first two numbers of Python's version, as
     ranks exchange objects, and the path of the entry, as the head's mpirun starts it on all nodes.
     """
-    theirs, ours = row.facts, head.facts
-    if not theirs:
+    worker_facts, head_facts = row.facts, head.facts
+    if not worker_facts:
         return row
     for key, what, hint, of in _DIFFERENCES:
-        if _part(theirs, key, of) != _part(ours, key, of):
-            there, here = theirs.get(key), ours.get(key)
-            return row._replace(trouble=f"{what}: {there}, and the head has {here}", hint=hint)
+        if _part(worker_facts, key, of) != _part(head_facts, key, of):
+            worker_value, head_value = worker_facts.get(key), head_facts.get(key)
+            return row._replace(
+                problem=f"{what}: {worker_value}, and the head has {head_value}", hint=hint
+            )
     return row
 
 
@@ -84,7 +86,7 @@ _DIFFERENCES: tuple[tuple[str, str, str, int | None], ...] = (
 def lines(rows: Sequence[Row]) -> list[str]:
     """Return the table: the head, then the nodes with problems, then the others."""
     head = rows[0]
-    ordered = [head, *sorted(rows[1:], key=lambda row: not row.trouble)]
+    ordered = [head, *sorted(rows[1:], key=lambda row: not row.problem)]
     cells = [_HEADINGS, *(_cells(row, head) for row in ordered[:MAX_SHOWN_NODES])]
     widths = [max(len(line[column]) for line in cells) for column in range(len(_HEADINGS))]
     text = [
@@ -123,17 +125,17 @@ def _cells(row: Row, head: Row) -> tuple[str, ...]:
         "%d" % row.node,
         row.host,
         row.address or "-",
-        _word(row.port, "open", "closed"),
-        _word(row.has_control, "yes", "no"),
-        _word(is_same if facts else None, "same", "other"),
+        _claim_text(row.port, "open", "closed"),
+        _claim_text(row.has_control, "yes", "no"),
+        _claim_text(is_same if facts else None, "same", "other"),
         str(facts.get("mpi", "-")),
         str(facts.get("python", "-")),
         clock,
-        row.trouble or ("the head" if row is head else "ready"),
+        row.problem or ("the head" if row is head else "ready"),
     )
 
 
-def _word(claim: bool | None, yes: str, no: str) -> str:
+def _claim_text(claim: bool | None, yes: str, no: str) -> str:
     if claim is None:
         return "-"
     return yes if claim else no

@@ -39,23 +39,25 @@ class RemoteCommands:
     """
 
     def __init__(
-        self, where: NodePaths, loop: NodeLoop, head: str, workers: list[RemoteWorker]
+        self, node_paths: NodePaths, loop: NodeLoop, head: str, workers: list[RemoteWorker]
     ) -> None:
-        self._where = where
+        self._node_paths = node_paths
         self._head = _names(head)
-        self._own = CommandRunner(where, loop, self.answered)
+        self._own = CommandRunner(node_paths, loop, self.answered)
         self._workers = {name: worker for worker in workers for name in _names(worker.host)}
         self._lines = Lines()
         self._waiting: list[int] | None = []
         # Opened for reading and writing, so that there is no end of file when an agent closes it.
-        self._asks = os.open(where.agent_requests, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-        loop.selector.register(self._asks, selectors.EVENT_READ, self._read_requests)
+        self._requests = os.open(
+            node_paths.agent_requests, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC
+        )
+        loop.selector.register(self._requests, selectors.EVENT_READ, self._read_requests)
 
     def open(self) -> None:
         """Forward the collected requests, and later ones at once."""
         numbers, self._waiting = self._waiting or [], None
         for number in numbers:
-            self._take(number)
+            self._forward(number)
 
     def answered(self, number: int, lines: list[str], code: int | None) -> None:
         """Send an agent its command's output, and the exit code if it has ended."""
@@ -77,13 +79,13 @@ class RemoteCommands:
         self._own.kill()
 
     def _read_requests(self) -> None:
-        for line in self._lines.feed(os.read(self._asks, 65536)):
+        for line in self._lines.feed(os.read(self._requests, 65536)):
             if self._waiting is None:
-                self._take(int(line))
+                self._forward(int(line))
             else:
                 self._waiting.append(int(line))
 
-    def _take(self, number: int) -> None:
+    def _forward(self, number: int) -> None:
         path = self._path(number)
         with open(path, "rb") as file:
             host, command = agent.request(file.read().decode("utf-8", "surrogateescape"))
@@ -113,7 +115,7 @@ class RemoteCommands:
         return next((worker for name, worker in known if _address(name) == address), None)
 
     def _path(self, number: int) -> str:
-        return os.path.join(self._where.node_dir, "ask-%d" % number)
+        return os.path.join(self._node_paths.node_dir, "ask-%d" % number)
 
 
 def _names(host: str) -> set[str]:
@@ -137,7 +139,7 @@ class CommandRunner:
 
     def __init__(
         self,
-        where: NodePaths,
+        node_paths: NodePaths,
         loop: NodeLoop,
         on_output: Callable[[int, list[str], int | None], None],
     ) -> None:
@@ -146,7 +148,7 @@ class CommandRunner:
         self._running: dict[int, ChildProcess] = {}
         user = _user()
         self._shell = user.pw_shell
-        self._env = session_environment(os.environ, user, where.node_dir)
+        self._env = session_environment(os.environ, user, node_paths.node_dir)
 
     def run(self, number: int, command: str) -> None:
         """Start ``command``."""

@@ -56,7 +56,7 @@ class RemoteWorker:
         self.is_gone = False
         # Whether the worker has reported that its outputs are stored, or why they are not.
         self.has_left = False
-        self.trouble = ""
+        self.problem = ""
         self.reason = ""
         # How it ended before it had answered, if the backend has reported that.
         self.early_end: Failure | None = None
@@ -101,10 +101,10 @@ class RemoteWorker:
         self.link.send("hello")
         self._connect()
 
-    def send(self, word: str, **values: Any) -> None:
+    def send(self, kind: str, **values: Any) -> None:
         """Send a message to the worker, unless it is gone."""
         if not self.is_gone:
-            self.link.send(word, **values)
+            self.link.send(kind, **values)
 
     def close(self) -> None:
         """Close the connection, and stop trying to reach the worker."""
@@ -160,11 +160,11 @@ class RemoteWorker:
             self._loop, self._head, self.index, self.link.received, self._answered, self._failed
         )
         if self._node.control_dir:
-            place = announced(self._node.control_dir, self.index)
-            if place is None:
+            endpoint = announced(self._node.control_dir, self.index)
+            if endpoint is None:
                 self._failed(dial.NO_ADDRESS)
             else:
-                self._dial.start(*place)
+                self._dial.start(*endpoint)
             return
         dialing = self._dial
 
@@ -176,7 +176,7 @@ class RemoteWorker:
             else:
                 self._failed(dial.NO_NAME)
 
-        self._resolver.ask(self.host, self._port, connect)
+        self._resolver.resolve(self.host, self._port, connect)
 
     def _answered(self, answer: Answer) -> None:
         self._dial = None
@@ -240,14 +240,14 @@ class RemoteWorker:
             self.reconnect()
 
     def _received(self, message: Message) -> None:
-        word, values = message
-        if word == "ready":
+        kind, values = message
+        if kind == "ready":
             self.facts = values
             self.clock_ahead_s = values["at_s"] - time.time()
-        elif word == "idle":
+        elif kind == "idle":
             self.is_idle = True
-        elif word == "left":
-            self.trouble = values["trouble"]
+        elif kind == "left":
+            self.problem = values["trouble"]
             # The worker waits for this; if it ended earlier, its last message could be lost.
             self.send("bye")
             self.has_left = True

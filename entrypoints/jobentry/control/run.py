@@ -65,7 +65,7 @@ class Run:
         self._waiting = context.paths.waiting
         # Our child processes before mpirun, and why it could not be started early.
         self._earlier_children: list[int] = []
-        self._early_fault = ""
+        self._early_error = ""
         self._started: dict[int, int] = {}
         self._ends: dict[int, RankEnd] = {}
         # The workers whose launcher still runs, and the first launcher failure there.
@@ -82,8 +82,8 @@ class Run:
         if self._commands is not None:
             self._commands.open()
         self.journal.begin("start ranks")
-        fault = self._start_or_release()
-        while not fault:
+        error = self._start_or_release()
+        while not error:
             started = self._launcher.processes
             while self._launcher.are_running or self._launching:
                 self._loop.step()
@@ -95,9 +95,9 @@ class Run:
             if not (self._is_hung and self._has_cleaned_up()):
                 break
             self._attempt += 1
-            fault = self._start()
-        if fault:
-            return Outcome(exits.ENTRY_FAILED, "entry", Failure(message=fault))
+            error = self._start()
+        if error:
+            return Outcome(exits.ENTRY_FAILED, "entry", Failure(message=error))
         self._wait_for_reason(self._launcher.code or self._worker_end.code)
         return self.outcome()
 
@@ -110,7 +110,7 @@ class Run:
         self._earlier_children = children()
         with open(self._waiting, "wb"):
             pass
-        self._early_fault = self._launcher.start(self._plan.processes, self._plan.cwd)
+        self._early_error = self._launcher.start(self._plan.processes, self._plan.cwd)
 
     def end_early(self) -> None:
         """End the launcher that was started early for a job that does not start."""
@@ -125,7 +125,7 @@ class Run:
             return self._start()
         self._expect_rank()
         os.unlink(self._waiting)
-        return self._early_fault
+        return self._early_error
 
     def _start(self) -> str:
         self._is_hung = False

@@ -50,14 +50,14 @@ class ControlSocket(NamedTuple):
     key: bytes
 
 
-def listen(node: NodeEnv, where: NodePaths) -> ControlSocket:
+def listen(node: NodeEnv, node_paths: NodePaths) -> ControlSocket:
     """Listen for the head.
 
     Raises:
         EntryError: The port is taken, or the job's key cannot be read.
     """
     key = read_key(node)
-    port = 0 if node.control_dir else control_port(node, where)
+    port = 0 if node.control_dir else control_port(node, node_paths)
     try:
         if not node.control_dir:
             return ControlSocket(listener.listen(port), key)
@@ -167,22 +167,22 @@ class Worker:
         except TimeoutError:
             return "storing the outputs was not done in time when the job was stopped"
 
-    def leave(self, trouble: str) -> None:
+    def leave(self, problem: str) -> None:
         """Report to the head that this node is done, and any problem with its outputs.
 
         Returns when the head has confirmed it, or is gone: this node may end a moment later, and a
         message still on its way would be lost.
         """
         phases = [phase[:3] for phase in self._journal.phases]
-        self._send("left", trouble=trouble, phases=phases)
+        self._send("left", trouble=problem, phases=phases)
         deadline = time.monotonic() + (_LEAVE_S if self.stopped_at else float("inf"))
         while self._has_head and time.monotonic() < deadline:
             self._loop.step()
         self._listener.close()
         self._link.detach()
 
-    def _send(self, word: str, **values: object) -> None:
-        self._link.send(word, **values)
+    def _send(self, kind: str, **values: object) -> None:
+        self._link.send(kind, **values)
 
     # -- the head ---------------------------------------------------------------------------------
 
@@ -220,17 +220,17 @@ class Worker:
 
     def _handle(self, message: Message) -> None:
         self._loop.cancel("head")
-        word, values = message
-        if word == "hello":
+        kind, values = message
+        if kind == "hello":
             if not self._was_greeted:
                 self._journal.end("bring-up")
                 self._journal.begin("run")
             self._was_greeted = self._has_head = True
             # Sent only now, as the head derives this node's clock from it.
             self._send("ready", **self._facts(), at_s=time.time())
-        elif word == "bye":
+        elif kind == "bye":
             self._has_head = False
-        elif word == "job-ended":
+        elif kind == "job-ended":
             self._code = values["code"]
             self.is_over = values["is_over"]
             if values["reason"] and not self._loop.ranks.wrappers:
@@ -238,36 +238,36 @@ class Worker:
                 log_message(
                     "the head (%s) ends the job: %s" % (self._node.hosts[0], values["reason"])
                 )
-        elif word == "launch":
+        elif kind == "launch":
             self._launch()
-        elif word == "run-command":
+        elif kind == "run-command":
             # A command of mpirun, to start its daemon here.
             self._commands.run(values["number"], values["command"])
         else:
-            self._handle_for_ranks(word, values)
+            self._handle_for_ranks(kind, values)
 
-    def _handle_for_ranks(self, word: str, values: dict[str, Any]) -> None:
+    def _handle_for_ranks(self, kind: str, values: dict[str, Any]) -> None:
         ranks = self._loop.ranks
-        if word == "end-ranks":
+        if kind == "end-ranks":
             self._is_stopping = True
             ranks.forward_signal(signal.SIGTERM)
-        elif word == "stop":
+        elif kind == "stop":
             self._is_stopping = True
             self.stopped_at = time.monotonic()
             ranks.stop()
-        elif word == "kill":
+        elif kind == "kill":
             ranks.note_end()
             self._launcher.kill()
             self._commands.kill()
             ranks.kill()
             ranks.release()
-        elif word == "clean-up":
+        elif kind == "clean-up":
             self._commands.kill()
             ranks.kill()
             ranks.release()
             remove_sessions(end_daemons(self._paths.node_dir))
             self._send("cleaned-up")
-        elif word == "signal":
+        elif kind == "signal":
             ranks.forward_signal(values["number"])
 
     def _command_output(self, number: int, lines: list[str], code: int | None) -> None:
@@ -276,10 +276,10 @@ class Worker:
     def _launch(self) -> None:
         """Start the ranks of this node, for a launcher with which every node does so."""
         self._has_launched = True
-        fault = self._launcher.start(self._plan.processes, self._plan.cwd)
-        if fault:
-            log_message(fault)
-            self._launcher_ended(exits.NOT_FOUND, [fault])
+        error = self._launcher.start(self._plan.processes, self._plan.cwd)
+        if error:
+            log_message(error)
+            self._launcher_ended(exits.NOT_FOUND, [error])
 
     def _launcher_ended(self, code: int, lines: Sequence[str]) -> None:
         self._has_launched = False

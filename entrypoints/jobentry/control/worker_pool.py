@@ -40,7 +40,7 @@ class WorkerPool:
     ) -> None:
         self._loop = loop
         self._facts = facts
-        self._lose = on_lost
+        self._on_lost = on_lost
         self._is_ending = False
         self._begun = 0.0
         self._is_late = False
@@ -99,10 +99,10 @@ class WorkerPool:
             for worker in self.absent:
                 worker.close()
 
-    def send(self, word: str, **values: Any) -> None:
+    def send(self, kind: str, **values: Any) -> None:
         """Send a message to every worker."""
         for worker in self.workers:
-            worker.send(word, **values)
+            worker.send(kind, **values)
 
     def end(
         self,
@@ -152,7 +152,7 @@ class WorkerPool:
 
     def unfit(self) -> list[node_table.Row]:
         """Return the workers that are absent, or do not match the head."""
-        return [row for row in self._rows()[1:] if row.trouble]
+        return [row for row in self._rows()[1:] if row.problem]
 
     def show(self, message: str = "") -> None:
         """Log the table of nodes, then ``message`` and hints."""
@@ -215,7 +215,7 @@ class WorkerPool:
 
     def _lost(self, worker: RemoteWorker) -> None:
         if not self._is_ending:
-            self._lose(worker)
+            self._on_lost(worker)
 
 
 def _row(worker: RemoteWorker, head: node_table.Row) -> node_table.Row:
@@ -227,7 +227,7 @@ def _row(worker: RemoteWorker, head: node_table.Row) -> node_table.Row:
             has_control=True, facts=worker.facts, clock_ahead_s=worker.clock_ahead_s
         )
         return node_table.compare(known, head)
-    return row._replace(has_control=attempt.has_control, trouble=attempt.trouble, hint=attempt.hint)
+    return row._replace(has_control=attempt.has_control, problem=attempt.problem, hint=attempt.hint)
 
 
 def _allow_open_files(workers: int) -> None:

@@ -80,30 +80,30 @@ class Site(NamedTuple):
         return self.interpreter, self.entry[-1]
 
 
-def program(site: Site, words: Sequence[str]) -> tuple[str, ...]:
+def program(site: Site, script_argv: Sequence[str]) -> tuple[str, ...]:
     """Return the command of one rank, by the suffix of the script's name."""
-    script = words[0]
+    script = script_argv[0]
     suffix = posixpath.splitext(script)[1]
     if suffix == ".py":
-        return (*site.under_interpreter, "--script", *words)
+        return (*site.under_interpreter, "--script", *script_argv)
     if suffix == ".sh":
         # Object storage does not keep the executable bit.
         options = ("-e", "-o", "pipefail") if site.environment.get(names.CLOUDJOB_STRICT) else ()
-        return ("bash", *options, *words)
-    return (script if script.startswith("/") else "./" + script, *words[1:])
+        return ("bash", *options, *script_argv)
+    return (script if script.startswith("/") else "./" + script, *script_argv[1:])
 
 
 def rank_wrapper(
     site: Site,
     rank: int,
-    words: Sequence[str],
+    argv: Sequence[str],
     env: Mapping[str, str],
     options: Sequence[str] = (),
 ) -> Process:
-    """Return the process that runs ``words`` as rank ``rank``; ``options`` are for the wrapper."""
+    """Return the process that runs ``argv`` as rank ``rank``; ``options`` are for the wrapper."""
     return Process(
         "rank %d" % rank,
-        (*site.entry, "--rank", *options, "--", *words),
+        (*site.entry, "--rank", *options, "--", *argv),
         {**site.environment, **env, names.CLOUDJOB_RANK: str(rank)},
         is_wrapper=True,
     )

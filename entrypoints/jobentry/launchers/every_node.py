@@ -20,25 +20,25 @@ from jobentry.launchers.common import (
 )
 
 
-def python(site: Site, words: Sequence[str]) -> Launch:
+def python(site: Site, script_argv: Sequence[str]) -> Launch:
     """Return the script, once on every node, without additional arguments or variables."""
     node = site.node
-    return Launch((rank_wrapper(site, node.node, program(site, words), {}),), node.nodes)
+    return Launch((rank_wrapper(site, node.node, program(site, script_argv), {}),), node.nodes)
 
 
-def command(site: Site, words: Sequence[str]) -> Launch:
-    """Return the command ``words``, once on every node."""
+def command(site: Site, argv: Sequence[str]) -> Launch:
+    """Return the command ``argv``, once on every node."""
     node = site.node
-    return Launch((rank_wrapper(site, node.node, words, {}),), node.nodes)
+    return Launch((rank_wrapper(site, node.node, argv, {}),), node.nodes)
 
 
-def pytorch_modelarts(site: Site, words: Sequence[str]) -> Launch:
+def pytorch_modelarts(site: Site, script_argv: Sequence[str]) -> Launch:
     """Return one process on each node; the script itself starts one for each device.
 
     As in the platform's PyTorch preset, ``world_size`` is the number of nodes.
     """
     node = site.node
-    script, *args = words
+    script, *args = script_argv
     own_args = [
         "--init_method",
         "tcp://%s:%d" % (node.hosts[0], port(site, ports=PORTS_OF_FOUR_DIGITS)),
@@ -52,14 +52,16 @@ def pytorch_modelarts(site: Site, words: Sequence[str]) -> Launch:
     )
 
 
-def tensorflow(site: Site, words: Sequence[str]) -> Launch:
+def tensorflow(site: Site, script_argv: Sequence[str]) -> Launch:
     """Return one worker on each node, with ``TF_CONFIG``; the first one is the chief."""
     workers = _addresses(site, port(site))
     env = _tf_config(site, {"worker": workers}, "worker")
-    return Launch((rank_wrapper(site, site.node.node, program(site, words), env),), site.node.nodes)
+    return Launch(
+        (rank_wrapper(site, site.node.node, program(site, script_argv), env),), site.node.nodes
+    )
 
 
-def tensorflow_ps(site: Site, words: Sequence[str]) -> Launch:
+def tensorflow_ps(site: Site, script_argv: Sequence[str]) -> Launch:
     """Return a worker and a parameter server on every node.
 
     Both get all addresses as options and as ``TF_CONFIG``.
@@ -68,7 +70,7 @@ def tensorflow_ps(site: Site, words: Sequence[str]) -> Launch:
     """
     node, number = site.node, port(site)
     hosts = {"ps": _addresses(site, number + node.nodes), "worker": _addresses(site, number)}
-    script, *args = words
+    script, *args = script_argv
 
     def command(task: str) -> tuple[str, ...]:
         own_args = ["--task_index", str(node.node), "--job_name", task]
@@ -97,5 +99,5 @@ def _tf_config(site: Site, cluster: Mapping[str, Sequence[str]], task: str) -> d
     """Return the variable ``TF_CONFIG``, unless the user has set it."""
     if "TF_CONFIG" in site.environment:
         return {}
-    place = {"type": task, "index": site.node.node}
-    return {"TF_CONFIG": json.dumps({"cluster": cluster, "task": place})}
+    own_task = {"type": task, "index": site.node.node}
+    return {"TF_CONFIG": json.dumps({"cluster": cluster, "task": own_task})}

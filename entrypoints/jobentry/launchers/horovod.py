@@ -31,7 +31,7 @@ _EXTRA_TIMEOUT_S = 60
 _LAUNCHERS = {"mpi": "horovod", "gloo": "horovod-gloo"}
 
 
-def mpi(site: Site, tool: Mpi, words: Sequence[str]) -> Launch:
+def mpi(site: Site, tool: Mpi, script_argv: Sequence[str]) -> Launch:
     """Return mpirun on the head, whose ranks connect over MPI.
 
     Raises:
@@ -39,11 +39,11 @@ def mpi(site: Site, tool: Mpi, words: Sequence[str]) -> Launch:
     """
     own = _variables(site, "mpi")
     node = site.node._replace(env_names=(*site.node.env_names, *own))
-    here = site._replace(node=node, environment={**site.environment, **own})
-    return mpirun.launch(here, tool, words)
+    mpi_site = site._replace(node=node, environment={**site.environment, **own})
+    return mpirun.launch(mpi_site, tool, script_argv)
 
 
-def gloo(site: Site, words: Sequence[str]) -> Launch:
+def gloo(site: Site, script_argv: Sequence[str]) -> Launch:
     """Return the ranks of this node and, on the head, the key-value store of the rendezvous.
 
     Raises:
@@ -51,7 +51,7 @@ def gloo(site: Site, words: Sequence[str]) -> Launch:
     """
     node, number = site.node, port(site)
     own = {**_variables(site, "gloo"), **_rendezvous(site, number)}
-    argv = program(site, words)
+    argv = program(site, script_argv)
     processes = [
         rank_wrapper(site, node.node * node.slots + local, argv, {**own, **_position(node, local)})
         for local in range(node.slots)
@@ -62,7 +62,7 @@ def gloo(site: Site, words: Sequence[str]) -> Launch:
     return Launch(tuple(processes), node.nodes * node.slots)
 
 
-def elastic(site: Site, words: Sequence[str]) -> Launch:
+def elastic(site: Site, script_argv: Sequence[str]) -> Launch:
     """Return Horovod's elastic driver on the head, which starts ranks on the available nodes.
 
     Raises:
@@ -81,7 +81,7 @@ def elastic(site: Site, words: Sequence[str]) -> Launch:
     settings = {
         "members": site.paths.members,
         "shell": agent.argv(site.paths.agent),
-        "wrapper": (*site.entry, "--rank", "--gloo", "--", *program(site, words)),
+        "wrapper": (*site.entry, "--rank", "--gloo", "--", *program(site, script_argv)),
         "env": own,
         "slots": node.slots,
         "min_ranks": max(1, node.min_nodes) * node.slots,

@@ -22,7 +22,7 @@ _PIN = "I_MPI_PIN"
 _SHELL_ARGS = ("HYDRA_LAUNCHER_EXTRA_ARGS", "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS")
 
 
-def launch(site: Site, mpi: Mpi, words: Sequence[str], options: Sequence[str] = ()) -> Launch:
+def launch(site: Site, mpi: Mpi, script_argv: Sequence[str], options: Sequence[str] = ()) -> Launch:
     """Return Hydra on the head, which starts the ranks of all nodes.
 
     Args:
@@ -43,33 +43,33 @@ def launch(site: Site, mpi: Mpi, words: Sequence[str], options: Sequence[str] = 
     ranks = shared.ranks(node)
     shared.check_slots(ranks, node, plain)
     environment = shared.environment(node, environ, carried)
-    how = shared.remote_shell(site)
+    shell = shared.remote_shell(site)
     if node.nodes == 1:
         # With ssh, Hydra would also log in to its own node.
-        shell = ["-launcher", "fork"]
-    elif how.agent:
-        shell_program, script = how.agent
-        shell = ["-launcher", "rsh", "-launcher-exec", shell_program]
+        launcher_args = ["-launcher", "fork"]
+    elif shell.agent:
+        shell_program, script = shell.agent
+        launcher_args = ["-launcher", "rsh", "-launcher-exec", shell_program]
         environment.update(dict.fromkeys(_SHELL_ARGS, script))
     else:
-        shell = ["-launcher", "ssh"]
-        config = f"-F {how.ssh_config} " if how.ssh_config else ""
+        launcher_args = ["-launcher", "ssh"]
+        config = f"-F {shell.ssh_config} " if shell.ssh_config else ""
         environment.update(dict.fromkeys(_SHELL_ARGS, "%s-p %d" % (config, node.sshd_port)))
     host_path = node.open_mpi.host_file or site.paths.host_file
     argv = (
         # Next to mpirun: Intel's mpirun is a script that looks for mpiexec.hydra on PATH.
         posixpath.join(posixpath.dirname(mpi.mpirun), "mpiexec.hydra"),
-        *("-n", str(ranks), "-f", host_path, "-localhost", node.hosts[0], *shell),
+        *("-n", str(ranks), "-f", host_path, "-localhost", node.hosts[0], *launcher_args),
         *binding,
         *("-genvlist", ",".join(name for name in carried if name in environment)),
-        *shared.rank_program(site.entry, program(site, words), options),
+        *shared.rank_program(site.entry, program(site, script_argv), options),
     )
     text = "".join("%s:%d\n" % (host, node.slots) for host in node.hosts)
     return Launch(
         (Process("mpirun", argv, environment),),
         ranks,
         is_everywhere=False,
-        files=(File(host_path, PRIVATE, text), *shared.agent_file(site, how)),
+        files=(File(host_path, PRIVATE, text), *shared.agent_file(site, shell)),
         notes=tuple(notes),
     )
 
@@ -78,20 +78,20 @@ def _options(site: Site, mpi: Mpi) -> tuple[list[Option], tuple[str, ...]]:
     """Return the job's mpirun options if Hydra supports all of them, and the binding arguments."""
     given = site.node.open_mpi
     bind_args = "--bind-to none" if given.bind_args is None else given.bind_args
-    asked = given._replace(mca_args=given.mca_args or "", bind_args=bind_args)
-    found = shared.user_options(site.node._replace(open_mpi=asked))
-    binding = [option for option in found if option.name == "bind-to"]
+    settings = given._replace(mca_args=given.mca_args or "", bind_args=bind_args)
+    options = shared.user_options(site.node._replace(open_mpi=settings))
+    binding = [option for option in options if option.name == "bind-to"]
     unsupported = [
-        " ".join((option.name, *option.words))
-        for option in found
-        if option.name not in ("x", "bind-to") and (option.name, option.words) != _BY_SLOT
+        " ".join((option.name, *option.args))
+        for option in options
+        if option.name not in ("x", "bind-to") and (option.name, option.args) != _BY_SLOT
     ]
     if mpi.family == INTEL_MPI:
-        unsupported += ["bind-to " + option.words[0] for option in binding if option.words != _NONE]
+        unsupported += ["bind-to " + option.args[0] for option in binding if option.args != _NONE]
         binding = []
     if unsupported:
-        raise ArgsError([f"{words}: {mpi.name} has no such mpirun option" for words in unsupported])
-    return found, tuple(word for option in binding for word in ("-bind-to", *option.words))
+        raise ArgsError([f"{text}: {mpi.name} has no such mpirun option" for text in unsupported])
+    return options, tuple(argument for option in binding for argument in ("-bind-to", *option.args))
 
 
 _BY_SLOT = ("map-by", ("slot",))

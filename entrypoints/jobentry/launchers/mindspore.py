@@ -45,7 +45,7 @@ if environ.get("MS_ROLE") != "MS_SCHED":
 """
 
 
-def dynamic_cluster(site: Site, words: Sequence[str]) -> Launch:
+def dynamic_cluster(site: Site, script_argv: Sequence[str]) -> Launch:
     """Return this node's ranks and parameter servers and, on the head, the scheduler.
 
     ``MS_SERVER_NUM`` is the number of parameter servers of the job, which run the script as well.
@@ -57,7 +57,7 @@ def dynamic_cluster(site: Site, words: Sequence[str]) -> Launch:
         rank_wrapper(
             site,
             rank,
-            program(site, words),
+            program(site, script_argv),
             {
                 **shared,
                 "MS_ROLE": "MS_WORKER",
@@ -69,11 +69,11 @@ def dynamic_cluster(site: Site, words: Sequence[str]) -> Launch:
         )
         for rank in ranks
     )
-    servers = _parameter_servers(site, shared, words)
+    servers = _parameter_servers(site, shared, script_argv)
     return Launch((*_scheduler(site, shared), *servers, *wrappers), node.nodes * node.slots)
 
 
-def msrun(site: Site, words: Sequence[str]) -> Launch:
+def msrun(site: Site, script_argv: Sequence[str]) -> Launch:
     """Return msrun for this node, which starts rank wrappers, and, on the head, the scheduler.
 
     msrun's own scheduler is not used: msrun starts it on each node that recognises the address of
@@ -105,7 +105,7 @@ def msrun(site: Site, words: Sequence[str]) -> Launch:
     # Hide msrun's long warnings, and let it find python3 on PATH.
     changed = {"GLOG_v": "3", "PATH": f"{folder}:{old}" if folder and old else folder or old}
     restored = {name: site.environment.get(name) for name in changed}
-    entry = (*site.entry, "--rank", "--", *program(site, words))
+    entry = (*site.entry, "--rank", "--", *program(site, script_argv))
     text = _WRAPPER_SCRIPT % (restored, names.CLOUDJOB_RANK, entry[0], entry)
     pauses = {name: shared[name] for name in _PAUSES if name in shared}
     env = {**site.environment, **pauses, **changed}
@@ -116,13 +116,13 @@ def msrun(site: Site, words: Sequence[str]) -> Launch:
     )
 
 
-def mpi(site: Site, tools: Mpi, words: Sequence[str]) -> Launch:
+def mpi(site: Site, tools: Mpi, script_argv: Sequence[str]) -> Launch:
     """Return mpirun, whose ranks form the cluster, and the scheduler, both on the head.
 
     On GPU and Ascend, MindSpore uses Open MPI itself and needs neither cluster nor scheduler.
     """
     if site.node.mindspore.device_target not in ("", "CPU"):
-        return mpirun.launch(site, tools, words)
+        return mpirun.launch(site, tools, script_argv)
     shared = {**cluster(site), "MS_ROLE": "MS_WORKER"}
     node = site.node
     carrying = site._replace(
@@ -130,7 +130,7 @@ def mpi(site: Site, tools: Mpi, words: Sequence[str]) -> Launch:
         environment={**site.environment, **shared},
     )
     options = ("--mpi-cluster", "--address", "MS_SCHED_HOST")
-    launch = mpirun.launch(carrying, tools, words, options)
+    launch = mpirun.launch(carrying, tools, script_argv, options)
     return launch._replace(processes=(*_scheduler(site, shared), *launch.processes))
 
 
@@ -151,14 +151,14 @@ def cluster(site: Site) -> dict[str, str]:
 
 
 def _parameter_servers(
-    site: Site, shared: Mapping[str, str], words: Sequence[str]
+    site: Site, shared: Mapping[str, str], script_argv: Sequence[str]
 ) -> Iterator[Process]:
     """Yield this node's share of the parameter servers, which are assigned to the nodes in turn."""
     text = site.environment.get(_SERVERS) or "0"
     if not (text.isdecimal() and text.isascii() and len(text) < 6):
         raise ArgsError([f"{_SERVERS}={text[:80]!r} is not a number of parameter servers"])
     env = {**site.environment, **shared, "MS_ROLE": "MS_PSERVER", "PYTHONUNBUFFERED": "1"}
-    argv = (*site.under_interpreter, "--parameter-server", *program(site, words))
+    argv = (*site.under_interpreter, "--parameter-server", *program(site, script_argv))
     for index in range(site.node.node, int(text), site.node.nodes):
         yield Process("parameter server %d" % index, argv, env, is_server=True)
 

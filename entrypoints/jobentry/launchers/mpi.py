@@ -21,7 +21,7 @@ DEFAULT_EXTRA_ARGS = ""
 
 # Options with two arguments, and with one; an unknown option is passed on with all that follows it.
 MCA_OPTIONS = ("mca", "gmca", "omca", "prtemca", "pmixmca")
-_ONE_WORD = frozenset(
+_ONE_ARGUMENT = frozenset(
     [
         "x",
         "np",
@@ -50,7 +50,7 @@ _ONE_WORD = frozenset(
         "cpu-set",
     ]
 )
-_KNOWN = _ONE_WORD.union(MCA_OPTIONS)
+_KNOWN = _ONE_ARGUMENT.union(MCA_OPTIONS)
 BINDING = ("bind-to", "map-by", "rank-by")
 
 
@@ -87,7 +87,7 @@ class Option(NamedTuple):
     """One option of mpirun, without its dashes, and its arguments."""
 
     name: str
-    words: tuple[str, ...]
+    args: tuple[str, ...]
 
 
 def remote_shell(site: Site) -> RemoteShell:
@@ -100,22 +100,22 @@ def remote_shell(site: Site) -> RemoteShell:
     return RemoteShell(ssh_config=paths.ssh_config)
 
 
-def agent_file(site: Site, how: RemoteShell) -> list[File]:
+def agent_file(site: Site, shell: RemoteShell) -> list[File]:
     """Return the file of the agent if it is used."""
-    return [File(site.paths.agent, PRIVATE, agent.TEXT)] if how.agent else []
+    return [File(site.paths.agent, PRIVATE, agent.TEXT)] if shell.agent else []
 
 
 def exported_values(node: NodeEnv) -> dict[str, str]:
     """Return the variables that ``OPENMPI_X_ARGS`` or its default sets, by name."""
     options = _readable_options(node)
-    pairs = (option.words[0].partition("=") for option in options if option.name == "x")
+    pairs = (option.args[0].partition("=") for option in options if option.name == "x")
     return {name: value for name, equals, value in pairs if equals}
 
 
 def given_parameters(node: NodeEnv) -> frozenset[str]:
     """Return the names of the MCA parameters in the four variables or their defaults."""
     options = _readable_options(node)
-    return frozenset(option.words[0] for option in options if option.name in MCA_OPTIONS)
+    return frozenset(option.args[0] for option in options if option.name in MCA_OPTIONS)
 
 
 def _readable_options(node: NodeEnv) -> list[Option]:
@@ -136,8 +136,8 @@ def rank_program(
     """
     if ":" not in program:
         return (*entry, "--rank", *options, "--", *program)
-    words = (word.replace("%", "%25").replace(":", "%3A") for word in program)
-    return (*entry, "--rank", *options, "--percent", "--", *words)
+    encoded = (argument.replace("%", "%25").replace(":", "%3A") for argument in program)
+    return (*entry, "--rank", *options, "--percent", "--", *encoded)
 
 
 def ranks(node: NodeEnv) -> int:
@@ -181,39 +181,39 @@ def _unquoted(text: str) -> list[str]:
     return shlex.split(words[0]) if is_whole else words
 
 
-def _parse(words: list[str]) -> list[Option]:
+def _parse(arguments: list[str]) -> list[Option]:
     """Parse mpirun's options: one dash or two, ``--name value`` or ``--name=value``."""
     options: list[Option] = []
-    rest = list(words)
+    rest = list(arguments)
     # Even as an option's value: mpirun splits its arguments at ":" before it parses them.
-    if ":" in words:
+    if ":" in arguments:
         raise ValueError("':' would start a second program")
     while rest:
-        word = rest.pop(0)
-        name, equals, value = word.lstrip("-").partition("=")
-        count = 2 if name in MCA_OPTIONS else 1 if name in _ONE_WORD else 0
-        if not word.startswith("-") or not name:
-            _check_positional(word, options)
-            options.append(Option("", (word,)))
+        argument = rest.pop(0)
+        name, equals, value = argument.lstrip("-").partition("=")
+        count = 2 if name in MCA_OPTIONS else 1 if name in _ONE_ARGUMENT else 0
+        if not argument.startswith("-") or not name:
+            _check_positional(argument, options)
+            options.append(Option("", (argument,)))
         elif equals and count == 1 and name != "x":
             options.append(Option(name, (value,)))
         elif len(rest) < count:
-            raise ValueError("%s needs %d argument%s" % (word, count, "s" * (count > 1)))
+            raise ValueError("%s needs %d argument%s" % (argument, count, "s" * (count > 1)))
         elif count:
             options.append(Option(name, tuple(rest[:count])))
             del rest[:count]
         else:
-            options.append(Option(word.lstrip("-"), ()))
+            options.append(Option(argument.lstrip("-"), ()))
     return options
 
 
-def _check_positional(word: str, before: list[Option]) -> None:
+def _check_positional(argument: str, before: list[Option]) -> None:
     """Refuse an argument that is not an option, unless it follows an option that we do not know."""
-    if word.startswith("-"):
-        raise ValueError(f"{word[:80]!r} is not an option")
+    if argument.startswith("-"):
+        raise ValueError(f"{argument[:80]!r} is not an option")
     if not before or before[-1].name in _KNOWN:
         # mpirun would treat it as the program to start.
-        raise ValueError(f"{word[:80]!r} is not an option or an option's argument")
+        raise ValueError(f"{argument[:80]!r} is not an option or an option's argument")
 
 
 def carried(
@@ -245,9 +245,9 @@ def _exported(
     for option in plain:
         if option.name != "x":
             continue
-        name, equals, value = option.words[0].partition("=")
+        name, equals, value = option.args[0].partition("=")
         if not env.is_name(name):
-            raise ArgsError([f"{names.OPENMPI_X_ARGS}: cannot carry {option.words[0][:80]!r}"])
+            raise ArgsError([f"{names.OPENMPI_X_ARGS}: cannot carry {option.args[0][:80]!r}"])
         is_default = node.open_mpi.x_args is None
         if name in node.secret_names:
             notes.append(f"-x {name}: left out, as secrets reach every rank without it")
@@ -290,7 +290,7 @@ def check_slots(np: int, node: NodeEnv, plain: list[Option]) -> None:
     """Refuse more ranks than slots: Open MPI 5.0.11 starts fewer ranks and exits with 0."""
     room = node.slots * node.nodes
     may_oversubscribe = any(
-        "oversubscribe" in " ".join((option.name, *option.words)).lower() for option in plain
+        "oversubscribe" in " ".join((option.name, *option.args)).lower() for option in plain
     )
     if np > room and not may_oversubscribe and not node.open_mpi.host_file:
         raise ArgsError(

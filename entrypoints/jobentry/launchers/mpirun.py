@@ -63,7 +63,7 @@ class Command(NamedTuple):
     notes: tuple[str, ...]
 
 
-def launch(site: Site, mpi: Mpi, words: Sequence[str], options: Sequence[str] = ()) -> Launch:
+def launch(site: Site, mpi: Mpi, script_argv: Sequence[str], options: Sequence[str] = ()) -> Launch:
     """Return mpirun on the head, which starts the ranks of all nodes.
 
     Args:
@@ -76,7 +76,7 @@ def launch(site: Site, mpi: Mpi, words: Sequence[str], options: Sequence[str] = 
     if mpi.family != OPEN_MPI:
         from jobentry.launchers import hydra
 
-        return hydra.launch(site, mpi, words, options)
+        return hydra.launch(site, mpi, script_argv, options)
     tune_path = node.open_mpi.tune_file or site.paths.tune_file
     count = ranks(node)
     if not node.is_head:
@@ -85,26 +85,26 @@ def launch(site: Site, mpi: Mpi, words: Sequence[str], options: Sequence[str] = 
         # mpirun 4.1 passes the path to its daemons, and each complains if the file is missing.
         return Launch((), count, is_everywhere=False, files=(File(tune_path, PRIVATE, ""),))
     host_path = node.open_mpi.host_file or site.paths.host_file
-    how = remote_shell(site)
-    made = command(
+    shell = remote_shell(site)
+    mpirun_command = command(
         node,
         site.environment,
         mpi,
         (host_path, tune_path),
-        rank_program(site.entry, program(site, words), options),
-        how,
+        rank_program(site.entry, program(site, script_argv), options),
+        shell,
     )
     files = [
-        File(host_path, PRIVATE, made.host_file),
-        File(tune_path, PRIVATE, made.tune_file),
+        File(host_path, PRIVATE, mpirun_command.host_file),
+        File(tune_path, PRIVATE, mpirun_command.tune_file),
     ]
-    files += agent_file(site, how)
+    files += agent_file(site, shell)
     return Launch(
-        (Process("mpirun", made.argv, made.env),),
+        (Process("mpirun", mpirun_command.argv, mpirun_command.env),),
         count,
         is_everywhere=False,
         files=tuple(files),
-        notes=made.notes,
+        notes=mpirun_command.notes,
     )
 
 
@@ -153,7 +153,7 @@ def command(
     values, notes = carried(node, environ, plain)
     np = ranks(node)
     check_slots(np, node, plain)
-    mca_words, mca_notes = _mca_words(node, mpi, mca, remote_shell)
+    mca_argv, mca_notes = _mca_argv(node, mpi, mca, remote_shell)
     notes += mca_notes
 
     in_tune_file = [
@@ -163,15 +163,17 @@ def command(
     ]
     on_command_line = [name for name in values if name not in set(in_tune_file)]
     argv = [mpi.mpirun, "-np", str(np), "--hostfile", files[0]]
-    argv += mca_words[0] + ["--tune", files[1]]
-    argv += [word for option in plain if option.name in BINDING for word in _words(option)]
-    argv += [word for name in on_command_line for word in ("-x", name)]
-    argv += mca_words[1]
+    argv += mca_argv[0] + ["--tune", files[1]]
     argv += [
-        word
+        argument for option in plain if option.name in BINDING for argument in _option_argv(option)
+    ]
+    argv += [argument for name in on_command_line for argument in ("-x", name)]
+    argv += mca_argv[1]
+    argv += [
+        argument
         for option in plain
         if option.name not in BINDING and option.name != "x"
-        for word in _words(option)
+        for argument in _option_argv(option)
     ]
     return Command(
         argv=(*argv, *program),
@@ -182,12 +184,12 @@ def command(
     )
 
 
-def _words(option: Option) -> list[str]:
+def _option_argv(option: Option) -> list[str]:
     if not option.name:
-        return list(option.words)
+        return list(option.args)
     # 5.0 treats a long option with a single dash as the program to start (exit 66).
     dashes = "-" if len(option.name) == 1 or option.name == "np" else "--"
-    return [dashes + option.name, *option.words]
+    return [dashes + option.name, *option.args]
 
 
 def _split(options: list[Option]) -> tuple[dict[tuple[str, str], str], list[Option]]:
@@ -196,10 +198,10 @@ def _split(options: list[Option]) -> tuple[dict[tuple[str, str], str], list[Opti
     plain: list[Option] = []
     for option in options:
         if option.name in MCA_OPTIONS:
-            mca[(option.name, option.words[0])] = option.words[1]
+            mca[(option.name, option.args[0])] = option.args[1]
         elif option.name in ("np", "n", "c", "hostfile", "machinefile", "tune", "am"):
             raise ArgsError(
-                ["--{} {}: the entry sets this itself".format(option.name, " ".join(option.words))]
+                ["--{} {}: the entry sets this itself".format(option.name, " ".join(option.args))]
             )
         elif option.name in BINDING:
             # The last one only: 4.1 refuses two.
@@ -209,7 +211,7 @@ def _split(options: list[Option]) -> tuple[dict[tuple[str, str], str], list[Opti
     return mca, plain
 
 
-def _mca_words(
+def _mca_argv(
     node: NodeEnv, mpi: Mpi, given: Mapping[tuple[str, str], str], remote_shell: RemoteShell
 ) -> tuple[tuple[list[str], list[str]], list[str]]:
     """Return the arguments for the remote shell, those for all other parameters, and notes."""
@@ -243,21 +245,23 @@ def _shell(
     """Return the parameters of the remote shell, and remove its arguments from ``values``."""
     user_args = values.pop(("mca", prefix + "args"), "")
     if remote_shell.agent:
-        words = {"agent": " ".join(remote_shell.agent)}
+        parameters = {"agent": " ".join(remote_shell.agent)}
     elif remote_shell.ssh_config:
         # The file also contains the port. ``-F`` is one argument, as with tree spawn 4.1 loses
         # values with a space on the second hop.
-        words = {"args": f"-F{remote_shell.ssh_config} {user_args}".strip()}
-    elif not any(word.startswith("-p") for word in user_args.split()):
-        words = {"args": ("-p %d %s" % (node.sshd_port, user_args)).strip()}
+        parameters = {"args": f"-F{remote_shell.ssh_config} {user_args}".strip()}
+    elif not any(argument.startswith("-p") for argument in user_args.split()):
+        parameters = {"args": ("-p %d %s" % (node.sshd_port, user_args)).strip()}
     else:
-        words = {"args": user_args}
-    return {("mca", prefix + name): value for name, value in words.items() if value}
+        parameters = {"args": user_args}
+    return {("mca", prefix + name): value for name, value in parameters.items() if value}
 
 
 def _mca_list(values: Mapping[tuple[str, str], str]) -> list[str]:
     return [
-        word for (option, name), value in values.items() for word in ("--" + option, name, value)
+        argument
+        for (option, name), value in values.items()
+        for argument in ("--" + option, name, value)
     ]
 
 

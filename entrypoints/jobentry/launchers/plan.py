@@ -66,9 +66,9 @@ def make(
     environment: Mapping[str, str],
     paths: NodePaths,
     tools: Tools,
-    words: Sequence[str],
+    script_argv: Sequence[str],
 ) -> LaunchPlan:
-    """Return the plan of this node to run ``words``, the script and its arguments.
+    """Return the plan of this node to run ``script_argv``, the script and its arguments.
 
     Args:
         environment: The result of ``node_environment``.
@@ -81,7 +81,11 @@ def make(
     module, _, name = launcher.location.partition(":")
     # Imported only when used, as each module takes milliseconds without cached bytecode.
     function: Callable[..., Launch] = getattr(import_module(f"jobentry.launchers.{module}"), name)
-    launch = function(site, tools.mpi, words) if launcher.needs_mpi else function(site, words)
+    launch = (
+        function(site, tools.mpi, script_argv)
+        if launcher.needs_mpi
+        else function(site, script_argv)
+    )
     return LaunchPlan(
         role="head" if node.is_head else "worker",
         processes=launch.processes,

@@ -30,7 +30,7 @@ class Table(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
-def launch(site: Site, words: Sequence[str]) -> Launch:
+def launch(site: Site, script_argv: Sequence[str]) -> Launch:
     """Return a rank for each device of this node.
 
     Raises:
@@ -43,13 +43,13 @@ def launch(site: Site, words: Sequence[str]) -> Launch:
         table = from_text(site.rank_table)
     else:
         raise ArgsError(["there is no rank table, and mindspore.devices lists no devices"])
-    found = [len(mine) for mine in table.nodes]
-    if found != [node.slots] * node.nodes:
-        listed = ", ".join(str(count) for count in found[:8])
+    counts = [len(node_devices) for node_devices in table.nodes]
+    if counts != [node.slots] * node.nodes:
+        listed = ", ".join(str(count) for count in counts[:8])
         raise ArgsError(
             [
                 "the rank table (nodes: %d, devices per node: %s) does not match the job"
-                " (--nodes %d, --procs-per-node %d)" % (len(found), listed, node.nodes, node.slots)
+                " (--nodes %d, --procs-per-node %d)" % (len(counts), listed, node.nodes, node.slots)
             ]
         )
     path = posixpath.join(site.paths.node_dir, "rank-table.json")
@@ -57,11 +57,11 @@ def launch(site: Site, words: Sequence[str]) -> Launch:
         rank_wrapper(
             site,
             rank,
-            program(site, words),
+            program(site, script_argv),
             {
                 "RANK_TABLE_FILE": path,
                 "RANK_ID": str(rank),
-                "RANK_SIZE": str(sum(found)),
+                "RANK_SIZE": str(sum(counts)),
                 "DEVICE_ID": device.id,
                 "ASCEND_DEVICE_ID": device.id,
                 "JOB_ID": site.environment.get("JOB_ID", node.job),
@@ -70,7 +70,7 @@ def launch(site: Site, words: Sequence[str]) -> Launch:
         for rank, device in table.nodes[node.node]
     )
     return Launch(
-        processes, sum(found), files=(File(path, PRIVATE, table.text),), notes=table.notes
+        processes, sum(counts), files=(File(path, PRIVATE, table.text),), notes=table.notes
     )
 
 
@@ -96,15 +96,15 @@ def from_servers(servers: Sequence[Server]) -> Table:
     listed: dict[str, list[dict[str, str]]] = {}
     rank = 0
     for server in servers:
-        mine = []
+        node_devices = []
         for device in server.devices:
             entry = {"device_id": device.id, "device_ip": device.address, "rank_id": str(rank)}
             if device.super_id:
                 entry["super_device_id"] = device.super_id
             listed.setdefault(server.id, []).append(entry)
-            mine.append((rank, device))
+            node_devices.append((rank, device))
             rank += 1
-        nodes.append(tuple(mine))
+        nodes.append(tuple(node_devices))
     pods: dict[str, list[dict[str, str]]] = {}
     for name, pod in {server.id: server.super_pod for server in servers}.items():
         pods.setdefault(pod, []).append({"server_id": name})
@@ -132,8 +132,8 @@ def from_servers(servers: Sequence[Server]) -> Table:
 
 def placeholder(hosts: Sequence[str], slots: int) -> str:
     """Return a table with ``?`` for the addresses, which only the platform knows, for a dry run."""
-    mine = tuple(Device(str(index), "?") for index in range(slots))
-    return from_servers([Server(host, mine) for host in hosts]).text
+    unknown_devices = tuple(Device(str(index), "?") for index in range(slots))
+    return from_servers([Server(host, unknown_devices) for host in hosts]).text
 
 
 def _servers(groups: Sequence[Mapping[str, Any]]) -> list[Server]:

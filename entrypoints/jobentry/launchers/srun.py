@@ -8,7 +8,7 @@ from jobentry.contract import env, names
 from jobentry.launchers.common import Launch, Process, Site, program
 
 
-def launch(site: Site, words: Sequence[str]) -> Launch:
+def launch(site: Site, script_argv: Sequence[str]) -> Launch:
     """Return srun on the head, in the allocation named by ``SLURM_JOB_ID``."""
     node = site.node
     ranks = node.slots * node.nodes
@@ -38,7 +38,7 @@ def launch(site: Site, words: Sequence[str]) -> Launch:
         *site.entry,
         "--rank",
         "--",
-        *program(site, words),
+        *program(site, script_argv),
     )
     env_without_secrets = {
         name: value for name, value in site.environment.items() if name not in node.secret_names

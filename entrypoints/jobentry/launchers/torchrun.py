@@ -7,7 +7,7 @@ from typing import Sequence
 from jobentry.launchers.common import Launch, Process, Site, port, program
 
 
-def launch(site: Site, words: Sequence[str]) -> Launch:
+def launch(site: Site, script_argv: Sequence[str]) -> Launch:
     """Return torchrun for this node; the rendezvous is on the head."""
     node = site.node
     argv = (
@@ -26,7 +26,7 @@ def launch(site: Site, words: Sequence[str]) -> Launch:
         *site.entry,
         "--rank",
         "--",
-        *program(site, words),
+        *program(site, script_argv),
     )
     env = dict(site.environment)
     if node.slots > 1:

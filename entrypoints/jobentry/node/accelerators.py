@@ -69,11 +69,13 @@ class Nvml:
 
     def _read(self, index: int, device: Any) -> Device:
         types = self._types
-        used = self._ask("nvmlDeviceGetUtilizationRates", device, types.c_uint * 2)
-        memory = self._ask("nvmlDeviceGetMemoryInfo", device, types.c_ulonglong * 3)
-        power = self._ask("nvmlDeviceGetPowerUsage", device, types.c_uint * 1)
-        heat = self._ask("nvmlDeviceGetTemperature", device, types.c_uint * 1, _TEMPERATURE_OF_CHIP)
-        errors = self._ask(
+        used = self._query("nvmlDeviceGetUtilizationRates", device, types.c_uint * 2)
+        memory = self._query("nvmlDeviceGetMemoryInfo", device, types.c_ulonglong * 3)
+        power = self._query("nvmlDeviceGetPowerUsage", device, types.c_uint * 1)
+        heat = self._query(
+            "nvmlDeviceGetTemperature", device, types.c_uint * 1, _TEMPERATURE_OF_CHIP
+        )
+        errors = self._query(
             "nvmlDeviceGetTotalEccErrors", device, types.c_ulonglong * 1, _UNCORRECTED, _VOLATILE
         )
         return Device(
@@ -89,10 +91,10 @@ class Nvml:
             xid=self._xids[index],
         )
 
-    def _ask(self, name: str, device: Any, kind: Any, *words: int) -> Sequence[int] | None:
+    def _query(self, name: str, device: Any, kind: Any, *arguments: int) -> Sequence[int] | None:
         """Call a function that stores its result; None if the device does not support it."""
         answer = kind()
-        failed = getattr(self._nvml, name)(device, *words, self._types.byref(answer))
+        failed = getattr(self._nvml, name)(device, *arguments, self._types.byref(answer))
         return None if failed else list(answer)
 
     def _watch_errors(self) -> Any:

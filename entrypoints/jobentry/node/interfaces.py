@@ -91,7 +91,7 @@ def parse(text: str) -> Names:
     is_exclude = text.startswith("^")
     rest = text[is_exclude:]
     is_exact = rest.startswith("=")
-    pairs = (word.partition(":") for word in rest[is_exact:].split(","))
+    pairs = (item.partition(":") for item in rest[is_exact:].split(","))
     return Names(tuple((name, port) for name, _, port in pairs if name), is_exact, is_exclude)
 
 
@@ -122,13 +122,13 @@ def _sockets_of_nccl(node: NodeEnv, environ: Mapping[str, str], network: NodeNet
     selected = parse(value)
     if any(selected.has(interface.name) for interface in network.interfaces):
         return Choice({name: value})
-    fault = _problem(node, name, value, "network interface", _shown(network))
+    problem = _problem(node, name, value, "network interface", _shown(network))
     if is_users:
-        return Choice({name: value}, (f"{fault}; left as it is, since it is not a default",))
+        return Choice({name: value}, (f"{problem}; left as it is, since it is not a default",))
     best = _best(node, network)
     if not best:
-        return Choice({name: value}, (f"{fault}, and none leads to other nodes",), True)
-    return Choice({name: best}, (f"{fault}; using {best}",), True)
+        return Choice({name: value}, (f"{problem}, and none leads to other nodes",), True)
+    return Choice({name: best}, (f"{problem}; using {best}",), True)
 
 
 def _sockets_of_gloo(node: NodeEnv, environ: Mapping[str, str], network: NodeNetwork) -> Choice:
@@ -140,8 +140,8 @@ def _sockets_of_gloo(node: NodeEnv, environ: Mapping[str, str], network: NodeNet
     known = {interface.name for interface in network.interfaces}
     if known.issuperset(value.split(",")):
         return Choice({name: value})
-    fault = _problem(node, name, value, "network interface", _shown(network))
-    return Choice({name: value}, (f"{fault}; left as it is, since it is not a default",))
+    problem = _problem(node, name, value, "network interface", _shown(network))
+    return Choice({name: value}, (f"{problem}; left as it is, since it is not a default",))
 
 
 def _devices_of_nccl(node: NodeEnv, environ: Mapping[str, str], network: NodeNetwork) -> Choice:
@@ -154,8 +154,8 @@ def _devices_of_nccl(node: NodeEnv, environ: Mapping[str, str], network: NodeNet
     # Excluded devices need not exist.
     if selected.is_exclude or any(selected.has(device) for device in network.devices):
         return Choice({name: value})
-    fault = _problem(node, name, value, "InfiniBand device", network.devices)
-    return Choice({name: value}, (f"{fault}: NCCL will use sockets",))
+    problem = _problem(node, name, value, "InfiniBand device", network.devices)
+    return Choice({name: value}, (f"{problem}: NCCL will use sockets",))
 
 
 def _sockets_of_open_mpi(node: NodeEnv, environ: Mapping[str, str], network: NodeNetwork) -> Choice:
@@ -312,7 +312,7 @@ def _ipv6_addresses() -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     with contextlib.suppress(OSError), open("/proc/net/if_inet6", encoding="ascii") as file:
         for line in file:
-            words = line.split()
-            if not words[0].startswith("fe80"):
-                found.setdefault(words[5], []).append(words[0])
+            fields = line.split()
+            if not fields[0].startswith("fe80"):
+                found.setdefault(fields[5], []).append(fields[0])
     return found

@@ -102,9 +102,9 @@ class LocalRanks:
         }
 
     def handle_event(self, line: str) -> tuple[str, End | None]:
-        """Handle a line from the FIFO of events; return its word, and the end that it reports.
+        """Handle a line from the FIFO of events; return its kind, and the end that it reports.
 
-        Scripts can write to the FIFO too: an invalid line is ignored, and the returned word is
+        Scripts can write to the FIFO too: an invalid line is ignored, and the returned kind is
         empty.
         """
         try:
@@ -113,10 +113,10 @@ class LocalRanks:
             return "", None
 
     def _handle_event(self, line: str) -> tuple[str, End | None]:
-        word, _, rest = line.partition(" ")
-        if word not in ("start", "gone", "waits", "fail", "end"):
+        kind, _, rest = line.partition(" ")
+        if kind not in ("start", "gone", "waits", "fail", "end"):
             return "", None
-        if word == "start":
+        if kind == "start":
             rank, wrapper, program = (int(text) for text in rest.split())
             # Signals to the process ids 0, 1 and -1 would reach other processes.
             if rank < 0 or not all(1 < process <= _LAST_PROCESS for process in (wrapper, program)):
@@ -129,18 +129,18 @@ class LocalRanks:
             if os.path.exists(self._stopping):
                 # The wrapper checked before the job was stopped, but its report arrived afterwards.
                 _signal_group(wrapper, signal.SIGTERM)
-            return word, None
-        if word == "gone":
+            return kind, None
+        if kind == "gone":
             rank = int(rest)
             self.ends[rank] = self._failing[rank]
-            return word, None
-        if word == "waits":
+            return kind, None
+        if kind == "waits":
             rank_text, count, commands = rest.split(" ", 2)
             log_message(
                 f"rank {int(rank_text)}: its script has ended, but it started processes that still"
                 f" run ({int(count)}: {commands}); the rank waits for them"
             )
-            return word, None
+            return kind, None
         numbers = rest.split(" ", 5)
         end = End(
             rank=int(numbers[0]),
@@ -153,8 +153,8 @@ class LocalRanks:
         if end.rank not in self.wrappers or abs(end.code) > _MOST or not isfinite(end.at_s):
             return "", None
         # A failed rank still runs its exit handlers and must not be disturbed.
-        (self._failing if word == "fail" else self.ends)[end.rank] = end
-        return word, end
+        (self._failing if kind == "fail" else self.ends)[end.rank] = end
+        return kind, end
 
     @property
     def missing(self) -> list[int]:

@@ -22,23 +22,23 @@ if TYPE_CHECKING:
     from jobentry.node.journal import Journal
 
 
-def code_folder(node: NodeEnv, where: NodePaths, script: str) -> str:
+def code_folder(node: NodeEnv, node_paths: NodePaths, script: str) -> str:
     """Return the working directory of the ranks.
 
     It is the folder of the code package. Without a package, it is the current folder, as for any
     command on the platform, or ``WORKSPACE`` if the script is there only.
     """
     if node.code_uri:
-        return where.code
+        return node_paths.code
     workspace = os.environ.get("WORKSPACE", "")
     if os.path.isfile(script) or not os.path.isfile(os.path.join(workspace, script)):
         return os.getcwd()
     return workspace
 
 
-def node_environment(node: NodeEnv, where: NodePaths, folder: str) -> dict[str, str]:
+def node_environment(node: NodeEnv, node_paths: NodePaths, folder: str) -> dict[str, str]:
     """Return the initial environment of this node's ranks."""
-    environment = plan.node_environment(private_environ.environ(), node, where, folder)
+    environment = plan.node_environment(private_environ.environ(), node, node_paths, folder)
     if os.geteuid() == 0:
         # The container runs as root on purpose, which mpirun would refuse by default.
         environment.setdefault("OMPI_ALLOW_RUN_AS_ROOT", "1")
@@ -87,33 +87,35 @@ def check_script(folder: str, script: str) -> None:
         )
 
 
-def needs_sshd(node: NodeEnv, where: NodePaths) -> bool:
+def needs_sshd(node: NodeEnv, node_paths: NodePaths) -> bool:
     """Whether the nodes of this job use ssh between them; the result is the same on every node."""
     if node.nodes == 1 or node.control_dir:
         return False
     launcher = launchers.LAUNCHERS[node.launcher]
-    has_agent = agent.is_used(node, os.environ, where.agent)
+    has_agent = agent.is_used(node, os.environ, node_paths.agent)
     return launcher.needs_sshd or (launcher.needs_mpi and not has_agent)
 
 
-def start_sshd(node: NodeEnv, where: NodePaths, journal: Journal) -> subprocess.Popen[bytes] | None:
+def start_sshd(
+    node: NodeEnv, node_paths: NodePaths, journal: Journal
+) -> subprocess.Popen[bytes] | None:
     """Start the sshd of this node if the job needs one."""
-    if not needs_sshd(node, where):
+    if not needs_sshd(node, node_paths):
         return None
     from jobentry.node import sshd
 
     key = read_key(node)
     try:
         with journal.during("sshd"):
-            sshd.prepare(node, where, key)
-            return sshd.start(where)
+            sshd.prepare(node, node_paths, key)
+            return sshd.start(node_paths)
     except sshd.SshError as error:
         raise EntryError(str(error), hint=_IMAGE) from error
 
 
-def control_port(node: NodeEnv, where: NodePaths) -> int:
+def control_port(node: NodeEnv, node_paths: NodePaths) -> int:
     """Return the port on which workers listen for the head; the same on every node."""
-    if not needs_sshd(node, where):
+    if not needs_sshd(node, node_paths):
         return node.sshd_port
     # Not the next one, which may be the port of another job on this machine.
     return node.sshd_port + (10_000 if node.sshd_port < 55_000 else -10_000)
@@ -140,42 +142,42 @@ def read_key(node: NodeEnv) -> bytes:
 _IMAGE = "`cloudjob docs images` lists what an image must have"
 
 
-def check_sshd(server: subprocess.Popen[bytes], where: NodePaths) -> None:
+def check_sshd(server: subprocess.Popen[bytes], node_paths: NodePaths) -> None:
     """Log why the sshd of this node has ended early, as then no node can reach this one."""
     from jobentry.node import sshd
 
     if server.poll():
-        log_message(f"the sshd of this node has ended: {sshd.last_lines(where)}")
+        log_message(f"the sshd of this node has ended: {sshd.last_lines(node_paths)}")
 
 
-def make_node_dir(where: NodePaths) -> None:
+def make_node_dir(node_paths: NodePaths) -> None:
     """Create the folder and FIFOs shared by entry and ranks, replacing those of an earlier run."""
-    os.makedirs(where.log_dir, exist_ok=True)
-    for name in os.listdir(where.log_dir):
+    os.makedirs(node_paths.log_dir, exist_ok=True)
+    for name in os.listdir(node_paths.log_dir):
         if re.match(r"rank-\d+\.log$", name):
-            remove(os.path.join(where.log_dir, name))
-    os.makedirs(where.node_dir, mode=0o700, exist_ok=True)
-    for mark in (os.path.join(where.node_dir, "stopping"), where.waiting):
+            remove(os.path.join(node_paths.log_dir, name))
+    os.makedirs(node_paths.node_dir, mode=0o700, exist_ok=True)
+    for mark in (os.path.join(node_paths.node_dir, "stopping"), node_paths.waiting):
         remove(mark)
     # Requests of mpirun's agents from before this node was killed.
-    for name in os.listdir(where.node_dir):
+    for name in os.listdir(node_paths.node_dir):
         if name.startswith("ask-"):
-            remove(os.path.join(where.node_dir, name))
-    for fifo in (where.events, where.agent_requests):
+            remove(os.path.join(node_paths.node_dir, name))
+    for fifo in (node_paths.events, node_paths.agent_requests):
         remove(fifo)
         os.mkfifo(fifo, 0o600)
 
 
-def write_environment(where: NodePaths, environment: Mapping[str, str]) -> None:
+def write_environment(node_paths: NodePaths, environment: Mapping[str, str]) -> None:
     """Write the file with the initial environment of this node's ranks."""
-    write_private(where.node_env, variables.dump(environment))
+    write_private(node_paths.node_env, variables.dump(environment))
 
 
-def remove_node_dir(where: NodePaths) -> None:
+def remove_node_dir(node_paths: NodePaths) -> None:
     """Remove the node's folder at the end of the job, including all secrets in it."""
     with contextlib.suppress(OSError):
-        remove_tree(where.node_dir)
-    above = os.path.dirname(where.node_dir)
+        remove_tree(node_paths.node_dir)
+    above = os.path.dirname(node_paths.node_dir)
     if os.path.basename(above) == ".cloudjob":
         # Only if it is empty, as there may be other jobs.
         with contextlib.suppress(OSError):
@@ -193,14 +195,14 @@ def keep_existing_tune_file(node: NodeEnv) -> NodeEnv:
     return node._replace(open_mpi=node.open_mpi._replace(tune_file=""))
 
 
-def with_existing_host_file(made: plan.LaunchPlan, node: NodeEnv) -> plan.LaunchPlan:
+def with_existing_host_file(launch_plan: plan.LaunchPlan, node: NodeEnv) -> plan.LaunchPlan:
     """Return the plan without its host file if that file exists, as mpirun then uses that one."""
     path = node.open_mpi.host_file
-    if not path or not os.path.exists(path) or all(file.path != path for file in made.files):
-        return made
+    if not path or not os.path.exists(path) or all(file.path != path for file in launch_plan.files):
+        return launch_plan
     note = f"{names.OPENMPI_HOST_FILE_PATH}={path}: it exists, and mpirun uses it as it is"
-    files = tuple(file for file in made.files if file.path != path)
-    return made._replace(files=files, notes=(*made.notes, note))
+    files = tuple(file for file in launch_plan.files if file.path != path)
+    return launch_plan._replace(files=files, notes=(*launch_plan.notes, note))
 
 
 def write_files(files: Sequence[File]) -> list[str]:

@@ -135,13 +135,13 @@ class RankProcesses:
 
 def _process(number: int) -> Process | None:
     try:
-        words = linux.stat(number)
+        fields = linux.stat(number)
         return Process(
-            parent=int(words[1]),
-            state=words[0].decode("ascii"),
-            ticks=int(words[11]) + int(words[12]),
-            threads=int(words[17]),
-            pages=int(words[21]),
+            parent=int(fields[1]),
+            state=fields[0].decode("ascii"),
+            ticks=int(fields[11]) + int(fields[12]),
+            threads=int(fields[17]),
+            pages=int(fields[21]),
         )
     except (OSError, ValueError, IndexError):
         return None

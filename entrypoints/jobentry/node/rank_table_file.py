@@ -44,9 +44,11 @@ def read(environ: Mapping[str, str], patience_s: float) -> str:
         time.sleep(_POLL_S)
 
 
-def _try_read(place: str) -> tuple[str, str]:
+def _try_read(location: str) -> tuple[str, str]:
     """Return the text of the table and the problem with it, empty if there is none."""
-    paths = [os.path.join(place, name) for name in _NAMES] if os.path.isdir(place) else [place]
+    paths = (
+        [os.path.join(location, name) for name in _NAMES] if os.path.isdir(location) else [location]
+    )
     path = next((path for path in paths if os.path.exists(path)), "")
     if not path:
         return "", "it does not exist"

@@ -149,16 +149,16 @@ class Group:
         """Return the seconds of CPU time used, and the seconds for which the limit throttled it."""
         if "unified" in self._folders:
             text = _text(self._folders["unified"] + "/cpu.stat")
-            found = [re.search(rb"^%s (\d+)" % name, text, re.M)
+            matches = [re.search(rb"^%s (\d+)" % name, text, re.M)
                      for name in (b"usage_usec", b"throttled_usec")]  # fmt: skip
             # The root group has no limit, and shows the whole machine.
-            return [int(item[1]) / 1e6 for item in found if item] if all(found) else []
+            return [int(match[1]) / 1e6 for match in matches if match] if all(matches) else []
         if "cpuacct" not in self._folders:
             return []
         text = _text(self._folders.get("cpu", "") + "/cpu.stat")
-        held = re.search(rb"^throttled_time (\d+)", text, re.M)
+        throttled = re.search(rb"^throttled_time (\d+)", text, re.M)
         used = _whole(self._folders["cpuacct"] + "/cpuacct.usage")
-        return [used / 1e9, int(held[1]) / 1e9 if held else 0.0]
+        return [used / 1e9, int(throttled[1]) / 1e9 if throttled else 0.0]
 
     def pressure(self, name: str) -> bytes:
         """Return the text of a pressure file; empty if there is none."""
@@ -225,16 +225,16 @@ def _whole(path: str) -> int:
 
 
 def _kills(text: bytes) -> int:
-    found = re.search(rb"^oom_kill (\d+)", text, re.M)
-    return int(found[1]) if found else 0
+    match = re.search(rb"^oom_kill (\d+)", text, re.M)
+    return int(match[1]) if match else 0
 
 
 def _cpu(text: bytes) -> list[float]:
     """Return the seconds of user, system, waiting, stolen and idle time of all CPUs."""
-    words = text.partition(b"\n")[0].split()
-    if len(words) < 9 or words[0] != b"cpu":
+    fields = text.partition(b"\n")[0].split()
+    if len(fields) < 9 or fields[0] != b"cpu":
         return []
-    user, nice, system, idle, waiting, irq, soft_irq, stolen = (int(word) for word in words[1:9])
+    user, nice, system, idle, waiting, irq, soft_irq, stolen = (int(field) for field in fields[1:9])
     parts = (user + nice, system + irq + soft_irq, waiting, stolen, idle)
     return [part * _TICK_S for part in parts]
 

@@ -101,13 +101,13 @@ def files_in(folder: str) -> SshFiles:
     return SshFiles(*(os.path.join(folder, name) for name in names))
 
 
-def prepare(node: NodeEnv, where: NodePaths, key: bytes) -> None:
+def prepare(node: NodeEnv, node_paths: NodePaths, key: bytes) -> None:
     """Write the files that sshd and ssh read.
 
     Raises:
         SshError: ssh is not installed, or the key is not valid.
     """
-    files = files_in(where.node_dir)
+    files = files_in(node_paths.node_dir)
     write_private(files.key, key if key.endswith(b"\n") else key + b"\n")
     public = _public_key(files.key)
     values = {
@@ -117,18 +117,18 @@ def prepare(node: NodeEnv, where: NodePaths, key: bytes) -> None:
         "authorized": files.authorized,
         "known": files.known,
         "alias": _ALIAS,
-        "node_dir": where.node_dir,
+        "node_dir": node_paths.node_dir,
         "tmp": _tmp(),
     }
     write_private(files.authorized, public.encode("ascii") + b"\n")
     write_private(files.known, (f"{_ALIAS} {public}\n").encode("ascii"))
     write_private(files.server, _SERVER.format(**values).encode("utf-8"))
-    write_private(where.ssh_config, _CLIENT.format(**values).encode("utf-8"))
+    write_private(node_paths.ssh_config, _CLIENT.format(**values).encode("utf-8"))
 
 
-def start(where: NodePaths) -> subprocess.Popen[bytes]:
+def start(node_paths: NodePaths) -> subprocess.Popen[bytes]:
     """Start sshd as the current user."""
-    files = files_in(where.node_dir)
+    files = files_in(node_paths.node_dir)
     program = shutil.which("sshd", path=_search_path())
     if program is None:
         raise SshError("looking for sshd: not found in this image")
@@ -152,10 +152,10 @@ def start(where: NodePaths) -> subprocess.Popen[bytes]:
         os.close(log)
 
 
-def last_lines(where: NodePaths) -> str:
+def last_lines(node_paths: NodePaths) -> str:
     """Return the last lines of sshd's log, joined to one line."""
     try:
-        with open(files_in(where.node_dir).log, "rb") as file:
+        with open(files_in(node_paths.node_dir).log, "rb") as file:
             lines = file.read()[-2000:].decode("utf-8", "replace").split("\n")
     except OSError:
         return ""

@@ -92,12 +92,12 @@ def _rank_table(node: NodeEnv, environment: Mapping[str, str], *, is_dry_run: bo
 
 def start_version(path: str) -> subprocess.Popen[bytes] | None:
     """Start ``mpirun --version`` in the background; None if there is no mpirun."""
-    found = shutil.which("mpirun", path=path)
-    if found is None:
+    mpirun = shutil.which("mpirun", path=path)
+    if mpirun is None:
         return None
     # The absolute path: by name, a node with two Open MPIs used the other's daemon and failed.
     return subprocess.Popen(
-        [os.path.abspath(found), "--version"],
+        [os.path.abspath(mpirun), "--version"],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -105,8 +105,8 @@ def start_version(path: str) -> subprocess.Popen[bytes] | None:
 
 
 def _interpreter(node: NodeEnv, path: str) -> str:
-    found = node.interpreter or shutil.which("python", path=path)
-    return found or shutil.which("python3", path=path) or ""
+    python = node.interpreter or shutil.which("python", path=path)
+    return python or shutil.which("python3", path=path) or ""
 
 
 def start_module(
@@ -201,12 +201,13 @@ def _mpi(path: str, version: subprocess.Popen[bytes] | None, *, is_dry_run: bool
         )
     text = _output(version, "mpirun")
     program = str(version.args[0])  # type: ignore[index]
-    found = launchers.parse_mpi_version(text)
-    if found and found.is_supported:
-        return Mpi(program, found.version, found.family)
-    if found:
+    mpi_version = launchers.parse_mpi_version(text)
+    if mpi_version and mpi_version.is_supported:
+        return Mpi(program, mpi_version.version, mpi_version.family)
+    if mpi_version:
         raise EntryError(
-            "%s is %s %d.%d, which is not supported" % (program, found.family, *found.version),
+            "%s is %s %d.%d, which is not supported"
+            % (program, mpi_version.family, *mpi_version.version),
             hint="use Open MPI 4.1 or 5.0",
         )
     raise EntryError(

@@ -36,12 +36,12 @@ def is_unsubmitted(environ: Mapping[str, str]) -> bool:
 
 
 def complete(
-    node: NodeEnv, words: tuple[str, ...], environ: Mapping[str, str]
+    node: NodeEnv, argv: tuple[str, ...], environ: Mapping[str, str]
 ) -> tuple[NodeEnv, tuple[str, ...]]:
     """Return the settings and the command of a rank, completed if no submit has done so."""
     if not is_unsubmitted(environ):
-        return node, words
-    return _with_program(_with_key(node), words, environ.get("PATH", os.defpath))
+        return node, argv
+    return _with_program(_with_key(node), argv, environ.get("PATH", os.defpath))
 
 
 def warn_of_nested_launcher(node: NodeEnv, folder: str, script: str) -> None:
@@ -54,25 +54,25 @@ def warn_of_nested_launcher(node: NodeEnv, folder: str, script: str) -> None:
         return
     with open(os.path.join(folder, script), encoding="utf-8", errors="replace") as file:
         text = file.read()
-    found = pattern.search(text)
-    if found and script.endswith(".py") and not _STARTS_PROGRAMS.search(text):
+    match = pattern.search(text)
+    if match and script.endswith(".py") and not _STARTS_PROGRAMS.search(text):
         return
-    if found:
+    if match:
         log_message(
-            f"warning: each rank runs {script}, which starts {found.group(1)} itself;"
+            f"warning: each rank runs {script}, which starts {match.group(1)} itself;"
             f" {names.CLOUDJOB_LAUNCHER}=python runs it once on each node"
         )
 
 
-def check(node: NodeEnv, folder: str, words: Sequence[str]) -> None:
+def check(node: NodeEnv, folder: str, argv: Sequence[str]) -> None:
     """Check that the script and the key are there, for a dry run.
 
     Raises:
         EntryError: One of them is missing.
     """
     if not LAUNCHERS[node.launcher].takes_command:
-        check_script(folder, words[0])
-    warn_of_nested_launcher(node, folder, words[0])
+        check_script(folder, argv[0])
+    warn_of_nested_launcher(node, folder, argv[0])
     read_key(node)
 
 
@@ -89,9 +89,9 @@ def _with_key(node: NodeEnv) -> NodeEnv:
 
 
 def _with_program(
-    node: NodeEnv, words: tuple[str, ...], path: str
+    node: NodeEnv, argv: tuple[str, ...], path: str
 ) -> tuple[NodeEnv, tuple[str, ...]]:
-    """Return the settings and the words of a rank's command whose first word may be a program.
+    """Return the settings and a command whose first argument may be a program.
 
     ``python [-u] train.py`` becomes the script ``train.py`` with that interpreter, and
     ``bash run.sh`` the script ``run.sh``.
@@ -101,10 +101,10 @@ def _with_program(
     """
     launcher = LAUNCHERS.get(node.launcher)
     is_command = launcher is not None and launcher.takes_command
-    program = words[0] if os.path.isfile(words[0]) else shutil.which(words[0], path=path)
+    program = argv[0] if os.path.isfile(argv[0]) else shutil.which(argv[0], path=path)
     if is_command or not program:
-        return node, words
-    rest = words[1:]
+        return node, argv
+    rest = argv[1:]
     if _PYTHON.match(os.path.basename(program)):
         # Ranks are unbuffered without this option.
         script = rest[1:] if rest[:1] == ("-u",) else rest

@@ -111,8 +111,8 @@ def _object(uri: str) -> Any:
         return _module(uri).object_at(uri)
     from jobentry.objects.web import WebObject
 
-    found = re.search(r"X-Amz-Date=(\w+).*X-Amz-Expires=(\d+)", address)
-    when = " at %s for %s seconds" % found.groups() if found else ""
+    match = re.search(r"X-Amz-Date=(\w+).*X-Amz-Expires=(\d+)", address)
+    when = " at %s for %s seconds" % match.groups() if match else ""
     return WebObject(
         address,
         f"the submit signed this address{when}: has that time passed? Submit again, with a larger"

@@ -77,8 +77,8 @@ def _region(environ: Mapping[str, str], endpoint: str) -> str:
     for name in (names.CLOUDJOB_S3_REGION, "AWS_REGION", "AWS_DEFAULT_REGION"):
         if environ.get(name):
             return environ[name]
-    found = re.match(r"(?:s3|obs)[.-]([a-z]+(?:-[a-z0-9]+)+)\.", _host(endpoint))
-    return found.group(1) if found else ""
+    match = re.match(r"(?:s3|obs)[.-]([a-z]+(?:-[a-z0-9]+)+)\.", _host(endpoint))
+    return match.group(1) if match else ""
 
 
 def _public_endpoint(scheme: str, region: str) -> str:

@@ -71,8 +71,8 @@ def shown(uri: str) -> str:
     scheme, separator, rest = uri.partition("://")
     if scheme.lower() not in ("http", "https"):
         return uri
-    place, question, _ = rest.partition("?")
-    host, slash, path = place.partition("/")
+    address, question, _ = rest.partition("?")
+    host, slash, path = address.partition("/")
     host = host.rpartition("@")[2]
     return scheme + separator + host + slash + path.partition("#")[0] + ("?***" if question else "")
 

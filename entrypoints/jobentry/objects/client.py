@@ -156,13 +156,13 @@ def send(
                     return read(response)
                 answer = _answer(response)
         except (OSError, HTTPException) as error:
-            fault = _network_fault(doing, error)
+            reason = _network_reason(doing, error)
         else:
             if corrections < _MAX_CORRECTIONS and correct(answer):
                 corrections += 1
                 continue
-            fault = _temporary_fault(doing, answer)
-        retries.pause(host, fault)
+            reason = _temporary_reason(doing, answer)
+        retries.pause(host, reason)
 
 
 class _Retries:
@@ -187,7 +187,7 @@ class _Retries:
             self._limit_s = min(self._limit_s, _DOWN_S)
         return min(_STALL_S, max(1.0, self._limit_s / 3))
 
-    def pause(self, host: str, fault: str) -> None:
+    def pause(self, host: str, reason: str) -> None:
         """Wait before the next attempt.
 
         Raises:
@@ -202,11 +202,11 @@ class _Retries:
             self._failed_at = now
         if now + pause_s > self._failed_at + self._limit_s:
             _down[host] = now
-            text = f"{fault}; gave up after {self._limit_s:g} s (attempts: {self._count})"
+            text = f"{reason}; gave up after {self._limit_s:g} s (attempts: {self._count})"
             raise ObjectError(f"{self._doing}: {text}", _NO_ANSWER)
         if now >= max(self._failed_at + _FIRST_NOTICE_S, _next_notice_at):
             _next_notice_at = now + _NEXT_NOTICE_S
-            log_message(f"{self._doing}: {fault}; trying again")
+            log_message(f"{self._doing}: {reason}; trying again")
         time.sleep(pause_s)
 
 
@@ -236,7 +236,7 @@ def _answer(response: HTTPResponse) -> Answer:
     return Answer(response.status, response.headers, *s3_xml.error(body))
 
 
-def _network_fault(doing: str, error: Exception) -> str:
+def _network_reason(doing: str, error: Exception) -> str:
     """Return the message for a network error; raise an error that cannot be temporary."""
     if isinstance(error, urllib.error.URLError) and isinstance(error.reason, Exception):
         error = error.reason
@@ -245,7 +245,7 @@ def _network_fault(doing: str, error: Exception) -> str:
     return reason_of(error)
 
 
-def _temporary_fault(doing: str, answer: Answer) -> str:
+def _temporary_reason(doing: str, answer: Answer) -> str:
     """Return the message for a temporary error; raise any other."""
     if answer.status in _TEMPORARY_STATUS or answer.code in _TEMPORARY_CODES:
         return str(answer)

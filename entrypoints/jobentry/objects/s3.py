@@ -99,8 +99,8 @@ class S3Object(RemoteObject):
 
     def copy_to(self, target: S3Object) -> None:
         """Copy the object within the store."""
-        place = f"/{self.bucket}/{sigv4.encoded(self.key, '/')}"
-        target.request(Call("copy object", "PUT", (("x-amz-copy-source", place),)), _values)
+        copy_source = f"/{self.bucket}/{sigv4.encoded(self.key, '/')}"
+        target.request(Call("copy object", "PUT", (("x-amz-copy-source", copy_source),)), _values)
 
     def _signed(self, call: Call) -> client.Request:
         found = access.access(private_environ.environ(), self.scheme)
@@ -203,8 +203,8 @@ def _page(response: HTTPResponse) -> tuple[list[Entry], bool]:
 
 def _put_parts(file: IO[bytes], path: str, size: int, target: S3Object, progress: Progress) -> None:
     step = max(_PART_BYTES, -(-size // _MAX_PARTS))
-    begun = target.request(Call("put object", "POST", query=[("uploads", "")]), _values)
-    upload = ("uploadId", begun["UploadId"])
+    started = target.request(Call("put object", "POST", query=[("uploads", "")]), _values)
+    upload = ("uploadId", started["UploadId"])
     lock = threading.Lock()
 
     def send(number: int, offset: int) -> str:

@@ -73,9 +73,9 @@ def _hide_tracebacks() -> None:
         def formatException(self, ei: Any) -> str:  # noqa: N802 (logging's name)
             return "%s: %s" % (ei[0].__name__, ei[1])
 
-    shown = logging.StreamHandler()
-    shown.setFormatter(Brief("%(message)s"))
-    logging.basicConfig(level=logging.ERROR, handlers=[shown])
+    handler = logging.StreamHandler()
+    handler.setFormatter(Brief("%(message)s"))
+    logging.basicConfig(level=logging.ERROR, handlers=[handler])
     threading.excepthook = lambda args: logging.debug("%s", args.exc_value)
 
 
@@ -178,10 +178,10 @@ class _Starter:
             return
         command = "kill -s %d -- -%d" % (number, group)
         shell = [] if member.node == 0 else [*self._settings["shell"], member.host]
-        words = [*shell, command] if shell else ["/bin/sh", "-c", command]
+        argv = [*shell, command] if shell else ["/bin/sh", "-c", command]
         nothing = subprocess.DEVNULL
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-            subprocess.call(words, stdin=nothing, stderr=nothing, timeout=_GRACE_S)
+            subprocess.call(argv, stdin=nothing, stderr=nothing, timeout=_GRACE_S)
 
 
 def _group(lines: Iterable[bytes]) -> int:

@@ -93,7 +93,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 def main(argv: list[str]) -> int:
     """Serve forever; ``argv`` is the port, the number of nodes and the ranks of each node."""
-    number, nodes, slots = (int(word) for word in argv)
+    number, nodes, slots = (int(argument) for argument in argv)
     try:
         server = Server(("", number), nodes, slots)
     except OSError as error:

@@ -74,8 +74,8 @@ def _note_started() -> list[tuple[str, Callable[[], int | None]]]:
 
     def noted_start(process: Any, args: Any, *others: Any, **named: Any) -> None:
         start(process, args, *others, **named)
-        words = args if isinstance(args, (list, tuple)) else [args]
-        found.append((" ".join(map(os.fsdecode, words)), process.poll))
+        argv = args if isinstance(args, (list, tuple)) else [args]
+        found.append((" ".join(map(os.fsdecode, argv)), process.poll))
 
     os.system = noted_system
     subprocess.Popen.__init__ = noted_start  # type: ignore[assignment]

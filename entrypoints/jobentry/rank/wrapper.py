@@ -77,7 +77,7 @@ def program(argv: list[str]) -> list[str]:
     at = argv.index("--")
     command = argv[at + 1 :]
     if "--percent" in argv[:at]:
-        command = [word.replace("%3A", ":").replace("%25", "%") for word in command]
+        command = [argument.replace("%3A", ":").replace("%25", "%") for argument in command]
     return command
 
 
@@ -272,22 +272,22 @@ def _ended() -> list[tuple[int, int]]:
 
 def _wait_for_rest(node_dir: str, rank: int, wake: int) -> tuple[int, int]:
     """Wait for processes that the program left; return code and signal of the first failure."""
-    bad = (0, 0)
+    first_failure = (0, 0)
     begun = time.monotonic()
     due_s = _SETTLE_S
     while True:
         is_late = time.monotonic() - begun > _SETTLE_S
         for _, status in _ended():
             code, number = _end_of(status)
-            if code and not bad[0] and (is_late or number not in _ENDING):
-                bad = (code, number)
-        rest = _left_running()
-        if not rest:
-            return bad
+            if code and not first_failure[0] and (is_late or number not in _ENDING):
+                first_failure = (code, number)
+        running = _left_running()
+        if not running:
+            return first_failure
         waited_s = time.monotonic() - begun
         if waited_s >= due_s:
             due_s = max(60.0, 2 * waited_s)
-            _report(node_dir, "waits %d %d %s" % (rank, len(rest), "; ".join(rest[:3])))
+            _report(node_dir, "waits %d %d %s" % (rank, len(running), "; ".join(running[:3])))
         if select.select([wake], [], [], min(_RECHECK_S, max(0.01, due_s - waited_s)))[0]:
             os.read(wake, 4096)
 
@@ -297,18 +297,18 @@ def _left_running() -> list[str]:
 
     A child with its own session is a daemon, meant to outlive its parent, so it is not waited for.
     """
-    found = []
+    command_lines = []
     own = (os.getpid(), os.getsid(0))
     for process in linux.processes():
         try:
             parent, _, session = linux.stat(process)[1:4]
             # Includes children that have just ended; the next call of ``_ended`` reaps them.
             if (int(parent), int(session)) == own:
-                words = linux.read(process, "cmdline")[:200].replace(b"\0", b" ")
-                found.append(words.decode("utf-8", "replace").strip())
+                command_line = linux.read(process, "cmdline")[:200].replace(b"\0", b" ")
+                command_lines.append(command_line.decode("utf-8", "replace").strip())
         except (OSError, ValueError):
             continue
-    return found
+    return command_lines
 
 
 def _wait_for_end(child: int, wake: int, statuses: list[int]) -> int:

@@ -12,7 +12,7 @@ import os
 from typing import Iterator, Mapping
 
 from jobentry.contract import names
-from jobentry.contract.masks import MASK, Range, hidden_forms, is_secret_name
+from jobentry.contract.masks import MASK, Range, is_secret_name, secret_forms
 
 # The shortest beginning of a secret that is masked at the end of an incomplete line.
 _MIN_PART_BYTES = 4
@@ -25,7 +25,7 @@ _texts: tuple[str, ...] = ()
 def mask_secrets_of(environ: Mapping[str, str]) -> None:
     """Mask the secrets of this environment from now on."""
     global _values, _texts
-    _values = hidden_forms(_secrets(environ))
+    _values = secret_forms(_secrets(environ))
     _texts = tuple(value.decode("utf-8", "surrogateescape") for value in _values)
 
 

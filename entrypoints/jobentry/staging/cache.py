@@ -94,8 +94,8 @@ class Cache:
 
 def _key(entry: objects.Entry) -> str:
     """Return the cache key of this version; the signature of a URI is not part of it."""
-    where = entry.uri.partition("?")[0]
-    facts = "\n".join((where, entry.tag, str(entry.size_bytes), str(entry.modified_ns)))
+    address = entry.uri.partition("?")[0]
+    facts = "\n".join((address, entry.tag, str(entry.size_bytes), str(entry.modified_ns)))
     digest = hashlib.sha256(facts.encode("utf-8", "surrogateescape")).hexdigest()
     return os.path.join(digest[:2], digest)
 

@@ -52,8 +52,8 @@ class UnpackError(Exception):
 class _DamagedError(FormatError):
     """A layer is not what was sent."""
 
-    def __init__(self, key: str, fault: str) -> None:
-        super().__init__(fault)
+    def __init__(self, key: str, reason: str) -> None:
+        super().__init__(reason)
         self.key = key
 
 
@@ -164,15 +164,15 @@ def _tree(layers: Sequence[_Layer], digest: str, limit_bytes: int) -> dict[str, 
     if found != digest:
         raise UnpackError("verify code: digest of the tree is %s, not %s" % (found, digest))
     for entry in tree.values():
-        fault = _fault(entry, tree)
-        if fault:
-            raise FormatError("%a %s" % (entry.name, fault))
+        problem = _problem(entry, tree)
+        if problem:
+            raise FormatError("%a %s" % (entry.name, problem))
     if sum(entry.size_bytes for entry in tree.values()) > limit_bytes:
         raise FormatError("more than %d bytes of files" % limit_bytes)
     return tree
 
 
-def _fault(entry: Entry, tree: Mapping[str, Entry]) -> str:
+def _problem(entry: Entry, tree: Mapping[str, Entry]) -> str:
     """Return what is wrong with an entry that ``cloudjob`` never packs, or ""."""
     name = entry.name
     if "\0" in name or any(segment in ("", ".", "..") for segment in name.split("/")):
@@ -312,5 +312,5 @@ def _translated(uri: str, folder: str) -> Iterator[None]:
     except FormatError as error:
         raise UnpackError("unpack code: %s: %s" % (uri, error)) from error
     except OSError as error:
-        came_back = (error.strerror or str(error)).lower()
-        raise UnpackError("unpack code: %s to %s: %s" % (uri, folder, came_back)) from error
+        reason = (error.strerror or str(error)).lower()
+        raise UnpackError("unpack code: %s to %s: %s" % (uri, folder, reason)) from error

@@ -40,7 +40,7 @@ class OutputFolder:
         self.ignored: dict[str, Stamp] = {}
         # Files that were open for writing at the last check, with their stamps.
         self._open: dict[str, Stamp | None] = {}
-        self._looked_at = 0.0
+        self._checked_at = 0.0
 
     def path_of(self, name: str) -> str:
         """Return the path of a file."""
@@ -52,11 +52,11 @@ class OutputFolder:
             return _stamp(self.path_of(name))
         return None
 
-    def scan(self, faults: list[str]) -> dict[str, Stamp]:
+    def scan(self, problems: list[str]) -> dict[str, Stamp]:
         """Return the files, following links to files but not to folders.
 
         Args:
-            faults: Gets a message about every file and folder that cannot be read.
+            problems: Gets a message about every file and folder that cannot be read.
 
         Raises:
             OSError: The folder itself cannot be read, which must not look like an empty one.
@@ -70,13 +70,13 @@ class OutputFolder:
             try:
                 folders, names = _children(self.path_of(parent))
             except OSError as error:
-                faults.append(f"{self.path_of(parent)}: {reason_of(error)}")
+                problems.append(f"{self.path_of(parent)}: {reason_of(error)}")
                 continue
             for name in (parent + name for name in names):
                 try:
                     stamp = _stamp(self.path_of(name))
                 except OSError as error:
-                    faults.append(f"{self.path_of(name)}: {reason_of(error)}")
+                    problems.append(f"{self.path_of(name)}: {reason_of(error)}")
                     continue
                 if stamp is not None and stamp != self.ignored.get(name):
                     found[name] = stamp
@@ -88,9 +88,9 @@ class OutputFolder:
         if is_new_round:
             self._open = {}
         with contextlib.suppress(OSError):
-            looked_at = time.time()
+            checked_at = time.time()
             names = _open_for_writing(self.path)
-            self._looked_at = looked_at
+            self._checked_at = checked_at
             self._open.update({name: self.stamp(name) for name in names})
 
     def open_files(self, seen: dict[str, Stamp]) -> set[str]:
@@ -109,7 +109,7 @@ class OutputFolder:
             return set()
         since_s = rank_failure.at_s - SETTLE_S
         if rank_failure.is_kill:
-            since_s = min(since_s, self._looked_at)
+            since_s = min(since_s, self._checked_at)
         recent = {name for name, stamp in seen.items() if stamp.modified_ns > since_s * 1e9}
         return self.open_files(seen) | {
             name for name in recent if not _is_renamed(self.path_of(name))
@@ -119,14 +119,14 @@ class OutputFolder:
 def digest(path: str, size_bytes: int | None = None) -> str:
     """Return the SHA-256 of a file, or of its first ``size_bytes``."""
     sha256 = hashlib.sha256()
-    left = sys.maxsize if size_bytes is None else size_bytes
+    remaining_bytes = sys.maxsize if size_bytes is None else size_bytes
     with open(path, "rb") as file:
-        while left > 0:
-            chunk = file.read(min(left, CHUNK_BYTES))
+        while remaining_bytes > 0:
+            chunk = file.read(min(remaining_bytes, CHUNK_BYTES))
             if not chunk:
                 break
             sha256.update(chunk)
-            left -= len(chunk)
+            remaining_bytes -= len(chunk)
     return sha256.hexdigest()
 
 

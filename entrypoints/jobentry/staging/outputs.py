@@ -63,7 +63,7 @@ class Outputs:
         self._has_ended = threading.Event()
         self._rank_failure: RankFailure | None = None
         self._thread = threading.Thread(target=self._follow, name="outputs", daemon=True)
-        self._faults: list[str] = []
+        self._problems: list[str] = []
 
     def prepare(self) -> None:
         """Create the folders, restore earlier files if wanted, and check that uploads work.
@@ -120,15 +120,17 @@ class Outputs:
         if self._thread.ident is None:
             return ""
         self._thread.join(limit_s)
-        problems = list(self._faults)
-        left = ", ".join(output.name for output in self._all if not output.is_uploaded)
+        problems = list(self._problems)
+        unfinished = ", ".join(output.name for output in self._all if not output.is_uploaded)
         if self._thread.is_alive():
             problems.append(
-                f"uploading the output {left}: not done after {limit_s:g} s;"
+                f"uploading the output {unfinished}: not done after {limit_s:g} s;"
                 " the files uploaded before are complete"
             )
-        elif left and not problems:
-            problems.append(f"uploading the output {left}: its thread ended before it was done")
+        elif unfinished and not problems:
+            problems.append(
+                f"uploading the output {unfinished}: its thread ended before it was done"
+            )
         for problem in problems:
             log_message(problem)
         return "; ".join(problems)
@@ -170,7 +172,7 @@ class Outputs:
         with self._journal.during("outputs") as transfer:
             for output in self._all:
                 output.transfer = transfer
-                self._faults += output.upload_all(self._rank_failure)
+                self._problems += output.upload_all(self._rank_failure)
 
 
 class _Output:
@@ -263,9 +265,11 @@ class _Output:
         self.folder.note_open_files(is_new_round=True)
         seen = self.folder.scan([])
         busy = {name for name in {**before, **seen} if before.get(name) != seen.get(name)}
-        faults = self._upload(seen, busy, self._held(busy), self.folder.open_files(seen), has_ended)
-        if faults:
-            raise OutputError("; ".join(faults))
+        problems = self._upload(
+            seen, busy, self._held(busy), self.folder.open_files(seen), has_ended
+        )
+        if problems:
+            raise OutputError("; ".join(problems))
 
     def _held(self, busy: set[str]) -> set[str]:
         """Return the units that wait, but not forever, as a log is always being written."""
@@ -292,31 +296,31 @@ class _Output:
         """
         quiet = {name: stamp for name, stamp in seen.items() if name not in busy}
         batches = _batches(self.store.changed(quiet))
-        faults: list[str] = []
+        problems: list[str] = []
         committed_at = time.monotonic()
         while batches:
             names = batches.pop(0)
             found = self._store_all(names, seen)
-            faults += found
+            problems += found
             if has_ended is not None:
                 held |= {unit(name) for name in names if found and "/" in name}
                 if has_ended.is_set():
-                    return faults
+                    return problems
             if _is_due(committed_at, batches, seen):
                 later = {unit(name) for names in batches for name in names}
                 self.store.commit(seen, held | later, incomplete)
                 committed_at = time.monotonic()
         self.store.commit(seen, held, incomplete)
-        return faults
+        return problems
 
     def _store_all(self, names: list[str], seen: dict[str, Stamp]) -> list[str]:
         """Store these files; return the error messages."""
         small = [name for name in names if seen[name].size_bytes <= SMALL_BYTES]
         large = [name for name in names if seen[name].size_bytes > SMALL_BYTES]
-        faults = in_parallel([partial(self._store, name, seen[name]) for name in small], _THREADS)
+        problems = in_parallel([partial(self._store, name, seen[name]) for name in small], _THREADS)
         # One after another: each is uploaded in parts, and several at once would need much memory.
-        faults += [self._store(name, seen[name]) for name in large]
-        return [fault for fault in faults if fault]
+        problems += [self._store(name, seen[name]) for name in large]
+        return [problem for problem in problems if problem]
 
     def _store(self, name: str, stamp: Stamp) -> str:
         """Store one file if it is not pending; return an error message or ``""``."""
@@ -341,18 +345,18 @@ class _Output:
         Args:
             rank_failure: How the ranks of this node failed; None if they succeeded.
         """
-        faults: list[str] = []
+        problems: list[str] = []
         try:
-            seen = self.folder.scan(faults)
+            seen = self.folder.scan(problems)
             incomplete = self.folder.possibly_truncated(seen, rank_failure)
             self._set_aside(seen, incomplete)
-            faults += self._upload(seen, set(), set(), incomplete)
+            problems += self._upload(seen, set(), set(), incomplete)
             self.store.settle({name: self.folder.path_of(name) for name in seen})
         # Any error (no memory, no thread) means that outputs were not uploaded.
         except Exception as error:  # noqa: BLE001
-            faults.append(_described(error))
-        self.is_uploaded = not faults
-        return [f"uploading the output {self.name}: {fault}" for fault in faults]
+            problems.append(_described(error))
+        self.is_uploaded = not problems
+        return [f"uploading the output {self.name}: {problem}" for problem in problems]
 
     def _set_aside(self, seen: dict[str, Stamp], incomplete: set[str]) -> None:
         """Rename incomplete files that would replace a complete version in the manifest.

@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 def stage(
-    node: NodeEnv, where: NodePaths, journal: Journal, script: str
+    node: NodeEnv, node_paths: NodePaths, journal: Journal, script: str
 ) -> tuple[str, Outputs | None]:
     """Fetch code and inputs, prepare the outputs; return the code folder and the outputs.
 
     Raises:
         EntryError: Code or an input cannot be fetched, or an output cannot be stored.
     """
-    folder = code_folder(node, where, script)
+    folder = code_folder(node, node_paths, script)
     # Imported only when needed: without cached bytecode they take a tenth of a second.
     if node.code_uri:
         from jobentry.staging import code_package
@@ -38,15 +38,15 @@ def stage(
         from jobentry.staging import inputs
 
         with _staging(inputs.InputError):
-            inputs.stage(node, where, os.environ, journal)
+            inputs.stage(node, node_paths, os.environ, journal)
     if not node.outputs:
         return folder, None
     from jobentry.staging import outputs
 
-    kept = outputs.Outputs(node, where, journal)
+    node_outputs = outputs.Outputs(node, node_paths, journal)
     with journal.during("prepare outputs"), _staging(outputs.OutputError):
-        kept.prepare()
-    return folder, kept
+        node_outputs.prepare()
+    return folder, node_outputs
 
 
 @contextlib.contextmanager

@@ -87,7 +87,7 @@ def test_one_node_needs_no_key():
     assert env.read(request.environment(made.nodes[0])).ssh_key == ""
 
 
-def test_bytes_that_json_cannot_carry_travel_in_the_file():
+def test_bytes_that_json_cannot_contain_are_delivered_in_the_file():
     """Variables that are not UTF-8 are delivered like secrets; such arguments are refused."""
     made = request.build(submission(env={"ODD": "\udcff"}, secrets={}), "me")
 
@@ -119,7 +119,7 @@ def test_a_remote_store_is_not_mounted():
     ]
 
 
-def test_access_to_the_store_is_hidden_like_a_secret():
+def test_access_to_the_store_is_masked_like_a_secret():
     """The credentials are in the entry's file, not in the configuration, and masked when shown."""
     access = {"CLOUDJOB_S3_ENDPOINT": "https://s3", "CLOUDJOB_S3_SECRET_KEY": "k3y"}
 
@@ -177,9 +177,9 @@ def test_every_key_is_fresh():
     )
 )
 def test_variables_survive_their_file(values):
-    given_ = {name: value.decode("utf-8", "surrogateescape") for name, value in values.items()}
+    environ = {name: value.decode("utf-8", "surrogateescape") for name, value in values.items()}
 
-    assert variables.load(variables.dump(given_)) == given_
+    assert variables.load(variables.dump(environ)) == environ
 
 
 # --- logs
@@ -194,7 +194,7 @@ def frames(*pieces: tuple[int, bytes]) -> bytes:
     st.lists(st.tuples(st.sampled_from([1, 2]), st.binary(max_size=40)), max_size=20),
     st.integers(1, 50),
 )
-def test_lines_are_whole_however_the_bytes_come(pieces, step):
+def test_lines_are_complete_however_the_bytes_arrive(pieces, step):
     """Both streams arrive complete and in whole lines, however the connection splits them."""
     sent = frames(*((stream, data.replace(b"\n", b"") + b"\n") for stream, data in pieces))
     lines = logs.Frames("json-file")
@@ -237,12 +237,12 @@ def test_a_saved_log_continues_at_the_same_byte(tmp_path):
 def node(index: int = 0, **values) -> state.Container:
     """Return a container that has exited with code 0."""
     labels = {"cloudjob.node": str(index), "cloudjob.memory_gib": "0.5"}
-    given_ = {"native": "exited", "exit_code": 0, "ended_at": "2026-01-01T00:00:01.000Z", **values}
-    return state.Container(id=str(index), node=index, host=f"w-{index}", labels=labels, **given_)
+    fields = {"native": "exited", "exit_code": 0, "ended_at": "2026-01-01T00:00:01.000Z", **values}
+    return state.Container(id=str(index), node=index, host=f"w-{index}", labels=labels, **fields)
 
 
 @pytest.mark.parametrize(
-    ("found", "is_cancelled", "expected"),
+    ("containers", "is_cancelled", "expected"),
     [
         ([node(), node(1)], False, JobState.SUCCEEDED),
         ([node(), node(1, exit_code=1)], False, JobState.SUCCEEDED),
@@ -251,9 +251,9 @@ def node(index: int = 0, **values) -> state.Container:
         ([node(1)], False, JobState.FAILED),
     ],
 )
-def test_the_head_decides_how_the_job_ended(found, is_cancelled, expected):
+def test_the_head_decides_how_the_job_ended(containers, is_cancelled, expected):
     """The exit code of node 0 is the job's; without node 0 the job has failed."""
-    status = state.status_of(found, is_cancelled=is_cancelled, has_ended=True)
+    status = state.status_of(containers, is_cancelled=is_cancelled, has_ended=True)
 
     assert status.state is expected
 
@@ -281,7 +281,7 @@ def test_a_state_that_cloudjob_does_not_know_is_unknown_and_keeps_its_name(nativ
     assert (status.state, status.native) == (expected, native)
 
 
-def test_times_are_cut_to_milliseconds():
+def test_times_are_truncated_to_milliseconds():
     """The engine writes up to nine decimals, and the year 1 for a time that is not set."""
     found = {
         "State": {
@@ -321,7 +321,7 @@ class Answer:
         (ConnectionResetError("gone"), "gone", "docker info"),
     ],
 )
-def test_every_foreign_error_becomes_ours(error, expected, hint):
+def test_every_engine_error_becomes_a_backend_error(error, expected, hint):
     with pytest.raises(BackendError) as caught, engine.translate_errors("asking"):
         raise error
 
@@ -338,7 +338,7 @@ def test_the_http_status_of_a_refusal_is_known():
     assert engine.status_code(BackendError("x")) == 0
 
 
-def test_a_folder_is_opened_only_behind_a_guard(tmp_path):
+def test_a_folder_is_opened_only_below_a_private_folder(tmp_path):
     """If the engine maps users, the folder is opened to all users, so its parent must be private.
 
     Targets of symbolic links in the folder keep their permissions.
@@ -413,7 +413,7 @@ def test_every_image_is_documented():
 
 # --- doctor
 
-GOOD = {
+GOOD_IMAGE = {
     "sh": "/bin/sh", "python3": "/usr/bin/python3", "python3.version": "3.8.1",
     "ssh": "/usr/bin/ssh", "ssh-keygen": "/usr/bin/ssh-keygen",
     "shell.runs": "commands", "sshd": "/usr/sbin/sshd", "sshd.test": "fine",
@@ -421,15 +421,15 @@ GOOD = {
     "passwd": "ma-user", "passwd.home": "/home/ma-user", "passwd.shell": "/bin/bash",
     "home": "/home/ma-user", "tmp": "/tmp/x", "entry": "/opt/cloudjob",
 }  # fmt: skip
-CONFIG = {"User": "1000:100", "Entrypoint": ["/opt/cloudjob/boot.sh"]}
+IMAGE_CONFIG = {"User": "1000:100", "Entrypoint": ["/opt/cloudjob/boot.sh"]}
 
 
 def test_a_good_image_passes():
-    assert doctor.all_needed_ok(list(image_checks.image_checks(GOOD, CONFIG)))
+    assert doctor.all_needed_ok(list(image_checks.image_checks(GOOD_IMAGE, IMAGE_CONFIG)))
 
 
 @pytest.mark.parametrize(
-    ("text", "shown"),
+    ("text", "expected"),
     [
         ("mpirun (Open MPI) 5.0.11", "Open MPI 5.0 (/usr/bin/mpirun)"),
         ("HYDRA build details:\n    Version:     4.0.2\n", "MPICH 4.0 (/usr/bin/mpirun)"),
@@ -439,13 +439,13 @@ def test_a_good_image_passes():
         ),
     ],
 )
-def test_every_supported_mpi_passes_the_check(text: str, shown: str):
+def test_every_supported_mpi_passes_the_check(text: str, expected: str):
     checks = {
         check.name: check
-        for check in image_checks.image_checks({**GOOD, "mpirun.version": text}, CONFIG)
+        for check in image_checks.image_checks({**GOOD_IMAGE, "mpirun.version": text}, IMAGE_CONFIG)
     }
 
-    assert (checks["mpirun"].is_ok, checks["mpirun"].found) == (True, shown)
+    assert (checks["mpirun"].is_ok, checks["mpirun"].found) == (True, expected)
 
 
 @pytest.mark.parametrize(
@@ -469,11 +469,11 @@ def test_every_supported_mpi_passes_the_check(text: str, shown: str):
         ({"sh": None}, {}, "sh"),
     ],
 )
-def test_each_thing_that_an_image_lacks_is_named(change, config, name):
-    said = {key: value for key, value in {**GOOD, **change}.items() if value is not None}
+def test_each_part_that_an_image_lacks_is_named(change, config, name):
+    facts = {key: value for key, value in {**GOOD_IMAGE, **change}.items() if value is not None}
 
-    checks = list(image_checks.image_checks(said, {**CONFIG, **config}))
+    checks = list(image_checks.image_checks(facts, {**IMAGE_CONFIG, **config}))
 
-    (fault,) = [check for check in checks if not check.is_ok]
-    assert fault.name == name
-    assert fault.hint
+    (failed,) = [check for check in checks if not check.is_ok]
+    assert failed.name == name
+    assert failed.hint

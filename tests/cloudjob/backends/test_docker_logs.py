@@ -45,7 +45,7 @@ def test_a_log_that_another_cloudjob_saves_while_it_is_read_is_complete(tmp_path
     assert b"".join(data for _, data in found) == b"one\ntwo\nthree\n"
 
 
-def test_a_log_that_nobody_saved_is_the_engines(tmp_path: Path):
+def test_an_unsaved_log_is_read_from_the_engine(tmp_path: Path):
     source = logs.Source(0, "c0ffee", LOG_DRIVER, tmp_path / "node-0.log")
 
     found = logs.read_all(Engine(b"one\n", b"two\n"), [source], follow=False)

@@ -28,7 +28,7 @@ QUICK = Limits(total_s=5.0, answer_s=5.0, pause_s=0.05, longest_pause_s=0.5)
 LIMIT_S = 60.0
 
 
-class Lab:
+class JobFixture:
     """A job on an API server, with the objects that an operator and kubelets would create."""
 
     def __init__(self, api: FakeApi, folder: Path, engine: str = "volcano", **user: Any) -> None:
@@ -57,40 +57,42 @@ class Lab:
     def pod(self, node: int) -> dict[str, Any]:
         return self.api.objects[f"{PODS}/{self.pods[node]}"]
 
-    def begin(self, *nodes: int) -> None:
+    def mark_running(self, *nodes: int) -> None:
         """Mark the containers of these nodes as running."""
         for node in nodes:
             pod = self.pod(node)
             pod["spec"]["nodeName"] = f"machine-{node}"
             pod["status"] = {"phase": "Running"}
-            self.container(node, {"running": {"startedAt": "2026-11-21T10:00:01Z"}})
+            self.set_container_state(node, {"running": {"startedAt": "2026-11-21T10:00:01Z"}})
 
-    def finish(self, node: int, code: int = 0) -> None:
+    def mark_finished(self, node: int, code: int = 0) -> None:
         at = "2026-11-21T10:00:05Z"
-        over = {"exitCode": code, "reason": "Error", "finishedAt": at, "startedAt": at}
+        terminated = {"exitCode": code, "reason": "Error", "finishedAt": at, "startedAt": at}
         self.pod(node)["status"] = {"phase": "Failed" if code else "Succeeded"}
-        self.container(node, {"terminated": over})
+        self.set_container_state(node, {"terminated": terminated})
 
-    def container(self, node: int, said: dict[str, Any]) -> None:
+    def set_container_state(self, node: int, state: dict[str, Any]) -> None:
         """Set the state of the job's container, and list a sidecar before it."""
         sidecar = {"name": "sidecar", "state": {"running": {"startedAt": "2026-11-21T10:00:00Z"}}}
-        ours = {"name": self.engine.container, "state": said}
-        self.pod(node)["status"]["containerStatuses"] = [sidecar, ours]
+        own = {"name": self.engine.container, "state": state}
+        self.pod(node)["status"]["containerStatuses"] = [sidecar, own]
 
-    def phase(self, phase: str, **more: Any) -> None:
+    def set_phase(self, phase: str, **more: Any) -> None:
         """Set the job's status as the operator would."""
         at = {"lastTransitionTime": "2026-11-21T10:00:06Z"}
-        held = {"type": phase, "status": "True", **at, **more}
+        condition = {"type": phase, "status": "True", **at, **more}
         is_volcano = self.engine.name == "volcano"
-        status = {"state": {"phase": phase, **at}} if is_volcano else {"conditions": [held]}
+        status = {"state": {"phase": phase, **at}} if is_volcano else {"conditions": [condition]}
         self.api.objects[self.path]["status"] = status
 
-    def warn(self, of: str, reason: str, message: str, at: str, kind: str = "Warning") -> None:
+    def record_event(
+        self, object_name: str, reason: str, message: str, at: str, kind: str = "Warning"
+    ) -> None:
         """Record an event of one object."""
-        name = f"{of}.{len(self.api.objects)}"
+        name = f"{object_name}.{len(self.api.objects)}"
         self.api.objects[f"{EVENTS}/{name}"] = {
             "metadata": {"name": name},
-            "involvedObject": {"kind": "x", "name": of},
+            "involvedObject": {"kind": "x", "name": object_name},
             "type": kind,
             "reason": reason,
             "message": message,
@@ -112,36 +114,38 @@ def api() -> Iterator[FakeApi]:
 
 
 @pytest.fixture
-def lab(api: FakeApi, tmp_path: Path) -> Lab:
+def job(api: FakeApi, tmp_path: Path) -> JobFixture:
     """A running Volcano job of two nodes."""
-    made = Lab(api, tmp_path)
+    made = JobFixture(api, tmp_path)
     made.send()
-    made.begin(0, 1)
-    made.phase("Running")
+    made.mark_running(0, 1)
+    made.set_phase("Running")
     return made
 
 
 @pytest.mark.parametrize("engine", ["volcano", "mpi-operator", "ms-operator"])
 def test_many_jobs_are_one_list_of_jobs_and_one_of_pods(api: FakeApi, tmp_path: Path, engine: str):
-    lab = Lab(api, tmp_path, engine)
+    job = JobFixture(api, tmp_path, engine)
     handles = []
     for number in range(20):
-        lab.request = lab.backend.build(
+        job.request = job.backend.build(
             replace(submission(engine, nodes=2), job=f"train-234567{number:02}")
         )
-        lab.name, lab.pods = lab.request.job_names.name, []
-        lab.path = lab.engine.resource.path(NAMESPACE, lab.name)
-        lab.send()
-        handles.append(lab.handle)
-        lab.phase("Running")
+        job.name, job.pods = job.request.job_names.name, []
+        job.path = job.engine.resource.path(NAMESPACE, job.name)
+        job.send()
+        handles.append(job.handle)
+        job.set_phase("Running")
         if number == 3:
-            lab.begin(0)
-            lab.container(1, {"waiting": {"reason": "ErrImagePull", "message": "not found"}})
-    lab.phase("Completed" if engine == "volcano" else "Succeeded")
-    del api.objects[lab.engine.resource.path(NAMESPACE, "train-23456705")]
+            job.mark_running(0)
+            job.set_container_state(
+                1, {"waiting": {"reason": "ErrImagePull", "message": "not found"}}
+            )
+    job.set_phase("Completed" if engine == "volcano" else "Succeeded")
+    del api.objects[job.engine.resource.path(NAMESPACE, "train-23456705")]
     api.seen.clear()
 
-    found = lab.backend.statuses(handles)
+    found = job.backend.statuses(handles)
 
     assert len(api.seen) == 2
     assert handles[-1] not in found
@@ -151,7 +155,7 @@ def test_many_jobs_are_one_list_of_jobs_and_one_of_pods(api: FakeApi, tmp_path: 
 
 
 @pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_log_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stop retrying unreadable logs after 1 s."""
     monkeypatch.setattr(logs, "_LAST_S", 1.0)
     monkeypatch.setattr(logs, "_END_CHECK_SILENT_S", 1.0)
@@ -159,21 +163,21 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def in_time(act: Callable[[], Any]) -> Any:
     """Return or raise the result of ``act``; fail if there is none within ``LIMIT_S`` seconds."""
-    ends: list[Any] = []
+    outcomes: list[Any] = []
 
     def run() -> None:
         try:
-            ends.append(act())
+            outcomes.append(act())
         except BaseException as error:  # noqa: BLE001 (raised again below)
-            ends.append(error)
+            outcomes.append(error)
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     thread.join(LIMIT_S)
-    assert ends, "it does not end"
-    if isinstance(ends[0], BaseException):
-        raise ends[0]
-    return ends[0]
+    assert outcomes, "it does not end"
+    if isinstance(outcomes[0], BaseException):
+        raise outcomes[0]
+    return outcomes[0]
 
 
 # -- cancelling -----------------------------------------------------------------------------------
@@ -182,64 +186,66 @@ def in_time(act: Callable[[], Any]) -> Any:
 @pytest.mark.parametrize("answer", [500, None], ids=["500", "never"])
 @pytest.mark.parametrize("is_urgent", [False, True], ids=["cancel", "cancel --now"])
 def test_a_job_is_cancelled_although_a_log_cannot_be_read(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch, answer: int | None, is_urgent: bool
+    job: JobFixture, monkeypatch: pytest.MonkeyPatch, answer: int | None, is_urgent: bool
 ):
     monkeypatch.setattr(backends, "_LAST_OUTPUT_S", 1.0)
-    lab.api.logs = {lab.pods[0]: answer, lab.pods[1]: b"[1] kept\n"}
-    in_time(lambda: lab.backend.cancel(lab.handle, is_urgent=is_urgent))
+    job.api.logs = {job.pods[0]: answer, job.pods[1]: b"[1] kept\n"}
+    in_time(lambda: job.backend.cancel(job.handle, is_urgent=is_urgent))
 
-    assert lab.api.asked("POST", "/commands")
-    assert bool(lab.api.asked("DELETE", "/pods")) == is_urgent
+    assert job.api.asked("POST", "/commands")
+    assert bool(job.api.asked("DELETE", "/pods")) == is_urgent
     if answer is not None:
-        (kept,) = (lab.folder / "home" / "kubernetes" / lab.request.job).glob("1-*.log")
+        (kept,) = (job.folder / "home" / "kubernetes" / job.request.job).glob("1-*.log")
         assert kept.read_bytes() == b"[1] kept\n"
 
 
-def test_the_job_is_stopped_before_its_logs_are_read(lab: Lab):
-    lab.backend.cancel(lab.handle)
+def test_the_job_is_stopped_before_its_logs_are_read(job: JobFixture):
+    job.backend.cancel(job.handle)
 
-    targets = [target for _, target in lab.api.seen]
+    targets = [target for _, target in job.api.seen]
     stop = next(i for i, target in enumerate(targets) if "/commands" in target)
     assert not any("/log" in target for target in targets[:stop])
 
 
-def test_logs_of_other_nodes_are_shown_when_one_cannot_be_read(lab: Lab):
-    lab.api.logs = {lab.pods[0]: 500, lab.pods[1]: b"[1] shown\n"}
+def test_logs_of_other_nodes_are_shown_when_one_cannot_be_read(job: JobFixture):
+    job.api.logs = {job.pods[0]: 500, job.pods[1]: b"[1] shown\n"}
     pieces: list[tuple[int, bytes]] = []
     with pytest.raises(BackendError, match="node 0: dial tcp: connection refused") as caught:
-        pieces.extend(lab.backend.logs(lab.handle, None, follow=False))
+        pieces.extend(job.backend.logs(job.handle, None, follow=False))
 
     assert pieces == [(1, b"[1] shown\n")]
     assert "not complete" in caught.value.hint
 
 
-def test_a_container_that_has_not_started_beside_a_sidecar_has_no_log(lab: Lab):
+def test_a_container_that_has_not_started_beside_a_sidecar_has_no_log(job: JobFixture):
     waiting = {"reason": "ErrImagePull", "message": "not found"}
-    lab.container(0, {"waiting": waiting})
-    lab.api.logs = {lab.pods[0]: 400, lab.pods[1]: b"[1] shown\n"}
+    job.set_container_state(0, {"waiting": waiting})
+    job.api.logs = {job.pods[0]: 400, job.pods[1]: b"[1] shown\n"}
 
-    assert list(lab.backend.logs(lab.handle, None, follow=False)) == [(1, b"[1] shown\n")]
-    assert not lab.api.asked("GET", f"{lab.pods[0]}/log")
+    assert list(job.backend.logs(job.handle, None, follow=False)) == [(1, b"[1] shown\n")]
+    assert not job.api.asked("GET", f"{job.pods[0]}/log")
 
 
-def test_cancelling_a_job_on_a_lost_machine_reports_what_it_waits_for(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_cancelling_a_job_on_a_lost_host_reports_what_it_waits_for(
+    job: JobFixture, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     monkeypatch.setattr(retries, "FIRST_S", 0.0)
-    lab.backend.cancel(lab.handle)
-    lab.phase("Aborting")
-    lose(lab, 1)
+    job.backend.cancel(job.handle)
+    job.set_phase("Aborting")
+    mark_host_lost(job, 1)
 
-    assert lab.native.startswith("Aborting (node 1: its machine machine-1")
+    assert job.native.startswith("Aborting (node 1: its machine machine-1")
     # Threads of other tests may still log.
-    (said,) = [text for text in caplog.messages if text.startswith("cancelling")]
-    assert said.startswith(f"cancelling {lab.request.job}: Aborting (node 1: its machine machine-1")
-    assert said.endswith("`cloudjob cancel --now` does not wait for it")
+    (message,) = [text for text in caplog.messages if text.startswith("cancelling")]
+    assert message.startswith(
+        f"cancelling {job.request.job}: Aborting (node 1: its machine machine-1"
+    )
+    assert message.endswith("`cloudjob cancel --now` does not wait for it")
 
 
-def lose(lab: Lab, node: int) -> None:
+def mark_host_lost(job: JobFixture, node: int) -> None:
     """Set the pod's conditions as if the host of this node had stopped reporting."""
-    lab.pod(node)["status"]["conditions"] = [
+    job.pod(node)["status"]["conditions"] = [
         {"type": "Ready", "status": "False"},
         {"type": "ContainersReady", "status": "True"},
     ]
@@ -250,106 +256,106 @@ def lose(lab: Lab, node: int) -> None:
 
 @pytest.mark.parametrize("answer", [500, None], ids=["500", "never"])
 @pytest.mark.parametrize("is_lost", [False, True], ids=["ended", "machine lost"])
-@pytest.mark.usefixtures("impatient")
+@pytest.mark.usefixtures("short_log_timeouts")
 def test_a_follower_ends_with_a_job_whose_log_cannot_be_read(
-    lab: Lab, answer: int | None, is_lost: bool
+    job: JobFixture, answer: int | None, is_lost: bool
 ):
-    lab.api.logs = {lab.pods[0]: b"2026-11-21T10:00:02Z [0] shown\n", lab.pods[1]: answer}
-    lab.finish(0, 1)
+    job.api.logs = {job.pods[0]: b"2026-11-21T10:00:02Z [0] shown\n", job.pods[1]: answer}
+    job.mark_finished(0, 1)
     if not is_lost:
-        lab.finish(1, 1)
-    lab.phase("Failed")
+        job.mark_finished(1, 1)
+    job.set_phase("Failed")
     pieces: list[tuple[int, bytes]] = []
     with pytest.raises(BackendError, match="following the log of node 1: "):
-        in_time(lambda: pieces.extend(lab.backend.logs(lab.handle, None, follow=True)))
+        in_time(lambda: pieces.extend(job.backend.logs(job.handle, None, follow=True)))
 
     assert b"".join(data for _, data in pieces) == b"[0] shown\n"
 
 
-@pytest.mark.usefixtures("impatient")
-def test_a_follower_ends_with_a_job_whose_machine_falls_silent(lab: Lab):
+@pytest.mark.usefixtures("short_log_timeouts")
+def test_a_follower_ends_with_a_job_whose_host_stops_reporting(job: JobFixture):
     """The stream stays open, and the cluster reports the pod as running for ever."""
-    lab.api.logs = {lab.pods[0]: b"", lab.pods[1]: [b"2026-11-21T10:00:02Z [1] shown\n"]}
-    lab.finish(0, 1)
-    lose(lab, 1)
-    lab.phase("Failed")
+    job.api.logs = {job.pods[0]: b"", job.pods[1]: [b"2026-11-21T10:00:02Z [1] shown\n"]}
+    job.mark_finished(0, 1)
+    mark_host_lost(job, 1)
+    job.set_phase("Failed")
     pieces: list[tuple[int, bytes]] = []
     with pytest.raises(
         BackendError, match="following the log of node 1: the machine machine-1 does not"
     ):
-        in_time(lambda: pieces.extend(lab.backend.logs(lab.handle, None, follow=True)))
+        in_time(lambda: pieces.extend(job.backend.logs(job.handle, None, follow=True)))
 
     assert b"".join(data for _, data in pieces) == b"[1] shown\n"
 
 
-@pytest.mark.usefixtures("impatient")
+@pytest.mark.usefixtures("short_log_timeouts")
 def test_a_log_that_fails_for_a_while_is_reported_and_followed_to_its_end(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    job: JobFixture, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     monkeypatch.setattr(retries, "FIRST_S", 0.0)
-    lab.api.logs = {lab.pods[0]: 500, lab.pods[1]: b""}
-    pieces = lab.backend.logs(lab.handle, None, follow=True)
+    job.api.logs = {job.pods[0]: 500, job.pods[1]: b""}
+    pieces = job.backend.logs(job.handle, None, follow=True)
     while (
         "following the log of node 0: dial tcp: connection refused; trying again"
         not in caplog.messages
     ):
         next(pieces)
-    lab.api.logs[lab.pods[0]] = b"2026-11-21T10:00:02Z [0] late\n"
-    lab.finish(0)
-    lab.finish(1)
-    lab.phase("Completed")
+    job.api.logs[job.pods[0]] = b"2026-11-21T10:00:02Z [0] late\n"
+    job.mark_finished(0)
+    job.mark_finished(1)
+    job.set_phase("Completed")
 
     assert in_time(lambda: b"".join(data for _, data in pieces)) == b"[0] late\n"
 
 
 def test_followers_and_waits_outlast_an_api_server_that_does_not_answer(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch
+    job: JobFixture, monkeypatch: pytest.MonkeyPatch
 ):
     """The job continues without them, so they keep retrying when a request has timed out."""
-    monkeypatch.setattr(lab.backend, "_limits", QUICK._replace(total_s=0.2))
-    lab.backend._clients.clear()
-    lab.api.logs = dict.fromkeys(lab.pods, 500)
-    pieces = lab.backend.logs(lab.handle, None, follow=True)
+    monkeypatch.setattr(job.backend, "_limits", QUICK._replace(total_s=0.2))
+    job.backend._clients.clear()
+    job.api.logs = dict.fromkeys(job.pods, 500)
+    pieces = job.backend.logs(job.handle, None, follow=True)
     next(pieces)
-    lab.api.is_down = True
+    job.api.is_down = True
     with pytest.raises(Unreachable):
-        lab.backend.status(lab.handle)
-    seen = len(lab.api.seen)
-    while len(lab.api.asked("GET", lab.path)[seen:]) < 3 and len(lab.api.seen) < seen + 20:
+        job.backend.status(job.handle)
+    seen = len(job.api.seen)
+    while len(job.api.asked("GET", job.path)[seen:]) < 3 and len(job.api.seen) < seen + 20:
         next(pieces)
-    lab.api.logs = dict.fromkeys(lab.pods, b"2026-11-21T10:00:02Z [0] late\n")
-    lab.finish(0)
-    lab.finish(1)
-    lab.phase("Completed")
-    lab.api.is_down = False
+    job.api.logs = dict.fromkeys(job.pods, b"2026-11-21T10:00:02Z [0] late\n")
+    job.mark_finished(0)
+    job.mark_finished(1)
+    job.set_phase("Completed")
+    job.api.is_down = False
 
     assert in_time(lambda: b"".join(data for _, data in pieces)) == 2 * b"[0] late\n"
 
 
-def test_a_refused_log_is_not_asked_for_without_a_pause(lab: Lab):
-    lab.api.logs = dict.fromkeys(lab.pods, 500)
-    lab.finish(0, 1)
-    pieces = lab.backend.logs(lab.handle, 0, follow=True)
+def test_a_refused_log_is_retried_with_a_pause(job: JobFixture):
+    job.api.logs = dict.fromkeys(job.pods, 500)
+    job.mark_finished(0, 1)
+    pieces = job.backend.logs(job.handle, 0, follow=True)
     end_at = time.monotonic() + 2
     while time.monotonic() < end_at:
         next(pieces)
 
-    assert 1 <= len(lab.api.asked("GET", f"{lab.pods[0]}/log")) < 10
+    assert 1 <= len(job.api.asked("GET", f"{job.pods[0]}/log")) < 10
     pieces.close()  # type: ignore[attr-defined]
 
 
-def test_threads_end_silently_when_their_reader_has_left(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_threads_end_silently_when_their_reader_has_stopped(
+    job: JobFixture, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     monkeypatch.setattr(retries, "FIRST_S", 0.0)
     before = set(threading.enumerate())
-    lab.api.logs = {pod: [b"2026-11-21T10:00:02Z [0] early\n"] for pod in lab.pods}
-    pieces = lab.backend.logs(lab.handle, None, follow=True)
+    job.api.logs = {pod: [b"2026-11-21T10:00:02Z [0] early\n"] for pod in job.pods}
+    pieces = job.backend.logs(job.handle, None, follow=True)
     while not next(pieces)[1]:
         pass
     pieces.close()  # type: ignore[attr-defined]
     readers = [thread for thread in set(threading.enumerate()) - before if thread.name == "log"]
-    lab.api.close()
+    job.api.close()
     for reader in readers:
         reader.join(30)
 
@@ -367,21 +373,21 @@ def test_threads_end_silently_when_their_reader_has_left(
 def test_our_container_counts_and_not_a_sidecar_before_it(
     api: FakeApi, tmp_path: Path, engine: str
 ):
-    lab = Lab(api, tmp_path, engine)
-    lab.send()
-    lab.begin(0, 1)
+    job = JobFixture(api, tmp_path, engine)
+    job.send()
+    job.mark_running(0, 1)
     at = "2026-11-21T10:00:05Z"
-    over = {"exitCode": 137, "reason": "OOMKilled", "finishedAt": at, "startedAt": at}
+    terminated = {"exitCode": 137, "reason": "OOMKilled", "finishedAt": at, "startedAt": at}
     for node in (0, 1):
         sidecar = {"name": "sidecar", "resources": {"limits": {"memory": "1Mi"}}}
-        lab.pod(node)["spec"]["containers"].insert(0, sidecar)
-        lab.pod(node)["spec"]["containers"][1]["resources"] = {"limits": {"memory": "4Gi"}}
-        lab.container(node, {"terminated": over})
-    lab.phase("Failed")
+        job.pod(node)["spec"]["containers"].insert(0, sidecar)
+        job.pod(node)["spec"]["containers"][1]["resources"] = {"limits": {"memory": "4Gi"}}
+        job.set_container_state(node, {"terminated": terminated})
+    job.set_phase("Failed")
 
-    status = lab.backend.status(lab.handle)
+    status = job.backend.status(job.handle)
     assert status.reason == (
-        f"out of memory: node 0 ({lab.pods[0]}), node 1 ({lab.pods[1]}), limited to 4Gi"
+        f"out of memory: node 0 ({job.pods[0]}), node 1 ({job.pods[1]}), limited to 4Gi"
     )
     assert status.exit_code == 137
 
@@ -389,50 +395,50 @@ def test_our_container_counts_and_not_a_sidecar_before_it(
 @pytest.mark.parametrize("engine", ["mpi-operator", "ms-operator", "volcano"])
 def test_a_job_whose_pod_was_deleted_is_not_cancelled(api: FakeApi, tmp_path: Path, engine: str):
     """When a pod is drained or preempted, the head is terminated and records ``cancelled``."""
-    lab = Lab(api, tmp_path, engine)
-    lab.send()
-    lab.begin(0, 1)
-    del lab.api.objects[f"{PODS}/{lab.pods[0]}"]
-    lab.phase("Failed", reason="BackoffLimitExceeded", message="too often")
+    job = JobFixture(api, tmp_path, engine)
+    job.send()
+    job.mark_running(0, 1)
+    del job.api.objects[f"{PODS}/{job.pods[0]}"]
+    job.set_phase("Failed", reason="BackoffLimitExceeded", message="too often")
 
-    status = lab.backend.status(lab.handle)
+    status = job.backend.status(job.handle)
     assert (status.state, status.has_asked) == (JobState.FAILED, True)
     assert status.message.startswith("node 0: its pod was removed")
 
 
-def test_a_machine_that_is_not_ready_is_named_while_the_job_runs(lab: Lab):
-    lose(lab, 1)
+def test_a_host_that_is_not_ready_is_named_while_the_job_runs(job: JobFixture):
+    mark_host_lost(job, 1)
 
-    status = lab.backend.status(lab.handle)
+    status = job.backend.status(job.handle)
     assert status.state is JobState.RUNNING
     assert status.native == (
         "Running (node 1: its machine machine-1 no longer reports to the cluster; it may be lost)"
     )
 
 
-def test_a_container_that_is_not_ready_is_not_taken_for_a_lost_machine(lab: Lab):
-    lab.pod(1)["status"]["conditions"] = [
+def test_a_container_that_is_not_ready_is_not_taken_for_a_lost_host(job: JobFixture):
+    job.pod(1)["status"]["conditions"] = [
         {"type": "Ready", "status": "False"},
         {"type": "ContainersReady", "status": "False"},
     ]
 
-    assert lab.native == "Running"
+    assert job.native == "Running"
 
 
 @pytest.fixture
-def waiting(api: FakeApi, tmp_path: Path) -> Lab:
+def pending_job(api: FakeApi, tmp_path: Path) -> JobFixture:
     """A Volcano job of two nodes whose pods are not scheduled."""
-    made = Lab(api, tmp_path)
+    made = JobFixture(api, tmp_path)
     made.send()
-    made.phase("Pending")
+    made.set_phase("Pending")
     return made
 
 
-def queue(lab: Lab, *conditions: tuple[str, str]) -> None:
+def set_pod_group_conditions(job: JobFixture, *conditions: tuple[str, str]) -> None:
     """Store the job's pod group with these conditions and transition times."""
-    uid = lab.api.objects[lab.path]["metadata"]["uid"]
-    path = f"/apis/scheduling.volcano.sh/v1beta1/namespaces/{NAMESPACE}/podgroups/{lab.name}-{uid}"
-    held = [
+    uid = job.api.objects[job.path]["metadata"]["uid"]
+    path = f"/apis/scheduling.volcano.sh/v1beta1/namespaces/{NAMESPACE}/podgroups/{job.name}-{uid}"
+    status_conditions = [
         {
             "type": kind,
             "status": "True",
@@ -444,85 +450,88 @@ def queue(lab: Lab, *conditions: tuple[str, str]) -> None:
         }
         for kind, at in conditions
     ]
-    lab.api.objects[path] = {"metadata": {"name": lab.name}, "status": {"conditions": held}}
+    job.api.objects[path] = {
+        "metadata": {"name": job.name},
+        "status": {"conditions": status_conditions},
+    }
 
 
 GANG = "Pending (NotEnoughResources: 2/2 tasks in gang unschedulable)"
 
 
-def test_the_queues_reason_is_shown_until_the_job_is_scheduled(waiting: Lab):
-    queue(waiting, ("Scheduled", "09:00:00"), ("Unschedulable", "10:00:00"))
-    assert waiting.native == GANG
+def test_the_queues_reason_is_shown_until_the_job_is_scheduled(pending_job: JobFixture):
+    set_pod_group_conditions(pending_job, ("Scheduled", "09:00:00"), ("Unschedulable", "10:00:00"))
+    assert pending_job.native == GANG
 
-    queue(waiting, ("Unschedulable", "10:00:00"), ("Scheduled", "10:00:01"))
-    waiting.warn(f"{waiting.name}-u", "Unschedulable", "no room", "10:00:00")
-    assert waiting.native == "Pending"
-
-
-def test_a_volume_that_cannot_be_mounted_is_named(waiting: Lab):
-    queue(waiting, ("Unschedulable", "10:00:00"), ("Scheduled", "10:00:01"))
-    waiting.pod(1)["spec"]["nodeName"] = "machine-1"
-    pod = waiting.pods[1]
-    waiting.warn(pod, "Scheduled", "assigned", "10:00:01", kind="Normal")
-    waiting.warn(pod, "FailedMount", 'secret "x" not found', "10:00:02")
-    assert waiting.native == 'Pending (node 1: FailedMount: secret "x" not found)'
-
-    waiting.warn(pod, "Pulling", "the image", "10:00:03", kind="Normal")
-    assert waiting.native == "Pending"
+    set_pod_group_conditions(pending_job, ("Unschedulable", "10:00:00"), ("Scheduled", "10:00:01"))
+    pending_job.record_event(f"{pending_job.name}-u", "Unschedulable", "no room", "10:00:00")
+    assert pending_job.native == "Pending"
 
 
-def test_a_quota_is_named_before_the_queue_until_the_pods_are_there(waiting: Lab):
-    queue(waiting, ("Unschedulable", "10:00:09"))
-    waiting.warn(waiting.name, "FailedCreate", "exceeded quota: gpus", "10:00:02")
-    assert waiting.native == "Pending (FailedCreate: exceeded quota: gpus)"
+def test_a_volume_that_cannot_be_mounted_is_named(pending_job: JobFixture):
+    set_pod_group_conditions(pending_job, ("Unschedulable", "10:00:00"), ("Scheduled", "10:00:01"))
+    pending_job.pod(1)["spec"]["nodeName"] = "machine-1"
+    pod = pending_job.pods[1]
+    pending_job.record_event(pod, "Scheduled", "assigned", "10:00:01", kind="Normal")
+    pending_job.record_event(pod, "FailedMount", 'secret "x" not found', "10:00:02")
+    assert pending_job.native == 'Pending (node 1: FailedMount: secret "x" not found)'
+
+    pending_job.record_event(pod, "Pulling", "the image", "10:00:03", kind="Normal")
+    assert pending_job.native == "Pending"
+
+
+def test_a_quota_is_named_before_the_queue_until_the_pods_are_there(pending_job: JobFixture):
+    set_pod_group_conditions(pending_job, ("Unschedulable", "10:00:09"))
+    pending_job.record_event(pending_job.name, "FailedCreate", "exceeded quota: gpus", "10:00:02")
+    assert pending_job.native == "Pending (FailedCreate: exceeded quota: gpus)"
 
     for node in (0, 1):
-        waiting.pod(node)["metadata"]["creationTimestamp"] = "2026-11-21T10:00:05Z"
-    assert waiting.native == GANG
+        pending_job.pod(node)["metadata"]["creationTimestamp"] = "2026-11-21T10:00:05Z"
+    assert pending_job.native == GANG
 
 
 def test_the_quota_of_the_mpi_operator_s_launcher_is_named(api: FakeApi, tmp_path: Path):
     """A batch Job creates the launcher's pod, so the event belongs to that Job."""
-    lab = Lab(api, tmp_path, "mpi-operator")
-    lab.send()
-    lab.phase("Created")
-    lab.warn(f"{lab.name}-launcher", "FailedCreate", "exceeded quota: gpus", "10:00:02")
+    job = JobFixture(api, tmp_path, "mpi-operator")
+    job.send()
+    job.set_phase("Created")
+    job.record_event(f"{job.name}-launcher", "FailedCreate", "exceeded quota: gpus", "10:00:02")
 
-    assert lab.native == "Created (FailedCreate: exceeded quota: gpus)"
+    assert job.native == "Created (FailedCreate: exceeded quota: gpus)"
 
 
 def test_a_waiting_follower_does_not_list_events_every_second(
-    waiting: Lab, monkeypatch: pytest.MonkeyPatch
+    pending_job: JobFixture, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(backends, "_REREAD_S", 1000.0)
     for _ in range(3):
-        waiting.backend.status(waiting.handle)
-    pieces = waiting.backend.logs(waiting.handle, None, follow=True)
-    while len(waiting.api.asked("GET", waiting.path)) < 6:
+        pending_job.backend.status(pending_job.handle)
+    pieces = pending_job.backend.logs(pending_job.handle, None, follow=True)
+    while len(pending_job.api.asked("GET", pending_job.path)) < 6:
         next(pieces)
 
-    asked = waiting.api.asked("GET", "/events")
-    assert 1 <= len(asked) <= 2, asked
-    assert all("fieldSelector=involvedObject.name" in target for target in asked)
+    event_requests = pending_job.api.asked("GET", "/events")
+    assert 1 <= len(event_requests) <= 2, event_requests
+    assert all("fieldSelector=involvedObject.name" in target for target in event_requests)
     pieces.close()  # type: ignore[attr-defined]
 
 
 # -- checks before sending ------------------------------------------------------------------------
 
 
-def manifest_check(lab: Lab) -> list[tuple[bool, str]]:
+def manifest_check(job: JobFixture) -> list[tuple[bool, str]]:
     """Return the checks of the job's manifest before it is sent."""
-    client = lab.backend._client(lab.backend._cluster)
-    return [(check.is_ok, check.found) for check in checks._manifest(client, lab.request)]
+    client = job.backend._client(job.backend._cluster)
+    return [(check.is_ok, check.found) for check in checks._manifest(client, job.request)]
 
 
 def test_a_field_that_the_cluster_drops_is_found_before_anything_is_sent(
     api: FakeApi, tmp_path: Path
 ):
-    lab = Lab(api, tmp_path)
+    job = JobFixture(api, tmp_path)
     api.dropped = ("terminationGracePeriodSeconds", "mountPath")
 
-    ((is_ok, found),) = manifest_check(lab)
+    ((is_ok, found),) = manifest_check(job)
     assert not is_ok
     template = "spec.tasks[0].template.spec"
     assert found == (
@@ -534,16 +543,14 @@ def test_a_field_that_the_cluster_drops_is_found_before_anything_is_sent(
     assert "fieldValidation=Strict" in api.asked("POST", "dryRun=All")[0]
 
 
-def test_a_cluster_that_cannot_try_a_manifest_is_asked_for_the_job_itself(
-    api: FakeApi, tmp_path: Path
-):
-    lab = Lab(api, tmp_path)
-    assert manifest_check(lab) == [(True, "the cluster accepts the Job")]
+def test_a_manifest_is_not_checked_by_a_cluster_without_dry_runs(api: FakeApi, tmp_path: Path):
+    job = JobFixture(api, tmp_path)
+    assert manifest_check(job) == [(True, "the cluster accepts the Job")]
     api.dry_run = (400, {"message": "admission webhook x does not support dry run"})
-    assert manifest_check(lab) == []
+    assert manifest_check(job) == []
     api.dry_run = (422, {"message": "Job is invalid: spec.queue"})
-    ((is_ok, found),) = manifest_check(lab)
-    assert (is_ok, found) == (False, f"validating the Job {lab.name}: Job is invalid: spec.queue")
+    ((is_ok, found),) = manifest_check(job)
+    assert (is_ok, found) == (False, f"validating the Job {job.name}: Job is invalid: spec.queue")
 
 
 # -- sweep ----------------------------------------------------------------------------------------
@@ -551,28 +558,28 @@ def test_a_cluster_that_cannot_try_a_manifest_is_asked_for_the_job_itself(
 
 @pytest.mark.parametrize("engine", ["volcano", "ms-operator"])
 def test_a_sweep_removes_what_a_killed_submit_has_left(api: FakeApi, tmp_path: Path, engine: str):
-    lab = Lab(api, tmp_path, engine)
-    handle = lab.backend.handle(lab.request)
-    for item in requests.objects(lab.request, b"key")[:-1]:
+    job = JobFixture(api, tmp_path, engine)
+    handle = job.backend.handle(job.request)
+    for item in requests.objects(job.request, b"key")[:-1]:
         resource = backends._RESOURCES[item["kind"]]
         api.objects[resource.path(NAMESPACE, item["metadata"]["name"])] = item
     kinds = {item["kind"] for item in api.objects.values()}
     assert kinds == {"ConfigMap", "Secret", *["Service"] * (engine == "ms-operator")}
 
-    with lab.backend._submit_lock(lab.request.job):
-        assert lab.backend.sweep([handle]) == [], "the submit is still at work"
-    assert lab.backend.sweep([handle]) == [lab.request.job]
+    with job.backend._submit_lock(job.request.job):
+        assert job.backend.sweep([handle]) == [], "the submit is still at work"
+    assert job.backend.sweep([handle]) == [job.request.job]
     assert api.objects == {}
-    assert lab.backend.sweep([handle]) == []
+    assert job.backend.sweep([handle]) == []
 
 
-def test_a_sweep_keeps_existing_jobs_and_their_objects(lab: Lab):
-    there = dict(lab.api.objects)
-    assert lab.backend.sweep([lab.handle]) == []
-    assert lab.api.objects == there
+def test_a_sweep_keeps_existing_jobs_and_their_objects(job: JobFixture):
+    before = dict(job.api.objects)
+    assert job.backend.sweep([job.handle]) == []
+    assert job.api.objects == before
 
-    del lab.api.objects[lab.path]
-    assert lab.backend.sweep([lab.handle]) == [], "the cluster removes the rest"
+    del job.api.objects[job.path]
+    assert job.backend.sweep([job.handle]) == [], "the cluster removes the rest"
 
 
 # -- logging in -----------------------------------------------------------------------------------
@@ -586,7 +593,7 @@ def test_requests_impersonate_the_user_named_in_the_kubeconfig(api: FakeApi, tmp
         "as-groups": ["lab", "gpu"],
         "as-user-extra": {"Scopes/x": ["a", "b"]},
     }
-    Lab(api, tmp_path, **user).send()
+    JobFixture(api, tmp_path, **user).send()
 
     for headers in api.headers:
         assert [pair for pair in headers if pair[0].startswith(("Imp", "auth"))] == [
@@ -600,10 +607,10 @@ def test_requests_impersonate_the_user_named_in_the_kubeconfig(api: FakeApi, tmp
         ]
 
 
-def plugin(*words: str) -> dict[str, Any]:
+def exec_user(*argv: str) -> dict[str, Any]:
     """Return a kubeconfig user whose credentials come from a program."""
     version = "client.authentication.k8s.io/v1beta1"
-    command, *args = words
+    command, *args = argv
     run = {"apiVersion": version, "command": command, "args": args, "interactiveMode": "Never"}
     return {"exec": run}
 
@@ -611,18 +618,18 @@ def plugin(*words: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("user", "expected"),
     [
-        (plugin("sh", "-c", "echo please log in >&2; exit 3"), "returned 3. please log in"),
-        (plugin("/nowhere/plugin"), "No such file or directory: '/nowhere/plugin'"),
-        (plugin("echo", "{}"), "malformed response"),
+        (exec_user("sh", "-c", "echo please log in >&2; exit 3"), "returned 3. please log in"),
+        (exec_user("/nowhere/plugin"), "No such file or directory: '/nowhere/plugin'"),
+        (exec_user("echo", "{}"), "malformed response"),
         ({"token": "t", "as-groups": ["lab"]}, "the user has as-groups without `as`"),
     ],
     ids=["fails", "missing", "no answer", "groups alone"],
 )
-def test_a_login_that_fails_asks_nothing_of_the_server(
+def test_a_failed_login_sends_no_request(
     api: FakeApi, tmp_path: Path, capfd: pytest.CaptureFixture[str], user: Any, expected: str
 ):
     with pytest.raises(NotAuthorised, match=re.escape(expected)) as caught:
-        Lab(api, tmp_path, **user).send()
+        JobFixture(api, tmp_path, **user).send()
 
     assert api.seen == []
     assert "\n" not in caught.value.message
@@ -630,10 +637,10 @@ def test_a_login_that_fails_asks_nothing_of_the_server(
 
 
 def test_a_context_with_an_unknown_user_is_refused(api: FakeApi, tmp_path: Path):
-    lab = Lab(api, tmp_path)
+    job = JobFixture(api, tmp_path)
     config = next(tmp_path.glob("kubeconfig-*"))
     config.write_text(config.read_text().replace("user: test", "user: tset"))
 
     with pytest.raises(NotAuthorised, match="the user tset, which the kubeconfig lacks"):
-        lab.send()
+        job.send()
     assert api.seen == []

@@ -144,7 +144,7 @@ def test_the_operator_knows_every_field(engine: str, options: dict[str, Any], no
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_the_check_of_schemas_finds_a_typo_deep_inside(engine: str):
+def test_the_check_of_schemas_finds_a_nested_typo(engine: str):
     """The typos are a misspelt field and a number instead of a string."""
     patch = {"spec": {"containers": [{"name": "cloudjob", "volumeMount": []}], "hostname": 7}}
 
@@ -158,7 +158,7 @@ def test_the_check_of_schemas_finds_a_typo_deep_inside(engine: str):
 @pytest.mark.parametrize("nodes", [1, 2, 3])
 def test_the_entry_of_each_pod_can_read_its_variables(engine: str, nodes: int):
     made = build(engine, nodes=nodes)
-    all_told = list(request.environments(made))
+    environments = list(request.environments(made))
     from_operator = operators.made_of(dict(made.body))
     objects = kubelet.Objects(
         [*request.objects(made, b"a key" * made.has_key), *from_operator.objects]
@@ -166,36 +166,38 @@ def test_the_entry_of_each_pod_can_read_its_variables(engine: str, nodes: int):
 
     for index, item in enumerate(from_operator.pods):
         started = kubelet.container(item, objects, ip=f"10.0.0.{index}")
-        given_ = kubelet.shell_environment(started)
+        container_env = kubelet.shell_environment(started)
         files = started.files
-        node = env.read({**given_, **variables.load(files["/run/cloudjob/env"].data)})
-        told = env.read(all_told[index])
+        node = env.read({**container_env, **variables.load(files["/run/cloudjob/env"].data)})
+        expected = env.read(environments[index])
 
         assert node.node == index
-        assert node.hosts == told.hosts
+        assert node.hosts == expected.hosts
         assert node.hosts[index].partition(".")[0] == started.host
-        assert node._replace(ssh_key="") == told._replace(ssh_key="")
+        assert node._replace(ssh_key="") == expected._replace(ssh_key="")
         assert started.args == ("train.py", "--lr", "0.1", "$(HOME) $$")
-        assert given_["PRICE"] == "5$ or $(A)"
-        assert given_["MA_CURRENT_IP"] == f"10.0.0.{index}"
-        assert given_["MA_CURRENT_INSTANCE_NAME"] == item["metadata"]["name"]
+        assert container_env["PRICE"] == "5$ or $(A)"
+        assert container_env["MA_CURRENT_IP"] == f"10.0.0.{index}"
+        assert container_env["MA_CURRENT_INSTANCE_NAME"] == item["metadata"]["name"]
         assert "/opt/cloudjob/jobentry.pyz" in files
         assert ("/run/cloudjob/ssh-key" in files) == (engine != "mpi-operator" and nodes > 1)
         # The operators' own variables would break Open MPI 5.0, or start one rank per node.
-        assert not {"OMPI_MCA_plm_rsh_args", "MS_ROLE", "MS_NODE_ID", "MS_WORKER_NUM"} & {*given_}
+        assert not {"OMPI_MCA_plm_rsh_args", "MS_ROLE", "MS_NODE_ID", "MS_WORKER_NUM"} & {
+            *container_env
+        }
 
 
-def test_volcano_gives_the_names_that_modelarts_gives():
+def test_volcano_uses_the_names_that_modelarts_uses():
     """Host names follow ModelArts' rule, and Volcano itself provides the list of hosts."""
     made = build("volcano")
     from_operator = operators.made_of(dict(made.body))
     objects = kubelet.Objects([*request.objects(made, b""), *from_operator.objects])
-    given_ = kubelet.container(from_operator.pods[2], objects, ip="10.0.0.2").env
-    rule = "{MA_VJ_NAME}-{MA_TASK_NAME}-{VC_TASK_INDEX}.{MA_VJ_NAME}".format(**given_)
+    container_env = kubelet.container(from_operator.pods[2], objects, ip="10.0.0.2").env
+    rule = "{MA_VJ_NAME}-{MA_TASK_NAME}-{VC_TASK_INDEX}.{MA_VJ_NAME}".format(**container_env)
 
-    assert given_["VC_WORKER_HOSTS"].split(",")[2] == rule
-    assert given_["VC_WORKER_NUM"] == given_["MA_NUM_HOSTS"] == "3"
-    assert given_["VK_TASK_INDEX"] == given_["VC_TASK_INDEX"] == "2"
+    assert container_env["VC_WORKER_HOSTS"].split(",")[2] == rule
+    assert container_env["VC_WORKER_NUM"] == container_env["MA_NUM_HOSTS"] == "3"
+    assert container_env["VK_TASK_INDEX"] == container_env["VC_TASK_INDEX"] == "2"
 
 
 def test_each_node_of_the_mindspore_operator_has_a_service_of_its_own():
@@ -280,10 +282,10 @@ def test_the_text_of_a_dry_run_is_what_is_applied():
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_job_of_1000_nodes_is_quickly_made_and_small_enough(engine: str):
-    begun = time.process_time()
+    started_s = time.process_time()
     made = build(engine, nodes=1000)
     text = request.text(made)
-    spent_s = time.process_time() - begun
+    spent_s = time.process_time() - started_s
     sizes = [len(json.dumps(item)) for item in request.objects(made, b"k" * 500)]
 
     assert spent_s < 1.0
@@ -317,7 +319,7 @@ def test_volcano_aborts_a_job_that_has_lost_a_pod_and_leaves_a_failure_to_the_en
     assert spec["minAvailable"] == 3
 
 
-def test_volcano_starts_a_job_again_as_often_as_was_asked():
+def test_volcano_restarts_a_job_as_often_as_requested():
     """Volcano's ``maxRetry`` includes the first start."""
     spec = build("volcano", retries=2).body["spec"]
 
@@ -348,12 +350,12 @@ def test_a_patch_reaches_one_container_and_one_variable():
     }
     made = build("volcano", {**EVERYTHING, "pod": patch}).body["spec"]["tasks"][0]["template"]
     containers = made["spec"]["containers"]
-    given_ = {item["name"]: item.get("value") for item in containers[0]["env"]}
+    container_env = {item["name"]: item.get("value") for item in containers[0]["env"]}
 
     assert [item["name"] for item in containers] == ["cloudjob", "sidecar"]
-    assert given_["SEED"] == "8"
-    assert given_["NEW"] == "1"
-    assert given_["MA_VJ_NAME"] == "train-2345678b"
+    assert container_env["SEED"] == "8"
+    assert container_env["NEW"] == "1"
+    assert container_env["MA_VJ_NAME"] == "train-2345678b"
     assert "resources" not in containers[0]
     assert "cache" not in [item["name"] for item in made["spec"]["volumes"]]
     assert made["spec"]["securityContext"] == {"runAsUser": 7}
@@ -394,9 +396,9 @@ def _has_nameless_items(value: Any) -> bool:
 # -- refused jobs ---------------------------------------------------------------------------------
 
 
-def patched(key: str, patch: Any, said: str) -> tuple[str, Any, str]:
+def patched(key: str, patch: Any, message: str) -> tuple[str, Any, str]:
     """Return a test case of a job with a patch."""
-    return "volcano", {"options": {key: patch}}, said
+    return "volcano", {"options": {key: patch}}, message
 
 
 def mounted(*paths: str, name: str = "") -> dict[str, Any]:
@@ -520,8 +522,8 @@ def test_an_invalid_namespace_is_refused(name: str):
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_patch_cannot_remove_the_labels_that_identify_the_job(engine: str):
-    gone = {"metadata": {"$patch": "replace", "labels": {"a": "b"}}}
-    options = {"job": gone, "pod": {} if engine == "ms-operator" else gone}
+    patch = {"metadata": {"$patch": "replace", "labels": {"a": "b"}}}
+    options = {"job": patch, "pod": {} if engine == "ms-operator" else patch}
     body = build(engine, options).body
 
     own = {"cloudjob.job": "train-2345678b", "app.kubernetes.io/managed-by": "cloudjob"}
@@ -557,7 +559,7 @@ def test_only_retained_keys_stay():
         ),
     ],
 )
-def test_pods_run_with_as_few_rights_as_their_user_allows(user: str, pod_context: Any, own: Any):
+def test_pods_run_with_minimal_permissions_for_their_user(user: str, pod_context: Any, own: Any):
     (made, *_) = operators.made_of(dict(build("volcano", {"user": user}).body)).pods
 
     context = made["spec"]["securityContext"]
@@ -566,7 +568,7 @@ def test_pods_run_with_as_few_rights_as_their_user_allows(user: str, pod_context
     assert made["spec"]["containers"][0].get("securityContext") == own
 
 
-def test_a_folder_of_this_machine_is_fine_where_a_volume_brings_it():
+def test_a_local_folder_is_accepted_if_a_volume_mounts_it():
     """A network file system may have the same path locally and in the pods."""
     volume = {"name": "nfs", "nfs": {"server": "s", "path": "/x"}, "mountPath": "/data"}
 
@@ -605,14 +607,17 @@ def test_a_dry_run_with_a_named_engine_needs_no_cluster(tmp_path: Path):
 
 def volcano_job(phase: str, **status: Any) -> dict[str, Any]:
     """Return a Volcano job in this phase."""
-    said = {"phase": phase, "lastTransitionTime": "2026-11-21T10:00:09Z"}
-    return {"metadata": {"name": "j", "uid": "u"}, "status": {"state": said, **status}}
+    state = {"phase": phase, "lastTransitionTime": "2026-11-21T10:00:09Z"}
+    return {"metadata": {"name": "j", "uid": "u"}, "status": {"state": state, **status}}
 
 
-def mpi_job(*conditions: str, reason: str = "", message: str = "") -> dict[str, Any]:
+def mpi_job(*true_types: str, reason: str = "", message: str = "") -> dict[str, Any]:
     """Return an MPIJob with these conditions."""
-    held = [{"type": c, "status": "True", "reason": reason, "message": message} for c in conditions]
-    return {"metadata": {"name": "j", "uid": "u"}, "status": {"conditions": held}}
+    conditions = [
+        {"type": kind, "status": "True", "reason": reason, "message": message}
+        for kind in true_types
+    ]
+    return {"metadata": {"name": "j", "uid": "u"}, "status": {"conditions": conditions}}
 
 
 @pytest.mark.parametrize(
@@ -637,7 +642,7 @@ def test_the_phases_of_volcano_map_to_states(phase: str, is_cancelled: bool, exp
 
 
 @pytest.mark.parametrize(
-    ("held", "is_cancelled", "expected"),
+    ("conditions", "is_cancelled", "expected"),
     [
         ((), False, JobState.PENDING),
         (("Created",), False, JobState.PENDING),
@@ -650,14 +655,14 @@ def test_the_phases_of_volcano_map_to_states(phase: str, is_cancelled: bool, exp
     ],
 )
 def test_the_conditions_of_the_mpi_operator_map_to_states(
-    held: tuple[str, ...], is_cancelled: bool, expected: JobState
+    conditions: tuple[str, ...], is_cancelled: bool, expected: JobState
 ):
     """The most significant of the conditions that are true counts."""
-    assert kubeflow.stage_of_conditions(mpi_job(*held), is_cancelled).state is expected
+    assert kubeflow.stage_of_conditions(mpi_job(*conditions), is_cancelled).state is expected
 
 
 @pytest.mark.parametrize(
-    ("held", "is_cancelled", "started_at", "expected"),
+    ("conditions", "is_cancelled", "started_at", "expected"),
     [
         (("Created",), False, "", JobState.PENDING),
         (("Created", "Running"), True, "2026-11-21T10:00:00Z", JobState.RUNNING),
@@ -665,11 +670,11 @@ def test_the_conditions_of_the_mpi_operator_map_to_states(
         (("Created",), True, "", JobState.CANCELLED),
     ],
 )
-def test_a_job_of_mindspore_s_operator_that_waits_is_cancelled_at_once(
-    held: tuple[str, ...], is_cancelled: bool, started_at: str, expected: JobState
+def test_a_pending_job_of_the_mindspore_operator_is_cancelled_at_once(
+    conditions: tuple[str, ...], is_cancelled: bool, started_at: str, expected: JobState
 ):
     """The operator checks the time limit only once the job has started."""
-    job = mpi_job(*held)
+    job = mpi_job(*conditions)
     job["status"]["startTime"] = started_at
 
     assert MS_OPERATOR.stage(job, is_cancelled).state is expected
@@ -687,7 +692,7 @@ def test_a_job_of_mindspore_s_operator_that_waits_is_cancelled_at_once(
         ("Failed", None, JobState.FAILED),
     ],
 )
-def test_a_job_of_mindspore_s_operator_ends_with_its_head(
+def test_a_job_of_the_mindspore_operator_ends_with_its_head(
     message: str, head: Any, expected: JobState
 ):
     """The operator watches only the workers; the head still saves outputs and writes its record."""
@@ -742,14 +747,16 @@ def pod_in(node: int, phase: str, **status: Any) -> state.Pod:
 
 def ended(node: int, code: int, reason: str = "Error", at: str = "2026-11-21T10:00:05Z"):
     """Return a pod whose container has ended."""
-    over = {"exitCode": code, "reason": reason, "finishedAt": at, "startedAt": at}
+    terminated = {"exitCode": code, "reason": reason, "finishedAt": at, "startedAt": at}
     phase = "Failed" if code else "Succeeded"
     return pod_in(
-        node, phase, containerStatuses=[{"name": "cloudjob", "state": {"terminated": over}}]
+        node, phase, containerStatuses=[{"name": "cloudjob", "state": {"terminated": terminated}}]
     )
 
 
-def seen(job: dict[str, Any], *pods: state.Pod, is_cancelled: bool = False, reasons: Any = ()):
+def volcano_status(
+    job: dict[str, Any], *pods: state.Pod, is_cancelled: bool = False, reasons: Any = ()
+):
     """Return the status of a Volcano job."""
     return state.status_of(
         VOLCANO, job, list(pods), is_cancelled=is_cancelled, reasons=list(reasons)
@@ -764,7 +771,7 @@ def test_an_unschedulable_pod_is_reported_with_the_reason():
         "reason": "Unschedulable",
         "message": "0/4 nodes are available: 4 Insufficient nvidia.com/gpu.",
     }
-    found = seen(volcano_job("Pending"), pod_in(1, "Pending", conditions=[reason]))
+    found = volcano_status(volcano_job("Pending"), pod_in(1, "Pending", conditions=[reason]))
 
     assert found.state is JobState.PENDING
     assert found.native == (
@@ -775,7 +782,7 @@ def test_an_unschedulable_pod_is_reported_with_the_reason():
 def test_an_image_that_cannot_be_pulled_is_reported():
     """The kubelet retries for ever, so cloudjob must report it."""
     waiting = {"waiting": {"reason": "ImagePullBackOff", "message": 'Back-off pulling "x:1"'}}
-    found = seen(
+    found = volcano_status(
         volcano_job("Pending"),
         pod_in(0, "Pending", containerStatuses=[{"name": "cloudjob", "state": waiting}]),
         pod_in(1, "Pending", containerStatuses=[{"name": "cloudjob", "state": waiting}]),
@@ -788,14 +795,14 @@ def test_an_image_that_cannot_be_pulled_is_reported():
 
 def test_a_job_without_pods_is_reported_with_the_quotas_message():
     """There is no pod that could give a reason."""
-    found = seen(volcano_job("Pending"), reasons=["FailedCreate: exceeded quota: gpus"])
+    found = volcano_status(volcano_job("Pending"), reasons=["FailedCreate: exceeded quota: gpus"])
 
     assert found.native == "Pending (FailedCreate: exceeded quota: gpus)"
 
 
 def test_a_node_that_ran_out_of_memory_is_named():
     """The entry only knows that a rank was killed."""
-    found = seen(volcano_job("Failed"), ended(0, 1), ended(1, 137, "OOMKilled"))
+    found = volcano_status(volcano_job("Failed"), ended(0, 1), ended(1, 137, "OOMKilled"))
 
     assert found.state is JobState.FAILED
     assert found.reason == "out of memory: node 1 (j-worker-1), limited to 4Gi"
@@ -804,7 +811,7 @@ def test_a_node_that_ran_out_of_memory_is_named():
 
 def test_an_evicted_pod_is_blamed_rather_than_pods_ended_because_of_it():
     evicted = pod_in(2, "Failed", reason="Evicted", message="The node was low on resource: memory.")
-    found = seen(volcano_job("Aborted"), ended(0, 143), evicted)
+    found = volcano_status(volcano_job("Aborted"), ended(0, 143), evicted)
 
     assert found.message == "node 2 (j-worker-2): Evicted: The node was low on resource: memory."
     assert found.node == 2
@@ -813,7 +820,7 @@ def test_an_evicted_pod_is_blamed_rather_than_pods_ended_because_of_it():
 
 def test_a_cancelled_job_blames_no_node():
     """Its nodes were told to terminate."""
-    found = seen(volcano_job("Aborted"), ended(0, 143), is_cancelled=True)
+    found = volcano_status(volcano_job("Aborted"), ended(0, 143), is_cancelled=True)
 
     assert found.state is JobState.CANCELLED
     assert found.message == ""
@@ -822,7 +829,7 @@ def test_a_cancelled_job_blames_no_node():
 
 def test_start_and_end_times_are_those_of_the_containers():
     """Times are in RFC 3339 format, with milliseconds."""
-    found = seen(volcano_job("Completed"), ended(0, 0, "Completed"))
+    found = volcano_status(volcano_job("Completed"), ended(0, 0, "Completed"))
 
     assert found.started_at == found.ended_at == "2026-11-21T10:00:05.000Z"
     assert found.exit_code == 0
@@ -830,8 +837,11 @@ def test_start_and_end_times_are_those_of_the_containers():
 
 def test_a_restarted_job_has_the_start_of_its_last_attempt():
     """The record of an earlier attempt must not count for this one."""
-    assert seen(volcano_job("Running", retryCount=1)).attempt_at == "2026-11-21T10:00:09.000Z"
-    assert seen(volcano_job("Running")).attempt_at == ""
+    assert (
+        volcano_status(volcano_job("Running", retryCount=1)).attempt_at
+        == "2026-11-21T10:00:09.000Z"
+    )
+    assert volcano_status(volcano_job("Running")).attempt_at == ""
 
 
 def test_a_cluster_is_hashable():

@@ -82,24 +82,24 @@ def test_a_handle_finds_the_job_again_from_another_process(
     assert other.status(handle).state is JobState.RUNNING
 
 
-@pytest.mark.parametrize(("gone", "searches"), [(2, 1), (20, 2)])
+@pytest.mark.parametrize(("deleted_count", "searches"), [(2, 1), (20, 2)])
 def test_many_jobs_that_run_are_one_search(
-    gone: int, searches: int, service: ModelArts, backend: ModelArtsBackend
+    deleted_count: int, searches: int, service: ModelArts, backend: ModelArtsBackend
 ):
     """If many handles are left, a second search finds out which jobs are gone."""
     handle = sent(backend)
     prefix = handle.rpartition("/")[0].rpartition("/")[0]
     running = [f"{prefix}/{service.add(f'train-{n}')}/train-{n}" for n in range(20)]
     ended = f"{prefix}/{service.add('ended', 'Completed')}/ended"
-    deleted = [f"{prefix}/deleted-{n}/deleted-{n}" for n in range(gone)]
+    deleted = [f"{prefix}/deleted-{n}/deleted-{n}" for n in range(deleted_count)]
     not_known = backend.handle(backend.build(submission()))
     service.seen.clear()
 
     found = backend.statuses([*running, ended, *deleted, not_known])
 
     states = {handle: status and status.state for handle, status in found.items()}
-    wanted = dict.fromkeys([*running, not_known], JobState.RUNNING)
-    assert states == wanted | dict.fromkeys(deleted if searches > 1 else ())
+    expected = dict.fromkeys([*running, not_known], JobState.RUNNING)
+    assert states == expected | dict.fromkeys(deleted if searches > 1 else ())
     assert len(service.seen) == len(service.asked("training-job-searches")) == searches
 
 
@@ -273,7 +273,7 @@ def test_the_store_is_the_bucket_that_the_section_names(backend: ModelArtsBacken
 # -- checks ---------------------------------------------------------------------------------------
 
 
-def looked(
+def run_checks(
     service: ModelArts, backend: ModelArtsBackend, store: str = "", **values: Any
 ) -> dict[str, Check]:
     """Return the results of the checks before a submit, by name."""
@@ -284,7 +284,7 @@ def looked(
 
 
 def test_every_check_passes_for_a_valid_job(service: ModelArts, backend: ModelArtsBackend):
-    found = looked(service, backend)
+    found = run_checks(service, backend)
 
     assert all(check.is_ok for check in found.values())
     assert set(found) == {
@@ -300,7 +300,7 @@ def test_every_check_passes_for_a_valid_job(service: ModelArts, backend: ModelAr
 
 
 @pytest.mark.parametrize(
-    ("name", "values", "words"),
+    ("name", "values", "message"),
     [
         ("flavor", {"flavor": "cpus"}, "there is no flavor cpus, did you mean 'cpu'?"),
         ("flavor", {"nodes": 5}, "cpu: at most 4 nodes, but the job has 5"),
@@ -335,7 +335,7 @@ def test_every_check_passes_for_a_valid_job(service: ModelArts, backend: ModelAr
 def test_each_check_reports_what_would_fail(
     name: str,
     values: dict[str, Any],
-    words: str,
+    message: str,
     service: ModelArts,
     backend: ModelArtsBackend,
 ):
@@ -343,14 +343,14 @@ def test_each_check_reports_what_would_fail(
     service.add("other", outputs=outputs)
     store = values.pop("store", "")
     store = store and f"{store}?endpoint={service.endpoint}&region=cn-north-4"
-    check = looked(service, backend, store, **values)[name]
+    check = run_checks(service, backend, store, **values)[name]
 
     assert not check.is_ok
-    assert words in check.found
+    assert message in check.found
     assert check.hint
 
 
-def test_a_flavor_says_how_many_devices_a_node_has(backend: ModelArtsBackend):
+def test_a_flavor_determines_the_number_of_devices_of_a_node(backend: ModelArtsBackend):
     """The number is unknown for a dedicated pool and for a flavor that is not listed."""
     job = JobSpec(script="train.py", backend="modelarts", flavor="gpu")
     pool = JobSpec(script="train.py", backend="modelarts", modelarts={"pool_id": "p"})
@@ -381,7 +381,7 @@ def test_a_missing_input_is_found_before_the_submit(
     key: str, is_there: bool, service: ModelArts, backend: ModelArtsBackend
 ):
     service.obs.objects = dict.fromkeys(("data-2/x", "data/a b", "empty/"), b"")
-    check = looked(service, backend, inputs={"DATA": f"obs://bucket/{key}"})["inputs"]
+    check = run_checks(service, backend, inputs={"DATA": f"obs://bucket/{key}"})["inputs"]
 
     assert check.is_ok == is_there
     assert check.is_needed
@@ -393,18 +393,18 @@ def test_a_bucket_in_another_region_or_encrypted_is_reported(
 ):
     """The service reports such a bucket only after the job has failed."""
     service.obs.location, service.obs.is_encrypted = "eu-west-101", True
-    found = looked(service, backend)
+    found = run_checks(service, backend)
 
     assert found["bucket"].found == "bucket is in eu-west-101, but jobs run in cn-north-4"
     assert not found["encryption"].is_ok
 
 
-def test_a_bucket_that_refuses_this_machines_clock_is_reported(
+def test_a_bucket_that_refuses_the_local_clock_is_reported(
     service: ModelArts, backend: ModelArtsBackend
 ):
     refusal = b"<Error><Code>RequestTimeTooSkewed</Code></Error>"
     service.faults.append(once("GET /bucket", Reply(403, refusal), times=9))
-    check = looked(service, backend)["bucket"]
+    check = run_checks(service, backend)["bucket"]
 
     assert check.found == "asking for obs://bucket/jobs: OBS refuses: RequestTimeTooSkewed"
     assert "clock" in check.hint
@@ -418,7 +418,7 @@ def test_an_endpoint_of_the_store_that_cannot_be_used_is_reported(
     monkeypatch: pytest.MonkeyPatch,
 ):
     monkeypatch.setattr(bucket, "_TRIES", 1)
-    check = looked(service, backend, f"obs://bucket?endpoint={endpoint}&region=r")["bucket"]
+    check = run_checks(service, backend, f"obs://bucket?endpoint={endpoint}&region=r")["bucket"]
 
     assert not check.is_ok
     assert check.found.startswith("asking for obs://bucket: ")
@@ -429,17 +429,17 @@ def test_a_full_quota_is_reported(service: ModelArts, backend: ModelArtsBackend)
     for number in range(3):
         service.add(f"job-{number}")
 
-    assert not looked(service, backend)["quota"].is_ok
+    assert not run_checks(service, backend)["quota"].is_ok
 
 
 def test_a_pool_is_checked_instead_of_a_flavor(service: ModelArts, backend: ModelArtsBackend):
     """The pool determines the size of its nodes."""
     options = {"modelarts": {"pool_id": "pool-a"}}
-    found = looked(service, backend, flavor="", **options)
+    found = run_checks(service, backend, flavor="", **options)
 
     assert found["pool"].is_ok
     assert "flavor" not in found
-    missing = looked(service, backend, modelarts={"pool_id": "pool-b"})
+    missing = run_checks(service, backend, modelarts={"pool_id": "pool-b"})
     assert not missing["pool"].is_ok
     assert missing["pool"].is_needed
 
@@ -447,28 +447,26 @@ def test_a_pool_is_checked_instead_of_a_flavor(service: ModelArts, backend: Mode
 @pytest.mark.parametrize(
     "image", ["a/b/c:v101", "swr.cn-north-4.myhuaweicloud.com/a/b/c:v101", "a/b/c:v3"]
 )
-def test_an_image_is_looked_for_in_the_registry(
+def test_an_image_is_searched_in_the_registry(
     image: str, service: ModelArts, backend: ModelArtsBackend
 ):
     """All pages of its tags are read; a folder in the name is escaped as the registry requires."""
     service.images["a/b/c"] = [f"v{number}" for number in range(120)]
 
-    assert looked(service, backend, image=image)["image"].is_ok
+    assert run_checks(service, backend, image=image)["image"].is_ok
 
 
 def test_an_image_that_is_not_listed_may_be_shared(service: ModelArts, backend: ModelArtsBackend):
-    assert not looked(service, backend, image="other/name:v1")["image"].is_needed
+    assert not run_checks(service, backend, image="other/name:v1")["image"].is_needed
 
 
-def test_an_image_of_another_registry_is_the_services_to_find(
-    service: ModelArts, backend: ModelArtsBackend
-):
-    assert "image" not in looked(service, backend, image="registry.example:5000/a/b:v1")
+def test_an_image_of_another_registry_is_not_checked(service: ModelArts, backend: ModelArtsBackend):
+    assert "image" not in run_checks(service, backend, image="registry.example:5000/a/b:v1")
 
 
 def test_wrong_keys_are_reported_once_and_not_by_every_check(service: ModelArts, tmp_path: Path):
     environ = {**environ_of(service), "HUAWEICLOUD_SDK_SK": "another"}
-    found = looked(service, ModelArtsBackend(tmp_path, {}, environ=environ, user_home=tmp_path))
+    found = run_checks(service, ModelArtsBackend(tmp_path, {}, environ=environ, user_home=tmp_path))
 
     assert not found["credentials"].is_ok
     assert [check.name for check in found.values() if not check.is_ok and check.is_needed] == [
@@ -476,13 +474,13 @@ def test_wrong_keys_are_reported_once_and_not_by_every_check(service: ModelArts,
     ]
 
 
-def test_a_user_without_the_right_to_list_quotas_may_submit(
+def test_a_user_without_permission_to_list_quotas_may_submit(
     service: ModelArts, backend: ModelArtsBackend
 ):
     """A user may have permission to train, but not to list quotas."""
     refused = {"error_msg": "denied", "error_code": "ModelArts.0103"}
     service.faults.append(once("training-quotas", Reply(403, refused), times=9))
-    found = looked(service, backend)
+    found = run_checks(service, backend)
 
     assert [check for check in found.values() if check.is_needed and not check.is_ok] == []
     assert "denied" in found["asking for quotas"].found
@@ -492,15 +490,15 @@ def test_the_checks_run_in_parallel(service: ModelArts, backend: ModelArtsBacken
     """None of the first five requests is answered before all five have arrived."""
     found: list[bool] = []
     numbers = itertools.count(1)
-    are_there = threading.Event()
+    all_arrived = threading.Event()
 
     def wait(_seen: Any) -> None:
         if next(numbers) == 5:
-            are_there.set()
-        found.append(are_there.wait(20))
+            all_arrived.set()
+        found.append(all_arrived.wait(20))
 
     service.faults.append(wait)
-    looked(service, backend, outputs={"O": "obs://bucket/mine"})
+    run_checks(service, backend, outputs={"O": "obs://bucket/mine"})
 
     assert found == [True] * 6
 

@@ -118,7 +118,7 @@ def test_the_body_contains_no_secret():
     assert "s3cr3t" not in repr(made)
 
 
-def test_the_keys_of_the_store_travel_only_when_an_entry_needs_them():
+def test_the_keys_of_the_store_are_delivered_only_when_an_entry_needs_them():
     """The platform copies objects in OBS with its own permissions."""
     without = request.build(submission(inputs={"A": "obs://b/c"}), SITE)
     needed = request.build(submission(inputs={"A": "s3://b/c"}), SITE)
@@ -135,12 +135,12 @@ def test_the_keys_of_the_store_travel_only_when_an_entry_needs_them():
         max_size=8,
     )
 )
-def test_every_variable_arrives_exactly_by_one_way(wanted: dict[str, str]):
-    made = request.build(submission(env=wanted), SITE)
+def test_every_variable_is_delivered_exactly_once(environ: dict[str, str]):
+    made = request.build(submission(env=environ), SITE)
     shown = made.body["algorithm"]["environments"]
     delivered = variables.load(request.delivered_env(made))
 
-    assert {**{k: shown[k] for k in wanted if k in shown}, **delivered} == wanted
+    assert {**{k: shown[k] for k in environ if k in shown}, **delivered} == environ
     assert not set(shown) & set(delivered)
     assert all(len(value) <= 4096 and "$" not in value and value for value in shown.values())
     assert not any(name.startswith("MA_") for name in shown)
@@ -148,14 +148,14 @@ def test_every_variable_arrives_exactly_by_one_way(wanted: dict[str, str]):
 
 def test_the_hundredth_variable_is_the_last_in_the_body():
     """The remaining variables are delivered in a file beside the code."""
-    wanted = {f"VARIABLE_{index}": "x" for index in range(150)}
-    made = request.build(submission(env=wanted), SITE)
+    environ = {f"VARIABLE_{index}": "x" for index in range(150)}
+    made = request.build(submission(env=environ), SITE)
 
     assert len(made.body["algorithm"]["environments"]) == 100
     # cloudjob's own variables come first in the body, since the entry cannot start without them.
     assert {name for name in made.env if name.startswith("CLOUDJOB_")} == set()
     shown = made.body["algorithm"]["environments"]
-    assert {name for name in shown if name in wanted} | set(made.env) == set(wanted)
+    assert {name for name in shown if name in environ} | set(made.env) == set(environ)
 
 
 def test_each_node_reads_its_own_environment():
@@ -168,26 +168,26 @@ def test_each_node_reads_its_own_environment():
     assert made.environments[1]["SEED"] == "7"
 
 
-@pytest.mark.parametrize("words", [("--lr", "0.1"), ("a b", "'", '"', "$HOME", "\n", "*", "")])
-def test_the_command_hands_over_every_word_and_what_the_platform_appends(
-    words: tuple[str, ...], tmp_path: Path
+@pytest.mark.parametrize("arguments", [("--lr", "0.1"), ("a b", "'", '"', "$HOME", "\n", "*", "")])
+def test_the_command_passes_every_argument_and_those_the_platform_appends(
+    arguments: tuple[str, ...], tmp_path: Path
 ):
     folder = tmp_path / "job dir" / "node"
     folder.mkdir(parents=True)
     (folder / "boot.sh").write_text('printf "%s\\0" "$CLOUDJOB_DELIVERY" "$@"\n')
-    command = request.command(submission(args=words).spec)
+    command = request.command(submission(args=arguments).spec)
     environ = {"MA_JOB_DIR": str(folder.parent), "PATH": "/usr/bin:/bin"}
-    wanted = [str(folder), "train.py", *words, "--data_url=/home/x y"]
+    expected = [str(folder), "train.py", *arguments, "--data_url=/home/x y"]
 
     for argv in (
         ["sh", "-c", command + " '--data_url=/home/x y'"],
         [*shlex.split(command), "--data_url=/home/x y"],
     ):
         done = subprocess.run(argv, env=environ, capture_output=True, check=True)
-        assert done.stdout.decode().split("\0")[:-1] == wanted
+        assert done.stdout.decode().split("\0")[:-1] == expected
 
 
-def test_a_preset_engine_runs_our_boot_file_with_the_same_words(tmp_path: Path):
+def test_a_preset_engine_runs_our_boot_file_with_the_same_arguments(tmp_path: Path):
     """Its command takes no arguments, so a file beside the boot file contains them."""
     made = request.build(submission(**{**PRESET, "args": ("a b", "\n")}), SITE)
     for name, data in delivery.companions(made).items():

@@ -82,7 +82,7 @@ def test_a_temporary_failure_is_retried(status: int, service: ModelArts, client:
     ("headers", "least_s", "most_s"),
     [({}, 0.0, 0.5), ({"Retry-After": "7"}, 7.0, 7.0), ({"Retry-After": "soon"}, 0.0, 0.5)],
 )
-def test_the_pause_is_the_one_that_the_service_asks_for(
+def test_the_pause_is_the_one_that_the_service_requests(
     headers: dict[str, str],
     least_s: float,
     most_s: float,
@@ -97,7 +97,7 @@ def test_the_pause_is_the_one_that_the_service_asks_for(
     assert least_s <= pauses[0] <= most_s
 
 
-def test_the_service_may_ask_for_a_pause_until_a_date(
+def test_the_service_may_request_a_pause_until_a_date(
     service: ModelArts, client: Client, pauses: Pauses
 ):
     job = service.add("train")
@@ -129,7 +129,7 @@ def test_a_request_is_repeated_when_its_connection_breaks(
     assert client.show(job)["metadata"]["id"] == job
 
 
-def test_an_endpoint_where_nothing_listens_is_reported_soon(service: ModelArts, pauses: Pauses):
+def test_an_endpoint_without_a_listener_is_reported_quickly(service: ModelArts, pauses: Pauses):
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         nowhere = f"127.0.0.1:{found.getsockname()[1]}"
@@ -143,14 +143,14 @@ def test_an_endpoint_where_nothing_listens_is_reported_soon(service: ModelArts, 
 def test_a_proxy_that_does_not_connect_is_named(
     service: ModelArts, pauses: Pauses, monkeypatch: pytest.MonkeyPatch
 ):
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{found.getsockname()[1]}")
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{listener.getsockname()[1]}")
     monkeypatch.delenv("no_proxy", raising=False)
     monkeypatch.delenv("NO_PROXY", raising=False)
-    far = site_of(service, endpoint="http://modelarts.example")
+    remote_site = site_of(service, endpoint="http://modelarts.example")
     with pytest.raises(BackendError) as caught:
-        Client(far, pause=pauses).show("x")
+        Client(remote_site, pause=pauses).show("x")
 
     expected = "asking for job x: modelarts.example: the proxy does not connect to it"
     assert caught.value.message == expected
@@ -196,7 +196,7 @@ def test_a_create_whose_answer_was_lost_is_not_sent_twice(service: ModelArts, cl
 @pytest.mark.parametrize(
     "reply", [Reply(cut=True), Reply(500, {}), Reply(503, {}, {"Retry-After": "0"})]
 )
-def test_a_create_that_may_have_been_lost_is_sent_again_after_a_look_for_the_job(
+def test_a_create_that_may_have_been_lost_is_sent_again_after_a_search(
     reply: Reply, service: ModelArts, client: Client
 ):
     service.faults.append(once(CREATE, reply))
@@ -222,8 +222,8 @@ def test_a_search_that_does_not_list_the_job_yet_creates_no_second_one(
 
 
 def test_a_refused_create_is_not_sent_again(service: ModelArts, client: Client):
-    said = {"error_msg": "bad flavor.", "error_code": "ModelArts.2763", "error_solution": "x"}
-    service.faults.append(once("training-jobs", Reply(400, said), times=9))
+    refusal = {"error_msg": "bad flavor.", "error_code": "ModelArts.2763", "error_solution": "x"}
+    service.faults.append(once("training-jobs", Reply(400, refusal), times=9))
     with pytest.raises(errors.ServiceError) as caught:
         client.create(BODY)
 
@@ -259,7 +259,7 @@ def test_a_create_whose_outcome_stays_unknown_is_reported_as_such(
         Client(site_of(service), limits=limits).create(BODY)
 
 
-def test_many_creates_under_faults_make_one_job_each(service: ModelArts):
+def test_many_creates_during_faults_make_one_job_each(service: ModelArts):
     """Eight run at once; the service drops every third response and fails every fifth request."""
     count = itertools.count(1)
 
@@ -281,10 +281,10 @@ def test_many_creates_under_faults_make_one_job_each(service: ModelArts):
 
 def test_a_search_requests_pages_by_number(service: ModelArts, client: Client):
     """The service's offset counts pages, not jobs."""
-    wanted = [service.add(f"job-{number}") for number in range(120)]
+    expected = [service.add(f"job-{number}") for number in range(120)]
     found = [job["metadata"]["id"] for job in client.search([])]
 
-    assert sorted(found) == sorted(wanted)
+    assert sorted(found) == sorted(expected)
     assert [seen.json["offset"] for seen in service.asked("searches")] == [0, 1, 2]
 
 
@@ -360,15 +360,15 @@ def test_a_query_with_special_characters_arrives_as_it_was_signed(
 
 
 def test_wrong_keys_are_reported_as_an_authentication_error(service: ModelArts):
-    wrong = Client(site_of(service, keys=Keys("AK", "wrong")))
+    client = Client(site_of(service, keys=Keys("AK", "wrong")))
     with pytest.raises(NotAuthorised) as caught:
-        wrong.show("0")
+        client.show("0")
 
     assert "APIGW.0301" in caught.value.message
     assert len(service.seen) == 1
 
 
-def test_iam_is_asked_once_for_the_project_if_none_is_set(service: ModelArts):
+def test_the_project_is_requested_once_from_iam_if_none_is_set(service: ModelArts):
     job = service.add("train")
     client = Client(site_of(service, project_id=""))
     client.show(job)
@@ -392,8 +392,8 @@ def test_a_password_is_exchanged_for_a_token_once(service: ModelArts):
     client.show(job)
     client.show(job)
 
-    asked = service.asked("/v3/auth/tokens")
-    assert len(asked) == 1
+    token_requests = service.asked("/v3/auth/tokens")
+    assert len(token_requests) == 1
     assert client.project_id() == PROJECT
 
 
@@ -575,8 +575,8 @@ def test_an_emulator_is_used_if_nothing_else_is_configured(emulator: Path):
 
 def test_credentials_take_precedence_over_the_emulator_unless_it_is_named(emulator: Path):
     assert not site.find({}, ENVIRON, emulator, emulator).is_local
-    named = site.find({"endpoint": "emulator"}, {"HW_REGION_NAME": "x"}, emulator, emulator)
-    assert named.is_local
+    found = site.find({"endpoint": "emulator"}, {"HW_REGION_NAME": "x"}, emulator, emulator)
+    assert found.is_local
 
 
 def test_a_damaged_address_file_of_the_emulator_is_ignored(emulator: Path):

@@ -19,20 +19,20 @@ def window(log: bytes, size_bytes: int) -> Window:
     return Window(part.decode("utf-8", "replace"), len(part), len(log))
 
 
-def joined(log: bytes, ends: list[int], size_bytes: int) -> tuple[bytes, int]:
+def joined(log: bytes, sizes: list[int], size_bytes: int) -> tuple[bytes, int]:
     """Follow a log that grows to each of ``ends``; return its lines and the number of gaps."""
-    stitcher, got, leaps = Stitcher(), b"", 0
-    for end in [*ends, len(log)]:
+    stitcher, got, gaps = Stitcher(), b"", 0
+    for end in [*sizes, len(log)]:
         found = stitcher.add(window(log[:end], size_bytes))
         if found is None:
-            leaps += 1
+            gaps += 1
             # The exported log has the lines that the window has dropped.
             found = stitcher.give(log[stitcher.seen_bytes : end])
         got += found
     found = stitcher.add(window(log, size_bytes), is_last=True)
     if found is None:
         found = stitcher.give(log[stitcher.seen_bytes :], is_last=True)
-    return got + found, leaps
+    return got + found, gaps
 
 
 def ended(log: bytes) -> bytes:
@@ -47,7 +47,7 @@ texts = st.lists(
     | st.text(st.characters(exclude_categories=("Cs",)), max_size=5).map(str.encode),
     max_size=40,
 ).map(b"".join)
-spoiled = st.lists(
+invalid_utf8_logs = st.lists(
     st.lists(st.sampled_from([b"\xff", b"\xc3", b"\xe6\x97", b"a", "日".encode()]), max_size=6),
     max_size=20,
 ).map(lambda lines: b"".join(b"%d:%s\n" % (n, b"".join(line)) for n, line in enumerate(lines)))
@@ -57,21 +57,21 @@ spoiled = st.lists(
 @example(b"x\n" * 100, [10, 20, 30, 100], 25)
 @example("日本\n".encode() * 30, [9, 50, 61, 80], 41)
 @example(b"no end", [1, 2, 3], 4)
-def test_every_line_comes_once_and_in_order(log: bytes, ends: list[int], size_bytes: int):
-    ends = sorted(min(end, len(log)) for end in ends)
-    got, _ = joined(log, ends, size_bytes)
+def test_every_line_comes_once_and_in_order(log: bytes, sizes: list[int], size_bytes: int):
+    sizes = sorted(min(end, len(log)) for end in sizes)
+    got, _ = joined(log, sizes, size_bytes)
 
     assert got == ended(log)
 
 
-@given(spoiled, st.lists(st.integers(0, 300), max_size=8), st.integers(20, 200))
+@given(invalid_utf8_logs, st.lists(st.integers(0, 300), max_size=8), st.integers(20, 200))
 def test_bytes_that_are_not_utf8_lose_and_repeat_no_line(
-    log: bytes, ends: list[int], size_bytes: int
+    log: bytes, sizes: list[int], size_bytes: int
 ):
     """Such bytes become U+FFFD, as the service decodes them; other lines are unchanged."""
     log = ended(log)
-    ends = sorted(min(end, len(log)) for end in ends)
-    got, _ = joined(log, ends, size_bytes)
+    sizes = sorted(min(end, len(log)) for end in sizes)
+    got, _ = joined(log, sizes, size_bytes)
 
     assert got.count(b"\n") == log.count(b"\n")
     assert got.decode("utf-8", "replace") == log.decode("utf-8", "replace")
@@ -79,11 +79,11 @@ def test_bytes_that_are_not_utf8_lose_and_repeat_no_line(
 
 @given(texts, st.lists(st.integers(0, 300), max_size=8), st.integers(1, 200))
 def test_every_line_comes_once_when_less_is_remembered_than_the_window_shows(
-    log: bytes, ends: list[int], size_bytes: int
+    log: bytes, sizes: list[int], size_bytes: int
 ):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(following, "_KEPT", 10)
-        got, _ = joined(log, sorted(min(end, len(log)) for end in ends), size_bytes)
+        got, _ = joined(log, sorted(min(end, len(log)) for end in sizes), size_bytes)
 
     assert got == ended(log)
 
@@ -92,13 +92,13 @@ def test_every_line_comes_once_when_less_is_remembered_than_the_window_shows(
 def test_the_exported_log_is_not_read_while_the_window_has_all_new_lines(grown: list[int]):
     """The exported log is only for lines older than the window."""
     log = b"".join(b"line %d\n" % number for number in range(400))
-    ends, at = [], 0
+    sizes, at = [], 0
     for count in grown:
         at += count
-        ends.append(min(at, len(log)))
-    log = log[: ends[-1]]
+        sizes.append(min(at, len(log)))
+    log = log[: sizes[-1]]
 
-    assert joined(log, ends, 100) == (ended(log), 0)
+    assert joined(log, sizes, 100) == (ended(log), 0)
 
 
 def test_a_line_is_held_back_until_it_is_complete():
@@ -170,18 +170,20 @@ def test_the_logs_of_all_nodes_are_followed_to_their_end(service: ModelArts):
 
 def test_the_logs_of_a_large_job_are_polled_in_turns_and_no_line_is_lost(service: ModelArts):
     """The head's log is polled each time, the others in turn, and all after the job's end."""
-    nodes, looks = 150, 6
+    nodes, rounds = 150, 6
     job = service.add("train", nodes=nodes)
     logs = [b"".join(b"node %d line %d\n" % (n, i) for i in range(12)) for n in range(nodes)]
-    asked: list[set[str]] = []
+    requested_nodes: list[set[str]] = []
 
     def grow(_s: float) -> None:
-        asked.append({seen.path.split("/")[-3] for seen in service.asked("/logs/preview")})
+        requested_nodes.append(
+            {seen.path.split("/")[-3] for seen in service.asked("/logs/preview")}
+        )
         service.seen.clear()
         for node, log in enumerate(logs):
-            end = len(log) * len(asked) // looks
+            end = len(log) * len(requested_nodes) // rounds
             service.write_log(job, node, log[:end])
-        if len(asked) == looks:
+        if len(requested_nodes) == rounds:
             service.end(job)
 
     got = [b""] * nodes
@@ -191,8 +193,8 @@ def test_the_logs_of_a_large_job_are_polled_in_turns_and_no_line_is_lost(service
         got[node] += data
 
     assert got == logs
-    running = asked[:looks]
-    assert [len(names) for names in running] == [64] * looks
+    running = requested_nodes[:rounds]
+    assert [len(names) for names in running] == [64] * rounds
     assert all("worker-0" in names for names in running)
     assert len(set().union(*running[:3])) == nodes
 

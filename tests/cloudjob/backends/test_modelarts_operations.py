@@ -141,14 +141,19 @@ CALLS = {
 def test_each_call_is_the_one_that_the_sdk_makes(name: str, service: ModelArts):
     """Method, path, query and body are the same, and both are signed."""
     service.faults.append(lambda _: Reply(200, {}))
-    ours, theirs = CALLS[name]
-    ours(Client(Site(service.endpoint, service.endpoint, "cn-north-4", PROJECT, KEYS)))
-    mine = service.seen[-1]
-    sdk_call(service.endpoint, theirs)
-    other = service.seen[-1]
+    client_call, vendor_call = CALLS[name]
+    client_call(Client(Site(service.endpoint, service.endpoint, "cn-north-4", PROJECT, KEYS)))
+    client_request = service.seen[-1]
+    sdk_call(service.endpoint, vendor_call)
+    vendor_request = service.seen[-1]
 
-    assert (mine.method, urlsplit(mine.path).path) == (other.method, urlsplit(other.path).path)
-    assert parse_qsl(urlsplit(mine.path).query) == parse_qsl(urlsplit(other.path).query)
-    assert mine.json == other.json
-    for seen in (mine, other):
-        assert service.accepts_signature_of(seen)
+    assert (client_request.method, urlsplit(client_request.path).path) == (
+        vendor_request.method,
+        urlsplit(vendor_request.path).path,
+    )
+    assert parse_qsl(urlsplit(client_request.path).query) == parse_qsl(
+        urlsplit(vendor_request.path).query
+    )
+    assert client_request.json == vendor_request.json
+    for request in (client_request, vendor_request):
+        assert service.accepts_signature_of(request)

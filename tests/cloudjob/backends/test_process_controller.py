@@ -81,7 +81,7 @@ def test_a_cancel_reaches_nodes_that_are_just_starting(start, after_ms):
 
 # Node 0 exits when the keeper of node 1 is gone. On node 1, each process of a chain forks the next
 # one, which starts a new session.
-CHAIN = """\
+FORK_CHAIN = """\
 import os, sys, time
 folder, depth = os.environ["CLOUDJOB_NODE_DIR"], int(sys.argv[1])
 if os.environ["NODE"] == "0":
@@ -102,9 +102,9 @@ elif os.environ["NODE"] == "1":
 """
 
 
-def test_processes_that_a_killed_keeper_left_end_with_the_job(start):
+def test_processes_orphaned_by_a_killed_keeper_end_with_the_job(start):
     """Every such process is killed, however deep it is in the process tree."""
-    controller, path = start(sys.executable, "-c", CHAIN, "40")
+    controller, path = start(sys.executable, "-c", FORK_CHAIN, "40")
     last = read_when_there(path.with_name("last"))
     keeper = json.loads(path.read_bytes())["nodes"][1]["process"]
 
@@ -130,14 +130,14 @@ def small_disk(tmp_path):
     """A separate file system of 512 KiB."""
     folder = tmp_path / "disk"
     folder.mkdir()
-    words = ["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", folder]
-    if os.geteuid() != 0 or subprocess.run(words, capture_output=True).returncode:
+    argv = ["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", folder]
+    if os.geteuid() != 0 or subprocess.run(argv, capture_output=True).returncode:
         pytest.skip("mounting a small disk needs root")
     yield folder
     subprocess.run(["umount", "-l", folder], check=True)
 
 
-FILL = """\
+FILL_DISK = """\
 import os, sys
 if os.environ["NODE"] == "0":
     with open(os.environ["CLOUDJOB_NODE_DIR"] + "/filler", "wb", buffering=0) as file:
@@ -150,7 +150,7 @@ if os.environ["NODE"] == "0":
 
 
 def test_the_end_of_a_job_is_written_to_a_disk_that_is_full(start, small_disk):
-    controller, path = start(sys.executable, "-c", FILL, folder=small_disk / "job")
+    controller, path = start(sys.executable, "-c", FILL_DISK, folder=small_disk / "job")
 
     assert controller.wait(60) == 0
 

@@ -36,26 +36,26 @@ def test_gpus_are_those_of_the_driver_if_the_variable_is_not_set(tmp_path: Path)
 
 def test_each_node_has_gpus_of_its_own():
     """GPUs are assigned in the order in which the shell lists them."""
-    there = ("7", "5", "3", "1", "0")
+    visible_gpus = ("7", "5", "3", "1", "0")
 
-    found = [devices.gpus_of_node(there, 2, 2, node) for node in range(2)]
+    found = [devices.gpus_of_node(visible_gpus, 2, 2, node) for node in range(2)]
 
     assert found == [
         {"CUDA_VISIBLE_DEVICES": "7,5", "MA_NUM_GPUS": "2"},
         {"CUDA_VISIBLE_DEVICES": "3,1", "MA_NUM_GPUS": "2"},
     ]
-    assert devices.gpus_of_node(there, 9, 0, 0) == {}
+    assert devices.gpus_of_node(visible_gpus, 9, 0, 0) == {}
 
 
 @pytest.mark.parametrize(
-    ("there", "nodes", "words"),
+    ("visible_gpus", "nodes", "message"),
     [
         (("4",), 2, "2 nodes with 1 each need 2, but this shell sees 1: 4 (given 1;"),
         ((), 1, "1 node with 1 each need 1, but this shell sees none (given 1; allowed 0"),
     ],
 )
-def test_too_few_devices_are_refused(there, nodes, words):
+def test_too_few_devices_are_refused(visible_gpus, nodes, message):
     with pytest.raises(SpecError, match=r"process\.gpus: ") as raised:
-        devices.gpus_of_node(there, nodes, 1, 0)
+        devices.gpus_of_node(visible_gpus, nodes, 1, 0)
 
-    assert words in raised.value.message
+    assert message in raised.value.message

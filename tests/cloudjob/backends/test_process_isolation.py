@@ -26,8 +26,8 @@ isolate("node-a.job", "/etc/hosts", *json.loads(sys.argv[1]))
 
 def on_node(mounts: object, code: str, protected: object = ()) -> str:
     """Run code on a node and return what it prints."""
-    words = [sys.executable, "-c", NODE + code, json.dumps([mounts, protected])]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    argv = [sys.executable, "-c", NODE + code, json.dumps([mounts, protected])]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
@@ -42,9 +42,9 @@ def mounts(tmp_path: Path):
     return found
 
 
-def test_a_node_has_folders_of_its_own_and_leaves_those_of_this_machine_alone(mounts, tmp_path):
+def test_a_node_has_its_own_folders_and_does_not_change_those_of_this_machine(mounts, tmp_path):
     before = {path for folder in OWN for path in (Path(folder), *Path(folder).glob("cj-mark"))}
-    there = {path for path in before if path.exists()}
+    existing = {path for path in before if path.exists()}
     code = f"""
 found = {{path: sorted(os.listdir(path)) for path in {OWN!r}}}
 for path in found:
@@ -60,7 +60,7 @@ print(json.dumps(found))
         "/home/ma-user": ["modelarts", "user-job-dir"],
         "/home/work": ["modelarts", "user-job-dir"],
     }
-    assert {path for path in before if path.exists()} == there
+    assert {path for path in before if path.exists()} == existing
     assert not any(Path(folder, "cj-mark").exists() for folder in OWN)
     assert (tmp_path / "run/0/tmp/cj-mark").exists()
 
@@ -83,7 +83,7 @@ except OSError as error:
     assert on_node(mounts, code) == "Read-only file system"
 
 
-def test_what_a_job_names_of_this_machine_stays_visible(mounts, tmp_path):
+def test_local_paths_named_by_a_job_stay_visible(mounts, tmp_path):
     (tmp_path / "data.csv").write_text("1,2")
 
     assert on_node(mounts, f"print(open({str(tmp_path / 'data.csv')!r}).read())") == "1,2"
@@ -133,7 +133,7 @@ def test_a_node_sees_the_home_folders_of_this_machine(mounts):
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "expected"),
     [
         ("--data=/tmp/a/b.csv", ["/tmp/a"]),
         ("file:///tmp/store/x", ["/tmp/store"]),
@@ -143,5 +143,5 @@ def test_a_node_sees_the_home_folders_of_this_machine(mounts):
         ("/cached/x /home/ma-user2/x", []),
     ],
 )
-def test_paths_that_a_job_names_are_found_in_any_text(text, found):
-    assert [target for _, target in folders_named_in([text])] == found
+def test_paths_that_a_job_names_are_found_in_any_text(text, expected):
+    assert [target for _, target in folders_named_in([text])] == expected

@@ -57,7 +57,7 @@ def start(tmp_path):
             poll_for((home / "up").exists)
         return child
 
-    keeper.left = lambda: find(mark)
+    keeper.leftover_processes = lambda: find(mark)
     yield keeper
     for process in find(mark):
         os.kill(process, signal.SIGKILL)
@@ -72,16 +72,16 @@ def test_a_node_ends_even_if_its_keeper_is_killed_while_ending_it(start, after_m
     os.kill(keeper, signal.SIGKILL)
     os.waitpid(keeper, 0)
 
-    poll_for(lambda: not start.left())
+    poll_for(lambda: not start.leftover_processes())
 
 
-def test_a_node_that_was_asked_to_end_leaves_no_process(start):
+def test_a_node_that_gets_sighup_leaves_no_process(start):
     keeper = start()
 
     os.kill(keeper, signal.SIGHUP)
     os.waitpid(keeper, 0)
 
-    assert not start.left()
+    assert not start.leftover_processes()
 
 
 def test_a_keeper_whose_controller_died_early_starts_nothing(start):
@@ -90,7 +90,7 @@ def test_a_keeper_whose_controller_died_early_starts_nothing(start):
     _, status = os.waitpid(keeper, 0)
 
     assert os.waitstatus_to_exitcode(status) == 137
-    assert not start.left()
+    assert not start.leftover_processes()
 
 
 def find(mark: str) -> list[int]:
@@ -99,17 +99,17 @@ def find(mark: str) -> list[int]:
     for folder in Path("/proc").iterdir():
         if folder.name.isdecimal():
             try:
-                words = (folder / "cmdline").read_bytes()
+                cmdline = (folder / "cmdline").read_bytes()
             except OSError:
                 continue
-            if mark.encode() in words.split(b"\0"):
+            if mark.encode() in cmdline.split(b"\0"):
                 found.append(int(folder.name))
     return found
 
 
-def poll_for(is_so, limit_s=30):
+def poll_for(condition, limit_s=30):
     """Wait until a condition holds."""
     end = time.monotonic() + limit_s
-    while not is_so():
+    while not condition():
         assert time.monotonic() < end
         time.sleep(0.01)

@@ -40,9 +40,9 @@ owner = {"backend": backend, "running": running, "records": Records}[step.partit
 name = step.partition(".")[2]
 real = getattr(owner, name)
 
-def die(*words, **named):
+def die(*args, **kwargs):
     if when == "after":
-        real(*words, **named)
+        real(*args, **kwargs)
     os.kill(os.getpid(), 9)
 
 setattr(owner, name, die)
@@ -65,17 +65,17 @@ class Laptop:
         """Return the specification of the job."""
         return JobSpec(script="train.py", source=str(self.source), launcher="python")
 
-    def killed(self, step: str, when: str) -> None:
+    def run_killed_submit(self, step: str, when: str) -> None:
         """Run a submit that is killed before or after a step."""
-        words = [sys.executable, "-c", SUBMIT, str(self.home), str(self.source), step, when]
-        assert subprocess.run(words, check=False).returncode == -signal.SIGKILL
+        argv = [sys.executable, "-c", SUBMIT, str(self.home), str(self.source), step, when]
+        assert subprocess.run(argv, check=False).returncode == -signal.SIGKILL
 
     def job(self) -> tracking.Job:
         """Return the only job."""
         [(job, _)] = tracking.find_all(self.home)
         return job
 
-    def left(self) -> list[str]:
+    def leftover_paths(self) -> list[str]:
         """Return the paths that jobs have left, except for the store and the records."""
         folders = [self.home / name for name in ("process", "running", "packing")]
         found = [str(path) for folder in folders if folder.is_dir() for path in folder.iterdir()]
@@ -96,13 +96,13 @@ def laptop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         job.cancel(is_urgent=True)
         job.remove()
     run_dirs = [Path("/tmp", f"cloudjob-{job.id.rpartition('-')[2]}") for job in found]
-    assert (user.left(), [path for path in run_dirs if path.exists()]) == ([], [])
+    assert (user.leftover_paths(), [path for path in run_dirs if path.exists()]) == ([], [])
 
 
-def poll(is_so: Callable[[], object]) -> None:
+def poll(condition: Callable[[], object]) -> None:
     """Wait until a condition holds."""
     end = time.monotonic() + LIMIT_S
-    while not is_so():
+    while not condition():
         assert time.monotonic() < end
         time.sleep(0.05)
 
@@ -121,11 +121,17 @@ def poll(is_so: Callable[[], object]) -> None:
 def test_a_submit_that_is_killed_before_its_job_starts_leaves_a_record_to_remove(
     laptop: Laptop, monkeypatch: pytest.MonkeyPatch, step: str, when: str
 ):
-    laptop.killed(step, when)
+    laptop.run_killed_submit(step, when)
 
     job = laptop.job()
     run_dir = Path("/tmp", f"cloudjob-{job.id.rpartition('-')[2]}")
-    poll(lambda: tracking.find_all(laptop.home) and laptop.left() == [] and not run_dir.exists())
+    poll(
+        lambda: (
+            tracking.find_all(laptop.home)
+            and laptop.leftover_paths() == []
+            and not run_dir.exists()
+        )
+    )
     status = job.status()
     assert (status.state, status.native_state) == (JobState.UNKNOWN, "the submit was interrupted")
     with pytest.raises(JobNotFound, match="interrupted"):
@@ -143,7 +149,7 @@ def test_a_submit_that_is_killed_before_its_job_starts_leaves_a_record_to_remove
 def test_a_submit_that_is_killed_after_its_job_started_leaves_a_job_to_cancel(
     laptop: Laptop, step: str, when: str
 ):
-    laptop.killed(step, when)
+    laptop.run_killed_submit(step, when)
 
     job = laptop.job()
     assert job.status().state is JobState.RUNNING
@@ -176,8 +182,8 @@ def test_an_interrupt_while_the_job_is_sent_ends_it(
 
     real = backend._send_request
 
-    def interrupted(*words: Any) -> None:
-        real(*words)
+    def interrupted(*args: Any) -> None:
+        real(*args)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
@@ -186,7 +192,7 @@ def test_an_interrupt_while_the_job_is_sent_ends_it(
             pipeline.submit(laptop.spec(), laptop.home)
 
     assert tracking.find_all(laptop.home) == []
-    assert laptop.left() == []
+    assert laptop.leftover_paths() == []
 
 
 def test_the_next_command_removes_the_remains_of_a_killed_controller(laptop: Laptop):

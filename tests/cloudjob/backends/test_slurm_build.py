@@ -21,7 +21,7 @@ from cloudjob.model.validation import conflicts
 from jobentry.contract import env, variables
 
 GOLDEN = Path(__file__).parents[2] / "golden"
-HERE = Cluster(
+LOCAL_CLUSTER = Cluster(
     host=Host(),
     folder="/home/me/.local/share/cloudjob/slurm",
     paths={"PATH": "/opt/venv/bin:/usr/bin", "LANG": "C.UTF-8"},
@@ -29,10 +29,10 @@ HERE = Cluster(
     entry_python="/opt/venv/bin/python",
     entry="/opt/venv/lib/cloudjob/jobentry.pyz",
 )
-FAR = HERE._replace(
+REMOTE_CLUSTER = LOCAL_CLUSTER._replace(
     host=Host("login1"), folder="~/.cloudjob/slurm", paths={}, python="", entry_python=""
 )
-WHOLE = {
+ALL_OPTIONS = {
     "partition": "gpu",
     "account": "lab",
     "qos": "normal",
@@ -80,9 +80,9 @@ def submission(**values: object) -> Submission:
     )
 
 
-def built(where: Cluster = HERE, **values: object) -> request.SlurmRequest:
+def built(target: Cluster = LOCAL_CLUSTER, **values: object) -> request.SlurmRequest:
     """Return the request for a job."""
-    return request.build(submission(**values), where)
+    return request.build(submission(**values), target)
 
 
 def golden(name: str, text: str) -> None:
@@ -116,7 +116,7 @@ def test_the_script_of_every_node():
 
 
 def test_every_key_becomes_one_option_in_the_script():
-    lines = built(slurm=WHOLE).job_script.splitlines()
+    lines = built(slurm=ALL_OPTIONS).job_script.splitlines()
 
     assert [line for line in lines if line.startswith("#SBATCH")] == [
         "#SBATCH --job-name=cloudjob-train-2k83xnf2",
@@ -189,13 +189,13 @@ def test_each_entry_gets_the_variables_of_its_node():
 
 def test_with_a_host_the_files_of_the_store_are_sent_with_the_job():
     """Code, record and default outputs are in the job's folder on that host; other URIs stay."""
-    made = built(FAR)
-    there = request.located(made, "/home/me there/.cloudjob/slurm/train-2k83xnf2")
+    made = built(REMOTE_CLUSTER)
+    environ = request.located(made, "/home/me there/.cloudjob/slurm/train-2k83xnf2")
 
     assert made.local == "/st ore"
     assert made.layers == ("/x/layers/a",)
-    assert not {"CLOUDJOB_CODE_URI", "CLOUDJOB_RECORD_URI"} & set(there)
-    assert json.loads(there["CLOUDJOB_OUTPUTS"]) == {
+    assert not {"CLOUDJOB_CODE_URI", "CLOUDJOB_RECORD_URI"} & set(environ)
+    assert json.loads(environ["CLOUDJOB_OUTPUTS"]) == {
         "MODEL": "file:///home/me%20there/.cloudjob/slurm/train-2k83xnf2/outputs/MODEL",
         "LOGS": "s3://b/logs",
     }
@@ -206,7 +206,7 @@ def test_with_a_host_the_files_of_the_store_are_sent_with_the_job():
 
 def test_lines_of_setup_run_in_a_login_shell():
     """The command ``module`` is a function that only a login shell defines."""
-    text = built(slurm=WHOLE).node_script
+    text = built(slurm=ALL_OPTIONS).node_script
 
     assert text.startswith("#!/bin/bash -l\n")
     assert "module load openmpi/4.1\nexport UCX_TLS=rc\n" in text
@@ -263,7 +263,7 @@ def test_options_that_only_resemble_reserved_ones_are_allowed(option):
 
 
 @pytest.mark.parametrize("launcher", ["torchrun", "python"])
-def test_pmix_is_refused_for_launchers_without_mpi(launcher):
+def test_pmix_is_ignored_for_launchers_without_mpi(launcher):
     """``slurm.mpi`` has no effect on them, since a profile may set it for all jobs."""
     made = built(launcher=launcher, procs_per_node=1, slurm={"mpi": "pmix"})
 
@@ -279,23 +279,23 @@ def test_an_unknown_key_is_reported_with_the_nearest_one(tmp_path):
 
 
 @given(st.lists(st.text(st.characters(exclude_characters="\0", codec="utf-8")), max_size=4))
-def test_the_words_of_the_script_survive_the_shell(words):
+def test_script_arguments_survive_the_shell(arguments):
     """The shell that runs node.sh restores blanks, quotes and newlines."""
     text = script.node_script(
         script.NodeText(
-            "j", "/tmp", (), "/bin/python", "e.pyz", ("a.py", *words), {"P": "x"}, False
+            "j", "/tmp", (), "/bin/python", "e.pyz", ("a.py", *arguments), {"P": "x"}, False
         )
     )
     at = text.index('e.pyz" \\\n') + len('e.pyz" \\\n')
     line = text[at : text.index(" &\nentry=$!")]
 
-    assert shlex.split(line) == ["a.py", *words]
+    assert shlex.split(line) == ["a.py", *arguments]
 
 
-@pytest.mark.parametrize("options", [{}, WHOLE])
-@pytest.mark.parametrize("where", [HERE, FAR], ids=["here", "far"])
-def test_the_scripts_have_valid_shell_syntax(options, where, tmp_path):
-    made = built(where, slurm=options)
+@pytest.mark.parametrize("options", [{}, ALL_OPTIONS])
+@pytest.mark.parametrize("target", [LOCAL_CLUSTER, REMOTE_CLUSTER], ids=["here", "far"])
+def test_the_scripts_have_valid_shell_syntax(options, target, tmp_path):
+    made = built(target, slurm=options)
     for name, text in (("job.sh", made.job_script), ("node.sh", made.node_script)):
         path = tmp_path / name
         path.write_text(text)

@@ -10,18 +10,18 @@ import cloudjob
 from cloudjob.backends.slurm import request
 from cloudjob.backends.slurm.backend import SlurmBackend
 from cloudjob.errors import BackendError, Unanswered
-from tests.cloudjob.backends.test_slurm_build import HERE, submission
+from tests.cloudjob.backends.test_slurm_build import LOCAL_CLUSTER, submission
 
 
 @pytest.mark.parametrize(
-    ("words", "kind", "is_kept"),
+    ("message", "kind", "is_kept"),
     [
         ("invalid partition specified: gpu", BackendError, False),
         ("Socket timed out on send/recv operation", Unanswered, True),
     ],
 )
 def test_the_folder_is_kept_if_sbatch_may_have_submitted_the_job(
-    words: str,
+    message: str,
     kind: type[BackendError],
     is_kept: bool,
     tmp_path: Path,
@@ -29,11 +29,11 @@ def test_the_folder_is_kept_if_sbatch_may_have_submitted_the_job(
 ):
     tools = tmp_path / "bin"
     tools.mkdir()
-    (tools / "sbatch").write_text(f"#!/bin/sh\necho 'sbatch: error: {words}' >&2\nexit 1\n")
+    (tools / "sbatch").write_text(f"#!/bin/sh\necho 'sbatch: error: {message}' >&2\nexit 1\n")
     (tools / "sbatch").chmod(0o700)
     monkeypatch.setenv("PATH", f"{tools}:/usr/bin:/bin")
     backend = SlurmBackend(tmp_path, {})
-    backend._found = HERE._replace(
+    backend._found = LOCAL_CLUSTER._replace(
         folder=str(tmp_path / "slurm"),
         entry=str(Path(cloudjob.__file__).with_name("jobentry.pyz")),
     )
@@ -48,7 +48,7 @@ def test_the_folder_is_kept_if_sbatch_may_have_submitted_the_job(
 
 def test_fresh_keys_are_a_file_that_only_its_owner_reads(tmp_path: Path):
     backend = SlurmBackend(tmp_path, {})
-    backend._found = HERE._replace(folder=str(tmp_path / "slurm"))
+    backend._found = LOCAL_CLUSTER._replace(folder=str(tmp_path / "slurm"))
     made = request.build(submission(), backend._found)
     handle = backend.handle(made)
     with pytest.raises(BackendError, match="No such file or directory"):

@@ -13,20 +13,20 @@ from cloudjob.model.status import JobState
 BEGIN = "begin 8 0 n1,n2 1795258477\n"
 
 
-def facts(word: str, reason: str = "None") -> Facts:
+def facts_of(slurm_state: str, reason: str = "None") -> Facts:
     """Return the facts read from the output of ``squeue`` for a job."""
-    text = f"8|{word}|1795258477|1795258481|cloudjob-sleep-gr8frw4v|{reason}\n"
+    text = f"8|{slurm_state}|1795258477|1795258481|cloudjob-sleep-gr8frw4v|{reason}\n"
     return state.read_jobs(text)["sleep-gr8frw4v"]
 
 
-def status(marks: str, word: str = "", *, reason: str = "None", **given):
+def status(marks: str, slurm_state: str = "", *, reason: str = "None", **given):
     """Return the status of a job with these notes in its folder and this state in Slurm."""
-    said = facts(word, reason) if word else Facts()
-    return state.status_of(state.read_marks(marks), said, **{"is_cancelled": False, **given})
+    facts = facts_of(slurm_state, reason) if slurm_state else Facts()
+    return state.status_of(state.read_marks(marks), facts, **{"is_cancelled": False, **given})
 
 
 def test_a_reason_may_contain_any_character():
-    assert facts("PENDING", "ReqNodeNotAvail, UnavailableNodes:n[1-2] | all") == Facts(
+    assert facts_of("PENDING", "ReqNodeNotAvail, UnavailableNodes:n[1-2] | all") == Facts(
         id="8",
         state="PENDING",
         reason="ReqNodeNotAvail, UnavailableNodes:n[1-2] | all",
@@ -50,7 +50,7 @@ def test_jobs_of_others_and_steps_are_skipped():
 
 
 @pytest.mark.parametrize(
-    ("word", "reason", "native"),
+    ("slurm_state", "reason", "native"),
     [
         ("PENDING", "Resources", "PENDING (Resources: waits for free nodes)"),
         ("PENDING", "Priority", "PENDING (Priority: waits behind jobs of higher priority)"),
@@ -61,9 +61,9 @@ def test_jobs_of_others_and_steps_are_skipped():
         ("PENDING", "None", "PENDING"),
     ],
 )
-def test_a_waiting_job_is_reported_with_the_reason(word, reason, native):
+def test_a_waiting_job_is_reported_with_the_reason(slurm_state, reason, native):
     """The status has Slurm's state and cloudjob's."""
-    found = status("", word, reason=reason)
+    found = status("", slurm_state, reason=reason)
 
     assert found.state is JobState.PENDING
     assert found.native.startswith(native)
@@ -71,7 +71,7 @@ def test_a_waiting_job_is_reported_with_the_reason(word, reason, native):
 
 
 @pytest.mark.parametrize(
-    ("word", "expected", "cause", "message"),
+    ("slurm_state", "expected", "cause", "message"),
     [
         ("TIMEOUT", JobState.FAILED, "timeout", "its time limit on Slurm"),
         ("DEADLINE", JobState.FAILED, "timeout", "its time limit on Slurm"),
@@ -83,20 +83,22 @@ def test_a_waiting_job_is_reported_with_the_reason(word, reason, native):
         ("FAILED", JobState.FAILED, "", "the job's script was killed"),
     ],
 )
-def test_a_job_whose_script_was_killed_has_slurms_final_state(word, expected, cause, message):
+def test_a_job_whose_script_was_killed_has_slurms_final_state(
+    slurm_state, expected, cause, message
+):
     """The notes in the folder show only that the script had started."""
-    found = status(BEGIN, word)
+    found = status(BEGIN, slurm_state)
 
-    assert (found.state, found.cause, found.native) == (expected, cause, word)
+    assert (found.state, found.cause, found.native) == (expected, cause, slurm_state)
     assert message in f"{found.message}: {found.reason}"
     assert found.ended_at == "2026-11-21T10:54:41.000Z"
 
 
-@pytest.mark.parametrize("word", ["RUNNING", "COMPLETING", "SUSPENDED", "RESIZING"])
-def test_a_running_job_has_the_start_of_its_script(word):
-    found = status(BEGIN, word)
+@pytest.mark.parametrize("slurm_state", ["RUNNING", "COMPLETING", "SUSPENDED", "RESIZING"])
+def test_a_running_job_has_the_start_of_its_script(slurm_state):
+    found = status(BEGIN, slurm_state)
 
-    assert (found.state, found.native) == (JobState.RUNNING, word)
+    assert (found.state, found.native) == (JobState.RUNNING, slurm_state)
     assert found.started_at == "2026-11-21T10:54:37.000Z"
 
 
@@ -125,7 +127,7 @@ def test_a_job_has_ended_only_when_slurm_agrees():
     assert status(BEGIN + "end 3 1795258490\n", "FAILED").exit_code == 3
 
 
-def test_a_job_that_slurm_has_forgotten_gets_its_status_from_its_notes():
+def test_a_job_unknown_to_slurm_gets_its_status_from_its_notes():
     """The last line of its notes decides; if it is not an ``end`` line, the script was killed."""
     ended = status(BEGIN + "end 3 1795258490\n")
     killed = status(BEGIN)
@@ -148,16 +150,16 @@ def test_the_warning_of_a_limit_is_not_a_preemption():
 
 
 def test_a_job_is_cancelled_whoever_cancelled_it():
-    asked = BEGIN + "asked cancel 1795258488\nend 143 1795258490\n"
+    notes = BEGIN + "asked cancel 1795258488\nend 143 1795258490\n"
 
-    assert status(asked, "FAILED").state is JobState.CANCELLED
+    assert status(notes, "FAILED").state is JobState.CANCELLED
     assert status(BEGIN, "FAILED", is_cancelled=True).state is JobState.CANCELLED
     # The cancel came too late: the job had already succeeded.
     ended = BEGIN + "end 0 1795258490\n"
     assert status(ended, "COMPLETED", is_cancelled=True).state is JobState.SUCCEEDED
 
 
-def test_a_worker_that_never_reported_is_to_blame():
+def test_a_worker_that_never_reported_is_blamed():
     found = status(BEGIN + "lost 1 125 1795258488\nend 143 1795258490\n", "FAILED")
 
     assert (found.node, found.exit_code, found.has_asked) == (1, 125, True)
@@ -218,15 +220,17 @@ def test_any_text_is_parsed_without_an_error(text):
         state.status_of(marks, found, is_cancelled=False)
 
 
-WORDS = st.sampled_from(
+NOTE_WORDS = st.sampled_from(
     [*state._STATES, "begin", "asked", "lost", "memory", "down", "unseen", "end"]
 )
 
 
-@given(st.lists(st.one_of(WORDS, st.text(max_size=8), st.integers().map(str))).map(" ".join))
+@given(st.lists(st.one_of(NOTE_WORDS, st.text(max_size=8), st.integers().map(str))).map(" ".join))
 def test_marks_in_any_order_are_parsed_without_an_error(text):
     marks = state.read_marks(text.replace("begin", "\nbegin"))
-    found = facts(text.replace("|", "").split()[0] if text.replace("|", "").split() else "FAILED")
+    found = facts_of(
+        text.replace("|", "").split()[0] if text.replace("|", "").split() else "FAILED"
+    )
     result = state.status_of(marks, found, is_cancelled=False)
 
     assert result.state is not JobState.SUCCEEDED or marks.code == 0 or found.state == "COMPLETED"

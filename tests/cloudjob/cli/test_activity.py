@@ -18,7 +18,7 @@ def phase(name: str, done_bytes: int = 0, total_bytes: int = 0) -> Phase:
 
 
 @pytest.mark.parametrize(
-    ("nodes", "shown"),
+    ("nodes", "expected"),
     [
         ({}, ""),
         ({0: phase("package")}, "fetching the package on node 0"),
@@ -41,8 +41,8 @@ def phase(name: str, done_bytes: int = 0, total_bytes: int = 0) -> Phase:
         ({0: phase("a phase of a newer version")}, ""),
     ],
 )
-def test_the_phase_of_the_slowest_nodes_is_shown(nodes: dict[int, Phase], shown: str):
-    assert activity(nodes, 3, has_output=False) == shown
+def test_the_phase_of_the_slowest_nodes_is_shown(nodes: dict[int, Phase], expected: str):
+    assert activity(nodes, 3, has_output=False) == expected
 
 
 def test_a_node_that_writes_nothing_does_not_hide_that_others_do():
@@ -66,31 +66,40 @@ class Waiting:
         return self.reason
 
 
-def test_a_phase_that_lasts_is_reported_once_with_what_the_platform_says(
+def test_a_long_phase_is_reported_once_with_the_platforms_reason(
     monkeypatch: pytest.MonkeyPatch,
 ):
     job: Any = Waiting()
-    doing = Activity(job)
-    assert (doing.line(), doing.news()) == ("", "")
+    current = Activity(job)
+    assert (current.line(), current.news()) == ("", "")
 
     monkeypatch.setattr(activities, "_QUIET_S", 0.0)
-    waits = "waits: no \\x1b room"
-    assert (doing.line(), doing.news()) == (f"{waits} (0 s)", f"job train-1 {waits}")
-    assert (doing.line(), doing.news()) == (f"{waits} (0 s)", "")
+    waiting_for = "waits: no \\x1b room"
+    assert (current.line(), current.news()) == (
+        f"{waiting_for} (0 s)",
+        f"job train-1 {waiting_for}",
+    )
+    assert (current.line(), current.news()) == (f"{waiting_for} (0 s)", "")
     monkeypatch.setattr(activities, "_REASON_S", 0.0)
-    doing._next_reason_s = 0.0
+    current._next_reason_s = 0.0
     job.reason = "no quota: 9 MB/s"
-    waits = "waits: no quota: 9 MB/s"
-    assert (doing.line(), doing.news()) == (f"{waits} (0 s)", f"job train-1 {waits}")
-    assert (doing.line(), doing.news()) == (f"{waits} (0 s)", "")
+    waiting_for = "waits: no quota: 9 MB/s"
+    assert (current.line(), current.news()) == (
+        f"{waiting_for} (0 s)",
+        f"job train-1 {waiting_for}",
+    )
+    assert (current.line(), current.news()) == (f"{waiting_for} (0 s)", "")
 
-    doing.add(0, [journal.dump(entry) for entry in (phase("package"), Sample(at=1.0))])
+    current.add(0, [journal.dump(entry) for entry in (phase("package"), Sample(at=1.0))])
     fetching = "fetching the package"
-    assert (doing.line(), doing.news()) == (f"{fetching} (0 s)", f"job train-1, {fetching}")
-    doing.add(0, [journal.dump(phase("package", 4_000_000, 8_000_000))])
+    assert (current.line(), current.news()) == (
+        f"{fetching} (0 s)",
+        f"job train-1, {fetching}",
+    )
+    current.add(0, [journal.dump(phase("package", 4_000_000, 8_000_000))])
     half = f"{fetching}: 4.0 MB of 8.0 MB, 1.0 MB/s, 4.0 s left"
-    assert (doing.line(), doing.news()) == (f"{half} (0 s)", "")
-    doing._printed_s -= 2 * activities._LINE_S
-    assert (doing.line(), doing.news()) == (f"{half} (0 s)", f"job train-1, {half}")
-    doing.add(0, [journal.dump(phase("package")._replace(ended_at=105.0))])
-    assert (doing.line(), doing.news()) == ("", "")
+    assert (current.line(), current.news()) == (f"{half} (0 s)", "")
+    current._printed_s -= 2 * activities._LINE_S
+    assert (current.line(), current.news()) == (f"{half} (0 s)", f"job train-1, {half}")
+    current.add(0, [journal.dump(phase("package")._replace(ended_at=105.0))])
+    assert (current.line(), current.news()) == ("", "")

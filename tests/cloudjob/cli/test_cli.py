@@ -31,7 +31,7 @@ from tests.support.statuses import status_of
 
 
 @pytest.mark.parametrize("command", [name for name, _, _ in _COMMANDS])
-def test_each_command_has_a_description(command: str, capsys: pytest.CaptureFixture[str]):
+def test_each_command_has_a_help_page(command: str, capsys: pytest.CaptureFixture[str]):
     """The help page lists at least one option or argument."""
     with pytest.raises(SystemExit) as ended:
         main([command, "--help"])
@@ -85,7 +85,7 @@ def test_a_command_without_memory_says_so_in_one_line(
 ):
     """CPython raises the ``SystemError`` when it has no memory even for an exception."""
 
-    def fail(_words: list[str]) -> int:
+    def fail(_argv: list[str]) -> int:
         raise error
 
     monkeypatch.setattr(cli, "_run", fail)
@@ -98,19 +98,21 @@ def test_a_command_without_memory_says_so_in_one_line(
 
 
 def test_no_message_controls_the_terminal(capsys: pytest.CaptureFixture[str]):
-    bad = "\x1b]0;x\x07\r\u202e\x9b2J\udcff"
-    failure = Failure(node=0, host=bad, rank=1, exit_code=1, message=bad, last_lines=(bad, bad))
+    hostile = "\x1b]0;x\x07\r\u202e\x9b2J\udcff"
+    failure = Failure(
+        node=0, host=hostile, rank=1, exit_code=1, message=hostile, last_lines=(hostile, hostile)
+    )
     status = status_of(
-        name=bad,
+        name=hostile,
         state=JobState.FAILED,
-        native_state=bad,
-        created_at=bad,
-        cause=bad,
+        native_state=hostile,
+        created_at=hostile,
+        cause=hostile,
         failure=failure,
         code=Code(uri="", digest="", size_bytes=0, files=0),
     )
     print_status(status)
-    print_error(BackendError(f"asking: {bad}", hint=bad))
+    print_error(BackendError(f"asking: {hostile}", hint=hostile))
     shown = capsys.readouterr()
 
     assert "\\x1b]0;x\\x07\\r\\u202e\\x9b2J\\udcff" in shown.err
@@ -124,22 +126,22 @@ def test_names_of_outputs_have_their_bytes_in_a_file_and_are_safe_on_a_terminal(
     name = "model/\x1b]0;x\x07\udcff\n.ckpt"
     print_name(name)
     sys.stdout.flush()
-    near, far = os.openpty()
+    parent_fd, child_fd = os.openpty()
     done = subprocess.run(
         [
             sys.executable,
             "-c",
             f"from cloudjob.cli.messages import print_name\nprint_name({name!r})",
         ],
-        stdout=far,
+        stdout=child_fd,
         check=True,
     )
-    os.close(far)
+    os.close(child_fd)
 
     assert done.returncode == 0
     assert capfdbinary.readouterr().out == b"model/\x1b]0;x\x07\xff\n.ckpt\n"
-    assert os.read(near, 1000) == b"model/\\x1b]0;x\\x07\\udcff\\n.ckpt\r\n"
-    os.close(near)
+    assert os.read(parent_fd, 1000) == b"model/\\x1b]0;x\\x07\\udcff\\n.ckpt\r\n"
+    os.close(parent_fd)
 
 
 def test_a_cancel_by_ctrl_c_that_fails_is_one_line_and_no_traceback(
@@ -192,7 +194,7 @@ def test_a_failure_is_reported_in_one_line_that_repeats_nothing(
 
 
 @pytest.mark.parametrize(
-    ("words", "problem", "hint"),
+    ("argv", "problem", "hint"),
     [
         (["sumbit"], " has no command 'sumbit'", "did you mean `cloudjob submit`?"),
         (["train.py"], " has no command 'train.py'", "did you mean `cloudjob submit train.py`?"),
@@ -203,8 +205,8 @@ def test_a_failure_is_reported_in_one_line_that_repeats_nothing(
         (["--verzion"], " has no option --verzion", "did you mean --version?"),
     ],
 )  # fmt: skip
-def test_a_mistyped_word_gets_a_suggestion(
-    words: list[str],
+def test_a_mistyped_argument_gets_a_suggestion(
+    argv: list[str],
     problem: str,
     hint: str,
     tmp_path: Path,
@@ -214,7 +216,7 @@ def test_a_mistyped_word_gets_a_suggestion(
     monkeypatch.chdir(tmp_path)
     Path("train.py").touch()
 
-    assert main(words) == 2
+    assert main(argv) == 2
     assert capsys.readouterr().err.splitlines() == [
         f"error: reading the command line: cloudjob{problem}",
         f"hint: {hint}",
@@ -258,7 +260,7 @@ def test_wait_waits_for_several_jobs_and_ends_with_the_first_failure(
         "job good-2: SUCCEEDED", "job bad-4: FAILED", "job bad-3: FAILED",
     ]  # fmt: skip
     assert main(["wait", "good-2", "bad-3", "--json"]) == 3
-    assert [each["job"] for each in json.loads(capsys.readouterr().out)] == ["good-2", "bad-3"]
+    assert [status["job"] for status in json.loads(capsys.readouterr().out)] == ["good-2", "bad-3"]
     assert main(["wait", "good-2", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["job"] == "good-2"
     assert main(["wait", "good-2", "bad-9"]) == 6
@@ -267,8 +269,8 @@ def test_wait_waits_for_several_jobs_and_ends_with_the_first_failure(
 def test_list_watch_prints_the_list_until_it_is_interrupted(
     home: Path, add_ended: Callable[[str, int], None]
 ):
-    words = [sys.executable, "-m", "cloudjob.cli", "list", "--watch", "--name", "bad-*"]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+    argv = [sys.executable, "-m", "cloudjob.cli", "list", "--watch", "--name", "bad-*"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         first = [process.stdout.readline().split()[0] for _ in range(3)]
         add_ended("bad-5", 5)
@@ -300,14 +302,14 @@ def test_a_dry_run_prints_text_and_json_only_on_request(
     project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("TOKEN", "very-secret")
-    words = ["submit", "-n", "3", "-e", "A=x y", "--secret", "TOKEN", "--output", "MODEL="]
-    words += ["--launcher", "python", "--dry-run"]
+    argv = ["submit", "-n", "3", "-e", "A=x y", "--secret", "TOKEN", "--output", "MODEL="]
+    argv += ["--launcher", "python", "--dry-run"]
 
-    assert main([*words, "train.py", "--lr", "0.1"]) == 0
+    assert main([*argv, "train.py", "--lr", "0.1"]) == 0
     page = capsys.readouterr().out
-    assert main([*words, "--json", "train.py"]) == 0
+    assert main([*argv, "--json", "train.py"]) == 0
     everything = json.loads(capsys.readouterr().out)
-    assert main([*words, "--show-request", "train.py"]) == 0
+    assert main([*argv, "--show-request", "train.py"]) == 0
     request = json.loads(capsys.readouterr().out)
 
     rows = [line.split(maxsplit=1) for line in page.split("\n\n")[0].splitlines()]
@@ -370,7 +372,7 @@ def test_example_lists_and_copies_examples_and_overwrites_none(
 
 
 @pytest.mark.parametrize(
-    ("is_served", "found"),
+    ("is_served", "expected"),
     [
         (True, "# docker: found a container engine\n"),
         (False, "# docker: found a container engine, but this user cannot connect to it\n"),
@@ -381,7 +383,7 @@ def test_init_reports_whether_the_container_engine_can_be_used(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
     is_served: bool,
-    found: str,
+    expected: str,
 ):
     assert (project / "train.py").is_file()
     with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as server:
@@ -392,7 +394,7 @@ def test_init_reports_whether_the_container_engine_can_be_used(
 
         assert main(["init", "--print"]) == 0
 
-    assert found in capsys.readouterr().out
+    assert expected in capsys.readouterr().out
 
 
 def test_init_asks_for_the_script_if_several_could_be_meant(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 BIN = Path(sys.executable).parent
-ASKED = """
+COMPLETE_WITH_BASH = """
 eval "$(cloudjob completion bash)"
 COMP_LINE=$1 COMP_POINT=${#1} COMP_TYPE=9
 _python_argcomplete cloudjob
@@ -27,7 +27,7 @@ def environ(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict
 
 
 @pytest.mark.parametrize(
-    ("line", "words"),
+    ("line", "candidates"),
     [
         ("sub", ["submit"]),
         ("submit --laun", ["--launcher"]),
@@ -44,32 +44,37 @@ def environ(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict
     ],
 )
 def test_bash_completes_commands_options_values_and_jobs(
-    line: str, words: list[str], environ: dict[str, str]
+    line: str, candidates: list[str], environ: dict[str, str]
 ):
     done = subprocess.run(
-        ["bash", "-c", ASKED, "bash", f"cloudjob {line}"],
+        ["bash", "-c", COMPLETE_WITH_BASH, "bash", f"cloudjob {line}"],
         env=environ, capture_output=True, text=True, check=True,
     )  # fmt: skip
 
-    assert sorted(word.strip() for word in done.stdout.split("\n") if word.strip()) == words
+    assert (
+        sorted(candidate.strip() for candidate in done.stdout.split("\n") if candidate.strip())
+        == candidates
+    )
 
 
 @pytest.mark.parametrize(
-    ("line", "words"),
+    ("line", "candidates"),
     [("submit train.py --x tr", ["train.py"]), ("logs good", ["good-2"])],
 )
 def test_fish_is_answered_with_files_for_the_script_and_jobs(
-    line: str, words: list[str], environ: dict[str, str], tmp_path: Path
+    line: str, candidates: list[str], environ: dict[str, str], tmp_path: Path
 ):
     line = f"cloudjob {line}"
-    asked = {
+    completion_env = {
         "_ARGCOMPLETE": "1", "_ARGCOMPLETE_SHELL": "fish", "_ARGCOMPLETE_IFS": "\n",
         "_ARGCOMPLETE_STDOUT_FILENAME": str(tmp_path / "answer"),
         "COMP_LINE": line, "COMP_POINT": str(len(line)),
     }  # fmt: skip
-    subprocess.run([BIN / "cloudjob"], env={**environ, **asked}, check=True)
+    subprocess.run([BIN / "cloudjob"], env={**environ, **completion_env}, check=True)
 
-    assert [word.strip() for word in (tmp_path / "answer").read_text().split("\n")] == words
+    assert [
+        candidate.strip() for candidate in (tmp_path / "answer").read_text().split("\n")
+    ] == candidates
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -62,25 +62,25 @@ class Attached:
 
 @contextmanager
 def attached(on_interrupt: str, when: str = "running", *, terminal: bool) -> Iterator[Attached]:
-    near, far = os.openpty() if terminal else os.pipe()
+    parent_fd, child_fd = os.openpty() if terminal else os.pipe()
     process = subprocess.Popen(
         [sys.executable, "-c", ATTACHED, on_interrupt, when],
-        stdin=far if terminal else subprocess.DEVNULL,
-        stdout=far,
-        stderr=far,
+        stdin=child_fd if terminal else subprocess.DEVNULL,
+        stdout=child_fd,
+        stderr=child_fd,
         # The caller of the tests may ignore SIGHUP, as `nohup` does; a shell does not.
         preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL) and None,
     )
-    os.close(far)
+    os.close(child_fd)
     try:
-        submit = Attached(process, near)
+        submit = Attached(process, parent_fd)
         submit.until("READY")
         yield submit
     finally:
         process.kill()
         process.wait()
         with suppress(OSError):
-            os.close(near)
+            os.close(parent_fd)
 
 
 @pytest.mark.parametrize("answer", ["\n", "d\n", "\x04"], ids=["Enter", "d", "Ctrl-D"])
@@ -129,13 +129,13 @@ def test_the_detach_option_detaches_on_ctrl_c(number: signal.Signals):
 
 
 @pytest.mark.parametrize(
-    ("on_interrupt", "said"),
+    ("on_interrupt", "expected"),
     [("detach", "detaching from the job once it is sent"), ("ask", "cancelling the job once it")],
 )
-def test_an_interrupt_while_the_job_is_sent_waits_for_it(on_interrupt: str, said: str):
+def test_an_interrupt_while_the_job_is_sent_waits_for_it(on_interrupt: str, expected: str):
     with attached(on_interrupt, "sending", terminal=False) as submit:
         submit.send(signal.SIGINT)
-        submit.until(said)
+        submit.until(expected)
         submit.until(DETACHED if on_interrupt == "detach" else "CANCELLED")
 
 

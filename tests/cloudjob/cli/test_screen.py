@@ -142,8 +142,8 @@ def test_nested_bars_leave_one_line_and_the_text_behind_them():
         written += (
             b"\n\rinner: 0/2\x1b[A\n\rinner: 1/2\x1b[A\n\r          \x1b[A\router: %s/2" % epoch
         )
-    *whole, rest = (written + b"\nepochs done\n").split(b"\n")
-    pieces = [b"[0] " + line + b"\n" for line in whole]
+    *lines, rest = (written + b"\nepochs done\n").split(b"\n")
+    pieces = [b"[0] " + line + b"\n" for line in lines]
     assert rest == b""
 
     for is_live in (True, False):

@@ -14,9 +14,9 @@ from jobentry.contract import journal
 from jobentry.contract.journal import Phase, RankSample, Sample
 
 
-def ranks(*each: tuple[int, int, str]) -> list[bytes]:
+def ranks(*rank_states: tuple[int, int, str]) -> list[bytes]:
     """Return a journal line with the CPU percentage and the state of some ranks."""
-    samples = (RankSample(rank, cpu, 100, 700, state, 9, 0) for rank, cpu, state in each)
+    samples = (RankSample(rank, cpu, 100, 700, state, 9, 0) for rank, cpu, state in rank_states)
     return [journal.dump(Sample(at=1.0, ranks=tuple(samples)))]
 
 

@@ -40,26 +40,26 @@ with live.Transfers("sent") as transfers:
 
 def on_terminal(code: str, columns: int, **environ: str) -> str:
     """Return what a program writes to a terminal of this width."""
-    near, far = os.openpty()
-    fcntl.ioctl(far, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    parent_fd, child_fd = os.openpty()
+    fcntl.ioctl(child_fd, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     names = ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
     inherited = {name: value for name, value in os.environ.items() if name not in names}
     process = subprocess.Popen(
         [sys.executable, "-c", code],
-        stdin=far,
-        stdout=far,
-        stderr=far,
+        stdin=child_fd,
+        stdout=child_fd,
+        stderr=child_fd,
         env={**inherited, "TERM": "xterm-256color", **environ},
     )
-    os.close(far)
+    os.close(child_fd)
     shown = b""
     try:
-        while piece := os.read(near, 65536):
+        while piece := os.read(parent_fd, 65536):
             shown += piece
     except OSError:
         pass  # the program has closed the terminal
     finally:
-        os.close(near)
+        os.close(parent_fd)
     assert process.wait() == 0, shown
     return shown.decode()
 
@@ -248,7 +248,7 @@ def test_live_lines_fill_half_of_the_terminal_at_most():
 def test_a_pull_counts_the_bytes_of_all_layers():
     """The engine repeatedly reports the progress of each layer."""
     seen: list[tuple[int, int]] = []
-    words = [
+    events = [
         {"status": "Pulling fs layer", "id": "a"},
         {"status": "Downloading", "id": "a", "progressDetail": {"current": 1, "total": 10}},
         {"status": "Downloading", "id": "b", "progressDetail": {"current": 5, "total": 20}},
@@ -256,7 +256,7 @@ def test_a_pull_counts_the_bytes_of_all_layers():
         {"status": "Already exists", "id": "c"},
     ]
 
-    assert list(images._counted(iter(words), lambda *count: seen.append(count))) == words
+    assert list(images._counted(iter(events), lambda *count: seen.append(count))) == events
     assert seen == [(1, 10), (6, 30), (15, 30)]
 
 

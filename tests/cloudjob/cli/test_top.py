@@ -28,12 +28,12 @@ while time.monotonic() < deadline:
 
 def test_top_marks_a_node_short_of_memory_or_space_and_a_rank_that_has_failed():
     rank = RankSample(0, cpu_percent=3, rss_mib=100, quiet_s=75, state="F", threads=1, children=0)
-    short = Sample(
+    low_resources = Sample(
         at=1.0, memory=(990.0, 1000.0), oom_kills=2, space=(2000.0, 2000.0),
         pressure=(0.0, 60.0, 0.0, 0.0, 0.0), network=(1.0, 2.0), ranks=(rank,),
     )  # fmt: skip
     journals = cloudjob.Journals()
-    journals.add(0, [journal.dump(short)])
+    journals.add(0, [journal.dump(low_resources)])
     journals.add(1, [journal.dump(Sample(at=1.0, memory=(10.0, 1000.0), space=(1.0, 2000.0)))])
 
     def shown(columns: int) -> list[str]:
@@ -55,7 +55,7 @@ def test_top_shows_each_rank_until_the_job_ends(tmp_path: Path, monkeypatch, cap
     job = cloudjob.submit("train.py", source=tmp_path, procs_per_node=2)
     command = f"{sys.executable} -m cloudjob top {job.id}"
     # On a terminal, `top` follows the job.
-    followed = subprocess.run(
+    output = subprocess.run(
         ["script", "-qec", command, str(tmp_path / "typescript")],
         stdout=subprocess.PIPE,
         stdin=subprocess.DEVNULL,
@@ -64,9 +64,9 @@ def test_top_shows_each_rank_until_the_job_ends(tmp_path: Path, monkeypatch, cap
     ).stdout.decode()
 
     assert job.is_over or job.status().state == "SUCCEEDED"
-    assert job.id in followed
-    assert "RUNNING" in followed
-    assert "SUCCEEDED" in followed
+    assert job.id in output
+    assert "RUNNING" in output
+    assert "SUCCEEDED" in output
 
     assert main(["top", job.id]) == 0
     shown = capsys.readouterr().out.splitlines()

@@ -96,7 +96,7 @@ def test_the_nearest_layer_wins(job, tmp_path, environ):
 
 
 @pytest.mark.parametrize(
-    ("script", "found"),
+    ("script", "expected"),
     [
         ("-x.py", "./-x.py"),
         ("{source}/a/train.py", "a/train.py"),
@@ -106,42 +106,44 @@ def test_the_nearest_layer_wins(job, tmp_path, environ):
         ("{source}", None),
     ],
 )
-def test_a_script_is_named_as_the_nodes_find_it(job, tmp_path, script, found):
+def test_a_script_is_named_as_the_nodes_find_it(job, tmp_path, script, expected):
     """An absolute path in the source is accepted, and a name is never taken for an option."""
     (tmp_path / "source").mkdir()
     (tmp_path / "link").symlink_to("source")
     script = script.format(source=tmp_path / "source", link=tmp_path / "link")
     flags = {"script": script, "source": str(tmp_path / "source")}
 
-    if found is None:
+    if expected is None:
         with pytest.raises(SpecError, match="must be relative to the source folder"):
             job("", flags)
     else:
-        assert job("", flags).spec.script == found
+        assert job("", flags).spec.script == expected
         assert job("", {**flags, "launcher": "command"}).spec.script == script
 
 
 @pytest.mark.parametrize("mark", [".git", "pyproject.toml", "cloudjob.yaml", ""])
-def test_a_script_outside_the_current_folder_brings_its_project(job, tmp_path, mark):
+def test_the_project_of_a_script_outside_the_current_folder_is_the_source(job, tmp_path, mark):
     """The source is the nearest folder above that looks like a project, else the script's own."""
-    project, here = tmp_path / "project", tmp_path / "here"
+    project, current_folder = tmp_path / "project", tmp_path / "here"
     (project / "src").mkdir(parents=True)
-    here.mkdir()
+    current_folder.mkdir()
     if mark:
         (project / mark).touch()
     (project / "src" / "train.py").touch()
     found = project if mark else project / "src"
 
     for script in ("../project/src/train.py", str(project / "src" / "train.py")):
-        loaded = job(flags={"script": script}, job_file=None, cwd=here)
+        loaded = job(flags={"script": script}, job_file=None, cwd=current_folder)
         assert Path(loaded.spec.source) == found
         assert loaded.spec.script == ("src/train.py" if mark else "train.py")
         assert loaded.chosen_source.startswith(f"source {found}: the ")
         assert loaded.origins["source"] == "the script's path"
         with pytest.raises(SpecError, match=r"outside the source|relative to the source"):
-            job(flags={"script": script, "source": "."}, job_file=None, cwd=here)
-        command = job(flags={"script": script, "launcher": "command"}, job_file=None, cwd=here)
-        assert command.spec.source == str(here)
+            job(flags={"script": script, "source": "."}, job_file=None, cwd=current_folder)
+        command = job(
+            flags={"script": script, "launcher": "command"}, job_file=None, cwd=current_folder
+        )
+        assert command.spec.source == str(current_folder)
 
 
 def test_a_world_writable_folder_does_not_become_the_source_by_itself(job, tmp_path):
@@ -234,14 +236,26 @@ def test_an_empty_file_sets_nothing(job, text):
 # --- exactness
 
 
-WORDS = ["yes", "no", "on", "off", "true", "0123", "0x10", "1e3", "1_000", "1:30", "2024-01-01"]
-WORDS += [".5", ".inf", "=", "+1", "0o7", "12345678901234567890", "1.10", "Null!", "<<"]
+PLAIN_SCALARS = [
+    "yes",
+    "no",
+    "on",
+    "off",
+    "true",
+    "0123",
+    "0x10",
+    "1e3",
+    "1_000",
+    "1:30",
+    "2024-01-01",
+]
+PLAIN_SCALARS += [".5", ".inf", "=", "+1", "0o7", "12345678901234567890", "1.10", "Null!", "<<"]
 
 
-@pytest.mark.parametrize("word", WORDS)
-def test_a_plain_word_in_yaml_stays_text(job, word):
+@pytest.mark.parametrize("scalar", PLAIN_SCALARS)
+def test_a_plain_scalar_in_yaml_stays_text(job, scalar):
     """YAML's implicit types do not change the values of variables."""
-    assert job(f"env: {{A: {word}}}").spec.env["A"] == word
+    assert job(f"env: {{A: {scalar}}}").spec.env["A"] == scalar
 
 
 VALUES = st.fixed_dictionaries(
@@ -287,7 +301,7 @@ def test_aliases_are_followed(job):
 # --- faults
 
 
-def test_every_fault_of_every_file_is_reported_at_once(job, tmp_path):
+def test_every_problem_in_every_file_is_reported_at_once(job, tmp_path):
     """One run reports every error, each with its line."""
     (tmp_path / "cloudjob.yaml").write_text("nodez: 2\nretries: many\n")
     text = (
@@ -358,13 +372,13 @@ def test_a_bad_value_is_named_with_its_line(job, text, problem):
 
 
 # Ten lines whose aliases expand to a billion values.
-BOMB = "modelarts:\n  body:\n    a0: &a0 [x]\n" + "".join(
+ALIAS_BOMB = "modelarts:\n  body:\n    a0: &a0 [x]\n" + "".join(
     f"    a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 10)
 )
 
 
 @pytest.mark.parametrize(
-    ("text", "where", "what", "hint"),
+    ("text", "position", "message", "hint"),
     [
         ("nodes: 1\n\tenv: 2", "2:1", "tab|token", "tabs"),
         ("env:\n  A: [1", "3:1|2:8|2:6", "", "spaces"),
@@ -377,19 +391,19 @@ BOMB = "modelarts:\n  body:\n    a0: &a0 [x]\n" + "".join(
         ("[" * 100_000, r"1:\d+", "nested more than 20 deep|maximum nesting depth", ""),
         ("{a: " * 100_000, r"1:\d+", "nested more than 20 deep", ""),
         ("modelarts: {body: &a {x: *a}}", r"1:\d+", "nested more than 20 deep", ""),
-        (BOMB, r"\d+:\d+", "holds more than 20000 values, aliases expanded", ""),
+        (ALIAS_BOMB, r"\d+:\d+", "holds more than 20000 values, aliases expanded", ""),
         ("modelarts: {body: {a: !!int x}}", "1:23", "JSON has no such int; quote the value", ""),
         ("modelarts: {body: {a: !!bool x}}", "1:23", "JSON has no such bool", ""),
         ("modelarts: {body: {a: .nan}}", "1:23", "JSON has no such float", ""),
         (f"modelarts: {{body: [{'9' * 5000}]}}", "1:20", "JSON has no such int", ""),
     ],
 )
-def test_a_broken_file_is_reported_in_one_line(job, text, where, what, hint):
+def test_a_broken_file_is_reported_in_one_line(job, text, position, message, hint):
     with pytest.raises(UsageError) as caught:
         job(text)
 
-    assert re.match(rf"reading job file: job\.yaml(:({where}))?: ", caught.value.message)
-    assert re.search(what, caught.value.message)
+    assert re.match(rf"reading job file: job\.yaml(:({position}))?: ", caught.value.message)
+    assert re.search(message, caught.value.message)
     assert hint in caught.value.hint
     assert not isinstance(caught.value, SpecError)
 
@@ -427,7 +441,7 @@ def test_a_project_file_that_is_a_folder_is_reported(job, tmp_path):
         job("")
 
 
-PIECES = [
+YAML_FRAGMENTS = [
     "modelarts: ",
     "kubernetes: ",
     "body: ",
@@ -437,7 +451,7 @@ PIECES = [
     "nodes: ",
     "args: ",
 ]
-PIECES += [
+YAML_FRAGMENTS += [
     "&a ",
     "*a",
     "!!int x",
@@ -450,14 +464,16 @@ PIECES += [
     '"\\ud800"',
     '"\\0"',
 ]
-PIECES += ["{", "}", "[", "]", ", ", "- ", "\n", "  ", "~", "@f", "A", "9" * 5000]
+YAML_FRAGMENTS += ["{", "}", "[", "]", ", ", "- ", "\n", "  ", "~", "@f", "A", "9" * 5000]
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.binary(max_size=60)
     | st.text("ab:-?[]{}&*!|>'\"%@ \t\n#~<1").map(str.encode)
-    | st.lists(st.sampled_from(PIECES), max_size=16).map(lambda pieces: "".join(pieces).encode())
+    | st.lists(st.sampled_from(YAML_FRAGMENTS), max_size=16).map(
+        lambda fragments: "".join(fragments).encode()
+    )
 )
 def test_no_job_file_causes_a_traceback(job, data):
     with contextlib.suppress(UsageError):
@@ -602,10 +618,10 @@ def rows(properties, prefix=""):
             continue
         option = OPTIONS.get(name) if not prefix else None
         flags = (
-            ", ".join(f"`{word}`" for word in (option.short, option.flag) if word) if option else ""
+            ", ".join(f"`{flag}`" for flag in (option.short, option.flag) if flag) if option else ""
         )
-        words = [json.dumps(word).strip('"') for word in key.get("enum", ())]
-        allowed = ", ".join(f"`{word}`" if word else "empty" for word in words)
+        choices = [json.dumps(choice).strip('"') for choice in key.get("enum", ())]
+        allowed = ", ".join(f"`{choice}`" if choice else "empty" for choice in choices)
         if "minimum" in key:
             allowed = f"{key['minimum']:g} or more"
         if "maximum" in key:
@@ -655,10 +671,10 @@ def test_the_profile_is_complete_and_good(job, backend):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_the_profile_is_good_with_every_comment_opened(job, environ, backend):
     text = (ROOT / "configs" / f"{backend}.yaml").read_text()
-    opened = re.sub(r"^# ?(?=( *[A-Za-z0-9_]+:| *- )( |$|[^ ]))", "", text, flags=re.MULTILINE)
+    uncommented = re.sub(r"^# ?(?=( *[A-Za-z0-9_]+:| *- )( |$|[^ ]))", "", text, flags=re.MULTILINE)
     environ |= {"WANDB_API_KEY": "x"}
 
-    assert job(opened).spec.launcher in ("auto", *LAUNCHERS)
+    assert job(uncommented).spec.launcher in ("auto", *LAUNCHERS)
 
 
 MODELARTS = """
@@ -736,7 +752,7 @@ def test_a_backend_has_a_limit_of_its_own(job, tmp_path, user, text, flags, expe
 
     loaded = job(text, flags, environ=environ)
 
-    origin = {key: place for key, _, place in show(loaded)}["source_limit_mb"]
+    origin = {key: source for key, _, source in show(loaded)}["source_limit_mb"]
     assert (loaded.spec.source_limit_mb, origin.rpartition("/")[2]) == expected
     copied = load(
         {}, job_file=None, cwd=tmp_path, environ=environ, copied=("job x", masked(loaded.spec))

@@ -22,13 +22,13 @@ def ask(access: Access, path: str = "/", kind: str = "http", **headers: str) -> 
     """Return the first message of the response, with its headers as a dictionary."""
     path, _, query = path.partition("?")
     sent: list[dict[str, Any]] = []
-    named = {"host": HOST, **headers}
+    all_headers = {"host": HOST, **headers}
     scope = {
         "type": kind,
         "method": "GET",
         "path": path,
         "query_string": query.encode(),
-        "headers": [(name.encode(), value.encode()) for name, value in named.items()],
+        "headers": [(name.encode(), value.encode()) for name, value in all_headers.items()],
     }
 
     async def receive() -> dict[str, Any]:

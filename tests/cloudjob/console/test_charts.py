@@ -83,7 +83,7 @@ def test_the_silent_rank_and_the_failed_rank_stand_out():
 
 
 @pytest.mark.parametrize(
-    ("shows", "values", "limits", "odd"),
+    ("shows", "values", "limits", "note"),
     [
         # The scale spans at least a difference that matters, so small ones have faint colours.
         ("silent for (s)", (1, 3, 2), (0, 60), ""),
@@ -96,7 +96,7 @@ def test_the_silent_rank_and_the_failed_rank_stand_out():
     ],
 )
 def test_a_rank_is_marked_only_if_it_differs_enough(
-    shows: str, values: tuple[int, ...], limits: tuple[int, int], odd: str
+    shows: str, values: tuple[int, ...], limits: tuple[int, int], note: str
 ):
     ranks = tuple(
         RankSample(number, value, 100, value, "R", 1, 0) for number, value in enumerate(values)
@@ -106,7 +106,7 @@ def test_a_rank_is_marked_only_if_it_differs_enough(
     assert chart is not None
     legend = chart.option["visualMap"]
     assert (legend["min"], legend["max"]) == limits
-    assert chart.note.partition(";")[0] == odd
+    assert chart.note.partition(";")[0] == note
 
 
 def test_the_step_of_a_rank_is_the_last_that_it_printed():
@@ -178,9 +178,9 @@ def test_resources_have_a_line_for_each_node_and_rank_and_no_chart_without_value
 
 def test_a_long_job_keeps_its_peaks_and_a_large_one_names_what_is_left_out():
     samples = [Sample(float(at), memory=(900 if at == 777 else 1, 1024)) for at in range(1, 5000)]
-    many = Sample(1.0, ranks=tuple(rank(number, 1) for number in range(100)))
+    all_ranks = Sample(1.0, ranks=tuple(rank(number, 1) for number in range(100)))
     journals = Journals()
-    journals.add(0, [journal.dump(sample).rstrip() for sample in (many, *samples)])
+    journals.add(0, [journal.dump(sample).rstrip() for sample in (all_ranks, *samples)])
     found = {chart.title: chart for chart in charts.resources(journals, zero_s=0.0)}
 
     [line] = found["Memory (MB)"].option["series"]

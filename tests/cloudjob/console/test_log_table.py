@@ -47,7 +47,7 @@ class Job:
 
 
 @contextlib.contextmanager
-def opened(job: Job, *, is_read: bool = True) -> Iterator[LogTable]:
+def open_table(job: Job, *, is_read: bool = True) -> Iterator[LogTable]:
     """Open the log of a job; with ``is_read``, wait until all of it has been read."""
     log = LogTable(job)  # type: ignore[arg-type]
     try:
@@ -59,10 +59,10 @@ def opened(job: Job, *, is_read: bool = True) -> Iterator[LogTable]:
         log.close()
 
 
-def read(job: Job, **which: Any) -> list[tuple[int, int | None, str]]:
+def read(job: Job, **selection: Any) -> list[tuple[int, int | None, str]]:
     """Return node, rank and text of the selected lines of a log that is complete."""
-    with opened(job) as log:
-        rows = log.page(Selection(**which), 0, 1000).rows
+    with open_table(job) as log:
+        rows = log.page(Selection(**selection), 0, 1000).rows
     return [(row["node"], row["rank"], row["text"]) for row in rows]
 
 
@@ -73,7 +73,7 @@ TWO_NODES = (
 
 
 @pytest.mark.parametrize(
-    ("which", "texts"),
+    ("selection", "texts"),
     [
         ({}, ["jobentry: starts", "Loss 1", "loss 2", "loss 3", "done"]),
         ({"node": 1}, ["loss 3", "done"]),
@@ -84,13 +84,13 @@ TWO_NODES = (
         ({"text": "absent"}, []),
     ],
 )
-def test_lines_are_selected_by_node_rank_and_text(which: dict[str, Any], texts: list[str]):
-    assert [text for _, _, text in read(Job(*TWO_NODES), **which)] == texts
+def test_lines_are_selected_by_node_rank_and_text(selection: dict[str, Any], texts: list[str]):
+    assert [text for _, _, text in read(Job(*TWO_NODES), **selection)] == texts
 
 
-def test_a_page_has_the_lines_that_were_asked_for():
+def test_a_page_has_the_requested_lines():
     text = b"".join(b"[0] line %d\n" % number for number in range(1000))
-    with opened(Job(LogPiece(0, text))) as log:
+    with open_table(Job(LogPiece(0, text))) as log:
         page = log.page(Selection(), 500, 502)
         found = log.page(Selection(text="line 99"), 0, 1)
         end = log.page(Selection(), 999, 5000)
@@ -109,7 +109,7 @@ def test_a_page_has_the_lines_that_were_asked_for():
 def test_metrics_are_found_while_the_log_is_read_and_it_is_read_once():
     pieces = (LogPiece(0, b"[0] loss 0.5\n"), LogPiece(0, b"[0] loss 0.4\n"))
     job = Job(*pieces, has_ended=False)
-    with opened(job, is_read=False) as log:
+    with open_table(job, is_read=False) as log:
         poll(lambda: len(log.metrics()) >= 2, "the metrics")
         found = log.metrics()
 
@@ -119,33 +119,33 @@ def test_metrics_are_found_while_the_log_is_read_and_it_is_read_once():
 
 def test_a_line_has_the_time_of_its_piece():
     pieces = (LogPiece(0, b"[0] first\n"), LogPiece(1, b"[1] second\n[2] third\n", 1000.7))
-    with opened(Job(*pieces)) as log:
+    with open_table(Job(*pieces)) as log:
         rows = log.page(Selection(), 0, 9).rows
 
     assert [row["at"] for row in rows] == [0, 1000, 1000]
 
 
 @pytest.mark.parametrize(
-    "which", [Selection(text="loss"), Selection(rank=1), Selection(rank=0, text="LOSS 4")]
+    "selection", [Selection(text="loss"), Selection(rank=1), Selection(rank=0, text="LOSS 4")]
 )
 def test_a_long_search_continues_with_each_request(
-    which: Selection, monkeypatch: pytest.MonkeyPatch
+    selection: Selection, monkeypatch: pytest.MonkeyPatch
 ):
     text = b"".join(b"[%d] loss %d\n" % (number % 2, number) for number in range(5000))
     monkeypatch.setattr(log_table, "_STEP_LINES", 700)
     monkeypatch.setattr(log_table, "_SEARCH_S", -1.0)
-    with opened(Job(LogPiece(0, text))) as log:
-        first = log.page(which, 0, 0)
-        poll(lambda: log.page(which, 0, 0).searched == 5000, "the end of the search")
-        found = [row["text"] for row in log.page(which, 0, 5000).rows]
+    with open_table(Job(LogPiece(0, text))) as log:
+        first = log.page(selection, 0, 0)
+        poll(lambda: log.page(selection, 0, 0).searched == 5000, "the end of the search")
+        found = [row["text"] for row in log.page(selection, 0, 5000).rows]
 
     assert 0 < first.searched < 1000
-    numbers = [n for n in range(5000) if which.rank in (None, n % 2)]
-    assert found == [f"loss {n}" for n in numbers if which.rank != 0 or str(n)[0] == "4"]
+    numbers = [n for n in range(5000) if selection.rank in (None, n % 2)]
+    assert found == [f"loss {n}" for n in numbers if selection.rank != 0 or str(n)[0] == "4"]
 
 
 @pytest.mark.parametrize(
-    ("failure", "which", "found"),
+    ("failure", "selection", "expected"),
     [
         (Failure(rank=1, last_lines=("step 2", "ValueError: no", "")), {}, (4, 5)),
         (Failure(rank=1, last_lines=("step 2", "ValueError: no")), {"rank": 1}, (1, 5)),
@@ -158,15 +158,15 @@ def test_a_long_search_continues_with_each_request(
     ],
 )
 def test_the_log_line_of_a_failure_is_found(
-    failure: Failure, which: dict[str, Any], found: tuple[int, int] | None
+    failure: Failure, selection: dict[str, Any], expected: tuple[int, int] | None
 ):
     pieces = (
         LogPiece(0, b"jobentry: the node is gone\n[0] ValueError: no\n"),
         LogPiece(1, b"[1] step 1\n[2] ValueError: no\n[1] \x1b[31mValueError: no\x1b[0m\n"),
         LogPiece(1, b"[2] ValueError: no\n[1] aborted\n"),
     )
-    with opened(Job(*pieces)) as log:
-        assert log.find(failure, Selection(**which)) == found
+    with open_table(Job(*pieces)) as log:
+        assert log.find(failure, Selection(**selection)) == expected
 
 
 def test_a_progress_bar_is_one_line_with_its_last_state():
@@ -187,7 +187,7 @@ def test_control_sequences_of_a_terminal_are_left_out():
 
 def test_a_running_job_shows_its_output_so_far():
     job = Job(LogPiece(0, b"[0] first\n"), has_ended=False)
-    with opened(job, is_read=False) as log:
+    with open_table(job, is_read=False) as log:
         poll(lambda: log.page(Selection(), 0, 1).rows, "the first line")
         assert not log.page(Selection(), 0, 1).is_complete
         job.end.set()
@@ -197,14 +197,14 @@ def test_a_running_job_shows_its_output_so_far():
 def test_a_platform_that_does_not_answer_is_reported():
     job = Job(LogPiece(0, b"[0] first\n"))
     job.error = BackendError("reading the log: the cluster does not answer")
-    with opened(job, is_read=False) as log:
+    with open_table(job, is_read=False) as log:
         poll(lambda: "does not answer" in log.page(Selection(), 0, 1).error, "the error")
 
 
 def test_after_an_error_the_lines_stay_and_the_log_is_not_read_again_at_once():
     job = Job(LogPiece(0, b"[0] first\n"))
     job.error = BackendError("reading the log: the cluster does not answer")
-    with opened(job, is_read=False) as log:
+    with open_table(job, is_read=False) as log:
         poll(lambda: log.page(Selection(), 0, 1).error, "the error")
         job.error = None
         again = log.page(Selection(), 0, 1)
@@ -221,12 +221,12 @@ def test_a_full_disk_is_reported(monkeypatch: pytest.MonkeyPatch):
         return connection
 
     monkeypatch.setattr(sqlite3, "connect", connect_to_full_disk)
-    with opened(Job(LogPiece(0, b"[0] line\n" * 10_000)), is_read=False) as log:
+    with open_table(Job(LogPiece(0, b"[0] line\n" * 10_000)), is_read=False) as log:
         poll(lambda: "disk is full" in log.page(Selection(), 0, 1).error, "the error")
 
 
 def test_a_log_that_was_closed_has_no_lines():
-    with opened(Job(*TWO_NODES)) as log:
+    with open_table(Job(*TWO_NODES)) as log:
         log.close()
 
         assert log.page(Selection(text="loss"), 0, 10).rows == ()

@@ -52,13 +52,13 @@ def test_without_a_browser_there_is_no_image(tmp_path: Path, monkeypatch: pytest
 def test_a_browser_that_hangs_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.setattr(screenshot, "_LIMIT_S", 0.5)
-    left = tmp_path / "left"
-    (tmp_path / "chromium").write_text(f"#!/bin/sh\nsleep 1000 &\necho $! > {left}\nwait\n")
+    pid_file = tmp_path / "left"
+    (tmp_path / "chromium").write_text(f"#!/bin/sh\nsleep 1000 &\necho $! > {pid_file}\nwait\n")
     (tmp_path / "chromium").chmod(0o755)
     with pytest.raises(UsageError, match=r"drew nothing in 0\.5 s"):
         screenshot.take("<p>", 100, 100)
 
-    child = int(left.read_text())
+    child = int(pid_file.read_text())
     poll(lambda: _has_ended(child), "the end of the browser's processes")
 
 

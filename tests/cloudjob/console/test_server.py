@@ -17,19 +17,19 @@ import pytest
 LIMIT_S = 120.0
 
 
-def start(folder: Path, *words: str) -> subprocess.Popen[str]:
+def start(folder: Path, *options: str) -> subprocess.Popen[str]:
     """Start a console whose temporary folder is ``folder / "tmp"``."""
     (folder / "tmp").mkdir()
     return subprocess.Popen(
-        [sys.executable, "-W", "error", "-m", "cloudjob", "console", "--no-open", *words],
+        [sys.executable, "-W", "error", "-m", "cloudjob", "console", "--no-open", *options],
         env={**os.environ, "CLOUDJOB_HOME": str(folder / "home"), "TMPDIR": str(folder / "tmp")},
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=_heed_signals,
+        preexec_fn=_restore_default_signals,
     )
 
 
-def _heed_signals() -> None:
+def _restore_default_signals() -> None:
     """Restore the default handling of signals that the caller of the tests may ignore."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)

@@ -22,14 +22,14 @@ def date(**offset: float) -> str:
     return (datetime.now(timezone.utc) + timedelta(**offset)).strftime(DATE_FORMAT)
 
 
-def words(answer: tuple[int, Any, Any]) -> tuple[int, str, str]:
+def error_of(response: tuple[int, Any, Any]) -> tuple[int, str, str]:
     """Return the HTTP status, the error code and the error message."""
-    status, values, headers = answer
+    status, values, headers = response
     assert values["request_id"] == headers["x-request-id"]
     return status, values["error_code"], values["error_msg"]
 
 
-def password(api: Api, **changes: Any) -> dict[str, Any]:
+def password_request(api: Api, **changes: Any) -> dict[str, Any]:
     """Return the body of a token request with a password."""
     address = api.address
     user = {
@@ -49,7 +49,7 @@ def password(api: Api, **changes: Any) -> dict[str, Any]:
 def token(api: Api) -> str:
     """Request a token with the password, and return it."""
     status, values, headers = api.ask(
-        "POST", "/v3/auth/tokens", password(api), headers={"Authorization": "none"}
+        "POST", "/v3/auth/tokens", password_request(api), headers={"Authorization": "none"}
     )
     assert status == 201
     assert values["token"]["project"]["id"] == api.address.project_id
@@ -64,7 +64,7 @@ def test_a_signed_request_is_answered_with_a_request_id(api: Api):
 
 
 def test_a_request_without_token_or_signature_is_refused(api: Api):
-    status, code, message = words(api.ask("GET", PATH, headers=PLAIN))
+    status, code, message = error_of(api.ask("GET", PATH, headers=PLAIN))
 
     assert (status, code) == (401, "APIGW.0301")
     assert "x-auth-token not found" in message
@@ -72,10 +72,10 @@ def test_a_request_without_token_or_signature_is_refused(api: Api):
 
 def test_more_than_five_wrong_signatures_lock_the_key_for_a_while(api: Api):
     for _ in range(6):
-        status, code, message = words(api.ask("GET", PATH, secret="wrong"))
+        status, code, message = error_of(api.ask("GET", PATH, secret="wrong"))
         assert (status, code) == (401, "APIGW.0301")
         assert "verify aksk signature fail" in message
-    _, _, message = words(api.ask("GET", PATH))
+    _, _, message = error_of(api.ask("GET", PATH))
     assert "AK access failed to reach the limit" in message
     await_true(lambda: api.ask("GET", PATH)[0] == 200)
 
@@ -99,10 +99,10 @@ def test_a_request_that_was_changed_after_it_was_signed_is_refused(
     host = api.address.endpoint.removeprefix("http://")
     signed = {"Host": host, "Content-Type": "application/json", "X-Project-Id": "p"}
     signed = api.signed("GET", api.target(target), b"{}", signed)
-    asked: dict[str, Any] = {"method": "GET", "path": target, "body": b"{}", **changes}
-    asked["headers"] = {**signed, **asked.get("headers", {})}
+    request: dict[str, Any] = {"method": "GET", "path": target, "body": b"{}", **changes}
+    request["headers"] = {**signed, **request.get("headers", {})}
 
-    assert "verify aksk signature fail" in words(api.ask(**asked))[2]
+    assert "verify aksk signature fail" in error_of(api.ask(**request))[2]
     daemon.clear_faults(api.home)
     await_true(lambda: api.ask("GET", PATH)[0] == 200)
 
@@ -113,11 +113,11 @@ def test_a_request_that_was_changed_after_it_was_signed_is_refused(
 )
 def test_an_authorization_of_another_kind_is_refused(api: Api, authorization: str):
     answer = api.ask("GET", PATH, headers={"Authorization": authorization})
-    assert "signature header is not in the right form" in words(answer)[2]
+    assert "signature header is not in the right form" in error_of(answer)[2]
 
 
 def test_an_unknown_access_key_is_refused_by_name(api: Api):
-    status, code, message = words(api.ask("GET", PATH, access="NOBODY"))
+    status, code, message = error_of(api.ask("GET", PATH, access="NOBODY"))
 
     assert (status, code) == (401, "APIGW.0301")
     assert "Get secretKey failed,ak:NOBODY,err:ak not exist" in message
@@ -125,7 +125,7 @@ def test_an_unknown_access_key_is_refused_by_name(api: Api):
 
 @pytest.mark.parametrize("minutes", [-16, 16])
 def test_a_clock_more_than_fifteen_minutes_off_is_refused(api: Api, minutes: int):
-    status, code, message = words(api.ask("GET", PATH, date=date(minutes=minutes)))
+    status, code, message = error_of(api.ask("GET", PATH, date=date(minutes=minutes)))
 
     assert (status, code) == (401, "APIGW.0301")
     assert "signature expired" in message
@@ -139,10 +139,10 @@ def test_a_clock_less_than_fifteen_minutes_off_is_accepted(api: Api, minutes: in
 def test_a_token_is_accepted_until_it_expires(api: Api):
     own = token(api)
 
-    assert "decrypt token fail" in words(api.ask("GET", PATH, headers={"X-Auth-Token": "x"}))[2]
+    assert "decrypt token fail" in error_of(api.ask("GET", PATH, headers={"X-Auth-Token": "x"}))[2]
     assert api.ask("GET", PATH, headers={"X-Auth-Token": own})[0] == 200
     api.fault("expire-tokens")
-    status, code, message = words(api.ask("GET", PATH, headers={"X-Auth-Token": own}))
+    status, code, message = error_of(api.ask("GET", PATH, headers={"X-Auth-Token": own}))
     assert (status, code) == (401, "APIGW.0301")
     assert "token expires" in message
 
@@ -165,7 +165,9 @@ def test_an_access_key_is_exchanged_for_a_token(api: Api):
     "changes", [{"password": "wrong"}, {"name": "nobody"}, {"domain": {"name": "x"}}], ids=str
 )
 def test_wrong_credentials_get_no_token(api: Api, changes: dict[str, Any]):
-    status, values, _ = api.ask("POST", "/v3/auth/tokens", password(api, **changes), headers=PLAIN)
+    status, values, _ = api.ask(
+        "POST", "/v3/auth/tokens", password_request(api, **changes), headers=PLAIN
+    )
 
     assert (status, values["error"]["code"]) == (401, 401)
 
@@ -179,14 +181,14 @@ def test_a_temporary_key_signs_with_its_security_token_until_it_expires(api: Api
         headers={"X-Auth-Token": token(api)},
     )
     key = values["credential"]
-    how = {"access": key["access"], "secret": key["secret"]}
+    credentials = {"access": key["access"], "secret": key["secret"]}
     with_token = {"X-Security-Token": key["securitytoken"]}
 
     assert status == 201
-    assert api.ask("GET", PATH, headers=with_token, **how)[0] == 200
-    assert api.ask("GET", PATH, **how)[0] == 401
+    assert api.ask("GET", PATH, headers=with_token, **credentials)[0] == 200
+    assert api.ask("GET", PATH, **credentials)[0] == 401
     api.fault("expire-tokens")
-    assert api.ask("GET", PATH, headers=with_token, **how)[0] == 401
+    assert api.ask("GET", PATH, headers=with_token, **credentials)[0] == 401
 
 
 def test_another_project_is_refused_in_path_and_header(api: Api):
@@ -198,16 +200,16 @@ def test_another_project_is_refused_in_path_and_header(api: Api):
 
 def test_a_user_may_do_what_the_settings_allow(api: Api, s3: Any):
     user = api.address.users["reader"]
-    how = {"access": user["access_key"], "secret": user["secret_key"]}
+    credentials = {"access": user["access_key"], "secret": user["secret_key"]}
     job = api.create("true")
     path = f"{{p}}/training-jobs/{job}"
 
     def refused(method: str, path: str, body: Any = None) -> Any:
-        status, values, _ = api.ask(method, path, body, **how)
+        status, values, _ = api.ask(method, path, body, **credentials)
         return status, values["error_code"], values["error_msg"].split("(")[-1].split(")")[0]
 
-    assert api.ask("GET", path, **how)[0] == 200
-    assert api.ask("POST", "{p}/training-job-searches", {}, **how)[0] == 200
+    assert api.ask("GET", path, **credentials)[0] == 200
+    assert api.ask("POST", "{p}/training-job-searches", {}, **credentials)[0] == 200
     forbidden = (403, "ModelArts.0108")
     assert refused("POST", "{p}/training-jobs", api.body("true")) == (
         *forbidden,
@@ -225,7 +227,7 @@ def test_a_user_may_do_what_the_settings_allow(api: Api, s3: Any):
 def test_a_token_is_that_of_its_user_and_its_project(api: Api):
     reader = {"name": "reader", "password": api.address.users["reader"]["password"]}
     status, values, headers = api.ask(
-        "POST", "/v3/auth/tokens", password(api, **reader), headers=PLAIN
+        "POST", "/v3/auth/tokens", password_request(api, **reader), headers=PLAIN
     )
     own = {"X-Auth-Token": headers["x-subject-token"]}
     team = api.address.projects["emulator-1_team"]
@@ -290,7 +292,7 @@ def test_sdks_find_project_and_domain_with_a_signature(api: Api):
 
 
 def test_an_api_that_does_not_exist_is_refused_by_the_gateway(api: Api):
-    status, code, _ = words(api.ask("GET", "{p}/nothing"))
+    status, code, _ = error_of(api.ask("GET", "{p}/nothing"))
 
     assert (status, code) == (404, "APIGW.0101")
 

@@ -18,7 +18,7 @@ from cloudjob.errors import BackendError
 from tests.support.emulator import Api
 
 BIN = Path(sys.executable).parent / "cloudjob"
-PROMISED = {
+DOCUMENTED_KEYS = {
     "endpoint",
     "iam_endpoint",
     "s3_endpoint",
@@ -28,10 +28,10 @@ PROMISED = {
 }
 
 
-def cloudjob(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def cloudjob(home: Path, *args: str) -> subprocess.CompletedProcess[str]:
     """Run ``cloudjob emulator`` with these arguments and state folder."""
     return subprocess.run(
-        [str(BIN), "emulator", *words],
+        [str(BIN), "emulator", *args],
         env={**os.environ, "CLOUDJOB_HOME": str(home)},
         capture_output=True,
         text=True,
@@ -39,7 +39,7 @@ def cloudjob(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_bridge_of_another_machine_is_reported_with_what_to_do():
+def test_a_bridge_address_of_another_host_is_reported_with_a_hint():
     with pytest.raises(BackendError, match=r"listening for containers on 192\.0\.2\.1:0") as caught:
         bridge_socket("192.0.2.1", 0)
     assert "engine: process" in caught.value.hint
@@ -50,7 +50,7 @@ def test_up_prints_the_addresses_of_a_running_emulator(api: Api):
     found = json.loads(done.stdout)
 
     assert done.returncode == 0, done.stderr
-    assert found.keys() >= PROMISED
+    assert found.keys() >= DOCUMENTED_KEYS
     assert found["endpoint"] == api.address.endpoint
     assert "control" not in found
     shown = dict(line.split(None, 1) for line in cloudjob(api.home, "up").stdout.splitlines())
@@ -86,7 +86,7 @@ def test_faults_are_added_listed_and_cleared(api: Api):
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "message"),
+    ("args", "code", "message"),
     [
         (("fault", "nothing"), 2, "hint: choose one of throttle"),
         (("fault", "lose-node", "--job", "x"), 2, "Training job (ID: x) not found"),
@@ -96,10 +96,8 @@ def test_faults_are_added_listed_and_cleared(api: Api):
     ],
     ids=str,
 )
-def test_an_error_is_one_line_with_a_hint(
-    api: Api, words: tuple[str, ...], code: int, message: str
-):
-    done = cloudjob(api.home, *words)
+def test_an_error_is_one_line_with_a_hint(api: Api, args: tuple[str, ...], code: int, message: str):
+    done = cloudjob(api.home, *args)
 
     assert done.returncode == code
     assert message in done.stderr

@@ -37,21 +37,21 @@ def test_kill_9_loses_no_job_object_or_key():
         waiting = api.create("echo later")
         api.await_log(running_job, "tick 3", 1)
         kill(api)
-        again = Api(daemon.up(api.home), api.home)
+        restarted = Api(daemon.up(api.home), api.home)
 
-        assert again.address.endpoint == api.address.endpoint
-        assert again.address.s3_endpoint == api.address.s3_endpoint
-        assert again.address.access_key == api.address.access_key
-        assert again.address.pid != api.address.pid
+        assert restarted.address.endpoint == api.address.endpoint
+        assert restarted.address.s3_endpoint == api.address.s3_endpoint
+        assert restarted.address.access_key == api.address.access_key
+        assert restarted.address.pid != api.address.pid
         assert s3.get_object(Bucket="data", Key="kept")["Body"].read() == b"bytes"
-        assert again.show(running_job)["status"]["phase"] == "Running"
-        assert again.show(waiting)["status"]["phase"] in ("Creating", "Pending")
+        assert restarted.show(running_job)["status"]["phase"] == "Running"
+        assert restarted.show(waiting)["status"]["phase"] in ("Creating", "Pending")
         for index in (0, 1):
             nodes = Path(api.home, "emulator/jobs", running_job, "nodes")
             (nodes / str(index) / "home/ma-user/stop").touch()
-        assert again.await_phase(running_job)["status"]["phase"] == "Completed"
-        assert again.await_phase(waiting)["status"]["phase"] == "Completed"
-        log = again.log(running_job)
+        assert restarted.await_phase(running_job)["status"]["phase"] == "Completed"
+        assert restarted.await_phase(waiting)["status"]["phase"] == "Completed"
+        log = restarted.log(running_job)
         ticks = [int(line.split()[1]) for line in log.splitlines() if line.startswith("tick")]
         # No line is lost or repeated, whether written before, during or after the crash.
         assert ticks == list(range(1, len(ticks) + 1))
@@ -67,10 +67,10 @@ def test_a_job_completes_after_a_crash_at_any_moment_of_its_start(moment_s: floa
         job = api.create("echo begun; sleep 0.5; echo ended", nodes=2)
         time.sleep(moment_s)  # the time of the crash, not a wait for a condition
         kill(api)
-        again = Api(daemon.up(api.home), api.home)
+        restarted = Api(daemon.up(api.home), api.home)
 
-        assert again.await_phase(job)["status"]["phase"] == "Completed", again.events(job)
-        assert again.log(job, 1).count("ended") == 1
+        assert restarted.await_phase(job)["status"]["phase"] == "Completed", restarted.events(job)
+        assert restarted.log(job, 1).count("ended") == 1
 
 
 def test_jobs_survive_down_and_up_and_reset_deletes_them():
@@ -85,8 +85,8 @@ def test_jobs_survive_down_and_up_and_reset_deletes_them():
         assert daemon.down(api.home)
         assert not daemon.down(api.home)
         assert daemon.status(api.home) == {"is_running": False}
-        again = Api(daemon.up(api.home), api.home)
-        assert again.show(job)["status"]["phase"] == "Completed"
+        restarted = Api(daemon.up(api.home), api.home)
+        assert restarted.show(job)["status"]["phase"] == "Completed"
         daemon.reset(api.home)
         fresh = daemon.status(api.home)
         assert (fresh["is_running"], fresh["jobs"]) == (True, 0)
@@ -121,10 +121,10 @@ def test_keys_are_in_files_that_only_their_owner_reads_and_in_no_arguments():
 def test_a_port_in_use_is_reported_with_a_hint(tmp_path: Path):
     import socket
 
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = listener.getsockname()[1]
         with pytest.raises(BackendError) as caught:
             daemon.up(tmp_path, port=port)
 
@@ -133,7 +133,7 @@ def test_a_port_in_use_is_reported_with_a_hint(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "messages"),
     [
         ("engine: magic\nflavours: []\npoll_s: fast\n", ["engine", "flavours", "poll_s"]),
         ("flavors: [{id: a, size: 3}]\n", ["flavors[0]"]),
@@ -144,16 +144,16 @@ def test_a_port_in_use_is_reported_with_a_hint(tmp_path: Path):
     ],
     ids=["keys", "flavors", "pools", "list", "users", "projects"],
 )
-def test_every_fault_of_the_settings_is_reported_and_nothing_starts(
-    tmp_path: Path, text: str, words: list[str]
+def test_every_error_in_the_settings_is_reported_and_nothing_starts(
+    tmp_path: Path, text: str, messages: list[str]
 ):
     path = tmp_path / "s.yaml"
     path.write_text(text)
     with pytest.raises(SpecError) as caught:
         daemon.up(tmp_path, config=path)
 
-    for word in words:
-        assert any(word in problem for problem in caught.value.problems), caught.value.problems
+    for message in messages:
+        assert any(message in problem for problem in caught.value.problems), caught.value.problems
     assert not daemon.status(tmp_path)["is_running"]
 
 

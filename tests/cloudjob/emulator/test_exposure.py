@@ -56,16 +56,16 @@ def listening(pid: int) -> tuple[list[tuple[str, int]], list[str]]:
             if name.startswith("socket:["):
                 inodes[name[8:-1]] = process
     tcp = [
-        ("127.0.0.1", int(words[1].rpartition(":")[2], 16))
-        for words in (*table("tcp"), *table("tcp6"))
-        if words[3] == LISTEN and words[9] in inodes
+        ("127.0.0.1", int(fields[1].rpartition(":")[2], 16))
+        for fields in (*table("tcp"), *table("tcp6"))
+        if fields[3] == LISTEN and fields[9] in inodes
     ]
-    assert not [words for words in (*table("udp"), *table("udp6")) if words[9] in inodes]
+    assert not [fields for fields in (*table("udp"), *table("udp6")) if fields[9] in inodes]
     unix = [
-        str(Path(f"/proc/{inodes[words[6]]}/cwd").resolve() / words[7])
-        for words in table("unix")
+        str(Path(f"/proc/{inodes[fields[6]]}/cwd").resolve() / fields[7])
+        for fields in table("unix")
         # The flag 00010000 (__SO_ACCEPTCON) marks a listening socket; the last field is its path.
-        if len(words) > 7 and words[6] in inodes and words[3] == "00010000"
+        if len(fields) > 7 and fields[6] in inodes and fields[3] == "00010000"
     ]
     return tcp, unix
 
@@ -76,7 +76,7 @@ def table(name: str) -> Iterator[list[str]]:
         yield line.split()
 
 
-def answers_to_nobody(addresses: Any, requests: list[str]) -> list[Any]:
+def answers_to_other_user(addresses: Any, requests: list[str]) -> list[Any]:
     """Return the answers that another user gets at these addresses."""
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", PROBE],
@@ -108,16 +108,16 @@ def test_another_user_gets_no_data_from_any_port_or_socket(session_api: Api, s3:
     ]
     requests.append(GRPC)
 
-    answers = answers_to_nobody([*tcp, *unix], requests)
+    answers = answers_to_other_user([*tcp, *unix], requests)
 
     assert {tuple(address) for address, *_ in answers} == set(tcp), "a Unix socket is open to all"
-    for *what, answer in answers:
+    for *request, answer in answers:
         head, _, body = answer.partition("\r\n\r\n")
-        assert "access-control-allow" not in head.lower(), what
-        if GRPC in what:
-            assert answer[3:4] != SETTINGS, what
+        assert "access-control-allow" not in head.lower(), request
+        if GRPC in request:
+            assert answer[3:4] != SETTINGS, request
         elif body:
-            assert head.split(" ")[1][0] in "45", what
+            assert head.split(" ")[1][0] in "45", request
     assert s3.get_object(Bucket="data", Key=key)["Body"].read() == b"secret"
 
 
@@ -130,10 +130,10 @@ def test_a_web_page_gets_no_object_even_with_a_signed_url(session_api: Api, s3: 
     tcp = [(host.partition(":")[0], int(host.partition(":")[2]))]
     request = f"GET {target} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n"
 
-    def asked(more: str) -> str:
-        return str(answers_to_nobody(tcp, [f"{request}{more}\r\n"])[0][-1])
+    def response(headers: str) -> str:
+        return str(answers_to_other_user(tcp, [f"{request}{headers}\r\n"])[0][-1])
 
-    own, foreign = asked(""), asked("Origin: http://evil.example\r\n")
+    own, foreign = response(""), response("Origin: http://evil.example\r\n")
     assert (own.split()[1], foreign.split()[1]) == ("200", "403")
     assert "access-control" not in (own + foreign).lower()
 

@@ -17,7 +17,7 @@ from tests.support.emulator import Api, keys
 FLAVORS = "{p}/training-job-flavors"
 
 
-def test_throttle_refuses_as_many_requests_as_asked_for(api: Api):
+def test_throttle_refuses_the_requested_number_of_requests(api: Api):
     api.fault("throttle", count=2)
     found = [api.ask("GET", FLAVORS) for _ in range(3)]
 

@@ -93,8 +93,8 @@ def test_a_chunk_with_a_wrong_size_is_refused(session_api: Api):
 
 def test_a_body_in_chunks_is_read(session_api: Api):
     endpoint = session_api.address.endpoint
-    more = ("Transfer-Encoding: chunked", "Connection: close")
-    start = head(endpoint, "POST /v3/auth/tokens", *more)
+    headers = ("Transfer-Encoding: chunked", "Connection: close")
+    start = head(endpoint, "POST /v3/auth/tokens", *headers)
 
     answer = exchanged(endpoint, start, b'8\r\n{"auth":\r\n3\r\n{}}\r\n0\r\n\r\n')
     assert b"Expecting to find identity" in answer
@@ -145,7 +145,7 @@ def test_a_client_that_waits_for_100_is_refused_at_once(api: Api):
     assert b"connection: close" in answer.lower()
 
 
-def test_a_client_that_waits_for_100_is_asked_for_its_body(api: Api, s3: Any):
+def test_a_client_that_waits_for_100_gets_it(api: Api, s3: Any):
     endpoint, key = api.address.s3_endpoint, new_name()
     target = presigned(s3, "put_object", key, endpoint)
     put = head(
@@ -207,13 +207,13 @@ def test_many_clients_at_once_are_answered(api: Api, s3: Any):
         for endpoint in (api.address.endpoint, api.address.s3_endpoint):
             for _ in range(200):
                 stack.enter_context(connected(endpoint)).sendall(b"GET / HT")
-        put = [
+        uploads = [
             pool.submit(s3.put_object, Bucket="data", Key=f"{key}/{n}", Body=os.urandom(100_000))
             for n in range(60)
         ]
-        asked = [pool.submit(api.ask, "GET", "{p}/training-job-flavors") for _ in range(60)]
-        assert {item.result()["ResponseMetadata"]["HTTPStatusCode"] for item in put} == {200}
-        assert {item.result()[0] for item in asked} == {200}
+        api_requests = [pool.submit(api.ask, "GET", "{p}/training-job-flavors") for _ in range(60)]
+        assert {item.result()["ResponseMetadata"]["HTTPStatusCode"] for item in uploads} == {200}
+        assert {item.result()[0] for item in api_requests} == {200}
 
 
 def test_an_object_store_that_is_killed_comes_back():
@@ -221,7 +221,7 @@ def test_an_object_store_that_is_killed_comes_back():
         s3 = bucket_of(api)
         endpoint = api.address.s3_endpoint
         target = presigned(s3, "put_object", "k", endpoint)
-        weed = [
+        weed_processes = [
             process
             for process in descendants_of(api.address.pid)
             if b"weed" in Path(f"/proc/{process}/cmdline").read_bytes()
@@ -229,7 +229,7 @@ def test_an_object_store_that_is_killed_comes_back():
         with connected(endpoint) as client:
             client.sendall(head(endpoint, f"PUT {target}", "Content-Length: 2000000"))
             client.sendall(b"x" * MIB)
-            for process in weed:
+            for process in weed_processes:
                 os.kill(process, signal.SIGKILL)
             with contextlib.suppress(ConnectionError):
                 client.sendall(b"x" * (2_000_000 - MIB))

@@ -82,14 +82,14 @@ def test_every_kind_of_job_runs_on_two_nodes_with_data_in_obs(api: Api, s3: Any,
     assert keys(s3, f"{name}/log/") == [
         f"{name}/log/modelarts-job-{job}-worker-{index}.log" for index in (0, 1)
     ]
-    kept = s3.get_object(Bucket="data", Key=f"{name}/log/modelarts-job-{job}-worker-0.log")
-    assert kept["Body"].read().decode() == api.log(job)
+    stored_log = s3.get_object(Bucket="data", Key=f"{name}/log/modelarts-job-{job}-worker-0.log")
+    assert stored_log["Body"].read().decode() == api.log(job)
     assert "done by 0" in api.log(job)
     assert found["status"]["task_statuses"] == [
         {"task": f"worker-{index}", "exit_code": 0, "message": ""} for index in (0, 1)
     ]
     assert found["status"]["start_time"] >= found["metadata"]["create_time"]
-    words = [
+    expected = [
         "Training job created.",
         "Training job is running.",
         "[worker-1] training started.",
@@ -97,7 +97,7 @@ def test_every_kind_of_job_runs_on_two_nodes_with_data_in_obs(api: Api, s3: Any,
         "Training job completed.",
     ]
     events = api.events(job)
-    assert [word for word in events if word in words] == words
+    assert [message for message in events if message in expected] == expected
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
@@ -252,12 +252,12 @@ def test_the_preview_has_the_end_of_a_log_and_the_url_all_of_it(api: Api):
     preview = api.ok("GET", path + "/preview")
     url = api.ok("GET", path + "/url?Content-Type=text/plain")["obs_url"]
     with urllib.request.urlopen(url) as answer:
-        whole = answer.read()
+        full_log = answer.read()
 
     assert preview["current_size"] == 100_000 == len(preview["content"].encode())
-    assert preview["full_size"] == len(whole) > 150_000
-    assert whole.decode().endswith(preview["content"])
-    assert b"line 0 " in whole
+    assert preview["full_size"] == len(full_log) > 150_000
+    assert full_log.decode().endswith(preview["content"])
+    assert b"line 0 " in full_log
     lines = api.ok("GET", f"{{p}}/training-jobs/{job}/logs/worker-0?lines=3&order=desc")
     assert lines["lines"] == 3
     assert preview["content"].endswith(lines["content"])
@@ -415,7 +415,7 @@ def test_the_node_check_replaces_a_bad_node(api: Api):
 # -- capacity -------------------------------------------------------------------------------------
 
 
-def test_jobs_wait_for_room_in_their_pool_by_priority(api: Api):
+def test_jobs_wait_for_capacity_in_their_pool_by_priority(api: Api):
     pool = {"resource": {"pool_id": "pool-a", "node_count": 3}}
     first = api.create("sleep 8", spec=pool)
     api.await_phase(first, "Running")

@@ -14,7 +14,7 @@ from cloudjob.emulator.settings import defaults
 from tests.support.emulator import SETTINGS, Api, running
 
 SEARCH = "{p}/training-job-searches"
-COUNT = 10_000
+JOB_COUNT = 10_000
 
 
 def fill(api: Api, count: int) -> None:
@@ -53,7 +53,7 @@ def fill(api: Api, count: int) -> None:
 def full() -> Any:
     """An emulator with ten thousand jobs."""
     with running(SETTINGS) as api:
-        fill(api, COUNT)
+        fill(api, JOB_COUNT)
         yield api
 
 
@@ -65,12 +65,12 @@ def names(found: Any) -> list[str]:
 def test_offset_is_a_page_number_and_pages_show_every_job_once(full: Api):
     found = full.ok("POST", SEARCH, {"limit": 50, "offset": 3})
     last = full.ok("POST", SEARCH, {"limit": 50, "offset": 199})
-    beyond = full.ok("POST", SEARCH, {"limit": 50, "offset": 200})
+    past_the_end = full.ok("POST", SEARCH, {"limit": 50, "offset": 200})
 
-    assert found["total"] == COUNT
-    assert names(found) == [f"old-{COUNT - 1 - index:05d}" for index in range(150, 200)]
+    assert found["total"] == JOB_COUNT
+    assert names(found) == [f"old-{JOB_COUNT - 1 - index:05d}" for index in range(150, 200)]
     assert names(last)[-1] == "old-00000"
-    assert (beyond["count"], beyond["items"]) == (0, [])
+    assert (past_the_end["count"], past_the_end["items"]) == (0, [])
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_offset_is_a_page_number_and_pages_show_every_job_once(full: Api):
             ],
             3,
         ),
-        ([{"key": "kind", "operator": "in", "value": ["job"]}], COUNT),
+        ([{"key": "kind", "operator": "in", "value": ["job"]}], JOB_COUNT),
         ([{"key": "user_id", "operator": "in", "value": ["somebody"]}], 0),
     ],
     ids=str,
@@ -125,15 +125,15 @@ def test_an_invalid_search_has_its_documented_code(full: Api, body: dict[str, An
 
 
 def test_pages_of_ten_thousand_jobs_do_not_grow_the_memory(full: Api):
-    asked = {"limit": 50, "offset": 199}
+    search = {"limit": 50, "offset": 199}
     for _ in range(20):
-        full.ok("POST", SEARCH, asked)
+        full.ok("POST", SEARCH, search)
     before = memory_kb(full)
     for _ in range(300):
-        full.ok("POST", SEARCH, asked)
-    grown = memory_kb(full) - before
+        full.ok("POST", SEARCH, search)
+    growth_kb = memory_kb(full) - before
 
-    assert grown < 20_000
+    assert growth_kb < 20_000
     assert memory_kb(full) < 400_000
 
 

@@ -26,9 +26,9 @@ def body(**changes: Any) -> dict[str, Any]:
         "spec": {"resource": {"flavor_id": "modelarts.vm.cpu.2u", "node_count": 1}},
     }
     for path, value in changes.items():
-        *way, last = path.split("__")
+        *parents, last = path.split("__")
         at = made
-        for name in way:
+        for name in parents:
             at = at.setdefault(name, {})
         at[last] = value
     return made
@@ -39,7 +39,7 @@ def obs(url: str, name: str = "data_url", **more: Any) -> dict[str, Any]:
     return {"name": name, "remote": {"obs": {"obs_url": url}}, **more}
 
 
-def whole(**changes: Any) -> Any:
+def completed(**changes: Any) -> Any:
     """Return the body with all defaults, after its validation."""
     return models.job(body(**changes), None, SETTINGS)
 
@@ -66,7 +66,7 @@ def test_an_invalid_obs_url_is_refused(url: Any):
 
 
 def test_a_body_gets_all_defaults():
-    made = whole(
+    made = completed(
         algorithm__engine=PRESET,
         algorithm__code_dir="obs://bkt/code/",
         algorithm__boot_file="/bkt/code/a/t.py",
@@ -171,12 +171,12 @@ def test_a_body_gets_all_defaults():
 )
 def test_a_broken_rule_has_its_documented_code(changes: dict[str, Any], code: str):
     with pytest.raises(ApiError) as caught:
-        whole(**changes)
+        completed(**changes)
     assert (caught.value.code, caught.value.status) == (f"ModelArts.{code}", 400)
 
 
 def test_values_at_the_limits_are_accepted():
-    made = whole(
+    made = completed(
         metadata__name="x" * 64,
         metadata__description="x" * 256,
         algorithm__environments={f"X{i}": "v" * 4096 for i in range(100)},
@@ -194,7 +194,7 @@ def test_a_dedicated_pool_has_flavors_of_its_own():
         made = models.job(body(spec__resource=resource), None, SETTINGS)
         assert made["spec"]["resource"]["node_count"] == 1
     flavor = models.flavor_of(
-        whole(
+        completed(
             spec__resource={
                 "pool_id": "pool-emulator",
                 "flavor_id": "modelarts.pool.visual.4xlarge",
@@ -217,8 +217,8 @@ def test_an_algorithm_supplies_what_the_job_omits():
             "outputs": [],
         },
     }
-    asked = body(algorithm={"id": "1", "parameters": [{"name": "b", "value": "9"}]})
-    made = models.job(asked, algorithm, SETTINGS)["algorithm"]
+    request = body(algorithm={"id": "1", "parameters": [{"name": "b", "value": "9"}]})
+    made = models.job(request, algorithm, SETTINGS)["algorithm"]
 
     assert made["boot_file"] == "/bkt/code/t.py"
     assert made["name"] == "algo"
@@ -246,25 +246,25 @@ VALUES = st.recursive(
 )
 
 
-def places(value: Any, way: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+def paths_of(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """Return the path of every value in a body, as tuples of keys."""
-    found = [way] if way else []
+    found = [path] if path else []
     items = value.items() if isinstance(value, dict) else ()
     items = enumerate(value) if isinstance(value, list) else items
     for key, inner in items:
-        found += places(inner, (*way, key))
+        found += paths_of(inner, (*path, key))
     return found
 
 
-@given(way=st.sampled_from(places(FULL)), value=VALUES)
-def test_any_value_at_any_key_is_accepted_or_refused(way: tuple[Any, ...], value: Any):
+@given(path=st.sampled_from(paths_of(FULL)), value=VALUES)
+def test_any_value_at_any_key_is_accepted_or_refused(path: tuple[Any, ...], value: Any):
     made = copy.deepcopy(FULL)
     at: Any = made
-    for key in way[:-1]:
+    for key in path[:-1]:
         at = at[key]
-    at[way[-1]] = value
+    at[path[-1]] = value
     with contextlib.suppress(ApiError):
-        whole = models.job(made, None, SETTINGS)
-        models.output_urls(whole)
-        models.retries(whole)
-        models.flavor_of(whole, SETTINGS)
+        job = models.job(made, None, SETTINGS)
+        models.output_urls(job)
+        models.retries(job)
+        models.flavor_of(job, SETTINGS)

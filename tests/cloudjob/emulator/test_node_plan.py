@@ -18,14 +18,14 @@ from hypothesis import strategies as st
 from cloudjob.emulator import models, node_plan, settings
 from cloudjob.emulator.database import JobRow
 from cloudjob.emulator.docker_nodes import bridge_address
-from cloudjob.emulator.node_plan import WORK, Machine
+from cloudjob.emulator.node_plan import WORK, NodeContext
 from cloudjob.emulator.nodes import folder
 from jobentry.contract.sigv4 import Keys
 
 SETTINGS = settings.defaults()
 KEYS = Keys("ak", "sk", "token")
-CONTAINER = Machine("", "python3", ("python3", "/entry.pyz"), "http://10.0.0.1:1")
-PROCESS = Machine("/state/nodes/1", "/venv/bin/python", ("py", "entry"), "http://127.0.0.1:1")
+CONTAINER = NodeContext("", "python3", ("python3", "/entry.pyz"), "http://10.0.0.1:1")
+PROCESS = NodeContext("/state/nodes/1", "/venv/bin/python", ("py", "entry"), "http://127.0.0.1:1")
 ID = "11111111-2222-3333-4444-555555555555"
 PYTORCH = "pytorch_1.8.0-cuda_10.2-py_3.7-ubuntu_18.04-x86_64"
 ASCEND = "mindspore_2.2.12-cann_7.0.1-py_3.9-euler_2.10-aarch64"
@@ -35,7 +35,7 @@ MPI = "mindspore_1.3.0-cuda_10.1-py_3.7-ubuntu_1804-x86_64"
 def row(nodes: int = 2, flavor: str = "modelarts.vm.cpu.2u", **algorithm: Any) -> JobRow:
     """Return the database row of a job."""
     given = {"engine": {"image_url": "i:1"}, "command": "bash run.sh", **algorithm}
-    whole = models.job(
+    job = models.job(
         {
             "metadata": {"name": "j"},
             "algorithm": given,
@@ -45,7 +45,7 @@ def row(nodes: int = 2, flavor: str = "modelarts.vm.cpu.2u", **algorithm: Any) -
         SETTINGS,
     )
     return JobRow(
-        ID, "j", "0", "job", "Pending", "Queuing", 1, "", "u", 1, 0, 0, nodes, "", 0, whole, {}
+        ID, "j", "0", "job", "Pending", "Queuing", 1, "", "u", 1, 0, 0, nodes, "", 0, job, {}
     )
 
 
@@ -185,7 +185,7 @@ def test_parameters_and_channels_are_appended_to_the_command():
     )
 
 
-def preset(engine: str, nodes: int, index: int = 1, machine: Machine = CONTAINER) -> str:
+def preset(engine: str, nodes: int, index: int = 1, context: NodeContext = CONTAINER) -> str:
     """Return the command of a node that runs a preset."""
     return node_plan.command(
         row(
@@ -197,7 +197,7 @@ def preset(engine: str, nodes: int, index: int = 1, machine: Machine = CONTAINER
             parameters=[{"name": "n", "value": "1"}],
         ),
         index,
-        machine,
+        context,
     )
 
 
@@ -215,9 +215,9 @@ def code(tmp_path: Path) -> Path:
     return folder
 
 
-def started(code: Path, **environ: str) -> subprocess.CompletedProcess[str]:
+def run_preset(code: Path, **environ: str) -> subprocess.CompletedProcess[str]:
     """Run a preset on a node that is a process, not a container."""
-    machine = Machine(str(code.parents[4]), sys.executable, (), "", archive="/a b/entry")
+    context = NodeContext(str(code.parents[4]), sys.executable, (), "", archive="/a b/entry")
     job = row(
         1,
         command="",
@@ -227,7 +227,7 @@ def started(code: Path, **environ: str) -> subprocess.CompletedProcess[str]:
         parameters=[{"name": "n", "value": "two words"}],
     )
     return subprocess.run(
-        ["/bin/sh", "-c", node_plan.start(job, 0, machine)],
+        ["/bin/sh", "-c", node_plan.start(job, 0, context)],
         env={"PATH": os.environ["PATH"], "PYTHONUNBUFFERED": "1", **environ},
         capture_output=True,
         text=True,
@@ -235,7 +235,7 @@ def started(code: Path, **environ: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def seen(done: subprocess.CompletedProcess[str]) -> list[Any]:
+def printed_values(done: subprocess.CompletedProcess[str]) -> list[Any]:
     """Return the values in the last line that the boot file printed."""
     assert done.returncode == 0, done.stderr
     found: list[Any] = json.loads(done.stdout.splitlines()[-1])
@@ -246,7 +246,7 @@ def test_a_preset_runs_the_boot_file_in_the_code_folder(code: Path):
     """A boot file in a subfolder can import from the code folder; the image takes precedence."""
     path = f"/image lib:{code}:/a b/entry/emulated"
 
-    assert seen(started(code, PYTHONPATH="/image lib")) == [
+    assert printed_values(run_preset(code, PYTHONPATH="/image lib")) == [
         ["--n=two words"],
         str(code),
         None,
@@ -255,25 +255,25 @@ def test_a_preset_runs_the_boot_file_in_the_code_folder(code: Path):
     ]
 
 
-@pytest.mark.parametrize("place", ["", "sub/"])
+@pytest.mark.parametrize("prefix", ["", "sub/"])
 @pytest.mark.parametrize("end", ["", "exit 0\n"])
-def test_hooks_run_before_the_boot_file_and_their_exports_stay(code: Path, place: str, end: str):
+def test_hooks_run_before_the_boot_file_and_their_exports_stay(code: Path, prefix: str, end: str):
     """Hooks may be beside the boot file or in the code folder, and may change the shell's state."""
     shell = f"export SHELL_HOOK='a b'\nset -- x\ncd /\necho from the shell\n{end}"
-    (code / f"{place}ma-pre-start.sh").write_text(shell)
+    (code / f"{prefix}ma-pre-start.sh").write_text(shell)
     python = "import os, sys\nos.environ['PYTHON_HOOK'] = os.environ['SHELL_HOOK'] + ' c'\n"
-    (code / f"{place}ma-pre-start.py").write_text(python + ("sys.exit(0)\n" if end else ""))
-    done = started(code)
+    (code / f"{prefix}ma-pre-start.py").write_text(python + ("sys.exit(0)\n" if end else ""))
+    done = run_preset(code)
 
-    assert seen(done)[:4] == [["--n=two words"], str(code), "a b", "a b c"]
+    assert printed_values(done)[:4] == [["--n=two words"], str(code), "a b", "a b c"]
     assert done.stdout.startswith("from the shell\n")
 
 
 def test_the_hook_beside_the_boot_file_comes_before_that_of_the_code_folder(code: Path):
-    for place in ("", "sub/"):
-        (code / f"{place}ma-pre-start.sh").write_text(f"export SHELL_HOOK=in-{place}\n")
+    for prefix in ("", "sub/"):
+        (code / f"{prefix}ma-pre-start.sh").write_text(f"export SHELL_HOOK=in-{prefix}\n")
 
-    assert seen(started(code))[2] == "in-sub/"
+    assert printed_values(run_preset(code))[2] == "in-sub/"
 
 
 @pytest.mark.parametrize(
@@ -286,7 +286,7 @@ def test_the_hook_beside_the_boot_file_comes_before_that_of_the_code_folder(code
 )
 def test_a_hook_that_fails_ends_the_job_with_its_exit_code(code: Path, name: str, text: str):
     (code / name).write_text(text)
-    done = started(code)
+    done = run_preset(code)
 
     assert (done.returncode, done.stdout) == (5, "")
 

@@ -90,15 +90,15 @@ ODD_KEYS = [
 
 def test_names_of_objects_stay_as_they_are(vendor: Any, s3: Any):
     """Stored as files, such keys would be invalid or collide with the keys of other objects."""
-    every = sorted(ODD_KEYS + PLAIN_KEYS)
+    all_keys = sorted(ODD_KEYS + PLAIN_KEYS)
     s3.create_bucket(Bucket=(bucket := new_name()))
-    for key in every:
+    for key in all_keys:
         assert vendor.putContent(bucket, key, key).status == 200
 
     for listed in (s3.list_objects(Bucket=bucket), s3.list_objects_v2(Bucket=bucket)):
-        assert sorted(item["Key"] for item in listed["Contents"]) == every
+        assert sorted(item["Key"] for item in listed["Contents"]) == all_keys
     # A key that ends with a slash is a folder, whose content is not stored.
-    for key in (key for key in every if not key.endswith("/")):
+    for key in (key for key in all_keys if not key.endswith("/")):
         assert s3.get_object(Bucket=bucket, Key=key)["Body"].read().decode() == key
     for key in ODD_KEYS:
         for prefix in (key[: key.rfind("/") + 1], key):
@@ -107,15 +107,15 @@ def test_names_of_objects_stay_as_they_are(vendor: Any, s3: Any):
     source = {"Bucket": bucket, "Key": "../c"}
     s3.copy_object(Bucket=bucket, Key="copy//of", CopySource=source)
     assert s3.get_object(Bucket=bucket, Key="copy//of")["Body"].read() == b"../c"
-    odd = [{"Key": key} for key in (*ODD_KEYS, "copy//of")]
-    deleted = s3.delete_objects(Bucket=bucket, Delete={"Objects": odd})["Deleted"]
-    assert sorted(item["Key"] for item in deleted) == sorted(item["Key"] for item in odd)
+    odd_objects = [{"Key": key} for key in (*ODD_KEYS, "copy//of")]
+    deleted = s3.delete_objects(Bucket=bucket, Delete={"Objects": odd_objects})["Deleted"]
+    assert sorted(item["Key"] for item in deleted) == sorted(item["Key"] for item in odd_objects)
     assert [item["Key"] for item in s3.list_objects(Bucket=bucket)["Contents"]] == sorted(
         PLAIN_KEYS
     )
 
 
-STRANGE_KEYS = [
+UNUSUAL_URL_KEYS = [
     *("a//b", "//a", "a\\b", "a/./b", "../c", "d/..", ".", "q?x=1&y#z"),
     *("a b+c%2Fd%", "u\u0308/\u00fc", "'\"<&>;=@!*()~$,:"),
     *("n" * 300, "/".join(["m" * 120] * 8) + "/" + "ü" * 19 + "x"),
@@ -151,14 +151,14 @@ def test_a_url_with_a_signature_reads_and_writes_any_name(
             values = {"Bucket": "data", "Key": name}
             return str(client.generate_presigned_url(f"{method.lower()}_object", values))
 
-        for name in (f"{folder}/{name}" for name in STRANGE_KEYS):
+        for name in (f"{folder}/{name}" for name in UNUSUAL_URL_KEYS):
             data = name.encode()
             assert fetched(url("PUT", name), "PUT", data)[0] == 200, name
             assert s3.get_object(Bucket="data", Key=name)["Body"].read() == data
             assert fetched(url("GET", name)) == (200, data), name
             assert fetched(url("GET", name).replace(folder, folder + "x"))[0] == 403
             assert fetched(url("GET", name), "DELETE")[0] == 403
-    names = [f"{folder}/{name}" for name in STRANGE_KEYS]
+    names = [f"{folder}/{name}" for name in UNUSUAL_URL_KEYS]
     pages = s3.list_objects_v2(Bucket="data", Prefix=folder)
     assert sorted(item["Key"] for item in pages["Contents"]) == sorted(names)
 
@@ -182,13 +182,13 @@ def chunked(keys: Keys, endpoint: str, key: str, parts: list[bytes], end: str) -
     moment = time.strftime(sigv4.MOMENT, time.gmtime())
     scope = sigv4.Scope("r", moment)
     path = quote(f"/data/{key}", safe="/~")
-    more = {
+    headers = {
         "Content-Encoding": "aws-chunked",
         "x-amz-decoded-content-length": str(sum(map(len, parts))),
         **({"x-amz-trailer": "x-amz-checksum-crc32"} if end else {}),
     }
-    asked = sigv4.Request("PUT", path, (), {"Host": urlsplit(endpoint).netloc, **more})
-    signed = sigv4.headers(asked, keys, scope, "STREAMING-AWS4-HMAC-SHA256-PAYLOAD" + end)
+    request = sigv4.Request("PUT", path, (), {"Host": urlsplit(endpoint).netloc, **headers})
+    signed = sigv4.headers(request, keys, scope, "STREAMING-AWS4-HMAC-SHA256-PAYLOAD" + end)
     scope_text = f"{moment[:8]}/r/s3/aws4_request"
     last, body = signed["authorization"].rpartition("=")[2], b""
     for part in (*parts, b""):
@@ -233,11 +233,11 @@ def test_a_rule_for_one_bucket_gives_no_access_to_others(api: Api, s3: Any):
         s3.create_bucket(Bucket="guest-1")
     s3.put_object(Bucket="data", Key="foreign", Body=b"x" * 10)
     upload = s3.create_multipart_upload(Bucket="data", Key="parts")["UploadId"]
-    mine = own.create_multipart_upload(Bucket="guest-1", Key="parts")["UploadId"]
+    own_upload = own.create_multipart_upload(Bucket="guest-1", Key="parts")["UploadId"]
     foreign = {"Bucket": "data", "Key": "foreign"}
     parts = {"Bucket": "data", "Key": "parts", "UploadId": upload}
     source = {"CopySource": "data/foreign"}
-    here = {"Bucket": "guest-1", "Key": "copy"}
+    own_target = {"Bucket": "guest-1", "Key": "copy"}
     calls: list[tuple[str, dict[str, Any]]] = [
         ("list_objects_v2", {"Bucket": "data"}),
         ("head_bucket", {"Bucket": "data"}),
@@ -246,10 +246,13 @@ def test_a_rule_for_one_bucket_gives_no_access_to_others(api: Api, s3: Any):
         ("put_object", foreign),
         ("delete_object", foreign),
         ("delete_objects", {"Bucket": "data", "Delete": {"Objects": [{"Key": "foreign"}]}}),
-        ("copy_object", {**here, **source}),
-        ("copy_object", {**here, "CopySource": "%64ata/foreign"}),
+        ("copy_object", {**own_target, **source}),
+        ("copy_object", {**own_target, "CopySource": "%64ata/foreign"}),
         ("copy_object", {**foreign, "Key": "new", "CopySource": "guest-1/own"}),
-        ("upload_part_copy", {**here, **source, "Key": "parts", "PartNumber": 1, "UploadId": mine}),
+        (
+            "upload_part_copy",
+            {**own_target, **source, "Key": "parts", "PartNumber": 1, "UploadId": own_upload},
+        ),
         ("create_multipart_upload", {"Bucket": "data", "Key": "new"}),
         ("upload_part", {**parts, "PartNumber": 1, "Body": b"x"}),
         ("list_parts", parts),
@@ -336,7 +339,7 @@ def test_obs_refuses_an_unknown_key_and_a_wrong_secret(session_api: Api, s3: Any
         assert caught.value.response["ResponseMetadata"]["HTTPStatusCode"] == 403
 
 
-def test_writing_reading_listing_and_deleting_are_rights_of_their_own(session_api: Api, s3: Any):
+def test_writing_reading_listing_and_deleting_are_separate_permissions(session_api: Api, s3: Any):
     users = session_api.address.users
     clients = {
         name: s3_client(session_api.address, users[name]["access_key"], users[name]["secret_key"])
@@ -364,9 +367,9 @@ def test_writing_reading_listing_and_deleting_are_rights_of_their_own(session_ap
                 raise
             return False
 
-    for name, values, wanted in calls:
+    for name, values, expected in calls:
         found = {user for user, client in clients.items() if allowed(client, name, values)}
-        assert found == wanted, name
+        assert found == expected, name
 
 
 def temporary(api: Api) -> dict[str, str]:
@@ -393,12 +396,12 @@ def test_a_temporary_key_works_for_obs_until_it_expires(api: Api, s3: Any):
             s3_client(api.address, *keys).list_objects(Bucket="data", MaxKeys=1)
         return str(caught.value.response["Error"]["Code"])
 
-    good = s3_client(api.address, *keys)
+    client = s3_client(api.address, *keys)
     name = f"{new_name()}/ü a+b~"
-    good.put_object(Bucket="data", Key=name, Body=b"x" * 100_000)
+    client.put_object(Bucket="data", Key=name, Body=b"x" * 100_000)
     assert s3.get_object(Bucket="data", Key=name)["Body"].read() == b"x" * 100_000
-    assert good.list_objects(Bucket="data", Prefix=name)["Contents"][0]["Key"] == name
-    assert good.get_object(Bucket="data", Key=name)["ContentLength"] == 100_000
+    assert client.list_objects(Bucket="data", Prefix=name)["Contents"][0]["Key"] == name
+    assert client.get_object(Bucket="data", Key=name)["ContentLength"] == 100_000
     assert code(keys[0], "wrong", keys[2]) == "SignatureDoesNotMatch"
     assert code(*keys[:2], "wrong") == "InvalidToken"
     api.fault("expire-tokens")
@@ -434,16 +437,16 @@ def test_a_full_obs_refuses_writes_only(api: Api, s3: Any):
     s3.delete_objects(Bucket="data", Delete={"Objects": [{"Key": key}]})
 
 
-def test_slow_obs_delays_as_many_requests_as_asked_for(api: Api, s3: Any):
+def test_slow_obs_delays_the_requested_number_of_requests(api: Api, s3: Any):
     api.fault("slow-obs", count=1, amount=0.7)
-    begun = time.monotonic()
+    started_s = time.monotonic()
     s3.list_objects(Bucket="data", MaxKeys=1)
 
-    assert time.monotonic() - begun >= 0.7
+    assert time.monotonic() - started_s >= 0.7
     assert daemon.faults(api.home) == []
 
 
-def test_obs_error_answers_503_as_often_as_asked_for(api: Api, s3: Any):
+def test_obs_error_answers_503_the_requested_number_of_times(api: Api, s3: Any):
     api.fault("obs-error", count=1)
     with pytest.raises(ClientError) as caught:
         s3.list_objects(Bucket="data", MaxKeys=1)

@@ -96,53 +96,53 @@ OTHERS = [
 ]
 
 
-def ways(value: Any, way: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+def paths_of(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """Return the path of every value in a body, as tuples of keys."""
-    found = [way] if way else []
+    found = [path] if path else []
     items: Any = value.items() if isinstance(value, dict) else ()
     items = enumerate(value) if isinstance(value, list) else items
     for key, inner in items:
-        found += ways(inner, (*way, key))
+        found += paths_of(inner, (*path, key))
     return found
 
 
 @pytest.fixture(scope="module")
-def held() -> Iterator[tuple[Api, str]]:
+def queued() -> Iterator[tuple[Api, str]]:
     """An emulator whose jobs stay in the queue, and the id of one job."""
     with running("engine: process\n") as api:
         api.fault("hang-pending")
         yield api, api.create("true")
 
 
-def assert_answered(held: tuple[Api, str], method: str, path: str, body: Any) -> None:
+def assert_answered(queued: tuple[Api, str], method: str, path: str, body: Any) -> None:
     """Check that a request is accepted or refused."""
-    api, job = held
+    api, job = queued
     status, answer, _ = api.ask(method, path.replace("JOB", job), body)
 
     assert status < 500, (method, path, body, answer)
 
 
-def with_value(body: Any, way: tuple[Any, ...], value: Any) -> Any:
+def with_value(body: Any, keys: tuple[Any, ...], value: Any) -> Any:
     """Return a copy of a body with another value at one path; a job gets an unused name."""
     made: Any = copy.deepcopy(body)
     if body is JOB:
         made["metadata"]["name"] = new_name()
     at = made
-    for key in way[:-1]:
+    for key in keys[:-1]:
         at = at[key]
-    at[way[-1]] = value
+    at[keys[-1]] = value
     return made
 
 
 REQUESTS = [("POST", "{p}/training-jobs", JOB), *OTHERS]
-PLACES = [(*request, way) for request in REQUESTS for way in ways(request[2])]
+VALUE_PATHS = [(*request, keys) for request in REQUESTS for keys in paths_of(request[2])]
 
 
-def test_a_value_of_another_type_at_any_key_causes_no_internal_error(held: tuple[Api, str]):
-    chance = random.Random(20261121)
-    for method, path, body, way in PLACES:
-        for value in chance.sample(VALUES, 4):
-            assert_answered(held, method, path, with_value(body, way, value))
+def test_a_value_of_another_type_at_any_key_causes_no_internal_error(queued: tuple[Api, str]):
+    rng = random.Random(20261121)
+    for method, path, body, keys in VALUE_PATHS:
+        for value in rng.sample(VALUES, 4):
+            assert_answered(queued, method, path, with_value(body, keys, value))
 
 
 ANY = st.recursive(
@@ -163,16 +163,16 @@ ANY = st.recursive(
 )
 
 
-@given(st.sampled_from(PLACES), ANY)
+@given(st.sampled_from(VALUE_PATHS), ANY)
 def test_hostile_values_at_any_key_cause_no_internal_error(
-    held: tuple[Api, str], place: Any, value: Any
+    queued: tuple[Api, str], value_path: Any, value: Any
 ):
-    method, path, body, way = place
-    assert_answered(held, method, path, with_value(body, way, value))
+    method, path, body, keys = value_path
+    assert_answered(queued, method, path, with_value(body, keys, value))
 
 
-def test_invalid_json_has_its_documented_code(held: tuple[Api, str]):
-    api, job = held
+def test_invalid_json_has_its_documented_code(queued: tuple[Api, str]):
+    api, job = queued
     deep = b"[" * 200_000 + b"]" * 200_000
     levels = b"[" * 120 + b"]" * 120
     for value in (
@@ -187,8 +187,8 @@ def test_invalid_json_has_its_documented_code(held: tuple[Api, str]):
     assert found["items"]
 
 
-def test_searches_with_more_conditions_than_sqlite_takes_are_refused(held: tuple[Api, str]):
-    api, _ = held
+def test_searches_with_more_conditions_than_sqlite_takes_are_refused(queued: tuple[Api, str]):
+    api, _ = queued
     name = {"key": "name", "operator": "in", "value": ["a"]}
     for body, code in (
         ({"filters": [name] * 3000}, "2789"),
@@ -204,8 +204,8 @@ def test_searches_with_more_conditions_than_sqlite_takes_are_refused(held: tuple
     assert api.ask("POST", path, filters)[0] == 400
 
 
-def test_a_million_faults_in_one_body_do_not_fill_the_memory(held: tuple[Api, str]):
-    api, job = held
+def test_a_million_faults_in_one_body_do_not_fill_the_memory(queued: tuple[Api, str]):
+    api, job = queued
     before = peak_mib(api)
     for path, body in (
         ("{p}/modelarts-training-job/JOB/tags/create", {"tags": [1] * 1_000_000}),
@@ -225,8 +225,8 @@ def peak_mib(api: Api) -> int:
     return int(line.split()[1]) // 1024
 
 
-def test_an_algorithm_with_nameless_parameters_is_refused(held: tuple[Api, str]):
-    api, _ = held
+def test_an_algorithm_with_nameless_parameters_is_refused(queued: tuple[Api, str]):
+    api, _ = queued
     for parameters in ([{}], [{"name": ""}], [{"name": 7}], [{"name": None}]):
         config = {"parameters": parameters, "engine": {"image_url": "i:1"}, "command": "true"}
         body = {"metadata": {"name": new_name()}, "job_config": config}
@@ -239,23 +239,23 @@ def test_an_algorithm_with_nameless_parameters_is_refused(held: tuple[Api, str])
 
 
 @pytest.mark.parametrize("path", ["training-jobs", "algorithms", "training-experiments"])
-def test_only_one_of_several_simultaneous_creates_gets_the_name(held: tuple[Api, str], path: str):
-    api, _ = held
+def test_only_one_of_several_simultaneous_creates_gets_the_name(queued: tuple[Api, str], path: str):
+    api, _ = queued
     source = {"name": "data", "remote": {"obs": {"obs_url": "obs://cloudjob/in/"}}}
     body = api.body("true", algorithm={"inputs": [source]})
     body["job_config"] = {"engine": {"image_url": "i:1"}}
     # The slow check of the bucket lets all requests arrive before the first one is answered.
     api.fault("slow-obs", count=12, amount=1, path="cloudjob")
     with ThreadPoolExecutor(12) as pool:
-        asked = [pool.submit(api.ask, "POST", f"{{p}}/{path}", body) for _ in range(12)]
-        statuses = sorted(item.result()[0] for item in asked)
+        responses = [pool.submit(api.ask, "POST", f"{{p}}/{path}", body) for _ in range(12)]
+        statuses = sorted(item.result()[0] for item in responses)
 
     assert statuses[0] in (200, 201)
     assert statuses[1:] == [400] * 11
 
 
-def test_a_fault_accepts_finite_numbers_only(held: tuple[Api, str]):
-    api, _ = held
+def test_a_fault_accepts_finite_numbers_only(queued: tuple[Api, str]):
+    api, _ = queued
     for values in (
         *({"amount": "nan"}, {"seconds": "inf"}, {"count": "x"}, {"node": [1]}),
         *({"amount": 1e308}, {"seconds": -1}, {"count": 1 << 80}, {"node": -1}),
@@ -264,8 +264,8 @@ def test_a_fault_accepts_finite_numbers_only(held: tuple[Api, str]):
             daemon.add_fault(api.home, kind="slow-obs", **values)
 
 
-def test_a_task_of_many_digits_is_refused(held: tuple[Api, str]):
-    api, job = held
+def test_a_task_of_many_digits_is_refused(queued: tuple[Api, str]):
+    api, job = queued
     for index in ("9" * 5000, "%D9%A0", "00", "-0", "+0"):
         path = f"{{p}}/training-jobs/{job}/tasks/worker-{index}/logs/preview"
         status, answer, _ = api.ask("GET", path)
@@ -299,8 +299,8 @@ def test_a_full_disk_loses_nothing_that_was_stored_and_ends_with_the_space(tmp_p
     assert len(Database(tmp_path / "state.db").resources("image")) == 2
 
 
-def test_a_locked_database_is_an_error_that_ends_with_the_lock(held: tuple[Api, str]):
-    api, job = held
+def test_a_locked_database_is_an_error_that_ends_with_the_lock(queued: tuple[Api, str]):
+    api, job = queued
     other = sqlite3.connect(Path(api.home, "emulator", "state.db"), isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     status, answer, _ = api.ask("PUT", f"{{p}}/training-jobs/{job}", {"description": "x"})
@@ -310,8 +310,8 @@ def test_a_locked_database_is_an_error_that_ends_with_the_lock(held: tuple[Api, 
     api.ok("PUT", f"{{p}}/training-jobs/{job}", {"description": "y"})
 
 
-def test_a_body_that_is_not_an_object_is_refused(held: tuple[Api, str]):
-    api, _ = held
+def test_a_body_that_is_not_an_object_is_refused(queued: tuple[Api, str]):
+    api, _ = queued
     for body in ([], "text", 3, None):
         status, answer, _ = api.ask("POST", "{p}/training-jobs", body)
         assert (status, answer["error_code"]) in (

@@ -42,7 +42,7 @@ UNSUPPORTED = {
     "show_save_image_job",
 }
 # Supported operations other than those on jobs, algorithms and experiments.
-NEIGHBOURS = {
+OTHER_SUPPORTED = {
     "create_model_arts_agency",
     "delete_authorizations",
     "get_authorizations",
@@ -147,13 +147,13 @@ def _request(operation: str, values: dict[str, Any]) -> Any:
 def test_every_operation_of_the_sdk_gets_an_answer_that_it_can_parse(
     answers: dict[str, tuple[int, str]],
 ):
-    wrong = {
+    unexpected = {
         name: answer
         for name, answer in answers.items()
         if answer[0] >= 500 or (answer[0] >= 400 and not answer[1].startswith("ModelArts."))
     }
     assert len(answers) == len(OPERATIONS) >= 297
-    assert wrong == {}
+    assert unexpected == {}
 
 
 def test_unsupported_operations_are_refused_with_their_documented_code(
@@ -163,7 +163,7 @@ def test_unsupported_operations_are_refused_with_their_documented_code(
     not_enabled = {name for name, answer in answers.items() if answer == (400, "ModelArts.3518")}
 
     assert refused == UNSUPPORTED
-    assert {name: answers[name] for name in NEIGHBOURS if answers[name][0] >= 300} == {}
+    assert {name: answers[name] for name in OTHER_SUPPORTED if answers[name][0] >= 300} == {}
     assert {"list_notebooks", "create_network", "list_workflows"} < not_enabled
 
 
@@ -172,10 +172,10 @@ def test_the_sdk_of_the_registry_lists_the_tags_of_an_image(session_api: Api):
     credentials = BasicCredentials(address.access_key, address.secret_key, address.project_id)
     builder = swr.SwrClient.new_builder().with_credentials(credentials)
     client = builder.with_endpoints([address.endpoint]).build()
-    asked = swr.ListRepositoryTagsRequest(
+    request = swr.ListRepositoryTagsRequest(
         namespace="cloudjob", repository="base", limit="10", offset="0", tag="v2"
     )
-    found = client.list_repository_tags(asked)
+    found = client.list_repository_tags(request)
 
     assert [(tag.tag, tag.path) for tag in found.body] == [("v2", "cloudjob/base:v2")]
     assert found.content_range == "0-0/1"
@@ -241,8 +241,8 @@ def test_a_full_job_goes_through_the_sdk(client: Any, s3: Any):
     name = new_name()
     made = client.create_training_job(full_body(s3, name))
     job = made.metadata.id
-    ask = sdk.ShowTrainingJobDetailsRequest(training_job_id=job)
-    found = await_true(lambda: _ended(client.show_training_job_details(ask)))
+    show = sdk.ShowTrainingJobDetailsRequest(training_job_id=job)
+    found = await_true(lambda: _ended(client.show_training_job_details(show)))
     log = client.show_training_job_logs_preview(
         sdk.ShowTrainingJobLogsPreviewRequest(training_job_id=job, task_id="worker-1")
     )
@@ -271,7 +271,7 @@ def test_a_full_job_goes_through_the_sdk(client: Any, s3: Any):
     assert log.current_size == log.full_size
     assert events.events[0].message == "Training job created."
     assert (page.total, page.items[0].metadata.id) == (1, job)
-    assert client.show_training_job_details(ask).metadata.description == "other"
+    assert client.show_training_job_details(show).metadata.description == "other"
     assert len(keys(s3, f"{name}/log/")) == 2
     assert (
         client.list_training_job_tasks(sdk.ListTrainingJobTasksRequest(training_job_id=job))
@@ -283,7 +283,7 @@ def test_a_full_job_goes_through_the_sdk(client: Any, s3: Any):
     assert stages.running_records[0].stages[0].name == "Queuing"
     client.delete_training_job(sdk.DeleteTrainingJobRequest(training_job_id=job))
     with pytest.raises(ClientRequestException) as caught:
-        client.show_training_job_details(ask)
+        client.show_training_job_details(show)
     assert caught.value.error_code == "ModelArts.2775"
 
 
@@ -316,14 +316,14 @@ def test_an_error_is_an_exception_of_the_sdk(client: Any):
 
 def test_a_wrong_key_is_an_exception_of_the_sdk(session_api: Api):
     address = session_api.address
-    wrong = (
+    client = (
         sdk.ModelArtsClient.new_builder()
         .with_credentials(BasicCredentials("NOBODY", "x", address.project_id))
         .with_endpoints([address.endpoint])
         .build()
     )
     with pytest.raises(ClientRequestException) as caught:
-        wrong.show_training_job_engines(sdk.ShowTrainingJobEnginesRequest())
+        client.show_training_job_engines(sdk.ShowTrainingJobEnginesRequest())
 
     assert (caught.value.status_code, caught.value.error_code) == (401, "APIGW.0301")
 
@@ -332,7 +332,7 @@ def test_the_sdk_lists_flavors_engines_and_quotas(client: Any):
     flavors = client.show_training_job_flavors(sdk.ShowTrainingJobFlavorsRequest(flavor_type="GPU"))
     engines = client.show_training_job_engines(sdk.ShowTrainingJobEnginesRequest())
     quotas = client.show_training_quotas(sdk.ShowTrainingQuotasRequest())
-    most = client.show_training_flavor_max_available_resource(
+    maximum = client.show_training_flavor_max_available_resource(
         sdk.ShowTrainingFlavorMaxAvailableResourceRequest(flavor_id="modelarts.vm.cpu.8u")
     )
 
@@ -340,7 +340,7 @@ def test_the_sdk_lists_flavors_engines_and_quotas(client: Any):
     assert flavors.flavors[0].flavor_info.gpu.unit_num == 1
     assert PYTORCH in [item.engine_id for item in engines.items]
     assert quotas.quotas[0].quota > 0
-    assert (most.cpu_core_num, most.mem_size) == (8, 32)
+    assert (maximum.cpu_core_num, maximum.mem_size) == (8, 32)
 
 
 def test_tags_are_added_found_counted_and_removed(client: Any, session_api: Api, job: str):
@@ -355,17 +355,17 @@ def test_tags_are_added_found_counted_and_removed(client: Any, session_api: Api,
         )
     )
     count = {"tags": [{"key": key, "values": ["v"]}]}
-    way = "{p}/modelarts-training-job/resource-instances/"
+    path = "{p}/modelarts-training-job/resource-instances/"
 
     assert (key, "v") in [(tag.key, tag.value) for tag in shown.tags]
     assert key in [tag.key for tag in project.tags]
     assert [item.metadata.id for item in page.items] == [job]
-    assert session_api.ok("POST", way + "count", count) == {"total_count": 1}
-    assert session_api.ok("POST", way + "filter", count)["resources"][0]["resource_id"] == job
+    assert session_api.ok("POST", path + "count", count) == {"total_count": 1}
+    assert session_api.ok("POST", path + "filter", count)["resources"][0]["resource_id"] == job
     session_api.ok(
         "DELETE", f"{{p}}/modelarts-training-job/{job}/tags/delete", {"tags": [{"key": key}]}
     )
-    assert session_api.ok("POST", way + "count", count) == {"total_count": 0}
+    assert session_api.ok("POST", path + "count", count) == {"total_count": 0}
 
 
 def test_an_algorithm_is_created_used_changed_and_deleted(client: Any, session_api: Api, s3: Any):

@@ -28,13 +28,13 @@ def test_seaweedfs_uses_other_ports_if_some_are_taken_meanwhile(
         first = seaweedfs.SeaweedFS(tmp_path / "first", account("first"), "bucket")
         stack.callback(first.stop)
         first.start()
-        drawn: Iterator[int] = iter([first.port])
-        monkeypatch.setattr(seaweedfs, "_free_ports", lambda: next(drawn, 0) or free_ports())
+        next_ports: Iterator[int] = iter([first.port])
+        monkeypatch.setattr(seaweedfs, "_free_ports", lambda: next(next_ports, 0) or free_ports())
         second = seaweedfs.SeaweedFS(tmp_path / "second", account("second"), "bucket")
         stack.callback(second.stop)
         second.start()
 
-        assert next(drawn, None) is None
+        assert next(next_ports, None) is None
         assert second.port != first.port
         assert first.is_alive()
         assert second.is_alive()

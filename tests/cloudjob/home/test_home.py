@@ -21,7 +21,7 @@ NOBODY = 65534
 NEEDS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root may be another user")
 
 # Uses a state folder that does not exist yet, in each of the ways that can create it.
-USE = """
+CREATE_HOME = """
 import os, sys
 from pathlib import Path
 os.umask(0)
@@ -66,7 +66,7 @@ def open_folder(tmp_path: Path) -> Iterator[Path]:
         folder.chmod(mode)
 
 
-def as_nobody(action: Callable[[], object]) -> str:
+def error_as_other_user(action: Callable[[], object]) -> str:
     """Run ``action`` as another user; return the name of its exception, or an empty string."""
     reader, writer = os.pipe()
     child = os.fork()
@@ -81,16 +81,16 @@ def as_nobody(action: Callable[[], object]) -> str:
         finally:
             os._exit(0)
     os.close(writer)
-    with os.fdopen(reader) as said:
+    with os.fdopen(reader) as output:
         os.waitpid(child, 0)
-        return said.read()
+        return output.read()
 
 
-@pytest.mark.parametrize("what", ["records", "entry", "packages", "doctor", "submit"])
-def test_nothing_is_open_to_others_whatever_the_umask(open_folder: Path, what: str):
+@pytest.mark.parametrize("creator", ["records", "entry", "packages", "doctor", "submit"])
+def test_nothing_is_open_to_others_whatever_the_umask(open_folder: Path, creator: str):
     home = open_folder / "deep" / "home"
 
-    subprocess.run([sys.executable, "-c", USE, home, what], cwd=ROOT, check=True)
+    subprocess.run([sys.executable, "-c", CREATE_HOME, home, creator], cwd=ROOT, check=True)
 
     found = [open_folder / "deep", home, *home.rglob("*")]
     folders = [path for path in found if path.is_dir() and path.lstat().st_mode & 0o077]
@@ -100,28 +100,28 @@ def test_nothing_is_open_to_others_whatever_the_umask(open_folder: Path, what: s
 @NEEDS_ROOT
 def test_another_user_can_neither_read_nor_replace_the_entry(open_folder: Path):
     home = open_folder / "home"
-    subprocess.run([sys.executable, "-c", USE, home, "entry"], cwd=ROOT, check=True)
+    subprocess.run([sys.executable, "-c", CREATE_HOME, home, "entry"], cwd=ROOT, check=True)
     entry = Path(interpreters.entry_of(home), "__main__.py")
 
-    assert as_nobody(entry.read_bytes) == "PermissionError"
-    assert as_nobody(lambda: entry.write_bytes(b"evil")) == "PermissionError"
-    assert as_nobody((home / "entry").rmdir) == "PermissionError"
+    assert error_as_other_user(entry.read_bytes) == "PermissionError"
+    assert error_as_other_user(lambda: entry.write_bytes(b"evil")) == "PermissionError"
+    assert error_as_other_user((home / "entry").rmdir) == "PermissionError"
 
 
 @NEEDS_ROOT
-@pytest.mark.parametrize("what", ["", "entry", "link"])
-def test_a_folder_that_another_user_has_made_is_refused(open_folder: Path, what: str):
+@pytest.mark.parametrize("entry_name", ["", "entry", "link"])
+def test_a_folder_that_another_user_has_made_is_refused(open_folder: Path, entry_name: str):
     home = open_folder / "home"
-    if what == "link":
+    if entry_name == "link":
         real = open_folder / "real"
         real.mkdir(mode=0o700)
         home.symlink_to(real)
         os.lchown(home, NOBODY, NOBODY)
     else:
         home.mkdir(mode=0o700)
-        theirs = home / what
-        theirs.mkdir(exist_ok=True)
-        os.chown(theirs, NOBODY, NOBODY)
+        foreign = home / entry_name
+        foreign.mkdir(exist_ok=True)
+        os.chown(foreign, NOBODY, NOBODY)
 
     with pytest.raises(BackendError, match="belongs to another user") as caught:
         interpreters.entry_of(home)
@@ -184,16 +184,16 @@ def test_a_link_of_our_own_may_name_another_disk(tmp_path: Path):
 def test_a_damaged_entry_is_unpacked_again(tmp_path: Path, pattern: str, change: str):
     entry = Path(interpreters.entry_of(tmp_path / "home"))
     [path] = (entry / "jobentry").glob(pattern)
-    whole = path.read_bytes()
+    intact = path.read_bytes()
     if change == "remove":
         path.unlink()
     else:
-        path.write_bytes(whole[:-9] + b"?" + whole[-8:] if change == "flip" else b"")
+        path.write_bytes(intact[:-9] + b"?" + intact[-8:] if change == "flip" else b"")
 
     again = Path(interpreters.entry_of(tmp_path / "home"))
 
     assert again == entry
-    assert len(path.read_bytes()) == len(whole)
+    assert len(path.read_bytes()) == len(intact)
     assert b"?" not in path.read_bytes()[-9:-8]
     assert [found.name for found in entry.parent.iterdir()] == [entry.name]
 

@@ -15,7 +15,7 @@ import pytest
 from cloudjob.errors import BackendError
 from cloudjob.home import locks
 
-HOLD = """
+HOLD_FOLDER = """
 import sys
 from pathlib import Path
 from cloudjob.home import locks
@@ -33,16 +33,16 @@ import sys
 from pathlib import Path
 from cloudjob.home import locks
 
-held, free, looks = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+held, free, rounds = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
 wrong = 0
-for _ in range(looks):
+for _ in range(rounds):
     wrong += not locks.is_held(held)
     wrong += locks.is_held(free)
 print(wrong)
 """
 
 
-def grown_old(folder: Path) -> None:
+def make_old(folder: Path) -> None:
     """Set the times of a folder to two minutes ago."""
     at_s = time.time() - 120
     os.utime(folder, (at_s, at_s))
@@ -52,7 +52,7 @@ def test_only_folders_of_killed_processes_are_swept(tmp_path: Path):
     """A process holds the lock of its folder until it ends; the kernel then releases the lock."""
     holders = [
         subprocess.Popen(
-            [sys.executable, "-c", HOLD, tmp_path],
+            [sys.executable, "-c", HOLD_FOLDER, tmp_path],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -62,7 +62,7 @@ def test_only_folders_of_killed_processes_are_swept(tmp_path: Path):
     try:
         folders = [Path(holder.stdout.readline().strip()) for holder in holders if holder.stdout]
         for folder in folders:
-            grown_old(folder)
+            make_old(folder)
         holders[0].kill()
         holders[0].wait(10)
 
@@ -99,12 +99,12 @@ def test_a_lock_is_held_as_long_as_its_descriptor_is_open(tmp_path: Path):
     path = tmp_path / "lock"
     assert not locks.is_held(path)
 
-    taken = locks.acquire(path)
+    descriptor = locks.acquire(path)
 
-    assert taken is not None
+    assert descriptor is not None
     assert locks.is_held(path)
     assert locks.acquire(path) is None
-    os.close(taken)
+    os.close(descriptor)
     assert not locks.is_held(path)
 
 
@@ -123,13 +123,15 @@ def test_without_locks_no_process_counts_as_ended(tmp_path: Path, monkeypatch: p
 
 def test_checking_a_lock_does_not_block_its_owner_or_a_new_one(tmp_path: Path):
     held, free = tmp_path / "held", tmp_path / "free"
-    taken = locks.acquire(held)
+    descriptor = locks.acquire(held)
     free.touch()
-    assert taken is not None
+    assert descriptor is not None
 
     watchers = [
         subprocess.Popen(
-            [sys.executable, "-c", WATCH, held, free, "3000"], stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", WATCH, held, free, "3000"],
+            stdout=subprocess.PIPE,
+            text=True,
         )
         for _ in range(4)
     ]
@@ -139,10 +141,10 @@ def test_checking_a_lock_does_not_block_its_owner_or_a_new_one(tmp_path: Path):
         assert other is not None
         os.close(other)
     assert [watcher.communicate()[0].strip() for watcher in watchers] == ["0"] * 4
-    os.close(taken)
+    os.close(descriptor)
 
 
-def test_a_lock_can_be_taken_while_others_look_at_it(tmp_path: Path):
+def test_a_lock_can_be_taken_while_others_check_it(tmp_path: Path):
     path = tmp_path / "lock"
     path.touch()
     watchers = [
@@ -150,30 +152,30 @@ def test_a_lock_can_be_taken_while_others_look_at_it(tmp_path: Path):
         for _ in range(2)
     ]
     while any(watcher.poll() is None for watcher in watchers):
-        taken = locks.acquire(path)
-        assert taken is not None
-        os.close(taken)
+        descriptor = locks.acquire(path)
+        assert descriptor is not None
+        os.close(descriptor)
     for watcher in watchers:
         watcher.communicate()
 
 
 def test_a_new_file_is_locked_when_it_appears(tmp_path: Path):
-    taken = locks.acquire_new(tmp_path / "job", b"text")
+    descriptor = locks.acquire_new(tmp_path / "job", b"text")
 
     assert locks.is_held(tmp_path / "job")
     assert (tmp_path / "job").read_bytes() == b"text"
     assert [path.name for path in tmp_path.iterdir()] == ["job"]
     with pytest.raises(FileExistsError):
         locks.acquire_new(tmp_path / "job", b"other")
-    os.close(taken)
+    os.close(descriptor)
     assert not locks.is_held(tmp_path / "job")
 
 
 def test_a_lock_that_a_child_inherits_is_held_until_both_have_ended(tmp_path: Path):
-    taken = locks.acquire_new(tmp_path / "job", b"")
-    child = subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE, pass_fds=(taken,))
+    descriptor = locks.acquire_new(tmp_path / "job", b"")
+    child = subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE, pass_fds=(descriptor,))
 
-    os.close(taken)
+    os.close(descriptor)
     assert locks.is_held(tmp_path / "job")
 
     child.communicate()

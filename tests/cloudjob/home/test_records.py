@@ -48,11 +48,11 @@ def path(tmp_path):
 @pytest.fixture
 def records(path):
     """Open new records."""
-    with Records(path) as opened:
-        yield opened
+    with Records(path) as db:
+        yield db
 
 
-def in_a_child(code, path):
+def start_python(code, path):
     """Start code that uses ``record`` and ``path`` in a separate process."""
     start = f"import sys; sys.path[:0] = [{str(ROOT)!r}, {str(Path(__file__).parent)!r}]\n"
     start += f"from test_records import *\npath = Path({str(path)!r})\n"
@@ -62,12 +62,12 @@ def in_a_child(code, path):
 
 
 def test_a_record_reads_back_as_it_was_written(path):
-    ugly = record(handle="process://ünï/'\"; --", spec_json="{}\n" * 1000, code_size_bytes=2**40)
+    unusual = record(handle="process://ünï/'\"; --", spec_json="{}\n" * 1000, code_size_bytes=2**40)
     with Records(path) as records:
-        records.add(ugly)
+        records.add(unusual)
 
     with Records(path) as records:
-        assert records.get(ugly.job) == ugly
+        assert records.get(unusual.job) == unusual
 
 
 def test_the_records_are_private(path, records):
@@ -123,7 +123,7 @@ def test_a_job_is_found_by_id_name_or_prefix(records):
     records.add(record("train-0002", created_at="2026-01-02T00:00:00.000Z"))
     records.add(record("train-0003", name="eval-0001", created_at="2026-01-03T00:00:00.000Z"))
 
-    found = {word: records.get(word).job for word in ("eval-0001", "train", "eval-", "train-0003")}
+    found = {name: records.get(name).job for name in ("eval-0001", "train", "eval-", "train-0003")}
 
     assert found == {
         "eval-0001": "eval-0001",
@@ -142,12 +142,12 @@ def test_a_prefix_of_several_ids_is_refused_with_all_of_them(records):
     assert caught.value.hint == "one of train-0002, train-0001?"
 
 
-@pytest.mark.parametrize("word", ["", "%", "nothing", "'", "train-00011", "\udcff"])
-def test_an_unknown_name_finds_no_job(records, word):
+@pytest.mark.parametrize("name", ["", "%", "nothing", "'", "train-00011", "\udcff"])
+def test_an_unknown_name_finds_no_job(records, name):
     records.add(record("train-0001"))
 
     with pytest.raises(JobNotFound) as caught:
-        records.get(word)
+        records.get(name)
     assert caught.value.hint
 
 
@@ -189,7 +189,7 @@ def test_processes_can_add_jobs_at_the_same_time(path):
         " r.add(record(job))\n"
         " r.update(job, state='RUNNING')"
     )
-    children = [in_a_child(code, path) for _ in range(12)]
+    children = [start_python(code, path) for _ in range(12)]
     for child in children:
         child.communicate()
 
@@ -198,7 +198,7 @@ def test_processes_can_add_jobs_at_the_same_time(path):
         assert [record.state for record in records.list()] == ["RUNNING"] * 12
 
 
-def test_a_killed_writer_leaves_whole_records(path):
+def test_a_killed_writer_leaves_complete_records(path):
     """Only the open transaction of a killed process is undone."""
     code = (
         "with Records(path) as r:\n"
@@ -207,7 +207,7 @@ def test_a_killed_writer_leaves_whole_records(path):
         " r.add(record('lost'))\n"
         " os.kill(os.getpid(), 9)"
     )
-    child = in_a_child(code, path)
+    child = start_python(code, path)
     child.communicate()
 
     assert child.returncode == -signal.SIGKILL
@@ -245,7 +245,7 @@ def test_a_locked_file_is_reported_as_locked(path):
     assert isinstance(error.__cause__, sqlite3.OperationalError)
 
 
-def test_a_newer_file_is_left_alone(path):
+def test_a_newer_file_is_left_unchanged(path):
     Records(path).close()
     database = sqlite3.connect(path)
     database.execute(f"PRAGMA user_version = {VERSION + 1}")
@@ -358,10 +358,10 @@ def test_a_file_size_limit_is_reported(path):
         " try: r.add(record(spec_json='x' * 100_000))\n"
         " except RecordsError as e: print(e.message, '|', e.hint)"
     )
-    out, complaints = in_a_child(code, path).communicate()
+    stdout, stderr = start_python(code, path).communicate()
 
-    assert complaints == b""
-    assert b"free some space" in out
+    assert stderr == b""
+    assert b"free some space" in stdout
     with Records(path) as records:
         assert records.list() == []
 
@@ -385,7 +385,7 @@ def test_every_error_of_sqlite_is_translated(records):
 
 
 @pytest.mark.parametrize(
-    ("message", "word"),
+    ("message", "hint"),
     [
         ("database is locked", "again"),
         ("attempt to write a readonly database", "writable"),
@@ -394,5 +394,5 @@ def test_every_error_of_sqlite_is_translated(records):
         ("never heard", "CLOUDJOB_HOME"),
     ],
 )
-def test_messages_of_sqlite_have_a_fitting_hint(message, word):
-    assert word in hint_for(message)
+def test_messages_of_sqlite_have_a_fitting_hint(message, hint):
+    assert hint in hint_for(message)

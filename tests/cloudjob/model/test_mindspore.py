@@ -25,7 +25,7 @@ def problems(job: JobSpec) -> list[str]:
     return [f"{key}: {what}" for key, what in conflicts(job)]
 
 
-def told(job: JobSpec) -> MindSpore:
+def node_settings(job: JobSpec) -> MindSpore:
     """Return the MindSpore settings that the nodes of a job get."""
     sent = prepare(job, "j", code=Code("u", "d"), record_uri="r", outputs_uri="o")
     return node_env(sent, 0, ("a",)).mindspore
@@ -48,9 +48,9 @@ def test_launchers_are_allowed_on_the_documented_devices(launcher, target):
 
 
 @pytest.mark.parametrize("launcher", ["msrun", "dynamic-cluster", "mindspore-mpi", "rank-table"])
-def test_a_job_that_names_no_device_is_refused_none_and_chooses_itself(launcher):
+def test_a_job_without_a_device_target_accepts_every_launcher(launcher):
     assert problems(spec(launcher)) == []
-    assert told(spec(launcher)).device_target == ""
+    assert node_settings(spec(launcher)).device_target == ""
     assert problems(spec(launcher, parallel_mode="auto_parallel")) == []
 
 
@@ -90,10 +90,10 @@ def test_modes_are_allowed_on_the_documented_devices(mode, target):
 
 def test_a_flag_overrides_the_table_of_hardware():
     job = spec("rank-table", parallel_mode="auto_parallel", hardware_check="off")
-    senseless = spec("torchrun", parallel_mode="data_parallel", hardware_check="off")
+    misplaced = spec("torchrun", parallel_mode="data_parallel", hardware_check="off")
 
     assert problems(job) == []
-    assert problems(senseless) == [
+    assert problems(misplaced) == [
         "mindspore.parallel_mode: needs a MindSpore launcher (given launcher torchrun; allowed"
         " msrun, dynamic-cluster, mindspore-mpi)"
     ]
@@ -114,7 +114,7 @@ def test_a_search_is_for_auto_parallel(search):
     ]
 
 
-def test_an_unknown_word_is_an_error_with_the_likeliest_one():
+def test_an_unknown_value_is_refused_with_a_suggestion():
     values = {"device_target": "NPU", "parallel_mode": "data-paralel"}
     found = dict(valid_part({"mindspore": values})[1])
 
@@ -148,12 +148,12 @@ def test_the_devices_must_match_the_nodes_and_ranks_of_the_job(lines, problem):
 
 def test_the_nodes_get_the_settings_that_the_script_does_not_choose():
     """Jobs of other frameworks get no settings."""
-    whole = spec(
+    job = spec(
         "msrun", device_target="GPU", parallel_mode="auto_parallel",
         search_mode="sharding_propagation",
     )  # fmt: skip
 
-    assert told(whole) == MindSpore("GPU", "auto_parallel", "sharding_propagation")
-    assert told(JobSpec(script="x.py", launcher="msrun")) == MindSpore()
-    assert told(JobSpec(script="x.py", launcher="torchrun")) == MindSpore()
-    assert told(JobSpec(script="x.py")) == MindSpore()
+    assert node_settings(job) == MindSpore("GPU", "auto_parallel", "sharding_propagation")
+    assert node_settings(JobSpec(script="x.py", launcher="msrun")) == MindSpore()
+    assert node_settings(JobSpec(script="x.py", launcher="torchrun")) == MindSpore()
+    assert node_settings(JobSpec(script="x.py")) == MindSpore()

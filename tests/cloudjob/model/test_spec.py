@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from cloudjob.errors import SpecError
 from cloudjob.model.job import JobSpec, default_name, masked
-from cloudjob.model.rules import MAX_WORD_BYTES, NAME_RULE
+from cloudjob.model.rules import MAX_ARG_BYTES, NAME_RULE
 from cloudjob.model.text import one_line
 from cloudjob.model.validation import check, validate
 
@@ -41,7 +41,7 @@ def test_a_script_alone_is_a_job():
     assert spec().name == "train"
 
 
-def test_every_fault_is_reported_at_once():
+def test_every_problem_is_reported_at_once():
     """``problems`` lists every error with the given and the allowed value."""
     values = {"nodes": 0, "retries": 11, "backend": "proces", "env": {"1A": "x"}}
 
@@ -90,7 +90,7 @@ def test_a_launcher_that_was_found_is_checked_again():
         ({"name": "é"}, "name"),
         ({"name": "a" * 65}, "name"),
         ({"args": ("ok", "a\0b")}, "args[1]"),
-        ({"args": ("x" * (MAX_WORD_BYTES + 1),)}, "args[0]"),
+        ({"args": ("x" * (MAX_ARG_BYTES + 1),)}, "args[0]"),
         ({"args": ("\ud800",)}, "args[0]"),
         ({"image": "a\0b"}, "image"),
         ({"env": {"": "x"}}, "env."),
@@ -118,7 +118,7 @@ def test_a_launcher_that_was_found_is_checked_again():
         ({"proces": {}}, "proces"),
     ],
 )
-def test_a_fault_names_its_key(values, key):
+def test_a_problem_names_its_key(values, key):
     """Each invalid value causes one problem, a single line that starts with the key."""
     problem = only_problem(**values)
 
@@ -146,17 +146,19 @@ def test_unusual_but_valid_jobs_are_accepted(values):
 @pytest.mark.parametrize("letter", ["x", "é", "\udcff"])
 def test_a_variable_is_measured_in_bytes_with_its_name(letter):
     """The limit of Linux counts the bytes of NAME=VALUE, including invalid UTF-8."""
-    width = len(letter.encode("utf-8", "surrogateescape"))
-    room = MAX_WORD_BYTES - len("AB=")
-    fitting = letter * (room // width) + "x" * (room % width)
+    character_bytes = len(letter.encode("utf-8", "surrogateescape"))
+    available_bytes = MAX_ARG_BYTES - len("AB=")
+    longest = letter * (available_bytes // character_bytes) + "x" * (
+        available_bytes % character_bytes
+    )
 
-    assert problems(env={"AB": fitting}) == []
-    assert "is too long (given 131072 bytes" in only_problem(env={"AB": fitting + "x"})
+    assert problems(env={"AB": longest}) == []
+    assert "is too long (given 131072 bytes" in only_problem(env={"AB": longest + "x"})
 
 
 def test_the_limit_is_the_one_of_linux():
     """A program starts with a variable of the maximum size, but not with one byte more."""
-    env = {"AB": "x" * (MAX_WORD_BYTES - 3)}
+    env = {"AB": "x" * (MAX_ARG_BYTES - 3)}
     subprocess.run(["/bin/true"], env=env, check=True)
 
     with pytest.raises(OSError, match="too long"):

@@ -18,7 +18,7 @@ def test_only_three_states_are_final():
 
 
 @pytest.mark.parametrize("state", JobState)
-def test_a_state_prints_as_its_word(state):
+def test_a_state_prints_as_its_name(state):
     assert (str(state), f"{state}", json.dumps(state)) == (
         state.value,
         state.value,

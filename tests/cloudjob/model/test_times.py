@@ -34,7 +34,7 @@ def test_a_time_survives_its_text(milliseconds: int):
 
 
 @pytest.mark.parametrize("seconds", [0, -1, 1e12, float("nan")])
-def test_an_impossible_time_becomes_an_empty_text(seconds: float):
+def test_an_invalid_time_becomes_an_empty_string(seconds: float):
     assert times.rfc3339(seconds) == ""
 
 

@@ -40,10 +40,10 @@ class Store:
     def __getattr__(self, verb: str) -> Callable[..., object]:
         method = getattr(self._inner, verb)
 
-        def call(*words: object, **options: object) -> object:
+        def call(*args: object, **options: object) -> object:
             # The key is the last argument of put and put_bytes, and the only argument otherwise.
-            self.before(verb, str(words[-1]) if words else "")
-            return method(*words, **options)
+            self.before(verb, str(args[-1]) if args else "")
+            return method(*args, **options)
 
         return call
 
@@ -97,7 +97,7 @@ class Laptop:
 
 
 @pytest.fixture(autouse=True)
-def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+def without_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
     """Skip ``fsync``: the tests store thousands of objects that need not survive a crash."""
     monkeypatch.setattr(os, "fsync", lambda _: None)
 
@@ -177,30 +177,30 @@ def test_every_user_sends_a_damaged_lower_layer_again(laptop: Laptop, store: Sto
 
 def test_only_layers_that_no_job_needs_are_collected(laptop: Laptop, store: Store):
     """Running jobs, and jobs that ended recently, keep their packages."""
-    over = laptop.submit()
+    ended = laptop.submit()
     (laptop.source / "large.bin").write_bytes(b"other" * 30_000)
-    lately = laptop.submit()
+    recent = laptop.submit()
     (laptop.source / "large.bin").write_bytes(b"third" * 30_000)
-    runs = laptop.submit()
-    laptop.end(over, 2 * WEEK_S)
-    laptop.end(lately, WEEK_S / 2)
+    running = laptop.submit()
+    laptop.end(ended, 2 * WEEK_S)
+    laptop.end(recent, WEEK_S / 2)
     needed = {
         layer["key"]
-        for job in (lately, runs)
+        for job in (recent, running)
         for layer in json.loads(store.get_bytes(f"{job}/code.json"))["layers"]
     }
-    every = set(keys(store, "layers/"))
+    all_layers = set(keys(store, "layers/"))
 
-    would = gc(store, dry_run=True)
-    assert set(keys(store, "layers/")) == every
-    did = gc(store)
+    planned = gc(store, dry_run=True)
+    assert set(keys(store, "layers/")) == all_layers
+    collected = gc(store)
 
-    assert would == did
-    assert set(did.keys) == every - needed
+    assert planned == collected
+    assert set(collected.keys) == all_layers - needed
     assert set(keys(store, "layers/")) == needed
     assert keys(store, "sweeps/") == []
-    laptop.check(runs, laptop.folder / "code")
-    laptop.end(runs, 10)
+    laptop.check(running, laptop.folder / "code")
+    laptop.end(running, 10)
     assert set(gc(store, keep_s=0).keys) == needed
 
 
@@ -341,38 +341,38 @@ class Race:
     """Three users and a collector share a store; another action can interrupt any step."""
 
     def __init__(self, folder: Path) -> None:
-        self._picked = random.Random(5)
+        self._rng = random.Random(5)
         self._store = DirectoryStore(folder / "store")
         self._free = [Laptop(folder / f"user-{number}", self._store) for number in range(3)]
-        self.living: list[tuple[Laptop, str]] = []
+        self.live_jobs: list[tuple[Laptop, str]] = []
 
     def step(self, depth: int) -> None:
         """Run an action that another action can interrupt at any request."""
         own = Store(self._store.root)
 
         def before(_verb: str, _key: str) -> None:
-            if depth and self._picked.random() < 0.08:
+            if depth and self._rng.random() < 0.08:
                 self.step(depth - 1)
 
         own.before = before
-        if self._picked.random() < 0.4 or not self._free:
+        if self._rng.random() < 0.4 or not self._free:
             gc(own, keep_s=0)
         else:
             self._submit(own)
 
     def _submit(self, own: Store) -> None:
-        laptop = self._free.pop(self._picked.randrange(len(self._free)))
+        laptop = self._free.pop(self._rng.randrange(len(self._free)))
         laptop.store = own
-        if self._picked.random() < 0.7:
-            name = self._picked.choice(["train.py", "a.txt", "large.bin"])
-            data = self._picked.randbytes(self._picked.choice([10, 60_000]))
+        if self._rng.random() < 0.7:
+            name = self._rng.choice(["train.py", "a.txt", "large.bin"])
+            data = self._rng.randbytes(self._rng.choice([10, 60_000]))
             (laptop.source / name).write_bytes(data)
-        self.living.append((laptop, laptop.submit()))
+        self.live_jobs.append((laptop, laptop.submit()))
         laptop.store = self._store
         self._free.append(laptop)
-        while len(self.living) > 4:
-            _, gone = self.living.pop(self._picked.randrange(len(self.living)))
-            self._store.delete(f"{gone}/code.json")
+        while len(self.live_jobs) > 4:
+            _, removed = self.live_jobs.pop(self._rng.randrange(len(self.live_jobs)))
+            self._store.delete(f"{removed}/code.json")
 
 
 @pytest.mark.long
@@ -381,10 +381,10 @@ def test_racing_submits_and_collections_never_lose_a_layer(tmp_path: Path):
     race = Race(tmp_path)
     for _ in range(60):
         race.step(depth=2)
-        laptop, job = race.living[-1] if race.living else (None, "")
+        laptop, job = race.live_jobs[-1] if race.live_jobs else (None, "")
         if laptop is not None:
             laptop.check(job, tmp_path / "code")
-    for laptop, job in race.living:
+    for laptop, job in race.live_jobs:
         laptop.check(job, tmp_path / "code")
 
 
@@ -398,18 +398,18 @@ sys.path[:0] = {path!r}
 sys.argv = ["cloudjob"]
 step, count = int(os.environ["KILL_AT"]), 0
 
-def killed(name, of):
-    original = getattr(of, name)
-    def call(*words, **options):
+def kill_in(name, owner):
+    original = getattr(owner, name)
+    def call(*args, **options):
         global count
         count += 1
         if count == step:
             os.kill(os.getpid(), 9)
-        return original(*words, **options)
-    setattr(of, name, call)
+        return original(*args, **options)
+    setattr(owner, name, call)
 
 for name in ("rename", "replace", "fsync", "unlink", "mkdir", "write", "open", "read"):
-    killed(name, os)
+    kill_in(name, os)
 from cloudjob.cli import main
 code = main(["submit", "--detach", "train.py"])
 print("steps", count)
@@ -430,7 +430,7 @@ def submit_killed_at(source: Path, home: Path, step: int) -> subprocess.Complete
     )
 
 
-def whole(store: DirectoryStore, target: Path) -> Iterator[str]:
+def fetchable_descriptors(store: DirectoryStore, target: Path) -> Iterator[str]:
     """Yield the key of each code descriptor, after checking that a node can fetch the code."""
     for key in store.list():
         if key.endswith("/code.json"):
@@ -458,7 +458,7 @@ def test_a_killed_submit_leaves_no_incomplete_package(tmp_path: Path, points: in
         done = submit_killed_at(source, home, 1 + number * total // points)
         killed += done.returncode == -signal.SIGKILL
         if (home / "store").exists():
-            list(whole(store, tmp_path / "code"))
+            list(fetchable_descriptors(store, tmp_path / "code"))
             for key in store.list("layers/"):
                 with (home / "store" / key).open("rb") as file:
                     digest = key.removeprefix("layers/").partition(".")[0]
@@ -468,7 +468,7 @@ def test_a_killed_submit_leaves_no_incomplete_package(tmp_path: Path, points: in
 
     assert killed > points * 5 // 8
     assert last.returncode == 0, last.stderr
-    assert list(whole(store, tmp_path / "code"))
+    assert list(fetchable_descriptors(store, tmp_path / "code"))
 
 
 def test_the_cache_survives_a_kill(tmp_path: Path):

@@ -35,18 +35,18 @@ def write(path: Path, text: str = "") -> Path:
     return path
 
 
-def git(folder: Path, *words: str) -> bytes:
+def git(folder: Path, *arguments: str) -> bytes:
     """Run git in a folder."""
-    return subprocess.run(["git", "-C", folder, *words], check=True, capture_output=True).stdout
+    return subprocess.run(["git", "-C", folder, *arguments], check=True, capture_output=True).stdout
 
 
-def by_git(folder: Path) -> set[str]:
+def added_by_git(folder: Path) -> set[str]:
     """Return the files that git would add."""
     listed = git(folder, "ls-files", "--others", "--exclude-standard", "-z")
     return {os.fsdecode(name) for name in listed.split(b"\0") if name}
 
 
-def ours(folder: Path) -> set[str]:
+def packed_by_cloudjob(folder: Path) -> set[str]:
     """Return the files that cloudjob would pack."""
     return {entry.name for entry in scan(folder).entries if entry.kind != "folder"}
 
@@ -76,7 +76,7 @@ def test_invalid_and_pathological_patterns_are_harmless(tmp_path: Path):
     write(tmp_path / ("a" * 200))
     write(Path(tmp_path, *["a"] * 60, "c"))
 
-    assert ours(tmp_path) == {".gitignore", "a" * 200, "a/" * 60 + "c"}
+    assert packed_by_cloudjob(tmp_path) == {".gitignore", "a" * 200, "a/" * 60 + "c"}
 
 
 @needs_git
@@ -114,15 +114,15 @@ def test_the_package_has_the_files_that_git_would_add(
                 write(path)
             except OSError:
                 continue  # its parent is a file
-        places = {"": top, **{f"{name}/": lines for name, lines in inner.items()}}
-        for place, lines in places.items():
-            if (folder / place).is_dir():
-                write(folder / place / ".gitignore", "\n".join(lines) + "\n")
+        ignore_files = {"": top, **{f"{name}/": lines for name, lines in inner.items()}}
+        for parent, lines in ignore_files.items():
+            if (folder / parent).is_dir():
+                write(folder / parent / ".gitignore", "\n".join(lines) + "\n")
         write(folder / ".git" / "info" / "exclude", "\n".join(info) + "\n")
         excludes = write(Path(scratch, "own"), "\n".join(own) + "\n")
         git(folder, "config", "core.excludesFile", str(excludes))
 
-        assert ours(folder) == by_git(folder)
+        assert packed_by_cloudjob(folder) == added_by_git(folder)
 
 
 @needs_git
@@ -135,7 +135,7 @@ def test_gitignore_files_above_the_source_apply_within_its_repository(tmp_path: 
     for name in ("job/train.py", "job/a.log", "job/keep.log", "job/data/x", "job/deep/data/x"):
         write(top / name)
 
-    assert ours(top / "job") == {"train.py", ".gitignore", "keep.log", "deep/data/x"}
+    assert packed_by_cloudjob(top / "job") == {"train.py", ".gitignore", "keep.log", "deep/data/x"}
     assert explain(top / "job", "a.log").rule == f"{top}/.gitignore:1: *.log"
     assert explain(top / "job", "data/x") == (
         "data/x",
@@ -153,7 +153,7 @@ def test_a_source_folder_that_git_ignores_is_packed(tmp_path: Path):
     write(top / ".gitignore", "/out/\n*.py\n")
     write(top / "out" / "run" / "train.py")
 
-    assert ours(top / "out" / "run") == {"train.py"}
+    assert packed_by_cloudjob(top / "out" / "run") == {"train.py"}
 
 
 @needs_git
@@ -170,7 +170,7 @@ def test_core_excludesfile_and_info_exclude_apply(tmp_path: Path, home: Path):
     for name in ("x.secret", "y.mine", "z"):
         write(tmp_path / "other" / name)
 
-    assert ours(tmp_path / "other") == {"a", "z", ".git"} - {".git"}
+    assert packed_by_cloudjob(tmp_path / "other") == {"a", "z", ".git"} - {".git"}
     assert explain(tmp_path / "other", "y.mine").rule == f"{home}/.config/git/ignore:1: *.mine"
 
 
@@ -182,7 +182,7 @@ def test_git_gets_no_secret_variables(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv("TOKEN", "s3cret")
     write(tmp_path / "source" / "train.py")
 
-    assert ours(tmp_path / "source") == {"train.py"}
+    assert packed_by_cloudjob(tmp_path / "source") == {"train.py"}
     assert "GIT_CONFIG_NOSYSTEM=1" in seen.read_text()
     assert "s3cret" not in seen.read_text()
 
@@ -193,7 +193,7 @@ def test_ignore_files_apply_outside_a_repository(tmp_path: Path):
     write(tmp_path / "source" / "a.log")
     write(tmp_path / ".gitignore", "*\n")
 
-    assert ours(tmp_path / "source") == {".gitignore"}
+    assert packed_by_cloudjob(tmp_path / "source") == {".gitignore"}
 
 
 def test_patterns_and_names_that_are_not_utf8_match(tmp_path: Path):
@@ -202,7 +202,10 @@ def test_patterns_and_names_that_are_not_utf8_match(tmp_path: Path):
     for name in (b"caf\xe9", b"caf\xe9.log", b"caf\xea", b"\xc3\xa9t\xe9"):
         Path(os.fsdecode(os.fsencode(tmp_path) + b"/" + name)).touch()
 
-    assert {os.fsencode(name) for name in ours(tmp_path)} == {b".gitignore", b"caf\xea"}
+    assert {os.fsencode(name) for name in packed_by_cloudjob(tmp_path)} == {
+        b".gitignore",
+        b"caf\xea",
+    }
 
 
 def test_explain_names_the_rule_that_keeps_a_path(tmp_path: Path):
@@ -215,12 +218,12 @@ def test_explain_names_the_rule_that_keeps_a_path(tmp_path: Path):
     write(source / "lib" / "__pycache__" / "x.pyc")
     (source / "out").symlink_to("/etc")
 
-    told = {
+    explained = {
         path: explain(source, path)[1:]
         for path in ("op.so", ".env", "lib", "lib/__pycache__/x.pyc", "out", ".gitignore")
     }
 
-    assert told == {
+    assert explained == {
         "op.so": (True, ".cloudjobignore:2: !*.so", "op.so"),
         ".env": (False, "may hold secrets: its name", ".env"),
         "lib": (True, "no rule leaves it out", "lib/"),

@@ -61,8 +61,8 @@ class Source:
         manifests = [manifest_of(self.stored[each.key], each.digest) for each in packed.layers]
         tree = packages.merge(manifests)
         assert packages.tree_digest(tree.values()) == packed.digest
-        held = {digest for manifest in manifests for digest in manifest.contents}
-        assert {entry.digest for entry in tree.values() if entry.digest} <= held
+        contained = {digest for manifest in manifests for digest in manifest.contents}
+        assert {entry.digest for entry in tree.values() if entry.digest} <= contained
         fresh = pack(
             self.folder, self._layer, script="train.py", limit_bytes=LIMIT_BYTES,
             options=self._options,
@@ -82,9 +82,9 @@ def manifest_of(data: bytes, digest: str) -> packages.Manifest:
 def source(tmp_path: Path) -> Source:
     """Make a source with a base that is too large to be sent again."""
     source = Source(tmp_path)
-    picked = random.Random(1)
+    rng = random.Random(1)
     for number in range(100):
-        source.write(f"lib/{number}.bin", picked.randbytes(5000))
+        source.write(f"lib/{number}.bin", rng.randbytes(5000))
     source.pack()
     return source
 
@@ -169,18 +169,18 @@ def test_removed_files_are_not_in_the_package(source: Source):
 def test_many_edits_send_little_and_make_few_layers(tmp_path: Path, is_compressed: bool):
     """After hundreds of edits there are still few layers, and each edit sends few bytes."""
     source = Source(tmp_path, is_compressed=is_compressed)
-    picked = random.Random(2)
+    rng = random.Random(2)
     for number in range(300):
-        source.write(f"{number}.bin", picked.randbytes(4000))
+        source.write(f"{number}.bin", rng.randbytes(4000))
     base_bytes = source.pack().layers[0].size_bytes
     sent_bytes = []
     for step in range(150):
-        for _ in range(picked.choice([1, 1, 1, 3])):
-            name = f"{picked.randrange(300)}.bin"
-            if picked.random() < 0.1 and (source.folder / name).exists():
+        for _ in range(rng.choice([1, 1, 1, 3])):
+            name = f"{rng.randrange(300)}.bin"
+            if rng.random() < 0.1 and (source.folder / name).exists():
                 (source.folder / name).unlink()
             else:
-                source.write(name, picked.randbytes(picked.randrange(8000)))
+                source.write(name, rng.randbytes(rng.randrange(8000)))
         packed = source.pack()
         sent_bytes.append(packed.layers[-1].size_bytes if packed.new else 0)
         assert len(packed.layers) <= 13
@@ -195,7 +195,7 @@ def test_many_edits_send_little_and_make_few_layers(tmp_path: Path, is_compresse
 
 
 @pytest.mark.parametrize(
-    ("live_bytes", "dead_bytes", "new_bytes", "taken"),
+    ("live_bytes", "dead_bytes", "new_bytes", "expected"),
     [
         ([10**8], 0, 1000, 0),
         ([10**8, 1000], 0, 1000, 1),
@@ -208,10 +208,10 @@ def test_many_edits_send_little_and_make_few_layers(tmp_path: Path, is_compresse
     ],
 )
 def test_the_smallest_layers_are_merged_into_the_new_one(
-    live_bytes: list[int], dead_bytes: int, new_bytes: int, taken: int
+    live_bytes: list[int], dead_bytes: int, new_bytes: int, expected: int
 ):
     """Small layers are always merged, more if there are many, all if most content is unused."""
-    assert merging.merged(live_bytes, dead_bytes, new_bytes) == taken
+    assert merging.merged(live_bytes, dead_bytes, new_bytes) == expected
 
 
 @pytest.mark.parametrize("is_compressed", [False, True])
@@ -225,8 +225,8 @@ def test_a_layer_is_a_zip_file_that_unzip_lists_and_extracts(tmp_path: Path, is_
     packed = source.pack()
     (tmp_path / "layer.zip").write_bytes(source.stored[packed.layers[0].key])
 
-    def unzip(*words: str) -> str:
-        argv = ["unzip", *words, str(tmp_path / "layer.zip"), "-d", str(tmp_path / "out")]
+    def unzip(*args: str) -> str:
+        argv = ["unzip", *args, str(tmp_path / "layer.zip"), "-d", str(tmp_path / "out")]
         return subprocess.run(argv, check=True, capture_output=True, text=True).stdout
 
     coffee = hashlib.sha256(b"coffee").hexdigest()
@@ -312,10 +312,13 @@ def test_the_cache_is_a_private_file(source: Source, tmp_path: Path):
     digest, _, data = text.partition("\n")
     other = json.dumps({**json.loads(data), "format": 1})
     deep = "[" * 100_000
-    wrong = ["", "[]", "{}", text[:-9], data, f"{digest}\n{other}", f"{digest}\n{deep}"]
-    wrong += [f"{hashlib.sha256(each.encode()).hexdigest()}\n{each}" for each in (other, deep)]
-    for each in (*wrong, "\xe9"):
-        path.write_text(each)
+    damaged_texts = ["", "[]", "{}", text[:-9], data, f"{digest}\n{other}", f"{digest}\n{deep}"]
+    damaged_texts += [
+        f"{hashlib.sha256(damaged_text.encode()).hexdigest()}\n{damaged_text}"
+        for damaged_text in (other, deep)
+    ]
+    for damaged_text in (*damaged_texts, "\xe9"):
+        path.write_text(damaged_text)
         assert cache.load(path) == SourceCache()
     assert cache.load(tmp_path / "nowhere") == SourceCache()
 

@@ -192,7 +192,7 @@ def test_hard_links_become_separate_files(source: Path):
 
 
 @pytest.mark.parametrize(
-    ("link", "target", "kept"),
+    ("link", "target", "expected"),
     [
         ("a", "train.py", "train.py"),
         ("d/a", "../train.py", "../train.py"),
@@ -204,13 +204,13 @@ def test_hard_links_become_separate_files(source: Path):
     ],
 )
 def test_a_link_inside_the_source_stays_a_relative_link(
-    source: Path, link: str, target: str, kept: str
+    source: Path, link: str, target: str, expected: str
 ):
     """Its target is kept as written unless it leads through folders outside the package."""
     (source / "d").mkdir()
     os.symlink(target.format(source=source), source / link)  # noqa: PTH211 (Path normalizes it)
 
-    assert entries(source)[link].target == kept
+    assert entries(source)[link].target == expected
 
 
 def test_links_that_leave_the_source_are_refused_all_at_once(source: Path):
@@ -236,10 +236,10 @@ def test_special_files_are_refused(source: Path):
     """A pipe and a socket cannot be sent to another host."""
     os.mkfifo(source / "pipe")
     with socket.socket(socket.AF_UNIX) as server:
-        here = Path.cwd()
+        previous = Path.cwd()
         os.chdir(source)  # the path of a socket is limited to 107 bytes
         server.bind("socket")
-        os.chdir(here)
+        os.chdir(previous)
 
     assert refusal(source).message == f"pack {source}: pipe is a named pipe; socket is a socket"
 
@@ -623,9 +623,9 @@ def test_a_script_that_only_a_file_system_without_case_finds_is_refused(source: 
 def test_names_on_macos_are_normalised_to_nfc(source: Path, monkeypatch: pytest.MonkeyPatch):
     name = "mode\N{COMBINING GRAVE ACCENT}les"
     write(source / name / f"{name}.py")
-    here = [entry.name for entry in scan(source).entries]
+    names_elsewhere = [entry.name for entry in scan(source).entries]
     monkeypatch.setattr("sys.platform", "darwin")
-    there = [entry.name for entry in scan(source).entries]
+    names_on_macos = [entry.name for entry in scan(source).entries]
 
-    assert f"{name}/{name}.py" in here
-    assert "mod\xe8les/mod\xe8les.py" in there
+    assert f"{name}/{name}.py" in names_elsewhere
+    assert "mod\xe8les/mod\xe8les.py" in names_on_macos

@@ -45,34 +45,34 @@ def test_a_slow_call_does_not_delay_later_items():
 
 def test_few_results_are_kept_for_a_slow_reader():
     """Only the items of the running calls, and one more batch of 64, are read in advance."""
-    taken, most = list[int](), 0
+    processed, highest = list[int](), 0
     go_on = threading.Event()
 
     def items() -> Iterator[int]:
-        nonlocal most
+        nonlocal highest
         for number in range(10_000):
-            most = number if not go_on.is_set() else most
+            highest = number if not go_on.is_set() else highest
             if number == 3 * 64 - 1:
                 threading.Timer(0.2, go_on.set).start()
             yield number
 
     def call(number: int) -> None:
         assert go_on.wait(DEADLINE_S)
-        taken.append(number)
+        processed.append(number)
 
     consume_in_parallel(call, items(), at_once=2)
 
-    assert len(taken) == 10_000
-    assert most == 3 * 64 - 1
+    assert len(processed) == 10_000
+    assert highest == 3 * 64 - 1
 
 
-@pytest.mark.parametrize("bad", [0, 999])
-def test_the_first_failure_is_raised(bad: int):
+@pytest.mark.parametrize("failing", [0, 999])
+def test_the_first_failure_is_raised(failing: int):
     """It is raised once the running calls have ended."""
 
     def call(number: int) -> None:
-        if number == bad:
+        if number == failing:
             raise ValueError(number)
 
-    with pytest.raises(ValueError, match=str(bad)):
+    with pytest.raises(ValueError, match=str(failing)):
         consume_in_parallel(call, iter(range(1000)))

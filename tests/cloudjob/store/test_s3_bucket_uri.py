@@ -25,7 +25,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def opened(uri: str, environ: dict[str, str] | None = None) -> S3Store:
+def store_of(uri: str, environ: dict[str, str] | None = None) -> S3Store:
     return S3Store(bucket_uri.read(uri), environ=environ or {})
 
 
@@ -113,7 +113,7 @@ def test_endpoint_region_and_addressing_come_from_uri_variables_or_defaults(
     uri: str, environ: dict[str, str], url: str, region: str, host: str, target: str
 ):
     """The URI's options take precedence, then variables, then the service's default names."""
-    store = opened(uri, {**KEYS, **environ})
+    store = store_of(uri, {**KEYS, **environ})
     signed = urllib.parse.urlsplit(store.sign("GET", "a b", 60))
     access = store.access()
 
@@ -126,14 +126,14 @@ def test_the_settings_of_obsutil_are_read(home: Path):
     (home / ".obsutilconfig").write_text(
         "endpoint=obs.cn-south-1.myhuaweicloud.com\nak=A\nsk=S=\ntoken=\n"
     )
-    store = opened("obs://bucket")
+    store = store_of("obs://bucket")
 
     assert store.access()[names.CLOUDJOB_S3_REGION] == "cn-south-1"
     assert credentials(store) == ("A", "S=", "")
 
 
 @pytest.mark.parametrize(
-    ("environ", "keys_there"),
+    ("environ", "expected"),
     [
         (
             {
@@ -151,10 +151,10 @@ def test_the_settings_of_obsutil_are_read(home: Path):
     ],
 )
 def test_obs_credentials_come_from_its_own_variables(
-    environ: dict[str, str], keys_there: tuple[str, str, str]
+    environ: dict[str, str], expected: tuple[str, str, str]
 ):
     """The first complete pair of keys is used."""
-    assert credentials(opened("obs://bucket?region=r", environ)) == keys_there
+    assert credentials(store_of("obs://bucket?region=r", environ)) == expected
 
 
 def test_the_file_of_the_vendors_sdks_is_read(tmp_path: Path):
@@ -162,7 +162,7 @@ def test_the_file_of_the_vendors_sdks_is_read(tmp_path: Path):
     file.write_text("[basic]\nak = a\nsk = s\nsecurity_token = t\n")
     environ = {"HUAWEICLOUD_SDK_CREDENTIALS_FILE": str(file)}
 
-    assert credentials(opened("obs://bucket?region=r", environ)) == ("a", "s", "t")
+    assert credentials(store_of("obs://bucket?region=r", environ)) == ("a", "s", "t")
 
 
 def test_a_profile_and_a_program_that_prints_credentials_are_used(
@@ -177,7 +177,7 @@ def test_a_profile_and_a_program_that_prints_credentials_are_used(
         f"credential_process = {tmp_path}/make-keys\ns3 =\n  addressing_style = virtual\n"
     )
     monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
-    store = opened("s3://bucket?profile=lab")
+    store = store_of("s3://bucket?profile=lab")
     access = store.access()
 
     assert access[names.CLOUDJOB_S3_ENDPOINT] == "https://lab"
@@ -229,7 +229,7 @@ def test_an_invalid_bucket_uri_is_refused(uri: str, message: str, hint: str):
 )
 def test_an_invalid_endpoint_is_refused(uri: str, environ: dict[str, str], message: str):
     with pytest.raises(StoreError, match=message) as caught:
-        opened(uri, {**KEYS, **environ}).access()
+        store_of(uri, {**KEYS, **environ}).access()
 
     assert caught.value.hint
 

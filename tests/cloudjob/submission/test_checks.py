@@ -14,7 +14,7 @@ from cloudjob.store import open_store
 from cloudjob.store.s3 import S3Store
 from cloudjob.submission import checks
 
-WHEN = "2099-01-08T02:56:19.587000Z"
+EXPIRES_AT = "2099-01-08T02:56:19.587000Z"
 NOW = 1_800_000_000.0
 MIN = 60.0
 
@@ -24,7 +24,7 @@ def spec(**values: Any) -> JobSpec:
 
 
 @pytest.mark.parametrize(
-    ("values", "left_s", "found"),
+    ("values", "left_s", "expected"),
     [
         ({}, 59 * MIN, "expire in 59 min (at "),
         ({}, 59 * MIN, "), and the job has no timeout_min"),
@@ -33,12 +33,12 @@ def spec(**values: Any) -> JobSpec:
         ({"timeout_min": 30, "retries": 2}, 61 * MIN, "the job may run for 1 h 30 min"),
     ],
 )
-def test_keys_that_end_before_the_job_are_a_warning(
-    values: dict[str, Any], left_s: float, found: str
+def test_keys_that_expire_before_the_job_ends_are_a_warning(
+    values: dict[str, Any], left_s: float, expected: str
 ):
     (check,) = checks.key_checks(spec(**values), NOW + left_s, NOW)
 
-    assert found in check.found
+    assert expected in check.found
     assert not check.is_ok
     assert not check.is_needed
 
@@ -82,10 +82,10 @@ def keys_end_at(uri: str, environ: dict[str, str]) -> float:
 
 def test_boto3_knows_when_keys_of_a_process_expire(environ: dict[str, str], tmp_path: Path):
     answer = {"Version": 1, "AccessKeyId": "A", "SecretAccessKey": "S", "SessionToken": "T"}
-    (tmp_path / "answer").write_text(json.dumps({**answer, "Expiration": WHEN}))
+    (tmp_path / "answer").write_text(json.dumps({**answer, "Expiration": EXPIRES_AT}))
     (tmp_path / "config").write_text(f"[profile p]\ncredential_process = cat {tmp_path}/answer\n")
 
-    assert keys_end_at("s3://bucket/x?profile=p", environ) == pytest.approx(seconds_of(WHEN))
+    assert keys_end_at("s3://bucket/x?profile=p", environ) == pytest.approx(seconds_of(EXPIRES_AT))
 
 
 def test_variables_say_when_their_keys_expire(environ: dict[str, str]):
@@ -97,7 +97,7 @@ def test_variables_say_when_their_keys_expire(environ: dict[str, str]):
     assert keys_end_at("s3://bucket/x", environ) == 0.0
 
 
-@pytest.mark.parametrize("line", ["", f"expires_at = {WHEN}\n"])
+@pytest.mark.parametrize("line", ["", f"expires_at = {EXPIRES_AT}\n"])
 def test_the_file_of_huawei_s_sdks_says_when_its_keys_expire(
     environ: dict[str, str], tmp_path: Path, line: str
 ):
@@ -105,7 +105,7 @@ def test_the_file_of_huawei_s_sdks_says_when_its_keys_expire(
     path.write_text(f"[basic]\nak = A\nsk = S\nsecurity_token = T\n{line}")
     environ["HUAWEICLOUD_SDK_CREDENTIALS_FILE"] = str(path)
 
-    expected = seconds_of(WHEN) if line else 0.0
+    expected = seconds_of(EXPIRES_AT) if line else 0.0
     assert keys_end_at("obs://bucket/x", environ) == pytest.approx(expected)
 
 
@@ -116,7 +116,7 @@ def test_permanent_keys_never_expire(environ: dict[str, str]):
 
 
 @pytest.mark.parametrize(
-    ("values", "found"),
+    ("values", "expected"),
     [
         ({"args": ("--token=hunter2hunter2",)}, ["TOKEN"]),
         ({"env": {"URL": "https://me:hunter2hunter2@host"}}, ["TOKEN"]),
@@ -126,13 +126,13 @@ def test_permanent_keys_never_expire(environ: dict[str, str]):
     ],
 )
 def test_a_secret_that_the_job_s_records_would_show_is_a_warning(
-    values: dict[str, Any], found: list[str]
+    values: dict[str, Any], expected: list[str]
 ):
     secrets = {"TOKEN": "hunter2hunter2", "SHORT": "short1"}
 
     warnings = list(checks.secret_checks(spec(secrets=secrets, **values)))
 
     assert [
-        next(word for word in check.hint.split() if word.isupper()) for check in warnings
-    ] == found
+        next(name for name in check.hint.split() if name.isupper()) for check in warnings
+    ] == expected
     assert not any("hunter2" in check.found + check.hint or check.is_needed for check in warnings)

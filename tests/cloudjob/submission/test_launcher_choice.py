@@ -77,7 +77,7 @@ def test_text_that_is_not_an_import_chooses_no_launcher(choose, text):
 
 
 @pytest.mark.parametrize(
-    ("text", "launcher", "why"),
+    ("text", "launcher", "reason"),
     [
         (
             "import torch.distributed\nimport horovod.torch",
@@ -107,8 +107,8 @@ def test_text_that_is_not_an_import_chooses_no_launcher(choose, text):
         ),
     ],
 )
-def test_the_most_specific_import_selects_the_launcher(choose, text, launcher, why):
-    assert choose(text) == (launcher, f"train.py {why}")
+def test_the_most_specific_import_selects_the_launcher(choose, text, launcher, reason):
+    assert choose(text) == (launcher, f"train.py {reason}")
 
 
 @pytest.mark.parametrize(
@@ -167,8 +167,8 @@ def test_a_folder_without_python_files_does_not_shadow_a_framework(choose):
 
     assert choose("import horovod.torch", files=notes).launcher == "horovod"
     assert choose("import torch.distributed", files=notes).launcher == "torchrun"
-    hidden = {"torch/__init__.py": "", "horovod/__init__.py": ""}
-    assert choose("import horovod.torch, torch.distributed", files=hidden).launcher == "mpirun"
+    shadowing = {"torch/__init__.py": "", "horovod/__init__.py": ""}
+    assert choose("import horovod.torch, torch.distributed", files=shadowing).launcher == "mpirun"
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ def test_a_script_of_another_language_is_not_read(choose):
     )
 
 
-def test_horovod_with_gloo_is_a_launcher_of_its_own(choose):
+def test_horovod_with_gloo_is_a_separate_launcher(choose):
     choice = choose("import horovod.torch", env={"HOROVOD_CONTROLLER": "gloo"})
 
     assert choice == (
@@ -216,7 +216,7 @@ def test_horovod_with_gloo_is_a_launcher_of_its_own(choose):
     )
 
 
-def test_horovod_that_may_lose_nodes_is_a_launcher_of_its_own(choose):
+def test_elastic_horovod_is_a_separate_launcher(choose):
     choice = choose("import horovod.torch", nodes=3, min_nodes=2)
 
     assert choice == ("horovod-elastic", "train.py imports horovod, and min_nodes is 2")

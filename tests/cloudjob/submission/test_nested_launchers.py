@@ -122,7 +122,7 @@ def test_a_launcher_that_the_script_leaves_behind_is_still_refused(source: Path)
 
 
 @pytest.mark.parametrize(
-    ("text", "line", "what", "replacement"),
+    ("text", "line", "problem", "replacement"),
     [
         (
             "mpirun -n 8 --allow-run-as-root python ./train.py > log 2>&1 &",
@@ -163,7 +163,7 @@ def test_a_launcher_that_the_script_leaves_behind_is_still_refused(source: Path)
     ],
 )
 def test_a_launcher_in_a_script_is_refused_with_what_to_submit_instead(
-    source: Path, text: str, line: int, what: str, replacement: str
+    source: Path, text: str, line: int, problem: str, replacement: str
 ):
     write(source, text)
 
@@ -171,7 +171,7 @@ def test_a_launcher_in_a_script_is_refused_with_what_to_submit_instead(
         nested_launchers.check(JobSpec(script="run.sh", source=str(source), launcher="mpirun"))
 
     assert caught.value.message == (
-        f"script: run.sh line {line} {what}, and cloudjob would run it once for each rank"
+        f"script: run.sh line {line} {problem}, and cloudjob would run it once for each rank"
     )
     assert f"cloudjob submit {replacement}; with --launcher python" in caught.value.hint
 

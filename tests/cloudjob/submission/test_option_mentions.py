@@ -50,7 +50,7 @@ def test_an_option_that_the_script_does_not_mention_is_not_found(
     assert not option_mentions.is_mentioned(spec(tmp_path, files), option)
 
 
-WORDS = [
+COMMAND_LINES = [
     (["run.sh", "--epochs", "3", "--nodes", "3", "-n=2"], "run.sh gets --nodes, -n, which it"),
     (["run.sh", "--lr", "1", "--help", "-h"], ""),
     (["--", "run.sh", "--nodes", "3"], ""),
@@ -59,12 +59,12 @@ WORDS = [
 ]
 
 
-@pytest.mark.parametrize(("words", "warning"), WORDS)
+@pytest.mark.parametrize(("arguments", "warning"), COMMAND_LINES)
 def test_an_option_of_submit_after_the_script_is_warned_of(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    words: list[str],
+    arguments: list[str],
     warning: str,
 ):
     monkeypatch.setenv("CLOUDJOB_HOME", str(tmp_path / "home"))
@@ -72,7 +72,7 @@ def test_an_option_of_submit_after_the_script_is_warned_of(
     monkeypatch.chdir(tmp_path / "source")
     Path("run.sh").write_text("python train.py\n")
 
-    assert main(["submit", "--launcher", "python", "--dry-run", *words]) == 0
+    assert main(["submit", "--launcher", "python", "--dry-run", *arguments]) == 0
     shown = capsys.readouterr().err
 
     assert warning in shown

@@ -22,7 +22,7 @@ def chosen(tmp_path: Path, **keys: Any) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize(
-    ("keys", "found"),
+    ("keys", "expected"),
     [
         ({"procs_per_node": 2, "docker": {"gpus": 8}, "backend": "docker"}, (2, "")),
         ({"backend": "docker"}, (1, "")),
@@ -44,9 +44,9 @@ def chosen(tmp_path: Path, **keys: Any) -> tuple[int, str]:
     ],
 )
 def test_a_node_has_a_rank_for_each_device_that_it_is_given(
-    keys: dict[str, Any], found: tuple[int, str], tmp_path: Path
+    keys: dict[str, Any], expected: tuple[int, str], tmp_path: Path
 ):
-    assert chosen(tmp_path, **keys) == found
+    assert chosen(tmp_path, **keys) == expected
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_slurm_counts_gres(tmp_path: Path):
         ({}, (8, "NPU")),
     ],
 )
-def test_this_machine_has_the_devices_that_the_shell_may_use(
+def test_the_local_devices_are_those_that_the_shell_may_use(
     environ: dict[str, str], count: tuple[int, str], tmp_path: Path
 ):
     for name in (*(f"davinci{number}" for number in range(8)), "davinci_manager"):
@@ -94,9 +94,7 @@ def test_this_machine_has_the_devices_that_the_shell_may_use(
     assert devices.count(environ, tmp_path / "no-driver", tmp_path) == count
 
 
-def test_one_node_on_this_machine_has_all_of_its_devices(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_single_local_node_has_all_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     for name in devices._VARIABLES:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5,6,7")

@@ -55,14 +55,14 @@ def test_a_script_that_no_node_can_run_is_refused(
 
 
 def test_the_hint_names_the_usual_mistake(tmp_path: Path):
-    for name, text, words in (
+    for name, text, expected in (
         ("train.py", "print 'x'\n", "for Python 2"),
         ("run.sh", "if true\r\nthen\r\n  echo\r\nfi\r\n", "Windows line endings"),
         ("train.py", "<html>", "raw file"),
     ):
-        fault = script_check.find(spec(tmp_path, name, text))
-        assert fault is not None
-        assert words in fault.hint
+        problem = script_check.find(spec(tmp_path, name, text))
+        assert problem is not None
+        assert expected in problem.hint
 
 
 ACCEPTED = [

@@ -112,7 +112,7 @@ def test_values_are_lists_and_ranges(text: object, values: tuple[str, ...]):
         ),
     ],
 )
-def test_a_wrong_sweep_is_refused_with_one_line(
+def test_an_invalid_sweep_is_refused_in_one_line(
     args: list[str], options: dict[str, Any], problem: str
 ):
     with pytest.raises(cloudjob.SpecError) as caught:
@@ -161,11 +161,11 @@ def test_submit_and_preview_refuse_a_sweep_and_sweep_a_single_job():
 class Command:
     """A running cloudjob command and its output."""
 
-    def __init__(self, folder: Path, *words: str) -> None:
+    def __init__(self, folder: Path, *args: str) -> None:
         self.path = folder / f"{len(list(folder.iterdir()))}.out"
         with self.path.open("wb") as file:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "cloudjob", *words], stdout=file, stderr=subprocess.STDOUT
+                [sys.executable, "-m", "cloudjob", *args], stdout=file, stderr=subprocess.STDOUT
             )
 
     @property
@@ -190,8 +190,8 @@ def start(tmp_path: Path, project: Path) -> Callable[..., Command]:
     (tmp_path / "commands").mkdir()
     started: list[Command] = []
 
-    def run(*words: str) -> Command:
-        started.append(Command(tmp_path / "commands", *words))
+    def run(*args: str) -> Command:
+        started.append(Command(tmp_path / "commands", *args))
         return started[-1]
 
     yield run
@@ -215,7 +215,7 @@ def sweep_id(command: Command) -> str:
     return command.printed.partition("sweep ")[2].partition(":")[0]
 
 
-WORDS = ("submit", "--launcher", "python", "--sweep", "x=1..4")
+SUBMIT_SWEEP = ("submit", "--launcher", "python", "--sweep", "x=1..4")
 
 
 def test_a_sweep_runs_each_job_once_and_ranks_them_by_a_metric(capfd: Any):
@@ -247,7 +247,9 @@ def test_at_most_k_jobs_run_with_the_code_of_the_start_and_the_first_failure_is_
     project: Path, start: Callable[..., Command]
 ):
     go = f"GO={project.parent / 'go'}"
-    submit = start(*WORDS, "--max-parallel", "2", "-e", go, "train.py", "{x}", "--fail-at", "3")
+    submit = start(
+        *SUBMIT_SWEEP, "--max-parallel", "2", "-e", go, "train.py", "{x}", "--fail-at", "3"
+    )
     sweep = sweep_id(submit.until(" started: ", 2))
     listed = start("list", "--sweep", sweep)
     assert listed.exit_code() == 0
@@ -270,22 +272,24 @@ def test_at_most_k_jobs_run_with_the_code_of_the_start_and_the_first_failure_is_
 def test_a_killed_submit_shows_what_it_did_not_submit_and_resumes_without_submitting_twice(
     project: Path, start: Callable[..., Command]
 ):
-    words = (*WORDS, "--max-parallel", "2", "-e", f"GO={project.parent / 'go'}")
-    submit = start(*words, "train.py", "{x}")
+    options = (*SUBMIT_SWEEP, "--max-parallel", "2", "-e", f"GO={project.parent / 'go'}")
+    submit = start(*options, "train.py", "{x}")
     sweep = sweep_id(submit.until(" started: ", 2))
-    refused = start(*words, "train.py", "{x}")
+    refused = start(*options, "train.py", "{x}")
     assert refused.exit_code() == 2
     assert f"another process is submitting the same jobs as {sweep}" in refused.printed
     submit.process.kill()
     submit.process.wait()
 
     assert states(sweep)[2:] == ["never submitted", "never submitted"]
-    again = start(*words, "train.py", "{x}")
+    again = start(*options, "train.py", "{x}")
     assert again.exit_code() == 2
     assert f"{sweep} has the same jobs, and its submit was interrupted" in again.printed
     assert "hint: --resume submits the others" in again.printed
     # A different --max-parallel changes neither the jobs nor the package.
-    other = start(*words[:-4], "--max-parallel", "4", *words[-2:], "--resume", "train.py", "{x}")
+    other = start(
+        *options[:-4], "--max-parallel", "4", *options[-2:], "--resume", "train.py", "{x}"
+    )
     other.until(" started: ", 4)
     (project.parent / "go").touch()
     assert other.exit_code() == 0, other.printed
@@ -298,7 +302,7 @@ def test_a_killed_submit_shows_what_it_did_not_submit_and_resumes_without_submit
 def test_a_job_whose_submit_was_killed_half_way_is_submitted_again(
     tmp_path: Path, project: Path, start: Callable[..., Command]
 ):
-    submit = start(*WORDS, "-e", f"GO={project.parent / 'go'}", "train.py", "{x}")
+    submit = start(*SUBMIT_SWEEP, "-e", f"GO={project.parent / 'go'}", "train.py", "{x}")
     sweep = sweep_id(submit.until(" started: "))
     submit.process.kill()
     submit.process.wait()
@@ -309,33 +313,37 @@ def test_a_job_whose_submit_was_killed_half_way_is_submitted_again(
 
     assert states(sweep) == ["RUNNING", "the submit was interrupted", *["never submitted"] * 2]
     (project.parent / "go").touch()
-    resumed = start(*WORDS, "-e", f"GO={project.parent / 'go'}", "--resume", "train.py", "{x}")
+    resumed = start(
+        *SUBMIT_SWEEP, "-e", f"GO={project.parent / 'go'}", "--resume", "train.py", "{x}"
+    )
     assert resumed.exit_code() == 0, resumed.printed
     assert states(sweep) == ["SUCCEEDED"] * 4
 
 
 def test_a_sweep_is_not_resumed_with_other_code(project: Path, start: Callable[..., Command]):
-    submit = start(*WORDS, "-e", f"GO={project.parent / 'go'}", "train.py", "{x}")
+    submit = start(*SUBMIT_SWEEP, "-e", f"GO={project.parent / 'go'}", "train.py", "{x}")
     sweep_id(submit.until(" started: "))
     submit.process.kill()
     submit.process.wait()
     (project / "train.py").write_text("pass")
 
-    resumed = start(*WORDS, "-e", f"GO={project.parent / 'go'}", "--resume", "train.py", "{x}")
+    resumed = start(
+        *SUBMIT_SWEEP, "-e", f"GO={project.parent / 'go'}", "--resume", "train.py", "{x}"
+    )
     assert resumed.exit_code() == 2
     assert "the source has changed since it began" in resumed.printed
 
 
-@pytest.mark.parametrize("how", ["ctrl-c", "command", "all"])
+@pytest.mark.parametrize("method", ["ctrl-c", "command", "all"])
 def test_a_cancelled_sweep_cancels_its_jobs_and_starts_no_more(
-    how: str, project: Path, start: Callable[..., Command]
+    method: str, project: Path, start: Callable[..., Command]
 ):
     go = f"GO={project.parent / 'go'}"
-    submit = start(*WORDS, "--max-parallel", "2", "-e", go, "train.py", "{x}")
+    submit = start(*SUBMIT_SWEEP, "--max-parallel", "2", "-e", go, "train.py", "{x}")
     sweep = sweep_id(submit.until(" started: ", 2))
-    if how == "ctrl-c":
+    if method == "ctrl-c":
         submit.process.send_signal(signal.SIGINT)
-    elif how == "all":
+    elif method == "all":
         assert start("cancel", "--now", "--all").exit_code() == 0
     else:
         cancel = start("cancel", "--now", sweep)
@@ -347,13 +355,13 @@ def test_a_cancelled_sweep_cancels_its_jobs_and_starts_no_more(
     assert [job.id for job in cloudjob.jobs()] == [f"{sweep}-1", f"{sweep}-0"]
     # A cancelled sweep does not prevent a new submit of the same jobs.
     (project.parent / "go").touch()
-    assert start(*WORDS, "-e", go, "train.py", "{x}").exit_code() == 0
+    assert start(*SUBMIT_SWEEP, "-e", go, "train.py", "{x}").exit_code() == 0
 
 
 def test_the_jobs_of_a_sweep_are_cancelled_even_if_its_mark_cannot_be_written(
     project: Path, start: Callable[..., Command]
 ):
-    submit = start(*WORDS, "-e", f"GO={project.parent / 'go'}", "train.py", "{x}")
+    submit = start(*SUBMIT_SWEEP, "-e", f"GO={project.parent / 'go'}", "train.py", "{x}")
     sweep = cloudjob.attach_sweep(sweep_id(submit.until(" started: ")))
     submit.process.kill()
     submit.process.wait()
@@ -368,8 +376,8 @@ def test_the_jobs_of_a_sweep_are_cancelled_even_if_its_mark_cannot_be_written(
 def test_ctrl_c_with_detach_leaves_the_jobs_running_and_the_others_unsubmitted(
     project: Path, start: Callable[..., Command]
 ):
-    words = ("--on-interrupt", "detach", "-e", f"GO={project.parent / 'go'}")
-    submit = start(*WORDS, *words, "train.py", "{x}")
+    options = ("--on-interrupt", "detach", "-e", f"GO={project.parent / 'go'}")
+    submit = start(*SUBMIT_SWEEP, *options, "train.py", "{x}")
     sweep = sweep_id(submit.until(" started: "))
     submit.process.send_signal(signal.SIGINT)
 
@@ -386,7 +394,7 @@ def test_with_fail_fast_a_failure_cancels_the_others(project: Path, start: Calla
     (project / "train.py").write_text(
         "import os, sys, time\nwhile sys.argv[1] != '2': time.sleep(0.02)\nsys.exit(7)\n"
     )
-    submit = start(*WORDS, "--max-parallel", "2", "--fail-fast", "train.py", "{x}")
+    submit = start(*SUBMIT_SWEEP, "--max-parallel", "2", "--fail-fast", "train.py", "{x}")
     submit.exit_code()
 
     assert states(sweep_id(submit)) == ["CANCELLED", "FAILED", "CANCELLED", "CANCELLED"]
@@ -395,7 +403,7 @@ def test_with_fail_fast_a_failure_cancels_the_others(project: Path, start: Calla
 def test_a_job_that_cannot_be_submitted_ends_the_submit_and_the_others_continue(
     project: Path, start: Callable[..., Command]
 ):
-    submit = start(*WORDS, "-e", f"GO={project.parent / 'go'}", "train.py", "{x}")
+    submit = start(*SUBMIT_SWEEP, "-e", f"GO={project.parent / 'go'}", "train.py", "{x}")
     sweep = sweep_id(submit.until(" started: "))
     (Path(os.environ["CLOUDJOB_HOME"]) / "store").rename(project.parent / "gone")
     (Path(os.environ["CLOUDJOB_HOME"]) / "store").write_text("")
@@ -409,7 +417,7 @@ def test_a_job_that_cannot_be_submitted_ends_the_submit_and_the_others_continue(
 def test_detached_jobs_are_all_submitted_at_once_or_refused(
     project: Path, start: Callable[..., Command]
 ):
-    refused = start(*WORDS, "--detach", "train.py", "{x}")
+    refused = start(*SUBMIT_SWEEP, "--detach", "train.py", "{x}")
     assert refused.exit_code() == 2
     assert "hint: --max-parallel 4 submits all at once" in refused.printed
 
@@ -421,7 +429,7 @@ def test_detached_jobs_are_all_submitted_at_once_or_refused(
 
 
 def test_a_dry_run_shows_how_many_jobs_and_the_first_and_the_last(start: Callable[..., Command]):
-    shown = start(*WORDS, "--dry-run", "train.py", "{x}", '{"a": 1}')
+    shown = start(*SUBMIT_SWEEP, "--dry-run", "train.py", "{x}", '{"a": 1}')
 
     assert shown.exit_code() == 0
     lines = [line.split(maxsplit=1)[-1] for line in shown.printed.splitlines()[:3]]
@@ -434,7 +442,7 @@ def test_a_dry_run_shows_how_many_jobs_and_the_first_and_the_last(start: Callabl
 
 
 def test_a_name_is_given_once_on_the_command_line(start: Callable[..., Command]):
-    refused = start(*WORDS, "--sweep", "x=5", "train.py", "{x}")
+    refused = start(*SUBMIT_SWEEP, "--sweep", "x=5", "train.py", "{x}")
 
     assert refused.exit_code() == 2
     assert "error: reading --sweep x=5: x was given before\n" in refused.printed
@@ -454,12 +462,12 @@ def test_a_sweep_is_waited_for_by_its_id_while_another_thread_submits_it(project
     started = threading.Event()
     found: list[cloudjob.Sweep] = []
 
-    def begin(sweep: cloudjob.Sweep) -> None:
+    def record_start(sweep: cloudjob.Sweep) -> None:
         found.append(sweep)
         started.set()
 
     described = spec("{x}", sweep={"x": "1,2"})
-    thread = threading.Thread(target=lambda: cloudjob.sweep(described, on_start=begin))
+    thread = threading.Thread(target=lambda: cloudjob.sweep(described, on_start=record_start))
     thread.start()
     assert started.wait(LIMIT_S)
     statuses = cloudjob.attach_sweep(found[0].id).wait()

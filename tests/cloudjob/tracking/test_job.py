@@ -54,13 +54,13 @@ class CopyingPlatform(Platform):
     copies_files = True
 
 
-def moment(ago_s: float = 0.0) -> str:
+def timestamp(ago_s: float = 0.0) -> str:
     """Return the time ``ago_s`` seconds ago, in the format of statuses."""
     found = datetime.now(timezone.utc) - timedelta(seconds=ago_s)
     return found.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-MADE_AT = moment(300)
+MADE_AT = timestamp(300)
 
 
 def record_of(home: Path, **values: Any) -> JobRecord:
@@ -74,7 +74,7 @@ def record_of(home: Path, **values: Any) -> JobRecord:
             "handle": "modelarts://h/p/1/train-1",
             "nodes": 1,
             "procs_per_node": 1,
-            "created_at": moment(300),
+            "created_at": timestamp(300),
             "code_size_bytes": 0,
             "code_files": 0,
             "store": (home / "store").as_uri(),
@@ -87,7 +87,7 @@ def record_of(home: Path, **values: Any) -> JobRecord:
     return record
 
 
-def left(home: Path, exit_code: int = 3) -> None:
+def put_record(home: Path, exit_code: int = 3) -> None:
     """Put the record of the head into the store."""
     failure = exits.Failure(0, "host", exit_code=exit_code, message="the reason")
     record = exits.ExitRecord(
@@ -95,9 +95,9 @@ def left(home: Path, exit_code: int = 3) -> None:
         exit_code=exit_code,
         cause="user" if exit_code else "",
         failure=failure if exit_code else None,
-        started_at=moment(),
-        ended_at=moment(),
-        phases=((0, "run", moment(), moment()),),
+        started_at=timestamp(),
+        ended_at=timestamp(),
+        phases=((0, "run", timestamp(), timestamp()),),
     )
     DirectoryStore(home / "store").put_bytes(exits.dump(record), JobPaths("train-1").record)
 
@@ -119,15 +119,15 @@ class Storeless(Platform):
 
 
 def test_how_a_job_ended_is_reported_even_if_the_records_cannot_be_written(tmp_path: Path):
-    ended = Job(record_of(tmp_path), Platform(moment()), tmp_path)
-    left(tmp_path)
+    ended = Job(record_of(tmp_path), Platform(timestamp()), tmp_path)
+    put_record(tmp_path)
     records_path(tmp_path).write_bytes(b"damaged " * 1000)
 
     assert ended.status().exit_code == 3
 
 
 def test_an_entry_that_could_not_reach_the_store_is_reported_with_its_last_message(tmp_path: Path):
-    failure = Job(record_of(tmp_path), Storeless(moment(0)), tmp_path).status().failure
+    failure = Job(record_of(tmp_path), Storeless(timestamp(0)), tmp_path).status().failure
 
     assert failure is not None
     assert failure.message == (
@@ -148,10 +148,10 @@ def test_a_record_that_is_late_still_counts(
     kind: type[Platform], ago_s: float, expected: str, tmp_path: Path
 ):
     """It counts only if the platform copies it, and for two minutes after the end of the job."""
-    platform: Any = kind(moment(ago_s))
+    platform: Any = kind(timestamp(ago_s))
     job = Job(record_of(tmp_path), platform, tmp_path)
     assert job.status().cause == "platform"
-    left(tmp_path)
+    put_record(tmp_path)
 
     assert job.status().cause == expected
 
@@ -166,14 +166,14 @@ def test_a_store_that_does_not_answer_delays_a_status_by_seconds_only(
     with socket.create_server(("127.0.0.1", 0)) as silent:
         uri = f"s3://bucket?endpoint=http://127.0.0.1:{silent.getsockname()[1]}"
         record = record_of(tmp_path, store=uri, backend="process")
-        platform: Any = Platform(moment(200))
+        platform: Any = Platform(timestamp(200))
         status = Job(record, platform, tmp_path).status()
         waited = Job(record, platform, tmp_path).wait(record_s=0.0)
 
     assert status.failure is not None
     assert "reading the record of the job: " in status.failure.message
     assert waited == status
-    left(tmp_path)
+    put_record(tmp_path)
     with Records(records_path(tmp_path)) as db:
         record = db.get("train-1")
     assert record.final_json == ""
@@ -187,17 +187,17 @@ def test_damage_that_a_record_reports_is_marked_in_the_store(tmp_path: Path):
     store = DirectoryStore(tmp_path / "store")
     key = "layers/" + "0" * 64
     record = exits.ExitRecord(
-        "train-1", 125, "entry", ended_at=moment(), damaged_layers=(key, "../no-key")
+        "train-1", 125, "entry", ended_at=timestamp(), damaged_layers=(key, "../no-key")
     )
     store.put_bytes(exits.dump(record), JobPaths("train-1").record)
 
-    Job(record_of(tmp_path), CopyingPlatform(moment()), tmp_path, store).status()  # type: ignore[arg-type]
+    Job(record_of(tmp_path), CopyingPlatform(timestamp()), tmp_path, store).status()  # type: ignore[arg-type]
 
     assert list(store.list("damaged/")) == ["damaged/" + "0" * 64]
 
 
 @pytest.mark.parametrize(
-    ("which", "expected"),
+    ("selection", "expected"),
     [
         (Filter(), True),
         (Filter(names=("train",)), True),
@@ -206,15 +206,15 @@ def test_damage_that_a_record_reports_is_marked_in_the_store(tmp_path: Path):
         (Filter(names=("rain",)), False),
         (Filter(backends=("docker", "modelarts")), True),
         (Filter(backends=("docker",)), False),
-        (Filter(since=moment(600)), True),
-        (Filter(since=moment(0)), False),
+        (Filter(since=timestamp(600)), True),
+        (Filter(since=timestamp(0)), False),
     ],
 )
-def test_a_filter_selects_the_matching_jobs(which: Filter, expected: bool, tmp_path: Path):
-    assert which.matches(record_of(tmp_path, created_at=MADE_AT)) is expected
+def test_a_filter_selects_the_matching_jobs(selection: Filter, expected: bool, tmp_path: Path):
+    assert selection.matches(record_of(tmp_path, created_at=MADE_AT)) is expected
 
 
-class Lost(Platform):
+class InconsistentPlatform(Platform):
     """A platform that reports a failed job with exit code 0, optionally with a killed watcher."""
 
     is_unwatched = False
@@ -228,8 +228,8 @@ class Lost(Platform):
 @pytest.mark.parametrize("has_record", [False, True])
 def test_a_job_that_failed_never_has_exit_code_0(has_record: bool, tmp_path: Path):
     if has_record:
-        left(tmp_path, exit_code=0)
-    platform: Any = Lost(moment())
+        put_record(tmp_path, exit_code=0)
+    platform: Any = InconsistentPlatform(timestamp())
 
     status = Job(record_of(tmp_path), platform, tmp_path).status()
 
@@ -238,10 +238,10 @@ def test_a_job_that_failed_never_has_exit_code_0(has_record: bool, tmp_path: Pat
     assert exit_code(status) == 1
 
 
-def test_a_job_that_was_done_before_its_watcher_was_killed_has_succeeded(tmp_path: Path):
+def test_a_job_that_ended_before_its_watcher_was_killed_has_succeeded(tmp_path: Path):
     """The head writes its record as its last step."""
-    left(tmp_path, exit_code=0)
-    platform: Any = Lost(moment())
+    put_record(tmp_path, exit_code=0)
+    platform: Any = InconsistentPlatform(timestamp())
     platform.is_unwatched = True
 
     status = Job(record_of(tmp_path), platform, tmp_path).status()
@@ -256,7 +256,7 @@ def test_a_job_that_was_done_before_its_watcher_was_killed_has_succeeded(tmp_pat
 def test_only_a_job_that_succeeded_ends_a_command_with_0(
     state: JobState, code: int | None, tmp_path: Path
 ):
-    platform: Any = Platform(moment())
+    platform: Any = Platform(timestamp())
     status = Job(record_of(tmp_path), platform, tmp_path).unknown("")
 
     assert exit_code(replace(status, state=state, exit_code=code)) == 1
@@ -264,7 +264,7 @@ def test_only_a_job_that_succeeded_ends_a_command_with_0(
 
 @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"failure": 3, "code": 1}', '"x"', "null"])
 def test_a_damaged_final_status_is_requested_again(text: str, tmp_path: Path):
-    platform: Any = Platform(moment(3600))
+    platform: Any = Platform(timestamp(3600))
     record = record_of(tmp_path, final_json=text)
 
     job = Job(record, platform, tmp_path)
@@ -296,10 +296,10 @@ class Counting(Platform):
 
     def __init__(self) -> None:
         super().__init__("")
-        self.asked: list[str] = []
+        self.requests: list[str] = []
 
     def status(self, handle: str) -> NativeStatus:
-        self.asked.append(handle)
+        self.requests.append(handle)
         return NativeStatus(JobState.RUNNING, "Running")
 
 
@@ -307,7 +307,7 @@ class Listing(Counting):
     """A platform that lists 10 of 100 jobs as running, omits 10, and does not know the others."""
 
     def statuses(self, handles: Sequence[str]) -> dict[str, NativeStatus | None]:
-        self.asked.append("list")
+        self.requests.append("list")
         running = NativeStatus(JobState.RUNNING, "Listed")
         return {
             handle: running if handle.endswith("7") else None
@@ -320,11 +320,11 @@ class Silent(Counting):
     """A platform that cannot be reached."""
 
     def status(self, handle: str) -> NativeStatus:
-        self.asked.append(handle)
+        self.requests.append(handle)
         raise Unreachable("asking: it does not answer")
 
 
-class Stuck(Counting):
+class Unresponsive(Counting):
     """A platform that answers only after an event is set."""
 
     def __init__(self, ready: threading.Event) -> None:
@@ -337,27 +337,27 @@ class Stuck(Counting):
 
 
 @pytest.fixture
-def hundred(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], Any]:
+def hundred_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], Any]:
     """Return a function that adds a hundred jobs of a platform to the records."""
 
-    def keep(platform: Any) -> Any:
+    def add(platform: Any) -> Any:
         for number in range(100):
             record_of(tmp_path, job=f"train-{number}", handle=f"modelarts://h/train-{number}")
         monkeypatch.setattr(queries, "backend_for", lambda _record, _home: platform)
         return platform
 
-    return keep
+    return add
 
 
-def test_a_platform_that_can_list_its_jobs_is_asked_once_for_all_of_them(
-    hundred: Callable[[Any], Any], tmp_path: Path
+def test_a_platform_that_can_list_its_jobs_gets_one_request_for_all_of_them(
+    hundred_jobs: Callable[[Any], Any], tmp_path: Path
 ):
-    platform = hundred(Listing())
+    platform = hundred_jobs(Listing())
 
     found = find_all(tmp_path)
 
-    assert platform.asked.count("list") == 1
-    assert len(platform.asked) == 11
+    assert platform.requests.count("list") == 1
+    assert len(platform.requests) == 11
     assert Counter(status.native_state for _, status in found) == {
         "Listed": 10,
         "Running": 10,
@@ -365,23 +365,23 @@ def test_a_platform_that_can_list_its_jobs_is_asked_once_for_all_of_them(
     }
 
 
-def test_a_platform_that_does_not_answer_is_not_asked_for_each_job(
-    hundred: Callable[[Any], Any], tmp_path: Path
+def test_a_platform_that_does_not_answer_gets_no_request_for_each_job(
+    hundred_jobs: Callable[[Any], Any], tmp_path: Path
 ):
-    platform = hundred(Silent())
+    platform = hundred_jobs(Silent())
 
     found = find_all(tmp_path)
 
-    assert len(platform.asked) <= 8
+    assert len(platform.requests) <= 8
     assert {status.native_state for _, status in found} == {"asking: it does not answer"}
 
 
 def test_a_list_has_a_time_limit(
-    hundred: Callable[[Any], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hundred_jobs: Callable[[Any], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(queries, "_LIST_S", 0.2)
     ready = threading.Event()
-    hundred(Stuck(ready))
+    hundred_jobs(Unresponsive(ready))
     try:
         found = find_all(tmp_path)
     finally:
@@ -390,7 +390,7 @@ def test_a_list_has_a_time_limit(
     assert {status.native_state for _, status in found} == {"no answer within 0.2 s"}
 
 
-class Forgotten(Storeless):
+class WithoutLog(Storeless):
     """A platform that no longer has the log."""
 
     def logs(self, _handle: str, _node: int | None, *, follow: bool) -> Iterator[tuple[int, bytes]]:
@@ -399,8 +399,8 @@ class Forgotten(Storeless):
 
 def test_stored_journals_are_read_although_the_log_is_gone(tmp_path: Path):
     """Node 1 was killed before it could store its journal."""
-    left(tmp_path)
-    job = Job(record_of(tmp_path, nodes=2), Forgotten(moment()), tmp_path)
+    put_record(tmp_path)
+    job = Job(record_of(tmp_path, nodes=2), WithoutLog(timestamp()), tmp_path)
     with pytest.raises(BackendError, match="the log is gone"):
         job.journals()
     lines = [journal.dump(journal.Phase("run", 1.0, 2.0))]
@@ -409,7 +409,7 @@ def test_stored_journals_are_read_although_the_log_is_gone(tmp_path: Path):
     assert [(phase.node, phase.name) for phase in job.journals().phases] == [(0, "run")]
 
 
-class Cut(Storeless):
+class PartialLog(Storeless):
     """A platform that becomes unreachable within the log of node 0, before that of node 1."""
 
     def logs(self, _handle: str, _node: int | None, *, follow: bool) -> Iterator[tuple[int, bytes]]:
@@ -417,7 +417,7 @@ class Cut(Storeless):
         raise Unreachable("following node 0: the machine does not answer")
 
 
-class Forgetful(Storeless):
+class WithoutJob(Storeless):
     """A platform that no longer has the job."""
 
     def logs(self, _handle: str, _node: int | None, *, follow: bool) -> Iterator[tuple[int, bytes]]:
@@ -438,9 +438,9 @@ def test_the_log_of_a_lost_job_is_read_from_a_slow_store(
 
     monkeypatch.setattr(DirectoryStore, "list", slow)
     monkeypatch.setattr(log, "_STORE_S", 0.01)
-    lost = Job(record_of(tmp_path, nodes=1), Forgetful(moment()), tmp_path)
+    job = Job(record_of(tmp_path, nodes=1), WithoutJob(timestamp()), tmp_path)
 
-    assert b"[0] a\n" in b"".join(piece.data for piece in lost.pieces(follow=False))
+    assert b"[0] a\n" in b"".join(piece.data for piece in job.pieces(follow=False))
 
 
 def test_the_rest_of_a_log_that_the_platform_cannot_give_is_from_the_store(tmp_path: Path):
@@ -448,11 +448,11 @@ def test_the_rest_of_a_log_that_the_platform_cannot_give_is_from_the_store(tmp_p
     store, folder = DirectoryStore(tmp_path / "store"), JobPaths("train-1").records
     for node, data in ((0, stored), (1, b"[2] c\n")):
         store.put_bytes(gzip.compress(data), folder + Chunk(node, 1, 0).name)
-    kept = Job(record_of(tmp_path, nodes=2), Cut(moment()), tmp_path)
+    job = Job(record_of(tmp_path, nodes=2), PartialLog(timestamp()), tmp_path)
     found: dict[int, bytes] = {0: b"", 1: b""}
 
     def read() -> None:
-        for piece in kept.pieces(follow=False):
+        for piece in job.pieces(follow=False):
             found[piece.node] += piece.data
 
     with pytest.raises(Unreachable, match="following node 0"):
@@ -468,13 +468,13 @@ def test_the_rest_of_a_log_that_the_platform_cannot_give_is_from_the_store(tmp_p
 class Refreshing(Storeless):
     """A backend that can give nodes fresh keys."""
 
-    given: Mapping[str, str] = {}
+    received: Mapping[str, str] = {}
 
     def status(self, _handle: str) -> NativeStatus:
         return NativeStatus(JobState.RUNNING, "Running")
 
     def refresh(self, _handle: str, keys: Mapping[str, str]) -> None:
-        self.given = keys
+        self.received = keys
 
 
 @pytest.mark.parametrize("token", ["", "fresh-token"])
@@ -486,14 +486,14 @@ def test_nodes_get_the_current_keys_of_the_store(
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "fresh-key")
     monkeypatch.setenv("AWS_SESSION_TOKEN", token)
     monkeypatch.setenv("AWS_CREDENTIAL_EXPIRATION", "2099-01-01T00:00:00Z")
-    backend = Refreshing(moment())
+    backend = Refreshing(timestamp())
     submission = {"outputs": {}, "access": {"CLOUDJOB_S3_SESSION_TOKEN": "***"}}
     record = record_of(tmp_path, store="s3://bucket/jobs", spec_json=json.dumps(submission))
 
     end_at = Job(record, backend, tmp_path).refresh_keys()
 
     assert end_at == (times.seconds_of("2099-01-01T00:00:00Z") if token else 0.0)
-    assert backend.given == {
+    assert backend.received == {
         "CLOUDJOB_S3_ACCESS_KEY": "fresh-id",
         "CLOUDJOB_S3_SECRET_KEY": "fresh-key",
         "CLOUDJOB_S3_SESSION_TOKEN": token,
@@ -514,7 +514,7 @@ def test_a_job_without_temporary_keys_is_not_refreshed(
     record = record_of(tmp_path, spec_json=json.dumps({"outputs": {}, "access": access}))
 
     with pytest.raises(UsageError, match=message):
-        Job(record, kind(moment()), tmp_path).refresh_keys()
+        Job(record, kind(timestamp()), tmp_path).refresh_keys()
 
 
 def test_a_listed_job_has_its_description_and_its_outputs(tmp_path: Path):
@@ -535,10 +535,10 @@ def test_a_listed_job_has_its_description_and_its_outputs(tmp_path: Path):
 
 
 def test_a_list_of_the_newest_jobs_does_not_request_the_others(
-    hundred: Callable[[Any], Any], tmp_path: Path
+    hundred_jobs: Callable[[Any], Any], tmp_path: Path
 ):
-    platform = hundred(Counting())
+    platform = hundred_jobs(Counting())
 
     assert len(find_all(tmp_path, limit=3)) == 3
-    assert len(platform.asked) == 3
+    assert len(platform.requests) == 3
     assert len(find_all(tmp_path, Filter(states=("RUNNING",)), limit=3)) == 3

@@ -19,7 +19,7 @@ NOW = [
 LATER = LogPiece(1, b"[3] loss 4\n[2] done\n")
 
 
-class Written:
+class StoredJob:
     """A job whose log has one more piece, ``LATER``, when it is followed."""
 
     def pieces(
@@ -31,7 +31,7 @@ class Written:
 
 
 def shown(selection: LogFilter, *, follow: bool = False) -> list[bytes]:
-    pieces = selection.pieces(Written(), follow=follow)  # type: ignore[arg-type]
+    pieces = selection.pieces(StoredJob(), follow=follow)  # type: ignore[arg-type]
     return b"".join(piece.data for piece in pieces).splitlines(keepends=True)
 
 
@@ -69,7 +69,7 @@ def test_a_log_since_a_time_is_followed_from_there():
 
 def test_selected_lines_keep_their_times():
     selection = LogFilter(pattern=re.compile(b"loss"), tail=3, is_timed=True)
-    job: Any = Written()
+    job: Any = StoredJob()
 
     assert [(piece.at, piece.data) for piece in selection.pieces(job, follow=False)] == [
         (None, b"[0] loss 1\n"), (60.0, b"[2] loss 2\n"),

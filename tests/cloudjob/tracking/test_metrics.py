@@ -133,9 +133,9 @@ def test_scalars_of_an_event_file_are_read():
 
 
 def test_a_file_that_is_still_written_ends_where_it_is_cut():
-    whole = event(3, SIMPLE)
-    for size in range(len(whole)):
-        assert event_files.read(whole + whole[:size], "x") == event_files.read(whole, "x")
+    data = event(3, SIMPLE)
+    for size in range(len(data)):
+        assert event_files.read(data + data[:size], "x") == event_files.read(data, "x")
 
 
 @given(st.binary(max_size=80))

@@ -105,11 +105,11 @@ def notifiers(job: str) -> dict[int, bytes]:
     found = {}
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
-            words = path.read_bytes()
+            argv = path.read_bytes()
         except OSError:
             continue
-        if f"cloudjob-notifier-{job}".encode() in words.split(b"\0"):
-            found[int(path.parent.name)] = words
+        if f"cloudjob-notifier-{job}".encode() in argv.split(b"\0"):
+            found[int(path.parent.name)] = argv
     return found
 
 
@@ -124,9 +124,9 @@ def send(webhook_url: str = "", command: tuple[str, ...] = (), limits: Limits = 
 def test_a_failure_is_sent_once_with_the_verdict_and_without_secrets(
     home: Path, webhook: Webhook, capfd: pytest.CaptureFixture[str]
 ):
-    words = ["--secret", "TOKEN", "--notify", "HOOK", "--launcher", "python", "train.py", "--fail"]
+    argv = ["--secret", "TOKEN", "--notify", "HOOK", "--launcher", "python", "train.py", "--fail"]
 
-    assert main(["submit", *words]) == 7
+    assert main(["submit", *argv]) == 7
     shown = "".join(capfd.readouterr())
     [sent] = webhook.received
     assert webhook.paths == [f"/services/{KEY}"]
@@ -148,7 +148,7 @@ def test_a_detached_job_that_hangs_and_then_ends_is_reported_without_a_follower(
 ):
     job = submit("--wait-for", str(tmp_path / "go"), notify={"silent_min": "0.01"})
     poll(lambda: notifiers(job.id), "start of the notifier", LIMIT_S)
-    [words] = notifiers(job.id).values()
+    [argv] = notifiers(job.id).values()
     poll(lambda: webhook.received, "report of the hang", LIMIT_S)
     (tmp_path / "go").touch()
     poll(lambda: len(webhook.received) > 1, "report of the end", LIMIT_S)
@@ -158,7 +158,7 @@ def test_a_detached_job_that_hangs_and_then_ends_is_reported_without_a_follower(
     assert (hang["event"], hang["state"], hang["node"], hang["rank"]) == ("hang", "RUNNING", 0, 0)
     assert "may hang: no rank prints anything; rank 0 on node 0 stopped first" in hang["text"]
     assert (end["event"], end["state"]) == ("end", "SUCCEEDED")
-    assert KEY.encode() not in words
+    assert KEY.encode() not in argv
     assert main(["wait", job.id]) == 0
     assert len(webhook.received) == 2
 
@@ -211,7 +211,7 @@ def test_a_webhook_that_never_answers_delays_neither_the_job_nor_the_submit(
 
 
 @pytest.mark.parametrize(
-    ("noted", "found", "sent"),
+    ("notes", "expected", "sent_count"),
     [
         ("", "", 1),
         ("sending hang\n", "", 1),
@@ -220,18 +220,18 @@ def test_a_webhook_that_never_answers_delays_neither_the_job_nor_the_submit(
     ],
 )
 def test_a_notification_that_a_killed_notifier_may_have_sent_is_not_sent_again(
-    noted: str, found: str, sent: int, home: Path, webhook: Webhook
+    notes: str, expected: str, sent_count: int, home: Path, webhook: Webhook
 ):
     (home / "notify").mkdir(parents=True)
     path = home / "notify" / ENDED.job
-    path.write_text(noted)
+    path.write_text(notes)
     described = {"notify": {"webhook": "HOOK"}}
 
-    assert notifier.settle(home, ENDED, described).startswith(found)
-    assert notifier.settle(home, ENDED, described).startswith(found)
-    assert notifier.failure(home, ENDED.job).startswith(found)
-    assert len(webhook.received) == sent
-    assert path.exists() == bool(found)
+    assert notifier.settle(home, ENDED, described).startswith(expected)
+    assert notifier.settle(home, ENDED, described).startswith(expected)
+    assert notifier.failure(home, ENDED.job).startswith(expected)
+    assert len(webhook.received) == sent_count
+    assert path.exists() == bool(expected)
 
 
 def test_a_module_of_the_current_folder_does_not_replace_one_of_the_notifier(
@@ -286,7 +286,7 @@ def test_a_notifier_ends_if_the_platform_does_not_know_the_job(home: Path, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("value", "found"),
+    ("value", "expected"),
     [
         (None, "HOOK is not set in your environment"),
         ("", "HOOK does not contain a URL"),
@@ -298,12 +298,14 @@ def test_a_notifier_ends_if_the_platform_does_not_know_the_job(home: Path, tmp_p
         (f"http://127.0.0.1.example.org/{KEY}", "HOOK contains an http:// URL"),
     ],
 )
-def test_a_webhook_url_that_cannot_be_used_is_refused_and_not_shown(value: str | None, found: str):
+def test_a_webhook_url_that_cannot_be_used_is_refused_and_not_shown(
+    value: str | None, expected: str
+):
     environ = {} if value is None else {"HOOK": value}
     with pytest.raises(UsageError) as caught:
         notice.targets_of(Notify(webhook="HOOK"), [], environ)
 
-    assert caught.value.message.startswith(f"reading the URL of notify.webhook: {found}")
+    assert caught.value.message.startswith(f"reading the URL of notify.webhook: {expected}")
     assert KEY not in caught.value.message + caught.value.hint
 
 
@@ -355,12 +357,12 @@ def test_a_redirect_is_not_followed(webhook: Webhook):
 
 
 def test_a_webhook_that_answers_byte_by_byte_times_out_and_is_not_called_again():
-    calls, is_over = [], threading.Event()
+    calls, stop = [], threading.Event()
 
     def drip(server: socket.socket) -> None:
         with server.accept()[0] as connection:
             calls.append(connection)
-            while not is_over.wait(0.02):
+            while not stop.wait(0.02):
                 connection.sendall(b"H")
 
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -369,7 +371,7 @@ def test_a_webhook_that_answers_byte_by_byte_times_out_and_is_not_called_again()
         thread.start()
         with pytest.raises(NotSent, match="webhook: no answer"):
             send(url, limits=QUICK._replace(answer_s=0.3))
-        is_over.set()
+        stop.set()
         thread.join()
         assert len(calls) == 1
 
@@ -388,18 +390,18 @@ def test_a_command_gets_the_text_and_the_values(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("command", "found"),
+    ("command", "expected"),
     [
         (("/nowhere/beep",), "command /nowhere/beep: No such file or directory"),
         (("sh", "-c", "echo one >&2; echo two >&2; exit 3"), "command sh: exit code 3: two"),
         (("sh", "-c", "exec 9>&2; yes | head -c 9m >&9; echo z >&9; exit 3"), "exit code 3: z"),
     ],
 )
-def test_a_command_that_fails_is_named(command: tuple[str, ...], found: str):
+def test_a_command_that_fails_is_named(command: tuple[str, ...], expected: str):
     with pytest.raises(NotSent) as caught:
         send(command=command)
 
-    assert caught.value.message.endswith(found)
+    assert caught.value.message.endswith(expected)
 
 
 def test_output_of_a_command_does_not_fill_the_disk():

@@ -23,7 +23,7 @@ from jobentry.objects import directory
 DEADLINE_S = 60.0
 
 
-class Together(DirectoryStore):
+class ConcurrentStore(DirectoryStore):
     """A store whose requests wait until four of them run at the same time."""
 
     barrier = threading.Barrier(4)
@@ -40,7 +40,7 @@ class Together(DirectoryStore):
         super().fetch(key, path, on_progress=on_progress)
 
 
-def kept(store: DirectoryStore, files: Mapping[str, bytes]) -> OutputLocation:
+def store_output(store: DirectoryStore, files: Mapping[str, bytes]) -> OutputLocation:
     """Store files and their manifest as a node does."""
     for name, data in files.items():
         store.put_bytes(data, f"out/{name}")
@@ -61,9 +61,9 @@ def put_manifest(store: DirectoryStore, *files: StoredFile, node: int = 0) -> No
 def test_small_files_are_fetched_many_at_a_time(tmp_path: Path, size_bytes: int):
     """Fetched one by one, a thousand files would need a thousand network round trips."""
     files = {f"folder-{number % 2}/{number}": b"%d" % number * size_bytes for number in range(8)}
-    place = kept(Together(tmp_path / "store"), files)
+    location = store_output(ConcurrentStore(tmp_path / "store"), files)
 
-    fetched = outputs.fetch(place, tmp_path / "to")
+    fetched = outputs.fetch(location, tmp_path / "to")
 
     assert {file.name for file in fetched} == {f"model/{name}" for name in files}
     for name, data in files.items():
@@ -76,11 +76,11 @@ def test_small_files_are_fetched_many_at_a_time(tmp_path: Path, size_bytes: int)
 
 def test_a_file_that_does_not_match_its_manifest_is_an_error(tmp_path: Path):
     store = DirectoryStore(tmp_path / "store")
-    place = kept(store, {"good": b"good", "bad": b"bad"})
+    location = store_output(store, {"good": b"good", "bad": b"bad"})
     store.put_bytes(b"other", "out/bad")
 
     with pytest.raises(StoreError, match=r"fetching model/bad: .*does not match its manifest"):
-        outputs.fetch(place, tmp_path / "to")
+        outputs.fetch(location, tmp_path / "to")
 
     assert not (tmp_path / "to" / "model" / "bad").exists()
     assert {path.name for path in (tmp_path / "to").rglob("*") if path.is_file()} <= {"good"}
@@ -92,7 +92,7 @@ def test_a_file_is_read_piece_by_piece(
 ):
     monkeypatch.setattr(outputs, "_PIECE_BYTES", 4)
     data = bytes(range(size_bytes))
-    found = Outputs([kept(DirectoryStore(tmp_path), {"a": b"", "b": data})])
+    found = Outputs([store_output(DirectoryStore(tmp_path), {"a": b"", "b": data})])
 
     empty, file = found
     assert b"".join(found.read(file)) == data
@@ -104,7 +104,7 @@ def test_a_file_that_does_not_match_its_manifest_is_not_read_to_its_end(
 ):
     monkeypatch.setattr(outputs, "_PIECE_BYTES", 4)
     store = DirectoryStore(tmp_path)
-    found = Outputs([kept(store, {"weights": b"12345678"})])
+    found = Outputs([store_output(store, {"weights": b"12345678"})])
     store.put_bytes(b"12345679", "out/weights")
     pieces = found.read(next(iter(found)))
 

@@ -14,19 +14,19 @@ DATA = st.lists(
     | st.binary(max_size=8)
 ).map(b"".join)
 # A rank, the bytes that it writes, and whether its incomplete line is then shown.
-HAPPENINGS = st.lists(st.tuples(st.sampled_from([0, 1, 2, 37]), DATA, st.booleans()))
+WRITES = st.lists(st.tuples(st.sampled_from([0, 1, 2, 37]), DATA, st.booleans()))
 
 
-def streamed(happenings: list[tuple[int, bytes, bool]]) -> bytes:
+def streamed(writes: list[tuple[int, bytes, bool]]) -> bytes:
     """Return the stream of an entry that reads the bytes of the ranks piece by piece."""
     stream = b""
     waiting: dict[int, bytes] = {}
-    last = [(rank, b"", True) for rank, _, _ in happenings]
-    for rank, data, is_shown in happenings + last:
-        together = waiting.get(rank, b"") + data
-        text, taken = lines.write(rank, together)
+    last = [(rank, b"", True) for rank, _, _ in writes]
+    for rank, data, is_shown in writes + last:
+        buffered = waiting.get(rank, b"") + data
+        text, taken = lines.write(rank, buffered)
         stream += text
-        waiting[rank] = together[taken:]
+        waiting[rank] = buffered[taken:]
         if is_shown and waiting[rank]:
             stream += lines.write_part(rank, waiting.pop(rank))
     return stream
@@ -38,14 +38,14 @@ def split(stream: bytes) -> list[bytes]:
     return [line + b"\n" for line in stream.split(b"\n")[:-1]]
 
 
-@given(HAPPENINGS)
-def test_the_bytes_of_every_rank_are_recovered(happenings: list[tuple[int, bytes, bool]]):
+@given(WRITES)
+def test_the_bytes_of_every_rank_are_recovered(writes: list[tuple[int, bytes, bool]]):
     written: dict[int, bytes] = {}
-    for rank, data, _ in happenings:
+    for rank, data, _ in writes:
         written[rank] = written.get(rank, b"") + data
 
     read: dict[int, bytes] = dict.fromkeys(written, b"")
-    for line in split(streamed(happenings)):
+    for line in split(streamed(writes)):
         rank, data = lines.read(line)
         assert rank is not None
         read[rank] += data

@@ -22,13 +22,13 @@ JSON = st.none() | st.booleans() | st.integers() | st.text() | st.lists(st.text(
 
 @given(
     st.text(),
-    st.dictionaries(st.text().filter(lambda name: name not in ("word", "values")), JSON),
+    st.dictionaries(st.text().filter(lambda name: name not in ("word", "kind", "values")), JSON),
 )
-def test_a_message_is_read_as_it_was_written(word: str, values: dict[str, object]):
-    line = messages.dump(word, **values)
+def test_a_message_is_read_as_it_was_written(kind: str, values: dict[str, object]):
+    line = messages.dump(kind, **values)
 
     assert line.count(b"\n") == 1
-    assert messages.load(line) == Message(word, values)
+    assert messages.load(line) == Message(kind, values)
 
 
 @given(st.lists(st.binary(max_size=5).map(lambda line: line.replace(b"\n", b""))), st.data())
@@ -95,7 +95,7 @@ class Ends:
 
     def __init__(self) -> None:
         self.selector = selectors.DefaultSelector()
-        self.got: dict[str, list[object]] = {"head": [], "worker": []}
+        self.numbers: dict[str, list[object]] = {"head": [], "worker": []}
         self.breaks: dict[str, list[str]] = {"head": [], "worker": []}
         self.head = self._link("head")
         self.worker = self._link("worker")
@@ -104,7 +104,7 @@ class Ends:
 
     def _link(self, side: str) -> Link:
         return Link(
-            lambda message: self.got[side].append(message.values["number"]),
+            lambda message: self.numbers[side].append(message.values["number"]),
             self.breaks[side].append,
         )
 
@@ -134,7 +134,7 @@ class Ends:
     def until(self, claim: Callable[[], object]) -> None:
         deadline = time.monotonic() + 60
         while not claim():
-            assert time.monotonic() < deadline, self.got
+            assert time.monotonic() < deadline, self.numbers
             self.step()
 
     def close(self) -> None:
@@ -157,7 +157,7 @@ def test_messages_wait_for_the_first_connection(ends: Ends):
 
     ends.connect()
 
-    ends.until(lambda: ends.got == {"head": [1], "worker": [2]})
+    ends.until(lambda: ends.numbers == {"head": [1], "worker": [2]})
 
 
 @given(st.lists(st.sampled_from(["head", "worker", "step", "cut head", "cut worker"]), max_size=60))
@@ -175,11 +175,11 @@ def test_every_message_arrives_once_whenever_connections_break(actions: list[str
             else:
                 ends.cut(action[4:])
                 ends.connect()
-        want = {"head": sent["worker"], "worker": sent["head"]}
-        ends.until(lambda: ends.got == want)
+        expected = {"head": sent["worker"], "worker": sent["head"]}
+        ends.until(lambda: ends.numbers == expected)
         ends.head.beat()
         ends.worker.beat()
-        ends.until(lambda: not (ends.head._kept or ends.worker._kept))
+        ends.until(lambda: not (ends.head._unacknowledged or ends.worker._unacknowledged))
     finally:
         ends.close()
 
@@ -202,7 +202,7 @@ def test_a_forged_line_breaks_the_connection_and_not_the_link(ends: Ends):
     ends.connect()
     ends.head.send("m", number=7)
 
-    ends.until(lambda: ends.got["worker"] == [7])
+    ends.until(lambda: ends.numbers["worker"] == [7])
 
 
 def test_both_sides_send_heartbeats_before_they_count_as_silent(ends: Ends):

@@ -22,38 +22,38 @@ def members(tmp_path):
 
 
 @pytest.fixture
-def written(tmp_path):
+def read_members(tmp_path):
     """A function that returns the content of the file that the driver reads."""
     return lambda: json.loads(Path(tmp_path, "members").read_bytes())
 
 
-def test_the_driver_gets_the_available_nodes(members, written):
+def test_the_driver_gets_the_available_nodes(members, read_members):
     members.add(0)
     few = members.are_enough
     members.add(2)
 
     assert (few, members.are_enough) == (False, True)
-    assert written() == {"a": [0, "a"], "c": [2, "c"]}
+    assert read_members() == {"a": [0, "a"], "c": [2, "c"]}
 
 
-def test_a_returning_node_gets_a_new_name(members, written):
+def test_a_returning_node_gets_a_new_name(members, read_members):
     """The driver never reuses a name that it has removed."""
     for index in range(3):
         members.add(index)
     members.remove(1)
-    without = written()
+    without = read_members()
     members.add(1)
     members.remove(1)
     members.add(1)
 
     assert without == {"a": [0, "a"], "c": [2, "c"]}
-    assert written() == {"a": [0, "a"], "b~3": [1, "b"], "c": [2, "c"]}
+    assert read_members() == {"a": [0, "a"], "b~3": [1, "b"], "c": [2, "c"]}
 
 
-def test_a_node_with_a_failed_rank_is_left_out_until_it_returns(members, written):
+def test_a_node_with_a_failed_rank_is_left_out_until_it_returns(members, read_members):
     for index in range(3):
         members.add(index)
-    before = written()
+    before = read_members()
     members.exclude(1)
     members.exclude(1)
     two = members.count

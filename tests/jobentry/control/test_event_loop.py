@@ -25,8 +25,8 @@ from jobentry.contract import journal
 MPIRUN = """\
 import os, shlex, signal, subprocess, sys, time
 
-words = sys.argv[1:]
-if words == ["--version"]:
+args = sys.argv[1:]
+if args == ["--version"]:
     print("mpirun (Open MPI) 4.1.4")
     sys.exit()
 if "FAKE_CODE" in os.environ:
@@ -39,26 +39,26 @@ with open(os.environ["ALL"] + "/mpiruns") as file:
     is_first = len(file.readlines()) == 1
 if hang == "always" or (hang == "first" and is_first):
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    if "plm_rsh_agent" in words:
-        agent = words[words.index("plm_rsh_agent") + 1]
+    if "plm_rsh_agent" in args:
+        agent = args[args.index("plm_rsh_agent") + 1]
         subprocess.Popen([*agent.split(), "node1", "exec orted 600"], start_new_session=True)
         subprocess.Popen(["orted", "600"], start_new_session=True)
     os.makedirs("%s/ompi.h.0/pid.%d" % (os.environ.get("TMPDIR", "/tmp"), os.getpid()))
     time.sleep(600)
-at = words.index("--rank")
-while words[at].startswith("-"):
+at = args.index("--rank")
+while args[at].startswith("-"):
     at -= 1
-program = words[at:]
+program = args[at:]
 if not os.access(program[0], os.X_OK) or os.path.isdir(program[0]):
-    program = words[words.index(sys.executable) :]
-names = [words[i + 1] for i, word in enumerate(words[:at]) if word == "-x"]
-with open(words[words.index("--tune") + 1]) as file:
+    program = args[args.index(sys.executable) :]
+names = [args[i + 1] for i, argument in enumerate(args[:at]) if argument == "-x"]
+with open(args[args.index("--tune") + 1]) as file:
     names += [line.split()[1] for line in file]
-with open(words[words.index("--hostfile") + 1]) as file:
+with open(args[args.index("--hostfile") + 1]) as file:
     slots = [line.split()[0] for line in file for _ in range(int(line.split("slots=")[1]))]
-agent = words[words.index("plm_rsh_agent") + 1].split() if "plm_rsh_agent" in words else []
+agent = args[args.index("plm_rsh_agent") + 1].split() if "plm_rsh_agent" in args else []
 ranks = []
-for rank in range(int(words[words.index("-np") + 1])):
+for rank in range(int(args[args.index("-np") + 1])):
     own = {"OMPI_COMM_WORLD_RANK": str(rank)}
     if slots[rank] == slots[0]:
         ranks.append(subprocess.Popen(program, env={**os.environ, **own}, start_new_session=True))
@@ -67,8 +67,8 @@ for rank in range(int(words[words.index("-np") + 1])):
             time.sleep(600)
         own.update((name, os.environ[name]) for name in names)
         command = ["env", *("%s=%s" % pair for pair in own.items()), *program]
-        words = [*agent, slots[rank], "exec " + " ".join(map(shlex.quote, command))]
-        ranks.append(subprocess.Popen(words, start_new_session=True))
+        argv = [*agent, slots[rank], "exec " + " ".join(map(shlex.quote, command))]
+        ranks.append(subprocess.Popen(argv, start_new_session=True))
 code = 0
 while ranks:
     time.sleep(0.02)
@@ -84,7 +84,7 @@ sys.exit(code if code >= 0 else 128 - code)
 """
 
 
-class Ended(NamedTuple):
+class Result(NamedTuple):
     """The exit code and the output of an entry."""
 
     code: int
@@ -112,9 +112,9 @@ class Entry:
     def send(self, number: int) -> None:
         self.process.send_signal(number)
 
-    def wait(self, within_s: float = 60.0) -> Ended:
+    def wait(self, within_s: float = 60.0) -> Result:
         code = self.process.wait(within_s)
-        return Ended(code, self.out, self.err)
+        return Result(code, self.out, self.err)
 
 
 class Job:
@@ -186,7 +186,7 @@ class Job:
         self.entries.append(entry)
         return entry
 
-    def run(self, **more: str) -> list[Ended]:
+    def run(self, **more: str) -> list[Result]:
         """Run the entries of all nodes until they exit; the result of the head comes first."""
         entries = [self.start(node, **more) for node in range(self.nodes)]
         return [entry.wait() for entry in entries]
@@ -209,13 +209,13 @@ class Job:
         """Return the process id of each mpirun that was started."""
         return (self.folder / "mpiruns").read_text().split()
 
-    def end_machine(self, node: int) -> None:
+    def kill_node(self, node: int) -> None:
         """Kill all processes of a node at once."""
-        for process in self.left("node%d/" % node):
+        for process in self.running_processes("node%d/" % node):
             with contextlib.suppress(OSError):
                 os.kill(process, signal.SIGKILL)
 
-    def left(self, below: str = "") -> list[int]:
+    def running_processes(self, below: str = "") -> list[int]:
         """Return the running processes of this job, or of one of its nodes."""
         mark = os.fsencode("=%s/%s" % (self.folder, below))
         found = []
@@ -228,7 +228,7 @@ class Job:
         return found
 
     def close(self) -> None:
-        for process in self.left():
+        for process in self.running_processes():
             with contextlib.suppress(OSError):
                 os.kill(process, signal.SIGKILL)
         for entry in self.entries:
@@ -244,7 +244,7 @@ def job(tmp_path: Path, zipapp: str) -> Iterator[Job]:
 
 
 @pytest.fixture
-def pair(job: Job) -> Job:
+def two_node_job(job: Job) -> Job:
     """A job on two nodes with one slot each."""
     job.nodes = 2
     return job
@@ -274,7 +274,7 @@ sys.exit(20 + rank)
 """
 
 
-def up(job: Job, ranks: int) -> Callable[[], bool]:
+def ranks_have_started(job: Job, ranks: int) -> Callable[[], bool]:
     """Return a condition that holds once this number of ranks has started."""
     return lambda: all((job.folder / ("up%d" % rank)).exists() for rank in range(ranks))
 
@@ -295,11 +295,11 @@ def pending(entry: Entry) -> int:
 def test_a_successful_job_ends_with_0_and_leaves_nothing(job: Job):
     job.environ["CLOUDJOB_PROCS_PER_NODE"] = "3"
     job.script("print('hello', rank)\nprint('err', file=sys.stderr)\n")
-    (ended,) = job.run()
+    (result,) = job.run()
     record = job.record
 
-    assert (ended.code, ended.err) == (0, "")
-    assert sorted(ended.out.splitlines()) == [
+    assert (result.code, result.err) == (0, "")
+    assert sorted(result.out.splitlines()) == [
         "[0] err", "[0] hello 0", "[1] err", "[1] hello 1", "[2] err", "[2] hello 2",
     ]  # fmt: skip
     assert (record["job"], record["exit_code"], record["cause"], record["failure"]) == (
@@ -312,7 +312,7 @@ def test_a_successful_job_ends_with_0_and_leaves_nothing(job: Job):
     assert [phase[2] for phase in phases] == sorted(phase[2] for phase in phases)
     assert all(record["started_at"] <= begun <= end <= record["ended_at"]
                for _, _, begun, end in phases)  # fmt: skip
-    assert job.left() == []
+    assert job.running_processes() == []
     assert not (job.folder / "node0" / "node").exists()
 
 
@@ -345,40 +345,40 @@ def test_a_rank_that_fails_ends_the_job(
     """The other ranks are stopped; the record has the rank, how it ended and its last lines."""
     job.environ["CLOUDJOB_PROCS_PER_NODE"] = "3"
     job.script("print('line of', rank)\nif rank == 1:\n    %s\n%s" % (text, WAIT))
-    (ended,) = job.run()
+    (result,) = job.run()
 
-    assert ended.code == code
-    assert "jobentry: rank 1 on node 0 (node0): " + message in ended.err
+    assert result.code == code
+    assert "jobentry: rank 1 on node 0 (node0): " + message in result.err
     assert (job.record["exit_code"], job.record["cause"]) == (code, "user")
     assert job.failure["last_lines"][0] == "line of 1"
     assert {name: job.failure[name] for name in job.failure if name != "last_lines"} == {
         "node": 0, "host": "node0", "rank": 1, "signal": number, "exit_code": code,
         "message": message,
     }  # fmt: skip
-    assert job.left() == []
+    assert job.running_processes() == []
 
 
 def test_the_record_names_the_first_failure(job: Job):
     job.environ["CLOUDJOB_PROCS_PER_NODE"] = "3"
     job.script(TWO_FAILS_FIRST)
-    (ended,) = job.run()
+    (result,) = job.run()
 
-    assert (ended.code, job.failure["rank"]) == (22, 2)
+    assert (result.code, job.failure["rank"]) == (22, 2)
 
 
 def test_a_missing_program_ends_with_127(job: Job):
     (job.code / "x.py").write_text("")
-    (ended,) = job.run(MA_SCRIPT_INTERPRETER="/no/python")
+    (result,) = job.run(MA_SCRIPT_INTERPRETER="/no/python")
 
-    assert (ended.code, job.record["cause"]) == (127, "user")
+    assert (result.code, job.record["cause"]) == (127, "user")
     assert "/no/python" in job.failure["last_lines"][0]
 
 
 def test_output_keeps_every_byte(job: Job):
     job.script("sys.stdout.buffer.write(b'\\xff\\r\\n' + b'x' * 100000 + b'\\nend')")
-    (ended,) = job.run()
+    (result,) = job.run()
 
-    assert ended.out == "[0] \\xff\r\n[0] " + "x" * 100000 + "\n[0]+ end\n"
+    assert result.out == "[0] \\xff\r\n[0] " + "x" * 100000 + "\n[0]+ end\n"
 
 
 def test_a_job_over_its_timeout_ends_with_124(job: Job, until: Callable[..., None]):
@@ -388,14 +388,14 @@ def test_a_job_over_its_timeout_ends_with_124(job: Job, until: Callable[..., Non
     entry = job.start()
     until(lambda: entry.out.count("saving") == 2)
     (job.folder / "go").touch()
-    ended = entry.wait()
+    result = entry.wait()
 
-    assert ended.code == 124
-    assert ended.out.count("saved") == 2
+    assert result.code == 124
+    assert result.out.count("saved") == 2
     assert (job.record["exit_code"], job.record["cause"]) == (124, "timeout")
     assert job.failure["message"] == "time limit reached: the job ran for 4 s"
-    assert "all ranks have 60 s to end" in ended.err
-    assert job.left() == []
+    assert "all ranks have 60 s to end" in result.err
+    assert job.running_processes() == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
@@ -405,18 +405,18 @@ def test_a_cancelled_job_gives_every_rank_its_grace_period(
     job.environ.update(CLOUDJOB_PROCS_PER_NODE="3", CLOUDJOB_GRACE_S="60")
     job.script(SAVES + UP + WAIT)
     entry = job.start()
-    until(up(job, 3))
+    until(ranks_have_started(job, 3))
     entry.send(number)
     until(lambda: entry.out.count("saving") == 3)
     (job.folder / "go").touch()
-    ended = entry.wait()
+    result = entry.wait()
 
-    assert ended.code == 128 + number
-    assert ended.out.count("saved") == 3
+    assert result.code == 128 + number
+    assert result.out.count("saved") == 3
     assert (job.record["cause"], job.failure["signal"]) == ("cancelled", number)
     name = signal.Signals(number).name
     assert job.failure["message"] == "cancelled: the job was sent " + name
-    assert job.left() == []
+    assert job.running_processes() == []
 
 
 def test_a_rank_that_ignores_sigterm_is_killed_after_the_grace_period(
@@ -432,30 +432,30 @@ def test_a_rank_that_ignores_sigterm_is_killed_after_the_grace_period(
         + WAIT
     )
     entry = job.start()
-    until(up(job, 2))
+    until(ranks_have_started(job, 2))
     begun = time.monotonic()
     entry.send(signal.SIGTERM)
-    ended = entry.wait()
+    result = entry.wait()
 
     assert time.monotonic() - begun > 2.9
-    assert (ended.code, ended.out.count("saved")) == (143, 1)
-    assert "3 s are over: ending the remaining ranks" in ended.err
-    assert job.left() == []
+    assert (result.code, result.out.count("saved")) == (143, 1)
+    assert "3 s are over: ending the remaining ranks" in result.err
+    assert job.running_processes() == []
 
 
 def test_a_second_ctrl_c_ends_the_grace_period(job: Job, until: Callable[..., None]):
     job.environ.update(CLOUDJOB_GRACE_S="600")
     job.script("signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + UP + WAIT)
     entry = job.start()
-    until(up(job, 1))
+    until(ranks_have_started(job, 1))
     entry.send(signal.SIGINT)
     until(lambda: "600 s to end" in entry.err)
     entry.send(signal.SIGINT)
-    ended = entry.wait()
+    result = entry.wait()
 
-    assert (ended.code, job.record["cause"]) == (130, "cancelled")
-    assert "SIGINT while the job ends: ending all ranks now" in ended.err
-    assert job.left() == []
+    assert (result.code, job.record["cause"]) == (130, "cancelled")
+    assert "SIGINT while the job ends: ending all ranks now" in result.err
+    assert job.running_processes() == []
 
 
 def test_a_repeated_sigterm_does_not_shorten_the_grace_period(job: Job, until: Callable[..., None]):
@@ -472,7 +472,7 @@ def test_a_repeated_sigterm_does_not_shorten_the_grace_period(job: Job, until: C
         "signal.signal(signal.SIGTERM, end)\n" + UP + WAIT
     )
     entry = job.start()
-    until(up(job, 1))
+    until(ranks_have_started(job, 1))
     entry.send(signal.SIGTERM)
     until(lambda: "saving" in entry.out)
     for number in (signal.SIGCONT, signal.SIGTERM, signal.SIGHUP):
@@ -482,18 +482,18 @@ def test_a_repeated_sigterm_does_not_shorten_the_grace_period(job: Job, until: C
     entry.send(signal.SIGUSR1)
     until(lambda: "after it" in entry.out)
     (job.folder / "go").touch()
-    ended = entry.wait()
+    result = entry.wait()
 
-    assert (ended.code, job.record["cause"]) == (143, "cancelled")
-    assert "saved" in ended.out
-    assert job.left() == []
+    assert (result.code, job.record["cause"]) == (143, "cancelled")
+    assert "saved" in result.out
+    assert job.running_processes() == []
 
 
 def test_other_signals_are_passed_on_to_the_ranks(job: Job, until: Callable[..., None]):
     job.environ["CLOUDJOB_PROCS_PER_NODE"] = "2"
     job.script("signal.signal(signal.SIGUSR1, lambda *_: sys.exit(0))\n" + UP + WAIT)
     entry = job.start()
-    until(up(job, 2))
+    until(ranks_have_started(job, 2))
     entry.send(signal.SIGUSR1)
 
     assert entry.wait().code == 0
@@ -501,10 +501,10 @@ def test_other_signals_are_passed_on_to_the_ranks(job: Job, until: Callable[...,
 
 def test_an_mpirun_that_starts_no_rank_is_an_error_of_the_entry(job: Job):
     job.script("")
-    (ended,) = job.run(FAKE_CODE="213")
+    (result,) = job.run(FAKE_CODE="213")
 
-    assert ended.code == 125
-    assert "jobentry: mpirun: it is not to be" in ended.err
+    assert result.code == 125
+    assert "jobentry: mpirun: it is not to be" in result.err
     assert (job.record["cause"], job.failure["exit_code"]) == ("entry", 125)
     assert job.failure["message"] == "mpirun ended with exit code 213 before all ranks had started"
     assert job.failure["last_lines"] == ["it is not to be"]
@@ -513,27 +513,27 @@ def test_an_mpirun_that_starts_no_rank_is_an_error_of_the_entry(job: Job):
 def test_an_mpirun_that_hangs_twice_ends_the_job(job: Job):
     """It is ended after a timeout and started again; the second timeout fails the job."""
     job.script("")
-    (ended,) = job.run(FAKE_HANG="always", CLOUDJOB_START_TIMEOUT_S="1")
+    (result,) = job.run(FAKE_HANG="always", CLOUDJOB_START_TIMEOUT_S="1")
 
-    assert (ended.code, job.record["cause"]) == (125, "entry")
+    assert (result.code, job.record["cause"]) == (125, "entry")
     text = "starting the ranks: mpirun started 0 of 1 and then hung for 1 s"
     without = "; without a rank: node 0 (node0)"
-    assert ended.err.splitlines() == [
+    assert result.err.splitlines() == [
         f"jobentry: {text}{without}: ending it, and starting it again",
         f"jobentry: {text}, at the second try, too{without}",
     ]
     assert job.failure["message"] == f"{text}, at the second try, too{without}"
     assert len(job.mpiruns()) == 2
     assert list((job.folder / "node0/tmp/ompi.h.0").iterdir()) == []
-    assert job.left() == []
+    assert job.running_processes() == []
 
 
 def test_an_mpirun_that_hangs_once_is_started_again(job: Job):
     job.script("print('ran', rank)\n")
-    (ended,) = job.run(FAKE_HANG="first", CLOUDJOB_START_TIMEOUT_S="2")
+    (result,) = job.run(FAKE_HANG="first", CLOUDJOB_START_TIMEOUT_S="2")
 
-    assert (ended.code, ended.out) == (0, "[0] ran 0\n")
-    assert "ending it, and starting it again" in ended.err
+    assert (result.code, result.out) == (0, "[0] ran 0\n")
+    assert "ending it, and starting it again" in result.err
     assert (job.record["exit_code"], job.record["failure"]) == (0, None)
     assert list((job.folder / "node0/tmp/ompi.h.0").iterdir()) == []
     assert len(job.mpiruns()) == 2
@@ -542,18 +542,18 @@ def test_an_mpirun_that_hangs_once_is_started_again(job: Job):
 def test_a_killed_mpirun_ends_its_ranks(job: Job, until: Callable[..., None]):
     job.script(UP + WAIT)
     entry = job.start()
-    until(up(job, 1))
+    until(ranks_have_started(job, 1))
     (mpirun,) = [
         process
-        for process in job.left()
+        for process in job.running_processes()
         if b"bin/mpirun" in Path("/proc/%d/cmdline" % process).read_bytes()
     ]
     os.kill(mpirun, signal.SIGKILL)
-    ended = entry.wait()
+    result = entry.wait()
 
-    assert (ended.code, job.record["cause"]) == (137, "platform")
+    assert (result.code, job.record["cause"]) == (137, "platform")
     assert job.failure["message"] == "mpirun was killed by SIGKILL"
-    assert job.left() == []
+    assert job.running_processes() == []
 
 
 def test_processes_left_by_ranks_are_killed(job: Job):
@@ -561,10 +561,10 @@ def test_processes_left_by_ranks_are_killed(job: Job):
         "subprocess.Popen(['setsid', '-f', 'sleep', '60'])\n"
         "subprocess.Popen(['sleep', '60'], start_new_session=True)\n"
     )
-    (ended,) = job.run()
+    (result,) = job.run()
 
-    assert ended.code == 0
-    assert job.left() == []
+    assert result.code == 0
+    assert job.running_processes() == []
 
 
 def test_a_second_run_shows_nothing_of_the_first(job: Job):
@@ -577,27 +577,27 @@ def test_a_second_run_shows_nothing_of_the_first(job: Job):
 def test_a_killed_entry_can_be_restarted(job: Job, until: Callable[..., None]):
     job.script("signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + UP + WAIT)
     entry = job.start()
-    until(up(job, 1))
+    until(ranks_have_started(job, 1))
     entry.send(signal.SIGTERM)
     until(lambda: "s to end" in entry.err)
     entry.send(signal.SIGKILL)
     entry.process.wait()
-    for process in job.left():
+    for process in job.running_processes():
         os.kill(process, signal.SIGKILL)
-    until(lambda: job.left() == [])
+    until(lambda: job.running_processes() == [])
     job.script("print('again')")
-    (ended,) = job.run()
+    (result,) = job.run()
 
-    assert (ended.code, ended.out) == (0, "[0] again\n")
+    assert (result.code, result.out) == (0, "[0] again\n")
 
 
 def test_outputs_of_failed_jobs_are_uploaded_too(job: Job):
     target = job.folder / "store"
     job.environ["CLOUDJOB_OUTPUTS"] = json.dumps({"MODEL": target.as_uri()})
     job.script("open(os.environ['MODEL'] + '/a.txt', 'w').write('x')\nsys.exit(3)\n")
-    (ended,) = job.run()
+    (result,) = job.run()
 
-    assert ended.code == 3
+    assert result.code == 3
     assert (target / "a.txt").read_text() == "x"
 
 
@@ -605,11 +605,11 @@ def test_outputs_that_cannot_be_uploaded_are_reported_before_the_start(job: Job)
     (job.folder / "store").touch()
     job.environ["CLOUDJOB_OUTPUTS"] = json.dumps({"MODEL": (job.folder / "store").as_uri()})
     job.script(UP)
-    (ended,) = job.run()
+    (result,) = job.run()
 
-    assert (ended.code, job.record["cause"]) == (125, "entry")
+    assert (result.code, job.record["cause"]) == (125, "entry")
     assert job.failure["message"].startswith("preparing the output MODEL: ")
-    assert UP not in ended.out
+    assert UP not in result.out
 
 
 def test_outputs_that_cannot_be_uploaded_fail_the_job(job: Job):
@@ -617,32 +617,32 @@ def test_outputs_that_cannot_be_uploaded_fail_the_job(job: Job):
     store = job.folder / "store"
     job.environ["CLOUDJOB_OUTPUTS"] = json.dumps({"MODEL": store.as_uri()})
     job.script(f"open(os.environ['MODEL'] + '/a', 'w').write('x')\nos.mkdir('{store}/a')\n")
-    (ended,) = job.run()
+    (result,) = job.run()
 
-    assert (ended.code, job.record["cause"]) == (125, "entry")
+    assert (result.code, job.record["cause"]) == (125, "entry")
     assert job.failure["message"].startswith("uploading the output MODEL: ")
 
 
 # -- two nodes ----------------------------------------------------------------------------------
 
 
-def test_a_job_runs_on_two_nodes(pair: Job):
+def test_a_job_runs_on_two_nodes(two_node_job: Job):
     """Each node shows the output of its own ranks and exits with the exit code of the job."""
-    pair.environ["CLOUDJOB_PROCS_PER_NODE"] = "2"
-    pair.script("print('hello', rank)\n")
-    head, worker = pair.run()
+    two_node_job.environ["CLOUDJOB_PROCS_PER_NODE"] = "2"
+    two_node_job.script("print('hello', rank)\n")
+    head, worker = two_node_job.run()
 
     assert (head.code, worker.code) == (0, 0)
     assert sorted(head.out.splitlines()) == ["[0] hello 0", "[1] hello 1"]
     assert sorted(worker.out.splitlines()) == ["[2] hello 2", "[3] hello 3"]
     assert (head.err, worker.err) == ("", "")
-    assert pair.left() == []
+    assert two_node_job.running_processes() == []
 
 
-def test_each_rank_has_the_right_environment(pair: Job):
+def test_each_rank_has_the_right_environment(two_node_job: Job):
     """It has the head's exact values, except for secrets and variables of a single node."""
     ugly = "a b\t'\"=;#$HOME\\ \n*ü"
-    pair.environ.update(
+    two_node_job.environ.update(
         CLOUDJOB_ENV_NAMES="LR UGLY EMPTY",
         CLOUDJOB_SECRET_NAMES="TOKEN",
         UGLY=ugly,
@@ -650,45 +650,48 @@ def test_each_rank_has_the_right_environment(pair: Job):
         MA_X="k=v",
         S3_Y="plain",
     )
-    pair.script(
+    two_node_job.script(
         "import json\n"
         "with open(os.environ['ALL'] + '/env%d' % rank, 'w') as file:\n"
         "    json.dump(dict(os.environ), file)\n"
     )
     entries = [
-        pair.start(0, LR="head", TOKEN="head", MA_CURRENT_IP="10.0.0.1", OTHER="head"),
-        pair.start(1, LR="node", TOKEN="node", MA_CURRENT_IP="10.0.0.2", OTHER="node"),
+        two_node_job.start(0, LR="head", TOKEN="head", MA_CURRENT_IP="10.0.0.1", OTHER="head"),
+        two_node_job.start(1, LR="node", TOKEN="node", MA_CURRENT_IP="10.0.0.2", OTHER="node"),
     ]
     assert [entry.wait().code for entry in entries] == [0, 0]
-    found = [json.loads((pair.folder / name).read_text()) for name in ("env0", "env1")]
+    found = [json.loads((two_node_job.folder / name).read_text()) for name in ("env0", "env1")]
 
     for environ, node, other in zip(found, ("head", "node"), ("10.0.0.1", "10.0.0.2")):
         assert (environ["UGLY"], environ["EMPTY"]) == (ugly, "")
         assert (environ["MA_X"], environ["S3_Y"], environ["LR"]) == ("k=v", "plain", "head")
         assert (environ["TOKEN"], environ["OTHER"], environ["MA_CURRENT_IP"]) == (node, node, other)
-        assert environ["PATH"] == pair.path
-        assert environ["PWD"] == str(pair.code)
+        assert environ["PATH"] == two_node_job.path
+        assert environ["PWD"] == str(two_node_job.code)
         assert not [name for name in environ if name.startswith("CLOUDJOB_EXACT_")]
 
 
-def test_the_record_names_a_failed_rank_of_a_worker(pair: Job):
+def test_the_record_names_a_failed_rank_of_a_worker(two_node_job: Job):
     """The record has node, host, rank and the last lines of a log that the head cannot read."""
-    pair.script("print('line of', rank)\nif rank:\n    sys.exit(3)\n" + WAIT)
-    head, worker = pair.run()
+    two_node_job.script("print('line of', rank)\nif rank:\n    sys.exit(3)\n" + WAIT)
+    head, worker = two_node_job.run()
 
     assert (head.code, worker.code) == (3, 3)
-    assert pair.record["cause"] == "user"
-    assert pair.failure == {
+    assert two_node_job.record["cause"] == "user"
+    assert two_node_job.failure == {
         "node": 1, "host": "node1", "rank": 1, "signal": None, "exit_code": 3,
         "message": "sys.exit(3)", "last_lines": ["line of 1"],
     }  # fmt: skip
-    assert pair.left() == []
+    assert two_node_job.running_processes() == []
 
 
-def test_each_node_chooses_its_own_interfaces(pair: Job):
-    pair.environ["OPENMPI_X_ARGS"] = "-x NCCL_SOCKET_IFNAME -x HOME"
-    pair.script("print(os.environ['NCCL_SOCKET_IFNAME'])\n")
-    entries = [pair.start(0, NCCL_SOCKET_IFNAME="none7"), pair.start(1, NCCL_SOCKET_IFNAME="lo")]
+def test_each_node_chooses_its_own_interfaces(two_node_job: Job):
+    two_node_job.environ["OPENMPI_X_ARGS"] = "-x NCCL_SOCKET_IFNAME -x HOME"
+    two_node_job.script("print(os.environ['NCCL_SOCKET_IFNAME'])\n")
+    entries = [
+        two_node_job.start(0, NCCL_SOCKET_IFNAME="none7"),
+        two_node_job.start(1, NCCL_SOCKET_IFNAME="lo"),
+    ]
     head, worker = [entry.wait() for entry in entries]
 
     assert (head.out, worker.out) == ("[0] none7\n", "[1] lo\n")
@@ -699,145 +702,145 @@ def test_each_node_chooses_its_own_interfaces(pair: Job):
     assert worker.err == ""
 
 
-def test_a_users_interfaces_reach_every_node(pair: Job):
-    pair.environ["OPENMPI_X_ARGS"] = "-x NCCL_SOCKET_IFNAME=none7"
-    pair.script("print(os.environ['NCCL_SOCKET_IFNAME'])\n")
-    head, worker = pair.run()
+def test_a_users_interfaces_reach_every_node(two_node_job: Job):
+    two_node_job.environ["OPENMPI_X_ARGS"] = "-x NCCL_SOCKET_IFNAME=none7"
+    two_node_job.script("print(os.environ['NCCL_SOCKET_IFNAME'])\n")
+    head, worker = two_node_job.run()
 
     assert (head.out, worker.out) == ("[0] none7\n", "[1] none7\n")
-    for node, ended in enumerate((head, worker)):
-        assert f"NCCL_SOCKET_IFNAME=none7: no such network interface on node {node}" in ended.err
+    for node, result in enumerate((head, worker)):
+        assert f"NCCL_SOCKET_IFNAME=none7: no such network interface on node {node}" in result.err
 
 
-def test_daemons_of_a_hung_start_are_killed_before_the_next(pair: Job):
+def test_daemons_of_a_hung_start_are_killed_before_the_next(two_node_job: Job):
     daemons = "[f for f in os.listdir('/proc') if f.isdecimal() and is_daemon(f)]"
-    pair.script(
+    two_node_job.script(
         "def is_daemon(process):\n"
         "    try:\n"
-        "        words = open('/proc/' + process + '/cmdline', errors='replace').read()\n"
+        "        command = open('/proc/' + process + '/cmdline', errors='replace').read()\n"
         "        marks = open('/proc/' + process + '/environ', errors='replace').read()\n"
         "    except OSError: return False\n"
-        "    return words.split('\\0')[0] == 'orted' and os.environ['ALL'] in marks\n"
+        "    return command.split('\\0')[0] == 'orted' and os.environ['ALL'] in marks\n"
         f"print('daemons', {daemons})\n"
     )
-    head, worker = pair.run(FAKE_HANG="first", CLOUDJOB_START_TIMEOUT_S="5")
+    head, worker = two_node_job.run(FAKE_HANG="first", CLOUDJOB_START_TIMEOUT_S="5")
 
     assert (head.code, worker.code) == (0, 0), (head, worker)
     assert "ending it, and starting it again" in head.err
     assert (head.out, worker.out) == ("[0] daemons []\n", "[1] daemons []\n")
-    assert len(pair.mpiruns()) == 2
+    assert len(two_node_job.mpiruns()) == 2
 
 
-def test_a_start_with_running_ranks_is_not_repeated(pair: Job):
+def test_a_start_with_running_ranks_is_not_repeated(two_node_job: Job):
     """A rank that has started runs the script, which must not run twice."""
-    pair.script("with open(os.environ['ALL'] + '/runs', 'a') as f: f.write('x')\n" + WAIT)
-    head, worker = pair.run(FAKE_HANG="worker", CLOUDJOB_START_TIMEOUT_S="5")
+    two_node_job.script("with open(os.environ['ALL'] + '/runs', 'a') as f: f.write('x')\n" + WAIT)
+    head, worker = two_node_job.run(FAKE_HANG="worker", CLOUDJOB_START_TIMEOUT_S="5")
 
     text = "starting the ranks: mpirun started 1 of 2 and then hung for 5 s"
     assert (head.code, worker.code) == (125, 125)
-    assert pair.failure["message"] == f"{text}; without a rank: node 1 (node1)"
-    assert (pair.failure["node"], pair.failure["host"]) == (1, "node1")
-    assert (pair.folder / "runs").read_text() == "x"
-    assert len(pair.mpiruns()) == 1
-    assert pair.left() == []
+    assert two_node_job.failure["message"] == f"{text}; without a rank: node 1 (node1)"
+    assert (two_node_job.failure["node"], two_node_job.failure["host"]) == (1, "node1")
+    assert (two_node_job.folder / "runs").read_text() == "x"
+    assert len(two_node_job.mpiruns()) == 1
+    assert two_node_job.running_processes() == []
 
 
 @pytest.mark.parametrize("node", [0, 1])
 def test_a_stop_signal_to_any_node_cancels_the_job_on_all(
-    node: int, pair: Job, until: Callable[..., None]
+    node: int, two_node_job: Job, until: Callable[..., None]
 ):
-    pair.environ["CLOUDJOB_GRACE_S"] = "60"
-    pair.script(SAVES + UP + WAIT)
-    entries = [pair.start(index) for index in range(2)]
-    until(up(pair, 2))
+    two_node_job.environ["CLOUDJOB_GRACE_S"] = "60"
+    two_node_job.script(SAVES + UP + WAIT)
+    entries = [two_node_job.start(index) for index in range(2)]
+    until(ranks_have_started(two_node_job, 2))
     entries[node].send(signal.SIGTERM)
     until(lambda: all("saving" in entry.out for entry in entries))
-    (pair.folder / "go").touch()
+    (two_node_job.folder / "go").touch()
     head, worker = (entry.wait() for entry in entries)
 
     assert (head.code, worker.code) == (143, 143)
     assert "saved" in head.out
     assert "saved" in worker.out
-    assert pair.record["cause"] == "cancelled"
-    assert pair.failure["node"] == node
-    assert pair.left() == []
+    assert two_node_job.record["cause"] == "cancelled"
+    assert two_node_job.failure["node"] == node
+    assert two_node_job.running_processes() == []
 
 
-def test_sigusr1_reaches_the_ranks_of_all_nodes(pair: Job, until: Callable[..., None]):
-    pair.script("signal.signal(signal.SIGUSR1, lambda *_: sys.exit(0))\n" + UP + WAIT)
-    entries = [pair.start(node) for node in range(2)]
-    until(up(pair, 2))
+def test_sigusr1_reaches_the_ranks_of_all_nodes(two_node_job: Job, until: Callable[..., None]):
+    two_node_job.script("signal.signal(signal.SIGUSR1, lambda *_: sys.exit(0))\n" + UP + WAIT)
+    entries = [two_node_job.start(node) for node in range(2)]
+    until(ranks_have_started(two_node_job, 2))
     entries[0].send(signal.SIGUSR1)
 
     assert [entry.wait().code for entry in entries] == [0, 0]
 
 
-def test_the_loss_of_a_worker_ends_the_job(pair: Job, until: Callable[..., None]):
-    pair.script(UP + WAIT)
-    head, _ = (pair.start(node) for node in range(2))
-    until(up(pair, 2))
-    pair.end_machine(1)
-    ended = head.wait(15)
+def test_the_loss_of_a_worker_ends_the_job(two_node_job: Job, until: Callable[..., None]):
+    two_node_job.script(UP + WAIT)
+    head, _ = (two_node_job.start(node) for node in range(2))
+    until(ranks_have_started(two_node_job, 2))
+    two_node_job.kill_node(1)
+    result = head.wait(15)
 
-    assert (ended.code, pair.record["cause"]) == (137, "platform")
-    assert pair.failure["message"] == "node 1 (node1) is gone: its connection ended"
-    assert (pair.failure["node"], pair.failure["host"]) == (1, "node1")
-    until(lambda: pair.left() == [])
+    assert (result.code, two_node_job.record["cause"]) == (137, "platform")
+    assert two_node_job.failure["message"] == "node 1 (node1) is gone: its connection ended"
+    assert (two_node_job.failure["node"], two_node_job.failure["host"]) == (1, "node1")
+    until(lambda: two_node_job.running_processes() == [])
 
 
 @pytest.mark.parametrize("launcher", ["mpirun", "python"])
 def test_a_job_with_a_frozen_worker_can_be_cancelled(
-    pair: Job, launcher: str, until: Callable[..., None]
+    two_node_job: Job, launcher: str, until: Callable[..., None]
 ):
     """The head waits for the grace period and a few seconds, but not for the worker's report."""
-    pair.environ.update(CLOUDJOB_LAUNCHER=launcher, CLOUDJOB_OUTPUT_LIMIT_S="3600")
-    pair.script("")
+    two_node_job.environ.update(CLOUDJOB_LAUNCHER=launcher, CLOUDJOB_OUTPUT_LIMIT_S="3600")
+    two_node_job.script("")
     text = "import os, time\nopen('%s/up' + os.environ['VC_TASK_INDEX'], 'w').close()\n"
-    (pair.code / "x.py").write_text(text % pair.folder + WAIT)
-    head, worker = (pair.start(node) for node in range(2))
-    until(up(pair, 2))
+    (two_node_job.code / "x.py").write_text(text % two_node_job.folder + WAIT)
+    head, worker = (two_node_job.start(node) for node in range(2))
+    until(ranks_have_started(two_node_job, 2))
     worker.send(signal.SIGSTOP)
     head.send(signal.SIGTERM)
-    ended = head.wait(60)
+    result = head.wait(60)
 
-    assert (ended.code, pair.record["cause"]) == (143, "cancelled")
+    assert (result.code, two_node_job.record["cause"]) == (143, "cancelled")
 
 
-def test_the_loss_of_the_head_ends_a_worker(pair: Job, until: Callable[..., None]):
-    pair.script(UP + WAIT)
-    head, worker = (pair.start(node) for node in range(2))
-    until(up(pair, 2))
+def test_the_loss_of_the_head_ends_a_worker(two_node_job: Job, until: Callable[..., None]):
+    two_node_job.script(UP + WAIT)
+    head, worker = (two_node_job.start(node) for node in range(2))
+    until(ranks_have_started(two_node_job, 2))
     os.killpg(head.process.pid, signal.SIGKILL)
-    ended = worker.wait(15)
+    result = worker.wait(15)
 
-    assert ended.code == 125
-    assert "the head (node0) is gone" in ended.err
-
-
-def test_a_missing_worker_is_named_by_the_head(pair: Job, until: Callable[..., None]):
-    pair.script("")
-    ended = pair.start(0, CLOUDJOB_START_TIMEOUT_S="1").wait()
-
-    assert (ended.code, pair.record["cause"]) == (125, "entry")
-    assert (pair.failure["node"], pair.failure["host"]) == (1, "node1")
-    assert "node 1 (node1)" in pair.failure["message"]
-    until(lambda: pair.left() == [])
+    assert result.code == 125
+    assert "the head (node0) is gone" in result.err
 
 
-def test_a_worker_ends_without_its_head(pair: Job):
-    pair.script("")
-    ended = pair.start(1, CLOUDJOB_START_TIMEOUT_S="1").wait()
+def test_a_missing_worker_is_named_by_the_head(two_node_job: Job, until: Callable[..., None]):
+    two_node_job.script("")
+    result = two_node_job.start(0, CLOUDJOB_START_TIMEOUT_S="1").wait()
 
-    assert ended.code == 125
-    assert "waiting for the head (node0): nothing in 1 s" in ended.err
+    assert (result.code, two_node_job.record["cause"]) == (125, "entry")
+    assert (two_node_job.failure["node"], two_node_job.failure["host"]) == (1, "node1")
+    assert "node 1 (node1)" in two_node_job.failure["message"]
+    until(lambda: two_node_job.running_processes() == [])
+
+
+def test_a_worker_ends_without_its_head(two_node_job: Job):
+    two_node_job.script("")
+    result = two_node_job.start(1, CLOUDJOB_START_TIMEOUT_S="1").wait()
+
+    assert result.code == 125
+    assert "waiting for the head (node0): nothing in 1 s" in result.err
 
 
 @pytest.mark.parametrize("first", [0, 1])
-def test_nodes_start_in_any_order(pair: Job, first: int, until: Callable[..., None]):
-    pair.script("print('hello')\n")
-    early = pair.start(first)
+def test_nodes_start_in_any_order(two_node_job: Job, first: int, until: Callable[..., None]):
+    two_node_job.script("print('hello')\n")
+    early = two_node_job.start(first)
     until(lambda: (early.folder / "node" / "events").exists())
-    late = pair.start(1 - first)
+    late = two_node_job.start(1 - first)
 
     assert (early.wait().code, late.wait().code) == (0, 0)
 
@@ -852,44 +855,46 @@ def test_a_job_cancelled_while_staging_has_a_record(job: Job, until: Callable[..
         slow.settimeout(60)
         with slow.accept()[0]:
             entry.send(signal.SIGTERM)
-            ended = entry.wait(10)
+            result = entry.wait(10)
 
-    assert (ended.code, ended.err) == (143, "jobentry: cancelled: the job was sent SIGTERM\n")
+    assert (result.code, result.err) == (143, "jobentry: cancelled: the job was sent SIGTERM\n")
     assert (job.record["exit_code"], job.record["cause"]) == (143, "cancelled")
     # `mpirun --version` may still be running.
-    until(lambda: job.left() == [])
+    until(lambda: job.running_processes() == [])
 
 
-def test_a_job_cancelled_before_its_ranks_start_ends_at_once(pair: Job, until: Callable[..., None]):
-    pair.script("")
-    head = pair.start(0, CLOUDJOB_GRACE_S="600")
+def test_a_job_cancelled_before_its_ranks_start_ends_at_once(
+    two_node_job: Job, until: Callable[..., None]
+):
+    two_node_job.script("")
+    head = two_node_job.start(0, CLOUDJOB_GRACE_S="600")
     until(lambda: (head.folder / "node" / "events").exists())
-    until(lambda: pair.left() != [head.process.pid])
+    until(lambda: two_node_job.running_processes() != [head.process.pid])
     head.send(signal.SIGTERM)
-    ended = head.wait()
+    result = head.wait()
 
-    assert (ended.code, pair.record["cause"]) == (143, "cancelled")
+    assert (result.code, two_node_job.record["cause"]) == (143, "cancelled")
     # `mpirun --version` may still be running.
-    until(lambda: pair.left() == [])
+    until(lambda: two_node_job.running_processes() == [])
 
 
 def test_the_record_names_the_first_of_many_failing_nodes(job: Job):
     job.nodes = 4
     job.script(TWO_FAILS_FIRST)
-    ended = job.run()
+    results = job.run()
 
-    assert [one.code for one in ended] == [22] * 4
+    assert [result.code for result in results] == [22] * 4
     assert (job.failure["node"], job.failure["rank"]) == (2, 2)
-    assert job.left() == []
+    assert job.running_processes() == []
 
 
-DOOR_DIES = """
+KILLED_WRAPPER_SCRIPT = """
 import os, signal, subprocess, sys, time
 from jobentry.control import event_loop
 from jobentry.contract import paths
 from jobentry.contract.env import NodeEnv
 
-# Python 3.8, and PyPy, have no pidfd: there it is seen at the next look.
+# Python 3.8, and PyPy, have no pidfd: there the loop notices it at its next tick.
 event_loop._TICK_S = 600.0 if hasattr(os, "pidfd_open") else 0.1
 node = NodeEnv(node_dir=sys.argv[1])
 where = paths.node_paths({"HOME": sys.argv[1]}, node)
@@ -907,7 +912,7 @@ with open(where.events, "w") as events:
     events.write("start 0 %d %d\\n" % (wrapper, wrapper))
 while not loop.ranks.wrappers:
     loop.step()
-# What is left of the start wakes the loop no more.
+# Read the rest of the start, so that only the end of the wrapper can wake the loop.
 loop.read_events()
 os.kill(wrapper, signal.SIGKILL)
 while not ends:
@@ -919,7 +924,7 @@ os._exit(0)
 
 def test_the_end_of_a_rank_wrapper_is_noticed_at_once(tmp_path: Path):
     done = subprocess.run(
-        [sys.executable, "-c", DOOR_DIES, str(tmp_path)],
+        [sys.executable, "-c", KILLED_WRAPPER_SCRIPT, str(tmp_path)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         stdout=subprocess.PIPE,
         timeout=60,

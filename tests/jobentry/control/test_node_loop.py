@@ -42,34 +42,34 @@ def test_a_signal_is_handled_although_its_python_handler_is_late(loop: NodeLoop)
 
     The byte is the number of the signal, so the loop does not depend on the handler.
     """
-    heard: list[int] = []
-    loop.on_signal = heard.append
+    received: list[int] = []
+    loop.on_signal = received.append
     # The extreme case: the loop's handler is never called.
     signal.signal(signal.SIGUSR1, lambda number, frame: None)
 
     send(signal.SIGUSR1)
     loop.step()
 
-    assert heard == [signal.SIGUSR1]
+    assert received == [signal.SIGUSR1]
 
 
 def test_each_signal_is_handled_in_the_step_that_it_interrupts(loop: NodeLoop):
-    heard: list[int] = []
-    loop.on_signal = heard.append
+    received: list[int] = []
+    loop.on_signal = received.append
     for count in range(1, 301):
         send(signal.SIGUSR2)
         loop.step()
 
-        assert heard == [signal.SIGUSR2] * count
+        assert received == [signal.SIGUSR2] * count
 
 
 def test_simultaneous_signals_are_all_handled(loop: NodeLoop):
     """Each is handled once and in order, even if a child exits between them."""
-    heard: list[int] = []
-    loop.on_signal = heard.append
+    received: list[int] = []
+    loop.on_signal = received.append
 
     for number in (signal.SIGUSR1, signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP):
         send(number)
     loop.step()
 
-    assert heard == [signal.SIGUSR1, signal.SIGTERM, signal.SIGHUP]
+    assert received == [signal.SIGUSR1, signal.SIGTERM, signal.SIGHUP]

@@ -22,8 +22,8 @@ def test_the_table_has_a_line_for_each_node():
     rows = [
         HEAD,
         Row(1, "b", "10.0.0.2", True, True, FACTS, 0.04),
-        Row(2, "c.long", trouble="no such name", hint="start it"),
-        Row(3, "d", "10.0.0.4", True, False, trouble="it has another key"),
+        Row(2, "c.long", problem="no such name", hint="start it"),
+        Row(3, "d", "10.0.0.4", True, False, problem="it has another key"),
     ]
 
     assert node_table.lines(rows) == [
@@ -38,7 +38,7 @@ def test_the_table_has_a_line_for_each_node():
 def test_a_large_table_shows_those_that_lack_something():
     """Of a thousand nodes only some are listed, including the one with a problem."""
     rows = [HEAD, *(Row(node, "h", facts=FACTS) for node in range(1, 1000))]
-    rows[900] = Row(900, "h", trouble="no such name")
+    rows[900] = Row(900, "h", problem="no such name")
 
     lines = node_table.lines(rows)
 
@@ -48,7 +48,7 @@ def test_a_large_table_shows_those_that_lack_something():
 
 
 @pytest.mark.parametrize(
-    ("facts", "trouble"),
+    ("facts", "problem"),
     [
         ({}, ""),
         ({"python": "3.11.9"}, ""),
@@ -66,16 +66,16 @@ def test_a_large_table_shows_those_that_lack_something():
         ),
     ],
 )
-def test_nodes_with_different_versions_are_refused(facts, trouble):
+def test_nodes_with_different_versions_are_refused(facts, problem):
     """The message has both versions and a hint; only Python's patch version may differ."""
     found = node_table.compare(Row(1, "b", facts={**FACTS, **facts}), HEAD)
 
-    assert found.trouble == trouble
-    assert bool(found.hint) == bool(trouble)
+    assert found.problem == problem
+    assert bool(found.hint) == bool(problem)
 
 
 def test_a_node_without_an_answer_is_not_compared():
-    row = Row(1, "b", trouble="no such name")
+    row = Row(1, "b", problem="no such name")
 
     assert node_table.compare(row, HEAD) == row
 

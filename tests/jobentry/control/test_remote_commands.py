@@ -29,8 +29,8 @@ class FakeWorker:
         self.host = host
         self.sent: list[tuple[str, dict[str, Any]]] = []
 
-    def send(self, word: str, **values: Any) -> None:
-        self.sent.append((word, values))
+    def send(self, kind: str, **values: Any) -> None:
+        self.sent.append((kind, values))
 
 
 class Head:
@@ -43,15 +43,15 @@ class Head:
             os.mkfifo(fifo)
         Path(self.where.agent).write_text(agent.TEXT)
         self.loop = NodeLoop(NodeEnv(job="j", hosts=("a", "b.j")), self.where)
-        self.far = FakeWorker("b.j")
-        self.near = FakeWorker("localhost")
-        workers: list[Any] = [self.far, self.near]
+        self.remote = FakeWorker("b.j")
+        self.local = FakeWorker("localhost")
+        workers: list[Any] = [self.remote, self.local]
         self.commands = remote_commands.RemoteCommands(self.where, self.loop, "head", workers)
         self.agents: list[subprocess.Popen[bytes]] = []
 
-    def ask(self, *words: str) -> subprocess.Popen[bytes]:
+    def start_agent(self, *args: str) -> subprocess.Popen[bytes]:
         """Start an agent as mpirun does."""
-        argv = [*agent.argv(self.where.agent), *words]
+        argv = [*agent.argv(self.where.agent), *args]
         process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
         # Otherwise the loop would treat it as an orphan.
         self.loop.own_children.add(process.pid)
@@ -62,7 +62,7 @@ class Head:
         """Run the loop until a condition holds."""
         deadline = time.monotonic() + 60
         while not claim():
-            assert time.monotonic() < deadline, self.far.sent
+            assert time.monotonic() < deadline, self.remote.sent
             self.loop.step()
 
 
@@ -73,14 +73,14 @@ def head(tmp_path: Path) -> Iterator[Head]:
         number: signal.getsignal(number)
         for number in (*STOP_SIGNALS, *FORWARDED_SIGNALS, signal.SIGCHLD)
     }
-    found = Head(tmp_path)
-    yield found
-    for process in found.agents:
+    made = Head(tmp_path)
+    yield made
+    for process in made.agents:
         assert process.stdout is not None
         process.kill()
         process.wait()
         process.stdout.close()
-    found.loop.relay.finish()
+    made.loop.relay.finish()
     signal.set_wakeup_fd(-1)
     for number, handler in handlers.items():
         signal.signal(number, handler)
@@ -91,11 +91,11 @@ def head(tmp_path: Path) -> Iterator[Head]:
 )
 def test_a_command_goes_to_the_worker_byte_for_byte(head: Head, host: str):
     head.commands.open()
-    process = head.ask(host, COMMAND)
+    process = head.start_agent(host, COMMAND)
 
-    head.until(lambda: head.far.sent)
-    [(word, values)] = head.far.sent
-    assert (word, values["command"]) == ("run-command", COMMAND)
+    head.until(lambda: head.remote.sent)
+    [(kind, values)] = head.remote.sent
+    assert (kind, values["command"]) == ("run-command", COMMAND)
     head.commands.answered(values["number"], ["exit 7", " a  b\\n ü "], None)
     head.commands.answered(values["number"], ["say it"], 3)
 
@@ -106,31 +106,31 @@ def test_a_command_goes_to_the_worker_byte_for_byte(head: Head, host: str):
 
 def test_the_users_host_file_may_contain_addresses(head: Head):
     head.commands.open()
-    head.ask("127.0.0.1", "true")
-    unknown = head.ask("127.0.0.2", "true")
+    head.start_agent("127.0.0.1", "true")
+    unknown = head.start_agent("127.0.0.2", "true")
 
-    head.until(lambda: head.near.sent and unknown.poll() is not None)
+    head.until(lambda: head.local.sent and unknown.poll() is not None)
 
-    assert [values["command"] for _, values in head.near.sent] == ["true"]
+    assert [values["command"] for _, values in head.local.sent] == ["true"]
     assert unknown.returncode == 255
 
 
 def test_commands_wait_until_all_workers_are_connected(head: Head):
-    first = head.ask("b", "one")
-    second = head.ask("b", "two")
+    first = head.start_agent("b", "one")
+    second = head.start_agent("b", "two")
     head.until(lambda: len(head.commands._waiting or []) == 2)
-    assert head.far.sent == []
+    assert head.remote.sent == []
     assert first.poll() is None
     assert second.poll() is None
 
     head.commands.open()
 
-    assert sorted(values["command"] for _, values in head.far.sent) == ["one", "two"]
+    assert sorted(values["command"] for _, values in head.remote.sent) == ["one", "two"]
 
 
 def test_an_unknown_host_is_an_error_for_mpirun(head: Head):
     head.commands.open()
-    process = head.ask("c", "true")
+    process = head.start_agent("c", "true")
 
     head.until(lambda: process.poll() is not None)
 
@@ -139,12 +139,12 @@ def test_an_unknown_host_is_an_error_for_mpirun(head: Head):
 
 def test_a_command_whose_agent_is_gone_does_no_harm(head: Head):
     head.commands.open()
-    process = head.ask("b", "true")
-    head.until(lambda: head.far.sent)
+    process = head.start_agent("b", "true")
+    head.until(lambda: head.remote.sent)
     process.kill()
     process.wait()
 
-    head.commands.answered(head.far.sent[0][1]["number"], ["late"], 0)
+    head.commands.answered(head.remote.sent[0][1]["number"], ["late"], 0)
 
     assert not list(Path(head.where.node_dir).glob("ask-*"))
 

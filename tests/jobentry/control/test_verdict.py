@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from jobentry.contract.exits import Failure
 from jobentry.control.verdict import LaunchEnd, Outcome, RankEnd, correction, decide, decide_elastic
 
-WELL = LaunchEnd("mpirun", 0, ())
-BADLY = LaunchEnd("mpirun", 1, ("a rank ended badly",))
+SUCCEEDED = LaunchEnd("mpirun", 0, ())
+FAILED = LaunchEnd("mpirun", 1, ("a rank ended badly",))
 
 
 def end(
@@ -28,7 +28,7 @@ def end(
     return RankEnd(at_s, was_asked_to_end, is_reported, failure)
 
 
-def decided(*ends: RankEnd, mpirun: LaunchEnd = BADLY, ranks: int = 4) -> Outcome:
+def outcome_of(*ends: RankEnd, mpirun: LaunchEnd = FAILED, ranks: int = 4) -> Outcome:
     """Return the outcome of a job whose ranks all started."""
     by_rank = {one.failure.rank or 0: one for one in ends}
     return decide(by_rank, dict.fromkeys(range(ranks), 0), ranks, mpirun)
@@ -51,7 +51,7 @@ def test_a_rank_that_was_stopped_is_not_blamed(
 
 
 def test_a_job_whose_ranks_succeed_ends_with_0():
-    assert decided(*(end(rank) for rank in range(4)), mpirun=WELL) == Outcome(0)
+    assert outcome_of(*(end(rank) for rank in range(4)), mpirun=SUCCEEDED) == Outcome(0)
 
 
 LOST_DAEMON = (
@@ -76,7 +76,7 @@ LOST_DAEMON = (
 def test_the_node_of_a_daemon_that_mpirun_has_lost_is_blamed(
     ends: list[RankEnd], mpirun_code: int, code: int
 ):
-    outcome = decided(*ends, mpirun=LaunchEnd("mpirun", mpirun_code, LOST_DAEMON))
+    outcome = outcome_of(*ends, mpirun=LaunchEnd("mpirun", mpirun_code, LOST_DAEMON))
 
     assert (outcome.exit_code, outcome.cause) == (code, "platform")
     assert outcome.failure is not None
@@ -105,22 +105,22 @@ def test_a_daemon_that_ended_after_all_ranks_had_started_was_lost(
 
 
 def test_a_rank_that_failed_by_itself_is_blamed_and_not_the_daemon_that_was_lost_then():
-    outcome = decided(end(2, 3), mpirun=LaunchEnd("mpirun", 205, LOST_DAEMON))
+    outcome = outcome_of(end(2, 3), mpirun=LaunchEnd("mpirun", 205, LOST_DAEMON))
 
     assert (outcome.exit_code, outcome.cause) == (3, "user")
     assert outcome.failure is not None
     assert outcome.failure.rank == 2
 
 
-def test_a_daemon_lost_in_a_start_that_was_repeated_is_no_failure():
+def test_a_daemon_lost_in_the_first_attempt_does_not_fail_the_job():
     every = [end(rank) for rank in range(4)]
 
-    assert decided(*every, mpirun=LaunchEnd("mpirun", 0, LOST_DAEMON)) == Outcome(0)
+    assert outcome_of(*every, mpirun=LaunchEnd("mpirun", 0, LOST_DAEMON)) == Outcome(0)
 
 
 def test_a_rank_that_never_reported_its_end_is_lost():
     """Open MPI 5.0.11 exits with 0 even if a rank is gone."""
-    outcome = decided(end(0), end(1), end(3), mpirun=WELL)
+    outcome = outcome_of(end(0), end(1), end(3), mpirun=SUCCEEDED)
 
     assert (outcome.exit_code, outcome.cause) == (137, "platform")
     assert outcome.failure is not None
@@ -128,30 +128,30 @@ def test_a_rank_that_never_reported_its_end_is_lost():
 
 
 def test_the_first_rank_to_fail_is_blamed():
-    outcome = decided(end(0, 5, at_s=100.2), end(1, 3, at_s=100.1), end(2, 4, at_s=100.3))
+    outcome = outcome_of(end(0, 5, at_s=100.2), end(1, 3, at_s=100.1), end(2, 4, at_s=100.3))
 
     assert outcome == Outcome(3, "user", end(1, 3).failure)
 
 
 def test_a_rank_that_got_sigterm_comes_after_one_that_did_not():
-    outcome = decided(end(0, 1, at_s=99.0, was_asked_to_end=True), end(1, 3, at_s=100.0))
+    outcome = outcome_of(end(0, 1, at_s=99.0, was_asked_to_end=True), end(1, 3, at_s=100.0))
 
     assert outcome.exit_code == 3
 
 
 def test_a_killed_rank_wrapper_is_blamed_last():
-    outcome = decided(
-        end(0, 137, at_s=99.0, number=9, is_reported=False), end(1, 3, at_s=100.0), mpirun=BADLY
+    outcome = outcome_of(
+        end(0, 137, at_s=99.0, number=9, is_reported=False), end(1, 3, at_s=100.0), mpirun=FAILED
     )
 
     assert outcome.exit_code == 3
-    only = decided(end(0, 137, number=9, is_reported=False))
+    only = outcome_of(end(0, 137, number=9, is_reported=False))
     assert (only.exit_code, only.cause) == (137, "user")
 
 
 def test_a_rank_that_lost_a_connection_is_not_the_cause():
     lines = ("*** An error occurred in Socket closed", "*** reported by process [3221,2]")
-    outcome = decided(
+    outcome = outcome_of(
         end(2, 14, at_s=100.0),
         end(1, 139, at_s=100.01, number=11),
         mpirun=LaunchEnd("mpirun", 14, lines),
@@ -168,7 +168,7 @@ SHUT_DOWN = (
 )
 
 
-def left(rank: int, *, at_s: float = 100.0, message: str = BY_PEER) -> RankEnd:
+def lost_connection_end(rank: int, *, at_s: float = 100.0, message: str = BY_PEER) -> RankEnd:
     """Return the end of a rank whose connection another rank has closed."""
     one = end(rank, 1, at_s=at_s)
     return one._replace(failure=one.failure._replace(message=message))
@@ -176,20 +176,20 @@ def left(rank: int, *, at_s: float = 100.0, message: str = BY_PEER) -> RankEnd:
 
 @pytest.mark.parametrize("message", [BY_PEER, SHUT_DOWN])
 def test_a_rank_that_closed_a_connection_is_blamed_first(message: str):
-    outcome = decided(left(0, at_s=99.99, message=message), end(3, 7, at_s=100.0))
+    outcome = outcome_of(lost_connection_end(0, at_s=99.99, message=message), end(3, 7, at_s=100.0))
 
     assert outcome == Outcome(7, "user", end(3, 7).failure)
 
 
 def test_a_lost_connection_is_the_cause_if_no_other_rank_failed():
-    lost = left(0)
+    lost = lost_connection_end(0)
 
-    assert decided(lost, end(1, 0, at_s=99.0)) == Outcome(1, "user", lost.failure)
+    assert outcome_of(lost, end(1, 0, at_s=99.0)) == Outcome(1, "user", lost.failure)
 
 
 def test_a_rank_that_exits_without_finalize_is_blamed():
     lines = ("mpirun has exited due to process rank 2 with PID 77 on node a exiting improperly",)
-    outcome = decided(
+    outcome = outcome_of(
         end(2, 0, at_s=99.0),
         end(1, 1, at_s=100.0, is_reported=False),
         mpirun=LaunchEnd("mpirun", 1, lines),
@@ -203,7 +203,7 @@ def test_a_rank_that_exits_without_finalize_is_blamed():
 
 def test_an_mpi_abort_is_named_in_the_message():
     lines = ("MPI_ABORT was invoked on rank 1 in communicator MPI_COMM_WORLD",)
-    outcome = decided(end(1, 7), mpirun=LaunchEnd("mpirun", 7, lines))
+    outcome = outcome_of(end(1, 7), mpirun=LaunchEnd("mpirun", 7, lines))
 
     assert outcome.failure is not None
     assert (outcome.exit_code, outcome.failure.message) == (7, "called MPI_Abort(7)")
@@ -269,7 +269,7 @@ LINES = st.lists(
 def test_a_job_that_failed_is_never_a_success(ends: list[RankEnd], code: int, lines: list[str]):
     """The exit code is 0 only if mpirun and every rank succeeded; otherwise there is a failure."""
     mpirun = LaunchEnd("mpirun", code, lines)
-    outcome = decided(*ends, mpirun=mpirun)
+    outcome = outcome_of(*ends, mpirun=mpirun)
     last = {one.failure.rank: one for one in ends}
     is_well = code == 0 and len(last) == 4 and not any(one.is_failure for one in last.values())
 
@@ -281,7 +281,7 @@ def test_a_job_that_failed_is_never_a_success(ends: list[RankEnd], code: int, li
 def test_the_exit_of_a_rank_that_lost_its_peer_is_recognised():
     assert end(3, 14).has_lost_connection
     assert not end(3, 7).has_lost_connection
-    assert left(3).has_lost_connection
+    assert lost_connection_end(3).has_lost_connection
 
 
 def test_a_rank_that_exits_with_0_may_be_the_cause_of_an_earlier_failure():
@@ -327,7 +327,7 @@ def test_an_elastic_driver_that_gives_up_reports_why():
     [(1, ""), (None, ""), (0, "rank 1 on node 0 (a) failed before rank 0: rank 1 says 7")],
 )
 def test_the_log_names_the_rank_that_the_report_blames(named: int | None, text: str):
-    outcome = decided(end(0, 1, at_s=100.5), end(1, 7, at_s=100.0))
+    outcome = outcome_of(end(0, 1, at_s=100.5), end(1, 7, at_s=100.0))
 
     assert correction(outcome, named) == text
     assert correction(Outcome(0), named) == ""

@@ -39,7 +39,7 @@ sys.exit(code)
 """
 
 
-class Watch(Head):
+class WorkerHead(Head):
     """The worker, and the head's end of its connection."""
 
     def __init__(
@@ -70,12 +70,12 @@ class Watch(Head):
 
 
 @pytest.fixture
-def watch(tmp_path: Path) -> Iterator[Any]:
+def start_worker(tmp_path: Path) -> Iterator[Any]:
     """A function that starts a worker with processes to launch; it is killed after the test."""
-    started: list[Watch] = []
+    started: list[WorkerHead] = []
 
-    def start(*processes: tuple[str, list[str]], stall_s: float = 300.0) -> Watch:
-        started.append(Watch(tmp_path, list(processes), stall_s))
+    def start(*processes: tuple[str, list[str]], stall_s: float = 300.0) -> WorkerHead:
+        started.append(WorkerHead(tmp_path, list(processes), stall_s))
         return started[0]
 
     yield start
@@ -86,12 +86,12 @@ def watch(tmp_path: Path) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("first", [[], [("stays", ["sleep", "600"])]], ids=["alone", "second"])
-def test_a_launcher_that_cannot_be_started_is_reported_at_once(watch: Any, first: Any):
-    head = watch(*first, ("torchrun", ["/no/such/torchrun", "-m", "x"]))
+def test_a_launcher_that_cannot_be_started_is_reported_at_once(start_worker: Any, first: Any):
+    head = start_worker(*first, ("torchrun", ["/no/such/torchrun", "-m", "x"]))
     head.send("launch")
 
-    fault = "starting /no/such/torchrun: No such file or directory"
-    assert head.receive("launcher-ended") == {"name": "torchrun", "code": 127, "lines": [fault]}
+    problem = "starting /no/such/torchrun: No such file or directory"
+    assert head.receive("launcher-ended") == {"name": "torchrun", "code": 127, "lines": [problem]}
     path = Path(f"/proc/{head.process.pid}/task/{head.process.pid}/children")
     deadline = time.monotonic() + 30
     while any(is_running(int(child)) for child in path.read_text().split()):
@@ -100,8 +100,8 @@ def test_a_launcher_that_cannot_be_started_is_reported_at_once(watch: Any, first
     assert head.end(7) == 7
 
 
-def test_a_worker_stays_until_the_head_knows_that_its_outputs_are_stored(watch: Any):
-    head = watch()
+def test_a_worker_stays_until_the_head_knows_that_its_outputs_are_stored(start_worker: Any):
+    head = start_worker()
     head.send("job-ended", code=0, is_over=True, reason="")
     head.receive("left")
 
@@ -112,8 +112,8 @@ def test_a_worker_stays_until_the_head_knows_that_its_outputs_are_stored(watch: 
     assert head.process.wait(60) == 0
 
 
-def test_a_worker_logs_why_its_head_ends_before_there_are_ranks(watch: Any):
-    head = watch()
+def test_a_worker_logs_why_its_head_ends_before_there_are_ranks(start_worker: Any):
+    head = start_worker()
     head.send("job-ended", code=125, is_over=False, reason="looking for mpirun: not found on PATH")
     head.receive("left")
     head.send("bye")
@@ -124,29 +124,29 @@ def test_a_worker_logs_why_its_head_ends_before_there_are_ranks(watch: Any):
     )
 
 
-def test_a_worker_that_loses_its_head_ends_with_125(watch: Any):
-    head = watch()
+def test_a_worker_that_loses_its_head_ends_with_125(start_worker: Any):
+    head = start_worker()
     head.close()
 
     assert head.process.wait(60) == 125
     assert "the head (head) is gone: ending the ranks of this node" in head.err
 
 
-def test_a_worker_whose_head_is_silent_for_too_long_ends_with_125(watch: Any):
-    head = watch(stall_s=2.0)
+def test_a_worker_whose_head_is_silent_for_too_long_ends_with_125(start_worker: Any):
+    head = start_worker(stall_s=2.0)
 
     assert head.process.wait(60) == 125
     assert "the head (head) has been silent for 2 s" in head.err
 
 
-def test_a_head_that_connects_again_finds_the_worker_as_it_was(watch: Any):
-    head = watch(("torchrun", ["sh", "-c", "exit 3"]))
+def test_a_head_that_connects_again_finds_the_worker_as_it_was(start_worker: Any):
+    head = start_worker(("torchrun", ["sh", "-c", "exit 3"]))
     head.send("launch")
     head.close()
     head.open()
 
     # A head sends a message again if the worker has not received it.
-    if head.has == "1":
+    if head.reply == "1":
         head.sent = 1
         head.send("launch")
     head.receive("launcher-ended")
@@ -154,18 +154,18 @@ def test_a_head_that_connects_again_finds_the_worker_as_it_was(watch: Any):
     head.close()
     head.open()
 
-    assert head.has == "2"
+    assert head.reply == "2"
     head.receive("launcher-ended")
     assert head.end(3) == 3
 
 
-def test_a_second_head_is_refused(watch: Any):
-    head = watch()
+def test_a_second_head_is_refused(start_worker: Any):
+    head = start_worker()
 
     second = Head(head.folder, session="another")
     second.close()
 
-    assert second.has == "taken"
+    assert second.reply == "taken"
     assert head.end(0) == 0
 
 
@@ -177,8 +177,8 @@ def is_running(process: int) -> bool:
         return False
 
 
-def test_a_launcher_that_ends_is_reported_with_its_last_lines(watch: Any):
-    head = watch(("torchrun", ["sh", "-c", "echo one; echo two >&2; exit 3"]))
+def test_a_launcher_that_ends_is_reported_with_its_last_lines(start_worker: Any):
+    head = start_worker(("torchrun", ["sh", "-c", "echo one; echo two >&2; exit 3"]))
     head.send("launch")
 
     assert head.receive("launcher-ended") == {
@@ -189,8 +189,8 @@ def test_a_launcher_that_ends_is_reported_with_its_last_lines(watch: Any):
     assert head.end(3) == 3
 
 
-def test_a_worker_runs_mpiruns_command_in_the_users_shell(watch: Any):
-    head = watch()
+def test_a_worker_runs_mpiruns_command_in_the_users_shell(start_worker: Any):
+    head = start_worker()
     head.send(
         "run-command", number=4, command='echo "$CLOUDJOB_NODE_DIR" "${PYTHONPATH-none}"; exit 3'
     )
@@ -206,9 +206,9 @@ def test_a_worker_runs_mpiruns_command_in_the_users_shell(watch: Any):
     assert head.end(0) == 0
 
 
-def test_a_worker_does_not_wait_for_a_daemon(watch: Any):
+def test_a_worker_does_not_wait_for_a_daemon(start_worker: Any):
     """Processes that a command starts may outlive it, as mpirun's daemon does."""
-    head = watch()
+    head = start_worker()
     head.send("run-command", number=1, command="setsid sleep 600 <&- >&- 2>&- & exit 0")
 
     assert head.receive("command-output") == {"number": 1, "lines": [], "code": 0}

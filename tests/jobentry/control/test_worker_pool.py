@@ -25,38 +25,38 @@ from jobentry.control.worker_pool import WorkerPool
 
 FACTS = {"code": "sha256:1", "mpi": "4.1", "python": "3.11.2"}
 KEY = b"the key of the job"
-# The kind of a worker determines its behaviour; it records each message that it receives.
+# The behaviour is one of the kinds below; a worker records each message that it receives.
 WORKER = """\
 import os, signal, sys, time
 from jobentry.control import connection, listener
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.paths import NodePaths
 from jobentry.control.event_loop import NodeLoop
-folder, node, kind, key = sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4].encode()
+folder, node, behaviour, key = sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4].encode()
 own = os.path.join(folder, str(node))
 os.makedirs(own, exist_ok=True)
 if not os.path.exists(own + "/events"):
     os.mkfifo(own + "/events")
 loop = NodeLoop(NodeEnv(), NodePaths(own, own, own, own, own))
-facts = {"code": "sha256:1", "mpi": "5.0" if kind == "old" else "4.1", "python": "3.11.2"}
+facts = {"code": "sha256:1", "mpi": "5.0" if behaviour == "old" else "4.1", "python": "3.11.2"}
 over = []
 def obey(message):
     with open(own + "/got", "a") as file:
-        file.write(message.word + "\\n")
-    if message.word == "hello" and kind != "silent":
-        link.send("ready", at_s=time.time() + 3600 * (kind == "ahead"), **facts)
-    if message.word == "hello" and kind == "leaves":
+        file.write(message.kind + "\\n")
+    if message.kind == "hello" and behaviour != "silent":
+        link.send("ready", at_s=time.time() + 3600 * (behaviour == "ahead"), **facts)
+    if message.kind == "hello" and behaviour == "leaves":
         link.send("left", trouble="")
-    if message.word == "job-ended" and kind == "lost":
+    if message.kind == "job-ended" and behaviour == "lost":
         os.kill(os.getpid(), 9)
-    if message.word == "job-ended" and kind == "frozen":
+    if message.kind == "job-ended" and behaviour == "frozen":
         os.kill(os.getpid(), signal.SIGSTOP)
-    if message.word == "job-ended":
-        link.send("left", trouble="no room" if kind == "full" else "")
-    if message.word == "count":
+    if message.kind == "job-ended":
+        link.send("left", trouble="no room" if behaviour == "full" else "")
+    if message.kind == "count":
         for number in range(100):
             link.send("counted", number=number)
-    if message.word == "bye":
+    if message.kind == "bye":
         over.append(True)
 link = connection.Link(obey, lambda why: None)
 server = listener.listen(0, "127.0.0.1")
@@ -72,7 +72,7 @@ while not over:
 """
 
 
-class Watch:
+class Head:
     """A head with only its connections to workers."""
 
     def __init__(self, folder: Path, kinds: tuple[str, ...], stall_s: float = 300.0) -> None:
@@ -89,10 +89,10 @@ class Watch:
         where = where._replace(node_dir=str(folder), log_dir=str(folder))
         os.mkfifo(where.events)
         self.loop = NodeLoop(node, where)
-        self.heard: list[tuple[str, str]] = []
+        self.received: list[tuple[str, str]] = []
         self.numbers: list[int] = []
         self.lost: list[tuple[str, str]] = []
-        self.workers = WorkerPool(node, self.loop, FACTS, self._hear, self._lose)
+        self.workers = WorkerPool(node, self.loop, FACTS, self._receive, self._lose)
 
     def open(self, *absent: int) -> None:
         """Start the workers except for the absent ones, and connect to all of them."""
@@ -103,17 +103,17 @@ class Watch:
 
     def start(self, index: int, key: bytes = KEY) -> None:
         """Start a worker."""
-        words = [str(self.folder), str(index), self.kinds[index - 1], key.decode()]
+        args = [str(self.folder), str(index), self.kinds[index - 1], key.decode()]
         self.processes[index] = subprocess.Popen(
-            [sys.executable, "-c", WORKER, *words],
+            [sys.executable, "-c", WORKER, *args],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         )
         # Otherwise the loop would treat it as an orphan.
         self.loop.own_children.add(self.processes[index].pid)
 
-    def _hear(self, worker: RemoteWorker, message: Message) -> None:
-        self.heard.append((worker.host, message.word))
-        if message.word == "counted":
+    def _receive(self, worker: RemoteWorker, message: Message) -> None:
+        self.received.append((worker.host, message.kind))
+        if message.kind == "counted":
             self.numbers.append(message.values["number"])
 
     def _lose(self, worker: RemoteWorker) -> None:
@@ -123,10 +123,10 @@ class Watch:
         """Run the loop until a condition holds."""
         deadline = time.monotonic() + 60
         while not claim():
-            assert time.monotonic() < deadline, (self.heard, self.lost)
+            assert time.monotonic() < deadline, (self.received, self.lost)
             self.loop.step()
 
-    def until_all_are_there(self) -> None:
+    def wait_for_all_workers(self) -> None:
         self.until(lambda: not self.workers.absent)
 
     def close(self) -> None:
@@ -138,23 +138,23 @@ class Watch:
 
 
 @pytest.fixture
-def watch(tmp_path: Path) -> Iterator[Callable[..., Watch]]:
+def make_head(tmp_path: Path) -> Iterator[Callable[..., Head]]:
     """A function that creates a head with workers of the given kinds."""
-    kept = {
+    handlers = {
         number: signal.getsignal(number)
         for number in (*STOP_SIGNALS, *FORWARDED_SIGNALS, signal.SIGCHLD)
     }
-    made: list[Watch] = []
+    made: list[Head] = []
 
-    def make(*kinds: str, stall_s: float = 300.0) -> Watch:
-        made.append(Watch(tmp_path, kinds, stall_s))
+    def make(*kinds: str, stall_s: float = 300.0) -> Head:
+        made.append(Head(tmp_path, kinds, stall_s))
         return made[-1]
 
     yield make
     for each in made:
         each.close()
     signal.set_wakeup_fd(-1)
-    for number, handler in kept.items():
+    for number, handler in handlers.items():
         signal.signal(number, handler)
 
 
@@ -172,31 +172,31 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
 # -- bring-up -----------------------------------------------------------------------------------
 
 
-def test_the_head_connects_to_all_workers(watch: Callable[..., Watch]):
-    head = watch("good", "good", "good")
+def test_the_head_connects_to_all_workers(make_head: Callable[..., Head]):
+    head = make_head("good", "good", "good")
     head.open()
-    head.until_all_are_there()
+    head.wait_for_all_workers()
 
-    assert sorted(head.heard) == [("good%d" % i, "ready") for i in (1, 2, 3)]
+    assert sorted(head.received) == [("good%d" % i, "ready") for i in (1, 2, 3)]
     assert head.workers.unfit() == []
     assert head.workers.warnings() == []
 
 
-def test_a_worker_that_comes_late_is_found(watch: Callable[..., Watch]):
-    head = watch("good", "good")
+def test_a_worker_that_comes_late_is_found(make_head: Callable[..., Head]):
+    head = make_head("good", "good")
     head.open(2)
     head.until(lambda: len(head.workers.absent) == 1)
     (row,) = head.workers.unfit()
-    assert (row.node, row.trouble) == (2, "its entry does not listen yet")
+    assert (row.node, row.problem) == (2, "its entry does not listen yet")
 
     head.start(2)
 
-    head.until_all_are_there()
+    head.wait_for_all_workers()
     assert head.lost == []
 
 
-def test_a_worker_that_ends_before_it_answers_is_lost_at_once(watch: Callable[..., Watch]):
-    head = watch("good", "good")
+def test_a_worker_that_ends_before_it_answers_is_lost_at_once(make_head: Callable[..., Head]):
+    head = make_head("good", "good")
     head.open(2)
     head.until(lambda: len(head.workers.absent) == 1)
     assert head.lost == []
@@ -210,43 +210,43 @@ def test_a_worker_that_ends_before_it_answers_is_lost_at_once(watch: Callable[..
     assert head.lost == [("good2", reason)]
 
 
-def test_a_worker_with_another_key_is_reported_with_a_hint(watch: Callable[..., Watch]):
-    head = watch("good", "good")
+def test_a_worker_with_another_key_is_reported_with_a_hint(make_head: Callable[..., Head]):
+    head = make_head("good", "good")
     head.open(2)
     head.start(2, b"another key")
-    trouble = "its key differs from the head's, or it is not node 2"
+    problem = "its key differs from the head's, or it is not node 2"
 
-    head.until(lambda: [row for row in head.workers.unfit() if row.trouble == trouble])
+    head.until(lambda: [row for row in head.workers.unfit() if row.problem == problem])
 
     (row,) = [row for row in head.workers.unfit() if row.node == 2]
     assert row.has_control is False
     assert "CLOUDJOB_SSH_KEY" in row.hint
 
 
-def test_a_worker_that_does_not_answer_is_reported(watch: Callable[..., Watch]):
-    head = watch("silent")
+def test_a_worker_that_does_not_answer_is_reported(make_head: Callable[..., Head]):
+    head = make_head("silent")
     head.open()
-    trouble = "its entry has not answered"
+    problem = "its entry has not answered"
 
-    head.until(lambda: [row for row in head.workers.unfit() if row.trouble == trouble])
+    head.until(lambda: [row for row in head.workers.unfit() if row.problem == problem])
 
     (row,) = head.workers.unfit()
     assert "what does its own log say" in row.hint
 
 
-def test_a_worker_with_another_version_is_reported_with_both(watch: Callable[..., Watch]):
-    head = watch("good", "old")
+def test_a_worker_with_another_version_is_reported_with_both(make_head: Callable[..., Head]):
+    head = make_head("good", "old")
     head.open()
-    head.until_all_are_there()
+    head.wait_for_all_workers()
 
     (row,) = head.workers.unfit()
-    assert (row.node, row.trouble) == (2, "another MPI: 5.0, and the head has 4.1")
+    assert (row.node, row.problem) == (2, "another MPI: 5.0, and the head has 4.1")
 
 
-def test_a_wrong_clock_causes_a_warning(watch: Callable[..., Watch]):
-    head = watch("good", "ahead")
+def test_a_wrong_clock_causes_a_warning(make_head: Callable[..., Head]):
+    head = make_head("good", "ahead")
     head.open()
-    head.until_all_are_there()
+    head.wait_for_all_workers()
 
     assert head.workers.unfit() == []
     warning, hint = head.workers.warnings()
@@ -255,66 +255,66 @@ def test_a_wrong_clock_causes_a_warning(watch: Callable[..., Watch]):
 
 
 def test_late_workers_are_shown_while_the_head_waits(
-    watch: Callable[..., Watch],
+    make_head: Callable[..., Head],
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ):
     monkeypatch.setattr(worker_pool, "_LATE_S", 0.2)
-    head = watch("good", "silent")
+    head = make_head("good", "silent")
     head.open()
-    said: list[str] = []
+    stderr_parts: list[str] = []
 
     def is_shown_twice() -> bool:
-        said.append(capsys.readouterr().err)
-        return "".join(said).count("its entry has not answered") >= 2
+        stderr_parts.append(capsys.readouterr().err)
+        return "".join(stderr_parts).count("its entry has not answered") >= 2
 
     head.until(is_shown_twice)
     head.workers.stop_waiting()
-    text = "".join(said)
+    text = "".join(stderr_parts)
 
     assert "hint: node" in text
     assert "all workers are ready" not in text
 
 
 def test_a_normal_start_shows_no_table(
-    watch: Callable[..., Watch], capsys: pytest.CaptureFixture[str]
+    make_head: Callable[..., Head], capsys: pytest.CaptureFixture[str]
 ):
-    head = watch("good")
+    head = make_head("good")
     head.open()
-    head.until_all_are_there()
+    head.wait_for_all_workers()
     head.workers.stop_waiting()
 
     assert capsys.readouterr().err == ""
 
 
-def test_other_connections_do_not_block_the_head(watch: Callable[..., Watch]):
-    head = watch("good")
+def test_other_connections_do_not_block_the_head(make_head: Callable[..., Head]):
+    head = make_head("good")
     head.start(1)
     place = head.folder / "address-1"
     head.until(place.exists)
     address, port = place.read_text().split()
-    strangers = [socket.create_connection((address, int(port)), 60) for _ in range(5)]
+    other_connections = [socket.create_connection((address, int(port)), 60) for _ in range(5)]
     try:
-        for stranger, words in zip(
-            strangers, [b"", b"GET / HTTP/1.1\r\n\r\n", b"0" * 5000, b"\xff \xff 0 \xff\n"]
+        for other, data in zip(
+            other_connections, [b"", b"GET / HTTP/1.1\r\n\r\n", b"0" * 5000, b"\xff \xff 0 \xff\n"]
         ):
-            assert stranger.recv(19) == b"cloudjob-control 2 "
-            stranger.sendall(words)
+            assert other.recv(19) == b"cloudjob-control 2 "
+            other.sendall(data)
         head.workers.open(KEY, 0)
 
-        head.until_all_are_there()
+        head.wait_for_all_workers()
     finally:
-        for stranger in strangers:
-            stranger.close()
+        for other in other_connections:
+            other.close()
 
 
 # -- silent, disconnected and killed workers ----------------------------------------------------
 
 
-def test_a_killed_worker_is_lost_soon(watch: Callable[..., Watch]):
-    head = watch("good", "good")
+def test_a_killed_worker_is_lost_soon(make_head: Callable[..., Head]):
+    head = make_head("good", "good")
     head.open()
-    head.until_all_are_there()
+    head.wait_for_all_workers()
     head.processes[2].kill()
 
     head.until(lambda: head.lost)
@@ -323,11 +323,11 @@ def test_a_killed_worker_is_lost_soon(watch: Callable[..., Watch]):
     assert [worker.host for worker in head.workers.workers if worker.is_gone] == ["good2"]
 
 
-def test_a_restarted_worker_is_a_new_one(watch: Callable[..., Watch]):
+def test_a_restarted_worker_is_a_new_one(make_head: Callable[..., Head]):
     """The ranks of the first worker are gone, even if another entry answers there now."""
-    head = watch("good")
+    head = make_head("good")
     head.open()
-    head.until_all_are_there()
+    head.wait_for_all_workers()
     head.processes[1].kill()
     head.processes[1].wait()
     (head.folder / "address-1").unlink()
@@ -338,10 +338,10 @@ def test_a_restarted_worker_is_a_new_one(watch: Callable[..., Watch]):
     assert head.lost == [("good1", "its entry was started again")]
 
 
-def test_a_broken_connection_is_resumed_without_loss(watch: Callable[..., Watch]):
-    head = watch("good")
+def test_a_broken_connection_is_resumed_without_loss(make_head: Callable[..., Head]):
+    head = make_head("good")
     head.open()
-    head.until_all_are_there()
+    head.wait_for_all_workers()
     link = head.workers.workers[0].link
     head.workers.send("count")
     for _ in range(20):
@@ -359,20 +359,20 @@ def test_a_broken_connection_is_resumed_without_loss(watch: Callable[..., Watch]
 
 
 def test_the_head_reports_a_silent_worker_and_waits_for_it(
-    watch: Callable[..., Watch], capsys: pytest.CaptureFixture[str], fast: None
+    make_head: Callable[..., Head], capsys: pytest.CaptureFixture[str], fast: None
 ):
-    head = watch("good", stall_s=10_000.0)
+    head = make_head("good", stall_s=10_000.0)
     head.open()
-    head.until_all_are_there()
-    said: list[str] = []
+    head.wait_for_all_workers()
+    stderr_parts: list[str] = []
 
-    def is_reported(words: str) -> bool:
-        said.append(capsys.readouterr().err)
-        return words in "".join(said)
+    def is_reported(text: str) -> bool:
+        stderr_parts.append(capsys.readouterr().err)
+        return text in "".join(stderr_parts)
 
     os.kill(head.processes[1].pid, signal.SIGSTOP)
     head.until(lambda: is_reported("silent for "))
-    assert "node 1 (good1); a node may be silent for 10000 s" in "".join(said)
+    assert "node 1 (good1); a node may be silent for 10000 s" in "".join(stderr_parts)
     head.workers.send("count")
     os.kill(head.processes[1].pid, signal.SIGCONT)
     head.until(lambda: is_reported("no longer silent: node 1 (good1)"))
@@ -381,10 +381,10 @@ def test_the_head_reports_a_silent_worker_and_waits_for_it(
     assert head.lost == []
 
 
-def test_a_worker_that_is_silent_for_too_long_is_lost(watch: Callable[..., Watch], fast: None):
-    head = watch("good", stall_s=25.0)
+def test_a_worker_that_is_silent_for_too_long_is_lost(make_head: Callable[..., Head], fast: None):
+    head = make_head("good", stall_s=25.0)
     head.open()
-    head.until_all_are_there()
+    head.wait_for_all_workers()
     os.kill(head.processes[1].pid, signal.SIGSTOP)
 
     head.until(lambda: head.lost)
@@ -393,11 +393,11 @@ def test_a_worker_that_is_silent_for_too_long_is_lost(watch: Callable[..., Watch
     assert lost[1].startswith("it has been silent for ")
 
 
-def test_a_silent_worker_that_dies_is_lost_at_once(watch: Callable[..., Watch], fast: None):
+def test_a_silent_worker_that_dies_is_lost_at_once(make_head: Callable[..., Head], fast: None):
     """Its port refuses connections, so the head does not wait for it."""
-    head = watch("good", stall_s=100_000.0)
+    head = make_head("good", stall_s=100_000.0)
     head.open()
-    head.until_all_are_there()
+    head.wait_for_all_workers()
     os.kill(head.processes[1].pid, signal.SIGSTOP)
     head.until(lambda: head.workers.workers[0].silent_s > connection.SILENT_S)
     head.processes[1].kill()
@@ -406,11 +406,11 @@ def test_a_silent_worker_that_dies_is_lost_at_once(watch: Callable[..., Watch], 
 
 
 def test_suspension_of_the_head_does_not_count_as_silence(
-    watch: Callable[..., Watch], monkeypatch: pytest.MonkeyPatch
+    make_head: Callable[..., Head], monkeypatch: pytest.MonkeyPatch
 ):
-    head = watch("good", stall_s=60.0)
+    head = make_head("good", stall_s=60.0)
     head.open()
-    head.until_all_are_there()
+    head.wait_for_all_workers()
     now = time.monotonic
     monkeypatch.setattr(time, "monotonic", lambda: now() + 1000.0)
 
@@ -422,12 +422,12 @@ def test_suspension_of_the_head_does_not_count_as_silence(
 
 
 def test_the_head_looks_again_for_a_lost_worker_that_may_return(
-    watch: Callable[..., Watch], monkeypatch: pytest.MonkeyPatch
+    make_head: Callable[..., Head], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(remote_worker, "_PAUSE_S", (0.02, 0.05))
-    head = watch("good")
+    head = make_head("good")
     head.open()
-    head.until_all_are_there()
+    head.wait_for_all_workers()
     head.processes[1].kill()
     head.processes[1].wait()
     head.until(lambda: head.lost)
@@ -435,15 +435,15 @@ def test_the_head_looks_again_for_a_lost_worker_that_may_return(
     assert len(head.workers.absent) == 1
     head.start(1)
 
-    head.until_all_are_there()
-    assert head.heard == [("good1", "ready")] * 2
+    head.wait_for_all_workers()
+    assert head.received == [("good1", "ready")] * 2
 
 
 # -- the end of the job -------------------------------------------------------------------------
 
 
-def test_at_the_end_each_worker_has_left(watch: Callable[..., Watch]):
-    head = watch("good", "full", "silent")
+def test_at_the_end_each_worker_has_left(make_head: Callable[..., Head]):
+    head = make_head("good", "full", "silent")
     head.open()
     head.until(lambda: len(head.workers.absent) == 1)
     begun = time.monotonic()
@@ -452,13 +452,13 @@ def test_at_the_end_each_worker_has_left(watch: Callable[..., Watch]):
 
     assert time.monotonic() - begun < 60
     assert head.lost == []
-    assert [worker.trouble for worker in head.workers.workers] == ["", "no room", ""]
+    assert [worker.problem for worker in head.workers.workers] == ["", "no room", ""]
     for index in (1, 2):
         assert head.processes[index].wait(60) == 0
 
 
-def test_a_worker_that_ends_without_confirming_is_reported(watch: Callable[..., Watch]):
-    head = watch("good", "lost", "full", "silent")
+def test_a_worker_that_ends_without_confirming_is_reported(make_head: Callable[..., Head]):
+    head = make_head("good", "lost", "full", "silent")
     head.open()
     head.until(lambda: len(head.workers.absent) == 1)
 
@@ -467,18 +467,18 @@ def test_a_worker_that_ends_without_confirming_is_reported(watch: Callable[..., 
     assert [(worker.host, worker.is_gone) for worker in unconfirmed] == [("lost2", True)]
 
 
-def test_a_worker_that_never_confirms_is_reported_after_the_limit(watch: Callable[..., Watch]):
-    head = watch("good", "frozen")
+def test_a_worker_that_never_confirms_is_reported_after_the_limit(make_head: Callable[..., Head]):
+    head = make_head("good", "frozen")
     head.open()
-    head.until_all_are_there()
+    head.wait_for_all_workers()
 
     unconfirmed = head.workers.end(0, is_over=True, patience_s=2.0)
 
     assert [(worker.host, worker.is_gone) for worker in unconfirmed] == [("frozen2", False)]
 
 
-def test_a_worker_that_leaves_while_the_job_runs_is_lost(watch: Callable[..., Watch]):
-    head = watch("leaves")
+def test_a_worker_that_leaves_while_the_job_runs_is_lost(make_head: Callable[..., Head]):
+    head = make_head("leaves")
     head.open()
 
     head.until(lambda: head.lost)
@@ -487,11 +487,11 @@ def test_a_worker_that_leaves_while_the_job_runs_is_lost(watch: Callable[..., Wa
 
 
 def test_a_silent_worker_of_a_job_that_was_stopped_is_not_waited_for(
-    watch: Callable[..., Watch], fast: None
+    make_head: Callable[..., Head], fast: None
 ):
-    head = watch("good", "frozen")
+    head = make_head("good", "frozen")
     head.open()
-    head.until_all_are_there()
+    head.wait_for_all_workers()
 
     unconfirmed = head.workers.end(143, is_over=False, patience_s=3600.0, silent_limit_s=7.0)
 

@@ -21,11 +21,11 @@ INTEL = Mpi("/opt/mpi/mpirun", (2021, 19), launchers.INTEL_MPI)
 RANK = ("python3", "/e.pyz", "--rank", "--", "python", "/e.pyz", "--script", "x.py")
 
 
-def make(mpi, words=("x.py",), environment=(), **node):
+def make(mpi, script_argv=("x.py",), environment=(), **node):
     """Return the plan of the head."""
     environ = {"PWD": "/code", "MA_X": "a b", "TOKEN": "s", **dict(environment)}
     tools = Tools(mpi, "python", ("python3", "/e.pyz"))
-    return plan.make(NODE._replace(**node), environ, PATHS, tools, words)
+    return plan.make(NODE._replace(**node), environ, PATHS, tools, script_argv)
 
 
 def test_mpich_starts_ranks_over_ssh():

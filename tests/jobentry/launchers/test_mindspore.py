@@ -18,7 +18,7 @@ from jobentry.rank import wrapper
 PATHS = NodePaths("/h", "/j", "/m", "/l", "/n")
 ENTRY = ("/usr/bin/python3", "-I", "/e.pyz")
 SCRIPT = ("/py/bin/python", "/e.pyz", "--script", "x.py", "--lr", "1")
-WORDS = ("x.py", "--lr", "1")
+SCRIPT_ARGV = ("x.py", "--lr", "1")
 SHARED = {
     "MS_WORKER_NUM": "4",
     "RANK_SIZE": "4",
@@ -30,7 +30,7 @@ SHARED = {
 }
 
 
-def site(node: int = 0, environment: dict[str, str] | None = None, **given) -> Site:
+def make_site(node: int = 0, environment: dict[str, str] | None = None, **given) -> Site:
     """Return the site of a job of two nodes with two ranks each."""
     env = NodeEnv(job="j", node=node, hosts=("a", "b"), slots=2, **given)
     environment = {"PATH": "/bin", "MS_SCHED_PORT": "8118", **(environment or {})}
@@ -39,7 +39,7 @@ def site(node: int = 0, environment: dict[str, str] | None = None, **given) -> S
 
 def test_a_dynamic_cluster_has_one_scheduler_and_numbered_ranks():
     """The scheduler runs on the head, beside the head's ranks."""
-    scheduler, *wrappers = mindspore.dynamic_cluster(site(), WORDS).processes
+    scheduler, *wrappers = mindspore.dynamic_cluster(make_site(), SCRIPT_ARGV).processes
 
     assert scheduler.is_server
     assert scheduler.name == "scheduler"
@@ -66,17 +66,17 @@ def test_a_dynamic_cluster_has_one_scheduler_and_numbered_ranks():
 
 def test_a_worker_has_ranks_and_no_scheduler():
     """Its rank numbers continue those of the head; its device numbers start at 0."""
-    launch = mindspore.dynamic_cluster(site(node=1), WORDS)
+    launch = mindspore.dynamic_cluster(make_site(node=1), SCRIPT_ARGV)
 
     assert launch.ranks == 4
     assert launch.is_everywhere
-    told = [(p.env["MS_NODE_ID"], p.env["DEVICE_ID"], p.is_server) for p in launch.processes]
-    assert told == [("2", "0", False), ("3", "1", False)]
+    assigned = [(p.env["MS_NODE_ID"], p.env["DEVICE_ID"], p.is_server) for p in launch.processes]
+    assert assigned == [("2", "0", False), ("3", "1", False)]
 
 
 @pytest.mark.parametrize(("node", "expected"), [(0, ["0", "2"]), (1, ["1"])])
 def test_parameter_servers_are_assigned_to_the_nodes_in_turn(node: int, expected: list[str]):
-    launch = mindspore.dynamic_cluster(site(node, {"MS_SERVER_NUM": "3"}), WORDS)
+    launch = mindspore.dynamic_cluster(make_site(node, {"MS_SERVER_NUM": "3"}), SCRIPT_ARGV)
     servers = [process for process in launch.processes if "parameter server" in process.name]
 
     assert [process.name.rpartition(" ")[2] for process in servers] == expected
@@ -90,20 +90,20 @@ def test_parameter_servers_are_assigned_to_the_nodes_in_turn(node: int, expected
 
 def test_an_invalid_number_of_parameter_servers_is_refused():
     with pytest.raises(ArgsError, match="MS_SERVER_NUM='-1' is not a number"):
-        mindspore.dynamic_cluster(site(environment={"MS_SERVER_NUM": "-1"}), WORDS)
+        mindspore.dynamic_cluster(make_site(environment={"MS_SERVER_NUM": "-1"}), SCRIPT_ARGV)
 
 
 def test_the_users_timeout_and_log_level_take_precedence():
     """``MS_TOPO_TIMEOUT`` for the cluster, ``GLOG_v`` for the scheduler's log."""
     scheduler, *_ = mindspore.dynamic_cluster(
-        site(environment={"MS_TOPO_TIMEOUT": "7", "GLOG_v": "1"}), WORDS
+        make_site(environment={"MS_TOPO_TIMEOUT": "7", "GLOG_v": "1"}), SCRIPT_ARGV
     ).processes
 
     assert (scheduler.env["MS_TOPO_TIMEOUT"], scheduler.env["GLOG_v"]) == ("7", "1")
 
 
 @pytest.mark.parametrize(
-    ("slots", "message", "expected"),
+    ("slots", "environ", "expected"),
     [
         (128, {}, {"MS_RETRY_INTERVAL_LOWER": "1", "MS_RETRY_INTERVAL_UPPER": "1"}),
         (129, {}, {}),
@@ -112,11 +112,11 @@ def test_the_users_timeout_and_log_level_take_precedence():
         (2, {"MS_RETRY_INTERVAL_UPPER": "9"}, {"MS_RETRY_INTERVAL_UPPER": "9"}),
     ],
 )
-def test_small_clusters_poll_the_scheduler_more_often(slots, message, expected):
-    place = site(environment=message)
+def test_small_clusters_poll_the_scheduler_more_often(slots, environ, expected):
+    place = make_site(environment=environ)
     place = place._replace(node=place.node._replace(slots=slots))
 
-    launches = mindspore.dynamic_cluster(place, WORDS), mindspore.msrun(place, WORDS)
+    launches = mindspore.dynamic_cluster(place, SCRIPT_ARGV), mindspore.msrun(place, SCRIPT_ARGV)
     for process in (process for launch in launches for process in launch.processes):
         pauses = {name: value for name, value in process.env.items() if "INTERVAL" in name}
         assert pauses == expected
@@ -124,13 +124,13 @@ def test_small_clusters_poll_the_scheduler_more_often(slots, message, expected):
 
 def test_an_invalid_port_is_refused():
     with pytest.raises(ArgsError, match="MS_SCHED_PORT='x' is not a port"):
-        mindspore.dynamic_cluster(site(environment={"MS_SCHED_PORT": "x"}), WORDS)
+        mindspore.dynamic_cluster(make_site(environment={"MS_SCHED_PORT": "x"}), SCRIPT_ARGV)
 
 
 def test_msrun_gets_the_documented_arguments():
     """The node rank is explicit; with ``--join``, msrun waits for its ranks."""
-    scheduler, msrun = mindspore.msrun(site(node=0), WORDS).processes
-    (other,) = mindspore.msrun(site(node=1), WORDS).processes
+    scheduler, msrun = mindspore.msrun(make_site(node=0), SCRIPT_ARGV).processes
+    (other,) = mindspore.msrun(make_site(node=1), SCRIPT_ARGV).processes
 
     assert scheduler.is_server
     assert msrun.argv == (
@@ -158,7 +158,7 @@ def run_wrapper_script(environ: dict[str, str], tmp_path) -> str:
     folder.mkdir()
     (folder / "__main__.py").write_text(DUMP)
     env = {"PATH": "/bin", "GLOG_v": "1"}
-    place = site()._replace(entry=(sys.executable, str(folder)), environment=env)
+    place = make_site()._replace(entry=(sys.executable, str(folder)), environment=env)
     (file,) = mindspore.msrun(place, ("x", *UGLY)).files
     done = subprocess.run(
         [sys.executable, "-I", "-c", file.text], env=environ, stdout=subprocess.PIPE, check=True
@@ -191,7 +191,7 @@ def test_ranks_of_mpirun_form_a_cluster_on_a_cpu():
     """The scheduler runs beside mpirun, which passes its address; wrappers set rank numbers."""
     node = {"open_mpi": OpenMpi(x_args=""), "mindspore": MindSpore(device_target="CPU")}
 
-    launch = mindspore.mpi(site(**node), Mpi("/usr/bin/mpirun", (4, 1)), WORDS)
+    launch = mindspore.mpi(make_site(**node), Mpi("/usr/bin/mpirun", (4, 1)), SCRIPT_ARGV)
 
     scheduler, started = launch.processes
     assert not launch.is_everywhere
@@ -209,10 +209,10 @@ def test_ranks_of_mpirun_form_a_cluster_on_a_cpu():
 
 @pytest.mark.parametrize("target", ["GPU", "Ascend"])
 def test_on_other_devices_mindspore_uses_open_mpi_itself(target):
-    place = site(open_mpi=OpenMpi(x_args=""), mindspore=MindSpore(device_target=target))
+    place = make_site(open_mpi=OpenMpi(x_args=""), mindspore=MindSpore(device_target=target))
     mpi = Mpi("/usr/bin/mpirun", (4, 1))
 
-    assert mindspore.mpi(place, mpi, WORDS) == mpirun.launch(place, mpi, WORDS)
+    assert mindspore.mpi(place, mpi, SCRIPT_ARGV) == mpirun.launch(place, mpi, SCRIPT_ARGV)
 
 
 # -- the wrapper --------------------------------------------------------------------------------
@@ -229,9 +229,9 @@ def test_the_wrapper_resolves_a_host_name():
 
 def test_an_unknown_host_name_is_reported():
     options = ["--address", "MS_SCHED_HOST"]
-    fault = wrapper._apply_options(options, {"MS_SCHED_HOST": "no.such.invalid"}, 0)
+    problem = wrapper._apply_options(options, {"MS_SCHED_HOST": "no.such.invalid"}, 0)
 
-    assert fault.startswith("looking up the head, no.such.invalid: ")
+    assert problem.startswith("looking up the head, no.such.invalid: ")
 
 
 def test_the_wrapper_under_mpirun_sets_the_rank_and_device():

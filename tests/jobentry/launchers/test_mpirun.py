@@ -42,19 +42,19 @@ def parsed(made: Command) -> tuple[list[str], dict[str, str]]:
     """Return the variables and the MCA parameters of a command; no parameter may be repeated."""
     variables: list[str] = []
     parameters: dict[str, str] = {}
-    words = options(made)
-    while words:
-        word = words.pop(0)
-        if word == "-x":
-            variables.append(words.pop(0))
-        elif word == "--mca":
-            name, value = words.pop(0), words.pop(0)
+    arguments = options(made)
+    while arguments:
+        argument = arguments.pop(0)
+        if argument == "-x":
+            variables.append(arguments.pop(0))
+        elif argument == "--mca":
+            name, value = arguments.pop(0), arguments.pop(0)
             assert name not in parameters
             parameters[name] = value
-        elif word == "--gmca":
-            del words[:2]
-        elif word in ("--bind-to", "--map-by", "-H"):
-            words.pop(0)
+        elif argument == "--gmca":
+            del arguments[:2]
+        elif argument in ("--bind-to", "--map-by", "-H"):
+            arguments.pop(0)
     return variables, parameters
 
 
@@ -160,7 +160,7 @@ def test_openmpi_bind_args_replace_the_default():
         OpenMpi(bind_args="-bind-to core --map-by=socket", extra_args="--bind-to hwthread")
     )
 
-    assert [word for word in made.argv if word in ("core", "none", "slot")] == []
+    assert [argument for argument in made.argv if argument in ("core", "none", "slot")] == []
     assert "--map-by socket --bind-to hwthread" in " ".join(made.argv)
 
 
@@ -355,13 +355,13 @@ def test_more_ranks_than_slots_are_refused():
     ]
 
 
-@pytest.mark.parametrize("words", ["--oversubscribe", "--map-by :OVERSUBSCRIBE", "-oversubscribe"])
-def test_oversubscription_can_be_enabled(words: str):
-    assert command(OpenMpi(np=5, extra_args=words)).argv[2] == "5"
+@pytest.mark.parametrize("args", ["--oversubscribe", "--map-by :OVERSUBSCRIBE", "-oversubscribe"])
+def test_oversubscription_can_be_enabled(args: str):
+    assert command(OpenMpi(np=5, extra_args=args)).argv[2] == "5"
 
 
 @pytest.mark.parametrize(
-    ("words", "problem"),
+    ("args", "problem"),
     [
         ("-mca a", "-mca needs 2 arguments"),
         ("--mca", "--mca needs 2 arguments"),
@@ -378,7 +378,7 @@ def test_oversubscription_can_be_enabled(words: str):
         ("--report-bindings -", "'-' is not an option"),
     ],
 )
-def test_invalid_options_are_reported_with_their_variable(words: str, problem: str):
+def test_invalid_options_are_reported_with_their_variable(args: str, problem: str):
     for field, variable in (
         ("bind_args", "OPENMPI_BIND_ARGS"),
         ("x_args", "OPENMPI_X_ARGS"),
@@ -386,7 +386,7 @@ def test_invalid_options_are_reported_with_their_variable(words: str, problem: s
         ("extra_args", "OPENMPI_EXTRA_ARGS"),
     ):
         with pytest.raises(ArgsError) as caught:
-            command(OpenMpi()._replace(**{field: words}))
+            command(OpenMpi()._replace(**{field: args}))
 
         assert caught.value.problems == ["%s: %s" % (variable, problem)]
 
@@ -400,12 +400,12 @@ def test_all_problems_are_reported_at_once():
 
 
 @pytest.mark.parametrize(
-    "words", ["-np 4", "-n 4", "--hostfile f", "-machinefile f", "-tune f", "-am f", "--np=4"]
+    "args", ["-np 4", "-n 4", "--hostfile f", "-machinefile f", "-tune f", "-am f", "--np=4"]
 )
-def test_options_that_the_entry_sets_are_refused(words: str):
+def test_options_that_the_entry_sets_are_refused(args: str):
     """A second one would be an error in mpirun, or silently take precedence."""
     with pytest.raises(ArgsError, match="the entry sets this itself"):
-        command(OpenMpi(extra_args=words))
+        command(OpenMpi(extra_args=args))
 
 
 def test_an_invalid_variable_name_is_refused():
@@ -415,7 +415,7 @@ def test_an_invalid_variable_name_is_refused():
     assert caught.value.problems == ["OPENMPI_X_ARGS: cannot carry '1A=2'"]
 
 
-WORDS = st.sampled_from(
+ARGUMENTS = st.sampled_from(
     [
         "-x",
         "-mca",
@@ -459,7 +459,7 @@ WORDS = st.sampled_from(
         "\t",
     ]
 )
-ARGS = st.none() | st.text(max_size=20) | st.lists(WORDS, max_size=8).map(" ".join)
+ARGS = st.none() | st.text(max_size=20) | st.lists(ARGUMENTS, max_size=8).map(" ".join)
 
 
 @given(
@@ -511,28 +511,28 @@ VALUES = st.text("äöü =;\"'\n", min_size=4, max_size=12)
 )
 def test_no_value_is_in_the_command(
     environ: dict[str, str],
-    words: list[tuple[str, str | None]],
+    exports: list[tuple[str, str | None]],
     env_names: list[str],
     mpi: Mpi,
 ):
     from shlex import quote
 
     x_args = " ".join(
-        "-x " + quote(name if value is None else "%s=%s" % (name, value)) for name, value in words
+        "-x " + quote(name if value is None else "%s=%s" % (name, value)) for name, value in exports
     )
     node = NODE._replace(env_names=tuple(env_names), secret_names=("TOKEN",))
     made = command(OpenMpi(x_args=x_args), environ, mpi, node)
-    values = [*environ.values(), *(value for _, value in words if value is not None)]
+    values = [*environ.values(), *(value for _, value in exports if value is not None)]
 
     for value in values:
-        assert not any(value in word for word in made.argv)
+        assert not any(value in argument for argument in made.argv)
         assert value not in made.tune_file
     expected = {
         name: environ[name]
         for name in environ
         if name in ("PATH", *env_names) or name.startswith(names.CARRIED_PREFIXES)
     }
-    for name, value in words:
+    for name, value in exports:
         if value is not None or name in environ:
             expected[name] = environ[name] if value is None else value
     found = carried(made)

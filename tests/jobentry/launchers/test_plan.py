@@ -39,12 +39,12 @@ def test_a_worker_of_an_mpirun_job_starts_nothing():
 
 @pytest.mark.parametrize("launcher", ["mpirun", "horovod", "mindspore-mpi"])
 @pytest.mark.parametrize(
-    "fault",
+    "invalid_options",
     [{"mca_args": "-mca btl"}, {"x_args": "-x 'A"}, {"extra_args": "--np 4"}, {"np": 99}],
     ids=str,
 )
-def test_every_node_refuses_the_same_options(launcher: str, fault: dict[str, Any]):
-    node = NODE._replace(launcher=launcher, open_mpi=NODE.open_mpi._replace(**fault))
+def test_every_node_refuses_the_same_options(launcher: str, invalid_options: dict[str, Any]):
+    node = NODE._replace(launcher=launcher, open_mpi=NODE.open_mpi._replace(**invalid_options))
     refusals = set()
     for index in range(2):
         with pytest.raises(ArgsError) as caught:

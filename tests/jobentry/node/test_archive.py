@@ -13,8 +13,8 @@ import pytest
 BOOT = Path(__file__).parents[3] / "entrypoints" / "boot.sh"
 
 
-def _run(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(words, check=False, capture_output=True, text=True)
+def _run(*argv: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(argv, check=False, capture_output=True, text=True)
 
 
 @pytest.fixture
@@ -92,8 +92,8 @@ def test_a_safe_path_stays_safe(zipapp: str, unpacked: Path, tmp_path: Path, kin
     entry = zipapp if kind == "archive" else unpacked
     env = {**os.environ, "PYTHONSAFEPATH": "1"}
 
-    def path_of(*words: str | Path) -> str:
-        argv = [sys.executable, *words]
+    def path_of(*args: str | Path) -> str:
+        argv = [sys.executable, *args]
         return subprocess.run(argv, check=True, stdout=subprocess.PIPE, text=True, env=env).stdout
 
     assert path_of(entry, "--script", script) == path_of(script)

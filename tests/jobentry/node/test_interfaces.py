@@ -86,18 +86,18 @@ def as_nccl_does(text: str, name: str) -> bool:
     text = text[1:] if is_not else text
     is_exact = text[:1] == "="
     text = text[1:] if is_exact else text
-    words, word, is_port = [], "", False
+    items, item, is_port = [], "", False
     for letter in text + ",":
         if letter == ",":
-            words += [word] if word else []
-            word, is_port = "", False
+            items += [item] if item else []
+            item, is_port = "", False
         elif letter == ":":
             is_port = True
         elif not is_port:
-            word += letter
-    if not words:
+            item += letter
+    if not items:
         return True
-    found = any(name == word if is_exact else name[: len(word)] == word for word in words)
+    found = any(name == item if is_exact else name[: len(item)] == item for item in items)
     return not found if is_not else found
 
 
@@ -110,11 +110,11 @@ def test_any_list_is_parsed_as_nccl_does(text: str, name: str):
     st.lists(st.text("ab0_", min_size=1, max_size=3), min_size=1, max_size=3),
     st.text("ab0_", min_size=1),
 )
-def test_an_excluding_list_is_the_complement(words: list[str], name: str):
-    text = ",".join(words)
+def test_an_excluding_list_is_the_complement(items: list[str], name: str):
+    text = ",".join(items)
 
     assert parse(text).has(name) is not parse("^" + text).has(name)
-    assert parse("=" + text).has(name) is (name in words)
+    assert parse("=" + text).has(name) is (name in items)
 
 
 # -- NCCL_SOCKET_IFNAME -------------------------------------------------------------------------

@@ -22,9 +22,9 @@ def entries(lines: list[bytes]) -> list[contract.Entry | None]:
 
 def test_a_phase_is_written_when_it_begins_and_when_it_ends():
     lines: list[bytes] = []
-    kept = Journal(lines.append)
+    node_journal = Journal(lines.append)
 
-    with kept.during("input DATA") as transfer:
+    with node_journal.during("input DATA") as transfer:
         transfer.total_bytes = 10
         transfer.add(4)
         transfer.add(5)
@@ -36,25 +36,25 @@ def test_a_phase_is_written_when_it_begins_and_when_it_ends():
     assert ended.ended_at is not None
     assert ended.started_at == begun.started_at
     assert (ended.done_bytes, ended.total_bytes) == (9, 10)
-    assert [phase.name for phase in kept.phases] == ["input DATA"]
+    assert [phase.name for phase in node_journal.phases] == ["input DATA"]
 
 
 def test_the_record_has_the_last_phase_of_each_name():
     """A job that runs for a week stores thousands of checkpoints."""
-    kept = Journal()
+    node_journal = Journal()
     for size in (1, 2, 3):
         transfer = journal.Transfer("checkpoint")
         transfer.add(size)
-        kept.add_transfer(transfer)
+        node_journal.add_transfer(transfer)
 
-    assert [(phase.name, phase.done_bytes) for phase in kept.phases] == [("checkpoint", 3)]
+    assert [(phase.name, phase.done_bytes) for phase in node_journal.phases] == [("checkpoint", 3)]
 
 
 def test_a_transfer_that_goes_on_is_written_with_each_sample(until: Callable[..., None]):
     lines: list[bytes] = []
-    kept = Journal(lines.append)
-    with kept.during("package") as transfer:
-        kept.start()
+    node_journal = Journal(lines.append)
+    with node_journal.during("package") as transfer:
+        node_journal.start()
         transfer.add(7)
         until(
             lambda: any(
@@ -62,15 +62,15 @@ def test_a_transfer_that_goes_on_is_written_with_each_sample(until: Callable[...
                 for entry in entries(list(lines))
             )
         )
-    kept.finish()
+    node_journal.finish()
 
 
 def test_the_last_sample_is_taken_at_the_end():
     lines: list[bytes] = []
-    kept = Journal(lines.append)
-    kept.begin("run")
-    kept.start()
-    kept.finish()
+    node_journal = Journal(lines.append)
+    node_journal.begin("run")
+    node_journal.start()
+    node_journal.finish()
 
     found = entries(lines)
     assert isinstance(found[-2], Sample)
@@ -79,10 +79,10 @@ def test_the_last_sample_is_taken_at_the_end():
 
 
 def test_the_journal_is_stored(tmp_path: Path):
-    kept = Journal()
-    with kept.during("stage"):
+    node_journal = Journal()
+    with node_journal.during("stage"):
         pass
-    kept.store(f"file://{tmp_path}/journal-0.jsonl.gz", 30.0)
+    node_journal.store(f"file://{tmp_path}/journal-0.jsonl.gz", 30.0)
 
     stored = contract.unpack((tmp_path / "journal-0.jsonl.gz").read_bytes())
     assert [contract.load(line).name for line in stored] == ["stage", "stage"]  # type: ignore[union-attr]
@@ -121,22 +121,22 @@ def test_an_hour_costs_at_most_200_kb_and_a_week_is_thinned(line_bytes: int):
 
 def test_a_log_has_the_time_once_in_two_seconds_at_most():
     lines: list[bytes] = []
-    kept = Journal(lines.append)
+    node_journal = Journal(lines.append)
     for _ in range(3):
-        kept.mark_time()
+        node_journal.mark_time()
     assert len(lines) == 1
     assert abs(contract.time_of(lines[0][len(contract.MARK) :]) - time.time()) < 600
 
-    kept._time_due_s = 0.0
-    kept.mark_time()
+    node_journal._time_due_s = 0.0
+    node_journal.mark_time()
     # A phase contains the time and replaces a time mark; time marks are not stored.
-    kept._time_due_s = 0.0
-    kept.begin("stage")
-    kept.mark_time()
+    node_journal._time_due_s = 0.0
+    node_journal.begin("stage")
+    node_journal.mark_time()
     assert [contract.load(line[len(contract.MARK) :]) is None for line in lines] == [
         True, True, False,
     ]  # fmt: skip
-    assert len(kept._lines) == 1
+    assert len(node_journal._lines) == 1
 
 
 def test_sampling_takes_less_than_half_a_percent_of_a_cpu():
@@ -146,15 +146,15 @@ def test_sampling_takes_less_than_half_a_percent_of_a_cpu():
 
 
 def test_a_node_that_cannot_start_a_thread_continues(monkeypatch: pytest.MonkeyPatch):
-    kept = Journal()
+    node_journal = Journal()
 
     def refuse() -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(kept._thread, "start", refuse)
-    kept.start()
-    with kept.during("stage"):
+    monkeypatch.setattr(node_journal._thread, "start", refuse)
+    node_journal.start()
+    with node_journal.during("stage"):
         pass
-    kept.finish()
-    assert [phase.name for phase in kept.phases] == ["stage"]
-    assert kept.phases[0].started_at <= time.time()
+    node_journal.finish()
+    assert [phase.name for phase in node_journal.phases] == ["stage"]
+    assert node_journal.phases[0].started_at <= time.time()

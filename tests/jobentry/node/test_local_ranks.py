@@ -91,9 +91,9 @@ def test_a_line_without_an_end_is_dropped():
 
 def test_a_failed_rank_counts_as_running_until_it_has_exited(ranks: LocalRanks):
     ranks.handle_event("start 0 100 101")
-    word, end = ranks.handle_event("fail 0 1 0 0 1.5 ValueError: a  b")
+    kind, end = ranks.handle_event("fail 0 1 0 0 1.5 ValueError: a  b")
 
-    assert (word, end) == ("fail", End(0, 1, 0, False, 1.5, "ValueError: a  b"))
+    assert (kind, end) == ("fail", End(0, 1, 0, False, 1.5, "ValueError: a  b"))
     assert ranks.running == [0]
     assert ranks.handle_event("gone 0") == ("gone", None)
     assert (ranks.running, ranks.ends) == ([], {0: end})
@@ -160,8 +160,8 @@ def test_a_stop_reaches_a_rank_that_reports_later(
 def test_signals_are_passed_on_to_running_ranks(
     ranks: LocalRanks, processes: list[subprocess.Popen[bytes]]
 ):
-    doors = [start(processes) for _ in range(3)]
-    for rank, wrapper in enumerate(doors):
+    wrappers = [start(processes) for _ in range(3)]
+    for rank, wrapper in enumerate(wrappers):
         ranks.handle_event("start %d %d %d" % (rank, wrapper, wrapper))
     ranks.handle_event("end 0 0 0 0 1.0 ")
     ranks.handle_event("fail 1 1 0 0 1.0 Error")
@@ -174,9 +174,9 @@ def test_signals_are_passed_on_to_running_ranks(
 def test_a_kill_ends_all_processes_of_ranks(
     ranks: LocalRanks, processes: list[subprocess.Popen[bytes]]
 ):
-    wrapper, program, held = (start(processes) for _ in range(3))
+    wrapper, program, finished = (start(processes) for _ in range(3))
     ranks.handle_event("start 0 %d %d" % (wrapper, program))
-    ranks.handle_event("start 1 %d %d" % (held, held))
+    ranks.handle_event("start 1 %d %d" % (finished, finished))
     ranks.handle_event("end 1 0 0 0 1.0 ")
     ranks.kill()
 

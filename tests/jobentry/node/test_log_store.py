@@ -50,11 +50,11 @@ def text(folder: Path) -> bytes:
 
 
 def test_the_log_is_stored_in_chunks_of_one_size(store: Any, tmp_path: Path):
-    kept = store(chunk_bytes=20_000)
+    log_store = store(chunk_bytes=20_000)
     for line in LINES:
-        kept.add(line)
-    kept.finish()
-    kept.join(60.0)
+        log_store.add(line)
+    log_store.finish()
+    log_store.join(60.0)
 
     assert text(tmp_path) == b"".join(LINES)
     found = [chunk for chunk, _ in chunks(tmp_path)]
@@ -68,10 +68,10 @@ def test_the_log_is_stored_in_chunks_of_one_size(store: Any, tmp_path: Path):
 def test_a_node_that_is_killed_has_stored_its_log_so_far(
     store: Any, tmp_path: Path, until: Callable[..., None]
 ):
-    kept = store(period_s=0.01)
-    kept.add(LINES[0])
+    log_store = store(period_s=0.01)
+    log_store.add(LINES[0])
     until(lambda: text(tmp_path) == LINES[0])
-    kept.add(LINES[1])
+    log_store.add(LINES[1])
     until(lambda: text(tmp_path) == LINES[0] + LINES[1])
 
     assert [chunk.number for chunk, _ in chunks(tmp_path)] == [0]
@@ -80,7 +80,7 @@ def test_a_node_that_is_killed_has_stored_its_log_so_far(
 def test_messages_journal_and_ranks_are_stored_as_they_were_written(
     store: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ):
-    kept = store()
+    log_store = store()
     log.log_message("a message")
     log.write_journal(b"jobentry# {}\n")
     (tmp_path / "rank-1.log").write_bytes(b"hello\n")
@@ -88,8 +88,8 @@ def test_messages_journal_and_ranks_are_stored_as_they_were_written(
     relay.add(1)
     relay.start()
     relay.finish()
-    kept.finish()
-    kept.join(60.0)
+    log_store.finish()
+    log_store.join(60.0)
 
     shown = capfd.readouterr()
     assert sorted(text(tmp_path).splitlines()) == sorted(
@@ -101,12 +101,12 @@ def test_messages_journal_and_ranks_are_stored_as_they_were_written(
 def test_a_log_without_end_keeps_its_beginning_and_its_end(
     store: Any, tmp_path: Path, until: Callable[..., None]
 ):
-    kept = store(chunk_bytes=1, max_chunks=6)
+    log_store = store(chunk_bytes=1, max_chunks=6)
     for number, line in enumerate(LINES[:20]):
-        kept.add(line)
+        log_store.add(line)
         until(lambda number=number: list((tmp_path / "record").glob("*-%06d.gz" % number)))
-    kept.finish()
-    kept.join(60.0)
+    log_store.finish()
+    log_store.join(60.0)
 
     assert [chunk.number for chunk, _ in chunks(tmp_path)] == [0, 1, 2, 17, 18, 19]
 
@@ -116,14 +116,14 @@ def test_a_store_that_fails_costs_one_warning_and_bounded_memory(
 ):
     """Once the store works again, it receives the end of the log."""
     (tmp_path / "record").write_text("not a folder")
-    kept = store(chunk_bytes=1, period_s=0.01)
+    log_store = store(chunk_bytes=1, period_s=0.01)
     for line in LINES[: 3 * MAX_WAITING_CHUNKS]:
-        kept.add(line)
-    until(lambda: kept._has_failed)
+        log_store.add(line)
+    until(lambda: log_store._has_failed)
     (tmp_path / "record").unlink()
-    kept.add(LINES[-1])
-    kept.finish()
-    kept.join(60.0)
+    log_store.add(LINES[-1])
+    log_store.finish()
+    log_store.join(60.0)
 
     assert capfd.readouterr().err.count("storing the log: ") == 1
     found = chunks(tmp_path)

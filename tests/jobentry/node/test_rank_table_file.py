@@ -215,7 +215,7 @@ def test_an_invalid_line_of_devices_is_reported(line, problem):
 LINES = ("10.0.0.1 4=192.168.1.1 5=192.168.2.1", "10.0.0.2 0=192.168.1.2 1=192.168.2.2")
 
 
-def site(node: int = 0, **given) -> Site:
+def make_site(node: int = 0, **given) -> Site:
     """Return the site of a job of two nodes with two ranks each."""
     settings = {"mindspore": MindSpore(devices=LINES), "slots": 2, **given}
     table = settings.pop("rank_table", "")
@@ -224,7 +224,7 @@ def site(node: int = 0, **given) -> Site:
 
 
 def test_each_device_has_a_rank_with_its_number():
-    launch = rank_table.launch(site(node=1), ["train.py", "--lr", "1"])
+    launch = rank_table.launch(make_site(node=1), ["train.py", "--lr", "1"])
 
     assert launch.ranks == 4
     assert [process.argv for process in launch.processes] == [
@@ -252,7 +252,7 @@ def test_each_device_has_a_rank_with_its_number():
 
 def test_all_nodes_write_the_same_table():
     """HCCL compares the tables of all nodes."""
-    tables = [rank_table.launch(site(node=node), ["x.py"]).files[0].text for node in range(2)]
+    tables = [rank_table.launch(make_site(node=node), ["x.py"]).files[0].text for node in range(2)]
 
     assert tables[0] == tables[1]
 
@@ -260,12 +260,12 @@ def test_all_nodes_write_the_same_table():
 @pytest.mark.parametrize("given", [{"slots": 1}, {"hosts": ("a", "b", "c")}])
 def test_a_table_with_another_number_of_devices_is_refused(given):
     with pytest.raises(ArgsError, match=r"nodes: 2, devices per node: 2, 2\).*--procs-per-node"):
-        rank_table.launch(site()._replace(node=site().node._replace(**given)), ["x.py"])
+        rank_table.launch(make_site()._replace(node=make_site().node._replace(**given)), ["x.py"])
 
 
 def test_a_job_without_a_table_is_refused():
     with pytest.raises(ArgsError, match=r"mindspore\.devices lists no devices"):
-        rank_table.launch(site(mindspore=MindSpore()), ["x.py"])
+        rank_table.launch(make_site(mindspore=MindSpore()), ["x.py"])
 
 
 # -- the platform's file ------------------------------------------------------------------------
@@ -293,19 +293,19 @@ def test_an_incomplete_table_is_waited_for(tmp_path, until):
 
 
 @pytest.mark.parametrize(
-    ("text", "trouble"),
+    ("text", "problem"),
     [
         (None, "it does not exist"),
         ("{", "not a JSON object"),
         (v0(status="initializing"), "'initializing'"),
     ],
 )
-def test_a_table_that_stays_incomplete_is_reported(tmp_path, text, trouble):
+def test_a_table_that_stays_incomplete_is_reported(tmp_path, text, problem):
     path = tmp_path / "hccl.json"
     if text is not None:
         path.write_text(text)
 
-    with pytest.raises(rank_table_file.TableError, match=trouble) as caught:
+    with pytest.raises(rank_table_file.TableError, match=problem) as caught:
         rank_table_file.read({"RANK_TABLE_FILE": str(tmp_path)}, 0.3)
 
     assert str(tmp_path) in str(caught.value)

@@ -14,7 +14,7 @@ from jobentry.node.resources import Resources
 GIB = 1024**3
 
 
-class Machine:
+class Node:
     """A folder with files like those of /proc and /sys."""
 
     def __init__(self, folder: Path) -> None:
@@ -41,11 +41,11 @@ PRESSURE = "some avg10=1.50 avg60=0 avg300=0 total=1\nfull avg10=0.50 avg60=0 av
 
 
 def test_rates_are_means_since_the_last_reading(tmp_path: Path):
-    machine = Machine(tmp_path)
-    machine.write(PROC)
-    resources = machine.resources()
+    node = Node(tmp_path)
+    node.write(PROC)
+    resources = node.resources()
     assert resources.rates() == {}
-    machine.write({
+    node.write({
         "proc/stat": "cpu  150 0 70 820 25 0 0 35 0 0\n",
         "proc/vmstat": "oom_kill 9\n",
         "proc/net/dev": "x\nx\n lo: 99 0 0 0 0 0 0 0 99 0\neth0: 1001000 0 0 0 0 0 0 0 2000 0\n",
@@ -62,9 +62,9 @@ def test_rates_are_means_since_the_last_reading(tmp_path: Path):
 
 def test_a_container_of_version_2_has_its_own_limit_and_pressure(tmp_path: Path):
     """The tightest limit applies; Slurm sets it on a parent of the step's cgroup."""
-    machine = Machine(tmp_path)
+    node = Node(tmp_path)
     group = "sys/fs/cgroup/job/step"
-    machine.write({
+    node.write({
         **PROC,
         "proc/self/cgroup": "0::/job/step\n",
         "sys/fs/cgroup/cgroup.controllers": "cpu memory\n",
@@ -79,9 +79,9 @@ def test_a_container_of_version_2_has_its_own_limit_and_pressure(tmp_path: Path)
         f"{group}/memory.pressure": PRESSURE,
         f"{group}/io.pressure": PRESSURE,
     })  # fmt: skip
-    resources = machine.resources()
+    resources = node.resources()
     resources.rates()
-    machine.write({"sys/fs/cgroup/job/memory.events": "oom 3\noom_kill 3\n"})
+    node.write({"sys/fs/cgroup/job/memory.events": "oom 3\noom_kill 3\n"})
     used = resources.rates()
 
     assert used["memory"] == (2048.0, 4096.0)
@@ -92,9 +92,9 @@ def test_a_container_of_version_2_has_its_own_limit_and_pressure(tmp_path: Path)
 
 def test_a_container_of_version_1_has_its_own_limit(tmp_path: Path):
     """A path that exists only on the host stands for the container's own cgroup."""
-    machine = Machine(tmp_path)
+    node = Node(tmp_path)
     memory = "sys/fs/cgroup/memory"
-    machine.write({
+    node.write({
         **PROC,
         "proc/self/cgroup": "4:memory:/docker/abc\n2:cpu,cpuacct:/\n",
         f"{memory}/memory.limit_in_bytes": str(2 * GIB),
@@ -103,9 +103,9 @@ def test_a_container_of_version_1_has_its_own_limit(tmp_path: Path):
         f"{memory}/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 0\n",
         "sys/fs/cgroup/cpuacct/cpuacct.usage": "1000000000\n",
     })  # fmt: skip
-    resources = machine.resources()
+    resources = node.resources()
     resources.rates()
-    machine.write({f"{memory}/memory.oom_control": "oom_kill_disable 0\noom_kill 4\n"})
+    node.write({f"{memory}/memory.oom_control": "oom_kill_disable 0\noom_kill 4\n"})
     used = resources.rates()
 
     assert used["memory"] == (512.0, 2048.0)
@@ -113,8 +113,8 @@ def test_a_container_of_version_1_has_its_own_limit(tmp_path: Path):
     assert used["own_cpu"] == (0.0, 0.0)
 
 
-def test_a_machine_that_shows_nothing_has_empty_values(tmp_path: Path):
-    resources = Machine(tmp_path).resources()
+def test_a_node_that_shows_nothing_has_empty_values(tmp_path: Path):
+    resources = Node(tmp_path).resources()
     resources.rates()
     used = resources.rates()
 
@@ -124,8 +124,8 @@ def test_a_machine_that_shows_nothing_has_empty_values(tmp_path: Path):
 def test_a_full_disk_is_sampled_as_having_no_free_space(tmp_path: Path):
     folder = tmp_path / "disk"
     folder.mkdir()
-    words = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", folder]
-    if os.geteuid() or subprocess.run(words, capture_output=True, check=False).returncode:
+    argv = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", folder]
+    if os.geteuid() or subprocess.run(argv, capture_output=True, check=False).returncode:
         pytest.skip("mounting a small disk needs root")
     try:
         resources = Resources(folder=str(folder))

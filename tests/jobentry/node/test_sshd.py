@@ -51,10 +51,10 @@ class Node:
         sshd.prepare(self.env, self.where, key)
         self.server = sshd.start(self.where)
 
-    def ssh(self, command: str, *words: str) -> subprocess.CompletedProcess[str]:
+    def ssh(self, command: str, *args: str) -> subprocess.CompletedProcess[str]:
         """Run a command over ssh on this machine, with additional ssh options."""
         return subprocess.run(
-            ["ssh", *words, "-F", self.where.ssh_config, "127.0.0.1", command],
+            ["ssh", *args, "-F", self.where.ssh_config, "127.0.0.1", command],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -141,18 +141,18 @@ def test_an_sshd_with_another_host_key_is_refused(
 
 @needs_ssh
 @pytest.mark.parametrize(
-    "words",
+    "args",
     [["-W", "127.0.0.1:%(port)d"], ["-o", "ExitOnForwardFailure=yes", "-R", "0:localhost:1"]],
     ids=["there", "back"],
 )
 def test_sshd_allows_only_commands(
-    node: Node, tmp_path: Path, words: list[str], until: Callable[..., None]
+    node: Node, tmp_path: Path, args: list[str], until: Callable[..., None]
 ):
     """Forwarding is refused in both directions."""
     node.start(key_pair(tmp_path / "key"))
     until(is_up(node), 60)
 
-    done = node.ssh("true", *(word % {"port": node.env.sshd_port} for word in words))
+    done = node.ssh("true", *(argument % {"port": node.env.sshd_port} for argument in args))
 
     assert done.returncode == 255, done
 

@@ -58,7 +58,7 @@ def test_a_failed_write_changes_nothing(tmp_path: Path):
 def test_errors_name_the_object_or_the_file(tmp_path: Path):
     missing = f"file://{tmp_path}/missing"
     (tmp_path / "file").touch()
-    faults = {
+    calls = {
         f"fetch object: {missing}: no such file or directory": lambda: objects.fetch(
             missing, str(tmp_path / "out")
         ),
@@ -71,7 +71,7 @@ def test_errors_name_the_object_or_the_file(tmp_path: Path):
             f"file://{tmp_path}/file", str(tmp_path / "file" / "out")
         ),
     }
-    for message, call in faults.items():
+    for message, call in calls.items():
         with pytest.raises(ObjectError) as caught:
             call()
         assert str(caught.value) == message

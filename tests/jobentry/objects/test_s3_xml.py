@@ -101,7 +101,7 @@ def test_any_bytes_are_parsed_without_a_crash(data: bytes):
     assert s3_xml.error(data) == ("", "")
 
 
-def test_a_fault_has_a_code_and_a_message():
+def test_an_error_has_a_code_and_a_message():
     """S3 and OBS send errors in this form."""
     text = b"<Error><Code>NoSuchKey</Code><Message>none &lt;here&gt;</Message></Error>"
 

@@ -27,7 +27,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
 
-    def log_message(self, *words: Any) -> None:
+    def log_message(self, *args: Any) -> None:
         """Log nothing."""
 
     def do_GET(self) -> None:
@@ -57,11 +57,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def send_data(self) -> None:
         """Send the requested range of ``DATA``."""
-        asked = self.headers.get("Range")
-        if asked is None:
+        range_header = self.headers.get("Range")
+        if range_header is None:
             self.send(200, DATA, ETag='"1"')
             return
-        first, _, last = asked.partition("=")[2].partition("-")
+        first, _, last = range_header.partition("=")[2].partition("-")
         begin, end = int(first), min(int(last) + 1, len(DATA))
         place = "bytes %d-%d/%d" % (begin, end - 1, len(DATA))
         self.send(206, DATA[begin:end], Content_Range=place, ETag='"1"')
@@ -94,7 +94,7 @@ def server() -> Iterator[Any]:
 
 
 @pytest.fixture(autouse=True)
-def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+def _short_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten the timeouts, and use no proxy."""
     monkeypatch.setattr(client, "_PATIENCE_S", 20.0)
     monkeypatch.setattr(client, "_STALL_S", 4.0)
@@ -107,7 +107,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def _at_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def _short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give up after 1 s."""
     monkeypatch.setenv("CLOUDJOB_STORE_PATIENCE_S", "1")
 
@@ -134,7 +134,7 @@ def whole(handler: Handler, count: int) -> None:
     handler.send(200, DATA)
 
 
-def unknown(handler: Handler, count: int) -> None:
+def chunked(handler: Handler, count: int) -> None:
     """Answer like a server that does not know the length of the body."""
     handler.send_response(200)
     handler.send_header("Transfer-Encoding", "chunked")
@@ -145,7 +145,7 @@ def unknown(handler: Handler, count: int) -> None:
     handler.wfile.write(b"0\r\n\r\n")
 
 
-@pytest.mark.parametrize("answer", [whole, unknown])
+@pytest.mark.parametrize("answer", [whole, chunked])
 def test_a_server_without_ranges_is_supported(
     server: Any, tmp_path: Path, answer: Callable[..., None]
 ):
@@ -165,7 +165,7 @@ def test_an_empty_object_is_read(server: Any, tmp_path: Path):
     assert objects.stat(server.uri + "/a").size_bytes == 0
 
 
-def cut(handler: Handler) -> None:
+def send_truncated(handler: Handler) -> None:
     """Announce the full length and send only a part."""
     first = handler.headers.get("Range", "bytes=0-").partition("=")[2].partition("-")[0]
     handler.send_response(206)
@@ -179,7 +179,9 @@ def cut(handler: Handler) -> None:
 
 def test_a_broken_range_is_resumed(server: Any, tmp_path: Path):
     # The first answer is complete: after a break, it would be requested from the start again.
-    server.answer = lambda handler, count: handler.send_data() if count in (1, 6) else cut(handler)
+    server.answer = lambda handler, count: (
+        handler.send_data() if count in (1, 6) else send_truncated(handler)
+    )
 
     assert fetched(server.uri + "/a", tmp_path) == DATA
     begins = [
@@ -198,7 +200,7 @@ def test_transient_errors_are_retried(server: Any, tmp_path: Path, status: int):
     assert fetched(server.uri + "/a", tmp_path) == DATA
 
 
-@pytest.mark.usefixtures("_at_an_end")
+@pytest.mark.usefixtures("_short_patience")
 def test_retries_end_with_a_message_after_a_time_limit(server: Any, tmp_path: Path):
     server.answer = lambda handler, count: handler.send(503)
     uri = server.uri + "/a?" + SECRET
@@ -213,7 +215,7 @@ def test_retries_end_with_a_message_after_a_time_limit(server: Any, tmp_path: Pa
         assert "c0ffee" not in str(caught.value) + caught.value.hint
 
 
-@pytest.mark.usefixtures("_at_an_end")
+@pytest.mark.usefixtures("_short_patience")
 def test_a_slow_answer_that_breaks_off_after_the_time_limit_is_requested_again(
     server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -224,7 +226,7 @@ def test_a_slow_answer_that_breaks_off_after_the_time_limit_is_requested_again(
 
     def answer(handler: Handler, count: int) -> None:
         if count == 1:
-            cut(handler)
+            send_truncated(handler)
             late_s[0] = 100.0
         else:
             handler.send_data()
@@ -234,7 +236,7 @@ def test_a_slow_answer_that_breaks_off_after_the_time_limit_is_requested_again(
     assert fetched(server.uri + "/a", tmp_path) == DATA
 
 
-@pytest.mark.usefixtures("_at_an_end")
+@pytest.mark.usefixtures("_short_patience")
 def test_a_long_wait_is_reported_without_signatures(
     server: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
@@ -271,13 +273,13 @@ def test_a_server_that_stops_answering_counts_as_broken(server: Any, tmp_path: P
     assert found == DATA
 
 
-@pytest.mark.usefixtures("_at_an_end")
+@pytest.mark.usefixtures("_short_patience")
 def test_a_refused_connection_is_reported(tmp_path: Path):
     with pytest.raises(ObjectError, match=r"/a: connection refused, for 1 s"):
         fetched("http://127.0.0.1:9/a", tmp_path)
 
 
-@pytest.mark.usefixtures("_at_an_end")
+@pytest.mark.usefixtures("_short_patience")
 def test_a_server_that_was_given_up_costs_no_patience_again_until_it_answers(
     server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -286,11 +288,11 @@ def test_a_server_that_was_given_up_costs_no_patience_again_until_it_answers(
     server.answer = lambda handler, count: handler.send(503)
     with pytest.raises(ObjectError, match="for 1 s and"):
         objects.read(server.uri + "/a")
-    asked = len(server.seen)
+    request_count = len(server.seen)
     for _ in range(100):
         with pytest.raises(ObjectError, match="the server does not answer"):
             objects.read(server.uri + "/a")
-    assert len(server.seen) == asked
+    assert len(server.seen) == request_count
 
     monkeypatch.setattr(client, "_DOWN_PAUSE_S", 0.0)
     server.answer = lambda handler, count: handler.send_data()

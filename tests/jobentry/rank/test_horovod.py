@@ -62,9 +62,9 @@ def test_with_mpi_mpirun_carries_the_variables():
     made = make("horovod", HOROVOD_CPU_OPERATIONS="ccl")
 
     (process,) = made.processes
-    words = " ".join(process.argv)
-    assert "-x HOROVOD_CONTROLLER" in words
-    assert "-x HOROVOD_CPU_OPERATIONS" in words
+    command_line = " ".join(process.argv)
+    assert "-x HOROVOD_CONTROLLER" in command_line
+    assert "-x HOROVOD_CPU_OPERATIONS" in command_line
     assert process.env["HOROVOD_CONTROLLER"] == "mpi"
     assert process.env["HOROVOD_CPU_OPERATIONS"] == "ccl"
     assert make("horovod", 1).processes == ()
@@ -185,8 +185,8 @@ def test_a_port_in_use_is_reported(ask, capsys):
 
     server.server_close()
     assert code == 125
-    said = f"listening on port {server.server_port}: Address already in use; set MASTER_PORT"
-    assert capsys.readouterr().err.startswith(said)
+    message = f"listening on port {server.server_port}: Address already in use; set MASTER_PORT"
+    assert capsys.readouterr().err.startswith(message)
 
 
 def test_shell_output_before_the_mark_is_skipped_and_shown(

@@ -14,7 +14,7 @@ from typing import Callable, NamedTuple
 import pytest
 
 
-class Ended(NamedTuple):
+class Result(NamedTuple):
     """The exit code and the output of a process."""
 
     code: int
@@ -30,13 +30,13 @@ class Note(NamedTuple):
 
 
 @pytest.fixture
-def run_script(zipapp: str) -> Callable[..., tuple[Ended, list[Note]]]:
+def run_script(zipapp: str) -> Callable[..., tuple[Result, list[Note]]]:
     """A function that runs a script under the script runner."""
 
-    def run(*words: str, cwd: Path) -> tuple[Ended, list[Note]]:
+    def run(*args: str, cwd: Path) -> tuple[Result, list[Note]]:
         note, end = os.pipe()
         done = subprocess.run(
-            [sys.executable, zipapp, "--script", *words],
+            [sys.executable, zipapp, "--script", *args],
             cwd=cwd,
             env={**os.environ, "CLOUDJOB_END_FD": str(end)},
             stdin=subprocess.DEVNULL,
@@ -54,7 +54,7 @@ def run_script(zipapp: str) -> Callable[..., tuple[Ended, list[Note]]]:
             code, at_s, message = text.split(" ", 2)
             assert abs(time.time() - float(at_s)) < 60
             notes.append(Note(int(code), message))
-        return Ended(done.returncode, done.stdout, done.stderr), notes
+        return Result(done.returncode, done.stdout, done.stderr), notes
 
     return run
 
@@ -84,25 +84,28 @@ def test_an_ignored_exit_code_of_a_nested_launcher_is_the_scripts_with_strict(
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     (tmp_path / "t.py").write_text(script)
 
-    ended, notes = run_script("t.py", cwd=tmp_path)
+    result, notes = run_script("t.py", cwd=tmp_path)
 
     expected = code if strict or code == 7 else 0
-    assert (ended.code, [note.code for note in notes]) == (expected, [expected] if expected else [])
+    assert (result.code, [note.code for note in notes]) == (
+        expected,
+        [expected] if expected else [],
+    )
 
 
-def plain(*words: str, cwd: Path) -> Ended:
+def plain(*args: str, cwd: Path) -> Result:
     """Run a script under plain Python."""
     done = subprocess.run(
-        [sys.executable, *words],
+        [sys.executable, *args],
         cwd=cwd,
         capture_output=True,
         timeout=60,
         check=False,
     )
-    return Ended(done.returncode, done.stdout, done.stderr)
+    return Result(done.returncode, done.stdout, done.stderr)
 
 
-RunScript = Callable[..., tuple[Ended, list[Note]]]
+RunScript = Callable[..., tuple[Result, list[Note]]]
 
 SAME = {
     "main": """
@@ -241,7 +244,7 @@ FAILURES = {
 }
 
 
-def written(folder: Path, text: str, name: str = "x.py") -> str:
+def write_script(folder: Path, text: str, name: str = "x.py") -> str:
     """Write a script, without its indentation here, and the modules that it may import."""
     import textwrap
 
@@ -254,23 +257,23 @@ def written(folder: Path, text: str, name: str = "x.py") -> str:
 
 @pytest.mark.parametrize("name", SAME)
 def test_a_script_runs_as_under_plain_python(tmp_path: Path, run_script: RunScript, name: str):
-    script = written(tmp_path, SAME[name])
+    script = write_script(tmp_path, SAME[name])
 
-    ended, notes = run_script(script, "-x", "a b", cwd=tmp_path)
+    result, notes = run_script(script, "-x", "a b", cwd=tmp_path)
 
-    assert ended == plain(script, "-x", "a b", cwd=tmp_path)
-    assert (ended.code, notes) == (0, [])
+    assert result == plain(script, "-x", "a b", cwd=tmp_path)
+    assert (result.code, notes) == (0, [])
 
 
 @pytest.mark.parametrize("name", FAILURES)
 def test_a_script_fails_as_under_plain_python(tmp_path: Path, run_script: RunScript, name: str):
     text, message = FAILURES[name]
-    script = written(tmp_path, text)
+    script = write_script(tmp_path, text)
 
-    ended, notes = run_script(script, cwd=tmp_path)
+    result, notes = run_script(script, cwd=tmp_path)
     expected = plain(script, cwd=tmp_path)
 
-    assert ended == expected
+    assert result == expected
     assert notes == [Note(expected.code, notes[0].message)]
     assert notes[0].message.startswith(message)
 
@@ -291,10 +294,10 @@ def test_source_encodings_and_line_ends_are_read_as_by_python(
 ):
     (tmp_path / "x.py").write_bytes(data)
 
-    ended, _ = run_script("x.py", cwd=tmp_path)
+    result, _ = run_script("x.py", cwd=tmp_path)
 
-    assert ended == plain("x.py", cwd=tmp_path)
-    assert ended.code == 0
+    assert result == plain("x.py", cwd=tmp_path)
+    assert result.code == 0
 
 
 @pytest.mark.parametrize(
@@ -306,24 +309,24 @@ def test_a_syntax_error_is_reported_as_by_python(
     """The traceback has no frame of cloudjob; the message differs only for undecodable bytes."""
     (tmp_path / "x.py").write_bytes(data)
 
-    ended, notes = run_script("x.py", cwd=tmp_path)
+    result, notes = run_script("x.py", cwd=tmp_path)
     expected = plain("x.py", cwd=tmp_path)
 
-    assert ended.code == expected.code == 1
+    assert result.code == expected.code == 1
     if b"\xff" in data or b"nowhere" in data:
-        assert ended.err.splitlines()[-1].startswith(b"SyntaxError: ")
+        assert result.err.splitlines()[-1].startswith(b"SyntaxError: ")
     else:
-        assert ended.err == expected.err
-    assert b"jobentry" not in ended.err
+        assert result.err == expected.err
+    assert b"jobentry" not in result.err
     assert notes[0].message.startswith(("SyntaxError: ", "IndentationError: "))
 
 
 def test_a_missing_script_is_reported(tmp_path: Path, run_script: RunScript):
-    ended, notes = run_script("no.py", cwd=tmp_path)
+    result, notes = run_script("no.py", cwd=tmp_path)
 
-    assert ended.code != 0
-    assert b"no.py" in ended.err
-    assert b"jobentry.pyz" not in ended.err
+    assert result.code != 0
+    assert b"no.py" in result.err
+    assert b"jobentry.pyz" not in result.err
     assert len(notes) == 1
 
 
@@ -333,11 +336,11 @@ def test_a_script_is_ended_by_signals_as_with_python(
 ):
     # The line that sleeps also creates the folder `up`, by a call without a Python frame: wherever
     # SIGINT arrives after that, the tracebacks differ only in what they underline.
-    script = written(tmp_path, "import os, time\nos.mkdir('up'); time.sleep(60)")
+    script = write_script(tmp_path, "import os, time\nos.mkdir('up'); time.sleep(60)")
     errors = []
-    for words in ([zipapp, "--script", script], [script]):
+    for args in ([zipapp, "--script", script], [script]):
         with subprocess.Popen(
-            [sys.executable, *words], cwd=tmp_path, stderr=subprocess.PIPE
+            [sys.executable, *args], cwd=tmp_path, stderr=subprocess.PIPE
         ) as process:
             until((tmp_path / "up").exists)
             (tmp_path / "up").rmdir()
@@ -361,34 +364,34 @@ def test_a_script_is_ended_by_signals_as_with_python(
     ],
 )
 def test_a_failed_script_that_hangs_is_killed(tmp_path: Path, run_script: RunScript, text: str):
-    script = written(tmp_path, "import atexit, signal, sys, threading, time\n" + text)
+    script = write_script(tmp_path, "import atexit, signal, sys, threading, time\n" + text)
 
-    ended, notes = run_script(script, cwd=tmp_path)
+    result, notes = run_script(script, cwd=tmp_path)
 
     # A script that is not killed runs for 10 minutes, and `run_script` fails after 1 minute.
     assert (len(notes), notes[0].code) == (1, 3 if "sys.exit" in text else 1)
-    assert ended.code in (-signal.SIGALRM, notes[0].code)
+    assert result.code in (-signal.SIGALRM, notes[0].code)
 
 
 def test_a_successful_script_may_take_long_to_exit(tmp_path: Path, run_script: RunScript):
-    script = written(
+    script = write_script(
         tmp_path, "import atexit, sys, time\natexit.register(time.sleep, 1)\nsys.exit(0)"
     )
 
-    assert run_script(script, cwd=tmp_path) == (Ended(0, b"", b""), [])
+    assert run_script(script, cwd=tmp_path) == (Result(0, b"", b""), [])
 
 
 def test_a_failed_script_runs_its_exit_handlers(tmp_path: Path, run_script: RunScript):
-    script = written(
+    script = write_script(
         tmp_path,
         "import atexit, sys\natexit.register(print, 'saved')\nprint('x', end='')\nsys.exit(3)",
     )
 
-    assert run_script(script, cwd=tmp_path)[0] == Ended(3, b"xsaved\n", b"")
+    assert run_script(script, cwd=tmp_path)[0] == Result(3, b"xsaved\n", b"")
 
 
 def test_the_descriptor_for_reports_is_not_inherited(tmp_path: Path, run_script: RunScript):
-    script = written(
+    script = write_script(
         tmp_path,
         """
         import os, subprocess, sys
@@ -397,15 +400,15 @@ def test_the_descriptor_for_reports_is_not_inherited(tmp_path: Path, run_script:
         subprocess.run(["ls", "-l", "/proc/self/fd"], close_fds=False)
         """,
     )
-    ended, _ = run_script(script, cwd=tmp_path)
+    result, _ = run_script(script, cwd=tmp_path)
 
-    assert ended.out.startswith(b"[]\n")
+    assert result.out.startswith(b"[]\n")
     # Standard output and standard error; a third pipe would be the one for reports.
-    assert ended.out.count(b"pipe:") == 2
+    assert result.out.count(b"pipe:") == 2
 
 
 def test_a_script_runs_without_a_wrapper(tmp_path: Path, zipapp: str):
-    script = written(tmp_path, "raise SystemExit(3)")
+    script = write_script(tmp_path, "raise SystemExit(3)")
     environ = {name: value for name, value in os.environ.items() if name != "CLOUDJOB_END_FD"}
 
     assert (
@@ -415,7 +418,7 @@ def test_a_script_runs_without_a_wrapper(tmp_path: Path, zipapp: str):
 
 
 def test_a_long_message_is_truncated(tmp_path: Path, run_script: RunScript):
-    script = written(tmp_path, "raise ValueError('ä' * 100000)")
+    script = write_script(tmp_path, "raise ValueError('ä' * 100000)")
 
     _, notes = run_script(script, cwd=tmp_path)
 
@@ -424,24 +427,24 @@ def test_a_long_message_is_truncated(tmp_path: Path, run_script: RunScript):
 
 
 def test_endless_recursion_fails_as_under_plain_python(tmp_path: Path, run_script: RunScript):
-    script = written(tmp_path, "def f(): f()\nf()")
+    script = write_script(tmp_path, "def f(): f()\nf()")
 
-    ended, notes = run_script(script, cwd=tmp_path)
+    result, notes = run_script(script, cwd=tmp_path)
 
-    shown = re.sub(rb"repeated \d+", b"repeated", ended.err)
+    shown = re.sub(rb"repeated \d+", b"repeated", result.err)
     assert shown == re.sub(rb"repeated \d+", b"repeated", plain(script, cwd=tmp_path).err)
     assert [note.code for note in notes] == [1]
 
 
-GIVES_BACK = """\
+THREAD_SCRIPT = """\
 import sys, threading, torch.distributed
 sys.setswitchinterval(10)
-asked = threading.Event()
-def give_back():
-    asked.wait()
+is_waiting = threading.Event()
+def print_from_thread():
+    is_waiting.wait()
     print("given back", flush=True)
-threading.Thread(target=give_back, daemon=True).start()
-asked.set()
+threading.Thread(target=print_from_thread, daemon=True).start()
+is_waiting.set()
 {end}
 """
 
@@ -453,11 +456,11 @@ def test_threads_of_torch_get_the_interpreter_lock_before_shutdown(
     (tmp_path / "torch").mkdir()
     for name in ("__init__.py", "distributed.py"):
         (tmp_path / "torch" / name).write_text("")
-    (tmp_path / "s.py").write_text(GIVES_BACK.format(end=end))
+    (tmp_path / "s.py").write_text(THREAD_SCRIPT.format(end=end))
 
-    ended, _ = run_script("s.py", cwd=tmp_path)
+    result, _ = run_script("s.py", cwd=tmp_path)
 
-    assert ended == Ended(0, b"given back\n", b"")
+    assert result == Result(0, b"given back\n", b"")
 
 
 def test_a_script_finds_moxing_whatever_pythonpath_the_user_has_set(zipapp: str, tmp_path: Path):

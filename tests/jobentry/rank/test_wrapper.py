@@ -117,7 +117,7 @@ class Node:
         self.logs.mkdir()
         os.mkfifo(folder / "events")
         self.events = os.open(folder / "events", os.O_RDWR | os.O_NONBLOCK)
-        self.said = b""
+        self.event_data = b""
         self.processes: list[subprocess.Popen[bytes]] = []
         self._zipapp = zipapp
 
@@ -145,8 +145,8 @@ class Node:
     def lines(self) -> list[list[str]]:
         """Return the reports of the wrappers, split at spaces."""
         with contextlib.suppress(BlockingIOError):
-            self.said += os.read(self.events, 1 << 20)
-        return [line.split(" ") for line in self.said.decode().splitlines()]
+            self.event_data += os.read(self.events, 1 << 20)
+        return [line.split(" ") for line in self.event_data.decode().splitlines()]
 
     def close(self) -> None:
         for process in self.processes:
@@ -281,9 +281,9 @@ def test_a_rank_ends_after_background_processes_of_its_script(
     go.touch()
 
     assert process.wait(20) == code
-    _, waits, end = node.lines()
-    assert waits[:3] == ["waits", "0", "2"]
-    assert " ".join(waits[3:]).startswith("bash -c for i in 1 2;")
+    _, waiting, end = node.lines()
+    assert waiting[:3] == ["waits", "0", "2"]
+    assert " ".join(waiting[3:]).startswith("bash -c for i in 1 2;")
     assert end[:5] == ["end", "0", str(code), "0", "0"]
 
 
@@ -294,7 +294,7 @@ def test_a_rank_does_not_wait_for_daemons(node: Node):
     )
 
     assert process.wait(20) == 0
-    assert [words[0] for words in node.lines()] == ["start", "end"]
+    assert [fields[0] for fields in node.lines()] == ["start", "end"]
     os.kill(int(node.log()), signal.SIGKILL)
 
 
@@ -335,14 +335,14 @@ def test_a_rank_does_not_start_while_the_job_is_stopped(node: Node):
 
 def test_a_rank_waits_until_all_workers_are_connected(tmp_path: Path):
     (tmp_path / "waiting").touch()
-    waits = threading.Thread(target=wrapper._wait_for_workers, args=(str(tmp_path),))
-    waits.start()
-    assert waits.is_alive()
+    waiter = threading.Thread(target=wrapper._wait_for_workers, args=(str(tmp_path),))
+    waiter.start()
+    assert waiter.is_alive()
 
     (tmp_path / "waiting").unlink()
 
-    waits.join(60)
-    assert not waits.is_alive()
+    waiter.join(60)
+    assert not waiter.is_alive()
 
 
 def test_a_rank_runs_in_its_nodes_code(node: Node):
@@ -383,9 +383,9 @@ def test_a_failing_script_reports_before_it_exits(node: Node, until: Callable[..
     )
     process = node.start(sys.executable, node._zipapp, "--script", str(script), number=2)
     until(lambda: len(node.lines()) == 2)
-    said = node.lines()[1]
+    report = node.lines()[1]
 
-    assert said[:3] + said[6:] == ["fail", "2", "1", "ValueError:", "too"]
+    assert report[:3] + report[6:] == ["fail", "2", "1", "ValueError:", "too"]
     assert process.wait(20) == 1
     assert node.lines()[2] == ["gone", "2"]
     assert node.log(2).endswith(b"ValueError: too\nlong\n")

@@ -23,7 +23,7 @@ QyNTUxOQAAACCuYzZrLhZ0V5a1cJ
 
 
 @pytest.fixture(autouse=True)
-def forgotten() -> Iterator[None]:
+def reset_secrets() -> Iterator[None]:
     yield
     masking.mask_secrets_of({})
 

@@ -51,7 +51,7 @@ def tree(folder: Path) -> dict[bytes, tuple[Any, ...]]:
     return found
 
 
-def sent(package: CodePackage, store: DirectoryStore, job: str = "job-1") -> str:
+def store_package(package: CodePackage, store: DirectoryStore, job: str = "job-1") -> str:
     """Store a package as a submit does, and return its URI."""
     with claims.Claim(store, job) as claim:
         kept = claim.keep(package)
@@ -76,9 +76,9 @@ trees = st.recursive(
 )
 
 
-def grow(folder: Path, wanted: dict[bytes, Any]) -> None:
+def grow(folder: Path, spec: dict[bytes, Any]) -> None:
     """Create the given tree in a folder."""
-    for name, (kind, *facts) in wanted.items():
+    for name, (kind, *facts) in spec.items():
         path = folder / os.fsdecode(name)
         if kind == "link":
             path.symlink_to(os.fsdecode(facts[0]))
@@ -98,15 +98,15 @@ def clear(folder: Path) -> None:
 
 
 @pytest.mark.long
-@given(wanted=st.lists(trees, min_size=1, max_size=4), is_compressed=st.booleans())
-def test_packed_trees_are_unpacked_exactly(wanted: list[dict[bytes, Any]], is_compressed: bool):
+@given(specs=st.lists(trees, min_size=1, max_size=4), is_compressed=st.booleans())
+def test_packed_trees_are_unpacked_exactly(specs: list[dict[bytes, Any]], is_compressed: bool):
     with tempfile.TemporaryDirectory() as scratch:
         source, code = Path(scratch, "source"), Path(scratch, "code")
         store, source_cache = DirectoryStore(Path(scratch, "store")), SourceCache()
         source.mkdir()
-        for each in wanted:
+        for spec in specs:
             clear(source)
-            grow(source, each)
+            grow(source, spec)
             (source / "train.py").touch()
 
             packed = pack(
@@ -117,7 +117,7 @@ def test_packed_trees_are_unpacked_exactly(wanted: list[dict[bytes, Any]], is_co
                 options=Options(is_compressed=is_compressed),
                 source_cache=source_cache,
             )
-            code_package.fetch_code(sent(packed, store), packed.digest, str(code))
+            code_package.fetch_code(store_package(packed, store), packed.digest, str(code))
             source_cache = with_layers(packed.source_cache, packed.layers)
 
             assert packed.left_out == ()
@@ -129,7 +129,7 @@ def test_code_comes_from_the_store(tmp_path: Path):
     (tmp_path / "source").mkdir()
     (tmp_path / "source" / "train.py").write_text("print()")
     package = pack(tmp_path / "source", tmp_path / "l", script="train.py", limit_bytes=1 << 20)
-    uri = sent(package, DirectoryStore(tmp_path / "a store"))
+    uri = store_package(package, DirectoryStore(tmp_path / "a store"))
 
     code_package.fetch_code(uri, package.digest, str(tmp_path / "node" / "code"))
 
@@ -154,7 +154,7 @@ def zipped(files: Iterable[tuple[str | zipfile.ZipInfo, bytes]]) -> bytes:
     return whole.getvalue()
 
 
-class Made:
+class HandmadePackage:
     """A package in a store, made of layers that ``pack`` would never write."""
 
     def __init__(self, folder: Path) -> None:
@@ -165,10 +165,10 @@ class Made:
 
     def layer(
         self, entries: Sequence[Entry], bodies: Sequence[bytes] = (b"",), removed: Any = ()
-    ) -> Made:
+    ) -> HandmadePackage:
         """Add a layer with the bodies to which its entries refer."""
-        wanted = {entry.digest for entry in entries}
-        held = {sha256(body): body for body in bodies if sha256(body) in wanted}
+        digests = {entry.digest for entry in entries}
+        held = {sha256(body): body for body in bodies if sha256(body) in digests}
         contents = {digest: f"contents/{digest}" for digest in held}
         self.manifests.append(Manifest(entries, contents, removed))
         data = packages.dump_manifest(self.manifests[-1])
@@ -179,7 +179,7 @@ class Made:
         manifest: bytes,
         files: Sequence[tuple[str | zipfile.ZipInfo, bytes]] = (),
         change: Callable[[bytes], bytes] = lambda data: data,
-    ) -> Made:
+    ) -> HandmadePackage:
         """Add a layer with this manifest and these zip entries, and change the zip file."""
         digest = sha256(manifest)
         path = self.store / "layers" / digest
@@ -222,15 +222,15 @@ def link(name: str, target: str) -> Entry:
     return Entry(name, "link", target=target)
 
 
-def made(tmp_path: Path, *entries: Entry, body: bytes = b"") -> Made:
+def one_layer_package(tmp_path: Path, *entries: Entry, body: bytes = b"") -> HandmadePackage:
     """Return a package of one layer."""
-    return Made(tmp_path).layer(entries, [body])
+    return HandmadePackage(tmp_path).layer(entries, [body])
 
 
 def test_names_keep_their_bytes_in_any_locale(tmp_path: Path):
     """A container without a UTF-8 locale gets the same names as the laptop."""
     name = "é" * 60
-    package = made(tmp_path, file(name), link("link", name))
+    package = one_layer_package(tmp_path, file(name), link("link", name))
     run = "import sys; from jobentry.staging import code_package as c; c.fetch_code(*sys.argv[1:])"
     env = {"LC_ALL": "POSIX", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
 
@@ -253,7 +253,7 @@ def test_missing_code_is_reported(tmp_path: Path):
 
 
 def test_a_missing_layer_is_reported(tmp_path: Path):
-    package = made(tmp_path, file("a"))
+    package = one_layer_package(tmp_path, file("a"))
     uri = package.uri()
     (package.store / package.layers[0].key).unlink()
 
@@ -267,7 +267,7 @@ def test_a_missing_layer_is_reported(tmp_path: Path):
 
 
 def test_a_package_with_another_digest_is_not_unpacked(tmp_path: Path):
-    package = made(tmp_path, file("a"))
+    package = one_layer_package(tmp_path, file("a"))
     other = "sha256:" + "0" * 64
     target = str(tmp_path / "node" / "code")
 
@@ -281,7 +281,7 @@ def test_a_package_with_another_digest_is_not_unpacked(tmp_path: Path):
 
 @pytest.mark.parametrize("position", range(0, 5, 2))
 def test_one_wrong_bit_in_a_content_is_detected(tmp_path: Path, position: int):
-    package = made(tmp_path, file("a", b"hello"), body=b"hello")
+    package = one_layer_package(tmp_path, file("a", b"hello"), body=b"hello")
     path = package.store / package.layers[0].key
     data = bytearray(path.read_bytes())
     data[data.index(b"hello") + position] ^= 1
@@ -297,7 +297,7 @@ LONG = "x" * 4096
 
 
 @pytest.mark.parametrize(
-    ("entries", "fault"),
+    ("entries", "problem"),
     [
         ([file("/etc/passwd")], "'/etc/passwd' is not a path below the folder"),
         ([file("../a")], "'../a' is not a path below the folder"),
@@ -324,13 +324,13 @@ LONG = "x" * 4096
         ([file("a" * 256)], "name too long"),
     ],
 )
-def test_an_entry_that_is_never_packed_is_refused(tmp_path: Path, entries: Any, fault: str):
+def test_an_entry_that_is_never_packed_is_refused(tmp_path: Path, entries: Any, problem: str):
     """Nothing is written outside the folder, and no partial folder remains."""
-    package = Made(tmp_path).layer(entries)
-    if fault.endswith("twice"):
+    package = HandmadePackage(tmp_path).layer(entries)
+    if problem.endswith("twice"):
         package.manifests = [Manifest([], {})]
 
-    with pytest.raises(UnpackError, match=f"unpack code: file://.*: .*{fault}"):
+    with pytest.raises(UnpackError, match=f"unpack code: file://.*: .*{problem}"):
         package.unpack()
 
     assert listed(tmp_path) == ["node", "store"]
@@ -340,7 +340,7 @@ def test_an_entry_that_is_never_packed_is_refused(tmp_path: Path, entries: Any, 
 def test_more_bytes_than_the_limit_are_refused(tmp_path: Path):
     """The limit applies to the sum over all files, even if two have the same content."""
     data = b"x" * 600
-    package = made(tmp_path, file("a", data), file("b", data), body=data)
+    package = one_layer_package(tmp_path, file("a", data), file("b", data), body=data)
 
     with pytest.raises(UnpackError, match="more than 1000 bytes of files"):
         package.unpack(limit_bytes=1000)
@@ -367,15 +367,15 @@ def deflated(name: str) -> zipfile.ZipInfo:
 @pytest.mark.parametrize("in_zip_bytes", [10_000, BOMB_BYTES])
 def test_a_zip_bomb_is_not_inflated(tmp_path: Path, announced_bytes: int, in_zip_bytes: int):
     """No more is written than the manifest announces, whatever the zip file holds or declares."""
-    wanted = Entry("a", "file", 0o644, announced_bytes, "0" * 64)
-    manifest = Manifest([wanted], {"0" * 64: "files/a"})
+    entry = Entry("a", "file", 0o644, announced_bytes, "0" * 64)
+    manifest = Manifest([entry], {"0" * 64: "files/a"})
 
     def change(data: bytes) -> bytes:
         real, declared = BOMB_BYTES.to_bytes(4, "little"), in_zip_bytes.to_bytes(4, "little")
         return data.replace(real, declared)
 
     body = b"\0" * BOMB_BYTES
-    package = Made(tmp_path)
+    package = HandmadePackage(tmp_path)
     package.raw_layer(packages.dump_manifest(manifest), [(deflated("files/a"), body)], change)
     package.manifests.append(manifest)
     tracemalloc.start()
@@ -394,12 +394,12 @@ def test_a_manifest_that_is_a_bomb_is_not_inflated(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(packages, "MANIFEST_LIMIT_BYTES", 1_000_000)
     bomb = zipped([(deflated("manifest.json"), b" " * BOMB_BYTES)])
     less = bomb.replace(BOMB_BYTES.to_bytes(4, "little"), (1000).to_bytes(4, "little"))
-    for data, fault in (
+    for data, problem in (
         (bomb, "its manifest is too long"),
         (less, "its manifest has the digest|CRC"),
     ):
         opened = open_layer(io.BytesIO(data), "0" * 64)
-        with pytest.raises(packages.FormatError, match=fault), opened:
+        with pytest.raises(packages.FormatError, match=problem), opened:
             pass
 
 
@@ -478,7 +478,7 @@ def test_a_zip_file_that_cloudjob_does_not_write_is_refused(tmp_path: Path, name
     """It is reported as damaged, and nothing is written."""
     manifest = Manifest([file("a", b"hello")], {sha256(b"hello"): "files/a"})
     data = packages.dump_manifest(manifest)
-    package = Made(tmp_path).raw_layer(data, [("files/a", b"hello")], ODD_ZIPS[name])
+    package = HandmadePackage(tmp_path).raw_layer(data, [("files/a", b"hello")], ODD_ZIPS[name])
     package.manifests.append(manifest)
 
     with pytest.raises(UnpackError, match=r"layers/\w{12} is damaged: "):
@@ -487,7 +487,7 @@ def test_a_zip_file_that_cloudjob_does_not_write_is_refused(tmp_path: Path, name
 
 
 @pytest.mark.parametrize(
-    ("files", "fault"),
+    ("files", "problem"),
     [
         ([("files/a", b""), ("files/a", b"")], "an entry is listed twice"),
         ([("files/a", b""), ("files/b", b"")], "lists other entries"),
@@ -497,13 +497,13 @@ def test_a_zip_file_that_cloudjob_does_not_write_is_refused(tmp_path: Path, name
 )
 @pytest.mark.filterwarnings("ignore:Duplicate name")
 def test_a_layer_whose_entries_differ_from_its_manifest_is_refused(
-    tmp_path: Path, files: Any, fault: str
+    tmp_path: Path, files: Any, problem: str
 ):
     manifest = Manifest([file("a")], {sha256(b""): "files/a"})
-    package = Made(tmp_path).raw_layer(packages.dump_manifest(manifest), files)
+    package = HandmadePackage(tmp_path).raw_layer(packages.dump_manifest(manifest), files)
     package.manifests.append(manifest)
 
-    with pytest.raises(UnpackError, match=fault):
+    with pytest.raises(UnpackError, match=problem):
         package.unpack()
 
 
@@ -511,7 +511,7 @@ def test_a_layer_whose_entries_differ_from_its_manifest_is_refused(
 def test_the_name_of_a_zip_entry_is_never_a_path(tmp_path: Path, name: str):
     """File names come only from the manifest."""
     manifest = Manifest([file("a", b"1")], {sha256(b"1"): name})
-    package = Made(tmp_path).raw_layer(packages.dump_manifest(manifest), [(name, b"1")])
+    package = HandmadePackage(tmp_path).raw_layer(packages.dump_manifest(manifest), [(name, b"1")])
     package.manifests.append(manifest)
 
     package.unpack()
@@ -521,7 +521,7 @@ def test_the_name_of_a_zip_entry_is_never_a_path(tmp_path: Path, name: str):
 
 
 def test_names_that_differ_by_case_only_are_two_files(tmp_path: Path):
-    package = Made(tmp_path).layer([file("a", b"1"), file("A", b"2")], [b"1", b"2"])
+    package = HandmadePackage(tmp_path).layer([file("a", b"1"), file("A", b"2")], [b"1", b"2"])
 
     package.unpack()
 
@@ -571,7 +571,7 @@ def row(**changes: Any) -> bytes:
     ],
 )
 def test_an_invalid_manifest_is_refused(tmp_path: Path, data: bytes):
-    package = Made(tmp_path).raw_layer(data)
+    package = HandmadePackage(tmp_path).raw_layer(data)
 
     with pytest.raises(UnpackError, match="unpack code: file://"):
         package.unpack()
@@ -586,7 +586,7 @@ def test_a_number_of_a_million_digits_is_refused_at_once():
 
 @pytest.mark.parametrize("cut_bytes", [0, 10, 100, 300])
 def test_a_truncated_layer_is_refused(tmp_path: Path, cut_bytes: int):
-    package = made(tmp_path, file("a", b"x" * 600), body=b"x" * 600)
+    package = one_layer_package(tmp_path, file("a", b"x" * 600), body=b"x" * 600)
     path = package.store / package.layers[0].key
     whole = path.read_bytes()
 
@@ -599,31 +599,33 @@ def test_a_truncated_layer_is_refused(tmp_path: Path, cut_bytes: int):
 
 
 def test_a_content_that_no_layer_holds_is_refused(tmp_path: Path):
-    package = Made(tmp_path).layer([file("a")], bodies=[])
+    package = HandmadePackage(tmp_path).layer([file("a")], bodies=[])
 
     with pytest.raises(UnpackError, match="is in no layer"):
         package.unpack()
 
 
-def hostile(picked: random.Random) -> tuple[list[Entry], list[bytes], list[str]]:
+def hostile(rng: random.Random) -> tuple[list[Entry], list[bytes], list[str]]:
     """Return a layer of random entries, most of them hostile."""
-    words = ["a", "b", "..", ".", "", "/", "d", "d/a", "../x", "/etc", "d/../..", "a/b", "\0", "é",
-             "node", "../../victim", "victim", "d/l", "d/l/x", "~", "a" * 300]  # fmt: skip
-    body = picked.randbytes(picked.randrange(40))
+    segments = [
+        *("a", "b", "..", ".", "", "/", "d", "d/a", "../x", "/etc", "d/../..", "a/b", "\0", "é"),
+        *("node", "../../victim", "victim", "d/l", "d/l/x", "~", "a" * 300),
+    ]
+    body = rng.randbytes(rng.randrange(40))
     entries = []
-    for _ in range(picked.randrange(1, 7)):
-        name = "/".join(picked.choices(words, k=picked.choice([1, 1, 2, 3])))
-        kind = picked.choice(["file", "folder", "link"])
-        target = "/".join(picked.choices(words, k=picked.choice([1, 2, 3])))
+    for _ in range(rng.randrange(1, 7)):
+        name = "/".join(rng.choices(segments, k=rng.choice([1, 1, 2, 3])))
+        kind = rng.choice(["file", "folder", "link"])
+        target = "/".join(rng.choices(segments, k=rng.choice([1, 2, 3])))
         if kind == "file":
-            digest = picked.choice([sha256(body)] * 4 + [sha256(b""), "0" * 64])
-            size_bytes = picked.choice([len(body)] * 8 + [0, 1, 1 << 40])
-            entries.append(Entry(name, kind, picked.randrange(512), size_bytes, digest))
+            digest = rng.choice([sha256(body)] * 4 + [sha256(b""), "0" * 64])
+            size_bytes = rng.choice([len(body)] * 8 + [0, 1, 1 << 40])
+            entries.append(Entry(name, kind, rng.randrange(512), size_bytes, digest))
         elif kind == "folder":
-            entries.append(Entry(name, kind, picked.randrange(512)))
+            entries.append(Entry(name, kind, rng.randrange(512)))
         else:
             entries.append(Entry(name, kind, target=target))
-    return entries, [b"", body], picked.choices(words, k=picked.randrange(3))
+    return entries, [b"", body], rng.choices(segments, k=rng.randrange(3))
 
 
 @pytest.mark.parametrize("count", [500, pytest.param(10_000, marks=pytest.mark.lengthy)])
@@ -632,19 +634,19 @@ def test_thousands_of_hostile_packages_do_no_harm(tmp_path: Path, count: int):
 
     Only the code folder is ever created, and every error is one of cloudjob's own.
     """
-    picked = random.Random(4)
+    rng = random.Random(4)
     (tmp_path / "victim").write_text("unharmed")
     (tmp_path / "node").mkdir()
     unpacked = 0
     for number in range(count):
-        package = Made(tmp_path)
-        for _ in range(picked.choice([1, 1, 2, 3])):
-            package.layer(*hostile(picked))
-        damaged = picked.choice(package.layers)
+        package = HandmadePackage(tmp_path)
+        for _ in range(rng.choice([1, 1, 2, 3])):
+            package.layer(*hostile(rng))
+        damaged = rng.choice(package.layers)
         if number % 3 == 0:
             path = package.store / damaged.key
             data = bytearray(path.read_bytes())
-            data[picked.randrange(len(data))] ^= 1 << picked.randrange(8)
+            data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
             path.write_bytes(data)
         try:
             package.unpack()
@@ -675,7 +677,7 @@ def test_an_existing_folder_is_replaced_completely(tmp_path: Path):
     (code / "old" / "locked" / "file").touch()
     (code / "old" / "locked").chmod(0o500)
     (code / "link").symlink_to("old/locked")
-    package = made(tmp_path, file("a", mode=0o640))
+    package = one_layer_package(tmp_path, file("a", mode=0o640))
 
     package.unpack()
 
@@ -687,7 +689,7 @@ def test_an_existing_folder_survives_a_failure(tmp_path: Path):
     code = tmp_path / "node" / "code"
     code.mkdir(parents=True)
     (code / "old").touch()
-    package = made(tmp_path, file("a"), file("../b"))
+    package = one_layer_package(tmp_path, file("a"), file("../b"))
 
     with pytest.raises(UnpackError):
         package.unpack()
@@ -697,7 +699,7 @@ def test_an_existing_folder_survives_a_failure(tmp_path: Path):
 
 
 def test_an_unwritable_folder_is_reported(tmp_path: Path):
-    package = made(tmp_path, file("a"))
+    package = one_layer_package(tmp_path, file("a"))
 
     with pytest.raises(UnpackError, match=r"unpack code: .* to /dev/null/code: "):
         code_package.fetch_code(package.uri(), package.digest, "/dev/null/code")

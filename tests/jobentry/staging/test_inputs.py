@@ -20,11 +20,11 @@ from jobentry.staging import cache, inputs
 from jobentry.staging.inputs import InputError
 
 
-def bring(folder: Path, uri: str, kept: Path | None = None, **facts: Any) -> Path:
+def fetch_input(folder: Path, uri: str, cache_folder: Path | None = None, **facts: Any) -> Path:
     """Fetch one input to a node below ``folder`` and return its path."""
     paths = NodePaths(*(str(folder / name) for name in ("", "job", "mount", "log", "node")))
     node = NodeEnv(hosts=("a", "b"), inputs=(("DATA", uri),), **facts)
-    inputs.stage(node, paths, {"CLOUDJOB_CACHE_DIR": str(kept)} if kept else {})
+    inputs.stage(node, paths, {"CLOUDJOB_CACHE_DIR": str(cache_folder)} if cache_folder else {})
     return Path(paths.input("DATA"))
 
 
@@ -60,12 +60,14 @@ EXPECTED = {
 }
 
 
-@pytest.mark.parametrize("is_kept", [False, True], ids=["alone", "cached"])
+@pytest.mark.parametrize("has_cache", [False, True], ids=["alone", "cached"])
 @pytest.mark.parametrize("end", ["", "/"])
 def test_a_folder_is_copied_without_links_to_the_source(
-    tmp_path: Path, data: Path, end: str, is_kept: bool
+    tmp_path: Path, data: Path, end: str, has_cache: bool
 ):
-    found = bring(tmp_path / "node", data.as_uri() + end, tmp_path / "cache" if is_kept else None)
+    found = fetch_input(
+        tmp_path / "node", data.as_uri() + end, tmp_path / "cache" if has_cache else None
+    )
 
     assert tree(found) == EXPECTED
     assert not any(path.is_symlink() for path in found.rglob("*"))
@@ -74,19 +76,19 @@ def test_a_folder_is_copied_without_links_to_the_source(
 
 
 def test_a_single_file_is_an_input(tmp_path: Path, data: Path):
-    assert bring(tmp_path / "node", (data / "a").as_uri()).read_bytes() == b"a" * 100
+    assert fetch_input(tmp_path / "node", (data / "a").as_uri()).read_bytes() == b"a" * 100
 
 
 def test_an_empty_folder_is_an_empty_folder(tmp_path: Path):
     """An empty input that exists is not an error."""
     (tmp_path / "empty").mkdir()
 
-    assert list(bring(tmp_path / "node", (tmp_path / "empty").as_uri()).iterdir()) == []
+    assert list(fetch_input(tmp_path / "node", (tmp_path / "empty").as_uri()).iterdir()) == []
 
 
 def test_a_missing_input_is_reported(tmp_path: Path):
     with pytest.raises(InputError) as caught:
-        bring(tmp_path / "node", f"file://{tmp_path}/none")
+        fetch_input(tmp_path / "node", f"file://{tmp_path}/none")
 
     assert str(caught.value) == (
         f"fetching the input DATA: find object: file://{tmp_path}/none: no such file or directory"
@@ -104,7 +106,7 @@ def test_a_failed_input_leaves_nothing(tmp_path: Path, data: Path, monkeypatch: 
 
     monkeypatch.setattr(objects, "fetch", break_off)
     with pytest.raises(InputError) as caught:
-        bring(tmp_path / "node", data.as_uri())
+        fetch_input(tmp_path / "node", data.as_uri())
 
     assert caught.value.hint == "try again"
     assert list((tmp_path / "node" / "mount" / "inputs").iterdir()) == []
@@ -135,7 +137,7 @@ def test_a_failed_input_waits_for_running_transfers(
 
     monkeypatch.setattr(objects, "fetch", break_off)
     with pytest.raises(InputError) as caught:
-        bring(tmp_path / "node", data.as_uri())
+        fetch_input(tmp_path / "node", data.as_uri())
 
     assert caught.value.hint == "try again"
     end = time.monotonic() + 20
@@ -146,9 +148,9 @@ def test_a_failed_input_waits_for_running_transfers(
 
 
 def test_an_existing_input_stays(tmp_path: Path, data: Path):
-    (bring(tmp_path / "node", data.as_uri()) / "a").write_bytes(b"mine")
+    (fetch_input(tmp_path / "node", data.as_uri()) / "a").write_bytes(b"mine")
 
-    assert (bring(tmp_path / "node", data.as_uri()) / "a").read_bytes() == b"mine"
+    assert (fetch_input(tmp_path / "node", data.as_uri()) / "a").read_bytes() == b"mine"
 
 
 @pytest.mark.parametrize("name", ["../a", "a//b", "a/../../b", "./a", "/a", "a/..", "a\0"])
@@ -160,7 +162,7 @@ def test_a_key_that_would_leave_the_folder_is_refused(
     monkeypatch.setattr(objects, "list", lambda prefix: iter([entry]))
 
     with pytest.raises(InputError, match="cannot be the name of a file"):
-        bring(tmp_path / "node", "s3://bucket/x/")
+        fetch_input(tmp_path / "node", "s3://bucket/x/")
 
     assert not (tmp_path / "node" / "mount" / "a").exists()
 
@@ -169,8 +171,8 @@ def test_an_input_goes_to_the_nodes_that_need_it(tmp_path: Path, data: Path):
     """The other nodes get neither the files nor the variable."""
     facts = {"input_nodes": (("DATA", "1"),)}
 
-    assert not bring(tmp_path / "0", data.as_uri(), node=0, **facts).exists()
-    assert bring(tmp_path / "1", data.as_uri(), node=1, **facts).exists()
+    assert not fetch_input(tmp_path / "0", data.as_uri(), node=0, **facts).exists()
+    assert fetch_input(tmp_path / "1", data.as_uri(), node=1, **facts).exists()
 
 
 @pytest.mark.parametrize(
@@ -190,10 +192,10 @@ def test_an_invalid_list_of_nodes_is_refused(text: str):
 def test_a_slow_input_reports_its_progress(
     tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ):
-    bring(tmp_path / "quick", data.as_uri())
+    fetch_input(tmp_path / "quick", data.as_uri())
     quick = capfd.readouterr().err
     monkeypatch.setattr(inputs, "_REPORT_S", 0.0)
-    bring(tmp_path / "slow", data.as_uri())
+    fetch_input(tmp_path / "slow", data.as_uri())
     slow = capfd.readouterr().err
 
     assert quick == ""
@@ -207,9 +209,9 @@ def test_a_slow_input_reports_its_progress(
 
 
 def test_a_second_job_uses_the_cache(tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch):
-    first = bring(tmp_path / "first", data.as_uri(), tmp_path / "cache")
+    first = fetch_input(tmp_path / "first", data.as_uri(), tmp_path / "cache")
     monkeypatch.setattr(objects, "fetch", None)
-    second = bring(tmp_path / "second", data.as_uri(), tmp_path / "cache")
+    second = fetch_input(tmp_path / "second", data.as_uri(), tmp_path / "cache")
 
     assert tree(first) == tree(second) == EXPECTED
     assert (first / "a").stat().st_ino == (second / "a").stat().st_ino
@@ -217,19 +219,19 @@ def test_a_second_job_uses_the_cache(tmp_path: Path, data: Path, monkeypatch: py
 
 
 def test_a_new_version_of_an_object_is_fetched(tmp_path: Path, data: Path):
-    first = bring(tmp_path / "first", data.as_uri(), tmp_path / "cache")
+    first = fetch_input(tmp_path / "first", data.as_uri(), tmp_path / "cache")
     (data / "a").write_bytes(b"b" * 100)
-    second = bring(tmp_path / "second", data.as_uri(), tmp_path / "cache")
+    second = fetch_input(tmp_path / "second", data.as_uri(), tmp_path / "cache")
 
     assert (first / "a").read_bytes() == b"a" * 100
     assert (second / "a").read_bytes() == b"b" * 100
 
 
 def test_a_modified_cache_file_is_fetched_again(tmp_path: Path, data: Path):
-    first = bring(tmp_path / "first", data.as_uri(), tmp_path / "cache")
+    first = fetch_input(tmp_path / "first", data.as_uri(), tmp_path / "cache")
     (first / "a").chmod(0o644)
     (first / "a").write_bytes(b"x" * 100)
-    second = bring(tmp_path / "second", data.as_uri(), tmp_path / "cache")
+    second = fetch_input(tmp_path / "second", data.as_uri(), tmp_path / "cache")
 
     assert tree(second) == EXPECTED
 
@@ -237,11 +239,13 @@ def test_a_modified_cache_file_is_fetched_again(tmp_path: Path, data: Path):
 def test_the_cache_removes_the_least_recently_used_files(tmp_path: Path):
     for index in range(6):
         (tmp_path / str(index)).write_bytes(b"%d" % index * 1000)
-    kept = cache.Cache.in_folder(str(tmp_path / "cache"), 3500)
+    input_cache = cache.Cache.in_folder(str(tmp_path / "cache"), 3500)
     for index in [0, 1, 2, 0, 3, 4, 0, 5]:
         target = tmp_path / f"got-{index}"
         target.unlink(missing_ok=True)
-        kept.fetch(objects.stat((tmp_path / str(index)).as_uri()), str(target), lambda size: None)
+        input_cache.fetch(
+            objects.stat((tmp_path / str(index)).as_uri()), str(target), lambda size: None
+        )
         time.sleep(0.01)
 
     sizes = [path.stat().st_size for path in (tmp_path / "cache").rglob("*") if path.is_file()]
@@ -253,8 +257,10 @@ def test_the_cache_removes_the_least_recently_used_files(tmp_path: Path):
 
 def test_an_object_too_large_for_the_cache_bypasses_it(tmp_path: Path):
     (tmp_path / "large").write_bytes(b"x" * 3000)
-    kept = cache.Cache.in_folder(str(tmp_path / "cache"), 3500)
-    kept.fetch(objects.stat((tmp_path / "large").as_uri()), str(tmp_path / "got"), lambda _: None)
+    input_cache = cache.Cache.in_folder(str(tmp_path / "cache"), 3500)
+    input_cache.fetch(
+        objects.stat((tmp_path / "large").as_uri()), str(tmp_path / "got"), lambda _: None
+    )
 
     assert (tmp_path / "got").read_bytes() == b"x" * 3000
     assert list((tmp_path / "cache").rglob("*")) == []
@@ -273,7 +279,9 @@ def test_nodes_that_start_together_fetch_an_input_once(
 
     monkeypatch.setattr(objects, "fetch", slow)
     threads = [
-        threading.Thread(target=bring, args=(tmp_path / str(i), data.as_uri(), tmp_path / "cache"))
+        threading.Thread(
+            target=fetch_input, args=(tmp_path / str(i), data.as_uri(), tmp_path / "cache")
+        )
         for i in range(4)
     ]
     for thread in threads:
@@ -295,12 +303,12 @@ def test_a_job_killed_while_fetching_blocks_no_other(tmp_path: Path, data: Path)
         "def half(uri, path, **more):\n"
         "    open(path, 'w').write('half'); os.kill(os.getpid(), 9)\n"
         "objects.fetch = half\n"
-        "kept = cache.Cache.in_folder(sys.argv[1], 10**6)\n"
-        "kept.fetch(objects.stat(sys.argv[2]), sys.argv[3], lambda size: None)\n"
+        "input_cache = cache.Cache.in_folder(sys.argv[1], 10**6)\n"
+        "input_cache.fetch(objects.stat(sys.argv[2]), sys.argv[3], lambda size: None)\n"
     )
-    words = [str(tmp_path / "cache"), (data / "a").as_uri(), str(tmp_path / "got"), *sys.path]
-    done = subprocess.run([sys.executable, "-c", code, *words], check=False)
-    found = bring(tmp_path / "node", data.as_uri(), tmp_path / "cache")
+    args = [str(tmp_path / "cache"), (data / "a").as_uri(), str(tmp_path / "got"), *sys.path]
+    done = subprocess.run([sys.executable, "-c", code, *args], check=False)
+    found = fetch_input(tmp_path / "node", data.as_uri(), tmp_path / "cache")
 
     assert done.returncode == -9
     assert tree(found) == EXPECTED
@@ -309,4 +317,6 @@ def test_a_job_killed_while_fetching_blocks_no_other(tmp_path: Path, data: Path)
 def test_an_unusable_cache_is_skipped(tmp_path: Path, data: Path):
     (tmp_path / "file").touch()
 
-    assert tree(bring(tmp_path / "node", data.as_uri(), tmp_path / "file" / "cache")) == EXPECTED
+    assert (
+        tree(fetch_input(tmp_path / "node", data.as_uri(), tmp_path / "file" / "cache")) == EXPECTED
+    )

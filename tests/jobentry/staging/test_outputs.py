@@ -87,11 +87,11 @@ def seen(store: Path, node: int = 0) -> dict[str, bytes]:
     """Return the files in the manifest; fail if an object does not match it."""
     found = manifest.load((store / manifest.key(node)).read_bytes())
     files = {}
-    for kept in found.files:
-        data = (store / kept.key).read_bytes()
-        assert hashlib.sha256(data).hexdigest() == kept.sha256, kept
-        assert len(data) == kept.size_bytes
-        files[kept.name] = data
+    for stored_file in found.files:
+        data = (store / stored_file.key).read_bytes()
+        assert hashlib.sha256(data).hexdigest() == stored_file.sha256, stored_file
+        assert len(data) == stored_file.size_bytes
+        files[stored_file.name] = data
     return files
 
 
@@ -111,7 +111,7 @@ names = (
     .map(lambda text: os.fsdecode(text.encode("utf-8", "replace")))
     .filter(manifest.is_name)
 )
-kept = st.builds(
+stored_file = st.builds(
     StoredFile,
     name=names,
     key=names,
@@ -122,7 +122,14 @@ kept = st.builds(
 )
 
 
-@given(st.builds(Manifest, job=st.text(), node=st.integers(0, 10**6), files=st.tuples(kept, kept)))
+@given(
+    st.builds(
+        Manifest,
+        job=st.text(),
+        node=st.integers(0, 10**6),
+        files=st.tuples(stored_file, stored_file),
+    )
+)
 def test_a_manifest_is_read_as_it_was_written(value: Manifest):
     """Names may contain any characters."""
     assert manifest.load(manifest.dump(value)) == value
@@ -132,7 +139,7 @@ GOOD = {"name": "a", "key": "a", "size_bytes": 1, "sha256": "0" * 64, "modified_
 
 
 @pytest.mark.parametrize(
-    "fault",
+    "invalid",
     [
         {"name": "../a"},
         {"name": "/a"},
@@ -148,9 +155,9 @@ GOOD = {"name": "a", "key": "a", "size_bytes": 1, "sha256": "0" * 64, "modified_
     ],
     ids=str,
 )
-def test_a_manifest_with_invalid_names_is_refused(fault: dict[str, Any]):
+def test_a_manifest_with_invalid_names_is_refused(invalid: dict[str, Any]):
     """A node wrote it, so it may be hostile and must not lead outside the folder."""
-    value = {"format": 1, "job": "j", "node": 0, "files": [{**GOOD, **fault}]}
+    value = {"format": 1, "job": "j", "node": 0, "files": [{**GOOD, **invalid}]}
 
     with pytest.raises(manifest.ManifestError):
         manifest.load(json.dumps(value).encode())
@@ -237,10 +244,10 @@ def test_an_unusable_output_is_reported_before_the_start(tmp_path: Path):
         "s3://b/x": "not a URI of the form s3://bucket/key",
         "gs://bucket/x": "there is no store for gs://",
     }
-    for uri, words in uris.items():
+    for uri, text in uris.items():
         with pytest.raises(OutputError, match="preparing the output OUT: ") as caught:
             Node(tmp_path, uri=uri).prepare()
-        assert words in str(caught.value)
+        assert text in str(caught.value)
 
 
 # -- while the ranks run ------------------------------------------------------------------------
@@ -335,7 +342,7 @@ def test_outputs_need_a_thread_before_the_ranks_start(
 def incomplete(node: Node) -> set[str]:
     """Return the files that the manifest lists as incomplete."""
     found = manifest.load((node.store / manifest.key(node.env.node)).read_bytes())
-    return {kept.name for kept in found.files if kept.is_incomplete}
+    return {stored_file.name for stored_file in found.files if stored_file.is_incomplete}
 
 
 def age(path: Path, seconds: float) -> None:
@@ -475,7 +482,7 @@ def test_stored_files_are_listed_before_a_large_upload(
     before: list[dict[str, bytes]] = []
     put = objects.put
     monkeypatch.setattr(
-        objects, "put", lambda *words, **more: (before.append(node.seen()), put(*words, **more))
+        objects, "put", lambda *args, **more: (before.append(node.seen()), put(*args, **more))
     )
 
     assert node.finish() == ""
@@ -626,9 +633,9 @@ def test_an_upload_error_is_reported_once_and_retried(
     monkeypatch.setattr(objects, "write", write)
     node.upload_settled()
 
-    said = capfd.readouterr().err
+    logged = capfd.readouterr().err
     assert (
-        said.count("uploading the output OUT while the job runs: write object: x: 503 SlowDown")
+        logged.count("uploading the output OUT while the job runs: write object: x: 503 SlowDown")
         == 1
     )
     assert node.seen() == {"a": b"1"}
@@ -670,11 +677,11 @@ def killed_after(count: int, patch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     left = [count]
 
     def counted(act: Callable[..., Any]) -> Callable[..., Any]:
-        def do(*words: Any, **more: Any) -> Any:
+        def do(*args: Any, **more: Any) -> Any:
             if left[0] <= 0:
                 raise Killed
             left[0] -= 1
-            return act(*words, **more)
+            return act(*args, **more)
 
         return do
 

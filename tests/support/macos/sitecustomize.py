@@ -53,7 +53,7 @@ def _refuse(event: str, arguments: tuple[object, ...]) -> None:
             raise FileNotFoundError(2, "No such file or directory", path)
 
 
-def pretend(names: str) -> None:
+def pretend(qualified_names: str) -> None:
     """Remove what macOS lacks."""
     # Load the build's configuration first: the name of its file depends on sys.platform.
     sysconfig.get_config_vars()
@@ -63,8 +63,8 @@ def pretend(names: str) -> None:
     none = {"exclude_simple": False}
     vars(proxies).update(_get_proxies=dict, _get_proxy_settings=lambda: none)
     sys.modules["_scproxy"] = proxies
-    for word in names.split():
-        module, _, name = word.partition(".")
+    for qualified_name in qualified_names.split():
+        module, _, name = qualified_name.partition(".")
         vars(importlib.import_module(module)).pop(name, None)
     sys.addaudithook(_refuse)
 

@@ -92,8 +92,8 @@ def copy_parallel(
             raise missing(src_url)
         found = list(source.below())
         if file_list is not None:
-            wanted = {name.strip("/") for name in file_list}
-            found = [item for item in found if item.name in wanted]
+            requested = {name.strip("/") for name in file_list}
+            found = [item for item in found if item.name in requested]
         _copy_all(found, target, threads or 1)
 
 
