@@ -52,7 +52,7 @@ class Submission:
     access: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @property
-    def hidden_names(self) -> tuple[str, ...]:
+    def masked_names(self) -> tuple[str, ...]:
         """The variables whose values must not be shown."""
         return (*self.spec.secrets, *self.access)
 

@@ -152,7 +152,7 @@ def build(submission: Submission, owner: str) -> DockerRequest:
         layers=layers,
         outputs=outputs,
         has_key=len(hosts) > 1,
-        secret_names=submission.hidden_names,
+        secret_names=submission.masked_names,
     )
 
 
@@ -215,7 +215,7 @@ def _node(
         **submissions.variables(submission, node, home=HOME, address=UNKNOWN_ADDRESS),
     }
     variables.update({name: value for name, value in _gpus(spec).items() if name not in spec.env})
-    delivered = undeclared_variables(variables, submission.hidden_names)
+    delivered = undeclared_variables(variables, submission.masked_names)
     if delivered:
         variables[names.CLOUDJOB_ENV_FILE] = ENV_FILE
     if delivered or len(hosts) > 1:

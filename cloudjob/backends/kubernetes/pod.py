@@ -88,7 +88,7 @@ def variables(
         names.CLOUDJOB_DELIVERY: DELIVERY_PATH,
     }
     common = {name: value for name, value in given.items() if name not in (*PER_NODE, *left_out)}
-    delivered = undeclared_variables(common, submission.hidden_names)
+    delivered = undeclared_variables(common, submission.masked_names)
     return Variables({k: v for k, v in sorted(common.items()) if k not in delivered}, delivered)
 
 

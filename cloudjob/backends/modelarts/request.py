@@ -114,7 +114,7 @@ def build(submission: Submission, site: Site) -> ModelArtsRequest:
         args=_entry_args(spec) if _is_preset(options) else (),
         tags=dict(options.tags),
         has_key=spec.nodes > 1,
-        secret_names=submission.hidden_names,
+        secret_names=submission.masked_names,
         environments=tuple(_environments(submission, {**shown, **delivered})),
     )
 

@@ -172,7 +172,7 @@ def build(
         retries=submission.spec.retries,
         grace_s=submission.spec.grace_s,
         nodes=tuple(nodes),
-        secret_names=submission.hidden_names,
+        secret_names=submission.masked_names,
         is_elastic=LAUNCHERS[submission.spec.launcher].is_elastic,
         python=machine.python,
     )

@@ -129,7 +129,7 @@ def build(submission: Submission, cluster: Cluster) -> SlurmRequest:
         entry=cluster.entry,
         local=posixpath.dirname(posixpath.dirname(local)) if local else "",
         layers=tuple(file_path(uri) for uri in submission.code.layers) if local else (),
-        secret_names=submission.hidden_names,
+        secret_names=submission.masked_names,
         inherited=tuple(
             f"SBATCH_{name.upper()}" for name in _SITE_DEFAULTS if not getattr(spec.slurm, name)
         ),
