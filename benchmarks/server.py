@@ -49,7 +49,7 @@ def running(folder: Path, python: Path) -> Iterator[Server]:
     made.folder.mkdir()
     made.port = made.free_port()
     own = {**made.own_environ, "S3_BUCKET": "bench"}
-    pid = _started(made.words(str(weed)), made.folder, own)
+    pid = _started(made.argv(str(weed)), made.folder, own)
     try:
         server = Server(files, made.environ)
         _fill(server, python)

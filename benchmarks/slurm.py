@@ -80,7 +80,7 @@ class Cluster:
         time.sleep((self._rounds[subject] * _EVENLY - time.time()) % 1.0)
         begun = time.perf_counter()
         done = subprocess.run(
-            self._slurm.words(*argv),
+            self._slurm.argv(*argv),
             cwd=self._source,
             env=env,
             stdin=subprocess.DEVNULL,

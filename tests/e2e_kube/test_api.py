@@ -468,7 +468,7 @@ def test_cancelling_asks_the_operator(lab: Lab, until: Callable[..., None]):
         assert manifest["spec"]["runPolicy"]["suspend"] is True
     else:
         assert manifest["spec"]["runPolicy"]["cleanPodPolicy"] == "Running"
-    requests = lab.cluster.kubelet.asked
+    requests = lab.cluster.kubelet.requests
     until(lambda: any(pods[0] in path and "follow=true" in path for path in requests), "a stream")
     log.write(b"[0] in its grace")
     for pod in pods:
@@ -494,7 +494,7 @@ def test_the_log_of_a_deleted_pod_is_read_from_the_saved_copy(
     lab.phase(job, "Running")
     following = lab.start("logs", job, "-f")
     lab.log(pod).write(b"[0] first")
-    requests = lab.cluster.kubelet.asked
+    requests = lab.cluster.kubelet.requests
     until(lambda: any(pod in path and "follow=true" in path for path in requests), "a stream")
     lab.log(pod).end()
     lab.delete(pod)

@@ -32,7 +32,7 @@ def real_node(
     tmp_path_factory: pytest.TempPathFactory, engine: docker.APIClient, base_image: str
 ) -> Iterator[RealNode]:
     """A cluster with one real node."""
-    cluster = Cluster(tmp_path_factory.mktemp("real-cluster"), has_machines=True)
+    cluster = Cluster(tmp_path_factory.mktemp("real-cluster"), has_nodes=True)
     made = RealNode(cluster, engine, tmp_path_factory.mktemp("kubelet"), base_image)
     with alone():
         try:

@@ -91,7 +91,7 @@ class Cloud:
             **self.environ,
         }
         process = subprocess.Popen(
-            self.slurm.words(str(BIN / "cloudjob"), *arguments),
+            self.slurm.argv(str(BIN / "cloudjob"), *arguments),
             cwd=self.source,
             env=env,
             stdin=subprocess.DEVNULL,

@@ -25,12 +25,12 @@ class OnTheLoginNode(SeaweedFS):
     def endpoint(self) -> str:
         return f"http://{LOGIN_ADDRESS}:{self.port}"
 
-    def words(self, program: str = "") -> list[str]:
+    def argv(self, program: str = "") -> list[str]:
         assert self.cluster is not None
         command = [
-            argument.replace("127.0.0.1", LOGIN_ADDRESS) for argument in super().words(program)
+            argument.replace("127.0.0.1", LOGIN_ADDRESS) for argument in super().argv(program)
         ]
-        return self.cluster.words(*command)
+        return self.cluster.argv(*command)
 
     def is_ready(self) -> bool:
         assert self.cluster is not None

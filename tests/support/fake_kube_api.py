@@ -79,7 +79,7 @@ class FakeApi:
         """Return a kubeconfig for this server."""
         return write_kubeconfig(folder, {"server": self.endpoint}, user or {}, NAMESPACE)
 
-    def asked(self, method: str, text: str) -> list[str]:
+    def requests_with(self, method: str, text: str) -> list[str]:
         """Return the targets of the requests with this method that contain ``text``."""
         return [target for name, target in self.seen if name == method and text in target]
 

@@ -76,14 +76,14 @@ def free_port() -> int:
 class Cluster:
     """An API server on loopback; ``admin`` may do everything, ``guest`` may only read pods."""
 
-    def __init__(self, folder: Path, *, has_machines: bool = False) -> None:
+    def __init__(self, folder: Path, *, has_nodes: bool = False) -> None:
         """Prepare it.
 
         Args:
-            has_machines: Whether real nodes will join, instead of ``machine-0``.
+            has_nodes: Whether real nodes will join, instead of ``machine-0``.
         """
         self.folder = folder
-        self.has_machines = has_machines
+        self.has_nodes = has_nodes
         self.port = free_port()
         self.admin, self.guest = secrets.token_hex(8), secrets.token_hex(8)
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -120,7 +120,7 @@ class Cluster:
             # No controller creates service accounts here. Tolerations that the server adds would
             # look like a change to our pods.
             "--disable-admission-plugins=ServiceAccount"
-            + ("" if self.has_machines else ",DefaultTolerationSeconds"),
+            + ("" if self.has_nodes else ",DefaultTolerationSeconds"),
             # Short, so that the server also ends some watches during the tests.
             "--min-request-timeout=30",
         )
@@ -134,7 +134,7 @@ class Cluster:
             time.sleep(0.2)
         self.kubelet.start()
         self._add_crds()
-        if not self.has_machines:
+        if not self.has_nodes:
             self._add_node()
         self._add_guest()
         self._add_priority()
@@ -329,7 +329,7 @@ class Kubelet:
         self._folder = folder
         self.port = free_port()
         self.logs: dict[str, Log] = {}
-        self.asked: list[str] = []
+        self.requests: list[str] = []
         # Number of lines after which each stream ends without an error, as when a kubelet restarts.
         self.cut_after = 0
         self._server: http.server.ThreadingHTTPServer | None = None
@@ -354,7 +354,7 @@ class Kubelet:
             protocol_version = "HTTP/1.1"
 
             def do_GET(self) -> None:
-                kubelet.asked.append(self.path)
+                kubelet.requests.append(self.path)
                 kubelet._serve(self)
 
             def log_message(self, *args: Any) -> None:

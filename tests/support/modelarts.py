@@ -248,7 +248,7 @@ class ModelArts:
 
     # -- what tests ask and change --------------------------------------------------------------
 
-    def asked(self, text: str) -> list[Seen]:
+    def requests_with(self, text: str) -> list[Seen]:
         """Return the requests whose line contains ``text``."""
         return [seen for seen in self.seen if text in f"{seen.method} {seen.path}"]
 

@@ -73,7 +73,7 @@ class Server:
         """The standard environment variables of an S3 client for this server."""
         return client_environ(self.endpoint)
 
-    def words(self) -> list[str]:
+    def argv(self) -> list[str]:
         """Return the command of the server."""
         raise NotImplementedError
 
@@ -84,7 +84,7 @@ class Server:
             self.port = self.port or self.free_port()
             with (self.folder / "log").open("ab") as log:
                 self.process = subprocess.Popen(
-                    self.words(),
+                    self.argv(),
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
@@ -145,7 +145,7 @@ class SeaweedFS(Server):
     # a core when idle, and seven times the usual CPU time for each new bucket.
     own_environ: ClassVar = {"GOGC": "40"}
 
-    def words(self, program: str = "") -> list[str]:
+    def argv(self, program: str = "") -> list[str]:
         """Return the command of the server, by default that of the wheel beside the interpreter."""
         identity = {
             "name": "admin",
@@ -195,7 +195,7 @@ class Moto(Server):
     # Parts of a multipart upload may have any size.
     own_environ: ClassVar = {"S3_UPLOAD_PART_MIN_SIZE": "1"}
 
-    def words(self) -> list[str]:
+    def argv(self) -> list[str]:
         """Return the command of the server."""
         return [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self.port)]
 

@@ -3,7 +3,7 @@
 Every node has its own address, host name, /etc/hosts and /tmp, so names resolve, ports are free and
 Open MPI communicates over a network, as between machines. All other folders are shared. The
 controller also has its own namespaces and is the login node, where jobs are submitted
-(``Slurm.words``). It needs root, and listens only in these namespaces.
+(``Slurm.argv``). It needs root, and listens only in these namespaces.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ class Slurm:
         """The environment variables of Slurm's commands."""
         return {"SLURM_CONF": str(self.conf), "PATH": _PATH}
 
-    def words(self, *command: str, node: str = "login") -> list[str]:
+    def argv(self, *command: str, node: str = "login") -> list[str]:
         """Return the command that runs ``command`` on a node."""
         holder = str(self._holders[node].pid)
         return [NSENTER, "-t", holder, "-n", "-u", "-m", "--wd=.", *command]
@@ -194,7 +194,7 @@ class Slurm:
     def run(self, *command: str, node: str = "login", is_checked: bool = True) -> str:
         """Run one of Slurm's commands on the login node and return its output."""
         done = subprocess.run(
-            self.words(*command, node=node),
+            self.argv(*command, node=node),
             env={**os.environ, **self.environment},
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -400,7 +400,7 @@ class Slurm:
         log = (self.folder / f"{name}-{node}.out.log").open("ab")
         with log:
             process = subprocess.Popen(
-                self.words(*argv, node=node),
+                self.argv(*argv, node=node),
                 env=self.environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,

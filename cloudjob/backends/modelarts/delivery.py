@@ -14,7 +14,7 @@ import os
 import sys
 
 here = os.path.dirname(os.path.abspath(__file__))
-with open(os.path.join(here, "{paths.DELIVERED_WORDS}"), "rb") as file:
+with open(os.path.join(here, "{paths.DELIVERED_ARGV}"), "rb") as file:
     words = [os.fsdecode(word) for word in file.read().split(b"\\0")[:-1]]
 os.environ["{names.CLOUDJOB_DELIVERY}"] = here
 os.execv("/bin/sh", ["sh", os.path.join(here, "{deliveries.BOOT}"), *words, *sys.argv[1:]])
@@ -31,5 +31,5 @@ def companions(request: ModelArtsRequest) -> dict[str, bytes]:
     if request.args:
         found[requests.BOOT_FILE] = _BOOT_PY.encode("ascii")
         args = (arg.encode("utf-8") + b"\0" for arg in request.args)
-        found[paths.DELIVERED_WORDS] = b"".join(args)
+        found[paths.DELIVERED_ARGV] = b"".join(args)
     return found

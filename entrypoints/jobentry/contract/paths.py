@@ -18,7 +18,7 @@ DELIVERED_ENV = "env"
 DELIVERED_SSH_KEY = "ssh-key"
 # Fresh keys of the store, which `cloudjob refresh` puts there while the job runs.
 DELIVERED_KEYS = "store-keys"
-DELIVERED_WORDS = "words"
+DELIVERED_ARGV = "words"
 
 
 class JobPaths(NamedTuple):

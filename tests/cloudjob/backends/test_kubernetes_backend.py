@@ -192,8 +192,8 @@ def test_a_job_is_cancelled_although_a_log_cannot_be_read(
     job.api.logs = {job.pods[0]: answer, job.pods[1]: b"[1] kept\n"}
     in_time(lambda: job.backend.cancel(job.handle, is_urgent=is_urgent))
 
-    assert job.api.asked("POST", "/commands")
-    assert bool(job.api.asked("DELETE", "/pods")) == is_urgent
+    assert job.api.requests_with("POST", "/commands")
+    assert bool(job.api.requests_with("DELETE", "/pods")) == is_urgent
     if answer is not None:
         (kept,) = (job.folder / "home" / "kubernetes" / job.request.job).glob("1-*.log")
         assert kept.read_bytes() == b"[1] kept\n"
@@ -223,7 +223,7 @@ def test_a_container_that_has_not_started_beside_a_sidecar_has_no_log(job: JobFi
     job.api.logs = {job.pods[0]: 400, job.pods[1]: b"[1] shown\n"}
 
     assert list(job.backend.logs(job.handle, None, follow=False)) == [(1, b"[1] shown\n")]
-    assert not job.api.asked("GET", f"{job.pods[0]}/log")
+    assert not job.api.requests_with("GET", f"{job.pods[0]}/log")
 
 
 def test_cancelling_a_job_on_a_lost_host_reports_what_it_waits_for(
@@ -321,7 +321,7 @@ def test_followers_and_waits_outlast_an_api_server_that_does_not_answer(
     with pytest.raises(Unreachable):
         job.backend.status(job.handle)
     seen = len(job.api.seen)
-    while len(job.api.asked("GET", job.path)[seen:]) < 3 and len(job.api.seen) < seen + 20:
+    while len(job.api.requests_with("GET", job.path)[seen:]) < 3 and len(job.api.seen) < seen + 20:
         next(pieces)
     job.api.logs = dict.fromkeys(job.pods, b"2026-11-21T10:00:02Z [0] late\n")
     job.mark_finished(0)
@@ -340,7 +340,7 @@ def test_a_refused_log_is_retried_with_a_pause(job: JobFixture):
     while time.monotonic() < end_at:
         next(pieces)
 
-    assert 1 <= len(job.api.asked("GET", f"{job.pods[0]}/log")) < 10
+    assert 1 <= len(job.api.requests_with("GET", f"{job.pods[0]}/log")) < 10
     pieces.close()  # type: ignore[attr-defined]
 
 
@@ -507,10 +507,10 @@ def test_a_waiting_follower_does_not_list_events_every_second(
     for _ in range(3):
         pending_job.backend.status(pending_job.handle)
     pieces = pending_job.backend.logs(pending_job.handle, None, follow=True)
-    while len(pending_job.api.asked("GET", pending_job.path)) < 6:
+    while len(pending_job.api.requests_with("GET", pending_job.path)) < 6:
         next(pieces)
 
-    event_requests = pending_job.api.asked("GET", "/events")
+    event_requests = pending_job.api.requests_with("GET", "/events")
     assert 1 <= len(event_requests) <= 2, event_requests
     assert all("fieldSelector=involvedObject.name" in target for target in event_requests)
     pieces.close()  # type: ignore[attr-defined]
@@ -540,7 +540,7 @@ def test_a_field_that_the_cluster_drops_is_found_before_anything_is_sent(
         f"{template}.containers[0].volumeMounts[1].mountPath, and 3 more"
     )
     assert api.objects == {}
-    assert "fieldValidation=Strict" in api.asked("POST", "dryRun=All")[0]
+    assert "fieldValidation=Strict" in api.requests_with("POST", "dryRun=All")[0]
 
 
 def test_a_manifest_is_not_checked_by_a_cluster_without_dry_runs(api: FakeApi, tmp_path: Path):

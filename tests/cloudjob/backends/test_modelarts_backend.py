@@ -100,7 +100,7 @@ def test_many_jobs_that_run_are_one_search(
     states = {handle: status and status.state for handle, status in found.items()}
     expected = dict.fromkeys([*running, not_known], JobState.RUNNING)
     assert states == expected | dict.fromkeys(deleted if searches > 1 else ())
-    assert len(service.seen) == len(service.asked("training-job-searches")) == searches
+    assert len(service.seen) == len(service.requests_with("training-job-searches")) == searches
 
 
 def test_a_job_is_found_by_the_handle_that_was_kept_before_it_was_created(
@@ -212,7 +212,7 @@ def test_cancel_ends_a_job_and_leaves_one_that_has_ended(
     backend.cancel(handle)
 
     assert backend.status(handle).state is JobState.CANCELLED
-    assert len(service.asked("/actions")) == 2
+    assert len(service.requests_with("/actions")) == 2
 
 
 def test_cancelling_a_deleted_job_reports_that_it_is_not_found(
@@ -239,7 +239,7 @@ def test_remove_leaves_nothing_whatever_the_state(service: ModelArts, backend: M
     backend.remove(running)
 
     assert service.jobs() == []
-    assert len(service.asked("DELETE")) == 1
+    assert len(service.requests_with("DELETE")) == 1
 
 
 def test_events_and_metrics_are_those_of_the_service(service: ModelArts, backend: ModelArtsBackend):

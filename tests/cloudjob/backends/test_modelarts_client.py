@@ -75,7 +75,7 @@ def test_a_temporary_failure_is_retried(status: int, service: ModelArts, client:
     service.faults.append(once("GET", Reply(status, {}), times=3))
 
     assert client.show(job)["metadata"]["id"] == job
-    assert len(service.asked("GET")) == 4
+    assert len(service.requests_with("GET")) == 4
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ CREATE = f"POST /v2/{PROJECT}/training-jobs"
 
 def creates(service: ModelArts) -> list[Seen]:
     """Return the create requests."""
-    return [seen for seen in service.asked(CREATE) if seen.path.endswith("/training-jobs")]
+    return [seen for seen in service.requests_with(CREATE) if seen.path.endswith("/training-jobs")]
 
 
 def test_a_create_whose_answer_was_lost_is_not_sent_twice(service: ModelArts, client: Client):
@@ -231,7 +231,7 @@ def test_a_refused_create_is_not_sent_again(service: ModelArts, client: Client):
         "creating the job train-2345678b: bad flavor (ModelArts.2763, request "
     )
     assert "doctor" in caught.value.hint
-    assert len(service.asked("POST")) == 1
+    assert len(service.requests_with("POST")) == 1
 
 
 def test_a_create_that_the_gateway_refuses_is_sent_again_at_once(
@@ -242,7 +242,7 @@ def test_a_create_that_the_gateway_refuses_is_sent_again_at_once(
     client.create(BODY)
 
     assert len(service.jobs()) == 1
-    assert service.asked("training-job-searches") == []
+    assert service.requests_with("training-job-searches") == []
 
 
 @pytest.mark.parametrize("search", [None, Reply(400, {"error_msg": "no"}), Reply(cut=True)])
@@ -285,7 +285,7 @@ def test_a_search_requests_pages_by_number(service: ModelArts, client: Client):
     found = [job["metadata"]["id"] for job in client.search([])]
 
     assert sorted(found) == sorted(expected)
-    assert [seen.json["offset"] for seen in service.asked("searches")] == [0, 1, 2]
+    assert [seen.json["offset"] for seen in service.requests_with("searches")] == [0, 1, 2]
 
 
 def test_events_of_several_pages_come_in_order(service: ModelArts, client: Client):
@@ -375,7 +375,7 @@ def test_the_project_is_requested_once_from_iam_if_none_is_set(service: ModelArt
     client.show(job)
 
     assert client.project_id() == PROJECT
-    assert len(service.asked("/v3/projects?name=cn-north-4")) == 1
+    assert len(service.requests_with("/v3/projects?name=cn-north-4")) == 1
 
 
 def test_a_region_without_a_project_is_reported(service: ModelArts):
@@ -392,7 +392,7 @@ def test_a_password_is_exchanged_for_a_token_once(service: ModelArts):
     client.show(job)
     client.show(job)
 
-    token_requests = service.asked("/v3/auth/tokens")
+    token_requests = service.requests_with("/v3/auth/tokens")
     assert len(token_requests) == 1
     assert client.project_id() == PROJECT
 
@@ -405,7 +405,7 @@ def test_an_expired_token_is_renewed(service: ModelArts):
     service.database.expire_all(time.time())
 
     assert client.show(job)["metadata"]["id"] == job
-    assert len(service.asked("/v3/auth/tokens")) == 2
+    assert len(service.requests_with("/v3/auth/tokens")) == 2
 
 
 def test_keys_may_be_exchanged_for_a_token(service: ModelArts):
@@ -417,7 +417,7 @@ def test_keys_may_be_exchanged_for_a_token(service: ModelArts):
     client.show(job)
 
     assert client.project_id() == PROJECT
-    assert len(service.asked("/v3/auth/tokens")) == 2
+    assert len(service.requests_with("/v3/auth/tokens")) == 2
     assert not [seen for seen in service.seen if "authorization" in seen.headers]
 
 
@@ -472,7 +472,7 @@ def test_a_wrong_clock_is_noticed_and_corrected(service: ModelArts):
 
     assert client.show(job)["metadata"]["id"] == job
     assert -3700 < client.clock_ahead_s < -3500
-    assert len(service.asked("GET")) == 2
+    assert len(service.requests_with("GET")) == 2
 
 
 # -- endpoints and credentials --------------------------------------------------------------------

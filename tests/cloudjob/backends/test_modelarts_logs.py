@@ -177,7 +177,7 @@ def test_the_logs_of_a_large_job_are_polled_in_turns_and_no_line_is_lost(service
 
     def grow(_s: float) -> None:
         requested_nodes.append(
-            {seen.path.split("/")[-3] for seen in service.asked("/logs/preview")}
+            {seen.path.split("/")[-3] for seen in service.requests_with("/logs/preview")}
         )
         service.seen.clear()
         for node, log in enumerate(logs):
@@ -225,7 +225,7 @@ def test_the_log_of_one_node_is_requested_alone(service: ModelArts):
     )
 
     assert [piece for piece in found if piece[1]] == [(1, b"one\n"), (1, b"two\n"[:2] + b"\n")]
-    assert not service.asked("worker-0/logs")
+    assert not service.requests_with("worker-0/logs")
 
 
 def test_a_missing_log_is_not_an_error(service: ModelArts):
