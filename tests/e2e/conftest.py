@@ -287,6 +287,11 @@ class Cloud:
             lambda: (
                 f"{names} in the results; there is {sorted(self.results_written())}; "
                 + "; ".join(_tail(run.err) + _tail(run.out) for run in self.started)
+                + "".join(
+                    f"\n{path}: {_tail(path.read_bytes())}"
+                    for path in sorted(self.home.glob("process/*/*.log"))
+                )
+                + "".join(f"\n{pid}: {argv}" for pid, argv in self.processes().items())
             ),
             limit_s,
         )
