@@ -178,6 +178,14 @@ class SeaweedFS(Server):
             "-master.telemetry=false",
         ]
 
+    def kill(self) -> None:
+        """Kill the server, and remove the sockets that it then leaves in /tmp."""
+        super().kill()
+        for port in range(self.port, self.port + 5):
+            for number in (port, port + 10_000):
+                for path in Path("/tmp").glob(f"seaweedfs-*-{number}.sock"):
+                    path.unlink(missing_ok=True)
+
     def free_port(self) -> int:
         """Return the first of five ports, all of which are free, for gRPC too."""
         for _ in range(100):
