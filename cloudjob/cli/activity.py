@@ -95,7 +95,7 @@ _ACTIVITIES = {
 }
 _FIRST_OUTPUT = "first output"
 _ORDER = tuple(_ACTIVITIES)
-_MOST_NUMBERS = 4
+_MAX_NUMBERS = 4
 
 
 def activity(current_phases: Mapping[int, journal.Phase], nodes: int, *, has_output: bool) -> str:
@@ -147,8 +147,8 @@ def _progress(phases: Iterable[journal.Phase]) -> str:
 
 
 def _numbers(nodes: Sequence[int]) -> str:
-    shown = ", ".join(str(node) for node in nodes[:_MOST_NUMBERS])
-    more = f" and {len(nodes) - _MOST_NUMBERS} more" if len(nodes) > _MOST_NUMBERS else ""
+    shown = ", ".join(str(node) for node in nodes[:_MAX_NUMBERS])
+    more = f" and {len(nodes) - _MAX_NUMBERS} more" if len(nodes) > _MAX_NUMBERS else ""
     return f"node{'s' * (len(nodes) > 1)} {shown}{more}"
 
 

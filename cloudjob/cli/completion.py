@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _SHELLS = ("bash", "zsh", "fish")
 # The number of ids to offer, newest first; a shell cannot list many more.
-_MOST_JOBS = 200
+_MAX_JOBS = 200
 
 
 def answer() -> NoReturn:
@@ -94,7 +94,7 @@ def _jobs(**_: object) -> Iterable[str]:
     from cloudjob.home.records import Records
 
     with Records(records_path(state_home())) as db:
-        return [record.job for record in db.list(limit=_MOST_JOBS)]
+        return [record.job for record in db.list(limit=_MAX_JOBS)]
 
 
 def _topics(**_: object) -> Iterable[str]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from cloudjob.model.job import JobSpec
 
 # The most left-out files, and the most characters of a command, on the page.
-_MOST_FILES, _MOST_LETTERS = 5, 300
+_MAX_FILES, _MAX_LETTERS = 5, 300
 
 
 def show(
@@ -107,10 +107,10 @@ def _summary_rows(preview: Preview, spec: JobSpec) -> Iterator[tuple[str, str]]:
         "source",
         f"{spec.source}: {counted(package.files, 'file')}, {size_text(package.size_bytes)}",
     )
-    for path, reason in package.left_out[:_MOST_FILES]:
+    for path, reason in package.left_out[:_MAX_FILES]:
         yield "", f"left out: {path}: {reason}"
-    if len(package.left_out) > _MOST_FILES:
-        yield "", f"left out: {len(package.left_out) - _MOST_FILES} more, which --json lists"
+    if len(package.left_out) > _MAX_FILES:
+        yield "", f"left out: {len(package.left_out) - _MAX_FILES} more, which --json lists"
     yield "store", shown["code"]["uri"].rpartition(f"/{shown['job']}/")[0]
 
 
@@ -140,7 +140,7 @@ def _node_rows(preview: Preview, nodes: int) -> Iterator[tuple[str, str]]:
             else f"nodes {node}-{nodes - 1}"
         )
         command = one_line(shlex.join(plan["argv"])) if plan["argv"] else "waits for the head"
-        more = "…" if len(command) > _MOST_LETTERS else ""
-        yield of, f"{plan['role']}: {command[:_MOST_LETTERS]}{more}"
+        more = "…" if len(command) > _MAX_LETTERS else ""
+        yield of, f"{plan['role']}: {command[:_MAX_LETTERS]}{more}"
         for note in plan.get("notes", ()):
             yield "", one_line(note)

@@ -10,7 +10,7 @@ from jobentry.contract import lines
 # Up to this number of ranks, counting marks is faster than checking each line.
 _FEW = 16
 # The most bytes that are kept of an unfinished line.
-_LONGEST_BYTES = 1024 * 1024
+_MAX_BYTES = 1024 * 1024
 
 
 class Screen:
@@ -105,7 +105,7 @@ class Screen:
 
     def _kept(self, rank: int, text: bytes, start: bytes) -> bytes:
         """Keep text that may be overwritten; return it if it is too long to keep."""
-        if len(text) < _LONGEST_BYTES:
+        if len(text) < _MAX_BYTES:
             self._parts[rank] = text
             return b""
         text = bars.last_state(text)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["print_status", "report", "status_json", "transferred"]
 
 # With more nodes, the table of phases shows only node 0 and unfinished phases.
-_MOST_NODES = 8
+_MAX_NODES = 8
 
 
 def report(status: JobStatus) -> None:
@@ -79,7 +79,7 @@ def _ranks(procs_per_node: int) -> str:
 def _print_phases(status: JobStatus) -> None:
     """Print the phases of the nodes, with the rates of transfers."""
     print()
-    is_short = status.nodes > _MOST_NODES
+    is_short = status.nodes > _MAX_NODES
     shown = [
         phase for phase in status.phases if not is_short or not phase.node or _is_running(phase)
     ]

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 # Longer tables are printed without colours, because rich needs a millisecond for each row.
-_MOST_ROWS = 500
+_MAX_ROWS = 500
 # The narrowest last column.
 _LAST_WIDTH = 16
 _STYLES = {
@@ -36,7 +36,7 @@ def print_table(
         numbers: The headers of the columns that are aligned to the right.
     """
     cells = [[one_line(str(cell)) for cell in row] for row in rows]
-    if (os.isatty(1) or has_colours(1)) and len(cells) <= _MOST_ROWS:
+    if (os.isatty(1) or has_colours(1)) and len(cells) <= _MAX_ROWS:
         _print_folded(cells, headers, numbers)
     else:
         _print_plain([list(headers), *cells] if headers else cells, headers, numbers)

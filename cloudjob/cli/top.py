@@ -39,7 +39,7 @@ _NEARLY_FULL, _HIGH_PRESSURE = 95.0, 50.0
 # The marked states of ranks: stopped, traced, zombie, and failed.
 _BAD_STATES = "TtZF"
 # A screen has no room for more ranks; those that have been silent the longest come first.
-_MOST_RANKS = 40
+_MAX_RANKS = 40
 
 
 def _top(options: argparse.Namespace) -> int:
@@ -150,7 +150,7 @@ def _marked(text: str, is_bad: bool) -> Text | str:
 def _ranks(journals: cloudjob.Journals) -> Sequence[Table | str]:
     last = {rank: points[-1] for rank, points in journals.ranks.items() if points}
     by_silence = sorted(last, key=lambda rank: last[rank].sample.quiet_s, reverse=True)
-    shown = sorted(by_silence[:_MOST_RANKS])
+    shown = sorted(by_silence[:_MAX_RANKS])
     table = new_table(_RANK_HEADERS, numbers=_RANK_HEADERS)
     for rank in shown:
         sample = last[rank].sample

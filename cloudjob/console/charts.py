@@ -60,7 +60,7 @@ _COLOURS = {
 }
 _OTHER = "#84cc16"
 _ROW_PX, _FRAME_PX = 30, 70
-_MOST_ROWS = 16
+_MAX_ROWS = 16
 
 
 def timeline(status: JobStatus, phases: Sequence[Phase], now_s: float) -> Chart | None:
@@ -79,13 +79,13 @@ def timeline(status: JobStatus, phases: Sequence[Phase], now_s: float) -> Chart 
         end = (times.seconds_of(phase.ended_at) if phase.ended_at else now_s) - zero
         bars.setdefault(phase.name, []).append([nodes.index(phase.node), start, end])
     zoom: list[dict[str, Any]] = [_wheel_zoom()]
-    if len(nodes) > _MOST_ROWS:
-        zoom.append({"type": "slider", "yAxisIndex": 0, "endValue": _MOST_ROWS - 1})
+    if len(nodes) > _MAX_ROWS:
+        zoom.append({"type": "slider", "yAxisIndex": 0, "endValue": _MAX_ROWS - 1})
     option = {
         "textStyle": _FONT,
         "grid": {
             "left": 64,
-            "right": 44 if len(nodes) > _MOST_ROWS else 16,
+            "right": 44 if len(nodes) > _MAX_ROWS else 16,
             "top": 34,
             "bottom": 28,
         },
@@ -116,7 +116,7 @@ def timeline(status: JobStatus, phases: Sequence[Phase], now_s: float) -> Chart 
             for name, values in bars.items()
         ],
     }
-    return Chart("Timeline", option, _FRAME_PX + _ROW_PX * min(len(nodes), _MOST_ROWS))
+    return Chart("Timeline", option, _FRAME_PX + _ROW_PX * min(len(nodes), _MAX_ROWS))
 
 
 def _wheel_zoom() -> dict[str, Any]:
@@ -342,9 +342,9 @@ def _unusual_states(values: Mapping[int, float]) -> str:
 # -- lines -----------------------------------------------------------------------------------------
 
 _LINES_PX = 230
-_MOST_LINES = 64
+_MAX_LINES = 64
 # More points would be closer than pixels, and a page receives all points every few seconds.
-_MOST_POINTS = 500
+_MAX_POINTS = 500
 Points = Sequence[tuple[float, float]]
 # The name of a line -> its points.
 Lines = Mapping[str, Points]
@@ -441,20 +441,20 @@ def _line_charts(found: Mapping[str, Lines], **axes: Mapping[str, Any]) -> list[
             option = _line_option(_most_different(lines))
             option["xAxis"].update({**limits, **axes.get("xAxis", {})})
             option["yAxis"].update(axes.get("yAxis", {}))
-            left_out = len(lines) > _MOST_LINES
-            note = f"the {_MOST_LINES} of {len(lines)} that differ most" if left_out else ""
+            left_out = len(lines) > _MAX_LINES
+            note = f"the {_MAX_LINES} of {len(lines)} that differ most" if left_out else ""
             charts.append(Chart(title, option, _LINES_PX, note))
     return charts
 
 
 def _most_different(lines: Lines) -> Lines:
     """Return the lines whose means are farthest from the median, if there are too many."""
-    if len(lines) <= _MOST_LINES:
+    if len(lines) <= _MAX_LINES:
         return lines
     means = {name: fmean(map(_height, points)) for name, points in lines.items() if points}
     middle = median(means.values())
     # If means differ equally, the first lines are chosen.
-    chosen = sorted(means, key=lambda name: -abs(means[name] - middle))[:_MOST_LINES]
+    chosen = sorted(means, key=lambda name: -abs(means[name] - middle))[:_MAX_LINES]
     return {name: lines[name] for name in means if name in chosen}
 
 
@@ -479,7 +479,7 @@ def _line_option(lines: Lines) -> dict[str, Any]:
 
 def _thinned(points: Points) -> list[tuple[float, float]]:
     """Return the lowest and the highest point of each group of points, to keep the peaks."""
-    step = -(-2 * len(points) // _MOST_POINTS)
+    step = -(-2 * len(points) // _MAX_POINTS)
     if step <= 2:
         return list(points)
     parts = (points[at : at + step] for at in range(0, len(points), step))

@@ -23,7 +23,7 @@ from cloudjob.tracking.metrics import MetricPoint
 from jobentry.contract import lines
 
 # Longer lines are cut.
-LONGEST_CHARS = 4000
+MAX_CHARS = 4000
 # The log is no longer followed after this many seconds without a request from a page.
 _UNWATCHED_S = 60.0
 # Seconds before a log that could not be read is read again.
@@ -33,7 +33,7 @@ _STEP_LINES, _SEARCH_S = 10_000, 0.1
 # The number of lines, from the end, that are compared with the failure.
 _FAILURE_LINES = 20_000
 # The number of selections whose lines are cached.
-_MOST_SELECTIONS = 8
+_MAX_SELECTIONS = 8
 # Lines of the entry have no rank; ``at`` is in seconds since 1970, 0 if unknown.
 _SCHEMA = """
 CREATE TABLE lines (line INTEGER PRIMARY KEY, node INTEGER, rank INTEGER, at INTEGER, text BLOB)
@@ -187,8 +187,8 @@ class LogTable:
             "SELECT node, rank, at, text FROM lines WHERE line = ?", (line,)
         ).fetchone()
         text = displayable_line(data)
-        if len(text) > LONGEST_CHARS:
-            text = f"{text[:LONGEST_CHARS]}… ({len(text)} characters)"
+        if len(text) > MAX_CHARS:
+            text = f"{text[:MAX_CHARS]}… ({len(text)} characters)"
         return {"line": line, "at": at, "node": node, "rank": rank, "text": text}
 
     def _choose(self, which: Selection, *, is_whole: bool = False) -> tuple[Sequence[int], int]:
@@ -204,7 +204,7 @@ class LogTable:
             searched = last
             if time.monotonic() > end_s:
                 break
-        while len(self._selected) >= _MOST_SELECTIONS:
+        while len(self._selected) >= _MAX_SELECTIONS:
             self._selected.pop(next(iter(self._selected)))
         self._selected[which] = (searched, found)
         return found, searched
@@ -266,7 +266,7 @@ class LogTable:
                 found.append((line.rank, whole))
             else:
                 # A progress bar overwrites itself; only its last state is kept.
-                self._open[node, line.rank] = bars.reduced(whole)[-LONGEST_CHARS:]
+                self._open[node, line.rank] = bars.reduced(whole)[-MAX_CHARS:]
         self._append(node, found, int(piece.at or 0))
 
     def _append(self, node: int, found: Sequence[tuple[int | None, bytes]], at_s: int = 0) -> None:

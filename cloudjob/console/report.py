@@ -15,7 +15,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from cloudjob.console import charts, screenshot
 from cloudjob.console.facts import clock, facts, texts_of
-from cloudjob.console.log_table import LONGEST_CHARS
+from cloudjob.console.log_table import MAX_CHARS
 from cloudjob.console.text import displayable, displayable_line
 from cloudjob.errors import CloudJobError
 from cloudjob.model import summary, times
@@ -141,7 +141,7 @@ def _log(job: Job) -> list[tuple[str, str]]:
         for text in piece.data.split(b"\n")[:-1]:
             line = lines.read(text + b"\n")
             mark = f"node {piece.node}" if line.rank is None else f"rank {line.rank}"
-            last.append((mark, displayable_line(line.data)[:LONGEST_CHARS]))
+            last.append((mark, displayable_line(line.data)[:MAX_CHARS]))
     return list(last)
 
 

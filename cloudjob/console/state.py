@@ -13,7 +13,7 @@ from cloudjob.tracking.journals import Journals
 from cloudjob.tracking.metrics import MetricPoint
 
 # The number of logs that stay open, and of ended jobs whose journals are cached.
-_MOST_LOGS = 16
+_MAX_LOGS = 16
 
 
 class Console:
@@ -52,7 +52,7 @@ class Console:
                 # Perhaps the store did not answer, so this is not cached; the next request retries.
                 return found
             with self._lock:
-                while len(self._journals) >= _MOST_LOGS:
+                while len(self._journals) >= _MAX_LOGS:
                     self._journals.pop(next(iter(self._journals)))
                 self._journals[job.id] = found
         return found
@@ -80,7 +80,7 @@ class Console:
                 key = job_id.removeprefix(PREFIX)
                 is_emulated = key != job_id
                 log = LogTable(EmulatedJob(self.home, key) if is_emulated else self.job(job_id))
-                while len(self._logs) >= _MOST_LOGS:
+                while len(self._logs) >= _MAX_LOGS:
                     self._logs.pop(next(iter(self._logs))).close()
             # The most recently requested log is closed last.
             self._logs[job_id] = log

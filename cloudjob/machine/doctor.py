@@ -137,7 +137,7 @@ def _engine() -> Check:
 # -- a store --------------------------------------------------------------------------------------
 
 # S3 and OBS refuse requests signed with a clock that is 15 minutes off.
-_MOST_SKEW_S = 900
+_MAX_SKEW_S = 900
 _WARN_SKEW_S = 300
 # Seconds to retry while the store cannot be reached.
 _STORE_S = 5.0
@@ -168,7 +168,7 @@ def check_store(uri: str) -> list[Check]:
                 "clock",
                 abs(ahead_s) < _WARN_SKEW_S,
                 f"{abs(ahead_s):.0f} s {direction} the store's",
-                f"set this machine's clock: a store refuses all requests beyond {_MOST_SKEW_S} s",
+                f"set this machine's clock: a store refuses all requests beyond {_MAX_SKEW_S} s",
                 is_needed=False,
             )
         )

@@ -23,7 +23,7 @@ REPOSITORY = "cloudjob"
 _LATEST = "latest"
 # Characters that a tag may not contain, and its maximum length.
 _NO_TAG = re.compile(r"[^A-Za-z0-9_.-]")
-_LONGEST_TAG = 128
+_MAX_TAG_LENGTH = 128
 # The labels of an image.
 INPUTS_LABEL = "cloudjob.inputs"
 # The label of the build stage in which pip runs. In a build with the user's files, this stage has a
@@ -108,7 +108,7 @@ def build(
 
 def tag_of_base(base: str) -> str:
     """Return the tag of an image that is built on ``base``."""
-    return f"on-{_NO_TAG.sub('-', base)}"[:_LONGEST_TAG]
+    return f"on-{_NO_TAG.sub('-', base)}"[:_MAX_TAG_LENGTH]
 
 
 def recipe_of(name: str, base: str = "") -> Recipe:

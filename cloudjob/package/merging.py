@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 # Bytes that an edit may send again besides the edited files.
 _CHEAP_BYTES = 48 * 1024
-_MOST_LAYERS = 12
+_MAX_LAYERS = 12
 # Fewer dead bytes than this are not worth sending everything again.
 _DEAD_BYTES = 1024 * 1024
 
@@ -31,11 +31,11 @@ def merged(live_bytes: Sequence[int], dead_bytes: int, new_bytes: int) -> int:
             break
         taken += 1
         taken_bytes += size_bytes
-    if len(live_bytes) - taken < _MOST_LAYERS:
+    if len(live_bytes) - taken < _MAX_LAYERS:
         return taken
     taken_bytes += new_bytes
     for size_bytes in list(reversed(live_bytes))[taken:]:
-        if size_bytes >= taken_bytes and len(live_bytes) - taken < _MOST_LAYERS:
+        if size_bytes >= taken_bytes and len(live_bytes) - taken < _MAX_LAYERS:
             break
         taken += 1
         taken_bytes += size_bytes

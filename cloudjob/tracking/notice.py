@@ -28,14 +28,14 @@ END, FAILURE, HANG = "end", "failure", "hang"
 # The variable that gives a command everything as one JSON object.
 VARIABLE = "CLOUDJOB_NOTIFICATION"
 # Services limit a message to a few thousand characters.
-_MOST_LINES, _MOST_CHARACTERS = 10, 300
-_LONGEST_URL = 4096
+_MAX_LINES, _MAX_CHARACTERS = 10, 300
+_MAX_URL_LENGTH = 4096
 # Shorter lines of a secret are not hidden on their own.
 _SHORTEST_LINE = 8
 _COMMAND_S = 60.0
 # Seconds between two checks of a command's output, and the number of bytes kept of it.
-_LOOK_S, _MOST_BYTES = 0.1, 1_000_000
-_MOST_STDERR_BYTES = 64 * 1024
+_LOOK_S, _MAX_BYTES = 0.1, 1_000_000
+_MAX_STDERR_BYTES = 64 * 1024
 # How long to try to reach a webhook.
 LIMITS = Limits(total_s=60.0, answer_s=10.0, pause_s=1.0, longest_pause_s=15.0)
 
@@ -95,7 +95,7 @@ def _url(reference: str, environ: Mapping[str, str]) -> str:
     if reference.startswith("@"):
         try:
             with Path(reference[1:]).open(encoding="utf-8") as file:
-                url = file.read(_LONGEST_URL).strip()
+                url = file.read(_MAX_URL_LENGTH).strip()
         except (OSError, ValueError) as error:
             found = getattr(error, "strerror", None) or "it is not text"
             raise UsageError(f"{doing}: {reference[1:]}: {found}") from error
@@ -153,7 +153,7 @@ def of_end(status: JobStatus) -> Notice:
     took = summary.duration(status)
     head = f"job {status.job}: {status.state}" + (f" in {took}" if took else "")
     failure = status.failure
-    lines = list(failure.last_lines)[-_MOST_LINES:] if failure else []
+    lines = list(failure.last_lines)[-_MAX_LINES:] if failure else []
     return _notice(FAILURE if is_failure else END, status, head, summary.reason(status), lines)
 
 
@@ -204,7 +204,7 @@ def body(notice: Notice, masked_texts: Sequence[str]) -> dict[str, Any]:
 def _cut(text: str) -> str:
     """Return the beginning of a text, on one line."""
     line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
-    return line if len(line) <= _MOST_CHARACTERS else f"{line[:_MOST_CHARACTERS]}..."
+    return line if len(line) <= _MAX_CHARACTERS else f"{line[:_MAX_CHARACTERS]}..."
 
 
 # -- sending --------------------------------------------------------------------------------------
@@ -259,9 +259,9 @@ def _run(command: Sequence[str], sent: Mapping[str, Any], masked_texts: Sequence
             raise NotSent(str(error.strerror)) from None
         code = _exit_code(process, stderr.fileno())
         end = stderr.seek(0, os.SEEK_END)
-        stderr.seek(max(0, end - _MOST_STDERR_BYTES))
+        stderr.seek(max(0, end - _MAX_STDERR_BYTES))
         last = hide(stderr.read().decode("utf-8", "replace").strip("\0\n "), masked_texts)
-        last = last.split("\n")[-1][-_MOST_CHARACTERS:]
+        last = last.split("\n")[-1][-_MAX_CHARACTERS:]
     if code:
         raise NotSent(f"exit code {code}" + (f": {last}" if last else ""))
 
@@ -272,7 +272,7 @@ def _exit_code(process: subprocess.Popen[bytes], stderr: int) -> int:
     while time.monotonic() < deadline:
         with suppress(subprocess.TimeoutExpired):
             return process.wait(_LOOK_S)
-        if os.fstat(stderr).st_blocks * 512 > _MOST_BYTES:
+        if os.fstat(stderr).st_blocks * 512 > _MAX_BYTES:
             os.truncate(stderr, 0)  # the file becomes sparse: the command keeps its offset
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()

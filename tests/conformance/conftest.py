@@ -158,7 +158,7 @@ def _remote(
 
 
 # How often in a row a storm fails the same request: less often than any client retries it.
-_MOST_IN_A_ROW = 3
+_MAX_IN_A_ROW = 3
 
 
 def storm(proxy: FaultProxy) -> None:
@@ -181,7 +181,7 @@ def storm(proxy: FaultProxy) -> None:
     def choose(request: Request) -> Fault | None:
         # With several threads, every attempt of one request may fall on a failing turn.
         key = (request.method, request.target)
-        if not next(turns) or failures_in_a_row[key] == _MOST_IN_A_ROW:
+        if not next(turns) or failures_in_a_row[key] == _MAX_IN_A_ROW:
             failures_in_a_row[key] = 0
             return None
         failures_in_a_row[key] += 1

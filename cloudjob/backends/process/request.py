@@ -29,7 +29,7 @@ NEEDS_LINUX = (
     "run nodes in containers: --backend docker, or `engine: docker` in the emulator's settings",
 )
 # A Unix socket's path has at most 107 bytes, and scripts and Open MPI create sockets in TMPDIR.
-_LONGEST_TMPDIR = 40
+_MAX_TMPDIR_LENGTH = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,6 +300,6 @@ def short_temporary_folder() -> str:
     """Return a folder for temporary files whose path is short and plain."""
     folder = tempfile.gettempdir()
     # mpirun splits the command that starts its daemons at blanks, and interprets quotes and colons.
-    if len(folder) > _LONGEST_TMPDIR or not re.fullmatch(r"[\w/.+-]+", folder):
+    if len(folder) > _MAX_TMPDIR_LENGTH or not re.fullmatch(r"[\w/.+-]+", folder):
         return "/tmp"
     return folder

@@ -55,7 +55,7 @@ _SHORT_FLAGS = "HIkKOsvQ"
 _OUTPUTS_S = 30
 # Minutes of the job's time on Slurm that staging and bring-up may take.
 _ROOM_MIN = 10
-_MOST_WARN_S = 65535
+_MAX_WARN_S = 65535
 # Devices of each node: --gres=nvme:1,gpu:a100:8, --gpus-per-node=8.
 _DEVICES = re.compile(
     r"--(?:gpus-per-node[= ]|gres[= ](?:[^ ]*,)?[gn]pu(?![^:,(]):?)(?:[^,:(]+:)?([0-9]{0,4})"
@@ -263,7 +263,7 @@ def _time_min(spec: JobSpec) -> int:
 def _warn_s(spec: JobSpec) -> int:
     warn_s = spec.slurm.warn_s or math.ceil(spec.grace_s) + _OUTPUTS_S
     # A warning that is due before the job starts is sent at once.
-    return min(warn_s, 30 * (_time_min(spec) or _MOST_WARN_S), _MOST_WARN_S)
+    return min(warn_s, 30 * (_time_min(spec) or _MAX_WARN_S), _MAX_WARN_S)
 
 
 def _is_srun(spec: JobSpec) -> bool:

@@ -22,9 +22,9 @@ from cloudjob.tracking import Job
 from cloudjob.tracking.metrics import MetricPoint
 from jobentry.contract.packages import FILE, FOLDER
 
-MOST_JOBS = 8
+MAX_JOBS = 8
 # A page with more files would take seconds to load.
-_MOST_FILES = 1000
+_MAX_FILES = 1000
 
 
 class _Section(NamedTuple):
@@ -45,7 +45,7 @@ def register(console: Console) -> None:
 
     @ui.page("/compare")
     async def page(jobs: str = "") -> None:
-        ids = [job for job in jobs.split(",") if job][:MOST_JOBS]
+        ids = [job for job in jobs.split(",") if job][:MAX_JOBS]
         with frame("Compare", "Compare"):
             # A platform may take longer to answer than NiceGUI waits for a page.
             await ui.context.client.connected()
@@ -177,7 +177,7 @@ def _code(jobs: Sequence[Job]) -> _Section:
             notes.append(error.message)
     names = sorted({name for column in columns for name in column})
     changed = [name for name in names if len({column.get(name) for column in columns}) > 1]
-    if len(changed) > _MOST_FILES:
-        notes.append(f"the first {_MOST_FILES} of {len(changed)} files that differ")
-    shown = [{name: column.get(name, "") for name in changed[:_MOST_FILES]} for column in columns]
+    if len(changed) > _MAX_FILES:
+        notes.append(f"the first {_MAX_FILES} of {len(changed)} files that differ")
+    shown = [{name: column.get(name, "") for name in changed[:_MAX_FILES]} for column in columns]
     return _Section("Code", shown, "; ".join(notes))

@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import Response
 from nicegui import app, ui
 
-from cloudjob.console.pages.compare import MOST_JOBS
+from cloudjob.console.pages.compare import MAX_JOBS
 from cloudjob.console.pages.frame import COLOURS, frame
 from cloudjob.console.pages.http import json_response
 from cloudjob.console.pages.widgets import column, confirm, grid
@@ -129,8 +129,8 @@ class _JobsPage:
 
     async def _open_comparison(self) -> None:
         jobs = await self._selected()
-        if not 2 <= len(jobs) <= MOST_JOBS:
-            ui.notify(f"Select two to {MOST_JOBS} jobs to compare.")
+        if not 2 <= len(jobs) <= MAX_JOBS:
+            ui.notify(f"Select two to {MAX_JOBS} jobs to compare.")
             return
         ui.navigate.to(f"/compare?jobs={','.join(jobs)}")
 

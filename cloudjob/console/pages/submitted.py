@@ -15,7 +15,7 @@ from jobentry.contract.packages import FILE, FOLDER, LINK, Entry
 
 _COLUMNS = (NAME, SIZE, column("mode", "Mode", width=90, cellClass="mono"))
 # A page with more files would take seconds to load.
-_MOST_FILES = 20_000
+_MAX_FILES = 20_000
 
 
 async def build(job: Job) -> None:
@@ -39,7 +39,7 @@ async def build(job: Job) -> None:
 
 def _package(entries: list[Entry]) -> None:
     total = size_text(sum(entry.size_bytes for entry in entries))
-    left_out = f"; the first {_MOST_FILES} are shown" if len(entries) > _MOST_FILES else ""
+    left_out = f"; the first {_MAX_FILES} are shown" if len(entries) > _MAX_FILES else ""
     ui.label(f"{counted(len(entries), 'file')}, {total}{left_out}").classes("quiet")
     rows = [
         {
@@ -48,7 +48,7 @@ def _package(entries: list[Entry]) -> None:
             "size": size_text(each.size_bytes) if each.kind == FILE else "link",
             "mode": f"{each.mode:04o}" if each.kind == FILE else "",
         }
-        for each in entries[:_MOST_FILES]
+        for each in entries[:_MAX_FILES]
     ]
     short_grid(_COLUMNS, rows, enableCellTextSelection=True)
 

@@ -10,7 +10,7 @@ from nicegui import ui
 
 from cloudjob.console.text import displayable
 
-_ROW_PX, _HEAD_PX, _MOST_ROWS = 30, 56, 16
+_ROW_PX, _HEAD_PX, _MAX_ROWS = 30, 56, 16
 
 
 def column(field: str, header: str, **more: Any) -> dict[str, Any]:
@@ -38,7 +38,7 @@ def short_grid(
     columns: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]], **options: Any
 ) -> ui.aggrid:
     """Show a table with the height of its rows, at most half a screen."""
-    height_px = _HEAD_PX + _ROW_PX * min(len(rows), _MOST_ROWS)
+    height_px = _HEAD_PX + _ROW_PX * min(len(rows), _MAX_ROWS)
     made = grid(columns, rowData=rows, rowHeight=_ROW_PX, **options)
     return made.classes("outputs-grid").style(f"height: {height_px}px")
 

@@ -18,9 +18,9 @@ from cloudjob.emulator.state import CONTROL_PREFIX
 
 _FAULTS = CONTROL_PREFIX + "faults"
 # The most jobs on a page of the console.
-_MOST_JOBS = 1000
+_MAX_JOBS = 1000
 # Three years, so that shifted times are still valid dates.
-_MOST_S = 1e8
+_MAX_S = 1e8
 
 
 def status(service: Service, request: Request) -> Any:
@@ -34,12 +34,12 @@ def jobs(service: Service, request: Request) -> Any:
     total = 0
     rows: list[JobRow] = []
     for each in service.projects.values():
-        count, found = each.database.find_jobs([], order="create_ms DESC", limit=_MOST_JOBS, skip=0)
+        count, found = each.database.find_jobs([], order="create_ms DESC", limit=_MAX_JOBS, skip=0)
         total += count
         rows += found
     rows.sort(key=lambda row: row.create_ms, reverse=True)
     names = ("id", "name", "phase", "nodes", "user_name", "create_ms", "start_ms", "end_ms")
-    shown = [{n: getattr(row, n) for n in names} for row in rows[:_MOST_JOBS]]
+    shown = [{n: getattr(row, n) for n in names} for row in rows[:_MAX_JOBS]]
     return {"total": total, "jobs": shown}
 
 
@@ -49,9 +49,9 @@ def faults(service: Service, request: Request) -> Any:
 
 class _Fault(Model):
     kind: Literal[tuple(KINDS)]  # type: ignore[valid-type]
-    seconds: Annotated[float, Field(ge=0, le=_MOST_S)] = 0.0
+    seconds: Annotated[float, Field(ge=0, le=_MAX_S)] = 0.0
     count: Annotated[int, Field(ge=0, le=1 << 31)] = 0
-    amount: Annotated[float, Field(ge=-_MOST_S, le=_MOST_S)] = 0.0
+    amount: Annotated[float, Field(ge=-_MAX_S, le=_MAX_S)] = 0.0
     job: str = ""
     node: Annotated[int, Field(ge=0, le=1 << 31)] = 0
     path: str = ""

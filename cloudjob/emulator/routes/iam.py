@@ -15,7 +15,7 @@ from cloudjob.emulator.service import Service
 from cloudjob.emulator.state import User
 from cloudjob.model.times import rfc3339
 
-_SHORTEST_S, _LONGEST_S = 900, 86_400
+_MIN_S, _MAX_S = 900, 86_400
 
 
 def _at(*keys: str, default: Any = "") -> Any:
@@ -128,8 +128,8 @@ def create_key(service: Service, request: Request) -> Any:
     if isinstance(auth, Answer):
         return auth
     user, _ = service.access.check_token(auth.token or request.headers.get("x-auth-token", ""))
-    duration_s = auth.duration_s or _SHORTEST_S
-    if not _SHORTEST_S <= duration_s <= _LONGEST_S:
+    duration_s = auth.duration_s or _MIN_S
+    if not _MIN_S <= duration_s <= _MAX_S:
         return _refused(400, "duration_seconds must be between 900 and 86400.")
     key = service.access.new_key(user, duration_s)
     credential = {

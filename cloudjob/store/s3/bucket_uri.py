@@ -20,7 +20,7 @@ CREDENTIALS_HINTS = {
 }
 
 # The limit of S3 and OBS. The prefix counts too, so a key that passes here may still be too long.
-_LONGEST_KEY_BYTES = 1024
+_MAX_KEY_BYTES = 1024
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}")
 
 
@@ -74,10 +74,10 @@ def check(verb: str, key: str) -> None:
             f"{verb} {key!r}: not a valid key: it is not UTF-8",
             hint="use a file:// store, or rename it",
         ) from error
-    if size_bytes > _LONGEST_KEY_BYTES:
+    if size_bytes > _MAX_KEY_BYTES:
         raise StoreError(
             f"{verb} {key[:60]!r}...: not a valid key: it has {size_bytes} bytes",
-            hint=f"{_LONGEST_KEY_BYTES} at most",
+            hint=f"{_MAX_KEY_BYTES} at most",
         )
 
 
