@@ -98,7 +98,7 @@ def test_a_job_uses_inputs_and_outputs_in_a_bucket(cloud, bucket, tmp_path):
     assert bucket.keys["AWS_SECRET_ACCESS_KEY"].encode() not in done.out + done.err
 
 
-def test_a_script_of_the_first_version_copies_with_moxing_in_processes_of_its_own(cloud, bucket):
+def test_a_script_of_the_first_version_copies_with_moxing_in_separate_processes(cloud, bucket):
     """It works on each node, in child processes of the ranks that mpirun starts."""
     bucket.put("data/in.txt", b"in")
     cloud.write("job.yaml", "modelarts: {first_version: true}\n")

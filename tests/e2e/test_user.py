@@ -115,7 +115,7 @@ def allows_namespaces(user):
     return subprocess.run(command, capture_output=True).returncode == 0
 
 
-def test_each_node_of_each_job_has_empty_folders_of_its_own(user):
+def test_each_node_of_each_job_has_its_own_empty_folders(user):
     if not allows_namespaces(user):
         pytest.skip("this kernel allows an ordinary user no namespaces")
     script = user.script(

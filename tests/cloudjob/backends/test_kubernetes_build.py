@@ -200,7 +200,7 @@ def test_volcano_uses_the_names_that_modelarts_uses():
     assert container_env["VK_TASK_INDEX"] == container_env["VC_TASK_INDEX"] == "2"
 
 
-def test_each_node_of_the_mindspore_operator_has_a_service_of_its_own():
+def test_each_node_of_the_mindspore_operator_has_its_own_service():
     """Its pods have no host names.
 
     The operator itself creates the service of the head, on MindSpore's port.

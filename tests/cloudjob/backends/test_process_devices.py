@@ -34,7 +34,7 @@ def test_gpus_are_those_of_the_driver_if_the_variable_is_not_set(tmp_path: Path)
     assert devices.gpus({}, tmp_path / "missing") == ()
 
 
-def test_each_node_has_gpus_of_its_own():
+def test_each_node_has_its_own_gpus():
     """GPUs are assigned in the order in which the shell lists them."""
     visible_gpus = ("7", "5", "3", "1", "0")
 

@@ -745,7 +745,7 @@ def test_each_problem_of_a_section_is_reported(job, text):
         ("source_limit_mb: 9", "process: {source_limit_mb: 0}", {}, (9, "user.yaml:1")),
     ],
 )
-def test_a_backend_has_a_limit_of_its_own(job, tmp_path, user, text, flags, expected):
+def test_a_backend_has_its_own_limit(job, tmp_path, user, text, flags, expected):
     """The nearest layer decides, and in it the backend's key; a copied job keeps the limit."""
     (tmp_path / "user.yaml").write_text(user)
     environ = {"CLOUDJOB_CONFIG": str(tmp_path / "user.yaml")}

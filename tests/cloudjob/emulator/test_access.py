@@ -239,7 +239,7 @@ def test_a_token_is_that_of_its_user_and_its_project(api: Api):
     assert (status, values["error_code"]) == (404, "ModelArts.2786")
 
 
-def test_a_project_has_jobs_of_its_own(api: Api):
+def test_a_project_has_its_own_jobs(api: Api):
     team = f"/v2/{api.address.projects['emulator-1_team']}"
     body = api.body("echo $ACCESS_KEY_ID; test -n $SECURITY_TOKEN")
     job = api.ok("POST", f"{team}/training-jobs", body)["metadata"]["id"]

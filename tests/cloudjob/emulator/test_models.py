@@ -186,7 +186,7 @@ def test_values_at_the_limits_are_accepted():
     assert len(made["algorithm"]["environments"]) == 100
 
 
-def test_a_dedicated_pool_has_flavors_of_its_own():
+def test_a_dedicated_pool_has_its_own_flavors():
     for resource in (
         {"pool_id": "pool-emulator", "flavor_id": "modelarts.pool.visual.2xlarge"},
         {"pool_id": "pool-emulator"},

@@ -318,7 +318,7 @@ def test_mpi_presets_run_under_the_entry():
     assert "set -- python3 /entry.pyz /home/ma-user" in preset(MPI, 2)
 
 
-def test_paths_of_the_platform_become_those_of_a_process_without_files_of_its_own():
+def test_paths_of_the_platform_become_those_of_a_process_without_its_own_files():
     job = row(
         command="cd /home/ma-user/modelarts/x; "
         f"ls /cache/a /cached /x/cache /home/ma-user2 {WORK}/b /data/in/f",
