@@ -490,9 +490,9 @@ def test_a_zip_file_that_cloudjob_does_not_write_is_refused(tmp_path: Path, name
     ("files", "problem"),
     [
         ([("files/a", b""), ("files/a", b"")], "an entry is listed twice"),
-        ([("files/a", b""), ("files/b", b"")], "lists other entries"),
-        ([], "lists other entries"),
-        ([("files/A", b"")], "lists other entries"),
+        ([("files/a", b""), ("files/b", b"")], "list different entries"),
+        ([], "list different entries"),
+        ([("files/A", b"")], "list different entries"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:Duplicate name")
