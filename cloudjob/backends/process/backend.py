@@ -151,9 +151,12 @@ class ProcessBackend(Backend[ProcessRequest]):
         return bool(found["ended_at"]) or not is_alive, found["nodes"]
 
     def end_node(self, handle: str, node: int) -> None:
-        """End one node as if it had lost power."""
-        _, nodes = self.nodes(handle)
-        if node < len(nodes) and nodes[node]["process"] and nodes[node]["exit_code"] is None:
+        """End a node as if it had lost power; wait for its process if it is still starting."""
+        has_ended, nodes = self.nodes(handle)
+        while not has_ended and not (nodes and nodes[node]["process"]):
+            time.sleep(_POLL_S)
+            has_ended, nodes = self.nodes(handle)
+        if not has_ended and nodes[node]["exit_code"] is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(nodes[node]["process"], signal.SIGHUP)
 

@@ -296,3 +296,17 @@ def test_a_job_runs_until_its_entries_have_ended_whatever_is_killed(laptop: Lapt
     laptop.go.touch()
     assert job.wait().native_state == "lost"
     assert not (laptop.home / "process" / job.id / "node-0").exists()
+
+
+def test_a_node_that_is_still_starting_can_be_ended(tmp_path: Path, monkeypatch):
+    """A job counts as running a moment before its nodes have processes."""
+    with subprocess.Popen(["sleep", "60"]) as program:
+        states = iter([0, 0, program.pid])
+        backend = ProcessBackend(tmp_path, {})
+        monkeypatch.setattr(
+            backend, "nodes", lambda _: (False, [{"process": next(states), "exit_code": None}])
+        )
+
+        backend.end_node("process://local/train-1", 0)
+
+        assert program.wait(LIMIT_S) == -signal.SIGHUP

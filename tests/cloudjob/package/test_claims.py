@@ -502,5 +502,7 @@ def test_the_error_names_a_damaged_package(laptop: Laptop, store: Store):
     job = laptop.submit()
     (layer,) = keys(store, "layers/")
     store.put_bytes(b"other", layer)
-    with pytest.raises(StoreError, match=f"reading the package .*{job}/code.json: the size of layer"):
+    with pytest.raises(
+        StoreError, match=f"reading the package .*{job}/code.json: the size of layer"
+    ):
         contents.read(store, f"{job}/code.json")  # type: ignore[arg-type]
