@@ -353,7 +353,7 @@ def test_a_job_whose_store_fails_for_good_ends(cloud, case, stage: str, fault: s
     held.repair_store()
 
     assert held.ended() == FAILED_STORE[stage], held.submit
-    assert b"for 2 s" in held.submit.err, f"{held.submit}"
+    assert b"gave up after 2 s" in held.submit.err, f"{held.submit}"
     held.check_next()
 
 
