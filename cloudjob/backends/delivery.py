@@ -1,4 +1,4 @@
-"""Files that every platform copies to the nodes: the entry, its start script, and a key for ssh."""
+"""The entry, its start script and a key for ssh, for platforms and images that need a copy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prepare a node before its ranks start, and clean up after them."""
+"""Prepare a node for its ranks after staging, and clean up after them."""
 
 from __future__ import annotations
 
