@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cloudjob.backends.docker import engine
-from cloudjob.backends.process.node import descendants_of
+from cloudjob.backends.process.keeper import descendants_of
 from cloudjob.errors import BackendError
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")

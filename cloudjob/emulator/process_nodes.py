@@ -13,7 +13,7 @@ from cloudjob.backends import interpreters
 from cloudjob.backends.process import isolation
 from cloudjob.backends.process import request as requests
 from cloudjob.backends.process.backend import ProcessBackend
-from cloudjob.backends.process.node import NodeRequest
+from cloudjob.backends.process.keeper import NodeRequest
 from cloudjob.emulator import node_metrics, node_plan
 from cloudjob.emulator.database import JobRow
 from cloudjob.emulator.models import HOME

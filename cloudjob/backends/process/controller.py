@@ -16,7 +16,7 @@ import time
 from dataclasses import dataclass, field
 
 from cloudjob.backends.process import STATE
-from cloudjob.backends.process.node import (
+from cloudjob.backends.process.keeper import (
     SIGNALS,
     Keeper,
     NodeRequest,

@@ -15,7 +15,7 @@ from typing import Any
 from cloudjob.backends import interpreters
 from cloudjob.backends.process import devices, isolation
 from cloudjob.backends.process.isolation import Mount
-from cloudjob.backends.process.node import NodeRequest
+from cloudjob.backends.process.keeper import NodeRequest
 from cloudjob.errors import BackendError
 from cloudjob.model import submission as submissions
 from cloudjob.model.submission import Submission

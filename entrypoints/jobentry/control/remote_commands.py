@@ -1,8 +1,8 @@
 """Commands that mpirun runs on other nodes, over the head's connection to each of them.
 
 A second ssh to a worker costs as much as the first one: a key exchange, a session, a shell. mpirun
-is given an agent instead (``launchers/agent.py``): the head forwards the agent's command, and the
-worker's entry runs it as its sshd would.
+is given an agent instead (``launchers/rsh_agent.py``): the head forwards the agent's command, and
+the worker's entry runs it as its sshd would.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from jobentry.control.child_process import ChildProcess
 from jobentry.control.event_loop import NodeLoop
 from jobentry.control.messages import Lines
 from jobentry.control.remote_worker import RemoteWorker
-from jobentry.launchers import agent
+from jobentry.launchers import rsh_agent
 
 # The exit code of ssh when it could not run the command.
 _NOT_RUN = 255
@@ -65,7 +65,7 @@ class RemoteCommands:
         with contextlib.suppress(OSError):
             out = os.open(f"{path}-answer", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             with os.fdopen(out, "wb") as fifo:
-                fifo.write(agent.answer(lines, code).encode("utf-8", "surrogateescape"))
+                fifo.write(rsh_agent.answer(lines, code).encode("utf-8", "surrogateescape"))
         if code is not None:
             with contextlib.suppress(OSError):
                 os.unlink(f"{path}-answer")
@@ -88,7 +88,7 @@ class RemoteCommands:
     def _forward(self, number: int) -> None:
         path = self._path(number)
         with open(path, "rb") as file:
-            host, command = agent.request(file.read().decode("utf-8", "surrogateescape"))
+            host, command = rsh_agent.request(file.read().decode("utf-8", "surrogateescape"))
         os.unlink(path)
         if host in self._head:
             self._own.run(number, command)

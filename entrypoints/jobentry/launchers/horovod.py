@@ -8,7 +8,7 @@ from typing import Mapping, Sequence
 
 from jobentry.contract import names
 from jobentry.contract.env import NodeEnv
-from jobentry.launchers import agent, mpirun
+from jobentry.launchers import mpirun, rsh_agent
 from jobentry.launchers.common import (
     PRIVATE,
     ArgsError,
@@ -80,7 +80,7 @@ def elastic(site: Site, script_argv: Sequence[str]) -> Launch:
     }
     settings = {
         "members": site.paths.members,
-        "shell": agent.argv(site.paths.agent),
+        "shell": rsh_agent.argv(site.paths.agent),
         "wrapper": (*site.entry, "--rank", "--gloo", "--", *program(site, script_argv)),
         "env": own,
         "slots": node.slots,
@@ -93,7 +93,7 @@ def elastic(site: Site, script_argv: Sequence[str]) -> Launch:
     driver = Process("horovod", argv, site.environment)
     files = (
         File(path, PRIVATE, json.dumps(settings)),
-        File(site.paths.agent, PRIVATE, agent.TEXT),
+        File(site.paths.agent, PRIVATE, rsh_agent.TEXT),
     )
     return Launch((driver,), most, False, files)
 

@@ -8,7 +8,7 @@ from typing import Mapping, NamedTuple, Sequence
 from jobentry.contract import env, names
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.launchers import OPEN_MPI
-from jobentry.launchers import agent
+from jobentry.launchers import rsh_agent
 from jobentry.launchers.common import PRIVATE, ArgsError, File, Site
 
 DEFAULT_BIND_ARGS = "-bind-to none -map-by slot"
@@ -95,14 +95,14 @@ def remote_shell(site: Site) -> RemoteShell:
     node, paths = site.node, site.paths
     if not node.ssh_key:
         return NO_REMOTE_SHELL
-    if agent.is_used(node, site.environment, paths.agent):
-        return RemoteShell(agent=agent.argv(paths.agent))
+    if rsh_agent.is_used(node, site.environment, paths.agent):
+        return RemoteShell(agent=rsh_agent.argv(paths.agent))
     return RemoteShell(ssh_config=paths.ssh_config)
 
 
 def agent_file(site: Site, shell: RemoteShell) -> list[File]:
     """Return the file of the agent if it is used."""
-    return [File(site.paths.agent, PRIVATE, agent.TEXT)] if shell.agent else []
+    return [File(site.paths.agent, PRIVATE, rsh_agent.TEXT)] if shell.agent else []
 
 
 def exported_values(node: NodeEnv) -> dict[str, str]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from jobentry.contract.paths import NodePaths
     from jobentry.node.local_ranks import LocalRanks
     from jobentry.node.log_store import LogStore
-    from jobentry.node.processes import RankProcesses
+    from jobentry.node.rank_usage import RankProcesses
 
 # The interval between two samples: a tenth of the job's age, within these limits, so that even a
 # short job has some.
@@ -150,7 +150,7 @@ class Journal:
 
     def watch(self, ranks: LocalRanks, paths: NodePaths) -> None:
         """Sample these ranks as well."""
-        from jobentry.node.processes import RankProcesses
+        from jobentry.node.rank_usage import RankProcesses
 
         self._ranks = RankProcesses(ranks, paths)
 

@@ -12,7 +12,7 @@ from jobentry.contract import exits, launchers, names, paths, variables
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.paths import NodePaths
 from jobentry.errors import EntryError
-from jobentry.launchers import agent, plan
+from jobentry.launchers import plan, rsh_agent
 from jobentry.launchers.common import File
 from jobentry.log import log_message
 from jobentry.secrets import private_environ
@@ -92,7 +92,7 @@ def needs_sshd(node: NodeEnv, node_paths: NodePaths) -> bool:
     if node.nodes == 1 or node.control_dir:
         return False
     launcher = launchers.LAUNCHERS[node.launcher]
-    has_agent = agent.is_used(node, os.environ, node_paths.agent)
+    has_agent = rsh_agent.is_used(node, os.environ, node_paths.agent)
     return launcher.needs_sshd or (launcher.needs_mpi and not has_agent)
 
 

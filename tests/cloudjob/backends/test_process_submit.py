@@ -17,7 +17,7 @@ import pytest
 from cloudjob import tracking
 from cloudjob.backends.process import running
 from cloudjob.backends.process.backend import ProcessBackend
-from cloudjob.backends.process.node import children_of
+from cloudjob.backends.process.keeper import children_of
 from cloudjob.cli import main
 from cloudjob.errors import JobNotFound, RecordsError
 from cloudjob.home.records import Records

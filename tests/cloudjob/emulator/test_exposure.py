@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from cloudjob.backends.process.node import descendants_of
+from cloudjob.backends.process.keeper import descendants_of
 from tests.support.emulator import Api, new_name
 
 LISTEN = "0A"

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from starlette.responses import Response
 
-from cloudjob.backends.process.node import descendants_of
+from cloudjob.backends.process.keeper import descendants_of
 from cloudjob.emulator import http_server
 from cloudjob.emulator.http_server import HttpServer
 from tests.support.emulator import Api, await_true, bucket_of, new_name, running

@@ -17,7 +17,7 @@ from jobentry.contract.env import NodeEnv
 from jobentry.contract.paths import NodePaths
 from jobentry.control import remote_commands
 from jobentry.control.event_loop import FORWARDED_SIGNALS, STOP_SIGNALS, NodeLoop
-from jobentry.launchers import agent
+from jobentry.launchers import rsh_agent
 
 COMMAND = " PATH=/usr/bin:$PATH ; export PATH ; /usr/bin/orted -mca x 'a\tb' ü \udcff\n; true"
 
@@ -41,7 +41,7 @@ class Head:
         self.where = NodePaths(place, place, place, place, place)
         for fifo in (self.where.events, self.where.agent_requests):
             os.mkfifo(fifo)
-        Path(self.where.agent).write_text(agent.TEXT)
+        Path(self.where.agent).write_text(rsh_agent.TEXT)
         self.loop = NodeLoop(NodeEnv(job="j", hosts=("a", "b.j")), self.where)
         self.remote = FakeWorker("b.j")
         self.local = FakeWorker("localhost")
@@ -51,7 +51,7 @@ class Head:
 
     def start_agent(self, *args: str) -> subprocess.Popen[bytes]:
         """Start an agent as mpirun does."""
-        argv = [*agent.argv(self.where.agent), *args]
+        argv = [*rsh_agent.argv(self.where.agent), *args]
         process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
         # Otherwise the loop would treat it as an orphan.
         self.loop.own_children.add(process.pid)
@@ -180,9 +180,9 @@ def test_a_user_without_a_usable_shell_gets_sh(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.parametrize("path", ["/home/ma-user/.cloudjob/j/agent", "/a-b_c.d/agent"])
 def test_the_agent_is_used_at_a_path_that_mpirun_accepts(path: str):
-    assert agent.is_safe_path(path)
+    assert rsh_agent.is_safe_path(path)
 
 
 @pytest.mark.parametrize("path", ["/a b/agent", "/a:b/agent", "/a\nb/agent", "/a'b/agent"])
 def test_ssh_is_used_at_a_path_that_mpirun_would_split(path: str):
-    assert not agent.is_safe_path(path)
+    assert not rsh_agent.is_safe_path(path)

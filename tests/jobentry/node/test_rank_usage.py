@@ -14,7 +14,7 @@ import pytest
 from jobentry.contract.journal import RankSample
 from jobentry.contract.paths import NodePaths
 from jobentry.node.local_ranks import LocalRanks
-from jobentry.node.processes import RankProcesses
+from jobentry.node.rank_usage import RankProcesses
 
 BUSY = "while True: pass"
 QUIET = "import time; time.sleep(600)"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cloudjob.backends.process.node import Keeper, NodeRequest
+from cloudjob.backends.process.keeper import Keeper, NodeRequest
 
 # Kills its programs on SIGTERM, as the entry does; each program leads a session, as ranks do.
 ENTRY = """
