@@ -1,7 +1,7 @@
 """Nodes as groups of processes on this machine: no root, no containers, no daemon.
 
 ``backend.ProcessBackend`` makes a job's ``request`` and starts ``controller``, a process that
-outlives the submit and runs one ``node`` process for each node. ``state`` reads what the controller
+outlives the submit and runs one ``keeper`` for each node. ``state`` reads what the controller
 has written; ``running`` finds jobs whose processes were killed. Start with ``request.build``.
 """
 
