@@ -412,13 +412,15 @@ def test_100_pods_need_one_watch_and_one_stream_each(cluster: Cluster, tmp_path:
         time.sleep(3)
         watches = proxied.proxy.seen("GET", "watch=true")
         streams = proxied.proxy.seen("GET", "follow=true")
-        assert (len(watches), len(streams)) == (1, 100)
+        assert (len(watches), len({stream.path for stream in streams})) == (1, 100)
+        # On a busy machine, a few connections time out and are opened again.
+        assert len(streams) < 110
         assert len(proxied.proxy.requests) == count, "there are no other requests while pods write"
         for pod in pods:
             lab.finish(pod)
         lab.phase(job_of(handle), "Completed")
         assert following.end() == {node: text(5) for node in range(100)}
         assert len(proxied.proxy.seen("GET", "watch=true")) == 1
-        assert len(proxied.proxy.seen("GET", "follow=true")) == 100
+        assert len(proxied.proxy.seen("GET", "follow=true")) == len(streams)
     finally:
         proxied.proxy.close()
