@@ -443,7 +443,9 @@ def test_expired_temporary_keys_are_read_again(
     objects.write(b"x", bucket.uri + "/a")
 
     assert bucket.get("a") == b"x"
-    assert len(made.requests) == 2
+    # A client of an earlier test may still send requests to this port.
+    own = [request for request in made.requests if request.headers["content-length"] == "1"]
+    assert len(own) == 2
 
 
 def test_fresh_keys_that_are_delivered_replace_refused_ones(
