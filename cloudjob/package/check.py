@@ -26,7 +26,7 @@ def script(tree: Tree, path: str) -> None:
     Raises:
         PackageError: The script is left out, is not a file, or does not exist.
     """
-    doing = f"pack {shown(tree.source)}: script {shown(path)}"
+    doing = f"packing {shown(tree.source)}: script {shown(path)}"
     name = posixpath.normpath(path)
     if posixpath.isabs(path) or name.split("/", 1)[0] == "..":
         raise PackageError(f"{doing}: outside the source", hint=_RELATIVE)
@@ -73,7 +73,7 @@ def size(tree: Tree, limit_bytes: int) -> None:
     largest = heapq.nsmallest(_LISTED, sizes.items(), key=lambda item: (-item[1], item[0]))
     listed = ", ".join(f"{shown(ignore_line(path))} {size_text(size)}" for path, size in largest)
     raise PackageError(
-        f"pack {shown(tree.source)}: {size_text(total)} is over the limit of "
+        f"packing {shown(tree.source)}: {size_text(total)} is over the limit of "
         f"{size_text(limit_bytes)}; largest: {listed}",
         hint=f"to leave one of them out, copy its name to {CLOUDJOBIGNORE}; pass data "
         "with --input; --source-limit-mb sets another limit",

@@ -233,7 +233,7 @@ def _checked(job: LayerInputs, findings: Sequence[Finding]) -> frozenset[str]:
         more = len(refused) - _LISTED
         listed = [f"{shown(path)}:{line}: {rule}" for path, line, rule in refused[:_LISTED]]
         raise PackageError(
-            f"pack {shown(job.tree.source)}: may hold secrets: {'; '.join(listed)}"
+            f"packing {shown(job.tree.source)}: may hold secrets: {'; '.join(listed)}"
             + (f"; and {more} more" if more > 0 else ""),
             hint="give the job its keys with --secret, and leave the file out with a line in "
             ".cloudjobignore; if a finding is not a secret, add the comment "

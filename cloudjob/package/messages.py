@@ -31,7 +31,7 @@ def reason_of(error: OSError) -> str:
 def changed(source: Path, name: str) -> ChangedError:
     """Return the error for a file that changed after the scan."""
     return ChangedError(
-        f"pack {shown(source)}: {shown(name)}: changed while it was read",
+        f"packing {shown(source)}: {shown(name)}: changed while it was read",
         hint=f"is something writing to it? A line in {CLOUDJOBIGNORE} leaves it out",
     )
 
@@ -52,7 +52,7 @@ def writing(destination: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise PackageError(
-            f"write package to {shown(destination)}: {reason_of(error)}",
+            f"writing the package to {shown(destination)}: {reason_of(error)}",
             hint="set TMPDIR to a folder on another disk",
         ) from error
 
@@ -62,6 +62,6 @@ def source_error(source: Path, name: str, error: OSError) -> PackageError:
     if error.errno in (errno.ENOENT, errno.ELOOP, errno.ENXIO, errno.ENOTDIR):
         return changed(source, name)
     return PackageError(
-        f"pack {shown(source)}: read {shown(name)}: {reason_of(error)}",
+        f"packing {shown(source)}: reading {shown(name)}: {reason_of(error)}",
         hint=f"make it readable, or leave it out with a line in {CLOUDJOBIGNORE}",
     )

@@ -122,7 +122,7 @@ def explain(
         if covers(out, name):
             return Explanation(name, False, reason, out)
     raise PackageError(
-        f"explain {shown(path)}: no such file in {shown(source)}",
+        f"looking for {shown(path)}: no such file in {shown(source)}",
         hint="the path is relative to --source",
     )
 
@@ -138,7 +138,7 @@ def _name(source: Path, path: str) -> str:
         )
     if given == "." or given.split("/", 1)[0] == "..":
         raise PackageError(
-            f"explain {shown(path)}: not in the source {shown(source)}",
+            f"looking for {shown(path)}: not in the source {shown(source)}",
             hint="the path is relative to --source",
         )
     return given
@@ -160,10 +160,10 @@ def _walk(
     with reading(source, "."):
         if not source.is_dir():
             what = "not a folder" if source.exists() else "no such folder"
-            raise PackageError(f"pack {shown(source)}: {what}", hint="is --source right?")
+            raise PackageError(f"packing {shown(source)}: {what}", hint="is --source right?")
         if _place(source) == _place(home):
             raise PackageError(
-                f"pack {shown(source)}: it contains {_STATE_REASON}", hint="is --source right?"
+                f"packing {shown(source)}: it contains {_STATE_REASON}", hint="is --source right?"
             )
         root = os.path.realpath(source)
         outer = tuple(reversed(ignore.outer_rules(root)))
@@ -410,7 +410,8 @@ def _refused_error(source: Path, refused: list[RefusedPath]) -> PackageError:
     listed = [f"{shown(name)} {problem}" for name, problem in refused[:_LISTED]]
     has_links = any(" link to " in each.problem for each in refused)
     return PackageError(
-        f"pack {shown(source)}: {'; '.join(listed)}" + (f"; and {more} more" if more > 0 else ""),
+        f"packing {shown(source)}: {'; '.join(listed)}"
+        + (f"; and {more} more" if more > 0 else ""),
         hint=f"leave it out with a line in {CLOUDJOBIGNORE}; "
         + ("--follow-links packs what links point to; " if has_links else "")
         + "pass data from elsewhere with --input",

@@ -60,12 +60,12 @@ def open_store(
     scheme, separator, _ = uri.partition("://")
     if not separator:
         raise StoreError(
-            f"open store {uri!r}: not a URI", hint="for a folder write file:///its/path"
+            f"opening the store {uri!r}: not a URI", hint="for a folder write file:///its/path"
         )
     if scheme not in STORE_SCHEMES:
         near = difflib.get_close_matches(scheme, STORE_SCHEMES, 1)
         raise StoreError(
-            f"open store {uri!r}: no store for the scheme {scheme!r}",
+            f"opening the store {uri!r}: no store for the scheme {scheme!r}",
             hint=f"did you mean {near[0]}://?" if near else f"allowed: {', '.join(STORE_SCHEMES)}",
         )
     # Imported only when used, so that a local job does not wait for the import of a cloud's SDK.

@@ -29,10 +29,12 @@ def from_uri(
     """Return the store whose root is the folder of a ``file:///absolute/path`` URI."""
     path = uri.removeprefix("file://").removeprefix("localhost")
     if not path.startswith("/"):
-        raise StoreError(f"open store {uri!r}: not an absolute path", hint="file:///its/path")
+        raise StoreError(
+            f"opening the store {uri!r}: not an absolute path", hint="file:///its/path"
+        )
     name = os.fsdecode(urllib.parse.unquote_to_bytes(os.fsencode(path)))
     if "\0" in name:
-        raise StoreError(f"open store {uri!r}: a path cannot contain NUL")
+        raise StoreError(f"opening the store {uri!r}: a path cannot contain NUL")
     return DirectoryStore(Path(name))
 
 
@@ -47,27 +49,29 @@ class DirectoryStore:
     root: Path
 
     def put(self, path: Path, key: str, *, on_progress: OnBytes = ignore_bytes) -> str:
-        target = self._path("put", key)
+        target = self._path("writing", key)
         try:
             source = path.open("rb")
         except OSError as error:
-            raise StoreError(f"put {key} in {self.root}: read {path}: {text(error)}") from error
-        with source, self._translate_errors("put", key), replacing(target) as file:
+            raise StoreError(
+                f"writing {key} in {self.root}: reading {path}: {text(error)}"
+            ) from error
+        with source, self._translate_errors("writing", key), replacing(target) as file:
             _copy(source, file, on_progress)
         return self.uri(key)
 
     def put_bytes(self, data: bytes, key: str) -> str:
-        target = self._path("put", key)
-        with self._translate_errors("put", key), replacing(target) as file:
+        target = self._path("writing", key)
+        with self._translate_errors("writing", key), replacing(target) as file:
             file.write(data)
         return self.uri(key)
 
     def get_bytes(self, key: str) -> bytes:
-        with self._translate_errors("get", key):
-            return self._path("get", key).read_bytes()
+        with self._translate_errors("reading", key):
+            return self._path("reading", key).read_bytes()
 
     def get_range(self, key: str, offset: int, count: int) -> bytes:
-        with self._translate_errors("get", key), self._path("get", key).open("rb") as file:
+        with self._translate_errors("reading", key), self._path("reading", key).open("rb") as file:
             file.seek(offset)
             return file.read(count)
 
@@ -75,25 +79,25 @@ class DirectoryStore:
         return iterate_in_parallel(self.get_bytes, keys)
 
     def fetch(self, key: str, path: Path, *, on_progress: OnBytes = ignore_bytes) -> None:
-        with self._translate_errors("fetch", key):
-            source = self._path("fetch", key).open("rb")
+        with self._translate_errors("fetching", key):
+            source = self._path("fetching", key).open("rb")
         with source:
             try:
                 with replacing(path, is_durable=False) as file:
                     _copy(source, file, on_progress)
             except OSError as error:
                 raise StoreError(
-                    f"fetch {key} from {self.root} to {path}: {text(error)}",
+                    f"fetching {key} from {self.root} to {path}: {text(error)}",
                     hint=hint(error),
                 ) from error
 
     def copy(self, key: str, target: str) -> None:
-        self.put(self._path("copy", key), target)
+        self.put(self._path("copying", key), target)
 
     def list(self, prefix: str = "") -> Iterator[str]:
         folder = prefix[: prefix.rfind("/") + 1]
         if folder:
-            check_key("list", folder[:-1])
+            check_key("listing", folder[:-1])
         yield from self._keys_below(folder, prefix)
 
     def exists(self, key: str) -> bool:
@@ -102,8 +106,8 @@ class DirectoryStore:
             return path.is_file()
 
     def delete(self, key: str) -> None:
-        path = self._path("delete", key)
-        with self._translate_errors("delete", key), suppress(*_NO_OBJECT):
+        path = self._path("deleting", key)
+        with self._translate_errors("deleting", key), suppress(*_NO_OBJECT):
             path.unlink()
         # An object store has no empty folders.
         for folder in path.parents:
@@ -173,7 +177,7 @@ class DirectoryStore:
 
     def _names(self, folder: str, prefix: str) -> tuple[str, ...]:
         """Return the names in a folder; names of folders end in a slash."""
-        with self._translate_errors("list", prefix):
+        with self._translate_errors("listing", prefix):
             try:
                 with os.scandir(self.root / folder) as found:
                     return tuple(child.name + "/" * child.is_dir() for child in found)
@@ -191,7 +195,8 @@ class DirectoryStore:
         except OSError as error:
             reason = "no such object" if error.errno == errno.ENOENT else text(error)
             kind = ObjectMissing if isinstance(error, _NO_OBJECT) else StoreError
-            raise kind(f"{verb} {key} in {self.root}: {reason}", hint=hint(error)) from error
+            where = f"{key} in {self.root}" if key else self.root
+            raise kind(f"{verb} {where}: {reason}", hint=hint(error)) from error
 
 
 def _copy(source: IO[bytes], file: IO[bytes], on_progress: OnBytes) -> None:

@@ -91,7 +91,7 @@ def test_a_store_that_does_not_answer_is_reported_and_given_up(
         store.get_bytes("key")
 
     found = f"{silent_service.url}: it does not answer"
-    assert caught.value.message == f"get key in s3://bucket: {found}"
+    assert caught.value.message == f"reading key in s3://bucket: {found}"
     assert silent_service.connection_count() == 2
     assert caplog.messages == [f"asking s3://bucket: {found}; trying again"]
 

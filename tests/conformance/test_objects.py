@@ -396,7 +396,7 @@ def test_a_refused_put_leaves_no_parts(
     made = proxy()
     made.add(Fault(status=403, code="AccessDenied"), when=lambda r: "partNumber=3" in r.target)
 
-    with pytest.raises(ObjectError, match=r"put object: .*: 403 AccessDenied"):
+    with pytest.raises(ObjectError, match=r"writing .*: 403 AccessDenied"):
         objects.put(str(tmp_path / "in"), bucket.uri + "/a")
 
     assert bucket.keys() == []

@@ -198,7 +198,7 @@ def test_a_file_that_changes_during_a_put_is_not_stored(
 
     def put() -> None:
         with pytest.raises(
-            StoreError, match=r"put key in .*big changed while it was read"
+            StoreError, match=r"writing key in .*big changed while it was read"
         ) as caught:
             store.put(big, "key")
         errors.append(caught.value)
@@ -438,7 +438,7 @@ def test_error_codes_of_the_service_are_explained(
     with pytest.raises(StoreError) as caught:
         empty_store.open(SHORT_RETRY_S).put_bytes(b"x", "key")
 
-    assert caught.value.message.startswith(f"put key in s3://{bucket(empty_store)}/pre%20fix: ")
+    assert caught.value.message.startswith(f"writing key in s3://{bucket(empty_store)}/pre%20fix: ")
     assert message in caught.value.message
     assert caught.value.hint.startswith(hint.replace("BUCKET", bucket(empty_store)))
 
@@ -452,7 +452,7 @@ def test_a_missing_bucket_is_reported(new_store: NewStore, verb: str):
         "list": lambda: list(store.list()),
         "delete": lambda: store.delete("key"),
     }
-    with pytest.raises(StoreError, match=r"in s3://no-such-bucket/x: no such bucket"):
+    with pytest.raises(StoreError, match=r"s3://no-such-bucket/x: no such bucket"):
         verbs[verb]()
 
 
@@ -467,7 +467,7 @@ def test_wrong_endpoints_are_reported(
     assert caught.value.hint == "should the endpoint be http:// or https://?"
 
     proxy.choose = lambda _: Fault(status=200, body=b"<html></html>")
-    with pytest.raises(StoreError, match=r"list  in .*the answer is not a list of keys"):
+    with pytest.raises(StoreError, match=r"listing s3://.*: the answer is not a list of keys"):
         list(empty_store.open().list())
 
 
@@ -521,5 +521,5 @@ def test_many_objects_from_an_unreachable_store_are_one_error(empty_store: Empty
         SHORT_RETRY_S
     )
 
-    with pytest.raises(StoreError, match=r"get key-\d+ in s3://.*connection refused"):
+    with pytest.raises(StoreError, match=r"reading key-\d+ in s3://.*connection refused"):
         list(nowhere.get_each([f"key-{number}" for number in range(100)]))

@@ -79,9 +79,9 @@ def test_many_small_objects_arrive_in_any_order(store: ObjectStore):
 def test_one_missing_object_among_many_is_an_error(store: ObjectStore):
     store.put_bytes(b"x", "here")
 
-    with pytest.raises(StoreError, match=r"get gone in .*: no such object"):
+    with pytest.raises(StoreError, match=r"reading gone in .*: no such object"):
         list(store.get_each(["here", "gone"]))
-    with pytest.raises(StoreError, match=r"get '\.\./out': not a valid key"):
+    with pytest.raises(StoreError, match=r"reading '\.\./out': not a valid key"):
         list(store.get_each(["here", "../out"]))
 
 
@@ -117,7 +117,7 @@ def test_a_failed_fetch_leaves_the_old_file(store: ObjectStore, tmp_path: Path):
 
     with (
         file_size_limit(1000),
-        pytest.raises(StoreError, match=r"fetch key from .*: file too large"),
+        pytest.raises(StoreError, match=r"fetching key from .*: file too large"),
     ):
         store.fetch("key", tmp_path / "out")
 
@@ -299,13 +299,13 @@ def test_every_method_refuses_an_invalid_key(store: ObjectStore, tmp_path: Path)
 
 
 def test_missing_objects_and_files_are_errors(store: ObjectStore, tmp_path: Path):
-    with pytest.raises(ObjectMissing, match=r"get job/a in .*: no such object"):
+    with pytest.raises(ObjectMissing, match=r"reading job/a in .*: no such object"):
         store.get_bytes("job/a")
-    with pytest.raises(ObjectMissing, match=r"get job/a in .*: no such object"):
+    with pytest.raises(ObjectMissing, match=r"reading job/a in .*: no such object"):
         store.get_range("job/a", 0, 1)
-    with pytest.raises(ObjectMissing, match=r"fetch job/a in .*: no such object"):
+    with pytest.raises(ObjectMissing, match=r"fetching job/a in .*: no such object"):
         store.fetch("job/a", tmp_path / "out")
-    with pytest.raises(StoreError, match=r"put job/a in .*: read .*/in: no such file"):
+    with pytest.raises(StoreError, match=r"writing job/a in .*: reading .*/in: no such file"):
         store.put(tmp_path / "in", "job/a")
 
 
@@ -323,7 +323,7 @@ def test_an_invalid_store_uri_is_refused(uri: str, hint: str):
     with pytest.raises(StoreError) as caught:
         open_store(uri)
 
-    assert caught.value.message.startswith(f"open store '{uri}': ")
+    assert caught.value.message.startswith(f"opening the store '{uri}': ")
     assert caught.value.hint == hint
     assert caught.value.exit_code == 4
 
@@ -374,9 +374,9 @@ def test_a_failed_write_leaves_nothing(directory: DirectoryStore, tmp_path: Path
     (tmp_path / "in").write_bytes(b"x" * 100_000)
 
     with file_size_limit(1000):
-        with pytest.raises(StoreError, match=r"put job/a in .*: file too large"):
+        with pytest.raises(StoreError, match=r"writing job/a in .*: file too large"):
             directory.put(tmp_path / "in", "job/a")
-        with pytest.raises(StoreError, match=r"put job/b in .*: file too large"):
+        with pytest.raises(StoreError, match=r"writing job/b in .*: file too large"):
             directory.put_bytes(b"x" * 1001, "job/b")
 
     assert list(directory.list()) == []
@@ -399,15 +399,15 @@ def test_objects_are_private(directory: DirectoryStore):
 def test_a_file_in_place_of_a_folder_is_reported(directory: DirectoryStore):
     directory.put_bytes(b"", "a/b")
 
-    with pytest.raises(StoreError, match=r"put a/b/c/d in .*: not a directory"):
+    with pytest.raises(StoreError, match=r"writing a/b/c/d in .*: not a directory"):
         directory.put_bytes(b"", "a/b/c/d")
-    with pytest.raises(StoreError, match=r"put a in .*: is a directory"):
+    with pytest.raises(StoreError, match=r"writing a in .*: is a directory"):
         directory.put_bytes(b"", "a")
-    with pytest.raises(StoreError, match=r"get a in .*: is a directory"):
+    with pytest.raises(StoreError, match=r"reading a in .*: is a directory"):
         directory.get_bytes("a")
-    with pytest.raises(StoreError, match=r"put c in .*: not a directory"):
+    with pytest.raises(StoreError, match=r"writing c in .*: not a directory"):
         DirectoryStore(directory.root / "a" / "b").put_bytes(b"", "c")
-    with pytest.raises(StoreError, match=r"list  in .*: not a directory"):
+    with pytest.raises(StoreError, match=r"listing .*: not a directory"):
         list(DirectoryStore(directory.root / "a" / "b").list())
 
 
@@ -421,7 +421,7 @@ def test_a_store_without_write_permission_is_reported():
         if before == 0:  # permissions do not apply to root
             os.seteuid(65534)
         try:
-            with pytest.raises(StoreError, match=r"put a in .*: permission denied") as caught:
+            with pytest.raises(StoreError, match=r"writing a in .*: permission denied") as caught:
                 DirectoryStore(root).put_bytes(b"", "a")
         finally:
             os.seteuid(before)
@@ -431,7 +431,7 @@ def test_a_store_without_write_permission_is_reported():
 
 def test_a_file_system_without_files_is_reported():
     """``/proc`` accepts no new files, not even from root."""
-    with pytest.raises(StoreError, match="put a in /proc/store: no such"):
+    with pytest.raises(StoreError, match="writing a in /proc/store: no such"):
         DirectoryStore(Path("/proc/store")).put_bytes(b"", "a")
 
 

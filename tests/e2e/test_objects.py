@@ -221,7 +221,7 @@ def test_outputs_that_the_store_refuses_fail_the_job(cloud, seaweedfs, new_bucke
 
     assert done.code == 125, done
     message = cloud.status(done.job)["failure"]["message"]
-    assert f"uploading the output OUT: write object: {bucket.uri}/out/model: 403" in message
+    assert f"uploading the output OUT: writing {bucket.uri}/out/model: 403" in message
     assert "right to do this" in message
 
 

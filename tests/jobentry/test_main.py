@@ -242,14 +242,14 @@ def test_all_errors_in_the_environment_are_reported(node: Node):
             "x.py",
             {"CLOUDJOB_CODE_URI": "file:///no/code.json", "CLOUDJOB_CODE_DIGEST": "sha256:0"},
             125,
-            "fetch code: read object: file:///no/code.json: no such file or directory",
+            "fetching the code: reading file:///no/code.json: no such file or directory",
             "",
         ),
         (
             "x.py",
             {"CLOUDJOB_INPUTS": '{"DATA": "file:///no/data"}'},
             125,
-            "fetching the input DATA: find object: file:///no/data: no such file or directory",
+            "fetching the input DATA: looking for file:///no/data: no such file or directory",
             "",
         ),
     ],
@@ -474,7 +474,7 @@ def test_a_record_that_cannot_be_written_is_reported(node: Node):
     result = node.run("no.py", CLOUDJOB_RECORD_URI="s3:/nowhere")
 
     assert result.code == 127
-    assert "jobentry: writing the record: find object: 's3:/nowhere'" in result.err
+    assert "jobentry: writing the record: looking for 's3:/nowhere'" in result.err
     assert "Traceback" not in result.err
 
 

@@ -39,7 +39,7 @@ def from_uri(
     found = bucket_uri.read(uri)
     if importlib.util.find_spec("boto3") is None:
         raise StoreError(
-            f"open store {found.root}: boto3 is not installed",
+            f"opening the store {found.root}: boto3 is not installed",
             hint="pip install 'cloudjob[s3]'",
         )
     return S3Store(found, environ=environ, retry_s=retry_s)
@@ -71,16 +71,16 @@ class S3Store:
         self._has_swept = False
 
     def put(self, path: Path, key: str, *, on_progress: OnBytes = ignore_bytes) -> str:
-        doing = f"put {key} in {self._uri.root}"
+        doing = f"writing {key} in {self._uri.root}"
         try:
-            with self._request("put", key) as where, path.open("rb") as file:
+            with self._request("writing", key) as where, path.open("rb") as file:
                 before = path.stat()
                 self._client.upload_fileobj(
                     file, **where, Config=self._transfer(), Callback=on_progress
                 )
                 after = path.stat()
         except OSError as error:
-            raise StoreError(f"{doing}: read {path}: {files.text(error)}") from error
+            raise StoreError(f"{doing}: reading {path}: {files.text(error)}") from error
         if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
             self.delete(key)
             raise StoreError(
@@ -93,7 +93,7 @@ class S3Store:
         return self.uri(key)
 
     def put_bytes(self, data: bytes, key: str) -> str:
-        with self._request("put", key) as where:
+        with self._request("writing", key) as where:
             self._client.put_object(**where, Body=data)
         return self.uri(key)
 
@@ -114,23 +114,26 @@ class S3Store:
 
     def fetch(self, key: str, path: Path, *, on_progress: OnBytes = ignore_bytes) -> None:
         try:
-            with self._request("fetch", key) as where, files.replacing(path, is_durable=False) as f:
+            with (
+                self._request("fetching", key) as where,
+                files.replacing(path, is_durable=False) as f,
+            ):
                 self._client.download_fileobj(
                     **where, Fileobj=f, Config=self._transfer(), Callback=on_progress
                 )
         except OSError as error:
             raise StoreError(
-                f"fetch {key} from {self._uri.root} to {path}: {files.text(error)}",
+                f"fetching {key} from {self._uri.root} to {path}: {files.text(error)}",
                 hint=files.hint(error),
             ) from error
 
     def copy(self, key: str, target: str) -> None:
-        bucket_uri.check("copy", target)
-        with self._request("copy", key) as where:
+        bucket_uri.check("copying", target)
+        with self._request("copying", key) as where:
             self._client.copy_object(**self._object(target), CopySource=where)
 
     def list(self, prefix: str = "") -> Iterator[str]:
-        doing = f"list {prefix} in {self._uri.root}"
+        doing = f"listing {self._uri.root}" + (f": {prefix}" if prefix else "")
         own = self._uri.key("")
         # ListObjects, not V2: OBS sometimes leaves out the continuation token of V2.
         pages = self._client.get_paginator("list_objects").paginate(
@@ -156,7 +159,7 @@ class S3Store:
         return True
 
     def delete(self, key: str) -> None:
-        with suppress(ObjectMissing), self._request("delete", key) as where:
+        with suppress(ObjectMissing), self._request("deleting", key) as where:
             self._client.delete_object(**where)
 
     def uri(self, key: str) -> str:
@@ -187,7 +190,7 @@ class S3Store:
         A URL signed with temporary credentials expires with them, if that is earlier.
         """
         action = {"GET": "get_object", "PUT": "put_object"}[method]
-        with self._request("sign", key) as where:
+        with self._request("signing", key) as where:
             return str(self._client.generate_presigned_url(action, Params=where, ExpiresIn=limit_s))
 
     def abort(self) -> None:
@@ -195,7 +198,7 @@ class S3Store:
 
     def sweep(self, older_than_s: float) -> int:
         """Abort multipart uploads older than ``older_than_s`` and return how many there were."""
-        doing = f"remove uploads in {self._uri.root}"
+        doing = f"removing unfinished uploads in {self._uri.root}"
         limit = datetime.now(timezone.utc).timestamp() - older_than_s
         with errors.translate_errors(doing, self._uri):
             pages = self._client.get_paginator("list_multipart_uploads").paginate(
@@ -254,7 +257,7 @@ class S3Store:
 
         # ``Retries`` covers a request until its headers have arrived. The body of an object may
         # still break off, or that of an error response, whose exception botocore does not wrap.
-        with self._request("get", key) as where:
+        with self._request("reading", key) as where:
             for _ in range(_READ_ATTEMPTS - 1):
                 with suppress(ProtocolError):
                     body = self._client.get_object(**where, **parameters)["Body"]

@@ -93,17 +93,17 @@ def read(uri: str) -> BucketUri:
     if "@" in bucket:
         # The message must not contain the URI, as it holds credentials.
         raise StoreError(
-            f"open store {scheme}://***: a URI must not contain access keys",
+            f"opening the store {scheme}://***: a URI must not contain access keys",
             hint=CREDENTIALS_HINTS[scheme],
         )
     if not _BUCKET.fullmatch(bucket):
         raise StoreError(
-            f"open store {uri!r}: {bucket!r} is not a bucket name",
+            f"opening the store {uri!r}: {bucket!r} is not a bucket name",
             hint=f"{scheme}://bucket/its/prefix",
         )
     prefix = urllib.parse.unquote(path, errors="surrogateescape").strip("/")
     if prefix:
-        check(f"open store {uri!r}: prefix", prefix)
+        check(f"opening the store {uri!r}: prefix", prefix)
     return BucketUri(scheme, bucket, prefix, _options(uri, query))
 
 
@@ -113,10 +113,14 @@ def _options(uri: str, query: str) -> dict[str, str]:
         if name not in OPTIONS:
             guess = nearest(name, OPTIONS)
             allowed = f"allowed: {', '.join(OPTIONS)}"
-            raise StoreError(f"open store {uri!r}: unknown option {name!r}{guess}", hint=allowed)
+            raise StoreError(
+                f"opening the store {uri!r}: unknown option {name!r}{guess}", hint=allowed
+            )
         if name == "addressing" and value not in ADDRESSINGS:
             allowed = f"allowed: {', '.join(ADDRESSINGS)}"
-            raise StoreError(f"open store {uri!r}: unknown addressing {value!r}", hint=allowed)
+            raise StoreError(
+                f"opening the store {uri!r}: unknown addressing {value!r}", hint=allowed
+            )
     return {name: value for name, value in options.items() if value not in ("", "auto")}
 
 

@@ -194,7 +194,7 @@ def connect(uri: BucketUri, environ: Mapping[str, str], retries: Retries) -> Con
 
 
 def _unusable(uri: BucketUri, reason: str) -> StoreError:
-    return StoreError(f"open store {uri.root}: {reason}", hint=CREDENTIALS_HINTS[uri.scheme])
+    return StoreError(f"opening the store {uri.root}: {reason}", hint=CREDENTIALS_HINTS[uri.scheme])
 
 
 # -- credentials -------------------------------------------------------------------------------
@@ -274,7 +274,7 @@ def _region(uri: BucketUri, environ: Mapping[str, str], session: Any, host: str)
         region = region or session.region_name
     if not region:
         raise StoreError(
-            f"open store {uri.root}: no region",
+            f"opening the store {uri.root}: no region",
             hint=f"{uri.root}?region=cn-north-4, or set HW_REGION_NAME, or OBS_ENDPOINT",
         )
     return region
@@ -283,7 +283,7 @@ def _region(uri: BucketUri, environ: Mapping[str, str], session: Any, host: str)
 def _checked(uri: BucketUri, url: str) -> str:
     if "://" not in url:
         url = f"https://{url}"
-    doing = f"open store {uri.root}: endpoint {url!r}"
+    doing = f"opening the store {uri.root}: endpoint {url!r}"
     try:
         parts = urllib.parse.urlsplit(url)
         is_url = bool(parts.scheme in ("http", "https") and parts.hostname) and parts.port != 0

@@ -98,7 +98,7 @@ def _module(uri: str) -> Any:
     scheme = scheme_of(uri) or "file"
     if scheme not in SCHEMES:
         raise ObjectError(
-            f"find object: {shown(uri)!r}: there is no store for {scheme}://",
+            f"looking for {shown(uri)!r}: there is no store for {scheme}://",
             "allowed: {}".format(", ".join(SCHEMES)),
         )
     return import_module(f"jobentry.objects.{SCHEMES[scheme].objects}")

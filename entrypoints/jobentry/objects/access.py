@@ -86,7 +86,7 @@ def _public_endpoint(scheme: str, region: str) -> str:
         return f"https://s3.{region or 'us-east-1'}.amazonaws.com"
     if not region:
         raise ObjectError(
-            "find objects of obs://: no region is set",
+            "looking for obs:// objects: no region is set",
             "use an obs:// store, which gives the nodes its region and keys,"
             " or set AWS_REGION, for example to cn-north-4",
         )
@@ -153,7 +153,7 @@ def forget_role_keys() -> None:
 
 
 def _keys_of_role(uri: str, environ: Mapping[str, str]) -> tuple[Keys, float]:
-    doing = f"get the keys of this container's role: {urllib.parse.urlsplit(uri).netloc}"
+    doing = f"getting the keys of this container's role from {urllib.parse.urlsplit(uri).netloc}"
     token = environ.get("AWS_CONTAINER_AUTHORIZATION_TOKEN", "")
     path = environ.get("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", "")
     if path:

@@ -18,7 +18,7 @@ _LEAVE_S = 2.0
 
 
 class ObjectError(Exception):
-    """An object cannot be read or written: *doing what: to which object: what happened*.
+    """An object cannot be read or written: *doing what to which object: what happened*.
 
     Args:
         hint: What to try.
@@ -87,7 +87,7 @@ def check_digest(uri: str, found: str, expected: str) -> None:
     """Raise ``ObjectDamaged`` if the digest of what was fetched is not the expected one."""
     if found != expected:
         raise ObjectDamaged(
-            f"fetch object: {uri}: its digest is {found}, not {expected}",
+            f"fetching {uri}: its digest is {found}, not {expected}",
             "it was damaged in transit or in the store, or is another version: store it again",
         )
 
@@ -100,7 +100,7 @@ def translated(doing: str, what: str) -> Iterator[None]:
     except OSError as error:
         kind = ObjectMissing if error.errno == errno.ENOENT else ObjectError
         hint = _HINTS.get(error.errno or 0, "")
-        raise kind(f"{doing}: {what}: {reason_of(error)}", hint) from error
+        raise kind(f"{doing} {what}: {reason_of(error)}", hint) from error
 
 
 _FULL = "free some space there, or use a node with a larger disk"

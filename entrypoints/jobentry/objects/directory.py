@@ -38,7 +38,7 @@ def path_of(uri: str) -> str:
         path = path[len("localhost") :]
     name = os.fsdecode(unquote_to_bytes(os.fsencode(path)))
     if not uri.startswith(_FILE) or not path.startswith("/") or "\0" in name:
-        raise ObjectError(f"find object: {uri!r}: not a URI of the form file:///its/path")
+        raise ObjectError(f"looking for {uri!r}: not a URI of the form file:///its/path")
     return name
 
 
@@ -66,9 +66,9 @@ class FileObject:
         import hashlib
 
         digest = hashlib.sha256()
-        with translated("fetch object", self.uri):
+        with translated("fetching", self.uri):
             source = open(self._path, "rb")  # noqa: SIM115 (errors of the target are others)
-        with source, translated("write file", path), fresh_file(path) as fresh:
+        with source, translated("writing", path), fresh_file(path) as fresh:
             with open(fresh, "wb") as target:
                 for piece in _pieces(source):
                     target.write(piece)
@@ -80,29 +80,29 @@ class FileObject:
 
     def read(self) -> bytes:
         """Return the object's bytes."""
-        with translated("read object", self.uri), open(self._path, "rb") as file:
+        with translated("reading", self.uri), open(self._path, "rb") as file:
             return file.read()
 
     def stat(self) -> Entry:
         """Return the metadata of the object; a folder is not an object."""
-        with translated("find object", self.uri):
+        with translated("looking for", self.uri):
             found = os.stat(self._path)
         if not stat.S_ISREG(found.st_mode):
-            raise ObjectMissing(f"find object: {self.uri}: no such file")
+            raise ObjectMissing(f"looking for {self.uri}: no such file")
         return _entry("", self._path, found)
 
     def put(self, path: str, progress: Progress = no_progress) -> None:
         """Store the file at ``path`` as the object."""
-        with translated("read file", path):
+        with translated("reading", path):
             source = open(path, "rb")  # noqa: SIM115 (errors of the target are others)
-        with source, translated("put object", self.uri), _stored_file(self._path) as target:
+        with source, translated("writing", self.uri), _stored_file(self._path) as target:
             for piece in _pieces(source):
                 target.write(piece)
                 progress(len(piece))
 
     def write(self, data: bytes) -> None:
         """Store ``data`` as the object."""
-        with translated("write object", self.uri), _stored_file(self._path) as target:
+        with translated("writing", self.uri), _stored_file(self._path) as target:
             target.write(data)
 
     def copy_to(self, target: FileObject) -> None:
@@ -111,7 +111,7 @@ class FileObject:
 
     def delete(self) -> None:
         """Delete the object if there is one, and its folder if that is empty now."""
-        with translated("delete object", self.uri), contextlib.suppress(FileNotFoundError):
+        with translated("deleting", self.uri), contextlib.suppress(FileNotFoundError):
             os.unlink(self._path)
         with contextlib.suppress(OSError):
             os.rmdir(os.path.dirname(self._path))
@@ -121,7 +121,7 @@ def listed(prefix: str) -> Iterator[Entry]:
     """Yield the objects whose URI begins with ``prefix``; links are followed."""
     path = path_of(prefix)
     folder = path[: path.rfind("/") + 1]
-    with translated("list objects", prefix):
+    with translated("listing", prefix):
         if not os.path.isdir(folder):
             return
         for file in _files_below(folder):
@@ -143,7 +143,7 @@ def _files_below(top: str) -> Iterator[str]:
         found = os.stat(path)
         identity = (found.st_dev, found.st_ino)
         if identity in above:
-            raise ObjectError(f"list objects: {path}: a link leads back to a folder above it")
+            raise ObjectError(f"listing {path}: a link leads back to a folder above it")
         with os.scandir(path) as children:
             names = sorted(child.name + "/" * child.is_dir() for child in children)
         inside = above | {identity}

@@ -48,7 +48,7 @@ class Call(NamedTuple):
     """A request for an object.
 
     Args:
-        doing: For messages: ``fetch object``.
+        doing: For messages: ``fetching``.
     """
 
     doing: str
@@ -79,7 +79,7 @@ class RemoteObject(abc.ABC):
         """Write the object to the file ``path``, complete and verified."""
 
         def download() -> None:
-            with translated("write file", path), fresh_file(path) as fresh:
+            with translated("writing", path), fresh_file(path) as fresh:
                 self._download(fresh, path, sha256, progress)
 
         _until_intact(download)
@@ -89,13 +89,13 @@ class RemoteObject(abc.ABC):
 
         def write(data: bytes, offset: int) -> None:
             # An error of the disk must not look like one of the network, which is retried.
-            with translated("write file", path), open(fresh, "r+b") as file:
+            with translated("writing", path), open(fresh, "r+b") as file:
                 file.seek(offset)
                 file.write(data)
             progress(len(data))
 
         def take(response: HTTPResponse) -> tuple[HTTPResponse, int]:
-            with translated("write file", path):
+            with translated("writing", path):
                 open(fresh, "wb").close()
             come_bytes = 0
             # A server that does not support ranges sends everything.
@@ -104,7 +104,7 @@ class RemoteObject(abc.ABC):
                 come_bytes += len(piece)
             return response, come_bytes
 
-        first, come_bytes = self._request_start("fetch object", _FIRST_BYTES, take)
+        first, come_bytes = self._request_start("fetching", _FIRST_BYTES, take)
         begins = range(come_bytes, _size(first), _RANGE_BYTES)
         tasks = [partial(self._fetch_range, begin, first, write) for begin in begins]
         try:
@@ -142,12 +142,12 @@ class RemoteObject(abc.ABC):
             return min(at, end)
 
         while offset < end:
-            call = Call("fetch object", headers=(_range(offset, end), *condition))
+            call = Call("fetching", headers=(_range(offset, end), *condition))
             offset = self.request(call, take)
 
     def _changed(self) -> ObjectDamaged:
         return ObjectDamaged(
-            f"fetch object: {self.uri}: it was replaced while it was read",
+            f"fetching {self.uri}: it was replaced while it was read",
             "store each version under its own name",
         )
 
@@ -162,7 +162,7 @@ class RemoteObject(abc.ABC):
                 check_digest(self.uri, digest.hexdigest(), expected)
             return data
 
-        return _until_intact(lambda: self.request(Call("read object"), take))
+        return _until_intact(lambda: self.request(Call("reading"), take))
 
     def stat(self) -> Entry:
         """Return the metadata of the object, with a GET, as some keys allow nothing else."""
@@ -172,16 +172,16 @@ class RemoteObject(abc.ABC):
             at = when(response.headers.get("last-modified", ""))
             return Entry("", self.uri, _size(response), tag, at)
 
-        return self._request_start("find object", 1, take)
+        return self._request_start("looking for", 1, take)
 
     def write(self, data: bytes) -> None:
         """Store ``data`` as the object."""
-        self.request(Call("write object", "PUT", body=data), nothing)
+        self.request(Call("writing", "PUT", body=data), nothing)
 
     def delete(self) -> None:
         """Delete the object if there is one."""
         with contextlib.suppress(ObjectMissing):
-            self.request(Call("delete object", "DELETE"), nothing)
+            self.request(Call("deleting", "DELETE"), nothing)
 
     def _request_start(
         self, doing: str, length: int, take: Callable[[HTTPResponse], Result]

@@ -76,7 +76,7 @@ class S3Object(RemoteObject):
         self, call: Call, read: Callable[[HTTPResponse], Result], limit_s: float | None = None
     ) -> Result:
         """Send a signed request, and once more with fresh keys if its keys have expired."""
-        doing = f"{call.doing}: {self.uri}"
+        doing = f"{call.doing} {self.uri}"
         try:
             return client.send(lambda: self._signed(call), read, doing, _renew_keys, limit_s)
         except client.Refused as error:
@@ -88,19 +88,19 @@ class S3Object(RemoteObject):
 
     def put(self, path: str, progress: Progress = no_progress) -> None:
         """Store the file at ``path``; a large one goes in parts, in parallel."""
-        with translated("read file", path), open(path, "rb") as file:
+        with translated("reading", path), open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
             if size > _PART_BYTES:
                 _put_parts(file, path, size, self, progress)
                 return
             data = file.read()
-        self.request(Call("put object", "PUT", body=data), client.nothing)
+        self.request(Call("writing", "PUT", body=data), client.nothing)
         progress(size)
 
     def copy_to(self, target: S3Object) -> None:
         """Copy the object within the store."""
         copy_source = f"/{self.bucket}/{sigv4.encoded(self.key, '/')}"
-        target.request(Call("copy object", "PUT", (("x-amz-copy-source", copy_source),)), _values)
+        target.request(Call("copying", "PUT", (("x-amz-copy-source", copy_source),)), _values)
 
     def _signed(self, call: Call) -> client.Request:
         found = access.access(private_environ.environ(), self.scheme)
@@ -159,7 +159,7 @@ def object_at(uri: str) -> S3Object:
     """Return the object of a URI."""
     found = _located(uri)
     if not found.key:
-        raise ObjectError(f"find object: {uri}: it names a bucket, not an object")
+        raise ObjectError(f"looking for {uri}: it names a bucket, not an object")
     return found
 
 
@@ -174,19 +174,19 @@ def listed(prefix: str) -> Iterator[Entry]:
     while True:
         query = [("prefix", top.key), ("encoding-type", "url"), ("max-keys", "1000")]
         query += [("marker", marker)] if marker else []
-        found, is_truncated = top.with_key("").request(Call("list objects", query=query), _page)
+        found, is_truncated = top.with_key("").request(Call("listing", query=query), _page)
         for entry in found:
             key = entry.name
             if not key.startswith(top.key):
                 raise ObjectError(
-                    f"list objects: {prefix}: the answer has {key!r}, which is not below it"
+                    f"listing {prefix}: the answer has {key!r}, which is not below it"
                 )
             yield entry._replace(name=key[len(top.key) :], uri=top.with_key(key).uri)
         if not is_truncated:
             return
         if found[-1].name == marker:
             raise ObjectError(
-                f"list objects: {prefix}: the next page does not continue where the last one ended"
+                f"listing {prefix}: the next page does not continue where the last one ended"
             )
         marker = found[-1].name
 
@@ -203,7 +203,7 @@ def _page(response: HTTPResponse) -> tuple[list[Entry], bool]:
 
 def _put_parts(file: IO[bytes], path: str, size: int, target: S3Object, progress: Progress) -> None:
     step = max(_PART_BYTES, -(-size // _MAX_PARTS))
-    started = target.request(Call("put object", "POST", query=[("uploads", "")]), _values)
+    started = target.request(Call("writing", "POST", query=[("uploads", "")]), _values)
     upload = ("uploadId", started["UploadId"])
     lock = threading.Lock()
 
@@ -212,8 +212,8 @@ def _put_parts(file: IO[bytes], path: str, size: int, target: S3Object, progress
             file.seek(offset)
             data = file.read(step)
         if len(data) < min(step, size - offset):
-            raise ObjectError(f"read file: {path}: it became shorter while it was read")
-        call = Call("put object", "PUT", body=data, query=[("partNumber", str(number)), upload])
+            raise ObjectError(f"reading {path}: it became shorter while it was read")
+        call = Call("writing", "PUT", body=data, query=[("partNumber", str(number)), upload])
         tag = target.request(call, lambda response: response.headers.get("etag", ""))
         progress(len(data))
         return tag
@@ -224,7 +224,7 @@ def _put_parts(file: IO[bytes], path: str, size: int, target: S3Object, progress
     except BaseException:
         # Leave no parts behind; the error that led here is reported, not one from this request.
         with contextlib.suppress(ObjectError):
-            call = Call("put object", "DELETE", query=[upload])
+            call = Call("writing", "DELETE", query=[upload])
             target.request(call, client.nothing, _ABORT_LIMIT_S)
         raise
 
@@ -236,7 +236,7 @@ def _complete(target: S3Object, upload: tuple[str, str], tags: Sequence[str]) ->
     )
     body = f"<CompleteMultipartUpload>{rows}</CompleteMultipartUpload>".encode("ascii")
     try:
-        target.request(Call("put object", "POST", body=body, query=[upload]), _values)
+        target.request(Call("writing", "POST", body=body, query=[upload]), _values)
     except ObjectMissing:
         # The answer to an earlier attempt was lost, and now there is nothing left to complete.
         if target.stat().tag != _tag_of(tags):
@@ -269,7 +269,7 @@ def _located(uri: str) -> S3Object:
     is_bucket = re.match(r"[a-zA-Z0-9][a-zA-Z0-9._-]{1,62}\Z", bucket) is not None
     if not is_bucket or "?" in path or "\0" in key:
         raise ObjectError(
-            f"find object: {uri.partition('?')[0]!r}: not a URI of the form {scheme}://bucket/key",
+            f"looking for {uri.partition('?')[0]!r}: not a URI of the form {scheme}://bucket/key",
             "a bucket has 3 to 63 letters, digits, dots and dashes; a ? in a key is %3F",
         )
     return S3Object(scheme, bucket, key)

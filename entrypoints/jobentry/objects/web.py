@@ -47,7 +47,7 @@ class WebObject(remote.RemoteObject):
             return client.Request(call.method, url, headers, call.body)
 
         try:
-            return client.send(make, read, f"{call.doing}: {self.uri}", self._follow, limit_s)
+            return client.send(make, read, f"{call.doing} {self.uri}", self._follow, limit_s)
         except client.Refused as error:
             if self._refused_hint and error.answer.status in (400, 401, 403):
                 raise client.Refused(str(error), self._refused_hint, error.answer) from error
@@ -62,7 +62,7 @@ class WebObject(remote.RemoteObject):
         schemes = ("https",) if self._url.lower().startswith("https:") else ("https", "http")
         if urllib.parse.urlsplit(target).scheme not in schemes:
             raise ObjectError(
-                f"find object: {self.uri}: it redirects to {shown(target)!r}, which is less safe",
+                f"looking for {self.uri}: it redirects to {shown(target)!r}, which is less safe",
                 "give that URI, if you trust it",
             )
         check(target)
@@ -86,7 +86,7 @@ def check(uri: str) -> None:
         is_good = bool(parts.hostname) and parts.port != 0 and uri.isascii() and uri.isprintable()
     if not is_good or " " in uri:
         raise ObjectError(
-            f"find object: {shown(uri)!r}: not a URI of the form https://host/path",
+            f"looking for {shown(uri)!r}: not a URI of the form https://host/path",
             "percent-encode spaces and non-ASCII characters, such as a space as %20",
         )
 
@@ -94,7 +94,7 @@ def check(uri: str) -> None:
 def listed(prefix: str) -> Iterator[Entry]:
     """Raise an ``ObjectError``, as a web server does not list its objects."""
     raise ObjectError(
-        f"list objects: {shown(prefix)}: a web server does not list its objects",
+        f"listing {shown(prefix)}: a web server does not list its objects",
         "name single objects, or give an s3:// or obs:// URI",
     )
 

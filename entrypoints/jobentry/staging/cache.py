@@ -118,7 +118,7 @@ def _add_verified(fresh: str, cached: str, entry: objects.Entry) -> None:
     if not _is_valid(fresh, entry):
         os.unlink(fresh)
         raise objects.ObjectError(
-            f"fetch object: {entry.uri}: it has changed since it was listed",
+            f"fetching {entry.uri}: it has changed since it was listed",
             "store each version under its own name",
         )
     os.replace(fresh, cached)

@@ -298,19 +298,19 @@ def _translated(uri: str, folder: str) -> Iterator[None]:
     try:
         yield
     except objects.ObjectError as error:
-        raise UnpackError("fetch code: %s" % error, error.hint) from error
+        raise UnpackError("fetching the code: %s" % error, error.hint) from error
     except _DamagedError as error:
         # If the store cannot be written, the record of the job reports the damage.
         with contextlib.suppress(objects.ObjectError, OSError):
             objects.write(b"", packages.damage_uri(uri, error.key))
         what = error.key[: len(packages.LAYERS) + 12]
         raise UnpackError(
-            "unpack code: %s: %s is damaged: %s" % (uri, what, error),
+            "unpacking the code: %s: %s is damaged: %s" % (uri, what, error),
             "submit again: the next submit sends this layer again",
             (error.key,),
         ) from error
     except FormatError as error:
-        raise UnpackError("unpack code: %s: %s" % (uri, error)) from error
+        raise UnpackError("unpacking the code: %s: %s" % (uri, error)) from error
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
-        raise UnpackError("unpack code: %s to %s: %s" % (uri, folder, reason)) from error
+        raise UnpackError("unpacking the code: %s to %s: %s" % (uri, folder, reason)) from error

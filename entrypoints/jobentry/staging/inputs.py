@@ -110,7 +110,7 @@ def _files(uri: str, target: str) -> Iterator[_File]:
             missing = error
         uri += "/"
     else:
-        missing = objects.ObjectMissing(f"list objects: {objects.shown(uri)}: there are none")
+        missing = objects.ObjectMissing(f"listing {objects.shown(uri)}: there are none")
     is_empty = True
     for entry in objects.list(uri):
         is_empty = False
@@ -128,7 +128,7 @@ def _path_below(folder: str, entry: objects.Entry) -> str:
     segments = entry.name.split("/")
     if any(segment in ("", ".", "..") for segment in segments) or "\0" in entry.name:
         raise objects.ObjectError(
-            f"fetch object: {entry.uri}: {entry.name!r} cannot be the name of a file",
+            f"fetching {entry.uri}: {entry.name!r} cannot be the name of a file",
             "rename the object, or name single objects as inputs",
         )
     return os.path.join(folder, *segments)
@@ -136,7 +136,7 @@ def _path_below(folder: str, entry: objects.Entry) -> str:
 
 def _fetch_all(files: Sequence[_File], cache: Cache, progress: _Progress) -> None:
     for folder in sorted({os.path.dirname(file.path) for file in files}):
-        with translated("make folder", folder):
+        with translated("creating the folder", folder):
             os.makedirs(folder, exist_ok=True)
     small = [file for file in files if file.entry.size_bytes < _LARGE_BYTES]
     large = [file for file in files if file.entry.size_bytes >= _LARGE_BYTES]

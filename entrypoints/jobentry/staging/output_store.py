@@ -67,7 +67,7 @@ class OutputStore:
             return Manifest(node=node)
         except manifest.ManifestError as error:
             raise objects.ObjectError(
-                f"read manifest: {uri}: {error}", "give the output its own URI"
+                f"reading the manifest {uri}: {error}", "give the output its own URI"
             ) from error
 
     def read_all(self, nodes: Iterable[int]) -> list[Manifest]:
@@ -97,7 +97,7 @@ class OutputStore:
         """Store a file under a key that is in no manifest, unless the store has this version."""
         data = b""
         is_small = stamp.size_bytes <= SMALL_BYTES
-        with translated("read file", path):
+        with translated("reading", path):
             if is_small:
                 with open(path, "rb") as file:
                     data = file.read(SMALL_BYTES + 1)

@@ -200,7 +200,7 @@ class _Output:
                 f"{objects.shown(self._uri)}: outputs cannot be stored on a web server",
                 "give a file://, s3:// or obs:// URI",
             )
-        with translated("make folder", self.folder.path):
+        with translated("creating the folder", self.folder.path):
             os.makedirs(self.folder.path, exist_ok=True)
         own = self.store.read(self._node.node)
         self.store.listed = {file.name: Version(file, None) for file in own.files}
@@ -335,7 +335,7 @@ class _Output:
         if self.folder.stamp(name) == stamp:
             return ""
         self.store.drop(name)
-        return f"read file: {path}: it changed while it was read"
+        return f"reading {path}: it changed while it was read"
 
     # -- at the end -------------------------------------------------------------------------------
 

@@ -225,7 +225,7 @@ def test_links_that_leave_the_source_are_refused_all_at_once(source: Path):
     error = refusal(source)
 
     assert error.message == (
-        f"pack {source}: chain is a link to d/e/f/top/../x, outside the source; "
+        f"packing {source}: chain is a link to d/e/f/top/../x, outside the source; "
         "d/up is a link to ../../elsewhere, outside the source; "
         "data is a link to /etc, outside the source"
     )
@@ -241,7 +241,7 @@ def test_special_files_are_refused(source: Path):
         server.bind("socket")
         os.chdir(previous)
 
-    assert refusal(source).message == f"pack {source}: pipe is a named pipe; socket is a socket"
+    assert refusal(source).message == f"packing {source}: pipe is a named pipe; socket is a socket"
 
 
 # ---- what is left out
@@ -383,7 +383,7 @@ def test_a_text_file_with_a_private_key_is_refused(source: Path, name: str, text
 
     error = refusal(source)
 
-    assert error.message.startswith(f"pack {source}: may hold secrets: {name}:")
+    assert error.message.startswith(f"packing {source}: may hold secrets: {name}:")
     for value in (SECRET_KEY, ACCESS_KEY, AWS_KEY_ID, "Ab3/Ab3"):
         assert value not in error.message + error.hint
 
@@ -402,7 +402,7 @@ def test_all_secrets_are_named_at_once_with_their_lines(source: Path):
     write(source / "b.py", f"\nKEY = '{AWS_KEY_ID}'\n")
 
     assert refusal(source).message == (
-        f"pack {source}: may hold secrets: a.ini:2: access-key; a.ini:3: secret-access-key; "
+        f"packing {source}: may hold secrets: a.ini:2: access-key; a.ini:3: secret-access-key; "
         "b.py:2: aws-access-key"
     )
 
@@ -486,7 +486,7 @@ def test_a_script_that_is_not_in_the_package_is_refused(
 
     error = refusal(source, script)
 
-    assert error.message == f"pack {source}: script {script}: {reason}"
+    assert error.message == f"packing {source}: script {script}: {reason}"
     assert error.hint == hint
     assert error.exit_code == 3
 
@@ -525,16 +525,16 @@ def test_the_error_names_a_path_that_cannot_be_read(open_source: Path, name: str
     with ordinary_user():
         error = refusal(open_source)
 
-    assert error.message.startswith(f"pack {open_source}: ")
+    assert error.message.startswith(f"packing {open_source}: ")
     assert name in error.message
     assert error.message.endswith("permission denied")
 
 
 def test_the_error_names_an_unwritable_destination(source: Path):
     """The message names the destination, not the source."""
-    with pytest.raises(PackageError, match=r"write package to .*: no such file or directory"):
+    with pytest.raises(PackageError, match=r"writing the package to .*: no such file or directory"):
         pack(source, source / "no" / "layer", script="train.py", limit_bytes=LIMIT_BYTES)
-    with pytest.raises(PackageError, match=r"write package to .*: is a directory"):
+    with pytest.raises(PackageError, match=r"writing the package to .*: is a directory"):
         pack(source, source.parent, script="train.py", limit_bytes=LIMIT_BYTES)
 
 
@@ -548,7 +548,7 @@ def test_a_failed_pack_leaves_no_file(source: Path):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
-    assert error.message == f"write package to {source.parent}/layer: file too large"
+    assert error.message == f"writing the package to {source.parent}/layer: file too large"
 
 
 @pytest.mark.parametrize("size_bytes", [5, 9 * 1024 * 1024])
@@ -593,7 +593,7 @@ def test_a_source_over_the_limit_is_refused_before_it_is_read(source: Path):
     error = refusal(source)
 
     total, _, listed = error.message.partition("; largest: ")
-    assert total == f"pack {source}: 1.1 TB is over the limit of 1.1 GB"
+    assert total == f"packing {source}: 1.1 TB is over the limit of 1.1 GB"
     assert listed.split(", ")[:3] == ["/data/ 1.1 TB", "/data/huge.bin 1.1 TB", "/00.txt 2.0 kB"]
     assert len(listed.split(", ")) == 10
     assert ".cloudjobignore" in error.hint

@@ -46,7 +46,7 @@ def test_a_failed_write_changes_nothing(tmp_path: Path):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
     try:
-        with pytest.raises(ObjectError, match=r"write object: file://.*/job/a: file too large"):
+        with pytest.raises(ObjectError, match=r"writing file://.*/job/a: file too large"):
             objects.write(b"x" * 1001, uri)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -59,15 +59,15 @@ def test_errors_name_the_object_or_the_file(tmp_path: Path):
     missing = f"file://{tmp_path}/missing"
     (tmp_path / "file").touch()
     calls = {
-        f"fetch object: {missing}: no such file or directory": lambda: objects.fetch(
+        f"fetching {missing}: no such file or directory": lambda: objects.fetch(
             missing, str(tmp_path / "out")
         ),
-        f"read object: {missing}: no such file or directory": lambda: objects.read(missing),
-        "read file: /missing: no such file or directory": lambda: objects.put("/missing", missing),
-        f"put object: file://{tmp_path}/file/a: not a directory": lambda: objects.put(
+        f"reading {missing}: no such file or directory": lambda: objects.read(missing),
+        "reading /missing: no such file or directory": lambda: objects.put("/missing", missing),
+        f"writing file://{tmp_path}/file/a: not a directory": lambda: objects.put(
             str(tmp_path / "file"), f"file://{tmp_path}/file/a"
         ),
-        f"write file: {tmp_path}/file/out: not a directory": lambda: objects.fetch(
+        f"writing {tmp_path}/file/out: not a directory": lambda: objects.fetch(
             f"file://{tmp_path}/file", str(tmp_path / "file" / "out")
         ),
     }

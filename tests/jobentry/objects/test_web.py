@@ -303,9 +303,9 @@ def test_a_server_that_was_given_up_costs_no_patience_again_until_it_answers(
 def test_missing_objects_and_buckets_are_distinguished(server: Any, tmp_path: Path):
     server.answer = lambda handler, count: handler.send(404 if "none" in handler.path else 403)
 
-    with pytest.raises(ObjectMissing, match=r"read object: .*/none: 404 Not Found$"):
+    with pytest.raises(ObjectMissing, match=r"reading .*/none: 404 Not Found$"):
         objects.read(server.uri + "/none")
-    with pytest.raises(ObjectError, match=r"read object: .*/closed\?\*\*\*: 403 Forbidden$"):
+    with pytest.raises(ObjectError, match=r"reading .*/closed\?\*\*\*: 403 Forbidden$"):
         objects.read(server.uri + "/closed?" + SECRET)
     assert len(server.seen) == 2
 
@@ -388,7 +388,7 @@ def test_an_error_of_the_disk_is_reported_without_retries(server: Any, tmp_path:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
     try:
-        with pytest.raises(ObjectError, match=r"write file: .*/it: file too large$") as caught:
+        with pytest.raises(ObjectError, match=r"writing .*/it: file too large$") as caught:
             objects.fetch(server.uri + "/a", str(tmp_path / "it"))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)

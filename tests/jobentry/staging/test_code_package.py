@@ -246,7 +246,7 @@ def test_names_keep_their_bytes_in_any_locale(tmp_path: Path):
 
 
 def test_missing_code_is_reported(tmp_path: Path):
-    with pytest.raises(UnpackError, match=r"fetch code: read object: file:///.*: no such file"):
+    with pytest.raises(UnpackError, match=r"fetching the code: reading file:///.*: no such file"):
         code_package.fetch_code(f"file://{tmp_path}/missing", "sha256:0", str(tmp_path / "code"))
 
     assert listed(tmp_path) == []
@@ -330,7 +330,7 @@ def test_an_entry_that_is_never_packed_is_refused(tmp_path: Path, entries: Any, 
     if problem.endswith("twice"):
         package.manifests = [Manifest([], {})]
 
-    with pytest.raises(UnpackError, match=f"unpack code: file://.*: .*{problem}"):
+    with pytest.raises(UnpackError, match=f"unpacking the code: file://.*: .*{problem}"):
         package.unpack()
 
     assert listed(tmp_path) == ["node", "store"]
@@ -573,7 +573,7 @@ def row(**changes: Any) -> bytes:
 def test_an_invalid_manifest_is_refused(tmp_path: Path, data: bytes):
     package = HandmadePackage(tmp_path).raw_layer(data)
 
-    with pytest.raises(UnpackError, match="unpack code: file://"):
+    with pytest.raises(UnpackError, match="unpacking the code: file://"):
         package.unpack()
     assert listed(tmp_path / "node") == []
 
@@ -592,7 +592,7 @@ def test_a_truncated_layer_is_refused(tmp_path: Path, cut_bytes: int):
 
     for part in (whole[:cut_bytes], whole[-cut_bytes:] if cut_bytes else b"", whole + b"x"):
         path.write_bytes(part)
-        with pytest.raises(UnpackError, match="unpack code: file://"):
+        with pytest.raises(UnpackError, match="unpacking the code: file://"):
             package.unpack()
 
     assert listed(tmp_path / "node") == []
@@ -701,7 +701,7 @@ def test_an_existing_folder_survives_a_failure(tmp_path: Path):
 def test_an_unwritable_folder_is_reported(tmp_path: Path):
     package = one_layer_package(tmp_path, file("a"))
 
-    with pytest.raises(UnpackError, match=r"unpack code: .* to /dev/null/code: "):
+    with pytest.raises(UnpackError, match=r"unpacking the code: .* to /dev/null/code: "):
         code_package.fetch_code(package.uri(), package.digest, "/dev/null/code")
 
 

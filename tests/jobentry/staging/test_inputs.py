@@ -91,7 +91,7 @@ def test_a_missing_input_is_reported(tmp_path: Path):
         fetch_input(tmp_path / "node", f"file://{tmp_path}/none")
 
     assert str(caught.value) == (
-        f"fetching the input DATA: find object: file://{tmp_path}/none: no such file or directory"
+        f"fetching the input DATA: looking for file://{tmp_path}/none: no such file or directory"
     )
     assert tree(tmp_path / "node") == {}
 
@@ -101,7 +101,7 @@ def test_a_failed_input_leaves_nothing(tmp_path: Path, data: Path, monkeypatch: 
 
     def break_off(uri: str, path: str, **more: Any) -> None:
         if uri.endswith("/far"):
-            raise objects.ObjectError("fetch object: far: 500", "try again")
+            raise objects.ObjectError("fetching far: 500", "try again")
         fetch(uri, path, **more)
 
     monkeypatch.setattr(objects, "fetch", break_off)
@@ -123,7 +123,7 @@ def test_a_failed_input_waits_for_running_transfers(
     def break_off(uri: str, path: str, **more: Any) -> None:
         if uri.endswith("/far"):
             has_failed.set()
-            raise objects.ObjectError("fetch object: far: 500", "try again")
+            raise objects.ObjectError("fetching far: 500", "try again")
         coming.append(uri)
         has_failed.wait(20)
         # Without a wait for this transfer, the folder would be removed in this time.

@@ -60,11 +60,11 @@ class FileStatistics(NamedTuple):
 def copy(src_url: Any, dst_url: Any, client_id: Any = None) -> None:
     """Copy one file."""
     source, target = Location(src_url), Location(dst_url)
-    with translated("copy", src_url, dst_url):
+    with translated("copying", src_url, dst_url):
         if source.file() is None:
             raise missing(src_url)
         if target.is_named_folder:
-            raise IsADirectoryError(f"copy {src_url} to {dst_url}: the target is a folder")
+            raise IsADirectoryError(f"copying {src_url} to {dst_url}: the target is a folder")
         _copy_file(source.uri, target)
 
 
@@ -78,11 +78,11 @@ def copy_parallel(
 ) -> None:
     """Copy a single file, or a folder, of which ``file_list`` can select files."""
     source, target = Location(src_url), Location(dst_url)
-    with translated("copy", src_url, dst_url):
+    with translated("copying", src_url, dst_url):
         single = source.file()
         if single is not None:
             if source.is_remote and source.is_folder():
-                text = f"copy {src_url}: there are an object and a folder of this name"
+                text = f"copying {src_url}: there are an object and a folder of this name"
                 raise MoxFileNameDuplicateException(text)
             if target.is_named_folder or target.is_folder():
                 target = target.child(os.path.basename(source.url))
@@ -155,7 +155,7 @@ def exists(url: Any, client_id: Any = None) -> bool:
     """Whether the file or folder exists."""
     if not is_remote(url):
         return os.path.exists(url)
-    with translated("look for", url):
+    with translated("looking for", url):
         location = Location(url)
         return location.file() is not None or location.is_folder()
 
@@ -164,13 +164,13 @@ def is_directory(url: Any, client_id: Any = None) -> bool:
     """Whether the folder exists."""
     if not is_remote(url):
         return os.path.isdir(url)
-    with translated("look for", url):
+    with translated("looking for", url):
         return Location(url).is_folder()
 
 
 def stat(url: Any, client_id: Any = None) -> FileStatistics:
     """Return the size, the time and the type of a file or folder."""
-    with translated("look for", url):
+    with translated("looking for", url):
         location = Location(url)
         found = location.file()
         if found is not None:
@@ -186,14 +186,14 @@ def get_size(url: Any, recursive: bool = False, client_id: Any = None) -> int:
     found = stat(url)
     if not found.is_directory or not recursive:
         return found.length
-    with translated("list", url):
+    with translated("listing", url):
         return sum(item.size_bytes for item in Location(url).below())
 
 
 def remove(url: Any, recursive: bool = False, client_id: Any = None) -> None:
     """Remove a file, or with ``recursive`` a folder; otherwise do nothing, as documented."""
     location = Location(url)
-    with translated("remove", url):
+    with translated("removing", url):
         if location.file() is not None:
             if location.is_remote:
                 objects.delete(location.uri)
@@ -231,11 +231,11 @@ def rename(src_url: Any, dst_url: Any) -> None:
 
 def make_dirs(url: Any, client_id: Any = None) -> None:
     """Create a folder and its parents; an existing folder stays as it is."""
-    with translated("make folder", url):
+    with translated("creating the folder", url):
         location = Location(url)
         if location.is_remote and Location(url.rstrip("/")).file() is not None:
             raise MoxFileNameDuplicateException(
-                f"make folder {url}: there is an object of its name"
+                f"creating the folder {url}: there is an object of its name"
             )
         make_folder(location)
 
@@ -251,7 +251,7 @@ def mk_dir(url: Any, client_id: Any = None) -> None:
         return
     above = Location(url.rstrip("/").rpartition("/")[0])
     if above.is_remote and not is_directory(above.url):
-        raise OSError(f"make folder {url}: {above.url} does not exist")
+        raise OSError(f"creating the folder {url}: {above.url} does not exist")
     make_dirs(url)
 
 
@@ -274,7 +274,7 @@ def list_directory(
 
 def _listed(url: Any, *, recursive: bool) -> list[PathInfo]:
     location = Location(url)
-    with translated("list", url):
+    with translated("listing", url):
         if not location.is_folder():
             raise missing(url)
         if recursive or location.is_remote:
@@ -297,7 +297,7 @@ def glob(url: Any) -> list[str]:
 
         return local_glob(location.url)
     top, patterns = Location("/".join(parts[:first])), parts[first:]
-    with translated("list", top.url):
+    with translated("listing", top.url):
         names = [item.name for item in top.below()] if top.is_folder() else []
     return [f"{top.url}/{name}" for name in names if _is_match(name.split("/"), patterns)]
 
@@ -315,7 +315,7 @@ def walk(
         return
     top = url.rstrip("/")
     rows: dict[str, tuple[list[str], list[str]]] = {"": ([], [])}
-    with translated("list", url):
+    with translated("listing", url):
         for item in Location(url).below():
             above, _, name = item.name.rpartition("/")
             rows[above][0 if item.is_folder else 1].append(name)

@@ -28,13 +28,13 @@ class File:
     def _copy(self, location: Location, options: dict[str, Any]) -> IO[Any]:
         how = self.mode.replace("b", "").replace("t", "")
         if how not in _MODES:
-            raise ValueError(f"open {location.url}: invalid mode {self.mode!r}")
+            raise ValueError(f"opening {location.url}: invalid mode {self.mode!r}")
         if location.is_named_folder:
-            raise IsADirectoryError(f"open {location.url}: it is a folder")
+            raise IsADirectoryError(f"opening {location.url}: it is a folder")
         descriptor, path = tempfile.mkstemp(prefix="moxing-")
         os.close(descriptor)
         try:
-            with translated("open", location.url):
+            with translated("opening", location.url):
                 if how[0] != "w" and location.file():
                     objects.fetch(location.uri, path)
                 elif how[0] == "r":
@@ -51,7 +51,7 @@ class File:
     def _upload(self) -> None:
         self._file.flush()
         if self._uri:
-            with translated("write", self.name):
+            with translated("writing", self.name):
                 # The temporary file is already unlinked, so it has no path of its own.
                 objects.put(f"/proc/self/fd/{self._file.fileno()}", self._uri)
 

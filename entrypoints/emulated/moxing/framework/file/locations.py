@@ -114,7 +114,7 @@ class Location:
         for found in objects.list(self.folder_uri):
             parts = [part for part in found.name.split("/") if part]
             if ".." in parts:
-                raise MoxFileReadException(f"list {self.url}: {found.name!r} points outside it")
+                raise MoxFileReadException(f"listing {self.url}: {found.name!r} points outside it")
             is_marker = found.name.endswith("/")
             for depth in range(1, len(parts) + is_marker):
                 folder = "/".join(parts[:depth])
