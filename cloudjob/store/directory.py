@@ -101,8 +101,8 @@ class DirectoryStore:
         yield from self._keys_below(folder, prefix)
 
     def exists(self, key: str) -> bool:
-        path = self._path("look for", key)
-        with self._translate_errors("look for", key):
+        path = self._path("looking for", key)
+        with self._translate_errors("looking for", key):
             return path.is_file()
 
     def delete(self, key: str) -> None:
@@ -119,7 +119,7 @@ class DirectoryStore:
                 return
 
     def uri(self, key: str) -> str:
-        path = os.path.abspath(self._path("name", key))  # noqa: PTH100 (Path.resolve follows links)
+        path = os.path.abspath(self._path("naming", key))  # noqa: PTH100 (Path.resolve follows links)
         return "file://" + urllib.parse.quote_from_bytes(os.fsencode(path))
 
     def access(self) -> dict[str, str]:
@@ -134,7 +134,7 @@ class DirectoryStore:
         before_s = time.time() - older_than_s
         count = 0
         for path in self._unfinished():
-            with self._translate_errors("sweep", path.name), suppress(FileNotFoundError):
+            with self._translate_errors("removing", path.name), suppress(FileNotFoundError):
                 if path.stat().st_mtime <= before_s:
                     path.unlink()
                     count += 1
@@ -145,8 +145,8 @@ class DirectoryStore:
         """Zero: there is only one clock."""
         return 0.0
 
-    def _path(self, verb: str, key: str) -> Path:
-        check_key(verb, key)
+    def _path(self, doing: str, key: str) -> Path:
+        check_key(doing, key)
         return self.root / key
 
     def _keys_below(self, folder: str, prefix: str) -> Iterator[str]:
@@ -188,15 +188,15 @@ class DirectoryStore:
                 return ()
 
     @contextmanager
-    def _translate_errors(self, verb: str, key: str) -> Iterator[None]:
+    def _translate_errors(self, doing: str, key: str) -> Iterator[None]:
         """Turn an ``OSError`` of the file system into a ``StoreError``."""
         try:
             yield
         except OSError as error:
             reason = "no such object" if error.errno == errno.ENOENT else text(error)
             kind = ObjectMissing if isinstance(error, _NO_OBJECT) else StoreError
-            where = f"{key} in {self.root}" if key else self.root
-            raise kind(f"{verb} {where}: {reason}", hint=hint(error)) from error
+            where = f"{key or 'keys'} in {self.root}"
+            raise kind(f"{doing} {where}: {reason}", hint=hint(error)) from error
 
 
 def _copy(source: IO[bytes], file: IO[bytes], on_progress: OnBytes) -> None:

@@ -34,15 +34,15 @@ _HINTS = {
 }
 
 
-def check_key(verb: str, key: str) -> None:
+def check_key(doing: str, key: str) -> None:
     """Refuse a key that leaves the root, is not a file name, or names a temporary file."""
     segments = key.split("/")
     if "\0" in key or any(segment in ("", ".", "..") for segment in segments):
         raise StoreError(
-            f"{verb} {key!r}: not a valid key", hint="a key looks like job/outputs/model"
+            f"{doing} {key!r}: not a valid key", hint="a key looks like job/outputs/model"
         )
     if any(segment.startswith(TEMPORARY) for segment in segments):
-        raise StoreError(f"{verb} {key!r}: names that start with {TEMPORARY} are reserved")
+        raise StoreError(f"{doing} {key!r}: names that start with {TEMPORARY} are reserved")
 
 
 @contextmanager

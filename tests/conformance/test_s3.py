@@ -452,7 +452,7 @@ def test_a_missing_bucket_is_reported(new_store: NewStore, verb: str):
         "list": lambda: list(store.list()),
         "delete": lambda: store.delete("key"),
     }
-    with pytest.raises(StoreError, match=r"s3://no-such-bucket/x: no such bucket"):
+    with pytest.raises(StoreError, match=r"in s3://no-such-bucket/x: no such bucket"):
         verbs[verb]()
 
 
@@ -467,7 +467,9 @@ def test_wrong_endpoints_are_reported(
     assert caught.value.hint == "should the endpoint be http:// or https://?"
 
     proxy.choose = lambda _: Fault(status=200, body=b"<html></html>")
-    with pytest.raises(StoreError, match=r"listing s3://.*: the answer is not a list of keys"):
+    with pytest.raises(
+        StoreError, match=r"listing keys in s3://.*: the answer is not a list of keys"
+    ):
         list(empty_store.open().list())
 
 

@@ -407,7 +407,7 @@ def test_a_file_in_place_of_a_folder_is_reported(directory: DirectoryStore):
         directory.get_bytes("a")
     with pytest.raises(StoreError, match=r"writing c in .*: not a directory"):
         DirectoryStore(directory.root / "a" / "b").put_bytes(b"", "c")
-    with pytest.raises(StoreError, match=r"listing .*: not a directory"):
+    with pytest.raises(StoreError, match=r"listing keys in .*: not a directory"):
         list(DirectoryStore(directory.root / "a" / "b").list())
 
 

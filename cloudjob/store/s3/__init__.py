@@ -133,7 +133,7 @@ class S3Store:
             self._client.copy_object(**self._object(target), CopySource=where)
 
     def list(self, prefix: str = "") -> Iterator[str]:
-        doing = f"listing {self._uri.root}" + (f": {prefix}" if prefix else "")
+        doing = f"listing {prefix or 'keys'} in {self._uri.root}"
         own = self._uri.key("")
         # ListObjects, not V2: OBS sometimes leaves out the continuation token of V2.
         pages = self._client.get_paginator("list_objects").paginate(
@@ -152,7 +152,7 @@ class S3Store:
 
     def exists(self, key: str) -> bool:
         try:
-            with self._request("look for", key) as where:
+            with self._request("looking for", key) as where:
                 self._client.head_object(**where)
         except ObjectMissing:
             return False
@@ -163,7 +163,7 @@ class S3Store:
             self._client.delete_object(**where)
 
     def uri(self, key: str) -> str:
-        bucket_uri.check("name", key)
+        bucket_uri.check("naming", key)
         return f"{self._uri.root}/{bucket_uri.quoted(key)}"
 
     def access(self) -> dict[str, str]:
@@ -231,10 +231,10 @@ class S3Store:
             return self._connected
 
     @contextmanager
-    def _request(self, verb: str, key: str) -> Iterator[dict[str, str]]:
+    def _request(self, doing: str, key: str) -> Iterator[dict[str, str]]:
         """Check a key, yield boto3's parameters for the object, and translate errors of boto3."""
-        bucket_uri.check(verb, key)
-        with errors.translate_errors(f"{verb} {key} in {self._uri.root}", self._uri):
+        bucket_uri.check(doing, key)
+        with errors.translate_errors(f"{doing} {key} in {self._uri.root}", self._uri):
             yield self._object(key)
 
     def _object(self, key: str) -> dict[str, str]:

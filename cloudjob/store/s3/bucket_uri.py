@@ -60,23 +60,23 @@ def quoted(text: str) -> str:
     return urllib.parse.quote(text, safe="/~")
 
 
-def check(verb: str, key: str) -> None:
+def check(doing: str, key: str) -> None:
     """Refuse keys that S3 does not accept, including those that cannot be encoded as UTF-8.
 
     Raises:
         StoreError: The key is not valid.
     """
-    check_key(verb, key)
+    check_key(doing, key)
     try:
         size_bytes = len(key.encode("utf-8"))
     except UnicodeEncodeError as error:
         raise StoreError(
-            f"{verb} {key!r}: not a valid key: it is not UTF-8",
+            f"{doing} {key!r}: not a valid key: it is not UTF-8",
             hint="use a file:// store, or rename it",
         ) from error
     if size_bytes > _MAX_KEY_BYTES:
         raise StoreError(
-            f"{verb} {key[:60]!r}...: not a valid key: it has {size_bytes} bytes",
+            f"{doing} {key[:60]!r}...: not a valid key: it has {size_bytes} bytes",
             hint=f"{_MAX_KEY_BYTES} at most",
         )
 
