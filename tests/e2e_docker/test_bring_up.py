@@ -197,8 +197,8 @@ def test_missing_programs_in_an_image_are_reported_at_once(
 ):
     cloud.script("print('never')")
 
-    begun = time.monotonic()
     image = derive(f"no-{name}", f"RUN rm $(command -v {name})")
+    begun = time.monotonic()
     done = cloud.submit("--nodes", "2", "--launcher", launcher, "--image", image)
 
     refused(cloud, done, node=0, message=message, code=code, most=2)

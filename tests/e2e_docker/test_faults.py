@@ -151,6 +151,20 @@ class Case:
         else:
             engine.kill(self.nodes[who == "worker"], "SIGKILL")
 
+    def pause(self, who: str) -> None:
+        """Pause a node. It is tried repeatedly, as runc may give up before the kernel is done."""
+
+        def is_paused() -> bool:
+            try:
+                self.cloud.engine.pause(self.nodes[who == "worker"])
+            except docker.errors.APIError as error:
+                if "unable to freeze" not in str(error):
+                    raise
+                return False
+            return True
+
+        poll(is_paused, "paused node", LIMIT_S)
+
     def await_storing(self, who: str) -> None:
         """Let the ranks end, and wait until the node, slowed down, is storing its output."""
         node = self.nodes[who == "worker"]
@@ -278,7 +292,7 @@ def test_a_paused_node_does_not_outlive_a_cancel(case, stage: str, who: str):
         held.await_storing(who)
         # The kernel cannot freeze a process that is throttled by its CPU quota.
         held.cloud.engine.update_container(node, cpu_quota=-1)
-    held.cloud.engine.pause(node)
+    held.pause(who)
 
     cancelled = held.cloud.run("cancel", held.job)
 
