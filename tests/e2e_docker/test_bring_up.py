@@ -7,6 +7,7 @@ import io
 import re
 import tarfile
 import time
+from datetime import datetime, timezone
 
 import docker
 import pytest
@@ -57,7 +58,7 @@ else:
     time.sleep(600)
 """
 # Long enough for healthy nodes to start on a busy host.
-SHORT_START_TIMEOUT = ("--start-timeout-min", "0.2")
+SHORT_START_TIMEOUT = ("--start-timeout-min", "0.5")
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +128,7 @@ def test_a_missing_worker_is_reported_in_a_table(cloud, faulty):
     )
 
     refused(
-        cloud, done, node=2, message="waiting for the workers: after 12 s 1 of 2 have not come up"
+        cloud, done, node=2, message="waiting for the workers: after 30 s 1 of 2 have not come up"
     )
     assert re.match(r"0\|ma-.*\|-\|-\|-\|same\|4\.1\|3\.\d+\.\d+\|-\|the head", row(done, 0))
     assert re.match(r"1\|.*\|open\|yes\|same\|4\.1\|3\.\d+\.\d+\|[+-]0\.\d s\|ready", row(done, 1))
@@ -198,13 +199,19 @@ def test_missing_programs_in_an_image_are_reported_at_once(
     cloud.script("print('never')")
 
     image = derive(f"no-{name}", f"RUN rm $(command -v {name})")
-    begun = time.monotonic()
     done = cloud.submit("--nodes", "2", "--launcher", launcher, "--image", image)
 
     refused(cloud, done, node=0, message=message, code=code, most=2)
     assert "jobentry: hint: " in done.err
-    # Workers that waited for a head that never starts would take 30 s.
-    assert time.monotonic() - begun < 20
+    # A worker that waited for a head that never starts would take 30 s.
+    assert seconds_of(cloud, done.job, node=1) < 20
+
+
+def seconds_of(cloud, job: str, node: int) -> float:
+    """Return how long the entry of a node has run; the engine needs time, too."""
+    log = (cloud.home / "docker" / job / f"node-{node}.log").read_text()
+    times = [float(text) for text in re.findall(r'^jobentry# .*"at":([\d.]+)', log, re.MULTILINE)]
+    return max(times) - min(times)
 
 
 def test_an_image_without_python_is_reported_from_its_log(cloud, derive):
@@ -420,10 +427,12 @@ def test_a_job_with_a_silent_node_can_be_cancelled(cloud, launcher):
     (network,) = (item["Name"] for item in cloud.networks())
     cloud.engine.disconnect_container_from_network(worker, network)
 
-    begun = time.monotonic()
+    begun = datetime.now(timezone.utc)
     assert cloud.run("cancel", job).code == 0
     done = cloud.run("wait", job)
 
+    status = cloud.status(job)
     # The grace period and 5 s; the rest allows for a busy host.
-    assert time.monotonic() - begun < 20, done
-    assert cloud.status(job)["state"] == "CANCELLED"
+    took = datetime.fromisoformat(status["ended_at"]) - begun
+    assert took.total_seconds() < 20, (done, status)
+    assert status["state"] == "CANCELLED"

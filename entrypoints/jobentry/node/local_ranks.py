@@ -70,6 +70,8 @@ class LocalRanks:
         self._stopping = os.path.join(paths.node_dir, "stopping")
         self.wrappers: dict[int, int] = {}
         self._programs: dict[int, int] = {}
+        # When the wrappers and programs have started, by process id.
+        self._start_ticks: dict[int, bytes] = {}
         self._failing: dict[int, End] = {}
         self.ends: dict[int, End] = {}
         # Called before ranks that run are signalled to end, or killed.
@@ -117,19 +119,7 @@ class LocalRanks:
         if kind not in ("start", "gone", "waits", "fail", "end"):
             return "", None
         if kind == "start":
-            rank, wrapper, program = (int(text) for text in rest.split())
-            # Signals to the process ids 0, 1 and -1 would reach other processes.
-            if rank < 0 or not all(1 < process <= _LAST_PROCESS for process in (wrapper, program)):
-                return "", None
-            self.wrappers[rank] = wrapper
-            # An elastic job may start a rank again.
-            self.ends.pop(rank, None)
-            self._failing.pop(rank, None)
-            self._programs[rank] = program
-            if os.path.exists(self._stopping):
-                # The wrapper checked before the job was stopped, but its report arrived afterwards.
-                _signal_group(wrapper, signal.SIGTERM)
-            return kind, None
+            return (kind if self._note_start(rest) else ""), None
         if kind == "gone":
             rank = int(rest)
             self.ends[rank] = self._failing[rank]
@@ -156,10 +146,28 @@ class LocalRanks:
         (self._failing if kind == "fail" else self.ends)[end.rank] = end
         return kind, end
 
+    def _note_start(self, text: str) -> bool:
+        """Note the rank that has started, and its processes; return whether the report is valid."""
+        rank, wrapper, program = (int(number) for number in text.split())
+        # Signals to the process ids 0, 1 and -1 would reach other processes.
+        if rank < 0 or not all(1 < process <= _LAST_PROCESS for process in (wrapper, program)):
+            return False
+        self.wrappers[rank] = wrapper
+        # An elastic job may start a rank again.
+        self.ends.pop(rank, None)
+        self._failing.pop(rank, None)
+        self._programs[rank] = program
+        for process in (wrapper, program):
+            self._start_ticks[process] = linux.start_ticks(process)
+        if os.path.exists(self._stopping):
+            # The wrapper checked before the job was stopped, but its report arrived afterwards.
+            self._signal_group(wrapper, signal.SIGTERM)
+        return True
+
     @property
     def missing(self) -> list[int]:
         """The ranks whose wrapper is gone without having reported their end."""
-        return [rank for rank in self.running if not _is_alive(self.wrappers[rank])]
+        return [rank for rank in self.running if not self._is_alive(self.wrappers[rank])]
 
     def lost(self) -> list[End]:
         """Treat missing ranks as killed, and return their ends."""
@@ -177,7 +185,7 @@ class LocalRanks:
             if rank not in self._failing:
                 ends.append(killed)
             self.ends[rank] = self._failing.get(rank, killed)
-            _signal(self._programs[rank], signal.SIGKILL)
+            self._signal(self._programs[rank], signal.SIGKILL)
         return ends
 
     def stop(self) -> None:
@@ -193,7 +201,7 @@ class LocalRanks:
         for rank in self.running:
             if rank not in self._failing:
                 # The wrapper's process group: the program and its children.
-                _signal_group(self.wrappers[rank], number)
+                self._signal_group(self.wrappers[rank], number)
 
     def note_end(self) -> None:
         """Announce that the running ranks are about to be ended."""
@@ -204,10 +212,10 @@ class LocalRanks:
         """End every rank, and what it has started, at once."""
         self.note_end()
         for rank, wrapper in self.wrappers.items():
-            if rank not in self.ends or _is_alive(wrapper):
-                _signal_group(wrapper, signal.SIGKILL)
+            if rank not in self.ends or self._is_alive(wrapper):
+                self._signal_group(wrapper, signal.SIGKILL)
             if rank not in self.ends:
-                _signal(self._programs[rank], signal.SIGKILL)
+                self._signal(self._programs[rank], signal.SIGKILL)
 
     def release(self) -> None:
         """Release the wrappers that stayed."""
@@ -226,6 +234,36 @@ class LocalRanks:
             last_lines=tuple(last_lines(self._paths.rank_log(end.rank), *_KEPT[end.code == 0])),
         )
 
+    # -- the processes: an id may belong to another one by now ------------------------------------
+
+    def _is_known(self, process: int) -> bool:
+        """Whether this is still the process that was reported."""
+        return linux.start_ticks(process) == self._start_ticks[process]
+
+    def _is_alive(self, process: int) -> bool:
+        """Whether a process exists and is not a zombie."""
+        try:
+            return linux.stat(process)[0] not in (b"Z", b"X") and self._is_known(process)
+        except FileNotFoundError:
+            return not os.path.isdir("/proc/self")
+        except (OSError, IndexError):
+            return False
+
+    def _signal(self, process: int, number: int) -> None:
+        with contextlib.suppress(OSError):
+            if self._is_known(process):
+                os.kill(process, number)
+
+    def _signal_group(self, leader: int, number: int) -> None:
+        """Signal the process group of ``leader``, or it alone when it leads none."""
+        with contextlib.suppress(OSError):
+            if not self._is_known(leader):
+                return
+            if os.getpgid(leader) == leader:
+                os.killpg(leader, number)
+            else:
+                os.kill(leader, number)
+
 
 def _message(end: End) -> str:
     if not end.signal:
@@ -238,29 +276,3 @@ def _message(end: End) -> str:
     if end.signal == signal.SIGKILL:
         why = MEMORY_GUESS
     return f"killed by {name}{why}"
-
-
-def _is_alive(process: int) -> bool:
-    """Whether a process exists and is not a zombie."""
-    try:
-        return linux.stat(process)[0] not in (b"Z", b"X")
-    except FileNotFoundError:
-        return not os.path.isdir("/proc/self")
-    except (OSError, IndexError):
-        return False
-
-
-def _signal(process: int, number: int) -> None:
-    with contextlib.suppress(OSError):
-        os.kill(process, number)
-
-
-def _signal_group(leader: int, number: int) -> None:
-    """Signal the process group of ``leader``, or it alone when it leads none."""
-    try:
-        if os.getpgid(leader) == leader:
-            os.killpg(leader, number)
-        else:
-            os.kill(leader, number)
-    except OSError:
-        pass

@@ -49,3 +49,14 @@ def stat(process: int) -> list[bytes]:
     """
     # The name of a program may contain spaces and brackets; the last bracket ends it.
     return read(process, "stat").rpartition(b")")[2].split()
+
+
+def start_ticks(process: int) -> bytes:
+    """Return when a process started, in clock ticks since boot; empty if it is gone.
+
+    An id is used again after some thousands of processes, but not with the same time of start.
+    """
+    try:
+        return stat(process)[19]
+    except (OSError, IndexError):
+        return b""

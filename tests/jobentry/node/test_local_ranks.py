@@ -15,6 +15,7 @@ from jobentry.contract.exits import Failure
 from jobentry.contract.paths import NodePaths
 from jobentry.control.messages import Lines
 from jobentry.node.local_ranks import End, LocalRanks
+from jobentry.system import linux
 
 
 @pytest.fixture
@@ -183,16 +184,26 @@ def test_a_kill_ends_all_processes_of_ranks(
     assert [process.wait(20) for process in processes] == [-signal.SIGKILL] * 3
 
 
-def test_a_kill_spares_a_process_with_a_reused_id(
-    ranks: LocalRanks, processes: list[subprocess.Popen[bytes]]
+@pytest.mark.parametrize("line", ["", "end 0 0 0 0 1.0 ", "fail 0 1 0 0 1.0 Error"])
+def test_another_process_with_a_reused_id_gets_no_signal(
+    ranks: LocalRanks, processes: list[subprocess.Popen[bytes]], line: str
 ):
-    wrapper = start(processes, "exit 0")
-    processes[0].wait(20)
-    ranks.handle_event("start 0 %d %d" % (wrapper, wrapper))
-    ranks.kill()
+    """The rank has ended, and its ids belong to a process that has started at another time."""
+    other = start(processes)
+    fields = linux.stat(other)
+    fields[19] = b"1"
+    with pytest.MonkeyPatch.context() as earlier:
+        earlier.setattr(linux, "stat", lambda process: fields)
+        ranks.handle_event("start 0 %d %d" % (other, other))
+    ranks.handle_event(line)
+    ranks.forward_signal(signal.SIGINT)
     ranks.stop()
+    ranks.kill()
+    ranks.lost()
+    os.kill(other, signal.SIGUSR2)
 
-    assert not os.path.exists("/proc/%d" % wrapper)  # noqa: PTH110 (a number, no path)
+    # SIGINT, SIGTERM and SIGKILL would have ended it earlier.
+    assert processes[0].wait(20) == -signal.SIGUSR2
 
 
 @pytest.mark.parametrize(
