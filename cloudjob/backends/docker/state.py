@@ -97,9 +97,11 @@ def status_of(found: list[Container], *, is_cancelled: bool, has_ended: bool) ->
         reason=_reason(found),
         knows_cancels=True,
     )
-    if is_cancelled:
+    are_new = any(item.is_new for item in found)
+    # A head that ends with 0 has succeeded: it was already storing its record.
+    if is_cancelled and (head is None or head.exit_code != 0 or are_new):
         return replace(status, state=JobState.CANCELLED)
-    if any(item.is_new for item in found):
+    if are_new:
         # Its exit code is 0 nevertheless.
         message = "the submit was interrupted before it had started every node"
         return replace(status, exit_code=1, message=message)

@@ -248,6 +248,9 @@ def node(index: int = 0, **values) -> state.Container:
         ([node(), node(1, exit_code=1)], False, JobState.SUCCEEDED),
         ([node(exit_code=3), node(1)], False, JobState.FAILED),
         ([node(exit_code=143)], True, JobState.CANCELLED),
+        ([node(), node(1)], True, JobState.SUCCEEDED),
+        ([node(), node(1, native="created")], True, JobState.CANCELLED),
+        ([node(1)], True, JobState.CANCELLED),
         ([node(1)], False, JobState.FAILED),
     ],
 )
