@@ -7,7 +7,7 @@ import io
 import re
 import tarfile
 import time
-from datetime import datetime, timezone
+from datetime import datetime
 
 import docker
 import pytest
@@ -204,14 +204,14 @@ def test_missing_programs_in_an_image_are_reported_at_once(
     refused(cloud, done, node=0, message=message, code=code, most=2)
     assert "jobentry: hint: " in done.err
     # A worker that waited for a head that never starts would take 30 s.
-    assert seconds_of(cloud, done.job, node=1) < 20
+    times = times_of(cloud, done.job, node=1)
+    assert max(times) - min(times) < 20
 
 
-def seconds_of(cloud, job: str, node: int) -> float:
-    """Return how long the entry of a node has run; the engine needs time, too."""
+def times_of(cloud, job: str, node: int) -> list[float]:
+    """Return when the entry of a node wrote to its log, in seconds; the engine needs more time."""
     log = (cloud.home / "docker" / job / f"node-{node}.log").read_text()
-    times = [float(text) for text in re.findall(r'^jobentry# .*"at":([\d.]+)', log, re.MULTILINE)]
-    return max(times) - min(times)
+    return [float(text) for text in re.findall(r'^jobentry# .*"at":([\d.]+)', log, re.MULTILINE)]
 
 
 def test_an_image_without_python_is_reported_from_its_log(cloud, derive):
@@ -427,12 +427,12 @@ def test_a_job_with_a_silent_node_can_be_cancelled(cloud, launcher):
     (network,) = (item["Name"] for item in cloud.networks())
     cloud.engine.disconnect_container_from_network(worker, network)
 
-    begun = datetime.now(timezone.utc)
+    begun = time.time()
     assert cloud.run("cancel", job).code == 0
     done = cloud.run("wait", job)
 
     status = cloud.status(job)
     # The grace period and 5 s; the rest allows for a busy host.
-    took = datetime.fromisoformat(status["ended_at"]) - begun
-    assert took.total_seconds() < 20, (done, status)
+    assert datetime.fromisoformat(status["ended_at"]).timestamp() - begun < 20, (done, status)
+    assert max(times_of(cloud, job, node=1)) - begun < 20
     assert status["state"] == "CANCELLED"

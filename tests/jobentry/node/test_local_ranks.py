@@ -188,7 +188,7 @@ def test_a_kill_ends_all_processes_of_ranks(
 def test_another_process_with_a_reused_id_gets_no_signal(
     ranks: LocalRanks, processes: list[subprocess.Popen[bytes]], line: str
 ):
-    """The rank has ended, and its ids belong to a process that has started at another time."""
+    """The rank has ended, with a report or without, and its ids belong to a later process."""
     other = start(processes)
     fields = linux.stat(other)
     fields[19] = b"1"
