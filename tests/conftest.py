@@ -47,6 +47,19 @@ def pytest_configure() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.fixture(autouse=True)
+def _restore_signal_handlers() -> Iterator[None]:
+    """Undo what a command that a test has called in this process does to signals.
+
+    A process that a later test forks would handle them otherwise.
+    """
+    numbers = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
+    handlers = [signal.getsignal(number) for number in numbers]
+    yield
+    for number, handler in zip(numbers, handlers, strict=True):
+        signal.signal(number, handler)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run tests that are marked as long first."""
     items.sort(key=lambda item: item.get_closest_marker("long") is None)

@@ -7,6 +7,7 @@ import os
 import pickle
 import subprocess
 import sys
+import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -427,19 +428,28 @@ os.remove('plain'); shutil.rmtree('deep')
     assert files(tmp_path / "again") == {"m/moved": "text\n", "s/b": "B"}
 
 
-def test_a_forked_child_does_not_share_its_parents_connections(bucket: Bucket):
+def test_a_forked_child_does_not_share_its_parents_connections(
+    bucket: Bucket, platform: dict[str, str]
+):
     bucket.put(**{f"f{number}": str(number) for number in range(8)})
-    mox.file.read(f"{bucket.url}/f0")
-    children = []
-    for number in range(4):
-        child = os.fork()
-        if not child:
-            urls = (f"{bucket.url}/f{index}" for index in range(number, number + 5))
-            texts = [mox.file.read(url) for url in urls]
-            os._exit(0 if texts == [str(index) for index in range(number, number + 5)] else 1)
-        children.append(child)
+    code = f"""
+        import os, sys
+        import moxing as mox
+        mox.file.read("{bucket.url}/f0")
+        children = []
+        for number in range(4):
+            child = os.fork()
+            if not child:
+                indices = range(number, number + 5)
+                texts = [mox.file.read(f"{bucket.url}/f{{index}}") for index in indices]
+                sys.exit(texts != [str(index) for index in indices])
+            children.append(child)
+        print([os.waitpid(child, 0)[1] for child in children])
+    """
 
-    assert [os.waitpid(child, 0)[1] for child in children] == [0] * 4
+    done = run(textwrap.dedent(code), EMULATED, MOX_SILENT_MODE="1", **platform)
+
+    assert (done.stdout, done.stderr) == ("[0, 0, 0, 0]\n", "")
 
 
 @pytest.mark.parametrize(
