@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ast
+import threading
 import warnings
 from pathlib import Path
 
 # A script written by hand is a few thousand lines; a larger file holds data.
 _MAX_BYTES = 1_000_000
+# Python 3.11 raises SystemError if two threads parse at the same time (CPython issue 106905).
+_PARSING = threading.Lock()
 
 
 def read(path: Path) -> bytes:
@@ -22,7 +25,7 @@ def read(path: Path) -> bytes:
 def parse(source: bytes) -> ast.Module:
     """Return the syntax tree of a Python file; an empty one if it cannot be parsed."""
     try:
-        with warnings.catch_warnings():
+        with _PARSING, warnings.catch_warnings():
             # Warnings about the user's code belong in the log of the job.
             warnings.simplefilter("ignore")
             return ast.parse(source)

@@ -334,18 +334,20 @@ def test_a_missing_script_is_reported(tmp_path: Path, run_script: RunScript):
 def test_a_script_is_ended_by_signals_as_with_python(
     tmp_path: Path, zipapp: str, number: int, until: Callable[..., None]
 ):
-    # The line that sleeps also creates the folder `up`, by a call without a Python frame: wherever
-    # SIGINT arrives after that, the tracebacks differ only in what they underline.
-    script = write_script(tmp_path, "import os, time\nos.mkdir('up'); time.sleep(60)")
+    # The line that creates the folder `up` also sleeps, by calls without a Python frame: wherever
+    # SIGINT arrives after that, the tracebacks differ only in what they underline. It sleeps
+    # repeatedly, as SIGINT just before a sleep does not interrupt it.
+    loop = "while not time.sleep(0.1): os.access('up', os.F_OK) or os.mkdir('up')"
+    script = write_script(tmp_path, f"import os, time\n{loop}")
     errors = []
     for args in ([zipapp, "--script", script], [script]):
         with subprocess.Popen(
             [sys.executable, *args], cwd=tmp_path, stderr=subprocess.PIPE
         ) as process:
             until((tmp_path / "up").exists)
-            (tmp_path / "up").rmdir()
             process.send_signal(number)
             assert process.wait(20) == -number
+            (tmp_path / "up").rmdir()
             assert process.stderr is not None
             errors.append(re.sub(rb"\n *\^+", b"", process.stderr.read()))
 
