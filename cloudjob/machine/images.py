@@ -205,13 +205,20 @@ def _remove_stage(client: Any, own: str) -> None:
 
 
 def _remove_image(client: Any, image: str) -> None:
-    try:
-        with engine.translate_errors("removing the build stage that contains your files"):
-            client.remove_image(image)
-    except BackendError as error:
-        # Another build may have removed the same stale stage.
-        if engine.status_code(error) != engine.NOT_FOUND:
-            raise
+    import tenacity
+
+    def remove() -> None:
+        try:
+            with engine.translate_errors("removing the build stage that contains your files"):
+                client.remove_image(image)
+        except BackendError as error:
+            # Another build may have removed the same stale stage.
+            if engine.status_code(error) != engine.NOT_FOUND:
+                raise
+
+    # The engine fails if another build removes a parent of this image at the same time.
+    stop, wait = tenacity.stop_after_attempt(5), tenacity.wait_fixed(0.2)
+    tenacity.Retrying(stop=stop, wait=wait, reraise=True)(remove)
 
 
 def _base(
