@@ -57,14 +57,19 @@ class ObjectStore(Protocol):
     def copy(self, key: str, target: str) -> None:
         """Copy the object ``key`` to ``target`` within the store."""
 
-    def list(self, prefix: str = "") -> Iterator[str]:
-        """Yield the keys that start with the string ``prefix``, sorted by their bytes."""
+    def list(self, prefix: str = "", *, with_unfinished: bool = False) -> Iterator[str]:
+        """Yield the keys that start with the string ``prefix``, sorted by their bytes.
+
+        Args:
+            with_unfinished: Also yield the files of unfinished writes, which only ``delete``
+                accepts. A bucket has some where a platform uploads the folder that a node writes.
+        """
 
     def exists(self, key: str) -> bool:
         """Return whether there is an object under ``key``."""
 
     def delete(self, key: str) -> None:
-        """Delete the object under ``key`` if there is one."""
+        """Delete the object under ``key``, or the unfinished write, if there is one."""
 
     def uri(self, key: str) -> str:
         """Return the URI of an object under ``key``, whether or not it exists."""

@@ -14,7 +14,7 @@ from typing import IO
 
 from cloudjob.errors import ObjectMissing, StoreError
 from cloudjob.store.base import RETRY_S, OnBytes, ignore_bytes
-from cloudjob.store.files import TEMPORARY, check_key, hint, replacing, text
+from cloudjob.store.files import TEMPORARY, check_key, hint, is_temporary, replacing, text
 from cloudjob.store.parallel import iterate_in_parallel
 
 _CHUNK_BYTES = 1024 * 1024
@@ -94,11 +94,13 @@ class DirectoryStore:
     def copy(self, key: str, target: str) -> None:
         self.put(self._path("copying", key), target)
 
-    def list(self, prefix: str = "") -> Iterator[str]:
+    def list(self, prefix: str = "", *, with_unfinished: bool = False) -> Iterator[str]:
         folder = prefix[: prefix.rfind("/") + 1]
         if folder:
             check_key("listing", folder[:-1])
-        yield from self._keys_below(folder, prefix)
+        for key in self._keys_below(folder, prefix):
+            if with_unfinished or not is_temporary(key):
+                yield key
 
     def exists(self, key: str) -> bool:
         path = self._path("looking for", key)
@@ -106,7 +108,7 @@ class DirectoryStore:
             return path.is_file()
 
     def delete(self, key: str) -> None:
-        path = self._path("deleting", key)
+        path = self._path("deleting", key, may_be_temporary=True)
         with self._translate_errors("deleting", key), suppress(*_NO_OBJECT):
             path.unlink()
         # An object store has no empty folders.
@@ -145,8 +147,8 @@ class DirectoryStore:
         """Zero: there is only one clock."""
         return 0.0
 
-    def _path(self, doing: str, key: str) -> Path:
-        check_key(doing, key)
+    def _path(self, doing: str, key: str, *, may_be_temporary: bool = False) -> Path:
+        check_key(doing, key, may_be_temporary=may_be_temporary)
         return self.root / key
 
     def _keys_below(self, folder: str, prefix: str) -> Iterator[str]:
@@ -161,8 +163,7 @@ class DirectoryStore:
                 yield key
                 continue
             names = sorted(self._names(key, prefix), key=os.fsencode, reverse=True)
-            below = [key + name for name in names if not name.startswith(TEMPORARY)]
-            waiting += [name for name in below if name.startswith(prefix)]
+            waiting += [key + name for name in names if (key + name).startswith(prefix)]
 
     def _unfinished(self) -> Iterator[Path]:
         """Yield the temporary files that killed writers left behind."""

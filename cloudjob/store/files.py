@@ -12,7 +12,7 @@ from typing import IO
 
 from cloudjob.errors import StoreError
 
-# Prefix of the temporary files that a killed writer leaves; no key may contain such a name.
+# Prefix of the temporary files that a killed writer leaves; no object may have such a name.
 TEMPORARY = ".cloudjob-tmp-"
 # Part of each temporary name, as other machines may write to the same folder. Read only once: every
 # system call releases the interpreter lock, and threads wait to get it back.
@@ -34,14 +34,19 @@ _HINTS = {
 }
 
 
-def check_key(doing: str, key: str) -> None:
+def is_temporary(key: str) -> bool:
+    """Return whether a key is that of an unfinished write."""
+    return any(segment.startswith(TEMPORARY) for segment in key.split("/"))
+
+
+def check_key(doing: str, key: str, *, may_be_temporary: bool = False) -> None:
     """Refuse a key that leaves the root, is not a file name, or names a temporary file."""
     segments = key.split("/")
     if "\0" in key or any(segment in ("", ".", "..") for segment in segments):
         raise StoreError(
             f"{doing} {key!r}: not a valid key", hint="a key looks like job/outputs/model"
         )
-    if any(segment.startswith(TEMPORARY) for segment in segments):
+    if is_temporary(key) and not may_be_temporary:
         raise StoreError(f"{doing} {key!r}: names that start with {TEMPORARY} are reserved")
 
 

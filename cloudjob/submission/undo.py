@@ -60,5 +60,6 @@ def _is_unsent(undo: Undo, error: BaseException) -> bool:
 
 
 def _delete_all(store: ObjectStore, job: str) -> None:
-    for key in [*store.list(f"{job}/"), JobPaths(job).code, descriptions.key(job)]:
+    keys = store.list(f"{job}/", with_unfinished=True)
+    for key in [*keys, JobPaths(job).code, descriptions.key(job)]:
         store.delete(key)

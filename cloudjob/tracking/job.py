@@ -444,7 +444,7 @@ class Job:
         if self.handle:
             self._backend.remove(self.handle)
         store = self._access.store
-        keys = [*store.list(f"{self.id}/"), descriptions.key(self.id)]
+        keys = [*store.list(f"{self.id}/", with_unfinished=True), descriptions.key(self.id)]
         in_parallel(store.delete, keys, abort=store.abort)
         with contextlib.suppress(JobNotFound), Records(records_path(self._access.home)) as db:
             db.remove(self.id)

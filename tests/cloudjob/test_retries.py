@@ -193,7 +193,7 @@ def test_a_submit_that_is_cancelled_does_not_wait_for_a_store(
         def delete(self, key: str) -> None:
             for_ever.wait()
 
-        def list(self, prefix: str = "") -> Iterator[str]:
+        def list(self, prefix: str = "", *, with_unfinished: bool = False) -> Iterator[str]:
             for_ever.wait()
             return iter(())
 

@@ -274,8 +274,8 @@ INVALID_KEYS = [
     "a/",
     "./a",
     "a\0b",
-    ".cloudjob-tmp-1",
 ]
+UNFINISHED = "job/record/.cloudjob-tmp-1"
 
 
 def test_every_method_refuses_an_invalid_key(store: ObjectStore, tmp_path: Path):
@@ -287,13 +287,15 @@ def test_every_method_refuses_an_invalid_key(store: ObjectStore, tmp_path: Path)
         lambda key: store.get_range(key, 0, 1),
         lambda key: store.fetch(key, tmp_path / "out"),
         store.exists,
-        store.delete,
         store.uri,
     ]
-    for key in INVALID_KEYS:
+    for key in [*INVALID_KEYS, UNFINISHED]:
         for verb in verbs:
             with pytest.raises(StoreError):
                 verb(key)
+    for key in INVALID_KEYS:
+        with pytest.raises(StoreError):
+            store.delete(key)
 
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
@@ -427,6 +429,20 @@ def test_a_store_without_write_permission_is_reported():
             os.seteuid(before)
 
     assert caught.value.hint == "may this user read and write there?"
+
+
+def test_an_unfinished_write_is_not_listed_but_can_be_deleted(
+    store: ObjectStore, entry_environ: None
+):
+    """ModelArts uploads the folder into which the node half writes, with its temporary files."""
+    store.put_bytes(b"x", "job/record/a")
+    uri = store.uri("job/record/a")
+    objects.write(b"half", uri[:-1] + ".cloudjob-tmp-1")
+
+    assert list(store.list("job/")) == ["job/record/a"]
+    assert list(store.list("job/", with_unfinished=True)) == [UNFINISHED, "job/record/a"]
+    store.delete(UNFINISHED)
+    assert list(store.list("job/", with_unfinished=True)) == ["job/record/a"]
 
 
 def test_a_file_system_without_files_is_reported():

@@ -265,7 +265,8 @@ def objects(emulated_cloud: Any, prefix: str) -> set[str]:
         "from cloudjob.store import open_store\n"
         "here = Path(sys.argv[1])\n"
         "backend = ModelArtsBackend(here, {}, environ={}, user_home=here)\n"
-        "print(json.dumps(list(open_store(*backend.store()).list(sys.argv[2]))))\n"
+        "store = open_store(*backend.store())\n"
+        "print(json.dumps(list(store.list(sys.argv[2], with_unfinished=True))))\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, str(emulated_cloud.home), prefix],

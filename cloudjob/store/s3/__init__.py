@@ -132,7 +132,7 @@ class S3Store:
         with self._request("copying", key) as where:
             self._client.copy_object(**self._object(target), CopySource=where)
 
-    def list(self, prefix: str = "") -> Iterator[str]:
+    def list(self, prefix: str = "", *, with_unfinished: bool = False) -> Iterator[str]:
         doing = f"listing {prefix or 'keys'} in {self._uri.root}"
         own = self._uri.key("")
         # ListObjects, not V2: OBS sometimes leaves out the continuation token of V2.
@@ -148,7 +148,8 @@ class S3Store:
                     )
                 found += [item["Key"] for item in page.get("Contents", [])]
         # Sorted here: SeaweedFS lists the folder ``a/`` before ``a.txt``.
-        return (key.removeprefix(own) for key in sorted(found, key=lambda key: key.encode("utf-8")))
+        keys = (key.removeprefix(own) for key in sorted(found, key=lambda key: key.encode("utf-8")))
+        return (key for key in keys if with_unfinished or not files.is_temporary(key))
 
     def exists(self, key: str) -> bool:
         try:
@@ -159,7 +160,10 @@ class S3Store:
         return True
 
     def delete(self, key: str) -> None:
-        with suppress(ObjectMissing), self._request("deleting", key) as where:
+        with (
+            suppress(ObjectMissing),
+            self._request("deleting", key, may_be_temporary=True) as where,
+        ):
             self._client.delete_object(**where)
 
     def uri(self, key: str) -> str:
@@ -231,9 +235,11 @@ class S3Store:
             return self._connected
 
     @contextmanager
-    def _request(self, doing: str, key: str) -> Iterator[dict[str, str]]:
+    def _request(
+        self, doing: str, key: str, *, may_be_temporary: bool = False
+    ) -> Iterator[dict[str, str]]:
         """Check a key, yield boto3's parameters for the object, and translate errors of boto3."""
-        bucket_uri.check(doing, key)
+        bucket_uri.check(doing, key, may_be_temporary=may_be_temporary)
         with errors.translate_errors(f"{doing} {key} in {self._uri.root}", self._uri):
             yield self._object(key)
 

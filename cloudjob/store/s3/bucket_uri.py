@@ -60,13 +60,13 @@ def quoted(text: str) -> str:
     return urllib.parse.quote(text, safe="/~")
 
 
-def check(doing: str, key: str) -> None:
+def check(doing: str, key: str, *, may_be_temporary: bool = False) -> None:
     """Refuse keys that S3 does not accept, including those that cannot be encoded as UTF-8.
 
     Raises:
         StoreError: The key is not valid.
     """
-    check_key(doing, key)
+    check_key(doing, key, may_be_temporary=may_be_temporary)
     try:
         size_bytes = len(key.encode("utf-8"))
     except UnicodeEncodeError as error:

@@ -273,9 +273,11 @@ def _region(uri: BucketUri, environ: Mapping[str, str], session: Any, host: str)
     if "profile" in uri.options:
         region = region or session.region_name
     if not region:
+        hint = f"{uri.root}?region=cn-north-4, or set HW_REGION_NAME"
+        # If an endpoint is set, its host names no region.
         raise StoreError(
             f"opening the store {uri.root}: no region",
-            hint=f"{uri.root}?region=cn-north-4, or set HW_REGION_NAME, or OBS_ENDPOINT",
+            hint=hint if host else f"{hint}, or OBS_ENDPOINT",
         )
     return region
 

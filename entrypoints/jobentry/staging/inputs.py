@@ -19,7 +19,7 @@ from jobentry.contract.env import NodeEnv
 from jobentry.contract.paths import NodePaths
 from jobentry.log import log_message
 from jobentry.node.journal import Journal, Transfer
-from jobentry.objects.base import in_parallel, translated
+from jobentry.objects.base import TEMPORARY, in_parallel, translated
 from jobentry.system.trees import remove_tree
 
 if TYPE_CHECKING:
@@ -114,8 +114,10 @@ def _files(uri: str, target: str) -> Iterator[_File]:
     is_empty = True
     for entry in objects.list(uri):
         is_empty = False
-        # Some tools create an empty object with the name of a folder.
-        if not entry.name or entry.name.endswith("/"):
+        name = entry.name.rpartition("/")[2]
+        # Some tools create an empty object with the name of a folder. A platform that uploads the
+        # folder of a node also uploads files that are only half written.
+        if not name or name.startswith(TEMPORARY):
             continue
         yield _File(entry, _path_below(target, entry))
     if is_empty and not objects.is_folder(uri):

@@ -234,6 +234,13 @@ def test_an_invalid_endpoint_is_refused(uri: str, environ: dict[str, str], messa
     assert caught.value.hint
 
 
+def test_an_endpoint_without_a_region_is_not_suggested_again():
+    with pytest.raises(StoreError, match="no region") as caught:
+        store_of("obs://bucket?endpoint=https://10.0.0.1", KEYS).access()
+
+    assert "OBS_ENDPOINT" not in caught.value.hint
+
+
 def test_a_section_adds_options_that_the_uri_does_not_set():
     sections = {
         "s3": {"endpoint": "https://minio:9000", "region": "r", "addressing": "auto"},

@@ -288,6 +288,18 @@ def test_a_job_of_an_unknown_backend_is_listed_and_removed(tmp_path: Path):
     assert find_all(tmp_path) == []
 
 
+def test_removing_a_job_removes_its_unfinished_writes(tmp_path: Path):
+    record = record_of(tmp_path, backend="punchcards", spec_json="{")
+    unfinished = tmp_path / "store" / record.job / "record" / ".cloudjob-tmp-1"
+    unfinished.parent.mkdir(parents=True)
+    unfinished.touch()
+
+    [(job, _)] = find_all(tmp_path)
+    job.remove()
+
+    assert not (tmp_path / "store" / record.job).exists()
+
+
 # ---- many jobs
 
 

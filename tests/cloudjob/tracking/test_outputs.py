@@ -149,7 +149,7 @@ def test_a_file_that_one_node_reports_as_incomplete_is_incomplete(tmp_path: Path
 class WithOddKeys(DirectoryStore):
     """An object store, whose keys can be any text."""
 
-    def list(self, prefix: str = "") -> Iterator[str]:
+    def list(self, prefix: str = "", *, with_unfinished: bool = False) -> Iterator[str]:
         """Yield five keys, only one of which is a path of a file below the output."""
         yield from (f"{prefix}{name}" for name in ("", "../../stolen", "/etc/x", "a/", "a/b"))
 

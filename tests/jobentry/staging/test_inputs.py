@@ -167,6 +167,17 @@ def test_a_key_that_would_leave_the_folder_is_refused(
     assert not (tmp_path / "node" / "mount" / "a").exists()
 
 
+def test_an_unfinished_write_in_a_bucket_is_not_an_input(
+    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A platform uploads the folder of a node with the temporary files of writes in progress."""
+    uri = (data / "a").as_uri()
+    keys = ("a", ".cloudjob-tmp-0", "deep/.cloudjob-tmp-1")
+    monkeypatch.setattr(objects, "list", lambda prefix: (objects.Entry(k, uri, 100) for k in keys))
+
+    assert tree(fetch_input(tmp_path / "node", "s3://bucket/x/")) == {"a": b"a" * 100}
+
+
 def test_an_input_goes_to_the_nodes_that_need_it(tmp_path: Path, data: Path):
     """The other nodes get neither the files nor the variable."""
     facts = {"input_nodes": (("DATA", "1"),)}
