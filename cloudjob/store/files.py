@@ -40,7 +40,11 @@ def is_temporary(key: str) -> bool:
 
 
 def check_key(doing: str, key: str, *, may_be_temporary: bool = False) -> None:
-    """Refuse a key that leaves the root, is not a file name, or names a temporary file."""
+    """Refuse a key that leaves the root or is not a file name.
+
+    Args:
+        may_be_temporary: Whether the key may be that of an unfinished write.
+    """
     segments = key.split("/")
     if "\0" in key or any(segment in ("", ".", "..") for segment in segments):
         raise StoreError(

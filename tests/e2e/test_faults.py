@@ -207,7 +207,7 @@ class Case:
         assert done.code == 0, done
         for run in cloud.started:
             for text in (run.out, run.err):
-                assert b"Traceback" not in text, run
+                assert b"Traceback" not in text, text.decode(errors="replace")
         poll(lambda: not self.leftovers(), f"end of {self.leftovers()}", 10)
 
     def leftovers(self) -> list[str]:

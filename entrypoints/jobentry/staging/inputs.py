@@ -113,11 +113,13 @@ def _files(uri: str, target: str) -> Iterator[_File]:
         missing = objects.ObjectMissing(f"listing {objects.shown(uri)}: there are none")
     is_empty = True
     for entry in objects.list(uri):
-        is_empty = False
         name = entry.name.rpartition("/")[2]
-        # Some tools create an empty object with the name of a folder. A platform that uploads the
-        # folder of a node also uploads files that are only half written.
-        if not name or name.startswith(TEMPORARY):
+        # A platform that uploads the folder of a node also uploads files that are half written.
+        if name.startswith(TEMPORARY):
+            continue
+        is_empty = False
+        # Some tools create an empty object with the name of a folder.
+        if not name:
             continue
         yield _File(entry, _path_below(target, entry))
     if is_empty and not objects.is_folder(uri):

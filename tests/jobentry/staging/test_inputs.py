@@ -178,6 +178,16 @@ def test_an_unfinished_write_in_a_bucket_is_not_an_input(
     assert tree(fetch_input(tmp_path / "node", "s3://bucket/x/")) == {"a": b"a" * 100}
 
 
+def test_a_folder_with_only_unfinished_writes_is_a_missing_input(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    entry = objects.Entry(".cloudjob-tmp-0", "s3://bucket/x/.cloudjob-tmp-0", 1)
+    monkeypatch.setattr(objects, "list", lambda prefix: iter([entry]))
+
+    with pytest.raises(InputError, match="there are none"):
+        fetch_input(tmp_path / "node", "s3://bucket/x/")
+
+
 def test_an_input_goes_to_the_nodes_that_need_it(tmp_path: Path, data: Path):
     """The other nodes get neither the files nor the variable."""
     facts = {"input_nodes": (("DATA", "1"),)}
