@@ -1,0 +1,325 @@
+"""Python stacks of another process, from its memory.
+
+A process that runs changes its stack while it is read. So each stack is read again after its names
+have been; only what both reads agree on is returned.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+from typing import NamedTuple
+
+from jobentry.stacks.elf import Elf
+from jobentry.stacks.layouts import Layout, layout_of
+from jobentry.stacks.line_tables import line_at
+from jobentry.stacks.memory import Mapping, Memory, UnreadableError, mappings, path_of
+
+# Tries until two reads of a stack have something in common: a thread may call all the time.
+_TRIES = 24
+# Frames that are no farther apart than this are read at once.
+_GAP_BYTES = 8192
+_MOST_THREADS, _MOST_FRAMES = 4096, 4096
+_MOST_NAME, _MOST_TABLE_BYTES = 4096, 1024 * 1024
+_VERSION = re.compile(r"python-?3\.?(\d+)")
+_OWNED_BY_PYTHON = (0, 1, 2)  # by the thread, a generator, a frame object; others stand for C code
+_POINTER_TAGS = 7
+_TYPE, _SIZE, _BYTES = 8, 16, 32  # in each object; in those with a size; the content of bytes
+_TEXT_STATE, _COMPACT, _ASCII = 32, 1 << 5, 1 << 6
+_ENCODINGS = {1: "latin-1", 2: "utf-16-le", 4: "utf-32-le"}
+# A thread's structure of the C library begins where its pthread id points, and contains its id for
+# the kernel: at 720 in glibc for x86-64.
+_PTHREAD_BYTES = 1024
+
+
+class Frame(NamedTuple):
+    """A call that has not returned: the function, and the line that it is on."""
+
+    file: str
+    line: int
+    function: str
+
+
+class PythonThread(NamedTuple):
+    """A thread that runs Python code, or has called C code.
+
+    Args:
+        thread_id: Its id for the kernel; 0 if it is not known.
+        frames: The innermost call first.
+        is_moving: Whether it called or returned during each read; then ``frames`` lacks its
+            innermost calls.
+    """
+
+    thread_id: int
+    frames: tuple[Frame, ...]
+    is_moving: bool
+
+
+class _RawFrame(NamedTuple):
+    address: int
+    code: int
+    instruction: int
+
+
+class Interpreter:
+    """The Python interpreter in a process.
+
+    Raises:
+        UnreadableError: The process has none, or one whose layout is not known.
+    """
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+        self._layout, self._code_type, self._runtime = _find(memory)
+        self._frame_bytes = 8 + max(
+            self._layout.code,
+            self._layout.previous,
+            self._layout.instruction,
+            self._layout.owner or 0,
+        )
+
+    def threads(self) -> list[PythonThread]:
+        """Return the stacks of all threads, the main thread first.
+
+        Raises:
+            UnreadableError: The process ended, or never stood still long enough.
+        """
+        found = []
+        kernel_ids = _kernel_ids(self._memory.process)
+        for state in self._thread_states():
+            try:
+                frames, is_moving = self._frames(state)
+                thread_id = self._kernel_id(state, kernel_ids)
+            except UnreadableError:
+                # The thread may just have ended.
+                continue
+            found.append(PythonThread(thread_id, frames, is_moving))
+        if not found:
+            raise UnreadableError("no thread of it stood still for long enough")
+        return sorted(found, key=lambda thread: thread.thread_id != self._memory.process)
+
+    def _thread_states(self) -> list[int]:
+        for _ in range(_TRIES):
+            try:
+                return self._thread_list()
+            except UnreadableError:
+                continue
+        return self._thread_list()
+
+    def _thread_list(self) -> list[int]:
+        """Return the addresses of the threads' states, the newest first."""
+        interpreter = self._memory.word(self._runtime + self._layout.interpreters)
+        state = self._memory.word(interpreter + self._layout.threads)
+        states: list[int] = []
+        while state and len(states) < _MOST_THREADS:
+            states.append(state)
+            state = self._memory.word(state + self._layout.next_thread)
+        return states
+
+    def _frames(self, state: int) -> tuple[tuple[Frame, ...], bool]:
+        """Return the calls of a thread, and whether it moved while they were read."""
+        for _ in range(_TRIES):
+            try:
+                before = self._raw_frames(state)
+                frames = [self._frame(raw) for raw in before]
+                after = self._raw_frames(state)
+            except UnreadableError:
+                continue
+            if before == after:
+                return tuple(frames), False
+            same = _outer_frames_in_common(before, after)
+            if same:
+                return tuple(frames[len(frames) - same :]), True
+        raise UnreadableError("its stack did not stand still")
+
+    def _raw_frames(self, state: int) -> list[_RawFrame]:
+        """Return the frames of a thread at one moment, the innermost first.
+
+        Raises:
+            UnreadableError: It called or returned meanwhile.
+        """
+        frames = self._walk(state)
+        if self._layout.owner is not None and frames:
+            frames = self._at_once(state, frames)
+        return [
+            _raw_frame(address, content, self._layout)
+            for address, content in frames.items()
+            if self._layout.owner is None or content[self._layout.owner] in _OWNED_BY_PYTHON
+        ]
+
+    def _walk(self, state: int) -> dict[int, bytes]:
+        """Return the frames by address, from the innermost to the outermost."""
+        frames: dict[int, bytes] = {}
+        address = self._innermost(state)
+        while address:
+            if address in frames or len(frames) == _MOST_FRAMES:
+                raise UnreadableError("it has more than %d calls" % _MOST_FRAMES)
+            frames[address] = self._memory.read(address, self._frame_bytes)
+            address = _word(frames[address], self._layout.previous)
+        return frames
+
+    def _at_once(self, state: int, walked: dict[int, bytes]) -> dict[int, bytes]:
+        """Read the frames again, those side by side at once.
+
+        Since 3.11 the frame of a function that has returned soon becomes that of another one, so a
+        walk from frame to frame may see two moments. One read of all is shorter than a call.
+        """
+        innermost = next(iter(walked))
+        is_still = self._innermost(state) == innermost
+        frames = self._neighbours(sorted(walked))
+        if not is_still or self._innermost(state) != innermost:
+            raise UnreadableError("it called or returned")
+        previous = self._layout.previous
+        for address, content in walked.items():
+            if _word(frames[address], previous) != _word(content, previous):
+                raise UnreadableError("it called or returned")
+        return {address: frames[address] for address in walked}
+
+    def _innermost(self, state: int) -> int:
+        frame = self._memory.word(state + self._layout.frame)
+        if self._layout.frame_in_cframe is None:
+            return frame
+        return self._memory.word(frame + self._layout.frame_in_cframe)
+
+    def _neighbours(self, addresses: list[int]) -> dict[int, bytes]:
+        """Return the frames at these ascending addresses, with as few reads as possible."""
+        frames: dict[int, bytes] = {}
+        first = 0
+        for last, address in enumerate(addresses):
+            if last + 1 < len(addresses) and addresses[last + 1] - address <= _GAP_BYTES:
+                continue
+            start = addresses[first]
+            content = self._memory.read(start, address - start + self._frame_bytes)
+            for frame in addresses[first : last + 1]:
+                frames[frame] = content[frame - start : frame - start + self._frame_bytes]
+            first = last + 1
+        return frames
+
+    def _frame(self, raw: _RawFrame) -> Frame:
+        layout, memory = self._layout, self._memory
+        if memory.word(raw.code + _TYPE) != self._code_type:
+            raise UnreadableError("its frame has no code")
+        offset = raw.instruction
+        if layout.bytecode is not None:
+            offset -= raw.code + layout.bytecode
+        elif layout.version == (3, 10):
+            offset *= 2
+        table = self._bytes(memory.word(raw.code + layout.line_table))
+        first_line = memory.int32(raw.code + layout.first_line)
+        return Frame(
+            self._text(memory.word(raw.code + layout.file_name)),
+            line_at(layout.version, table, first_line, offset),
+            self._text(memory.word(raw.code + layout.name)),
+        )
+
+    def _text(self, address: int) -> str:
+        """Return a ``str`` of the process."""
+        length = self._memory.word(address + _SIZE)
+        (state,) = self._memory.read(address + _TEXT_STATE, 1)
+        kind = state >> 2 & 7
+        if length > _MOST_NAME or kind not in _ENCODINGS or not state & _COMPACT:
+            raise UnreadableError("a name of it is no text")
+        header = 40 if self._layout.version >= (3, 12) else 48
+        if not state & _ASCII:
+            header += 16 if self._layout.version >= (3, 12) else 24
+        content = self._memory.read(address + header, length * kind)
+        return content.decode(_ENCODINGS[kind], "replace")
+
+    def _bytes(self, address: int) -> bytes:
+        size_bytes = self._memory.word(address + _SIZE)
+        if size_bytes > _MOST_TABLE_BYTES:
+            raise UnreadableError("a table of lines of it takes %d bytes" % size_bytes)
+        return self._memory.read(address + _BYTES, size_bytes)
+
+    def _kernel_id(self, state: int, kernel_ids: set[int]) -> int:
+        native_id = self._memory.word(state + self._layout.native_id)
+        if self._layout.version >= (3, 11):
+            if native_id not in kernel_ids:
+                raise UnreadableError("it has no such thread")
+            return native_id
+        content = self._memory.read(native_id, _PTHREAD_BYTES)
+        numbers = [number for (number,) in struct.iter_unpack("<i", content)]
+        return next((number for number in numbers if number in kernel_ids), 0)
+
+
+def python_stacks(process: int) -> list[PythonThread]:
+    """Return the Python stacks of a process of this user, the main thread's first.
+
+    Raises:
+        UnreadableError: It is no CPython of a known version, or its memory may not be read.
+    """
+    with Memory(process) as memory:
+        return Interpreter(memory).threads()
+
+
+def _find(memory: Memory) -> tuple[Layout, int, int]:
+    """Return an interpreter's layout, and the addresses of its type of code and its runtime."""
+    process = memory.process
+    mapped = mappings(process)
+    candidates = _programs(process, mapped)
+    for mapping in candidates:
+        try:
+            elf = Elf(path_of(process, mapping))
+        except UnreadableError:
+            continue
+        runtime, code_type = elf.address_of("_PyRuntime"), elf.address_of("PyCode_Type")
+        if runtime is None or code_type is None:
+            continue
+        bias = elf.load_bias(mapping.start, mapping.file_offset)
+        layout = layout_of(memory, bias + runtime, _version(mapping.path, mapped))
+        return layout, bias + code_type, bias + runtime
+    raise UnreadableError("it runs no CPython")
+
+
+def _programs(process: int, mapped: list[Mapping]) -> list[Mapping]:
+    """Return the first mapping of each file that may be a Python interpreter."""
+    try:
+        program = os.readlink("/proc/%d/exe" % process)
+    except OSError as error:
+        raise UnreadableError("the process has ended") from error
+    first: dict[str, Mapping] = {}
+    for mapping in mapped:
+        name = os.path.basename(mapping.path)
+        if mapping.path == program or name.startswith("libpython"):
+            first.setdefault(mapping.path, mapping)
+    return list(first.values())
+
+
+def _version(path: str, mapped: list[Mapping]) -> tuple[int, int]:
+    """Return the version of Python that the name of a file tells, or the extension modules do."""
+    for text in (path, *(mapping.path for mapping in mapped)):
+        match = _VERSION.search(os.path.basename(text))
+        if match:
+            return 3, int(match.group(1))
+    return 3, 0
+
+
+def _kernel_ids(process: int) -> set[int]:
+    try:
+        return {int(name) for name in os.listdir("/proc/%d/task" % process)}
+    except OSError as error:
+        raise UnreadableError("the process has ended") from error
+
+
+def _raw_frame(address: int, content: bytes, layout: Layout) -> _RawFrame:
+    if layout.bytecode is None:
+        (instruction,) = struct.unpack_from("<i", content, layout.instruction)
+    else:
+        instruction = _word(content, layout.instruction)
+    return _RawFrame(address, _word(content, layout.code) & ~_POINTER_TAGS, instruction)
+
+
+def _word(content: bytes, offset: int) -> int:
+    (value,) = struct.unpack_from("<Q", content, offset)
+    return int(value)
+
+
+def _outer_frames_in_common(first: list[_RawFrame], second: list[_RawFrame]) -> int:
+    """Return how many outer calls two reads of a stack have in common, at the same instructions."""
+    count = 0
+    for one, other in zip(reversed(first), reversed(second)):
+        if one != other:
+            break
+        count += 1
+    return count
