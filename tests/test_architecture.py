@@ -42,7 +42,6 @@ HEAVY = {
     "boto3",
     "tarfile",
     "platformdirs",
-    "pathspec",
     "jobentry.main",
     "requests",
     "rich",

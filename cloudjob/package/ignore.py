@@ -1,8 +1,8 @@
 """Ignore files: the lines of ``.gitignore`` and ``.cloudjobignore``, read as git reads them.
 
-pathspec turns a line into a regular expression. The rules for which file takes precedence, and
-whether a parent folder is already left out, are those of git and implemented here. A line applies
-to a path itself and not to the paths below: the scan never enters a folder that is left out.
+``globs`` matches the patterns. Which file takes precedence, and whether a parent folder is already
+left out, is decided here. A line applies to a path itself and not to the paths below: the scan
+never enters a folder that is left out.
 """
 
 from __future__ import annotations
@@ -10,20 +10,18 @@ from __future__ import annotations
 import os
 import posixpath
 import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from cloudjob.errors import PackageError
+from cloudjob.model.text import size_text
+from cloudjob.package.globs import Globs, Pattern
 from cloudjob.package.messages import shown
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from pathspec import GitIgnoreSpec
-    from pathspec.patterns.gitignore.spec import GitIgnoreSpecPattern
-
 GITIGNORE = ".gitignore"
-# The regular expression that pathspec returns for lines like ``*/``; it matches anywhere in a path.
-_ANY_FOLDER = "(?P<ps_d>/)"
+# A larger ignore file is a mistake. Up to here, reading it takes seconds.
+_LIMIT_BYTES = 32 * 1024 * 1024
 
 
 class Decision(NamedTuple):
@@ -39,10 +37,23 @@ class Decision(NamedTuple):
     is_named: bool
 
 
+class GitSettings(NamedTuple):
+    """What git is configured to do in a folder.
+
+    Args:
+        excludes_file: The user's own ignore file, ``core.excludesFile``.
+        folds_case: Whether rules ignore the case of names, ``core.ignoreCase``.
+    """
+
+    excludes_file: str
+    folds_case: bool = False
+
+
 class _Line(NamedTuple):
     number: int
     text: str
-    pattern: GitIgnoreSpecPattern
+    ignores: bool
+    pattern: Pattern
 
 
 class Rules:
@@ -52,14 +63,32 @@ class Rules:
         shown_name: The file's name in messages.
         prefix: The folder in which it applies, relative to the source, with ``/`` at the end.
         above: For a file above the source, the path from its folder down to the source.
+
+    Raises:
+        PackageError: The file is too large.
     """
 
-    def __init__(self, shown_name: str, text: bytes, *, prefix: str = "", above: str = "") -> None:
+    def __init__(
+        self,
+        shown_name: str,
+        text: bytes,
+        *,
+        prefix: str = "",
+        above: str = "",
+        folds_case: bool = False,
+    ) -> None:
+        if len(text) > _LIMIT_BYTES:
+            raise PackageError(
+                f"reading {shown(shown_name)}: {size_text(len(text))} is over the limit of "
+                f"{size_text(_LIMIT_BYTES)} for an ignore file",
+                hint="a pattern such as /data/* replaces many lines",
+            )
         self._name = shown_name
         self._skip = len(prefix)
         self._above = above
         self._lines = list(_lines(text))
-        self._spec = _spec(self._lines) if self._lines else None
+        patterns = [line.pattern for line in self._lines]
+        self._globs = Globs(patterns, folds_case=folds_case)
 
     def __bool__(self) -> bool:
         return bool(self._lines)
@@ -74,36 +103,27 @@ class Rules:
 
     def decide_relative(self, relative: str, is_folder: bool) -> Decision | None:
         """Return the decision of the last line that matches a path in the file's folder."""
-        path = relative + "/" if is_folder else relative
-        if not self._may_apply(path):
+        index = self._globs.last_match(os.fsencode(relative), is_folder) if self._lines else -1
+        if index < 0:
             return None
-        for line in reversed(self._lines):
-            if _applies(line, path):
-                text = line.text[1:].strip().strip("/")
-                base = relative.rpartition("/")[2]
-                is_named = line.text.startswith("!") and text in (relative, base)
-                rule = f"{shown(self._name)}:{line.number}: {line.text}"
-                return Decision(bool(line.pattern.include), rule, is_named)
-        return None
-
-    def _may_apply(self, path: str) -> bool:
-        """Whether any line matches; uses Hyperscan, so that most paths take a microsecond."""
-        try:
-            return self._spec is not None and self._spec.check_file(path).include is not None
-        except UnicodeEncodeError:
-            return True
+        line = self._lines[index]
+        text = line.text[1:].strip().strip("/")
+        is_named = not line.ignores and text in (relative, relative.rpartition("/")[2])
+        return Decision(line.ignores, f"{shown(self._name)}:{line.number}: {line.text}", is_named)
 
 
-def read_rules(folder: str, prefix: str, name: str) -> Rules:
+def read_rules(folder: str, prefix: str, name: str, *, folds_case: bool = False) -> Rules:
     """Read an ignore file in a folder of the source.
 
     Raises:
         OSError: The file cannot be read.
+        PackageError: It is too large.
     """
-    return Rules(prefix + name, Path(folder, name).read_bytes(), prefix=prefix)
+    text = Path(folder, name).read_bytes()
+    return Rules(prefix + name, text, prefix=prefix, folds_case=folds_case)
 
 
-def outer_rules(source: str) -> tuple[Rules, ...]:
+def outer_rules(source: str, settings: GitSettings) -> tuple[Rules, ...]:
     """Return the rules of git from outside the source, lowest precedence first.
 
     They are the user's own (``core.excludesFile``), ``.git/info/exclude``, and the ``.gitignore``
@@ -112,11 +132,13 @@ def outer_rules(source: str) -> tuple[Rules, ...]:
 
     Raises:
         OSError: One of these files cannot be read.
+        PackageError: One is too large.
     """
-    own = _excludes_file(source)
+    own, folds_case = settings
     top = _repository_root(source)
     if top is None:
-        return tuple(rules for rules in (Rules(own, _read(own)),) if rules)
+        rules = Rules(own, _read(own), folds_case=folds_case)
+        return (rules,) if rules else ()
     relative = os.path.relpath(source, top)
     segments = () if relative == "." else tuple(relative.split("/"))
     # Each with the depth, from the top, of the folder that its lines are relative to.
@@ -125,17 +147,25 @@ def outer_rules(source: str) -> tuple[Rules, ...]:
         (posixpath.join(top, *segments[:steps], GITIGNORE), steps) for steps in range(len(segments))
     ]
     found = [
-        (Rules(path, _read(path), above="".join(f"{s}/" for s in segments[steps:])), steps)
+        (
+            Rules(
+                path,
+                _read(path),
+                above="".join(f"{segment}/" for segment in segments[steps:]),
+                folds_case=folds_case,
+            ),
+            steps,
+        )
         for path, steps in files
     ]
     found = [(rules, steps) for rules, steps in found if rules]
     return () if _is_left_out(found, segments) else tuple(rules for rules, _ in found)
 
 
-def repository_rules(folder: str, prefix: str) -> Rules:
+def repository_rules(folder: str, prefix: str, *, folds_case: bool = False) -> Rules:
     """Return the rules in ``info/exclude`` of a repository whose top is a folder of the source."""
     path = _info_exclude(folder)
-    return Rules(path, _read(path), prefix=prefix)
+    return Rules(path, _read(path), prefix=prefix, folds_case=folds_case)
 
 
 def _is_left_out(found: list[tuple[Rules, int]], segments: tuple[str, ...]) -> bool:
@@ -176,26 +206,49 @@ def _info_exclude(top: str) -> str:
     return posixpath.join(git, "info", "exclude")
 
 
-_SETTINGS = re.compile(r"(HOME|PATH|LANG|LC_\w+|XDG_CONFIG_HOME|GIT_\w+)\Z")
+def git_settings(source: str) -> GitSettings:
+    """Return what git is configured to do in a folder; its defaults where there is no git."""
+    values = dict[str, str]()
+    names = r"^core\.(excludesfile|ignorecase)$"
+    for item in _git(source, "config", "-z", "--get-regexp", names).split(b"\0"):
+        name, _, value = os.fsdecode(item).partition("\n")
+        values[name] = value
+    settings = os.environ.get("XDG_CONFIG_HOME") or str(Path("~/.config").expanduser())
+    own = values.get("core.excludesfile") or posixpath.join(settings, "git", "ignore")
+    # A name without a value means yes.
+    folds_case = values.get("core.ignorecase", "no").lower() in ("", "true", "yes", "on", "1")
+    return GitSettings(posixpath.join(source, os.path.expanduser(own)), folds_case)  # noqa: PTH111
 
 
-def _excludes_file(source: str) -> str:
-    """Return the path of the user's own ignore file: as configured in git, or git's default."""
+def tracked_files(folder: str) -> tuple[str, ...]:
+    """Return the files that git tracks although its rules ignore them; none without a repository.
+
+    Args:
+        folder: A folder of the repository's work tree; the paths are relative to it.
+    """
+    if _repository_root(folder) is None:
+        return ()
+    listed = _git(folder, "ls-files", "-z", "--cached", "--ignored", "--exclude-standard")
+    return tuple(os.fsdecode(name) for name in listed.split(b"\0") if name)
+
+
+# The variables by which git finds its settings; others may hold secrets.
+_SETTINGS = re.compile(r"(HOME|PATH|LANG|LC_\w+|XDG_CONFIG_HOME|GIT_CONFIG_\w+|GIT_CEILING_\w+)\Z")
+
+
+def _git(folder: str, *arguments: str) -> bytes:
+    """Return what git prints; nothing if it fails, or if there is no git."""
     import shutil
     import subprocess
 
     git = shutil.which("git")
-    if git is not None:
-        argv = (git, "-C", source, "config", "--path", "-z", "--get", "core.excludesFile")
-        # Only the variables by which git finds its settings; others may hold secrets.
-        env = {name: value for name, value in os.environ.items() if _SETTINGS.match(name)}
-        done = subprocess.run(
-            argv, env=env, stdin=subprocess.DEVNULL, capture_output=True, check=False
-        )
-        if done.returncode == 0:
-            return posixpath.join(source, os.fsdecode(done.stdout.partition(b"\0")[0]))
-    settings = os.environ.get("XDG_CONFIG_HOME") or str(Path("~/.config").expanduser())
-    return posixpath.join(settings, "git", "ignore")
+    if git is None:
+        return b""
+    # A repository's own settings can name a program for git to run.
+    argv = (git, "-C", folder, "-c", "core.fsmonitor=false", *arguments)
+    env = {name: value for name, value in os.environ.items() if _SETTINGS.match(name)}
+    done = subprocess.run(argv, env=env, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    return done.stdout if done.returncode == 0 else b""
 
 
 def _read(path: str) -> bytes:
@@ -212,45 +265,22 @@ def _read(path: str) -> bytes:
 
 def _lines(data: bytes) -> Iterator[_Line]:
     """Yield the lines that are patterns, as git reads them."""
-    if not data.strip():
-        return
-    from pathspec.patterns.gitignore.spec import GitIgnoreSpecPattern  # 25 ms
-
-    # Ignore a byte order mark and carriage returns.
-    text = os.fsdecode(data.removeprefix(b"\xef\xbb\xbf")).replace("\r\n", "\n")
-    for number, line in enumerate(text.split("\n"), 1):
-        try:
-            pattern = GitIgnoreSpecPattern(line)
-        except (ValueError, re.error):
-            continue  # git skips what it cannot read, such as [z-a]
-        if pattern.include is not None and pattern.regex is not None:
-            yield _Line(number, line, pattern)
+    for number, line in enumerate(data.removeprefix(b"\xef\xbb\xbf").split(b"\n"), 1):
+        # git sees nothing after a zero byte.
+        text = line.removesuffix(b"\r").partition(b"\0")[0]
+        pattern = _without_spaces(text).removeprefix(b"!")
+        if pattern and not line.startswith(b"#"):
+            yield _Line(
+                number,
+                os.fsdecode(text),
+                not text.startswith(b"!"),
+                Pattern(pattern.removesuffix(b"/"), pattern.endswith(b"/")),
+            )
 
 
-def _spec(lines: Sequence[_Line]) -> GitIgnoreSpec:
-    from pathspec import GitIgnoreSpec
-
-    patterns = [line.pattern for line in lines]
-    try:
-        return GitIgnoreSpec(patterns, backend="best")
-    except UnicodeEncodeError:  # a line that is not UTF-8
-        return GitIgnoreSpec(patterns, backend="simple")
-
-
-def _applies(line: _Line, path: str) -> bool:
-    """Whether a line matches exactly this path; a folder's path ends with ``/``.
-
-    pathspec also applies a line to the paths below a folder, and ``a/**`` to ``a/``; git does not.
-    """
-    regex = line.pattern.regex
-    assert regex is not None, "lines that are not patterns are left out"
-    if regex.pattern == _ANY_FOLDER:
-        return path.endswith("/")
-    match = regex.search(path)
-    if match is None:
-        return False
-    if line.text.rstrip().endswith("/**/"):
-        return path.endswith("/") and match.end() < len(path)
-    if "ps_d" in regex.groupindex and match["ps_d"] is not None:
-        return match.end("ps_d") == len(path)
-    return not (match.end() == len(path) and path.endswith("/"))
+def _without_spaces(text: bytes) -> bytes:
+    """Return a line without the spaces at its end, up to one behind a backslash."""
+    kept = text.rstrip(b" ")
+    backslashes = len(kept) - len(kept.rstrip(b"\\"))
+    is_escaped = backslashes % 2 == 1 and len(kept) < len(text)
+    return kept + b" " * is_escaped

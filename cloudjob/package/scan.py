@@ -15,7 +15,7 @@ from typing import NamedTuple
 from cloudjob.errors import PackageError
 from cloudjob.model.rules import name_on_nodes
 from cloudjob.package import ignore, secrets
-from cloudjob.package.ignore import GITIGNORE, Decision, Rules
+from cloudjob.package.ignore import GITIGNORE, Decision, GitSettings, Rules
 from cloudjob.package.messages import CLOUDJOBIGNORE, reading, reason_of, shown, source_error
 from cloudjob.package.tree import (
     FILE,
@@ -166,9 +166,10 @@ def _walk(
                 f"packing {shown(source)}: it contains {_STATE_REASON}", hint="is --source right?"
             )
         root = os.path.realpath(source)
-        outer = tuple(reversed(ignore.outer_rules(root)))
+        settings = ignore.git_settings(root)
+        outer = tuple(reversed(ignore.outer_rules(root, settings)))
     skipped = "" if besides is None else os.path.relpath(os.path.realpath(besides), root)
-    walker = _Walker(source, root, skipped, _place(home), follow_links)
+    walker = _Walker(source, root, skipped, _place(home), follow_links, settings)
     waiting = [_Folder("", root, _ActiveRules((), outer))]
     while waiting:
         waiting += walker.list_folder(waiting.pop())
@@ -200,12 +201,14 @@ class _Folder(NamedTuple):
         prefix: Its name and ``/``; empty for the source.
         path: The path where it is read.
         followed: The folders that were entered through links, outermost first.
+        ignored_by: The rule of git that ignores it: only what git tracks in it is packed.
     """
 
     prefix: str
     path: str
     active_rules: _ActiveRules
     followed: tuple[_Place, ...] = ()
+    ignored_by: str = ""
 
 
 class _Verdict(NamedTuple):
@@ -215,22 +218,34 @@ class _Verdict(NamedTuple):
         reason: Why it is left out; empty if it is packed.
         kept_by: The line that keeps it, when there is one.
         is_named: Whether that line names the path in full.
+        ignored_by: The rule of git that does not apply, because git tracks the path.
     """
 
     reason: str = ""
     kept_by: str = ""
     is_named: bool = False
+    ignored_by: str = ""
 
 
 class _Walker:
     def __init__(
-        self, source: Path, root: str, skipped: str, home: _Place | None, follow_links: bool
+        self,
+        source: Path,
+        root: str,
+        skipped: str,
+        home: _Place | None,
+        follow_links: bool,
+        settings: GitSettings,
     ) -> None:
         self._source = source
         self._root = root
         self._skipped = skipped
         self._home = home
         self._follow_links = follow_links
+        self._folds_case = settings.folds_case
+        # What git tracks although its rules ignore it, and the folders on the way there.
+        self._tracked: set[str] = set()
+        self._add_tracked("", root)
         self.found = ScanResult([], [], [])
 
     def list_folder(self, folder: _Folder) -> list[_Folder]:
@@ -257,20 +272,29 @@ class _Walker:
             # As in git, a symbolic link does not count as an ignore file.
             if child.name in (GITIGNORE, CLOUDJOBIGNORE) and child.is_file(follow_symlinks=False):
                 with reading(self._source, prefix + child.name):
-                    rules = ignore.read_rules(path, prefix, child.name)
+                    rules = ignore.read_rules(path, prefix, child.name, folds_case=self._folds_case)
                 if child.name == CLOUDJOBIGNORE:
                     own = (rules, *own)
                 else:
                     git = (rules, *git)
             elif child.name == ".git" and prefix:
                 with reading(self._source, prefix + child.name):
-                    git = (ignore.repository_rules(path, prefix), *git)
+                    rules = ignore.repository_rules(path, prefix, folds_case=self._folds_case)
+                    git = (rules, *git)
+                self._add_tracked(prefix, path)
         return _ActiveRules(own, git)
+
+    def _add_tracked(self, prefix: str, folder: str) -> None:
+        for name in ignore.tracked_files(folder):
+            path = prefix + name
+            while path != prefix.rstrip("/") and path not in self._tracked:
+                self._tracked.add(path)
+                path = posixpath.dirname(path)
 
     def _visit(self, name: str, child: os.DirEntry[str], folder: _Folder) -> Iterable[_Folder]:
         """Decide about one child; return it as a folder to scan if it is one."""
         is_folder = child.is_dir(follow_symlinks=False)
-        verdict = _decide(name, child, is_folder, folder.active_rules)
+        verdict = self._decide(name, child, is_folder, folder)
         if verdict.reason:
             self.found.left_out.append(LeftOut(name + "/" * is_folder, verdict.reason))
             return ()
@@ -290,7 +314,7 @@ class _Walker:
             return ()
         mode = status.st_mode & 0o777
         self.found.entries.append(SourceEntry(name, FOLDER, mode, kept_by=verdict.kept_by))
-        return (folder._replace(prefix=name + "/", path=path),)
+        return (folder._replace(prefix=name + "/", path=path, ignored_by=verdict.ignored_by),)
 
     def _add_file(
         self, name: str, status: os.stat_result, verdict: _Verdict, real: str, path: str
@@ -355,29 +379,35 @@ class _Walker:
         followed = (*folder.followed, identity)
         return self._add_folder(name, real, status, verdict, folder._replace(followed=followed))
 
+    def _decide(
+        self, name: str, child: os.DirEntry[str], is_folder: bool, folder: _Folder
+    ) -> _Verdict:
+        """Decide about a path: ``.cloudjobignore`` first, then defaults, git's rules, secrets.
 
-def _decide(
-    name: str, child: os.DirEntry[str], is_folder: bool, active_rules: _ActiveRules
-) -> _Verdict:
-    """Decide about one path: ``.cloudjobignore`` first, then defaults, ``.gitignore``, secrets.
+        ``!keep.py`` there overrides ``.gitignore``. Only a line that names a path in full overrides
+        a default or a secret: ``!*.py`` must not include caches and keys.
+        """
+        own = _last_decision(folder.active_rules.own, name, is_folder)
+        if own and (own.ignores or own.is_named):
+            return _Verdict(own.rule) if own.ignores else _Verdict("", own.rule, True)
+        default = _default_reason(child, is_folder)
+        if default:
+            return _Verdict(default)
+        git = _PACKED if own else self._git_verdict(name, is_folder, folder)
+        reason = git.reason or secrets.name_reason(child.name, is_folder)
+        if reason:
+            return _Verdict(reason)
+        return _Verdict("", own.rule) if own else git
 
-    ``!keep.py`` there overrides ``.gitignore``. Only a line that names a path in full overrides a
-    default or a secret: ``!*.py`` must not include caches and keys.
-    """
-    own = _last_decision(active_rules.own, name, is_folder)
-    if own and (own.ignores or own.is_named):
-        return _Verdict(own.rule) if own.ignores else _Verdict("", own.rule, True)
-    default = _default_reason(child, is_folder)
-    if default:
-        return _Verdict(default)
-    git = None if own else _last_decision(active_rules.git, name, is_folder)
-    if git and git.ignores:
-        return _Verdict(git.rule)
-    reason = secrets.name_reason(child.name, is_folder)
-    if reason:
-        return _Verdict(reason)
-    keeps = own or git
-    return _Verdict("", keeps.rule) if keeps else _PACKED
+    def _git_verdict(self, name: str, is_folder: bool, folder: _Folder) -> _Verdict:
+        """Decide by the rules of git, which never apply to a file that git tracks."""
+        decision = _last_decision(folder.active_rules.git, name, is_folder)
+        rule = decision.rule if decision and decision.ignores else folder.ignored_by
+        if not rule:
+            return _Verdict("", decision.rule) if decision else _PACKED
+        if name not in self._tracked:
+            return _Verdict(rule)
+        return _Verdict("", f"git tracks it, although {rule}", ignored_by=rule)
 
 
 _PACKED = _Verdict()

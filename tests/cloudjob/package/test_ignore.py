@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import subprocess
 import tempfile
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from cloudjob.errors import PackageError
 from cloudjob.package import explain, scan
 
 needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="git is the judge here")
@@ -125,6 +127,143 @@ def test_the_package_has_the_files_that_git_would_add(
         assert packed_by_cloudjob(folder) == added_by_git(folder)
 
 
+# What names and patterns are made of: several bytes for a letter, bytes that are no letter, what
+# has a meaning in a pattern, and both cases.
+PIECES = (
+    *(b"a", b"b", b"ab", b"A", b"1", b"7", b"-", b"_", b".", b".py", b".log", b" ", b"\t", b"#"),
+    *(b"\xc3\xa9", b"\xe6\x97\xa5", b"\xff", b"\xc3", b"[", b"]", b"*", b"?", b"\\", b"^", b"~"),
+    *(b"\x7f", b"!"),
+)
+CLASSES = b"alnum alpha blank cntrl digit graph lower print punct space upper xdigit no"
+WILDCARDS = (
+    *(b"*", b"?", b"**", b"***", b"**/", b"/**", b"/**/", b"*/", b"/*", b"/", b"//", b"\\"),
+    *(b"[[:%s:]]" % name for name in (*CLASSES.split(), b"")),
+    *(b"[^a]", b"[!a]", b"[a-c]", b"[c-a]", b"[]]", b"[^]]", b"[\\]]", b"[]-a]", b"[a-]"),
+    *(b"[!\xc3\xa9]", b"[\xc3\xa9]", b"[\x80-\xff]", b"[[:digit:]-z]", b"[a", b"[", b"[--0]"),
+    *(b"[[:alpha]", b"[^[:upper:]_]", b"[\\a-\\c]", b"[\\", b"[[a]", b"[[:]", b"[A-Z]"),
+    *(b"[^A-Z]", b"[[:digit:]", b"[/]", b"???"),
+)
+
+
+def random_name(chance: random.Random) -> bytes:
+    """A file name, which may hold any byte that Linux allows."""
+    return b"".join(chance.choices(PIECES, k=chance.choice((1, 1, 2, 3)))).strip(b".") or b"x"
+
+
+def random_paths(chance: random.Random, number: int) -> list[bytes]:
+    """Relative paths of files, of which many share their folders."""
+    folders = [b""]
+    while len(folders) < number // 8:
+        folders.append(chance.choice(folders[-20:]) + random_name(chance) + b"/")
+    return [chance.choice(folders) + random_name(chance) for _ in range(number)]
+
+
+def random_line(chance: random.Random, paths: list[bytes]) -> bytes:
+    """A line that often matches a path: parts of it are replaced by wildcards."""
+    segments = chance.choice(paths).split(b"/")
+    first = chance.randrange(len(segments))
+    text = b"/".join(segments[first : chance.randint(first + 1, len(segments))])
+    for _ in range(chance.choice((0, 1, 1, 1, 2))):
+        begin = chance.randint(0, len(text))
+        end = min(len(text), begin + chance.choice((0, 1, 1, 2, len(text))))
+        text = text[:begin] + chance.choice(WILDCARDS + PIECES) + text[end:]
+    begin = chance.choice((b"", b"", b"", b"/", b"!", b"!/", b"**/", b"\\"))
+    return (
+        begin
+        + text
+        + chance.choice((b"", b"", b"", b"/", b"/*", b"/**", b" ", b"\\ ", b"  ", b"\r"))
+    )
+
+
+def random_tree(folder: Path, chance: random.Random, number: int) -> None:
+    """Make files, folders, and ignore files in some of the folders."""
+    root = os.fsencode(folder)
+    paths = random_paths(chance, number)
+    for path in paths:
+        try:
+            os.makedirs(os.path.dirname(root + b"/" + path), exist_ok=True)  # noqa: PTH103, PTH120
+            Path(os.fsdecode(root + b"/" + path)).touch()
+        except OSError:
+            continue  # a folder has this name, or a file the name of a folder above
+    for inner, _, _ in os.walk(root):
+        if inner == root or (b"/.git/" not in inner + b"/" and chance.random() < 0.4):
+            lines = [random_line(chance, paths) for _ in range(chance.choice((1, 3, 9)))]
+            text = chance.choice((b"", b"", b"\xef\xbb\xbf")) + b"\n".join(lines)
+            Path(os.fsdecode(inner), ".gitignore").write_bytes(text + chance.choice((b"", b"\n")))
+
+
+def rules_by_git(folder: Path) -> dict[str, str]:
+    """Return what ignores each path that git ignores, and is in no folder that it ignores."""
+    top = os.fsencode(folder)
+    paths = []
+    for inner, folders, files in os.walk(top):
+        if inner == top:
+            folders.remove(b".git")
+        paths += [os.path.relpath(inner + b"/" + name, top) for name in (*folders, *files)]
+    argv = ("git", "-C", str(folder), "check-ignore", "--no-index", "-z", "-v", "--stdin")
+    done = subprocess.run(argv, input=b"\0".join(paths), capture_output=True, check=False)
+    assert done.returncode in (0, 1), done.stderr
+    fields = [os.fsdecode(field) for field in done.stdout.split(b"\0")[:-1]]
+    rules = dict[str, str]()
+    for file, line, pattern, path in zip(*[iter(fields)] * 4, strict=True):
+        if not pattern.startswith("!"):
+            rules[path] = f"{file}:{line}"
+    return {path: rule for path, rule in rules.items() if os.path.dirname(path) not in rules}  # noqa: PTH120
+
+
+def rules_by_cloudjob(folder: Path) -> dict[str, str]:
+    """Return the same of cloudjob, from the reasons that it gives."""
+    from cloudjob.package.messages import shown
+
+    rules = dict[str, str]()
+    for path, reason in scan(folder).left_out:
+        for end in range(len(reason)):
+            file, _, line = reason[:end].rpartition(":")
+            if line.isdecimal() and reason[end] == ":":
+                rules[path.rstrip("/")] = f"{file}:{line}"
+                break
+    assert all(shown(path) for path in rules)
+    return rules
+
+
+def compare_with_git(folder: Path, seed: int, number: int) -> int:
+    """Make a tree and compare; return how many paths are ignored."""
+    from cloudjob.package.messages import shown
+
+    chance = random.Random(seed)
+    git(folder.parent, "init", "-q", str(folder))
+    folds_case = chance.random() < 0.25
+    git(folder, "config", "core.ignoreCase", str(folds_case).lower())
+    random_tree(folder, chance, number)
+    expected = rules_by_git(folder)
+    expected = {
+        path: f"{shown(rule.rpartition(':')[0])}:{rule.rpartition(':')[2]}"
+        for path, rule in expected.items()
+    }
+
+    assert rules_by_cloudjob(folder) == expected, f"seed {seed}"
+    return len(expected)
+
+
+@needs_git
+def test_every_path_of_random_trees_is_judged_by_the_line_that_git_names(tmp_path: Path):
+    """Any bytes in names, POSIX classes, escapes, ``**``, trailing spaces, nested ignore files."""
+    ignored = [compare_with_git(tmp_path / str(seed), seed, 60) for seed in range(20)]
+
+    assert sum(ignored) > 40
+
+
+@needs_git
+@pytest.mark.lengthy
+def test_50_000_paths_of_random_trees_are_judged_by_the_lines_that_git_names(tmp_path: Path):
+    ignored = 0
+    for seed in range(1000, 1200):
+        ignored += compare_with_git(tmp_path / str(seed), seed, 260)
+        shutil.rmtree(tmp_path / str(seed))
+
+    assert ignored > 500
+
+
 @needs_git
 def test_gitignore_files_above_the_source_apply_within_its_repository(tmp_path: Path):
     """A source is often a folder of a larger repository."""
@@ -185,6 +324,73 @@ def test_git_gets_no_secret_variables(tmp_path: Path, monkeypatch: pytest.Monkey
     assert packed_by_cloudjob(tmp_path / "source") == {"train.py"}
     assert "GIT_CONFIG_NOSYSTEM=1" in seen.read_text()
     assert "s3cret" not in seen.read_text()
+
+
+@needs_git
+def test_files_that_git_tracks_are_packed_although_a_rule_ignores_them(tmp_path: Path):
+    """As in git, a rule applies only to what is not tracked; here, other rules still apply."""
+    top = tmp_path / "top"
+    git(tmp_path, "init", "-q", str(top))
+    write(top / ".gitignore", "*.bin\n/out/\n*.env\n")
+    tracked = ("a.bin", "out/deep/best.txt", "job/b.bin", ".env", "out/big.txt", "keep.py")
+    for name in (*tracked, "c.bin", "out/other.txt", "out/deep/other/x"):
+        write(top / name)
+    git(top, "add", "--force", *tracked)
+    write(top / ".cloudjobignore", "/out/big.txt\n")
+
+    assert packed_by_cloudjob(top) == {
+        ".gitignore", ".cloudjobignore", "a.bin", "job/b.bin", "out/deep/best.txt", "keep.py",
+    }  # fmt: skip
+    assert explain(top, "a.bin").rule == "git tracks it, although .gitignore:1: *.bin"
+    assert explain(top, "out/other.txt").rule == ".gitignore:2: /out/"
+    assert packed_by_cloudjob(top / "job") == {"b.bin"}
+
+
+@needs_git
+def test_a_repository_in_the_source_cannot_name_a_program_to_run(tmp_path: Path):
+    """Git runs the program in ``core.fsmonitor`` of a repository before it lists files."""
+    seen = tmp_path / "seen"
+    program = write(tmp_path / "program", f"#!/bin/sh\ntouch {seen}\n")
+    program.chmod(0o755)
+    inner = tmp_path / "source" / "inner"
+    git(tmp_path, "init", "-q", str(inner))
+    write(inner / "a")
+    git(inner, "add", "a")
+    git(inner, "config", "core.fsmonitor", str(program))
+
+    assert packed_by_cloudjob(tmp_path / "source") == {"inner/a"}
+    assert not seen.exists()
+
+
+def test_long_rules_and_many_of_them_take_little_time(tmp_path: Path):
+    """Each of these took minutes, or memory without a limit, before the patterns were automata."""
+    lines = [
+        "**/*a**a*" + "a*" * 1000 + "b",
+        "*" * 100_000 + "q",
+        "**/" * 50_000 + "a" * 5000,
+        "[" + "[:" * 20_000 + "x]",
+        *(f"*n{number}*o" for number in range(20_000)),
+        *(f"/a/{number}" for number in range(20_000)),
+        *(f"*{number}.bin" for number in range(20_000)),
+        *(f"**/n{number}/**/[0-9]?*.tmp" for number in range(20_000)),
+        *(f"*?a?*{number % 10}?b" for number in range(20_000)),
+        "?n777?o",
+    ]
+    write(tmp_path / ".gitignore", "\n".join(lines))
+    for name in ("a" * 250, "xn777xo", "n12/b/1x.tmp", "n12/b/keep", "/".join(["a"] * 500)):
+        write(tmp_path / name)
+
+    left_out = {path for path, _ in scan(tmp_path).left_out}
+
+    assert left_out == {"xn777xo", "n12/b/1x.tmp"}
+
+
+def test_an_enormous_ignore_file_is_refused(tmp_path: Path):
+    with (tmp_path / ".gitignore").open("wb") as file:
+        file.truncate(40 * 1024 * 1024)
+
+    with pytest.raises(PackageError, match=r"reading \.gitignore: 41\.9 MB is over the limit"):
+        scan(tmp_path)
 
 
 def test_ignore_files_apply_outside_a_repository(tmp_path: Path):

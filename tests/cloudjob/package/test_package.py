@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
-import pathspec  # noqa: F401 (imported now, because another user may be unable to read it)
 import pytest
 
 from cloudjob.errors import PackageError
