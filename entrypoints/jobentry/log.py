@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 import time
+from collections import deque
 from typing import Callable
 
 from jobentry.contract import lines, masks
@@ -18,6 +19,8 @@ PATIENCE_S = 0.3
 _PIECE_BYTES = 1 << 20
 # A longer line is written in parts, to limit memory.
 _MAX_LINE_BYTES = 16 << 20
+# Pieces of output that wait in memory, as the disk of their log is full; each has 256 KiB at most.
+_MAX_BEYOND = 64
 
 _lock = threading.Lock()
 _copy: Callable[[bytes], None] | None = None
@@ -86,6 +89,14 @@ class Relay:
         """Copy the log of ``rank`` from its beginning."""
         self._logs.setdefault(rank, _Log(rank, os.path.join(self._log_dir, "rank-%d.log" % rank)))
 
+    def pass_on(self, rank: int, data: bytes) -> None:
+        """Copy output that could not be written to the log of ``rank``, after that log."""
+        self._logs[rank].beyond.append(data)
+
+    def is_behind(self, rank: int) -> bool:
+        """Whether much output that is in no log waits for the reader of this one."""
+        return len(self._logs[rank].beyond) > _MAX_BEYOND
+
     def finish(self) -> None:
         """Write the rest of all logs and stop."""
         self._ended.set()
@@ -132,6 +143,8 @@ class _Log:
         self._rank = rank
         self._path = path
         self._file = -1
+        # Output that follows the file's, which could not be written.
+        self.beyond: deque[bytes] = deque()
         self._waiting = b""
         self._since = 0.0
         # The end of the incomplete line that was written last, in which a secret may begin.
@@ -176,7 +189,9 @@ class _Log:
                 self._file = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
             except OSError:
                 return b""
-        return os.read(self._file, _PIECE_BYTES)
+        has_beyond = bool(self.beyond)
+        data = os.read(self._file, _PIECE_BYTES)
+        return data if data or not has_beyond else self.beyond.popleft()
 
 
 def last_lines(path: str, count: int = 20, limit_bytes: int = 16384) -> list[str]:

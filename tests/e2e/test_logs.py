@@ -47,6 +47,27 @@ def test_the_log_of_a_rank_keeps_every_byte(cloud, first):
         assert cloud.raw(done.job, rank) == b"%d:" % rank + data
 
 
+@pytest.mark.parametrize("launcher", ["mpirun", "python"])
+def test_opening_stderr_by_its_path_loses_no_output(cloud, launcher):
+    """The traceback at the end is in the log and in the report."""
+    text = """if True:
+        import os, sys
+        print("before")
+        os.system("echo warning >/dev/stderr")
+        open("/dev/stdout", "w").write("opened\\n")
+        raise ValueError("at the end")
+        """
+    cloud.write("opens.py", text.encode())
+
+    done = cloud.submit("--nodes", "2", "--launcher", launcher, "opens.py")
+
+    assert done.code == 1, done
+    failure = cloud.status(done.job)["failure"]
+    assert failure["last_lines"][-1] == "ValueError: at the end"
+    raw = cloud.raw(done.job, failure["rank"])
+    assert raw.startswith(b"before\nwarning\nopened\nTraceback (most recent call last):\n")
+
+
 def test_a_line_written_in_pieces_is_one_line(cloud):
     script = cloud.script(
         """

@@ -105,7 +105,6 @@ CLOUDJOB_MIN_NODES = "CLOUDJOB_MIN_NODES"
 # The number of a rank, for launchers that have no variable for it.
 CLOUDJOB_RANK = "CLOUDJOB_RANK"
 # The folder of a rank's log, and the descriptor on which its script reports a failure.
-CLOUDJOB_LOG_DIR = "CLOUDJOB_LOG_DIR"
 CLOUDJOB_END_FD = "CLOUDJOB_END_FD"
 # Prefix of a copy of a variable that Open MPI changes on the way to a rank.
 CLOUDJOB_EXACT_ = "CLOUDJOB_EXACT_"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 import os
+import re
 import selectors
 import signal
 import threading
@@ -22,6 +23,7 @@ from jobentry.control.messages import Lines
 from jobentry.log import Relay
 from jobentry.node.journal import Journal
 from jobentry.node.local_ranks import End, LocalRanks
+from jobentry.node.rank_output import RankOutput
 from jobentry.system import processes
 
 # Seconds that ranks have to end after the job has failed, before they are killed.
@@ -47,6 +49,8 @@ class NodeLoop:
         self.node = node
         self.ranks = LocalRanks(paths)
         self.relay = Relay(paths.log_dir)
+        self.outputs = RankOutput(paths.log_dir, self.relay)
+        self._node_dir = paths.node_dir
         self.selector = selectors.DefaultSelector()
         self._lines = Lines(_EVENT_LIMIT_BYTES)
         self._timers: dict[str, tuple[float, Callable[[], None]]] = {}
@@ -82,14 +86,30 @@ class NodeLoop:
         for line in self._lines.feed(data):
             kind, end = self.ranks.handle_event(line.decode("utf-8", "surrogateescape"))
             if end is not None:
-                self.on_end(end)
+                self._rank_ended(end)
+            elif kind == "output":
+                self._take_output(line)
             elif kind == "start":
                 rank = int(line.split()[1])
                 self._watch(self.ranks.wrappers[rank])
                 self._on_first_rank()
                 self._on_first_rank = _nothing
-                self.relay.add(rank)
                 self.on_start(rank)
+
+    def _rank_ended(self, end: End) -> None:
+        # The report on the rank has the last lines of its log.
+        self.outputs.settle(end.rank)
+        self.on_end(end)
+
+    def _take_output(self, line: bytes) -> None:
+        """Copy the output of a rank, which waits for this; scripts can write such lines, too."""
+        match = re.match(rb"output (\d{1,9}) (\d{1,9})$", line)
+        if match is None:
+            return
+        rank = int(match[1])
+        self.relay.add(rank)
+        path = os.path.join(self._node_dir, "output-%d-%d" % (rank, int(match[2])))
+        self.outputs.take(rank, path)
 
     def schedule(self, name: str, after_s: float, action: Callable[[], None]) -> None:
         """Run ``action`` once, ``after_s`` from now, unless it is rescheduled or cancelled."""
@@ -121,7 +141,7 @@ class NodeLoop:
             # A rank may have reported its own end, which counts more than its disappearance.
             self.read_events()
             for end in self.ranks.lost():
-                self.on_end(end)
+                self._rank_ended(end)
         if self._has_dead_children and now >= self._reap_at:
             self._has_dead_children = False
             self._reap_at = now + _REAP_S
@@ -176,6 +196,7 @@ class NodeLoop:
         self.ranks.kill()
         self.ranks.release()
         processes.sweep(keep)
+        self.outputs.finish()
         self.relay.finish()
 
     def _watch(self, wrapper: int) -> None:

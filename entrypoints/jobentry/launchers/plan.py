@@ -55,7 +55,6 @@ def node_environment(
         result = {**older, **result}
     result["PWD"] = cwd
     result[names.CLOUDJOB_NODE_DIR] = paths.node_dir
-    result[names.CLOUDJOB_LOG_DIR] = paths.log_dir
     result.update({name: paths.input(name) for name, _ in node.inputs_here})
     result.update({name: paths.output(name) for name, _ in node.outputs})
     return result

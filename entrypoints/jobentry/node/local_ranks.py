@@ -116,8 +116,10 @@ class LocalRanks:
 
     def _handle_event(self, line: str) -> tuple[str, End | None]:
         kind, _, rest = line.partition(" ")
-        if kind not in ("start", "gone", "waits", "fail", "end"):
+        if kind not in ("output", "start", "gone", "waits", "fail", "end"):
             return "", None
+        if kind == "output":
+            return kind, None
         if kind == "start":
             return (kind if self._note_start(rest) else ""), None
         if kind == "gone":

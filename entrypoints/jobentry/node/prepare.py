@@ -159,9 +159,9 @@ def make_node_dir(node_paths: NodePaths) -> None:
     os.makedirs(node_paths.node_dir, mode=0o700, exist_ok=True)
     for mark in (os.path.join(node_paths.node_dir, "stopping"), node_paths.waiting):
         remove(mark)
-    # Requests of mpirun's agents from before this node was killed.
+    # Requests of mpirun's agents, and pipes of ranks, from before this node was killed.
     for name in os.listdir(node_paths.node_dir):
-        if name.startswith("ask-"):
+        if name.startswith(("ask-", "output-")):
             remove(os.path.join(node_paths.node_dir, name))
     for fifo in (node_paths.events, node_paths.agent_requests):
         remove(fifo)

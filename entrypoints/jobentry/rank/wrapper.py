@@ -44,7 +44,6 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL, signal.SIGPIPE)
 _SETTLE_S = 1.0
 _RECHECK_S = 5.0
-_WRITE = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
 
 
 def main(argv: list[str]) -> int:
@@ -58,8 +57,9 @@ def main(argv: list[str]) -> int:
         ended_by_us: int = 128 + signal.SIGTERM
         return ended_by_us
     _enter_code(environment)
-    _open_log(environment, rank)
-    problem = _apply_options(argv[: argv.index("--")], environment, rank)
+    problem = _open_output(node_dir, rank) or _apply_options(
+        argv[: argv.index("--")], environment, rank
+    )
     if problem:
         return _write_error(problem, 125)
     missing = [
@@ -145,14 +145,29 @@ def _enter_code(environment: Mapping[str, str]) -> None:
         os.chdir(folder)
 
 
-def _open_log(environment: Mapping[str, str], rank: int) -> None:
-    """Write the program's output to its log file, which survives any process."""
-    folder = environment.get(names.CLOUDJOB_LOG_DIR)
-    if folder:
-        log = os.open(os.path.join(folder, "rank-%d.log" % rank), _WRITE, 0o600)
-        os.dup2(log, 1)
-        os.dup2(log, 2)
-        os.close(log)
+def _open_output(node_dir: str, rank: int) -> str:
+    """Write the program's output to a pipe that the entry reads; return an error message or ``""``.
+
+    A pipe, as a program that opens ``/dev/stderr`` by its path would truncate a file.
+    """
+    name = "output-%d-%d" % (rank, os.getpid())
+    path = os.path.join(node_dir, name)
+    try:
+        if not node_dir or not os.path.exists(os.path.join(node_dir, "events")):
+            return ""
+        os.mkfifo(path, 0o600)
+        # The program may start others as another user, which open /dev/stderr by its path, too.
+        os.chmod(path, 0o622)
+        is_read = _report(node_dir, name.replace("-", " "))
+        # Returns when the entry has opened the other end.
+        output = os.open(path, os.O_WRONLY | os.O_CLOEXEC) if is_read else os.dup(1)
+        os.unlink(path)
+    except OSError as error:
+        return f"opening the output of rank {rank}: {path}: {error.strerror}"
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(output)
+    return ""
 
 
 def _run(command: list[str], environment: dict[str, str], rank: int, node_dir: str) -> int:
@@ -326,20 +341,20 @@ def _end_of(status: int) -> tuple[int, int]:
     return os.WEXITSTATUS(status), 0
 
 
-def _report(node_dir: str, text: str) -> None:
-    """Send one line to the entry of this node, if there is one."""
+def _report(node_dir: str, text: str) -> bool:
+    """Send one line to the entry of this node, if there is one; return whether it was sent."""
     if not node_dir:
-        return
+        return False
     try:
         events = os.open(os.path.join(node_dir, "events"), os.O_WRONLY | os.O_NONBLOCK)
     except OSError:
-        return
+        return False
     # A write of less than PIPE_BUF bytes is atomic, so lines of several ranks do not mix.
     line = text.replace("\n", " ").encode("utf-8", "surrogateescape")[:2000] + b"\n"
     try:
-        os.write(events, line)
+        return os.write(events, line) > 0
     except OSError:
-        pass
+        return False
     finally:
         os.close(events)
 

@@ -126,7 +126,6 @@ def test_ranks_have_their_nodes_environment():
         "A": "b",
         "PWD": "/code",
         "CLOUDJOB_NODE_DIR": "/n",
-        "CLOUDJOB_LOG_DIR": "/l",
         "DATA": "/m/inputs/DATA_0",
         "MODEL": "/m/outputs/MODEL_0",
     }

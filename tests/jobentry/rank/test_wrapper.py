@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Callable
@@ -17,6 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobentry.contract import names
+from jobentry.control.messages import Lines
+from jobentry.log import Relay
+from jobentry.node.rank_output import RankOutput
 from jobentry.rank import wrapper
 
 TEXT = st.text(st.characters(exclude_characters="\0"), max_size=10)
@@ -109,24 +112,39 @@ def test_the_program_follows_two_dashes():
 
 
 class Node:
-    """A node's folder with its event FIFO, and the rank wrappers started in it."""
+    """A node's folder, the rank wrappers started in it, and what reads their reports and output."""
 
     def __init__(self, folder: Path, zipapp: str) -> None:
         self.folder = folder
         self.logs = folder / "log"
         self.logs.mkdir()
         os.mkfifo(folder / "events")
-        self.events = os.open(folder / "events", os.O_RDWR | os.O_NONBLOCK)
-        self.event_data = b""
+        self.events = os.open(folder / "events", os.O_RDWR)
+        self.reports: list[list[str]] = []
         self.processes: list[subprocess.Popen[bytes]] = []
         self._zipapp = zipapp
+        self._asked = 0
+        self._output = RankOutput(str(self.logs), Relay(str(self.logs)))
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        lines = Lines()
+        while data := os.read(self.events, 4096):
+            for line in lines.feed(data):
+                kind, *values = line.decode().split(" ")
+                if kind == "close":
+                    return
+                if kind == "output":
+                    self._output.take(int(values[0]), str(self.folder / "-".join((kind, *values))))
+                else:
+                    self.reports.append([kind, *values])
 
     def start(self, *program: str, number: int = 0, **more: str) -> subprocess.Popen[bytes]:
         environ = {
             **os.environ,
             "OMPI_COMM_WORLD_RANK": str(number),
             "CLOUDJOB_NODE_DIR": str(self.folder),
-            "CLOUDJOB_LOG_DIR": str(self.logs),
             **more,
         }
         process = subprocess.Popen(
@@ -139,14 +157,17 @@ class Node:
         return process
 
     def log(self, number: int = 0) -> bytes:
+        self._output.settle(number)
         path = self.logs / ("rank-%d.log" % number)
         return path.read_bytes() if path.exists() else b""
 
     def lines(self) -> list[list[str]]:
-        """Return the reports of the wrappers, split at spaces."""
-        with contextlib.suppress(BlockingIOError):
-            self.event_data += os.read(self.events, 1 << 20)
-        return [line.split(" ") for line in self.event_data.decode().splitlines()]
+        """Return the reports of the wrappers so far, split at spaces."""
+        self._asked += 1
+        os.write(self.events, b"asked %d\n" % self._asked)
+        while ["asked", str(self._asked)] not in self.reports:
+            time.sleep(0.01)
+        return [report for report in self.reports if report[0] != "asked"]
 
     def close(self) -> None:
         for process in self.processes:
@@ -155,6 +176,9 @@ class Node:
             process.wait()
             assert process.stderr is not None
             process.stderr.close()
+        os.write(self.events, b"close\n")
+        self._reader.join()
+        self._output.finish()
         os.close(self.events)
 
 
@@ -180,6 +204,46 @@ def test_a_log_keeps_every_byte(node: Node):
 
     assert process.wait(20) == 0
     assert node.log() == b"a\xff\rbc"
+
+
+@pytest.mark.parametrize(
+    "attempt",
+    [
+        "echo warning >/dev/stderr",
+        "echo warning >/dev/stdout",
+        "echo warning | tee /dev/stderr >/dev/null",
+        "echo warning; : >/dev/stdout",
+        "echo warning; : >/proc/self/fd/2",
+        "echo warning; truncate -s 0 /dev/stdout 2>/dev/null",
+        "echo warning; dd if=/dev/null of=/dev/stdout status=none",
+        f"{sys.executable} -c \"print('warning', file=open('/dev/stdout', 'w'))\"",
+        f"echo warning; {sys.executable} -c 'import os; os.ftruncate(1, 0)' 2>/dev/null",
+    ],
+)
+def test_a_log_cannot_be_truncated_by_its_rank(node: Node, attempt: str):
+    process = node.start("sh", "-c", f"echo before; {attempt}; echo after; echo last >&2; exit 3")
+
+    assert process.wait(20) == 3
+    assert node.log() == b"before\nwarning\nafter\nlast\n"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_other_users_in_a_rank_can_open_its_output(node: Node):
+    text = "echo out >/dev/stdout; echo error >/dev/stderr"
+    process = node.start("setpriv", "--reuid=65534", "--clear-groups", "sh", "-c", text)
+
+    assert process.wait(20) == 0
+    assert node.log() == b"out\nerror\n"
+
+
+def test_what_a_killed_rank_wrote_last_is_in_its_log(node: Node, until: Callable[..., None]):
+    """Even if its wrapper is killed with it."""
+    process = node.start("sh", "-c", f"seq 20000; touch {node.folder}/done; exec sleep 60")
+    until(lambda: (node.folder / "done").exists())
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait(20)
+
+    assert node.log() == b"".join(b"%d\n" % number for number in range(1, 20001))
 
 
 def test_a_killed_program_is_reported_with_its_signal(node: Node):
