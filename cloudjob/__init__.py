@@ -40,6 +40,7 @@ __all__ = [
     "RankPoint",
     "Ranked",
     "RecordsError",
+    "RunsElsewhere",
     "SpecError",
     "StoreError",
     "Sweep",

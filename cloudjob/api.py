@@ -22,6 +22,7 @@ from cloudjob.errors import (
     NotReady as NotReady,
     PackageError as PackageError,
     RecordsError as RecordsError,
+    RunsElsewhere as RunsElsewhere,
     SpecError as SpecError,
     StoreError as StoreError,
     Unanswered as Unanswered,

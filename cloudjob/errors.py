@@ -9,6 +9,7 @@ CloudJobError            exit code 1
 +- BackendError          5   the platform refused or cannot be reached
 |  +- NotAuthorised      5   it rejected the credentials or denied access
 |  +- Unreachable        5   it does not answer at the moment; running jobs continue
+|  +- RunsElsewhere      5   only another machine can tell whether the job still runs
 |  +- Unanswered         5   no answer came, so the request may or may not have been carried out
 |  +- NotReady           5   .problems: every failed check before the job was sent
 |  +- JobNotFound        6
@@ -82,6 +83,22 @@ class NotAuthorised(BackendError):
 
 class Unreachable(BackendError):
     """The platform does not answer at the moment; a command that waits for a job tries again."""
+
+
+class RunsElsewhere(BackendError):
+    """A job runs, or ran, on another machine, which alone can tell whether it still does.
+
+    Args:
+        host: The name of that machine.
+    """
+
+    def __init__(self, doing: str, job: str, host: str) -> None:
+        super().__init__(
+            f"{doing} {job}: it runs on {host}, whose processes this machine cannot see",
+            hint=f"run the command on {host}; if that machine no longer exists, "
+            f"`cloudjob rm --force {job}` removes the job",
+        )
+        self.host = host
 
 
 class Unanswered(BackendError):

@@ -7,7 +7,7 @@ import os
 import cloudjob
 from cloudjob.cli.messages import print_error, print_message
 from cloudjob.cli.status import report
-from cloudjob.errors import BackendError
+from cloudjob.errors import BackendError, RunsElsewhere
 from cloudjob.model.times import local, rfc3339
 
 TYPE_CHECKING = False
@@ -27,6 +27,8 @@ def follow_to_end(job: Job, *, is_json: bool) -> JobStatus:
     except BrokenPipeError:
         print_message(f"the reader of this output has closed it; job {job.id} continues")
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    except RunsElsewhere:
+        raise
     except BackendError as error:
         # The log is optional: if the platform cannot be reached, `wait` reports that.
         print_error(error)

@@ -354,13 +354,15 @@ def _rm(options: argparse.Namespace) -> int:
     job = cloudjob.attach(options.job)
     if job.status().state in ("PENDING", "RUNNING"):
         raise UsageError(f"removing {job.id}: it has not ended", hint=f"cloudjob cancel {job.id}")
+    if not options.force:
+        job.need_here("removing")
     outputs = job.outputs(is_own=True)
     if outputs and not options.force:
         raise UsageError(
             f"removing {job.id}: it has {counted(len(outputs), 'output file')}",
             hint=f"cloudjob outputs {job.id} --to DIR keeps them; --force removes them too",
         )
-    job.remove()
+    job.remove(is_forced=options.force)
     print_message(f"removed {job.id}")
     return 0
 
@@ -469,7 +471,8 @@ def add_rm(parser: argparse.ArgumentParser) -> None:
     """Give the command rm its options."""
     parser.set_defaults(run=_rm)
     job_argument(parser, nargs="?")
-    parser.add_argument("--force", action="store_true", help="remove its outputs, too")
+    text = "remove its outputs, too, and a job of another machine that no longer exists"
+    parser.add_argument("--force", action="store_true", help=text)
     parser.add_argument(
         "--orphans", action="store_true", help="remove the leftovers of killed submits"
     )

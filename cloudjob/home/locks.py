@@ -17,12 +17,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from cloudjob.home import private_folder, writing
+from cloudjob.home import hosts, private_folder, writing
+from cloudjob.home.hosts import Host, Relation
 from jobentry.system.trees import remove_tree
 
 _LOCK = "lock"
 # A folder exists for a moment before its lock is taken.
 _NEW_S = 60.0
+# No process uses a scratch folder for longer than this.
+_OLD_S = 7 * 24 * 3600.0
 # ``struct flock``: type, whence, start, length, process.
 _FLOCK = "hhqqi4x"
 # Seconds that ``acquire`` waits if another process may be testing the lock with ``flock``.
@@ -76,6 +79,8 @@ def hold(path: Path) -> Iterator[None]:
 def is_held(path: Path) -> bool:
     """Whether a running process holds the lock; any number of processes may call this at once.
 
+    A lock that another machine holds may be invisible here; see ``is_unseen``.
+
     Raises:
         OSError: The file cannot be read, or its file system has no locks, so it is unknown whether
             the process is running.
@@ -88,6 +93,12 @@ def is_held(path: Path) -> bool:
         return _is_locked(descriptor)
     finally:
         os.close(descriptor)
+
+
+def is_unseen(path: Path) -> bool:
+    """Whether a lock that seems free belongs to another machine, which may hold it."""
+    creator = hosts.creator_of(path)
+    return creator is not None and creator.relation(hosts.this_host()) is Relation.ELSEWHERE
 
 
 def _opened(path: Path, flags: int) -> int:
@@ -158,7 +169,7 @@ def scratch(folder: Path, name: str = "") -> Iterator[Path]:
         sweep(folder)
         path = folder / (name or f"tmp-{os.urandom(8).hex()}")
         path.mkdir(mode=0o700)
-        lock = acquire_new(path / _LOCK, b"")
+        lock = acquire_new(path / _LOCK, hosts.first_line())
     try:
         yield path
     finally:
@@ -172,11 +183,24 @@ def is_in_use(folder: Path, name: str) -> bool:
     return is_held(folder / name / _LOCK)
 
 
+def user_elsewhere(folder: Path, name: str) -> Host | None:
+    """Return the other machine that may use a scratch folder; None if there is none."""
+    path = folder / name / _LOCK
+    return hosts.creator_of(path) if is_unseen(path) else None
+
+
 def sweep(folder: Path) -> None:
     """Remove the scratch folders below ``folder`` whose processes were killed."""
     with suppress(OSError):
         for path in folder.iterdir():
             with suppress(OSError):
-                is_new = time.time() - path.stat().st_mtime < _NEW_S
-                if not (is_held(path / _LOCK) if (path / _LOCK).exists() else is_new):
+                if not _may_be_in_use(path):
                     remove_tree(path)
+
+
+def _may_be_in_use(folder: Path) -> bool:
+    age_s = time.time() - folder.stat().st_mtime
+    lock = folder / _LOCK
+    if not lock.exists():
+        return age_s < _NEW_S
+    return is_held(lock) or (age_s < _OLD_S and is_unseen(lock))

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from cloudjob.backends.base import Backend
-from cloudjob.errors import JobNotFound
+from cloudjob.errors import JobNotFound, RunsElsewhere
 from cloudjob.home import locks, records_path, submits_folder, writing
+from cloudjob.home.hosts import this_host
 from cloudjob.home.records import SUBMITTING, JobRecord, Records
 from cloudjob.store import open_store
 from cloudjob.store.base import RETRY_S, ObjectStore
@@ -71,7 +72,24 @@ class JobAccess:
         return ""
 
     def is_being_sent(self) -> bool:
-        """Whether the submit of this job is running on this machine."""
+        """Whether the submit of this job is running."""
         is_new = self.record.state == SUBMITTING
         with writing("checking whether a submit is running", submits_folder(self.home)):
             return is_new and locks.is_in_use(submits_folder(self.home), self.record.job)
+
+    def need_here(self, doing: str) -> None:
+        """Check that a job that its platform does not have was not submitted on another machine.
+
+        Raises:
+            RunsElsewhere: That machine may run the job or its submit.
+        """
+        job = self.record.job
+        if self.record.state == SUBMITTING:
+            user = locks.user_elsewhere(submits_folder(self.home), job)
+            if user is not None:
+                raise RunsElsewhere(doing, job, user.name)
+            return
+        host = self.record.submitted_by.rpartition("@")[2]
+        # An engine knows only the jobs of its own machine.
+        if self.record.backend == "docker" and host not in ("", this_host().name):
+            raise RunsElsewhere(doing, job, host)

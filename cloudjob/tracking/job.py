@@ -16,6 +16,7 @@ from cloudjob.home import records_path
 from cloudjob.home.records import JobRecord, Records
 from cloudjob.model import grid, html
 from cloudjob.model import status as statuses
+from cloudjob.model.rules import is_remote
 from cloudjob.model.status import JobFailed, JobState, JobStatus, Phase
 from cloudjob.package import contents
 from cloudjob.store.base import RETRY_S, Expiring, ObjectStore
@@ -170,6 +171,14 @@ class Job:
     def has_final_status(self) -> bool:
         """Whether its final status is in the local records, so that the platform is not needed."""
         return bool(self._access.record.final_json)
+
+    def need_here(self, doing: str) -> None:
+        """Check that the last status is not one that only another machine knows.
+
+        Raises:
+            RunsElsewhere: It is, so this machine cannot do what ``doing`` says.
+        """
+        self._reader.need_here(doing)
 
     @property
     def is_over(self) -> bool:
@@ -438,8 +447,18 @@ class Job:
         self._backend.refresh(self.handle, {name: access.get(name, "") for name in STORE_KEYS})
         return store.keys_end_at()
 
-    def remove(self) -> None:
-        """Remove the job from its platform, its store and the local records."""
+    def remove(self, *, is_forced: bool = False) -> None:
+        """Remove the job from its platform, its store and the local records.
+
+        Args:
+            is_forced: Remove it even if it may still run on another machine.
+
+        Raises:
+            RunsElsewhere: Only another machine can tell whether the job still runs.
+        """
+        if not (is_forced or is_remote(self.backend_name)):
+            self.status()
+            self.need_here("removing")
         notifier.forget(self._access.home, self.id)
         if self.handle:
             self._backend.remove(self.handle)

@@ -17,6 +17,7 @@ from cloudjob.errors import (
     JobNotFound,
     ObjectMissing,
     RecordsError,
+    RunsElsewhere,
     StoreError,
     Unreachable,
     WaitTimeout,
@@ -41,6 +42,8 @@ _LAST_LINES = 5
 _STORE_S = 5.0
 # Seconds by which a record that the platform uploads may arrive late.
 _LATE_S = 120.0
+# The status of a job that only another machine knows.
+_UNSEEN = NativeStatus(JobState.UNKNOWN, ELSEWHERE)
 # The polling interval grows from the backend's to this one, so that the end of a short job is
 # noticed at once and a long job does not cost a hundred requests per second.
 _POLL_S = 0.5
@@ -56,14 +59,30 @@ class StatusReader:
         self.record_error = ""
         # The status that was returned last.
         self.last: JobStatus | None = None
+        # Why only another machine knows the status; None if this machine does, too.
+        self.elsewhere: RunsElsewhere | None = None
         # One request at a time, because ``record_error`` belongs to the status being built.
         self._query_lock = threading.Lock()
 
     def status(self) -> JobStatus:
         """Return the current status; if the store does not answer, this takes a few seconds."""
         with self._query_lock:
-            self.last = verdict.recorded_status(self._access.record) or self._read()
+            self.elsewhere = None
+            try:
+                self.last = verdict.recorded_status(self._access.record) or self._read()
+            except RunsElsewhere as error:
+                self.elsewhere = error
+                return self.unknown(f"runs on {error.host}")
             return self.last
+
+    def need_here(self, doing: str) -> None:
+        """Check that the last status is not one that only another machine knows.
+
+        Raises:
+            RunsElsewhere: It is.
+        """
+        if self.elsewhere is not None:
+            raise RunsElsewhere(doing, self._access.record.job, self.elsewhere.host)
 
     def from_list(self, native: NativeStatus | None) -> JobStatus:
         """Return the status of the job from a list of its platform's jobs.
@@ -105,6 +124,7 @@ class StatusReader:
                 outage.pause(error)
                 continue
             outage.reset()
+            self.need_here("waiting for")
             if status != shown:
                 on_status(status)
                 shown = status
@@ -187,9 +207,18 @@ class StatusReader:
         record = self._access.record
         # Checked before the status: a submit that ends between the two queries has sent its job.
         is_being_sent = self._access.is_being_sent()
-        with contextlib.suppress(JobNotFound):
+        try:
             if record.handle:
                 return self._access.backend.status(record.handle)
+        except JobNotFound:
+            self._access.need_here("looking for")
+        except RunsElsewhere:
+            # The head writes its record last, and every machine can read it.
+            ended = self._exit_record(_UNSEEN)
+            native = verdict.ended_elsewhere(_UNSEEN, ended, self._access.spec())
+            if native is _UNSEEN:
+                raise
+            return native
         if is_being_sent:
             return NativeStatus(JobState.PENDING, "being submitted")
         was_sent = record.handle and record.state != SUBMITTING

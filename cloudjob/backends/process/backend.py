@@ -23,7 +23,7 @@ from cloudjob.backends.follow import PIECE_BYTES, node_logs, poll, read_ends
 from cloudjob.backends.process import devices, isolation, running, state
 from cloudjob.backends.process import request as requests
 from cloudjob.backends.process.request import ProcessRequest
-from cloudjob.errors import BackendError, JobNotFound
+from cloudjob.errors import BackendError, JobNotFound, RunsElsewhere
 from cloudjob.home import private_folder, writing
 from cloudjob.model import grid, times
 from cloudjob.model.status import JobState
@@ -164,21 +164,36 @@ class ProcessBackend(Backend[ProcessRequest]):
         job, folder = self._found(handle)
         # The lock first: a controller that ends between the two queries has written its last state.
         is_alive = self._is_alive(job)
+        unseen_host = "" if is_alive else running.unseen_host(self._home, job)
         try:
             found = state.read(folder)
         except BackendError as error:
+            if unseen_host:
+                raise RunsElsewhere("looking for", job, unseen_host) from error
             if is_alive:
                 return NativeStatus(JobState.RUNNING, f"running ({error.message})")
             return state.lost_status(folder, None, error.message)
+        if found is not None and found["ended_at"] is not None:
+            return state.ended_status(found)
+        if unseen_host:
+            raise RunsElsewhere("looking for", job, unseen_host)
+        return self._unended_status(handle, found, is_alive=is_alive)
+
+    def _unended_status(
+        self, handle: str, found: dict[str, Any] | None, *, is_alive: bool
+    ) -> NativeStatus:
+        """Return the status of a job whose controller has not written how it ended."""
+        job, folder = self._found(handle)
         if found is None:
             if is_alive:
                 return NativeStatus(JobState.PENDING, "starting")
             raise JobNotFound(f"looking for {handle}: this machine has no such job")
-        if found["ended_at"] is not None:
-            return state.ended_status(found)
         if is_alive:
             started_at = times.rfc3339(found["started_at"])
-            return NativeStatus(JobState.RUNNING, "running", started_at=started_at)
+            native = "running"
+            if not running.is_local(self._home, job):
+                native = f"runs on {running.name_of_host(self._home, job)}"
+            return NativeStatus(JobState.RUNNING, native, started_at=started_at)
         with contextlib.suppress(OSError):
             running.sweep_job(self._home, job)
         return state.lost_status(folder, found, state.LOST)
@@ -203,6 +218,10 @@ class ProcessBackend(Backend[ProcessRequest]):
             return False
 
         yield from poll(read_new, has_ended, follow=follow, pause_s=(_POLL_S, _POLL_S))
+        if follow and not self._is_alive(job):
+            found = state.read(folder)
+            if not (found and found["ended_at"]):
+                self._need_visible(job, "following the log of")
 
     def log_ends(self, handle: str) -> Iterator[tuple[int, bytes]]:
         for index, path in node_logs(self._found(handle)[1]).items():
@@ -210,20 +229,23 @@ class ProcessBackend(Backend[ProcessRequest]):
                 yield index, data
 
     def cancel(self, handle: str, *, is_urgent: bool = False) -> None:
-        job, _ = self._found(handle)
+        job, folder = self._found(handle)
         controller = running.controller_of(self._home, job)
-        if controller and self._is_alive(job):
+        if not controller:
+            self._need_reachable(job, folder)
+        elif self._is_alive(job):
             _signal(controller, signal.SIGUSR1 if is_urgent else signal.SIGTERM)
             # A stopped process would never handle the signal.
             _signal(controller, signal.SIGCONT)
 
     def remove(self, handle: str) -> None:
-        """Remove everything of the job; a running job is ended first."""
+        """Remove everything of the job; a job that runs on this machine is ended first."""
         try:
             job, folder = self._found(handle)
         except JobNotFound:
             return
-        self.cancel(handle, is_urgent=True)
+        if self._is_alive(job):
+            self.cancel(handle, is_urgent=True)
         self._abandon(job, folder)
 
     def _abandon(self, job: str, folder: Path) -> None:
@@ -231,17 +253,38 @@ class ProcessBackend(Backend[ProcessRequest]):
         deadline = time.monotonic() + _END_S
         while self._is_alive(job):
             if time.monotonic() > deadline:
-                for process in running.processes_of(self._home, job):
+                processes = running.processes_of(self._home, job)
+                if not processes:
+                    raise RunsElsewhere("removing", job, running.name_of_host(self._home, job))
+                for process in processes:
                     _signal(process, signal.SIGKILL)
             time.sleep(_POLL_S)
         with contextlib.suppress(OSError):
             running.sweep_job(self._home, job)
         with writing(f"removing job {job}", folder):
             remove_tree(folder)
+            # It stays if another machine started the job.
+            running.path_of(self._home, job).unlink(missing_ok=True)
 
     def _is_alive(self, job: str) -> bool:
         """Whether the job's controller or a keeper is alive."""
         return running.is_running(self._home, job)
+
+    def _need_visible(self, job: str, doing: str) -> None:
+        """Raise ``RunsElsewhere`` if a job without a visible lock may run on another machine."""
+        host = running.unseen_host(self._home, job)
+        if host:
+            raise RunsElsewhere(doing, job, host)
+
+    def _need_reachable(self, job: str, folder: Path) -> None:
+        """Raise ``RunsElsewhere`` if a job may run, but has no processes that are visible here."""
+        with contextlib.suppress(BackendError):
+            found = state.read(folder)
+            if found and found["ended_at"]:
+                return
+        self._need_visible(job, "cancelling")
+        if self._is_alive(job) and not running.is_local(self._home, job):
+            raise RunsElsewhere("cancelling", job, running.name_of_host(self._home, job))
 
     def _found(self, handle: str) -> tuple[str, Path]:
         """Return a job's id and folder."""

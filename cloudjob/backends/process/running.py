@@ -3,20 +3,21 @@
 A file ``running/<job>`` is created and locked before anything else of a job. The submitter holds
 the lock, then the controller, its keepers and the entries, which inherit it. The controller removes
 the file when only the job's log and state are left. So a file without a lock belongs to a job whose
-processes were killed, and lists the folders that they left behind.
+processes were killed, and lists the folders that they left behind. A job of another machine that
+shares ``$CLOUDJOB_HOME`` may run although its file seems to have no lock.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from cloudjob.backends.process import STATE
-from cloudjob.home import locks, private_folder, writing
+from cloudjob.home import hosts, locks, private_folder, writing
+from cloudjob.home.hosts import Relation
 from jobentry.system.trees import remove_tree
 
 _FOLDER = "running"
@@ -41,8 +42,8 @@ def register(home: Path, job: str, folder: Path, temporary: Sequence[str]) -> in
     """
     private_folder(home / _FOLDER)
     sweep_job(home, job)
-    text = json.dumps({"folder": str(folder), "temporary": list(temporary)})
-    return locks.acquire_new(path_of(home, job), text.encode("ascii") + b"\n")
+    line = hosts.first_line(folder=str(folder), temporary=list(temporary))
+    return locks.acquire_new(path_of(home, job), line)
 
 
 def note_controller(descriptor: int, process: int) -> None:
@@ -61,14 +62,50 @@ def is_running(home: Path, job: str) -> bool:
         return locks.is_held(path)
 
 
+def unseen_host(home: Path, job: str) -> str:
+    """Return the machine that started a job whose processes are invisible here, else "".
+
+    Such a job may still run, whether or not its lock can be seen here.
+    """
+    path = path_of(home, job)
+    return name_of_host(home, job) if locks.is_unseen(path) else ""
+
+
+def is_local(home: Path, job: str) -> bool:
+    """Whether the processes of a job are visible here, or were until they ended."""
+    host = hosts.creator_of(path_of(home, job))
+    return host is None or host.relation(hosts.this_host()) is Relation.HERE
+
+
+def name_of_host(home: Path, job: str) -> str:
+    """Return the name of the machine or container that started a job; empty if unknown."""
+    host = hosts.creator_of(path_of(home, job))
+    return host.name if host else ""
+
+
 def controller_of(home: Path, job: str) -> int:
-    """Return the process id of a job's controller; 0 if it is gone or not started yet."""
+    """Return the process id of a job's controller; 0 if it is gone, invisible or not started."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         process = int(path_of(home, job).read_bytes().split(b"\n")[1])
-        argv = Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
-        if process_name(job).encode() in argv:
+        if _belongs_to(process, job):
             return process
+    # Outside a container, its processes have other numbers; a keeper is a child of the controller.
+    with contextlib.suppress(OSError):
+        found = [each for each in processes_of(home, job) if _belongs_to(each, job)]
+        return next((each for each in found if _parent_of(each) not in found), 0)
     return 0
+
+
+def _belongs_to(process: int, job: str) -> bool:
+    """Whether a process is the controller or a keeper of a job."""
+    with contextlib.suppress(OSError):
+        argv = Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
+        return process_name(job).encode() in argv
+    return False
+
+
+def _parent_of(process: int) -> int:
+    return int(Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()[1])
 
 
 def processes_of(home: Path, job: str) -> list[int]:
@@ -114,12 +151,12 @@ def sweep_job(home: Path, job: str) -> None:
         OSError: Something could not be removed; the next sweep tries again.
     """
     path = path_of(home, job)
-    if not path.exists() or locks.is_held(path):
+    if not path.exists() or locks.is_held(path) or unseen_host(home, job):
         return
+    found = hosts.read_first_line(path)
     try:
-        found = json.loads(path.read_bytes().split(b"\n")[0])
         folder, temporary = Path(found["folder"]), [str(item) for item in found["temporary"]]
-    except (ValueError, KeyError, TypeError):
+    except (KeyError, TypeError):
         folder, temporary = home / "process" / job, []
     if not (folder / STATE).exists():
         temporary.append(str(folder))
