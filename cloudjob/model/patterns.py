@@ -21,7 +21,8 @@ _MAX_MATCHES = 100
 # Python reads it as {0,3}, RE2 as these characters.
 _OPEN_REPEAT = re.compile(r"(?<!\\)\{,\d+\}")
 _UNLIMITED = re.compile(
-    r"invalid perl operator: \(\?(?:[=!<>(]|P$)|bad repetition operator|invalid escape sequence: \\[1-9]"
+    r"invalid perl operator: \(\?(?:[=!<>(]|P$)"
+    r"|bad repetition operator|invalid escape sequence: \\[1-9]"
 )
 
 
