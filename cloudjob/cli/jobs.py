@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from dataclasses import replace
 
@@ -33,11 +32,11 @@ from cloudjob.model.times import local
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import re
     from collections.abc import Callable
     from pathlib import Path
     from typing import Any, NoReturn
 
+    from cloudjob.model.patterns import Pattern
     from cloudjob.model.status import JobStatus
 
     # Statuses with their jobs; a job of a sweep may not have been submitted.
@@ -113,14 +112,14 @@ def _check_numbers(flag: str, text: str, known: int) -> None:
         raise UsageError(f"{flag} {text}: the job has {found}", hint=f"0 to {known - 1}")
 
 
-def _pattern(text: str) -> re.Pattern[bytes]:
-    import re
+def _pattern(text: str) -> Pattern:
+    from cloudjob.model.patterns import Pattern
 
     try:
-        return re.compile(os.fsencode(text))
-    except re.error as error:
+        return Pattern(text)
+    except ValueError as error:
         raise UsageError(
-            f"reading --grep {text}: it is not a regular expression: {error}",
+            f"reading --grep {text}: it {error}",
             hint="put a backslash before each of . * + ? ( ) [ ] { } | that is meant literally",
         ) from error
 

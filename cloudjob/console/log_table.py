@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 
 from cloudjob.console.emulated import EmulatedJob
 from cloudjob.console.text import displayable_line
-from cloudjob.errors import CloudJobError
+from cloudjob.errors import CloudJobError, UsageError
 from cloudjob.model import bars
 from cloudjob.model.status import Failure
 from cloudjob.tracking import Job
 from cloudjob.tracking.journals import Journals
 from cloudjob.tracking.log import LogPiece
-from cloudjob.tracking.metrics import MetricPoint
+from cloudjob.tracking.metrics import MetricPoint, MetricReader
 from jobentry.contract import lines
 
 # Longer lines are cut.
@@ -225,7 +225,13 @@ class LogTable:
 
     def _copy(self) -> bool:
         """Copy the log until its end or until no page shows it; return whether it has ended."""
-        reader = self._job.metric_reader()
+        try:
+            reader = self._job.metric_reader()
+        except UsageError as error:
+            # The log of a job with a pattern that cannot be used is shown all the same.
+            reader = MetricReader({})
+            with self._lock:
+                self._error = error.message
         try:
             for piece in self._job.pieces(
                 follow=not self._job.has_final_status,

@@ -30,6 +30,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticKnownError, core_schema
 
 from cloudjob.model import grid
+from cloudjob.model.patterns import Pattern
 from cloudjob.model.rules import (
     AUTO_RANKS,
     MAX_ARG_BYTES,
@@ -202,14 +203,7 @@ def _check_uri(uri: str, schemes: tuple[str, ...]) -> str:
 
 def check_pattern(text: str) -> str:
     """Return ``text`` if it is a regular expression with a group; else raise ``ValueError``."""
-    try:
-        # Compiled as bytes, like the lines that are searched: \u and (?u) are errors there.
-        groups = re.compile(text.encode("utf-8", "surrogateescape")).groups
-    except (re.error, RecursionError, OverflowError) as error:
-        raise ValueError(
-            f"is not a regular expression: {error} (given {given(text)}; allowed Python's syntax)"
-        ) from None
-    if not groups:
+    if not Pattern(text).groups:
         raise ValueError(
             f"has no group for the value (given {given(text)}; for example 'loss ([0-9.]+)')"
         )

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections import deque
 from collections.abc import Iterable, Iterator
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from cloudjob.model import times
 from cloudjob.tracking.job import Job
@@ -15,13 +14,20 @@ from cloudjob.tracking.queries import parse_time
 from jobentry.contract import env, lines
 
 
+class LinePattern(Protocol):
+    """What chooses lines: a compiled expression of ``cloudjob``, ``re`` or another library."""
+
+    def search(self, line: bytes, /) -> object:
+        """Return something true if the line is chosen."""
+
+
 class LogFilter(NamedTuple):
     """Which lines of a log to show.
 
     Args:
         nodes: A list such as ``0,2-3``; empty for all nodes.
         ranks: The same for ranks. Lines of the entry belong to no rank.
-        pattern: A regular expression that is searched in each line, without its prefix.
+        pattern: Compiled; it is searched in each line, without its prefix.
         tail: The number of lines to start with, counted from the end; None for all.
         is_stored: Whether to read the logs in the job's store, not those of its platform.
         since: ``2h``, ``3d``, a date, or a date and a time: only lines that were written then or
@@ -31,7 +37,7 @@ class LogFilter(NamedTuple):
 
     nodes: str = ""
     ranks: str = ""
-    pattern: re.Pattern[bytes] | None = None
+    pattern: LinePattern | None = None
     tail: int | None = None
     is_stored: bool = False
     since: str = ""
@@ -98,7 +104,7 @@ class LogFilter(NamedTuple):
 
     def _matches(self, line: list[bytes]) -> bool:
         whole = b"".join(lines.read(text).data for text in line)
-        return self.pattern is None or self.pattern.search(whole.rstrip(b"\n")) is not None
+        return self.pattern is None or bool(self.pattern.search(whole.rstrip(b"\n")))
 
     def _last(self, pieces: Iterable[LogPiece]) -> Iterator[LogPiece]:
         """Yield the last lines; a line that arrived in parts keeps all its parts."""

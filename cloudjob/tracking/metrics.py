@@ -13,11 +13,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from cloudjob.errors import UsageError
+from cloudjob.model.patterns import MAX_STEPS, Pattern
 from jobentry.contract import journal, lines
 
 # Keys of a printed JSON object that give the step.
 _STEPS = ("step", "global_step", "iteration", "iter", "epoch")
-# Longer lines are not searched, because a pattern could take very long.
+# Longer lines are not searched.
 _LINE_LIMIT_BYTES = 16 * 1024
 
 
@@ -48,11 +49,11 @@ class MetricReader:
             group, is the value; its group ``step``, if it has one, is the step.
 
     Raises:
-        UsageError: A pattern is not a regular expression with a group.
+        UsageError: A pattern is not a regular expression with a group, or they are too large.
     """
 
     def __init__(self, patterns: Mapping[str, str]) -> None:
-        self._patterns = {name: _compiled(name, text) for name, text in patterns.items()}
+        self._patterns = _compiled(patterns)
         self._counts: dict[tuple[str, int], int] = {}
         self._at: dict[int, float] = {}
         # The incomplete last line of each rank, or the last state of its progress bar.
@@ -103,11 +104,10 @@ class MetricReader:
     def _values(self, text: bytes) -> Iterator[tuple[str, float, float | None]]:
         """Yield the metrics of a line, each with its value and its step."""
         for name, pattern in self._patterns.items():
-            for match in pattern.finditer(text):
-                groups = match.groupdict()
-                value = _number(groups.get("value") or match[1])
+            for match in pattern.values(text):
+                value = _number(match.text)
                 if value is not None:
-                    yield name, value, _number(groups.get("step"))
+                    yield name, value, _number(match.step)
         if text[:1] == b"{":
             yield from _json_values(text)
 
@@ -120,13 +120,23 @@ class MetricReader:
         return MetricPoint(name, rank, number, value, self._at.get(node) or None)
 
 
-def _compiled(name: str, pattern: str) -> re.Pattern[bytes]:
+def _compiled(patterns: Mapping[str, str]) -> dict[str, Pattern]:
     from cloudjob.model.types import check_pattern
 
-    try:
-        return re.compile(check_pattern(pattern).encode("utf-8", "surrogateescape"))
-    except (ValueError, re.error) as error:
-        raise UsageError(f"reading the pattern of the metric {name}: it {error}") from error
+    compiled = dict[str, Pattern]()
+    steps = 0
+    for name, text in patterns.items():
+        try:
+            compiled[name] = Pattern(check_pattern(text))
+        except ValueError as error:
+            raise UsageError(f"reading the pattern of the metric {name}: it {error}") from error
+        steps += compiled[name].steps
+        if steps > MAX_STEPS:
+            raise UsageError(
+                f"reading the patterns of {len(patterns)} metrics: they are too large together",
+                hint="use fewer or simpler patterns",
+            )
+    return compiled
 
 
 def _json_values(text: bytes) -> Iterator[tuple[str, float, float | None]]:

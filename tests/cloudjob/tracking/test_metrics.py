@@ -63,6 +63,44 @@ def test_a_pattern_that_cannot_be_used_is_refused_before_the_job_runs(pattern: s
         check_pattern(pattern)
 
 
+@pytest.mark.parametrize(
+    "pattern",
+    ["(?<=loss )([0-9]+)", "(?=a)(a)", r"(a)\1", "(?>a)(b)", "(a)++", r"(a{,3})", "(a|bc){999}"],
+)
+def test_a_pattern_that_could_take_unlimited_time_is_refused_with_the_reason(pattern: str):
+    """RE2 lacks what needs backtracking; a repeat without a beginning means something else."""
+    with pytest.raises(ValueError, match=r"unlimited time|repeat without|too large"):
+        check_pattern(pattern)
+
+
+def test_no_pattern_and_line_take_long_together():
+    """With Python's ``re``, the first of these would take longer than a life."""
+    lines = [b"a" * 16000, b"ab" * 8000, b"x" * 16000, b"(" * 16000, "é".encode() * 8000]
+    patterns = [
+        "(a+)+b([0-9])",
+        "(.*)*(.*)*z([0-9])",
+        "(?:a|b)*a(?:a|b){300}c([0-9])",
+        "([^y]*y|x)",
+    ]
+    reader = MetricReader({f"metric{number}": text for number, text in enumerate(patterns)})
+
+    assert not reader.add(0, b"".join(b"[0] %s\n" % line for line in lines) * 20)
+
+
+def test_patterns_that_are_large_together_are_refused():
+    with pytest.raises(UsageError, match="too large together"):
+        MetricReader({f"metric{number}": "(a|b){900}" for number in range(9)})
+
+
+def test_letters_of_several_bytes_are_letters():
+    """Also beside bytes that are not UTF-8."""
+    reader = MetricReader({"loss": "损失.[:、]([0-9.]+)"})
+
+    found = reader.add(0, "[0] \udcff 损失é、0.5\n".encode("utf-8", "surrogateescape"))
+
+    assert [point.value for point in found] == [0.5]
+
+
 def test_a_pattern_may_name_the_value_and_the_step():
     reader = MetricReader({"loss": r"step (?P<step>\d+)/(\d+) loss (?P<value>\S+)"})
 

@@ -1,0 +1,101 @@
+"""Regular expressions that users, and strangers in a shared store, write.
+
+RE2 searches a text in time linear in its length, whatever the expression; Python's ``re`` can take
+years for one line. Lines are searched as UTF-8.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any, NamedTuple
+
+from cloudjob.model.text import given
+
+# An expression takes up to 2 ns for each byte of a text and each of its own steps.
+MAX_STEPS = 4000
+_MAX_CHARACTERS = 4000
+# Finding every match in one line could otherwise take quadratic time.
+_MAX_MATCHES = 100
+# Python reads it as {0,3}, RE2 as these characters.
+_OPEN_REPEAT = re.compile(r"(?<!\\)\{,\d+\}")
+_UNLIMITED = re.compile(
+    r"invalid perl operator: \(\?(?:[=!<>(]|P$)"
+    r"|bad repetition operator|invalid escape sequence: \\[1-9]"
+)
+
+
+class Value(NamedTuple):
+    """What one match of an expression selects.
+
+    Args:
+        text: The group ``value``, or else the first group.
+        step: The group ``step``; None if there is none.
+    """
+
+    text: bytes | None
+    step: bytes | None
+
+
+class Pattern:
+    """A regular expression in RE2's syntax, which is that of Python without look-around.
+
+    Args:
+        text: The expression; bytes that are not UTF-8 are escaped as by ``os.fsdecode``.
+
+    Raises:
+        ValueError: It cannot be used; the message begins with ``is not …`` or the like.
+    """
+
+    def __init__(self, text: str) -> None:
+        if len(text) > _MAX_CHARACTERS:
+            raise ValueError(f"is too long (given {len(text)} characters; at most 4000)")
+        if _OPEN_REPEAT.search(text):
+            raise ValueError(f"has a repeat without a beginning (given {given(text)}; {{0,N}} is)")
+        self._regexp, self._is_utf8 = _compiled(text)
+        self.groups: int = self._regexp.groups
+        self.steps: int = self._regexp.programsize
+        if self.steps > MAX_STEPS:
+            raise ValueError(f"is too large (given {given(text)}; smaller repeats {{M,N}} help)")
+
+    def search(self, line: bytes) -> bool:
+        """Whether a line contains a match."""
+        return self._regexp.search(self._readable(line)) is not None
+
+    def values(self, line: bytes) -> Iterator[Value]:
+        """Yield what the matches in a line select, of the first hundred matches."""
+        names = self._regexp.groupindex
+        value, step = names.get(b"value", 1), names.get(b"step")
+        for match in islice(self._regexp.finditer(self._readable(line)), _MAX_MATCHES):
+            yield Value(match[value] or match[1], None if step is None else match[step])
+
+    def _readable(self, line: bytes) -> bytes:
+        """Return a line that RE2 can read: it stops at bytes that are not UTF-8."""
+        if line.isascii() or not self._is_utf8:
+            return line
+        return line.decode("utf-8", "replace").encode()
+
+
+def _compiled(text: str) -> tuple[Any, bool]:
+    """Return the expression for RE2, and whether it is UTF-8; else it matches bytes."""
+    try:
+        import re2
+    except ImportError:
+        raise ValueError("needs the package google-re2, which is not installed here") from None
+    data = text.encode("utf-8", "surrogateescape")
+    options = re2.Options()
+    options.log_errors = False
+    is_utf8 = not any("\udc80" <= character <= "\udcff" for character in text)
+    if not is_utf8:
+        options.encoding = re2.Options.Encoding.LATIN1
+    try:
+        return re2.compile(data, options), is_utf8
+    except re2.error as error:
+        reason = error.args[0]
+        reason = reason.decode("utf-8", "replace") if isinstance(reason, bytes) else str(reason)
+    lacks = "; look-around, back references and possessive repeats would take unlimited time"
+    raise ValueError(
+        f"is not a regular expression of RE2: {reason} (given {given(text)}"
+        f"{lacks if _UNLIMITED.match(reason) else ''})"
+    )
