@@ -301,6 +301,29 @@ def test_a_worker_stopped_by_sigstop_does_not_outlive_a_cancel(cloud):
     assert cloud.status(job)["state"] == "CANCELLED"
 
 
+@pytest.mark.parametrize("code", [0, 3])
+def test_an_entry_that_is_suspended_while_its_ranks_end_still_reports_them(cloud, code):
+    """Whether they end well or badly; the suspension lasts seconds longer than mpirun."""
+    job = cloud.detach(*SIZE, cloud.script(WAITS_FOR_GO + f"sys.exit({code} if rank == 3 else 0)"))
+    cloud.await_results(*UP)
+    suspended = entry(cloud, job, 1)
+    os.kill(suspended, signal.SIGSTOP)
+    try:
+        (cloud.results / "go").touch()
+        poll_for(lambda: not cloud.mpiruns())
+        # Longer than a head waits for the reason of a failed launcher.
+        time.sleep(3)
+        assert cloud.status(job)["state"] == "RUNNING"
+    finally:
+        os.kill(suspended, signal.SIGCONT)
+
+    assert cloud.cli("wait", job).code == code
+    status = cloud.status(job)
+    assert status["state"] == ("FAILED" if code else "SUCCEEDED"), status
+    if code:
+        assert (status["failure"]["node"], status["failure"]["rank"]) == (1, 3)
+
+
 def _parent(pid):
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 

@@ -137,15 +137,19 @@ class NodeLoop:
             due, name = heapq.heappop(self._due)
             if name in self._timers and self._timers[name][0] == due:
                 self._timers.pop(name)[1]()
+        self.handle_lost_ranks()
+        if self._has_dead_children and now >= self._reap_at:
+            self._has_dead_children = False
+            self._reap_at = now + _REAP_S
+            processes.reap(self.own_children)
+
+    def handle_lost_ranks(self) -> None:
+        """Handle the ends of ranks whose wrapper is gone without having reported one."""
         if self.ranks.missing:
             # A rank may have reported its own end, which counts more than its disappearance.
             self.read_events()
             for end in self.ranks.lost():
                 self._rank_ended(end)
-        if self._has_dead_children and now >= self._reap_at:
-            self._has_dead_children = False
-            self._reap_at = now + _REAP_S
-            processes.reap(self.own_children)
 
     def run_in_thread(self, work: Callable[[], str], is_late: Callable[[], bool]) -> str:
         """Run ``work`` in a thread while the loop continues, and return its result.

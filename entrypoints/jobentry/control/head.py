@@ -160,6 +160,8 @@ class Head:
             self._stop.handle_worker_signal(values["number"], worker.index)
         elif kind == "cleaned-up":
             self._run.cleaned_up(worker.index)
+        elif kind == "reported":
+            self._run.reported(worker.index)
         elif kind == "left":
             self.worker_phases += _phases_of(worker, values.get("phases", ()))
         elif kind == "ready" and self._elastic is not None:

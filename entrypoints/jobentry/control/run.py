@@ -75,6 +75,8 @@ class Run:
         self._attempt = 1
         self._is_hung = False
         self._cleaning_up: set[int] = set()
+        # The workers that were asked, after the end of the launcher, how their ranks have ended.
+        self._unreported: set[int] | None = None
         self._stop.on_killed = self._launching.clear
 
     def run(self) -> Outcome:
@@ -261,23 +263,38 @@ class Run:
     # -- the end ----------------------------------------------------------------------------------
 
     def _wait_for_reason(self, code: int) -> None:
-        """Wait for a worker's report on its rank, or its loss, which can come after mpirun's end.
+        """Wait for a worker's report on its ranks, or its loss, which can come after mpirun's end.
 
-        If a worker's connection has ended, it takes some seconds to find out whether the worker is
-        dead. mpirun notices that at once, and would otherwise be blamed.
+        A worker that is suspended, or on a busy machine, reports later than mpirun ends; it has as
+        much time as every silent node. If a worker's connection has ended, it takes some seconds to
+        find out whether the worker is dead. mpirun notices that at once, and would otherwise be
+        blamed.
         """
         begun = time.monotonic()
         while True:
             is_in_doubt = self._pool.are_in_doubt and not self._stop.outcome
-            waited_s = time.monotonic() - begun
-            if waited_s >= (_DOUBT_S if is_in_doubt else REASON_S):
-                break
             have_ended = len(self._ends) >= (self._plan.ranks if self._elastic is None else 0)
             is_clear = self._stop.has_begun or (code == 0 and have_ended)
             if is_clear and not is_in_doubt:
                 break
+            if self._unreported is None:
+                self._unreported = {worker.index for worker in self._pool.workers}
+                self._pool.send("report")
+            must_wait = not is_clear and self._are_reports_missing()
+            waited_s = time.monotonic() - begun
+            if not must_wait and waited_s >= (_DOUBT_S if is_in_doubt else REASON_S):
+                break
             self._loop.schedule("reason", 0.05, lambda: None)
             self._loop.step()
+
+    def _are_reports_missing(self) -> bool:
+        absent = {worker.index for worker in self._pool.workers if worker.is_absent}
+        return bool((self._unreported or set()) - absent)
+
+    def reported(self, node: int) -> None:
+        """Note that a worker has reported everything that its ranks had reported to it."""
+        if self._unreported is not None:
+            self._unreported.discard(node)
 
     def outcome(self) -> Outcome:
         """Return how the job ended, from everything that is known."""

@@ -261,6 +261,10 @@ class Worker:
             self._commands.kill()
             ranks.kill()
             ranks.release()
+        elif kind == "report":
+            self._loop.read_events()
+            self._loop.handle_lost_ranks()
+            self._send("reported")
         elif kind == "clean-up":
             self._commands.kill()
             ranks.kill()
