@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote, unquote
@@ -128,7 +129,7 @@ class SlurmBackend(Backend[SlurmRequest]):
     def _files(self, request: SlurmRequest) -> dict[str, bytes]:
         files = {
             script.JOB_SCRIPT: os.fsencode(request.job_script),
-            script.NODE_SCRIPT: os.fsencode(request.node_script),
+            **{name: os.fsencode(text) for name, text in request.node_scripts.items()},
             Path(request.entry).name: Path(request.entry).read_bytes(),
             paths.DELIVERED_ENV: variables.dump(request.env),
         }
@@ -325,7 +326,7 @@ class SlurmBackend(Backend[SlurmRequest]):
         if last and not is_fresh and now - last.queried_at < wait_s:
             return last.facts
         try:
-            facts, answered_at = self._query_slurm(where, snapshot.id or snapshot.marks.id), now
+            facts, answered_at = self._query_slurm(where, snapshot), now
         except BackendError:
             # A restart of the controller ends neither a job nor a wait for one.
             if last is None or is_fresh or now - last.answered_at > _RETRY_S:
@@ -334,9 +335,9 @@ class SlurmBackend(Backend[SlurmRequest]):
         self._facts[where.job] = _Answer(facts, time.monotonic(), answered_at)
         return facts
 
-    def _query_slurm(self, where: _Handle, number: str) -> state.Facts:
+    def _query_slurm(self, where: _Handle, snapshot: _Snapshot) -> state.Facts:
         # "123;cluster" if there are several clusters.
-        number = number.partition(";")[0]
+        number = (snapshot.id or snapshot.marks.id).partition(";")[0]
         # An older version of cloudjob, or a person, may have written this file.
         if number and not number.isdecimal():
             return state.Facts()
@@ -352,6 +353,9 @@ class SlurmBackend(Backend[SlurmRequest]):
         if facts.id and not number:
             # Its submitter was killed before it could store the number.
             where.host.run(where.folder, f"echo {facts.id} >{script.ID}")
+        if state.lacks_exit_code(snapshot.marks, facts):
+            shown = _output_of(where.host, f"scontrol show job {facts.id}", doing)
+            facts = replace(facts, exit_code=state.read_exit_code(shown.partition("ExitCode=")[2]))
         return facts
 
     def _is_new(self, where: _Handle) -> bool:
