@@ -9,6 +9,7 @@ import shutil
 import sys
 import tarfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -88,7 +89,10 @@ class Host:
                 f"creating the job's folder {folder}{on}: {done.message}",
                 hint="is there space, and may you write there? slurm.folder selects another folder",
             )
-        return os.fsdecode(done.out.removesuffix(b"\n"))
+        place = os.fsdecode(done.out.removesuffix(b"\n"))
+        if not place.startswith("/"):
+            raise BackendError(f"creating the job's folder {folder}: no path in {done.message!r}")
+        return place
 
     def remove(self, folder: str, names: Sequence[str]) -> None:
         """Delete files in a folder; missing files are ignored."""
@@ -98,9 +102,14 @@ class Host:
         """Return the offset of the last part of each node's log, which follows the first part."""
         if self.name:
             fields = self.run(folder, "wc -c node-*.log", is_reading=True).out.split()
-            named = zip(map(os.fsdecode, fields[1::2]), map(int, fields[::2]), strict=False)
+            pairs = zip(fields[1::2], fields[::2], strict=False)
+            named = [(os.fsdecode(name), int(size)) for name, size in pairs if size.isdigit()]
             # The last line is the total.
-            sizes = {int(name[5:-4]): size for name, size in named if name.startswith("node-")}
+            sizes = {
+                int(name[5:-4]): size
+                for name, size in named
+                if name.startswith("node-") and name[5:-4].isdecimal()
+            }
         else:
             logs = node_logs(Path(folder)).items()
             sizes = {index: path.stat().st_size for index, path in logs}
@@ -180,10 +189,11 @@ def tails_text(offsets: Mapping[int, int]) -> str:
 def read_tails(data: bytes) -> dict[int, bytes]:
     """Return the output of that script by node; an incomplete piece is read again next time."""
     found: dict[int, bytes] = {}
-    while data:
-        line, _, data = data.partition(b"\n")
-        index, size = (int(item) for item in line.split())
-        found[index], data = data[:size], data[size:]
+    with suppress(ValueError):
+        while data:
+            line, _, data = data.partition(b"\n")
+            index, size = (int(item) for item in line.split())
+            found[index], data = data[:size], data[size:]
     return found
 
 
@@ -192,6 +202,7 @@ _TAILS = """known={known}
 for log in node-*.log; do
     [ -f "$log" ] || continue
     node=${{log#node-}} node=${{node%.log}} from=0
+    case $node in "" | *[!0-9]*) continue ;; esac
     case $known in *" $node:"*) from=${{known#*" $node:"}} from=${{from%% *}} ;; esac
     new=$(($(wc -c <"$log") - from))
     [ "$new" -gt 0 ] || continue
