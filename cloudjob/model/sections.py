@@ -208,7 +208,8 @@ class Slurm(Values):
         "with its PMIx.", "ssh")
     python: Text = key(
         "The interpreter that runs the script; by default the one of the active virtual "
-        "environment, or else the one that runs cloudjob; with a host the one on PATH.")
+        "environment, or else the one that runs cloudjob, unless setup puts another python first "
+        "on PATH; with a host the one on PATH.")
     setup: Texts = key(
         "Shell lines that each node runs first, in a login shell, for example module load openmpi.",
         ())

@@ -244,6 +244,8 @@ class Slurm:
 
     def start_sshd(self, config: Path) -> None:
         """Allow logins to the login node."""
+        # Debian's sshd needs it, and only its service creates it.
+        Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
         self._start("login", "/usr/sbin/sshd", "-D", "-e", "-f", str(config))
 
     def stop_sshd(self) -> None:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote, unquote
@@ -128,7 +130,7 @@ class SlurmBackend(Backend[SlurmRequest]):
     def _files(self, request: SlurmRequest) -> dict[str, bytes]:
         files = {
             script.JOB_SCRIPT: os.fsencode(request.job_script),
-            script.NODE_SCRIPT: os.fsencode(request.node_script),
+            **{name: os.fsencode(text) for name, text in request.node_scripts.items()},
             Path(request.entry).name: Path(request.entry).read_bytes(),
             paths.DELIVERED_ENV: variables.dump(request.env),
         }
@@ -188,13 +190,11 @@ class SlurmBackend(Backend[SlurmRequest]):
 
         A job that squeue does not list has ended, and is left to ``status``.
         """
-        parsed = [_parse_handle(handle) for handle in handles]
+        parsed = dict(_parsed(handles))
         if not parsed:
             return {}
-        host = parsed[0].host
-        snapshots = dict(
-            zip(handles, _snapshots_of(host, [item.folder for item in parsed]), strict=True)
-        )
+        host = next(iter(parsed.values())).host
+        snapshots = dict(_read_many(host, parsed))
         found: dict[str, NativeStatus | None] = {
             h: None for h, snapshot in snapshots.items() if not snapshot
         }
@@ -325,7 +325,7 @@ class SlurmBackend(Backend[SlurmRequest]):
         if last and not is_fresh and now - last.queried_at < wait_s:
             return last.facts
         try:
-            facts, answered_at = self._query_slurm(where, snapshot.id or snapshot.marks.id), now
+            facts, answered_at = self._query_slurm(where, snapshot), now
         except BackendError:
             # A restart of the controller ends neither a job nor a wait for one.
             if last is None or is_fresh or now - last.answered_at > _RETRY_S:
@@ -334,9 +334,9 @@ class SlurmBackend(Backend[SlurmRequest]):
         self._facts[where.job] = _Answer(facts, time.monotonic(), answered_at)
         return facts
 
-    def _query_slurm(self, where: _Handle, number: str) -> state.Facts:
+    def _query_slurm(self, where: _Handle, snapshot: _Snapshot) -> state.Facts:
         # "123;cluster" if there are several clusters.
-        number = number.partition(";")[0]
+        number = (snapshot.id or snapshot.marks.id).partition(";")[0]
         # An older version of cloudjob, or a person, may have written this file.
         if number and not number.isdecimal():
             return state.Facts()
@@ -352,6 +352,9 @@ class SlurmBackend(Backend[SlurmRequest]):
         if facts.id and not number:
             # Its submitter was killed before it could store the number.
             where.host.run(where.folder, f"echo {facts.id} >{script.ID}")
+        if state.lacks_exit_code(snapshot.marks, facts):
+            shown = _output_of(where.host, f"scontrol show job {facts.id}", doing)
+            facts = replace(facts, exit_code=state.read_exit_code(shown.partition("ExitCode=")[2]))
         return facts
 
     def _is_new(self, where: _Handle) -> bool:
@@ -390,16 +393,21 @@ class SlurmBackend(Backend[SlurmRequest]):
 
 _QUEUE = f"SLURM_TIME_FORMAT=%s squeue -a -h -t all -o '{state.QUEUE_COLUMNS}'"
 _ACCOUNTING = f"SLURM_TIME_FORMAT=%s sacct -n -P -X -o {state.ACCOUNTING_COLUMNS}"
+# A folder's file ``state`` has a few lines for each attempt.
+_STATE_BYTES = 1 << 20
 # Prints for each folder on its input: an empty line if it is missing; else the size of its file
 # ``state``, whether the job was cancelled and its number on Slurm, then that file.
-_READ_FOLDERS = """while IFS= read -r folder; do
-    case $folder in "~/"*) folder=$HOME/${folder#"~/"} ;; esac
-    cd "$folder" 2>/dev/null || { echo; continue; }
-    cancelled=0
+_READ_FOLDERS = f"""while IFS= read -r folder; do
+    case $folder in "~/"*) folder=$HOME/${{folder#"~/"}} ;; esac
+    cd "$folder" 2>/dev/null || {{ echo; continue; }}
+    cancelled=0 number= size=0
     [ ! -e cancelled ] || cancelled=1
-    size=$({ wc -c <state; } 2>/dev/null || echo 0)
-    echo $((size)) $cancelled "$(head -n 1 id 2>/dev/null)"
-    [ $((size)) = 0 ] || head -c $((size)) state
+    [ ! -f id ] || number=$(head -c 100 id 2>/dev/null | head -n 1)
+    [ ! -f state ] || size=$({{ wc -c <state; }} 2>/dev/null || echo 0)
+    size=$((size))
+    [ "$size" -le {_STATE_BYTES} ] || size={_STATE_BYTES}
+    echo $size $cancelled "$number"
+    [ $size = 0 ] || head -c $size state
 done"""
 
 
@@ -415,26 +423,57 @@ def _queued(
                 yield handle, status
 
 
+def _parsed(handles: Sequence[str]) -> Iterator[tuple[str, _Handle]]:
+    """Yield the handles that can be read with others; ``status`` reads any other one alone."""
+    for handle in handles:
+        with suppress(JobNotFound):
+            where = _parse_handle(handle)
+            # A newline would look like two folders.
+            if "\n" not in where.folder:
+                yield handle, where
+
+
+def _read_many(host: Host, parsed: Mapping[str, _Handle]) -> Iterator[tuple[str, _Snapshot | None]]:
+    """Yield the contents of each job's folder, without those that cannot be read."""
+    if host.name:
+        folders = [where.folder for where in parsed.values()]
+        yield from zip(parsed, _snapshots_of(host, folders), strict=True)
+        return
+    for handle, where in parsed.items():
+        with suppress(BackendError):
+            yield handle, _local_snapshot(Path(where.folder))
+
+
 def _snapshots_of(host: Host, folders: Sequence[str]) -> list[_Snapshot | None]:
     """Return the contents of job folders; None for a missing folder."""
     if not host.name:
         return [_local_snapshot(Path(folder)) for folder in folders]
     text = "".join(f"{folder}\n" for folder in folders)
     done = host.run("", _READ_FOLDERS, os.fsencode(text), is_reading=True)
-    if done.code:
-        raise BackendError(f"reading the folders of jobs: {done.message}")
     found: list[_Snapshot | None] = []
     rest = done.out
-    while rest:
-        line, _, rest = rest.partition(b"\n")
-        if not line:
-            found.append(None)
-            continue
-        size, cancelled, number = line.decode("ascii", "replace").split(" ", 2)
-        marks, rest = rest[: int(size)], rest[int(size) :]
-        text = marks.decode("utf-8", "replace")
-        found.append(_Snapshot(state.read_marks(text), number.strip(), cancelled == "1"))
+    with suppress(ValueError):
+        while rest:
+            snapshot, rest = _next_snapshot(rest)
+            found.append(snapshot)
+    if done.code or len(found) != len(folders):
+        raise BackendError(f"reading the folders of jobs on {host.name}: {done.message}")
     return found
+
+
+def _next_snapshot(data: bytes) -> tuple[_Snapshot | None, bytes]:
+    """Return the first snapshot of the output of that program, and the rest of the output.
+
+    Raises:
+        ValueError: The output is damaged.
+    """
+    line, _, rest = data.partition(b"\n")
+    if not line:
+        return None, rest
+    size, cancelled, number = line.decode("ascii", "replace").split(" ", 2)
+    marks, rest = rest[: int(size)], rest[int(size) :]
+    text = marks.decode("utf-8", "replace")
+    return _Snapshot(state.read_marks(text), number.strip(), cancelled == "1"), rest
 
 
 def _local_snapshot(folder: Path) -> _Snapshot | None:
@@ -448,8 +487,13 @@ def _local_snapshot(folder: Path) -> _Snapshot | None:
 
 
 def _read(path: Path) -> str:
+    """Return the beginning of a file; empty if it is missing or no regular file."""
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
+        # Opening a FIFO waits for its writer.
+        if not path.is_file():
+            return ""
+        with path.open("rb") as file:
+            return file.read(_STATE_BYTES).decode("utf-8", "replace")
     except FileNotFoundError:
         return ""
     except OSError as error:

@@ -6,12 +6,10 @@ import io
 import os
 import shlex
 import shutil
-import subprocess
 import sys
 import tarfile
-import tempfile
-import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -19,29 +17,13 @@ from typing import NamedTuple
 import cloudjob
 from cloudjob.backends import interpreters
 from cloudjob.backends.follow import END_BYTES, PIECE_BYTES, node_logs
-from cloudjob.errors import BackendError, Unreachable
+from cloudjob.backends.slurm import shells
+from cloudjob.backends.slurm.shells import CommandResult
+from cloudjob.errors import BackendError
 from jobentry.contract.paths import ENTRY
 
-# Seconds that one of Slurm's commands may take: a busy controller answers late.
-LIMIT_S = 60.0
-_SSH_DOWN = 255
-_AGAIN_S = 3.0
 _DEFAULT_REMOTE = "~/.cloudjob/slurm"
 _PASSED_VARIABLES = ("HOME", "USER", "LOGNAME", "LANG", "SLURM_CONF")
-
-
-class CommandResult(NamedTuple):
-    """The result of a command."""
-
-    code: int
-    out: bytes
-    err: bytes
-
-    @property
-    def message(self) -> str:
-        """Its stderr, or its stdout if that is empty, as one line."""
-        lines = (self.err or self.out).decode("utf-8", "replace").split("\n")
-        return "; ".join(line.strip() for line in lines if line.strip())[-600:] or "no output"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,34 +37,29 @@ class Host:
     name: str = ""
 
     def run(
-        self, folder: str, text: str, stdin: bytes = b"", *, is_reading: bool = False
+        self,
+        folder: str,
+        text: str,
+        stdin: bytes = b"",
+        *,
+        is_reading: bool = False,
+        limit_bytes: int = shells.ANSWER_BYTES,
     ) -> CommandResult:
-        """Run a line of POSIX shell in a folder.
+        """Run a program of sh in a folder.
 
         Args:
             is_reading: Whether the command may be repeated even if it has run already.
+            limit_bytes: The size of its longest output.
 
         Raises:
             BackendError: The machine cannot be reached, or gives no answer in time.
         """
         if not self.name:
-            return _run(["/bin/sh", "-c", text], stdin, cwd=folder, doing="asking Slurm")
-        # Any login shell can run sh with one quoted argument.
-        line = f"cd {quoted(folder)} && {text}" if folder else text
-        argv = [*_ssh(self.name), f"sh -c {shlex.quote(line)}"]
-        doing = f"asking Slurm on {self.name}"
-        done = _run(argv, stdin, doing=doing)
-        deadline = time.monotonic() + LIMIT_S
-        # A broken connection must not end a wait; a command that only reads may be repeated.
-        while done.code == _SSH_DOWN and is_reading and time.monotonic() < deadline:
-            time.sleep(_AGAIN_S)
-            done = _run(argv, stdin, doing=doing)
-        if done.code == _SSH_DOWN:
-            raise Unreachable(
-                f"connecting to {self.name} with ssh: {done.message}",
-                hint=f"try: ssh -o BatchMode=yes {self.name} sinfo",
-            )
-        return done
+            return shells.run_here(text, stdin, folder=folder, doing="asking Slurm")
+        line = f"cd {quoted(folder)} && {{ {text}\n}}" if folder else text
+        return shells.run_there(
+            self.name, line, stdin, is_reading=is_reading, limit_bytes=limit_bytes
+        )
 
     def put(self, folder: str, files: Mapping[str, bytes]) -> str:
         """Write files, for their owner alone, to a new folder.
@@ -112,7 +89,10 @@ class Host:
                 f"creating the job's folder {folder}{on}: {done.message}",
                 hint="is there space, and may you write there? slurm.folder selects another folder",
             )
-        return os.fsdecode(done.out.rstrip(b"\n"))
+        place = os.fsdecode(done.out.removesuffix(b"\n"))
+        if not place.startswith("/"):
+            raise BackendError(f"creating the job's folder {folder}: no path in {done.message!r}")
+        return place
 
     def remove(self, folder: str, names: Sequence[str]) -> None:
         """Delete files in a folder; missing files are ignored."""
@@ -122,9 +102,14 @@ class Host:
         """Return the offset of the last part of each node's log, which follows the first part."""
         if self.name:
             fields = self.run(folder, "wc -c node-*.log", is_reading=True).out.split()
-            named = zip(map(os.fsdecode, fields[1::2]), map(int, fields[::2]), strict=False)
+            pairs = zip(fields[1::2], fields[::2], strict=False)
+            named = [(os.fsdecode(name), int(size)) for name, size in pairs if size.isdigit()]
             # The last line is the total.
-            sizes = {int(name[5:-4]): size for name, size in named if name.startswith("node-")}
+            sizes = {
+                int(name[5:-4]): size
+                for name, size in named
+                if name.startswith("node-") and name[5:-4].isdecimal()
+            }
         else:
             logs = node_logs(Path(folder)).items()
             sizes = {index: path.stat().st_size for index, path in logs}
@@ -204,10 +189,11 @@ def tails_text(offsets: Mapping[int, int]) -> str:
 def read_tails(data: bytes) -> dict[int, bytes]:
     """Return the output of that script by node; an incomplete piece is read again next time."""
     found: dict[int, bytes] = {}
-    while data:
-        line, _, data = data.partition(b"\n")
-        index, size = (int(item) for item in line.split())
-        found[index], data = data[:size], data[size:]
+    with suppress(ValueError):
+        while data:
+            line, _, data = data.partition(b"\n")
+            index, size = (int(item) for item in line.split())
+            found[index], data = data[:size], data[size:]
     return found
 
 
@@ -216,6 +202,7 @@ _TAILS = """known={known}
 for log in node-*.log; do
     [ -f "$log" ] || continue
     node=${{log#node-}} node=${{node%.log}} from=0
+    case $node in "" | *[!0-9]*) continue ;; esac
     case $known in *" $node:"*) from=${{known#*" $node:"}} from=${{from%% *}} ;; esac
     new=$(($(wc -c <"$log") - from))
     [ "$new" -gt 0 ] || continue
@@ -243,33 +230,3 @@ def with_clean_environment(text: str, more: Sequence[str] = ()) -> str:
     """
     names = " ".join(f'${{{name}+{name}="${name}"}}' for name in (*_PASSED_VARIABLES, *more))
     return f'env -i PATH="$PATH" {names} {text}'
-
-
-def _ssh(host: str) -> list[str]:
-    """The ssh command with the user's configuration; one connection is shared for a minute."""
-    folder = Path(tempfile.gettempdir(), f"cloudjob-ssh-{os.getuid()}")
-    argv = ["ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=20"]
-    try:
-        folder.mkdir(mode=0o700, exist_ok=True)
-        is_ours = folder.stat().st_uid == os.getuid() and not folder.is_symlink()
-    except OSError:
-        is_ours = False
-    if is_ours:
-        argv += ["-o", "ControlMaster=auto", "-o", f"ControlPath={folder}/%C"]
-        argv += ["-o", "ControlPersist=60"]
-    return [*argv, "--", host]
-
-
-def _run(argv: Sequence[str], stdin: bytes, *, doing: str, cwd: str | None = None) -> CommandResult:
-    try:
-        done = subprocess.run(
-            argv, input=stdin, cwd=cwd or None, capture_output=True, timeout=LIMIT_S, check=False
-        )
-    except subprocess.TimeoutExpired as error:
-        raise Unreachable(
-            f"{doing}: no answer in {LIMIT_S:g} s",
-            hint="`scontrol ping` shows whether the controller is up",
-        ) from error
-    except OSError as error:
-        raise BackendError(f"{doing}: {error.filename or argv[0]}: {error.strerror}") from error
-    return CommandResult(done.returncode, done.stdout, done.stderr)

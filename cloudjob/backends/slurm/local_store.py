@@ -18,6 +18,7 @@ from jobentry.contract import paths
 from jobentry.contract.paths import JobPaths
 
 _RESULT_FOLDERS = ("record", "outputs")
+_RESULT_BYTES = 1 << 40
 
 
 def package(store: str, job: str, layers: tuple[str, ...]) -> dict[str, bytes]:
@@ -56,7 +57,9 @@ def bring_home(host: Host, folder: str, home: Path, job: str) -> bool:
         return False
     names = " ".join(_RESULT_FOLDERS)
     done = host.run(
-        folder, f'for d in {names}; do [ ! -d "$d" ] || echo "$d"; done | tar -cf - -T -'
+        folder,
+        f'for d in {names}; do [ ! -d "$d" ] || echo "$d"; done | tar -cf - -T -',
+        limit_bytes=_RESULT_BYTES,
     )
     if done.code:
         raise BackendError(f"copying back the results of {job}: {done.message}")

@@ -1,4 +1,4 @@
-"""The request for a job: two scripts, and the files beside them. No I/O."""
+"""The request for a job: its scripts, and the files beside them. No I/O."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class SlurmRequest:
     Args:
         folder: The job's folder; ``~`` at its beginning is the home on the login node.
         job_script: The script for sbatch.
-        node_script: The script that every node runs.
+        node_scripts: The scripts that every node runs, by their names.
         env: The variables of all entries.
         local: The folder of a store on this machine, which has the package and gets the outputs and
             the record; empty if the nodes reach the store themselves.
@@ -84,7 +84,7 @@ class SlurmRequest:
     job: str
     folder: str
     job_script: str
-    node_script: str
+    node_scripts: Mapping[str, str]
     env: Mapping[str, str] = field(repr=False)
     entry: str
     local: str
@@ -112,7 +112,7 @@ def build(submission: Submission, cluster: Cluster) -> SlurmRequest:
         job=submission.job,
         folder=folder,
         job_script=script.job_script(_job_text(submission)),
-        node_script=script.node_script(
+        node_scripts=script.node_scripts(
             script.NodeText(
                 job=submission.job,
                 scratch=spec.slurm.scratch.rstrip("/"),
@@ -123,6 +123,7 @@ def build(submission: Submission, cluster: Cluster) -> SlurmRequest:
                 paths=cluster.paths,
                 keeps_record=bool(local),
                 cpus_per_rank=spec.slurm.cpus_per_rank if _is_srun(spec) else 0,
+                interpreter=cluster.python if _may_change_python(spec) else "",
             )
         ),
         env=variables,
@@ -155,7 +156,7 @@ def show(request: SlurmRequest) -> dict[str, Any]:
     return {
         "folder": request.folder,
         script.JOB_SCRIPT: request.job_script.splitlines(),
-        script.NODE_SCRIPT: request.node_script.splitlines(),
+        **{name: text.splitlines() for name, text in request.node_scripts.items()},
         "env": masked(dict(sorted(request.env.items())), request.secret_names),
     }
 
@@ -192,9 +193,12 @@ def _variables(
         node = node._replace(launcher="srun")
     found = submissions.variables(submission, node, home="", address="")
     # The user's own variables, without those that each node determines.
-    for name in ("HOME", names.MA_NUM_GPUS):
+    of_node = ["HOME", names.MA_NUM_GPUS]
+    if _may_change_python(spec):
+        of_node.append(names.MA_SCRIPT_INTERPRETER)
+    for name in of_node:
         if name not in spec.env:
-            del found[name]
+            found.pop(name, None)
     return {name: value for name, value in found.items() if name not in _OF_NODE}
 
 
@@ -269,6 +273,11 @@ def _warn_s(spec: JobSpec) -> int:
 def _is_srun(spec: JobSpec) -> bool:
     is_pmix = spec.launcher == "mpirun" and spec.slurm.mpi == "pmix"
     return is_pmix or spec.launcher == "srun"
+
+
+def _may_change_python(spec: JobSpec) -> bool:
+    """Whether the script's interpreter is known only after ``setup``."""
+    return bool(spec.slurm.setup) and not spec.slurm.python
 
 
 def _needs_shell(spec: JobSpec) -> bool:

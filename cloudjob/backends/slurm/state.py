@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from cloudjob.backends.base import NativeStatus
 from cloudjob.backends.slurm.script import EARLY_S, JOB_NAME
@@ -54,6 +56,9 @@ _UNSEEN = (
     "{host} does not see the job's folder: it must be on a disk that all nodes share, under the"
     " same path (slurm.folder names another)"
 )
+_FULL = "and could not note it in the job's folder (is it full, out of quota or read-only?)"
+# Exit codes from here on mean that a signal has killed the process.
+_KILLED = 128
 # The beginning of Slurm's reason -> why the job waits. (squeue(1), JOB REASON CODES)
 _WAITING_REASONS = (
     ("Resources", "waits for free nodes"),
@@ -87,9 +92,13 @@ _WAITING_REASONS = (
     ("user env retrieval failed", "is held after a node could not log you in: scontrol release"),
     ("job requeued in held state", "is held: scontrol release starts it"),
 )
-# The columns requested from squeue and sacct. The reason comes last, as it is free text.
-QUEUE_COLUMNS = "%A|%T|%S|%e|%j|%r"
-ACCOUNTING_COLUMNS = "JobIDRaw,State,Start,End,JobName,Reason"
+# Other programs' messages are cut after this many characters.
+_TEXT_CHARS = 400
+# The columns requested from squeue and sacct. The reason comes last, as it is free text. Only sacct
+# has the exit code and the signal; that column of squeue is empty.
+QUEUE_COLUMNS = "%A|%T|%S|%e|%j||%r"
+ACCOUNTING_COLUMNS = "JobIDRaw,State,Start,End,JobName,ExitCode,Reason"
+_EXIT_CODE = re.compile(r"([0-9]{1,3}):([0-9]{1,3})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +108,7 @@ class Marks:
     Args:
         id: Slurm's number of the job; empty if the job has not started.
         stop_reason: Why the script has asked the head to end: ``cancel``, ``warned``,
-            ``slurm``, or nothing.
+            ``preempted``, ``slurm``, or nothing.
         left_s: The time left at Slurm's warning, as Slurm reported it; None for no limit.
         due_s: The time left at which Slurm warns of the job's time limit.
         lost: The worker that failed while the head would have waited for it, with its exit code.
@@ -108,6 +117,11 @@ class Marks:
         out_of_memory: The host on which a process was killed because the job's memory was short.
         memory: The memory that Slurm had granted the job; empty for no limit.
         down: The hosts that have failed.
+        setup: The node on which ``slurm.setup`` ended the shell, and how.
+        launch: The host that could not start its part of the job, and srun's message.
+        srun: The first other error of srun.
+        given_up: Why the script ended before it started anything.
+        is_silent: Whether the head ended without a note of how.
     """
 
     id: str = ""
@@ -123,17 +137,35 @@ class Marks:
     out_of_memory: str = ""
     memory: str = ""
     down: str = ""
+    setup: Failed | None = None
+    launch: tuple[str, str] | None = None
+    srun: str = ""
+    given_up: str = ""
+    is_silent: bool = False
+
+
+class Failed(NamedTuple):
+    """A node that failed before its entry started."""
+
+    node: int
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What Slurm reports of a job; the state is empty if Slurm does not know the job."""
+    """What Slurm reports of a job; the state is empty if Slurm does not know the job.
+
+    Args:
+        exit_code: The exit code of the job's script, and the signal that killed it, or 0; None if
+            unknown.
+    """
 
     id: str = ""
     state: str = ""
     reason: str = ""
     started_at: float = 0.0
     ended_at: float = 0.0
+    exit_code: tuple[int, int] | None = None
 
 
 def read_marks(text: str) -> Marks:
@@ -166,7 +198,28 @@ def _with_line(marks: Marks, fields: list[str], at: float) -> Marks:
             return replace(marks, unseen_by=host)
         case ["end", code]:
             return replace(marks, code=int(code), ended_at=at)
+    return _with_cause(marks, fields[:-1])
+
+
+def _with_cause(marks: Marks, fields: list[str]) -> Marks:
+    """Add a note about why the job has failed, which may quote another program."""
+    match fields:
+        case ["setup", node, *words]:
+            return replace(marks, setup=Failed(int(node), _text(words)))
+        case ["launch", host, *words]:
+            return replace(marks, launch=(host, _text(words)))
+        case ["srun", *words]:
+            return replace(marks, srun=_text(words))
+        case ["gave-up", *words]:
+            return replace(marks, given_up=_text(words))
+        case ["silent"]:
+            return replace(marks, is_silent=True)
     return marks
+
+
+def _text(words: list[str]) -> str:
+    """Return words that another program printed, without control characters."""
+    return "".join(c if c.isprintable() else "?" for c in " ".join(words))[:_TEXT_CHARS]
 
 
 def read_jobs(text: str) -> dict[str, Facts]:
@@ -176,7 +229,7 @@ def read_jobs(text: str) -> dict[str, Facts]:
     """
     found: dict[str, Facts] = {}
     for line in text.splitlines():
-        number, state, start, end, name, reason = (*line.split("|", 5), *[""] * 6)[:6]
+        number, state, start, end, name, code, reason = (*line.split("|", 6), *[""] * 7)[:7]
         if name.startswith(JOB_NAME) and number.isdecimal() and state.strip():
             found[name.removeprefix(JOB_NAME)] = Facts(
                 id=number,
@@ -185,8 +238,21 @@ def read_jobs(text: str) -> dict[str, Facts]:
                 reason="" if reason in ("None", "(null)", "N/A") else reason,
                 started_at=_seconds(start),
                 ended_at=_seconds(end),
+                exit_code=read_exit_code(code),
             )
     return found
+
+
+def read_exit_code(text: str) -> tuple[int, int] | None:
+    """Return the first exit code and signal, as in ``7:0``; None if there are none."""
+    found = _EXIT_CODE.search(text)
+    return (int(found[1]), int(found[2])) if found else None
+
+
+def lacks_exit_code(marks: Marks, facts: Facts) -> bool:
+    """Whether the job has failed and only Slurm can know with which exit code."""
+    has_failed = _STATES.get(facts.state) is JobState.FAILED
+    return has_failed and marks.code is None and facts.exit_code is None
 
 
 def is_settled(marks: Marks) -> bool:
@@ -278,36 +344,64 @@ def _failed(status: NativeStatus, marks: Marks, facts: Facts) -> NativeStatus:
             has_asked=True,
             cause="timeout",
         )
-    if marks.stop_reason == "warned" or facts.state == "PREEMPTED":
+    if marks.stop_reason in ("warned", "preempted") or facts.state == "PREEMPTED":
         return replace(status, message=_REASONS["PREEMPTED"], has_asked=True)
-    if marks.unseen_by or (facts.reason == "JobLaunchFailure" and not marks.id):
-        host = marks.unseen_by or "the first node"
-        return replace(
-            status, exit_code=ENTRY_FAILED, message=_UNSEEN.format(host=host), has_asked=True
-        )
+    not_started = _not_started(status, marks, facts)
+    if not_started:
+        return not_started
     if marks.lost is not None:
         node, code = marks.lost
-        host = marks.hosts[node] if node < len(marks.hosts) else "?"
-        return replace(
-            status,
-            exit_code=code,
-            message=f"node {node} ({host}) ended with exit code {code}",
-            node=node,
-            has_asked=True,
-        )
+        message = f"node {node} ({_host(marks, node)}) ended with exit code {code}"
+        return replace(status, exit_code=code, message=message, node=node, has_asked=True)
     if marks.code is not None and not marks.stop_reason:
-        host = marks.hosts[0] if marks.hosts else "?"
-        message = f"node 0 ({host}) ended with exit code {marks.code}"
-        return replace(status, message=message, node=0)
+        return replace(status, message=_end_of_head(marks, marks.code), node=0)
+    if marks.code is None and facts.exit_code and facts.exit_code[0] and marks.id:
+        code = facts.exit_code[0]
+        marks = replace(marks, is_silent=True)
+        return replace(status, exit_code=code, message=_end_of_head(marks, code), node=0)
     return replace(status, message=_failure_cause(marks, facts), has_asked=True)
+
+
+def _not_started(status: NativeStatus, marks: Marks, facts: Facts) -> NativeStatus | None:
+    """Return why the job has failed if that was before its entries had started; else None."""
+    status = replace(status, exit_code=ENTRY_FAILED, has_asked=True)
+    if marks.given_up:
+        return replace(status, message=f"{_host(marks, 0)}: {marks.given_up}", node=0)
+    if marks.unseen_by or (facts.reason == "JobLaunchFailure" and not marks.id):
+        return replace(status, message=_UNSEEN.format(host=marks.unseen_by or "the first node"))
+    if marks.setup:
+        node, text = marks.setup
+        return replace(status, message=f"node {node} ({_host(marks, node)}): {text}", node=node)
+    if marks.launch:
+        host, text = marks.launch
+        index = marks.hosts.index(host) if host in marks.hosts else None
+        name = host if index is None else f"node {index} ({host})"
+        return replace(status, message=f"Slurm could not start {name}: {text}", node=index)
+    return None
+
+
+def _end_of_head(marks: Marks, code: int) -> str:
+    text = f"node 0 ({_host(marks, 0)}) ended with exit code {code}"
+    if marks.srun:
+        return f"{text}: srun: {marks.srun}"
+    # A process that was killed could not note its end on any disk.
+    return f"{text} {_FULL}" if marks.is_silent and code < _KILLED else text
+
+
+def _host(marks: Marks, node: int) -> str:
+    return marks.hosts[node] if node < len(marks.hosts) else "?"
 
 
 def _failure_cause(marks: Marks, facts: Facts) -> str:
     why = _REASONS.get(facts.state, "")
-    if facts.state == "NODE_FAIL" and marks.down:
-        why = f"{marks.down} has failed"
+    if facts.state == "NODE_FAIL":
+        # The head's host runs the script, which would have noted that it was asked to end.
+        was_head = marks.id and marks.code is None and not marks.stop_reason
+        host = marks.down or (_host(marks, 0) if was_head else "")
+        why = f"{host} has failed" if host else why
     if facts.state == "FAILED" and marks.id:
-        why = "the job's script was killed"
+        killed_by = f" by signal {facts.exit_code[1]}" if facts.exit_code else ""
+        why = f"the job's script was killed{killed_by}"
     if not facts.state:
         detail = "its script was killed" if marks.id else "it never started"
         why = f"Slurm no longer knows the job, and {detail}"

@@ -86,8 +86,15 @@ def built(target: Cluster = LOCAL_CLUSTER, **values: object) -> request.SlurmReq
 
 
 def golden(name: str, text: str) -> None:
-    """Compare a text with its golden file; a missing file is written, to be checked by hand."""
-    path = GOLDEN / name
+    """Compare the beginning of a script, before the part that all jobs share, with its golden file.
+
+    A missing file is written, to be checked by hand.
+    """
+    shared = Path(script.__file__).with_name(name)
+    if shared.exists():
+        assert text.endswith(shared.read_text())
+        text = text.removesuffix(shared.read_text())
+    path = GOLDEN / f"slurm-{name}"
     if not path.exists():
         path.write_text(text)
         pytest.fail(f"wrote {path}: look at it")
@@ -95,24 +102,27 @@ def golden(name: str, text: str) -> None:
 
 
 def test_the_script_of_a_plain_job_matches_the_golden_file():
-    golden("slurm-job.sh", built().job_script)
+    golden("job.sh", built().job_script)
 
 
 @pytest.mark.parametrize(
-    ("launcher", "mpi", "has_ssh"),
-    [("command", "ssh", True), ("mpirun", "ssh", False), ("mpirun", "pmix", False)],
+    ("launcher", "mpi", "uses_ssh"),
+    [("command", "ssh", 1), ("mpirun", "ssh", 0), ("mpirun", "pmix", 0)],
 )
-def test_only_a_job_that_uses_ssh_makes_an_ssh_key(launcher, mpi, has_ssh):
+def test_only_a_job_that_uses_ssh_makes_an_ssh_key(launcher, mpi, uses_ssh):
     """Other jobs need only a shared secret, and no OpenSSH program."""
     made = built(launcher=launcher, procs_per_node=1, slurm={"mpi": mpi}).job_script
 
-    assert ("ssh-keygen" in made) is has_ssh
-    assert ("/proc/sys/kernel/random/uuid" in made) is not has_ssh
+    assert f"\nuses_ssh={uses_ssh}\n" in made
 
 
-def test_the_script_of_every_node():
+def test_the_scripts_of_every_node():
     """The job's arguments are quoted for the shell; secrets are not among them."""
-    golden("slurm-node.sh", built().node_script)
+    made = built(slurm=ALL_OPTIONS).node_scripts
+
+    assert set(made) == {"node.sh", "clean.sh", "setup.sh", "start.sh"}
+    for name, text in made.items():
+        golden(name, text)
 
 
 def test_every_key_becomes_one_option_in_the_script():
@@ -171,7 +181,7 @@ def test_variables_are_in_a_file_and_not_in_a_script():
     assert made.env["SEED"] == "7"
     assert made.env["MA_SCRIPT_INTERPRETER"] == "/opt/venv/bin/python"
     assert not {"VC_TASK_INDEX", "VC_WORKER_HOSTS", "SSHD_PORT", "HOME", "MA_HOME"} & set(made.env)
-    assert "s3cr3t" not in made.job_script + made.node_script
+    assert "s3cr3t" not in "".join([made.job_script, *made.node_scripts.values()])
     shown = json.dumps(request.show(made))
     assert "s3cr3t" not in shown
     assert '"TOKEN": "***"' in shown
@@ -199,18 +209,33 @@ def test_with_a_host_the_files_of_the_store_are_sent_with_the_job():
         "MODEL": "file:///home/me%20there/.cloudjob/slurm/train-2k83xnf2/outputs/MODEL",
         "LOGS": "s3://b/logs",
     }
-    assert 'CLOUDJOB_RECORD_DIR="$here/record"' in made.node_script
-    assert 'sh "$here/boot.sh"' in made.node_script
-    assert made.node_script.startswith("#!/bin/bash -l\n")
+    assert "keeps_record=1\n" in made.node_scripts["start.sh"]
+    assert 'set -- sh "$cloudjob_here/boot.sh"' in made.node_scripts["start.sh"]
+    assert "setup_shell='/bin/bash -l'\n" in made.node_scripts["node.sh"]
 
 
 def test_lines_of_setup_run_in_a_login_shell():
     """The command ``module`` is a function that only a login shell defines."""
-    text = built(slurm=ALL_OPTIONS).node_script
+    made = built(slurm=ALL_OPTIONS).node_scripts
 
-    assert text.startswith("#!/bin/bash -l\n")
-    assert "module load openmpi/4.1\nexport UCX_TLS=rc\n" in text
-    assert "work=/local/cloudjob-2k83xnf2\n" in text
+    assert "setup_shell='/bin/bash -l'\n" in made["node.sh"]
+    assert "module load openmpi/4.1\nexport UCX_TLS=rc\n" in made["setup.sh"]
+    assert "scratch=/local\nsuffix=2k83xnf2\n" in made["node.sh"]
+
+
+@pytest.mark.parametrize(
+    ("options", "interpreter"),
+    [
+        ({}, ""),
+        ({"setup": ("conda activate x",)}, "/opt/venv/bin/python"),
+        ({"setup": ("conda activate x",), "python": "/usr/bin/python3"}, ""),
+    ],
+)
+def test_only_a_job_with_setup_selects_its_interpreter_on_the_nodes(options, interpreter):
+    made = built(slurm=options)
+
+    assert ("MA_SCRIPT_INTERPRETER" in made.env) is (interpreter == "")
+    assert f"interpreter={interpreter or shlex.quote('')}\n" in made.node_scripts["start.sh"]
 
 
 @pytest.mark.parametrize("launcher", ["mpirun", "srun"])
@@ -219,7 +244,7 @@ def test_with_pmix_the_head_starts_ranks_by_srun(launcher):
     made = built(launcher=launcher, slurm=options)
 
     assert made.env["CLOUDJOB_LAUNCHER"] == "srun"
-    assert "SLURM_CPUS_PER_TASK=3 SRUN_CPUS_PER_TASK=3" in made.node_script
+    assert "cpus_per_rank=3\n" in made.node_scripts["start.sh"]
 
 
 def test_site_defaults_reach_sbatch_only_where_the_job_sets_nothing():
@@ -280,14 +305,13 @@ def test_an_unknown_key_is_reported_with_the_nearest_one(tmp_path):
 
 @given(st.lists(st.text(st.characters(exclude_characters="\0", codec="utf-8")), max_size=4))
 def test_script_arguments_survive_the_shell(arguments):
-    """The shell that runs node.sh restores blanks, quotes and newlines."""
-    text = script.node_script(
-        script.NodeText(
-            "j", "/tmp", (), "/bin/python", "e.pyz", ("a.py", *arguments), {"P": "x"}, False
-        )
+    """The shell that runs start.sh restores blanks, quotes and newlines."""
+    values = script.NodeText(
+        "j", "/tmp", (), "/bin/python", "e.pyz", ("a.py", *arguments), {"P": "x"}, False
     )
-    at = text.index('e.pyz" \\\n') + len('e.pyz" \\\n')
-    line = text[at : text.index(" &\nentry=$!")]
+    text = script.node_scripts(values)["start.sh"]
+    begin, end = 'e.pyz" \\\n', "\n# This script becomes"
+    line = text[text.index(begin) + len(begin) : text.rindex(end)]
 
     assert shlex.split(line) == ["a.py", *arguments]
 
@@ -296,7 +320,7 @@ def test_script_arguments_survive_the_shell(arguments):
 @pytest.mark.parametrize("target", [LOCAL_CLUSTER, REMOTE_CLUSTER], ids=["here", "far"])
 def test_the_scripts_have_valid_shell_syntax(options, target, tmp_path):
     made = built(target, slurm=options)
-    for name, text in (("job.sh", made.job_script), ("node.sh", made.node_script)):
+    for name, text in {"job.sh": made.job_script, **made.node_scripts}.items():
         path = tmp_path / name
         path.write_text(text)
         done = subprocess.run(["sh", "-n", path], capture_output=True, check=False)

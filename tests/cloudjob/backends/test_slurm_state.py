@@ -15,7 +15,7 @@ BEGIN = "begin 8 0 n1,n2 1795258477\n"
 
 def facts_of(slurm_state: str, reason: str = "None") -> Facts:
     """Return the facts read from the output of ``squeue`` for a job."""
-    text = f"8|{slurm_state}|1795258477|1795258481|cloudjob-sleep-gr8frw4v|{reason}\n"
+    text = f"8|{slurm_state}|1795258477|1795258481|cloudjob-sleep-gr8frw4v||{reason}\n"
     return state.read_jobs(text)["sleep-gr8frw4v"]
 
 
@@ -37,14 +37,14 @@ def test_a_reason_may_contain_any_character():
 
 def test_jobs_of_others_and_steps_are_skipped():
     text = (
-        "7|RUNNING|1|2|interactive|None\n"
-        "8.batch|COMPLETED|1|2|batch|\n"
-        "8|CANCELLED by 0|1795258477|1795258481|cloudjob-a-gr8frw4v|None\n"
-        "9|PENDING|N/A|N/A|cloudjob-b-gr8frw4v|Resources\n"
+        "7|RUNNING|1|2|interactive||None\n"
+        "8.batch|COMPLETED|1|2|batch|0:0|\n"
+        "8|CANCELLED by 0|1795258477|1795258481|cloudjob-a-gr8frw4v|7:9|None\n"
+        "9|PENDING|N/A|N/A|cloudjob-b-gr8frw4v||Resources\n"
     )
 
     assert state.read_jobs(text) == {
-        "a-gr8frw4v": Facts("8", "CANCELLED", "", 1795258477.0, 1795258481.0),
+        "a-gr8frw4v": Facts("8", "CANCELLED", "", 1795258477.0, 1795258481.0, (7, 9)),
         "b-gr8frw4v": Facts("9", "PENDING", "Resources"),
     }
 
@@ -75,7 +75,7 @@ def test_a_waiting_job_is_reported_with_the_reason(slurm_state, reason, native):
     [
         ("TIMEOUT", JobState.FAILED, "timeout", "its time limit on Slurm"),
         ("DEADLINE", JobState.FAILED, "timeout", "its time limit on Slurm"),
-        ("NODE_FAIL", JobState.FAILED, "", "a node has failed"),
+        ("NODE_FAIL", JobState.FAILED, "", "n1 has failed"),
         ("BOOT_FAIL", JobState.FAILED, "", "a node did not boot"),
         ("OUT_OF_MEMORY", JobState.FAILED, "", "out of memory"),
         ("PREEMPTED", JobState.FAILED, "", "a job of higher priority"),

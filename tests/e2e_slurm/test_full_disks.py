@@ -1,0 +1,108 @@
+"""Jobs whose home is full, out of quota or read-only when they end: a failure is never a success.
+
+The home is a small disk of its own, mounted before the nodes exist, so that all of them see it.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e_slurm.conftest import Cloud, poll
+from tests.e2e_slurm.test_jobs import PRELUDE
+from tests.support import slurm
+from tests.support.slurm import Slurm
+
+pytestmark = pytest.mark.long
+
+# Each breaks the disk at $CLOUDJOB_HOME.
+FAULTS = {
+    "no space": "dd if=/dev/zero of=filler bs=64k 2>/dev/null; dd if=/dev/zero of=rest bs=1 || :",
+    "no inodes": "i=0; while : >many-$i; do i=$((i + 1)); done",
+    # A disk with open files cannot be remounted.
+    "read-only": "chattr -R +i home",
+}
+
+
+@pytest.fixture(scope="module")
+def disk() -> Iterator[Path]:
+    """A disk of 24 MB with 2000 inodes."""
+    if why := slurm.missing():
+        pytest.skip(why)
+    # Not in /tmp, as each node has its own.
+    folder = Path(tempfile.mkdtemp(prefix="cj-small-", dir="/var/tmp"))
+    subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=24m,nr_inodes=2000", "small", folder], check=True
+    )
+    yield folder
+    subprocess.run(["umount", "--lazy", folder], check=True)
+    folder.rmdir()
+
+
+@pytest.fixture(scope="module")
+def cluster(disk: Path) -> Iterator[Slurm]:
+    """A cluster whose nodes see the small disk."""
+    with Slurm(nodes=2) as value:
+        yield value
+
+
+@pytest.fixture
+def full(cloud: Cloud, disk: Path) -> Iterator[Cloud]:
+    """The command line with its home on the small disk, which is repaired after the test."""
+    cloud.environ["CLOUDJOB_HOME"] = str(disk / "home")
+    yield cloud
+    repair(disk)
+    subprocess.run(["rm", "-rf", disk / "home"], check=True)
+
+
+def repair(disk: Path) -> None:
+    """Make the disk writable again."""
+    subprocess.run(["chattr", "-R", "-i", disk], check=True)
+    for path in disk.iterdir():
+        if path.name.startswith(("filler", "rest", "many-")):
+            path.unlink()
+
+
+def books(cloud: Cloud, number: str) -> tuple[str, str]:
+    """Return the state and the exit code of a job in Slurm's own books."""
+    text = cloud.slurm.run("scontrol", "--oneliner", "show", "job", number)
+    fields = dict(re.findall(r"(\S+?)=(\S*)", text))
+    return fields["JobState"], fields["ExitCode"]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_job_that_fails_while_its_home_is_full_has_failed(full, disk, fault, size):
+    """Slurm's books show the failure as well, so that jobs that depend on it do not run."""
+    text = f"subprocess.run({FAULTS[fault]!r}, shell=True, cwd={str(disk)!r}, stderr=-3)"
+    full.write(
+        "train.py",
+        PRELUDE + f"import subprocess\nawait_file('go')\nif rank == 0:\n    {text}\n    sys.exit(7)"
+        "\nawait_file('never')\n",
+    )
+    job = full.detach("--nodes", str(size), "train.py")
+    number = (disk / "home" / "slurm" / job / "id").read_text().strip()
+    after = full.slurm.run(
+        *("sbatch", "--parsable", f"--dependency=afterok:{number}", "--output=/dev/null"),
+        *("--wrap", f"touch {full.results}/after"),
+    ).strip()
+    (full.results / "go").touch()
+    poll(lambda: books(full, number)[0] not in ("PENDING", "RUNNING", "COMPLETING"), full.logs)
+    state = books(full, number)
+    never = "PENDING DependencyNeverSatisfied\n"
+    poll(lambda: full.slurm.run("squeue", "-h", "-j", after, "-o", "%T %r") == never, full.logs)
+    repair(disk)
+    done = full.run("wait", job)
+    status = full.status(job)
+
+    assert state == ("FAILED", "7:0"), full.logs()
+    assert not (full.results / "after").exists()
+    assert done.code == 7, done
+    assert (status["state"], status["exit_code"]) == ("FAILED", 7)
+    message = status["failure"]["message"]
+    assert "and could not note it in the job's folder" in message, message

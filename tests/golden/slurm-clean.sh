@@ -1,0 +1,3 @@
+#!/bin/sh
+scratch=/local
+suffix=2k83xnf2
