@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from cloudjob.errors import BackendError
+from cloudjob.home import file_systems
 
 _PRIVATE = 0o700
 _OTHERS = 0o077
@@ -50,10 +51,21 @@ def writing(doing: str, path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        _check_file_system(doing, path, error)
         raise BackendError(
             f"{doing}: {error.filename or path}: {error.strerror or error}",
             hint=_HINTS.get(error.errno or 0, _HINT),
         ) from error
+
+
+def _check_file_system(doing: str, path: Path, error: OSError) -> None:
+    """Raise ``BackendError`` if an error shows that a file system cannot hold our state."""
+    if error.errno not in file_systems.UNSUPPORTED:
+        return
+    folder = next(each for each in (path, *path.parents) if each.is_dir())
+    lacks = file_systems.missing_feature(folder)
+    if lacks:
+        raise BackendError(f"{doing}: {folder}: {lacks[0]}", hint=lacks[1]) from error
 
 
 def make_home(folder: Path) -> None:
@@ -63,7 +75,11 @@ def make_home(folder: Path) -> None:
         BackendError: See ``private_folder``.
     """
     with writing("creating the folder for jobs", folder):
-        private_folder(folder, is_ours=is_own_file(folder / _RECORDS))
+        is_ours = is_own_file(folder / _RECORDS)
+        private_folder(folder, is_ours=is_ours)
+    lacks = None if is_ours else file_systems.missing_feature(folder)
+    if lacks:
+        raise BackendError(f"using the folder {folder}: {lacks[0]}", hint=lacks[1])
 
 
 def is_own_file(path: Path) -> bool:

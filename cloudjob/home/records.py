@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cloudjob.errors import JobNotFound, RecordsError
-from cloudjob.home import is_own_file, private_folder
+from cloudjob.home import file_systems, is_own_file, private_folder
 from cloudjob.retries import FIRST_S, WaitNotices
 
 VERSION = 2
@@ -122,7 +122,12 @@ class Records:
         self._busy_timeout_s = busy_timeout_s
         self._notices = WaitNotices()
         with self._translate_errors("opening"):
+            is_new = not path.exists()
             _make_private(path)
+            lacks = file_systems.missing_feature(path.parent) if is_new else None
+            if lacks:
+                path.unlink()
+                raise self._unusable(lacks)
             # SQLite waits within a statement; ``_execute`` repeats it and reports the wait.
             self._database = sqlite3.connect(
                 path, timeout=min(FIRST_S, busy_timeout_s), isolation_level=None
@@ -239,9 +244,16 @@ class Records:
                 return self._database.execute(statement, values)
             except sqlite3.OperationalError as error:
                 waited_s = time.monotonic() - began_s
+                lacks = file_systems.missing_feature(self._path.parent)
+                if lacks:
+                    raise self._unusable(lacks) from error
                 if "locked" not in str(error) or waited_s >= self._busy_timeout_s:
                     raise
             self._notices.report(began_s, f"the job records are locked: {self._path}")
+
+    def _unusable(self, lacks: tuple[str, str]) -> RecordsError:
+        what, hint = lacks
+        return RecordsError(f"opening the job records: {self._path}: {what}", hint=hint)
 
     def _version(self) -> int:
         return int(self._execute("PRAGMA user_version").fetchone()[0])

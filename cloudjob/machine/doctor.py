@@ -15,7 +15,7 @@ from cloudjob.backends import interpreters, open_backend
 from cloudjob.backends.base import Backend, Check
 from cloudjob.backends.docker import engine
 from cloudjob.errors import BackendError, StoreError
-from cloudjob.home import make_home
+from cloudjob.home import file_systems, make_home
 from cloudjob.store import job_store, open_store
 from jobentry.contract import launchers
 
@@ -74,6 +74,9 @@ def _state_folder(home: Path) -> Check:
         return Check("CLOUDJOB_HOME", False, f"{home}: {error.strerror}", hint)
     except BackendError as error:
         return Check("CLOUDJOB_HOME", False, error.message, error.hint)
+    lacks = file_systems.missing_feature(home)
+    if lacks:
+        return Check("CLOUDJOB_HOME", False, f"{home}: {lacks[0]}", lacks[1])
     return Check("CLOUDJOB_HOME", True, str(home))
 
 

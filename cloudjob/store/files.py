@@ -31,6 +31,8 @@ _HINTS = {
     errno.ENOTDIR: "there is a file where a folder should be",
     errno.EISDIR: "there is a folder where an object should be",
     errno.ENAMETOOLONG: "use a shorter name",
+    errno.EEXIST: "can its file system replace a file by renaming? choose a store elsewhere",
+    errno.EINVAL: "can its file system make files durable (fsync)? choose a store elsewhere",
 }
 
 

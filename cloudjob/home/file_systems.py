@@ -1,0 +1,73 @@
+"""What cloudjob needs from the file system of ``$CLOUDJOB_HOME``, and whether a folder has it.
+
+Network and FUSE file systems may be mounted without locks (NFS without a lock daemon, Lustre
+without ``flock``), and lack hard links or renames (object stores, FAT).
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+# With these errors, a system call is not supported; EPERM is what Linux returns for hard links.
+UNSUPPORTED = frozenset(
+    (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EPERM, errno.EINVAL)
+)
+_ELSEWHERE = "set CLOUDJOB_HOME to a folder on a local disk"
+_HINT = f"{_ELSEWHERE}, or mount this one with locks"
+
+
+def missing_feature(folder: Path) -> tuple[str, str] | None:
+    """Return what the file system of an existing folder lacks, and a hint; None for nothing.
+
+    A folder in which no file can be created lacks nothing: the error of its use says more.
+    """
+    with suppress(OSError), tempfile.TemporaryDirectory(dir=folder, prefix=".probe-") as scratch:
+        for what, (probe, hint) in _PROBES.items():
+            try:
+                probe(Path(scratch))
+            except OSError as error:
+                return f"its file system has no {what} ({error.strerror})", hint
+    return None
+
+
+def _new_file(folder: Path, name: str) -> Path:
+    path = folder / name
+    path.write_bytes(b"x")
+    return path
+
+
+def _lock(folder: Path) -> None:
+    """Take both kinds of locks: SQLite's belong to a process, ours to an open file."""
+    with _new_file(folder, "lock").open("r+b") as file:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.lockf(file, fcntl.LOCK_UN)
+        from cloudjob.home import locks
+
+        locks.is_held(folder / "lock")
+
+
+def _link(folder: Path) -> None:
+    os.link(_new_file(folder, "link"), folder / "linked")
+
+
+def _rename(folder: Path) -> None:
+    _new_file(folder, "new").replace(_new_file(folder, "old"))
+
+
+def _sync(folder: Path) -> None:
+    with _new_file(folder, "sync").open("r+b") as file:
+        os.fsync(file.fileno())
+
+
+_PROBES: Mapping[str, tuple[Callable[[Path], None], str]] = {
+    "locks": (_lock, _HINT),
+    "hard links": (_link, _ELSEWHERE),
+    "renames that replace a file": (_rename, _ELSEWHERE),
+    "way to make files durable (fsync)": (_sync, _ELSEWHERE),
+}

@@ -1,0 +1,68 @@
+"""File systems that lack what cloudjob needs, such as NFS without a lock daemon."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cloudjob.home.file_systems import missing_feature
+from tests.support.machines import limited_files
+
+LACKS = {
+    f"no-locks={errno.ENOLCK}": "has no locks (No locks available)",
+    f"no-locks={errno.ENOSYS}": "has no locks (Function not implemented)",
+    f"no-locks={errno.EOPNOTSUPP}": "has no locks (Operation not supported)",
+    "no-links": "has no hard links (Operation not permitted)",
+    "no-replace": "has no renames that replace a file (File exists)",
+    "no-fsync": "has no way to make files durable (fsync) (Invalid argument)",
+}
+
+
+def cloudjob(home: Path, lack: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "cloudjob.cli", *arguments],
+        env={**os.environ, **limited_files(home, lack), "CLOUDJOB_HOME": str(home)},
+        cwd=home.parent,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_a_usual_file_system_lacks_nothing(tmp_path: Path):
+    assert missing_feature(tmp_path) is None
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("lack", LACKS)
+def test_commands_and_doctor_name_what_the_file_system_lacks(tmp_path: Path, lack: str):
+    home = tmp_path / "home"
+    (tmp_path / "train.py").write_text("print()\n")
+
+    for command in (("submit", "--launcher", "python", "train.py"), ("list",)):
+        done = cloudjob(home, lack, *command)
+
+        assert done.returncode in (1, 5), done
+        error, hint = done.stderr.splitlines()
+        assert error.startswith("error: ")
+        assert error.endswith(f"its file system {LACKS[lack]}")
+        assert hint.startswith("hint: set CLOUDJOB_HOME to a folder on a local disk")
+    doctor = cloudjob(home, lack, "doctor")
+    assert f"{home}: its file system {LACKS[lack]}" in doctor.stdout
+    assert doctor.returncode != 0
+
+
+def test_a_state_folder_that_loses_its_locks_is_reported_at_once(tmp_path: Path):
+    """SQLite calls such a database locked, for which commands would wait a minute."""
+    home = tmp_path / "home"
+    assert cloudjob(home, "", "list").returncode == 0
+    done = cloudjob(home, f"no-locks={errno.ENOLCK}", "list")
+
+    assert done.returncode == 1
+    assert "its file system has no locks" in done.stderr
+    assert "trying again" not in done.stderr
