@@ -67,6 +67,10 @@ class StoreError(CloudJobError):
     exit_code = 4
 
 
+class InvalidKey(StoreError):
+    """A key that no object of ours has, such as one that leaves its folder."""
+
+
 class ObjectMissing(StoreError):
     """There is no such object in the store."""
 

@@ -21,6 +21,11 @@ if TYPE_CHECKING:
 
 _NUMBERS = itertools.count()
 
+# The folders of tests are not below /tmp, as nodes have a /tmp of their own: a script that gets the
+# path of a test's folder there would change its node's version of that folder.
+if Path("/var/tmp").is_dir():
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", "/var/tmp")
+
 # Hypothesis must not fail a test because the machine is slow: on two shared cores, drawing a value
 # may take seconds. In CI the values are the same each time, so that no merge depends on chance;
 # elsewhere they are random.

@@ -19,6 +19,7 @@ from cloudjob.emulator import state
 from cloudjob.emulator.state import CONTROL_HEADER, READY, Address, run_dir_of
 from cloudjob.errors import BackendError, UsageError
 from cloudjob.home import locks, make_home, writing
+from jobentry.system.trees import remove_tree
 
 _POLL_S = 0.05
 _END_S = 60.0
@@ -101,7 +102,8 @@ def reset(home: Path) -> bool:
         _end_jobs(place)
         kept = place / state.SETTINGS
         text = kept.read_bytes() if kept.exists() else None
-        shutil.rmtree(place, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            remove_tree(place)
         if text is not None:
             place.mkdir(mode=0o700, exist_ok=True)
             kept.write_bytes(text)

@@ -112,9 +112,9 @@ class DockerRuntime:
             nodes=tuple(
                 self._node(row, index, nodes, image, labels, keys) for index in range(row.nodes)
             ),
-            folder=str(nodes),
+            written=(str(nodes),),
+            read=(),
             outputs=(),
-            layers=(),
             has_key=is_led and row.nodes > 1,
             secret_names=(),
             has_entry=is_led,

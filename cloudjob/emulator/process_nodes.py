@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cloudjob.backends import interpreters
-from cloudjob.backends.process import isolation
+from cloudjob.backends.process import isolation, node_files
 from cloudjob.backends.process import request as requests
 from cloudjob.backends.process.backend import ProcessBackend
 from cloudjob.backends.process.keeper import NodeRequest
@@ -147,26 +147,31 @@ class ProcessRuntime:
             home=str(folder(nodes, index, HOME)),
             tmp=f"{run_dir}/{index}",
             log=str(self._home / "process" / key / f"node-{index}.log"),
-            protected=requests.protected_in(own, str(nodes / str(index) / "python"))
+            protected=node_files.changes_of(own.installed, str(nodes / str(index) / "python"))
             if has_files
             else (),
-            mounts=self._mounts(row, index, nodes, f"{run_dir}/{index}", env) if has_files else (),
+            mounts=self._mounts(row, index, nodes, f"{run_dir}/{index}") if has_files else (),
+            named=self._named(nodes, index, env) if has_files else (),
+            shown=node_files.shown_of((*own.places, own.entry)) if has_files else (),
         )
 
-    def _mounts(
-        self, row: JobRow, index: int, nodes: Path, tmp: str, env: Mapping[str, str]
-    ) -> Any:
-        own = self._machine
-        texts = (own.path, own.library_path, own.python, own.entry_python, own.entry, *own.places)
+    def _named(
+        self, nodes: Path, index: int, env: Mapping[str, str]
+    ) -> tuple[tuple[str, str], ...]:
+        # Paths below /home/ma-user in variables belong to the node; those below /tmp may belong to
+        # a test on this machine.
+        folders = [isolation.TMP, isolation.SHM]
+        shown = node_files.shown_of((*self._machine.places, self._machine.entry))
+        named = node_files.besides(shown, isolation.paths_named_in(env.values(), folders))
+        return node_files.changes_of(named, str(nodes / str(index) / "named"))
+
+    def _mounts(self, row: JobRow, index: int, nodes: Path, tmp: str) -> Any:
         home, cache, work = (
             str(folder(nodes, index, name)) for name in (HOME, node_plan.CACHE, node_plan.WORK)
         )
         channels = {node_plan.normal(item.path) for item in node_plan.folders(row)}
         return (
-            *requests.mounts_of(home, cache, work, tmp, texts),
-            # Paths below /home/ma-user in variables belong to the node; those below /tmp may belong
-            # to a test on this machine.
-            *isolation.folders_named_in(env.values(), [isolation.TMP]),
+            *requests.mounts_of(home, cache, work, tmp),
             *(
                 (str(folder(nodes, index, item)), item)
                 for item in sorted(channels)

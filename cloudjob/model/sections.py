@@ -47,7 +47,8 @@ class Process(Values):
         "environment, or else the one that runs cloudjob.")
     isolation: Annotated[str, OneOf("auto", "names", "none")] = key(
         "What each emulated node has for itself: auto is its host name and its folders /tmp, "
-        "/cache, /home/ma-user and /home/work; names is only the host name; none is nothing.",
+        "/cache, /home/ma-user, /home/work and /dev/shm; names is only the host name; "
+        "none is nothing.",
         "auto")
     gpus: Whole = key(
         "NVIDIA GPUs reserved for each node; with 0 all nodes share the GPUs that this shell sees.",

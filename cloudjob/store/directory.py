@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import time
 import urllib.parse
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,8 +15,17 @@ from typing import IO
 
 from cloudjob.errors import ObjectMissing, StoreError
 from cloudjob.store.base import RETRY_S, OnBytes, ignore_bytes
-from cloudjob.store.files import TEMPORARY, check_key, hint, is_temporary, replacing, text
+from cloudjob.store.files import (
+    TEMPORARY,
+    check_key,
+    hint,
+    is_temporary,
+    replacing,
+    replacing_below,
+    text,
+)
 from cloudjob.store.parallel import iterate_in_parallel
+from jobentry.system.trees import folder_below, open_file_below
 
 _CHUNK_BYTES = 1024 * 1024
 
@@ -42,6 +52,8 @@ def from_uri(
 class DirectoryStore:
     """An object store in a folder. New folders have mode 0700, objects 0600.
 
+    Others may write to it, so no link below the root is followed: a link is no object.
+
     Args:
         root: The folder; the first ``put`` creates it.
     """
@@ -49,29 +61,29 @@ class DirectoryStore:
     root: Path
 
     def put(self, path: Path, key: str, *, on_progress: OnBytes = ignore_bytes) -> str:
-        target = self._path("writing", key)
+        self._check("writing", key)
         try:
             source = path.open("rb")
         except OSError as error:
             raise StoreError(
                 f"writing {key} in {self.root}: reading {path}: {text(error)}"
             ) from error
-        with source, self._translate_errors("writing", key), replacing(target) as file:
-            _copy(source, file, on_progress)
+        with source, self._translate_errors("writing", key), replacing_below(self.root, key) as f:
+            _copy(source, f, on_progress)
         return self.uri(key)
 
     def put_bytes(self, data: bytes, key: str) -> str:
-        target = self._path("writing", key)
-        with self._translate_errors("writing", key), replacing(target) as file:
+        self._check("writing", key)
+        with self._translate_errors("writing", key), replacing_below(self.root, key) as file:
             file.write(data)
         return self.uri(key)
 
     def get_bytes(self, key: str) -> bytes:
-        with self._translate_errors("reading", key):
-            return self._path("reading", key).read_bytes()
+        with self._translate_errors("reading", key), self._open("reading", key) as file:
+            return file.read()
 
     def get_range(self, key: str, offset: int, count: int) -> bytes:
-        with self._translate_errors("reading", key), self._path("reading", key).open("rb") as file:
+        with self._translate_errors("reading", key), self._open("reading", key) as file:
             file.seek(offset)
             return file.read(count)
 
@@ -80,7 +92,7 @@ class DirectoryStore:
 
     def fetch(self, key: str, path: Path, *, on_progress: OnBytes = ignore_bytes) -> None:
         with self._translate_errors("fetching", key):
-            source = self._path("fetching", key).open("rb")
+            source = self._open("fetching", key)
         with source:
             try:
                 with replacing(path, is_durable=False) as file:
@@ -92,36 +104,55 @@ class DirectoryStore:
                 ) from error
 
     def copy(self, key: str, target: str) -> None:
-        self.put(self._path("copying", key), target)
+        self._check("copying", target)
+        with (
+            self._translate_errors("copying", key),
+            self._open("copying", key) as source,
+            replacing_below(self.root, target) as file,
+        ):
+            _copy(source, file, ignore_bytes)
 
     def list(self, prefix: str = "", *, with_unfinished: bool = False) -> Iterator[str]:
         folder = prefix[: prefix.rfind("/") + 1]
         if folder:
             check_key("listing", folder[:-1])
-        for key in self._keys_below(folder, prefix):
+        for key in self._keys_below(folder, prefix, with_others=with_unfinished):
             if with_unfinished or not is_temporary(key):
                 yield key
 
     def exists(self, key: str) -> bool:
-        path = self._path("looking for", key)
-        with self._translate_errors("looking for", key):
-            return path.is_file()
+        self._check("looking for", key)
+        above, _, name = key.rpartition("/")
+        with (
+            self._translate_errors("looking for", key),
+            suppress(*_NO_OBJECT),
+            folder_below(os.fspath(self.root), above) as folder,
+        ):
+            return stat.S_ISREG(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
+        return False
 
     def delete(self, key: str) -> None:
-        path = self._path("deleting", key, may_be_temporary=True)
-        with self._translate_errors("deleting", key), suppress(*_NO_OBJECT):
-            path.unlink()
+        self._check("deleting", key, may_be_temporary=True)
+        above, _, name = key.rpartition("/")
+        with (
+            self._translate_errors("deleting", key),
+            suppress(*_NO_OBJECT),
+            folder_below(os.fspath(self.root), above) as folder,
+        ):
+            os.unlink(name, dir_fd=folder)
         # An object store has no empty folders.
-        for folder in path.parents:
-            if folder == self.root or not folder.is_relative_to(self.root):
-                return
+        while above:
+            outer, _, name = above.rpartition("/")
             try:
-                folder.rmdir()
+                with folder_below(os.fspath(self.root), outer) as folder:
+                    os.rmdir(name, dir_fd=folder)
             except OSError:
                 return
+            above = outer
 
     def uri(self, key: str) -> str:
-        path = os.path.abspath(self._path("naming", key))  # noqa: PTH100 (Path.resolve follows links)
+        self._check("naming", key)
+        path = os.path.abspath(self.root / key)  # noqa: PTH100 (Path.resolve follows links)
         return "file://" + urllib.parse.quote_from_bytes(os.fsencode(path))
 
     def access(self) -> dict[str, str]:
@@ -135,10 +166,15 @@ class DirectoryStore:
         """Remove unfinished writes older than ``older_than_s`` and return how many were removed."""
         before_s = time.time() - older_than_s
         count = 0
-        for path in self._unfinished():
-            with self._translate_errors("removing", path.name), suppress(FileNotFoundError):
-                if path.stat().st_mtime <= before_s:
-                    path.unlink()
+        for key in self._unfinished():
+            above, _, name = key.rpartition("/")
+            with (
+                self._translate_errors("removing", key),
+                suppress(*_NO_OBJECT),
+                folder_below(os.fspath(self.root), above) as folder,
+            ):
+                if os.stat(name, dir_fd=folder, follow_symlinks=False).st_mtime <= before_s:
+                    os.unlink(name, dir_fd=folder)
                     count += 1
         return count
 
@@ -147,12 +183,18 @@ class DirectoryStore:
         """Zero: there is only one clock."""
         return 0.0
 
-    def _path(self, doing: str, key: str, *, may_be_temporary: bool = False) -> Path:
+    def _check(self, doing: str, key: str, *, may_be_temporary: bool = False) -> None:
         check_key(doing, key, may_be_temporary=may_be_temporary)
-        return self.root / key
 
-    def _keys_below(self, folder: str, prefix: str) -> Iterator[str]:
+    def _open(self, doing: str, key: str) -> IO[bytes]:
+        self._check(doing, key)
+        return os.fdopen(open_file_below(os.fspath(self.root), key), "rb")
+
+    def _keys_below(self, folder: str, prefix: str, *, with_others: bool) -> Iterator[str]:
         """Yield keys in order: a folder sorts as ``name/``, so ``a.txt`` comes before ``a/b``.
+
+        Args:
+            with_others: Also yield links, FIFOs and devices, which are no objects.
 
         Not recursive, as Python's recursion limit is about a thousand folders.
         """
@@ -162,26 +204,33 @@ class DirectoryStore:
             if key and not key.endswith("/"):
                 yield key
                 continue
-            names = sorted(self._names(key, prefix), key=os.fsencode, reverse=True)
+            found = self._names(key, prefix, with_others=with_others)
+            names = sorted(found, key=os.fsencode, reverse=True)
             waiting += [key + name for name in names if (key + name).startswith(prefix)]
 
-    def _unfinished(self) -> Iterator[Path]:
-        """Yield the temporary files that killed writers left behind."""
+    def _unfinished(self) -> Iterator[str]:
+        """Yield the keys of the temporary files that killed writers left behind."""
         waiting = [""]
         while waiting:
             folder = waiting.pop()
             for name in self._names(folder, folder):
                 if name.startswith(TEMPORARY):
-                    yield self.root / folder / name
+                    yield folder + name
                 elif name.endswith("/"):
                     waiting.append(folder + name)
 
-    def _names(self, folder: str, prefix: str) -> tuple[str, ...]:
+    def _names(self, folder: str, prefix: str, *, with_others: bool = False) -> tuple[str, ...]:
         """Return the names in a folder; names of folders end in a slash."""
         with self._translate_errors("listing", prefix):
             try:
-                with os.scandir(self.root / folder) as found:
-                    return tuple(child.name + "/" * child.is_dir() for child in found)
+                with _entries(self.root, folder) as found:
+                    return tuple(
+                        child.name + "/" * child.is_dir(follow_symlinks=False)
+                        for child in found
+                        if with_others
+                        or child.is_dir(follow_symlinks=False)
+                        or child.is_file(follow_symlinks=False)
+                    )
             except (FileNotFoundError, NotADirectoryError):
                 # A missing root is an empty store, but a root that is a file is an error.
                 if not folder and self.root.exists():
@@ -198,6 +247,18 @@ class DirectoryStore:
             kind = ObjectMissing if isinstance(error, _NO_OBJECT) else StoreError
             where = f"{key or 'keys'} in {self.root}"
             raise kind(f"{doing} {where}: {reason}", hint=hint(error)) from error
+
+
+@contextmanager
+def _entries(root: Path, folder: str) -> Iterator[Iterator[os.DirEntry[str]]]:
+    """Yield the entries of a folder of the store."""
+    with folder_below(os.fspath(root), folder) as above:
+        descriptor = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=above)
+    try:
+        with os.scandir(descriptor) as found:
+            yield found
+    finally:
+        os.close(descriptor)
 
 
 def _copy(source: IO[bytes], file: IO[bytes], on_progress: OnBytes) -> None:

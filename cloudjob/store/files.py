@@ -6,11 +6,12 @@ import errno
 import itertools
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from cloudjob.errors import StoreError
+from cloudjob.errors import InvalidKey
+from jobentry.system.trees import folder_below, sync
 
 # Prefix of the temporary files that a killed writer leaves; no object may have such a name.
 TEMPORARY = ".cloudjob-tmp-"
@@ -18,6 +19,7 @@ TEMPORARY = ".cloudjob-tmp-"
 # system call releases the interpreter lock, and threads wait to get it back.
 _PROCESS_TOKEN = os.urandom(8).hex()
 _NUMBERS = itertools.count()
+_NEW_ATTEMPTS = 5
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
 _HINTS = {
@@ -28,7 +30,8 @@ _HINTS = {
     errno.EPERM: "may this user read and write there?",
     errno.EROFS: "choose a store on a file system that is not read-only",
     errno.ENOENT: "cloudjob list shows the jobs whose objects are there",
-    errno.ENOTDIR: "there is a file where a folder should be",
+    errno.ENOTDIR: "there is a file or a link where a folder should be",
+    errno.ELOOP: "a store contains no links: replace it by a file or a folder",
     errno.EISDIR: "there is a folder where an object should be",
     errno.ENAMETOOLONG: "use a shorter name",
     errno.EEXIST: "can its file system replace a file by renaming? choose a store elsewhere",
@@ -49,11 +52,11 @@ def check_key(doing: str, key: str, *, may_be_temporary: bool = False) -> None:
     """
     segments = key.split("/")
     if "\0" in key or any(segment in ("", ".", "..") for segment in segments):
-        raise StoreError(
+        raise InvalidKey(
             f"{doing} {key!r}: not a valid key", hint="a key looks like job/outputs/model"
         )
     if is_temporary(key) and not may_be_temporary:
-        raise StoreError(f"{doing} {key!r}: names that start with {TEMPORARY} are reserved")
+        raise InvalidKey(f"{doing} {key!r}: names that start with {TEMPORARY} are reserved")
 
 
 @contextmanager
@@ -86,6 +89,48 @@ def replacing(target: Path, *, is_durable: bool = True) -> Iterator[IO[bytes]]:
         raise
     if is_durable:
         _sync_folder(folder)
+
+
+@contextmanager
+def replacing_below(root: Path, key: str) -> Iterator[IO[bytes]]:
+    """Open a temporary file that becomes the file ``key`` below ``root``, and survives a crash.
+
+    Others may write to a store; no link below its root is followed.
+    """
+    above, _, name = key.rpartition("/")
+    temporary = f"{TEMPORARY}{os.getpid()}-{_PROCESS_TOKEN}-{next(_NUMBERS)}"
+    with _new_file_below(root, above, temporary) as (folder, descriptor):
+        try:
+            try:
+                with open(descriptor, "wb", closefd=False) as file:
+                    yield file
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+        except BaseException:
+            with suppress(FileNotFoundError):
+                os.unlink(temporary, dir_fd=folder)
+            raise
+        sync(folder)
+
+
+@contextmanager
+def _new_file_below(root: Path, above: str, name: str) -> Iterator[tuple[int, int]]:
+    """Make a file, and yield the descriptors of its folder and of the file."""
+    for attempt in range(_NEW_ATTEMPTS):
+        if not root.exists():
+            _make_folders(root)
+        with folder_below(os.fspath(root), above, makes=True) as folder:
+            try:
+                descriptor = os.open(name, _NEW, 0o600, dir_fd=folder)
+            except FileNotFoundError:
+                # Another process has removed the folder, as it was empty.
+                if attempt == _NEW_ATTEMPTS - 1:
+                    raise
+                continue
+            yield folder, descriptor
+            return
 
 
 def _make_folders(folder: Path) -> None:

@@ -11,7 +11,6 @@ from cloudjob.home.records import Records
 from cloudjob.store.base import ObjectStore
 from cloudjob.store.parallel import call_with_timeout
 from cloudjob.tracking import descriptions
-from jobentry.contract.paths import JobPaths
 
 # The time limit in which a failed or cancelled submit deletes the objects it has stored.
 _UNDO_S = 3.0
@@ -40,7 +39,7 @@ def undo_on_failure(store: ObjectStore, db: Records, job: str) -> Iterator[Undo]
         if undo.is_over or not _is_unsent(undo, error):
             raise
         with suppress(CloudJobError, TimeoutError):
-            call_with_timeout(_UNDO_S, lambda: _delete_all(store, job))
+            call_with_timeout(_UNDO_S, lambda: descriptions.delete_objects(store, job))
         with suppress(CloudJobError):
             db.remove(job)
         raise
@@ -57,9 +56,3 @@ def _is_unsent(undo: Undo, error: BaseException) -> bool:
         # The job may be running: its record stays, so that `cancel` and `rm` find it.
         return False
     return True
-
-
-def _delete_all(store: ObjectStore, job: str) -> None:
-    keys = store.list(f"{job}/", with_unfinished=True)
-    for key in [*keys, JobPaths(job).code, descriptions.key(job)]:
-        store.delete(key)

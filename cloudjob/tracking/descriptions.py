@@ -15,11 +15,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from cloudjob.errors import JobNotFound, ObjectMissing, StoreError
+from cloudjob.errors import InvalidKey, JobNotFound, ObjectMissing, StoreError
 from cloudjob.home.records import JobRecord
 from cloudjob.model import times
 from cloudjob.model.rules import BACKENDS, VARIABLE_RULE
 from cloudjob.store.base import ObjectStore
+from cloudjob.store.parallel import in_parallel
+from jobentry.contract.paths import JobPaths
 
 FOLDER = "jobs/"
 _VERSION = 1
@@ -40,6 +42,27 @@ _SUBMITTER_KEYS = ("notify", "source")
 def key(job: str) -> str:
     """Return the key of a job's description in its store."""
     return f"{FOLDER}{job}.json"
+
+
+def delete_objects(store: ObjectStore, job: str) -> None:
+    """Delete every object of a job, and nothing else.
+
+    Raises:
+        StoreError: An object cannot be deleted. Others may have written objects whose names we
+            refuse; they are reported when the rest is deleted.
+    """
+    refused: list[InvalidKey] = []
+
+    def delete(name: str) -> None:
+        try:
+            store.delete(name)
+        except InvalidKey as error:
+            refused.append(error)
+
+    keys = dict.fromkeys((*store.list(f"{job}/", with_unfinished=True), JobPaths(job).code))
+    in_parallel(delete, [*keys, key(job)], abort=store.abort)
+    if refused:
+        raise refused[0]
 
 
 def submitter() -> str:

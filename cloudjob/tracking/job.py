@@ -20,7 +20,6 @@ from cloudjob.model.rules import is_remote
 from cloudjob.model.status import JobFailed, JobState, JobStatus, Phase
 from cloudjob.package import contents
 from cloudjob.store.base import RETRY_S, Expiring, ObjectStore
-from cloudjob.store.parallel import in_parallel
 from cloudjob.tracking import (
     descriptions,
     event_files,
@@ -463,8 +462,7 @@ class Job:
         if self.handle:
             self._backend.remove(self.handle)
         store = self._access.store
-        keys = [*store.list(f"{self.id}/", with_unfinished=True), descriptions.key(self.id)]
-        in_parallel(store.delete, keys, abort=store.abort)
+        descriptions.delete_objects(store, self.id)
         with contextlib.suppress(JobNotFound), Records(records_path(self._access.home)) as db:
             db.remove(self.id)
 

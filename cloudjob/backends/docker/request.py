@@ -80,8 +80,9 @@ class DockerRequest:
 
     Args:
         network: The body of ``POST /networks/create``.
-        folder: The job's folder in the store if that is a folder of this machine, else empty.
-        layers: The files of this machine that hold the package, if the store is a folder.
+        written: The job's folders in the store that the nodes write to, if it is on this machine. A
+            container could plant links in other folders.
+        read: The files of this machine that hold the package, if the store is a folder.
         outputs: Other folders of this machine that the nodes write to.
         has_key: Whether the nodes get a key for ssh; it is made when the job is sent.
         has_entry: Whether the image must have our entry, of our version; else any image will do.
@@ -92,8 +93,8 @@ class DockerRequest:
     image: str
     network: Mapping[str, Any]
     nodes: tuple[NodeRequest, ...]
-    folder: str
-    layers: tuple[str, ...]
+    written: tuple[str, ...]
+    read: tuple[str, ...]
     outputs: tuple[str, ...]
     has_key: bool
     secret_names: tuple[str, ...]
@@ -116,8 +117,10 @@ def build(submission: Submission, owner: str) -> DockerRequest:
         raise SpecError(problems)
     hosts = submissions.host_names(submission)
     folder = posixpath.dirname(file_path(submission.code.uri))
-    layers = tuple(path for path in map(file_path, submission.code.layers) if path)
+    package = (submission.code.uri, *submission.code.layers)
+    read = tuple(path for path in map(file_path, package) if path)
     outputs = _outputs(submission, folder)
+    written = _written(submission, folder)
     labels = {
         JOB_LABEL: submission.job,
         OWNER_LABEL: owner,
@@ -137,7 +140,7 @@ def build(submission: Submission, owner: str) -> DockerRequest:
         "HostConfig": {
             **_limits(spec),
             "NetworkMode": network,
-            **_mounts(spec, folder, outputs, layers),
+            **_mounts(spec, (*written, *outputs), read),
         },
     }
     return DockerRequest(
@@ -148,8 +151,8 @@ def build(submission: Submission, owner: str) -> DockerRequest:
             _node(submission, index, hosts, {**common, "Labels": labels}, network)
             for index in range(len(hosts))
         ),
-        folder=folder,
-        layers=layers,
+        written=written,
+        read=read,
         outputs=outputs,
         has_key=len(hosts) > 1,
         secret_names=submission.masked_names,
@@ -277,14 +280,9 @@ def _gpus(spec: JobSpec) -> dict[str, str]:
     }
 
 
-def _mounts(
-    spec: JobSpec, folder: str, outputs: tuple[str, ...], layers: tuple[str, ...]
-) -> dict[str, Any]:
+def _mounts(spec: JobSpec, writable: tuple[str, ...], read: tuple[str, ...]) -> dict[str, Any]:
     """Return the mounts of this machine's folders under the same paths, for ``file://`` URIs."""
-    inputs = dict.fromkeys(
-        path for path in (*layers, *map(file_path, spec.inputs.values())) if path
-    )
-    writable = [path for path in (folder, *outputs) if path]
+    inputs = dict.fromkeys(path for path in (*read, *map(file_path, spec.inputs.values())) if path)
     mounts = [
         *({"Type": "bind", "Source": path, "Target": path} for path in writable),
         *(
@@ -294,6 +292,13 @@ def _mounts(
         ),
     ]
     return {"Mounts": mounts} if mounts else {}
+
+
+def _written(submission: Submission, folder: str) -> tuple[str, ...]:
+    """Return the folders in the job's own folder where the record and outputs are stored."""
+    uris = (submission.record_uri, *(uri for _, uri in submission.outputs))
+    above = dict.fromkeys(posixpath.dirname(file_path(uri)) for uri in uris)
+    return tuple(path for path in above if folder and _is_below(path, folder))
 
 
 def _outputs(submission: Submission, folder: str) -> tuple[str, ...]:

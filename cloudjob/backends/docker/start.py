@@ -49,9 +49,10 @@ def needs_entry(image: Mapping[str, Any], reference: str) -> bool:
 def _share_folders(request: DockerRequest, info: Mapping[str, Any]) -> None:
     options = info.get("SecurityOptions") or []
     maps_users = any("rootless" in option or "userns" in option for option in options)
-    shared = (request.folder, *request.layers) if request.folder else ()
     with engine.translate_errors(f"sharing folders with the containers of job {request.job}"):
-        for path in shared:
+        for path in request.written:
+            Path(path).mkdir(mode=0o700, parents=True, exist_ok=True)
+        for path in (*request.written, *request.read):
             shared_folders.open_to_containers(Path(path), maps_users=maps_users)
         for path in request.outputs:
             shared_folders.check_output(Path(path), maps_users=maps_users)

@@ -20,7 +20,7 @@ import cloudjob
 from cloudjob.backends import handles
 from cloudjob.backends.base import Backend, Check, Devices, NativeStatus
 from cloudjob.backends.follow import PIECE_BYTES, node_logs, poll, read_ends
-from cloudjob.backends.process import devices, isolation, running, state
+from cloudjob.backends.process import devices, isolation, node_files, running, state
 from cloudjob.backends.process import request as requests
 from cloudjob.backends.process.request import ProcessRequest
 from cloudjob.errors import BackendError, JobNotFound, RunsElsewhere
@@ -95,7 +95,10 @@ class ProcessBackend(Backend[ProcessRequest]):
         level = "none" if requested == "none" else isolation.possible_level()
         if requested == "names" and level == "files":
             level = "names"
-        return requests.build(submission, machine, folder, run_dir, level)
+        files = node_files.Files()
+        if level == "files":
+            files = node_files.files_of(submission, machine.places, self._home)
+        return requests.build(submission, machine, folder, run_dir, level, files)
 
     def show(self, request: ProcessRequest) -> dict[str, Any]:
         shown = asdict(request)
@@ -116,6 +119,9 @@ class ProcessBackend(Backend[ProcessRequest]):
         with writing(f"starting job {request.job}", folder):
             for path in (self._jobs, self._home / "cache"):
                 private_folder(path)
+            for written in request.nodes[0].written:
+                # The folder of an output may be new.
+                Path(written).mkdir(mode=0o700, parents=True, exist_ok=True)
             lock = running.register(self._home, request.job, folder, (request.run_dir, *own))
             try:
                 folder.mkdir(mode=0o700)

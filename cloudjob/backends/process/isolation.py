@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 import os
 import re
 import socket
-from collections.abc import Callable, Iterable, Sequence
-from typing import Literal, TypeAlias
+import stat
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Literal, NamedTuple, TypeAlias
 
 from jobentry.system.trees import remove_tree
 
@@ -22,11 +24,20 @@ Level: TypeAlias = Literal["files", "names", "none"]
 Mount: TypeAlias = tuple[str, str]
 
 TMP, CACHE, HOME, WORK = "/tmp", "/cache", "/home/ma-user", "/home/work"
+# The file system in memory for data that processes share.
+SHM = "/dev/shm"
 # Folders that are private to every node of the platform.
-OWN = (TMP, CACHE, HOME, WORK)
+OWN = (TMP, CACHE, HOME, WORK, SHM)
+# The folder on a node with those parts of this machine's private folders that the entry writes to.
+# They are not in the folders themselves: a script may empty its folder for temporary files.
+MACHINE = "/.machine"
 # The path on a node of the folder in which the nodes of a job exchange files.
 RUN_DIR = "/.cloudjob"
 
+# Folders of the platform's layout, which every node has for itself.
+_OF_NODES = ("modelarts", "user-job-dir")
+# How many entries of a named folder are looked at.
+_MAX_LINKS = 10_000
 # A type check for macOS, where nodes cannot be processes, does not know O_PATH.
 _PATH = getattr(os, "O_PATH", 0) | os.O_CLOEXEC
 _CLONE_NEWNS = 0x00020000
@@ -46,12 +57,14 @@ def isolate(
     hosts_file: str,
     mounts: Sequence[Mount] = (),
     protected: Sequence[tuple[str, str]] = (),
+    shown: Sequence[Mount] = (),
 ) -> None:
     """Give this process and its children a host name, an /etc/hosts and folders of their own.
 
     Args:
         mounts: Folders and files with their paths on the node; empty to share all files.
         protected: Folders of this machine, each with the folder that holds the node's changes.
+        shown: Folders and files that the node can only read, with their paths there.
 
     Raises:
         OSError: This machine does not allow it.
@@ -68,7 +81,12 @@ def isolate(
     _check(libc.mount(None, b"/", None, _MS_REC | _MS_PRIVATE, None), "mount /")
     _bind(libc, hosts_file, "/etc/hosts")
     if mounts:
-        _enter_new_root(libc, mounts, protected)
+        own = [mount for mount in mounts if not is_on_machine(mount[1])]
+        written = [mount for mount in mounts if is_on_machine(mount[1])]
+        seen = [_Seen(target, source) for source, target in shown]
+        seen += [_Seen(target, source, is_writable=True) for source, target in written]
+        seen += [_Seen(path, path, changes) for path, changes in protected]
+        _enter_new_root(libc, own, _in_order(seen))
 
 
 def possible_level() -> Level:
@@ -78,18 +96,59 @@ def possible_level() -> Level:
     return "names" if _works(lambda: isolate("cloudjob-probe", "/etc/hosts")) else "none"
 
 
-def folders_named_in(texts: Iterable[str], folders: Sequence[str] = OWN) -> tuple[Mount, ...]:
-    """Return what stays visible in private folders: the entries that any of ``texts`` names.
+def path_on_node(real_path: str) -> str:
+    """Return where a node finds a file of this machine that the entry writes to."""
+    return f"{MACHINE}{real_path}" if is_private(real_path) else real_path
 
-    A job that names ``/tmp/data/train.csv`` sees ``/tmp/data`` of this machine.
+
+def is_on_machine(path: str) -> bool:
+    """Whether a path on a node is that of a folder of this machine that the entry writes to."""
+    return path.startswith(f"{MACHINE}/")
+
+
+def is_private(path: str) -> bool:
+    """Whether a path is below a folder that is private to every node."""
+    return any(path.startswith(f"{folder}/") for folder in OWN)
+
+
+def paths_named_in(texts: Iterable[str], folders: Sequence[str] = OWN) -> tuple[str, ...]:
+    """Return the files and folders of this machine below ``folders`` that any of ``texts`` names.
+
+    A name that does not exist may be that of a new file, a pattern or the start of names; then it
+    is the folder in which it would be. Where a named link leads to is named, too.
     """
     found: dict[str, None] = {}
     choice = "|".join(map(re.escape, folders))
     for text in texts:
-        for folder, name in re.findall(rf"(?<![\w.-])({choice})/+([^/:;,\s'\"]+)", text):
-            if name not in (".", "..", "modelarts", "user-job-dir"):
-                found[f"{folder}/{name}"] = None
-    return tuple((path, path) for path in found)
+        for match in re.finditer(rf"(?<![\w.-])({choice})/+[^/:;,\s'\"][^:;,\s'\"]*", text):
+            # A name may contain a blank; then it is the rest of the text.
+            rest = os.path.normpath(text[match.start() :])
+            named = rest if os.path.lexists(rest) else _existing(os.path.normpath(match[0]))
+            folder = match[1]
+            inside = named[len(folder) :].strip("/")
+            if named.startswith(f"{folder}/") and inside.partition("/")[0] not in _OF_NODES:
+                found.update(dict.fromkeys((named, *_linked(named))))
+    return tuple(found)
+
+
+def _linked(path: str) -> Iterator[str]:
+    """Yield where a link leads to, and the folders to which links directly in a folder lead."""
+    real = os.path.realpath(path)
+    if real != path and is_private(real):
+        yield real
+    with contextlib.suppress(OSError), os.scandir(real) as entries:
+        for entry in itertools.islice(entries, _MAX_LINKS):
+            target = os.path.realpath(entry.path) if entry.is_symlink() else real
+            parent = os.path.dirname(target)
+            if not f"{target}/".startswith(f"{real}/") and is_private(target):
+                yield parent if is_private(parent) else target
+
+
+def _existing(path: str) -> str:
+    """Return the path, or the lowest folder above it that exists."""
+    while not os.path.lexists(path):
+        path = os.path.dirname(path)
+    return path
 
 
 def _works(act: Callable[[], None]) -> bool:
@@ -107,17 +166,44 @@ def _works(act: Callable[[], None]) -> bool:
 # -- the new root ---------------------------------------------------------------------------------
 
 
-def _enter_new_root(
-    libc: ctypes.CDLL, mounts: Sequence[Mount], protected: Sequence[tuple[str, str]]
-) -> None:
-    """Make a root that shows this machine with ``mounts``, and switch to it.
+class _Seen(NamedTuple):
+    """A folder or file of this machine that a node sees.
+
+    Args:
+        target: Its path on the node.
+        changes: The folder for the node's changes of it; empty if the node cannot change it.
+        is_writable: Whether the node writes to this machine's.
+    """
+
+    target: str
+    source: str
+    changes: str = ""
+    is_writable: bool = False
+
+
+def _in_order(seen: Iterable[_Seen]) -> list[_Seen]:
+    """Return what a node sees, folders before their contents, without what is visible already."""
+    kinds: dict[str, tuple[bool, bool]] = {}
+    found = []
+    for item in sorted(seen):
+        kind = (bool(item.changes), item.is_writable)
+        above = next((p for p in reversed(kinds) if item.target.startswith(f"{p}/")), "")
+        if item.target not in kinds and kinds.get(above) != kind:
+            kinds[item.target] = kind
+            found.append(item)
+    return found
+
+
+def _enter_new_root(libc: ctypes.CDLL, mounts: Sequence[Mount], seen: Sequence[_Seen]) -> None:
+    """Make a root that shows this machine with ``mounts`` and what is ``seen``; switch to it.
 
     It is built on /tmp, which every machine has; a descriptor still reaches the folder below.
     """
     base = os.path.realpath(TMP)
     below = os.open(base, _PATH)
     # Resolve links through /tmp while it is still this machine's.
-    paths = (*(source for source, _ in mounts), *(changes for _, changes in protected))
+    paths = [source for source, _ in mounts]
+    paths += [path for item in seen for path in (item.source, item.changes)]
     real = {path: os.path.realpath(path) for path in paths}
     flags = _MS_NOSUID | _MS_NODEV
     _check(libc.mount(b"tmpfs", base.encode(), b"tmpfs", flags, b"mode=755"), "mount tmpfs")
@@ -135,11 +221,15 @@ def _enter_new_root(
     for target, source in sorted(placed.items()):
         if os.path.exists(source):
             _bind(libc, source, base + target)
+    if os.path.isdir(base + SHM) and not os.path.islink(base + SHM):
+        options = b"mode=1777"
+        _check(libc.mount(b"tmpfs", f"{base}{SHM}".encode(), b"tmpfs", flags, options), SHM)
     # An overlay cannot keep its changes on an unbindable mount.
     _check(libc.mount(None, base.encode(), None, _MS_PRIVATE, None), "mount tmpfs")
-    for number, (folder, changes) in enumerate(protected):
-        in_memory = f"{base}/.changes/{number}"
-        _protect(libc, base + folder, [source_of(changes), in_memory])
+    for number, item in enumerate(seen):
+        has_mounts = bool(_mounts_below(real[item.source]))
+        places = [source_of(item.changes), f"{base}/.changes/{number}"] if item.changes else []
+        _place(libc, item, source_of(item.source), base, [] if has_mounts else places)
     os.close(below)
     os.chdir(base)
     _check(libc.pivot_root(b".", b"."), "pivot_root")
@@ -167,23 +257,33 @@ def _show(libc: ctypes.CDLL, folder: str, base: str, targets: set[str]) -> None:
                     _bind(libc, entry.path, new)
 
 
-def _protect(libc: ctypes.CDLL, folder: str, places: Sequence[str]) -> None:
-    """Keep a folder's changes in the first of ``places`` that can; if none can, make it read-only.
+def _place(libc: ctypes.CDLL, item: _Seen, source: str, base: str, places: Sequence[str]) -> None:
+    """Show a folder or file; the first of ``places`` that can keeps the node's changes."""
+    if not os.path.exists(source):
+        return
+    if places and os.path.isdir(source):
+        _protect(libc, source, base + item.target, places)
+        return
+    _bind(libc, source, base + item.target)
+    if not item.is_writable:
+        _make_read_only(libc, base + item.target)
+
+
+def _protect(libc: ctypes.CDLL, source: str, target: str, places: Sequence[str]) -> None:
+    """Show a folder, and keep its changes in the first of ``places`` that can; if none can, forbid.
 
     A network file system, or that of a container, cannot hold the changes of an overlay.
     """
     for place in places:
         with contextlib.suppress(OSError):
-            _overlay(libc, folder, place)
+            _overlay(libc, source, target, place)
             return
-    _bind(libc, folder, folder)
-    # Only the machine's root may clear the other flags.
-    flags = _MS_REMOUNT | _MS_BIND | _MS_RDONLY | (os.statvfs(folder).f_flag & _MS_KEPT)
-    _check(libc.mount(None, os.fsencode(folder), None, flags, None), f"remount {folder}")
+    _bind(libc, source, target)
+    _make_read_only(libc, target)
 
 
-def _overlay(libc: ctypes.CDLL, folder: str, place: str) -> None:
-    parts = {"lowerdir": folder, "upperdir": f"{place}/changes", "workdir": f"{place}/work"}
+def _overlay(libc: ctypes.CDLL, source: str, target: str, place: str) -> None:
+    parts = {"lowerdir": source, "upperdir": f"{place}/changes", "workdir": f"{place}/work"}
     # The kernel refuses a folder with files of an earlier attempt.
     remove_tree(parts["workdir"])
     options = []
@@ -191,10 +291,44 @@ def _overlay(libc: ctypes.CDLL, folder: str, place: str) -> None:
         os.makedirs(path, exist_ok=True)
         # A path may contain the characters that separate options; a descriptor's number does not.
         options.append(f"{name}=/proc/self/fd/{os.open(path, _PATH)}")
+    # The folder keeps its mode and owner.
+    facts = os.stat(source)
+    os.chmod(parts["upperdir"], stat.S_IMODE(facts.st_mode))
+    with contextlib.suppress(OSError):
+        os.chown(parts["upperdir"], facts.st_uid, facts.st_gid)
     # No change needs to survive a crash of the machine; otherwise the unmount waits for the disk.
     options.append("volatile")
-    target, data = os.fsencode(folder), ",".join(options).encode()
-    _check(libc.mount(b"overlay", target, b"overlay", 0, data), f"overlay {folder}")
+    os.makedirs(target, exist_ok=True)
+    data = ",".join(options).encode()
+    # In a user namespace, only attributes of users can mark a folder that replaces another.
+    for more in (b",userxattr", b"") if _is_in_user_namespace() else (b"",):
+        if not libc.mount(b"overlay", os.fsencode(target), b"overlay", 0, data + more):
+            return
+    _check(-1, f"overlay {target}")
+
+
+def _is_in_user_namespace() -> bool:
+    with open("/proc/self/uid_map", encoding="ascii") as file:
+        return file.read().split() != ["0", "0", "4294967295"]
+
+
+def _make_read_only(libc: ctypes.CDLL, target: str) -> None:
+    # Each mount below has flags of its own.
+    for path in [target, *_mounts_below(target)]:
+        # Only the machine's root may clear the other flags.
+        flags = _MS_REMOUNT | _MS_BIND | _MS_RDONLY | (os.statvfs(path).f_flag & _MS_KEPT)
+        _check(libc.mount(None, os.fsencode(path), None, flags, None), f"remount {path}")
+
+
+def _mounts_below(folder: str) -> list[str]:
+    """Return where other file systems are mounted below a folder; an overlay hides them."""
+    with open("/proc/self/mountinfo", "rb") as file:
+        # A blank, a tab, a newline and a backslash are octal numbers.
+        points = [
+            re.sub(rb"\\(\d{3})", lambda found: bytes([int(found[1], 8)]), line.split()[4])
+            for line in file
+        ]
+    return [path for path in map(os.fsdecode, points) if path.startswith(f"{folder}/")]
 
 
 def _bind(libc: ctypes.CDLL, source: str, target: str) -> None:

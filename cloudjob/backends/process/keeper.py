@@ -10,11 +10,12 @@ import contextlib
 import ctypes
 import os
 import signal
+import stat
 import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from cloudjob.backends.process.isolation import Mount, isolate
+from cloudjob.backends.process.isolation import Mount, is_on_machine, isolate
 from jobentry.system.trees import remove_tree
 
 _PR_SET_PDEATHSIG = 1
@@ -37,6 +38,8 @@ class NodeRequest:
         mounts: Folders and files with their paths on the node; empty to share all files.
         protected: Folders of this machine whose changes stay private to the node, each with the
             folder that holds the changes.
+        named: More of them: the folders and files that the job names.
+        shown: Folders and files that the node can only read, with their paths there.
     """
 
     host: str
@@ -46,12 +49,20 @@ class NodeRequest:
     log: str
     mounts: Sequence[Mount] = ()
     protected: Sequence[tuple[str, str]] = ()
+    named: Sequence[tuple[str, str]] = ()
+    shown: Sequence[Mount] = ()
+
+    @property
+    def written(self) -> list[str]:
+        """The folders of this machine that its entry writes to, and that outlive the job."""
+        return [source for source, target in self.mounts if is_on_machine(target)]
 
     @property
     def own_folders(self) -> list[str]:
         """The folders of this machine that are made for this node."""
-        made = [source for source, target in self.mounts if source != target]
-        changes = [folder for _, folder in self.protected]
+        others = self.written
+        made = [source for source, _ in self.mounts if source not in others]
+        changes = [folder for _, folder in (*self.protected, *self.named)]
         return list(dict.fromkeys([self.tmp, self.home, *made, *changes]))
 
 
@@ -92,6 +103,7 @@ class Keeper:
         while self._code is None:
             self._handle_signals(os.read(wake, 4096))
         self._kill_rest()
+        self._report_changes()
         with contextlib.suppress(OSError):
             # If no controller is left, the time of the log shows when the node ended.
             os.utime(self._request.log)
@@ -126,7 +138,8 @@ class Keeper:
         home = request.home
         try:
             if self._hosts:
-                isolate(request.host, self._hosts, request.mounts, request.protected)
+                changed = (*request.protected, *request.named)
+                isolate(request.host, self._hosts, request.mounts, changed, request.shown)
                 home = next((path for source, path in request.mounts if source == home), home)
             os.chdir(home)
         except OSError as error:
@@ -154,6 +167,18 @@ class Keeper:
                 while os.waitpid(-1, os.WNOHANG)[0]:
                     pass
 
+    def _report_changes(self) -> None:
+        """Say which folders of this machine the script has written to, on the node only."""
+        for path, changes in self._request.named:
+            name = _file_below(os.path.join(changes, "changes"))
+            if name:
+                _log(
+                    self._request.log,
+                    f"{os.path.join(path, name)} was written on {self._request.host} only and is"
+                    " removed with it: nodes have their own version of what a job names in"
+                    f" {path}; to keep files, use --output",
+                )
+
     def _handle_signals(self, numbers: bytes) -> None:
         for number in numbers:
             if number == signal.SIGHUP:
@@ -166,6 +191,25 @@ class Keeper:
         for child, code in reaped():
             if child == self._entry:
                 self._code = code
+
+
+def _file_below(folder: str) -> str:
+    """Return the relative path of a file below a folder; empty if there is none."""
+    for parent, folders, names in os.walk(folder):
+        # Python writes its bytecode beside every module.
+        folders[:] = [name for name in folders if name != "__pycache__"]
+        for name in names:
+            path = os.path.join(parent, name)
+            # The mark of a file that was removed is a device.
+            if stat.S_ISREG(os.lstat(path).st_mode):
+                return os.path.relpath(path, folder)
+    return ""
+
+
+def _log(path: str, text: str) -> None:
+    line = f"cloudjob: {text}\n".encode("utf-8", "backslashreplace")
+    with contextlib.suppress(OSError), open(path, "ab") as file:
+        file.write(line)
 
 
 def become_subreaper() -> None:

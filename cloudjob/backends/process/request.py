@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from cloudjob.backends import interpreters
-from cloudjob.backends.process import devices, isolation
+from cloudjob.backends.process import devices, isolation, node_files
 from cloudjob.backends.process.isolation import Mount
 from cloudjob.backends.process.keeper import NodeRequest
+from cloudjob.backends.process.node_files import Files, changes_of
 from cloudjob.errors import BackendError
 from cloudjob.model import submission as submissions
 from cloudjob.model.submission import Submission
@@ -46,7 +48,7 @@ class Machine:
         entry_python: The interpreter of the entry.
         entry: The folder of the entry.
         cache: The folder of the inputs that all jobs share.
-        places: The real paths of cloudjob's state, the interpreters, mpirun and ``sys.path``.
+        places: What the nodes read of the interpreters, mpirun and ``sys.path``.
         installed: The folders that ``pip install`` would change.
     """
 
@@ -95,12 +97,18 @@ class ProcessRequest:
 
 
 def build(
-    submission: Submission, machine: Machine, folder: str, run_dir: str, level: isolation.Level
+    submission: Submission,
+    machine: Machine,
+    folder: str,
+    run_dir: str,
+    level: isolation.Level,
+    files: Files,
 ) -> ProcessRequest:
     """Return the request for ``submission`` on ``machine``; it does no I/O.
 
     Args:
         level: What is private to each node.
+        files: What the nodes see of this machine's files, if they have folders of their own.
     """
     hosts = submissions.host_names(submission)
     gpus = submission.spec.process.gpus
@@ -108,11 +116,10 @@ def build(
         machine.entry_python,
         "-I",
         "-S",
-        machine.entry,
+        files.on_node(machine.entry),
         submission.spec.script,
         *submission.spec.args,
     )
-    seen = (folder, *machine.places, submission.spec.source, *submission.code.layers)
     nodes = []
     for index, host in enumerate(hosts):
         home, cache, work = (f"{folder}/{name}-{index}" for name in ("node", "cache", "work"))
@@ -125,7 +132,8 @@ def build(
             "TMPDIR": tmp,
             **(variables_of_own_files(machine.path) if level == "files" else {}),
             "MA_SCRIPT_INTERPRETER": machine.python,
-            names.CLOUDJOB_CACHE_DIR: machine.cache,
+            names.CLOUDJOB_CACHE_DIR: files.on_node(machine.cache),
+            **({names.CLOUDJOB_MOVED: json.dumps(files.moved)} if files.moved else {}),
             "HOSTNAME": host.partition(".")[0],
             names.CLOUDJOB_EMULATED: "1",
             **machine.devices,
@@ -141,7 +149,11 @@ def build(
             control_dir=run,
             ssh_key=f"{run}/{KEY}",
         )
-        env = base | submissions.variables(submission, node, home=home, address=address_of(index))
+        address = address_of(index)
+        variables = submissions.variables(
+            submission, node, home=files.on_node(home), address=address
+        )
+        env = base | variables
         own = devices.gpus_of_node(machine.gpus, len(hosts), gpus, index)
         env.update({name: own[name] for name in own if name not in submission.spec.env})
         nodes.append(
@@ -151,12 +163,14 @@ def build(
                 home=home,
                 tmp=tmp,
                 log=f"{folder}/node-{index}.log",
-                protected=protected_in(machine, f"{folder}/python-{index}")
+                protected=changes_of(machine.installed, f"{folder}/python-{index}")
                 if level == "files"
                 else (),
-                mounts=mounts_of(home, cache, work, tmp, (*seen, *argv, *env.values()))
+                mounts=(*mounts_of(home, cache, work, tmp), *files.mounts)
                 if level == "files"
                 else (),
+                named=changes_of(files.named, f"{folder}/named-{index}"),
+                shown=files.shown,
             )
         )
     return ProcessRequest(
@@ -178,9 +192,7 @@ def build(
     )
 
 
-def mounts_of(
-    home: str, cache: str, work: str, tmp: str, texts: Iterable[str]
-) -> tuple[Mount, ...]:
+def mounts_of(home: str, cache: str, work: str, tmp: str) -> tuple[Mount, ...]:
     """Return the folders that are private to a node, as in the platform's containers.
 
     Args:
@@ -188,7 +200,6 @@ def mounts_of(
         cache: Its folder for large files.
         work: The home folder that images of the first generation have.
         tmp: The folder of its temporary files, in the folder of the job's sockets.
-        texts: Paths that these texts name stay visible, see ``isolation.folders_named_in``.
     """
     job_dir = f"{home}/modelarts/user-job-dir"
     return (
@@ -200,17 +211,7 @@ def mounts_of(
         (job_dir, f"{isolation.HOME}/user-job-dir"),
         (job_dir, f"{isolation.WORK}/user-job-dir"),
         (tmp.rpartition("/")[0], isolation.RUN_DIR),
-        *isolation.folders_named_in(texts),
     )
-
-
-def protected_in(machine: Machine, folder: str) -> tuple[tuple[str, str], ...]:
-    """Return the folders of this machine whose changes stay private to a job's node.
-
-    Args:
-        folder: The start of the paths of the folders that hold the node's changes.
-    """
-    return tuple((path, f"{folder}-{n}") for n, path in enumerate(machine.installed))
 
 
 def variables_of_own_files(path: str) -> dict[str, str]:
@@ -288,9 +289,10 @@ def machine_of(options: dict[str, Any], home: Path, *, needs_mpi: bool = True) -
         entry_python=sys.executable,
         entry=interpreters.entry_of(home),
         cache=str(home / "cache"),
-        places=tuple(
-            os.path.realpath(item)
-            for item in (str(home), python, sys.executable, mpirun or python, *sys.path)
+        places=(
+            *node_files.places_of(path, python, sys.executable, mpirun or python),
+            *os.environ.get("LD_LIBRARY_PATH", "").split(":"),
+            os.environ.get("PIP_CONFIG_FILE", ""),
         ),
         installed=interpreters.installed_in(python),
     )

@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
+import shutil
 import tarfile
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from cloudjob.backends.slurm.cluster import Host
 from cloudjob.errors import BackendError
 from jobentry.contract import paths
 from jobentry.contract.paths import JobPaths
+from jobentry.system.trees import folder_below
 
 _RESULT_FOLDERS = ("record", "outputs")
 _RESULT_BYTES = 1 << 40
@@ -80,16 +83,15 @@ def _extract(archive: tarfile.TarFile, member: tarfile.TarInfo, target: Path) ->
         return
     source = archive.extractfile(member)
     assert source is not None
-    path = target / member.name
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    new = path.with_name(f".{path.name}.new")
-    with source, new.open("wb") as file:
-        while data := source.read(1 << 20):
-            file.write(data)
-    new.chmod(0o600)
-    with contextlib.suppress(FileNotFoundError):
-        path.unlink()
-    new.replace(path)
+    above, new = "/".join((target.name, *parts[:-1])), f".{parts[-1]}.new"
+    # Others may write to the store, too, and a link there may lead anywhere.
+    with source, folder_below(str(target.parent), above, makes=True) as folder:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(new, dir_fd=folder)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        with os.fdopen(os.open(new, flags, 0o600, dir_fd=folder), "wb") as file:
+            shutil.copyfileobj(source, file)
+        os.replace(new, parts[-1], src_dir_fd=folder, dst_dir_fd=folder)
 
 
 def _note(home: Path, job: str) -> Path:

@@ -147,6 +147,8 @@ class S3Store:
                         f"{doing}: the answer is not a list of keys", hint="is the endpoint right?"
                     )
                 found += [item["Key"] for item in page.get("Contents", [])]
+        # Some callers delete what is listed, and never anything else.
+        found = [key for key in found if key.startswith(self._uri.key(prefix))]
         # Sorted here: SeaweedFS lists the folder ``a/`` before ``a.txt``.
         keys = (key.removeprefix(own) for key in sorted(found, key=lambda key: key.encode("utf-8")))
         return (key for key in keys if with_unfinished or not files.is_temporary(key))
@@ -160,11 +162,13 @@ class S3Store:
         return True
 
     def delete(self, key: str) -> None:
+        # Some tools make an empty object with the name of a folder and a slash.
+        name = key.removesuffix("/")
         with (
             suppress(ObjectMissing),
-            self._request("deleting", key, may_be_temporary=True) as where,
+            self._request("deleting", name, may_be_temporary=True) as where,
         ):
-            self._client.delete_object(**where)
+            self._client.delete_object(**where | {"Key": where["Key"] + key[len(name) :]})
 
     def uri(self, key: str) -> str:
         bucket_uri.check("naming", key)

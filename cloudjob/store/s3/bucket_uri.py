@@ -7,7 +7,7 @@ import urllib.parse
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from cloudjob.errors import StoreError
+from cloudjob.errors import InvalidKey, StoreError
 from cloudjob.model.rules import ADDRESSINGS
 from cloudjob.model.text import nearest
 from cloudjob.store.files import check_key
@@ -70,12 +70,12 @@ def check(doing: str, key: str, *, may_be_temporary: bool = False) -> None:
     try:
         size_bytes = len(key.encode("utf-8"))
     except UnicodeEncodeError as error:
-        raise StoreError(
+        raise InvalidKey(
             f"{doing} {key!r}: not a valid key: it is not UTF-8",
             hint="use a file:// store, or rename it",
         ) from error
     if size_bytes > _MAX_KEY_BYTES:
-        raise StoreError(
+        raise InvalidKey(
             f"{doing} {key[:60]!r}...: not a valid key: it has {size_bytes} bytes",
             hint=f"{_MAX_KEY_BYTES} at most",
         )

@@ -62,6 +62,8 @@ CLOUDJOB_STALL_S = "CLOUDJOB_STALL_S"
 CLOUDJOB_DELIVERED = "CLOUDJOB_DELIVERED"
 # A file with more variables, including secrets.
 CLOUDJOB_ENV_FILE = "CLOUDJOB_ENV_FILE"
+# Folders that have another path on this node: JSON, path of the submitting machine to path here.
+CLOUDJOB_MOVED = "CLOUDJOB_MOVED"
 # The folder that the platform copied to this node: code, key and variables.
 CLOUDJOB_DELIVERY = "CLOUDJOB_DELIVERY"
 # A folder that the platform uploads, for the head's record.

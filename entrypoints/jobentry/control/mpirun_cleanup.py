@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import glob
 import os
-import shutil
 import signal
 from typing import Collection
 
 from jobentry.system import linux
+from jobentry.system.trees import remove_below
 
 _DAEMONS = (b"orted", b"prted", b"hydra_pmi_proxy", b"hydra_bstrap_proxy")
 
@@ -34,7 +34,8 @@ def remove_sessions(processes: Collection[int]) -> None:
     ompi.HOST.UID/pid.ID, or jf.JOB with the id in the names of its files; 5.0 makes ompi.ID and
     prted.ID.
     """
-    top = glob.escape(os.environ.get("TMPDIR") or "/tmp")
+    folder = os.environ.get("TMPDIR") or "/tmp"
+    top = glob.escape(folder)
     for process in processes:
         found = glob.glob("%s/*.%d" % (top, process)) + glob.glob(
             "%s/ompi.*/pid.%d" % (top, process)
@@ -42,4 +43,6 @@ def remove_sessions(processes: Collection[int]) -> None:
         inner = glob.glob("%s/ompi.*/jf.*/*_%d" % (top, process))
         for path in found + [os.path.dirname(path) for path in inner]:
             if os.path.basename(path).startswith(("ompi.", "prted.", "pid.", "jf.")):
-                shutil.rmtree(path, ignore_errors=True)
+                # Other users may share the folder, and put a link to anywhere in it.
+                with contextlib.suppress(OSError):
+                    remove_below(folder, os.path.relpath(path, folder))

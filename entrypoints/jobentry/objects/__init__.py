@@ -56,24 +56,29 @@ def stat(uri: str) -> Entry:
     return found._replace(uri=uri)
 
 
-def put(path: str, uri: str, *, progress: Progress = no_progress) -> None:
-    """Store the file at ``path`` as the object ``uri``, which must not be a web server's."""
-    _object(uri).put(path, progress)
+def put(path: str, uri: str, *, below: str = "", progress: Progress = no_progress) -> None:
+    """Store the file at ``path`` as the object ``uri``, which must not be a web server's.
+
+    Args:
+        below: A folder above the object. If it is one of ``file://``, no link below it is followed,
+            as others may write there, too; by default it is the object's own folder.
+    """
+    _object(uri, below).put(path, progress)
 
 
-def write(data: bytes, uri: str) -> None:
-    """Store ``data`` as the object ``uri``."""
-    _object(uri).write(data)
+def write(data: bytes, uri: str, *, below: str = "") -> None:
+    """Store ``data`` as the object ``uri``; ``below`` as for ``put``."""
+    _object(uri, below).write(data)
 
 
-def copy(uri: str, target: str) -> None:
-    """Copy an object within one store; S3 refuses to copy more than 5 GiB."""
-    _object(uri).copy_to(_object(target))
+def copy(uri: str, target: str, *, below: str = "") -> None:
+    """Copy an object within one store; S3 refuses to copy more than 5 GiB; ``below`` as above."""
+    _object(uri, below).copy_to(_object(target, below))
 
 
-def delete(uri: str) -> None:
-    """Delete an object if there is one."""
-    _object(uri).delete()
+def delete(uri: str, *, below: str = "") -> None:
+    """Delete an object if there is one; ``below`` as for ``put``."""
+    _object(uri, below).delete()
 
 
 def list(prefix: str) -> Iterator[Entry]:
@@ -84,7 +89,7 @@ def list(prefix: str) -> Iterator[Entry]:
 
 def is_folder(uri: str) -> bool:
     """Whether the URI names a folder, which only ``file://`` has, and which may be empty."""
-    return scheme_of(uri) == "file" and os.path.isdir(path_of(uri))
+    return _is_file(uri) and os.path.isdir(path_of(uri))
 
 
 def uri_below(uri: str, name: str) -> str:
@@ -92,6 +97,10 @@ def uri_below(uri: str, name: str) -> str:
     from urllib.parse import quote_from_bytes
 
     return uri.rstrip("/") + "/" + quote_from_bytes(os.fsencode(name))
+
+
+def _is_file(uri: str) -> bool:
+    return scheme_of(uri) == "file"
 
 
 def _module(uri: str) -> Any:
@@ -104,11 +113,12 @@ def _module(uri: str) -> Any:
     return import_module(f"jobentry.objects.{SCHEMES[scheme].objects}")
 
 
-def _object(uri: str) -> Any:
+def _object(uri: str, below: str = "") -> Any:
     """Return the object at a URI; one with a signed URL is a web object."""
     address = _signed_addresses().get(uri, "")
     if not address:
-        return _module(uri).object_at(uri)
+        module = _module(uri)
+        return module.object_at(uri, below) if below and _is_file(uri) else module.object_at(uri)
     from jobentry.objects.web import WebObject
 
     match = re.search(r"X-Amz-Date=(\w+).*X-Amz-Expires=(\d+)", address)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import stat
 from functools import partial
 from typing import IO, Iterator
 
+from jobentry.contract import names
 from jobentry.objects.base import (
     CHUNK_BYTES,
     TEMPORARY,
@@ -21,12 +23,15 @@ from jobentry.objects.base import (
     no_progress,
     translated,
 )
+from jobentry.system.trees import folder_below, is_open, sync
 
 _FILE = "file://"
 
 
 def path_of(uri: str) -> str:
-    """Return the absolute path that a ``file://`` URI names, with all its bytes unchanged.
+    """Return the path of the file that a ``file://`` URI names, with all its bytes unchanged.
+
+    An emulated node may have it at another path than the machine on which the URI was written.
 
     Raises:
         ObjectError: It is not such a URI.
@@ -39,6 +44,10 @@ def path_of(uri: str) -> str:
     name = os.fsdecode(unquote_to_bytes(os.fsencode(path)))
     if not uri.startswith(_FILE) or not path.startswith("/") or "\0" in name:
         raise ObjectError(f"looking for {uri!r}: not a URI of the form file:///its/path")
+    moved: dict[str, str] = json.loads(os.environ.get(names.CLOUDJOB_MOVED) or "{}")
+    for folder, here in moved.items():
+        if name == folder or name.startswith(folder + "/"):
+            return here + name[len(folder) :]
     return name
 
 
@@ -55,11 +64,20 @@ def check(uri: str) -> None:
 
 
 class FileObject:
-    """An object that is a file."""
+    """An object that is a file.
 
-    def __init__(self, uri: str) -> None:
+    Args:
+        below: The URI of a folder above it, below which no link is followed to write or delete it.
+    """
+
+    def __init__(self, uri: str, below: str = "") -> None:
         self.uri = uri
         self._path = path_of(uri)
+        self._root, name = os.path.split(self._path)
+        if below:
+            self._root = path_of(below).rstrip("/")
+            name = self._path[len(self._root) + 1 :]
+        self._above, _, self._name = name.rpartition("/")
 
     def fetch(self, path: str, sha256: str = "", progress: Progress = no_progress) -> None:
         """Copy the object to the file ``path``."""
@@ -95,14 +113,14 @@ class FileObject:
         """Store the file at ``path`` as the object."""
         with translated("reading", path):
             source = open(path, "rb")  # noqa: SIM115 (errors of the target are others)
-        with source, translated("writing", self.uri), _stored_file(self._path) as target:
+        with source, translated("writing", self.uri), self._stored() as target:
             for piece in _pieces(source):
                 target.write(piece)
                 progress(len(piece))
 
     def write(self, data: bytes) -> None:
         """Store ``data`` as the object."""
-        with translated("writing", self.uri), _stored_file(self._path) as target:
+        with translated("writing", self.uri), self._stored() as target:
             target.write(data)
 
     def copy_to(self, target: FileObject) -> None:
@@ -111,10 +129,41 @@ class FileObject:
 
     def delete(self) -> None:
         """Delete the object if there is one, and its folder if that is empty now."""
-        with translated("deleting", self.uri), contextlib.suppress(FileNotFoundError):
-            os.unlink(self._path)
+        with translated("deleting", self.uri), contextlib.suppress(
+            FileNotFoundError, NotADirectoryError
+        ), folder_below(self._root, self._above) as folder:
+            os.unlink(self._name, dir_fd=folder)
         with contextlib.suppress(OSError):
-            os.rmdir(os.path.dirname(self._path))
+            if not self._above:
+                os.rmdir(self._root)
+                return
+            above, _, name = self._above.rpartition("/")
+            with folder_below(self._root, above) as folder:
+                os.rmdir(name, dir_fd=folder)
+
+    @contextlib.contextmanager
+    def _stored(self) -> Iterator[IO[bytes]]:
+        """Yield a new file that, on success, becomes the object and survives a crash."""
+        for made in make_folders(self._root):
+            above = os.path.dirname(made)
+            os.chmod(made, 0o777 if is_open(os.stat(above)) else 0o700)
+            with folder_below(above, "") as folder:
+                sync(folder)
+        with folder_below(self._root, self._above, makes=True, shares=True) as folder:
+            temporary = TEMPORARY + os.urandom(8).hex()
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            try:
+                with os.fdopen(os.open(temporary, flags, 0o600, dir_fd=folder), "wb") as file:
+                    os.fchmod(file.fileno(), 0o666 if is_open(os.fstat(folder)) else 0o600)
+                    yield file
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.replace(temporary, self._name, src_dir_fd=folder, dst_dir_fd=folder)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    os.unlink(temporary, dir_fd=folder)
+                raise
+            sync(folder)
 
 
 def listed(prefix: str) -> Iterator[Entry]:
@@ -155,40 +204,6 @@ def _files_below(top: str) -> Iterator[str]:
 def _entry(name: str, path: str, found: os.stat_result) -> Entry:
     tag = "%d-%d" % (found.st_dev, found.st_ino)
     return Entry(name, uri_of(path), found.st_size, tag, found.st_mtime_ns)
-
-
-@contextlib.contextmanager
-def _stored_file(path: str) -> Iterator[IO[bytes]]:
-    """Yield a new file that, on success, becomes ``path`` and survives a crash."""
-    folder = os.path.dirname(os.path.abspath(path))
-    for made in make_folders(folder):
-        above = os.path.dirname(made)
-        os.chmod(made, 0o777 if _is_open(above) else 0o700)
-        _sync_folder(above)
-    with fresh_file(path) as fresh, open(fresh, "wb") as file:
-        os.fchmod(file.fileno(), 0o666 if _is_open(folder) else 0o600)
-        yield file
-        file.flush()
-        os.fsync(file.fileno())
-    _sync_folder(folder)
-
-
-def _is_open(folder: str) -> bool:
-    """Whether a folder is shared with other users, who then read and remove the files in it.
-
-    A folder with the sticky bit, like /tmp, does not count.
-    """
-    mode = os.stat(folder).st_mode
-    return bool(mode & 0o002) and not mode & 0o1000
-
-
-def _sync_folder(folder: str) -> None:
-    """Make the names in a folder survive a crash, which may otherwise undo a rename."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _pieces(file: IO[bytes]) -> Iterator[bytes]:

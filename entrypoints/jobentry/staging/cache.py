@@ -15,6 +15,7 @@ from typing import Iterator
 
 from jobentry import objects
 from jobentry.objects.base import Progress
+from jobentry.system.trees import remove_below
 
 _READ_ONLY = 0o444
 # The suffix of lock files; a process that fetches an object holds its lock.
@@ -79,7 +80,8 @@ class Cache:
             if total <= self._limit_bytes:
                 return
             with contextlib.suppress(OSError):
-                os.unlink(path)
+                # Scripts may write to this folder, too.
+                remove_below(self._folder, os.path.relpath(path, self._folder))
             total -= size
 
     def _files(self) -> Iterator[tuple[int, int, str]]:

@@ -110,10 +110,10 @@ class OutputStore:
             if before and before.key == name:
                 key = manifest.version_key(self._node, sha256)
             if is_small:
-                objects.write(data, self.uri(key))
+                objects.write(data, self.uri(key), below=self._uri)
                 progress(len(data))
             else:
-                objects.put(path, self.uri(key), progress=progress)
+                objects.put(path, self.uri(key), below=self._uri, progress=progress)
         if name in self.pending:
             self._replaced.add(self.pending[name].stored.key)
         stored = StoredFile(name, key, stamp.size_bytes, sha256, stamp.modified_ns)
@@ -158,7 +158,7 @@ class OutputStore:
     def write_manifest(self, files: dict[str, Version]) -> None:
         """Write a manifest of exactly these files, and remove the objects that it replaces."""
         data = manifest.dump(Manifest(self._job, self._node, _stored_files(files)))
-        objects.write(data, self.uri(manifest.key(self._node)))
+        objects.write(data, self.uri(manifest.key(self._node)), below=self._uri)
         before, self.listed = self.listed, files
         # The old version under the plain name stays until the next one replaces it.
         gone = {
@@ -172,7 +172,7 @@ class OutputStore:
         for key in sorted(keys - {version.stored.key for version in versions}):
             # An object that cannot be removed only takes space.
             with contextlib.suppress(objects.ObjectError):
-                objects.delete(self.uri(key))
+                objects.delete(self.uri(key), below=self._uri)
 
     def settle(self, paths: dict[str, str]) -> None:
         """Copy every file to its plain name, for readers that do not use manifests.
@@ -189,11 +189,11 @@ class OutputStore:
 
     def _copy(self, file: StoredFile, path: str) -> bool:
         try:
-            objects.copy(self.uri(file.key), self.uri(file.name))
+            objects.copy(self.uri(file.key), self.uri(file.name), below=self._uri)
         except objects.ObjectError:
             if not path:
                 return False
-            objects.put(path, self.uri(file.name))
+            objects.put(path, self.uri(file.name), below=self._uri)
         return True
 
 

@@ -1,21 +1,128 @@
-"""Remove a folder tree of any depth; both halves use it."""
+"""Open, write and remove files below a folder without following links; both halves use it.
+
+What others may write to (a store, a folder of a container) may contain links to anywhere, and a
+folder may be replaced by a link at any time. So each folder on the way is opened relative to the
+one above it.
+"""
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
+import sys
 from contextlib import contextmanager, suppress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# Python 3.9 of PyPy lacks the name.
-_O_PATH = getattr(os, "O_PATH", 0o10000000)
+# Python 3.9 of PyPy lacks the name; macOS has no such flag.
+_O_PATH = getattr(os, "O_PATH", 0o10000000 if sys.platform == "linux" else 0)
 # With such a descriptor, no other process can replace the folder by a link in the meantime.
 _FOLDER = _O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def remove_tree(path: str | os.PathLike[str]) -> None:
+@contextmanager
+def folder_below(
+    root: str, path: str, *, makes: bool = False, shares: bool = False
+) -> Iterator[int]:
+    """Yield a descriptor of the folder ``path`` below ``root``; no link below ``root`` is followed.
+
+    Args:
+        path: Names joined by ``/``; empty for ``root`` itself.
+        makes: Whether to make missing folders, with mode 0700.
+        shares: Whether a new folder is open to all if the one above it is.
+
+    Raises:
+        NotADirectoryError: A link or a file is in the place of a folder.
+    """
+    descriptor = os.open(root, _O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for name in filter(None, path.split("/")):
+            inner = _inner(name, descriptor, makes=makes, shares=shares)
+            os.close(descriptor)
+            descriptor = inner
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def is_open(folder: os.stat_result) -> bool:
+    """Whether a folder is shared with other users, who then read and remove the files in it.
+
+    A folder with the sticky bit, like /tmp, does not count.
+    """
+    return bool(folder.st_mode & 0o002) and not folder.st_mode & 0o1000
+
+
+def _inner(name: str, above: int, *, makes: bool, shares: bool) -> int:
+    _check_name(name)
+    try:
+        return os.open(name, _FOLDER, dir_fd=above)
+    except FileNotFoundError:
+        if not makes:
+            raise
+    with suppress(FileExistsError):
+        os.mkdir(name, 0o700, dir_fd=above)
+        sync(above)
+    inner = os.open(name, _FOLDER, dir_fd=above)
+    if shares and is_open(os.fstat(above)):
+        with suppress(OSError):
+            os.chmod("/proc/self/fd/%d" % inner, 0o777)
+    return inner
+
+
+def _check_name(name: str) -> None:
+    if name in (".", "..") or "\0" in name:
+        raise ValueError("%r is not the name of a file" % name)
+
+
+def open_file_below(root: str, path: str) -> int:
+    """Open a regular file below ``root`` for reading; neither a link nor a FIFO is opened.
+
+    Raises:
+        OSError: There is no such file.
+    """
+    above, _, name = path.rpartition("/")
+    with folder_below(root, above) as folder:
+        _check_name(name)
+        # A FIFO would wait for its writer.
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        descriptor = os.open(name, flags, dir_fd=folder)
+    facts = os.fstat(descriptor)
+    if not stat.S_ISREG(facts.st_mode):
+        os.close(descriptor)
+        kind = IsADirectoryError if stat.S_ISDIR(facts.st_mode) else OSError
+        raise kind(errno.EISDIR, "not a file" if kind is OSError else "is a directory", path)
+    return descriptor
+
+
+def remove_below(root: str, path: str) -> None:
+    """Remove a file, a link or a folder with its contents below ``root``, if there is one.
+
+    Raises:
+        OSError: It cannot be removed, or is not reached without following a link.
+    """
+    above, _, name = path.rpartition("/")
+    with suppress(FileNotFoundError), folder_below(root, above) as folder:
+        _check_name(name)
+        if stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
+            remove_tree(name, dir_fd=folder)
+        else:
+            os.unlink(name, dir_fd=folder)
+
+
+def sync(folder: int) -> None:
+    """Make the names in a folder survive a crash, which may otherwise undo a rename."""
+    descriptor = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def remove_tree(path: str | os.PathLike[str], *, dir_fd: int | None = None) -> None:
     """Remove the folder ``path`` with everything in it; a missing folder is fine.
 
     ``shutil.rmtree`` calls itself for each level and keeps a descriptor open for each, so it fails
@@ -23,15 +130,18 @@ def remove_tree(path: str | os.PathLike[str]) -> None:
     no path grows long. Folders without write permission are removed as well. No symbolic link is
     followed, even if another process puts one in the place of a folder.
 
+    Args:
+        dir_fd: The folder that a relative path starts at.
+
     Raises:
         OSError: The first error; raised after everything else has been removed.
     """
     name = os.fspath(path)
     errors: list[OSError] = []
     with _noted(errors):
-        with _writable(name) as top:
+        with _writable(name, dir_fd) as top:
             _empty(top, errors)
-        os.rmdir(name)
+        os.rmdir(name, dir_fd=dir_fd)
     if errors:
         if errors[0].filename != name:
             errors[0].filename = "%s/%s" % (name, errors[0].filename)

@@ -54,7 +54,7 @@ def submission(**values) -> Submission:
             digest="sha256:" + "0" * 64,
             layers=("file:///home/me/st%20ore/layers/" + "1" * 64,),
         ),
-        record_uri="file:///home/me/st%20ore/train-2345678b/exit.json",
+        record_uri="file:///home/me/st%20ore/train-2345678b/record/exit.json",
         outputs=(("OUT", "file:///home/me/st%20ore/train-2345678b/outputs/OUT"),),
     )
 
@@ -112,7 +112,7 @@ def test_a_remote_store_is_not_mounted():
         "me",
     )
 
-    assert made.folder == ""
+    assert (made.written, made.read) == ((), ())
     assert made.outputs == ("/mine",)
     assert made.nodes[0].config["HostConfig"]["Mounts"] == [
         {"Type": "bind", "Source": "/mine", "Target": "/mine"}

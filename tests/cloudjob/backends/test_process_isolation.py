@@ -7,12 +7,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from cloudjob.backends.process import isolation
-from cloudjob.backends.process.isolation import HOME, OWN, WORK, folders_named_in
+from cloudjob.backends.process.isolation import HOME, OWN, WORK, paths_named_in
 from cloudjob.backends.process.request import mounts_of
 
 ROOTS = [str(Path(isolation.__file__).parents[3]), str(Path(__file__).parents[3] / "entrypoints")]
@@ -24,19 +25,26 @@ isolate("node-a.job", "/etc/hosts", *json.loads(sys.argv[1]))
 """
 
 
-def on_node(mounts: object, code: str, protected: object = ()) -> str:
+def on_node(mounts: object, code: str, protected: object = (), shown: object = ()) -> str:
     """Run code on a node and return what it prints."""
-    argv = [sys.executable, "-c", NODE + code, json.dumps([mounts, protected])]
+    argv = [sys.executable, "-c", NODE + code, json.dumps([mounts, protected, shown])]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
 
 @pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """Return a folder of this machine below one that is private to nodes."""
+    with tempfile.TemporaryDirectory(prefix="cj-node-", dir="/tmp") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
 def mounts(tmp_path: Path):
     """Return the mounts of a node whose folders are below ``tmp_path``."""
     home, cache, work, tmp = (str(tmp_path / name) for name in ("h", "c", "w", "run/0"))
-    found = mounts_of(home, cache, work, tmp, [str(tmp_path)])
+    found = mounts_of(home, cache, work, tmp)
     for source, _ in found:
         Path(source).mkdir(parents=True, exist_ok=True)
     return found
@@ -53,12 +61,12 @@ print(json.dumps(found))
 """
     found = json.loads(on_node(mounts, code))
 
-    shared = [tmp_path.parts[2]] if str(tmp_path).startswith("/tmp/") else []
     assert found == {
-        "/tmp": shared,
+        "/tmp": [],
         "/cache": [],
         "/home/ma-user": ["modelarts", "user-job-dir"],
         "/home/work": ["modelarts", "user-job-dir"],
+        "/dev/shm": [],
     }
     assert {path for path in before if path.exists()} == existing
     assert not any(Path(folder, "cj-mark").exists() for folder in OWN)
@@ -83,10 +91,82 @@ except OSError as error:
     assert on_node(mounts, code) == "Read-only file system"
 
 
-def test_local_paths_named_by_a_job_stay_visible(mounts, tmp_path):
+def test_a_node_reads_what_is_shown_and_cannot_change_it(mounts, tmp_path):
     (tmp_path / "data.csv").write_text("1,2")
+    (tmp_path / "folder").mkdir()
+    paths = [str(tmp_path / "data.csv"), str(tmp_path / "folder")]
+    code = f"""
+paths = {paths!r}
+print(open(paths[0]).read())
+for act, path in ((os.remove, paths[0]), (os.truncate, paths[0]), (os.mkdir, paths[1] + "/a")):
+    try:
+        act(path, *[0] * (act is os.truncate))
+        print("changed")
+    except OSError as error:
+        print(error.strerror)
+"""
+    found = on_node(mounts, code, shown=[(path, path) for path in paths]).splitlines()
 
-    assert on_node(mounts, f"print(open({str(tmp_path / 'data.csv')!r}).read())") == "1,2"
+    assert found[0] == "1,2"
+    assert set(found[1:]) == {"Device or resource busy", "Read-only file system"}
+
+
+def test_a_node_that_empties_its_folders_removes_no_file_of_this_machine(mounts, tmp_path):
+    """A script may empty its folder for temporary files, in which it sees what the job names."""
+    for name in ("data/deep/a", "data/b", "project/train.py", "lone", "shown/c"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("precious")
+    before = _files_in(tmp_path)
+    named = [(str(tmp_path / name), str(tmp_path / f"run/{name}")) for name in ("data", "lone")]
+    shown = [(str(tmp_path / "shown"), str(tmp_path / "shown"))]
+    code = f"""
+import shutil
+print(*sorted(os.listdir({str(tmp_path)!r})))
+for folder in {OWN!r}:
+    for name in os.listdir(folder):
+        shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
+print(os.path.exists({str(tmp_path / "data/b")!r}))
+"""
+    found = on_node(mounts, code, named, shown).splitlines()
+
+    assert found == ["data lone shown", "False"]
+    assert _files_in(tmp_path) == before
+
+
+def _files_in(folder: Path) -> list[Path]:
+    """Return the files of this machine, without those of the node."""
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return sorted(path for path in files if "run" not in path.relative_to(folder).parts)
+
+
+def test_a_path_inside_a_shown_folder_can_have_another_kind(mounts, tmp_path):
+    """For example, what pip changes in a virtual environment, and an output beside an input."""
+    (tmp_path / "x/lib").mkdir(parents=True)
+    (tmp_path / "x/out").mkdir()
+    machine = f"{isolation.MACHINE}{tmp_path}/x"
+    code = f"""
+open({str(tmp_path / "x/lib/new")!r}, "x").close()
+open({machine + "/out/model"!r}, "x").close()
+try:
+    open({machine + "/other"!r}, "x")
+except OSError as error:
+    print(error.strerror)
+"""
+    shown = [(str(tmp_path / "x"), str(tmp_path / "x")), (str(tmp_path / "x"), machine)]
+    changed = [(str(tmp_path / "x/lib"), str(tmp_path / "run/changes"))]
+    written = [(str(tmp_path / "x/out"), machine + "/out")]
+
+    assert on_node([*mounts, *written], code, changed, shown) == "Read-only file system"
+    assert _files_in(tmp_path / "x") == [tmp_path / "x/out/model"]
+
+
+def test_the_shared_memory_of_a_node_is_its_own(mounts):
+    mark = Path("/dev/shm/cj-mark-of-this-machine")
+    mark.touch()
+    try:
+        assert on_node(mounts, "print(os.listdir('/dev/shm'))") == "[]"
+    finally:
+        mark.unlink()
 
 
 def test_folders_behind_a_link_below_tmp_are_found():
@@ -96,7 +176,7 @@ def test_folders_behind_a_link_below_tmp_are_found():
     link.symlink_to(disk)
     try:
         home, cache, work, tmp = (str(link / name) for name in ("h", "c", "w", "run/0"))
-        found = mounts_of(home, cache, work, tmp, [str(link), str(disk)])
+        found = mounts_of(home, cache, work, tmp)
         for source, _ in found:
             Path(source).mkdir(parents=True, exist_ok=True)
         (disk / "h/kept").write_text("kept")
@@ -135,13 +215,39 @@ def test_a_node_sees_the_home_folders_of_this_machine(mounts):
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("--data=/tmp/a/b.csv", ["/tmp/a"]),
-        ("file:///tmp/store/x", ["/tmp/store"]),
-        ("/usr/bin:/tmp/venv/bin:/home/ma-user/conda/bin", ["/tmp/venv", "/home/ma-user/conda"]),
-        ("/var/tmp/a /tmp /tmp/ ./tmp/a /tmp/../etc", []),
-        ("/home/ma-user/modelarts/inputs", []),
-        ("/cached/x /home/ma-user2/x", []),
+        ("--data=@/a/b.csv", ["a/b.csv"]),
+        ("@/a", ["a"]),
+        ("file://@/a/b.csv", ["a/b.csv"]),
+        ("/usr/bin:@/a:@/c d", ["a", "c d"]),
+        ("--x=@/c d/e", ["c d/e"]),
+        ("@/a/new.csv", ["a"]),
+        ("@/a/part-*.csv", ["a"]),
+        ("@/a/../a/b.csv", ["a/b.csv"]),
+        ("@/link", ["link", "a"]),
+        ("/tmp/missing/x /tmp /tmp/ ./tmp/a /tmp/../etc /var@/a", []),
+        ("/home/ma-user/modelarts/inputs /cached/x /home/ma-user2/x", []),
     ],
 )
 def test_paths_that_a_job_names_are_found_in_any_text(text, expected):
-    assert [target for _, target in folders_named_in([text])] == expected
+    with tempfile.TemporaryDirectory(prefix="cj-named-", dir="/tmp") as folder:
+        for name in ("a/b.csv", "c d/e"):
+            Path(folder, name).parent.mkdir()
+            Path(folder, name).touch()
+        Path(folder, "link").symlink_to("a")
+
+        found = paths_named_in([text.replace("@", folder)])
+
+        assert found == tuple(f"{folder}/{name}".rstrip("/") for name in expected)
+
+
+def test_folders_to_which_the_links_in_a_named_folder_lead_are_named_too(tmp_path):
+    """Caches of models are folders of links to files in another folder."""
+    with tempfile.TemporaryDirectory(prefix="cj-named-", dir="/tmp") as folder:
+        for name in ("blobs/1", "snapshots/main/README"):
+            Path(folder, name).parent.mkdir(parents=True)
+            Path(folder, name).touch()
+        Path(folder, "snapshots/main/model").symlink_to("../../blobs/1")
+
+        found = paths_named_in([f"{folder}/snapshots/main"])
+
+        assert found == (f"{folder}/snapshots/main", f"{folder}/blobs")

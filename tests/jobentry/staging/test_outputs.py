@@ -23,7 +23,6 @@ from jobentry.contract.env import NodeEnv
 from jobentry.contract.manifest import Manifest, StoredFile
 from jobentry.contract.paths import NodePaths
 from jobentry.node.local_ranks import RankFailure
-from jobentry.objects import directory
 from jobentry.staging import output_folder, output_store, outputs
 from jobentry.staging.outputs import OutputError, Outputs
 
@@ -223,7 +222,7 @@ def test_the_final_upload_has_a_time_limit(tmp_path: Path, monkeypatch: pytest.M
     node.write(a=b"1")
     node.upload_settled()
     hangs = threading.Event()
-    monkeypatch.setattr(objects, "write", lambda data, uri: hangs.wait(60))
+    monkeypatch.setattr(objects, "write", lambda data, uri, **_: hangs.wait(60))
     node.write(a=b"22")
     node.outputs.start()
 
@@ -257,7 +256,7 @@ def test_trees_of_any_depth_are_uploaded_and_restored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     # A thousand of these calls take a minute on a busy disk.
-    monkeypatch.setattr(directory, "_sync_folder", lambda folder: None)
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     node = Node(tmp_path).prepare()
     name = "d/" * 1100 + "model"
     objects.write(b"1", objects.uri_below(node.folder.as_uri(), name))
@@ -299,7 +298,7 @@ def test_any_failure_of_the_upload_is_reported(
     node = Node(tmp_path).prepare()
     node.write(model=b"1")
 
-    def fail(data: bytes, uri: str) -> None:
+    def fail(data: bytes, uri: str, **_: object) -> None:
         raise error
 
     monkeypatch.setattr(objects, "write", fail)
@@ -314,7 +313,7 @@ def test_a_dead_upload_thread_is_reported(tmp_path: Path, monkeypatch: pytest.Mo
     node = Node(tmp_path).prepare()
     node.write(model=b"1")
 
-    def leave(data: bytes, uri: str) -> None:
+    def leave(data: bytes, uri: str, **_: object) -> None:
         raise SystemExit
 
     monkeypatch.setattr(objects, "write", leave)
@@ -590,7 +589,7 @@ def test_a_file_that_changes_while_it_is_read_is_not_listed(
     node.upload_settled()
     write = objects.write
 
-    def slow(data: bytes, uri: str) -> None:
+    def slow(data: bytes, uri: str, **_: object) -> None:
         write(data, uri)
         if manifest.key(0) not in uri:
             node.write(a=b"newest")
@@ -623,7 +622,7 @@ def test_an_upload_error_is_reported_once_and_retried(
     node = Node(tmp_path).prepare()
     write = objects.write
 
-    def refuse(data: bytes, uri: str) -> None:
+    def refuse(data: bytes, uri: str, **_: object) -> None:
         raise objects.ObjectError("writing x: 503 SlowDown")
 
     monkeypatch.setattr(objects, "write", refuse)
@@ -769,7 +768,9 @@ def test_an_unchanged_file_is_not_uploaded_again(tmp_path: Path, monkeypatch: py
     second.write(a=b"1")
     sent: list[str] = []
     write = objects.write
-    monkeypatch.setattr(objects, "write", lambda data, uri: (sent.append(uri), write(data, uri))[1])
+    monkeypatch.setattr(
+        objects, "write", lambda data, uri, **_: (sent.append(uri), write(data, uri))[1]
+    )
 
     assert second.finish() == ""
     assert [uri for uri in sent if manifest.FOLDER not in uri] == []

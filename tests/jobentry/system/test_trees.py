@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from jobentry.system.trees import remove_tree
+from jobentry.system.trees import remove_below, remove_tree
 
 
 def test_a_tree_of_1500_levels_is_removed(tmp_path: Path):
@@ -110,3 +110,24 @@ def test_errors_are_reported_after_everything_else_is_removed(tmp_path: Path):
 
     with pytest.raises(NotADirectoryError):
         remove_tree(tmp_path / "file")
+
+
+def test_a_file_or_folder_is_removed_below_a_folder_but_not_behind_a_link(tmp_path: Path):
+    root, outside = tmp_path / "root", tmp_path / "outside"
+    (root / "a" / "b").mkdir(parents=True)
+    (root / "a" / "b" / "file").touch()
+    outside.mkdir()
+    (outside / "file").touch()
+    (root / "link").symlink_to(outside)
+    (tmp_path / "root-link").symlink_to(root)
+
+    with pytest.raises(NotADirectoryError):
+        remove_below(str(root), "link/file")
+    with pytest.raises(ValueError, match="not the name of a file"):
+        remove_below(str(root), "a/../link/file")
+    remove_below(str(root), "missing/file")
+    remove_below(str(tmp_path / "root-link"), "a/b")
+    remove_below(str(root), "link")
+
+    assert [path.name for path in root.rglob("*")] == ["a"]
+    assert (outside / "file").exists()

@@ -1,0 +1,133 @@
+"""What the nodes of a job see of this machine's files, where they have folders of their own."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cloudjob.backends.encoding import file_path
+from cloudjob.backends.process import isolation
+from cloudjob.backends.process.isolation import Mount
+from cloudjob.model.submission import Submission
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """What a node sees of this machine's files below the folders that are private to nodes.
+
+    Args:
+        written: The folders that the entry writes to, with their real paths.
+        read: Other files and folders that the entry reads, with their real paths. They and the
+            folders that it writes to have another path on the node.
+        named: What the job names: a node has its own version of it.
+        places: What a node can only read, under the same path.
+    """
+
+    written: Mapping[str, str] = field(default_factory=dict)
+    read: Mapping[str, str] = field(default_factory=dict)
+    named: tuple[str, ...] = ()
+    places: tuple[Mount, ...] = ()
+
+    def on_node(self, path: str) -> str:
+        """Return the path of a file on the node."""
+        for folder, real in (*self.written.items(), *self.read.items()):
+            is_hidden = isolation.is_private(folder) or isolation.is_private(real)
+            if is_hidden and _is_at_or_below(path, folder):
+                return isolation.path_on_node(real) + path[len(folder) :]
+        return path
+
+    @property
+    def moved(self) -> dict[str, str]:
+        """The files and folders that have another path on the node, with that path."""
+        found = {path: self.on_node(path) for path in (*self.written, *self.read)}
+        return {path: there for path, there in found.items() if path != there}
+
+    @property
+    def mounts(self) -> tuple[Mount, ...]:
+        """The folders that the entry writes to, with their paths on the node."""
+        return _mounts(self.written)
+
+    @property
+    def shown(self) -> tuple[Mount, ...]:
+        """What the node can only read, with its path there."""
+        return (*self.places, *_mounts(self.read))
+
+
+def files_of(submission: Submission, places: Iterable[str], home: Path) -> Files:
+    """Return what the nodes of a job see of this machine's files.
+
+    Args:
+        places: What they need of its programs.
+        home: The folder of cloudjob's state.
+    """
+    spec = submission.spec
+    record = file_path(submission.record_uri)
+    outputs = filter(None, (file_path(uri) for _, uri in submission.outputs))
+    own = [str(Path(record).parent)] if record else []
+    written = dict.fromkeys((str(home), *own, *outputs))
+    objects = map(file_path, (submission.code.uri, *submission.code.layers, *spec.inputs.values()))
+    read = [path for path in objects if path and not _is_in_any(path, written)]
+    keys = isolation.paths_named_in(submission.access.values())
+    texts = (spec.source, spec.script, *spec.args, *spec.env.values(), *spec.secrets.values())
+    named = isolation.paths_named_in(texts)
+    # The current folder may be one of Python's, too.
+    shown = tuple(mount for mount in shown_of((*places, *keys)) if mount[0] not in named)
+    return Files(
+        written={path: os.path.realpath(path) for path in written},
+        read={path: os.path.realpath(path) for path in read},
+        named=besides(shown, named),
+        places=shown,
+    )
+
+
+def shown_of(paths: Iterable[str]) -> tuple[Mount, ...]:
+    """Return those of these paths, and of their real paths, that private folders would hide."""
+    both = (item for path in paths if path for item in (path, os.path.realpath(path)))
+    return tuple((path, path) for path in dict.fromkeys(both) if isolation.is_private(path))
+
+
+def besides(shown: Iterable[Mount], named: Iterable[str]) -> tuple[str, ...]:
+    """Return what a job names, without what a node can read already."""
+    readable = [path for path, _ in shown]
+    return tuple(path for path in named if not _is_in_any(path, readable))
+
+
+def places_of(path: str, *programs: str) -> tuple[str, ...]:
+    """Return what nodes need of this machine's programs: folders of PATH, and those of Python."""
+    found = [item for item in (*path.split(os.pathsep), *sys.path) if item.startswith("/")]
+    found += (item for program in programs for item in _prefixes(program))
+    # Programs find their libraries and data beside their own folder.
+    beside = (str(Path(item).parent) for item in found if Path(item).name in ("bin", "sbin"))
+    return tuple(dict.fromkeys((*found, *beside)))
+
+
+def changes_of(paths: Iterable[str], folder: str) -> tuple[tuple[str, str], ...]:
+    """Return folders of this machine, each with the folder for a node's changes of it.
+
+    Args:
+        folder: The start of the paths of the folders that hold the changes.
+    """
+    return tuple((path, f"{folder}-{n}") for n, path in enumerate(paths))
+
+
+def _mounts(paths: Mapping[str, str]) -> tuple[Mount, ...]:
+    found = {real: isolation.path_on_node(real) for real in paths.values()}
+    return tuple((real, path) for real, path in found.items() if real != path)
+
+
+def _prefixes(program: str) -> Iterator[str]:
+    for name in (program, os.path.realpath(program)):
+        prefix = str(Path(name).parents[1])
+        # A program may be directly in a private folder; that folder itself is the node's.
+        yield prefix if isolation.is_private(prefix) else name
+
+
+def _is_in_any(path: str, folders: Iterable[str]) -> bool:
+    return any(_is_at_or_below(path, folder) for folder in folders)
+
+
+def _is_at_or_below(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(f"{folder}/")
