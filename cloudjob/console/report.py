@@ -21,6 +21,7 @@ from cloudjob.errors import CloudJobError
 from cloudjob.model import summary, times
 from cloudjob.tracking import Job
 from cloudjob.tracking.journals import Journals
+from cloudjob.tracking.log_filter import LogFilter
 from jobentry.contract import lines
 
 _STATIC = Path(__file__).parent / "static"
@@ -137,7 +138,7 @@ def _page(
 def _log(job: Job) -> list[tuple[str, str]]:
     """Return the mark and the text of the last lines."""
     last: deque[tuple[str, str]] = deque(maxlen=_LOG_LINES)
-    for piece in job.pieces(follow=False):
+    for piece in LogFilter(tail=_LOG_LINES).pieces(job, follow=False):
         for text in piece.data.split(b"\n")[:-1]:
             line = lines.read(text + b"\n")
             mark = f"node {piece.node}" if line.rank is None else f"rank {line.rank}"

@@ -18,6 +18,8 @@ MAX_STEPS = 4000
 _MAX_CHARACTERS = 4000
 # Finding every match in one line could otherwise take quadratic time.
 _MAX_MATCHES = 100
+# What would not mean the same in several lines as in one; a ^ is allowed in [^…].
+_OF_ONE_LINE = re.compile(r"\\[AzQ]|\(\?[a-zA-Z]*-|(?<![\[\\])\^")
 # Python reads it as {0,3}, RE2 as these characters.
 _OPEN_REPEAT = re.compile(r"(?<!\\)\{,\d+\}")
 _UNLIMITED = re.compile(
@@ -58,10 +60,23 @@ class Pattern:
         self.steps: int = self._regexp.programsize
         if self.steps > MAX_STEPS:
             raise ValueError(f"is too large (given {given(text)}; smaller repeats {{M,N}} help)")
+        in_lines = _in_lines(text) if self._is_utf8 else ""
+        self._in_lines = _compiled(in_lines, never_nl=True)[0] if in_lines else None
 
     def search(self, line: bytes) -> bool:
         """Whether a line contains a match."""
         return self._regexp.search(self._readable(line)) is not None
+
+    def line_starts(self, lines: bytes) -> Iterator[int] | None:
+        """Return where those of many lines start that may match, which is fast if few do.
+
+        Args:
+            lines: UTF-8 lines; each may begin with the mark of its rank.
+
+        Returns:
+            None if each line must be searched on its own.
+        """
+        return None if self._in_lines is None else _line_starts(lines, self._in_lines)
 
     def values(self, line: bytes) -> Iterator[Value]:
         """Yield what the matches in a line select, of the first hundred matches."""
@@ -70,15 +85,38 @@ class Pattern:
         for match in islice(self._regexp.finditer(self._readable(line)), _MAX_MATCHES):
             yield Value(match[value] or match[1], None if step is None else match[step])
 
-    def _readable(self, line: bytes) -> bytes:
-        """Return a line that RE2 can read: it stops at bytes that are not UTF-8."""
-        if line.isascii() or not self._is_utf8:
-            return line
-        return line.decode("utf-8", "replace").encode()
+    def _readable(self, text: bytes) -> bytes:
+        """Return a text that RE2 can read: it stops at bytes that are not UTF-8."""
+        if text.isascii() or not self._is_utf8:
+            return text
+        return text.decode("utf-8", "replace").encode()
 
 
-def _compiled(text: str) -> tuple[Any, bool]:
-    """Return the expression for RE2, and whether it is UTF-8; else it matches bytes."""
+def _line_starts(lines: bytes, regexp: Any) -> Iterator[int]:
+    at = 0
+    while at < len(lines) and (match := regexp.search(lines, at)):
+        start = lines.rfind(b"\n", 0, match.start()) + 1
+        # An empty match can be at the end of everything, where no line begins.
+        if start >= len(lines):
+            return
+        yield start
+        at = lines.find(b"\n", start) + 1 or len(lines)
+
+
+def _in_lines(text: str) -> str:
+    """Return an expression that matches many lines wherever ``text`` matches one; else empty."""
+    rest = text.removeprefix("^")
+    if _OF_ONE_LINE.search(rest) or (rest != text and "|" in rest):
+        return ""
+    return f"(?m)^(?:\\[[0-9]+\\] )?(?:{rest})" if rest != text else f"(?m)(?:{rest})"
+
+
+def _compiled(text: str, *, never_nl: bool = False) -> tuple[Any, bool]:
+    """Return the expression for RE2, and whether it is UTF-8; else it matches bytes.
+
+    Args:
+        never_nl: No part of it matches a newline.
+    """
     try:
         import re2
     except ImportError:
@@ -86,6 +124,7 @@ def _compiled(text: str) -> tuple[Any, bool]:
     data = text.encode("utf-8", "surrogateescape")
     options = re2.Options()
     options.log_errors = False
+    options.never_nl = never_nl
     is_utf8 = not any("\udc80" <= character <= "\udcff" for character in text)
     if not is_utf8:
         options.encoding = re2.Options.Encoding.LATIN1

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from functools import partial
 from typing import NamedTuple, Protocol
 
 from cloudjob.model import times
+from cloudjob.model.patterns import Pattern
+from cloudjob.tracking.blocks import PART_MARK, blocks, is_plain, matching_lines
 from cloudjob.tracking.job import Job
 from cloudjob.tracking.log import LogPiece, OnJournal
 from cloudjob.tracking.queries import parse_time
@@ -61,10 +63,8 @@ class LogFilter(NamedTuple):
         skipped: dict[int, int] = {}
         if self.tail is not None and follow:
             # Read the existing lines first: a log that is followed does not mark their end.
-            existing = list(read(node, follow=False))
+            existing = _counted(read(node, follow=False), skipped)
             yield from self._last(_since(since, existing))
-            for piece in existing:
-                skipped[piece.node] = skipped.get(piece.node, 0) + piece.data.count(b"\n")
         found = _without_first(read(node, follow=follow, on_journal=on_journal), skipped)
         pieces = _since(since, found)
         is_cut = self.tail is not None and not follow
@@ -90,15 +90,32 @@ class LogFilter(NamedTuple):
     def _selected_lines(
         self, piece: LogPiece, parts: dict[tuple[int, int | None], list[bytes]]
     ) -> Iterator[bytes]:
-        for text in (line + b"\n" for line in piece.data.split(b"\n")[:-1]):
-            rank, data = lines.read(text)
-            if self.ranks and (rank is None or not env.is_listed(rank, self.ranks)):
-                continue
-            line = parts.setdefault((piece.node, rank), [])
+        for block in blocks(piece.data):
+            for text in self._candidates(piece.node, block, parts):
+                yield from self._selected_line(piece.node, text, parts)
+
+    def _candidates(
+        self, node: int, block: bytes, parts: Collection[tuple[int, int | None]]
+    ) -> Iterable[bytes]:
+        """Return the lines of a block that may be selected."""
+        if isinstance(self.pattern, Pattern):
+            unfinished = [rank for of_node, rank in parts if of_node == node and rank is not None]
+            found = matching_lines(block, (self.pattern,)) if is_plain(block, unfinished) else None
+            if found is not None:
+                return found
+        return (line + b"\n" for line in block.split(b"\n")[:-1])
+
+    def _selected_line(
+        self, node: int, text: bytes, parts: dict[tuple[int, int | None], list[bytes]]
+    ) -> Iterator[bytes]:
+        """Yield a line with its earlier parts if it is selected and complete."""
+        rank, data = lines.read(text)
+        if not self.ranks or (rank is not None and env.is_listed(rank, self.ranks)):
+            line = parts.setdefault((node, rank), [])
             line.append(text)
             # Without a pattern there is no reason to wait for the rest of a line.
             if data.endswith(b"\n") or self.pattern is None:
-                del parts[piece.node, rank]
+                del parts[node, rank]
                 if self._matches(line):
                     yield from line
 
@@ -111,7 +128,7 @@ class LogFilter(NamedTuple):
         assert self.tail is not None
         kept: deque[list[LogPiece]] = deque(maxlen=self.tail)
         unfinished: dict[tuple[int, int | None], list[LogPiece]] = {}
-        for piece in self._select(pieces):
+        for piece in _Ending(self.tail).of(self._select(pieces)):
             for text in (line + b"\n" for line in piece.data.split(b"\n")[:-1]):
                 rank, data = lines.read(text)
                 line = unfinished.pop((piece.node, rank), None)
@@ -123,6 +140,57 @@ class LogFilter(NamedTuple):
                     unfinished[piece.node, rank] = line
         for line in kept:
             yield from line
+
+
+class _Ending:
+    """The blocks at the end of a log that contain at least a number of lines.
+
+    Args:
+        lines: The number of lines.
+    """
+
+    def __init__(self, lines: int) -> None:
+        self._lines = lines
+        # Parts of lines that are not finished where the blocks begin.
+        self._parts: dict[tuple[int, int | None], list[LogPiece]] = {}
+        # Each block with the least number of lines that end in it.
+        self._blocks: deque[tuple[LogPiece, int]] = deque()
+
+    def of(self, pieces: Iterable[LogPiece]) -> Iterator[LogPiece]:
+        """Yield the unfinished parts, then the blocks."""
+        known = 0
+        for piece in pieces:
+            for block in blocks(piece.data):
+                least = max(0, block.count(b"\n") - block.count(PART_MARK))
+                self._blocks.append((piece._replace(data=block), least))
+                known += least
+                while self._blocks and known - self._blocks[0][1] >= self._lines + len(self._parts):
+                    known -= self._leave_out()
+        for parts in self._parts.values():
+            yield from parts
+        for block_of_node, _ in self._blocks:
+            yield block_of_node
+
+    def _leave_out(self) -> int:
+        """Leave out the first block but the parts of unfinished lines; return its lines."""
+        piece, least = self._blocks.popleft()
+        unfinished = [rank for node, rank in self._parts if node == piece.node and rank is not None]
+        if not is_plain(piece.data, unfinished):
+            for text in (line + b"\n" for line in piece.data.split(b"\n")[:-1]):
+                rank, data = lines.read(text)
+                if data.endswith(b"\n"):
+                    self._parts.pop((piece.node, rank), None)
+                else:
+                    part = piece._replace(data=text)
+                    self._parts.setdefault((piece.node, rank), []).append(part)
+        return least
+
+
+def _counted(pieces: Iterable[LogPiece], counts: dict[int, int]) -> Iterator[LogPiece]:
+    """Yield pieces, and count the lines of each node."""
+    for piece in pieces:
+        counts[piece.node] = counts.get(piece.node, 0) + piece.data.count(b"\n")
+        yield piece
 
 
 def _since(since: float, pieces: Iterable[LogPiece]) -> Iterator[LogPiece]:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from cloudjob.errors import UsageError
 from cloudjob.model.patterns import MAX_STEPS, Pattern
+from cloudjob.tracking.blocks import blocks, is_plain, matching_lines
 from jobentry.contract import journal, lines
 
 # Keys of a printed JSON object that give the step.
@@ -65,17 +66,25 @@ class MetricReader:
         A line of a rank can arrive in several parts: it is searched once it is complete.
         """
         found: list[MetricPoint] = []
-        for text in (line + b"\n" for line in data.split(b"\n")[:-1]):
-            if text.startswith(journal.MARK):
+        for text, recorded in journal.parts(data):
+            for block in blocks(text):
+                found += self._search(node, block)
+            if recorded is not None:
                 # Lines of ranks have no times, but the journal lines between them do.
-                at = journal.time_of(text[len(journal.MARK) :])
-                self._at[node] = at or self._at.get(node, 0.0)
-                continue
+                self._at[node] = journal.time_of(recorded) or self._at.get(node, 0.0)
+        return found
+
+    def _search(self, node: int, block: bytes) -> Iterator[MetricPoint]:
+        """Yield the metrics in a block; one without parts of lines is searched as a whole."""
+        unfinished = [rank for of_node, rank in self._open if of_node == node]
+        found: Sequence[bytes] | None = None
+        if is_plain(block, unfinished):
+            found = matching_lines(block, self._patterns.values(), with_json=True)
+        for text in (line + b"\n" for line in block.split(b"\n")[:-1]) if found is None else found:
             line = lines.read(text)
             if line.rank is not None:
                 complete = self._complete(node, line.rank, line.data)
-                found += self._points(node, line.rank, complete)
-        return found
+                yield from self._points(node, line.rank, complete)
 
     def finish(self) -> list[MetricPoint]:
         """Return the metrics in incomplete lines, at the end of the log."""

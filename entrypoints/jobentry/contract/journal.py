@@ -124,6 +124,7 @@ class Sample(NamedTuple):
 
 Entry = Union[Phase, Sample]
 
+_MARKED_LINE = re.compile(rb"^%s(.*)\n?" % MARK, re.MULTILINE)
 _BEFORE_MARK = re.compile(rb"(?<=\n)(?=%s)" % MARK)
 # A line of the log between journal entries: the time of the lines that follow.
 _TIME = re.compile(rb'\{"time":(\d{1,12}(?:\.\d)?)\}')
@@ -177,6 +178,9 @@ def by_time(data: bytes) -> Iterator[tuple[float, bytes]]:
 
     The time is 0 for lines before the first line of the journal.
     """
+    if MARK not in data:
+        yield 0.0, data
+        return
     # The pattern matches at the start of each marked line, so every part but the first has one.
     for part in _BEFORE_MARK.split(data):
         is_marked = part.startswith(MARK)
@@ -187,13 +191,20 @@ def split(data: bytes) -> tuple[bytes, list[bytes]]:
     """Return whole lines of a log without the journal's, and the journal's without their mark."""
     if MARK not in data:
         return data, []
-    others, found = [], []
-    for line in data.split(b"\n"):
-        if line.startswith(MARK):
-            found.append(line[len(MARK) :])
-        else:
-            others.append(line)
-    return b"\n".join(others), found
+    others, found = zip(*parts(data))
+    return b"".join(others), [line for line in found if line is not None]
+
+
+def parts(data: bytes) -> Iterator[tuple[bytes, bytes | None]]:
+    """Yield the lines before each line of the journal, and that line without its mark.
+
+    The last pair has the lines after the journal's last line, and None.
+    """
+    at = 0
+    for match in _MARKED_LINE.finditer(data):
+        yield data[at : match.start()], match[1]
+        at = match.end()
+    yield data[at:], None
 
 
 def pack(lines: Iterable[bytes]) -> bytes:

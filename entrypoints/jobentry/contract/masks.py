@@ -119,14 +119,24 @@ class Splitter:
         if not self._next and journal.MARK not in data:
             return data, []
         others, found = [], []
-        for line in data.split(b"\n"):
-            if not line.startswith(journal.MARK):
-                others.append(self._masked(line) if self._next else line)
-            elif match := _MASK.fullmatch(line, len(journal.MARK)):
+        for text, line in journal.parts(data):
+            others.append(self._masked_lines(text) if self._next else text)
+            match = _MASK.fullmatch(line) if line is not None else None
+            if match is not None:
                 self._next[int(match[1])] = [int(text) for text in match[2].split(b",")]
-            else:
-                found.append(line[len(journal.MARK) :])
-        return b"\n".join(others), found
+            elif line is not None:
+                found.append(line)
+        return b"".join(others), found
+
+    def _masked_lines(self, text: bytes) -> bytes:
+        """Return lines with their secrets masked; those after the last secret stay as they are."""
+        at, masked = 0, []
+        while self._next and at < len(text):
+            end = text.find(b"\n", at)
+            end = len(text) if end < 0 else end
+            masked += [self._masked(text[at:end]), text[end : end + 1]]
+            at = end + 1
+        return b"".join(masked) + text[at:]
 
     def _masked(self, line: bytes) -> bytes:
         rank, data = lines.read(line)

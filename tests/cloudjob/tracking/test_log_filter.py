@@ -7,9 +7,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from cloudjob.model.patterns import Pattern
 from cloudjob.tracking.log import LogPiece
 from cloudjob.tracking.log_filter import LogFilter
+from jobentry.contract import lines
 
 NOW = [
     LogPiece(0, b"jobentry: starting\n[0] loss 1\n[1]+ 50%\n"),
@@ -75,3 +79,63 @@ def test_selected_lines_keep_their_times():
         (None, b"[0] loss 1\n"), (60.0, b"[2] loss 2\n"),
         (120.0, b"[1]+ 50%\n"), (120.0, b"[1] 100% loss\n"),
     ]  # fmt: skip
+
+
+class Log:
+    """A job whose log is these pieces."""
+
+    def __init__(self, pieces: list[LogPiece]) -> None:
+        self._pieces = pieces
+
+    def pieces(self, *_: object, **__: object) -> Iterator[LogPiece]:
+        yield from self._pieces
+
+
+def last_lines(pieces: list[LogPiece], number: int) -> list[tuple[int, bytes]]:
+    """Return the last lines that begin, each with all of its parts, line by line."""
+    found: list[list[tuple[int, bytes]]] = []
+    unfinished: dict[tuple[int, int | None], list[tuple[int, bytes]]] = {}
+    for node, data, _ in pieces:
+        for text in data.splitlines(keepends=True):
+            rank, part = lines.read(text)
+            line = unfinished.pop((node, rank), None)
+            if line is None:
+                line = []
+                found.append(line)
+            line.append((node, text))
+            if not part.endswith(b"\n"):
+                unfinished[node, rank] = line
+    return [text for line in found[len(found) - number :] for text in line]
+
+
+log_lines = st.sampled_from(
+    [b"[0] a\n", b"[1] b\n", b"[0]+ c\n", b"[1]+ d\n", b"[2] ]+ e\n", b"jobentry: f\n", b"\n"]
+)
+log_pieces = st.builds(
+    lambda node, texts: LogPiece(node, b"".join(texts)), st.integers(0, 1), st.lists(log_lines)
+)
+
+
+@given(st.lists(log_pieces, max_size=12), st.integers(0, 9))
+def test_the_last_lines_are_whole_however_the_log_arrives(pieces: list[LogPiece], number: int):
+    found = LogFilter(tail=number).pieces(Log(pieces), follow=False)  # type: ignore[arg-type]
+
+    shown = [(piece.node, line) for piece in found for line in piece.data.splitlines(True)]
+    assert shown == last_lines(pieces, number)
+
+
+@pytest.mark.parametrize(
+    "pattern", ["^a", "a$", r"\bb", "a|^b", "[^a]b", "x*", r"a\s*b", "^a|b", "é"]
+)
+@given(st.lists(st.sampled_from(["a", "b", "ab", " ab", "ba", "", "é", "[1] a"]), max_size=30))
+def test_a_pattern_selects_the_same_lines_in_a_long_log(pattern: str, texts: list[str]):
+    """Most of a long log is searched without looking at each line."""
+    data = [f"[0] {text}\n".encode() for text in texts]
+    job: Any = Log([LogPiece(0, b"".join(data))])
+
+    found = LogFilter(pattern=Pattern(pattern)).pieces(job, follow=False)
+
+    expected = [
+        line for line, text in zip(data, texts, strict=True) if re.search(pattern, text, re.ASCII)
+    ]
+    assert b"".join(piece.data for piece in found) == b"".join(expected)
