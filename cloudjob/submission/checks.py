@@ -43,6 +43,10 @@ def script_checks(spec: JobSpec) -> Iterator[Check]:
     if found:
         hint = "with --strict, the job fails with that exit code"
         yield Check("script", False, f"{found}; {hint}", is_needed=False)
+    found = nested_launchers.repeated_in_python(spec)
+    if found:
+        hint = "with --launcher python, the script runs once on each node"
+        yield Check("script", False, f"{found}; {hint}", is_needed=False)
     yield from secret_checks(spec)
 
 

@@ -50,7 +50,7 @@ class Choice(NamedTuple):
 def choose(spec: JobSpec) -> Choice:
     """Return the launcher for a job that names none; its script is in its source folder."""
     nested = nested_launchers.find(Path(spec.source), spec.script)
-    if nested and nested.launcher and not nested.may_outlive_script:
+    if nested and nested.is_launcher and not nested.may_outlive_script:
         return Choice("python", f"{nested.where} {nested.what}")
     found = _in_imports(Path(spec.source), spec.script) or _in_image(spec)
     if found and found.launcher == "horovod" and spec.min_nodes:

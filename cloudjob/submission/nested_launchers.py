@@ -15,37 +15,20 @@ from pathlib import Path
 
 from cloudjob.errors import SpecError
 from cloudjob.model.text import one_line
-from cloudjob.submission import scripts, started_commands
+from cloudjob.submission import known_launchers, scripts, started_commands
 from jobentry.contract.launchers import LAUNCHERS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from cloudjob.model.job import JobSpec
 
-# Programs that start ranks, and the launcher of cloudjob that replaces each.
-_PROGRAMS = {
-    "mpirun": "mpirun",
-    "mpiexec": "mpirun",
-    "orterun": "mpirun",
-    "prterun": "mpirun",
-    "msrun": "msrun",
-    "torchrun": "torchrun",
-    "horovodrun": "horovod",
-}
-_MODULES = {
-    "torch.distributed.launch": "torchrun",
-    "torch.distributed.run": "torchrun",
-    "horovod.runner.launch": "horovod",
-    "mindspore.parallel.cluster.run": "msrun",
-}
 _COUNTS = re.compile(
     r"-{1,2}(?:np|n|c|nproc_per_node|nproc-per-node|local_worker_num|worker_num)(?:=(\d+))?"
 )
-_NO_START = frozenset(("--version", "-V", "--help", "-h"))
 # Words that may precede a command.
 _PREFIXES = frozenset(
     (
-        *("!", "{", "time", "exec", "nohup", "env", "sudo", "nice", "command"),
+        *("!", "{", "time", "exec", "nohup", "env", "sudo", "nice", "command", "eval"),
         *("then", "do", "else", "elif", "if", "while", "until"),
     )
 )
@@ -88,15 +71,15 @@ class Nested:
     Args:
         where: The place in the script, such as ``run.sh line 12``.
         what: What the script does there, as the predicate of a sentence.
-        launcher: The launcher of cloudjob that replaces it; empty if unknown.
-        replacement: Arguments of ``cloudjob submit`` that do the same.
+        is_launcher: Whether it is a known launcher, and not a loop that starts processes.
+        replacement: Arguments of ``cloudjob submit`` that do the same; empty if there are none.
         is_failure_ignored: Whether the script succeeds although this launcher has failed.
         may_outlive_script: Whether the script may end before this launcher.
     """
 
     where: str
     what: str
-    launcher: str
+    is_launcher: bool
     replacement: str
     is_failure_ignored: bool = False
     may_outlive_script: bool = False
@@ -108,16 +91,35 @@ def check(spec: JobSpec) -> None:
     Raises:
         SpecError: The script starts ranks; the hint names the submit that does the same.
     """
-    if spec.script.endswith(".py") or LAUNCHERS[spec.launcher].is_one_a_node:
-        return
-    found = find(Path(spec.source), spec.script)
+    found = None if spec.script.endswith(".py") else _repeated(spec)
     if found is None:
         return
+    once = f"with --launcher python {one_line(spec.script)} runs once on each node as it is"
+    if found.replacement:
+        once = f"submit what it starts: cloudjob submit {found.replacement}; {once}"
     raise SpecError(
         [f"script: {found.where} {found.what}, and cloudjob would run it once for each rank"],
-        hint=f"submit what it starts: cloudjob submit {found.replacement}; with --launcher python"
-        f" {one_line(spec.script)} runs once on each node as it is",
+        hint=once,
     )
+
+
+def repeated_in_python(spec: JobSpec) -> str:
+    """Return what a Python script starts that the chosen launcher repeats; empty for nothing.
+
+    It is not an error, as the script may start it in one rank only.
+    """
+    found = _repeated(spec) if spec.script.endswith(".py") else None
+    if found is None or not found.is_launcher:
+        return ""
+    return f"{found.where} {found.what}, and cloudjob runs it once for each rank"
+
+
+def _repeated(spec: JobSpec) -> Nested | None:
+    """Return the launcher in a script that the job's launcher starts once for each rank."""
+    launcher = LAUNCHERS.get(spec.launcher)
+    if launcher is None or launcher.is_one_a_node:
+        return None
+    return find(Path(spec.source), spec.script)
 
 
 def ignored_exit_code(spec: JobSpec) -> str:
@@ -151,38 +153,32 @@ def find(source: Path, script: str) -> Nested | None:
 
 def _nested(command: Command, where: str, *, has_wait: bool) -> Nested | None:
     argv = command.argv
-    launcher, shown = _launcher(argv)
-    if launcher:
-        count = _count(argv)
-        size = f" --procs-per-node {count}" if count else ""
-        replacement = f"--launcher {launcher}{size} {_program(argv)}"
+    known = known_launchers.in_command(argv)
+    if known:
         return Nested(
             where,
-            f"starts {shown} itself",
-            launcher,
-            replacement,
+            f"starts {known.shown} itself",
+            is_launcher=True,
+            replacement=replacement_of(known.launcher, argv),
             is_failure_ignored=command.is_failure_ignored,
             may_outlive_script=command.is_background and not has_wait,
         )
     if command.is_repeated and command.is_background and not has_wait and _is_python(argv):
         replacement = f"--procs-per-node N {_program(argv)}"
         return Nested(
-            where, "starts processes in a loop and does not wait for them", "", replacement
+            where,
+            "starts processes in a loop and does not wait for them",
+            is_launcher=False,
+            replacement=replacement,
         )
     return None
 
 
-def _launcher(argv: Sequence[str]) -> tuple[str, str]:
-    """Return the launcher that replaces this command, and the program or module it names."""
-    if len(argv) > 1 and argv[1] in _NO_START:
-        return "", ""
-    program = argv[0].rpartition("/")[2]
-    if program in _PROGRAMS:
-        return _PROGRAMS[program], program
-    if "-m" in argv[:-1]:
-        module = argv[argv.index("-m") + 1]
-        return _MODULES.get(module, ""), module
-    return "", ""
+def replacement_of(launcher: str, argv: Sequence[str]) -> str:
+    """Return the arguments of ``cloudjob submit`` that do the same; empty without a launcher."""
+    count = _count(argv)
+    size = f" --procs-per-node {count}" if count else ""
+    return f"--launcher {launcher}{size} {_program(argv)}" if launcher else ""
 
 
 def _count(argv: Sequence[str]) -> str:
@@ -264,7 +260,7 @@ def commands(text: str) -> list[Command]:
             command = _command(words, line, depth)
             depth = max(0, depth + _loops(words))
             words = []
-            found += [command] if command else []
+            found += _unwrapped(command) if command else []
         if value == "&" and found:
             found[-1] = replace(found[-1], is_background=True)
     return found
@@ -277,6 +273,17 @@ def _command(words: list[str], line: int, depth: int) -> Command | None:
         at += 1
     is_repeated = depth + words[:at].count("do") > 0
     return Command(tuple(words[at:]), line, is_repeated) if words[at:] else None
+
+
+def _unwrapped(command: Command) -> list[Command]:
+    """Return the commands in the text of ``bash -c TEXT``, or else the command itself."""
+    argv = command.argv
+    if argv[0].rpartition("/")[2] in _SHELLS and len(argv) > 2:
+        for at, argument in enumerate(argv[1:-1], 1):
+            if re.fullmatch(r"-\w*c", argument):
+                inner = commands(argv[at + 1])
+                return [replace(each, line=command.line) for each in inner] or [command]
+    return [command]
 
 
 def _loops(words: Sequence[str]) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from typing import NamedTuple
 
 from cloudjob.errors import SpecError
 from cloudjob.model.text import one_line
-from cloudjob.submission import scripts
+from cloudjob.submission import known_launchers, nested_launchers, scripts
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def find(spec: JobSpec) -> Problem | None:
     path = Path(spec.source, spec.script)
     data = b"" if spec.takes_command else scripts.read(path)
     if not data:
-        return None
+        return None if spec.takes_command or path.exists() else _program(spec)
     name = one_line(spec.script)
     if _WEB_PAGE.match(data):
         hint = "on GitHub, download the raw file instead of saving its page"
@@ -77,6 +78,20 @@ def find(spec: JobSpec) -> Problem | None:
     found = _SHELL.match(data)
     shell = "bash" if path.suffix == ".sh" else found and found.group(1).decode()
     return _shell(path, shell) if shell and b"\0" not in data else None
+
+
+def _program(spec: JobSpec) -> Problem | None:
+    """Return why a program of the nodes cannot be the script; None if it is none."""
+    argv = (spec.script, *spec.args)
+    known = known_launchers.in_command(argv)
+    if known is None and ("/" in spec.script or shutil.which(spec.script) is None):
+        return None
+    command = f"cloudjob submit --launcher command {one_line(shlex.join(argv))}"
+    hint = f"{command} runs it once on each node"
+    replacement = nested_launchers.replacement_of(known.launcher, argv) if known else ""
+    if replacement:
+        hint = f"cloudjob submit {replacement} starts the ranks itself; {hint}"
+    return Problem(f"{one_line(spec.script)} is a program, not a file of the source", hint)
 
 
 def _python(name: str, data: bytes) -> Problem | None:

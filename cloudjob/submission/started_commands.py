@@ -7,14 +7,24 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from cloudjob.submission import scripts
+from cloudjob.submission import known_launchers, scripts
 
-_FUNCTIONS = {
-    "os": ("system", "popen", "execvp", "execv"),
-    "subprocess": ("run", "call", "check_call", "check_output", "Popen", "getstatusoutput"),
-}
+_FUNCTIONS = frozenset(
+    (
+        *("os.system", "os.popen", "os.execvp", "os.execv", "os.execvpe", "os.execve", "pty.spawn"),
+        *("os.spawnv", "os.spawnvp", "os.spawnve", "os.spawnvpe", "os.posix_spawn"),
+        *("os.posix_spawnp", "subprocess.run", "subprocess.call", "subprocess.check_call"),
+        *("subprocess.check_output", "subprocess.Popen", "subprocess.getoutput"),
+        *("subprocess.getstatusoutput", "asyncio.create_subprocess_shell", "runpy.run_module"),
+    )
+)
+# Their arguments are the words of the command.
+_OF_WORDS = frozenset(("os.execl", "os.execlp", "os.execle", "os.execlpe", "os.spawnl",
+                       "os.spawnlp", "asyncio.create_subprocess_exec"))  # fmt: skip
+# A script that reads its rank can also be started by a launcher, and then starts none.
+_RANKS = (b"LOCAL_RANK", b"'RANK'", b'"RANK"')
 # These raise an exception when the command has failed, or end the script.
-_CHECKED = ("check_call", "check_output", "execvp", "execv")
+_CHECKED = ("check_call", "check_output", "run_module")
 # The placeholder for a text that is known only when the script runs.
 _UNKNOWN = "X"
 # For one command: the depth of nested variables, and the number of expressions, that are read.
@@ -38,32 +48,49 @@ class StartedCommand(NamedTuple):
 def read(source: bytes) -> list[StartedCommand]:
     """Return the commands that a Python script starts; none if it cannot be parsed."""
     nodes = [*ast.walk(scripts.parse(source))]
-    values = _values(nodes)
+    values, names = _values(nodes), _imported(nodes)
+    is_started = any(mark in source for mark in _RANKS)
     # Calls that are whole statements: their results are ignored.
     bare = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
     found = []
     for node in nodes:
-        function = _function(node) if isinstance(node, ast.Call) else ""
-        if isinstance(node, ast.Call) and function and node.args:
-            at = 1 if function.startswith("exec") and len(node.args) > 1 else 0
-            is_checked = function in _CHECKED or any(
-                keyword.arg == "check" for keyword in node.keywords
-            )
-            text = _Reader(values).text(node.args[at])
+        if not isinstance(node, ast.Call):
+            continue
+        function = _dotted(node.func, names)
+        text = _Reader(values).command(function, node.args)
+        if function in known_launchers.FUNCTIONS and not is_started:
+            found.append(StartedCommand(function, node.lineno, is_failure_ignored=False))
+        elif text:
+            name = function.rpartition(".")[2]
+            is_checked = name in _CHECKED or name.startswith("exec")
+            is_checked = is_checked or any(keyword.arg == "check" for keyword in node.keywords)
             found.append(StartedCommand(text, node.lineno, id(node) in bare and not is_checked))
     return sorted(found, key=lambda started: started.line)
 
 
-def _function(call: ast.Call) -> str:
-    """Return the name of the function that starts a command; empty for any other."""
-    function = call.func
-    if isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name):
-        names = _FUNCTIONS.get(function.value.id, ())
-        return function.attr if function.attr in names else ""
-    if isinstance(function, ast.Name):
-        names = (*_FUNCTIONS["os"][:1], *_FUNCTIONS["subprocess"][2:])
-        return function.id if function.id in names else ""
-    return ""
+def _imported(nodes: list[ast.AST]) -> dict[str, str]:
+    """Return what each imported name stands for, such as ``torch.multiprocessing`` for ``mp``."""
+    found = {}
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.asname:
+                    found[alias.asname] = alias.name
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                found[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+    return found
+
+
+def _dotted(function: ast.expr, names: Mapping[str, str]) -> str:
+    """Return the full name of a function, such as ``subprocess.run``; empty for any other."""
+    parts: list[str] = []
+    while isinstance(function, ast.Attribute):
+        parts.append(function.attr)
+        function = function.value
+    if not isinstance(function, ast.Name):
+        return ""
+    return ".".join([names.get(function.id, function.id), *reversed(parts)])
 
 
 def _values(nodes: list[ast.AST]) -> Mapping[str, list[tuple[str, ast.expr]]]:
@@ -103,6 +130,21 @@ class _Reader:
         self._values = values
         self._open: list[str] = []
         self._steps = _STEPS
+
+    def command(self, function: str, arguments: list[ast.expr]) -> str:
+        """Return the command that a call starts; empty if it starts none."""
+        if not arguments:
+            return ""
+        if function in _OF_WORDS:
+            return " ".join(self._quoted(argument) for argument in arguments)
+        if function == "runpy.run_module":
+            return f"python -m {self.text(arguments[0])}"
+        if function not in _FUNCTIONS:
+            return ""
+        # The program, and then a list with its arguments.
+        has_program = function.startswith(("os.exec", "os.spawn", "os.posix_spawn"))
+        lists = [each for each in arguments if not isinstance(each, ast.Constant)]
+        return self.text(lists[-1] if has_program and lists else arguments[0])
 
     def text(self, node: ast.expr) -> str:
         """Return the text of an expression."""

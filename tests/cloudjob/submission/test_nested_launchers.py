@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from cloudjob.errors import SpecError
 from cloudjob.model.job import JobSpec
-from cloudjob.submission import launcher_choice, nested_launchers
+from cloudjob.submission import launcher_choice, nested_launchers, script_check
 
 
 @pytest.fixture
@@ -72,6 +72,157 @@ def test_a_launcher_that_a_python_script_starts_runs_once_on_each_node(
     shown = f"{name} line {line} starts {program} itself and ignores its exit code"
     assert nested_launchers.ignored_exit_code(spec).startswith(shown) is is_failure_ignored
     assert not nested_launchers.ignored_exit_code(spec.model_copy(update={"strict": "true"}))
+
+
+NO_REPLACEMENT = ""
+COMMANDS = {
+    "accelerate launch --num_processes 4 train.py": "torchrun",
+    "accelerate --debug launch train.py": "torchrun",
+    "python -m accelerate.commands.launch train.py": "torchrun",
+    "deepspeed --num_gpus=8 train.py --deepspeed": "torchrun",
+    "ray start --head": NO_REPLACEMENT,
+    "ray job submit -- python train.py": NO_REPLACEMENT,
+    "colossalai run --nproc_per_node 4 train.py": "torchrun",
+    "srun --ntasks-per-node=8 python train.py": "srun",
+    "python davincirun.py train.py": "rank-table",
+    "python3 -u /opt/tools/davincirun.py train.py": "rank-table",
+    "/usr/bin/prterun -n 4 python train.py": "mpirun",
+    "mpiexec.hydra -n 4 python train.py": "mpirun",
+    "jsrun -n 6 python train.py": "mpirun",
+    "aprun -n 24 python train.py": "mpirun",
+    "flux run -n 4 python train.py": "mpirun",
+    "composer -n 8 train.py": "torchrun",
+    "lightning run model --devices=4 train.py": "torchrun",
+    "fabric run --devices=4 train.py": "torchrun",
+    "tune run --nproc_per_node 4 full_finetune_distributed": "torchrun",
+    "python -m paddle.distributed.launch train.py": NO_REPLACEMENT,
+    "python -m bagua.distributed.launch train.py": "torchrun",
+    "llamafactory-cli train config.yaml": NO_REPLACEMENT,
+    "timeout 3600 torchrun train.py": "torchrun",
+    "numactl --cpunodebind=0 torchrun train.py": "torchrun",
+    "conda run -n env torchrun train.py": "torchrun",
+    "uv run --frozen accelerate launch train.py": "torchrun",
+    "singularity exec --nv image.sif torchrun train.py": "torchrun",
+    "xargs -n 1 torchrun": "torchrun",
+    "bash -c 'cd x && torchrun train.py'": "torchrun",
+    "bash -lc 'source env.sh; deepspeed train.py'": "torchrun",
+    "eval torchrun train.py": "torchrun",
+}
+
+
+@pytest.mark.parametrize(("command", "launcher"), COMMANDS.items())
+@pytest.mark.parametrize("script", ["run.sh", "start.py"])
+def test_every_launcher_of_the_field_is_recognised(
+    source: Path, command: str, launcher: str, script: str
+):
+    text = f"set -e\n{command}\n" if script == "run.sh" else f"import os\nos.system({command!r})\n"
+    write(source, text, script)
+    spec = JobSpec(script=script, source=str(source))
+
+    choice = launcher_choice.choose(spec)
+    found = nested_launchers.find(source, script)
+
+    assert choice.launcher == "python"
+    assert choice.why.startswith(f"{script} line 2 starts ")
+    assert found is not None
+    assert found.replacement.startswith(f"--launcher {launcher} " if launcher else "")
+    if script == "run.sh":
+        with pytest.raises(SpecError, match="would run it once for each rank") as caught:
+            nested_launchers.check(spec.model_copy(update={"launcher": "mpirun"}))
+        assert "--launcher python run.sh runs once on each node" in caught.value.hint
+    else:
+        repeated = spec.model_copy(update={"launcher": "mpirun"})
+        assert "once for each rank" in nested_launchers.repeated_in_python(repeated)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from subprocess import run\nrun(['deepspeed', 'train.py'])",
+        "import subprocess as sp\nsp.run(['accelerate', 'launch', 'train.py'])",
+        "from os import system\nsystem('torchrun train.py')",
+        "import os\nos.execvp('torchrun', ['torchrun', 'train.py'])",
+        "import os\nos.execlp('torchrun', 'torchrun', 'train.py')",
+        "import os\nos.spawnvp(os.P_WAIT, 'torchrun', ['torchrun', 'train.py'])",
+        "import asyncio\nasyncio.create_subprocess_exec('torchrun', 'train.py')",
+        "import runpy\nrunpy.run_module('torch.distributed.run', run_name='__main__')",
+        "import torch.multiprocessing as mp\nmp.spawn(main, nprocs=8)",
+        "from torch.multiprocessing import spawn\nspawn(main, nprocs=8)",
+        "import torch\ntorch.multiprocessing.spawn(main, nprocs=8)",
+        "from accelerate import notebook_launcher\nnotebook_launcher(main, num_processes=8)",
+        "from torch.distributed.run import main\nmain(['train.py'])",
+    ],
+)
+def test_every_way_to_start_a_launcher_from_python_is_recognised(source: Path, text: str):
+    write(source, text, "start.py")
+
+    assert (
+        launcher_choice.choose(JobSpec(script="start.py", source=str(source))).launcher == "python"
+    )
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "ray stop",
+        "accelerate config default",
+        "accelerate test --help",
+        "pip install ray deepspeed composer",
+        "lightning --version",
+        "tune ls",
+        "flux keygen",
+        "python train.py --launcher torchrun",
+        "python tool.py srun",
+        "echo torchrun",
+        "timeout 10 python train.py",
+        "bash -c 'echo done'",
+    ],
+)
+def test_a_command_that_only_names_a_launcher_is_none(source: Path, command: str):
+    write(source, command)
+
+    assert nested_launchers.find(source, "run.sh") is None
+
+
+def test_a_script_that_spawns_only_without_a_launcher_is_started_by_one(source: Path):
+    text = "import os, torch.multiprocessing as mp\n"
+    text += "main() if 'LOCAL_RANK' in os.environ else mp.spawn(main, nprocs=8)\n"
+    write(source, text, "train.py")
+
+    assert nested_launchers.find(source, "train.py") is None
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (
+            ("accelerate", "launch", "train.py"),
+            "cloudjob submit --launcher torchrun train.py starts the ranks itself; "
+            "cloudjob submit --launcher command accelerate launch train.py "
+            "runs it once on each node",
+        ),
+        (
+            ("ray", "start", "--head"),
+            "cloudjob submit --launcher command ray start --head runs it once on each node",
+        ),
+        (
+            ("python3", "-m", "torch.distributed.run", "--nproc_per_node=2", "train.py"),
+            "cloudjob submit --launcher torchrun --procs-per-node 2 train.py starts the ranks "
+            "itself; cloudjob submit --launcher command python3 -m torch.distributed.run "
+            "--nproc_per_node=2 train.py runs it once on each node",
+        ),
+        (("ls", "-l"), "cloudjob submit --launcher command ls -l runs it once on each node"),
+    ],
+)
+def test_a_program_in_place_of_the_script_is_refused_with_the_command_to_use(
+    source: Path, words: tuple[str, ...], hint: str
+):
+    spec = JobSpec(script=words[0], args=words[1:], source=str(source))
+
+    with pytest.raises(SpecError, match=f"{words[0]} is a program, not a file") as caught:
+        script_check.check(spec)
+
+    assert caught.value.hint == hint
 
 
 @pytest.mark.parametrize(
