@@ -7,7 +7,7 @@ import json
 import secrets
 import traceback
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from email.utils import formatdate
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, Router
 
 from cloudjob.emulator.errors import ApiError, error_body, gateway_error
-from cloudjob.emulator.http_server import IDLE_S, LOOPBACK, is_from_here, target_of
+from cloudjob.emulator.http_server import IDLE_S, is_from_here, target_of
 from cloudjob.emulator.models import M, parse
 from cloudjob.emulator.state import CONTROL_HEADER, CONTROL_PREFIX, User
 
@@ -170,6 +170,7 @@ class Api:
         services: The service of each project by its id; the first one is that of the region.
         control_token: Authorizes the control requests of the emulator's owner.
         clock: The time of the service, which each response contains in its header ``Date``.
+        addresses: The addresses of the application; requests for other hosts are refused.
     """
 
     def __init__(
@@ -178,7 +179,9 @@ class Api:
         services: Mapping[str, Service],
         control_token: str,
         clock: Callable[[], float],
+        addresses: Collection[str],
     ) -> None:
+        self._addresses = addresses
         self._services = services
         self._service = next(iter(services.values()))
         self._control_token = control_token
@@ -256,7 +259,7 @@ class Api:
             ApiError: The request is refused.
         """
         path = request.path
-        if not is_from_here(request.headers, (LOOPBACK,)):
+        if not is_from_here(request.headers, self._addresses):
             raise ApiError("APIGW.0101")
         if path.startswith(CONTROL_PREFIX):
             given = request.headers.get(CONTROL_HEADER.lower(), "")

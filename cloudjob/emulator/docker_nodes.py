@@ -203,6 +203,15 @@ class DockerRuntime:
             )
         return states
 
+    def addresses(self, handle: str, count: int) -> list[str]:
+        """Return the address of each node; empty for one whose container is gone."""
+        found = dict.fromkeys(range(count), "")
+        with engine.translate_errors("asking the engine for the addresses of nodes"):
+            for item in self._backend.nodes(handle):
+                known = self._client.inspect_container(item.id)["NetworkSettings"]["Networks"]
+                found[item.node] = next(iter(known.values()))["IPAddress"] if known else ""
+        return list(found.values())[:count]
+
     def logs(self, handle: str) -> Iterator[tuple[int, bytes]]:
         """Yield the output of each node, from the start, until all nodes have ended."""
         return self._backend.logs(handle, None, follow=True)

@@ -123,9 +123,15 @@ class JobRun:
     def _start(self, row: JobRow, key: str, image: str) -> None:
         service = self.job.service
         try:
-            service.runtime.start(row, key, self.job.nodes, image)
+            handle = service.runtime.start(row, key, self.job.nodes, image)
+            addresses = service.runtime.addresses(handle, row.nodes)
         except CloudJobError as error:
             raise StagingFailed(f"Starting the nodes failed: {error.message}") from error
+        row.run["task_ips"] = [
+            {"task": f"worker-{index}", "ip": address, "host_ip": address}
+            for index, address in enumerate(addresses)
+        ]
+        service.database.update_job(row.id, run=row.run)
         values = {} if row.start_ms else {"start_ms": now_ms()}
         if not service.database.change_phase(row.id, ("Pending", "Creating"), "Running", **values):
             return

@@ -30,7 +30,7 @@ def main() -> None:
         path = folder / state.SETTINGS
         settings = load(path if path.exists() else None)
         account = state.account(folder, settings)
-        seaweedfs = SeaweedFS(folder / state.OBS, account, _BUCKET)
+        seaweedfs = SeaweedFS(folder / state.OBS, _BUCKET)
         seaweedfs.launch()
         # Imported while SeaweedFS starts: each of the two takes half a second.
         from cloudjob.emulator.server import Emulator

@@ -32,6 +32,8 @@ HOME = "/home/ma-user"
 RETRY_NUM = "fault-tolerance/job-retry-num"
 RETRY_ALWAYS = "fault-tolerance/job-unconditional-retry"
 RETRY_HANG = "fault-tolerance/hang-retry"
+# The error code for a key or an order in which a list cannot be sorted.
+UNSORTABLE = "ModelArts.2790"
 TAGS = 20
 
 _RETRIES = 3
@@ -46,6 +48,7 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 Description = Annotated[str, Field(max_length=256)]
 Priority = Annotated[int, Field(ge=1, le=3)]
 Offset = Annotated[int, Field(ge=0, le=1 << 31)]
+Order = Literal["asc", "desc"]
 Time = Annotated[int, Field(ge=0, le=1 << 53)]
 M = TypeVar("M", bound="Model")
 T = TypeVar("T")
@@ -91,6 +94,7 @@ class Query(Model):
 class Page(Query):
     """The requested page of a list; ``offset`` is its number."""
 
+    codes: ClassVar[Mapping[str, str]] = {"sort_by": UNSORTABLE, "order": UNSORTABLE}
     limit: Annotated[int, Field(ge=1, le=100)] = 10
     offset: Offset = 0
 

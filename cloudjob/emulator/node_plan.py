@@ -67,7 +67,7 @@ class NodeContext:
         python: The interpreter of presets.
         entry: The command that runs a script under mpirun on all nodes, for the MPI presets.
         endpoint: The address of OBS, as seen from a node.
-        api: The address of the API, on this machine.
+        api: The address of the API, as seen from a node.
         archive: The entry's archive, or the folder of the unpacked one, on a node.
     """
 

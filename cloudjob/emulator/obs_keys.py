@@ -8,10 +8,8 @@ which clients' names must not contain.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
-from urllib.parse import quote, unquote
-from xml.sax.saxutils import escape, unescape
+from urllib.parse import quote
 
 # Placeholders: for an empty part, a backslash, a cut in a long part, and a dot of ``.`` or ``..``.
 _EMPTY, _BACKSLASH, _CUT, _DOT = "\ue000", "\ue001", "\ue002", "\ue003"
@@ -19,7 +17,6 @@ _PART_BYTES = 200
 _SPECIAL = {"": _EMPTY, ".": _DOT, "..": _DOT * 2}
 # Parameters of a list request that contain names of objects.
 _PARAMETERS = ("prefix", "marker", "start-after", "continuation-token", "key-marker")
-_KEY = re.compile("<Key>(.*?)</Key>", re.DOTALL)
 # In percent-encoded lists, the slash may be encoded, too.
 _NAMES_IN_ANSWERS = (
     (_CUT + "/", ""),
@@ -41,27 +38,14 @@ def stored_name(key: str, *, is_prefix: bool = False) -> str:
     return "/".join([*parts, _cut_part(last) if is_prefix or not last else _part(last)])
 
 
-def stored_target(target: str) -> str:
-    """Return the target of a request with the names of SeaweedFS."""
-    path, mark, query = target.partition("?")
-    bucket, slash, raw = path[1:].partition("/")
-    key = unquote(raw)
-    if stored_name(key) != key:
-        path = f"/{bucket}{slash}{quote(stored_name(key), safe='/~')}"
-    return path + mark + "&".join(map(_parameter, query.split("&")))
+def stored_parameter(name: str, value: str) -> str:
+    """Return the value of a parameter with the names of SeaweedFS."""
+    return stored_name(value, is_prefix=True) if name in _PARAMETERS else value
 
 
-def stored_source(source: str) -> str:
-    """Return the source of a copy, ``/bucket/key``, with the name of SeaweedFS."""
-    target = "/" + source.lstrip("/")
-    return source if stored_target(target) == target else stored_target(target)
-
-
-def stored_in_body(body: bytes) -> bytes:
-    """Return the body of a request that deletes several objects with the names of SeaweedFS."""
-    text = body.decode("utf-8", "surrogateescape")
-    text = _KEY.sub(lambda found: f"<Key>{escape(stored_name(unescape(found[1])))}</Key>", text)
-    return text.encode("utf-8", "surrogateescape")
+def is_reserved(key: str) -> bool:
+    """Whether a name contains a character that stands for something else in stored names."""
+    return any(mark in key for mark in (_EMPTY, _BACKSLASH, _CUT, _DOT))
 
 
 def client_names(body: bytes) -> bytes:
@@ -74,14 +58,6 @@ def client_names(body: bytes) -> bytes:
 
 def _spelled_like(spelling: str, name: str, original: str) -> str:
     return original if spelling == name else quote(original, safe="")
-
-
-def _parameter(text: str) -> str:
-    name, mark, raw = text.partition("=")
-    value = unquote(raw)
-    if name not in _PARAMETERS or stored_name(value, is_prefix=True) == value:
-        return text
-    return f"{name}{mark}{quote(stored_name(value, is_prefix=True), safe='~')}"
 
 
 def _part(part: str) -> str:

@@ -1,48 +1,38 @@
-"""Verifies signatures of requests to OBS that SeaweedFS cannot verify itself.
-
-SeaweedFS knows only the keys of users. Requests with a temporary key, and those whose target is
-changed, are verified here and signed again with the user's own key.
-"""
+"""Finds the user who signed a request to OBS, and checks the signature and its permissions."""
 
 from __future__ import annotations
 
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
 from typing import NamedTuple
-from urllib.parse import parse_qsl, quote, unquote, urlsplit
+from urllib.parse import urlsplit
 
 from cloudjob.emulator.auth import SKEW_S
 from cloudjob.emulator.database import Database
-from cloudjob.emulator.proxy import Message, Refusal
+from cloudjob.emulator.obs_body import ChunkKey
+from cloudjob.emulator.obs_request import (
+    OF_SIGNATURE,
+    PAYLOAD,
+    SIGNATURES,
+    SIGNED_CHUNKS,
+    TOKENS,
+    Message,
+    ObsRequest,
+    Refused,
+)
 from cloudjob.emulator.state import Account, User
 from jobentry.contract import sigv4
-from jobentry.contract.sigv4 import Keys
 
 _V4 = re.compile(
-    r"AWS4-HMAC-SHA256 Credential=(?P<access>[^/]+)/(?P<scope>[^,]+), ?"
+    r"AWS4-HMAC-SHA256 Credential=(?P<access>[^/,\s]+)/(?P<scope>[^,\s]+), ?"
     r"SignedHeaders=(?P<names>[^,\s]+), ?Signature=(?P<text>[0-9a-f]+)\Z"
 )
 _V2 = re.compile(r"AWS (?P<access>[^: ]+):(?P<text>\S+)\Z")
-_OBJECT_ACTIONS = {"GET": "GetObject", "HEAD": "GetObject", "DELETE": "DeleteObject"}
-_BUCKET_ACTIONS = {"PUT": "CreateBucket", "DELETE": "DeleteBucket", "GET": "ListBucket"}
-_TOKENS = ("x-amz-security-token", "x-obs-security-token")
-# Parameters of a URL that carry its signature, in lower case.
-_V4_PARAMETERS = (
-    *("x-amz-algorithm", "x-amz-credential", "x-amz-date", "x-amz-expires"),
-    *("x-amz-signedheaders", "x-amz-signature"),
-)
-_V2_PARAMETERS = ("awsaccesskeyid", "accesskeyid", "expires", "signature")
-_PARAMETERS = (*_V4_PARAMETERS, *_V2_PARAMETERS, *_TOKENS)
-_CHUNKED = (b"content-encoding", b"aws-chunked")
-_EXPIRED = Refusal(403, "AccessDenied", "Request has expired.")
-_FORM = Refusal(403, "AccessDenied", "Forms are refused if not every user may write here.")
-_MISMATCH = Refusal(403, "SignatureDoesNotMatch", "The request signature does not match.")
-_UNSIGNED = Refusal(403, "AccessDenied", "There are headers that are not signed.")
-_UNREADABLE = Refusal(403, "AccessDenied", "The signature of the request cannot be read.")
+_UNREADABLE = "The signature of the request cannot be read."
 
 
 class _Signature(NamedTuple):
@@ -65,8 +55,19 @@ class _Signature(NamedTuple):
     is_url: bool
 
 
+class Signer(NamedTuple):
+    """Who signed a request.
+
+    Args:
+        chunk_key: What signs the chunks of its body; None for another kind of body.
+    """
+
+    user: User
+    chunk_key: ChunkKey | None
+
+
 class ObsSignatures:
-    """Verifies and replaces signatures.
+    """Verifies signatures.
 
     Args:
         clock: The time of the service, in seconds since the epoch.
@@ -77,84 +78,83 @@ class ObsSignatures:
         self._database = database
         self._clock = clock
 
-    def sign_again(self, given: Message, sent: Message) -> Message | Refusal:
-        """Return the request to pass on in place of the given one."""
+    def signer(self, message: Message) -> Signer:
+        """Return who signed a request.
+
+        Raises:
+            Refused: Nobody did, or the signature is wrong.
+        """
         try:
-            found = _signature_of(given)
-        except (KeyError, OverflowError, TypeError, ValueError):
-            return _UNREADABLE
-        if found is None:
-            return self._unsigned(given, sent)
+            found = _signature_of(message)
+        except (KeyError, OverflowError, TypeError, ValueError) as error:
+            raise _denied(_UNREADABLE) from error
         key = self._database.key(found.access)
         user = self._account.user(key.user) if key else self._account.user_of_key(found.access)
         if user is None:
-            return sent
-        forbidden = _forbidden(given, user)
-        if forbidden:
-            return Refusal(403, "AccessDenied", f"The user lacks the permission {forbidden}.")
-        if key is None and sent == given:
-            return sent
+            raise Refused(403, "InvalidAccessKeyId", "The access key does not exist.")
+        if key:
+            self._check_token(message, key.token, key.expires_s)
         secret = key.secret if key else user.keys.secret_key
-        refusal = self._check_token(given, key.token, key.expires_s) if key else None
-        refusal = refusal or self._check(found, secret, given)
-        return refusal or _signed(found, user.keys, sent)
+        self._check(found, secret, message)
+        return Signer(user, _chunk_key(found, secret, message))
 
-    def _unsigned(self, given: Message, sent: Message) -> Message | Refusal:
-        # The key of a form is in its unread body, so a POST is refused if any user may not send it.
-        if given.method == "POST" and any(_forbidden(given, user) for user in self._account.users):
-            return _FORM
-        return sent
-
-    def _check_token(self, given: Message, token: str, expires_s: float) -> Refusal | None:
-        values = {**_query(given.target), **given.values()}
-        if next((values[name] for name in _TOKENS if name in values), "") != token:
-            return Refusal(403, "InvalidToken", "The provided token is malformed or invalid.")
+    def _check_token(self, message: Message, token: str, expires_s: float) -> None:
+        values = {**message.parameters(), **message.headers}
+        given = next((values[name] for name in TOKENS if name in values), "")
+        if not secrets.compare_digest(given.encode(), token.encode()):
+            raise Refused(403, "InvalidToken", "The provided token is malformed or invalid.")
         if expires_s <= self._clock():
-            return Refusal(403, "ExpiredToken", "The provided token has expired.")
-        return None
+            raise Refused(403, "ExpiredToken", "The provided token has expired.")
 
-    def _check(self, found: _Signature, secret: str, given: Message) -> Refusal | None:
+    def _check(self, found: _Signature, secret: str, message: Message) -> None:
         if not found.begin_s <= self._clock() <= found.end_s:
-            return _EXPIRED
-        if found.scope and any(_needs_signature(name, found) for name in given.values()):
-            return _UNSIGNED
-        expected = [_v4(found, secret, given)] if found.scope else _v2(found, secret, given)
-        is_right = any(
-            secrets.compare_digest(text.encode(), found.text.encode("utf-8", "surrogateescape"))
-            for text in expected
-        )
-        return None if is_right else _MISMATCH
+            raise _denied("Request has expired.")
+        if found.scope and any(_needs_signature(name, found) for name in message.headers):
+            raise _denied("There are headers that are not signed.")
+        expected = [_v4(found, secret, message)] if found.scope else _v2(found, secret, message)
+        if not any(_is_same(text, found.text) for text in expected):
+            raise Refused(403, "SignatureDoesNotMatch", "The request signature does not match.")
+
+
+def check_permission(request: ObsRequest, user: User) -> None:
+    """Check that a user may do what a request asks for.
+
+    Raises:
+        Refused: The user lacks a permission.
+    """
+    for action, bucket in request.actions:
+        if not user.may(action, bucket):
+            raise _denied(f"The user lacks the permission {action}.")
+
+
+def _is_same(text: str, given: str) -> bool:
+    return secrets.compare_digest(text.encode(), given.encode())
 
 
 def _needs_signature(header: str, found: _Signature) -> bool:
-    is_of_s3 = header.startswith("x-amz-") and header != "x-amz-content-sha256"
-    return is_of_s3 and header not in found.names
+    # A URL is signed without a body, so its client may add the digest.
+    is_of_s3 = header.startswith("x-amz-") and not (found.is_url and header == PAYLOAD)
+    return (is_of_s3 or header == "host") and header not in found.names
 
 
-def _query(target: str) -> dict[str, str]:
-    """Return the query parameters by name in lower case; a repeated name has its last value."""
-    pairs = parse_qsl(target.partition("?")[2], keep_blank_values=True)
-    return {name.lower(): value for name, value in pairs}
-
-
-def _signature_of(given: Message) -> _Signature | None:
-    """Return the signature of a request; None if it has none.
+def _signature_of(message: Message) -> _Signature:
+    """Return the signature of a request.
 
     Raises:
+        Refused: It has none.
         ValueError, KeyError, TypeError, OverflowError: It cannot be parsed, or there are two.
     """
-    values, query = given.values(), _query(given.target)
-    signed = [name for name in ("x-amz-signature", "signature") if name in query]
-    authorization = values.get("authorization")
-    if authorization is None and not signed:
-        return None
+    query, authorization = message.parameters(), message.headers.get("authorization")
+    in_url = [name for name in SIGNATURES if name in query]
+    if authorization is None and not in_url:
+        raise _denied("The request is not signed.")
     if authorization is None:
-        (name,) = signed
+        (name,) = in_url
         return _v4_of_url(query) if name == "x-amz-signature" else _v2_of_url(query)
     found = _V4.match(authorization) or _V2.match(authorization)
-    if found is None or signed:
+    if found is None or not OF_SIGNATURE.isdisjoint(query):
         raise ValueError(authorization)
-    moment = values.get("x-amz-date") or values.get("date", "")
+    moment = message.headers.get("x-amz-date") or message.headers.get("date", "")
     at_s = _seconds(moment)
     scope, names = "", ()
     if found.re is _V4:
@@ -185,99 +185,73 @@ def _seconds(moment: str) -> float:
     return parsedate_to_datetime(moment).timestamp()
 
 
-def _forbidden(given: Message, user: User) -> str:
-    """Return the action of a request that its user may not perform; empty for none."""
-    return next((name for name, bucket in _actions(given) if not user.may(name, bucket)), "")
+def _chunk_key(found: _Signature, secret: str, message: Message) -> ChunkKey | None:
+    """Return what signs the chunks of a body; None for another kind of body.
+
+    Raises:
+        Refused: The signature of the request cannot cover chunks.
+    """
+    if not message.headers.get(PAYLOAD, "").startswith(SIGNED_CHUNKS):
+        return None
+    if found.is_url or not found.scope:
+        raise _denied("Signed chunks need a signature of version 4 in the headers.")
+    key = sigv4.signing_key(secret, found.scope)
+    return ChunkKey(key, found.text, found.moment, found.scope)
 
 
-def _actions(given: Message) -> Iterator[tuple[str, str]]:
-    """Yield each action that the user of a request needs permission for, and its bucket."""
-    bucket, _, key = unquote(given.target.partition("?")[0]).lstrip("/").partition("/")
-    query = _query(given.target)
-    if not key:
-        name = _BUCKET_ACTIONS.get(given.method, "")
-        if given.method == "POST":
-            yield f"obs:object:{'DeleteObject' if 'delete' in query else 'PutObject'}", bucket
-        elif bucket and name:
-            yield f"obs:bucket:{name}", bucket
-        return
-    is_part = given.method == "DELETE" and ("uploadid" in query or "tagging" in query)
-    name = "PutObject" if is_part else _OBJECT_ACTIONS.get(given.method, "PutObject")
-    yield f"obs:object:{name}", bucket
-    for header, value in given.values().items():
-        if header.endswith("-copy-source"):
-            yield "obs:object:GetObject", unquote(value).lstrip("/").partition("/")[0]
+def _v4(found: _Signature, secret: str, message: Message) -> str:
+    """Return the signature that botocore computes.
 
-
-def _signed(found: _Signature, keys: Keys, sent: Message) -> Message:
-    """Return a request without its signature and security tokens, signed by its user."""
-    payload = sent.values().get("x-amz-content-sha256", sigv4.UNSIGNED)
-    if payload.startswith("STREAMING-"):
-        # The signature of each chunk depends on that of the headers, which is replaced here.
-        # SeaweedFS would also store the content coding.
-        payload = "STREAMING-UNSIGNED-PAYLOAD-TRAILER"
-        sent = sent._replace(headers=[item for item in sent.headers if item != _CHUNKED])
-    path, _, query = sent.target.partition("?")
-    pairs = [
-        (name, value)
-        for name, value in parse_qsl(query, keep_blank_values=True)
-        if not found.is_url or name.lower() not in _PARAMETERS
-    ]
-    path = quote(unquote(path), safe="/~")
-    # SeaweedFS refuses unsigned S3 headers.
-    signed = {
-        name: value
-        for name, value in sent.values().items()
-        if name == "host" or (name.startswith("x-amz-") and name not in _TOKENS)
-    }
-    scope = sigv4.Scope("obs", time.strftime(sigv4.MOMENT, time.gmtime()))
-    made = sigv4.headers(sigv4.Request(sent.method, path, pairs, signed), keys, scope, payload)
-    replaced = (*made, "date", *_TOKENS)
-    headers = [item for item in sent.headers if item[0].decode("latin-1") not in replaced]
-    headers += [(name.encode(), value.encode("latin-1")) for name, value in made.items()]
-    target = path + ("?" + sigv4.query_text(pairs) if pairs else "")
-    return Message(sent.method, target, headers)
-
-
-def _v4(found: _Signature, secret: str, given: Message) -> str:
-    """Return the signature that botocore computes."""
+    Raises:
+        Refused: The scope is not that of a signature.
+    """
     from botocore.auth import S3SigV4Auth, S3SigV4QueryAuth
     from botocore.awsrequest import AWSRequest
     from botocore.credentials import Credentials
 
-    _, region, service, _ = found.scope.split("/")
-    values = given.values()
-    path, mark, query = given.target.partition("?")
+    parts = found.scope.split("/")
+    if len(parts) != 4 or parts[3] != "aws4_request" or parts[0] != found.moment[:8]:
+        raise _denied(_UNREADABLE)
     # Clients may percent-encode other characters in the request than in the signed text.
     pairs = [
-        "=".join(quote(unquote(part), safe="~") for part in pair.split("=", 1))
-        for pair in query.split("&")
-        if not (found.is_url and unquote(pair).lower().startswith("x-amz-signature="))
+        f"{sigv4.encoded(name)}={sigv4.encoded(value)}"
+        for name, value in message.query
+        if not (found.is_url and name.lower() == "x-amz-signature")
     ]
-    url = f"http://obs{quote(unquote(path), safe='/~')}{mark}{'&'.join(pairs)}"
-    signed = {name: values[name] for name in found.names if name in values}
-    request = AWSRequest(given.method, url, signed)
+    mark = "?" if pairs else ""
+    url = f"http://obs{sigv4.encoded(message.path, safe='/')}{mark}{'&'.join(pairs)}"
+    signed = {name: message.headers[name] for name in found.names if name in message.headers}
+    request = AWSRequest(message.method, url, signed)
     request.context["timestamp"] = found.moment
     signer = S3SigV4QueryAuth if found.is_url else S3SigV4Auth
-    v4 = signer(Credentials("-", secret), service, region)
+    v4 = signer(Credentials("-", secret), parts[2], parts[1])
     return str(v4.signature(v4.string_to_sign(request, v4.canonical_request(request)), request))
 
 
-def _v2(found: _Signature, secret: str, given: Message) -> list[str]:
+def _v2(found: _Signature, secret: str, message: Message) -> list[str]:
     """Return the signatures that clients compute, with URL tokens as headers or in the query."""
     from botocore.auth import HmacV1Auth
     from botocore.awsrequest import AWSRequest
     from botocore.credentials import Credentials
 
     signer = HmacV1Auth(Credentials("-", secret))
-    values, query = given.values(), _query(given.target)
-    tokens = {name: query[name] for name in _TOKENS if name in query}
+    values, query = message.headers, message.parameters()
+    tokens = {name: query[name] for name in TOKENS if name in query}
     # The date of the request; empty if the request has the header x-amz-date.
     is_dated = "x-amz-date" in values and not found.is_url
     signer._get_date = lambda: "" if is_dated else found.moment
-    found_of = []
-    for more, known in ((tokens, ()), ({}, _TOKENS)):
+    url = urlsplit(message.target)
+    # Some clients sign the path of a bucket with a slash and send it without.
+    paths = (url.path,) if "/" in url.path[1:] else (url.path, url.path + "/")
+    expected = []
+    for more, known in ((tokens, ()), ({}, TOKENS)):
         signer.QSAOfInterest = [*HmacV1Auth.QSAOfInterest, *known]
-        headers = AWSRequest(given.method, "http://obs", {**values, **more}).headers
-        found_of.append(signer.get_signature(given.method, urlsplit(given.target), headers))
-    return found_of
+        headers = AWSRequest(message.method, "http://obs", {**values, **more}).headers
+        expected += [
+            signer.get_signature(message.method, url, headers, auth_path=path) for path in paths
+        ]
+    return expected
+
+
+def _denied(message: str) -> Refused:
+    return Refused(403, "AccessDenied", message)

@@ -200,6 +200,10 @@ class ProcessRuntime:
         ]
         return found or [NodeState(exit_code=137 if has_ended else None)] * count
 
+    def addresses(self, handle: str, count: int) -> list[str]:
+        """Return the address of each node."""
+        return [requests.address_of(index) for index in range(count)]
+
     def logs(self, handle: str) -> Iterator[tuple[int, bytes]]:
         """Yield the output of each node, from the start, until all nodes have ended."""
         return self._backend.logs(handle, None, follow=True)

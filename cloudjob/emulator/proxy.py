@@ -3,49 +3,38 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import hashlib
+import time
 import uuid
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from dataclasses import replace
+from typing import Any
+from xml.etree import ElementTree
 
 import httpx
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
-from cloudjob.emulator import obs_keys
+from cloudjob.emulator import obs_keys, obs_request
 from cloudjob.emulator.http_server import is_from_here, target_of
+from cloudjob.emulator.obs_body import Chunks, keys_to_delete, with_digest
+from cloudjob.emulator.obs_request import (
+    SIGNED_CHUNKS,
+    UNSIGNED_CHUNKS,
+    Headers,
+    ObsRequest,
+    Refusal,
+    Refused,
+)
+from cloudjob.emulator.obs_signatures import ObsSignatures, Signer, check_permission
+from cloudjob.emulator.state import User
+from jobentry.contract import sigv4
+from jobentry.contract.sigv4 import Keys
 
-Headers = list[tuple[bytes, bytes]]
 # Headers of a single connection, which a proxy does not pass on.
 _CONNECTION_HEADERS = (b"connection", b"keep-alive", b"proxy-connection", b"upgrade", b"te")
-_WRITES = ("PUT", "POST")
-_SOURCES = (b"x-amz-copy-source", b"x-obs-copy-source")
 _DELETE_BYTES = 8 << 20
-
-
-class Message(NamedTuple):
-    """The parts of a request that a signature covers."""
-
-    method: str
-    target: str
-    headers: Headers
-
-    def values(self) -> dict[str, str]:
-        """Return the headers."""
-        return {name.decode("latin-1"): value.decode("latin-1") for name, value in self.headers}
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """The error response to a request; without a status, only a delay of the response."""
-
-    status: int = 0
-    code: str = ""
-    message: str = ""
-    delay_s: float = 0.0
-
+_LISTED = "obs:bucket:ListBucket"
+_XML = "http://s3.amazonaws.com/doc/2006-03-01/"
 
 _FOREIGN = Refusal(403, "AccessDenied", "The request is for another host or of another origin.")
 # status -> code and message for a request that cannot be read.
@@ -61,26 +50,28 @@ _UNAVAILABLE = Refusal(503, "ServiceUnavailable", "The object store does not ans
 class Proxy:
     """An ASGI application that passes requests to an S3 server on a Unix socket.
 
-    A signature covers the target and most headers, so these are passed on unchanged, except for
-    names that the server would change and requests that ``sign`` signs again. Bodies are streamed
-    in both directions.
+    A request is read into a value, which is judged; the server gets a new request that is built
+    from this value and signed with the keys of the emulator. Bodies are streamed in both
+    directions.
 
     Args:
         addresses: The addresses of the proxy; requests for other hosts are refused.
-        inject: Returns the fault for a request (method, target), or None.
-        sign: Returns the signed request, from the original and the one with the server's names.
+        keys: The keys that the server accepts for buckets, and those for objects.
+        inject: Returns the fault for a request (target, whether it needs space), or None.
     """
 
     def __init__(
         self,
         socket: str,
         addresses: Collection[str],
-        inject: Callable[[str, str], Refusal | None],
-        sign: Callable[[Message, Message], Message | Refusal],
+        keys: tuple[Keys, Keys],
+        inject: Callable[[str, bool], Refusal | None],
+        signatures: ObsSignatures,
     ) -> None:
         self._addresses = addresses
+        self._bucket_keys, self._object_keys = keys
         self._inject = inject
-        self._sign = sign
+        self._signatures = signatures
         # A new connection for each request, because an idle one may be closed just as it is used.
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
         transport = httpx.AsyncHTTPTransport(uds=socket, limits=limits, verify=False)
@@ -89,97 +80,171 @@ class Proxy:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer one request."""
         request = Request(scope, receive)
-        found = await self._request(request)
-        target = target_of(request.scope)
-        refusal = found if isinstance(found, Refusal) else self._inject(request.method, target)
-        if refusal:
-            await asyncio.sleep(refusal.delay_s)
-            if refusal.status:
-                await _error(request, refusal)(scope, receive, send)
-                return
-        assert isinstance(found, httpx.Request)
         try:
-            response = await self._client.send(found, stream=True)
+            wanted, signer = self._judged(request)
+            fault = self._inject(target_of(scope), wanted.needs_space)
+            if fault:
+                await asyncio.sleep(fault.delay_s)
+            if fault and fault.status:
+                response: Response = _error(request, fault)
+            else:
+                await self._pass_on(request, wanted, signer, send)
+                return
+        except Refused as error:
+            response = _error(request, error.refusal)
         except ClientDisconnect:
             return
+        await response(scope, receive, send)
+
+    def refusal(self, status: int) -> Response:
+        """Return the response to a request that cannot be read."""
+        return _answer(Refusal(status, *_UNREADABLE.get(status, _UNREADABLE[400])))
+
+    def _judged(self, request: Request) -> tuple[ObsRequest, Signer]:
+        """Return what a request asks for, and who signed it.
+
+        Raises:
+            Refused: It is invalid, or its user may not do this.
+        """
+        # SeaweedFS answers every preflight with permissive CORS headers.
+        if request.method == "OPTIONS" or not is_from_here(request.headers, self._addresses):
+            raise Refused(_FOREIGN.status, _FOREIGN.code, _FOREIGN.message)
+        target = target_of(request.scope)
+        message = obs_request.message_of(request.method, target, request.headers.raw)
+        signer = self._signatures.signer(message)
+        wanted = obs_request.read(message)
+        check_permission(wanted, signer.user)
+        return wanted, signer
+
+    async def _pass_on(
+        self, request: Request, wanted: ObsRequest, signer: Signer, send: Any
+    ) -> None:
+        """Send the request to the server, and its answer to the client."""
+        try:
+            keys = self._object_keys if wanted.key else self._bucket_keys
+            sent = _signed(*await _with_body(request, wanted, signer), keys)
+            response = await self._client.send(sent, stream=True)
         except httpx.TransportError:
-            await _error(request, _UNAVAILABLE)(scope, receive, send)
+            await _error(request, _UNAVAILABLE)(request.scope, request.receive, send)
             return
         try:
-            answer = await _answer_of(request, response)
-            await answer(scope, receive, send)
+            answer = await _answer_of(wanted, signer.user, response)
+            await answer(request.scope, request.receive, send)
         except httpx.TransportError:
             # The server broke off in the middle of its response, so the client's is aborted, too.
             request.state.transport.abort()
         finally:
             await response.aclose()
 
-    def refusal(self, status: int) -> Response:
-        """Return the response to a request that cannot be read."""
-        return _answer(Refusal(status, *_UNREADABLE.get(status, _UNREADABLE[400])))
 
-    async def _request(self, request: Request) -> httpx.Request | Refusal:
-        # SeaweedFS answers every preflight with permissive CORS headers.
-        if request.method == "OPTIONS" or not is_from_here(request.headers, self._addresses):
-            return _FOREIGN
-        given = Message(request.method, target_of(request.scope), request.headers.raw)
-        content: Any = None
-        if _has_body(request):
-            content = await request.body() if _names_many(request) else request.stream()
-        sent, content = _stored(given, content)
-        signed = self._sign(given, sent)
-        if isinstance(signed, Refusal):
-            return signed
-        return httpx.Request(
-            request.method,
-            "http://seaweedfs",
-            # By the time a body is read, uvicorn has answered `Expect: 100-continue`.
-            headers=_passed_on(signed.headers, b"expect"),
-            content=content,
-            extensions={"target": signed.target.encode("ascii")},
-        )
+async def _with_body(
+    request: Request, wanted: ObsRequest, signer: Signer
+) -> tuple[ObsRequest, Any]:
+    """Return the request to the server without what belongs to the old body, and its body.
+
+    Raises:
+        Refused: The body is invalid.
+    """
+    headers = dict(wanted.headers)
+    body: AsyncIterator[bytes] = request.stream()
+    if wanted.names_many:
+        content = keys_to_delete(await _small_body(request))
+        for name in [name for name in headers if "checksum" in name or name == "content-md5"]:
+            del headers[name]
+        headers.pop("transfer-encoding", "")
+        headers["content-length"] = str(len(content))
+        return _changed(wanted, headers), content
+    if wanted.method not in ("PUT", "POST"):
+        for name in ("content-length", "transfer-encoding"):
+            headers.pop(name, "")
+        return _changed(wanted, headers), None
+    trailer = headers.pop("x-amz-trailer", "").lower()
+    size = headers.pop("x-amz-decoded-content-length", "")
+    if "transfer-encoding" not in headers:
+        headers.setdefault("content-length", "0")
+    if not wanted.payload.startswith("STREAMING-"):
+        if wanted.payload != sigv4.UNSIGNED:
+            body = with_digest(body, wanted.payload)
+        return _changed(wanted, headers), await _unless_empty(body, headers)
+    sent, body = _without_chunks(wanted, headers, signer, body, size, trailer)
+    return sent, await _unless_empty(body, sent.headers)
 
 
-def _has_body(request: Request) -> bool:
-    return "transfer-encoding" in request.headers or (
-        request.headers.get("content-length", "0") != "0"
+def _signed(wanted: ObsRequest, content: Any, keys: Keys) -> httpx.Request:
+    """Return the request to the server, signed with its keys."""
+    headers = dict(wanted.headers)
+    if wanted.source:
+        headers["x-amz-copy-source"] = obs_request.stored_source(wanted.source)
+    query = [(name, obs_keys.stored_parameter(name, value)) for name, value in wanted.query]
+    path = obs_request.stored_path(wanted)
+    # SeaweedFS refuses unsigned S3 headers.
+    covered = {name: headers[name] for name in headers if name.startswith("x-amz-")}
+    covered["host"] = headers.pop("host")
+    scope = sigv4.Scope("obs", time.strftime(sigv4.MOMENT, time.gmtime()))
+    made = sigv4.headers(
+        sigv4.Request(wanted.method, path, query, covered), keys, scope, wanted.payload
+    )
+    target = path + ("?" + sigv4.query_text(query) if query else "")
+    return httpx.Request(
+        wanted.method,
+        "http://seaweedfs",
+        headers=[(n.encode(), v.encode("utf-8")) for n, v in {**headers, **made}.items()],
+        content=content,
+        extensions={"target": target.encode("ascii")},
     )
 
 
-def _names_many(request: Request) -> bool:
-    """Whether the body of a request names objects to delete."""
-    size = request.headers.get("content-length", "")
-    is_small = size.isdecimal() and int(size) <= _DELETE_BYTES
-    return request.method == "POST" and "delete" in request.query_params and is_small
+async def _small_body(request: Request) -> bytes:
+    body = bytearray()
+    async for piece in request.stream():
+        body += piece
+        if len(body) > _DELETE_BYTES:
+            raise Refused(400, "MalformedXML", "The request names too many objects.")
+    return bytes(body)
 
 
-def _stored(given: Message, content: Any) -> tuple[Message, Any]:
-    """Return a request and its body with the server's names of objects."""
-    changes: dict[bytes, bytes] = {}
-    for name, value in given.headers:
-        if name in _SOURCES:
-            changes[name] = obs_keys.stored_source(value.decode("latin-1")).encode("latin-1")
-    if isinstance(content, bytes) and (body := obs_keys.stored_in_body(content)) != content:
-        content = body
-        changes[b"content-length"] = str(len(body)).encode()
-        changes[b"content-md5"] = base64.b64encode(hashlib.md5(body).digest())
-        changes[b"x-amz-content-sha256"] = hashlib.sha256(body).hexdigest().encode()
-        # Checksums of the original body do not match.
-        given = given._replace(
-            headers=[item for item in given.headers if b"checksum" not in item[0]]
-        )
-    headers = [(name, changes.get(name, value)) for name, value in given.headers]
-    return Message(given.method, obs_keys.stored_target(given.target), headers), content
+async def _unless_empty(body: AsyncIterator[bytes], headers: Mapping[str, str]) -> Any:
+    """Return a body; an empty one is checked now, because the server does not wait for it."""
+    if headers.get("content-length") == "0":
+        return b"".join([piece async for piece in body])
+    return body
 
 
-async def _answer_of(request: Request, response: httpx.Response) -> Response:
+def _without_chunks(
+    wanted: ObsRequest,
+    headers: dict[str, str],
+    signer: Signer,
+    body: AsyncIterator[bytes],
+    size: str,
+    trailer: str,
+) -> tuple[ObsRequest, AsyncIterator[bytes]]:
+    """Return a request whose body came in chunks, which are checked as they pass."""
+    has_trailer = wanted.payload != SIGNED_CHUNKS
+    if not size.isdecimal() or bool(trailer) != has_trailer or len(size) > 16:
+        raise Refused(400, "InvalidRequest", "The headers do not fit a body in chunks.")
+    chunks = Chunks(body, int(size), signer.chunk_key, trailer)
+    headers.pop("content-length", "")
+    headers.pop("transfer-encoding", "")
+    if not trailer:
+        headers["content-length"] = size
+        return _changed(wanted, headers), chunks.plain()
+    headers.update({"x-amz-trailer": trailer, "x-amz-decoded-content-length": size})
+    return _changed(wanted, headers, UNSIGNED_CHUNKS), chunks.coded()
+
+
+def _changed(
+    wanted: ObsRequest, headers: dict[str, str], payload: str = sigv4.UNSIGNED
+) -> ObsRequest:
+    return replace(wanted, headers=headers, payload=payload)
+
+
+async def _answer_of(wanted: ObsRequest, user: User, response: httpx.Response) -> Response:
     """Return the response; names of objects in lists are those that clients use."""
-    is_list = request.method == "POST" or (
-        request.method == "GET" and "/" not in request.url.path.strip("/")
-    )
-    if is_list and "xml" in response.headers.get("content-type", ""):
-        await response.aread()
-        answer = Response(obs_keys.client_names(response.content), response.status_code)
+    if wanted.is_list and "xml" in response.headers.get("content-type", ""):
+        content = await response.aread()
+        if not wanted.bucket and response.status_code == 200:
+            content = _visible(content, user)
+        answer = Response(obs_keys.client_names(content), response.status_code)
         length = answer.headers["content-length"]
         headers = _passed_on(response.headers.raw, b"content-length")
         answer.raw_headers = [*headers, (b"content-length", length.encode())]
@@ -189,9 +254,17 @@ async def _answer_of(request: Request, response: httpx.Response) -> Response:
     return stream
 
 
-def is_write(method: str, target: str) -> bool:
-    """Whether a request needs disk space."""
-    return method in _WRITES and "delete" not in target.partition("?")[2].split("&")
+def _visible(content: bytes, user: User) -> bytes:
+    """Return the list of buckets with only those that a user may list."""
+    root = ElementTree.fromstring(content)
+    buckets = root.find(f"{{{_XML}}}Buckets")
+    for bucket in list(buckets) if buckets is not None else ():
+        name = bucket.findtext(f"{{{_XML}}}Name", "")
+        if buckets is not None and not user.may(_LISTED, name):
+            buckets.remove(bucket)
+    ElementTree.register_namespace("", _XML)
+    made: bytes = ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)
+    return made
 
 
 def _passed_on(headers: Headers, other: bytes) -> Headers:

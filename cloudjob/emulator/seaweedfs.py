@@ -15,18 +15,19 @@ import ipaddress
 import json
 import os
 import random
+import secrets
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
-from fnmatch import fnmatchcase
 from pathlib import Path
 
-from cloudjob.emulator.state import Account, User, last_line, write_private
+from cloudjob.emulator.state import last_line, write_private
 from cloudjob.errors import BackendError
 from jobentry.contract import sigv4
+from jobentry.contract.sigv4 import Keys
 
 # SeaweedFS serves gRPC at each port + 10000; both are below the ports that systems give to clients.
 _PORTS = range(12_000, 21_000)
@@ -51,14 +52,7 @@ _SECURITY = (
     )
     + f'[https.client]\nenabled = true\n{_TLS}ca = "{_CERTIFICATE}"\n'
 )
-# A permission of SeaweedFS -> the actions of OBS that need it. The proxy checks each action.
-_ACTIONS = {
-    "Admin": ("obs:bucket:CreateBucket", "obs:bucket:DeleteBucket"),
-    "Read": ("obs:object:GetObject",),
-    "Write": ("obs:object:PutObject", "obs:object:DeleteObject"),
-    "List": ("obs:bucket:ListBucket",),
-    "Tagging": ("obs:object:PutObject",),
-}
+_ACLS = ("ReadAcp", "WriteAcp")
 # This saves memory at no measurable cost, unlike GOMEMLIMIT: near that limit the server only
 # collects garbage.
 _GO = {"GOGC": "40"}
@@ -91,9 +85,11 @@ class SeaweedFS:
         bucket: A bucket that exists from the start.
     """
 
-    def __init__(self, folder: Path, account: Account, bucket: str) -> None:
+    def __init__(self, folder: Path, bucket: str) -> None:
         self._folder = folder
-        self._account = account
+        # It accepts no other keys; the emulator itself knows the users. Those for buckets create
+        # the bucket of an object that does not exist, so they are not used for objects.
+        self.bucket_keys, self.object_keys = _new_keys(), _new_keys()
         self._bucket = bucket
         self._process: subprocess.Popen[bytes] | None = None
         self._program = ""
@@ -185,13 +181,14 @@ class SeaweedFS:
     def _write_keys(self) -> None:
         identities = [
             {
-                "name": user.name,
-                "credentials": [
-                    {"accessKey": user.keys.access_key, "secretKey": user.keys.secret_key}
-                ],
-                "actions": _actions(user),
+                "name": name,
+                "credentials": [{"accessKey": keys.access_key, "secretKey": keys.secret_key}],
+                "actions": actions,
             }
-            for user in self._account.users
+            for name, keys, actions in (
+                ("buckets", self.bucket_keys, ["Admin"]),
+                ("objects", self.object_keys, ["Read", "Write", "List", "Tagging", *_ACLS]),
+            )
         ]
         write_private(self._folder / "s3.json", json.dumps({"identities": identities}))
 
@@ -252,7 +249,6 @@ class SeaweedFS:
 
     def _answers(self) -> bool:
         """Whether the bucket exists; the status is 500 until the filer runs, then 404 at first."""
-        keys = self._account.owner.keys
         scope = sigv4.Scope("local", time.strftime(sigv4.MOMENT, time.gmtime()))
         request = sigv4.Request("HEAD", f"/{self._bucket}", (), {"Host": "localhost"})
         # httpx would leak a socket for each connection that fails.
@@ -260,19 +256,14 @@ class SeaweedFS:
             connection.sock = socket.socket(socket.AF_UNIX)
             connection.sock.settimeout(5)
             connection.sock.connect(self.socket)
-            connection.request("HEAD", request.path, headers=sigv4.headers(request, keys, scope))
+            connection.request(
+                "HEAD", request.path, headers=sigv4.headers(request, self.bucket_keys, scope)
+            )
             return connection.getresponse().status == 200
 
 
-def _actions(user: User) -> list[str]:
-    """Return a user's permissions in SeaweedFS, such as ``Read`` or ``Read:bucket``."""
-    rules = [rule.partition("@") for rule in user.actions]
-    return [
-        f"{ours}:{bucket}" if bucket else ours
-        for ours, of_obs in _ACTIONS.items()
-        for pattern, _, bucket in rules
-        if any(fnmatchcase(action, pattern) for action in of_obs)
-    ]
+def _new_keys() -> Keys:
+    return Keys(secrets.token_hex(10).upper(), secrets.token_urlsafe(30))
 
 
 def _self_signed() -> tuple[str, str]:

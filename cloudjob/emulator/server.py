@@ -22,9 +22,10 @@ from cloudjob.emulator.fault_injection import Faults
 from cloudjob.emulator.http_server import LOOPBACK, HttpServer, bind, port_of
 from cloudjob.emulator.nodes import ImageMissing, NewKeys, Runtime
 from cloudjob.emulator.obs import Obs
+from cloudjob.emulator.obs_request import Refusal
 from cloudjob.emulator.obs_signatures import ObsSignatures
 from cloudjob.emulator.process_nodes import ProcessRuntime
-from cloudjob.emulator.proxy import Proxy, Refusal, is_write
+from cloudjob.emulator.proxy import Proxy
 from cloudjob.emulator.routes import (
     account,
     algorithms,
@@ -103,26 +104,28 @@ class Emulator:
             # Containers and this machine can both reach this address, so they share one endpoint.
             s3.append(bridge_socket(bridge, port_of(s3[0])))
             s3_endpoint = of_nodes
-        api = _api_socket(port, _port_of(old.endpoint) if old else 0)
+        api = [_api_socket(port, _port_of(old.endpoint) if old else 0)]
+        api_of_nodes = f"http://{bridge or LOOPBACK}:{port_of(api[0])}"
+        if bridge and sys.platform == "linux":
+            api.append(bridge_socket(bridge, port_of(api[0])))
         # Through the proxy, so that injected faults of OBS affect the platform, too.
         obs = Obs(s3_endpoint, self._account.owner.keys, self._settings.region)
         access = Access(self._account, self._settings, self._database, self._clock)
-        runtime = self._runtime(kind, access.agency_keys, of_nodes, api)
+        runtime = self._runtime(kind, access.agency_keys, of_nodes, api_of_nodes)
         note = "; ".join(filter(None, (note, runtime.note)))
         for project in self._account.projects.values():
             self._services[project] = self._service(project, obs, runtime, access)
         token = secrets.token_urlsafe(24)
-        self._server.add(Api(ENDPOINTS, self._services, token, self._clock), [api])
         hosts = (LOOPBACK, bridge) if bridge else (LOOPBACK,)
+        self._server.add(Api(ENDPOINTS, self._services, token, self._clock, hosts), api)
         signatures = ObsSignatures(self._account, self._database, self._clock)
-        self._server.add(
-            Proxy(self._seaweedfs.socket, hosts, self._inject, signatures.sign_again), s3
-        )
+        keys = (self._seaweedfs.bucket_keys, self._seaweedfs.object_keys)
+        self._server.add(Proxy(self._seaweedfs.socket, hosts, keys, self._inject, signatures), s3)
         self._seaweedfs.await_ready()
         self._server.start()
         for service in self._services.values():
             service.scheduler.start()
-        found = self._address(port_of(api), s3_endpoint, kind, note, token)
+        found = self._address(port_of(api[0]), s3_endpoint, kind, note, token)
         state.write_private(self._folder / state.ADDRESS, json.dumps(asdict(found)))
         return found
 
@@ -148,14 +151,11 @@ class Emulator:
         service.scheduler = Scheduler(service)
         return service
 
-    def _runtime(
-        self, kind: str, new_keys: NewKeys, s3_endpoint: str, api: socket.socket
-    ) -> Runtime:
+    def _runtime(self, kind: str, new_keys: NewKeys, s3_endpoint: str, api: str) -> Runtime:
         home = self._folder / state.BACKENDS
         home.mkdir(mode=0o700, exist_ok=True)
         runtime_class = DockerRuntime if kind == "docker" else ProcessRuntime
-        endpoint = f"http://{LOOPBACK}:{port_of(api)}"
-        return runtime_class(home, self._settings, new_keys, s3_endpoint, endpoint)
+        return runtime_class(home, self._settings, new_keys, s3_endpoint, api)
 
     def _address(self, port: int, s3: str, kind: str, note: str, token: str) -> Address:
         account, settings = self._account, self._settings
@@ -211,12 +211,12 @@ class Emulator:
         skew = self._faults.find("clock-skew")
         return time.time() + ((skew.amount or _SKEW_S) if skew else 0.0)
 
-    def _inject(self, method: str, target: str) -> Refusal | None:
+    def _inject(self, target: str, needs_space: bool) -> Refusal | None:
         slow = self._faults.take("slow-obs", path=target)
         delay_s = (slow.amount or _SLOW_S) if slow else 0.0
         if self._faults.take("obs-error", path=target):
             return Refusal(503, "ServiceUnavailable", "Reduce your request rate.", delay_s)
-        if is_write(method, target) and self._faults.take("full-obs", path=target):
+        if needs_space and self._faults.take("full-obs", path=target):
             return Refusal(403, "InsufficientStorageSpace", "Insufficient storage space.", delay_s)
         return Refusal(delay_s=delay_s) if delay_s else None
 

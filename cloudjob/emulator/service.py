@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from cloudjob.emulator.auth import Access
 from cloudjob.emulator.database import Database, JobRow
 from cloudjob.emulator.errors import ApiError
 from cloudjob.emulator.fault_injection import Faults
-from cloudjob.emulator.models import Page
+from cloudjob.emulator.models import Order, Page
 from cloudjob.emulator.nodes import Runtime
 from cloudjob.emulator.obs import Obs
 from cloudjob.emulator.settings import Settings
@@ -83,15 +83,17 @@ class Service:
 
 
 class _Page(Page):
-    order: str = "desc"
-    sort_by: str = "create_time"
+    order: Order = "desc"
+    sort_by: Literal["create_time", "update_time", "name"] = "create_time"
     group_by: str = ""
 
 
 def page_of(request: Request, found: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the requested page of a list, which is sorted newest first."""
+    """Return the requested page of a list, sorted as requested; newest first by default."""
     query = request.parsed_query(_Page)
-    if query.order == "asc":
-        found = found[::-1]
+    is_descending = query.order == "desc"
+    # The list is newest first, and sorting keeps the order of equal items.
+    found = found if is_descending else found[::-1]
+    found = sorted(found, key=lambda item: item["metadata"][query.sort_by], reverse=is_descending)
     shown = found[query.offset * query.limit : (query.offset + 1) * query.limit]
     return {"total": len(found), "count": len(shown), **query.model_dump(), "items": shown}

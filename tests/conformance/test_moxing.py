@@ -184,12 +184,33 @@ def test_an_object_and_a_folder_of_one_name_are_refused(bucket: Bucket, server: 
         mox.file.copy_parallel(f"{bucket.url}/x", str(tmp_path / "x"))
 
 
-def test_a_missing_bucket_is_an_error_with_the_answer(bucket: Bucket, tmp_path: Path):
-    with pytest.raises(mox.file.MoxFileRespException) as caught:
-        mox.file.copy_parallel("s3://no-such-bucket-here/x", str(tmp_path / "x"))
+@pytest.mark.parametrize("name", ["no-such-bucket-here", "no-such-bucket-here/x", "BUCKET/none"])
+def test_a_missing_bucket_or_object_does_not_exist(bucket: Bucket, tmp_path: Path, name: str):
+    url = "s3://" + name.replace("BUCKET", bucket.name)
+    calls = [mox.file.stat, mox.file.get_size, mox.file.list_directory, mox.file.scan_dir]
+    calls += [lambda url: mox.file.rename(url, f"{bucket.url}/y")]
+    if "/" in name:
+        calls += [mox.file.read, lambda url: mox.file.copy(url, str(tmp_path / "x"))]
+    if not name.startswith("BUCKET"):
+        # A prefix without objects is an empty folder, but only in an existing bucket.
+        calls += [lambda url: mox.file.copy_parallel(url, str(tmp_path / "x"))]
+        calls += [lambda url: mox.file.write(f"{url}/y", "z")]
+    for call in calls:
+        with pytest.raises(mox.file.MoxFileNotExistsException):
+            call(url)
 
-    assert caught.value.resp.status == 404
-    assert not (tmp_path / "x").exists()
+    assert not mox.file.exists(url)
+    assert not mox.file.is_directory(url)
+    assert bucket.contents() == files(tmp_path) == {}
+
+
+def test_a_file_has_no_directory_to_list(bucket: Bucket, tmp_path: Path):
+    bucket.put(d__a="123")
+    (tmp_path / "a").write_text("123")
+    for url in (f"{bucket.url}/d/a", str(tmp_path / "a")):
+        for function in (mox.file.list_directory, mox.file.scan_dir):
+            with pytest.raises(NotADirectoryError):
+                function(url)
 
 
 @pytest.mark.parametrize("server", ["moto"], indirect=True)

@@ -240,11 +240,8 @@ import os, sys
 from pathlib import Path
 from typing import Any
 from cloudjob.emulator.seaweedfs import SeaweedFS
-from cloudjob.emulator.settings import Settings
-from cloudjob.emulator import state
 Path("state").mkdir(exist_ok=True)
-account = state.account(Path("state"), Settings())
-store = SeaweedFS(Path("state/obs").absolute(), account, "data")
+store = SeaweedFS(Path("state/obs").absolute(), "data")
 store.start()
 print(store._process.pid, flush=True)
 if sys.argv[1:]:

@@ -5,12 +5,14 @@ A new project has one for all users. Without it, jobs cannot be created.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from cloudjob.emulator.app import Endpoint, Request
 from cloudjob.emulator.clock import now_ms
 from cloudjob.emulator.errors import ApiError
-from cloudjob.emulator.models import Model
+from cloudjob.emulator.models import Model, Page
 from cloudjob.emulator.service import PROJECT, Service
 
 _AUTHORIZATIONS = PROJECT + "/authorizations"
@@ -25,9 +27,20 @@ class _Authorization(Model):
     content: str = _AGENCY
 
 
+class _Authorizations(Page):
+    limit: Annotated[int, Field(ge=1, le=1000)] = 1000
+    order: Literal["ASC", "DESC"] = "ASC"
+    sort_by: Literal["user_name", "create_time"] = "user_name"
+    user_id: str = ""
+
+
 def authorizations(service: Service, request: Request) -> Any:
-    found = _current(service)
-    return {"total_count": len(found), "auth": found}
+    """Return a sorted page of authorizations; ``offset`` is the page's number."""
+    query = request.parsed_query(_Authorizations)
+    found = [item for item in _current(service) if query.user_id in ("", item["user_id"])]
+    found.sort(key=lambda item: item[query.sort_by], reverse=query.order == "DESC")
+    shown = found[query.offset * query.limit : (query.offset + 1) * query.limit]
+    return {"total_count": len(found), "auth": shown}
 
 
 def create(service: Service, request: Request) -> Any:

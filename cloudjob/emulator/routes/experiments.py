@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 from cloudjob.emulator import models
 from cloudjob.emulator.app import Endpoint, Request
@@ -58,17 +58,10 @@ def change(service: Service, request: Request) -> Any:
     return changed
 
 
-class _Sorted(models.Query):
-    sort_by: Literal["create_time", "update_time", "name"] = "create_time"
-    code: ClassVar[str] = "ModelArts.2790"
-
-
 def experiments(service: Service, request: Request) -> Any:
     """Return a sorted page of experiments; ``offset`` is the page's number."""
-    database, key = service.database, request.parsed_query(_Sorted).sort_by
-    found = sorted(database.resources(_KIND), key=lambda item: item["metadata"][key], reverse=True)
-    page = page_of(request, found)
-    page["items"] = [_counted(database, item) for item in page["items"]]
+    page = page_of(request, service.database.resources(_KIND))
+    page["items"] = [_counted(service.database, item) for item in page["items"]]
     return page
 
 

@@ -110,13 +110,13 @@ def _project(service: Service, auth: _Auth) -> str | None:
 def _token(service: Service, user: User, project: str, expires_s: float) -> dict[str, Any]:
     domain = {"id": service.account.domain_id, "name": service.settings.domain}
     names = {number: name for name, number in service.account.projects.items()}
-    scope = {"project": {"id": project, "name": names[project], "domain": domain}}
+    of_project = {"id": project, "name": names.get(project, ""), "domain": domain}
     return {
         "expires_at": rfc3339(expires_s),
         "issued_at": rfc3339(time.time()),
         "methods": ["password"],
         "catalog": [],
-        **(scope if project else {"domain": domain}),
+        **({"project": of_project} if project else {"domain": domain}),
         "roles": [{"id": "0", "name": "te_admin"}],
         "user": {"id": user.id, "name": user.name, "domain": domain},
     }

@@ -6,7 +6,7 @@ import contextlib
 import tarfile
 import threading
 import uuid
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -25,6 +25,19 @@ _SAVE = JOB + "/tasks/{task_id}/save-image-job"
 
 class _Images(Page):
     limit: Annotated[int, Field(ge=1, le=500)] = 10
+    name: Annotated[str, Field(max_length=512)] = ""
+    namespace: Annotated[str, Field(max_length=512)] = ""
+    sort_dir: Literal["ASC", "DESC"] = "DESC"
+    sort_key: Annotated[str, Field(pattern=r"^[A-Za-z0-9_,-]{1,128}$")] = "create_at"
+    type: Literal["BUILD_IN", "DEDICATED"] | None = None
+
+    def matches(self, image: dict[str, Any]) -> bool:
+        """Whether an image is in the requested list."""
+        return (
+            self.name in ("", image["name"])
+            and self.namespace in ("", image["namespace"])
+            and self.type in (None, image["type"])
+        )
 
 
 def images(service: Service, request: Request) -> Any:
@@ -33,6 +46,9 @@ def images(service: Service, request: Request) -> Any:
     known = dict.fromkeys([*settings.images, *(item.image for item in settings.engines)])
     found = service.database.resources("image")
     found += [_image(service, path, "BUILD_IN") for path in known]
+    found = list(filter(query.matches, found))
+    for key in reversed(query.sort_key.split(",")):
+        found.sort(key=lambda item: item.get(key, ""), reverse=query.sort_dir == "DESC")
     shown = found[query.offset * query.limit : (query.offset + 1) * query.limit]
     return {
         "current": query.offset,

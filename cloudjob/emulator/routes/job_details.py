@@ -6,12 +6,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from cloudjob.emulator import views
 from cloudjob.emulator.app import Endpoint, Request
 from cloudjob.emulator.database import Condition, JobRow
 from cloudjob.emulator.errors import ApiError
 from cloudjob.emulator.job_context import JobContext
-from cloudjob.emulator.models import Model, Offset, Page, Query, Time
+from cloudjob.emulator.models import Model, Offset, Order, Page, Query, Time
 from cloudjob.emulator.obs import ObsError
 from cloudjob.emulator.service import JOB, PROJECT, Service
 from cloudjob.model.times import rfc3339
@@ -56,9 +55,9 @@ def log_url(service: Service, request: Request) -> Any:
 
 
 class _Lines(Query):
-    lines: Annotated[int, Field(ge=1, le=1000)] = 100
+    lines: Annotated[int, Field(ge=1, le=500)] = 50
     base_line: Offset | None = None
-    order: str = "desc"
+    order: Order = "desc"
 
 
 def log_lines(service: Service, request: Request) -> Any:
@@ -99,8 +98,8 @@ def metrics(service: Service, request: Request) -> Any:
 
 class _Events(Page):
     limit: Annotated[int, Field(ge=1, le=100)] = 50
-    order: Literal["asc", "desc"] = "desc"
-    level: str = ""
+    order: Order = "desc"
+    level: Literal["Info", "Warning", "Error"] | None = None
     source: str = ""
     pattern: Annotated[str, Field(max_length=256)] = ""
     start_time: Time | None = None
@@ -158,9 +157,9 @@ def tasks(service: Service, request: Request) -> Any:
     schedule_count = request.parsed_query(_Tasks).schedule_count
     count = int(row.run.get("attempt", 0)) + 1 if row.start_ms else 0
     return [
-        {"task": name, "ip": _address(index), "host_ip": "127.0.0.1", "schedule_count": time}
+        {**task, "schedule_count": time}
         for time in range(1, count + 1)
-        for index, name in enumerate(views.tasks(row))
+        for task in row.run.get("task_ips") or ()
         if schedule_count in (None, time)
     ]
 
@@ -221,10 +220,6 @@ def categories(service: Service, request: Request) -> Any:
         for name in names
     ]
     return {"event-categories": shown}
-
-
-def _address(index: int) -> str:
-    return f"127.0.{index // 254}.{index % 254 + 1}"
 
 
 ENDPOINTS = (

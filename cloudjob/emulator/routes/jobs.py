@@ -15,6 +15,7 @@ from cloudjob.emulator.clock import now_ms
 from cloudjob.emulator.database import UNFINISHED, Condition, JobRow
 from cloudjob.emulator.errors import ApiError
 from cloudjob.emulator.models import (
+    UNSORTABLE,
     Description,
     Items,
     Model,
@@ -265,8 +266,8 @@ class _Search(Model):
     codes: ClassVar[Mapping[str, str]] = {
         "limit": Query.code,
         "offset": Query.code,
-        "sort_by": "ModelArts.2790",
-        "order": "ModelArts.2790",
+        "sort_by": UNSORTABLE,
+        "order": UNSORTABLE,
         "filters": "ModelArts.2789",
     }
     limit: Annotated[int, Field(ge=1, le=50, strict=False)] = 50
@@ -286,7 +287,7 @@ def search(service: Service, request: Request) -> Any:
     query = request.body(_Search)
     sort, order = query.sort_by or "create_time", query.order or "desc"
     if sort not in _SORTS:
-        raise ApiError("ModelArts.2790", f"{sort} {order}")
+        raise ApiError(UNSORTABLE, f"{sort} {order}")
     total, rows = service.database.find_jobs(
         _conditions(service, query),
         order=f"{_SORTS[sort]} {order}, rowid {order}",
@@ -359,12 +360,16 @@ def tag_conditions(tags: list[TagFilter]) -> list[Condition]:
 
 
 def _host_condition(hosts: list[str]) -> Condition:
-    """Return the condition for jobs on one of these hosts; every job runs on this machine."""
+    """Return the condition for jobs on one of these hosts; loopback means this machine."""
     try:
         found = [ip_address(host) for host in hosts]
     except ValueError as error:
         raise ApiError("ModelArts.2788", f"host_ips: {error}") from error
-    return ("start_ms > 0" if any(host.is_loopback for host in found) else "0"), []
+    if any(host.is_loopback for host in found):
+        return "start_ms > 0", []
+    hosts_of_job = "SELECT json_extract(value, '$.host_ip') FROM json_each(run, '$.task_ips')"
+    marks = ", ".join(["(?)"] * len(found))
+    return f"EXISTS ({hosts_of_job} INTERSECT VALUES {marks})", [str(host) for host in found]
 
 
 def _window(filters: list[Filter]) -> Condition:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
 
 from cloudjob.emulator import views
 from cloudjob.emulator.app import Endpoint, Request
 from cloudjob.emulator.database import JobRow
 from cloudjob.emulator.errors import ApiError
+from cloudjob.emulator.models import UNSORTABLE, Page
 from cloudjob.emulator.service import PROJECT, Service
 
 _V1 = "/v1/{project_id}"
@@ -38,8 +41,26 @@ def node(service: Service, request: Request) -> Any:
     raise ApiError("ModelArts.2788", f"node: {name}")
 
 
+class _Workloads(Page):
+    """The parameters of the list of workloads; here ``offset`` is the number of an item."""
+
+    codes: ClassVar[Mapping[str, str]] = {"sort": UNSORTABLE, "ascend": UNSORTABLE}
+    limit: Annotated[int, Field(ge=0, le=500)] = 500
+    type: Literal["train", "infer", "notebook", "x-infer"] | None = None
+    status: str = ""
+    sort: Literal["create_time"] = "create_time"
+    ascend: bool = False
+
+
 def workloads(service: Service, request: Request) -> Any:
     """Return the jobs of a pool that have not ended."""
+    query = request.parsed_query(_Workloads)
+    rows = [
+        row
+        for row in _workloads(service, _name(service, request))
+        if query.type in (None, "train") and query.status in ("", row.phase)
+    ]
+    rows = rows if query.ascend else rows[::-1]
     shown: list[dict[str, Any]] = [
         {
             "apiVersion": "v1",
@@ -58,7 +79,7 @@ def workloads(service: Service, request: Request) -> Any:
             "runningDuration": views.duration_ms(row) // 1000,
             "nodes": [],
         }
-        for row in _workloads(service, _name(service, request))
+        for row in rows[query.offset : query.offset + query.limit]
     ]
     return _listed("Workload", shown)
 

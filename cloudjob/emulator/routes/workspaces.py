@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from cloudjob.emulator.app import Endpoint, Request
 from cloudjob.emulator.errors import ApiError
-from cloudjob.emulator.models import Items, Model
+from cloudjob.emulator.models import Items, Model, Order, Page
 from cloudjob.emulator.service import Service
 
 _WORKSPACES = "/v1/{project_id}/workspaces"
@@ -14,8 +16,18 @@ _WORKSPACE = _WORKSPACES + "/{workspace_id}"
 _ID = "0"
 
 
+class _Workspaces(Page):
+    limit: Annotated[int, Field(ge=1, le=1000)] = 1000
+    name: str = ""
+    order: Order = "desc"
+    sort_by: Literal["name", "update_time", "status"] = "name"
+    filter_accessible: bool = False
+
+
 def workspaces(service: Service, request: Request) -> Any:
-    return {"total_count": 1, "count": 1, "workspaces": [_default(service)]}
+    query, default = request.parsed_query(_Workspaces), _default(service)
+    shown = [default] if query.name in default["name"] and not query.offset else []
+    return {"total_count": 1, "count": len(shown), "workspaces": shown}
 
 
 def workspace(service: Service, request: Request) -> Any:

@@ -127,7 +127,9 @@ def test_a_slash_at_the_end_of_a_path_makes_no_difference(api: Api):
 def test_a_refused_upload_is_read_before_the_answer_is_lost(api: Api, s3: Any):
     api.fault("full-obs")
     endpoint, body = api.address.s3_endpoint, b"x" * 20 * MIB
-    put = head(endpoint, "PUT /data/refused", f"Content-Length: {len(body)}")
+    url = s3.generate_presigned_url("put_object", {"Bucket": "data", "Key": "refused"})
+    target = url.removeprefix(endpoint)
+    put = head(endpoint, f"PUT {target}", f"Content-Length: {len(body)}")
     last = head(endpoint, "GET /data/refused", "Connection: close")
 
     answer = exchanged(endpoint, put, body, last)

@@ -9,15 +9,7 @@ from pathlib import Path
 import pytest
 
 from cloudjob.emulator import seaweedfs
-from cloudjob.emulator.state import Account, User
-from jobentry.contract.sigv4 import Keys
 from tests.support.emulator import await_true
-
-
-def account(name: str) -> Account:
-    """Return an account that no other emulator has."""
-    owner = User(name, name, Keys(f"ak-{name}", f"sk-{name}"), "pw")
-    return Account((owner,), "d", {"r": "p"})
 
 
 def test_seaweedfs_uses_other_ports_if_some_are_taken_meanwhile(
@@ -25,12 +17,12 @@ def test_seaweedfs_uses_other_ports_if_some_are_taken_meanwhile(
 ):
     free_ports = seaweedfs._free_ports
     with ExitStack() as stack:
-        first = seaweedfs.SeaweedFS(tmp_path / "first", account("first"), "bucket")
+        first = seaweedfs.SeaweedFS(tmp_path / "first", "bucket")
         stack.callback(first.stop)
         first.start()
         next_ports: Iterator[int] = iter([first.port])
         monkeypatch.setattr(seaweedfs, "_free_ports", lambda: next(next_ports, 0) or free_ports())
-        second = seaweedfs.SeaweedFS(tmp_path / "second", account("second"), "bucket")
+        second = seaweedfs.SeaweedFS(tmp_path / "second", "bucket")
         stack.callback(second.stop)
         second.start()
 
@@ -44,7 +36,7 @@ def test_no_sockets_are_left_in_tmp_after_a_stop_or_a_kill(tmp_path: Path):
     found: list[set[Path]] = []
     with ExitStack() as stack:
         for _ in range(2):
-            server = seaweedfs.SeaweedFS(tmp_path, account("a"), "bucket")
+            server = seaweedfs.SeaweedFS(tmp_path, "bucket")
             stack.callback(server.stop)
             server.start()
             ports = enumerate(seaweedfs._NAMES, server.port + 10_000)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fnmatch
 import logging
 import os
@@ -276,6 +277,8 @@ def _listed(url: Any, *, recursive: bool) -> list[PathInfo]:
     location = Location(url)
     with translated("listing", url):
         if not location.is_folder():
+            if location.file() is not None:
+                raise NotADirectoryError(errno.ENOTDIR, f"listing {url}: it is a file")
             raise missing(url)
         if recursive or location.is_remote:
             return [item for item in location.below() if recursive or "/" not in item.name]

@@ -95,7 +95,9 @@ class Location:
             return None
         try:
             found = objects.stat(self.uri)
-        except ObjectMissing:
+        except ObjectError as error:
+            if not _is_missing(error):
+                raise
             return None
         return PathInfo("", self.uri, False, found.size_bytes, found.modified_ns)
 
@@ -103,7 +105,12 @@ class Location:
         """Whether the folder exists; in OBS, whether some key begins with its name."""
         if not self.is_remote:
             return os.path.isdir(self.path)
-        return next(objects.list(self.folder_uri), None) is not None or not self.key
+        try:
+            return next(objects.list(self.folder_uri), None) is not None or not self.key
+        except ObjectError as error:
+            if not _is_missing(error):
+                raise
+            return False
 
     def below(self) -> Iterator[PathInfo]:
         """Yield all files and folders in this folder, each folder before what it contains."""
@@ -166,7 +173,7 @@ def translated(doing: str, *urls: Any) -> Iterator[None]:
         cause = error.__cause__
         if isinstance(cause, OSError) and cause.errno:
             raise OSError(cause.errno, text) from error
-        if isinstance(error, ObjectMissing):
+        if _is_missing(error):
             raise MoxFileNotExistsException(text) from error
         if answer is not None:
             resp = SimpleNamespace(
@@ -174,6 +181,13 @@ def translated(doing: str, *urls: Any) -> Iterator[None]:
             )
             raise MoxFileRespException(text, resp) from error
         raise MoxFileReadException(text) from error
+
+
+def _is_missing(error: ObjectError) -> bool:
+    """Whether an object, or its bucket, does not exist."""
+    return isinstance(error, ObjectMissing) or (
+        getattr(getattr(error, "answer", None), "status", 0) == 404
+    )
 
 
 def missing(url: Any) -> MoxFileNotExistsException:
