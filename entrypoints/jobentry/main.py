@@ -61,6 +61,7 @@ class _Setup(NamedTuple):
     """The environment and helper processes of a node.
 
     Args:
+        address: The address of this node that the others see, empty if not known.
         version: The running ``mpirun --version``.
         module: The script's interpreter, which looks up the launcher's module.
         server: The sshd, if the job needs one.
@@ -70,6 +71,7 @@ class _Setup(NamedTuple):
     """
 
     environment: Mapping[str, str]
+    address: str
     version: subprocess.Popen[bytes] | None
     module: subprocess.Popen[bytes] | None
     server: subprocess.Popen[bytes] | None
@@ -309,10 +311,11 @@ def _prepare_and_run(node: NodeEnv, options: Options, journal: Journal, started_
     server = prepare.start_sshd(node, node_paths, journal)
     try:
         environment = prepare.node_environment(node, node_paths, folder)
-        environment.update(prepare.choose_interfaces(node, environment))
+        address = prepare.choose_network(node, node_paths, environment)
         prepare.write_environment(node_paths, environment)
         module = start_module(node, environment, options.script_argv[0])
-        setup = _Setup(environment, version, module, server, control_socket, outputs, journal)
+        helpers = (version, module, server)
+        setup = _Setup(environment, address, *helpers, control_socket, outputs, journal)
         if outputs is not None:
             outputs.start()
         journal.end("stage")
@@ -367,6 +370,7 @@ def _run_worker(
 
     # Without mpirun's version, which only the head checks, from the worker's facts.
     tools = find_tools(node, setup.environment, None, needs_mpi=False)
+    tools = tools._replace(address=setup.address)
     launch_plan = plan.make(node, setup.environment, node_paths, tools, options.script_argv)
     written = prepare.write_files(launch_plan.files)
     worker = Worker(
@@ -441,6 +445,7 @@ def _head_plan(
     """Return the head's plan and facts, and the paths of the files that it wrote."""
     needs_mpi = launcher_of(node).needs_mpi
     tools = find_tools(node, setup.environment, setup.version, needs_mpi=needs_mpi)
+    tools = tools._replace(address=setup.address)
     launch_plan = plan.make(node, setup.environment, node_paths, tools, options.script_argv)
     launch_plan = prepare.with_existing_host_file(launch_plan, node)
     for note in launch_plan.notes:

@@ -171,8 +171,9 @@ def test_each_node_chooses_an_existing_interface(nodes):
             "choosing the network: NCCL_SOCKET_IFNAME=bond0,eth0: no such network interface on"
             f" node {node} "
         ) in ended[node][2]
-        assert f", which has lo, {name}; using {name}\n" in ended[node][2]
-        assert "Open MPI will not use docker0, which leads to no other node" in ended[node][2]
+        assert f", which has lo, {name}, docker0; using {name}\n" in ended[node][2]
+        assert f"{name} (" in ended[node][2]
+        assert "leads to the other nodes, so ranks do not use docker0\n" in ended[node][2]
 
 
 def test_a_missing_interface_set_by_the_user_is_reported_and_kept(cloud):

@@ -37,8 +37,6 @@ for word in $(export -p); do
     esac
 done
 set +f
-address=$(getent ahosts "$host")
-address=${address%%[[:space:]]*}
 # HOME stays the user's, with caches and keys; the job's own files are below $work.
 if [ ! -d "${HOME:-}" ]; then
     echo "cloudjob: $host has no home folder ${HOME:-}: HOME is an empty folder"
@@ -47,7 +45,8 @@ fi
 export MA_HOME="$work/home" MA_MOUNT_PATH="$work/home/modelarts" TMPDIR="$work/tmp"
 export MA_JOB_DIR="$MA_MOUNT_PATH/user-job-dir" MA_LOG_DIR="$MA_MOUNT_PATH/log"
 export WORKSPACE="$MA_JOB_DIR/code" MA_CURRENT_INSTANCE_NAME="$host"
-export MA_CURRENT_IP="${address:-127.0.0.1}" MA_CURRENT_HOST_IP="${address:-127.0.0.1}"
+# The entry sets the node's address: the one that leads to the others, not that of its own name.
+unset MA_CURRENT_IP MA_CURRENT_HOST_IP
 export VC_WORKER_HOSTS="$hosts" VC_TASK_INDEX="$index" VK_TASK_INDEX="$index"
 # Jobs on one node often have close ids, and need different ports.
 export SSHD_PORT=$((10000 + SLURM_JOB_ID % 10000))

@@ -41,9 +41,17 @@ OPENMPI_EXTRA_ARGS = "OPENMPI_EXTRA_ARGS"
 # Network interfaces and devices for the communication libraries.
 NCCL_SOCKET_IFNAME = "NCCL_SOCKET_IFNAME"
 NCCL_IB_HCA = "NCCL_IB_HCA"
+NCCL_SOCKET_FAMILY = "NCCL_SOCKET_FAMILY"
 GLOO_SOCKET_IFNAME = "GLOO_SOCKET_IFNAME"
+TP_SOCKET_IFNAME = "TP_SOCKET_IFNAME"
+HCCL_SOCKET_IFNAME = "HCCL_SOCKET_IFNAME"
+HCCL_IF_IP = "HCCL_IF_IP"
 OMPI_TCP_INCLUDE = "OMPI_MCA_btl_tcp_if_include"
 OMPI_TCP_EXCLUDE = "OMPI_MCA_btl_tcp_if_exclude"
+# The same for mpirun's daemons, of Open MPI 4.1 and 5.0.
+OMPI_DAEMONS_INCLUDE = "OMPI_MCA_oob_tcp_if_include"
+PRTE_INCLUDE = "PRTE_MCA_prte_if_include"
+OF_DAEMONS = (OMPI_DAEMONS_INCLUDE, PRTE_INCLUDE)
 
 # Set by cloudjob.
 CLOUDJOB_JOB = "CLOUDJOB_JOB"
@@ -147,7 +155,13 @@ PER_NODE = frozenset(
         NCCL_SOCKET_IFNAME,
         NCCL_IB_HCA,
         GLOO_SOCKET_IFNAME,
+        TP_SOCKET_IFNAME,
+        HCCL_SOCKET_IFNAME,
+        HCCL_IF_IP,
+        OMPI_TCP_INCLUDE,
         OMPI_TCP_EXCLUDE,
+        OMPI_DAEMONS_INCLUDE,
+        PRTE_INCLUDE,
         "MA_HOME",
         "MA_MOUNT_PATH",
         "MA_JOB_DIR",

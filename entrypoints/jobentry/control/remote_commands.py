@@ -152,7 +152,7 @@ class CommandRunner:
 
     def run(self, number: int, command: str) -> None:
         """Start ``command``."""
-        argv = (self._shell, "-c", command)
+        argv = (self._shell, "-c", rsh_agent.on_this_node(command, self._env))
         home = self._env["HOME"]
         cwd = home if os.path.isdir(home) else "/"
 
@@ -200,7 +200,7 @@ def session_environment(
     """
     session = {"USER": user.pw_name, "LOGNAME": user.pw_name, "SHELL": user.pw_shell}
     session["HOME"] = environ.get("HOME") or user.pw_dir
-    for name in ("PATH", "LD_LIBRARY_PATH", "TMPDIR"):
+    for name in ("PATH", "LD_LIBRARY_PATH", "TMPDIR", *names.OF_DAEMONS):
         if name in environ:
             session[name] = environ[name]
     session[names.CLOUDJOB_NODE_DIR] = node_dir

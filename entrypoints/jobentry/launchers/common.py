@@ -65,6 +65,7 @@ class Site(NamedTuple):
 
     Args:
         rank_table: The text of the platform's rank table; empty if there is none.
+        address: The address of this node that the others see, empty if not known.
     """
 
     node: NodeEnv
@@ -73,6 +74,15 @@ class Site(NamedTuple):
     interpreter: str
     entry: tuple[str, ...]
     rank_table: str = ""
+    address: str = ""
+
+    @property
+    def own_address(self) -> str:
+        """What other nodes reach this one by: its address, or its name if that is not known.
+
+        On Debian and Ubuntu, its own name means the loopback to the node itself.
+        """
+        return self.address or self.node.host
 
     @property
     def under_interpreter(self) -> tuple[str, str]:

@@ -142,7 +142,7 @@ def cluster(site: Site) -> dict[str, str]:
     return {
         "MS_WORKER_NUM": str(ranks),
         "RANK_SIZE": str(ranks),
-        "MS_SCHED_HOST": node.hosts[0],
+        "MS_SCHED_HOST": site.own_address if node.is_head else node.hosts[0],
         "MS_SCHED_PORT": str(port(site, "MS_SCHED_PORT")),
         "MS_TOPO_TIMEOUT": site.environment.get("MS_TOPO_TIMEOUT")
         or "%d" % max(1, node.start_timeout_s),

@@ -36,12 +36,17 @@ class LaunchPlan(NamedTuple):
 
 
 class Tools(NamedTuple):
-    """The tools of this node: MPI, the script's interpreter, the entry's command, a rank table."""
+    """The tools of this node: MPI, the script's interpreter, the entry's command, a rank table.
+
+    Args:
+        address: The address of this node that the others see, empty if not known.
+    """
 
     mpi: Mpi
     interpreter: str
     entry: tuple[str, ...]
     rank_table: str = ""
+    address: str = ""
 
 
 def node_environment(

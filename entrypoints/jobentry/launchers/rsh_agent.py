@@ -5,8 +5,10 @@ The head's entry has a control connection to each worker, which runs the command
 
 from __future__ import annotations
 
+import re
 from typing import Mapping, NamedTuple
 
+from jobentry.contract import names
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.launchers import asks_for_ssh
 
@@ -64,6 +66,20 @@ def request(text: str) -> Request:
     """Parse the file that an agent wrote; like ssh, it joins the command's words with spaces."""
     host, _, command = text.partition("\n")
     return Request(host, command)
+
+
+def on_this_node(command: str, environ: Mapping[str, str]) -> str:
+    """Return mpirun's command with the interfaces of this node instead of the head's.
+
+    mpirun repeats its own parameters on the command line of its daemons, where they take precedence
+    over variables (4.1.4, 4.1.8 and 5.0.11).
+    """
+    for name in names.OF_DAEMONS:
+        value, parameter = environ.get(name, ""), name.partition("_MCA_")[2]
+        # A name with other characters could not be quoted for every shell.
+        if re.fullmatch(r"[\w.:,/@-]+", value):
+            command = re.sub(f'(?<= {parameter} )"[^"]*"', f'"{value}"', command)
+    return command
 
 
 def answer(lines: list[str], code: int | None) -> str:

@@ -21,7 +21,7 @@ def launch(site: Site, script_argv: Sequence[str]) -> Launch:
         "--rdzv-id=" + node.job,
         # torchrun may fail to recognise the head by its host name.
         "--rdzv-conf=is_host=%d" % node.is_head,
-        "--local-addr=" + node.host,
+        "--local-addr=" + site.own_address,
         "--no-python",
         *site.entry,
         "--rank",

@@ -1,57 +1,44 @@
-"""Choose the network interfaces for NCCL, Gloo and Open MPI, and report those that do not exist.
+"""Choose the network interfaces for NCCL, Gloo, HCCL and Open MPI: the way to the other nodes.
 
-With the name of a missing interface, NCCL and Gloo fail while starting, with obscure messages.
+Libraries that choose themselves take the first interface, or the address of the node's own name.
+On a node with a ``docker0`` or a ``vboxnet0``, or with Debian's ``127.0.1.1`` in its hosts file,
+they then wait for each other for ever.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
-import socket
-import struct
-from typing import Callable, Mapping, NamedTuple, Sequence
+import enum
+from typing import Mapping, NamedTuple, Sequence
 
 from jobentry.contract import names
 from jobentry.contract.env import NodeEnv
+from jobentry.contract.launchers import LAUNCHERS
 from jobentry.launchers import mpi
+from jobentry.node.network import NodeNetwork
+from jobentry.system.addresses import is_loopback
 
-# Set by the platform on a flavor with GPUs. This value and the default of OPENMPI_X_ARGS are not
-# the user's choice, so they may be replaced; any other value is.
+# Set by the platform on a flavor with GPUs.
 PRESET_SOCKET_IFNAME = "bond0,eth0"
-
-# Interfaces of a machine's local containers and virtual machines, which do not lead to other nodes.
-_LOCAL_NETWORKS = (
-    *("docker", "podman", "br-", "virbr", "veth", "cni", "cbr", "flannel", "cali", "lxc", "lxd"),
-    *("kube-", "ifb", "dummy", "tunl"),
+# Variables with the exact name of one interface.
+_EXACT = (names.GLOO_SOCKET_IFNAME, names.TP_SOCKET_IFNAME)
+_HCCL = (names.HCCL_SOCKET_IFNAME, names.HCCL_IF_IP)
+# Variable of the interfaces of Open MPI's daemons, and the parameters that the user may have set
+# instead: of version 4.1, and of 5.0.
+_DAEMONS = (
+    (names.OMPI_DAEMONS_INCLUDE, ("oob_tcp_if_include", "oob_tcp_if_exclude")),
+    (names.PRTE_INCLUDE, ("prte_if_include", "prte_if_exclude")),
 )
-# Open MPI's default for btl_tcp_if_exclude, which our own value replaces.
-_EXCLUDED_BY_OPEN_MPI = "127.0.0.1/8,sppp"
-# From linux/sockios.h and linux/if.h. These requests give the flags and addresses in this network
-# namespace, which /sys/class/net may not.
-_GET_FLAGS, _GET_ADDRESS = 0x8913, 0x8915
-_IS_UP, _IS_LOOPBACK = 0x1, 0x8
-_INFINIBAND = "/sys/class/infiniband"
+_HOROVOD_OVER_GLOO = ("horovod-gloo", "horovod-elastic")
+_HOROVOD = "give the name the address %s in /etc/hosts, or use the launcher horovod"
+_RANKS = (names.OMPI_TCP_INCLUDE, ("btl_tcp_if_include", "btl_tcp_if_exclude"))
 
 
-class Interface(NamedTuple):
-    """A network interface that is up and has an address."""
+class Origin(enum.Enum):
+    """Who has chosen the value of a variable."""
 
-    name: str
-    addresses: tuple[str, ...]
-    is_loopback: bool = False
-
-
-class NodeNetwork(NamedTuple):
-    """The network hardware of this node.
-
-    Args:
-        devices: The names of its InfiniBand devices.
-        route_interface: The interface that leads to the other nodes, empty if not known.
-    """
-
-    interfaces: tuple[Interface, ...]
-    devices: tuple[str, ...] = ()
-    route_interface: str = ""
+    USER = "user"
+    PLATFORM = "platform"
+    DEFAULT = "default"
 
 
 class Choice(NamedTuple):
@@ -60,13 +47,10 @@ class Choice(NamedTuple):
     Args:
         variables: The variables to set, for this node only.
         notes: Messages for the log.
-        needs_route: Whether a missing interface was replaced, so that the interface that leads to
-            the other nodes must be known.
     """
 
     variables: Mapping[str, str]
     notes: tuple[str, ...] = ()
-    needs_route: bool = False
 
 
 class Names(NamedTuple):
@@ -95,224 +79,263 @@ def parse(text: str) -> Names:
     return Names(tuple((name, port) for name, _, port in pairs if name), is_exact, is_exclude)
 
 
-def choose(node: NodeEnv, environ: Mapping[str, str], network: NodeNetwork) -> Choice:
+def choose(
+    node: NodeEnv, environ: Mapping[str, str], network: NodeNetwork, *, has_agent: bool = True
+) -> Choice:
     """Return the variables for the ranks of this node, with messages about problems.
+
+    What the user or the platform has set stays, unless it is the platform's and cannot work.
 
     Args:
         environ: The environment of this node.
+        has_agent: Whether mpirun's daemons start over the control connection, not over ssh.
     """
     choices = (
+        _own_address(node, environ, network),
         _sockets_of_nccl(node, environ, network),
-        _sockets_of_gloo(node, environ, network),
         _devices_of_nccl(node, environ, network),
-        _sockets_of_open_mpi(node, environ, network),
+        *(_sockets_by_name(node, environ, network, name) for name in _EXACT),
+        _sockets_of_hccl(node, environ, network),
+        _sockets_of_open_mpi(node, environ, network, has_agent=has_agent),
+        _name_for_horovod(node, network),
     )
+    notes = tuple(note for choice in choices for note in choice.notes)
     return Choice(
         {name: value for choice in choices for name, value in choice.variables.items()},
-        tuple(note for choice in choices for note in choice.notes),
-        any(choice.needs_route for choice in choices),
+        (*notes, *_chosen_note(node, network)),
     )
+
+
+def _own_address(node: NodeEnv, environ: Mapping[str, str], network: NodeNetwork) -> Choice:
+    """Set the address of this node if nobody has, or if it is one that no other node can reach."""
+    given, own = environ.get(names.MA_CURRENT_IP, ""), network.route.address
+    if not own or (given and (not is_loopback(given) or is_loopback(own))):
+        return Choice({})
+    host = environ.get(names.MA_CURRENT_HOST_IP, "")
+    variables = {names.MA_CURRENT_IP: own}
+    if not host or is_loopback(host):
+        variables[names.MA_CURRENT_HOST_IP] = own
+    if not given:
+        return Choice(variables)
+    problem = f"{names.MA_CURRENT_IP}={given[:80]}: no other node can reach that address"
+    return Choice(variables, (_note(node, f"{problem}; using {own}"),))
 
 
 def _sockets_of_nccl(node: NodeEnv, environ: Mapping[str, str], network: NodeNetwork) -> Choice:
-    name = names.NCCL_SOCKET_IFNAME
-    value, is_users = _value(node, environ, name)
-    if value is None:
+    value, origin = _value(node, environ, names.NCCL_SOCKET_IFNAME)
+    if origin is Origin.USER:
+        is_known = any(parse(value).has(interface.name) for interface in network.interfaces)
+        return Choice(
+            {names.NCCL_SOCKET_IFNAME: value},
+            () if is_known else (_missing(node, names.NCCL_SOCKET_IFNAME, value, network),),
+        )
+    own = network.route.interface
+    family = _family_of_nccl(node, environ, network)
+    if origin is Origin.PLATFORM:
+        kept = _of_platform(node, value, network)
+        if kept.variables:
+            return kept._replace(variables={**kept.variables, **family})
+        if own:
+            problem = _problem(node, names.NCCL_SOCKET_IFNAME, value, "network interface", network)
+            text = f"{problem}; using {own}"
+            return Choice({names.NCCL_SOCKET_IFNAME: _for_nccl(own, network), **family}, (text,))
+    if own and (node.nodes > 1 or not _selected(value, network)):
+        return Choice({names.NCCL_SOCKET_IFNAME: _for_nccl(own, network), **family})
+    return Choice({names.NCCL_SOCKET_IFNAME: value} if value else {})
+
+
+def _of_platform(node: NodeEnv, value: str, network: NodeNetwork) -> Choice:
+    """Return the platform's list as this node needs it; empty if none of its interfaces is here."""
+    selected = _selected(value, network)
+    if not selected:
         return Choice({})
-    selected = parse(value)
-    if any(selected.has(interface.name) for interface in network.interfaces):
-        return Choice({name: value})
-    problem = _problem(node, name, value, "network interface", _shown(network))
-    if is_users:
-        return Choice({name: value}, (f"{problem}; left as it is, since it is not a default",))
-    best = _best(node, network)
-    if not best:
-        return Choice({name: value}, (f"{problem}, and none leads to other nodes",), True)
-    return Choice({name: best}, (f"{problem}; using {best}",), True)
+    listed = [name for name in value.split(",") if name in selected]
+    if listed and len(listed) < len(selected):
+        # NCCL compares beginnings, so that eth0 would also mean the VLAN eth0.100.
+        selected, value = listed, "=" + ",".join(listed)
+    variables = {names.NCCL_SOCKET_IFNAME: value}
+    own = network.route.interface
+    if node.nodes == 1 or not own or own in selected:
+        return Choice(variables)
+    text = f"{names.NCCL_SOCKET_IFNAME}={value} stays as the platform has set it, although {own}"
+    return Choice(variables, (_note(node, f"{text} leads to the other nodes"),))
 
 
-def _sockets_of_gloo(node: NodeEnv, environ: Mapping[str, str], network: NodeNetwork) -> Choice:
-    """Check Gloo's list: it has full names, all of which must exist."""
-    name = names.GLOO_SOCKET_IFNAME
+def _selected(value: str, network: NodeNetwork) -> list[str]:
+    names_ = parse(value)
+    return [item.name for item in network.outward if value and names_.has(item.name)]
+
+
+def _for_nccl(interface: str, network: NodeNetwork) -> str:
+    """Return a list of NCCL that selects one interface; the exact form if its name begins others.
+
+    Not always that form, as scripts copy the value to GLOO_SOCKET_IFNAME, which has none.
+    """
+    is_prefix = sum(item.name.startswith(interface) for item in network.interfaces) > 1
+    return "=" + interface if is_prefix else interface
+
+
+def _family_of_nccl(
+    node: NodeEnv, environ: Mapping[str, str], network: NodeNetwork
+) -> Mapping[str, str]:
+    """Return NCCL's address family if the default one, IPv4, does not lead to the other nodes."""
+    _, origin = _value(node, environ, names.NCCL_SOCKET_FAMILY)
+    is_ipv6 = ":" in network.route.address
+    return {names.NCCL_SOCKET_FAMILY: "AF_INET6"} if is_ipv6 and origin is Origin.DEFAULT else {}
+
+
+def _sockets_by_name(
+    node: NodeEnv, environ: Mapping[str, str], network: NodeNetwork, name: str
+) -> Choice:
+    """Set or check a list of full names, all of which must exist."""
     value, _ = _value(node, environ, name)
+    own = network.route.interface
     if not value:
-        return Choice({})
+        return Choice({name: own} if node.nodes > 1 and own else {})
     known = {interface.name for interface in network.interfaces}
     if known.issuperset(value.split(",")):
         return Choice({name: value})
-    problem = _problem(node, name, value, "network interface", _shown(network))
-    return Choice({name: value}, (f"{problem}; left as it is, since it is not a default",))
+    return Choice({name: value}, (_missing(node, name, value, network),))
 
 
 def _devices_of_nccl(node: NodeEnv, environ: Mapping[str, str], network: NodeNetwork) -> Choice:
     """Check NCCL's devices: without them it uses sockets, which can be a hundred times slower."""
     name = names.NCCL_IB_HCA
     value, _ = _value(node, environ, name)
-    if value is None:
-        return Choice({})
+    if not value:
+        return Choice({name: value} if name in environ else {})
     selected = parse(value)
     # Excluded devices need not exist.
     if selected.is_exclude or any(selected.has(device) for device in network.devices):
         return Choice({name: value})
-    problem = _problem(node, name, value, "InfiniBand device", network.devices)
+    problem = _problem(node, name, value, "InfiniBand device", network, network.devices)
     return Choice({name: value}, (f"{problem}: NCCL will use sockets",))
 
 
-def _sockets_of_open_mpi(node: NodeEnv, environ: Mapping[str, str], network: NodeNetwork) -> Choice:
-    """Exclude networks that are local to each node and have the same addresses on all nodes.
-
-    Otherwise a rank tries to reach its peer at such an address, and an allreduce hangs (4.1.4 and
-    5.0.11, each node with a docker0).
-    """
-    local = [interface.name for interface in network.interfaces if _is_local(interface)]
-    is_chosen = any(name in environ for name in (names.OMPI_TCP_INCLUDE, names.OMPI_TCP_EXCLUDE))
-    is_chosen = is_chosen or any(
-        name.startswith("btl_tcp_if_") for name in mpi.given_parameters(node)
-    )
-    if node.nodes == 1 or not local or is_chosen:
+def _sockets_of_hccl(node: NodeEnv, environ: Mapping[str, str], network: NodeNetwork) -> Choice:
+    """Set HCCL's interface, in NCCL's syntax, and its address, unless one of the two is set."""
+    route = network.route
+    if node.nodes == 1 or not route.interface or any(environ.get(name) for name in _HCCL):
         return Choice({})
-    note = (
-        "choosing the network: node %d (%s): Open MPI will not use %s, which lead%s"
-        " to no other node"
+    return Choice(
+        {
+            names.HCCL_SOCKET_IFNAME: _for_nccl(route.interface, network),
+            names.HCCL_IF_IP: route.address,
+        }
     )
-    note %= (node.node, node.host, ", ".join(local), "s" * (len(local) == 1))
-    return Choice({names.OMPI_TCP_EXCLUDE: ",".join((_EXCLUDED_BY_OPEN_MPI, *local))}, (note,))
 
 
-def _value(node: NodeEnv, environ: Mapping[str, str], name: str) -> tuple[str | None, bool]:
-    """Return the value that the ranks would get, and whether it is the user's choice."""
+def _sockets_of_open_mpi(
+    node: NodeEnv, environ: Mapping[str, str], network: NodeNetwork, *, has_agent: bool
+) -> Choice:
+    """Name the one interface that Open MPI's ranks and daemons use, by its exact name.
+
+    Otherwise a rank tries every network that both nodes have, although each machine may have one
+    of its own with the same address: an allreduce hangs (4.1.4 and 5.0.11, with a vboxnet0).
+    """
+    own = network.route.interface
+    launcher = LAUNCHERS.get(node.launcher)
+    has_mpirun = launcher is not None and launcher.needs_mpi
+    starts_mpi = has_mpirun or node.launcher == "srun"
+    # An mpirun of the script's own gets a list only if it has a choice: with another list on its
+    # command line, it would refuse both. A list of the head would otherwise reach the workers.
+    if node.nodes == 1 or not own or not (starts_mpi or len(network.outward) > 1):
+        return Choice({})
+    given = mpi.given_parameters(node)
+    variables = {}
+    for variable, parameters in (_RANKS, *(_DAEMONS if has_mpirun and has_agent else ())):
+        prefix = variable[: variable.index("_MCA_")] + "_MCA_"
+        is_set = any(
+            name in given or name in network.open_mpi_parameters or prefix + name in environ
+            for name in parameters
+        )
+        if not is_set:
+            variables[variable] = own
+    return Choice(variables)
+
+
+def _name_for_horovod(node: NodeEnv, network: NodeNetwork) -> Choice:
+    """Warn that Horovod will not use the chosen interface.
+
+    Its process sets ignore HOROVOD_GLOO_IFACE (0.28.1, ``GlooContext::InitializeForProcessSet``),
+    and use the address of the node's own name.
+    """
+    own = network.route.address
+    is_reachable = not network.name_is_loopback or is_loopback(own)
+    if node.launcher not in _HOROVOD_OVER_GLOO or not own or is_reachable:
+        return Choice({})
+    text = f"its own name is a loopback address, which Horovod gives to the other nodes; {_HOROVOD}"
+    return Choice({}, (_note(node, text % own),))
+
+
+def _value(node: NodeEnv, environ: Mapping[str, str], name: str) -> tuple[str, Origin]:
+    """Return the value that the ranks would get, empty for none, and who has chosen it."""
     given = mpi.exported_values(node).get(name)
     if given is not None and node.open_mpi.x_args is not None:
-        return given, True
+        return given, Origin.USER
     if name in environ:
-        defaults = (PRESET_SOCKET_IFNAME, given)
-        return environ[name], name in node.env_names or environ[name] not in defaults
-    return given, False
+        value = environ[name]
+        if name in node.env_names or value not in (PRESET_SOCKET_IFNAME, given):
+            return value, Origin.USER
+        return value, Origin.PLATFORM if value != given else Origin.DEFAULT
+    return given or "", Origin.DEFAULT
 
 
-def _problem(node: NodeEnv, name: str, value: str, what: str, known: Sequence[str]) -> str:
+def _chosen_note(node: NodeEnv, network: NodeNetwork) -> tuple[str, ...]:
+    """Return a line that names the chosen interface, if this node had a choice."""
+    own = network.route
+    others = [item.name for item in network.outward if item.name != own.interface]
+    if node.nodes == 1 or not network.outward:
+        return ()
+    if not own.interface:
+        return (_note(node, "no interface leads to the other nodes"),)
+    text = f"{own.interface} ({own.address}) leads to the other nodes"
+    first = _first_address(network)
+    if first != own.address:
+        # NCCL, Gloo and Open MPI look no further.
+        text += f", but libraries use the first address of {own.interface}, {first}"
+    elif others:
+        text += f", so ranks do not use {_list(others)}"
+    return (_note(node, text),) if others or first != own.address else ()
+
+
+def _first_address(network: NodeNetwork) -> str:
+    """Return the first address of the chosen interface, of the family of the chosen one."""
+    own = network.route
+    for item in network.interfaces:
+        if item.name == own.interface and not item.is_loopback:
+            return next(text for text in item.addresses if (":" in text) == (":" in own.address))
+    return own.address
+
+
+def _note(node: NodeEnv, text: str) -> str:
+    return f"choosing the network: node {node.node} ({node.host}): {text}"
+
+
+def _missing(node: NodeEnv, name: str, value: str, network: NodeNetwork) -> str:
+    problem = _problem(node, name, value, "network interface", network)
+    return f"{problem}; left as it is, since it is not a default"
+
+
+def _problem(
+    node: NodeEnv,
+    name: str,
+    value: str,
+    what: str,
+    network: NodeNetwork,
+    known: Sequence[str] | None = None,
+) -> str:
+    shown = [item.name for item in network.interfaces] if known is None else known
     return "choosing the network: %s=%s: no such %s on node %d (%s), which has %s" % (
         *(name, value[:80], what, node.node, node.host),
-        ", ".join(known) or "none",
+        _list(shown) or "none",
     )
 
 
-def _best(node: NodeEnv, network: NodeNetwork) -> str:
-    """Return the interface for NCCL on this node, in NCCL's syntax; empty if there is none."""
-    usable = [
-        item.name for item in network.interfaces if not item.is_loopback and not _is_local(item)
-    ]
-    loopback = [item.name for item in network.interfaces if item.is_loopback]
-    # If the loopback leads to the other nodes, they are on this machine.
-    if (
-        node.nodes > 1 and network.route_interface in loopback
-    ) or network.route_interface in usable:
-        usable = [network.route_interface]
-    elif node.nodes == 1:
-        usable += loopback
-    if not usable:
-        return ""
-    longer = [item for item in network.interfaces if item.name.startswith(usable[0])][1:]
-    return "=" + usable[0] if longer else usable[0]
+# A machine with many containers has hundreds of interfaces.
+_SHOWN = 8
 
 
-def _shown(network: NodeNetwork) -> list[str]:
-    return [interface.name for interface in network.interfaces if not _is_local(interface)]
-
-
-def _is_local(interface: Interface) -> bool:
-    return interface.name.startswith(_LOCAL_NETWORKS)
-
-
-# -- detection ----------------------------------------------------------------------------------
-
-
-def detect() -> NodeNetwork:
-    """Return the network hardware of this node, without ``route_interface``."""
-    found = []
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        ipv6 = _ipv6_addresses()
-        for name in _names():
-            flags = _flags(probe, name)
-            addresses = (*_address(probe, name), *ipv6.get(name, ()))
-            if flags & _IS_UP and addresses:
-                found.append(Interface(name, addresses, bool(flags & _IS_LOOPBACK)))
-    devices: list[str] = []
-    with contextlib.suppress(OSError):
-        devices = sorted(os.listdir(_INFINIBAND))
-    return NodeNetwork(tuple(found), tuple(devices))
-
-
-def _names() -> list[str]:
-    """Return the names of all interfaces; PyPy has no ``socket.if_nameindex``."""
-    with contextlib.suppress(OSError), open("/proc/net/dev", "rb") as file:
-        return [os.fsdecode(line.partition(b":")[0].strip()) for line in file.readlines()[2:]]
-    return []
-
-
-def interface_to_others(node: NodeEnv, environ: Mapping[str, str], network: NodeNetwork) -> str:
-    """Return the interface that leads to the other nodes, empty if that cannot be determined.
-
-    Looking up a name may take seconds, so call this only if the node has to choose.
-    """
-    if node.nodes == 1:
-        return ""
-    peer = node.hosts[0 if not node.is_head else 1]
-    sources: tuple[Callable[[], str], ...] = (
-        lambda: environ.get(names.MA_CURRENT_IP, ""),
-        lambda: socket.gethostbyname(node.host),
-        lambda: _source_address(peer),
-    )
-    for source in sources:
-        with contextlib.suppress(OSError, UnicodeError):
-            name = interface_with(source(), network.interfaces)
-            if name:
-                return name
-    return ""
-
-
-def interface_with(address: str, interfaces: Sequence[Interface]) -> str:
-    """Return the name of the interface with this address, empty if there is none."""
-    for interface in interfaces:
-        # All of 127.0.0.0/8 belongs to the loopback interface.
-        if address in interface.addresses or (interface.is_loopback and address.startswith("127.")):
-            return interface.name
-    return ""
-
-
-def _source_address(peer: str) -> str:
-    """Return the source address for packets to ``peer``; nothing is sent."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((peer, 9))
-        return str(probe.getsockname()[0])
-
-
-def _flags(probe: socket.socket, name: str) -> int:
-    data = _request(probe, _GET_FLAGS, name)
-    return int(struct.unpack_from("=H", data, 16)[0]) if data else 0
-
-
-def _address(probe: socket.socket, name: str) -> tuple[str, ...]:
-    data = _request(probe, _GET_ADDRESS, name)
-    return (socket.inet_ntoa(data[20:24]),) if data else ()
-
-
-def _request(probe: socket.socket, request: int, name: str) -> bytes:
-    """Return the ``struct ifreq`` filled in by the kernel, empty on an error."""
-    import fcntl
-
-    try:
-        return fcntl.ioctl(probe.fileno(), request, struct.pack("256s", os.fsencode(name)[:15]))
-    except OSError:
-        return b""
-
-
-def _ipv6_addresses() -> dict[str, list[str]]:
-    """Return the IPv6 addresses of each interface as 32 digits, without link-local ones."""
-    found: dict[str, list[str]] = {}
-    with contextlib.suppress(OSError), open("/proc/net/if_inet6", encoding="ascii") as file:
-        for line in file:
-            fields = line.split()
-            if not fields[0].startswith("fe80"):
-                found.setdefault(fields[5], []).append(fields[0])
-    return found
+def _list(found: Sequence[str]) -> str:
+    more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+    return ", ".join(found[:_SHOWN]) + more

@@ -51,23 +51,22 @@ def node_environment(node: NodeEnv, node_paths: NodePaths, folder: str) -> dict[
     return environment
 
 
-def choose_interfaces(node: NodeEnv, environment: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the variables for network interfaces, and log problems with them.
+def choose_network(node: NodeEnv, node_paths: NodePaths, environment: dict[str, str]) -> str:
+    """Set the variables of the network in ``environment``; return the address of this node.
 
     Dry runs do not use this, as they may take place on another machine.
     """
-    from jobentry.node import interfaces
+    from jobentry.node import interfaces, network
 
-    network = interfaces.detect()
-    choice = interfaces.choose(node, environment, network)
-    if choice.needs_route:
-        network = network._replace(
-            route_interface=interfaces.interface_to_others(node, environment, network)
-        )
-        choice = interfaces.choose(node, environment, network)
+    detected = network.detect(node, environment)
+    has_agent = not needs_sshd(node, node_paths)
+    choice = interfaces.choose(node, environment, detected, has_agent=has_agent)
     for note in choice.notes:
         log_message(note)
-    return choice.variables
+    environment.update(choice.variables)
+    # mpirun's daemon on this node gets them from the entry.
+    os.environ.update({name: environment[name] for name in names.OF_DAEMONS if name in environment})
+    return detected.route.address
 
 
 def check_script(folder: str, script: str) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import importlib
 import os
 import signal
-import socket
 import subprocess
 from typing import Sequence
+
+from jobentry.system.addresses import address_of
 
 
 def schedule() -> None:
@@ -35,4 +36,4 @@ def run_server(command: Sequence[str]) -> int:
 
 def _look_up_scheduler() -> None:
     # MindSpore needs an address.
-    os.environ["MS_SCHED_HOST"] = socket.gethostbyname(os.environ["MS_SCHED_HOST"])
+    os.environ["MS_SCHED_HOST"] = address_of(os.environ["MS_SCHED_HOST"])

@@ -127,12 +127,12 @@ def _apply_options(options: list[str], environment: dict[str, str], rank: int) -
         if interface:
             environment.setdefault("HOROVOD_GLOO_IFACE", interface)
     if "--address" in options:
-        import socket
+        from jobentry.system.addresses import address_of
 
         # MindSpore needs an address. Looked up only now, as a node may start before its head.
         name = options[options.index("--address") + 1]
         try:
-            environment[name] = socket.gethostbyname(environment[name])
+            environment[name] = address_of(environment[name])
         except OSError as error:
             return f"looking up the head, {environment[name]}: {error}"
     return ""

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from jobentry.contract.env import NodeEnv, OpenMpi
 from jobentry.node import interfaces
-from jobentry.node.interfaces import Choice, Interface, Names, NodeNetwork, parse
+from jobentry.node.interfaces import Choice, Names, parse
+from jobentry.node.network import NOWHERE, Interface, NodeNetwork, Route
 
 LO = Interface("lo", ("127.0.0.1",), is_loopback=True)
 ETH0 = Interface("eth0", ("10.0.0.5",))
@@ -22,15 +21,21 @@ DEFAULT = "ib0,bond0,eth0"
 
 
 def network(
-    *found: Interface, route_interface: str = "", devices: tuple[str, ...] = ()
+    *found: Interface, via: Interface | None = None, devices: tuple[str, ...] = ()
 ) -> NodeNetwork:
-    """Return the network of a node with the loopback and the given interfaces."""
-    return NodeNetwork((LO, *found), devices, route_interface)
+    """Return the network of a node with the loopback and the given interfaces.
+
+    Args:
+        via: The interface that leads to the other nodes; by default the first one.
+    """
+    route = via or next(iter(found), None)
+    way = Route(route.name, route.addresses[0]) if route else NOWHERE
+    return NodeNetwork((LO, *found), way, devices)
 
 
 def choose(node: NodeEnv, found: NodeNetwork, **environ: str) -> Choice:
     """Return the variables and messages that are chosen for a node and its environment."""
-    return interfaces.choose(node, environ, found)
+    return interfaces.choose(node, {"MA_CURRENT_IP": "10.0.0.5", **environ}, found)
 
 
 # -- lists as NCCL reads them -------------------------------------------------------------------
@@ -117,65 +122,170 @@ def test_an_excluding_list_is_the_complement(items: list[str], name: str):
     assert parse("=" + text).has(name) is (name in items)
 
 
-# -- NCCL_SOCKET_IFNAME -------------------------------------------------------------------------
+# -- the way to the other nodes -------------------------------------------------------------------
 
-
-@pytest.mark.parametrize("environ", [{}, {"NCCL_SOCKET_IFNAME": "bond0,eth0"}])
-def test_an_existing_default_interface_stays(environ: dict[str, str]):
-    choice = choose(TWO, network(ETH0, NET1), **environ)
-
-    assert choice == Choice({"NCCL_SOCKET_IFNAME": environ.get("NCCL_SOCKET_IFNAME", DEFAULT)})
-
-
-@pytest.mark.parametrize(
-    ("value", "environ"),
-    [(DEFAULT, {}), ("bond0,eth0", {"NCCL_SOCKET_IFNAME": "bond0,eth0"})],
+EXACT = ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "HCCL_SOCKET_IFNAME")
+OPEN_MPI = (
+    "OMPI_MCA_btl_tcp_if_include",
+    "OMPI_MCA_oob_tcp_if_include",
+    "PRTE_MCA_prte_if_include",
 )
-def test_a_missing_default_interface_is_replaced(value: str, environ: dict[str, str]):
-    choice = choose(
-        TWO, network(ETH0._replace(name="ens1"), NET1, route_interface="net1"), **environ
+# Virtual networks that have the same address on every machine.
+VIRTUAL = tuple(
+    Interface(name, ("192.168.56.1",))
+    for name in (
+        *("vboxnet0", "vmnet8", "nerdctl0", "docker0", "br-1f2e3d", "vxlan.calico", "wg0"),
+        *("cilium_host", "tailscale0", "tun0", "eth0"),
+    )
+)
+
+
+def test_every_library_uses_the_interface_that_leads_to_the_other_nodes():
+    """It is the same for all of them, whatever the other interfaces are called."""
+    choice = choose(TWO, network(*VIRTUAL, NET1, via=NET1))
+
+    assert choice.variables == {
+        "NCCL_SOCKET_IFNAME": "net1",
+        "HCCL_IF_IP": "10.1.0.5",
+        **dict.fromkeys((*EXACT, *OPEN_MPI), "net1"),
+    }
+    assert choice.notes == (
+        "choosing the network: node 1 (b): net1 (10.1.0.5) leads to the other nodes, so ranks do"
+        " not use vboxnet0, vmnet8, nerdctl0, docker0, br-1f2e3d, vxlan.calico, wg0, cilium_host"
+        " and 3 more",
     )
 
-    assert choice == Choice(
-        {"NCCL_SOCKET_IFNAME": "net1"},
-        (
-            f"choosing the network: NCCL_SOCKET_IFNAME={value}: no such network interface on"
-            " node 1 (b), which has lo, ens1, net1; using net1",
-        ),
-        needs_route=True,
+
+@pytest.mark.parametrize("name", ["br-lan", "virbr0", "docker_gwbridge", "dummy0", "tailscale0"])
+def test_the_name_of_an_interface_does_not_matter(name: str):
+    found = Interface(name, ("10.0.0.5",))
+
+    assert choose(TWO, network(ETH0, found, via=found)).variables["GLOO_SOCKET_IFNAME"] == name
+
+
+def test_a_vlan_is_not_taken_for_its_interface():
+    """NCCL and HCCL compare beginnings; the others have exact names."""
+    vlan = Interface("eth0.100", ("10.2.0.5",))
+    variables = choose(TWO, network(ETH0, vlan)).variables
+
+    assert variables["NCCL_SOCKET_IFNAME"] == variables["HCCL_SOCKET_IFNAME"] == "=eth0"
+    assert {variables[name] for name in OPEN_MPI} == {"eth0"}
+    assert choose(TWO, network(ETH0, vlan, via=vlan)).variables["NCCL_SOCKET_IFNAME"] == "eth0.100"
+
+
+def test_a_node_with_one_network_needs_no_message():
+    assert choose(TWO, network(ETH0)).notes == ()
+
+
+def test_a_node_without_a_way_to_the_others_reports_it():
+    choice = choose(TWO, NodeNetwork((LO, ETH0)))
+
+    assert choice.notes == (
+        "choosing the network: node 1 (b): no interface leads to the other nodes",
     )
+    assert choice.variables == {"NCCL_SOCKET_IFNAME": DEFAULT}
+
+
+def test_nccl_uses_ipv6_if_only_that_leads_to_the_other_nodes():
+    found = network(Interface("eth0", ("fd00::5",)))
+
+    assert choose(TWO, found).variables["NCCL_SOCKET_FAMILY"] == "AF_INET6"
+    user = TWO._replace(env_names=("NCCL_SOCKET_FAMILY",))
+    assert "NCCL_SOCKET_FAMILY" not in choose(user, found, NCCL_SOCKET_FAMILY="AF_INET").variables
+
+
+def test_a_job_of_one_node_keeps_its_libraries_own_choices():
+    assert choose(ONE, network(ETH0, DOCKER0)).variables == {"NCCL_SOCKET_IFNAME": DEFAULT}
+    assert choose(ONE, network(NET1)).variables == {"NCCL_SOCKET_IFNAME": "net1"}
+    assert choose(ONE, network(via=LO)).variables == {"NCCL_SOCKET_IFNAME": "lo"}
 
 
 @pytest.mark.parametrize(
-    ("node", "found", "expected"),
+    ("given", "expected", "notes"),
     [
-        # The route is unknown: the first interface that leads out of the machine.
-        (TWO, network(DOCKER0, NET1), "net1"),
-        (TWO, network(DOCKER0, NET1, route_interface="docker0"), "net1"),
-        # All nodes are on one machine, as with the backend `process`.
-        (TWO, network(NET1, route_interface="lo"), "lo"),
-        (TWO, network(DOCKER0, route_interface="lo"), "lo"),
-        (ONE, network(NET1), "net1"),
-        (ONE, network(), "lo"),
-        (ONE, network(DOCKER0), "lo"),
-        # NCCL would also match en01, as it compares prefixes.
-        (TWO, network(Interface("en0", ("10.0.0.1",)), Interface("en01", ("10.0.0.2",))), "=en0"),
+        ("", {"MA_CURRENT_IP": "10.0.0.5", "MA_CURRENT_HOST_IP": "10.0.0.5"}, ()),
+        (
+            "127.0.1.1",
+            {"MA_CURRENT_IP": "10.0.0.5", "MA_CURRENT_HOST_IP": "10.0.0.5"},
+            (
+                "choosing the network: node 1 (b): MA_CURRENT_IP=127.0.1.1: no other node can reach"
+                " that address; using 10.0.0.5",
+            ),
+        ),
+        # The platform may mean the physical machine.
+        ("192.0.2.9", {}, ()),
+        ("10.0.0.5", {}, ()),
     ],
 )
-def test_the_chosen_interface_leads_to_other_nodes(
-    node: NodeEnv, found: NodeNetwork, expected: str
+def test_the_address_of_the_node_is_set_unless_the_platform_has_set_it(
+    given: str, expected: dict[str, str], notes: tuple[str, ...]
 ):
-    """It is never local to a machine; it is the loopback only if all nodes are on one machine."""
-    assert choose(node, found).variables["NCCL_SOCKET_IFNAME"] == expected
+    choice = choose(TWO, network(ETH0), MA_CURRENT_IP=given)
+
+    assert {k: v for k, v in choice.variables.items() if k.startswith("MA_")} == expected
+    assert choice.notes == notes
 
 
-@pytest.mark.parametrize("found", [network(), network(DOCKER0, route_interface="docker0")])
-def test_a_node_without_a_usable_interface_reports_it(found: NodeNetwork):
-    choice = choose(TWO, found)
+def test_emulated_nodes_keep_their_loopback_addresses():
+    found = NodeNetwork((LO, ETH0), Route("lo", "127.0.0.2"))
+    choice = choose(TWO, found, MA_CURRENT_IP="127.0.0.2", OMPI_MCA_btl_tcp_if_include="lo")
 
-    assert choice.variables["NCCL_SOCKET_IFNAME"] == DEFAULT
-    assert choice.notes[0].endswith("on node 1 (b), which has lo, and none leads to other nodes")
-    assert choice.needs_route
+    assert "MA_CURRENT_IP" not in choice.variables
+    assert choice.variables["GLOO_SOCKET_IFNAME"] == "lo"
+
+
+def test_horovod_over_gloo_reports_a_name_that_is_a_loopback_address():
+    """Its process sets ignore the interface, and use the address of the node's own name."""
+    found = network(ETH0)._replace(name_is_loopback=True)
+    node = TWO._replace(launcher="horovod-gloo")
+
+    assert choose(node, found).notes == (
+        "choosing the network: node 1 (b): its own name is a loopback address, which Horovod gives"
+        " to the other nodes; give the name the address 10.0.0.5 in /etc/hosts, or use the launcher"
+        " horovod",
+    )
+    assert choose(TWO, found).notes == choose(node, network(ETH0)).notes == ()
+
+
+# -- what the user or the platform has set --------------------------------------------------------
+
+
+def test_a_list_of_the_platform_stays_if_it_has_an_interface_of_this_node():
+    choice = choose(TWO, network(ETH0, NET1), NCCL_SOCKET_IFNAME="bond0,eth0")
+
+    assert choice.variables["NCCL_SOCKET_IFNAME"] == "bond0,eth0"
+
+
+def test_a_list_of_the_platform_that_leads_elsewhere_stays_and_is_reported():
+    choice = choose(TWO, network(ETH0, NET1, via=NET1), NCCL_SOCKET_IFNAME="bond0,eth0")
+
+    assert choice.variables["NCCL_SOCKET_IFNAME"] == "bond0,eth0"
+    assert choice.variables["GLOO_SOCKET_IFNAME"] == "net1"
+    assert choice.notes[0] == (
+        "choosing the network: node 1 (b): NCCL_SOCKET_IFNAME=bond0,eth0 stays as the platform has"
+        " set it, although net1 leads to the other nodes"
+    )
+
+
+def test_a_list_of_the_platform_without_an_interface_of_this_node_is_replaced():
+    choice = choose(
+        TWO,
+        network(ETH0._replace(name="ens1"), NET1, via=NET1),
+        NCCL_SOCKET_IFNAME="bond0,eth0",
+    )
+
+    assert choice.variables["NCCL_SOCKET_IFNAME"] == "net1"
+    assert choice.notes[0] == (
+        "choosing the network: NCCL_SOCKET_IFNAME=bond0,eth0: no such network interface on"
+        " node 1 (b), which has lo, ens1, net1; using net1"
+    )
+
+
+def test_a_list_of_the_platform_means_exact_names():
+    vlan = Interface("eth0.100", ("10.2.0.5",))
+    choice = choose(TWO, network(ETH0, vlan), NCCL_SOCKET_IFNAME="bond0,eth0")
+
+    assert choice.variables["NCCL_SOCKET_IFNAME"] == "=eth0"
 
 
 @pytest.mark.parametrize(
@@ -192,49 +302,53 @@ def test_a_node_without_a_usable_interface_reports_it(found: NodeNetwork):
     ],
 )
 def test_a_users_missing_interface_is_kept_and_reported(node: NodeEnv, environ: dict[str, str]):
-    choice = choose(node, network(NET1, route_interface="net1"), **environ)
+    choice = choose(node, network(NET1), **environ)
     value = "ib0" if node.open_mpi.x_args else environ["NCCL_SOCKET_IFNAME"]
 
-    assert choice.variables == {"NCCL_SOCKET_IFNAME": value}
+    assert choice.variables["NCCL_SOCKET_IFNAME"] == value
     assert choice.notes == (
         f"choosing the network: NCCL_SOCKET_IFNAME={value}: no such network interface on"
         " node 1 (b), which has lo, net1; left as it is, since it is not a default",
     )
-    assert not choice.needs_route
 
 
 @pytest.mark.parametrize("value", ["net1", "net", "=net1", "^docker0,lo", "^=lo", "x,net1", ""])
 def test_a_users_existing_interface_is_not_reported(value: str):
     choice = choose(TWO, network(NET1), NCCL_SOCKET_IFNAME=value)
 
-    assert choice == Choice({"NCCL_SOCKET_IFNAME": value})
-
-
-def test_without_a_setting_nccl_chooses_itself():
-    assert choose(TWO._replace(open_mpi=OpenMpi(x_args="")), network(NET1)) == Choice({})
+    assert choice.variables["NCCL_SOCKET_IFNAME"] == value
+    assert choice.notes == ()
 
 
 def test_invalid_mpirun_options_are_ignored_here():
-    assert choose(TWO._replace(open_mpi=OpenMpi(x_args="'")), network(NET1)) == Choice({})
+    variables = choose(TWO._replace(open_mpi=OpenMpi(x_args="'")), network(NET1)).variables
 
-
-# -- other variables ----------------------------------------------------------------------------
+    assert variables["NCCL_SOCKET_IFNAME"] == "net1"
 
 
 @pytest.mark.parametrize(
     ("value", "is_there"), [("net1", True), ("net1,lo", True), ("net", False), ("net1,x", False)]
 )
-def test_gloo_needs_full_names_of_existing_interfaces(value: str, is_there: bool):
-    choice = choose(TWO, network(ETH0, NET1), GLOO_SOCKET_IFNAME=value)
+@pytest.mark.parametrize("name", ["GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"])
+def test_gloo_needs_full_names_of_existing_interfaces(name: str, value: str, is_there: bool):
+    choice = choose(TWO, network(NET1), **{name: value})
 
-    assert choice.variables["GLOO_SOCKET_IFNAME"] == value
+    assert choice.variables[name] == value
     assert choice.notes == (
         ()
         if is_there
         else (
-            f"choosing the network: GLOO_SOCKET_IFNAME={value}: no such network interface on"
-            " node 1 (b), which has lo, eth0, net1; left as it is, since it is not a default",
+            f"choosing the network: {name}={value}: no such network interface on"
+            " node 1 (b), which has lo, net1; left as it is, since it is not a default",
         )
+    )
+
+
+@pytest.mark.parametrize("name", ["HCCL_SOCKET_IFNAME", "HCCL_IF_IP"])
+def test_hccl_gets_nothing_beside_a_users_choice(name: str):
+    """One of the two takes precedence over the other."""
+    assert not {"HCCL_SOCKET_IFNAME", "HCCL_IF_IP"} & set(
+        choose(TWO, network(NET1), **{name: "eth7"}).variables
     )
 
 
@@ -260,28 +374,12 @@ def test_missing_infiniband_devices_are_reported(
     )
 
 
-EXCLUDE = "OMPI_MCA_btl_tcp_if_exclude"
-
-
-def test_open_mpi_does_not_use_local_networks():
-    """Each node excludes its local networks and those that Open MPI excludes by default."""
-    choice = choose(TWO, network(ETH0, DOCKER0, Interface("br-1f", ("172.18.0.1",))))
-
-    assert choice.variables[EXCLUDE] == "127.0.0.1/8,sppp,docker0,br-1f"
-    assert choice.notes == (
-        "choosing the network: node 1 (b): Open MPI will not use docker0, br-1f, which lead to no"
-        " other node",
-    )
-
-
 @pytest.mark.parametrize(
     ("node", "found", "environ"),
     [
-        (ONE, network(ETH0, DOCKER0), {}),
-        (TWO, network(ETH0), {}),
         # Open MPI refuses an include list together with an exclude list.
         (TWO, network(ETH0, DOCKER0), {"OMPI_MCA_btl_tcp_if_include": "eth0"}),
-        (TWO, network(ETH0, DOCKER0), {EXCLUDE: "lo"}),
+        (TWO, network(ETH0, DOCKER0), {"OMPI_MCA_btl_tcp_if_exclude": "lo"}),
         (
             TWO._replace(open_mpi=OpenMpi(mca_args="-mca btl_tcp_if_include eth0")),
             network(ETH0, DOCKER0),
@@ -292,46 +390,38 @@ def test_open_mpi_does_not_use_local_networks():
             network(ETH0, DOCKER0),
             {},
         ),
+        (
+            TWO,
+            network(ETH0)._replace(open_mpi_parameters=frozenset(["btl_tcp_if_exclude"])),
+            {},
+        ),
     ],
 )
-def test_open_mpi_keeps_its_interfaces_if_there_is_nothing_to_exclude(
+def test_open_mpis_ranks_keep_a_choice_of_the_user_or_the_image(
     node: NodeEnv, found: NodeNetwork, environ: dict[str, str]
 ):
-    assert set(choose(node, found, **environ).variables) == {"NCCL_SOCKET_IFNAME"}
+    variables = choose(node, found, **environ).variables
 
-
-# -- detection ----------------------------------------------------------------------------------
-
-
-def test_the_loopback_interface_is_detected():
-    found = {interface.name: interface for interface in interfaces.detect().interfaces}
-
-    assert found["lo"].is_loopback
-    assert "127.0.0.1" in found["lo"].addresses
-    # The kernel also lists interfaces that are down or have no address.
-    assert set(found) <= {path.name for path in Path("/sys/class/net").iterdir()}
-
-
-def test_the_loopback_leads_to_nodes_on_this_machine():
-    found = interfaces.detect()
-    for environ, hosts in (
-        ({"MA_CURRENT_IP": "127.0.3.4"}, ("no.invalid", "neither.invalid")),
-        ({"MA_CURRENT_IP": "203.0.113.7"}, ("localhost", "no.invalid")),
-        ({}, ("no.invalid", "localhost")),
-    ):
-        assert interfaces.interface_to_others(NodeEnv(hosts=hosts), environ, found) == "lo"
-
-
-def test_an_unknown_route_is_empty():
-    node = NodeEnv(hosts=("no.invalid", "neither.invalid"))
-
-    assert interfaces.interface_to_others(node, {"MA_CURRENT_IP": "x"}, network(ETH0)) == ""
-    assert interfaces.interface_to_others(NodeEnv(), {}, network(ETH0)) == ""
+    assert OPEN_MPI[0] not in variables
+    assert variables[OPEN_MPI[1]] == "eth0"
 
 
 @pytest.mark.parametrize(
-    ("address", "expected"),
-    [("10.0.0.5", "eth0"), ("127.0.9.9", "lo"), ("10.0.0.6", ""), ("", "")],
+    ("launcher", "found", "has_agent", "expected"),
+    [
+        ("mpirun", network(ETH0), True, OPEN_MPI),
+        # ssh would carry the head's names to the other nodes.
+        ("mpirun", network(ETH0, DOCKER0), False, OPEN_MPI[:1]),
+        ("srun", network(ETH0), True, OPEN_MPI[:1]),
+        # An mpirun that the script starts with a list of its own would refuse both.
+        ("python", network(ETH0), True, ()),
+        ("python", network(ETH0, DOCKER0), True, OPEN_MPI[:1]),
+    ],
 )
-def test_an_address_belongs_to_its_interface(address: str, expected: str):
-    assert interfaces.interface_with(address, (LO, ETH0)) == expected
+def test_open_mpis_daemons_use_the_same_interface(
+    launcher: str, found: NodeNetwork, has_agent: bool, expected: tuple[str, ...]
+):
+    node = TWO._replace(launcher=launcher)
+    variables = interfaces.choose(node, {}, found, has_agent=has_agent).variables
+
+    assert tuple(name for name in OPEN_MPI if name in variables) == expected
