@@ -232,6 +232,38 @@ def test_exit_handlers_run_and_output_is_kept_when_a_script_fails(cloud):
     assert b"no newline at the end" in done.out
 
 
+@pytest.mark.every_mpi
+@pytest.mark.parametrize("rank", [1, 3], ids=["head", "worker"])
+@pytest.mark.parametrize("grace_s", [60, 2])
+def test_a_failed_script_has_the_grace_period_for_its_threads_and_exit_handlers(
+    cloud, rank, grace_s
+):
+    """Longer than the other ranks have; those end in the meantime."""
+    script = cloud.script(
+        f"""
+        import atexit, threading
+        write_result(f"pid-{{rank}}", os.getpid())
+        for other in range(size): await_file(f"pid-{{other}}")
+        def save():
+            time.sleep(5)
+            write_result("saved", 1)
+        if rank == {rank}:
+            atexit.register(lambda: write_result("at-exit", 1))
+            threading.Thread(target=save).start()
+            raise ValueError("failed")
+        time.sleep(600)
+        """
+    )
+
+    done = cloud.submit("--nodes", "2", "--procs-per-node", "2", "--grace-s", str(grace_s), script)
+
+    assert done.code == 1, done
+    failure = cloud.status(done.job)["failure"]
+    assert (failure["rank"], failure["message"]) == (rank, "ValueError: failed")
+    assert (cloud.results / "saved").exists() == (grace_s > 5)
+    assert (cloud.results / "at-exit").exists() == (grace_s > 5)
+
+
 def test_a_failing_child_process_of_a_rank_does_not_end_the_job(cloud):
     script = cloud.script(
         """

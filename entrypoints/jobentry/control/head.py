@@ -242,7 +242,9 @@ class Head:
 def _rank_end(worker: RemoteWorker, values: dict[str, Any]) -> RankEnd:
     failure = Failure(**values["failure"])._replace(node=worker.index, host=worker.host)
     at_s = values["at_s"] - worker.clock_ahead_s
-    return RankEnd(at_s, values["was_asked_to_end"], values["is_reported"], failure)
+    return RankEnd(
+        at_s, values["was_asked_to_end"], values["is_reported"], failure, values["is_leaving"]
+    )
 
 
 def _phases_of(worker: RemoteWorker, rows: Iterable[Sequence[Any]]) -> list[tuple[int, Phase]]:

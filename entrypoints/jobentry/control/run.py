@@ -243,7 +243,9 @@ class Run:
         """Note how a rank of this node ended."""
         failure = self._loop.ranks.failure(end, 0, self._node.host)
         was_asked = end.was_asked_to_end
-        self.rank_ended(end.rank, RankEnd(end.at_s, was_asked, end.is_reported, failure))
+        self.rank_ended(
+            end.rank, RankEnd(end.at_s, was_asked, end.is_reported, failure, end.is_leaving)
+        )
 
     def rank_ended(self, rank: int, end: RankEnd) -> None:
         """Note how a rank ended; the first failure ends the others."""
@@ -258,7 +260,8 @@ class Run:
         if self._elastic is not None and self._elastic.can_go_on_without(failure.node):
             return
         # Our signal must not reach the rank to blame while it still writes its backtrace.
-        self._stop.rank_failed(CAUSE_S if end.has_lost_connection else 0.0)
+        after_s = CAUSE_S if end.has_lost_connection else 0.0
+        self._stop.rank_failed(after_s, is_leaving=end.is_leaving)
 
     # -- the end ----------------------------------------------------------------------------------
 

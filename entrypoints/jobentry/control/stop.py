@@ -46,6 +46,7 @@ class Stop:
         self.lost_nodes: list[Failure] = []
         self.has_rank_failed = False
         self.requested_at: float | None = None
+        self._is_rank_leaving = False
         self.on_killed: Callable[[], None] = lambda: None
         self._node = node
         self._loop = loop
@@ -110,9 +111,14 @@ class Stop:
         self.lost_nodes.append(failure)
         self.end_ranks()
 
-    def rank_failed(self, after_s: float) -> None:
-        """End a job whose rank has failed, a moment later if that rank may not be to blame."""
+    def rank_failed(self, after_s: float, *, is_leaving: bool) -> None:
+        """End a job whose rank has failed, a moment later if that rank may not be to blame.
+
+        Args:
+            is_leaving: Whether its exit handlers still run; the grace period is theirs.
+        """
         self.has_rank_failed = True
+        self._is_rank_leaving = is_leaving
         self._loop.schedule("end-ranks", after_s, self.end_ranks)
 
     # -- actions ----------------------------------------------------------------------------------
@@ -131,10 +137,26 @@ class Stop:
         self.abort()
 
     def end_ranks(self) -> None:
-        """Send SIGTERM to all ranks, and kill soon after: mpirun 4.1 would take seconds."""
-        self._pool.send("end-ranks")
-        self._loop.ranks.forward_signal(signal.SIGTERM)
-        self._loop.schedule("abort", ABORT_S, self.abort)
+        """Send SIGTERM to all ranks, and kill soon after: mpirun 4.1 would take seconds.
+
+        While a failed rank still exits, the wrappers of the others stay, so that mpirun ends none.
+        """
+        self._pool.send("end-ranks", are_held=self._is_rank_leaving)
+        if self._is_rank_leaving:
+            self._loop.ranks.stop()
+            self._loop.schedule("abort", ABORT_S, self._end_others)
+        else:
+            self._loop.ranks.forward_signal(signal.SIGTERM)
+            self._loop.schedule("abort", ABORT_S, self.abort)
+
+    def _end_others(self) -> None:
+        """Kill all ranks but those that have failed and still exit, which get their grace period.
+
+        The job is over as soon as all have ended.
+        """
+        self._pool.send("kill-others")
+        self._loop.ranks.kill_others()
+        self._loop.schedule("abort", max(0.0, self._node.grace_s - ABORT_S), self.abort)
 
     def abort(self) -> None:
         """Kill everything on every node."""

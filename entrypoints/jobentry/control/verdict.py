@@ -45,12 +45,14 @@ class RankEnd(NamedTuple):
         was_asked_to_end: Whether it had been asked to end.
         is_reported: Whether its wrapper reported it; False if the wrapper was killed.
         failure: The report on the rank, even if its exit code is 0.
+        is_leaving: Whether its program still ran its exit handlers.
     """
 
     at_s: float
     was_asked_to_end: bool
     is_reported: bool
     failure: Failure
+    is_leaving: bool = False
 
     @property
     def is_failure(self) -> bool:

@@ -248,31 +248,43 @@ class Worker:
 
     def _handle_for_ranks(self, kind: str, values: dict[str, Any]) -> None:
         ranks = self._loop.ranks
-        if kind == "end-ranks":
+        simple = {
+            "kill-others": ranks.kill_others,
+            "kill": self._kill,
+            "report": self._report,
+            "clean-up": self._clean_up,
+        }
+        if kind in simple:
+            simple[kind]()
+        elif kind == "stop" or (kind == "end-ranks" and values["are_held"]):
+            self._is_stopping = True
+            if kind == "stop":
+                self.stopped_at = time.monotonic()
+            ranks.stop()
+        elif kind == "end-ranks":
             self._is_stopping = True
             ranks.forward_signal(signal.SIGTERM)
-        elif kind == "stop":
-            self._is_stopping = True
-            self.stopped_at = time.monotonic()
-            ranks.stop()
-        elif kind == "kill":
-            ranks.note_end()
-            self._launcher.kill()
-            self._commands.kill()
-            ranks.kill()
-            ranks.release()
-        elif kind == "report":
-            self._loop.read_events()
-            self._loop.handle_lost_ranks()
-            self._send("reported")
-        elif kind == "clean-up":
-            self._commands.kill()
-            ranks.kill()
-            ranks.release()
-            remove_sessions(end_daemons(self._paths.node_dir))
-            self._send("cleaned-up")
         elif kind == "signal":
             ranks.forward_signal(values["number"])
+
+    def _kill(self) -> None:
+        self._loop.ranks.note_end()
+        self._launcher.kill()
+        self._commands.kill()
+        self._loop.ranks.kill()
+        self._loop.ranks.release()
+
+    def _report(self) -> None:
+        self._loop.read_events()
+        self._loop.handle_lost_ranks()
+        self._send("reported")
+
+    def _clean_up(self) -> None:
+        self._commands.kill()
+        self._loop.ranks.kill()
+        self._loop.ranks.release()
+        remove_sessions(end_daemons(self._paths.node_dir))
+        self._send("cleaned-up")
 
     def _command_output(self, number: int, lines: list[str], code: int | None) -> None:
         self._send("command-output", number=number, lines=lines, code=code)
@@ -307,6 +319,7 @@ class Worker:
             at_s=end.at_s,
             was_asked_to_end=end.was_asked_to_end,
             is_reported=end.is_reported,
+            is_leaving=end.is_leaving,
             failure=failure._asdict(),
         )
 

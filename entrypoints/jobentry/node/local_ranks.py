@@ -30,6 +30,7 @@ class End(NamedTuple):
         signal: The signal that ended it; 0 for none.
         was_asked_to_end: Whether it had been asked to end, and so is not to blame.
         is_reported: Whether its wrapper reported it; False if the wrapper was killed.
+        is_leaving: Whether its program still runs its exit handlers.
         at_s: When, by the clock of its node.
     """
 
@@ -40,6 +41,7 @@ class End(NamedTuple):
     at_s: float
     message: str
     is_reported: bool = True
+    is_leaving: bool = False
 
 
 class RankFailure(NamedTuple):
@@ -141,6 +143,7 @@ class LocalRanks:
             was_asked_to_end=numbers[3] == "1",
             at_s=float(numbers[4]),
             message=numbers[5],
+            is_leaving=kind == "fail",
         )
         if end.rank not in self.wrappers or abs(end.code) > _MOST or not isfinite(end.at_s):
             return "", None
@@ -204,6 +207,14 @@ class LocalRanks:
             if rank not in self._failing:
                 # The wrapper's process group: the program and its children.
                 self._signal_group(self.wrappers[rank], number)
+
+    def kill_others(self) -> None:
+        """End every rank that is not about to exit; the wrappers stay."""
+        groups = {self.wrappers[rank] for rank in self.running if rank not in self._failing}
+        for process in linux.processes():
+            with contextlib.suppress(OSError, IndexError, ValueError):
+                if process not in groups and int(linux.stat(process)[2]) in groups:
+                    os.kill(process, signal.SIGKILL)
 
     def note_end(self) -> None:
         """Announce that the running ranks are about to be ended."""

@@ -18,8 +18,10 @@ if TYPE_CHECKING:  # types and typing cost each rank milliseconds
     from types import ModuleType
     from typing import Any, Callable
 
-# Seconds for a failed script to exit: enough for exit handlers, but MPI_Finalize is cut off.
-LEAVE_S = 0.5
+# Seconds for the threads and exit handlers of a failed script if the job has no grace period.
+_LEAVE_S = 10.0
+# The same if it has loaded an MPI library: enough for most, but MPI_Finalize is cut off.
+_LEAVE_MPI_S = 0.5
 # Programs that do the work of a job whose script starts them.
 _LAUNCHERS = (
     r"\b((?:python|pypy)[\d.]*|torchrun|msrun|horovodrun|mpirun|mpiexec|accelerate|deepspeed)\b"
@@ -36,28 +38,65 @@ def main(argv: list[str]) -> None:
     module = _become(argv)
     pid = os.getpid()
     started = _note_started() if os.environ.get(names.CLOUDJOB_STRICT) else []
+    error = _run(argv[0], module)
+    # Not within an ``except``, as hooks and exit handlers must not see an exception being handled.
+    # A forked child of the script, such as a data loader, also ends here, but must not report.
+    is_child = os.getpid() != pid
+    if isinstance(error, SystemExit):
+        if not is_child:
+            _exit(end, error, started)
+        raise SystemExit(error.code)
+    if error is not None:
+        _show(error)
+        if isinstance(error, KeyboardInterrupt):
+            _end_by_sigint()
+        if not is_child:
+            _leave(end, 1, _line(error))
+        sys.exit(1)
+    _fail_with(end, started)
+    _let_gloo_finish()
+
+
+def _run(script: str, module: ModuleType) -> BaseException | None:
+    """Run the script as ``module``; return its exception, with the frames of the script alone."""
     try:
-        with open(argv[0], "rb") as file:
+        with open(script, "rb") as file:
             text = file.read()
         # ``dont_inherit``: our ``annotations`` import must not apply to the script.
         exec(compile(text, module.__file__ or "", "exec", dont_inherit=True), module.__dict__)
     except SystemExit as error:
-        # A forked child of the script, such as a data loader, also ends here, but must not report.
-        if os.getpid() == pid:
-            _exit(end, error, started)
-        raise
+        # Without its traceback, which would keep the objects of the script's functions alive.
+        return SystemExit(error.code)
     except BaseException as error:  # noqa: BLE001 (any exception ends the script)
-        # Show only the frames of the script, before anything else happens.
         error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
-        sys.excepthook(type(error), error, error.__traceback__)
-        if isinstance(error, KeyboardInterrupt):
-            _end_by_sigint()
-        if os.getpid() == pid:
-            _leave(end, 1, _line(error))
-        sys.exit(1)
-    else:
-        _fail_with(end, started)
-        _let_gloo_finish()
+        return error
+    return None
+
+
+def _show(error: BaseException) -> None:
+    """Show an uncaught exception as Python does: by ``sys.excepthook``, which may fail itself."""
+    values = (type(error), error, error.__traceback__)
+    sys.last_type, sys.last_value, sys.last_traceback = values
+    if sys.version_info >= (3, 12):
+        sys.last_exc = error
+    hook = getattr(sys, "excepthook", None)
+    if hook is None:
+        print("sys.excepthook is missing", file=sys.stderr)  # noqa: T201 (as Python does)
+        sys.__excepthook__(*values)
+        return
+    failure: BaseException | None = None
+    try:
+        hook(*values)
+    except SystemExit:
+        raise
+    except BaseException as error_of_hook:  # noqa: BLE001 (the script's own function)
+        failure = error_of_hook
+        failure.__traceback__ = failure.__traceback__ and failure.__traceback__.tb_next
+    if failure is not None:
+        print("Error in sys.excepthook:", file=sys.stderr)  # noqa: T201
+        sys.__excepthook__(type(failure), failure, failure.__traceback__)
+        print("\nOriginal exception was:", file=sys.stderr)  # noqa: T201
+        sys.__excepthook__(*values)
 
 
 def _note_started() -> list[tuple[str, Callable[[], int | None]]]:
@@ -111,28 +150,50 @@ def _exit(end: int, error: SystemExit, started: list[tuple[str, Callable[[], int
 def _become(argv: list[str]) -> ModuleType:
     """Make this process look as if Python had been started with the script; return ``__main__``."""
     entry, sys.argv[:] = sys.argv[0], argv
-    path = os.path.abspath(argv[0])
+    # Relative before Python 3.9, as Python's own.
+    path = os.path.abspath(argv[0]) if sys.version_info >= (3, 9) else argv[0]
     if getattr(sys.flags, "safe_path", False):
         # With -P, Python does not add the script's folder, but the entry's own path is still there.
         if sys.path[:1] == [entry]:
             del sys.path[0]
     else:
-        sys.path[0] = os.path.dirname(path)
+        sys.path[0] = os.path.dirname(os.path.realpath(path))
     if os.environ.get(names.CLOUDJOB_EMULATED):
         sys.path.append(os.path.join(os.path.abspath(entry), "emulated"))
-    module: ModuleType = type(sys)("__main__")
-    # Absolute, as in Python 3.9 and later, so that it stays valid after a change of folder.
-    module.__file__ = path
-    module.__dict__.update(__annotations__={}, __builtins__=builtins, __cached__=None)
-    from importlib.machinery import SourceFileLoader
-
-    module.__loader__ = SourceFileLoader("__main__", path)
-    module.__spec__ = None
-    module.__package__ = None
+    if sys.version_info >= (3, 10):
+        # Programs that start themselves again read it.
+        sys.orig_argv[len(sys.orig_argv) - len(argv) - 2 :] = argv
+    module = _new_main(path)
     sys.modules["__main__"] = module
     # The user may have a module with the same name as ours.
     for name in [name for name in sys.modules if name.partition(".")[0] == "jobentry"]:
         del sys.modules[name]
+    ours = (entry, os.path.abspath(entry))
+    for name in [name for name in sys.path_importer_cache if name.startswith(ours)]:
+        del sys.path_importer_cache[name]
+    return module
+
+
+def _new_main(path: str) -> ModuleType:
+    """Return an empty ``__main__`` for a script, with the names that this Python gives to one.
+
+    They are those of our own ``__main__``: ``__annotations__``, for example, until Python 3.13.
+    """
+    from importlib.machinery import SourceFileLoader
+
+    module: ModuleType = type(sys)("__main__")
+    values = {
+        **module.__dict__,
+        "__loader__": SourceFileLoader("__main__", path),
+        "__annotations__": {},
+        "__builtins__": builtins,
+        "__file__": path,
+        "__cached__": None,
+    }
+    module.__dict__.clear()
+    for name in sys.modules["__main__"].__dict__:
+        if name in values:
+            module.__dict__[name] = values[name]
     return module
 
 
@@ -166,7 +227,20 @@ def _cut_off() -> None:
     # The default action of SIGALRM ends the process in the kernel, even while C code hangs.
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
-    signal.setitimer(signal.ITIMER_REAL, LEAVE_S)
+    signal.setitimer(signal.ITIMER_REAL, _leave_s())
+
+
+def _leave_s() -> float:
+    import re
+
+    try:
+        with open("/proc/self/maps", "rb") as maps:
+            has_mpi = re.search(rb"/lib(?:mpi|pmpi|mpich)[^/\n]*\.so", maps.read())
+        if not has_mpi:
+            return float(os.environ.get(names.CLOUDJOB_GRACE_S) or _LEAVE_S)
+    except (OSError, ValueError):
+        pass
+    return _LEAVE_MPI_S
 
 
 def _end_by_sigint() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -230,6 +231,33 @@ FAILURES = {
         "ModuleNotFoundError: No module named 'nowhere_to_be_found'",
     ),
     "generator exit": ("raise GeneratorExit('x')", "GeneratorExit: x"),
+    "failing hook": (
+        """
+        import atexit, sys
+        def hook(kind, error, traceback):
+            print(sys.exc_info(), error.__context__, file=sys.stderr)
+            raise KeyError("in the hook")
+        sys.excepthook = hook
+        atexit.register(lambda: print(sys.exc_info(), repr(sys.last_value)))
+        raise ValueError("x")
+        """,
+        "ValueError: x",
+    ),
+    "no hook": ("import sys; del sys.excepthook; raise ValueError('x')", "ValueError: x"),
+    "exit in a function": (
+        """
+        import atexit, sys
+        class Closing:
+            def __del__(self):
+                print("closed")
+        def f():
+            closing = Closing()
+            sys.exit(3)
+        atexit.register(print, "at exit")
+        f()
+        """,
+        "sys.exit(3)",
+    ),
     "own hook": (
         """
         import sys
@@ -253,6 +281,82 @@ def write_script(folder: Path, text: str, name: str = "x.py") -> str:
     (folder / "code" / "broken.py").write_text("1 / 0\n")
     (folder / "code" / name).write_text(textwrap.dedent(text).lstrip("\n"))
     return "code/" + name
+
+
+def interpreters() -> list[str]:
+    """Return one Python of each version from 3.8 on that is on PATH or that pyenv has."""
+    paths = {sys.version_info[1]: sys.executable}
+    for minor in range(8, 30):
+        # A shim of pyenv on PATH may be there without being chosen.
+        installed = sorted((Path.home() / ".pyenv" / "versions").glob(f"3.{minor}.*/bin/python"))
+        path = str(installed[-1]) if installed else shutil.which(f"python3.{minor}")
+        if path:
+            paths.setdefault(minor, path)
+    return [paths[minor] for minor in sorted(paths)]
+
+
+GLOBALS = """
+import sys
+names = list(globals())
+for name in names:
+    print(name, repr(globals()[name]) if name not in ("__annotate__", "__loader__") else "")
+print(vars(__loader__), type(__loader__))
+x: int = 1
+if x:
+    y: "str" = "a"
+names = [name for name in globals() if name != "name"]
+print(names)
+import builtins, dataclasses, inspect, linecache, multiprocessing, os, pickle, typing, warnings
+main = sys.modules["__main__"]
+print(main, vars(main) is globals(), typing.get_type_hints(main))
+print(getattr(main, "__annotations__", "none"))
+
+@dataclasses.dataclass
+class Point:
+    a: int = 1
+    b: "Point" = None
+
+class Pair(typing.NamedTuple):
+    first: int
+
+print(typing.get_type_hints(Point), typing.get_type_hints(Pair), inspect.signature(Point))
+print(pickle.dumps(Point()), pickle.loads(pickle.dumps(Point())), inspect.getsource(Point))
+print(inspect.getsourcefile(Point), inspect.getfile(main), linecache.getline(__file__, 2))
+print(sys.argv, sys.path, getattr(sys, "orig_argv", [])[1:], sys.flags, sys.warnoptions)
+print(sys.meta_path, sys.path_hooks, [path for path in sys.path_importer_cache if "job" in path])
+warnings.warn("a warning")
+os.chdir("/")
+print(__loader__.get_source("__main__") if sys.version_info >= (3, 9) else "")
+if __name__ == "__main__":
+    with multiprocessing.Pool(1) as pool:
+        print(multiprocessing.get_start_method(), pool.map(repr, [Point()]))
+1 / 0
+"""
+
+
+@pytest.mark.parametrize("interpreter", interpreters(), ids=lambda path: path)
+@pytest.mark.parametrize("script", ["x.py", "code/x.py", "linked.py"])
+def test_the_globals_of_a_script_are_those_of_each_python(
+    tmp_path: Path, zipapp: str, interpreter: str, script: str
+):
+    write_script(tmp_path, GLOBALS)
+    (tmp_path / "x.py").write_text(GLOBALS)
+    (tmp_path / "linked.py").symlink_to("code/x.py")
+    results = []
+    for args in ([script], [zipapp, "--script", script]):
+        done = subprocess.run(
+            [interpreter, *args, "-x", "a b"],
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=60,
+            check=False,
+        )
+        out = re.sub(rb"0x[0-9a-f]+", b"0x", done.stdout)
+        results.append((done.returncode, out.decode().splitlines()))
+
+    assert results[1] == results[0]
+    assert results[0][0] == 1
 
 
 @pytest.mark.parametrize("name", SAME)
