@@ -147,6 +147,9 @@ PER_NODE = frozenset(
         NCCL_IB_HCA,
         GLOO_SOCKET_IFNAME,
         OMPI_TCP_EXCLUDE,
+        # Slurm may give the nodes different numbers of devices.
+        MA_NUM_GPUS,
+        MA_NUM_NPUS,
         "MA_HOME",
         "MA_MOUNT_PATH",
         "MA_JOB_DIR",
