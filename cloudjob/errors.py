@@ -36,9 +36,16 @@ class CloudJobError(Exception):
     exit_code = 1
 
     def __init__(self, message: str, *, hint: str = "") -> None:
+        message = complete(message)
         super().__init__(message)
         self.message = message
         self.hint = hint
+
+
+def complete(message: str) -> str:
+    """Return a message that ends with what happened, even if the cause has no text."""
+    text = message.rstrip()
+    return f"{text} no reason was given" if text.endswith(":") else message
 
 
 class UsageError(CloudJobError):
@@ -51,8 +58,8 @@ class SpecError(UsageError):
     """A job description has errors; ``problems`` lists all of them."""
 
     def __init__(self, problems: Sequence[str], *, hint: str = "") -> None:
-        super().__init__("; ".join(problems), hint=hint)
-        self.problems = tuple(problems)
+        self.problems = tuple(map(complete, problems))
+        super().__init__("; ".join(self.problems), hint=hint)
 
 
 class PackageError(CloudJobError):

@@ -13,6 +13,7 @@ from pathlib import Path
 import cloudjob
 from cloudjob.errors import BackendError
 from cloudjob.home import make_home, private_folder, writing
+from cloudjob.model.text import why_failed
 from jobentry.contract.paths import ENTRY
 
 # In the folder of the unpacked entry: the digest of all other files there.
@@ -128,7 +129,7 @@ def _unpack(archive: Path, folder: Path) -> None:
             argv, stdin=subprocess.DEVNULL, capture_output=True, check=False, umask=0o077
         )
         if done.returncode:
-            raise OSError(0, os.fsdecode(done.stderr).strip().rpartition(": ")[2])
+            raise OSError(0, why_failed(done.returncode, done.stderr).rpartition(": ")[2])
         made = Path(scratch, "entry")
         (made / _DIGEST).write_text(_digest(made), encoding="ascii")
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Mapping
 
 TYPE_CHECKING = False
@@ -11,6 +12,23 @@ if TYPE_CHECKING:
     from typing import Any
 
 MASK = "***"
+
+
+def why_failed(code: int, stderr: bytes) -> str:
+    """Return why a child process has failed: what it printed, or how it ended.
+
+    Args:
+        code: Its ``returncode``, which is negative if a signal has killed it.
+    """
+    printed = os.fsdecode(stderr).strip()
+    if printed:
+        return printed
+    if code >= 0:
+        return f"it ended with exit code {code} without a message"
+    number = -code
+    name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+    often = " (often the kernel, when memory is short)" if name == "SIGKILL" else ""
+    return f"it was killed by {name}{often}"
 
 
 def masked(values: Mapping[str, str], names: Container[str]) -> dict[str, str]:

@@ -15,7 +15,7 @@ from typing import Any
 import cloudjob
 from cloudjob.errors import SpecError
 from cloudjob.model import submission as submissions
-from cloudjob.model.text import hide
+from cloudjob.model.text import hide, why_failed
 from cloudjob.package import CodePackage
 from cloudjob.submission import preparation, ranks, script_check
 from cloudjob.submission.launcher_choice import Choice
@@ -91,7 +91,7 @@ def _plan(environment: Mapping[str, str], argv: tuple[str, ...]) -> dict[str, An
         check=False,
     )
     if done.returncode:
-        message = os.fsdecode(done.stderr).strip().removeprefix("jobentry: ")
+        message = why_failed(done.returncode, done.stderr).removeprefix("jobentry: ")
         raise SpecError([f"planning a node: {message}"])
     plan: dict[str, Any] = json.loads(done.stdout)
     return plan

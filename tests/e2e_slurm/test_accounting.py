@@ -46,8 +46,9 @@ def with_accounts() -> Iterator[Slurm]:
     with Slurm(nodes=2, has_accounting=True, is_confined=slurm.can_confine()) as value:
         value.run("sacctmgr", "-i", "add", "account", "lab")
         value.run("sacctmgr", "-i", "add", "qos", "single", "MaxJobsPerUser=1")
+        value.run("sacctmgr", "-i", "add", "qos", "one", "MaxSubmitJobsPerUser=1")
         value.run("sacctmgr", "-i", "add", "qos", "staff")
-        allowed = ("qos=normal,single", "defaultqos=normal")
+        allowed = ("qos=normal,single,one", "defaultqos=normal")
         value.run("sacctmgr", "-i", "add", "user", "root", "account=lab", *allowed)
         yield value
 
@@ -112,6 +113,19 @@ def test_a_job_at_the_limit_of_its_qos_waits_and_is_reported(cloud):
     (cloud.results / "go").touch()
 
     assert [cloud.run("wait", job).code for job in (first, second)] == [0, 0]
+
+
+def test_a_job_beyond_the_limit_of_its_qos_is_refused_with_what_to_do(cloud):
+    """The message mentions time limits, but the number of jobs is the limit."""
+    cloud.write("job.yaml", "slurm: {account: lab, qos: one, sbatch: [--hold]}\n")
+    cloud.write("train.py", "")
+    job = cloud.detach("--config", "job.yaml", "train.py")
+    done = cloud.submit("--config", "job.yaml", "train.py")
+    cloud.run("cancel", job)
+
+    assert done.code == 5, done
+    assert "QOSMaxSubmitJobPerUserLimit" in done.err
+    assert "hint: your QOS or account allows no more jobs at once" in done.err
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ def nodes(cluster):
     """The cluster; the fixture resumes all nodes whose state the test has changed."""
     yield cluster
     for node in cluster.nodes:
-        cluster.run("scontrol", "update", f"nodename={node}", "state=resume", is_checked=False)
+        cluster.repair(node)
 
 
 def result_names(*ranks: int, prefix: str = "up") -> list[str]:
@@ -72,20 +72,64 @@ def test_a_node_that_is_drained_finishes_its_job(cloud, nodes):
     assert "waits" in native or "drained" in native
 
 
-def test_a_job_whose_node_dies_has_failed(cloud, nodes):
+@pytest.mark.parametrize("node", ["n1", "n2"])
+def test_a_job_whose_node_dies_has_failed(cloud, nodes, node):
     """Slurm reports the dead node after a while; the job does not count as cancelled."""
     cloud.write("train.py", SAVES_ON_SIGTERM)
     job = cloud.detach(*SIZE, "train.py")
     cloud.await_results(*result_names())
-    nodes.kill_node("n2")
+    nodes.kill_node(node)
     done = cloud.run("wait", job)
     status = cloud.status(job)
-    nodes.start_node("n2")
+    nodes.start_node(node)
     nodes.await_idle()
 
     assert done.code != 0, done
     assert (status["state"], status["cause"]) == ("FAILED", "platform"), status
-    assert "n2" in status["failure"]["message"] or "node" in status["failure"]["message"]
+    assert node in status["failure"]["message"]
+
+
+@pytest.mark.parametrize("node", ["n1", "n2"])
+def test_a_job_whose_prolog_fails_was_not_cancelled(cloud, nodes, node):
+    """Slurm cancels it, but nobody else did."""
+    cloud.write("train.py", "print('never')\n")
+    nodes.fail_prolog(node)
+    done = cloud.submit("--nodes", "2", "train.py")
+    status = cloud.status(done.job)
+
+    assert done.code == 125, done
+    assert (status["state"], status["cause"]) == ("FAILED", "platform")
+    host = "the first node" if node == "n1" else node
+    assert f"Slurm's prolog failed on {host} (sinfo -R" in status["failure"]["message"]
+
+
+def test_a_node_that_cannot_start_its_part_is_named_with_sruns_error(cloud, nodes):
+    """Here, munge fails on that node."""
+    cloud.write("train.py", "print('never')\n")
+    cloud.write("job.yaml", "slurm: {sbatch: [--hold]}\n")
+    job = cloud.detach("--config", "job.yaml", "--nodes", "2", "train.py")
+    # The controller declares the node down after 10 s.
+    nodes.hide_munge("n2")
+    nodes.run("scontrol", "release", cloud.number(job))
+    done = cloud.run("wait", job)
+    failure = cloud.status(job)["failure"]
+
+    assert done.code == 125, done
+    assert failure["node"] == 1
+    assert failure["message"].startswith("Slurm could not start node 1 (n2): ")
+    assert failure["message"].endswith("(does munged run on n2, with the cluster's key?)")
+
+
+def test_a_killed_batch_script_leaves_nothing_on_the_nodes(cloud, nodes):
+    """Slurm then ends the nodes' processes; ranks get their grace period, at most its own."""
+    cloud.write("train.py", SAVES_ON_SIGTERM.replace("time.sleep(3)", "time.sleep(300)"))
+    job = cloud.detach("--grace-s", "600", *SIZE, "train.py")
+    cloud.await_results(*result_names())
+    nodes.run("scancel", "--batch", "--signal=KILL", cloud.number(job))
+    done = cloud.run("wait", job)
+
+    assert done.code != 0, done
+    assert cloud.status(job)["state"] == "FAILED"
 
 
 @pytest.mark.parametrize("by", ["hand", "a dead node"])

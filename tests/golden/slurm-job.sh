@@ -14,6 +14,7 @@ requeue=0
 warn_s=40
 due_s=105
 uses_ssh=1
+uses_pmix=0
 key=ssh-key
 fresh=store-keys
 unseen=cloudjob-unseen:

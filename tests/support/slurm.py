@@ -73,6 +73,7 @@ KillWait=15
 InactiveLimit=0
 MinJobAge=300
 MailProg=/bin/true
+Prolog={folder}/prolog
 MpiDefault=none
 GresTypes=gpu,nvme
 {accounting}
@@ -94,6 +95,8 @@ ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 SelectTypeParameters=CR_Core
 """
+# Fails on a node if the test asks for it (``Slurm.fail_prolog``).
+_PROLOG = "#!/bin/sh\n[ ! -e {folder}/no-prolog-$SLURMD_NODENAME ]\n"
 # Clusters with the same node names share cgroups, so their jobs must have different ids.
 _CONFINED = """\
 ProctrackType=proctrack/cgroup
@@ -273,6 +276,20 @@ class Slurm:
             time.sleep(0.02)
         raise RuntimeError(f"processes of {node} do not end: {remaining}")
 
+    def fail_prolog(self, node: str) -> None:
+        """Let the prolog of the next job on a node fail, which drains the node."""
+        (self.folder / f"no-prolog-{node}").touch()
+
+    def hide_munge(self, node: str) -> None:
+        """Make authentication fail on a node, as without its munged."""
+        self.run("mount", "--bind", "/dev/null", str(self.folder / "munge.sock"), node=node)
+
+    def repair(self, node: str) -> None:
+        """Undo ``fail_prolog`` and ``hide_munge``, and let the node accept jobs."""
+        (self.folder / f"no-prolog-{node}").unlink(missing_ok=True)
+        self.run("umount", str(self.folder / "munge.sock"), node=node, is_checked=False)
+        self.run("scontrol", "update", f"nodename={node}", "state=resume", is_checked=False)
+
     def await_idle(self, limit_s: float = _START_S) -> None:
         """Wait until every node is idle."""
         end = time.monotonic() + limit_s
@@ -322,6 +339,9 @@ class Slurm:
             first=self.nodes[0],
         )
         self.conf.write_text(text)
+        prolog = self.folder / "prolog"
+        prolog.write_text(_PROLOG.format(folder=self.folder))
+        prolog.chmod(0o755)
         (self.folder / "cgroup.conf").write_text(_CGROUP)
         (self.folder / "gres.conf").write_text(_GRES.format(nodes=",".join(self.nodes)))
 

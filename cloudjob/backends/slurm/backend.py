@@ -180,7 +180,10 @@ class SlurmBackend(Backend[SlurmRequest]):
                 snapshot = self._snapshot(where)
         if not (facts.state or snapshot.id or snapshot.marks.id) and self._is_new(where):
             return NativeStatus(JobState.PENDING, "being submitted")
-        status = state.status_of(snapshot.marks, facts, is_cancelled=snapshot.is_cancelled)
+        marks = snapshot.marks
+        if state.may_lack_prolog(marks, facts, is_cancelled=snapshot.is_cancelled):
+            marks = state.with_prolog(marks, self._log_of_slurm(where))
+        status = state.status_of(marks, facts, is_cancelled=snapshot.is_cancelled)
         if status.state.is_final:
             self._copy_back(where)
         return status
@@ -356,6 +359,10 @@ class SlurmBackend(Backend[SlurmRequest]):
             shown = _output_of(where.host, f"scontrol show job {facts.id}", doing)
             facts = replace(facts, exit_code=state.read_exit_code(shown.partition("ExitCode=")[2]))
         return facts
+
+    def _log_of_slurm(self, where: _Handle) -> str:
+        done = where.host.run(where.folder, f"head -c 4096 {script.SLURM_LOG}", is_reading=True)
+        return done.out.decode("utf-8", "replace")
 
     def _is_new(self, where: _Handle) -> bool:
         """Whether the job's submit may still be running."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cloudjob.backends.base import Check
+from cloudjob.backends.slurm import errors
 from cloudjob.backends.slurm.cluster import Cluster, Host, quoted
 from cloudjob.errors import BackendError
 
@@ -62,7 +63,8 @@ def _controller(host: Host) -> Check:
 def _nodes(host: Host) -> list[Check]:
     done = host.run("", "sinfo -h -o '%P %a %l %D %T %G'")
     if done.code:
-        return [Check("partitions", False, done.message, "see the check of the controller")]
+        error = errors.command_error("sinfo", done.message)
+        return [Check("partitions", False, error.message, error.hint)]
     lines = done.out.decode("utf-8", "replace").splitlines()
     found = "; ".join(" ".join(line.split()) for line in lines)
     hint = "no partition has a node that you may use"

@@ -2,9 +2,28 @@
 
 from __future__ import annotations
 
+import re
+
 from cloudjob.errors import BackendError
 
+_NO_MUNGE = (
+    "munged does not run on the machine with Slurm's commands, or has another key: tell the"
+    " administrator of the cluster"
+)
+# The first part that occurs in an output gives the hint.
 _HINTS = (
+    ("munge", _NO_MUNGE),
+    ("authentication error", _NO_MUNGE),
+    (
+        "SubmitJob",
+        "your QOS or account allows no more jobs at once: wait until one of yours has ended"
+        " (squeue --me), or set slurm.qos or slurm.account",
+    ),
+    (
+        "violates accounting",
+        "your QOS or account is at a limit, which sacctmgr show qos and sacctmgr show assoc list:"
+        " ask for less, or set slurm.qos or slurm.account",
+    ),
     ("not found", "run this on a login node, or set slurm.host to one"),
     (
         "configuration source",
@@ -32,7 +51,6 @@ _HINTS = (
         "sinfo -s shows whether the partition is up",
     ),
     ("Invalid generic resource", "sinfo -o '%N %G' lists devices; set slurm.gpus or slurm.gres"),
-    ("violates accounting/QOS policy", "your account is at its limit, or set slurm.account"),
     (
         "requested reservation",
         "scontrol show reservation lists them; set slurm.reservation to one of them",
@@ -57,6 +75,11 @@ _DEFAULT = (
 )
 
 
+# "sbatch: error: ", at the beginning of an output and of each of its lines.
+_PREFIX = re.compile(r"(?:^|(?<=; ))(?:[a-z]{4,10}: )?(?:error|fatal): ")
+# A line of munge's library that no user can follow.
+_NO_ADVICE = "If munged is up, restart with --num-threads=10"
+
 # sbatch sent the job and received no answer: the controller may have accepted it.
 _MAY_BE_DONE = ("Socket timed out", "Zero Bytes were transmitted")
 
@@ -68,6 +91,7 @@ def may_be_done(output: str) -> bool:
 
 def command_error(doing: str, output: str) -> BackendError:
     """Return the error for the output of a Slurm command."""
-    message = output.removeprefix("sbatch: error: ").replace("Batch job submission failed: ", "")
+    lines = _PREFIX.sub("", output).replace("Batch job submission failed: ", "").split("; ")
+    message = "; ".join(dict.fromkeys(line for line in lines if line != _NO_ADVICE))
     hint = next((hint for part, hint in _HINTS if part.lower() in output.lower()), _DEFAULT)
     return BackendError(f"{doing}: {message}", hint=hint)

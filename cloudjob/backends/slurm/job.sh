@@ -2,7 +2,7 @@
 # owner, holds the variables and secrets of the entries; none of them passes through --export.
 # The lines above come from cloudjob/backends/slurm/script.py; they assign these:
 # shellcheck shell=sh
-: "${nodes:?}" "${retries:?}" "${requeue:?}" "${warn_s:?}" "${due_s:?}" "${uses_ssh:?}"
+: "${nodes:?}" "${retries:?}" "${requeue:?}" "${warn_s:?}" "${due_s:?}" "${uses_ssh:?}" "${uses_pmix:?}"
 : "${key:?}" "${fresh:?}" "${unseen:?}" "${begin:?}"
 umask 077
 why=
@@ -159,6 +159,9 @@ ${SLURM_TRES_PER_TASK:-}${SLURM_NTASKS_PER_GPU:-}" ]; then
 "*)
             uneven=$devices
             unset SLURM_GRES
+            [ "$uses_pmix" = 0 ] ||
+                echo "cloudjob: the nodes have different devices, and srun gives each rank its own" \
+                    "share of them: $(echo "$uneven" | tr '\n' ' ')" >>node-0.log
             ;;
         *) export SLURM_GRES ;;
     esac
@@ -171,12 +174,13 @@ unset SLURM_GPUS SLURM_GPUS_PER_NODE SLURM_GPUS_PER_SOCKET SLURM_GPUS_PER_TASK S
 # started, other errors of srun, and nodes on which the kernel has killed a process at the job's
 # memory limit.
 note_causes() {
-    short='' down='' launch='' other=''
+    short='' down='' prolog='' launch='' other=''
     while read -r line; do
         case $line in
-            "$begin") short='' down='' launch='' other='' ;;
+            "$begin") short='' down='' prolog='' launch='' other='' ;;
             "srun: error: "*": Out Of Memory") short=${line#srun: error: } ;;
             "srun: error: Node failure on "*) down=${line##* } ;;
+            "slurmstepd"*": error: Prolog failure on node "*) prolog=${line##* } ;;
             "srun: error: Task launch for "*" failed on node "*) launch=${line#* on node } ;;
             "srun: error: "*": task"[s\ ]*) ;;
             "srun: error: "* | "srun: fatal: "*) other=${other:-${line#srun: *: }} ;;
@@ -186,6 +190,7 @@ note_causes() {
     limit=${SLURM_MEM_PER_CPU:+"${SLURM_MEM_PER_CPU}M a processor"}$limit
     [ -z "$short" ] || note "memory ${short%%: *} $limit"
     [ -z "$down" ] || note "down $down"
+    [ -z "$prolog" ] || note "prolog $prolog"
     [ -z "$launch" ] || note "launch ${launch%%: *} ${launch#*: }"
     [ -z "$other" ] || note "srun $other"
 }

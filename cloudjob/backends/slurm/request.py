@@ -148,6 +148,7 @@ def _job_text(submission: Submission) -> script.JobText:
         requeues=spec.slurm.requeue == "true",
         warn_s=_warn_s(spec),
         needs_shell=_needs_shell(spec),
+        uses_pmix=_is_srun(spec),
     )
 
 

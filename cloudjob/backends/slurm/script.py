@@ -65,6 +65,7 @@ class JobText:
         requeues: Whether a preempted job starts again.
         warn_s: How long before the end of the job's time Slurm warns.
         needs_shell: Whether the nodes use ssh between them; else the key can be any secret.
+        uses_pmix: Whether an srun of the head starts the ranks.
     """
 
     options: tuple[str, ...]
@@ -74,6 +75,7 @@ class JobText:
     requeues: bool
     warn_s: int
     needs_shell: bool
+    uses_pmix: bool
 
 
 def job_script(job: JobText) -> str:
@@ -86,6 +88,7 @@ def job_script(job: JobText) -> str:
         warn_s=job.warn_s,
         due_s=job.warn_s + EARLY_S,
         uses_ssh=int(job.needs_shell),
+        uses_pmix=int(job.uses_pmix),
         key=paths.DELIVERED_SSH_KEY,
         fresh=paths.DELIVERED_KEYS,
         unseen=_UNSEEN,

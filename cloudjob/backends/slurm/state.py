@@ -56,6 +56,9 @@ _UNSEEN = (
     "{host} does not see the job's folder: it must be on a disk that all nodes share, under the"
     " same path (slurm.folder names another)"
 )
+_PROLOG = "(sinfo -R shows the drained node: tell the administrator of the cluster)"
+# Parts of srun's messages about a node that does not accept its credentials.
+_REFUSALS = ("zero bytes", "munge", "credential", "authentication", "protocol")
 _FULL = "and could not note it in the job's folder (is it full, out of quota or read-only?)"
 # Exit codes from here on mean that a signal has killed the process.
 _KILLED = 128
@@ -118,6 +121,7 @@ class Marks:
         memory: The memory that Slurm had granted the job; empty for no limit.
         down: The hosts that have failed.
         setup: The node on which ``slurm.setup`` ended the shell, and how.
+        prolog: The host on which Slurm's prolog failed: Slurm then cancels the job.
         launch: The host that could not start its part of the job, and srun's message.
         srun: The first other error of srun.
         given_up: Why the script ended before it started anything.
@@ -138,6 +142,7 @@ class Marks:
     memory: str = ""
     down: str = ""
     setup: Failed | None = None
+    prolog: str = ""
     launch: tuple[str, str] | None = None
     srun: str = ""
     given_up: str = ""
@@ -206,6 +211,8 @@ def _with_cause(marks: Marks, fields: list[str]) -> Marks:
     match fields:
         case ["setup", node, *words]:
             return replace(marks, setup=Failed(int(node), _text(words)))
+        case ["prolog", host]:
+            return replace(marks, prolog=host)
         case ["launch", host, *words]:
             return replace(marks, launch=(host, _text(words)))
         case ["srun", *words]:
@@ -247,6 +254,17 @@ def read_exit_code(text: str) -> tuple[int, int] | None:
     """Return the first exit code and signal, as in ``7:0``; None if there are none."""
     found = _EXIT_CODE.search(text)
     return (int(found[1]), int(found[2])) if found else None
+
+
+def may_lack_prolog(marks: Marks, facts: Facts, *, is_cancelled: bool) -> bool:
+    """Whether Slurm may have cancelled the job because a prolog failed on its first node."""
+    return facts.state == "CANCELLED" and not marks.id and not is_cancelled
+
+
+def with_prolog(marks: Marks, log: str) -> Marks:
+    """Add what Slurm itself wrote to the log of a job whose script it never started."""
+    has_failed = "running slurm prolog" in log
+    return replace(marks, prolog="the first node") if has_failed else marks
 
 
 def lacks_exit_code(marks: Marks, facts: Facts) -> bool:
@@ -309,7 +327,8 @@ def status_of(marks: Marks, facts: Facts, *, is_cancelled: bool) -> NativeStatus
         exit_code=marks.code,
         reason=_short_of_memory(marks, facts),
     )
-    if is_cancelled or facts.state in ("CANCELLED", "REVOKED") or marks.stop_reason == "cancel":
+    was_cancelled = facts.state in ("CANCELLED", "REVOKED") and not marks.prolog
+    if is_cancelled or was_cancelled or marks.stop_reason == "cancel":
         return replace(status, state=JobState.CANCELLED)
     if state is JobState.UNKNOWN and marks.code is None:
         return replace(status, state=JobState.UNKNOWN, ended_at=None)
@@ -369,6 +388,8 @@ def _not_started(status: NativeStatus, marks: Marks, facts: Facts) -> NativeStat
         return replace(status, message=f"{_host(marks, 0)}: {marks.given_up}", node=0)
     if marks.unseen_by or (facts.reason == "JobLaunchFailure" and not marks.id):
         return replace(status, message=_UNSEEN.format(host=marks.unseen_by or "the first node"))
+    if marks.prolog:
+        return replace(status, message=f"Slurm's prolog failed on {marks.prolog} {_PROLOG}")
     if marks.setup:
         node, text = marks.setup
         return replace(status, message=f"node {node} ({_host(marks, node)}): {text}", node=node)
@@ -376,7 +397,9 @@ def _not_started(status: NativeStatus, marks: Marks, facts: Facts) -> NativeStat
         host, text = marks.launch
         index = marks.hosts.index(host) if host in marks.hosts else None
         name = host if index is None else f"node {index} ({host})"
-        return replace(status, message=f"Slurm could not start {name}: {text}", node=index)
+        is_refused = any(part in text.lower() for part in _REFUSALS)
+        hint = f" (does munged run on {host}, with the cluster's key?)" if is_refused else ""
+        return replace(status, message=f"Slurm could not start {name}: {text}{hint}", node=index)
     return None
 
 

@@ -162,6 +162,9 @@ PER_NODE = frozenset(
         OMPI_TCP_EXCLUDE,
         OMPI_DAEMONS_INCLUDE,
         PRTE_INCLUDE,
+        # Slurm may give the nodes different numbers of devices.
+        MA_NUM_GPUS,
+        MA_NUM_NPUS,
         "MA_HOME",
         "MA_MOUNT_PATH",
         "MA_JOB_DIR",

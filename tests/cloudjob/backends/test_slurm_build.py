@@ -349,6 +349,26 @@ def test_sbatch_gets_a_minimal_environment(monkeypatch):
         ("sh: 1: sbatch: not found", "submitting: sh: 1: sbatch: not found", "slurm.host"),
         ("sbatch: error: something new", "submitting: something new", "--show-request"),
         (
+            "sbatch: error: QOSMaxSubmitJobPerUserLimit; sbatch: error: Batch job submission "
+            "failed: Job violates accounting/QOS policy (job submit limit, user's size and/or "
+            "time limits)",
+            "submitting: QOSMaxSubmitJobPerUserLimit; Job violates accounting/QOS policy (job",
+            "allows no more jobs at once",
+        ),
+        (
+            "sbatch: error: Batch job submission failed: Job violates accounting/QOS policy (job "
+            "submit limit, user's size and/or time limits)",
+            "submitting: Job violates accounting/QOS policy",
+            "is at a limit",
+        ),
+        (
+            "sbatch: error: If munged is up, restart with --num-threads=10; sbatch: error: Munge "
+            'encode failed: Failed to access "/run/munge/munge.socket.2": No such file; sbatch: '
+            "error: Protocol authentication error",
+            'submitting: Munge encode failed: Failed to access "/run/munge/munge.socket.2": No',
+            "munged does not run",
+        ),
+        (
             "sbatch: error: fetch_config: DNS SRV lookup failed; sbatch: fatal: Could not "
             "establish a configuration source",
             "submitting: fetch_config: DNS SRV lookup failed",

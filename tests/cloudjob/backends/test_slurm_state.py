@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -234,3 +236,108 @@ def test_marks_in_any_order_are_parsed_without_an_error(text):
     result = state.status_of(marks, found, is_cancelled=False)
 
     assert result.state is not JobState.SUCCEEDED or marks.code == 0 or found.state == "COMPLETED"
+
+
+END = "end 143 1795258490\n"
+
+
+@pytest.mark.parametrize(
+    ("notes", "slurm_state", "message", "node", "code"),
+    [
+        (
+            f'setup 1 slurm.setup: "exit 3" ended it\x1b[2J 1795258488\n{END}',
+            "FAILED",
+            'node 1 (n2): slurm.setup: "exit 3" ended it?[2J',
+            1,
+            125,
+        ),
+        (
+            "launch n2 Zero Bytes were transmitted 1795258488\nend 141 1795258490\n",
+            "FAILED",
+            "Slurm could not start node 1 (n2): Zero Bytes were transmitted (does munged run on"
+            " n2, with the cluster's key?)",
+            1,
+            125,
+        ),
+        (
+            f"asked slurm 1795258488\nprolog n2 1795258488\n{END}",
+            "CANCELLED",
+            "Slurm's prolog failed on n2 (sinfo -R",
+            None,
+            125,
+        ),
+        (
+            "silent 1795258488\nsrun Unable to create step for job 8: Invalid 1795258488\n"
+            "end 1 1795258490\n",
+            "FAILED",
+            "node 0 (n1) ended with exit code 1: srun: Unable to create step for job 8: Invalid",
+            0,
+            1,
+        ),
+        (
+            "silent 1795258488\nend 7 1795258490\n",
+            "FAILED",
+            "node 0 (n1) ended with exit code 7 and could not note it in the job's folder",
+            0,
+            7,
+        ),
+        (
+            "silent 1795258488\nend 137 1795258490\n",
+            "FAILED",
+            "node 0 (n1) ended with exit code 137",
+            0,
+            137,
+        ),
+        (
+            "gave-up creating /x/ssh-key: is the disk full? 1795258488\nend 125 1795258490\n",
+            "FAILED",
+            "n1: creating /x/ssh-key: is the disk full?",
+            0,
+            125,
+        ),
+    ],
+)
+def test_a_job_that_did_not_run_is_reported_with_its_cause(notes, slurm_state, message, node, code):
+    """Notes that quote another program have no control characters."""
+    found = status(BEGIN + notes, slurm_state)
+
+    assert (found.state, found.node, found.exit_code) == (JobState.FAILED, node, code)
+    assert found.message.startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "message", "code"),
+    [
+        ((7, 0), "node 0 (n1) ended with exit code 7 and could not note it in the job's", 7),
+        ((0, 9), "the job's script was killed by signal 9", None),
+    ],
+)
+def test_slurms_exit_code_counts_if_the_script_noted_none(exit_code, message, code):
+    """The script cannot note it on a full disk, or was killed."""
+    marks, facts = state.read_marks(BEGIN), facts_of("FAILED")
+    assert state.lacks_exit_code(marks, facts)
+    facts = dataclasses.replace(facts, exit_code=exit_code)
+    found = state.status_of(marks, facts, is_cancelled=False)
+
+    assert not state.lacks_exit_code(marks, facts)
+    assert (found.state, found.exit_code) == (JobState.FAILED, code)
+    assert found.message.startswith(message)
+
+
+def test_only_slurms_own_log_shows_that_the_first_nodes_prolog_failed():
+    """Then Slurm cancels the job before its script has started."""
+    marks, facts = state.read_marks(""), facts_of("CANCELLED")
+    assert state.may_lack_prolog(marks, facts, is_cancelled=False)
+    assert not state.may_lack_prolog(marks, facts, is_cancelled=True)
+    failed = state.with_prolog(marks, "Error running slurm prolog: 1\n")
+
+    assert state.status_of(failed, facts, is_cancelled=False).state is JobState.FAILED
+    assert state.with_prolog(marks, "slurmstepd: error: *** CANCELLED") == marks
+
+
+def test_a_preemption_is_none_of_the_jobs_time():
+    """Slurm announces both with the same signal; the script asks it which one this is."""
+    found = status(f"{BEGIN}asked preempted 1795258488\n{END}", "FAILED")
+
+    assert "higher priority" in found.message
+    assert found.cause == ""
