@@ -14,6 +14,7 @@ import socket
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal, TypeAlias
 
+from cloudjob.backends.process import ssh_config
 from jobentry.system.trees import remove_tree
 
 # What is private to a node: everything, its names only, or nothing.
@@ -67,6 +68,9 @@ def isolate(
     socket.sethostname(host.partition(".")[0])
     _check(libc.mount(None, b"/", None, _MS_REC | _MS_PRIVATE, None), "mount /")
     _bind(libc, hosts_file, "/etc/hosts")
+    own_config = os.path.join(os.path.dirname(hosts_file), ssh_config.NAME)
+    if os.path.exists(own_config) and os.path.exists(ssh_config.PATH):
+        _bind(libc, own_config, ssh_config.PATH)
     if mounts:
         _enter_new_root(libc, mounts, protected)
 
