@@ -55,7 +55,7 @@ def _status(options: argparse.Namespace) -> int:
     if options.json:
         print_json(status_json(status))
     else:
-        print_status(status)
+        print_status(status, job.git_commit)
         if job.notification_failure:
             print(f"\nnotification failed: {one_line(job.notification_failure)}")
     return 0

@@ -9,7 +9,7 @@ from cloudjob.cli.tables import print_table
 from cloudjob.model import summary
 from cloudjob.model.status import to_json as status_json
 from cloudjob.model.text import counted, one_line, size_text
-from cloudjob.model.times import local, seconds_of
+from cloudjob.model.times import local, seconds_between, seconds_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,10 +23,11 @@ _MAX_NODES = 8
 
 def report(status: JobStatus) -> None:
     """Print how a job ended: which rank of which node failed, and why."""
-    took = ""
+    took = None
     if status.started_at and status.ended_at:
-        took = f" in {seconds_of(status.ended_at) - seconds_of(status.started_at):.1f} s"
-    print_message(f"job {status.job}: {status.state}{took}")
+        took = seconds_between(status.started_at, status.ended_at)
+    how_long = "" if took is None else f" in {took:.1f} s"
+    print_message(f"job {status.job}: {status.state}{how_long}")
     failure = status.failure
     if failure is None:
         return
@@ -50,8 +51,12 @@ def _code(failure: Failure) -> str:
     return "" if is_redundant else f" [{text}]"
 
 
-def print_status(status: JobStatus) -> None:
-    """Print the status of a job, one line for each fact."""
+def print_status(status: JobStatus, commit: str = "") -> None:
+    """Print the status of a job, one line for each fact.
+
+    Args:
+        commit: The git commit of its source as text; empty if unknown.
+    """
     rows: list[tuple[str, object]] = [
         ("job", status.job),
         ("state", status.state),
@@ -61,6 +66,8 @@ def print_status(status: JobStatus) -> None:
         ("started", local(status.started_at or "-")),
         ("ended", local(status.ended_at or "-")),
     ]
+    if commit:
+        rows.append(("git commit", commit))
     if status.exit_code is not None:
         rows.append(("exit code", status.exit_code))
     if status.cause:

@@ -34,11 +34,12 @@ def age(status: JobStatus) -> str:
 
 
 def duration(status: JobStatus) -> str:
-    """Return how long a job has run or ran; empty if that is unknown."""
+    """Return how long a job has run or ran; empty if unknown, as after a clock was set back."""
     if status.started_at is None or (status.ended_at is None and status.state.is_final):
         return ""
-    end = times.seconds_of(status.ended_at) if status.ended_at else time.time()
-    return span(end - times.seconds_of(status.started_at))
+    end = status.ended_at or times.rfc3339(time.time())
+    seconds = times.seconds_between(status.started_at, end)
+    return "" if seconds is None else span(seconds)
 
 
 def reason(status: JobStatus) -> str:

@@ -92,6 +92,14 @@ def size_text(size_bytes: int) -> str:
     return f"{size:.1f} TB"
 
 
+def different_sizes(size_bytes: int, other_bytes: int) -> tuple[str, str]:
+    """Return two sizes as texts that differ: in bytes if they would be rounded to the same."""
+    texts = size_text(size_bytes), size_text(other_bytes)
+    if texts[0] != texts[1]:
+        return texts
+    return f"{size_bytes:,} bytes", f"{other_bytes:,} bytes"
+
+
 def given(value: object) -> str:
     """Return a value as a message shows it: on one line, and shortened if it is long."""
     text = repr(value)

@@ -11,7 +11,7 @@ import unicodedata
 from collections import Counter
 
 from cloudjob.errors import PackageError
-from cloudjob.model.text import size_text
+from cloudjob.model.text import different_sizes, size_text
 from cloudjob.package.messages import CLOUDJOBIGNORE, reading, shown
 from cloudjob.package.scan import covers
 from cloudjob.package.tree import FILE, FOLDER, Tree
@@ -72,9 +72,9 @@ def size(tree: Tree, limit_bytes: int) -> None:
                 sizes[top + "/"] += entry.size_bytes
     largest = heapq.nsmallest(_LISTED, sizes.items(), key=lambda item: (-item[1], item[0]))
     listed = ", ".join(f"{shown(ignore_line(path))} {size_text(size)}" for path, size in largest)
+    size_now, limit = different_sizes(total, limit_bytes)
     raise PackageError(
-        f"packing {shown(tree.source)}: {size_text(total)} is over the limit of "
-        f"{size_text(limit_bytes)}; largest: {listed}",
+        f"packing {shown(tree.source)}: {size_now} is over the limit of {limit}; largest: {listed}",
         hint=f"to leave one of them out, copy its name to {CLOUDJOBIGNORE}; pass data "
         "with --input; --source-limit-mb sets another limit",
     )

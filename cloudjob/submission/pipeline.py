@@ -22,6 +22,7 @@ from cloudjob.model.text import hide
 from cloudjob.model.times import rfc3339
 from cloudjob.package import CodePackage, SourceCache, cache, claims
 from cloudjob.package.claims import Claim, LayerMissing, StoredLayers
+from cloudjob.package.revision import of_source
 from cloudjob.store.base import Expiring, ObjectStore
 from cloudjob.store.parallel import in_parallel
 from cloudjob.submission import checks, messages, preparation, script_check
@@ -204,6 +205,9 @@ def _text(submission: Submission, member: Member | None) -> bytes:
     masked_texts = submissions.masked_texts(submission)
     # `cloudjob cp` makes a new job from the user's description, so it is stored, too.
     shown = {**submissions.show(submission), "spec": masked(submission.spec, masked_texts)}
+    revision = of_source(Path(submission.spec.source))
+    if revision:
+        shown["git"] = revision._asdict()
     if member:
         shown["sweep"] = {"id": member.sweep, "values": hide(member.values, masked_texts)}
     return json.dumps(shown, indent=1, sort_keys=True).encode("ascii")

@@ -18,7 +18,9 @@ from cloudjob.model import grid, html
 from cloudjob.model import status as statuses
 from cloudjob.model.rules import is_remote
 from cloudjob.model.status import JobFailed, JobState, JobStatus, Phase
+from cloudjob.model.text import one_line
 from cloudjob.package import contents
+from cloudjob.package.revision import Revision
 from cloudjob.store.base import RETRY_S, Expiring, ObjectStore
 from cloudjob.tracking import (
     descriptions,
@@ -122,6 +124,14 @@ class Job:
     def ranks(self) -> int:
         """The number of ranks."""
         return self._access.record.nodes * self._access.record.procs_per_node
+
+    @property
+    def git_commit(self) -> str:
+        """The git commit of its source, and whether there were uncommitted changes; else ""."""
+        found = self._access.submission().get("git")
+        if not isinstance(found, dict) or not isinstance(found.get("commit"), str):
+            return ""
+        return str(Revision(one_line(found["commit"]), found.get("is_changed") is True or None))
 
     def spec(self) -> dict[str, Any]:
         """Return the user's description of the job, with secrets as ``***``.
@@ -469,6 +479,8 @@ class Job:
 
 def _flat(job: Job) -> dict[str, Any]:
     found = {"code.digest": job.code_digest}
+    if job.git_commit:
+        found["code.git_commit"] = job.git_commit
     for key, value in job.spec().items():
         if isinstance(value, dict):
             found.update({f"{key}.{name}": item for name, item in value.items()})

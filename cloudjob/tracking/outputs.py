@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from cloudjob.errors import StoreError
+from cloudjob.errors import ObjectMissing, StoreError
 from cloudjob.model import progress
 from cloudjob.store import with_store_options
 from cloudjob.store.base import ObjectStore, OnBytes, ignore_bytes
@@ -29,6 +29,33 @@ _ROUNDS = 3
 _TINY_BYTES = 32 * 1024
 # Larger files are fetched one after another: the store transfers the parts of each in parallel.
 _SMALL_BYTES = 8 * 1024 * 1024
+
+
+class _Damaged(StoreError):
+    """A file does not match its manifest."""
+
+
+# Errors of one file, which do not keep the others from being fetched.
+_OF_ONE_FILE = (ObjectMissing, _Damaged)
+# The number of lost files that an error names.
+_NAMED = 5
+
+
+class _FilesLost(StoreError):
+    """Files that cannot be fetched, although all others were.
+
+    Args:
+        lost: The error of each, by the name of the file.
+    """
+
+    def __init__(self, lost: Mapping[str, StoreError]) -> None:
+        first = next(iter(lost.values()))
+        message = first.message
+        if len(lost) > 1:
+            names = ", ".join([*lost][:_NAMED]) + (", …" if len(lost) > _NAMED else "")
+            message = f"fetching outputs: {len(lost)} files are lost: {names}; first: {message}"
+        super().__init__(message, hint=first.hint)
+        self.lost = lost
 
 
 class OutputLocation(NamedTuple):
@@ -114,12 +141,21 @@ class Outputs(Collection[Output]):
         The file ``output`` is then at ``folder / output.name``.
 
         Raises:
-            StoreError: A file cannot be fetched or written.
+            StoreError: A file cannot be fetched or written. If the store has lost some, all others
+                are fetched first.
         """
         total_bytes = sum(file.size_bytes for file in self._files)
         step = progress.meter("fetching", total_bytes, on_progress)
-        fetched = (fetch(place, Path(folder), on_progress=step) for place in self._locations)
-        return [file for files in fetched for file in files]
+        fetched: list[Output] = []
+        lost: dict[str, StoreError] = {}
+        for location in self._locations:
+            try:
+                fetched += fetch(location, Path(folder), on_progress=step)
+            except _FilesLost as error:
+                lost.update(error.lost)
+        if lost:
+            raise _FilesLost(lost)
+        return fetched
 
 
 def locations_of(access: JobAccess) -> list[OutputLocation]:
@@ -175,7 +211,8 @@ def fetch(
         on_progress: Called, from any thread, with the number of bytes of each step.
 
     Raises:
-        StoreError: A file cannot be fetched, or does not match its manifest.
+        StoreError: A file cannot be fetched, or does not match its manifest; all others were
+            fetched if only files are lost.
     """
     fetched: dict[str, frozenset[str]] = {}
     files = find(location)
@@ -221,10 +258,15 @@ def _fetch_missing(
     on_progress: OnBytes,
 ) -> None:
     """Fetch the files that are not in ``fetched`` and add them to it; small files in parallel."""
+    lost: dict[str, StoreError] = {}
 
     def fetch_one(file: Output) -> None:
-        _fetch(location, file, folder / file.name, on_progress)
-        fetched[file.name] = file.digests
+        try:
+            _fetch(location, file, folder / file.name, on_progress)
+        except _OF_ONE_FILE as error:
+            lost[file.name] = error
+        else:
+            fetched[file.name] = file.digests
 
     def write_one(item: tuple[str, bytes]) -> None:
         key, data = item
@@ -237,12 +279,19 @@ def _fetch_missing(
     # Only a manifest gives a file's size.
     known = [file for file in missing if file.digests and file.size_bytes <= _SMALL_BYTES]
     tiny = {file.key: file for file in known if file.size_bytes <= _TINY_BYTES}
-    consume_in_parallel(write_one, location.store.get_each(list(tiny)))
+    with contextlib.suppress(*_OF_ONE_FILE):
+        # What this does not fetch because of another file is fetched one by one below.
+        consume_in_parallel(write_one, location.store.get_each(list(tiny)))
     small = [file for file in known if file.size_bytes > _TINY_BYTES]
     in_parallel(fetch_one, small, abort=location.store.abort)
-    for file in missing:
-        if fetched.get(file.name) != file.digests:
+    rest = [file for file in missing if fetched.get(file.name) != file.digests]
+    unfetched = [file for file in rest if file.name not in lost]
+    in_parallel(fetch_one, [file for file in unfetched if file.key in tiny])
+    for file in unfetched:
+        if file.key not in tiny:
             fetch_one(file)
+    if lost:
+        raise _FilesLost({name: lost[name] for name in sorted(lost)})
 
 
 def _fetch(location: OutputLocation, file: Output, path: Path, on_progress: OnBytes) -> None:
@@ -298,7 +347,7 @@ def _make_folders(folder: Path) -> None:
 
 def _check(location: OutputLocation, file: Output, digest: str) -> None:
     if digest not in file.digests:
-        raise StoreError(
+        raise _Damaged(
             f"fetching {file.name}: {location.store.uri(file.key)}: it does not match its manifest",
             hint="another node or job wrote to the same location; give each its own",
         )

@@ -240,3 +240,23 @@ def test_a_read_only_state_folder_is_reported_with_a_hint(user):
             assert done.code in (1, 4, 5), done
             assert b"hint: " in done.err, done
     user.home.chmod(0o755)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root adds a file to /etc/ssh")
+def test_ssh_reads_the_files_that_the_systems_configuration_includes(user, tmp_path):
+    """Root's files belong to nobody in a node's user namespace, and ssh refuses to include them."""
+    if not allows_namespaces(user):
+        pytest.skip("this kernel allows an ordinary user no namespaces")
+    tmp_path.chmod(0o755)
+    (tmp_path / "10-site.conf").write_text("Host site-*\n    Port 2222\n")
+    (tmp_path / "10-site.conf").chmod(0o644)
+    mount = 'mount --bind "$0" /etc/ssh/ssh_config.d && exec "$@"'
+    user.prefix = ("unshare", "--mount", "sh", "-c", mount, str(tmp_path), *user.prefix)
+    command = 'ssh -G site-1 >"$RESULTS/one" 2>&1; ssh -G other >"$RESULTS/other" 2>&1'
+
+    done = user.submit("--launcher", "command", "sh", "-c", command)
+
+    assert done.code == 0, done
+    one, other = (user.results_written()[name].decode() for name in ("one", "other"))
+    assert "\nport 2222\n" in one, one
+    assert "\nport 22\n" in other, other

@@ -20,7 +20,14 @@ import cloudjob
 from cloudjob.backends import handles
 from cloudjob.backends.base import Backend, Check, Devices, NativeStatus
 from cloudjob.backends.follow import PIECE_BYTES, node_logs, poll, read_ends
-from cloudjob.backends.process import devices, isolation, node_files, running, state
+from cloudjob.backends.process import (
+    devices,
+    isolation,
+    node_files,
+    running,
+    ssh_config,
+    state,
+)
 from cloudjob.backends.process import request as requests
 from cloudjob.backends.process.request import ProcessRequest
 from cloudjob.errors import BackendError, JobNotFound, RunsElsewhere
@@ -130,6 +137,7 @@ class ProcessBackend(Backend[ProcessRequest]):
                 _write_commands(run_dir / "bin", request.python)
                 if request.hosts:
                     Path(request.hosts).write_text(request.hosts_text + _hosts_of_machine())
+                    ssh_config.write(run_dir / ssh_config.NAME)
                 _start_controller(request, lock, running.path_of(self._home, request.job))
             except BaseException:
                 os.close(lock)

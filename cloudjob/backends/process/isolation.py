@@ -16,6 +16,7 @@ import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
+from cloudjob.backends.process import ssh_config
 from jobentry.system.trees import remove_tree
 
 # What is private to a node: everything, its names only, or nothing.
@@ -80,6 +81,9 @@ def isolate(
     socket.sethostname(host.partition(".")[0])
     _check(libc.mount(None, b"/", None, _MS_REC | _MS_PRIVATE, None), "mount /")
     _bind(libc, hosts_file, "/etc/hosts")
+    own_config = os.path.join(os.path.dirname(hosts_file), ssh_config.NAME)
+    if os.path.exists(own_config) and os.path.exists(ssh_config.PATH):
+        _bind(libc, own_config, ssh_config.PATH)
     if mounts:
         own = [mount for mount in mounts if not is_on_machine(mount[1])]
         written = [mount for mount in mounts if is_on_machine(mount[1])]

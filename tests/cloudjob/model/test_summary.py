@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from cloudjob.cli.status import report
 from cloudjob.model import summary, times
 from cloudjob.model.status import Failure, JobState, JobStatus
 from tests.support.statuses import status_of
@@ -58,3 +59,12 @@ def test_the_reason_names_node_and_rank_once():
     assert summary.reason(ended(failure=node, **failed)) == "node 1 was lost"
     assert summary.reason(ended()) == ""
     assert summary.reason(ended(state=JobState.UNKNOWN, native_state="gone")) == "gone"
+
+
+def test_a_duration_is_unknown_after_the_clock_was_set_back(capsys: pytest.CaptureFixture[str]):
+    status = ended(ended_at="2025-12-31T00:00:10.000Z")
+
+    report(status)
+
+    assert summary.duration(status) == ""
+    assert capsys.readouterr().err == f"job {status.job}: SUCCEEDED\n"

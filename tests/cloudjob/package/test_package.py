@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import resource
 import shutil
 import socket
@@ -593,9 +594,21 @@ def test_a_source_over_the_limit_is_refused_before_it_is_read(source: Path):
 
     total, _, listed = error.message.partition("; largest: ")
     assert total == f"packing {source}: 1.1 TB is over the limit of 1.1 GB"
+
     assert listed.split(", ")[:3] == ["/data/ 1.1 TB", "/data/huge.bin 1.1 TB", "/00.txt 2.0 kB"]
     assert len(listed.split(", ")) == 10
     assert ".cloudjobignore" in error.hint
+
+
+def test_a_source_that_is_hardly_over_the_limit_is_reported_in_bytes(source: Path):
+    write(source / "data" / "large.bin")
+    os.truncate(source / "data" / "large.bin", 1 << 30)
+
+    error = refusal(source)
+
+    assert re.search(
+        r": 1,073,741,\d{3} bytes is over the limit of 1,073,741,824 bytes", str(error)
+    )
 
 
 def test_files_that_are_left_out_do_not_count_towards_the_limit(source: Path):

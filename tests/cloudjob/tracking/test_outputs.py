@@ -86,6 +86,32 @@ def test_a_file_that_does_not_match_its_manifest_is_an_error(tmp_path: Path):
     assert {path.name for path in (tmp_path / "to").rglob("*") if path.is_file()} <= {"good"}
 
 
+@pytest.mark.parametrize("size_bytes", [1, 32 * 1024 + 1, 9_000_000])
+def test_all_other_files_are_fetched_when_the_store_has_lost_some(tmp_path: Path, size_bytes: int):
+    store = DirectoryStore(tmp_path / "store")
+    files = {f"{number}": bytes([number]) * size_bytes for number in range(4)}
+    location = store_output(store, files)
+    store.put_bytes(b"x", "other/file")
+    put_manifest(store, StoredFile("file", "file", 1, hashlib.sha256(b"x").hexdigest(), 0), node=1)
+    for name in ("0", "2"):
+        store.delete(f"out/{name}")
+    store.delete("out/file")
+    second = tmp_path / "second"
+    second.mkdir()
+    last = store_output(DirectoryStore(second), {"kept": b"kept"})._replace(name="last")
+
+    with pytest.raises(StoreError) as caught:
+        Outputs([location, last]).download(tmp_path / "to")
+
+    assert caught.value.message.startswith(
+        "fetching outputs: 3 files are lost: model/0, model/2, model/file; first: "
+    )
+    fetched = {
+        path.name: path.read_bytes() for path in (tmp_path / "to").rglob("*") if path.is_file()
+    }
+    assert fetched == {"1": files["1"], "3": files["3"], "kept": b"kept"}
+
+
 @pytest.mark.parametrize("size_bytes", [0, 1, 3, 4, 8, 11])
 def test_a_file_is_read_piece_by_piece(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size_bytes: int
