@@ -4,20 +4,32 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import time
 import urllib.parse
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO
 
-from cloudjob.errors import ObjectMissing, StoreError
-from cloudjob.store.base import RETRY_S, OnBytes, ignore_bytes
-from cloudjob.store.files import TEMPORARY, check_key, hint, is_temporary, replacing, text
+from cloudjob.errors import ObjectMissing, StoreError, UnreadableObject
+from cloudjob.store.base import GET_LIMIT_BYTES, RETRY_S, OnBytes, ignore_bytes
+from cloudjob.store.files import (
+    TEMPORARY,
+    check_key,
+    hint,
+    is_temporary,
+    replacing,
+    text,
+    too_large,
+)
 from cloudjob.store.parallel import iterate_in_parallel
 
 _CHUNK_BYTES = 1024 * 1024
+# Others may put a link or a pipe in place of an object: do not follow or block.
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 
 
 def from_uri(
@@ -66,22 +78,27 @@ class DirectoryStore:
             file.write(data)
         return self.uri(key)
 
-    def get_bytes(self, key: str) -> bytes:
-        with self._translate_errors("reading", key):
-            return self._path("reading", key).read_bytes()
+    def get_bytes(self, key: str, *, limit_bytes: int = GET_LIMIT_BYTES) -> bytes:
+        with self._open("reading", key) as file, self._translate_errors("reading", key):
+            size_bytes = os.fstat(file.fileno()).st_size
+            # One byte more reveals a file that has grown.
+            data = b"" if size_bytes > limit_bytes else file.read(limit_bytes + 1)
+        if size_bytes > limit_bytes or len(data) > limit_bytes:
+            raise too_large(f"reading {key} in {self.root}", limit_bytes)
+        return data
 
     def get_range(self, key: str, offset: int, count: int) -> bytes:
-        with self._translate_errors("reading", key), self._path("reading", key).open("rb") as file:
+        with self._open("reading", key) as file, self._translate_errors("reading", key):
             file.seek(offset)
             return file.read(count)
 
-    def get_each(self, keys: Sequence[str]) -> Iterator[tuple[str, bytes]]:
-        return iterate_in_parallel(self.get_bytes, keys)
+    def get_each(
+        self, keys: Sequence[str], *, limit_bytes: int = GET_LIMIT_BYTES
+    ) -> Iterator[tuple[str, bytes]]:
+        return iterate_in_parallel(partial(self.get_bytes, limit_bytes=limit_bytes), keys)
 
     def fetch(self, key: str, path: Path, *, on_progress: OnBytes = ignore_bytes) -> None:
-        with self._translate_errors("fetching", key):
-            source = self._path("fetching", key).open("rb")
-        with source:
+        with self._open("fetching", key) as source:
             try:
                 with replacing(path, is_durable=False) as file:
                     _copy(source, file, on_progress)
@@ -92,7 +109,13 @@ class DirectoryStore:
                 ) from error
 
     def copy(self, key: str, target: str) -> None:
-        self.put(self._path("copying", key), target)
+        path = self._path("copying", target)
+        with (
+            self._open("copying", key) as source,
+            self._translate_errors("copying", key),
+            replacing(path) as file,
+        ):
+            _copy(source, file, ignore_bytes)
 
     def list(self, prefix: str = "", *, with_unfinished: bool = False) -> Iterator[str]:
         folder = prefix[: prefix.rfind("/") + 1]
@@ -151,6 +174,28 @@ class DirectoryStore:
         check_key(doing, key, may_be_temporary=may_be_temporary)
         return self.root / key
 
+    def _open(self, doing: str, key: str) -> IO[bytes]:
+        """Open an object for reading.
+
+        Raises:
+            UnreadableObject: It is not a regular file.
+        """
+        path = self._path(doing, key)
+        with self._translate_errors(doing, key):
+            try:
+                descriptor = os.open(path, _READ)
+            except OSError as error:
+                if error.errno in _LINK_OR_SOCKET:
+                    raise _not_a_file(f"{doing} {key} in {self.root}") from error
+                raise
+            mode = os.fstat(descriptor).st_mode
+            if stat.S_ISREG(mode):
+                return os.fdopen(descriptor, "rb")
+            os.close(descriptor)
+            if stat.S_ISDIR(mode):
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        raise _not_a_file(f"{doing} {key} in {self.root}")
+
     def _keys_below(self, folder: str, prefix: str) -> Iterator[str]:
         """Yield keys in order: a folder sorts as ``name/``, so ``a.txt`` comes before ``a/b``.
 
@@ -181,7 +226,11 @@ class DirectoryStore:
         with self._translate_errors("listing", prefix):
             try:
                 with os.scandir(self.root / folder) as found:
-                    return tuple(child.name + "/" * child.is_dir() for child in found)
+                    return tuple(
+                        # A folder that others have linked to may be any folder of this machine.
+                        child.name + "/" * child.is_dir(follow_symlinks=False)
+                        for child in found
+                    )
             except (FileNotFoundError, NotADirectoryError):
                 # A missing root is an empty store, but a root that is a file is an error.
                 if not folder and self.root.exists():
@@ -208,3 +257,12 @@ def _copy(source: IO[bytes], file: IO[bytes], on_progress: OnBytes) -> None:
 
 # The key names a folder, or lies below a file: in both cases there is no such object.
 _NO_OBJECT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+# What Linux and macOS report when a link or a socket is opened; FreeBSD's EMLINK for a link, too.
+_LINK_OR_SOCKET = (errno.ELOOP, errno.EMLINK, errno.ENXIO, errno.EOPNOTSUPP)
+
+
+def _not_a_file(doing: str) -> UnreadableObject:
+    return UnreadableObject(
+        f"{doing}: it is not a regular file",
+        hint="cloudjob stores only files: who may write to this folder?",
+    )
