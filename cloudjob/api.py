@@ -31,6 +31,7 @@ from cloudjob.errors import (
     WaitTimeout as WaitTimeout,
 )
 from cloudjob.home import home, store_uri
+from cloudjob.model import attached
 from cloudjob.model.job import JobSpec as JobSpec, Options
 from cloudjob.model.progress import OnProgress, Progress as Progress, log_warnings
 from cloudjob.model.rules import BACKENDS
@@ -80,7 +81,8 @@ def job_spec(
             default.
         args: The script's own arguments, each a text or a number.
         copy_of: A job that provides the values that are not given, instead of configuration files.
-        on_progress: Called with a note if a source folder was chosen for the script.
+        on_progress: Called with a note if a source folder was chosen for the script, or if a copy
+            takes only some values of a job that others submitted.
 
     Raises:
         UsageError: A file cannot be read.
@@ -98,16 +100,30 @@ def job_spec(
         given["source"] = os.fspath(given["source"])
     if isinstance(given.get("secrets"), (list, tuple)):
         given["secrets"] = dict.fromkeys(given["secrets"], "")
+    copied = None if copy_of is None else copy_of.copied_spec()
+    if copy_of is not None and copied and copied.left_out and on_progress:
+        on_progress(_left_out(copy_of, copied))
     loaded = config.load(
         given,
         job_file=None if job_file is None else os.fspath(job_file),
         cwd=Path.cwd(),
         environ=os.environ,
-        copied=None if copy_of is None else (f"job {copy_of.id}", copy_of.spec()),
+        copied=None if copied is None or copy_of is None else (f"job {copy_of.id}", copied.taken),
     )
     if loaded.chosen_source and on_progress:
         on_progress(Progress("note", loaded.chosen_source))
     return loaded.spec
+
+
+def _left_out(job: Job, copied: attached.Described) -> Progress:
+    """Return a note on what a copy takes from the description of a job of others."""
+    return Progress(
+        "note",
+        f"{job.id} was submitted by {job.submitted_by}: the copy takes "
+        f"{', '.join(sorted(copied.chosen)) or 'nothing'} from its description, and leaves out "
+        f"{', '.join(sorted(copied.left_out))}",
+        hint=f"`cloudjob cp --dry-run {job.id}` shows what is left out; options set it",
+    )
 
 
 def _as_text(value: Any, *, is_map: bool = False) -> Any:
@@ -246,7 +262,24 @@ def attach(job: str, *, store: str = "") -> Job:
         JobNotFound: No job matches.
         StoreError: The store cannot be read.
     """
-    return tracking.find(home(), job, lambda: _stores(job, store))
+    return tracking.find(home(), job, lambda: _stores(job, store), backend_settings)
+
+
+def backend_settings() -> Mapping[str, Mapping[str, Any]]:
+    """Return the sections of the configuration that a submit from this folder would use.
+
+    Jobs that others have submitted are looked for only where these sections lead.
+
+    Raises:
+        UsageError: A file cannot be read.
+        SpecError: With every error in the configuration.
+    """
+    return _configuration().sections
+
+
+def _configuration() -> JobSpec:
+    loaded = config.load({}, job_file=None, cwd=Path.cwd(), environ=os.environ, needs_script=False)
+    return loaded.spec
 
 
 def _stores(job: str, store: str) -> list[str]:
@@ -260,9 +293,7 @@ def _stores(job: str, store: str) -> list[str]:
     backend = scheme.partition("+")[0]
     if backend not in BACKENDS:
         return []
-    spec = config.load(
-        {}, job_file=None, cwd=Path.cwd(), environ=os.environ, needs_script=False
-    ).spec
+    spec = _configuration()
     # The store that a submit would use.
     default = open_backend(backend, home(), dict(spec.section(backend))).store()[0]
     return [job_store(spec.store, default or store_uri(home()), spec.sections)]
@@ -277,6 +308,7 @@ def jobs(  # noqa: PLR0913 (each is a filter)
     limit: int | None = None,
     store: str = "",
     sweep: str = "",
+    on_progress: OnProgress | None = None,
 ) -> list[Job]:
     """Return the jobs in the records that match every filter, newest first.
 
@@ -287,6 +319,8 @@ def jobs(  # noqa: PLR0913 (each is a filter)
         since: ``2h``, ``3d``, a date, or a date and a time.
         store: The URI of a store whose jobs are returned instead, from any submitter.
         sweep: The id of a sweep.
+        on_progress: Called with a warning for each description in ``store`` that cannot be read;
+            by default it is logged as ``cloudjob``.
 
     Raises:
         StoreError: The store cannot be read.
@@ -299,7 +333,11 @@ def jobs(  # noqa: PLR0913 (each is a filter)
         since=since,
         sweep=sweep,
     )
-    return [job for job, _ in tracking.find_all(home(), which, limit=limit, store=store)]
+    found = tracking.find_all(
+        home(), which, limit=limit, store=store, sections=backend_settings,
+        on_progress=on_progress or log_warnings,
+    )  # fmt: skip
+    return [job for job, _ in found]
 
 
 def _as_tuple(value: str | Sequence[str]) -> tuple[str, ...]:

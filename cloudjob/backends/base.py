@@ -156,6 +156,18 @@ class Backend(ABC, Generic[Request]):
         """Return a handle of the job that ``send`` will start; the job does not exist yet."""
 
     @abstractmethod
+    def own_handle(self, handle: str, job: str) -> str:
+        """Return a handle of ``job`` that is made from the reader's own configuration.
+
+        ``handle`` is from a description that others may have written. It chooses nothing: neither
+        a host or a cluster, nor credentials, a program, a folder or the id of another job. It is
+        only compared, because the job is elsewhere if it differs. No request is sent.
+
+        Raises:
+            BackendError: The job is not where the reader's configuration leads.
+        """
+
+    @abstractmethod
     def send(self, request: Request) -> str:
         """Start the job and return its handle."""
 

@@ -23,6 +23,8 @@ NOTHING_NEW: Piece = (-1, b"")
 PIECE_BYTES = 1 << 20
 # Size of the beginning and of the end of a log, which show what a node does now.
 END_BYTES, END_LINES = 256 * 1024, 500
+# A longer line is cut. An entry writes a mebibyte at most, but others may write to a store.
+_LONGEST_BYTES = 64 * 1024 * 1024
 # Seconds that a reader of streams waits before it gets NOTHING_NEW.
 _IDLE_S = 0.1
 # Most pieces that wait for the reader: a slow reader must not fill the memory.
@@ -43,7 +45,7 @@ class Lines:
         if end:
             self._rest.clear()
         self._rest += data[end:]
-        return whole
+        return whole + self.finish() if len(self._rest) > _LONGEST_BYTES else whole
 
     def finish(self) -> bytes:
         """Return the last line of a log that has ended, with a newline added."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from cloudjob.errors import JobNotFound
+from pathlib import Path
+
+from cloudjob.errors import BackendError, JobNotFound
 
 
 def write(scheme: str, *parts: str) -> str:
@@ -25,6 +27,27 @@ def read(handle: str, scheme: str, count: int = 0) -> list[str]:
         backend = scheme.partition("+")[0]
         raise JobNotFound(f"looking for {handle}: this is not a handle of the backend {backend}")
     return parts
+
+
+def need_folder(folder: Path, job: str) -> None:
+    """Check that a state folder has the folder of a job, so that the job was started with it.
+
+    Raises:
+        BackendError: It has not.
+    """
+    if not folder.is_dir():
+        raise BackendError(
+            f"looking for {job}: it was not started on this machine with this state folder",
+            hint="where it was submitted, with the same $CLOUDJOB_HOME, every command finds it",
+        )
+
+
+def not_ours(doing: str, theirs: str, ours: str, hint: str) -> BackendError:
+    """Return the error for a description that names another place than the reader's own."""
+    return BackendError(
+        f"{doing}: its description names {theirs}, but your configuration {ours or 'none'}",
+        hint=f"if you trust its author, {hint}",
+    )
 
 
 def platform(handle: str) -> str:

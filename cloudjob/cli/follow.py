@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 
 import cloudjob
 from cloudjob.cli.messages import print_error, print_message
@@ -22,8 +23,9 @@ _DIM = b"\x1b[2m%s"
 def follow_to_end(job: Job, *, is_json: bool) -> JobStatus:
     """Show the job's log until it has ended."""
     # With --json, stdout is reserved for the JSON object.
+    descriptor, has_log = 2 if is_json else 1, True
     try:
-        stream(job, 2 if is_json else 1, follow=True)
+        stream(job, descriptor, follow=True)
     except BrokenPipeError:
         print_message(f"the reader of this output has closed it; job {job.id} continues")
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -32,7 +34,12 @@ def follow_to_end(job: Job, *, is_json: bool) -> JobStatus:
     except BackendError as error:
         # The log is optional: if the platform cannot be reached, `wait` reports that.
         print_error(error)
+        has_log = job.is_ours
     status = job.wait()
+    if not has_log:
+        # Out of reach here, but its nodes have stored their logs.
+        with suppress(BackendError):
+            stream(job, descriptor, follow=False)
     report(status)
     warn_of_notifications(job)
     return status

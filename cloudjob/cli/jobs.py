@@ -15,6 +15,7 @@ from cloudjob.cli.messages import (
     print_json,
     print_message,
     print_name,
+    print_warning,
 )
 from cloudjob.cli.options import (
     filter_flags,
@@ -162,7 +163,7 @@ def _list(options: argparse.Namespace) -> int:
     filters = {**filters_of(options), "store": options.store, "sweep": options.sweep}
 
     def look() -> _Rows:
-        jobs = cloudjob.jobs(**filters, limit=options.limit)
+        jobs = cloudjob.jobs(**filters, limit=options.limit, on_progress=print_warning)
         found: _Rows = [(job.last_status or job.status(), job) for job in jobs]
         if options.sweep:
             return found[::-1] + [(status, None) for status in sweeps.unsubmitted(options)]
@@ -320,6 +321,9 @@ def _outputs(options: argparse.Namespace) -> int:
 
     job = cloudjob.attach(options.job)
     found = job.outputs()
+    for name, uri in found.refused.items():
+        print_message(f"warning: the output {name} is not read: {job.submitted_by} chose {uri}")
+        print_message("hint: if you trust that place, copy it with your own tools")
     if not found:
         print_message(f"job {job.id} has saved no outputs")
     elif options.to is None:

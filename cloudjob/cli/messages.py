@@ -13,6 +13,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from cloudjob import Progress
+
 _SPEC_HINT = "`cloudjob submit --help` lists the options, `cloudjob docs job-file` every key"
 
 # Colours of a message's first word, or of the state of a job, by word (ECMA-48).
@@ -48,6 +50,13 @@ def print_json(value: object) -> None:
     import json
 
     print(json.dumps(value))
+
+
+def print_warning(progress: Progress) -> None:
+    """Print a warning of the library with its hint."""
+    print_message(f"warning: {progress.message}")
+    if progress.hint:
+        print_message(f"hint: {progress.hint}")
 
 
 def print_name(name: str) -> None:

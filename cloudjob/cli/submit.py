@@ -49,7 +49,17 @@ def _cp(options: argparse.Namespace) -> int:
     flags = given_flags(options)
     if options.rest is not None:
         flags["args"] = tuple(options.rest)
-    return _run_job(cloudjob.job_spec(job_file=options.config, copy_of=job, **flags), options)
+
+    def report(progress: cloudjob.Progress) -> None:
+        print_message(progress.message)
+        if progress.hint and not options.dry_run:
+            print_message(f"hint: {progress.hint}")
+
+    spec = cloudjob.job_spec(job_file=options.config, copy_of=job, on_progress=report, **flags)
+    if options.dry_run:
+        for key, value in job.copied_spec().left_out.items():
+            print_message(f"left out: {key}: {value}")
+    return _run_job(spec, options)
 
 
 def _run_job(spec: cloudjob.JobSpec, options: argparse.Namespace) -> int:

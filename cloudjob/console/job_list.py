@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from cloudjob.api import backend_settings
 from cloudjob.console.text import displayable
 from cloudjob.errors import CloudJobError
 from cloudjob.home import records_path
@@ -103,7 +104,7 @@ class JobList:
         rows: dict[str, Row] = {}
         if query_platforms and active:
             leftovers.remove(self._home)
-            queried = with_status(self._home, active)
+            queried = with_status(self._home, active, backend_settings)
             rows = {job.id: row_of(status) for job, status in queried}
         fresh = {
             record.job: rows.get(record.job)
@@ -129,7 +130,7 @@ class JobList:
 
     def _row_of_record(self, record: JobRecord) -> Row:
         """Return the row of a job from its record; only a damaged record costs a request."""
-        job = attach(record, self._home)
+        job = attach(record, self._home, backend_settings)
         try:
             return row_of(job.status() if record.final_json else job.unknown("…"))
         except CloudJobError as error:

@@ -70,7 +70,8 @@ class JobRecord(NamedTuple):
         state: The last state that was seen; the backend knows the current one.
         created_at: RFC 3339 UTC with milliseconds, so that sorting as text sorts by time.
         final_json: The complete status of a job that has ended; empty until then.
-        home: The state folder of the submit, if it was not this one; empty for our own jobs.
+        home: The state folder of the submit, if the job was found in a store; empty for jobs that
+            were submitted with this one.
         submitted_by: ``user@machine``; empty if unknown.
         spec_json: The job's description, secrets masked; ``list`` leaves it empty.
     """
@@ -92,6 +93,15 @@ class JobRecord(NamedTuple):
     home: str = ""
     submitted_by: str = ""
     spec_json: str = ""
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this state folder has submitted the job.
+
+        Any other record comes from a description in a store, which others may have written: its
+        handle, texts and URIs are theirs.
+        """
+        return not self.home
 
 
 _Jobs = list[JobRecord]  # inside the class below, ``list`` is a method
@@ -173,13 +183,16 @@ class Records:
     def get(self, job: str) -> JobRecord:
         """Return the job with this id, else the newest with this name, else by id prefix.
 
+        Jobs that were submitted here come first: others choose the names and times of theirs.
+
         Raises:
             JobNotFound: No job matches, or several ids start with the prefix.
         """
         if not job or not job.isprintable():  # SQLite cannot encode a lone surrogate
             raise self._not_found(job)
         exact = self._select(
-            "WHERE job = ? OR name = ? ORDER BY job = ? DESC, created_at DESC, rowid DESC LIMIT 1",
+            "WHERE job = ? OR name = ? "
+            "ORDER BY home = '' DESC, job = ? DESC, created_at DESC, rowid DESC LIMIT 1",
             (job, job, job),
         )
         if exact:

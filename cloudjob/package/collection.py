@@ -8,12 +8,18 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import NamedTuple
 
-from cloudjob.errors import ObjectMissing, StoreError
+from cloudjob.errors import ObjectMissing, StoreError, UnreadableObject
 from cloudjob.model.times import seconds_of
 from cloudjob.package import claims
-from cloudjob.store.base import ObjectStore
+from cloudjob.store.base import SMALL_LIMIT_BYTES, ObjectStore
 from jobentry.contract import exits
-from jobentry.contract.packages import LAYERS, FormatError, damage_key, load_descriptor
+from jobentry.contract.packages import (
+    DESCRIPTOR_LIMIT_BYTES,
+    LAYERS,
+    FormatError,
+    damage_key,
+    load_descriptor,
+)
 from jobentry.contract.paths import JobPaths
 
 _CODE = "/code.json"
@@ -86,7 +92,8 @@ def _needed(store: ObjectStore, keep_s: float, ended_at: EndedAt) -> set[str]:
         if _is_over(store, job, keep_s, ended_at):
             continue
         try:
-            needed.update(layer.key for layer in load_descriptor(store.get_bytes(key)).layers)
+            data = store.get_bytes(key, limit_bytes=DESCRIPTOR_LIMIT_BYTES)
+            needed.update(layer.key for layer in load_descriptor(data).layers)
         except FormatError as error:
             raise StoreError(
                 f"collecting layers: {key} in the store cannot be read: {error}",
@@ -101,7 +108,8 @@ def _is_over(store: ObjectStore, job: str, keep_s: float, ended_at: EndedAt) -> 
     """Whether a job ended more than ``keep_s`` seconds ago."""
     ended = ended_at(job)
     if ended is None:
-        with suppress(exits.RecordError, ObjectMissing):
-            ended = exits.load(store.get_bytes(JobPaths(job).record)).ended_at
+        with suppress(exits.RecordError, ObjectMissing, UnreadableObject):
+            data = store.get_bytes(JobPaths(job).record, limit_bytes=SMALL_LIMIT_BYTES)
+            ended = exits.load(data).ended_at
     ended_s = seconds_of(ended or "")
     return ended_s > 0 and time.time() - ended_s > keep_s

@@ -10,6 +10,7 @@ from cloudjob.errors import StoreError
 from cloudjob.store.base import ObjectStore
 from cloudjob.store.parallel import in_parallel
 from jobentry.contract.packages import (
+    DESCRIPTOR_LIMIT_BYTES,
     Entry,
     FormatError,
     Layer,
@@ -30,7 +31,8 @@ def read(store: ObjectStore, key: str) -> list[Entry]:
         StoreError: The package cannot be read, or a layer is damaged.
     """
     try:
-        layers = load_descriptor(store.get_bytes(key)).layers
+        data = store.get_bytes(key, limit_bytes=DESCRIPTOR_LIMIT_BYTES)
+        layers = load_descriptor(data).layers
 
         def load(layer: Layer) -> Manifest:
             with open_layer(open_stored(store, layer), layer.digest) as (_, manifest):

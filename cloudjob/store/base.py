@@ -12,6 +12,11 @@ OnBytes = Callable[[int], None]
 # Seconds to retry a request while the store cannot be reached, unless the user interrupts it.
 RETRY_S = 60.0
 
+# Others may write to a store, so every read of it has a limit of size and of time.
+GET_LIMIT_BYTES = 256 * 1024 * 1024
+# What cloudjob itself writes for one job and keeps small: descriptions and records.
+SMALL_LIMIT_BYTES = 4 * 1024 * 1024
+
 
 def ignore_bytes(_moved_bytes: int) -> None:
     """Do nothing with the number of bytes."""
@@ -30,6 +35,7 @@ class ObjectStore(Protocol):
        Any other key is refused before the store is accessed, so that no key leaves the root.
     6. Every failure raises a ``StoreError``: *doing what, to which key in which store: what came
        back*. A missing object raises ``ObjectMissing``, except in ``exists`` and ``delete``.
+       Reading anything that is not a plain object, such as a pipe, raises ``UnreadableObject``.
     7. Any number of threads may use a store at the same time.
 
     ``on_progress`` is called, by one thread at a time, with the number of bytes transferred since
@@ -42,14 +48,24 @@ class ObjectStore(Protocol):
     def put_bytes(self, data: bytes, key: str) -> str:
         """Store ``data`` under ``key`` and return the object's URI."""
 
-    def get_bytes(self, key: str) -> bytes:
-        """Return the object's bytes."""
+    def get_bytes(self, key: str, *, limit_bytes: int = GET_LIMIT_BYTES) -> bytes:
+        """Return the object's bytes.
+
+        Raises:
+            UnreadableObject: It has more than ``limit_bytes``.
+        """
 
     def get_range(self, key: str, offset: int, count: int) -> bytes:
         """Return ``count`` bytes of the object from ``offset`` on; fewer at the object's end."""
 
-    def get_each(self, keys: Sequence[str]) -> Iterator[tuple[str, bytes]]:
-        """Yield each of many small objects with its key, in any order."""
+    def get_each(
+        self, keys: Sequence[str], *, limit_bytes: int = GET_LIMIT_BYTES
+    ) -> Iterator[tuple[str, bytes]]:
+        """Yield each of many small objects with its key, in any order.
+
+        Raises:
+            UnreadableObject: One has more than ``limit_bytes``.
+        """
 
     def fetch(self, key: str, path: Path, *, on_progress: OnBytes = ignore_bytes) -> None:
         """Write the object to the file ``path``, which appears only once it is complete."""

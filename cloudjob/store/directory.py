@@ -10,11 +10,12 @@ import urllib.parse
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO
 
-from cloudjob.errors import ObjectMissing, StoreError
-from cloudjob.store.base import RETRY_S, OnBytes, ignore_bytes
+from cloudjob.errors import ObjectMissing, StoreError, UnreadableObject
+from cloudjob.store.base import GET_LIMIT_BYTES, RETRY_S, OnBytes, ignore_bytes
 from cloudjob.store.files import (
     TEMPORARY,
     check_key,
@@ -23,6 +24,7 @@ from cloudjob.store.files import (
     replacing,
     replacing_below,
     text,
+    too_large,
 )
 from cloudjob.store.parallel import iterate_in_parallel
 from jobentry.system.trees import folder_below, open_file_below
@@ -78,22 +80,27 @@ class DirectoryStore:
             file.write(data)
         return self.uri(key)
 
-    def get_bytes(self, key: str) -> bytes:
-        with self._translate_errors("reading", key), self._open("reading", key) as file:
-            return file.read()
+    def get_bytes(self, key: str, *, limit_bytes: int = GET_LIMIT_BYTES) -> bytes:
+        with self._open("reading", key) as file, self._translate_errors("reading", key):
+            size_bytes = os.fstat(file.fileno()).st_size
+            # One byte more reveals a file that has grown.
+            data = b"" if size_bytes > limit_bytes else file.read(limit_bytes + 1)
+        if size_bytes > limit_bytes or len(data) > limit_bytes:
+            raise too_large(f"reading {key} in {self.root}", limit_bytes)
+        return data
 
     def get_range(self, key: str, offset: int, count: int) -> bytes:
-        with self._translate_errors("reading", key), self._open("reading", key) as file:
+        with self._open("reading", key) as file, self._translate_errors("reading", key):
             file.seek(offset)
             return file.read(count)
 
-    def get_each(self, keys: Sequence[str]) -> Iterator[tuple[str, bytes]]:
-        return iterate_in_parallel(self.get_bytes, keys)
+    def get_each(
+        self, keys: Sequence[str], *, limit_bytes: int = GET_LIMIT_BYTES
+    ) -> Iterator[tuple[str, bytes]]:
+        return iterate_in_parallel(partial(self.get_bytes, limit_bytes=limit_bytes), keys)
 
     def fetch(self, key: str, path: Path, *, on_progress: OnBytes = ignore_bytes) -> None:
-        with self._translate_errors("fetching", key):
-            source = self._open("fetching", key)
-        with source:
+        with self._open("fetching", key) as source:
             try:
                 with replacing(path, is_durable=False) as file:
                     _copy(source, file, on_progress)
@@ -106,8 +113,8 @@ class DirectoryStore:
     def copy(self, key: str, target: str) -> None:
         self._check("copying", target)
         with (
-            self._translate_errors("copying", key),
             self._open("copying", key) as source,
+            self._translate_errors("copying", key),
             replacing_below(self.root, target) as file,
         ):
             _copy(source, file, ignore_bytes)
@@ -187,8 +194,19 @@ class DirectoryStore:
         check_key(doing, key, may_be_temporary=may_be_temporary)
 
     def _open(self, doing: str, key: str) -> IO[bytes]:
+        """Open an object for reading.
+
+        Raises:
+            UnreadableObject: It is not a regular file.
+        """
         self._check(doing, key)
-        return os.fdopen(open_file_below(os.fspath(self.root), key), "rb")
+        with self._translate_errors(doing, key):
+            try:
+                return os.fdopen(open_file_below(os.fspath(self.root), key), "rb")
+            except OSError as error:
+                if error.errno in _LINK_OR_SOCKET:
+                    raise _not_a_file(f"{doing} {key} in {self.root}") from error
+                raise
 
     def _keys_below(self, folder: str, prefix: str, *, with_others: bool) -> Iterator[str]:
         """Yield keys in order: a folder sorts as ``name/``, so ``a.txt`` comes before ``a/b``.
@@ -269,3 +287,12 @@ def _copy(source: IO[bytes], file: IO[bytes], on_progress: OnBytes) -> None:
 
 # The key names a folder, or lies below a file: in both cases there is no such object.
 _NO_OBJECT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+# What Linux and macOS report when a link or a socket is opened; FreeBSD's EMLINK for a link, too.
+_LINK_OR_SOCKET = (errno.ELOOP, errno.EMLINK, errno.ENXIO, errno.EOPNOTSUPP)
+
+
+def _not_a_file(doing: str) -> UnreadableObject:
+    return UnreadableObject(
+        f"{doing}: it is not a regular file",
+        hint="cloudjob stores only files: who may write to this folder?",
+    )

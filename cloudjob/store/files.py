@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from cloudjob.errors import InvalidKey
+from cloudjob.errors import InvalidKey, UnreadableObject
 from jobentry.system.trees import folder_below, sync
 
 # Prefix of the temporary files that a killed writer leaves; no object may have such a name.
@@ -150,6 +150,14 @@ def _sync_folder(folder: str | Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def too_large(doing: str, limit_bytes: int) -> UnreadableObject:
+    """Return the error for an object that is larger than cloudjob would have written it."""
+    return UnreadableObject(
+        f"{doing}: it is larger than {limit_bytes:,} bytes",
+        hint="cloudjob has not written it: who may write to this store?",
+    )
 
 
 def text(error: OSError) -> str:

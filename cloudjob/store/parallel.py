@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from concurrent.futures import TimeoutError as FutureTimeout
+from contextlib import suppress
 from itertools import islice
 from typing import TypeVar
 
@@ -48,6 +49,34 @@ def call_with_timeout(limit_s: float, function: Callable[[], _R]) -> _R:
         if found.done():
             raise
         raise TimeoutError(f"no answer within {limit_s:g} s") from error
+
+
+def call_each_in_time(
+    function: Callable[[_T], _R], items: Sequence[_T], *, limit_s: float, at_once: int
+) -> list[Future[_R]]:
+    """Call ``function`` in daemon threads for each item, and wait at most ``limit_s`` for all.
+
+    Returns:
+        A future for each item, in the order of the items; those that are not done were too slow.
+        No further calls start, and those that are running do not delay the end of the process.
+    """
+    results: list[Future[_R]] = [Future() for _ in items]
+    waiting = deque(zip(items, results, strict=True))
+
+    def work() -> None:
+        with suppress(IndexError):
+            while True:
+                item, result = waiting.popleft()
+                try:
+                    result.set_result(function(item))
+                except Exception as error:  # noqa: BLE001 (raised where the result is read)
+                    result.set_exception(error)
+
+    for _ in range(min(at_once, len(items))):
+        threading.Thread(target=work, daemon=True).start()
+    wait(results, limit_s)
+    waiting.clear()
+    return results
 
 
 def in_parallel(

@@ -15,6 +15,7 @@ from cloudjob.home.hosts import this_host
 from cloudjob.home.records import SUBMITTING, JobRecord, Records
 from cloudjob.store import open_store
 from cloudjob.store.base import RETRY_S, ObjectStore
+from cloudjob.tracking import descriptions
 
 
 class JobAccess:
@@ -56,15 +57,29 @@ class JobAccess:
             found = json.loads(self._submission_json())
         return found if isinstance(found, dict) else {}
 
-    def spec(self) -> dict[str, Any]:
-        """Return the user's description of the job; empty if it was not recorded."""
+    def described(self) -> dict[str, Any]:
+        """Return the submitter's description of the job, for people; empty if there is none."""
         found = self.submission().get("spec")
         return found if isinstance(found, dict) else {}
+
+    def spec(self) -> dict[str, Any]:
+        """Return what of the description may be acted on; empty if it was not recorded."""
+        found = self.described()
+        if self.record.is_ours:
+            return found
+        # The model of job files takes long to import.
+        from cloudjob.model import attached
+
+        return dict(attached.split(found).taken)
 
     def _submission_json(self) -> str:
         """Return the submission in the record; lists leave it out, so it may be read only now."""
         if self.record.spec_json:
             return self.record.spec_json
+        if not self.record.is_ours:
+            # A list leaves out the long ones.
+            found = descriptions.read(self.store, self.record.store, self.record.job)
+            return found.spec_json if found else ""
         with contextlib.suppress(JobNotFound), Records(records_path(self.home)) as db:
             record = db.get(self.record.job)
             # If this job has been removed, its id may match the name of another job.

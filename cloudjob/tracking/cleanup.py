@@ -70,7 +70,8 @@ def _remove_from_clusters(home: Path, records: list[JobRecord]) -> list[str]:
     handles = [
         record.handle
         for record in records
-        if record.handle.startswith("kubernetes://") and not record.final_json
+        # The handles of others' jobs are not ours to follow.
+        if record.is_ours and record.handle.startswith("kubernetes://") and not record.final_json
     ]
     if not handles:
         return []

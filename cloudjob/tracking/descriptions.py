@@ -10,17 +10,18 @@ import getpass
 import json
 import re
 import socket
-from collections.abc import Iterator
-from contextlib import suppress
+from concurrent.futures import Future
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from cloudjob.errors import InvalidKey, JobNotFound, ObjectMissing, StoreError
 from cloudjob.home.records import JobRecord
 from cloudjob.model import times
-from cloudjob.model.rules import BACKENDS, VARIABLE_RULE
-from cloudjob.store.base import ObjectStore
-from cloudjob.store.parallel import in_parallel
+from cloudjob.model.rules import BACKENDS, NAME_RULE, VARIABLE_RULE
+from cloudjob.model.text import one_line
+from cloudjob.store.base import SMALL_LIMIT_BYTES, ObjectStore
+from cloudjob.store.parallel import call_each_in_time, call_with_timeout, in_parallel
 from jobentry.contract.paths import JobPaths
 
 FOLDER = "jobs/"
@@ -35,8 +36,16 @@ _MOST = {"nodes": 10_000, "procs_per_node": 1024}
 # State and end are requested when needed, the store is where the description was found, and
 # ``submission`` holds the contents of ``spec_json``.
 _LEFT_OUT = ("state", "final_json", "spec_json", "store")
-# Keys of a job that refer to the machine that submitted it.
-_SUBMITTER_KEYS = ("notify", "source")
+# The longest text beside the submission, such as a handle; paths have at most 4096 bytes.
+_TEXT_LIMIT = 8192
+# Limits of a list: its descriptions, the seconds to find and to read them, requests at a time, and
+# the characters of a submission that it keeps; a longer one is read again when it is needed.
+_MOST_LISTED = 20_000
+_LIST_S, _READ_S = 60.0, 60.0
+_AT_ONCE = 16
+_KEPT_CHARS = 16 * 1024
+# Characters of a reason why a description cannot be read.
+_REASON_CHARS = 200
 
 
 def key(job: str) -> str:
@@ -108,17 +117,18 @@ def load(data: bytes, store: str, job: str) -> JobRecord:
         raise ValueError(f"its handle {record.handle!r} does not match")
     if not times.seconds_of(record.created_at):
         raise ValueError(f"{record.created_at!r} is not a time")
+    if not re.fullmatch(NAME_RULE, record.name):
+        raise ValueError(f"{record.name!r} is not the name of a job")
+    if not record.home.startswith("/"):
+        # Only our own records name no state folder.
+        raise ValueError(f"{record.home!r} is not the path of a state folder")
     if not all(0 <= getattr(record, name) <= most for name, most in _MOST.items()):
         raise ValueError("its number of ranks is too large")
     return record
 
 
 def _submission(value: Any) -> Any:
-    """Return a submission whose outputs have names that can be part of a path.
-
-    Keys that refer to the submitting machine are removed: otherwise the author of a description
-    could make a copy of the job run a command here, or pack any folder.
-    """
+    """Return a submission whose outputs have names that can be part of a path."""
     outputs, spec = _checked(value["outputs"], dict), _checked(value["spec"], dict)
     for name, uri in outputs.items():
         if not re.fullmatch(VARIABLE_RULE, name, re.ASCII):
@@ -127,8 +137,6 @@ def _submission(value: Any) -> Any:
     _checked(spec.get("env", {}), dict)
     for pattern in _checked(spec.get("metrics", {}), dict).values():
         _checked(pattern, str)
-    for name in _SUBMITTER_KEYS:
-        spec.pop(name, None)
     return value
 
 
@@ -137,6 +145,8 @@ def _checked(value: Any, kind: type) -> Any:
         raise TypeError(f"{value!r} is not of type {kind.__name__}")
     if isinstance(value, str) and "\0" in value:
         raise TypeError(f"{value!r} contains NUL, which is not allowed in a path")
+    if isinstance(value, str) and len(value) > _TEXT_LIMIT:
+        raise TypeError(f"a text of {len(value)} characters is too long")
     if isinstance(value, int) and abs(value) > _LARGEST:
         raise TypeError(f"{value} is too large")
     return value
@@ -151,22 +161,74 @@ def read(store: ObjectStore, uri: str, job: str) -> JobRecord | None:
     if not _ID.fullmatch(job):
         return None
     try:
-        return load(store.get_bytes(key(job)), uri, job)
+        return load(store.get_bytes(key(job), limit_bytes=SMALL_LIMIT_BYTES), uri, job)
     except ObjectMissing:
         return None
     except ValueError as error:
         raise StoreError(
-            f"reading the description of {job}: {store.uri(key(job))}: {error}",
+            f"reading the description of {job}: {store.uri(key(job))}: {_reason(error)}",
             hint="was it written by a newer version of cloudjob?",
         ) from error
 
 
-def read_all(store: ObjectStore, uri: str) -> Iterator[JobRecord]:
-    """Yield the record of every job in the store; invalid descriptions are skipped."""
-    keys = [name for name in store.list(FOLDER) if name.endswith(".json")]
-    for name, data in store.get_each(keys):
-        with suppress(ValueError):
-            yield load(data, uri, name[len(FOLDER) : -len(".json")])
+class Listed(NamedTuple):
+    """The jobs in a store, and why other descriptions in it cannot be read, each in one line."""
+
+    records: list[JobRecord]
+    problems: list[str]
+
+
+def read_all(store: ObjectStore, uri: str) -> Listed:
+    """Return the record of every job in the store; a bad description does not hide the others.
+
+    Raises:
+        StoreError: The store cannot be listed.
+    """
+    where = uri.partition("?")[0]
+
+    def names() -> list[str]:
+        found = (name for name in store.list(FOLDER) if name.endswith(".json"))
+        return list(islice((n for n in found if n.count("/") == 1), _MOST_LISTED + 1))
+
+    def read_one(name: str) -> JobRecord:
+        data = store.get_bytes(name, limit_bytes=SMALL_LIMIT_BYTES)
+        record = load(data, uri, name[len(FOLDER) : -len(".json")])
+        is_long = len(record.spec_json) > _KEPT_CHARS
+        return record._replace(spec_json="") if is_long else record
+
+    try:
+        keys = call_with_timeout(_LIST_S, names)
+    except TimeoutError as error:
+        raise StoreError(f"listing the jobs in {where}: {error}") from error
+    read = keys[:_MOST_LISTED]
+    results = call_each_in_time(read_one, read, limit_s=_READ_S, at_once=_AT_ONCE)
+    listed = Listed([], [])
+    for name, result in zip(read, results, strict=True):
+        _add(listed, f"reading {name} in {where}", result)
+    if len(keys) > _MOST_LISTED:
+        listed.problems.append(f"listing {where}: only the first {_MOST_LISTED} jobs are shown")
+    return listed
+
+
+def _add(listed: Listed, doing: str, result: Future[JobRecord]) -> None:
+    """Add the record of one description, or why it cannot be read."""
+    if not result.done():
+        listed.problems.append(f"{doing}: not complete within {_READ_S:g} s")
+        return
+    try:
+        listed.records.append(result.result())
+    except ObjectMissing:
+        pass  # its job was removed in the meantime
+    except StoreError as error:
+        listed.problems.append(one_line(error.message))
+    except ValueError as error:
+        listed.problems.append(f"{doing}: {_reason(error)}")
+
+
+def _reason(error: ValueError) -> str:
+    """Return the text of an error, which may quote a megabyte."""
+    text = one_line(str(error)[: _REASON_CHARS + 1])
+    return text if len(text) <= _REASON_CHARS else f"{text[:_REASON_CHARS]}…"
 
 
 def not_found(job: str, places: list[str]) -> JobNotFound:

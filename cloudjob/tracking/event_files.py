@@ -11,9 +11,11 @@ from __future__ import annotations
 import struct
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import PurePosixPath
 from typing import Any
 
+from cloudjob.errors import UnreadableObject
 from cloudjob.tracking.metrics import MetricPoint
 from cloudjob.tracking.outputs import OutputLocation, find
 
@@ -38,13 +40,13 @@ def read_all(locations: Iterable[OutputLocation]) -> list[MetricPoint]:
     Raises:
         StoreError: The outputs cannot be read.
     """
-    return [
-        point
-        for location in locations
-        for file in find(location)
-        if is_event_file(file.name)
-        for point in read(location.store.get_bytes(file.key), file.name)
-    ]
+    found: list[MetricPoint] = []
+    for location in locations:
+        for file in filter(lambda each: is_event_file(each.name), find(location)):
+            # One that is too large does not hide the others.
+            with suppress(UnreadableObject):
+                found += read(location.store.get_bytes(file.key), file.name)
+    return found
 
 
 def read(data: bytes, source: str) -> list[MetricPoint]:

@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cloudjob.backends import handles
 from cloudjob.backends.base import Backend, Event, Metric, NativeStatus
@@ -40,6 +40,9 @@ from cloudjob.tracking.status_reader import StatusReader
 from jobentry.contract.names import CLOUDJOB_S3_SESSION_TOKEN, STORE_KEYS
 from jobentry.contract.packages import Entry
 from jobentry.contract.paths import JobPaths
+
+if TYPE_CHECKING:
+    from cloudjob.model import attached
 
 # The polling interval while a job is being submitted.
 _SENT_POLL_S = 0.1
@@ -134,15 +137,31 @@ class Job:
         return str(Revision(one_line(found["commit"]), found.get("is_changed") is True or None))
 
     def spec(self) -> dict[str, Any]:
-        """Return the user's description of the job, with secrets as ``***``.
+        """Return the submitter's description of the job, with secrets as ``***``, for people.
+
+        Others may have written it (``is_ours``); ``copied_spec`` returns what a copy takes of it.
 
         Raises:
             UsageError: It was submitted by a cloudjob version that did not record descriptions.
         """
-        found = self._access.spec()
+        found = self._access.described()
         if not found:
             raise UsageError(f"reading the description of {self.id}: it was not recorded")
         return found
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it was submitted with this state folder; else it was attached from a store."""
+        return self._access.record.is_ours
+
+    def copied_spec(self) -> attached.Described:
+        """Return what of the description a copy takes, and what it leaves out.
+
+        Everything is taken of a job that was submitted here, and of any other what can do no harm.
+        """
+        from cloudjob.model import attached
+
+        return attached.Described(self.spec(), {}) if self.is_ours else attached.split(self.spec())
 
     def differences(self, other: Job) -> list[tuple[str, Any, Any]]:
         """Return each key whose value differs in the description of another job, with both values.
@@ -381,7 +400,7 @@ class Job:
         Raises:
             CloudJobError: The outputs cannot be read.
         """
-        return event_files.read_all(outputs.locations_of(self._access))
+        return event_files.read_all(outputs.locations_of(self._access).found)
 
     def events(self) -> list[Event]:
         """Return the platform's events for the job, oldest first.
@@ -427,12 +446,15 @@ class Job:
         Raises:
             UsageError: The job has no output of this name.
         """
-        locations = outputs.locations_of(self._access)
-        known = [location.name for location in locations]
+        locations, refused = outputs.locations_of(self._access)
+        known = [*(location.name for location in locations), *refused]
         if name and name not in known:
             allowed = f"it has {', '.join(known)}" if known else "it has none"
             raise UsageError(f"reading the outputs of {self.id}: no output {name!r}", hint=allowed)
-        return Outputs([p for p in locations if (p.prefix or not is_own) and name in ("", p.name)])
+        return Outputs(
+            [p for p in locations if (p.prefix or not is_own) and name in ("", p.name)],
+            {} if is_own else {key: uri for key, uri in refused.items() if name in ("", key)},
+        )
 
     def refresh_keys(self) -> float:
         """Replace the store keys that the nodes got from the submit with the current ones.
@@ -446,6 +468,11 @@ class Job:
             UsageError: The job has ended, or its nodes have no keys or cannot be given new ones.
         """
         doing = f"refreshing the keys of {self.id}"
+        if not self.is_ours:
+            raise UsageError(
+                f"{doing}: {self.submitted_by} submitted it, and its nodes would get your keys",
+                hint="where it was submitted, `cloudjob refresh` works",
+            )
         if self.status().state.is_final:
             raise UsageError(f"{doing}: it has ended")
         store = self._access.open_store(self._access.record.store)
@@ -469,12 +496,20 @@ class Job:
             self.status()
             self.need_here("removing")
         notifier.forget(self._access.home, self.id)
-        if self.handle:
+        if self.handle and (self.is_ours or self._is_on_platform()):
             self._backend.remove(self.handle)
         store = self._access.store
         descriptions.delete_objects(store, self.id)
         with contextlib.suppress(JobNotFound), Records(records_path(self._access.home)) as db:
             db.remove(self.id)
+
+    def _is_on_platform(self) -> bool:
+        """Whether the platform has the job; what else has its name there is not the job's."""
+        try:
+            self._backend.status(self.handle)
+        except JobNotFound:
+            return False
+        return True
 
 
 def _flat(job: Job) -> dict[str, Any]:

@@ -205,7 +205,8 @@ def _add_stored(found: Journals, access: JobAccess) -> None:
 
     def load(node: int) -> None:
         with suppress(StoreError):
-            data = access.store.get_bytes(JobPaths(access.record.job).journal(node))
+            key = JobPaths(access.record.job).journal(node)
+            data = access.store.get_bytes(key, limit_bytes=journal.LIMIT_BYTES)
             found.add(node, journal.unpack(data))
 
     in_parallel(load, range(access.record.nodes), abort=access.store.abort)

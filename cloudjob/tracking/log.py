@@ -10,7 +10,14 @@ from itertools import groupby
 from typing import NamedTuple
 
 from cloudjob.backends.follow import Piece, whole_lines
-from cloudjob.errors import BackendError, ObjectMissing, StoreError, Unreachable, UsageError
+from cloudjob.errors import (
+    BackendError,
+    ObjectMissing,
+    StoreError,
+    Unreachable,
+    UnreadableObject,
+    UsageError,
+)
 from cloudjob.store.base import RETRY_S, ObjectStore
 from cloudjob.store.parallel import call_with_timeout
 from cloudjob.tracking.access import JobAccess
@@ -186,9 +193,10 @@ def _unpacked(store: ObjectStore, folder: str, chunks: Iterator[Chunk]) -> Itera
             yield _LOST
         number = chunk.number + 1
         try:
-            data = store.get_bytes(folder + chunk.name)
-        except ObjectMissing:
-            # The node has deleted the chunk since the list was read.
+            limit_bytes = stored_log.CHUNK_LIMIT_BYTES
+            data = store.get_bytes(folder + chunk.name, limit_bytes=limit_bytes)
+        except (ObjectMissing, UnreadableObject):
+            # The node has deleted the chunk since the list was read, or did not write this one.
             yield _LOST
             continue
         yield from stored_log.unpack(data)

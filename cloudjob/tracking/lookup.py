@@ -14,10 +14,15 @@ from cloudjob.home.records import JobRecord, Records
 from cloudjob.store import open_store
 from cloudjob.tracking import descriptions, leftovers
 from cloudjob.tracking.job import Job
-from cloudjob.tracking.platforms import backend_for, backend_of
+from cloudjob.tracking.platforms import Sections, backend_of, no_sections, opener
 
 
-def find(home: Path, job: str, stores: Callable[[], Sequence[str]] = tuple) -> Job:
+def find(
+    home: Path,
+    job: str,
+    stores: Callable[[], Sequence[str]] = tuple,
+    sections: Sections = no_sections,
+) -> Job:
     """Return the job with this id, name, id prefix or handle, or with this URI in its store.
 
     A job that was submitted from another machine, or with another ``home``, is found in its store
@@ -25,6 +30,7 @@ def find(home: Path, job: str, stores: Callable[[], Sequence[str]] = tuple) -> J
 
     Args:
         stores: Returns the URIs of the stores to search; called for a job not in the records.
+        sections: Returns the reader's settings of each backend; called for jobs of others.
 
     Raises:
         JobNotFound: No job matches.
@@ -34,7 +40,7 @@ def find(home: Path, job: str, stores: Callable[[], Sequence[str]] = tuple) -> J
     name = job.partition("?")[0].rstrip("/").rpartition("/")[2]
     with Records(records_path(home)) as db:
         try:
-            return attach(db.get(name), home)
+            return attach(db.get(name), home, sections)
         except JobNotFound:
             uris = stores()
             if not uris:
@@ -45,7 +51,7 @@ def find(home: Path, job: str, stores: Callable[[], Sequence[str]] = tuple) -> J
             record = descriptions.read(store, uri, name)
             if record is not None:
                 db.add(record)
-                return attach(record, home)
+                return attach(record, home, sections)
     raise descriptions.not_found(job, [uri.partition("?")[0] for uri in uris])
 
 
@@ -57,6 +63,7 @@ def _keys_of(backend: Backend[Any]) -> Mapping[str, str]:
         return {}
 
 
-def attach(record: JobRecord, home: Path) -> Job:
-    """Return the job of a record."""
-    return Job(record, backend_for(record, home), home)
+def attach(record: JobRecord, home: Path, sections: Sections = no_sections) -> Job:
+    """Return the job of a record; ``sections`` is as for ``find``."""
+    trusted, backend = opener(home, sections)(record)
+    return Job(trusted, backend, home)

@@ -7,7 +7,9 @@ import hashlib
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
+from urllib.parse import parse_qsl
 
 from cloudjob.errors import ObjectMissing, StoreError
 from cloudjob.model import progress
@@ -19,6 +21,7 @@ from cloudjob.tracking.access import JobAccess
 from jobentry.contract import manifest
 from jobentry.contract.manifest import Manifest
 from jobentry.contract.paths import JobPaths
+from jobentry.contract.stores import STORE_SECTIONS
 
 _CHUNK_BYTES = 1024 * 1024
 # The number of bytes that ``Outputs.read`` requests at a time.
@@ -96,8 +99,13 @@ class Output(NamedTuple):
 class Outputs(Collection[Output]):
     """The output files of a job that were stored when this was created."""
 
-    def __init__(self, locations: Sequence[OutputLocation]) -> None:
+    def __init__(
+        self, locations: Sequence[OutputLocation], refused: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
         self._locations = locations
+        # Outputs of a job of others, by name, at URIs that are not read: its description must not
+        # choose a folder of this machine or a host.
+        self.refused = refused
         self._files = tuple(file for location in locations for file in find(location))
 
     def __iter__(self) -> Iterator[Output]:
@@ -158,21 +166,49 @@ class Outputs(Collection[Output]):
         return fetched
 
 
-def locations_of(access: JobAccess) -> list[OutputLocation]:
+class Locations(NamedTuple):
+    """Where the outputs of a job are stored.
+
+    Args:
+        refused: Outputs of a job of others at URIs that its description must not choose, by name.
+    """
+
+    found: list[OutputLocation]
+    refused: Mapping[str, str]
+
+
+def locations_of(access: JobAccess) -> Locations:
     """Return where a job's outputs are stored: in its own store, or at URIs chosen by the user."""
     folder = JobPaths(access.record.job).outputs
     uris = access.submission().get("outputs")
     if not isinstance(uris, dict):
         # The record is damaged, but the outputs in the job's own store can still be listed.
-        return [OutputLocation("outputs", access.store, f"{folder}/", True)]
-    found = []
+        return Locations([OutputLocation("outputs", access.store, f"{folder}/", True)], {})
+    found: list[OutputLocation] = []
+    refused: dict[str, str] = {}
     for name, uri in sorted(uris.items()):
         is_own = uri == f"{access.store.uri(folder)}/{name}"
         store, prefix = access.store, f"{folder}/{name}/"
+        if not (is_own or access.record.is_ours or _is_within_reach(uri, access.record.store)):
+            refused[name] = uri
+            continue
         if not is_own:
             store, prefix = access.open_store(with_store_options(uri, access.record.store)), ""
         found.append(OutputLocation(name, store, prefix, access.backend.copies_files))
-    return found
+    return Locations(found, refused)
+
+
+def _is_within_reach(uri: str, store_uri: str) -> bool:
+    """Whether an output that others have named is at the service of the store that we named.
+
+    It may be in another bucket there, but neither in a folder of this machine nor at a host or with
+    credentials of their choice.
+    """
+    where, _, query = uri.partition("?")
+    scheme, mark, _ = where.partition("://")
+    theirs, ours = (set(parse_qsl(text)) for text in (query, store_uri.partition("?")[2]))
+    is_bucket = bool(mark) and scheme in STORE_SECTIONS
+    return is_bucket and store_uri.startswith(f"{scheme}://") and theirs <= ours
 
 
 def find(location: OutputLocation) -> list[Output]:
@@ -281,7 +317,8 @@ def _fetch_missing(
     tiny = {file.key: file for file in known if file.size_bytes <= _TINY_BYTES}
     with contextlib.suppress(*_OF_ONE_FILE):
         # What this does not fetch because of another file is fetched one by one below.
-        consume_in_parallel(write_one, location.store.get_each(list(tiny)))
+        each = location.store.get_each(list(tiny), limit_bytes=_TINY_BYTES)
+        consume_in_parallel(write_one, each)
     small = [file for file in known if file.size_bytes > _TINY_BYTES]
     in_parallel(fetch_one, small, abort=location.store.abort)
     rest = [file for file in missing if fetched.get(file.name) != file.digests]

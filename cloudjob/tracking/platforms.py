@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import socket
+from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
-from cloudjob.backends import open_backend
+from cloudjob.backends import handles, open_backend
 from cloudjob.backends.base import Backend, NativeStatus
-from cloudjob.errors import BackendError
+from cloudjob.errors import BackendError, CloudJobError
 from cloudjob.home.records import JobRecord
-from cloudjob.model.rules import is_remote
 from cloudjob.model.status import JobState
 
 # Native states of an UNKNOWN job that will never change.
@@ -20,33 +19,62 @@ GONE = (
     "the backend has no such job",
     "this cloudjob has no such backend",
 )
-# The native state of a job that only its submitter can query, until its record exists.
-ELSEWHERE = "not on this machine"
+# The native state of a job of others that the reader's configuration does not lead to, until its
+# record exists.
+ELSEWHERE = "not within reach of your configuration"
+
 _POLL_S = 0.5
+# The place in the handle of a job that cannot be asked for: that of its description is not kept.
+_NOWHERE = "-"
+
+# Returns the settings of each backend in the reader's configuration.
+Sections = Callable[[], Mapping[str, Mapping[str, Any]]]
 
 
-def backend_for(record: JobRecord, home: Path) -> Backend[Any]:
-    """Return the backend of a job, if possible with the state folder of the job's submit.
+def no_sections() -> Mapping[str, Mapping[str, Any]]:
+    """Return no settings: those of the environment and the vendors' files apply."""
+    return {}
 
-    Backends that run jobs on this machine keep the jobs' state there; others only cache data there.
+
+class Opened(NamedTuple):
+    """The record of a job, with a handle that can be trusted, and the job's backend."""
+
+    record: JobRecord
+    backend: Backend[Any]
+
+
+def opener(home: Path, sections: Sections) -> Callable[[JobRecord], Opened]:
+    """Return a function that opens the backend of a job; jobs on one platform share theirs.
+
+    A job that was submitted here is where its own handle says. The handle of any other comes from a
+    description that others may have written, so it is made again from the configuration.
+
+    Args:
+        sections: Returns the reader's settings of each backend; called for jobs of others.
     """
-    if record.home in ("", str(home)):
-        return backend_of(record.backend, home)
-    folder = Path(record.home)
-    host = record.submitted_by.rpartition("@")[2]
-    is_here = host == socket.gethostname() and os.access(folder, os.R_OK | os.W_OK | os.X_OK)
-    if is_here and folder.stat().st_uid == os.geteuid():
-        return backend_of(record.backend, folder)
-    if is_remote(record.backend):
-        return backend_of(record.backend, home)
-    return _NoBackend(
-        BackendError(
-            f"asking the backend {record.backend} for {record.job}: it was submitted by "
-            f"{record.submitted_by} with the state folder {record.home}",
-            hint="only that user on that machine can ask it; its outputs can be downloaded here",
-        ),
-        ELSEWHERE,
-    )
+    ours = cache(lambda name: backend_of(name, home))
+    configured = cache(lambda name: open_backend(name, home, dict(sections().get(name, {}))))
+
+    def open_job(record: JobRecord) -> Opened:
+        if record.is_ours:
+            return Opened(record, ours(record.backend))
+        copies_files = False
+        try:
+            backend = configured(record.backend)
+            copies_files = backend.copies_files
+            handle = backend.own_handle(record.handle, record.job)
+            return Opened(record._replace(handle=handle), backend)
+        except (CloudJobError, ValueError) as error:
+            refusal = BackendError(
+                f"asking the backend {record.backend} for {record.job}, which "
+                f"{record.submitted_by} submitted: {error}",
+                hint=getattr(error, "hint", ""),
+            )
+            nowhere = handles.write(record.backend, _NOWHERE, record.job)
+            stand_in = _NoBackend(refusal, ELSEWHERE, copies_files=copies_files)
+            return Opened(record._replace(handle=nowhere), stand_in)
+
+    return open_job
 
 
 def backend_of(name: str, home: Path) -> Backend[Any]:
@@ -62,7 +90,8 @@ class _NoBackend(Backend[Any]):
 
     poll_s = _POLL_S
 
-    def __init__(self, error: BackendError, native: str) -> None:
+    def __init__(self, error: BackendError, native: str, *, copies_files: bool = False) -> None:
+        self.copies_files = copies_files
         self._error = error
         self._native = native
 
@@ -75,7 +104,7 @@ class _NoBackend(Backend[Any]):
     build = show = environments = handle = send = logs = log_ends = cancel = events = metrics = (
         _refuse
     )
-    refresh = _refuse
+    own_handle = refresh = _refuse
 
     def remove(self, _handle: str) -> None:
         """Do nothing: the platform cannot be reached without its backend."""

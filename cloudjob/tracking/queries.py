@@ -4,31 +4,34 @@ from __future__ import annotations
 
 import re
 import threading
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, wait
-from contextlib import suppress
+from concurrent.futures import Future
 from datetime import datetime, timedelta, timezone
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from cloudjob.backends.base import Backend, NativeStatus
+from cloudjob.backends.base import NativeStatus
 from cloudjob.errors import CloudJobError, Unreachable, UsageError
 from cloudjob.home import records_path
 from cloudjob.home.records import JobRecord, Records
 from cloudjob.model import grid
+from cloudjob.model.progress import OnProgress, Progress, log_warnings
 from cloudjob.model.rules import BACKENDS
 from cloudjob.model.status import JobState, JobStatus
 from cloudjob.model.text import nearest
 from cloudjob.store import open_store
+from cloudjob.store.parallel import call_each_in_time
 from cloudjob.tracking import descriptions, leftovers
 from cloudjob.tracking.job import Job
-from cloudjob.tracking.platforms import backend_for
+from cloudjob.tracking.platforms import Sections, no_sections, opener
 
 # The number of parallel status requests of a list, and its time limit.
 _AT_ONCE = 8
 _LIST_S = 20.0
+# Descriptions in a store of which a list says why they cannot be read.
+_SHOWN_PROBLEMS = 10
 
 
 class Filter(NamedTuple):
@@ -112,6 +115,8 @@ def find_all(
     *,
     limit: int | None = None,
     store: str = "",
+    sections: Sections = no_sections,
+    on_progress: OnProgress = log_warnings,
 ) -> list[tuple[Job, JobStatus]]:
     """Return the matching jobs in the records, newest first, with their status.
 
@@ -120,9 +125,11 @@ def find_all(
     Args:
         limit: Return at most this many jobs.
         store: The URI of a store whose jobs are returned instead, from any submitter.
+        sections: Returns the reader's settings of each backend; called for jobs of others.
+        on_progress: Called with a warning for each description in the store that cannot be read.
     """
     leftovers.remove(home)
-    records = [each for each in _records(home, store) if which.matches(each)]
+    records = [each for each in _records(home, store, on_progress) if which.matches(each)]
     # The records contain the state of each job that has ended; every other job costs a request.
     if which.states:
         # With a state filter, a job that does not match makes room for an older one.
@@ -131,64 +138,53 @@ def find_all(
         selected = records[:limit]
     found = [
         (job, status)
-        for job, status in with_status(home, selected)
+        for job, status in with_status(home, selected, sections)
         if not which.states or status.state.value in which.states
     ]
     return found[:limit]
 
 
-def with_status(home: Path, records: Sequence[JobRecord]) -> list[tuple[Job, JobStatus]]:
+def with_status(
+    home: Path, records: Sequence[JobRecord], sections: Sections = no_sections
+) -> list[tuple[Job, JobStatus]]:
     """Return the jobs of these records with their status, UNKNOWN as for ``find_all``."""
-    jobs = jobs_of(home, records)
+    jobs = jobs_of(home, records, sections)
     return list(zip(jobs, statuses_of(jobs), strict=True))
 
 
 def statuses_of(jobs: list[Job]) -> list[JobStatus]:
     """Return the status of each job, UNKNOWN as for ``find_all``."""
-    platforms = _Platforms(jobs)
-    results: list[Future[JobStatus]] = [Future() for _ in jobs]
-    waiting = deque(zip(jobs, results, strict=True))
-
-    def work() -> None:
-        with suppress(IndexError):
-            while True:
-                job, result = waiting.popleft()
-                try:
-                    result.set_result(platforms.status(job))
-                except Exception as error:  # noqa: BLE001 (raised in the caller's thread)
-                    result.set_exception(error)
-
-    # Daemon threads: a platform that does not answer cannot delay the end of the process.
-    for _ in range(min(_AT_ONCE, len(jobs))):
-        threading.Thread(target=work, daemon=True).start()
-    in_time = wait(results, _LIST_S).done
+    ask = _Platforms(jobs).status
+    results = call_each_in_time(ask, jobs, limit_s=_LIST_S, at_once=_AT_ONCE)
     late = f"no answer within {_LIST_S:g} s"
     return [
-        result.result() if result in in_time else job.unknown(late)
+        result.result() if result.done() else job.unknown(late)
         for job, result in zip(jobs, results, strict=True)
     ]
 
 
-def jobs_of(home: Path, records: Sequence[JobRecord]) -> list[Job]:
+def jobs_of(
+    home: Path, records: Sequence[JobRecord], sections: Sections = no_sections
+) -> list[Job]:
     """Return the jobs of these records; those on one platform share its backend."""
-    backends: dict[tuple[str, str], Backend[Any]] = {}
-    jobs = []
-    for record in records:
-        key = (record.backend, record.home)
-        if key not in backends:
-            backends[key] = backend_for(record, home)
-        jobs.append(Job(record, backends[key], home))
-    return jobs
+    opened = map(opener(home, sections), records)
+    return [Job(record, backend, home) for record, backend in opened]
 
 
-def _records(home: Path, store: str) -> list[JobRecord]:
+def _records(home: Path, store: str, on_progress: OnProgress) -> list[JobRecord]:
     """Return the records of this machine, or of all jobs in a store, newest first."""
     with Records(records_path(home)) as db:
         local = db.list()
     if not store:
         return local
     known = {record.job: record for record in local}
-    found = (known.get(r.job, r) for r in descriptions.read_all(open_store(store), store))
+    listed = descriptions.read_all(open_store(store), store)
+    shown, more = listed.problems[:_SHOWN_PROBLEMS], len(listed.problems) - _SHOWN_PROBLEMS
+    for problem in shown:
+        on_progress(Progress("warning", problem))
+    if more > 0:
+        on_progress(Progress("warning", f"{more} more descriptions cannot be read"))
+    found = (known.get(record.job, record) for record in listed.records)
     return sorted(found, key=lambda record: record.created_at, reverse=True)
 
 

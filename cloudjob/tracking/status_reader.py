@@ -20,6 +20,7 @@ from cloudjob.errors import (
     RunsElsewhere,
     StoreError,
     Unreachable,
+    UnreadableObject,
     WaitTimeout,
 )
 from cloudjob.home import records_path
@@ -29,11 +30,13 @@ from cloudjob.model import times
 from cloudjob.model.status import JobState, JobStatus
 from cloudjob.package import claims
 from cloudjob.retries import OutageLimit, WaitNotices
+from cloudjob.store.base import SMALL_LIMIT_BYTES
 from cloudjob.store.parallel import call_with_timeout
 from cloudjob.tracking import log, verdict
 from cloudjob.tracking.access import JobAccess
 from cloudjob.tracking.platforms import ELSEWHERE, GONE
 from jobentry.contract import exits
+from jobentry.contract.packages import LAYERS_LIMIT
 from jobentry.contract.paths import DELIVERED_ENV, DELIVERED_SSH_KEY, JobPaths
 
 # Last log lines of the entry to show in the status of a job without a record.
@@ -90,7 +93,8 @@ class StatusReader:
         Args:
             native: Its status in the list; None if the job is not in it.
         """
-        if native is None and self._access.record.state != SUBMITTING:
+        is_sent = self._access.record.is_ours and self._access.record.state != SUBMITTING
+        if native is None and is_sent:
             native = NativeStatus(JobState.UNKNOWN, GONE[1])
         if native is None or native.state.is_final:
             return self.status()
@@ -221,6 +225,8 @@ class StatusReader:
             return native
         if is_being_sent:
             return NativeStatus(JobState.PENDING, "being submitted")
+        if not record.is_ours:
+            return NativeStatus(JobState.UNKNOWN, ELSEWHERE)
         was_sent = record.handle and record.state != SUBMITTING
         return NativeStatus(JobState.UNKNOWN, GONE[1] if was_sent else GONE[0])
 
@@ -243,13 +249,14 @@ class StatusReader:
     def _stored_exit_record(self) -> exits.ExitRecord | None:
         store = self._access.store_with_retries(_STORE_S)
         try:
-            found = exits.load(store.get_bytes(JobPaths(self._access.record.job).record))
-        except (exits.RecordError, ObjectMissing):
+            key = JobPaths(self._access.record.job).record
+            found = exits.load(store.get_bytes(key, limit_bytes=SMALL_LIMIT_BYTES))
+        except (exits.RecordError, ObjectMissing, UnreadableObject):
             return None
-        if found.damaged_layers:
+        if found.damaged_layers and self._access.record.is_ours:
             # If the platform delivers the package, the nodes cannot mark it as damaged themselves.
             with contextlib.suppress(StoreError):
-                claims.mark_damaged(store, found.damaged_layers)
+                claims.mark_damaged(store, found.damaged_layers[:LAYERS_LIMIT])
         return found
 
     def _entry_lines(self, node: int | None) -> tuple[str, ...]:

@@ -37,7 +37,10 @@ def go(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def submit(tmp_path: Path, go: Path, monkeypatch: pytest.MonkeyPatch) -> Submit:
-    """Return a function that submits a job with one state folder and then switches to another."""
+    """Return a function that submits a job with one state folder and then switches to another.
+
+    This stands for another machine or another user: only the store is common.
+    """
     source = tmp_path / "project"
     source.mkdir()
     (source / "train.py").write_text(TRAIN)
@@ -68,9 +71,15 @@ def change_description(store: str, job: cloudjob.Job, values: dict[str, Any]) ->
     opened_store.put_bytes(json.dumps({**described, **values}).encode(), descriptions.key(job.id))
 
 
-def test_a_job_is_watched_and_cancelled_from_another_state_folder(
-    submit: Submit, folder: str, go: Path, capfd: pytest.CaptureFixture[str]
+def test_a_job_is_listed_by_all_and_controlled_with_the_state_folder_of_its_submit(
+    submit: Submit,
+    folder: str,
+    go: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ):
+    """A description must not choose a state folder: its files say what to kill and remove."""
     job = submit(folder)
 
     with pytest.raises(cloudjob.JobNotFound):
@@ -78,12 +87,17 @@ def test_a_job_is_watched_and_cancelled_from_another_state_folder(
     [listed] = cloudjob.jobs(store=folder)
     assert (listed.id, listed.submitted_by) == (job.id, descriptions.submitter())
     found = cloudjob.attach(f"{folder}/{job.id}")
-    assert str(next(found.logs(0, 0, follow=True))) == "[0] token 7"
     assert main(["status", job.handle]) == 0
-    found.cancel(is_urgent=True)
-    assert job.wait(timeout_s=LIMIT_S).state == "CANCELLED"
-    assert cloudjob.attach(job.id).wait(timeout_s=LIMIT_S).state == "CANCELLED"
+    with pytest.raises(cloudjob.BackendError, match="not started on this machine with this state"):
+        found.cancel(is_urgent=True)
     assert main(["list", "--store", folder]) == 0
+    monkeypatch.setenv("CLOUDJOB_HOME", str(tmp_path / "ci"))
+    ours = cloudjob.attach(f"{folder}/{job.id}")
+    assert str(next(ours.logs(0, 0, follow=True))) == "[0] token 7"
+    ours.cancel()
+    assert ours.wait(timeout_s=LIMIT_S).state == "CANCELLED"
+    monkeypatch.setenv("CLOUDJOB_HOME", str(tmp_path / "laptop"))
+    assert cloudjob.attach(job.id).wait(timeout_s=LIMIT_S).state == "CANCELLED"
     assert descriptions.submitter() in capfd.readouterr().out
 
 
@@ -152,7 +166,7 @@ def test_the_status_of_a_job_of_another_host_comes_from_its_record_in_the_store(
     found = cloudjob.attach(f"{folder}/{job.id}")
 
     assert found.status().state == "UNKNOWN"
-    with pytest.raises(cloudjob.BackendError, match="submitted by ci@runner-7"):
+    with pytest.raises(cloudjob.BackendError, match="which ci@runner-7 submitted"):
         next(found.logs())
     go.touch()
     assert found.wait(timeout_s=LIMIT_S).state == "SUCCEEDED"
@@ -182,6 +196,10 @@ def test_a_damaged_or_hostile_description_is_refused(submit: Submit, folder: str
         {"home": None},
         {"nodes": 1_000_000_000},
         {"home": "/home\0"},
+        {"home": ""},
+        {"home": "relative"},
+        {"name": "$(touch owned)"},
+        {"code_uri": "x" * 10_000},
         {"code_size_bytes": 2**63},
         {"created_at": "2026-13-45T99:99:99.000Z"},
         {"submission": {"outputs": {"../../.ssh": "file:///x"}, "spec": {}}},
@@ -214,6 +232,21 @@ def test_a_copy_of_a_job_of_others_runs_no_command_of_theirs_and_packs_no_folder
 
     assert copy.notify.command == ()
     assert copy.source == str(project)
+
+
+def test_a_job_of_this_state_folder_is_found_again_when_the_records_are_lost(
+    submit: Submit, folder: str, go: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    job = submit(folder)
+    monkeypatch.setenv("CLOUDJOB_HOME", str(tmp_path / "ci"))
+    (tmp_path / "ci" / "records.db").unlink()
+
+    found = cloudjob.attach(f"{folder}/{job.id}")
+    found.cancel(is_urgent=True)
+
+    assert found.wait(timeout_s=LIMIT_S).state == "CANCELLED"
+    found.remove()
+    assert not (tmp_path / "ci" / "process" / job.id).exists()
 
 
 def test_records_of_an_older_version_are_read_and_extended(tmp_path: Path):

@@ -93,6 +93,10 @@ class DockerBackend(Backend[DockerRequest]):
     def handle(self, request: DockerRequest) -> str:
         return handles.write(_SCHEME, "local", request.job)
 
+    def own_handle(self, handle: str, job: str) -> str:
+        handles.need_folder(self._home / job, job)
+        return handles.write(_SCHEME, "local", job)
+
     def send(self, request: DockerRequest) -> str:
         image = engine.image(self._client, request.image)
         folder = self._home / request.job

@@ -135,6 +135,25 @@ class KubernetesBackend(Backend[KubernetesRequest]):
     def handle(self, request: KubernetesRequest) -> str:
         return _handle(_Handle(self._cluster, request.engine, request.job_names), request.job)
 
+    def own_handle(self, handle: str, job: str) -> str:
+        theirs, ours = _parse_handle(handle), self._cluster
+        doing = f"looking for {job} on Kubernetes"
+        if not ours.context:
+            raise BackendError(
+                f"{doing}: you have no kubeconfig",
+                hint="set KUBECONFIG, or kubernetes.kubeconfig in your configuration",
+            )
+        # The same cluster may have another name for its submitter, but not for us.
+        context, contexts = theirs.cluster.context, kubeconfig.entries(ours.kubeconfig, "contexts")
+        if context != ours.context and context in contexts:
+            hint = "set kubernetes.context in your configuration"
+            raise handles.not_ours(doing, f"your context {context}", ours.context, hint)
+        namespace = theirs.job_names.namespace
+        if namespace != ours.namespace:
+            hint = "set kubernetes.namespace in your configuration"
+            raise handles.not_ours(doing, f"the namespace {namespace}", ours.namespace, hint)
+        return _handle(_Handle(ours, theirs.engine, Names(job, ours.namespace)), job)
+
     def send(self, request: KubernetesRequest) -> str:
         cluster = self._cluster
         client = self._client(cluster)
@@ -359,7 +378,10 @@ class KubernetesBackend(Backend[KubernetesRequest]):
 
     def remove(self, handle: str) -> None:
         where = _parse_handle(handle)
-        self._delete(self._client(where.cluster), where)
+        client = self._client(where.cluster)
+        with contextlib.suppress(JobNotFound):
+            self._job(client, where)
+        self._delete(client, where)
         shutil.rmtree(self._home / where.job_names.job, ignore_errors=True)
 
     def sweep(self, handles: Iterable[str]) -> list[str]:
@@ -441,7 +463,12 @@ class KubernetesBackend(Backend[KubernetesRequest]):
     def _job(self, client: Client, where: _Handle) -> dict[str, Any]:
         path = where.engine.resource.path(where.job_names.namespace, where.job_names.name)
         doing = f"looking for the {where.engine.resource.kind} {where.job_names.name}"
-        return client.get(path, doing)
+        job = client.get(path, doing)
+        labels = job["metadata"].get("labels") or {}
+        if labels.get(JOB_LABEL) != where.job_names.job:
+            # Somebody else's object that has this name; its other objects are not ours, either.
+            raise BackendError(f"{doing}: it is no job of cloudjob: it has no label {JOB_LABEL}")
+        return job
 
     def _place(self, where: _Handle, node: int | None) -> Place:
         job_names, node_of = where.job_names, where.engine.node_of

@@ -43,8 +43,10 @@ _END_S = 300.0
 _AT_ONCE = 8
 # Statuses with which the service refuses to end a job that has ended.
 _ENDED_STATUSES = (400, 404, 409)
-# In a handle, the id of a job that is not created yet.
+# In a handle, the id of a job that is not created yet, or is not known.
 _NO_ID = "-"
+# In a handle, the project that IAM names for the user's keys.
+_OWN_PROJECT = "-"
 
 
 class _Handle(NamedTuple):
@@ -123,6 +125,21 @@ class ModelArtsBackend(Backend[ModelArtsRequest]):
     def handle(self, request: ModelArtsRequest) -> str:
         """Return the handle of a job that is not created yet, with its name and no id."""
         return _handle(self._client(), _NO_ID, request.job)
+
+    def own_handle(self, handle: str, job: str) -> str:
+        """Return a handle with the service and project of the reader, and without an id.
+
+        The job is found by its name, which is unique in a project: an id could be that of any job.
+        """
+        theirs, ours = _parse_handle(handle), self._site
+        doing = f"looking for {job} on ModelArts"
+        if theirs.endpoint != ours.endpoint:
+            hint = "set modelarts.region or modelarts.endpoint in your configuration"
+            raise handles.not_ours(doing, f"the service {theirs.endpoint}", ours.endpoint, hint)
+        if ours.project_id and theirs.project != ours.project_id:
+            hint = "set modelarts.project_id in your configuration"
+            raise handles.not_ours(doing, f"the project {theirs.project}", ours.project_id, hint)
+        return _written_handle(ours.endpoint, ours.project_id or _OWN_PROJECT, _NO_ID, job)
 
     def send(self, request: ModelArtsRequest) -> str:
         client = self._client()
@@ -250,7 +267,8 @@ class ModelArtsBackend(Backend[ModelArtsRequest]):
         if key not in self._clients:
             site = self._site
             if where is not None:
-                site = replace(site, endpoint=where.endpoint, project_id=where.project)
+                project = "" if where.project == _OWN_PROJECT else where.project
+                site = replace(site, endpoint=where.endpoint, project_id=project)
             self._clients[key] = Client(site, limits=self._limits, pause=self._pause)
         return self._clients[key]
 
@@ -281,8 +299,12 @@ class ModelArtsBackend(Backend[ModelArtsRequest]):
 
 
 def _handle(client: Client, job: str, name: str) -> str:
-    scheme, _, host = client.site.endpoint.partition("://")
-    return handles.write(_SCHEMES[scheme], host, client.project_id(), job, name)
+    return _written_handle(client.site.endpoint, client.project_id(), job, name)
+
+
+def _written_handle(endpoint: str, project: str, job: str, name: str) -> str:
+    scheme, _, host = endpoint.partition("://")
+    return handles.write(_SCHEMES[scheme], host, project, job, name)
 
 
 def _search(

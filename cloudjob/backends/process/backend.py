@@ -119,6 +119,10 @@ class ProcessBackend(Backend[ProcessRequest]):
     def handle(self, request: ProcessRequest) -> str:
         return handles.write(_SCHEME, "local", request.job)
 
+    def own_handle(self, handle: str, job: str) -> str:
+        handles.need_folder(self._jobs / job, job)
+        return handles.write(_SCHEME, "local", job)
+
     def send(self, request: ProcessRequest) -> str:
         folder, run_dir = Path(request.folder), Path(request.run_dir)
         nodes = () if request.keeps_homes else request.nodes

@@ -124,8 +124,25 @@ class SlurmBackend(Backend[SlurmRequest]):
         return self.handle(request)
 
     def handle(self, request: SlurmRequest) -> str:
-        folder = request.folder if request.folder.startswith("/") else "/" + request.folder
-        return handles.write(_SCHEME, self._cluster.host.name, quote(folder, safe="/~")[1:])
+        return _written_handle(self._cluster.host, request.folder)
+
+    def own_handle(self, handle: str, job: str) -> str:
+        theirs, ours = _parse_handle(handle), self._cluster
+        doing = f"looking for {job} on Slurm"
+        if theirs.host != ours.host:
+            hint = "set slurm.host in your configuration"
+            raise handles.not_ours(
+                doing,
+                f"the login node {theirs.host.name or '(none)'}",
+                ours.host.name,
+                hint,
+            )
+        folder = f"{ours.folder}/{job}"
+        if theirs.folder != folder:
+            parent = theirs.folder.rpartition("/")[0]
+            hint = "set slurm.folder in your configuration"
+            raise handles.not_ours(doing, f"the folder {parent}", ours.folder, hint)
+        return _written_handle(ours.host, folder)
 
     def _files(self, request: SlurmRequest) -> dict[str, bytes]:
         files = {
@@ -292,6 +309,14 @@ class SlurmBackend(Backend[SlurmRequest]):
             self._end(where)
         except JobNotFound:
             return
+        # Only the folder of a job, whatever the configuration says.
+        text = f"[ -f {script.JOB_SCRIPT} ] && [ ! -L {script.JOB_SCRIPT} ]"
+        if where.host.run(where.folder, text).code:
+            raise BackendError(
+                f"removing {where.folder}: it is not the folder of a job: it has no "
+                f"{script.JOB_SCRIPT}",
+                hint="remove it yourself, if nobody needs it",
+            )
         done = where.host.run("", f"rm -rf {quoted(where.folder)}")
         if done.code:
             raise BackendError(f"removing {where.folder}: {done.message}")
@@ -513,6 +538,11 @@ def _output_of(host: Host, text: str, doing: str) -> str:
     if done.code and not any(part in done.message for part in _NO_JOB):
         raise errors.command_error(doing, done.message)
     return done.out.decode("utf-8", "replace")
+
+
+def _written_handle(host: Host, folder: str) -> str:
+    path = folder if folder.startswith("/") else "/" + folder
+    return handles.write(_SCHEME, host.name, quote(path, safe="/~")[1:])
 
 
 def _parse_handle(handle: str) -> _Handle:

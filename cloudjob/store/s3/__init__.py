@@ -5,16 +5,18 @@ from __future__ import annotations
 import importlib.util
 import os
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cloudjob.errors import ObjectMissing, StoreError
+from cloudjob.errors import ObjectMissing, StoreError, UnreadableObject
 from cloudjob.store import files
-from cloudjob.store.base import RETRY_S, OnBytes, ignore_bytes
-from cloudjob.store.parallel import iterate_in_parallel
+from cloudjob.store.base import GET_LIMIT_BYTES, RETRY_S, OnBytes, ignore_bytes
+from cloudjob.store.parallel import call_with_timeout, iterate_in_parallel
 from cloudjob.store.s3 import bucket_uri, errors
 from cloudjob.store.s3 import client as clients
 from cloudjob.store.s3.bucket_uri import BucketUri
@@ -27,6 +29,9 @@ _STALE_S = 24 * 3600.0
 _OUT_OF_RANGE = 416
 # Attempts to read all bytes of an object.
 _READ_ATTEMPTS = 5
+# Seconds that a small object or a list of keys may take, and the slowest rate for a larger one.
+_READ_S, _LIST_S = 60.0, 600.0
+_SLOWEST_BYTES_S = 64 * 1024
 
 
 def from_uri(
@@ -65,6 +70,7 @@ class S3Store:
         self._uri = uri
         self._environ = os.environ if environ is None else environ
         self._part_bytes = part_bytes
+        self._retry_s = retry_s
         self._retries = clients.Retries(uri, retry_s)
         self._lock = threading.Lock()
         self._connected: clients.Connection | None = None
@@ -97,20 +103,23 @@ class S3Store:
             self._client.put_object(**where, Body=data)
         return self.uri(key)
 
-    def get_bytes(self, key: str) -> bytes:
-        return self._read(key)
+    def get_bytes(self, key: str, *, limit_bytes: int = GET_LIMIT_BYTES) -> bytes:
+        return self._read(key, limit_bytes)
 
     def get_range(self, key: str, offset: int, count: int) -> bytes:
         try:
-            return self._read(key, Range=f"bytes={offset}-{offset + count - 1}")
+            return self._read(key, count, Range=f"bytes={offset}-{offset + count - 1}")
         except StoreError as error:
             response = getattr(error.__cause__, "response", {})
             if response.get("ResponseMetadata", {}).get("HTTPStatusCode") == _OUT_OF_RANGE:
                 return b""
             raise
 
-    def get_each(self, keys: Sequence[str]) -> Iterator[tuple[str, bytes]]:
-        return iterate_in_parallel(self.get_bytes, list(dict.fromkeys(keys)), abort=self.abort)
+    def get_each(
+        self, keys: Sequence[str], *, limit_bytes: int = GET_LIMIT_BYTES
+    ) -> Iterator[tuple[str, bytes]]:
+        get = partial(self.get_bytes, limit_bytes=limit_bytes)
+        return iterate_in_parallel(get, list(dict.fromkeys(keys)), abort=self.abort)
 
     def fetch(self, key: str, path: Path, *, on_progress: OnBytes = ignore_bytes) -> None:
         try:
@@ -139,9 +148,12 @@ class S3Store:
         pages = self._client.get_paginator("list_objects").paginate(
             Bucket=self._uri.bucket, Prefix=self._uri.key(prefix)
         )
+        end_s = time.monotonic() + self._retry_s + _LIST_S
         with errors.translate_errors(doing, self._uri):
             found = []
             for page in pages:
+                if time.monotonic() > end_s:
+                    raise UnreadableObject(f"{doing}: it does not end within {_LIST_S:g} s")
                 if "IsTruncated" not in page:
                     raise StoreError(
                         f"{doing}: the answer is not a list of keys", hint="is the endpoint right?"
@@ -261,7 +273,23 @@ class S3Store:
             preferred_transfer_client="classic",
         )
 
-    def _read(self, key: str, **parameters: str) -> bytes:
+    def _read(self, key: str, limit_bytes: int, **parameters: str) -> bytes:
+        """Return the bytes of an object or of a range.
+
+        A service that sends a byte now and then never exceeds the timeout of a single read, so the
+        whole answer has a time limit.
+        """
+        limit_s = self._retry_s + _READ_S + limit_bytes / _SLOWEST_BYTES_S
+        try:
+            return call_with_timeout(
+                limit_s, lambda: self._read_body(key, limit_bytes, **parameters)
+            )
+        except TimeoutError as error:
+            raise UnreadableObject(
+                f"reading {key} in {self._uri.root}: not complete after {limit_s:.0f} s"
+            ) from error
+
+    def _read_body(self, key: str, limit_bytes: int, **parameters: str) -> bytes:
         from botocore.exceptions import IncompleteReadError, ResponseStreamingError
         from urllib3.exceptions import HTTPError, ProtocolError
 
@@ -272,5 +300,17 @@ class S3Store:
                 with suppress(ProtocolError):
                     body = self._client.get_object(**where, **parameters)["Body"]
                     with suppress(HTTPError, IncompleteReadError, ResponseStreamingError):
-                        return bytes(body.read())
-            return bytes(self._client.get_object(**where, **parameters)["Body"].read())
+                        return self._limited(key, body, limit_bytes)
+            body = self._client.get_object(**where, **parameters)["Body"]
+            return self._limited(key, body, limit_bytes)
+
+    def _limited(self, key: str, body: Any, limit_bytes: int) -> bytes:
+        """Return the bytes of a response that does not exceed the limit."""
+        # Both may come in pieces: one byte more reveals a body that is too long.
+        data = bytearray()
+        while piece := body.read(min(limit_bytes + 1 - len(data), PART_BYTES)):
+            data += piece
+            if len(data) > limit_bytes:
+                body.close()
+                raise files.too_large(f"reading {key} in {self._uri.root}", limit_bytes)
+        return bytes(data)

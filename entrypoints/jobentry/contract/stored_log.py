@@ -15,6 +15,9 @@ PREFIX = "log-"
 _NAME = re.compile(r"log-(\d{1,9})-(\d{13})-(\d{6})\.gz")
 _GZIP = 31
 _PIECE_BYTES = 1 << 20
+# Limits for reading. A node writes chunks of about a mebibyte, which may stand for a gibibyte.
+CHUNK_LIMIT_BYTES = 4 << 20
+_TEXT_LIMIT_BYTES = 2 << 30
 
 
 class Chunk(NamedTuple):
@@ -47,9 +50,10 @@ def compressor() -> Any:
 
 
 def unpack(data: bytes) -> Iterator[bytes]:
-    """Yield the bytes of a chunk in pieces, up to the point where it is damaged."""
+    """Yield the bytes of a chunk in pieces, up to its limit or the point where it is damaged."""
     reader = zlib.decompressobj(_GZIP)
-    while data and not reader.eof:
+    left_bytes = _TEXT_LIMIT_BYTES
+    while data and not reader.eof and left_bytes > 0:
         try:
             piece = reader.decompress(data, _PIECE_BYTES)
         except zlib.error:
@@ -57,4 +61,5 @@ def unpack(data: bytes) -> Iterator[bytes]:
         if not piece and data == reader.unconsumed_tail:
             return
         data = reader.unconsumed_tail
+        left_bytes -= len(piece)
         yield piece

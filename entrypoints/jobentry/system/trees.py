@@ -93,8 +93,9 @@ def open_file_below(root: str, path: str) -> int:
     facts = os.fstat(descriptor)
     if not stat.S_ISREG(facts.st_mode):
         os.close(descriptor)
-        kind = IsADirectoryError if stat.S_ISDIR(facts.st_mode) else OSError
-        raise kind(errno.EISDIR, "not a file" if kind is OSError else "is a directory", path)
+        if stat.S_ISDIR(facts.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+        raise OSError(errno.ENXIO, "not a regular file", path)
     return descriptor
 
 

@@ -23,7 +23,7 @@ from cloudjob.home.records import JobRecord, Records
 from cloudjob.model import times
 from cloudjob.model.status import JobState, exit_code, to_json
 from cloudjob.store.directory import DirectoryStore
-from cloudjob.tracking import Filter, Job, find_all, log, queries, status_reader
+from cloudjob.tracking import Filter, Job, find_all, log, platforms, queries, status_reader
 from cloudjob.tracking.platforms import GONE
 from jobentry.contract import exits, journal
 from jobentry.contract.paths import JobPaths
@@ -39,7 +39,7 @@ class Platform(Backend[Any]):
     def _lacks(self, *_: Any, **__: Any) -> NoReturn:
         raise NotImplementedError
 
-    build = show = environments = handle = send = logs = cancel = remove = _lacks
+    build = show = environments = handle = own_handle = send = logs = cancel = remove = _lacks
 
     def __init__(self, ended_at: str) -> None:
         self._ended_at = ended_at
@@ -355,7 +355,9 @@ def hundred_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[A
     def add(platform: Any) -> Any:
         for number in range(100):
             record_of(tmp_path, job=f"train-{number}", handle=f"modelarts://h/train-{number}")
-        monkeypatch.setattr(queries, "backend_for", lambda _record, _home: platform)
+        monkeypatch.setattr(
+            queries, "opener", lambda *_: lambda record: platforms.Opened(record, platform)
+        )
         return platform
 
     return add

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from cloudjob.errors import StoreError
-from cloudjob.store.base import OnBytes, ignore_bytes
+from cloudjob.store.base import GET_LIMIT_BYTES, OnBytes, ignore_bytes
 from cloudjob.store.directory import DirectoryStore
 from cloudjob.tracking import outputs
 from cloudjob.tracking.outputs import OutputLocation, Outputs
@@ -28,11 +28,11 @@ class ConcurrentStore(DirectoryStore):
 
     barrier = threading.Barrier(4)
 
-    def get_bytes(self, key: str) -> bytes:
+    def get_bytes(self, key: str, *, limit_bytes: int = GET_LIMIT_BYTES) -> bytes:
         """Get an object; wait for the other requests unless it is a manifest."""
         if manifest.FOLDER not in key:
             self.barrier.wait(DEADLINE_S)
-        return super().get_bytes(key)
+        return super().get_bytes(key, limit_bytes=limit_bytes)
 
     def fetch(self, key: str, path: Path, *, on_progress: OnBytes = ignore_bytes) -> None:
         """Wait for the other requests, and fetch an object."""

@@ -1,0 +1,96 @@
+"""What a copy takes from the description of a job that others have submitted.
+
+Whoever may write to a store may write any description into it, so a copy takes only what can do no
+harm here: how large the job is and how long it may take, and which file of the reader's own source
+runs with which arguments. Programs, paths, variables, images, hosts and credentials are the
+reader's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from cloudjob.model.job import SECTIONS, JobSpec
+from cloudjob.model.text import MASK
+from jobentry.contract.launchers import AUTO, LAUNCHERS
+
+# The keys of a job file that a copy takes; by section; every other
+# one is left out, and so is every key that is added later.
+TAKEN: Mapping[str, tuple[str, ...]] = MappingProxyType({
+    "": ("script", "args", "name", "nodes", "procs_per_node", "backend", "launcher", "outputs",
+         "output_sync_s", "metrics", "flavor", "timeout_min", "start_timeout_min", "retries",
+         "min_nodes", "grace_s", "hardware_check", "strict", "sweep", "max_parallel", "max_jobs",
+         "fail_fast"),
+    "process": ("gpus",),
+    "docker": ("cpus", "memory_gib", "shm_gib", "gpus"),
+    "kubernetes": ("cpus", "memory_gib", "shm_gib", "gpus"),
+    "slurm": ("time_min", "cpus_per_rank", "memory_gib", "gpus", "exclusive", "warn_s"),
+    "mindspore": ("device_target", "parallel_mode", "search_mode"),
+    "network": ("stall_min",),
+})  # fmt: skip
+
+
+class Described(NamedTuple):
+    """A description of a job, as ``masked`` returns it, in two parts.
+
+    Args:
+        taken: What a copy takes.
+        chosen: The dotted keys of those that differ from the default.
+        left_out: Every other value that differs from the default, by its dotted key.
+    """
+
+    taken: Mapping[str, Any]
+    left_out: Mapping[str, Any]
+    chosen: Sequence[str] = ()
+
+
+def split(described: Mapping[str, Any]) -> Described:
+    """Return which values of a description a copy takes, and which it leaves out."""
+    taken: dict[str, Any] = {}
+    left_out: dict[str, Any] = {}
+    chosen: list[str] = []
+    for section, name, value, default in _values(described):
+        key = f"{section}.{name}" if section else name
+        is_chosen = _plain(value) not in (None, default, [], {}, "")
+        if key == "outputs" and isinstance(value, Mapping):
+            # The names of the folders; where they are stored is up to the reader.
+            taken[key] = dict.fromkeys(value, "")
+            left_out.update({f"{key}.{output}": uri for output, uri in value.items() if uri})
+        elif name in TAKEN.get(section, ()) and _is_harmless(key, value):
+            (taken.setdefault(section, {}) if section else taken)[name] = value
+            chosen += [key] * is_chosen
+        elif is_chosen:
+            left_out[key] = value
+    return Described(taken, left_out, chosen)
+
+
+def _values(described: Mapping[str, Any]) -> Iterator[tuple[str, str, Any, Any]]:
+    """Yield section, key, value and default; keys that this version does not know are ignored."""
+    for name, value in described.items():
+        model = SECTIONS.get(name)
+        if model is None and name in JobSpec.model_fields:
+            yield "", name, value, _plain(JobSpec.model_fields[name].default)
+        elif model is not None and isinstance(value, Mapping):
+            for key, item in value.items():
+                if key in model.model_fields:
+                    yield name, key, item, _plain(model.model_fields[key].default)
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as JSON has it."""
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _is_harmless(key: str, value: Any) -> bool:
+    if key == "script":
+        # A file of the reader's source: neither another path nor an option of an interpreter.
+        is_text = isinstance(value, str) and not value.startswith(("/", "-", "~"))
+        return is_text and ".." not in value.split("/")
+    if key == "launcher":
+        # With these, the script may be any command.
+        known = LAUNCHERS.get(value) if isinstance(value, str) else None
+        return value == AUTO or (known is not None and not known.takes_command)
+    # The values of secrets were masked, and the reader's may differ.
+    return key not in ("args", "sweep") or MASK not in str(value)
