@@ -48,6 +48,7 @@ class Machine:
         cache: The folder of the inputs that all jobs share.
         places: The real paths of cloudjob's state, the interpreters, mpirun and ``sys.path``.
         installed: The folders that ``pip install`` would change.
+        editable_installs: What the interpreter's environment adds to its imports.
     """
 
     path: str
@@ -61,6 +62,7 @@ class Machine:
     cache: str
     places: tuple[str, ...] = ()
     installed: tuple[str, ...] = ()
+    editable_installs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +131,7 @@ def build(
             "HOSTNAME": host.partition(".")[0],
             names.CLOUDJOB_EMULATED: "1",
             **machine.devices,
+            **interpreters.source_variables(submission.spec, machine.editable_installs),
             **open_mpi_of_one_machine(is_isolated=level != "none"),
         }
         if machine.library_path:
@@ -293,6 +296,7 @@ def machine_of(options: dict[str, Any], home: Path, *, needs_mpi: bool = True) -
             for item in (str(home), python, sys.executable, mpirun or python, *sys.path)
         ),
         installed=interpreters.installed_in(python),
+        editable_installs=interpreters.editable_installs(python),
     )
 
 
