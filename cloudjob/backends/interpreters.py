@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import shutil
@@ -9,12 +10,17 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import cloudjob
 from cloudjob.errors import BackendError
 from cloudjob.home import make_home, private_folder, writing
 from cloudjob.model.text import why_failed
+from jobentry.contract import names
 from jobentry.contract.paths import ENTRY
+
+if TYPE_CHECKING:
+    from cloudjob.model.job import JobSpec
 
 # In the folder of the unpacked entry: the digest of all other files there.
 _DIGEST = "digest"
@@ -53,6 +59,29 @@ def installed_in(python: str) -> tuple[str, ...]:
     folders = {folder, Path("/usr/local")} - {Path("/usr")}
     found = (folder / name for folder in folders for name in ("bin", "lib"))
     return tuple(sorted(str(path) for path in found if path.is_dir()))
+
+
+def editable_installs(python: str) -> tuple[str, ...]:
+    """Return the texts by which an interpreter's environment adds folders to its imports."""
+    prefix = Path(python).parent.parent
+    user = os.environ.get("PYTHONUSERBASE") or str(Path("~/.local").expanduser())
+    found = set()
+    for folder in {prefix, prefix.resolve(), Path("/usr/local"), Path(user)}:
+        for path in folder.glob("lib/python3*/*-packages/*.pth"):
+            with contextlib.suppress(OSError):
+                found.add(f"{path.name}\n{path.read_text(errors='replace')}")
+    return tuple(sorted(found))
+
+
+def source_variables(spec: JobSpec, installs: tuple[str, ...]) -> dict[str, str]:
+    """Return the variable that has nodes import the package and not the source folder.
+
+    Only for a source that they may import from: each node checks what Python really does.
+    """
+    source = os.path.realpath(spec.source)
+    texts = (*installs, spec.env.get("PYTHONPATH", ""))
+    may_import = any("editable" in text or source in text or spec.source in text for text in texts)
+    return {names.CLOUDJOB_SOURCE: source} if may_import else {}
 
 
 def path_with_mpirun() -> str:

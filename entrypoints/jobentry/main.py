@@ -311,6 +311,7 @@ def _prepare_and_run(node: NodeEnv, options: Options, journal: Journal, started_
     server = prepare.start_sshd(node, node_paths, journal)
     try:
         environment = prepare.node_environment(node, node_paths, folder)
+        prepare.import_package(node, environment, folder)
         address = prepare.choose_network(node, node_paths, environment)
         prepare.write_environment(node_paths, environment)
         module = start_module(node, environment, options.script_argv[0])

@@ -50,6 +50,7 @@ class Machine:
         cache: The folder of the inputs that all jobs share.
         places: What the nodes read of the interpreters, mpirun and ``sys.path``.
         installed: The folders that ``pip install`` would change.
+        editable_installs: What the interpreter's environment adds to its imports.
     """
 
     path: str
@@ -63,6 +64,7 @@ class Machine:
     cache: str
     places: tuple[str, ...] = ()
     installed: tuple[str, ...] = ()
+    editable_installs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +139,7 @@ def build(
             "HOSTNAME": host.partition(".")[0],
             names.CLOUDJOB_EMULATED: "1",
             **machine.devices,
+            **interpreters.source_variables(submission.spec, machine.editable_installs),
             **open_mpi_of_one_machine(is_isolated=level != "none"),
         }
         if machine.library_path:
@@ -295,6 +298,7 @@ def machine_of(options: dict[str, Any], home: Path, *, needs_mpi: bool = True) -
             os.environ.get("PIP_CONFIG_FILE", ""),
         ),
         installed=interpreters.installed_in(python),
+        editable_installs=interpreters.editable_installs(python),
     )
 
 

@@ -141,6 +141,7 @@ class Cluster(NamedTuple):
         python: The interpreter of the script, empty for the one on PATH of a node.
         entry_python: The interpreter of the entry, empty to look for one on the node.
         entry: The file of the entry on this machine.
+        editable_installs: What the interpreter's environment adds to its imports.
     """
 
     host: Host
@@ -149,6 +150,7 @@ class Cluster(NamedTuple):
     python: str
     entry_python: str
     entry: str
+    editable_installs: tuple[str, ...] = ()
 
 
 def find(options: Mapping[str, object], home: Path) -> Cluster:
@@ -177,6 +179,7 @@ def find(options: Mapping[str, object], home: Path) -> Cluster:
         python=python,
         entry_python=sys.executable,
         entry=entry,
+        editable_installs=interpreters.editable_installs(python),
     )
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from cloudjob.backends import interpreters
 from cloudjob.backends.base import Devices
 from cloudjob.backends.encoding import file_path, file_uri
 from cloudjob.backends.slurm import script
@@ -200,6 +201,7 @@ def _variables(
     for name in of_node:
         if name not in spec.env:
             found.pop(name, None)
+    found |= interpreters.source_variables(spec, cluster.editable_installs)
     return {name: value for name, value in found.items() if name not in _OF_NODE}
 
 

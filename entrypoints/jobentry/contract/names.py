@@ -110,6 +110,8 @@ CLOUDJOB_GRACE_S = "CLOUDJOB_GRACE_S"
 CLOUDJOB_TIMEOUT_S = "CLOUDJOB_TIMEOUT_S"
 CLOUDJOB_START_TIMEOUT_S = "CLOUDJOB_START_TIMEOUT_S"
 CLOUDJOB_STRICT = "CLOUDJOB_STRICT"
+# The folder that was packed, where nodes see it and Python may import from it.
+CLOUDJOB_SOURCE = "CLOUDJOB_SOURCE"
 # The minimum number of nodes of an elastic job.
 CLOUDJOB_MIN_NODES = "CLOUDJOB_MIN_NODES"
 # The number of a rank, for launchers that have no variable for it.

@@ -43,12 +43,24 @@ def node_environment(node: NodeEnv, node_paths: NodePaths, folder: str) -> dict[
         # The container runs as root on purpose, which mpirun would refuse by default.
         environment.setdefault("OMPI_ALLOW_RUN_AS_ROOT", "1")
         environment.setdefault("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
+    environment.pop(names.CLOUDJOB_SOURCE, None)
     # A value set by the user stays as it is; then only the rank's script finds the packages.
     if environment.get(names.CLOUDJOB_EMULATED) and "PYTHONPATH" not in node.env_names:
         entry = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
         path = environment.get("PYTHONPATH", "")
         environment["PYTHONPATH"] = paths.with_emulated_packages(path, entry)
     return environment
+
+
+def import_package(node: NodeEnv, environment: dict[str, str], folder: str) -> None:
+    """Have Python import the package, where it would import the folder that was packed."""
+    source = os.environ.get(names.CLOUDJOB_SOURCE)
+    if source:
+        from jobentry.node import import_roots
+
+        path = import_roots.python_path(node.interpreter, environment, source, folder)
+        if path:
+            environment["PYTHONPATH"] = path
 
 
 def choose_network(node: NodeEnv, node_paths: NodePaths, environment: dict[str, str]) -> str:
