@@ -161,6 +161,7 @@ class DockerRuntime:
                 "SecurityOpt": ["no-new-privileges:true"],
                 "Mounts": [
                     self._archive,
+                    *self._config(row, index, nodes),
                     *(
                         {
                             "Type": "bind",
@@ -176,6 +177,14 @@ class DockerRuntime:
             },
         }
         return requests.NodeRequest(name=short, host=host, config=config, env={})
+
+    def _config(self, row: JobRow, index: int, nodes: Path) -> list[dict[str, Any]]:
+        """Return the mount of the rank table, which the emulator writes once the nodes run."""
+        if not node_plan.has_rank_table(row, self._settings):
+            return []
+        source = str(folder(nodes, index, node_plan.CONFIG))
+        target = node_plan.CONFIG
+        return [{"Type": "bind", "Source": source, "Target": target, "ReadOnly": True}]
 
     def states(self, handle: str, count: int) -> list[NodeState]:
         """Return the state of each node.

@@ -13,7 +13,14 @@ from cloudjob.emulator.attempt import DELETED, Attempt, AttemptEnd, key_of
 from cloudjob.emulator.clock import now_ms
 from cloudjob.emulator.database import JobRow
 from cloudjob.emulator.job_context import JobContext
-from cloudjob.emulator.staging import StagingFailed, Uploader, check_nodes, image_of, prepare
+from cloudjob.emulator.staging import (
+    StagingFailed,
+    Uploader,
+    check_nodes,
+    image_of,
+    prepare,
+    write_rank_table,
+)
 from cloudjob.errors import CloudJobError, JobNotFound
 from jobentry.system.trees import remove_tree
 
@@ -125,6 +132,7 @@ class JobRun:
         try:
             handle = service.runtime.start(row, key, self.job.nodes, image)
             addresses = service.runtime.addresses(handle, row.nodes)
+            write_rank_table(self.job, row, addresses)
         except CloudJobError as error:
             raise StagingFailed(f"Starting the nodes failed: {error.message}") from error
         row.run["task_ips"] = [

@@ -7,7 +7,7 @@ import posixpath
 import re
 import shlex
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -21,6 +21,8 @@ from jobentry.contract.paths import with_emulated_packages
 from jobentry.contract.sigv4 import Keys
 
 CACHE, WORK = "/cache", "/home/work"
+# The folder with the rank table, which only nodes with Ascends have, and the table's name.
+CONFIG, RANK_TABLE = "/user/config", "jobstart_hccl.json"
 # The folders that every node has from the start.
 FOLDERS = tuple(f"{HOME}/modelarts/{name}" for name in ("inputs", "outputs", "log", "user-job-dir"))
 # Paths of the same folders in other versions of the platform.
@@ -188,6 +190,8 @@ def environment(
     }
     if flavor.kind == "Ascend":
         platform["MA_NUM_NPUS"] = str(flavor.cards)
+        if _launcher(algorithm) not in _RUN_METHODS:
+            platform["RANK_TABLE_FILE"] = CONFIG
     elif flavor.cards:
         platform.update(
             NCCL_VERSION="2.7.8",
@@ -269,6 +273,39 @@ def mounts(row: JobRow) -> dict[str, str]:
     return {**{path: path for path in kept}, **ALIASES}
 
 
+def has_rank_table(row: JobRow, settings: Settings) -> bool:
+    """Whether the platform writes a rank table for the nodes of a job."""
+    return models.flavor_of(row.body, settings).kind == "Ascend"
+
+
+def rank_table(row: JobRow, addresses: Sequence[str], settings: Settings) -> str:
+    """Return the platform's rank table, version 0.1.
+
+    Args:
+        addresses: The address of each node; empty while they are not known.
+    """
+    cards = models.flavor_of(row.body, settings).cards
+    instances = [
+        {
+            "pod_name": host.partition(".")[0],
+            "server_id": address,
+            "devices": [
+                {"device_id": str(card), "device_ip": _device_address(node, card)}
+                for card in range(cards)
+            ],
+        }
+        for node, (host, address) in enumerate(zip(names(row), addresses, strict=False))
+    ]
+    group = {
+        "group_name": "worker",
+        "device_count": str(cards * row.nodes),
+        "instance_count": str(row.nodes),
+        "instance_list": instances,
+    }
+    status = "completed" if addresses else "initializing"
+    return json.dumps({"status": status, "group_count": "1", "group_list": [group]})
+
+
 def is_led_by_entry(row: JobRow) -> bool:
     """Whether cloudjob's entry starts the ranks, in place of the platform's own start script."""
     return bool(_launcher(row.body["algorithm"]))
@@ -286,7 +323,7 @@ def _workspace(algorithm: Mapping[str, Any]) -> str:
 def _roots(row: JobRow) -> list[str]:
     """Return the platform's paths to replace in a text."""
     own = [item.path for item in folders(row) if not item.path.startswith(HOME + "/")]
-    return [HOME, CACHE, WORK, *map(normal, own)]
+    return [HOME, CACHE, WORK, CONFIG, *map(normal, own)]
 
 
 def _appended(algorithm: Mapping[str, Any]) -> Iterable[str]:
@@ -365,11 +402,15 @@ def _devices(nodes: int, cards: int) -> str:
         " ".join(
             [
                 f"192.168.0.{node + 1}",
-                *(f"{card}=192.168.{card + 1}.{node + 1}" for card in range(cards)),
+                *(f"{card}={_device_address(node, card)}" for card in range(cards)),
             ]
         )
         for node in range(nodes)
     )
+
+
+def _device_address(node: int, card: int) -> str:
+    return f"192.168.{card + 1}.{node + 1}"
 
 
 def _addresses(algorithm: Mapping[str, Any]) -> dict[str, str]:

@@ -170,6 +170,8 @@ class ProcessRuntime:
             str(folder(nodes, index, name)) for name in (HOME, node_plan.CACHE, node_plan.WORK)
         )
         channels = {node_plan.normal(item.path) for item in node_plan.folders(row)}
+        if node_plan.has_rank_table(row, self._settings):
+            channels.add(node_plan.CONFIG)
         return (
             *requests.mounts_of(home, cache, work, tmp),
             *(

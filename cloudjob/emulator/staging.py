@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -76,12 +77,29 @@ def prepare(job: JobContext, row: JobRow, key: str) -> None:
     for path in (*node_plan.FOLDERS, *mounts, *mounts.values()):
         for index in range(row.nodes):
             job.local(index, path).mkdir(parents=True, exist_ok=True)
+    write_rank_table(job, row, ())
     for item in node_plan.folders(row):
         if item.kind == "output":
             for index in range(row.nodes):
                 job.local(index, item.path).mkdir(parents=True, exist_ok=True)
         else:
             _fetch(job, row, key, item)
+
+
+def write_rank_table(job: JobContext, row: JobRow, addresses: Sequence[str]) -> None:
+    """Write the rank table of each node that has one, complete once the addresses are known."""
+    settings = job.service.settings
+    if not node_plan.has_rank_table(row, settings):
+        return
+    text = node_plan.rank_table(row, addresses, settings)
+    for index in range(row.nodes):
+        folder = job.local(index, node_plan.CONFIG)
+        folder.mkdir(parents=True, exist_ok=True)
+        new = folder / f"{node_plan.RANK_TABLE}.new"
+        new.write_text(text, encoding="ascii")
+        # The user of a container is another one.
+        new.chmod(0o644)
+        new.replace(folder / node_plan.RANK_TABLE)
 
 
 def _clear(nodes: Path) -> None:

@@ -80,6 +80,32 @@ def submit(emulated_cloud: Any, *arguments: str, **more: Any) -> Any:
 # -- jobs that succeed ----------------------------------------------------------------------------
 
 
+def test_a_rank_table_of_the_platform_starts_a_rank_for_each_ascend(emulated_cloud: Any):
+    """The platform's table is in /user/config, and complete only once all nodes run."""
+    emulated_cloud.write(
+        "train.py",
+        """\
+        import json, os
+        with open("/user/config/jobstart_hccl.json") as file:
+            given = json.load(file)
+        with open(os.environ["RANK_TABLE_FILE"]) as file:
+            table = json.load(file)
+        instance = given["group_list"][0]["instance_list"][int(os.environ["VC_TASK_INDEX"])]
+        servers = [item["server_id"] for item in table["server_list"]]
+        assert instance["server_id"] == os.environ["MA_CURRENT_IP"], instance
+        assert instance["pod_name"] == os.environ["MA_CURRENT_INSTANCE_NAME"], instance
+        print("status", given["status"], "rank", os.environ["RANK_ID"], "of", len(servers))
+        """,
+    )
+    emulated_cloud.write("job.yaml", "mindspore: {device_target: Ascend}\n")
+    flavor = ("--nodes", "2", "--flavor", "modelarts.kat1.xlarge", "--launcher", "rank-table")
+    done = submit(emulated_cloud, "--config", "job.yaml", *flavor, "train.py")
+
+    assert done.code == 0, done
+    for rank in (0, 1):
+        assert f"status completed rank {rank} of 2".encode() in done.out, done
+
+
 def test_the_example_of_the_readme_runs(emulated_cloud: Any):
     """It runs on two nodes without account or configuration; log, result and status are right."""
     done = emulated_cloud.submit(

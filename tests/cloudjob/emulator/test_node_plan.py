@@ -21,6 +21,7 @@ from cloudjob.emulator.docker_nodes import bridge_address
 from cloudjob.emulator.node_plan import WORK, NodeContext
 from cloudjob.emulator.nodes import folder
 from jobentry.contract.sigv4 import Keys
+from jobentry.launchers import rank_table
 
 SETTINGS = settings.defaults()
 KEYS = Keys("ak", "sk", "token")
@@ -137,12 +138,34 @@ def test_an_ascend_preset_has_a_rank_for_each_device_of_each_node():
     assert "NCCL_DEBUG" not in env
 
 
+def test_the_platforms_rank_table_lists_the_devices_of_every_node():
+    job = row(2, "modelarts.kat1.8xlarge")
+    env = node_plan.environment(job, 1, "a", CONTAINER, SETTINGS, KEYS)
+    found = json.loads(node_plan.rank_table(job, ["10.0.0.2", "10.0.0.3"], SETTINGS))
+    (group,) = found["group_list"]
+
+    assert env["RANK_TABLE_FILE"] == "/user/config"
+    assert (found["status"], group["device_count"], group["instance_count"]) == (
+        "completed",
+        "16",
+        "2",
+    )
+    assert [item["server_id"] for item in group["instance_list"]] == ["10.0.0.2", "10.0.0.3"]
+    assert group["instance_list"][1]["pod_name"] == env["MA_CURRENT_INSTANCE_NAME"]
+    assert len(group["instance_list"][1]["devices"]) == 8
+    assert json.loads(node_plan.rank_table(job, (), SETTINGS))["status"] == "initializing"
+    assert not node_plan.has_rank_table(row(2, "modelarts.vm.cpu.2u"), SETTINGS)
+    ranks = rank_table.from_text(json.dumps(found)).nodes
+    assert [[rank for rank, _ in node] for node in ranks] == [list(range(8)), list(range(8, 16))]
+
+
 @pytest.mark.parametrize("method", ["torchrun", "msrun"])
 def test_the_run_method_of_an_ascend_preset_replaces_the_rank_table(method):
     env = ascend(MA_RUN_METHOD=method)
 
     assert env["CLOUDJOB_LAUNCHER"] == method
     assert "CLOUDJOB_DEVICES" not in env
+    assert "RANK_TABLE_FILE" not in env
 
 
 def test_the_users_variables_override_the_platforms():
