@@ -17,7 +17,7 @@ from cloudjob.model.job import JobSpec
 from cloudjob.model.progress import OnProgress
 from cloudjob.model.submission import Code, Submission, prepare
 from cloudjob.package import CodePackage, Options, SourceCache, cache, pack
-from cloudjob.store import job_store, open_store
+from cloudjob.store import certificates, job_store, open_store
 from cloudjob.store.base import ObjectStore, Signer
 from cloudjob.submission import (
     checks,
@@ -141,7 +141,9 @@ def prepare_for(
         outputs_uri=store.uri(paths.outputs),
     )
     sizes.check(submission)
-    return replace(submission, access=_access(spec, paths, store, code_layers))
+    # Inputs may come from a server of a private authority, too, whatever the store is.
+    trusted = certificates.access(certificates.bundle(os.environ))
+    return replace(submission, access={**trusted, **_access(spec, paths, store, code_layers)})
 
 
 def _access(

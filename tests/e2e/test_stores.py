@@ -20,6 +20,7 @@ from tests.support.servers import (
     Server,
     boto3_client,
 )
+from tests.support.tls import Authority, front
 
 # Each rank writes its environment, which must not contain the store's keys, to a file.
 SCRIPT = """\
@@ -214,3 +215,84 @@ def test_the_log_of_a_job_that_was_killed_is_in_the_store(cloud, poll: Callable[
     shown = cloud.cli("logs", job)
 
     assert sorted(line[:11] for line in shown.lines) == [b"[0] hello 0", b"[1] hello 1"], shown
+
+
+# -- a private certificate authority ---------------------------------------------------------------
+
+READS_INPUTS = """\
+for name in ("data", "page"):
+    with open(os.environ[name]) as file:
+        print(name, file.read())
+print([name for name in os.environ if "CA_CERT" in name])
+"""
+
+
+@pytest.mark.parametrize("variable", ["AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "SSL_CERT_FILE"])
+def test_nodes_trust_the_authority_of_the_store_and_of_web_servers(
+    cloud, seaweedfs: Server, bucket: str, tmp_path: Path, variable: str
+):
+    """What ``doctor`` trusts, nodes trust: the store, inputs of a web server, and outputs."""
+    authority = Authority(tmp_path)
+    with front(authority, seaweedfs.port) as server:
+        page = _signed_for(server.endpoint, bucket)
+        cloud.environ.update(seaweedfs.environ)
+        cloud.environ.update({"AWS_ENDPOINT_URL": server.endpoint, variable: str(authority.bundle)})
+        store = f"s3://{bucket}/jobs"
+        checked = cloud.cli("doctor", "--store", store)
+        done = cloud.submit(
+            *("--store", store, "-n", "2", "--input", f"data=s3://{bucket}/in/numbers.txt"),
+            *("--input", f"page={page}", cloud.script(READS_INPUTS)),
+        )
+
+    assert b"an object was written, listed and read" in checked.out, checked
+    assert done.code == 0, done
+    assert done.out.count(b"data 1 2 3\n") == done.out.count(b"page 1 2 3\n") == 2
+    assert done.out.count(b"[]\n") == 2
+
+
+def test_inputs_of_a_web_server_are_trusted_without_a_store_in_a_bucket(
+    cloud, seaweedfs: Server, bucket: str, tmp_path: Path
+):
+    authority = Authority(tmp_path)
+    with front(authority, seaweedfs.port) as server:
+        page = _signed_for(server.endpoint, bucket)
+        script = cloud.script("print(open(os.environ['page']).read())")
+        refused = cloud.submit("--input", f"page={page}", script)
+        cloud.environ["AWS_CA_BUNDLE"] = str(authority.bundle)
+        done = cloud.submit("--input", f"page={page}", script)
+
+    assert refused.code == 125, refused
+    assert b"certificate verify failed" in refused.err
+    assert b"hint: for a private authority set AWS_CA_BUNDLE=FILE where you submit" in refused.err
+    assert done.code == 0, done
+    assert b"1 2 3" in done.out
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (None, "no such file"),
+        (b"", "it contains no certificate"),
+        (b"-----BEGIN CERTIFICATE-----\nYWJj\n-----END CERTIFICATE-----\n", "is damaged"),
+    ],
+)
+def test_an_unusable_file_of_certificates_is_named(
+    cloud, bucket: str, seaweedfs: Server, tmp_path: Path, content: bytes | None, reason: str
+):
+    path = tmp_path / "authority.pem"
+    if content is not None:
+        path.write_bytes(content)
+    cloud.environ.update({**seaweedfs.environ, "AWS_CA_BUNDLE": str(path)})
+    for arguments in (["--store", f"s3://{bucket}/jobs"], []):
+        done = cloud.submit(*arguments, cloud.script("print(1)"))
+
+        assert done.code == 4, done
+        assert f"error: reading certificates: AWS_CA_BUNDLE={path}: ".encode() in done.err
+        assert reason.encode() in done.err
+        assert b"hint: it must be a file of certificates in PEM format" in done.err
+
+
+def _signed_for(endpoint: str, bucket: str) -> str:
+    parameters = {"Bucket": bucket, "Key": "in/numbers.txt"}
+    url = boto3_client(endpoint).generate_presigned_url("get_object", parameters, ExpiresIn=600)
+    return str(url)

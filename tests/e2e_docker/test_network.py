@@ -19,6 +19,8 @@ import docker
 import pytest
 
 from cloudjob.backends.delivery import new_ssh_key
+from cloudjob.emulator.docker_nodes import bridge_address
+from tests.support.tls import Authority, front
 
 pytestmark = pytest.mark.docker
 
@@ -185,6 +187,25 @@ def test_a_missing_interface_set_by_the_user_is_reported_and_kept(cloud):
     assert sorted(done.out.splitlines()) == [b"[0] none7", b"[1] none7"]
     for node in (0, 1):
         assert f"NCCL_SOCKET_IFNAME=none7: no such network interface on node {node} " in done.err
+
+
+# -- certificates ---------------------------------------------------------------------------------
+
+
+def test_containers_trust_the_authority_of_the_store(cloud, seaweedfs, new_bucket, tmp_path):
+    """The image does not know the authority, and no file of this machine is in the containers."""
+    bridge = bridge_address(cloud.engine.inspect_network("bridge"))
+    bucket = new_bucket(seaweedfs)
+    authority = Authority(tmp_path)
+    cloud.environ.update({**seaweedfs.environ, "AWS_CA_BUNDLE": str(authority.bundle)})
+    cloud.script("import os; open(os.environ['model'] + '/weights', 'w').write('1')")
+    with front(authority, seaweedfs.port, bridge) as server:
+        cloud.environ["AWS_ENDPOINT_URL"] = server.endpoint
+        done = cloud.submit("--store", f"s3://{bucket}/jobs", "--nodes", "2", "--output", "model=")
+        listed = cloud.run("outputs", done.job)
+
+    assert done.code == 0, done
+    assert b"weights" in listed.out, listed
 
 
 # -- secrets ------------------------------------------------------------------------------------

@@ -276,6 +276,11 @@ def _variables(submission: Submission) -> tuple[dict[str, str], dict[str, str]]:
     if any(uri.startswith("s3://") for uri in spec.inputs.values()):
         # The platform cannot copy such an input, so the entry fetches it.
         delivered.update(submission.access)
+    elif names.CLOUDJOB_CA_CERTIFICATES in submission.access:
+        # For inputs of a web server; the platform itself copies all others.
+        delivered[names.CLOUDJOB_CA_CERTIFICATES] = submission.access[
+            names.CLOUDJOB_CA_CERTIFICATES
+        ]
     return shown, delivered
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cloudjob.errors import ObjectMissing, StoreError, UnreadableObject
-from cloudjob.store import files
+from cloudjob.store import certificates, files
 from cloudjob.store.base import GET_LIMIT_BYTES, RETRY_S, OnBytes, ignore_bytes
 from cloudjob.store.parallel import call_with_timeout, iterate_in_parallel
 from cloudjob.store.s3 import bucket_uri, errors
@@ -198,7 +198,8 @@ class S3Store:
             names.CLOUDJOB_S3_SESSION_TOKEN: credentials.token,
             names.CLOUDJOB_STORE_PATIENCE_S: self._environ.get(names.CLOUDJOB_STORE_PATIENCE_S, ""),
         }
-        return {name: value for name, value in variables.items() if value}
+        trusted = certificates.access(self._connection.bundle)
+        return {**trusted, **{name: value for name, value in variables.items() if value}}
 
     def keys_end_at(self) -> float:
         """Return when its access keys expire, in seconds since 1970; 0 for never or unknown."""

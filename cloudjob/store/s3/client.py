@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from cloudjob.errors import StoreError
 from cloudjob.model import times
 from cloudjob.retries import WaitNotices
+from cloudjob.store import certificates
 from cloudjob.store.s3 import errors
 from cloudjob.store.s3.bucket_uri import CREDENTIALS_HINTS, BucketUri
 
@@ -29,6 +30,7 @@ _NO_RETRIES = {"total_max_attempts": 1}
 _HOST_BUCKET = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
 # A colon is only in an IPv6 address, as ``hostname`` has no port.
 _ADDRESS = re.compile(r"[0-9.]+|.*:.*")
+_AMAZON = (".amazonaws.com", ".amazonaws.com.cn", ".amazonaws.eu", ".api.aws")
 _REGION_IN_HOST = re.compile(r"(?:obs|s3)[.-]([a-z]{2,}(?:-[a-z0-9]+)+)\.")
 _OBS_VARIABLES = (
     ("OBS_ACCESS_KEY_ID", "OBS_SECRET_ACCESS_KEY", "OBS_SECURITY_TOKEN"),
@@ -70,12 +72,13 @@ class Keys(NamedTuple):
 
 
 class Connection(NamedTuple):
-    """A boto3 client, the endpoint that it uses, and its credentials."""
+    """A boto3 client, the endpoint that it uses, its credentials, and whom it trusts."""
 
     client: Any
     endpoint: Endpoint
     credentials: Any
     keys: Keys | None
+    bundle: certificates.Bundle | None = None
 
     def keys_end_at(self) -> float:
         """Return when the credentials expire, in seconds since 1970; 0 for never or unknown."""
@@ -153,7 +156,6 @@ def connect(uri: BucketUri, environ: Mapping[str, str], retries: Retries) -> Con
         StoreError: There are no credentials, no such profile, or no usable endpoint.
     """
     import boto3
-    from botocore.config import Config
     from botocore.exceptions import BotoCoreError
 
     keys = None if "profile" in uri.options else _keys(uri, environ)
@@ -166,31 +168,60 @@ def connect(uri: BucketUri, environ: Mapping[str, str], retries: Retries) -> Con
         )
         credentials = session.get_credentials()
         found = _endpoint(uri, environ, session)
-        obs = {"payload_signing_enabled": False} if uri.is_obs else {}
-        # OBS stores a checksum that it does not support as part of the object.
-        checksums = "when_required" if uri.is_obs else None
+        bundle = certificates.bundle(
+            environ, session._session.get_scoped_config().get("ca_bundle", "")
+        )
+        if bundle:
+            certificates.check(bundle)
         client = session.client(
             "s3",
             endpoint_url=found.url or None,
             region_name=found.region,
-            config=Config(
-                signature_version="s3v4",
-                s3={"addressing_style": found.addressing, **obs},
-                request_checksum_calculation=checksums,
-                response_checksum_validation=checksums,
-                retries=_NO_RETRIES,
-                connect_timeout=_CONNECT_S,
-                read_timeout=_READ_S,
-                max_pool_connections=AT_ONCE,
-            ),
+            verify=bundle.path if bundle else None,
+            config=_config(uri, found),
         )
+        if not (uri.is_obs or found.url or _is_amazons(client.meta.endpoint_url)):
+            # boto3 itself has found another endpoint in a section of the profile.
+            other = found._replace(url=client.meta.endpoint_url)
+            client = session.client(
+                "s3",
+                endpoint_url=other.url,
+                region_name=found.region,
+                verify=bundle.path if bundle else None,
+                config=_config(uri, other),
+            )
     except BotoCoreError as error:
         raise _unusable(uri, f"reading credentials: {errors.one_line(str(error))}") from error
     if credentials is None:
         raise _unusable(uri, "no credentials in the environment or in a profile file")
     retries.register(client)
     endpoint = found._replace(url=client.meta.endpoint_url)
-    return Connection(client, endpoint, credentials, keys)
+    return Connection(client, endpoint, credentials, keys, bundle)
+
+
+def _config(uri: BucketUri, endpoint: Endpoint) -> Any:
+    """Return boto3's settings for an endpoint."""
+    from botocore.config import Config
+
+    obs = {"payload_signing_enabled": False} if uri.is_obs else {}
+    # Since 2025, boto3 adds checksums that other services refuse; OBS stores one that it does not
+    # support as part of the object. None leaves the choice to the user's own settings.
+    is_amazons = not uri.is_obs and (not endpoint.url or _is_amazons(endpoint.url))
+    checksums = None if is_amazons else "when_required"
+    return Config(
+        signature_version="s3v4",
+        s3={"addressing_style": endpoint.addressing, **obs},
+        request_checksum_calculation=checksums,
+        response_checksum_validation=checksums,
+        retries=_NO_RETRIES,
+        connect_timeout=_CONNECT_S,
+        read_timeout=_READ_S,
+        max_pool_connections=AT_ONCE,
+    )
+
+
+def _is_amazons(url: str) -> bool:
+    return (urllib.parse.urlsplit(url).hostname or "").endswith(_AMAZON)
 
 
 def _unusable(uri: BucketUri, reason: str) -> StoreError:

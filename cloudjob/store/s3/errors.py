@@ -168,7 +168,8 @@ def _no_answer(error: Exception) -> _Meaning:
         )
         if "CERTIFICATE_VERIFY_FAILED" in text:
             hint = (
-                "for a private CA set AWS_CA_BUNDLE=FILE; for dots in the bucket ?addressing=path"
+                "for a private authority set AWS_CA_BUNDLE=FILE, which reaches the nodes, too;"
+                " for dots in the bucket ?addressing=path"
             )
             meaning = _Meaning("its certificate is not trusted", hint)
     elif isinstance(error, (ConnectTimeoutError, ReadTimeoutError)):

@@ -100,6 +100,8 @@ CLOUDJOB_S3_ACCESS_KEY = "CLOUDJOB_S3_ACCESS_KEY"
 CLOUDJOB_S3_SECRET_KEY = "CLOUDJOB_S3_SECRET_KEY"
 CLOUDJOB_S3_SESSION_TOKEN = "CLOUDJOB_S3_SESSION_TOKEN"
 CLOUDJOB_SIGNED_URIS = "CLOUDJOB_SIGNED_URIS"
+# The certificates of authorities that are trusted beside those of the image, in PEM format.
+CLOUDJOB_CA_CERTIFICATES = "CLOUDJOB_CA_CERTIFICATES"
 CLOUDJOB_STORE_PATIENCE_S = "CLOUDJOB_STORE_PATIENCE_S"
 # Settings for MindSpore scripts, and the devices of all nodes, one line per node.
 CLOUDJOB_DEVICE_TARGET = "CLOUDJOB_DEVICE_TARGET"
@@ -131,6 +133,7 @@ STORE_ACCESS = (
     CLOUDJOB_S3_SECRET_KEY,
     CLOUDJOB_S3_SESSION_TOKEN,
     CLOUDJOB_SIGNED_URIS,
+    CLOUDJOB_CA_CERTIFICATES,
 )
 
 # The keys among them; temporary keys may be replaced while the job runs.

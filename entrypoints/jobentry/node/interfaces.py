@@ -243,7 +243,9 @@ def _sockets_of_open_mpi(
         return Choice({})
     given = mpi.given_parameters(node)
     variables = {}
-    for variable, parameters in (_RANKS, *(_DAEMONS if has_mpirun and has_agent else ())):
+    # Daemons refuse to use the loopback only; on one machine they find each other.
+    limits_daemons = has_mpirun and has_agent and not is_loopback(network.route.address)
+    for variable, parameters in (_RANKS, *(_DAEMONS if limits_daemons else ())):
         prefix = variable[: variable.index("_MCA_")] + "_MCA_"
         is_set = any(
             name in given or name in network.open_mpi_parameters or prefix + name in environ

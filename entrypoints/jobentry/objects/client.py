@@ -24,6 +24,7 @@ from jobentry.contract import names
 from jobentry.log import log_message
 from jobentry.objects import s3_xml
 from jobentry.objects.base import ObjectError, ObjectMissing, reason_of
+from jobentry.secrets import private_environ
 
 Result = TypeVar("Result")
 
@@ -51,7 +52,8 @@ _TEMPORARY_CODES = frozenset(
     )
 )
 _UNTRUSTED = (
-    "SSL_CERT_FILE names the certificates that are trusted; does the image have ca-certificates?"
+    "for a private authority set AWS_CA_BUNDLE=FILE where you submit; for a public one, does the"
+    " image have ca-certificates?"
 )
 _NO_ANSWER = (
     "can this node reach the server? HTTPS_PROXY and NO_PROXY name proxies;"
@@ -272,15 +274,38 @@ class _AnyStatus(urllib.request.HTTPErrorProcessor):
 
 def _opener(request: Request) -> urllib.request.OpenerDirector:
     """Return an opener for the request, with the proxy that the environment names."""
-    context = _context(is_verified=request.is_verified)
+    environ = private_environ.environ()
+    own = tuple(environ.get(name, "") for name in _BUNDLES)
+    trusted = environ.get(names.CLOUDJOB_CA_CERTIFICATES, "")
+    context = _context(trusted, own, is_verified=request.is_verified)
     return urllib.request.build_opener(urllib.request.HTTPSHandler(context=context), _AnyStatus)
 
 
+# Files of certificates that the image or the job's variables name, beside those of OpenSSL.
+_BUNDLES = ("AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE")
+
+
 # Reading the certificates takes longer than a request.
-@functools.lru_cache(maxsize=2)
-def _context(*, is_verified: bool) -> ssl.SSLContext:
+@functools.lru_cache(maxsize=4)
+def _context(trusted: str, bundles: tuple[str, ...], *, is_verified: bool) -> ssl.SSLContext:
+    """Return the context of a connection.
+
+    Args:
+        trusted: Certificates of authorities, which are trusted beside those of this node.
+        bundles: Files of such certificates; missing ones are ignored.
+    """
     # This reads SSL_CERT_FILE and SSL_CERT_DIR.
     context = ssl.create_default_context()
+    if trusted:
+        context.load_verify_locations(cadata=trusted)
+    for path in bundles:
+        if os.path.exists(path):
+            with contextlib.suppress(OSError):
+                is_folder = os.path.isdir(path)
+                context.load_verify_locations(**{"capath" if is_folder else "cafile": path})
+    if trusted or any(bundles):
+        # Python 3.13 refuses authorities without extensions that private ones often lack.
+        context.verify_flags &= ~ssl.VERIFY_X509_STRICT
     if not is_verified:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE

@@ -412,6 +412,8 @@ def test_open_mpis_ranks_keep_a_choice_of_the_user_or_the_image(
         ("mpirun", network(ETH0), True, OPEN_MPI),
         # ssh would carry the head's names to the other nodes.
         ("mpirun", network(ETH0, DOCKER0), False, OPEN_MPI[:1]),
+        # They refuse to use the loopback only.
+        ("mpirun", network(ETH0, via=LO), True, OPEN_MPI[:1]),
         ("srun", network(ETH0), True, OPEN_MPI[:1]),
         # An mpirun that the script starts with a list of its own would refuse both.
         ("python", network(ETH0), True, ()),

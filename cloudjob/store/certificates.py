@@ -1,0 +1,133 @@
+"""Certificates of private authorities: the file that names them here, and their text for nodes."""
+
+from __future__ import annotations
+
+import re
+import ssl
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from cloudjob.errors import StoreError
+from cloudjob.store import files
+from jobentry.contract import names
+
+# In this order; boto3 knows the first two, OpenSSL the third.
+VARIABLES = ("AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "SSL_CERT_FILE")
+_CERTIFICATE = re.compile(
+    r"-----BEGIN ((?:TRUSTED |X509 )?CERTIFICATE)-----.*?-----END \1-----",
+    re.DOTALL,
+)
+_MAX_FILE_BYTES = 16_000_000
+# A variable may have 131071 bytes. Above the first limit, nodes get only those that are not public.
+_SMALL_BYTES, _MAX_BYTES = 32_000, 100_000
+
+
+class Bundle(NamedTuple):
+    """A file of certificates, and who named it."""
+
+    path: str
+    origin: str
+
+
+def bundle(environ: Mapping[str, str], profiles: str = "") -> Bundle | None:
+    """Return the file with the authorities to trust; None for the usual ones.
+
+    Args:
+        profiles: ``ca_bundle`` in the profile of AWS, which is preferred to all but the first.
+    """
+    named = {name: environ.get(name, "") for name in VARIABLES}
+    found = {VARIABLES[0]: named.pop(VARIABLES[0]), "ca_bundle of the AWS profile": profiles}
+    for origin, path in {**found, **named}.items():
+        # Other programs, such as conda, leave the last one behind; OpenSSL ignores a missing file.
+        if path and (origin != VARIABLES[-1] or Path(path).is_file()):
+            return Bundle(path, origin)
+    return None
+
+
+def access(found: Bundle | None) -> dict[str, str]:
+    """Return the variable that gives the certificates of a bundle to nodes, which trust them, too.
+
+    Raises:
+        StoreError: The file cannot be read, or is too large.
+    """
+    text = _for_nodes(found) if found else ""
+    return {names.CLOUDJOB_CA_CERTIFICATES: text} if text else {}
+
+
+def check(found: Bundle) -> None:
+    """Check that a bundle can be read, as the libraries' own messages do not name it.
+
+    Raises:
+        StoreError: It cannot be read, or has no certificate.
+    """
+    _certificates(found)
+
+
+def _certificates(found: Bundle) -> list[str]:
+    doing = f"reading certificates: {found.origin}={found.path}"
+    path = Path(found.path)
+    try:
+        members = sorted(path.iterdir()) if path.is_dir() else [path]
+        texts = [_read(member) for member in members if member.is_file() or not path.is_dir()]
+        certificates = _split("\n".join(texts))
+        if certificates:
+            ssl.create_default_context().load_verify_locations(cadata="\n".join(certificates))
+    except ssl.SSLError as error:
+        raise StoreError(f"{doing}: a certificate is damaged", hint=_HINT) from error
+    except OSError as error:
+        raise StoreError(f"{doing}: {files.text(error)}", hint=_HINT) from error
+    except ValueError as error:
+        raise StoreError(f"{doing}: not a path", hint=_HINT) from error
+    if not certificates:
+        raise StoreError(f"{doing}: it contains no certificate", hint=_HINT)
+    return certificates
+
+
+_HINT = "it must be a file of certificates in PEM format (-----BEGIN CERTIFICATE-----)"
+
+
+def _read(path: Path) -> str:
+    if not path.is_file():
+        raise OSError(0, "not a file" if path.exists() else "no such file")
+    with path.open("rb") as file:
+        return file.read(_MAX_FILE_BYTES).decode("ascii", "replace")
+
+
+def _for_nodes(found: Bundle) -> str:
+    certificates = _certificates(found)
+    if sum(map(len, certificates)) > _SMALL_BYTES:
+        public = _public()
+        certificates = [text for text in certificates if _der(text) not in public]
+    text = "\n".join(certificates)
+    if len(text) > _MAX_BYTES:
+        raise StoreError(
+            f"reading certificates: {found.origin}={found.path}: {len(certificates)} certificates"
+            f" of private authorities are too many for the nodes ({len(text)} bytes; allowed:"
+            f" {_MAX_BYTES})",
+            hint="name a file with the authority of your store only",
+        )
+    return text + "\n" if text else ""
+
+
+def _public() -> frozenset[bytes]:
+    """Return the certificates of public authorities, which images have in ca-certificates."""
+    import botocore
+
+    path = Path(botocore.__file__).parent / "cacert.pem"
+    texts = _split(path.read_text(encoding="utf-8")) if path.is_file() else []
+    own = ssl.create_default_context().get_ca_certs(binary_form=True)
+    return frozenset((*map(_der, texts), *own))
+
+
+def _split(text: str) -> list[str]:
+    """Return the certificates in a text, each once; a private key in it is left out."""
+    return list(dict.fromkeys(match[0] for match in _CERTIFICATE.finditer(text)))
+
+
+def _der(text: str) -> bytes:
+    plain = re.sub("(?:TRUSTED |X509 )CERTIFICATE", "CERTIFICATE", text)
+    try:
+        return ssl.PEM_cert_to_DER_cert(plain)
+    except ValueError:
+        return text.encode()
