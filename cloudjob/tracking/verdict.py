@@ -89,6 +89,9 @@ def with_record(
     if record is not None and came_late and record.exit_code == 0:
         # The head writes its record last, so the job was complete.
         status = replace(status, state=JobState.SUCCEEDED)
+    if record is not None and record.exit_code and status.state is JobState.SUCCEEDED:
+        # The exit code of a head that was started again, for example, says less than its record.
+        status = replace(status, state=JobState.FAILED)
     if record is None or _contradicts(status, record):
         return _without_record(status, native, record_error, entry_lines)
     failure = record.failure

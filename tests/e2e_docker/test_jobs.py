@@ -299,6 +299,51 @@ def test_a_container_that_is_stopped_fails_the_job_and_is_named(cloud, node):
     assert "stopped from outside with SIGTERM" in status["failure"]["message"], status
 
 
+@pytest.mark.parametrize(
+    ("calls", "node", "code"),
+    [
+        (("restart",), 0, 143),
+        (("restart",), 1, 143),
+        (("kill", "start"), 0, 137),
+        (("kill", "start"), 1, 137),
+    ],
+)
+def test_a_node_that_is_started_again_fails_the_job_and_is_named(cloud, calls, node, code):
+    """The node of a job runs once; its second run neither ends well nor blames another node."""
+    cloud.script(SLEEP)
+    job = cloud.detach("--nodes", "2")
+    cloud.await_log(job, b"ready 0", b"ready 1")
+    container = cloud.containers(job)[node]["Id"]
+    for call in calls:
+        getattr(cloud.engine, call)(container)
+
+    assert cloud.run("wait", job).code == code
+    status = cloud.status(job)
+    assert (status["state"], status["cause"], status["exit_code"]) == ("FAILED", "platform", code)
+    assert status["failure"]["node"] == node
+
+
+@pytest.mark.parametrize("is_attached", [False, True])
+def test_a_job_whose_containers_are_all_removed_has_failed(cloud, is_attached):
+    cloud.script(SLEEP)
+    job = cloud.detach("--nodes", "2")
+    cloud.await_log(job, b"ready 0", b"ready 1")
+    attached = cloud.start("attach", job) if is_attached else None
+    if attached is not None:
+        assert attached.stdout.readline()
+    for item in cloud.containers(job):
+        cloud.engine.remove_container(item["Id"], force=True)
+
+    if attached is not None:
+        _, err = attached.communicate(timeout=60)
+        assert attached.returncode == 137, err
+    assert cloud.run("wait", job).code == 137
+    status = cloud.status(job)
+    assert (status["state"], status["cause"]) == ("FAILED", "platform")
+    assert status["failure"]["message"] == "the containers of all nodes were removed"
+    assert cloud.networks() == []
+
+
 def test_ctrl_c_cancels_the_job(cloud):
     """An interrupted attached submit cancels its job and leaves nothing in the engine."""
     cloud.script(SLEEP)

@@ -32,7 +32,13 @@ from cloudjob.backends.docker.request import (
     DockerRequest,
 )
 from cloudjob.backends.docker.start import needs_entry, start
-from cloudjob.backends.docker.state import Container, container, status_of, with_failed_node
+from cloudjob.backends.docker.state import (
+    Container,
+    all_removed,
+    container,
+    status_of,
+    with_failed_node,
+)
 from cloudjob.errors import BackendError, JobNotFound, Unreachable
 from cloudjob.home import locks, writing
 from cloudjob.model import times
@@ -150,7 +156,7 @@ class DockerBackend(Backend[DockerRequest]):
         is_sending = locks.is_held(folder / _LOCK)
         found = self._containers(job)
         if not found:
-            raise JobNotFound(f"looking for job {job}: the engine has no such job")
+            return self._save_removed(job)
         if self._has_ended(found) or (not is_sending and any(item.is_new for item in found)):
             return self._save(job)
         self._supervise(found, folder)
@@ -169,7 +175,8 @@ class DockerBackend(Backend[DockerRequest]):
                 yield from self._supervised(job, pieces) if follow else pieces
                 return
             if _saved_status(folder) is None:
-                raise JobNotFound(f"looking for {handle}: the engine has no such job")
+                # Raises if nothing is left of the job.
+                self._save_removed(job)
         for index, path in following.node_logs(folder).items():
             if node in (None, index):
                 for piece in following.read_file(path):
@@ -340,6 +347,27 @@ class DockerBackend(Backend[DockerRequest]):
                 status = with_failed_node(status, found)
             for item in found:
                 self._save_log(self._source(item, folder))
+            _write(folder / _STATE, json.dumps(asdict(status)).encode("ascii"))
+            self._remove(job)
+        return status
+
+    def _save_removed(self, job: str) -> NativeStatus:
+        """Save the end of a job whose containers were removed; its network shows that it was here.
+
+        Raises:
+            JobNotFound: Nothing is left of the job on this engine.
+        """
+        ours = {"label": f"{JOB_LABEL}={job}"}
+        with engine.translate_errors(f"looking for the network of job {job}"):
+            networks = self._client.networks(filters=ours)
+        folder = self._home / job
+        if not networks or locks.is_held(folder / _LOCK):
+            raise JobNotFound(f"looking for job {job}: the engine has no such job")
+        status = all_removed(is_cancelled=(folder / _CANCELLED).exists())
+        with _writing_to(folder), locks.hold(folder / _LOCK):
+            saved = _saved_status(folder)
+            if saved is not None:
+                return saved
             _write(folder / _STATE, json.dumps(asdict(status)).encode("ascii"))
             self._remove(job)
         return status

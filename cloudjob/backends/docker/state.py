@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -111,6 +112,21 @@ def status_of(found: list[Container], *, is_cancelled: bool, has_ended: bool) ->
         return replace(status, state=JobState.SUCCEEDED)
     message = head.error or f"node 0 ({head.host}) ended with exit code {head.exit_code}"
     return replace(status, message=message, node=0)
+
+
+def all_removed(*, is_cancelled: bool) -> NativeStatus:
+    """Return the status of a job whose containers were removed before it was known to have ended.
+
+    Its head may have stored a record, which then shows how it ended.
+    """
+    return NativeStatus(
+        JobState.CANCELLED if is_cancelled else JobState.FAILED,
+        "removed",
+        exit_code=128 + (signal.SIGTERM if is_cancelled else signal.SIGKILL),
+        message="the containers of all nodes were removed",
+        is_unwatched=True,
+        knows_cancels=True,
+    )
 
 
 def with_failed_node(status: NativeStatus, found: list[Container]) -> NativeStatus:

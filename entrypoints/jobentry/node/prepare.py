@@ -240,11 +240,12 @@ def write_private(path: str, data: bytes) -> None:
         file.write(data)
 
 
-def empty(folder: str) -> None:
-    """Remove the files in a folder."""
+def empty(folder: str, keep: str) -> None:
+    """Remove the files in a folder, except one."""
     with contextlib.suppress(OSError):
         for name in os.listdir(folder):
-            os.unlink(os.path.join(folder, name))
+            if name != keep:
+                os.unlink(os.path.join(folder, name))
 
 
 def remove(path: str) -> None:

@@ -81,6 +81,18 @@ def write(record: ExitRecord, uri: str, *, is_cancelled: bool = False) -> None:
         log_message(f"writing the record: {error}")
 
 
+def exists(uri: str) -> bool:
+    """Whether a record was written."""
+    if not uri:
+        return False
+    from jobentry import objects
+
+    try:
+        return bool(objects.read(uri))
+    except (objects.ObjectError, OSError):
+        return False
+
+
 def rfc3339(seconds: float) -> str:
     """Return a time since 1970 as text."""
     whole = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
