@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import time
+from pathlib import Path
 
 import pytest
 
+from tests.e2e_slurm.conftest import poll
 from tests.e2e_slurm.test_jobs import PRELUDE, SAVES_ON_SIGTERM, SIZE
 
 pytestmark = pytest.mark.long
@@ -155,13 +160,16 @@ def test_a_job_that_is_requeued_runs_again(cloud, nodes, by):
 
 
 def test_a_preempted_job_saves_and_runs_again(cloud, nodes):
-    """Ranks get their full grace period although Slurm sends SIGTERM again after its own."""
+    """Ranks get their full grace period although Slurm sends SIGTERM again after its own.
+
+    The job's time is nearly over as well, but that is not why it must end.
+    """
     saves = (
         "    write_result(f'saving-{rank}')\n    await_file('go')\n"
         "    write_result(f'saved-{rank}')\n"
     )
     cloud.write("train.py", RUNS_TWICE.replace('    write_result(f"saved-{rank}")\n', saves))
-    cloud.write("low.yaml", "grace_s: 60\nslurm: {partition: low, requeue: true}\n")
+    cloud.write("low.yaml", "grace_s: 60\nslurm: {partition: low, requeue: true, time_min: 3}\n")
     cloud.write("high.yaml", "slurm: {partition: high, exclusive: true}\n")
     cloud.write("short.py", "")
     job = cloud.detach("--config", "low.yaml", *SIZE, "train.py")
@@ -201,3 +209,45 @@ def test_a_restart_of_the_controller_does_not_end_a_wait(cloud, nodes):
     assert "error: asking Slurm for train-" in alone.err
     assert ended_early is None
     assert (following.returncode, out) == (0, b"[0] done\n"), err
+
+
+@pytest.mark.parametrize("node", [0, 1])
+def test_a_killed_entry_leaves_no_process_on_its_node(cloud, node):
+    """Slurm's own tracking by process tree (linuxproc) does not find a rank's orphans."""
+    cloud.write(
+        "train.py",
+        PRELUDE
+        + """
+import subprocess
+for command in (["sleep", "7777"], ["setsid", "sleep", "7778"]):
+    process = subprocess.Popen(command)
+write_result(f"up-{rank}")
+time.sleep(300)
+""",
+    )
+    job = cloud.detach("--nodes", "2", "train.py")
+    cloud.await_results("up-0", "up-1")
+    entries = [
+        pid
+        for pid in processes("jobentry.pyz\0train.py\0")
+        if f"\0VC_TASK_INDEX={node}\0" in read(pid, "environ")
+    ]
+    for pid in entries:
+        os.kill(pid, signal.SIGKILL)
+    done = cloud.run("wait", job)
+
+    assert entries
+    assert done.code != 0, done
+    poll(lambda: not processes("sleep\x007777\0") + processes("sleep\x007778\0"), cloud.logs)
+
+
+def processes(text: str) -> list[int]:
+    """Return the processes whose command line contains a text."""
+    found = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()]
+    return [pid for pid in found if text in read(pid, "cmdline")]
+
+
+def read(pid: int, name: str) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/{name}").read_text(errors="replace")
+    return ""

@@ -106,3 +106,46 @@ def test_a_job_that_fails_while_its_home_is_full_has_failed(full, disk, fault, s
     assert (status["state"], status["exit_code"]) == ("FAILED", 7)
     message = status["failure"]["message"]
     assert "and could not note it in the job's folder" in message, message
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_job_whose_home_is_full_before_it_starts_ends_and_has_failed(full, disk, fault, size):
+    """Nothing waits for what could not be written, and nothing is started again without end."""
+    full.write("job.yaml", "slurm: {requeue: true, sbatch: [--hold]}\nretries: 1\n")
+    full.write("train.py", "")
+    job = full.detach("--config", "job.yaml", "--nodes", str(size), "train.py")
+    number = (disk / "home" / "slurm" / job / "id").read_text().strip()
+    subprocess.run(["sh", "-c", FAULTS[fault]], cwd=disk, stderr=subprocess.DEVNULL, check=False)
+    full.slurm.run("scontrol", "release", number)
+    poll(lambda: books(full, number)[0] not in ("PENDING", "RUNNING", "COMPLETING"), full.logs)
+    state, code = books(full, number)
+    repair(disk)
+    done = full.run("wait", job)
+    status = full.status(job)
+
+    assert state == "FAILED", full.logs()
+    assert code != "0:0"
+    assert done.code != 0, done
+    assert status["state"] == "FAILED"
+    assert "full, out of quota or read-only" in status["failure"]["message"]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_success_that_cannot_be_noted_is_none(full, disk, fault):
+    """Slurm's books and ours agree."""
+    full.write(
+        "train.py",
+        f"import subprocess\nsubprocess.run({FAULTS[fault]!r}, shell=True, cwd={str(disk)!r},"
+        " stderr=-3)\n",
+    )
+    job = full.detach("--nodes", "2", "train.py")
+    number = (disk / "home" / "slurm" / job / "id").read_text().strip()
+    poll(lambda: books(full, number)[0] not in ("PENDING", "RUNNING", "COMPLETING"), full.logs)
+    state, code = books(full, number)
+    repair(disk)
+    status = full.status(job)
+
+    assert (state, code) == ("FAILED", "125:0")
+    assert (status["state"], status["exit_code"]) == ("FAILED", 125)
+    assert "could not note it in the job's folder" in status["failure"]["message"]

@@ -447,6 +447,6 @@ def test_a_folder_that_the_nodes_do_not_share_is_named_as_the_cause(cloud):
     done = cloud.submit("train.py")
 
     assert done.code == 125, done
-    text = "does not see the job's folder: it must be on a disk that all nodes share"
+    text = "does not see the job's folder or cannot write there: it must be on a disk that all"
     assert text in done.err, done
     assert cloud.status(done.job)["cause"] == "platform"

@@ -50,7 +50,7 @@ _REASONS = {
     "PREEMPTED": "Slurm gave its nodes to a job of higher priority (slurm.requeue starts it again)",
     "LAUNCH_FAILED": "Slurm could not start it on its nodes",
     "RECONFIG_FAIL": "Slurm could not set up its nodes",
-    "FAILED": "the job's script failed before a node was started",
+    "FAILED": "the job's script failed before it could note that it had started",
 }
 _UNSEEN = (
     "{host} does not see the job's folder: it must be on a disk that all nodes share, under the"
@@ -62,6 +62,11 @@ _REFUSALS = ("zero bytes", "munge", "credential", "authentication", "protocol")
 _FULL = "and could not note it in the job's folder (is it full, out of quota or read-only?)"
 # Exit codes from here on mean that a signal has killed the process.
 _KILLED = 128
+_NO_LOG = (
+    "the first node does not see the job's folder or cannot write there: it must be on a disk that"
+    " all nodes share, under the same path (slurm.folder names another), and not be full, out of"
+    " quota or read-only"
+)
 # The beginning of Slurm's reason -> why the job waits. (squeue(1), JOB REASON CODES)
 _WAITING_REASONS = (
     ("Resources", "waits for free nodes"),
@@ -374,7 +379,7 @@ def _failed(status: NativeStatus, marks: Marks, facts: Facts) -> NativeStatus:
         return replace(status, exit_code=code, message=message, node=node, has_asked=True)
     if marks.code is not None and not marks.stop_reason:
         return replace(status, message=_end_of_head(marks, marks.code), node=0)
-    if marks.code is None and facts.exit_code and facts.exit_code[0] and marks.id:
+    if marks.code is None and facts.exit_code and facts.exit_code[0]:
         code = facts.exit_code[0]
         marks = replace(marks, is_silent=True)
         return replace(status, exit_code=code, message=_end_of_head(marks, code), node=0)
@@ -386,8 +391,10 @@ def _not_started(status: NativeStatus, marks: Marks, facts: Facts) -> NativeStat
     status = replace(status, exit_code=ENTRY_FAILED, has_asked=True)
     if marks.given_up:
         return replace(status, message=f"{_host(marks, 0)}: {marks.given_up}", node=0)
-    if marks.unseen_by or (facts.reason == "JobLaunchFailure" and not marks.id):
-        return replace(status, message=_UNSEEN.format(host=marks.unseen_by or "the first node"))
+    if marks.unseen_by:
+        return replace(status, message=_UNSEEN.format(host=marks.unseen_by))
+    if facts.reason == "JobLaunchFailure" and not marks.id:
+        return replace(status, message=_NO_LOG)
     if marks.prolog:
         return replace(status, message=f"Slurm's prolog failed on {marks.prolog} {_PROLOG}")
     if marks.setup:
@@ -404,11 +411,13 @@ def _not_started(status: NativeStatus, marks: Marks, facts: Facts) -> NativeStat
 
 
 def _end_of_head(marks: Marks, code: int) -> str:
-    text = f"node 0 ({_host(marks, 0)}) ended with exit code {code}"
+    host = f" ({marks.hosts[0]})" if marks.hosts else ""
+    text = f"node 0{host} ended with exit code {code}"
     if marks.srun:
         return f"{text}: srun: {marks.srun}"
     # A process that was killed could not note its end on any disk.
-    return f"{text} {_FULL}" if marks.is_silent and code < _KILLED else text
+    lacks_notes = marks.is_silent or not marks.hosts
+    return f"{text} {_FULL}" if lacks_notes and code < _KILLED else text
 
 
 def _host(marks: Marks, node: int) -> str:
@@ -426,7 +435,7 @@ def _failure_cause(marks: Marks, facts: Facts) -> str:
         killed_by = f" by signal {facts.exit_code[1]}" if facts.exit_code else ""
         why = f"the job's script was killed{killed_by}"
     if not facts.state:
-        detail = "its script was killed" if marks.id else "it never started"
+        detail = "its script was killed" if marks.id else "it never started: submit it again"
         why = f"Slurm no longer knows the job, and {detail}"
     if facts.reason:
         why = f"{why} ({facts.reason})"
