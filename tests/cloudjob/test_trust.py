@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -32,7 +33,7 @@ from cloudjob.model import attached
 from cloudjob.model.job import SECTIONS, JobSpec, masked
 from cloudjob.store import open_store
 from cloudjob.tracking import descriptions
-from jobentry.contract import exits, journal
+from jobentry.contract import exits, journal, manifest
 from jobentry.contract.paths import JobPaths
 from jobentry.contract.stored_log import Chunk
 from tests.support.fake_kube_api import NAMESPACE, FakeApi
@@ -290,6 +291,30 @@ def test_an_output_of_a_stranger_is_not_read_from_this_machine(
         "warning: the output KEYS is not read: stranger@elsewhere chose" in capfd.readouterr().err
     )
     assert not Path("results").exists()
+
+
+def test_an_output_in_the_job_s_own_store_is_read_where_the_reader_has_mounted_it(
+    reader: Path, tmp_path: Path
+):
+    store = tmp_path / "store"
+    data, folder = b"weights", store / JobPaths(JOB).outputs / "MODEL"
+    uris = {
+        "MODEL": f"file:///mnt/theirs/store/{JobPaths(JOB).outputs}/MODEL",
+        "BAD": "s3://a@b/x",
+        "WORSE": "\ud800://",
+    }
+    put_job(store, submission={"outputs": uris, "spec": {"script": "train.py"}})
+    folder.mkdir(parents=True)
+    (folder / "w").write_bytes(data)
+    listed = manifest.StoredFile("w", "w", len(data), hashlib.sha256(data).hexdigest(), 0)
+    (folder / manifest.FOLDER).mkdir()
+    (folder / manifest.key(0)).write_bytes(manifest.dump(manifest.Manifest(JOB, 0, (listed,))))
+
+    found = cloudjob.attach(f"{store.as_uri()}/{JOB}").outputs()
+
+    assert [file.name for file in found.download("results")] == ["MODEL/w"]
+    assert Path("results/MODEL/w").read_bytes() == data
+    assert sorted(found.refused) == ["BAD", "WORSE"]
 
 
 def test_the_reader_s_own_jobs_come_before_those_of_strangers(reader: Path, tmp_path: Path):
