@@ -579,6 +579,33 @@ def test_a_bad_record_or_log_does_not_hang_a_command(kind: str, reader: Path, tm
         free()
 
 
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_bad_entry_stops_neither_a_submit_nor_store_gc(kind: str, reader: Path, tmp_path: Path):
+    store = tmp_path / "store"
+    names = ("sweeps/x.json", "claims/x.json", f"{JOB}/code.json", "jobs/x.json")
+    planted = ("nested", "numbers")
+    freed = [plant(kind, store / name) for name in names if kind not in planted or "jobs" in name]
+
+    job = cloudjob.submit("train.py", launcher="python", store=store.as_uri())
+    assert job.wait(timeout_s=100).state == "SUCCEEDED"
+    assert main(["store", "gc", "--store", store.as_uri()]) == 0
+    assert main(["list", "--store", store.as_uri()]) == 0
+    for free in freed:
+        free()
+
+
+def test_a_record_fills_no_screen(reader: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    store = tmp_path / "store"
+    put_job(store)
+    failure = exits.Failure(message="x" * 3_000_000, last_lines=("y",) * 100_000)
+    record = exits.ExitRecord(JOB, 3, "user", failure, AT, AT)
+    (store / JobPaths(JOB).record).write_bytes(exits.dump(record))
+
+    assert main(["list", "--store", store.as_uri()]) == 0
+    assert len(capfd.readouterr().out) < 20_000
+
+
 def test_compressed_zeros_do_not_fill_the_memory(reader: Path, tmp_path: Path):
     """A log and a journal of 4 MB may stand for gigabytes."""
     store = tmp_path / "store"
@@ -645,9 +672,9 @@ def test_a_service_that_sends_a_byte_now_and_then_does_not_hang_a_read(
     uri = f"s3://bucket/x?endpoint=http://127.0.0.1:{server.server_port}&addressing=path"
     store = open_store(uri, retry_s=0.1)
 
-    with pytest.raises(UnreadableObject, match="not complete after"):
+    with pytest.raises(cloudjob.StoreError, match="not complete after"):
         store.get_bytes("jobs/a.json", limit_bytes=1000)
-    with pytest.raises(UnreadableObject, match="not complete after"):
+    with pytest.raises(cloudjob.StoreError, match="not complete after"):
         store.get_range("jobs/a.json", 0, 1000)
     stop.set()
     server.shutdown()
