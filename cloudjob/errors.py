@@ -6,7 +6,7 @@ CloudJobError            exit code 1
 +- PackageError          3   the source cannot be packed
 +- StoreError            4   the object store refused or cannot be reached
 |  +- ObjectMissing      4   there is no such object
-|  +- UnreadableObject   4   an object is too large, too slow, or not a file
+|  +- UnreadableObject   4   an object is too large, or not a file
 +- BackendError          5   the platform refused or cannot be reached
 |  +- NotAuthorised      5   it rejected the credentials or denied access
 |  +- Unreachable        5   it does not answer at the moment; running jobs continue

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import NamedTuple
 
-from cloudjob.errors import CloudJobError, ObjectMissing, StoreError
+from cloudjob.errors import CloudJobError, ObjectMissing, StoreError, UnreadableObject
 from cloudjob.package.contents import open_stored
 from cloudjob.package.pack import CodePackage
 from cloudjob.store.base import ObjectStore, OnBytes, ignore_bytes
@@ -214,7 +214,8 @@ def _notes(store: ObjectStore, prefix: str) -> Iterator[tuple[str, float, list[s
             value = json.loads(store.get_bytes(key))
             age_s = time.time() - float(value["written_s"])
             yield key, age_s, [str(layer) for layer in value["layers"]]
-        except ObjectMissing:
+        except (ObjectMissing, UnreadableObject):
+            # Deleted in the meantime, or no note of cloudjob: one that is not read claims nothing.
             pass
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise StoreError(

@@ -99,7 +99,8 @@ def _needed(store: ObjectStore, keep_s: float, ended_at: EndedAt) -> set[str]:
                 f"collecting layers: {key} in the store cannot be read: {error}",
                 hint="was it written by a newer version of cloudjob? Nothing has been deleted",
             ) from error
-        except ObjectMissing:
+        except (ObjectMissing, UnreadableObject):
+            # No node can read it, either.
             pass
     return needed
 

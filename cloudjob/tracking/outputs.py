@@ -187,15 +187,33 @@ def locations_of(access: JobAccess) -> Locations:
     found: list[OutputLocation] = []
     refused: dict[str, str] = {}
     for name, uri in sorted(uris.items()):
-        is_own = uri == f"{access.store.uri(folder)}/{name}"
-        store, prefix = access.store, f"{folder}/{name}/"
-        if not (is_own or access.record.is_ours or _is_within_reach(uri, access.record.store)):
+        store: ObjectStore | None = access.store
+        prefix = f"{folder}/{name}/"
+        if not _is_own(access, uri, f"{folder}/{name}"):
+            store, prefix = _opened(access, uri), ""
+        if store is None:
             refused[name] = uri
-            continue
-        if not is_own:
-            store, prefix = access.open_store(with_store_options(uri, access.record.store)), ""
-        found.append(OutputLocation(name, store, prefix, access.backend.copies_files))
+        else:
+            found.append(OutputLocation(name, store, prefix, access.backend.copies_files))
     return Locations(found, refused)
+
+
+def _is_own(access: JobAccess, uri: str, folder: str) -> bool:
+    """Whether an output is in the job's own store, which has another path on other machines."""
+    if access.record.is_ours:
+        return uri == access.store.uri(folder)
+    return uri.endswith(f"/{folder}")
+
+
+def _opened(access: JobAccess, uri: str) -> ObjectStore | None:
+    """Open the place of an output; None if others have named it, and it must not be read."""
+    full = with_store_options(uri, access.record.store)
+    if access.record.is_ours:
+        return access.open_store(full)
+    with contextlib.suppress(StoreError):
+        if _is_within_reach(uri, access.record.store):
+            return access.open_store(full)
+    return None
 
 
 def _is_within_reach(uri: str, store_uri: str) -> bool:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -32,7 +33,7 @@ from cloudjob.model import attached
 from cloudjob.model.job import SECTIONS, JobSpec, masked
 from cloudjob.store import open_store
 from cloudjob.tracking import descriptions
-from jobentry.contract import exits, journal
+from jobentry.contract import exits, journal, manifest
 from jobentry.contract.paths import JobPaths
 from jobentry.contract.stored_log import Chunk
 from tests.support.fake_kube_api import NAMESPACE, FakeApi
@@ -290,6 +291,30 @@ def test_an_output_of_a_stranger_is_not_read_from_this_machine(
         "warning: the output KEYS is not read: stranger@elsewhere chose" in capfd.readouterr().err
     )
     assert not Path("results").exists()
+
+
+def test_an_output_in_the_job_s_own_store_is_read_where_the_reader_has_mounted_it(
+    reader: Path, tmp_path: Path
+):
+    store = tmp_path / "store"
+    data, folder = b"weights", store / JobPaths(JOB).outputs / "MODEL"
+    uris = {
+        "MODEL": f"file:///mnt/theirs/store/{JobPaths(JOB).outputs}/MODEL",
+        "BAD": "s3://a@b/x",
+        "WORSE": "\ud800://",
+    }
+    put_job(store, submission={"outputs": uris, "spec": {"script": "train.py"}})
+    folder.mkdir(parents=True)
+    (folder / "w").write_bytes(data)
+    listed = manifest.StoredFile("w", "w", len(data), hashlib.sha256(data).hexdigest(), 0)
+    (folder / manifest.FOLDER).mkdir()
+    (folder / manifest.key(0)).write_bytes(manifest.dump(manifest.Manifest(JOB, 0, (listed,))))
+
+    found = cloudjob.attach(f"{store.as_uri()}/{JOB}").outputs()
+
+    assert [file.name for file in found.download("results")] == ["MODEL/w"]
+    assert Path("results/MODEL/w").read_bytes() == data
+    assert sorted(found.refused) == ["BAD", "WORSE"]
 
 
 def test_the_reader_s_own_jobs_come_before_those_of_strangers(reader: Path, tmp_path: Path):
@@ -554,6 +579,33 @@ def test_a_bad_record_or_log_does_not_hang_a_command(kind: str, reader: Path, tm
         free()
 
 
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_bad_entry_stops_neither_a_submit_nor_store_gc(kind: str, reader: Path, tmp_path: Path):
+    store = tmp_path / "store"
+    names = ("sweeps/x.json", "claims/x.json", f"{JOB}/code.json", "jobs/x.json")
+    planted = ("nested", "numbers")
+    freed = [plant(kind, store / name) for name in names if kind not in planted or "jobs" in name]
+
+    job = cloudjob.submit("train.py", launcher="python", store=store.as_uri())
+    assert job.wait(timeout_s=100).state == "SUCCEEDED"
+    assert main(["store", "gc", "--store", store.as_uri()]) == 0
+    assert main(["list", "--store", store.as_uri()]) == 0
+    for free in freed:
+        free()
+
+
+def test_a_record_fills_no_screen(reader: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    store = tmp_path / "store"
+    put_job(store)
+    failure = exits.Failure(message="x" * 3_000_000, last_lines=("y",) * 100_000)
+    record = exits.ExitRecord(JOB, 3, "user", failure, AT, AT)
+    (store / JobPaths(JOB).record).write_bytes(exits.dump(record))
+
+    assert main(["list", "--store", store.as_uri()]) == 0
+    assert len(capfd.readouterr().out) < 20_000
+
+
 def test_compressed_zeros_do_not_fill_the_memory(reader: Path, tmp_path: Path):
     """A log and a journal of 4 MB may stand for gigabytes."""
     store = tmp_path / "store"
@@ -620,9 +672,9 @@ def test_a_service_that_sends_a_byte_now_and_then_does_not_hang_a_read(
     uri = f"s3://bucket/x?endpoint=http://127.0.0.1:{server.server_port}&addressing=path"
     store = open_store(uri, retry_s=0.1)
 
-    with pytest.raises(UnreadableObject, match="not complete after"):
+    with pytest.raises(cloudjob.StoreError, match="not complete after"):
         store.get_bytes("jobs/a.json", limit_bytes=1000)
-    with pytest.raises(UnreadableObject, match="not complete after"):
+    with pytest.raises(cloudjob.StoreError, match="not complete after"):
         store.get_range("jobs/a.json", 0, 1000)
     stop.set()
     server.shutdown()

@@ -406,21 +406,23 @@ def test_file_uris_work_for_inputs_and_outputs(cloud, tmp_path):
 
 
 @pytest.mark.parametrize("cloud", ["base_image"], indirect=True)
-def test_a_job_is_watched_and_cancelled_from_another_state_folder(cloud, tmp_path):
-    """The submitter's state folder keeps the log and state even if another one sees the end."""
+def test_a_job_is_followed_from_another_state_folder_and_cancelled_from_its_own(cloud, tmp_path):
+    """Only the submitter's state folder asks the engine; others read the store."""
     store = (tmp_path / "store").as_uri()
     cloud.script(SLEEP)
     job = cloud.detach("--store", store)
     cloud.environ["CLOUDJOB_HOME"] = str(tmp_path / "laptop")
     followed = cloud.start("attach", f"{store}/{job}")
-    assert followed.stdout is not None
-    assert followed.stdout.readline() == b"[0] ready 0\n"
+    assert followed.stderr is not None
+    assert (
+        b"it was not started on this machine with this state folder" in followed.stderr.readline()
+    )
+    assert cloud.run("cancel", job).code == 5
+    cloud.environ["CLOUDJOB_HOME"] = str(cloud.home)
     cancelled = cloud.run("cancel", job)
     rest, _ = followed.communicate(timeout=120)
 
     assert cancelled.code == 0, cancelled
     assert b"[0] saved\n" in rest
-    assert cloud.status(job)["state"] == "CANCELLED"
-    cloud.environ["CLOUDJOB_HOME"] = str(cloud.home)
     assert cloud.status(job)["state"] == "CANCELLED"
     assert b"[0] saved\n" in cloud.run("logs", job).out

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cloudjob.errors import ObjectMissing, StoreError, UnreadableObject
+from cloudjob.errors import ObjectMissing, StoreError
 from cloudjob.store import certificates, files
 from cloudjob.store.base import GET_LIMIT_BYTES, RETRY_S, OnBytes, ignore_bytes
 from cloudjob.store.parallel import call_with_timeout, iterate_in_parallel
@@ -153,7 +153,7 @@ class S3Store:
             found = []
             for page in pages:
                 if time.monotonic() > end_s:
-                    raise UnreadableObject(f"{doing}: it does not end within {_LIST_S:g} s")
+                    raise StoreError(f"{doing}: the list does not end within {_LIST_S:g} s")
                 if "IsTruncated" not in page:
                     raise StoreError(
                         f"{doing}: the answer is not a list of keys", hint="is the endpoint right?"
@@ -286,8 +286,9 @@ class S3Store:
                 limit_s, lambda: self._read_body(key, limit_bytes, **parameters)
             )
         except TimeoutError as error:
-            raise UnreadableObject(
-                f"reading {key} in {self._uri.root}: not complete after {limit_s:.0f} s"
+            raise StoreError(
+                f"reading {key} in {self._uri.root}: not complete after {limit_s:.0f} s",
+                hint="is the service, or the way to it, that slow?",
             ) from error
 
     def _read_body(self, key: str, limit_bytes: int, **parameters: str) -> bytes:

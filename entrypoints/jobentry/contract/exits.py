@@ -14,6 +14,9 @@ TIMED_OUT = 124
 # Appended to a message about SIGKILL, unless the platform knows the reason.
 MEMORY_GUESS = " (often the kernel, when memory is short)"
 
+# Limits for reading, since others may write to a store: characters of a text, and last lines.
+_TEXT_LIMIT, _LINES_LIMIT = 16 * 1024, 1000
+
 CAUSES = ("", "user", "entry", "platform", "cancelled", "timeout")
 
 
@@ -83,10 +86,10 @@ def load(data: bytes) -> ExitRecord:
         return ExitRecord(
             job=str(value["job"]),
             exit_code=int(value["exit_code"]),
-            cause=str(value.get("cause", "")),
+            cause=_text(value.get("cause", "")),
             failure=None if failure is None else _failure(failure),
-            started_at=str(value.get("started_at", "")),
-            ended_at=str(value.get("ended_at", "")),
+            started_at=_text(value.get("started_at", "")),
+            ended_at=_text(value.get("ended_at", "")),
             phases=tuple(
                 (int(node), str(name), str(start), str(end))
                 for node, name, start, end in value.get("phases", ())
@@ -108,13 +111,17 @@ def load(data: bytes) -> ExitRecord:
 def _failure(value: dict[str, Any]) -> Failure:
     return Failure(
         node=_number(value.get("node")),
-        host=str(value.get("host", "")),
+        host=_text(value.get("host", "")),
         rank=_number(value.get("rank")),
         signal=_number(value.get("signal")),
         exit_code=_number(value.get("exit_code")),
-        message=str(value.get("message", "")),
-        last_lines=tuple(str(line) for line in value.get("last_lines", ())),
+        message=_text(value.get("message", "")),
+        last_lines=tuple(_text(line) for line in value.get("last_lines", ())[-_LINES_LIMIT:]),
     )
+
+
+def _text(value: Any) -> str:
+    return str(value)[:_TEXT_LIMIT]
 
 
 def _number(value: Any) -> int | None:
