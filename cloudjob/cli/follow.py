@@ -9,6 +9,7 @@ import cloudjob
 from cloudjob.cli.messages import print_error, print_message
 from cloudjob.cli.status import report
 from cloudjob.errors import BackendError, RunsElsewhere
+from cloudjob.model.text import one_line
 from cloudjob.model.times import local, rfc3339
 
 TYPE_CHECKING = False
@@ -41,8 +42,19 @@ def follow_to_end(job: Job, *, is_json: bool) -> JobStatus:
         with suppress(BackendError):
             stream(job, descriptor, follow=False)
     report(status)
+    explain_missing_file(job, status)
     warn_of_notifications(job)
     return status
+
+
+def explain_missing_file(job: Job, status: JobStatus) -> None:
+    """Print why a file that a failed job did not find is not in its package."""
+    if status.failure is None:
+        return
+    from cloudjob.submission import missing_file
+
+    if text := missing_file.hint(job.spec(), status.failure):
+        print_message(f"hint: {one_line(text)}")
 
 
 def warn_of_notifications(job: Job) -> None:

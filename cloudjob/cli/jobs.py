@@ -8,7 +8,12 @@ from dataclasses import replace
 
 import cloudjob
 from cloudjob.cli import sweeps
-from cloudjob.cli.follow import follow_to_end, stream, warn_of_notifications
+from cloudjob.cli.follow import (
+    explain_missing_file,
+    follow_to_end,
+    stream,
+    warn_of_notifications,
+)
 from cloudjob.cli.interrupts import print_detached
 from cloudjob.cli.messages import (
     print_error,
@@ -57,6 +62,7 @@ def _status(options: argparse.Namespace) -> int:
         print_json(status_json(status))
     else:
         print_status(status, job.git_commit)
+        explain_missing_file(job, status)
         if job.notification_failure:
             print(f"\nnotification failed: {one_line(job.notification_failure)}")
     return 0
@@ -153,6 +159,7 @@ def _ended(job: cloudjob.Job | cloudjob.Sweep, *, is_json: bool) -> list[JobStat
     status = job.wait()
     if not is_json:
         report(status)
+        explain_missing_file(job, status)
     warn_of_notifications(job)
     return [status]
 

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import posixpath
+import re
 from collections.abc import Iterator
 
 from cloudjob.model.progress import Progress
 from cloudjob.model.text import counted, size_text
 from cloudjob.package import CodePackage
 from cloudjob.package.claims import StoredLayers
+from cloudjob.package.messages import shown
+from cloudjob.package.tree import LINK
 from cloudjob.submission.launcher_choice import Choice
 
 _SHOWN_LEFT_OUT = 5
+# The paths that are named on one line.
+_NAMED = 3
+# How a line of an ignore file is given as a reason: its file, its number, and the line.
+_RULE = re.compile(r".+:[0-9]+: ")
 # Words in the reasons to report: files that usually hold secrets, and cloudjob's own folder.
 _REPORTED = ("secret", "CLOUDJOB_HOME")
 
@@ -28,13 +36,39 @@ def ranks(chosen: str) -> Iterator[Progress]:
 
 
 def left_out(package: CodePackage) -> Iterator[Progress]:
-    """Report files that cloudjob left out by itself, without a rule of the user."""
+    """Report what a job may miss: each file that may hold a secret, and the others on one line."""
+    ignored = [shown(item.path) for item in package.left_out if _RULE.match(item.reason)]
+    if ignored:
+        rest = f" and {len(ignored) - _NAMED} more" if len(ignored) > _NAMED else ""
+        text = f"left out of the package by ignore rules: {', '.join(ignored[:_NAMED])}{rest}"
+        yield Progress("note", f"{text}; `cloudjob package ls` shows all")
+    yield from _links(package)
     found = [item for item in package.left_out if any(word in item.reason for word in _REPORTED)]
     for path, reason in found[:_SHOWN_LEFT_OUT]:
         yield Progress("note", f"left out of the package: {path}: {reason}")
     if len(found) > _SHOWN_LEFT_OUT:
         more = len(found) - _SHOWN_LEFT_OUT
         yield Progress("note", f"… and {more} more; `--dry-run --json` lists all")
+
+
+def _links(package: CodePackage) -> Iterator[Progress]:
+    """Report links in the package to files that are left out."""
+    left_out = {item.path.rstrip("/") for item in package.left_out}
+    lost = []
+    for link in (known.entry for known in package.source_cache.entries):
+        place = posixpath.join(posixpath.dirname(link.name), link.target)
+        if link.kind == LINK and not left_out.isdisjoint(_with_parents(posixpath.normpath(place))):
+            lost.append(f"{shown(link.name)} -> {shown(link.target)}")
+    if lost:
+        rest = f" and {len(lost) - _NAMED} more" if len(lost) > _NAMED else ""
+        listed = ", ".join(lost[:_NAMED])
+        yield Progress("warning", f"links whose target is left out of the package: {listed}{rest}")
+
+
+def _with_parents(path: str) -> Iterator[str]:
+    while path not in ("", "/"):
+        yield path
+        path = posixpath.dirname(path)
 
 
 def sent(package: CodePackage, kept: StoredLayers) -> Progress:

@@ -54,6 +54,14 @@ def log_message(text: str) -> None:
         sys.stderr.flush()
 
 
+def size_text(size_bytes: float) -> str:
+    """Return a number of bytes as messages show it."""
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size_bytes >= factor:
+            return f"{size_bytes / factor:.1f} {unit}"
+    return f"{size_bytes:.0f} B"
+
+
 def write_journal(line: bytes) -> None:
     """Write a marked line of the journal to the log, never within a line of a rank."""
     with _lock, contextlib.suppress(OSError):

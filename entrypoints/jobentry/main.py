@@ -34,6 +34,7 @@ from jobentry.node.tools import (
     start_module,
     start_version,
 )
+from jobentry.node.working_folder import WorkingFolder
 from jobentry.secrets import masking, private_environ
 from jobentry.staging.stage import stage
 
@@ -70,6 +71,7 @@ class _Setup(NamedTuple):
         control_socket: The listening socket of a worker; None on the head.
         outputs: The outputs to upload, if the job has any.
         journal: What this node does and uses.
+        written: Finds what the script writes to a working folder that is removed at the end.
     """
 
     environment: Mapping[str, str]
@@ -80,6 +82,7 @@ class _Setup(NamedTuple):
     control_socket: ControlSocket | None
     outputs: Outputs | None
     journal: Journal
+    written: WorkingFolder | None
 
     @property
     def child_ids(self) -> tuple[int, ...]:
@@ -343,8 +346,9 @@ def _prepare_and_run(node: NodeEnv, options: Options, journal: Journal, started_
         address = prepare.choose_network(node, node_paths, environment)
         prepare.write_environment(node_paths, environment)
         module = start_module(node, environment, options.script_argv[0])
-        helpers = (version, module, server)
-        setup = _Setup(environment, address, *helpers, control_socket, outputs, journal)
+        written = WorkingFolder(folder) if node.code_uri else None
+        helpers = (version, module, server, control_socket, outputs, journal)
+        setup = _Setup(environment, address, *helpers, written)
         if outputs is not None:
             outputs.start()
         journal.end("stage")
@@ -415,9 +419,7 @@ def _run_worker(
     for path in written:
         prepare.remove(path)
     rank_failure = worker.rank_failure if code else None
-    problem = worker.run_in_thread(
-        lambda: _upload(node, setup.outputs, worker.stopped_at, rank_failure)
-    )
+    problem = worker.run_in_thread(lambda: _upload(node, setup, worker.stopped_at, rank_failure))
     record.close_journal(node, setup.journal, is_cancelled=worker.stopped_at is not None)
     worker.leave(problem)
     return _End(code, worker.is_over)
@@ -447,9 +449,7 @@ def _run_head(
     for path in written:
         prepare.remove(path)
     rank_failure = head.rank_failure if outcome.exit_code else None
-    problem = head.run_in_thread(
-        lambda: _upload(node, setup.outputs, head.stopped_at, rank_failure)
-    )
+    problem = head.run_in_thread(lambda: _upload(node, setup, head.stopped_at, rank_failure))
     outcome = head.end(_with_outputs(outcome, node, problem))
     if node.nodes > 1 and setup.outputs is not None:
         outcome = _with_outputs(outcome, node, setup.outputs.clashes())
@@ -494,11 +494,14 @@ def _with_outputs(outcome: Outcome, node: NodeEnv, problem: str) -> Outcome:
 
 def _upload(
     node: NodeEnv,
-    outputs: Outputs | None,
+    setup: _Setup,
     stopped_at: float | None,
     rank_failure: RankFailure | None,
 ) -> str:
     """Upload the outputs of this node; return an error message or ``""``."""
+    if setup.written is not None:
+        setup.written.name_lost_files()
+    outputs = setup.outputs
     if outputs is None:
         return ""
     if stopped_at is None:

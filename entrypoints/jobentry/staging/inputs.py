@@ -17,7 +17,7 @@ from jobentry import objects
 from jobentry.contract import names
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.paths import NodePaths
-from jobentry.log import log_message
+from jobentry.log import log_message, size_text
 from jobentry.node.journal import Journal, Transfer
 from jobentry.objects.base import TEMPORARY, in_parallel, translated
 from jobentry.system.trees import remove_tree
@@ -197,8 +197,8 @@ class _Progress:
         rate = self._done_bytes / (now - self._begun)
         left_s = (self._total_bytes - self._done_bytes) / rate if rate else 0
         log_message(
-            f"input {self._name}: {_size(self._done_bytes)} of {_size(self._total_bytes)},"
-            f" {self._done_files} of {self._files} files, {_size(rate)}/s,"
+            f"input {self._name}: {size_text(self._done_bytes)} of {size_text(self._total_bytes)},"
+            f" {self._done_files} of {self._files} files, {size_text(rate)}/s,"
             f" about {max(0, left_s):.0f} s left"
         )
 
@@ -207,13 +207,6 @@ class _Progress:
         took_s = time.monotonic() - self._begun
         if took_s >= _REPORT_S:
             log_message(
-                f"input {self._name}: {_size(self._total_bytes)} fetched in {took_s:.0f} s"
+                f"input {self._name}: {size_text(self._total_bytes)} fetched in {took_s:.0f} s"
                 f" (files: {self._files})"
             )
-
-
-def _size(size_bytes: float) -> str:
-    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if size_bytes >= factor:
-            return f"{size_bytes / factor:.1f} {unit}"
-    return f"{size_bytes:.0f} B"
