@@ -50,8 +50,12 @@ def _code(failure: Failure) -> str:
     return "" if is_redundant else f" [{text}]"
 
 
-def print_status(status: JobStatus) -> None:
-    """Print the status of a job, one line for each fact."""
+def print_status(status: JobStatus, silence: str = "") -> None:
+    """Print the status of a job, one line for each fact.
+
+    Args:
+        silence: Which rank has been silent for how long; empty if none has.
+    """
     rows: list[tuple[str, object]] = [
         ("job", status.job),
         ("state", status.state),
@@ -65,6 +69,8 @@ def print_status(status: JobStatus) -> None:
         rows.append(("exit code", status.exit_code))
     if status.cause:
         rows.append(("cause", status.cause))
+    if silence:
+        rows.append(("silent", silence))
     print_table(rows)
     if status.phases:
         _print_phases(status)
