@@ -1,4 +1,5 @@
-# The image of a node: python3, Open MPI, ssh, an init, an ordinary user, and cloudjob's entry.
+# The image of a node: python3, Open MPI, ssh, an init, an ordinary user, cloudjob's entry, and the
+# tools that public training scripts use to fetch data and to look at the network.
 #
 #   cloudjob image build base                        on Debian, Open MPI 4.1
 #   cloudjob image build base --base REF             on another Debian or Ubuntu, say one with CUDA
@@ -16,8 +17,8 @@ USER 0
 # hadolint ignore=DL3008
 RUN apt-get update \
     && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
-        ca-certificates openmpi-bin openssh-client openssh-server python3 python3-pip \
-        python-is-python3 tini \
+        ca-certificates curl git iproute2 net-tools openmpi-bin openssh-client openssh-server \
+        python3 python3-pip python-is-python3 tini unzip wget \
     && rm -rf /var/lib/apt/lists/* /var/cache/apt/archives/*.deb /var/cache/debconf/*-old \
         /var/log/apt /var/log/dpkg.log /etc/ssh/ssh_host_*
 

@@ -206,6 +206,30 @@ class Activity:
 # ---- silence -------------------------------------------------------------------------------------
 
 
+# A shorter silence is not worth a line.
+_SILENT_S = 10
+
+
+def silence_text(found: Journals) -> str:
+    """Return how long all ranks have printed nothing, and which one the longest; empty if short.
+
+    A job in which only one rank prints is silent once that one is.
+    """
+    running, silent_s = found.running, found.silent_s
+    if silent_s < _SILENT_S:
+        return ""
+    _, node, first = max(running, key=lambda point: point.sample.quiet_s)
+    state = STATES.get(first.state, one_line(first.state))
+    of_first = f"rank {first.rank} on node {node}"
+    usage = f"{first.cpu_percent}% of a CPU, {state}"
+    if len(running) == 1:
+        return f"{of_first} for {summary.span(silent_s)} ({usage})"
+    return (
+        f"all {len(running)} ranks for {summary.span(silent_s)}; {of_first} the longest, "
+        f"{summary.span(first.quiet_s)} ({usage})"
+    )
+
+
 class Silence:
     """Measures how long a job has printed nothing, from its first output or journal line on."""
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import cloudjob
 from cloudjob.cli import sweeps
+from cloudjob.cli.activity import silence_text
 from cloudjob.cli.follow import (
     explain_missing_file,
     follow_to_end,
@@ -56,12 +57,15 @@ _WATCH_S = 2.0
 def _status(options: argparse.Namespace) -> int:
     job = cloudjob.attach(options.job)
     status = job.status()
+    silence = ""
     if not status.state.is_final:
-        status = replace(status, phases=job.phases())
+        latest = job.latest()
+        status = replace(status, phases=status.phases or latest.phases)
+        silence = silence_text(latest)
     if options.json:
         print_json(status_json(status))
     else:
-        print_status(status, job.git_commit)
+        print_status(status, commit=job.git_commit, silence=silence)
         explain_missing_file(job, status)
         if job.notification_failure:
             print(f"\nnotification failed: {one_line(job.notification_failure)}")

@@ -51,11 +51,12 @@ def _code(failure: Failure) -> str:
     return "" if is_redundant else f" [{text}]"
 
 
-def print_status(status: JobStatus, commit: str = "") -> None:
+def print_status(status: JobStatus, *, commit: str = "", silence: str = "") -> None:
     """Print the status of a job, one line for each fact.
 
     Args:
         commit: The git commit of its source as text; empty if unknown.
+        silence: Which rank has been silent for how long; empty if none has.
     """
     rows: list[tuple[str, object]] = [
         ("job", status.job),
@@ -72,6 +73,8 @@ def print_status(status: JobStatus, commit: str = "") -> None:
         rows.append(("exit code", status.exit_code))
     if status.cause:
         rows.append(("cause", status.cause))
+    if silence:
+        rows.append(("silent", silence))
     print_table(rows)
     if status.phases:
         _print_phases(status)

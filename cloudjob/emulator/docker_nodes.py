@@ -52,6 +52,7 @@ class DockerRuntime:
             entry=("/opt/cloudjob/boot.sh",),
             endpoint=endpoint,
             api=api,
+            first_version=settings.first_version,
         )
         # Any image must work, so the packages that the platform would install are mounted.
         archive = str(Path(cloudjob.__file__).parent / ENTRY)

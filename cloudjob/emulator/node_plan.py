@@ -70,6 +70,7 @@ class NodeContext:
         entry: The command that runs a script under mpirun on all nodes, for the MPI presets.
         endpoint: The address of OBS, as seen from a node.
         api: The address of the API, as seen from a node.
+        first_version: Whether presets start in the folder of the platform's first version.
         archive: The entry's archive, or the folder of the unpacked one, on a node.
     """
 
@@ -79,6 +80,7 @@ class NodeContext:
     endpoint: str
     api: str = ""
     archive: str = "/opt/modelarts/jobentry.pyz"
+    first_version: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +205,7 @@ def environment(
         platform["MA_PIP_URL"] = settings.pip_url
         platform["MA_PIP_HOST"] = urlsplit(settings.pip_url).hostname or ""
     if settings.first_version:
+        platform.update(first_version.variables_of(platform))
         platform.update(first_version.variables(index, hosts, _addresses(algorithm)))
     by_env = {
         item["name"]: item["local_dir"]
@@ -345,6 +348,9 @@ def _preset(row: JobRow, index: int, context: NodeContext, arguments: str) -> st
     else:
         run = f"{shlex.quote(context.python)} {script} {_ranks(row, index)}{arguments}"
     hooks = _hooks(boot, context)
+    if context.first_version:
+        # Its scripts started in this folder; hooks and requirements are in that of the code.
+        run = f"""sh -c 'cd {WORK} && exec "$@"' sh {run}"""
     start = f'set -- {run.rstrip()}; {hooks}exec "$@"'
     return f"cd {shlex.quote(folder)} && {{ {_requirements(context)}; {start}; }}"
 

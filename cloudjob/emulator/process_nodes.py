@@ -83,6 +83,7 @@ class ProcessRuntime:
             entry=(machine.entry_python, "-I", "-S", machine.entry),
             endpoint=self._endpoint,
             api=self._api,
+            first_version=self._settings.first_version,
             archive=machine.entry,
         )
 

@@ -10,8 +10,8 @@ from cloudjob.errors import NotReady
 from cloudjob.model.job import JobSpec
 from cloudjob.model.progress import OnProgress, Progress
 from cloudjob.model.rules import BACKENDS
-from cloudjob.model.text import secret_texts, secrets_masked
-from cloudjob.submission import nested_launchers, script_check
+from cloudjob.model.text import one_line, secret_texts, secrets_masked
+from cloudjob.submission import nested_launchers, preset_options, script_check
 
 # If a job has no time limit, keys that are valid for longer than this pass the check.
 _LONG_S = 24 * 3600.0
@@ -47,6 +47,9 @@ def script_checks(spec: JobSpec) -> Iterator[Check]:
     if found:
         hint = "with --launcher python, the script runs once on each node"
         yield Check("script", False, f"{found}; {hint}", is_needed=False)
+    if preset_hint := preset_options.hint(spec):
+        what = f"nothing passes the options --rank and --world_size of {one_line(spec.script)}"
+        yield Check("script", False, what, preset_hint, is_needed=False)
     yield from secret_checks(spec)
 
 

@@ -355,15 +355,19 @@ class Job:
         """
         return journals.read(self._access, has_ended=self.status().state.is_final)
 
-    def phases(self) -> tuple[Phase, ...]:
-        """Return the phases of the nodes so far that are found at the ends of their logs.
+    def latest(self) -> Journals:
+        """Return the phases, ranks and resources that are found at the ends of the nodes' logs.
 
-        After a few seconds, this returns the phases found until then.
+        After a few seconds, this returns what was found until then.
         """
+        return journals.at_log_ends(self._access) if self.handle else Journals()
+
+    def phases(self) -> tuple[Phase, ...]:
+        """Return the phases of the nodes so far that are found at the ends of their logs."""
         status = self.status()
-        if status.phases or status.state.is_final or not self.handle:
+        if status.phases or status.state.is_final:
             return status.phases
-        return journals.phases_at_log_ends(self._access)
+        return self.latest().phases
 
     def training_metrics(self, patterns: Mapping[str, str] | None = None) -> list[MetricPoint]:
         """Return the metrics that ranks have printed and those in the outputs' event files.

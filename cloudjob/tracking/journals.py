@@ -212,8 +212,8 @@ def _add_stored(found: Journals, access: JobAccess) -> None:
     in_parallel(load, range(access.record.nodes), abort=access.store.abort)
 
 
-def phases_at_log_ends(access: JobAccess) -> tuple[Phase, ...]:
-    """Return the phases at the ends of the logs of a running job."""
+def at_log_ends(access: JobAccess) -> Journals:
+    """Return the journals at the ends of the logs of a running job."""
     found = Journals()
 
     def load() -> None:
@@ -222,4 +222,4 @@ def phases_at_log_ends(access: JobAccess) -> tuple[Phase, ...]:
 
     with suppress(BackendError, TimeoutError):
         call_with_timeout(_LOG_ENDS_S, load)
-    return found.phases
+    return found

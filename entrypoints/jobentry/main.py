@@ -346,9 +346,8 @@ def _prepare_and_run(node: NodeEnv, options: Options, journal: Journal, started_
         address = prepare.choose_network(node, node_paths, environment)
         prepare.write_environment(node_paths, environment)
         module = start_module(node, environment, options.script_argv[0])
-        written = WorkingFolder(folder) if node.code_uri else None
         helpers = (version, module, server, control_socket, outputs, journal)
-        setup = _Setup(environment, address, *helpers, written)
+        setup = _Setup(environment, address, *helpers, _working_folder(node, folder))
         if outputs is not None:
             outputs.start()
         journal.end("stage")
@@ -363,6 +362,11 @@ def _prepare_and_run(node: NodeEnv, options: Options, journal: Journal, started_
             server.terminate()
             server.wait()
         prepare.remove_node_dir(node_paths)
+
+
+def _working_folder(node: NodeEnv, folder: str) -> WorkingFolder | None:
+    """Return what finds new files in the working folder, if that is removed at the end."""
+    return WorkingFolder(folder) if node.code_uri else None
 
 
 @contextlib.contextmanager

@@ -163,6 +163,27 @@ def test_a_progress_bar_appears_before_its_newline(cloud, poll):
     assert cloud.cli("wait", job).code == 0
 
 
+def test_a_status_names_the_silent_rank_of_a_job_that_prints_nothing(cloud, poll):
+    script = cloud.script(
+        """
+        print("starts", flush=True)
+        if rank == 0: write_result("up")
+        await_file("go")
+        """
+    )
+    job = cloud.detach("--procs-per-node", "2", script)
+    cloud.await_results("up")
+    poll(
+        lambda: b"silent   all 2 ranks for " in cloud.cli("status", job).out,
+        lambda: cloud.cli("status", job).out,
+    )
+    assert b"the longest" in cloud.cli("status", job).out
+
+    (cloud.results / "go").touch()
+    assert cloud.cli("wait", job).code == 0
+    assert b"silent " not in cloud.cli("status", job).out
+
+
 @pytest.mark.every_mpi
 @pytest.mark.parametrize("how", ["SIGKILL", "cancel"])
 def test_the_log_is_complete_however_the_job_ends(cloud, how):

@@ -9,6 +9,23 @@ from jobentry.contract.names import BATCH_CURRENT_HOST, DLS_TASK_INDEX
 # The documented port of the other nodes.
 _PORT = 6666
 _ADDRESSES = {"data_url": "DLS_DATA_URL", "train_url": "DLS_TRAIN_URL"}
+_CACHE_HOME = "CACHE_HOME"
+# A variable of the second version -> its name in the first one.
+_OTHER_NAMES = {
+    "ACCESS_KEY_ID": "USER_AWS_ACCESS_KEY_ID",
+    "SECRET_ACCESS_KEY": "USER_AWS_SECRET_ACCESS_KEY",
+    "SECURITY_TOKEN": "USER_AWS_SESSION_TOKEN",
+    "S3_ENDPOINT": "USER_S3_ENDPOINT",
+    "S3_USE_HTTPS": "USER_S3_USE_HTTPS",
+    "S3_VERIFY_SSL": "USER_S3_VERIFY_SSL",
+}
+
+
+def variables_of(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the local cache and the access to OBS, from variables of the second version."""
+    found = {new: environ[name] for name, new in _OTHER_NAMES.items() if environ.get(name)}
+    found["DLS_LOCAL_CACHE_PATH"] = environ.get(_CACHE_HOME) or "/cache"
+    return found
 
 
 def variables(node: int, hosts: Sequence[str], addresses: Mapping[str, str]) -> dict[str, str]:

@@ -57,7 +57,7 @@ def node_environment(
     if node.first_version:
         addresses = dict((*node.inputs_here, *node.outputs))
         older = first_version.variables(node.node, node.hosts, addresses)
-        result = {**older, **result}
+        result = {**older, **first_version.variables_of(result), **result}
     result["PWD"] = cwd
     result[names.CLOUDJOB_NODE_DIR] = paths.node_dir
     result.update({name: paths.input(name) for name, _ in node.inputs_here})

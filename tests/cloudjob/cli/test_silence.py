@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from cloudjob import Journals
 from cloudjob.cli import activity, follow
 from cloudjob.tracking.log import LogPiece
 from jobentry.contract import journal
@@ -52,6 +53,24 @@ def test_a_silent_job_is_reported_with_its_idle_rank_and_ever_more_rarely():
     follower.silence.end()
     assert not follower.at(200)
     assert follower.at(260).startswith("job train-1 has printed nothing for 161 min; ")
+
+
+def quiet(*ranks: tuple[int, int]) -> str:
+    """Return the text about ranks with these numbers and seconds without output."""
+    found = Journals()
+    samples = (RankSample(rank, rank, 100, seconds, "S", 9, 0) for rank, seconds in ranks)
+    found.add(0, [journal.dump(Sample(at=1.0, ranks=tuple(samples)))])
+    return activity.silence_text(found)
+
+
+def test_a_status_names_the_rank_that_has_been_silent_the_longest():
+    assert quiet((0, 45), (1, 130)) == (
+        "all 2 ranks for 45 s; rank 1 on node 0 the longest, 2 min 10 s (1% of a CPU, waits)"
+    )
+    assert quiet((0, 45)) == "rank 0 on node 0 for 45 s (0% of a CPU, waits)"
+    # In most jobs, only one rank prints.
+    assert quiet((0, 3), (1, 130)) == ""
+    assert activity.silence_text(Journals()) == ""
 
 
 def test_before_the_ranks_start_the_phase_is_reported():

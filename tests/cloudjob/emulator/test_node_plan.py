@@ -95,8 +95,13 @@ def test_a_node_has_the_variables_of_the_first_version_on_request():
     assert (env["DLS_TASK_INDEX"], env["DLS_TASK_NUMBER"]) == ("1", "2")
     assert env["BATCH_CUSTOM1_HOSTS"] == f"{host}:6666"
     assert (env["DLS_DATA_URL"], env["DLS_TRAIN_URL"]) == ("s3://bkt/in/", "obs://bkt/out")
+    assert env["DLS_LOCAL_CACHE_PATH"] == "/cache"
+    names = ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY", "SESSION_TOKEN")
+    assert tuple(env[f"USER_AWS_{name}"] for name in names) == KEYS
+    assert env["USER_S3_ENDPOINT"] == env["S3_ENDPOINT"]
+    assert (env["USER_S3_USE_HTTPS"], env["USER_S3_VERIFY_SSL"]) == ("0", "0")
     assert not any(
-        name.startswith(("DLS_", "BATCH_CUSTOM"))
+        name.startswith(("DLS_", "BATCH_CUSTOM", "USER_"))
         for name in node_plan.environment(job, 1, "a", CONTAINER, SETTINGS, KEYS)
     )
 
@@ -238,9 +243,18 @@ def code(tmp_path: Path) -> Path:
     return folder
 
 
-def run_preset(code: Path, **environ: str) -> subprocess.CompletedProcess[str]:
+def run_preset(
+    code: Path, *, first_version: bool = False, **environ: str
+) -> subprocess.CompletedProcess[str]:
     """Run a preset on a node that is a process, not a container."""
-    context = NodeContext(str(code.parents[4]), sys.executable, (), "", archive="/a b/entry")
+    context = NodeContext(
+        str(code.parents[4]),
+        sys.executable,
+        (),
+        "",
+        archive="/a b/entry",
+        first_version=first_version,
+    )
     job = row(
         1,
         command="",
@@ -276,6 +290,15 @@ def test_a_preset_runs_the_boot_file_in_the_code_folder(code: Path):
         None,
         path,
     ]
+
+
+def test_a_preset_of_the_first_version_runs_in_its_working_folder_after_its_hooks(code: Path):
+    old = code.parents[4] / "home/work"
+    old.mkdir()
+    (code / "ma-pre-start.sh").write_text("export SHELL_HOOK=$PWD\n")
+    done = run_preset(code, first_version=True)
+
+    assert printed_values(done)[:3] == [["--n=two words"], str(old), str(code)]
 
 
 @pytest.mark.parametrize("prefix", ["", "sub/"])

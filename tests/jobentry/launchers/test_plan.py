@@ -139,10 +139,13 @@ def test_ranks_have_the_variables_of_the_first_version_on_request():
         outputs=(("train_url", "obs://b/m"),),
         first_version=True,
     )
-    made = plan.node_environment({"DLS_TASK_NUMBER": "9"}, node, PATHS, "/code")
+    given = {"DLS_TASK_NUMBER": "9", "S3_ENDPOINT": "obs.example.com", "CACHE_HOME": "/c"}
+    made = plan.node_environment(given, node, PATHS, "/code")
 
-    assert {name: made[name] for name in made if name.startswith(("DLS_", "BATCH_"))} == {
+    assert {name: made[name] for name in made if name.startswith(("DLS_", "BATCH_", "USER_"))} == {
         "DLS_TASK_INDEX": "1",
+        "DLS_LOCAL_CACHE_PATH": "/c",
+        "USER_S3_ENDPOINT": "obs.example.com",
         "DLS_TASK_NUMBER": "9",  # the user's own
         "DLS_DATA_URL": "s3://b/d",
         "DLS_TRAIN_URL": "obs://b/m",
