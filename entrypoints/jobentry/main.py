@@ -23,7 +23,7 @@ from jobentry.errors import EntryError
 from jobentry.launchers import plan
 from jobentry.launchers.common import ArgsError
 from jobentry.log import log_message, write_journal
-from jobentry.node import prepare, record, unsubmitted
+from jobentry.node import limits, prepare, record, unsubmitted
 from jobentry.node.journal import Journal
 from jobentry.node.log_store import LogStore
 from jobentry.node.tools import (
@@ -56,6 +56,7 @@ A program on PATH may come before it: jobentry python train.py
 CALL_OFF_S = 30.0
 # The same if it cannot stage its code or inputs: usually no worker can either, and none comes up.
 _STAGING_CALL_OFF_S = 10.0
+_FOLDERS = (names.CLOUDJOB_NODE_DIR, names.MA_LOG_DIR, names.MA_MOUNT_PATH, "TMPDIR", "HOME")
 # The file in a container that says that its node has run.
 _HAS_RUN = "has-run"
 
@@ -280,7 +281,10 @@ def _translated() -> Iterator[None]:
     except ArgsError as error:
         raise EntryError(str(error), hint=error.hint) from error
     except OSError as error:
-        raise EntryError(str(error)) from error
+        where = ": " + os.fsdecode(error.filename) if error.filename else ""
+        reason = error.strerror or str(error)
+        message = f"running this node's part of the job{where}: {reason}"
+        raise EntryError(message, hint=limits.hint(error, _folders())) from error
     except MemoryError as error:
         raise EntryError("running this node's part of the job: not enough memory") from error
     except RuntimeError as error:
@@ -289,6 +293,12 @@ def _translated() -> Iterator[None]:
         message = "running this node's part of the job: it can't start new threads"
         hint = "raise the limit on processes: `ulimit -u`, or that of the container (pids)"
         raise EntryError(message, hint=hint) from error
+
+
+def _folders() -> list[str]:
+    """Return the folders in which a job writes on this node, each existing one once."""
+    found = [os.environ.get(name, "") for name in _FOLDERS]
+    return [folder for folder in dict.fromkeys([*found, "/tmp", "/dev/shm"]) if folder]
 
 
 def _handle_cancel_signals(
@@ -322,6 +332,7 @@ def _prepare_and_run(node: NodeEnv, options: Options, journal: Journal, started_
     """Prepare this node, run its part of the job, and return how it ended."""
     journal.begin("stage", started_at)
     launcher = launcher_of(node)
+    limits.allow_open_files(node, needs_mpi=launcher.needs_mpi)
     node = prepare.keep_existing_tune_file(node)
     node_paths = paths.node_paths(os.environ, node)
     journal.start(node_paths.node_dir)

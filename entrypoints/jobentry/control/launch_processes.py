@@ -14,6 +14,11 @@ from jobentry.launchers.common import Process
 from jobentry.log import log_message
 
 _KEPT_LINES = 40
+# Lines that say nothing: rules, and Open MPI's warning if an agent that it has forked runs before
+# mpirun sets the agent's process group, which the agent has already set itself.
+_MEANINGLESS = re.compile(
+    r"-+$|.*plm:[rs]sh: Warning: setpgid\(\d+,\d+\) failed in parent with errno=Permission denied"
+)
 
 
 class LaunchProcesses:
@@ -104,7 +109,7 @@ class LaunchProcesses:
     def _log(self, name: str, lines: Sequence[str]) -> None:
         for line in lines:
             text = line.rstrip()
-            if text and not re.match(r"-+$", text):
+            if text and not _MEANINGLESS.match(text):
                 self._servers.get(name, self.lines).append(text)
                 if not self._is_quiet():
                     log_message(f"{name}: {text}")

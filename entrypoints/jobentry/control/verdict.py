@@ -68,6 +68,11 @@ class RankEnd(NamedTuple):
         return self.is_ended_by_mpi or bool(_LOST_CONNECTION.search(self.failure.message))
 
     @property
+    def has_lost_rank(self) -> bool:
+        """Whether it lost its connection to another rank, and not to any other service."""
+        return self.has_lost_connection and bool(_LOST_RANK.search(self.failure.message))
+
+    @property
     def is_ended_by_mpi(self) -> bool:
         """Whether Open MPI ended it because another rank, or mpirun's daemon, was gone."""
         return self.failure.exit_code in _ENDED_BY_MPI and self.failure.signal is None
@@ -211,7 +216,7 @@ def _first(ends: Mapping[int, RankEnd], launch_end: LaunchEnd) -> RankEnd | None
         return _distance(end, earliest, is_victim=rank in victims), end.at_s
 
     rank, best = min(failed.items(), key=order)
-    if _distance(best, earliest, is_victim=rank in victims) >= _VICTIMS:
+    if best.has_lost_rank or _distance(best, earliest, is_victim=rank in victims) >= _VICTIMS:
         return _left_early(ends, launch_end, best) or best
     return best
 
@@ -227,6 +232,9 @@ _IMPROPER = re.compile(r"process rank (\d+) with PID")
 _ABORTED = re.compile(r"MPI_ABORT was invoked on rank (\d+)")
 _VICTIMS = 3
 # What Gloo (PyTorch, Horovod), NCCL and Python say when the other end of a connection is gone.
+_LOST_RANK = re.compile(
+    r"gloo/transport|nccl|horovod has been shut down|remote process exited", re.I
+)
 _LOST_CONNECTION = re.compile(
     r"connection (was )?(closed|reset|aborted|lost)|broken pipe|socket closed"
     r"|remote process exited|horovod has been shut down",
@@ -273,7 +281,9 @@ def _left_early(
         return None
     end = min(early, key=lambda item: item[:2])[2]
     code = failed.failure.exit_code if failed and failed.is_reported else abs(launch_end.code)
-    message = "ended with exit code 0 while other ranks continued: without MPI_Finalize?"
+    message = "ended with exit code 0 while other ranks continued"
+    if failed is None or not failed.has_lost_rank:
+        message += ": without MPI_Finalize?"
     return end._replace(failure=end.failure._replace(exit_code=code or 1, message=message))
 
 

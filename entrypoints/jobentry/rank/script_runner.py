@@ -15,7 +15,7 @@ from jobentry.contract import names
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # types and typing cost each rank milliseconds
-    from types import ModuleType
+    from types import ModuleType, TracebackType
     from typing import Any, Callable
 
 # Seconds for the threads and exit handlers of a failed script if the job has no grace period.
@@ -66,11 +66,29 @@ def _run(script: str, module: ModuleType) -> BaseException | None:
         exec(compile(text, module.__file__ or "", "exec", dont_inherit=True), module.__dict__)
     except SystemExit as error:
         # Without its traceback, which would keep the objects of the script's functions alive.
-        return SystemExit(error.code)
+        found = _Exit(error.code)
+        found.reason = _argument_error(error.__traceback__)
+        return found
     except BaseException as error:  # noqa: BLE001 (any exception ends the script)
         error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
         return error
     return None
+
+
+class _Exit(SystemExit):
+    """The end of a script by ``sys.exit``, with the reason if it is known."""
+
+    reason = ""
+
+
+def _argument_error(traceback: TracebackType | None) -> str:
+    """Return the message of ``argparse`` if it has ended the script, else ""."""
+    while traceback is not None:
+        frame = traceback.tb_frame
+        if frame.f_code.co_name == "error" and frame.f_globals.get("__name__") == "argparse":
+            return "error: {}".format(frame.f_locals.get("message", ""))
+        traceback = traceback.tb_next
+    return ""
 
 
 def _show(error: BaseException) -> None:
@@ -78,7 +96,7 @@ def _show(error: BaseException) -> None:
     values = (type(error), error, error.__traceback__)
     sys.last_type, sys.last_value, sys.last_traceback = values
     if sys.version_info >= (3, 12):
-        sys.last_exc = error
+        setattr(sys, "last_exc", error)  # noqa: B010 (Python 3.8 has none)
     hook = getattr(sys, "excepthook", None)
     if hook is None:
         print("sys.excepthook is missing", file=sys.stderr)  # noqa: T201 (as Python does)
@@ -143,7 +161,9 @@ def _exit(end: int, error: SystemExit, started: list[tuple[str, Callable[[], int
     if not isinstance(error.code, int):
         # Python would print it later, too late for the last lines in the record.
         print(error.code, file=sys.stderr)  # noqa: T201 (as Python does)
-    _leave(end, code, f"sys.exit({repr(error.code)[:500]})")
+    reason = getattr(error, "reason", "")
+    text = f"sys.exit({repr(error.code)[:500]})"
+    _leave(end, code, f"{text}: {reason}" if reason else text)
     sys.exit(code)
 
 
@@ -160,9 +180,9 @@ def _become(argv: list[str]) -> ModuleType:
         sys.path[0] = os.path.dirname(os.path.realpath(path))
     if os.environ.get(names.CLOUDJOB_EMULATED):
         sys.path.append(os.path.join(os.path.abspath(entry), "emulated"))
-    if sys.version_info >= (3, 10):
-        # Programs that start themselves again read it.
-        sys.orig_argv[len(sys.orig_argv) - len(argv) - 2 :] = argv
+    # Programs that start themselves again read it. Python has it since 3.10.
+    original = getattr(sys, "orig_argv", [])
+    original[len(original) - len(argv) - 2 :] = argv
     module = _new_main(path)
     sys.modules["__main__"] = module
     # The user may have a module with the same name as ours.

@@ -182,9 +182,26 @@ def test_a_rank_that_closed_a_connection_is_blamed_first(message: str):
 
 
 def test_a_lost_connection_is_the_cause_if_no_other_rank_failed():
-    lost = lost_connection_end(0)
+    """It may be a connection to any other service."""
+    lost = lost_connection_end(0, message="ConnectionResetError: Connection reset by peer")
 
     assert outcome_of(lost, end(1, 0, at_s=99.0)) == Outcome(1, "user", lost.failure)
+
+
+GLOO = "RuntimeError: [../gloo/transport/tcp/pair.cc:534] Connection reset by peer [127.0.0.1]:1"
+
+
+def test_a_rank_that_left_early_is_blamed_for_the_connection_to_it_that_another_lost():
+    """Without MPI nothing but the other rank's message shows that ranks were still needed."""
+    outcome = outcome_of(
+        lost_connection_end(0, message=GLOO),
+        end(1, 0, at_s=99.0),
+        mpirun=LaunchEnd("torchrun", 1, ()),
+    )
+
+    assert outcome.failure is not None
+    assert (outcome.exit_code, outcome.failure.rank) == (1, 1)
+    assert outcome.failure.message == "ended with exit code 0 while other ranks continued"
 
 
 def test_a_rank_that_exits_without_finalize_is_blamed():

@@ -201,6 +201,10 @@ SAME = {
 
 FAILURES = {
     "exit 3": ("import sys; print('x'); sys.exit(3)", "sys.exit(3)"),
+    "wrong argument": (
+        "import argparse; argparse.ArgumentParser(prog='x').parse_args(['--foo'])",
+        "sys.exit(2): error: unrecognized arguments: --foo",
+    ),
     "exit text": ("import sys; sys.exit('text')", "sys.exit('text')"),
     "exit 259": ("import sys; sys.exit(256 + 3)", "sys.exit(259)"),
     "exit -1": ("import sys; sys.exit(-1)", "sys.exit(-1)"),

@@ -1,0 +1,80 @@
+"""Limits of this node that a job can run into: open files, and space on its disks."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+from typing import Sequence
+
+from jobentry.contract.env import NodeEnv
+from jobentry.errors import EntryError
+
+# Open files of the entry or mpirun: for itself, for each rank, and for each other node.
+_OWN_FILES = 24
+_FILES_PER_RANK = 3
+_FILES_PER_MPI_RANK = 6
+_FILES_PER_NODE = 2
+_MIB = 1 << 20
+
+
+def allow_open_files(node: NodeEnv, *, needs_mpi: bool) -> None:
+    """Raise the limit on open files as far as this node needs and may.
+
+    Raises:
+        EntryError: The hard limit is too low; mpirun, for example, would hang.
+    """
+    per_rank = _FILES_PER_MPI_RANK if needs_mpi else _FILES_PER_RANK
+    needed = _OWN_FILES + per_rank * node.slots
+    if node.is_head:
+        needed += _FILES_PER_NODE * (node.nodes - 1)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise EntryError(
+            "preparing this node: %d open files are allowed, but about %d are needed for %d ranks"
+            % (hard, needed, node.slots),
+            hint="raise the limit on open files: `ulimit -n`, or that of the container",
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+
+
+def hint(error: OSError, folders: Sequence[str]) -> str:
+    """Return what to do about an error of the system, else "".
+
+    Args:
+        folders: Where a job writes; those that are full are named if the error names no file.
+    """
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return "raise the limit on open files: `ulimit -n`, or that of the container"
+    if error.errno == errno.EAGAIN:
+        return "raise the limit on processes: `ulimit -u`, or that of the container (pids)"
+    if error.errno == errno.EFBIG:
+        return "raise the limit on the size of files: `ulimit -f`"
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return ""
+    if error.filename:
+        folders = (os.path.dirname(os.fsdecode(error.filename)),)
+    else:
+        folders = [folder for folder in folders if _is_full(folder)] or folders
+    return "free some space in " + ", ".join(_with_space(folder) for folder in folders)
+
+
+def _is_full(folder: str) -> bool:
+    try:
+        found = os.statvfs(folder)
+    except OSError:
+        return False
+    has_inodes = found.f_favail > 0 or found.f_files == 0
+    return found.f_bavail * found.f_frsize < _MIB or not has_inodes
+
+
+def _with_space(folder: str) -> str:
+    try:
+        found = os.statvfs(folder)
+    except OSError:
+        return folder
+    free_mib = found.f_bavail * found.f_frsize / _MIB
+    inodes = ", no free inodes" if found.f_files and not found.f_favail else ""
+    return "%s (%.1f MiB free%s)" % (folder, free_mib, inodes)

@@ -1,0 +1,86 @@
+"""Limits of a node: real ones, in a process of their own."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jobentry.node import limits
+
+CHECK = """
+import resource, sys
+sys.path[:0] = sys.argv[4:]
+from jobentry.contract.env import NodeEnv
+from jobentry.errors import EntryError
+from jobentry.node import limits
+soft, hard, slots = map(int, sys.argv[1:4])
+resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+hosts = ("a", "b")
+node = NodeEnv(job="j", node=0, hosts=hosts, slots=slots)
+try:
+    limits.allow_open_files(node, needs_mpi=True)
+    print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+except EntryError as error:
+    print(error, "|", error.hint)
+"""
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "slots", "expected"),
+    [
+        (64, 64, 2, "64"),
+        (1024, 4096, 8, "1024"),
+        (64, 4096, 8, "74"),
+        (
+            64,
+            64,
+            40,
+            "preparing this node: 64 open files are allowed, but about 266 are needed for 40 ranks"
+            " | raise the limit on open files: `ulimit -n`, or that of the container",
+        ),
+    ],
+)
+def test_open_files_are_raised_or_refused(soft: int, hard: int, slots: int, expected: str):
+    argv = [sys.executable, "-c", CHECK, str(soft), str(hard), str(slots), *sys.path]
+    done = subprocess.run(argv, stdout=subprocess.PIPE, text=True, timeout=60, check=True)
+
+    assert done.stdout.strip() == expected
+
+
+def test_a_hint_names_the_folder_of_the_file_and_its_free_space(tmp_path: Path):
+    error = OSError(errno.ENOSPC, "No space left on device", str(tmp_path / "file"))
+
+    assert limits.hint(error, ["/other"]).startswith(f"free some space in {tmp_path} (")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a disk")
+def test_a_hint_names_the_full_one_of_several_folders(tmp_path: Path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", disk], check=True)
+    try:
+        with pytest.raises(OSError, match="No space") as caught, (disk / "file").open("wb") as file:
+            file.write(b"x" * 100_000)
+        found = limits.hint(caught.value, [str(tmp_path), str(disk)])
+    finally:
+        subprocess.run(["umount", disk], check=True)
+
+    assert found == f"free some space in {disk} (0.0 MiB free)"
+
+
+@pytest.mark.parametrize(
+    ("number", "expected"),
+    [
+        (errno.EMFILE, "`ulimit -n`"),
+        (errno.EAGAIN, "`ulimit -u`"),
+        (errno.EFBIG, "`ulimit -f`"),
+        (errno.ENOENT, ""),
+    ],
+)
+def test_a_hint_names_the_limit(number: int, expected: str):
+    assert expected in limits.hint(OSError(number, os.strerror(number)), [])
