@@ -46,7 +46,7 @@ def test_accounting_has_the_end_of_a_job_that_slurm_has_forgotten(cloud, cluster
 
     assert forgotten == ""
     assert (states[killed]["state"], states[killed]["cause"]) == ("FAILED", "platform")
-    assert states[killed]["failure"]["message"].startswith("a node has failed")
+    assert states[killed]["failure"]["message"].startswith("n2 has failed")
     assert (states[held]["state"], states[held]["cause"]) == ("CANCELLED", "cancelled")
     assert states[killed]["ended_at"] is not None
     assert cloud.run("wait", killed).code != 0

@@ -149,3 +149,21 @@ def test_a_success_that_cannot_be_noted_is_none(full, disk, fault):
     assert (state, code) == ("FAILED", "125:0")
     assert (status["state"], status["exit_code"]) == ("FAILED", 125)
     assert "could not note it in the job's folder" in status["failure"]["message"]
+
+
+def test_a_full_disk_of_a_node_is_named(full):
+    """There, the node has only empty folders, which it removes again."""
+    folder = full.folder / "scratch"
+    folder.mkdir()
+    full.slurm.run("mount", "-t", "tmpfs", "-o", "size=4k", "tiny", str(folder), node="n1")
+    full.slurm.run("sh", "-c", f"head -c 4096 /dev/zero >{folder}/filler", node="n1")
+    full.write("job.yaml", f"slurm: {{nodelist: n1, scratch: {folder}}}\n")
+    full.write("train.py", "")
+    done = full.submit("--config", "job.yaml", "train.py")
+    left = full.slurm.run("ls", str(folder), node="n1").split()
+    full.slurm.run("umount", str(folder), node="n1")
+
+    assert done.code == 125, done
+    assert f"writing to {folder}/cloudjob-" in done.err
+    assert "on n1 failed: is that disk full?" in done.err
+    assert left == ["filler"]

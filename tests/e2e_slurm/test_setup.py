@@ -31,7 +31,8 @@ def test_a_line_of_setup_that_ends_the_shell_ends_the_job_and_is_named(
 ):
     """At once, with the line's output, on the head and on a worker; no folder stays there."""
     lines = [only_on(node, line[1:-1]) if line.startswith("{") else line for line in lines]
-    cloud.write("job.yaml", f"slurm: {{setup: {json.dumps(lines)}}}\n")
+    # A job that loses a node starts again, but not this one.
+    cloud.write("job.yaml", f"slurm: {{requeue: true, setup: {json.dumps(lines)}}}\n")
     cloud.write("train.py", "print('never')\n")
     done = cloud.submit("--config", "job.yaml", "--nodes", "2", "train.py", limit_s=60)
     message = cloud.status(done.job)["failure"]["message"]

@@ -1,7 +1,7 @@
 export PATH=/opt/venv/bin:/usr/bin
 export LANG=C.UTF-8
 export cloudjob_tools="$(command -v python; command -v mpirun)" cloudjob_libmpi="${MPI4PY_LIBMPI:-}"
-trap 'echo "$BASH_COMMAND" >|"$cloudjob_work/setup"' DEBUG
+trap 'printf "%s\n" "$BASH_COMMAND" >|"$cloudjob_work/setup"' DEBUG
 module load openmpi/4.1
 export UCX_TLS=rc
 trap - DEBUG

@@ -363,11 +363,7 @@ class SlurmBackend(Backend[SlurmRequest]):
         return facts
 
     def _query_slurm(self, where: _Handle, snapshot: _Snapshot) -> state.Facts:
-        # "123;cluster" if there are several clusters.
-        number = (snapshot.id or snapshot.marks.id).partition(";")[0]
-        # An older version of cloudjob, or a person, may have written this file.
-        if number and not number.isdecimal():
-            return state.Facts()
+        number = snapshot.id or snapshot.marks.id
         doing = f"asking Slurm for {where.job}"
         which = f"-j {number}" if number else f"--me --name={script.JOB_NAME}{where.job}"
         found = state.read_jobs(_output_of(where.host, f"{_QUEUE} {which}", doing))
@@ -434,7 +430,7 @@ _READ_FOLDERS = f"""while IFS= read -r folder; do
     cd "$folder" 2>/dev/null || {{ echo; continue; }}
     cancelled=0 number= size=0
     [ ! -e cancelled ] || cancelled=1
-    [ ! -f id ] || number=$(head -c 100 id 2>/dev/null | head -n 1)
+    [ ! -f id ] || number=$(head -c 4096 id 2>/dev/null | tr '\\n' ' ')
     [ ! -f state ] || size=$({{ wc -c <state; }} 2>/dev/null || echo 0)
     size=$((size))
     [ "$size" -le {_STATE_BYTES} ] || size={_STATE_BYTES}
@@ -505,7 +501,7 @@ def _next_snapshot(data: bytes) -> tuple[_Snapshot | None, bytes]:
     size, cancelled, number = line.decode("ascii", "replace").split(" ", 2)
     marks, rest = rest[: int(size)], rest[int(size) :]
     text = marks.decode("utf-8", "replace")
-    return _Snapshot(state.read_marks(text), number.strip(), cancelled == "1"), rest
+    return _Snapshot(state.read_marks(text), state.read_number(number), cancelled == "1"), rest
 
 
 def _local_snapshot(folder: Path) -> _Snapshot | None:
@@ -513,7 +509,7 @@ def _local_snapshot(folder: Path) -> _Snapshot | None:
         return None
     return _Snapshot(
         state.read_marks(_read(folder / script.STATE)),
-        _read(folder / script.ID).strip(),
+        state.read_number(_read(folder / script.ID)),
         (folder / _CANCELLED).exists(),
     )
 

@@ -18,7 +18,7 @@ mark() {
     echo >"$1"
 }
 note() {
-    echo "$* $(date +%s)" >>state
+    printf '%s\n' "$* $(date +%s)" >>state
 }
 
 # signal_head SIGNAL: send a signal to the head's entry, unless it has ended.
@@ -258,7 +258,11 @@ run() {
     [ ! -e hung ] || lost=1
     if read -r end kind text 2>/dev/null <end-0; then
         code=$end
-        [ "$kind" != setup ] || note "setup 0 $text"
+        # srun was ended by `watch`; no node was lost.
+        [ "$kind" != setup ] || {
+            lost=0
+            note "setup 0 $text"
+        }
     else
         # A node that does not note its end has not succeeded, whatever srun reports.
         [ "$code" != 0 ] || code=125

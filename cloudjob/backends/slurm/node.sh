@@ -49,7 +49,11 @@ if ! mkdir "$work" || ! mkdir "$work/home" "$work/tmp"; then
     echo "cloudjob: hint: set slurm.scratch to a folder on each node's own disk"
     leave 125
 fi
-echo "$SLURMD_NODENAME" >"$work/host"
+if ! echo "$SLURMD_NODENAME" >"$work/host"; then
+    echo "cloudjob: writing to $work on $SLURMD_NODENAME failed: is that disk full?"
+    ./clean.sh mine
+    leave 125
+fi
 # It exists until the entry starts, and holds the command of slurm.setup that runs.
 echo >"$work/setup"
 # How many GPUs the job has on this node; before 21.08 Slurm only lists them.
@@ -86,16 +90,17 @@ how_setup_ended() {
     read -r command <"$work/setup"
     said=$(tail -c "+$((before + 1))" "$log" | grep . | tail -n 1 | cut -c 1-300)
     if [ -n "$command" ]; then
-        echo "slurm.setup: \"$command\" ended the shell with exit code $code${said:+: $said}"
+        text="slurm.setup: \"$command\" ended the shell with exit code $code"
     else
-        echo "before slurm.setup, a profile (/etc/profile, ~/.bash_profile) ended the login shell with"\
-            "exit code $code${said:+: $said}"
+        text="before slurm.setup, a profile (/etc/profile, ~/.bash_profile) ended the login shell"
+        text="$text with exit code $code"
     fi
+    printf '%s\n' "$text${said:+: $said}"
 }
 set -- "$code"
 if [ -e "$work/setup" ] && [ ! -e asked ]; then
     set -- 125 setup "$(how_setup_ended)"
-    echo "cloudjob: $SLURMD_NODENAME: $3"
+    printf '%s\n' "cloudjob: $SLURMD_NODENAME: $3"
 fi
-./clean.sh
+./clean.sh mine
 leave "$@"

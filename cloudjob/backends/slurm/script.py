@@ -138,7 +138,7 @@ def _start_script(node: NodeText) -> str:
 # So node.sh knows the command that has ended or replaced the shell.
 _BEFORE_SETUP = """\
 export cloudjob_tools="$(command -v python; command -v mpirun)" cloudjob_libmpi="${MPI4PY_LIBMPI:-}"
-trap 'echo "$BASH_COMMAND" >|"$cloudjob_work/setup"' DEBUG
+trap 'printf "%s\\n" "$BASH_COMMAND" >|"$cloudjob_work/setup"' DEBUG
 """
 
 

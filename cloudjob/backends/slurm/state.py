@@ -106,6 +106,8 @@ _TEXT_CHARS = 400
 # has the exit code and the signal; that column of squeue is empty.
 QUEUE_COLUMNS = "%A|%T|%S|%e|%j||%r"
 ACCOUNTING_COLUMNS = "JobIDRaw,State,Start,End,JobName,ExitCode,Reason"
+_SUBMITTED = re.compile(r"Submitted batch job ([0-9]{1,10})\b")
+_NUMBER = re.compile(r"(?<!\S)([0-9]{1,10})(?=;|\s|$)")
 _EXIT_CODE = re.compile(r"([0-9]{1,3}):([0-9]{1,3})")
 
 
@@ -253,6 +255,16 @@ def read_jobs(text: str) -> dict[str, Facts]:
                 exit_code=read_exit_code(code),
             )
     return found
+
+
+def read_number(output: str) -> str:
+    """Return the job's number in sbatch's output; empty if there is none.
+
+    It is "123", or "123;cluster" if there are several clusters. At some sites, sbatch is a script
+    that prints more lines, or "Submitted batch job 123" whatever the options.
+    """
+    found = _SUBMITTED.findall(output) or _NUMBER.findall(output)
+    return found[-1] if found else ""
 
 
 def read_exit_code(text: str) -> tuple[int, int] | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import cloudjob
-from cloudjob.backends.slurm import request, shells
+from cloudjob.backends.slurm import request, shells, state
 from cloudjob.backends.slurm.backend import SlurmBackend
 from cloudjob.errors import BackendError, Unanswered, Unreachable
 from tests.cloudjob.backends.test_slurm_build import LOCAL_CLUSTER, submission
@@ -156,3 +156,29 @@ def test_a_message_has_each_line_once_and_both_ends():
     assert message.endswith("499: x; the end")
     assert len(message) < 700
     assert shells.CommandResult(3, b"", b"").message == "exit code 3 without a word"
+
+
+@pytest.mark.parametrize("host", ["login", ""])
+@pytest.mark.parametrize(
+    "printed",
+    [
+        "7\n",
+        "7;cluster\n",
+        "Verification: ***PASSED*** 3 of 3\nSubmitted batch job 7 on cluster hpc\n",
+        "Account: lab\n\n7\n",
+    ],
+)
+def test_sbatch_may_be_a_script_of_the_site(printed: str, host: str, far, tmp_path: Path):
+    """The job is found by its number, whatever else the script prints."""
+    (tmp_path / "train-2k83xnf2").mkdir()
+    (tmp_path / "train-2k83xnf2" / "id").write_text(printed)
+    (tmp_path / "squeue").write_text(
+        '#!/bin/sh\ncase "$*" in *"-j 7") ;; *) exit 1 ;; esac\n'
+        "echo '7|RUNNING|1795258477|N/A|cloudjob-train-2k83xnf2||None'\n"
+    )
+
+    assert far.status(f"slurm://{host}{tmp_path}/train-2k83xnf2").state == "RUNNING"
+
+
+def test_a_damaged_number_is_none():
+    assert [state.read_number(text) for text in ("", "x\n", "7x", "\0")] == [""] * 4
