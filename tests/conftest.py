@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.support import surroundings
 from tests.support.servers import FaultProxy, Moto, SeaweedFS, Server, boto3_client
 
 if TYPE_CHECKING:
@@ -41,6 +42,11 @@ settings.register_profile("thorough", parent=settings.get_profile("cloudjob"), m
 settings.load_profile("cloudjob")
 
 
+def pytest_report_header() -> list[str]:
+    """Name what chooses the surroundings of tests, and those that are not to be had here."""
+    return surroundings.header()
+
+
 def pytest_configure() -> None:
     """Reset the signal dispositions: under nohup or `&`, some signals are ignored.
 
@@ -50,6 +56,8 @@ def pytest_configure() -> None:
     for number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Midnight must not change the surroundings during a run.
+    surroundings.of_today()
 
 
 @pytest.fixture(autouse=True)

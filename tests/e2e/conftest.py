@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import itertools
 import json
 import os
@@ -16,16 +17,17 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support import command_line
+from tests.support import command_line, surroundings
 from tests.support.homes import make_used_home
 
 BIN = Path(sys.executable).parent
@@ -142,6 +144,8 @@ class Cloud:
     environ: dict[str, str | bytes] = field(default_factory=dict)
     started: list[Running] = field(default_factory=list)
     queries: Iterator[int] = field(default_factory=itertools.count)
+    # Whether each command is a new process, as some surroundings have no effect on a fork.
+    has_own_processes: bool = False
 
     def __post_init__(self) -> None:
         for path in (self.folder, self.source, self.results, self.folder / "user"):
@@ -217,7 +221,8 @@ class Cloud:
         env: Mapping[str, str | bytes] | None = None,
     ) -> Done:
         """Run a command and wait for its exit, if possible with ``query``."""
-        is_plain = env is None and not self.prefix and self.python == sys.executable
+        is_plain = env is None and not self.has_own_processes
+        is_plain = is_plain and not self.prefix and self.python == sys.executable
         if arguments[:1] and arguments[0] in _QUERIES and is_plain:
             return self.query(*arguments, limit_s=limit_s)
         return self.start(*arguments, env=env).end(limit_s)
@@ -470,6 +475,25 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "every_mpi: runs once with each Open MPI, as they differ here"
     )
+    config.addinivalue_line(
+        "markers",
+        "surroundings: runs in the surroundings of the day (tests/support/surroundings.py)",
+    )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport]:
+    """Name the surroundings of a failed test."""
+    report = yield
+    chosen = item.stash.get(_CHOSEN, None)
+    if report.failed and chosen:
+        again = f"{surroundings.VARIABLE}={chosen} scripts/test '{item.nodeid}'"
+        report.sections.append(("surroundings", f"{chosen}; to repeat: {again}"))
+    return report
+
+
+# The name of the row of the table of surroundings that a test has got.
+_CHOSEN = pytest.StashKey[str]()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -510,12 +534,29 @@ def _mark_combinations(cases: list[tuple[pytest.Item, set[str]]]) -> None:
 
 
 @pytest.fixture
-def cloud(tmp_path: Path, mpi: Mpi) -> Iterator[Cloud]:
+def cloud(request: pytest.FixtureRequest, tmp_path: Path, mpi: Mpi) -> Iterator[Cloud]:
     """The command line; fails if processes of its jobs are left after the test."""
-    value = Cloud(tmp_path, mpi)
-    yield value
-    remaining = value.kill_remaining()
+    chosen = _surrounding(request.node)
+    with contextlib.ExitStack() as stack:
+        folder = tmp_path
+        if chosen and chosen.name == "ordinary-user":
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="cj-")))
+        value = Cloud(folder, mpi, has_own_processes=chosen is not None)
+        if chosen:
+            chosen.apply(value)
+            request.node.stash[_CHOSEN] = chosen.name
+        yield value
+        remaining = value.kill_remaining()
     assert not remaining, "left behind:\n" + "\n".join(remaining)
+
+
+def _surrounding(item: pytest.Item) -> surroundings.Surrounding | None:
+    """Return the surroundings of a test that is marked for them."""
+    if item.get_closest_marker("surroundings") is None:
+        return None
+    function = getattr(item, "function", None)
+    has_own_folder = function is not None and "tmp_path" in inspect.signature(function).parameters
+    return surroundings.choose(item.nodeid, needs_own_folder=has_own_folder)
 
 
 @pytest.fixture(name="poll")

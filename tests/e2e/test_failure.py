@@ -194,6 +194,7 @@ def test_a_syntax_error_is_reported_with_its_place(cloud):
     assert "SyntaxError" in status["failure"]["message"]
 
 
+@pytest.mark.surroundings
 def test_a_traceback_shows_only_frames_of_the_user(cloud):
     cloud.write("job.py", "def inner():\n    raise KeyError('k')\ninner()\n")
 
@@ -309,6 +310,7 @@ def test_processes_that_ranks_started_end_with_the_job(cloud, poll):
         poll(lambda: not cloud.leftovers(), lambda: f"end of {cloud.leftovers()}")
 
 
+@pytest.mark.surroundings
 def test_the_record_has_the_last_lines_of_the_failed_rank(cloud):
     script = cloud.script('for n in range(1000): print("line", n)\nos._exit(7)')
 
@@ -319,6 +321,7 @@ def test_the_record_has_the_last_lines_of_the_failed_rank(cloud):
     assert 5 <= len(lines) <= 50
 
 
+@pytest.mark.surroundings
 def test_wait_and_status_report_the_jobs_exit_code_later(cloud):
     script = cloud.script("sys.exit(7)")
     job = cloud.detach("--nodes", "2", script)

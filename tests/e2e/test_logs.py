@@ -228,6 +228,7 @@ def test_the_log_outlives_a_node(cloud, poll):
     assert cloud.raw(job, 0) == b"before 0\n"
 
 
+@pytest.mark.surroundings
 def test_node_and_rank_filters_select_lines(cloud):
     done = cloud.submit(
         "--nodes", "2", "--procs-per-node", "2", cloud.script('print("line of", rank)')
@@ -277,6 +278,7 @@ def test_output_of_grandchildren_is_in_the_log(cloud):
     assert b"[0] late words" in done.lines, done
 
 
+@pytest.mark.surroundings
 def test_stdout_and_stderr_keep_their_common_order(cloud):
     script = cloud.script(
         'for n in range(50):\n    print("out", n)\n    print("err", n, file=sys.stderr)'
@@ -287,6 +289,7 @@ def test_stdout_and_stderr_keep_their_common_order(cloud):
     assert cloud.raw(done.job, 0) == b"".join(b"out %d\nerr %d\n" % (n, n) for n in range(50))
 
 
+@pytest.mark.surroundings
 def test_rank_output_goes_to_stdout_and_messages_to_stderr(cloud):
     done = cloud.submit("--nodes", "2", cloud.script('print("x")\nsys.exit(3)'))
 

@@ -253,6 +253,7 @@ def test_two_jobs_of_one_user_do_not_interfere(cloud):
     assert len(set(cloud.results_written().values())) == 4
 
 
+@pytest.mark.surroundings
 def test_a_failed_job_is_retried(cloud):
     script = cloud.script(
         """
@@ -286,6 +287,7 @@ def test_retries_that_are_not_enough_keep_the_last_code(cloud):
     assert cloud.status(done.job)["failure"]["exit_code"] == 11
 
 
+@pytest.mark.surroundings
 def test_inputs_are_fetched_before_and_outputs_uploaded_after_the_run(cloud, tmp_path):
     data = tmp_path / "data" / "part"
     data.mkdir(parents=True)
@@ -315,6 +317,7 @@ def test_inputs_are_fetched_before_and_outputs_uploaded_after_the_run(cloud, tmp
         assert fetched == bytes(range(256)) * (rank + 1)
 
 
+@pytest.mark.surroundings
 def test_an_input_may_be_a_single_file(cloud, tmp_path):
     (tmp_path / "one.bin").write_bytes(bytes(range(256)))
     script = cloud.script('write_result(f"rank-{rank}", open(os.environ["data"], "rb").read())')
@@ -325,6 +328,7 @@ def test_an_input_may_be_a_single_file(cloud, tmp_path):
     assert set(cloud.results_written().values()) == {bytes(range(256))}
 
 
+@pytest.mark.surroundings
 def test_outputs_of_a_failed_job_are_kept(cloud, tmp_path):
     """A checkpoint that was written before the failure must not be lost."""
     script = cloud.script(
@@ -396,6 +400,7 @@ def test_a_job_runs_from_a_job_file_alone(cloud):
     assert cloud.results_written() == {"rank-0": b"a b blue", "rank-1": b"a b blue"}
 
 
+@pytest.mark.surroundings
 def test_a_job_changes_nothing_in_the_source_folder(cloud):
     script = cloud.script("open('made-by-the-job', 'w').close()")
     before = sorted(path.name for path in cloud.source.iterdir())

@@ -6,46 +6,21 @@ import json
 import os
 import shutil
 import subprocess
-import sys
-import sysconfig
 import tempfile
 from pathlib import Path
 
 import pytest
 
-USER = 1000
-PTH = "import site; site.addsitedir({folder!r})\n"
+from tests.support.users import USER, as_user, python_of_user
 
 
 @pytest.fixture(scope="session")
 def user_python():
     """An interpreter with this project's packages that an ordinary user may run."""
-    if os.geteuid() != 0:
-        yield sys.executable
-        return
-    real = Path(sys.executable).resolve()
-    base = str(real) if _is_open(real) else "/usr/bin/python3"
-    version = subprocess.run(
-        [base, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.strip()
-    if version != f"{sys.version_info[0]}.{sys.version_info[1]}":
-        pytest.skip(
-            f"{real} is closed to ordinary users and {base} is {version}: its packages differ"
-        )
-    folder = Path(tempfile.mkdtemp(prefix="cj-user-"))
-    folder.chmod(0o755)
-    subprocess.run([base, "-m", "venv", "--without-pip", folder / "venv"], check=True)
-    packages = next((folder / "venv" / "lib").glob("python*/site-packages"))
-    (packages / "project.pth").write_text(PTH.format(folder=sysconfig.get_paths()["purelib"]))
-    yield str(folder / "venv" / "bin" / "python")
-    shutil.rmtree(folder)
-
-
-def _is_open(path):
-    return all(parent.stat().st_mode & 0o005 == 0o005 for parent in [path, *path.parents])
+    python, missing = python_of_user()
+    if missing:
+        pytest.skip(missing)
+    return python
 
 
 @pytest.fixture
@@ -55,12 +30,7 @@ def user(cloud, user_python):
         yield cloud
         return
     folder = Path(tempfile.mkdtemp(prefix="cj-"))
-    value = type(cloud)(
-        folder,
-        cloud.mpi,
-        user_python,
-        ("setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups", "--no-new-privs"),
-    )
+    value = type(cloud)(folder, cloud.mpi, user_python, as_user())
     value.chown_to(USER)
     yield value
     remaining = value.kill_remaining()

@@ -1,0 +1,43 @@
+"""The table of surroundings: which row a test gets."""
+
+from __future__ import annotations
+
+import datetime
+
+import pytest
+
+from tests.support import surroundings
+from tests.support.surroundings import TABLE, VARIABLE
+
+
+def test_every_test_gets_every_row_in_the_course_of_time(monkeypatch: pytest.MonkeyPatch):
+    rows = [row.name for row in TABLE if not row.missing()]
+    start = datetime.date(2026, 11, 26)
+
+    found = []
+    for number in range(len(rows)):
+        day = start + datetime.timedelta(days=number)
+        monkeypatch.setenv(VARIABLE, day.isoformat())
+        row = surroundings.choose("a test", needs_own_folder=False)
+        assert row is not None
+        found.append(row.name)
+
+    assert sorted(found) == sorted(rows)
+
+
+def test_a_variable_repeats_a_row_or_switches_them_off(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv(VARIABLE, "umask-077")
+    row = surroundings.choose("a test", needs_own_folder=False)
+    assert row is not None
+    assert row.name == "umask-077"
+    assert surroundings.header()[0] == f"surroundings: umask-077 ({VARIABLE})"
+
+    monkeypatch.setenv(VARIABLE, "none")
+    assert surroundings.choose("a test", needs_own_folder=False) is None
+
+
+def test_a_row_that_does_not_exist_is_an_error(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv(VARIABLE, "umask-7777")
+
+    with pytest.raises(pytest.UsageError, match="umask-7777"):
+        surroundings.choose("a test", needs_own_folder=False)
