@@ -352,13 +352,11 @@ def _prepare_and_run(node: NodeEnv, options: Options, journal: Journal, started_
         control_socket = worker.listen(node, node_paths)
     server = prepare.start_sshd(node, node_paths, journal)
     try:
-        environment = prepare.node_environment(node, node_paths, folder)
-        prepare.import_package(node, environment, folder)
-        address = prepare.choose_network(node, node_paths, environment)
-        prepare.write_environment(node_paths, environment)
+        environment, address = _prepare_environment(node, node_paths, folder)
         module = start_module(node, environment, options.script_argv[0])
+        written = WorkingFolder(folder) if node.code_uri else None
         helpers = (version, module, server, control_socket, outputs, journal)
-        setup = _Setup(environment, address, *helpers, _working_folder(node, folder))
+        setup = _Setup(environment, address, *helpers, written)
         if outputs is not None:
             outputs.start()
         journal.end("stage")
@@ -375,9 +373,15 @@ def _prepare_and_run(node: NodeEnv, options: Options, journal: Journal, started_
         prepare.remove_node_dir(node_paths)
 
 
-def _working_folder(node: NodeEnv, folder: str) -> WorkingFolder | None:
-    """Return what finds new files in the working folder, if that is removed at the end."""
-    return WorkingFolder(folder) if node.code_uri else None
+def _prepare_environment(
+    node: NodeEnv, node_paths: NodePaths, folder: str
+) -> tuple[dict[str, str], str]:
+    """Return the environment of this node's ranks, and the address that the other nodes see."""
+    environment = prepare.node_environment(node, node_paths, folder)
+    prepare.import_package(node, environment, folder)
+    address = prepare.choose_network(node, node_paths, environment)
+    prepare.write_environment(node_paths, environment)
+    return environment, address
 
 
 @contextlib.contextmanager
