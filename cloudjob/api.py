@@ -100,19 +100,25 @@ def job_spec(
         given["source"] = os.fspath(given["source"])
     if isinstance(given.get("secrets"), (list, tuple)):
         given["secrets"] = dict.fromkeys(given["secrets"], "")
-    copied = None if copy_of is None else copy_of.copied_spec()
-    if copy_of is not None and copied and copied.left_out and on_progress:
-        on_progress(_left_out(copy_of, copied))
+    copied = None if copy_of is None else _copied(copy_of, on_progress or log_warnings)
     loaded = config.load(
         given,
         job_file=None if job_file is None else os.fspath(job_file),
         cwd=Path.cwd(),
         environ=os.environ,
-        copied=None if copied is None or copy_of is None else (f"job {copy_of.id}", copied.taken),
+        copied=copied,
     )
     if loaded.chosen_source and on_progress:
         on_progress(Progress("note", loaded.chosen_source))
     return loaded.spec
+
+
+def _copied(job: Job, on_progress: OnProgress) -> config.Copied:
+    """Return what a copy takes of a job, and report what it leaves out."""
+    described = job.copied_spec()
+    if described.left_out:
+        on_progress(_left_out(job, described))
+    return config.Copied(f"job {job.id}", described.taken, job.is_ours)
 
 
 def _left_out(job: Job, copied: attached.Described) -> Progress:

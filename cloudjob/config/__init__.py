@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from cloudjob.config.env_file import read_env_file
-from cloudjob.config.files import PROJECT_FILE, files_of, reason
+from cloudjob.config.files import PROJECT_FILE, File, files_of, reason
 from cloudjob.config.layer import Layer, check, layer_of_job, layer_of_options, merged
 from cloudjob.config.schema import json_schema
 from cloudjob.config.yaml_file import layer_of_file
@@ -29,7 +29,7 @@ from cloudjob.model.validation import validate
 from jobentry.contract.launchers import LAUNCHERS
 from jobentry.contract.masks import is_secret_name
 
-__all__ = ["Loaded", "json_schema", "load", "read_env_file", "show"]
+__all__ = ["Copied", "Loaded", "json_schema", "load", "read_env_file", "show"]
 
 _LIMIT = "source_limit_mb"
 
@@ -49,6 +49,21 @@ class Loaded:
     chosen_source: str = ""
 
 
+class Copied(NamedTuple):
+    """A job to copy.
+
+    Args:
+        origin: What it is, for messages.
+        described: Its values, as ``masked`` returns them.
+        is_whole: Whether they are all values of the job, so that the project's and the user's file
+            do not count; else these provide the others.
+    """
+
+    origin: str
+    described: Mapping[str, Any]
+    is_whole: bool = True
+
+
 def load(
     flags: Mapping[str, object],
     *,
@@ -56,7 +71,7 @@ def load(
     cwd: Path,
     environ: Mapping[str, str],
     needs_script: bool = True,
-    copied: tuple[str, Mapping[str, Any]] | None = None,
+    copied: Copied | None = None,
 ) -> Loaded:
     """Return the job that options and files describe together.
 
@@ -66,8 +81,7 @@ def load(
         job_file: The file of ``--config``.
         cwd: The folder to which paths in options are relative.
         environ: The source of secrets and of ``$CLOUDJOB_CONFIG``.
-        copied: An origin and a job as ``masked`` returns it, to use instead of the project's and
-            the user's file. Its secrets are read from ``environ`` by name.
+        copied: A job to copy. Its secrets are read from ``environ`` by name.
         needs_script: False for ``config show``, which works without a script.
 
     Raises:
@@ -77,12 +91,7 @@ def load(
     options = check(layer_of_options(flags, cwd))
     source = Path(options.values.get("source", cwd))
     files = files_of(job_file, cwd, source, environ)
-    if copied is not None:
-        files = [file for file in files if file.must_exist and file.what == "job file"]
-    layers = [check(layer_of_file(file)) for file in files]
-    if copied is not None:
-        layers.insert(0, check(layer_of_job(*copied, cwd)))
-    layers.append(options)
+    layers = [*_layers(files, copied, cwd), options]
     values = {"source": str(cwd), **merged(layers)}
     if (
         "script" in flags
@@ -93,11 +102,12 @@ def load(
         if chosen:
             more = {"source": str(chosen.folder), "script": str(cwd / values["script"])}
             loaded = load({**flags, **more}, job_file=job_file, cwd=cwd, environ=environ,
-                          needs_script=needs_script)  # fmt: skip
+                          needs_script=needs_script, copied=copied)  # fmt: skip
             origins = {**loaded.origins, "source": "the script's path"}
             return replace(loaded, origins=origins, chosen_source=chosen.why)
     origins = {key: origin for layer in layers for key, origin in layer.origins.items()}
-    layers[0].problems += _masked_values(values, layers[0], is_copy=copied is not None)
+    is_whole = copied is not None and copied.is_whole
+    layers[0].problems += _masked_values(values, layers[0], is_copy=is_whole)
     _apply_source_limit(layers, values, origins)
     problems = [problem for layer in layers for problem in layer.problems]
     invalid = {key for layer in layers for key in layer.invalid}
@@ -109,6 +119,19 @@ def load(
     if problems:
         raise SpecError(problems)
     return Loaded(spec, MappingProxyType(origins))
+
+
+def _layers(files: Sequence[File], copied: Copied | None, cwd: Path) -> list[Layer]:
+    """Return the layers of files and of a copied job, the farthest first."""
+    if copied is None:
+        return [check(layer_of_file(file)) for file in files]
+    job_files = [file for file in files if file.must_exist and file.what == "job file"]
+    others = [] if copied.is_whole else [file for file in files if file not in job_files]
+    return [
+        *(check(layer_of_file(file)) for file in others),
+        check(layer_of_job(copied.origin, copied.described, cwd)),
+        *(check(layer_of_file(file)) for file in job_files),
+    ]
 
 
 def _masked_values(values: Mapping[str, Any], layer: Layer, *, is_copy: bool) -> Iterator[str]:

@@ -21,8 +21,7 @@ from jobentry.contract.launchers import AUTO, LAUNCHERS
 TAKEN: Mapping[str, tuple[str, ...]] = MappingProxyType({
     "": ("script", "args", "name", "nodes", "procs_per_node", "backend", "launcher", "outputs",
          "output_sync_s", "metrics", "flavor", "timeout_min", "start_timeout_min", "retries",
-         "min_nodes", "grace_s", "hardware_check", "strict", "sweep", "max_parallel", "max_jobs",
-         "fail_fast"),
+         "min_nodes", "grace_s", "hardware_check", "strict"),
     "process": ("gpus",),
     "docker": ("cpus", "memory_gib", "shm_gib", "gpus"),
     "kubernetes": ("cpus", "memory_gib", "shm_gib", "gpus"),
@@ -93,4 +92,4 @@ def _is_harmless(key: str, value: Any) -> bool:
         known = LAUNCHERS.get(value) if isinstance(value, str) else None
         return value == AUTO or (known is not None and not known.takes_command)
     # The values of secrets were masked, and the reader's may differ.
-    return key not in ("args", "sweep") or MASK not in str(value)
+    return key != "args" or MASK not in str(value)

@@ -492,8 +492,11 @@ def test_cp_dry_run_shows_what_is_left_out(
     assert f"{JOB} was submitted by stranger@elsewhere: the copy takes args, name, nodes" in shown
     assert "left out: process.python: /home/stranger/python\n" in shown
     assert "left out: env: {'LD_PRELOAD': '/x.so'}\n" in shown
+    # The reader's own settings count for what is left out.
+    Path("cloudjob.yaml").write_text("nodes: 9\nenv: {MINE: '1'}\nslurm: {host: login1}\n")
     spec = cloudjob.job_spec(copy_of=job)
-    assert (spec.process.python, spec.env, spec.image, spec.notify.command) == ("", {}, "", ())
+    assert (spec.nodes, dict(spec.env), spec.slurm.host) == (3, {"MINE": "1"}, "login1")
+    assert (spec.process.python, spec.image, spec.notify.command) == ("", "", ())
     assert spec.source == str(reader)
     assert not Path("owned").exists()
 

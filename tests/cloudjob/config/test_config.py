@@ -12,7 +12,7 @@ import yaml
 from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
-from cloudjob.config import json_schema, load, read_env_file, show
+from cloudjob.config import Copied, json_schema, load, read_env_file, show
 from cloudjob.errors import SpecError, UsageError
 from cloudjob.model.job import OPTIONS, SECTIONS, JobSpec, masked
 from cloudjob.model.rules import BACKENDS, VARIABLE_RULE
@@ -755,7 +755,11 @@ def test_a_backend_has_its_own_limit(job, tmp_path, user, text, flags, expected)
     origin = {key: source for key, _, source in show(loaded)}["source_limit_mb"]
     assert (loaded.spec.source_limit_mb, origin.rpartition("/")[2]) == expected
     copied = load(
-        {}, job_file=None, cwd=tmp_path, environ=environ, copied=("job x", masked(loaded.spec))
+        {},
+        job_file=None,
+        cwd=tmp_path,
+        environ=environ,
+        copied=Copied("job x", masked(loaded.spec)),
     )
     assert copied.spec == loaded.spec
 
@@ -769,7 +773,11 @@ def test_a_job_that_is_copied_is_the_same_job(job, tmp_path, environ):
 
     def copied(**flags):
         return load(
-            flags, job_file=None, cwd=tmp_path, environ=environ, copied=("job x", masked(first))
+            flags,
+            job_file=None,
+            cwd=tmp_path,
+            environ=environ,
+            copied=Copied("job x", masked(first)),
         ).spec
 
     assert copied() == first
@@ -786,7 +794,7 @@ def test_a_variable_that_is_recorded_masked_is_given_again_for_a_copy(job, tmp_p
 
     def copied(**flags):
         return load(
-            flags, job_file=None, cwd=tmp_path, environ=environ, copied=("job x", first)
+            flags, job_file=None, cwd=tmp_path, environ=environ, copied=Copied("job x", first)
         ).spec
 
     again = copied(env={"DB_PASSWORD": "new"}).env
