@@ -254,12 +254,14 @@ def test_lines_keep_their_places_in_a_log_of_several_blocks_and_nodes():
 
     with open_table(job) as log:
         page = log.page(Selection(), 0, 2000)
-        of_rank = log.page(Selection(node=1, rank=0), 0, 2000).rows
-        of_text = log.page(Selection(text="[0] a"), 0, 2000).rows
+        of_rank, of_text = Selection(node=1, rank=0), Selection(text="[0] a")
+        for selection in (of_rank, of_text):
+            poll(lambda which=selection: log.page(which, 0, 0).searched == 2000, "the whole search")
+        ranks, texts_found = (log.page(which, 0, 2000).rows for which in (of_rank, of_text))
 
     assert [(row["rank"], row["text"]) for row in page.rows] == expected
     assert [row["line"] for row in page.rows] == list(range(1, 2001))
-    assert [row["line"] for row in of_rank] == [
+    assert [row["line"] for row in ranks] == [
         5 * piece + at for piece in range(1, 400, 2) for at in (1, 2)
     ]
-    assert [row["line"] for row in of_text] == [5 * piece + 5 for piece in range(400)]
+    assert [row["line"] for row in texts_found] == [5 * piece + 5 for piece in range(400)]
