@@ -8,7 +8,8 @@ import threading
 import time
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 from cloudjob.console.emulated import EmulatedJob
@@ -17,6 +18,7 @@ from cloudjob.errors import CloudJobError, UsageError
 from cloudjob.model import bars
 from cloudjob.model.status import Failure
 from cloudjob.tracking import Job
+from cloudjob.tracking.blocks import blocks, is_plain
 from cloudjob.tracking.journals import Journals
 from cloudjob.tracking.log import LogPiece
 from cloudjob.tracking.metrics import MetricPoint, MetricReader
@@ -28,20 +30,22 @@ MAX_CHARS = 4000
 _UNWATCHED_S = 60.0
 # Seconds before a log that could not be read is read again.
 _RETRY_S = 10.0
-# The number of lines that are searched at a time, and the time limit of a search for a page.
-_STEP_LINES, _SEARCH_S = 10_000, 0.1
+# The number of blocks that are searched at a time, and the time limit of a search for a page.
+_STEP_BLOCKS, _SEARCH_S = 64, 0.1
 # The number of lines, from the end, that are compared with the failure.
 _FAILURE_LINES = 20_000
 # The number of selections whose lines are cached.
 _MAX_SELECTIONS = 8
-# Lines of the entry have no rank; ``at`` is in seconds since 1970, 0 if unknown.
+# Blocks of whole lines with the marks of their ranks. Lines are numbered from 1; ``first`` is that
+# of the block's first line, and ``at`` is in seconds since 1970, 0 if unknown.
 _SCHEMA = """
-CREATE TABLE lines (line INTEGER PRIMARY KEY, node INTEGER, rank INTEGER, at INTEGER, text BLOB)
+CREATE TABLE blocks (
+    first INTEGER PRIMARY KEY, count INTEGER, node INTEGER, at INTEGER, data BLOB
+)
 """
-_IS_OF = "(:node IS NULL OR node = :node) AND (:rank IS NULL OR rank = :rank)"
-_SEARCH = f"""
-SELECT line FROM lines WHERE line > :searched AND line <= :last AND {_IS_OF}
-AND (:text = '' OR instr(lower(text), lower(:text)))
+_FROM = """
+SELECT first, count, node, data FROM blocks WHERE first > :searched AND
+(:node IS NULL OR node = :node) ORDER BY first LIMIT :most
 """
 
 
@@ -97,6 +101,8 @@ class LogTable:
         self._db.execute("PRAGMA journal_mode = MEMORY")
         self._db.execute(_SCHEMA)
         self._count = 0
+        # The block of the last row: its first line, its node, its time and its lines.
+        self._block: tuple[int, int, int, list[bytes]] = (1, 0, 0, [])
         self._error = ""
         # Metric and rank -> alternating steps and values; much smaller than a list of points.
         self._metrics: dict[tuple[str, int | None], array[float]] = {}
@@ -144,12 +150,8 @@ class LogTable:
         with self._lock:
             if self._is_closed:
                 return None
-            newest_first = self._db.execute(
-                f"SELECT line, text FROM lines WHERE {_IS_OF} ORDER BY line DESC LIMIT :most",
-                {**source, "most": _FAILURE_LINES},
-            )
             last = 0
-            for line, text in newest_first:
+            for line, text in islice(self._newest_first(**source), _FAILURE_LINES):
                 last = last or line
                 if failure_line in displayable_line(text):
                     break
@@ -182,10 +184,31 @@ class LogTable:
             self._is_closed = True
             self._db.close()
 
+    def _newest_first(self, node: int | None, rank: int | None) -> Iterator[tuple[int, bytes]]:
+        """Yield the number and the text of each line of a node or of a rank."""
+        found = self._db.execute(
+            "SELECT first, data FROM blocks WHERE :node IS NULL OR node = :node"
+            " ORDER BY first DESC",
+            {"node": node},
+        )
+        for first, data in found:
+            texts = data.split(b"\n")[:-1]
+            for index in range(len(texts) - 1, -1, -1):
+                line = lines.read(texts[index])
+                if rank is None or line.rank == rank:
+                    yield first + index, line.data
+
     def _row(self, line: int) -> dict[str, Any]:
-        node, rank, at, data = self._db.execute(
-            "SELECT node, rank, at, text FROM lines WHERE line = ?", (line,)
-        ).fetchone()
+        first, node, at, texts = self._block
+        if not first <= line < first + len(texts):
+            first, node, at, data = self._db.execute(
+                "SELECT first, node, at, data FROM blocks WHERE first <= ?"
+                " ORDER BY first DESC LIMIT 1",
+                (line,),
+            ).fetchone()
+            texts = data.split(b"\n")[:-1]
+            self._block = first, node, at, texts
+        rank, data = lines.read(texts[line - first])
         text = displayable_line(data)
         if len(text) > MAX_CHARS:
             text = f"{text[:MAX_CHARS]}… ({len(text)} characters)"
@@ -198,10 +221,13 @@ class LogTable:
         searched, found = self._selected.pop(which, (0, array("L")))
         end_s = time.monotonic() + (math.inf if is_whole else _SEARCH_S)
         while searched < self._count:
-            last = min(searched + _STEP_LINES, self._count)
-            values = {**which._asdict(), "searched": searched, "last": last}
-            found.extend(line for (line,) in self._db.execute(_SEARCH, values))
-            searched = last
+            values = {"node": which.node, "searched": searched, "most": _STEP_BLOCKS}
+            rows = self._db.execute(_FROM, values).fetchall()
+            for first, _, _, data in rows:
+                found.extend(first + index for index in _matching(data, which))
+            searched = self._count
+            if len(rows) == _STEP_BLOCKS:
+                searched = rows[-1][0] + rows[-1][1] - 1
             if time.monotonic() > end_s:
                 break
         while len(self._selected) >= _MAX_SELECTIONS:
@@ -258,9 +284,19 @@ class LogTable:
             numbers.extend((point.step, point.value))
 
     def _add(self, piece: LogPiece) -> None:
-        node = piece.node
+        for block in blocks(piece.data):
+            unfinished = [
+                rank for node, rank in self._open if node == piece.node and rank is not None
+            ]
+            if is_plain(block, unfinished) and (piece.node, None) not in self._open:
+                self._append_block(piece.node, block, int(piece.at or 0))
+            else:
+                self._add_lines(piece.node, block, int(piece.at or 0))
+
+    def _add_lines(self, node: int, block: bytes, at_s: int) -> None:
+        """Add lines that may be parts of longer ones, or states of progress bars."""
         found: list[tuple[int | None, bytes]] = []
-        for text in piece.data.split(b"\n")[:-1]:
+        for text in block.split(b"\n")[:-1]:
             line = lines.read(text + b"\n")
             before = self._open.pop((node, line.rank), b"")
             if before.endswith(b"\n"):
@@ -273,13 +309,37 @@ class LogTable:
             else:
                 # A progress bar overwrites itself; only its last state is kept.
                 self._open[node, line.rank] = bars.reduced(whole)[-MAX_CHARS:]
-        self._append(node, found, int(piece.at or 0))
+        self._append(node, found, at_s)
 
     def _append(self, node: int, found: Sequence[tuple[int | None, bytes]], at_s: int = 0) -> None:
         """Append lines of a node, each with its rank."""
-        if self._is_closed:
+        marks = ((b"" if rank is None else b"[%d] " % rank, data) for rank, data in found)
+        text = b"".join(mark + data.rstrip(b"\r\n") + b"\n" for mark, data in marks)
+        self._append_block(node, text, at_s)
+
+    def _append_block(self, node: int, block: bytes, at_s: int) -> None:
+        """Append whole lines of a node, with the marks of their ranks."""
+        if self._is_closed or not block:
             return
-        rows = [(node, rank, at_s, data.rstrip(b"\r\n")) for rank, data in found]
+        count = block.count(b"\n")
         with self._db:
-            self._db.executemany("INSERT INTO lines VALUES (NULL, ?, ?, ?, ?)", rows)
-        self._count += len(rows)
+            self._db.execute(
+                "INSERT INTO blocks VALUES (?, ?, ?, ?, ?)",
+                (self._count + 1, count, node, at_s, block),
+            )
+        self._count += count
+
+
+def _matching(block: bytes, which: Selection) -> list[int]:
+    """Return the places in a block of the lines of a selection."""
+    text = which.text.encode("utf-8", "surrogatepass").lower()
+    mark = b"" if which.rank is None else b"[%d] " % which.rank
+    block = block.lower()
+    if text not in block or mark not in block:
+        return []
+    return [
+        index
+        for index, line in enumerate(block.split(b"\n")[:-1])
+        # The mark of a line's rank is not searched.
+        if line.startswith(mark) and text in line and (not text or text in lines.read(line).data)
+    ]

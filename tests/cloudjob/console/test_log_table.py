@@ -131,10 +131,11 @@ def test_a_line_has_the_time_of_its_piece():
 def test_a_long_search_continues_with_each_request(
     selection: Selection, monkeypatch: pytest.MonkeyPatch
 ):
-    text = b"".join(b"[%d] loss %d\n" % (number % 2, number) for number in range(5000))
-    monkeypatch.setattr(log_table, "_STEP_LINES", 700)
+    texts = [b"[%d] loss %d\n" % (number % 2, number) for number in range(5000)]
+    pieces = [LogPiece(0, b"".join(texts[at : at + 70])) for at in range(0, 5000, 70)]
+    monkeypatch.setattr(log_table, "_STEP_BLOCKS", 10)
     monkeypatch.setattr(log_table, "_SEARCH_S", -1.0)
-    with open_table(Job(LogPiece(0, text))) as log:
+    with open_table(Job(*pieces)) as log:
         first = log.page(selection, 0, 0)
         poll(lambda: log.page(selection, 0, 0).searched == 5000, "the end of the search")
         found = [row["text"] for row in log.page(selection, 0, 5000).rows]
@@ -241,3 +242,26 @@ def test_nested_progress_bars_leave_one_line_each_and_the_text_after_them():
     assert found == [(0, 0, "outer: 0/1"), (0, 0, "outer: 1/1"), (0, 0, "done")]
     found = read(Job(LogPiece(0, b"".join(bars))))
     assert found == [(0, 0, "outer: 0/1"), (0, 0, "outer: 1/1")]
+
+
+def test_lines_keep_their_places_in_a_log_of_several_blocks_and_nodes():
+    """Lines with parts, empty lines, and a text that is also in the mark of a rank."""
+    texts = [b"[0] a\n", b"[1]+ b\n", b"[0] \n", b"[1] c\n", b"jobentry: x\n", b"[2] [0] A\n"]
+    job = Job(*(LogPiece(node % 2, b"".join(texts)) for node in range(400)))
+    expected = [
+        (0, "a"), (0, ""), (1, "bc"), (None, "jobentry: x"), (2, "[0] A"),
+    ] * 400  # fmt: skip
+
+    with open_table(job) as log:
+        page = log.page(Selection(), 0, 2000)
+        of_rank, of_text = Selection(node=1, rank=0), Selection(text="[0] a")
+        for selection in (of_rank, of_text):
+            poll(lambda which=selection: log.page(which, 0, 0).searched == 2000, "the whole search")
+        ranks, texts_found = (log.page(which, 0, 2000).rows for which in (of_rank, of_text))
+
+    assert [(row["rank"], row["text"]) for row in page.rows] == expected
+    assert [row["line"] for row in page.rows] == list(range(1, 2001))
+    assert [row["line"] for row in ranks] == [
+        5 * piece + at for piece in range(1, 400, 2) for at in (1, 2)
+    ]
+    assert [row["line"] for row in texts_found] == [5 * piece + 5 for piece in range(400)]
