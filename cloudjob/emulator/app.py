@@ -21,7 +21,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, Router
 
 from cloudjob.emulator.errors import ApiError, error_body, gateway_error
-from cloudjob.emulator.http_server import IDLE_S, is_from_here, target_of
+from cloudjob.emulator.http_server import IDLE_S, LOOPBACK, is_from_here, target_of
 from cloudjob.emulator.models import M, parse
 from cloudjob.emulator.state import CONTROL_HEADER, CONTROL_PREFIX, User
 
@@ -179,7 +179,7 @@ class Api:
         services: Mapping[str, Service],
         control_token: str,
         clock: Callable[[], float],
-        addresses: Collection[str],
+        addresses: Collection[str] = (LOOPBACK,),
     ) -> None:
         self._addresses = addresses
         self._services = services

@@ -94,13 +94,13 @@ class Access:
         self._database.add_token(_hashed(token), StoredToken(user.name, project, expires_s))
         return token, expires_s
 
-    def new_key(self, user: User, duration_s: float) -> TemporaryKey:
-        """Return a new temporary key."""
+    def new_key(self, user_name: str, duration_s: float) -> TemporaryKey:
+        """Return a new temporary key, which is refused once the account lacks this user."""
         key = TemporaryKey(
             access="HST" + secrets.token_hex(9).upper()[:17],
             secret=secrets.token_urlsafe(30),
             token=secrets.token_urlsafe(200),
-            user=user.name,
+            user=user_name,
             expires_s=self._clock() + duration_s,
         )
         self._database.add_key(key)
@@ -108,8 +108,7 @@ class Access:
 
     def agency_keys(self, name: str) -> Keys:
         """Return temporary keys with which a job acts as the user of this name."""
-        user = self.account.user(name) or self.account.owner
-        key = self.new_key(user, self._settings.token_h * 3600)
+        key = self.new_key(name, self._settings.token_h * 3600)
         return Keys(key.access, key.secret, key.token)
 
     # -- signatures ---------------------------------------------------------------------------

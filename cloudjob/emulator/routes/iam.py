@@ -131,7 +131,7 @@ def create_key(service: Service, request: Request) -> Any:
     duration_s = auth.duration_s or _MIN_S
     if not _MIN_S <= duration_s <= _MAX_S:
         return _refused(400, "duration_seconds must be between 900 and 86400.")
-    key = service.access.new_key(user, duration_s)
+    key = service.access.new_key(user.name, duration_s)
     credential = {
         "access": key.access,
         "secret": key.secret,

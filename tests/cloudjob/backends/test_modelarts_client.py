@@ -438,7 +438,7 @@ def test_a_wrong_password_is_reported(service: ModelArts):
 def test_expired_temporary_keys_are_read_again_from_the_file(service: ModelArts, tmp_path: Path):
     job = service.add("train")
     file = tmp_path / "credentials"
-    write_keys(file, service.access.agency_keys(""))
+    write_keys(file, service.access.agency_keys(service.access.account.owner.name))
     found = site.find(
         {"region": "cn-north-4", "endpoint": service.endpoint},
         {
@@ -451,7 +451,7 @@ def test_expired_temporary_keys_are_read_again_from_the_file(service: ModelArts,
     client = Client(found)
     client.show(job)
     service.database.expire_all(time.time())
-    write_keys(file, service.access.agency_keys(""))
+    write_keys(file, service.access.agency_keys(service.access.account.owner.name))
 
     assert client.show(job)["metadata"]["id"] == job
 

@@ -5,12 +5,17 @@ from __future__ import annotations
 import re
 import time
 from datetime import datetime, timedelta, timezone
+from pathlib import Path
 from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError
 
-from cloudjob.emulator import daemon
+from cloudjob.emulator import daemon, settings, state
+from cloudjob.emulator.app import Request
+from cloudjob.emulator.auth import Access
+from cloudjob.emulator.database import Database
+from cloudjob.emulator.errors import ApiError
 from tests.support.emulator import DATE_FORMAT, Api, await_true, running, s3_client
 
 PATH = "{p}/training-job-flavors"
@@ -237,6 +242,20 @@ def test_a_token_is_that_of_its_user_and_its_project(api: Api):
     assert api.ask("POST", "{p}/training-jobs", {}, headers=own)[0] == 403
     status, values, _ = api.ask("GET", f"/v2/{team}/training-job-flavors", headers=own)
     assert (status, values["error_code"]) == (404, "ModelArts.2786")
+
+
+def test_a_job_of_a_user_whom_the_settings_no_longer_have_gets_no_access(tmp_path: Path):
+    found = settings.load(None)
+    account = state.account(tmp_path, found)
+    database = Database(tmp_path / "state.db")
+    access = Access(account, found, database, time.time)
+    key = access.agency_keys("former")
+    header = f"SDK-HMAC-SHA256 Access={key.access_key}, SignedHeaders=x-sdk-date, Signature="
+    headers = {"authorization": header + "0" * 64, "x-security-token": key.token}
+    headers["x-sdk-date"] = date()
+    with pytest.raises(ApiError, match="ak not exist"):
+        access.check(Request("GET", "/", headers, b"", "1", {}))
+    database.close()
 
 
 def test_a_project_has_its_own_jobs(api: Api):
