@@ -11,7 +11,7 @@ from cloudjob.model.job import JobSpec
 from cloudjob.model.progress import OnProgress, Progress
 from cloudjob.model.rules import BACKENDS
 from cloudjob.model.text import secret_texts, secrets_masked
-from cloudjob.submission import nested_launchers, script_check
+from cloudjob.submission import nested_launchers, script_check, script_python
 
 # If a job has no time limit, keys that are valid for longer than this pass the check.
 _LONG_S = 24 * 3600.0
@@ -43,6 +43,7 @@ def script_checks(spec: JobSpec) -> Iterator[Check]:
     if found:
         hint = "with --strict, the job fails with that exit code"
         yield Check("script", False, f"{found}; {hint}", is_needed=False)
+    yield from script_python.checks(spec)
     yield from secret_checks(spec)
 
 
