@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import cloudjob
 from cloudjob.errors import BackendError
@@ -26,11 +26,29 @@ if TYPE_CHECKING:
 _DIGEST = "digest"
 
 
-def python_of(requested: str, key: str) -> str:
+class Interpreter(NamedTuple):
+    """The interpreter of a script.
+
+    Args:
+        why: What has decided for it.
+        stale: A variable that names an environment without an interpreter, with the reason.
+    """
+
+    path: str
+    why: str
+    stale: str = ""
+
+    @property
+    def shown(self) -> str:
+        """Both, as a message."""
+        return f"scripts run with {self.path} ({self.why})"
+
+
+def choose(requested: str, key: str) -> Interpreter:
     """Return the interpreter of the script: as configured, the active environment's, or our own.
 
     Args:
-        key: The key of the job file that names it, for a message.
+        key: The key of the job file that names it, for messages.
 
     Raises:
         BackendError: There is no such program.
@@ -42,12 +60,20 @@ def python_of(requested: str, key: str) -> str:
                 f"looking for {key}: {requested}: there is no such program",
                 hint="give the path of a Python interpreter",
             )
-        return str(Path(found).absolute())
+        return Interpreter(str(Path(found).absolute()), key)
+    stale = ""
     for variable in ("VIRTUAL_ENV", "CONDA_PREFIX"):
         prefix = os.environ.get(variable)
         if prefix and os.access(f"{prefix}/bin/python", os.X_OK):
-            return f"{prefix}/bin/python"
-    return sys.executable
+            return Interpreter(f"{prefix}/bin/python", variable, stale)
+        if prefix:
+            stale = stale or f"{variable}={prefix} has no bin/python"
+    return Interpreter(sys.executable, "the one that runs cloudjob", stale)
+
+
+def python_of(requested: str, key: str) -> str:
+    """Return the path of the interpreter of the script; see ``choose``."""
+    return choose(requested, key).path
 
 
 def installed_in(python: str) -> tuple[str, ...]:

@@ -6,12 +6,14 @@ Start with ``parser.py``, which names the module of each command.
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import sys
 
 from cloudjob.cli.messages import print_error, print_library_log
 from cloudjob.cli.parser import parser_of, split_at_script
-from cloudjob.errors import CloudJobError
+from cloudjob.errors import CloudJobError, UsageError
+from cloudjob.model.text import one_line
 
 # Each command imports its own modules, so that `cloudjob --help` costs next to nothing.
 TYPE_CHECKING = False
@@ -38,14 +40,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader has closed the pipe (`| head`); otherwise Python's final flush fails, too.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return _BROKEN_PIPE
-    except (MemoryError, SystemError, ImportError, RuntimeError, BlockingIOError) as error:
-        shortage = _shortage(error)
+    except (MemoryError, SystemError, ImportError, RuntimeError, OSError) as error:
+        shortage = _too_long(error) or _shortage(error)
         if shortage is None:
             raise
         print_error(shortage)
         return shortage.exit_code
     except KeyboardInterrupt:
         return _INTERRUPTED
+
+
+def _too_long(error: Exception) -> CloudJobError | None:
+    """Return the error of a path with a name that is too long; None for any other error."""
+    if getattr(error, "errno", None) != errno.ENAMETOOLONG:
+        return None
+    name = one_line(str(getattr(error, "filename", "") or "")[:200])
+    return UsageError(f"reading {name}…: the name is too long", hint="is the path right?")
 
 
 def _shortage(error: Exception) -> CloudJobError | None:

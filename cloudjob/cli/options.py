@@ -28,6 +28,13 @@ def state_home() -> Path:
 _LAST_PORT = 65535
 
 
+# As ``python -m`` runs a module, which has no file of its own on the command line.
+_MODULE = (
+    "for a module, give its file: package/module.py; if that has relative imports, a script with"
+    ": import runpy; runpy.run_module('package.module', run_name='__main__', alter_sys=True)"
+)
+
+
 class _HelpPage(argparse.HelpFormatter):
     """Help pages: ``-n, --nodes N`` in one column, and examples as they are written."""
 
@@ -78,7 +85,9 @@ class Parser(argparse.ArgumentParser):
             page = f"{self.prog} {self.command}" if is_known else self.prog
             message = f"{page} has no option {' '.join(unknown)}"
             hint = (
-                self._suggestion(option, self._all_options(), "{}") or f"`{page} --help` lists them"
+                (_MODULE if option == "-m" else "")
+                or self._suggestion(option, self._all_options(), "{}")
+                or f"`{page} --help` lists them"
             )
         else:
             hint = f"{self.prog} --help"

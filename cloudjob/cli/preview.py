@@ -99,6 +99,7 @@ def _summary_rows(preview: Preview, spec: JobSpec) -> Iterator[tuple[str, str]]:
     why = f": {preview.choice.why}" if preview.choice else ""
     yield "launcher", f"{shown['launcher']}{why}"
     yield "command", shlex.join([spec.script, *shown["args"]])
+    yield from zip(("python", "", ""), preview.python, strict=False)
     if spec.image:
         yield "image", spec.image
     if spec.flavor:

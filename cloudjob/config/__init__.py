@@ -226,7 +226,7 @@ def _project(values: Mapping[str, Any], cwd: Path) -> _Project | None:
     """Return the folder to send for a script that lies outside the current folder."""
     script = values["script"]
     path = Path(os.path.realpath(cwd / script)) if "\0" not in script else cwd
-    if _takes_command(values) or path.is_relative_to(cwd.resolve()) or not path.is_file():
+    if _takes_command(values) or path.is_relative_to(cwd.resolve()) or not _is_file(path):
         return None
     for folder in filter(_may_be_sent, path.parents):
         for mark in _PROJECT_MARKS:
@@ -254,11 +254,23 @@ def _relative(script: str, source: Path, cwd: Path) -> str:
         return script
     if not script.startswith("/"):
         is_below = os.path.normpath(script).partition("/")[0] != ".."
-        if (is_below and (source / script).exists()) or not (cwd / script).is_file():
+        if (is_below and _is_there(source / script)) or not _is_file(cwd / script):
             return script
         # A path completed by a shell is relative to the current folder.
         return _inside(str(cwd / script), source) or script
     return _inside(script, source) or script
+
+
+def _is_there(path: Path) -> bool:
+    """Whether a path exists; one with a name that is too long does not."""
+    try:
+        return path.exists()
+    except OSError:
+        return False
+
+
+def _is_file(path: Path) -> bool:
+    return _is_there(path) and path.is_file()
 
 
 def _inside(script: str, source: Path) -> str:

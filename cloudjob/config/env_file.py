@@ -16,7 +16,7 @@ def read_env_file(path: str | Path, environ: Mapping[str, str]) -> dict[str, str
     """Return the variables of a file of ``NAME=VALUE`` lines, values taken literally.
 
     Text in single quotes is literal; in double quotes a backslash before n, r, t, ", $ or backslash
-    is an escape. Quoted values may span lines.
+    is an escape. Quoted values may span lines, and keep their line ends.
     ``NAME`` alone takes its value from ``environ`` and is left out if it is not set there.
 
     Raises:
@@ -30,7 +30,7 @@ def read_env_file(path: str | Path, environ: Mapping[str, str]) -> dict[str, str
         ) from error
     # Values are bytes to the job, so bytes that are not UTF-8 become surrogate escapes.
     text = data.decode("utf-8", "surrogateescape").removeprefix("\ufeff")
-    lines = [line.removesuffix("\r") for line in text.split("\n")]
+    lines = text.split("\n")
     variables: dict[str, str] = {}
     number = 0
     while number < len(lines):
@@ -54,7 +54,7 @@ _ESCAPES = {"n": "\n", "r": "\r", "t": "\t", '"': '"', "$": "$", "\\": "\\"}
 
 def _assignment(lines: Sequence[str], number: int) -> tuple[str, str | None, int]:
     """Return the name and value that begin on a line, and the number of the line after them."""
-    line = lines[number].lstrip(" \t")
+    line = lines[number].removesuffix("\r").lstrip(" \t")
     if not line or line.startswith("#"):
         return "", None, number + 1
     name, equals, rest = re.sub(r"^export[ \t]+", "", line).partition("=")
@@ -64,6 +64,7 @@ def _assignment(lines: Sequence[str], number: int) -> tuple[str, str | None, int
         raise ValueError(f"{given(name)} is not a variable's name")
     if not equals or rest[:1] not in ("'", '"'):
         return name, rest if equals else None, number + 1
+    rest = lines[number].partition("=")[2]
     for end in range(number + 1, len(lines) + 1):
         last = rest[1:] if end == number + 1 else lines[end - 1]
         # Only a line with a quote can close one; trying every line takes quadratic time.
@@ -79,7 +80,7 @@ def _unquoted(text: str) -> str | None:
     match = re.match(rule, text, re.DOTALL)
     if not match:
         return None
-    if text[match.end() :].strip(" \t"):
+    if text[match.end() :].removesuffix("\r").strip(" \t"):
         raise ValueError(f"text after the closing quote {text[0]}")
     if text[0] == "'":
         return match[1]

@@ -44,6 +44,7 @@ def check_machine(home: Path) -> list[Check]:
             f"{sys.version.split()[0]} ({sys.executable})",
             "cloudjob needs Python 3.10 or later",
         ),
+        _script_python(),
         _state_folder(home),
         # Either mpirun or a container engine is enough for a first job.
         mpirun._replace(is_needed=not docker.is_ok),
@@ -78,6 +79,13 @@ def _state_folder(home: Path) -> Check:
     if lacks:
         return Check("CLOUDJOB_HOME", False, f"{home}: {lacks[0]}", lacks[1])
     return Check("CLOUDJOB_HOME", True, str(home))
+
+
+def _script_python() -> Check:
+    """Return which interpreter runs scripts on emulated nodes, and why."""
+    found = interpreters.choose("", "process.python")
+    text = f"{found.stale}; {found.shown}" if found.stale else found.shown
+    return Check("script's python", not found.stale, text, "activate another one", is_needed=False)
 
 
 def _mpirun() -> Check:

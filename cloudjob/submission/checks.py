@@ -11,7 +11,7 @@ from cloudjob.model.job import JobSpec
 from cloudjob.model.progress import OnProgress, Progress
 from cloudjob.model.rules import BACKENDS
 from cloudjob.model.text import one_line, secret_texts, secrets_masked
-from cloudjob.submission import nested_launchers, preset_options, script_check
+from cloudjob.submission import nested_launchers, preset_options, script_check, script_python
 
 # If a job has no time limit, keys that are valid for longer than this pass the check.
 _LONG_S = 24 * 3600.0
@@ -50,6 +50,7 @@ def script_checks(spec: JobSpec) -> Iterator[Check]:
     if preset_hint := preset_options.hint(spec):
         what = f"nothing passes the options --rank and --world_size of {one_line(spec.script)}"
         yield Check("script", False, what, preset_hint, is_needed=False)
+    yield from script_python.checks(spec)
     yield from secret_checks(spec)
 
 

@@ -154,6 +154,11 @@ def imports_of(path: Path) -> _Imports:
     return found
 
 
+def certain_imports_of(path: Path) -> set[str]:
+    """Return the dotted names that a Python file imports whenever it runs."""
+    return {name for name, certainty in imports_of(path).items() if certainty == _CERTAIN}
+
+
 def _names(node: ast.AST) -> Iterator[tuple[str, str, str]]:
     """Yield for each import its full name, the name it binds, and the target of that name."""
     if isinstance(node, ast.Import):

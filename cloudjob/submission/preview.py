@@ -17,7 +17,7 @@ from cloudjob.errors import SpecError
 from cloudjob.model import submission as submissions
 from cloudjob.model.text import hide, why_failed
 from cloudjob.package import CodePackage
-from cloudjob.submission import preparation, ranks, script_check
+from cloudjob.submission import preparation, ranks, script_check, script_python
 from cloudjob.submission.launcher_choice import Choice
 from cloudjob.submission.preparation import PreparedJob, Target
 from jobentry.contract.paths import ENTRY, JobPaths
@@ -34,6 +34,8 @@ class Preview:
     Args:
         choice: The launcher that was chosen, if the job names none.
         ranks: The number of ranks of a node and the reason; empty if it is obvious.
+        python: The interpreter of the script and the reason, one text for each; empty where only
+            the nodes know it.
         plans: One object per node, as ``jobentry --dry-run --json`` prints it.
         text: The request in the format of the platform's own tool; empty if there is no such tool.
     """
@@ -45,6 +47,7 @@ class Preview:
     request: dict[str, Any]
     plans: tuple[dict[str, Any], ...]
     text: str = ""
+    python: tuple[str, ...] = ()
 
 
 def preview(spec: JobSpec, home: Path, *, planned_nodes: int | None = None) -> Preview:
@@ -76,6 +79,7 @@ def preview(spec: JobSpec, home: Path, *, planned_nodes: int | None = None) -> P
             for environment in target.backend.environments(request)[:planned_nodes]
         ),
         text=hide(target.backend.text(request), masked_texts),
+        python=script_python.described(spec),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import stat
 import threading
 import warnings
 from pathlib import Path
@@ -14,9 +15,14 @@ _PARSING = threading.Lock()
 
 
 def read(path: Path) -> bytes:
-    """Return the content of a script; empty if it cannot be read or is too large for a script."""
+    """Return the content of a script; empty if it cannot be read or is too large for a script.
+
+    Only a regular file is read: a named pipe would never end.
+    """
     try:
-        return b"" if path.stat().st_size > _MAX_BYTES else path.read_bytes()
+        status = path.stat()
+        is_script = stat.S_ISREG(status.st_mode) and status.st_size <= _MAX_BYTES
+        return path.read_bytes() if is_script else b""
     except OSError:
         # For example, it belongs to another user.
         return b""

@@ -54,6 +54,7 @@ A program on PATH may come before it: jobentry python train.py
 """
 # Seconds that a head that cannot start the job waits for its workers, to report why.
 CALL_OFF_S = 30.0
+_SHOWN_NAMES = 10
 # The same if it cannot stage its code or inputs: usually no worker can either, and none comes up.
 _STAGING_CALL_OFF_S = 10.0
 _FOLDERS = (names.CLOUDJOB_NODE_DIR, names.MA_LOG_DIR, names.MA_MOUNT_PATH, "TMPDIR", "HOME")
@@ -116,6 +117,7 @@ def main(argv: Sequence[str]) -> int:
     if options is None:
         sys.stderr.write(USAGE)
         return exits.ENTRY_FAILED
+    _leave_out_odd_names()
     _read_delivered_variables()
     masking.mask_secrets_of(os.environ)
     try:
@@ -172,6 +174,20 @@ def _refuse_second_run(node: NodeEnv) -> _End:
         ended = exits.ExitRecord(node.job, code, "platform", failure, ended_at=ended_at)
         record.write(ended, node.record_uri)
     return _End(code, is_over=False)
+
+
+def _leave_out_odd_names() -> None:
+    """Drop variables whose names no job may set: some shells drop them as well, and some do not."""
+    left_out = os.environ.pop(names.CLOUDJOB_LEFT_OUT, "").split()
+    # bash passes functions on in such variables.
+    odd = [name for name in os.environ if not env.is_name(name) and not name.endswith("%%")]
+    for name in odd:
+        del os.environ[name]
+    found = sorted({*left_out, *odd})
+    if found:
+        shown = ", ".join(found[:_SHOWN_NAMES]) + (" …" if len(found) > _SHOWN_NAMES else "")
+        text = f"left out variables of the image: {shown[:500]}"
+        log_message(f"{text}: a name may have only letters, digits and _")
 
 
 def _read_delivered_variables() -> None:

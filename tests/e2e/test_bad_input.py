@@ -44,6 +44,8 @@ def test_cloudjob_without_arguments_prints_help(cloud):
     assert b"submit" in cloud.cli("--help").out
 
 
+# No file can have a name like this.
+LONG = "x" * 300
 INVALID_ARGUMENTS = [
     (["submit"], 2, "script"),
     (["submit", "absent.py"], 3, "absent.py"),
@@ -51,6 +53,14 @@ INVALID_ARGUMENTS = [
     (["submit", "folder"], 3, "folder"),
     (["submit", "../outside.py"], 2, "outside"),
     (["submit", "/etc/passwd"], 2, "/etc/passwd"),
+    (["submit", "pipe.py"], 3, "pipe.py is a named pipe"),
+    (["submit", "-m", "package.module"], 2, "has no option -m"),
+    (["submit", LONG], 3, "file name too long"),
+    (["submit", "--source", LONG, "job.py"], 2, "File name too long"),
+    (["submit", "--config", LONG, "job.py"], 2, "File name too long"),
+    (["submit", "--store", f"file:///tmp/{LONG}", "job.py"], 4, "file name too long"),
+    (["logs", LONG], 6, "x"),
+    (["attach", LONG], 6, "x"),
     (["submit", "--source", "/nowhere", "job.py"], 3, "/nowhere"),
     (["submit", "--source", "job.py", "job.py"], 3, "job.py"),
     (["submit", "--nodes", "0", "job.py"], 2, "nodes"),
@@ -106,6 +116,8 @@ INVALID_ARGUMENTS = [
 )
 def test_invalid_arguments_are_refused_and_start_nothing(cloud, script, arguments, code, message):
     (cloud.source / "folder").mkdir()
+    if "pipe.py" in arguments:
+        os.mkfifo(cloud.source / "pipe.py")
 
     done = cloud.query(*arguments, limit_s=20)
 

@@ -114,6 +114,8 @@ CLOUDJOB_START_TIMEOUT_S = "CLOUDJOB_START_TIMEOUT_S"
 CLOUDJOB_STRICT = "CLOUDJOB_STRICT"
 # The folder that was packed, where nodes see it and Python may import from it.
 CLOUDJOB_SOURCE = "CLOUDJOB_SOURCE"
+# The variables that the shell that started the entry has dropped because of their names.
+CLOUDJOB_LEFT_OUT = "CLOUDJOB_LEFT_OUT"
 # The minimum number of nodes of an elastic job.
 CLOUDJOB_MIN_NODES = "CLOUDJOB_MIN_NODES"
 # The number of a rank, for launchers that have no variable for it.

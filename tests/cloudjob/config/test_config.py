@@ -833,7 +833,8 @@ def env_file(tmp_path):
         (b'A="a\\n\\t\\"\\\\\\$b\\x"', {"A": 'a\n\t"\\$b\\x'}),
         (b'A="one\ntwo=2\n# three"\nB=3', {"A": "one\ntwo=2\n# three", "B": "3"}),
         (b"A='\n'  \nB=3", {"A": "\n", "B": "3"}),
-        (b'A="one\r\ntwo"\r\nB=1\r\n', {"A": "one\ntwo", "B": "1"}),
+        (b'A="one\r\ntwo"\r\nB=1\r\n', {"A": "one\r\ntwo", "B": "1"}),
+        (b"A='one\r\ntwo\r'\nB=1\n", {"A": "one\r\ntwo\r", "B": "1"}),
         (b"A=it's\nB=\"", None),
         (b"A=it's", {"A": "it's"}),
         (b"A=\xff\xfe", {"A": "\udcff\udcfe"}),
@@ -842,7 +843,7 @@ def env_file(tmp_path):
     ],
 )
 def test_an_env_file_is_read_exactly(env_file, data, variables):
-    """Values are literal, quotes are optional, and Windows line endings are not part of values."""
+    """Values are literal and quotes are optional; Windows line endings belong to quoted values."""
     if variables is None:
         with pytest.raises(UsageError):
             env_file(data)

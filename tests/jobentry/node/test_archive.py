@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import shutil
 import subprocess
@@ -105,3 +106,35 @@ def test_unpacking_to_an_unwritable_folder_is_reported_in_one_line(zipapp: str):
     assert made.returncode == 1
     assert made.stderr.startswith("jobentry: unpacking to /proc/nowhere: ")
     assert made.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("shell", ["sh", "bash"])
+def test_variables_that_shells_cannot_name_are_left_out_and_reported(
+    zipapp: str, tmp_path: Path, shell: str
+):
+    """Debian's sh drops them and bash does not; the ranks of both see the same."""
+    (tmp_path / "opt").mkdir()
+    shutil.copy(BOOT, tmp_path / "opt")
+    shutil.copy(zipapp, tmp_path / "opt" / "jobentry.pyz")
+    (tmp_path / "train.py").write_text("import os; print(sorted(os.environ))")
+    environ = {
+        "my.var": "1",
+        "MY-VAR": "two\nlines.of=it",
+        "9lives": "1",
+        "GOOD": "1",
+        "PATH": os.environ["PATH"],
+        "HOME": str(tmp_path),
+        "MA_HOME": str(tmp_path),
+        "CLOUDJOB_LAUNCHER": "python",
+    }
+    argv = [shell, tmp_path / "opt" / "boot.sh", "train.py"]
+    done = subprocess.run(argv, env=environ, cwd=tmp_path, capture_output=True, text=True)
+
+    assert done.returncode == 0, done
+    names = ast.literal_eval(done.stdout.partition(" ")[2])
+    assert "GOOD" in names
+    assert not {"my.var", "MY-VAR", "9lives", "CLOUDJOB_LEFT_OUT"} & set(names)
+    assert done.stderr == (
+        "jobentry: left out variables of the image: 9lives, MY-VAR, my.var: a name may have only"
+        " letters, digits and _\n"
+    )

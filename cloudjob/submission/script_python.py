@@ -1,0 +1,102 @@
+"""Checks that the interpreter of the script has what it imports, on the backend ``process``.
+
+cloudjob may be installed with pipx or uv, in an environment of its own, while the script's packages
+are in that of the ``python`` on PATH.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from cloudjob.backends import interpreters
+from cloudjob.backends.base import Check
+from cloudjob.errors import BackendError
+from cloudjob.model.job import JobSpec
+from cloudjob.model.text import one_line
+from cloudjob.submission import launcher_choice
+
+_LIMIT_S = 20.0
+# Modules that only the nodes have.
+_OF_NODES = frozenset(("moxing",))
+_LOOK = (
+    "import importlib.util, json, sys;"
+    "print(json.dumps([n for n in sys.argv[1:] if not importlib.util.find_spec(n)]))"
+)
+
+
+def checks(spec: JobSpec) -> Iterator[Check]:
+    """Yield a check that fails if another interpreter has modules that the script's lacks."""
+    if spec.backend != "process":
+        return
+    try:
+        chosen = interpreters.choose(spec.process.python, "process.python")
+    except BackendError:
+        # Building the request reports it.
+        return
+    if chosen.stale:
+        yield Check("python", False, f"{chosen.stale}; {chosen.shown}", is_needed=False)
+    other = _on_path()
+    if not other or other == chosen.path:
+        return
+    missing = _missing(chosen.path, _imports(spec))
+    only_there = sorted(set(missing) - set(_missing(other, missing)))
+    if only_there:
+        yield Check(
+            "python",
+            False,
+            f"{chosen.shown}; it has no {', '.join(only_there)}, but {other} has",
+            hint=f"process: {{python: {other}}} in a job file, or activate its environment",
+            is_needed=False,
+        )
+
+
+def described(spec: JobSpec) -> tuple[str, ...]:
+    """Return the interpreter of the script, then what is wrong with it, for people."""
+    if spec.backend != "process":
+        return ()
+    chosen = interpreters.choose(spec.process.python, "process.python")
+    return f"{chosen.path} ({chosen.why})", *(check.found for check in checks(spec))
+
+
+def _on_path() -> str:
+    found = shutil.which("python") or shutil.which("python3")
+    return str(Path(found).absolute()) if found else ""
+
+
+def _imports(spec: JobSpec) -> list[str]:
+    """Return the modules that the script always imports and that neither Python nor it brings."""
+    script = Path(spec.source, spec.script)
+    if spec.takes_command or script.suffix != ".py":
+        return []
+    found = launcher_choice.certain_imports_of(script)
+    tops = {name.partition(".")[0] for name in found if not name.startswith(".")}
+    tops -= sys.stdlib_module_names | _OF_NODES
+    return sorted(
+        one_line(name)
+        for name in tops
+        if not ((script.parent / name).exists() or (script.parent / f"{name}.py").exists())
+    )
+
+
+def _missing(python: str, modules: Sequence[str]) -> list[str]:
+    """Return the modules that an interpreter does not find; none if it cannot be asked."""
+    if not modules:
+        return []
+    try:
+        done = subprocess.run(
+            [python, "-c", _LOOK, *modules],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_LIMIT_S,
+            check=False,
+            cwd="/",
+        )
+        found = json.loads(done.stdout) if not done.returncode else []
+    except (OSError, subprocess.TimeoutExpired, ValueError):
+        return []
+    return [name for name in modules if isinstance(found, list) and name in found]
