@@ -342,6 +342,7 @@ def test_a_job_whose_containers_are_all_removed_has_failed(cloud, is_attached):
     assert (status["state"], status["cause"]) == ("FAILED", "platform")
     assert status["failure"]["message"] == "the containers of all nodes were removed"
     assert cloud.networks() == []
+    assert cloud.run("logs", job).code == 0
 
 
 def test_ctrl_c_cancels_the_job(cloud):

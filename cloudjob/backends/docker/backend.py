@@ -143,11 +143,14 @@ class DockerBackend(Backend[DockerRequest]):
             return saved
         try:
             return self._status_now(job)
-        except BackendError:
+        except BackendError as error:
             # Another process may have saved the job and removed its containers in the meantime.
             saved = _saved_status(self._home / job)
             if saved is not None:
                 return saved
+            if engine.status_code(error) == engine.NOT_FOUND:
+                # Somebody removes containers of the job one after the other.
+                return self._status_now(job)
             raise
 
     def _status_now(self, job: str) -> NativeStatus:
@@ -168,9 +171,8 @@ class DockerBackend(Backend[DockerRequest]):
         if _saved_status(folder) is None:
             found = self._containers(job)
             if found:
-                sources = [
-                    self._source(item, folder) for item in found if node in (None, item.node)
-                ]
+                chosen = [item for item in found if node in (None, item.node)]
+                sources = [self._source(item, folder) for item in chosen]
                 pieces = logs.read_all(self._client, sources, follow=follow)
                 yield from self._supervised(job, pieces) if follow else pieces
                 return
@@ -282,6 +284,10 @@ class DockerBackend(Backend[DockerRequest]):
                     outage.reset()
                 except Unreachable as error:
                     outage.pause(error)
+                except BackendError as error:
+                    # A container was removed; its log ends, and then the status shows it.
+                    if engine.status_code(error) != engine.NOT_FOUND:
+                        raise
                 supervise_at = time.monotonic() + _SUPERVISE_S
 
     def _supervise(self, found: list[Container], folder: Path) -> None:

@@ -101,7 +101,8 @@ def read(client: Any, source: Source, *, follow: bool) -> Iterator[bytes]:
         follow: Whether to wait for the end of the container; else only existing lines are yielded.
 
     Raises:
-        BackendError: The engine refused, or the container is gone and its log was not saved.
+        BackendError: The engine refused, or, unless it is followed, the container is gone and its
+            log was not saved.
     """
     size_bytes = 0
     outage = OutageLimit()
@@ -120,9 +121,8 @@ def read(client: Any, source: Source, *, follow: bool) -> Iterator[bytes]:
             if source.saved.exists():
                 yield from following.read_file(source.saved, size_bytes)
                 return
-            if not (follow and isinstance(error, Unreachable)):
-                raise
-            outage.pause(error)
+            if _is_removed(error, outage, follow=follow):
+                break
     if rest := frames.finish():
         size_bytes += len(rest)
         yield rest
@@ -168,6 +168,20 @@ def read_all(client: Any, sources: list[Source], *, follow: bool) -> Iterator[Pi
             yield streams.next()
     finally:
         streams.stop()
+
+
+def _is_removed(error: BackendError, outage: OutageLimit, *, follow: bool) -> bool:
+    """Whether somebody removes the container, which the job's status shows; else wait a moment.
+
+    Raises:
+        BackendError: Waiting does not help.
+    """
+    if follow and engine.status_code(error) in (engine.NOT_FOUND, engine.CONFLICT):
+        return True
+    if not (follow and isinstance(error, Unreachable)):
+        raise error
+    outage.pause(error)
+    return False
 
 
 def _has_ended(client: Any, source: Source) -> bool:
