@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import cloudjob
 from cloudjob.errors import CloudJobError, JobNotFound, UsageError
-from cloudjob.home import locks, private_folder, writing
+from cloudjob.home import hosts, locks, private_folder, writing
 from cloudjob.model.text import secret_values
 from cloudjob.retries import Limits
 from cloudjob.tracking import notice
@@ -65,7 +65,7 @@ def start_after(spec: JobSpec, home: Path, job: str) -> Iterator[None]:
     path = _path(home, job)
     with writing("preparing notifications", path):
         private_folder(path.parent)
-        lock = locks.acquire_new(path, b"")
+        lock = locks.acquire_new(path, hosts.first_line())
     try:
         yield
         _start(home, job, targets, lock)
@@ -231,6 +231,9 @@ def settle(home: Path, status: JobStatus, described: Mapping[str, Any]) -> str:
         described: The job as ``Job.spec`` returns it.
     """
     path = _path(home, status.job)
+    if locks.is_unseen(path):
+        # The notifier runs on another machine, and sends them.
+        return ""
     deadline = time.monotonic() + _WAIT_S
     with suppress(OSError):
         while (lock := locks.acquire(path, 0)) is None and time.monotonic() < deadline:

@@ -8,8 +8,10 @@ these tests, or ``none``.
 from __future__ import annotations
 
 import datetime
+import functools
 import os
 import shutil
+import subprocess
 import zlib
 from collections.abc import Callable
 from functools import partial
@@ -81,6 +83,10 @@ def _hosts_of_debian(line: CommandLine) -> None:
     line.prefix = ("unshare", "--mount", *mount)
 
 
+# Shows whether this user may replace the hosts file.
+_BIND = "mount --bind /etc/hosts /etc/hosts"
+
+
 def _long_tmpdir(line: CommandLine) -> None:
     path = line.folder / ("temporary files of a project with a long name " * 3).strip()
     path.mkdir()
@@ -122,16 +128,20 @@ def _python_of_nodes(version: str, line: CommandLine) -> None:
 
 
 def _networks(text: str, line: CommandLine) -> None:
-    line.prefix = ("unshare", "--net", *_shell_before(f"ip link set lo up\n{text}"))
+    line.prefix = ("unshare", "--net", *_shell_before(text))
 
 
 _IPV6 = """\
-ip link add eth0 type dummy
+ip link set lo up
+ip link add eth0 type veth peer name peer0
+ip link set peer0 up
 ip address add 192.0.2.7/24 dev eth0
 ip address add 2001:db8::7/64 dev eth0 nodad
 ip link set eth0 up"""
 _BRIDGE = """\
-ip link add eth0 type dummy
+ip link set lo up
+ip link add eth0 type veth peer name peer0
+ip link set peer0 up
 ip address add 192.0.2.7/24 dev eth0
 ip link set eth0 up
 ip link add virbr0 type bridge
@@ -162,8 +172,12 @@ def _no_program(name: str) -> str:
     return "" if shutil.which(name) else f"no {name}"
 
 
-def _no_networks() -> str:
-    return _no_root() or _no_program("ip")
+@functools.cache
+def _no_namespace(kind: str, text: str) -> str:
+    """Return why a text cannot run in a new namespace; empty if it can."""
+    command = ("unshare", kind, *_shell_before(text), "true")
+    done = subprocess.run(command, capture_output=True, text=True)
+    return "" if done.returncode == 0 else done.stderr.strip() or "no namespaces"
 
 
 def _no_python_here(version: str) -> str:
@@ -193,7 +207,7 @@ def _no_tls_store() -> str:
 
 TABLE = (
     Surrounding("ordinary-user", _ordinary_user, lambda: _no_root() or python_of_user()[1]),
-    Surrounding("hosts-127.0.1.1", _hosts_of_debian, _no_root),
+    Surrounding("hosts-127.0.1.1", _hosts_of_debian, partial(_no_namespace, "--mount", _BIND)),
     Surrounding("long-tmpdir-with-spaces", _long_tmpdir),
     Surrounding("lang-c", partial(_locale, {"LANG": "C", "LC_ALL": "C"})),
     Surrounding("no-lang", partial(_locale, {})),
@@ -218,8 +232,12 @@ TABLE = (
         )
         for version in ("3.8", "3.9", "3.10", "3.12", "3.13", "3.14")
     ),
-    Surrounding("ipv6-beside-ipv4", partial(_networks, _IPV6), _no_networks),
-    Surrounding("virtual-bridge", partial(_networks, _BRIDGE), _no_networks),
+    Surrounding(
+        "ipv6-beside-ipv4", partial(_networks, _IPV6), partial(_no_namespace, "--net", _IPV6)
+    ),
+    Surrounding(
+        "virtual-bridge", partial(_networks, _BRIDGE), partial(_no_namespace, "--net", _BRIDGE)
+    ),
     Surrounding("tls-store", _tls_store, _no_tls_store),
 )
 
