@@ -35,7 +35,7 @@ def user_python():
         pytest.skip(
             f"{real} is closed to ordinary users and {base} is {version}: its packages differ"
         )
-    folder = Path(tempfile.mkdtemp(prefix="cj-user-"))
+    folder = Path(tempfile.mkdtemp(prefix="cj-user-", dir="/var/tmp"))
     folder.chmod(0o755)
     subprocess.run([base, "-m", "venv", "--without-pip", folder / "venv"], check=True)
     packages = next((folder / "venv" / "lib").glob("python*/site-packages"))
@@ -54,7 +54,7 @@ def user(cloud, user_python):
     if os.geteuid() != 0:
         yield cloud
         return
-    folder = Path(tempfile.mkdtemp(prefix="cj-"))
+    folder = Path(tempfile.mkdtemp(prefix="cj-", dir="/var/tmp"))
     value = type(cloud)(
         folder,
         cloud.mpi,
