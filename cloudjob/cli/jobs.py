@@ -321,7 +321,9 @@ def _outputs(options: argparse.Namespace) -> int:
 
     job = cloudjob.attach(options.job)
     found = job.outputs()
-    if not found:
+    for note in found.notes:
+        print_message(note)
+    if not found and not found.notes:
         print_message(f"job {job.id} has saved no outputs")
     elif options.to is None:
         for file in found:
