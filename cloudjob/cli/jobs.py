@@ -335,7 +335,9 @@ def _outputs(options: argparse.Namespace) -> int:
     for name, uri in found.refused.items():
         print_message(f"warning: the output {name} is not read: {job.submitted_by} chose {uri}")
         print_message("hint: if you trust that place, copy it with your own tools")
-    if not found:
+    for note in found.notes:
+        print_message(note)
+    if not found and not found.notes:
         print_message(f"job {job.id} has saved no outputs")
     elif options.to is None:
         for file in found:

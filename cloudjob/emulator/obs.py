@@ -103,6 +103,9 @@ class Obs:
             for item in found
             if item.path and not item.path.endswith("/") and _is_below(item.path)
         ]
+        # An empty object with others below it is a folder.
+        folders = {str(above) for _, path in pairs for above in path.relative_to(folder).parents}
+        pairs = [pair for pair in pairs if pair[0].size_bytes or pair[0].path not in folders]
         if not pairs and place.key and not place.key.endswith("/"):
             first = self.list(place.bucket, place.key, limit=1)
             name = place.key.rpartition("/")[2]

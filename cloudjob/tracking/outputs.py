@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+import posixpath
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 from urllib.parse import parse_qsl
 
-from cloudjob.errors import ObjectMissing, StoreError
+from cloudjob.errors import ObjectMissing, StoreError, UnreadableObject
 from cloudjob.model import progress
 from cloudjob.store import with_store_options
 from cloudjob.store.base import ObjectStore, OnBytes, ignore_bytes
-from cloudjob.store.files import replacing
 from cloudjob.store.parallel import consume_in_parallel, in_parallel
+from cloudjob.tracking import download
 from cloudjob.tracking.access import JobAccess
 from jobentry.contract import manifest
-from jobentry.contract.manifest import Manifest
+from jobentry.contract.manifest import Contents, Others, StoredFile
 from jobentry.contract.paths import JobPaths
 from jobentry.contract.stores import STORE_SECTIONS
 
@@ -32,16 +34,25 @@ _ROUNDS = 3
 _TINY_BYTES = 32 * 1024
 # Larger files are fetched one after another: the store transfers the parts of each in parallel.
 _SMALL_BYTES = 8 * 1024 * 1024
+# The errors of a name that this file system or the folder does not allow.
+_OF_ONE_FILE = (
+    errno.ENAMETOOLONG,
+    errno.EINVAL,
+    errno.EILSEQ,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.ELOOP,
+)
+# The number of lost files that an error names.
+_NAMED = 5
 
 
-class _Damaged(StoreError):
-    """A file does not match its manifest."""
+class _BadFile(StoreError):
+    """One file cannot be fetched; the others may be."""
 
 
 # Errors of one file, which do not keep the others from being fetched.
-_OF_ONE_FILE = (ObjectMissing, _Damaged)
-# The number of lost files that an error names.
-_NAMED = 5
+_KEEPS_NO_OTHER = (ObjectMissing, UnreadableObject, _BadFile)
 
 
 class _FilesLost(StoreError):
@@ -52,10 +63,10 @@ class _FilesLost(StoreError):
     """
 
     def __init__(self, lost: Mapping[str, StoreError]) -> None:
-        first = next(iter(lost.values()))
+        first = lost[min(lost)]
         message = first.message
         if len(lost) > 1:
-            names = ", ".join([*lost][:_NAMED]) + (", …" if len(lost) > _NAMED else "")
+            names = ", ".join(sorted(lost)[:_NAMED]) + (", …" if len(lost) > _NAMED else "")
             message = f"fetching outputs: {len(lost)} files are lost: {names}; first: {message}"
         super().__init__(message, hint=first.hint)
         self.lost = lost
@@ -86,6 +97,8 @@ class Output(NamedTuple):
             this name, none when they are unknown.
         modified_ns: When the script last wrote it, in nanoseconds since 1970.
         is_incomplete: Whether it is still being written, or was when the job failed.
+        mode: Its permission bits; 0 if unknown.
+        link: Where it leads to if it is a link, relative to its folder.
     """
 
     name: str
@@ -94,6 +107,21 @@ class Output(NamedTuple):
     digests: frozenset[str]
     modified_ns: int
     is_incomplete: bool = False
+    mode: int = 0
+    link: str = ""
+
+
+class _Stored(NamedTuple):
+    """What is stored of an output.
+
+    Args:
+        others: What it has besides files.
+        problems: Entries of manifests that cannot be read, as text for people.
+    """
+
+    files: list[Output]
+    others: Others = Others()
+    problems: tuple[str, ...] = ()
 
 
 class Outputs(Collection[Output]):
@@ -106,7 +134,9 @@ class Outputs(Collection[Output]):
         # Outputs of a job of others, by name, at URIs that are not read: its description must not
         # choose a folder of this machine or a host.
         self.refused = refused
-        self._files = tuple(file for location in locations for file in find(location))
+        stored = [(location, _read(location)) for location in locations]
+        self._files = tuple(file for _, each in stored for file in each.files)
+        self._notes = tuple(note for location, each in stored for note in _notes(location, each))
 
     def __iter__(self) -> Iterator[Output]:
         return iter(self._files)
@@ -119,6 +149,11 @@ class Outputs(Collection[Output]):
 
     def __repr__(self) -> str:
         return f"Outputs({[file.name for file in self._files]})"
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was not stored, or not as it was, in words for people."""
+        return self._notes
 
     def read(self, file: Output) -> Iterator[bytes]:
         """Yield the content of one file in pieces; the last one only if the digest is right.
@@ -235,22 +270,60 @@ def find(location: OutputLocation) -> list[Output]:
     Raises:
         StoreError: The store or a manifest cannot be read.
     """
+    return _read(location).files
+
+
+def _read(location: OutputLocation) -> _Stored:
     if location.is_listed:
-        return _listed(location)
+        return _Stored(_listed(location))
     found: dict[str, Output] = {}
-    for node in _manifests(location):
-        for kept in node.files:
-            other = found.get(kept.name)
-            digests = frozenset((kept.sha256,)) | (other.digests if other else frozenset())
-            found[kept.name] = Output(
-                f"{location.name}/{kept.name}",
-                location.prefix + kept.key,
-                kept.size_bytes,
-                digests,
-                kept.modified_ns,
-                kept.is_incomplete or (other is not None and other.is_incomplete),
-            )
-    return [found[name] for name in sorted(found)]
+    links: dict[str, str] = {}
+    folders: dict[str, int] = {}
+    left_out: dict[str, str] = {}
+    modes: dict[str, int] = {}
+    problems: list[str] = []
+    for node in _manifests(location, problems):
+        problems += node.refused
+        for kept in node.manifest.files:
+            found[kept.name] = _merged(location, kept, found.get(kept.name))
+        modes = {**node.others.modes, **modes}
+        links = {**node.others.links, **links}
+        folders = {**node.others.folders, **folders}
+        left_out = {**node.others.left_out, **left_out}
+    for name, file in found.items():
+        target = links.get(name, "")
+        is_link = bool(target) and _is_there(name, target, found, links)
+        found[name] = file._replace(mode=modes.get(name, 0), link=target if is_link else "")
+    links = {name: target for name, target in links.items() if name not in found}
+    others = Others(links, modes, folders, left_out)
+    return _Stored([found[name] for name in sorted(found)], others, tuple(problems))
+
+
+def _is_there(name: str, target: str, files: Collection[str], links: Collection[str]) -> bool:
+    """Whether a link to a file leads to one that is fetched, too, perhaps through other links."""
+    path = posixpath.normpath(posixpath.join(posixpath.dirname(name), target))
+    above = [path[:at] for at in range(len(path)) if path[at] == "/"]
+    return path in files or any(each in links for each in above)
+
+
+def _merged(location: OutputLocation, kept: StoredFile, other: Output | None) -> Output:
+    """Return a file that a node has stored, and perhaps another node before it."""
+    digests = frozenset((kept.sha256,)) | (other.digests if other else frozenset())
+    return Output(
+        f"{location.name}/{kept.name}",
+        location.prefix + kept.key,
+        kept.size_bytes,
+        digests,
+        kept.modified_ns,
+        kept.is_incomplete or (other is not None and other.is_incomplete),
+    )
+
+
+def _notes(location: OutputLocation, stored: _Stored) -> Iterator[str]:
+    for name, reason in sorted(stored.others.left_out.items()):
+        yield f"{location.name}/{name} is not kept: {manifest.REASONS[reason]}"
+    for problem in stored.problems:
+        yield f"reading the output {location.name}: {problem}"
 
 
 def fetch(
@@ -269,39 +342,75 @@ def fetch(
             fetched if only files are lost.
     """
     fetched: dict[str, frozenset[str]] = {}
-    files = find(location)
+    stored = _read(location)
     for left in reversed(range(_ROUNDS)):
         try:
-            _fetch_missing(location, files, folder, fetched, on_progress)
-            return files
+            _fetch_missing(location, stored.files, folder, fetched, on_progress)
         except StoreError:
-            before, files = files, find(location)
-            if files == before or not left:
+            before, stored = stored, _read(location)
+            if stored == before or not left:
+                _add_others(location, stored.others, folder)
                 raise
+            continue
+        _add_others(location, stored.others, folder)
+        return stored.files
     raise AssertionError("the last round returns or raises")
 
 
 def _listed(location: OutputLocation) -> list[Output]:
-    return [
-        Output(f"{location.name}/{key[len(location.prefix) :]}", key, 0, frozenset(), 0)
+    """Return the objects that are files: an empty one with objects below it is a folder."""
+    keys = [
+        key
         for key in location.store.list(location.prefix)
         # Object stores accept keys that are not paths, such as "a/../b".
         if manifest.is_name(key[len(location.prefix) :])
     ]
+    folders = {key[:at] for key in keys for at in range(len(key)) if key[at] == "/"}
+    return [
+        Output(f"{location.name}/{key[len(location.prefix) :]}", key, 0, frozenset(), 0)
+        for key in keys
+        if key not in folders or _has_contents(location.store, key)
+    ]
 
 
-def _manifests(location: OutputLocation) -> Iterable[Manifest]:
+def _has_contents(store: ObjectStore, key: str) -> bool:
+    # SeaweedFS lists the empty object in the place of a folder, and then does not have it.
+    with contextlib.suppress(ObjectMissing):
+        return bool(store.get_range(key, 0, 1))
+    return False
+
+
+def _manifests(location: OutputLocation, problems: list[str]) -> Iterable[Contents]:
+    """Yield the manifests of all nodes; one that cannot be read does not hide the others.
+
+    Raises:
+        StoreError: The store cannot be read, or no manifest can.
+    """
+    refused: list[StoreError] = []
+    is_empty = True
+    for found in _all_manifests(location):
+        if isinstance(found, StoreError):
+            refused.append(found)
+            problems.append(found.message)
+        else:
+            is_empty = False
+            yield found
+    if refused and is_empty:
+        raise refused[0]
+
+
+def _all_manifests(location: OutputLocation) -> Iterator[Contents | StoreError]:
     folder = f"{location.prefix}{manifest.FOLDER}/"
     for key in sorted(location.store.list(folder + "node-")):
         if manifest.node_of(key[len(folder) :]) < 0:
             continue
         try:
-            yield manifest.load(location.store.get_bytes(key))
+            yield manifest.load_valid(location.store.get_bytes(key))
         except manifest.ManifestError as error:
-            raise StoreError(
+            yield StoreError(
                 f"reading the output {location.name}: {location.store.uri(key)}: {error}",
                 hint="was it written by another version of cloudjob?",
-            ) from error
+            )
 
 
 def _fetch_missing(
@@ -311,98 +420,93 @@ def _fetch_missing(
     fetched: dict[str, frozenset[str]],
     on_progress: OnBytes,
 ) -> None:
-    """Fetch the files that are not in ``fetched`` and add them to it; small files in parallel."""
-    lost: dict[str, StoreError] = {}
+    """Fetch the files that are not in ``fetched`` and add them to it; small files in parallel.
+
+    Raises:
+        StoreError: Some files cannot be fetched; all others are.
+    """
+    bad: dict[str, StoreError] = {}
+
+    def attempt(file: Output, act: Callable[[], None]) -> None:
+        try:
+            act()
+            fetched[file.name] = file.digests
+        except _KEEPS_NO_OTHER as error:
+            bad[file.name] = error
 
     def fetch_one(file: Output) -> None:
-        try:
-            _fetch(location, file, folder / file.name, on_progress)
-        except _OF_ONE_FILE as error:
-            lost[file.name] = error
-        else:
-            fetched[file.name] = file.digests
+        attempt(file, lambda: _fetch(location, file, folder, on_progress))
 
     def write_one(item: tuple[str, bytes]) -> None:
         key, data = item
-        file = tiny[key]
-        _write(location, file, data, folder / file.name)
+        attempt(tiny[key], lambda: _write(location, tiny[key], data, folder))
         on_progress(len(data))
-        fetched[file.name] = file.digests
 
     missing = [file for file in files if fetched.get(file.name) != file.digests]
     # Only a manifest gives a file's size.
-    known = [file for file in missing if file.digests and file.size_bytes <= _SMALL_BYTES]
+    known = [f for f in missing if f.digests and not f.link and f.size_bytes <= _SMALL_BYTES]
     tiny = {file.key: file for file in known if file.size_bytes <= _TINY_BYTES}
-    with contextlib.suppress(*_OF_ONE_FILE):
-        # What this does not fetch because of another file is fetched one by one below.
+    # A bad object ends this; the rest is fetched below.
+    with contextlib.suppress(*_KEEPS_NO_OTHER):
         each = location.store.get_each(list(tiny), limit_bytes=_TINY_BYTES)
         consume_in_parallel(write_one, each)
     small = [file for file in known if file.size_bytes > _TINY_BYTES]
     in_parallel(fetch_one, small, abort=location.store.abort)
-    rest = [file for file in missing if fetched.get(file.name) != file.digests]
-    unfetched = [file for file in rest if file.name not in lost]
-    in_parallel(fetch_one, [file for file in unfetched if file.key in tiny])
-    for file in unfetched:
-        if file.key not in tiny:
+    for file in missing:
+        if fetched.get(file.name) != file.digests and file.name not in bad:
             fetch_one(file)
-    if lost:
-        raise _FilesLost({name: lost[name] for name in sorted(lost)})
+    if bad:
+        raise _FilesLost(bad)
 
 
-def _fetch(location: OutputLocation, file: Output, path: Path, on_progress: OnBytes) -> None:
+def _fetch(location: OutputLocation, file: Output, folder: Path, on_progress: OnBytes) -> None:
     """Fetch one file under a temporary name; rename it once its digest is verified."""
-    fresh = path.with_name(f".cloudjob-tmp-{os.urandom(8).hex()}")
-    with _writing(file, path):
-        try:
-            _make_folders(path.parent)
-            location.store.fetch(file.key, fresh, on_progress=on_progress)
-            if file.digests:
-                _check(location, file, _digest(fresh))
-            if file.modified_ns:
-                os.utime(fresh, ns=(file.modified_ns, file.modified_ns))
-            fresh.replace(path)
-        finally:
-            fresh.unlink(missing_ok=True)
+    if file.link:
+        with _writing(file, folder):
+            download.link(folder, file.name, file.link)
+        return
+    with _writing(file, folder), download.file(folder, file.name) as fresh:
+        location.store.fetch(file.key, fresh, on_progress=on_progress)
+        if file.digests:
+            _check(location, file, _digest(fresh))
+        download.set_metadata(fresh, file.mode, file.modified_ns)
 
 
-def _write(location: OutputLocation, file: Output, data: bytes, path: Path) -> None:
+def _write(location: OutputLocation, file: Output, data: bytes, folder: Path) -> None:
     """Write the bytes of one file if their digest is right."""
     _check(location, file, hashlib.sha256(data).hexdigest())
-    with _writing(file, path):
-        # ``replacing`` would make private folders, as in a store; these follow the user's umask.
-        _make_folders(path.parent)
-        with replacing(path, is_durable=False) as target:
-            target.write(data)
-            target.flush()
-            if file.modified_ns:
-                os.utime(target.fileno(), ns=(file.modified_ns, file.modified_ns))
+    with _writing(file, folder), download.file(folder, file.name) as fresh:
+        fresh.write_bytes(data)
+        download.set_metadata(fresh, file.mode, file.modified_ns)
+
+
+def _add_others(location: OutputLocation, others: Others, folder: Path) -> None:
+    """Make the folders and links of an output, as far as there is nothing else in their place."""
+    for name, target in others.links.items():
+        with contextlib.suppress(OSError):
+            download.link(folder, f"{location.name}/{name}", target, replaces=False)
+    # The innermost folders first: a folder that forbids to write is changed after its contents.
+    for name in sorted(others.folders, reverse=True):
+        with contextlib.suppress(OSError):
+            download.folder(folder, f"{location.name}/{name}", others.folders[name])
 
 
 @contextlib.contextmanager
-def _writing(file: Output, path: Path) -> Iterator[None]:
+def _writing(file: Output, folder: Path) -> Iterator[None]:
     """Turn ``OSError`` into an error that names the file and its destination."""
     try:
         yield
     except OSError as error:
-        raise StoreError(
-            f"fetching {file.name} to {path}: {error.strerror}",
+        kind = _BadFile if error.errno in _OF_ONE_FILE else StoreError
+        raise kind(
+            f"fetching {file.name} to {folder / file.name}: {error.strerror}",
             hint="choose a folder that you may write to, on a disk with enough space",
         ) from error
 
 
-def _make_folders(folder: Path) -> None:
-    """Make a folder and its parents; ``Path.mkdir`` fails at a depth of about a thousand."""
-    missing = []
-    while not folder.is_dir():
-        missing.append(folder)
-        folder = folder.parent
-    for made in reversed(missing):
-        made.mkdir(exist_ok=True)
-
-
 def _check(location: OutputLocation, file: Output, digest: str) -> None:
     if digest not in file.digests:
-        raise _Damaged(
+        raise _BadFile(
             f"fetching {file.name}: {location.store.uri(file.key)}: it does not match its manifest",
             hint="another node or job wrote to the same location; give each its own",
         )

@@ -501,7 +501,7 @@ def test_a_failing_job_does_not_reveal_its_secrets(cloud):
 @pytest.fixture
 def short_folder():
     """A folder with a short path, as Open MPI creates sockets below TMPDIR."""
-    folder = Path(tempfile.mkdtemp(prefix="cj-"))
+    folder = Path(tempfile.mkdtemp(prefix="cj-", dir="/var/tmp"))
     yield folder
     shutil.rmtree(folder, ignore_errors=True)
 

@@ -226,7 +226,7 @@ def case(
 ) -> Iterator[Callable[..., Case]]:
     """Return a function that submits a job and holds it at a stage."""
     # The path of a socket must be short.
-    folder = Path(tempfile.mkdtemp(prefix="cf-", dir="/tmp"))
+    folder = Path(tempfile.mkdtemp(prefix="cf-", dir="/var/tmp"))
     cases = []
 
     def make(stage: str, *, fault: str = "", disk: Path | None = None) -> Case:
@@ -527,7 +527,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 4 MiB."""
     if os.geteuid():
         pytest.skip("only root may mount a file system")
-    folder = Path(tempfile.mkdtemp(prefix="cd-", dir="/tmp"))
+    folder = Path(tempfile.mkdtemp(prefix="cd-", dir="/var/tmp"))
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", folder], check=True)
     for name in ("home", "tmp"):
         (folder / name).mkdir(mode=0o700)

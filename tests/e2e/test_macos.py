@@ -78,7 +78,7 @@ class Mac:
 @pytest.fixture
 def mac() -> Iterator[Mac]:
     """A laptop without an emulator; its home folder has a short path, as on a real one."""
-    folder = Path(tempfile.mkdtemp(prefix="mac-", dir="/tmp"))
+    folder = Path(tempfile.mkdtemp(prefix="mac-", dir="/var/tmp"))
     environ = {
         **macos.environ(),
         "PATH": os.environ["PATH"],

@@ -29,7 +29,7 @@ def user(cloud, user_python):
     if os.geteuid() != 0:
         yield cloud
         return
-    folder = Path(tempfile.mkdtemp(prefix="cj-"))
+    folder = Path(tempfile.mkdtemp(prefix="cj-", dir="/var/tmp"))
     value = type(cloud)(folder, cloud.mpi, user_python, as_user())
     value.chown_to(USER)
     yield value

@@ -38,7 +38,7 @@ def python_of_user() -> tuple[str, str]:
     ).stdout.strip()
     if version != f"{sys.version_info[0]}.{sys.version_info[1]}":
         return "", f"{real} is closed to ordinary users, and {base} is {version}"
-    folder = Path(tempfile.mkdtemp(prefix="cj-user-"))
+    folder = Path(tempfile.mkdtemp(prefix="cj-user-", dir="/var/tmp"))
     atexit.register(shutil.rmtree, folder)
     folder.chmod(0o755)
     subprocess.run([base, "-m", "venv", "--without-pip", folder / "venv"], check=True)

@@ -10,7 +10,6 @@ import contextlib
 import ctypes
 import os
 import signal
-import stat
 import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -201,13 +200,15 @@ def _file_below(folder: str) -> str:
         for name in names:
             path = os.path.join(parent, name)
             # The mark of a file that was removed is a device.
-            if stat.S_ISREG(os.lstat(path).st_mode):
+            if os.path.isfile(path) and not os.path.islink(path):
                 return os.path.relpath(path, folder)
     return ""
 
 
 def _log(path: str, text: str) -> None:
-    line = f"cloudjob: {text}\n".encode("utf-8", "backslashreplace")
+    # A script chooses the names of its files.
+    shown = "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
+    line = f"cloudjob: {shown}\n".encode("utf-8", "backslashreplace")
     with contextlib.suppress(OSError), open(path, "ab") as file:
         file.write(line)
 

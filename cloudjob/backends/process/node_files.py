@@ -70,8 +70,9 @@ def files_of(submission: Submission, places: Iterable[str], home: Path) -> Files
     written = dict.fromkeys((str(home), *own, *outputs))
     objects = map(file_path, (submission.code.uri, *submission.code.layers, *spec.inputs.values()))
     read = [path for path in objects if path and not _is_in_any(path, written)]
-    keys = isolation.paths_named_in(submission.access.values())
-    texts = (spec.source, spec.script, *spec.args, *spec.env.values(), *spec.secrets.values())
+    # A node can only read what secrets name, and no message names it.
+    keys = isolation.paths_named_in((*submission.access.values(), *spec.secrets.values()))
+    texts = (spec.source, spec.script, *spec.args, *spec.env.values())
     named = isolation.paths_named_in(texts)
     # The current folder may be one of Python's, too.
     shown = tuple(mount for mount in shown_of((*places, *keys)) if mount[0] not in named)

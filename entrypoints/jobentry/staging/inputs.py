@@ -101,30 +101,59 @@ def _fetch_input(name: str, uri: str, target: str, cache: Cache, journal: Journa
 
 
 def _files(uri: str, target: str) -> Iterator[_File]:
-    """Yield the object at the URI, or else all objects below it as a prefix."""
+    """Yield the object at the URI, or else all objects below it as a prefix.
+
+    An empty object is a folder, not a file, if its name ends in a slash or there are objects below
+    it: some tools make such objects.
+    """
+    missing = objects.ObjectMissing(f"listing {objects.shown(uri)}: there are none")
     if not uri.endswith("/"):
         try:
-            yield _File(objects.stat(uri), target)
-            return
+            found = objects.stat(uri)
+            if found.size_bytes != 0 or not _has_objects_below(uri):
+                yield _File(found, target)
+                return
         except objects.ObjectMissing as error:
             missing = error
         uri += "/"
-    else:
-        missing = objects.ObjectMissing(f"listing {objects.shown(uri)}: there are none")
-    is_empty = True
-    for entry in objects.list(uri):
-        name = entry.name.rpartition("/")[2]
-        # A platform that uploads the folder of a node also uploads files that are half written.
-        if name.startswith(TEMPORARY):
-            continue
-        is_empty = False
-        # Some tools create an empty object with the name of a folder.
-        if not name:
-            continue
-        yield _File(entry, _path_below(target, entry))
-    if is_empty and not objects.is_folder(uri):
+    # A platform that uploads the folder of a node also uploads files that are half written.
+    entries = [
+        entry
+        for entry in objects.list(uri)
+        if not entry.name.rpartition("/")[2].startswith(TEMPORARY)
+    ]
+    if not entries and not objects.is_folder(uri):
         raise missing
+    folders = {name for entry in entries for name in _folders_above(entry.name)}
+    for entry in entries:
+        if entry.name in folders or entry.name.endswith("/") or not entry.name:
+            _check_is_folder(entry)
+        else:
+            yield _File(entry, _path_below(target, entry))
     os.makedirs(target, exist_ok=True)
+
+
+def _has_objects_below(uri: str) -> bool:
+    # Not every store can list, and not every user may.
+    with contextlib.suppress(objects.ObjectError):
+        return any(True for _ in objects.list(uri + "/"))
+    return False
+
+
+def _folders_above(name: str) -> Iterator[str]:
+    at = name.find("/")
+    while at >= 0:
+        yield name[:at]
+        at = name.find("/", at + 1)
+
+
+def _check_is_folder(entry: objects.Entry) -> None:
+    if entry.size_bytes > 0:
+        raise objects.ObjectError(
+            f"fetching {objects.shown(entry.uri)}: it has contents, but its name is that of a"
+            " folder with other objects",
+            "rename it, or choose a prefix without it",
+        )
 
 
 def _path_below(folder: str, entry: objects.Entry) -> str:

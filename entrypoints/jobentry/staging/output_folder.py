@@ -12,6 +12,7 @@ import time
 from typing import Iterator, NamedTuple
 
 from jobentry.contract import manifest
+from jobentry.contract.manifest import Others
 from jobentry.node.local_ranks import RankFailure
 from jobentry.objects.base import CHUNK_BYTES, TEMPORARY, reason_of
 
@@ -29,6 +30,15 @@ class Stamp(NamedTuple):
     inode: int
 
 
+class _Others(NamedTuple):
+    """What a scan has found so far besides files; see ``Others``."""
+
+    links: dict[str, str]
+    modes: dict[str, int]
+    folders: dict[str, int]
+    left_out: dict[str, str]
+
+
 class OutputFolder:
     """The files of one output, by their paths relative to the folder."""
 
@@ -36,6 +46,8 @@ class OutputFolder:
         self.path = path
         # The real names of files that are stored under another name.
         self.aliases: dict[str, str] = {}
+        # What the last scan found besides the contents of files.
+        self.others = Others()
         # Files that are not part of this output as long as they are unchanged.
         self.ignored: dict[str, Stamp] = {}
         # Files that were open for writing at the last check, with their stamps.
@@ -53,7 +65,7 @@ class OutputFolder:
         return None
 
     def scan(self, problems: list[str]) -> dict[str, Stamp]:
-        """Return the files, following links to files but not to folders.
+        """Return the files, following links to files but not to folders; note everything else.
 
         Args:
             problems: Gets a message about every file and folder that cannot be read.
@@ -62,7 +74,8 @@ class OutputFolder:
             OSError: The folder itself cannot be read, which must not look like an empty one.
         """
         os.listdir(self.path)
-        found = {}
+        found: dict[str, Stamp] = {}
+        others = _Others({}, {}, {}, {})
         # Not recursive, as Python's recursion limit is about a thousand folders.
         waiting = [""]
         while waiting:
@@ -74,14 +87,31 @@ class OutputFolder:
                 continue
             for name in (parent + name for name in names):
                 try:
-                    stamp = _stamp(self.path_of(name))
+                    self._note(name, found, others)
                 except OSError as error:
                     problems.append(f"{self.path_of(name)}: {reason_of(error)}")
-                    continue
-                if stamp is not None and stamp != self.ignored.get(name):
-                    found[name] = stamp
-            waiting += [parent + name + "/" for name in folders if parent + name != manifest.FOLDER]
+            kept = [parent + name for name in folders if parent + name != manifest.FOLDER]
+            others.folders.update((name, _mode(self.path_of(name))) for name in kept)
+            waiting += [name + "/" for name in kept]
+        if os.path.lexists(os.path.join(self.path, manifest.FOLDER)):
+            others.left_out[manifest.FOLDER] = manifest.RESERVED
+        self.others = Others(*others)
         return found
+
+    def _note(self, name: str, found: dict[str, Stamp], others: _Others) -> None:
+        """Add a file to ``found``, and anything else to ``others``."""
+        path = self.path_of(name)
+        stamp = _stamp(path)
+        is_link = os.path.islink(path)
+        target = _target_inside(self.path, name) if is_link else ""
+        if stamp is not None and stamp != self.ignored.get(name):
+            found[name] = stamp
+            others.modes[name] = _mode(path)
+            others.left_out.update({name: manifest.COPIED} if is_link and not target else {})
+        if target:
+            others.links[name] = target
+        elif stamp is None and os.path.lexists(path):
+            others.left_out[name] = manifest.OUTSIDE if is_link else manifest.SPECIAL
 
     def note_open_files(self, *, is_new_round: bool = False) -> None:
         """Note which files are open for writing, besides those noted earlier in this round."""
@@ -157,6 +187,47 @@ def _stamp(path: str) -> Stamp | None:
     if not stat.S_ISREG(facts.st_mode):
         return None
     return Stamp(facts.st_size, facts.st_mtime_ns, facts.st_ino)
+
+
+def _mode(path: str) -> int:
+    """Return the permission bits of a file or a folder."""
+    with contextlib.suppress(OSError):
+        return stat.S_IMODE(os.stat(path).st_mode) & 0o777
+    return 0o755
+
+
+def _target_inside(top: str, name: str) -> str:
+    """Return where a link leads to, relative to its folder, if that is in ``top``; else empty.
+
+    Scripts often make links with absolute paths, and a folder has several paths on a node.
+    """
+    target = os.readlink(os.path.join(top, name))
+    if target != "/":
+        target = target.rstrip("/")
+    plain = "/".join(part for part in target.split("/") if part not in ("", ".")) or "."
+    if not target.startswith("/") and manifest.is_link(name, plain):
+        return plain
+    folder = os.path.dirname(os.path.join(top, name))
+    path = os.path.join(os.path.realpath(os.path.join(folder, os.path.dirname(target))), "")
+    inside = _inside(top, os.path.normpath(path + os.path.basename(target)))
+    if inside is None:
+        return ""
+    found = os.path.relpath(inside or ".", os.path.dirname(name) or ".")
+    return found if manifest.is_link(name, found) else ""
+
+
+def _inside(top: str, path: str) -> str | None:
+    """Return a path relative to the folder ``top``, which may have another name; else None."""
+    facts = os.stat(top)
+    rest: list[str] = []
+    while True:
+        with contextlib.suppress(OSError):
+            if os.path.samestat(os.stat(path), facts):
+                return "/".join(reversed(rest))
+        path, name = os.path.split(path)
+        if not name:
+            return None
+        rest.append(name)
 
 
 def _is_renamed(path: str) -> bool:

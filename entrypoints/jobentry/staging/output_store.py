@@ -14,7 +14,7 @@ from typing import Iterable, NamedTuple
 
 from jobentry import objects
 from jobentry.contract import manifest
-from jobentry.contract.manifest import Manifest, StoredFile
+from jobentry.contract.manifest import Contents, Manifest, Others, StoredFile
 from jobentry.objects.base import Progress, in_parallel, translated
 from jobentry.staging.output_folder import Stamp, digest
 
@@ -42,6 +42,7 @@ class OutputStore:
         listed: The files in the last manifest.
         pending: The files that were stored since then.
         commits: How many manifests list files of this run.
+        others: What the folder has besides the contents of files, for the next manifest.
     """
 
     def __init__(self, job: str, node: int, uri: str) -> None:
@@ -51,6 +52,8 @@ class OutputStore:
         self.listed: dict[str, Version] = {}
         self.pending: dict[str, Version] = {}
         self.commits = 0
+        self.others = Others()
+        self._written = Others()
         # Keys of files that are no longer pending.
         self._replaced: set[str] = set()
 
@@ -58,19 +61,19 @@ class OutputStore:
         """Return the URI of an object of this output."""
         return objects.uri_below(self._uri, key)
 
-    def read(self, node: int) -> Manifest:
+    def read(self, node: int) -> Contents:
         """Return the manifest of a node; an empty one if it has none."""
         uri = self.uri(manifest.key(node))
         try:
-            return manifest.load(objects.read(uri))
+            return manifest.load_valid(objects.read(uri))
         except objects.ObjectMissing:
-            return Manifest(node=node)
+            return Contents(Manifest(node=node))
         except manifest.ManifestError as error:
             raise objects.ObjectError(
                 f"reading the manifest {uri}: {error}", "give the output its own URI"
             ) from error
 
-    def read_all(self, nodes: Iterable[int]) -> list[Manifest]:
+    def read_all(self, nodes: Iterable[int]) -> list[Contents]:
         """Return the manifests of these nodes."""
         return in_parallel([partial(self.read, node) for node in nodes], _READERS)
 
@@ -83,7 +86,8 @@ class OutputStore:
         """Whether the manifest lists exactly these files, all of them as complete."""
         stamps = {name: version.stamp for name, version in self.listed.items() if version.stamp}
         is_complete = not any(version.stored.is_incomplete for version in self.listed.values())
-        return seen == stamps and not self.pending and is_complete
+        is_whole = is_complete and self.others == self._written
+        return seen == stamps and not self.pending and is_whole
 
     def changed(self, seen: dict[str, Stamp]) -> dict[str, Stamp]:
         """Return the files whose current version is not in the manifest."""
@@ -142,7 +146,8 @@ class OutputStore:
         for name, (file, stamp) in files.items():
             if stamp is not None and seen.get(name) == stamp:
                 files[name] = Version(file._replace(is_incomplete=name in incomplete), stamp)
-        if _stored_files(files) != _stored_files(self.listed):
+        is_new = _stored_files(files) != _stored_files(self.listed)
+        if is_new or self.others != self._written:
             self.write_manifest(files)
             self.commits += 1
         self.listed = files
@@ -157,8 +162,9 @@ class OutputStore:
 
     def write_manifest(self, files: dict[str, Version]) -> None:
         """Write a manifest of exactly these files, and remove the objects that it replaces."""
-        data = manifest.dump(Manifest(self._job, self._node, _stored_files(files)))
+        data = manifest.dump(Manifest(self._job, self._node, _stored_files(files)), self.others)
         objects.write(data, self.uri(manifest.key(self._node)), below=self._uri)
+        self._written = self.others
         before, self.listed = self.listed, files
         # The old version under the plain name stays until the next one replaces it.
         gone = {

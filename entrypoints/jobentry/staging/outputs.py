@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import threading
 import time
 from functools import partial
@@ -21,7 +22,7 @@ from functools import partial
 from jobentry import objects
 from jobentry.contract import env, manifest
 from jobentry.contract.env import NodeEnv
-from jobentry.contract.manifest import Manifest, StoredFile
+from jobentry.contract.manifest import Contents, Others, StoredFile
 from jobentry.contract.paths import NodePaths
 from jobentry.errors import EntryError
 from jobentry.log import log_message
@@ -31,6 +32,7 @@ from jobentry.objects.base import in_parallel, scheme_of, translated
 from jobentry.staging import output_folder
 from jobentry.staging.output_folder import OutputFolder, Stamp, digest
 from jobentry.staging.output_store import SMALL_BYTES, OutputStore, Version, unit
+from jobentry.system.trees import set_modified
 
 # Scans in a row for which a unit may wait because one of its files is being written.
 _PATIENCE = 10
@@ -40,6 +42,8 @@ _COMMIT_S = 5.0
 INCOMPLETE_SUFFIX = ".incomplete"
 # Small files to store between two checks of the time.
 _BATCH = 64
+# How many names a message lists.
+_SHOWN = 5
 _THREADS = 4
 _LOWEST_PRIORITY = 19
 # The stamp of a restored file that is no longer what was stored: it differs from any file's.
@@ -140,7 +144,8 @@ class Outputs:
         problems = []
         for output in self._all:
             try:
-                found = manifest.clashes(output.store.read_all(range(self._node.nodes)))
+                read = output.store.read_all(range(self._node.nodes))
+                found = manifest.clashes(one.manifest for one in read)
             except objects.ObjectError as error:
                 log_message(f"comparing the outputs {output.name} of all nodes: {error}")
                 continue
@@ -189,6 +194,7 @@ class _Output:
         # How many scans in a row each unit has waited.
         self._scans_waited: dict[str, int] = {}
         self._last_error = ""
+        self._earlier = Others()
 
     # -- before the ranks -------------------------------------------------------------------------
 
@@ -203,32 +209,59 @@ class _Output:
         with translated("creating the folder", self.folder.path):
             os.makedirs(self.folder.path, exist_ok=True)
         own = self.store.read(self._node.node)
-        self.store.listed = {file.name: Version(file, None) for file in own.files}
+        for problem in own.refused:
+            log_message(f"output {self.name}: its manifest of an earlier run: {problem}")
+        self.store.listed = {file.name: Version(file, None) for file in own.manifest.files}
+        self.store.others = own.others
+        if self._node.restore_outputs == env.RESTORE_NONE:
+            self._earlier = own.others._replace(left_out={})
         if self._node.restore_outputs != env.RESTORE_NONE:
             self._restore(own)
         self.store.write_manifest(self.store.listed)
 
-    def _restore(self, own: Manifest) -> None:
+    def _restore(self, own: Contents) -> None:
         """Restore the files of an earlier run; a file that exists locally stays."""
-        found = [own._replace(node=self._node.node)]
+        found = [own._replace(manifest=own.manifest._replace(node=self._node.node))]
         if self._node.restore_outputs == env.RESTORE_ALL:
             found += self.store.read_all(sorted(self.store.nodes() - {self._node.node}))
         files: dict[str, tuple[int, StoredFile]] = {}
+        modes: dict[str, int] = {}
         for one in found:
-            for file in one.files:
+            modes = {**one.others.modes, **modes}
+            for file in one.manifest.files:
                 # A script could mistake an incomplete file for a checkpoint.
                 if not file.is_incomplete:
-                    files.setdefault(file.name, (one.node, file))
-        in_parallel([partial(self._restore_file, *pair) for pair in files.values()], _THREADS)
+                    files.setdefault(file.name, (one.manifest.node, file))
+        in_parallel(
+            [partial(self._restore_file, *files[name], modes.get(name, 0)) for name in files],
+            _THREADS,
+        )
+        for one in found:
+            self._restore_others(one.others)
         if files:
             total = sum(file.size_bytes for _, file in files.values())
             log_message(f"output {self.name}: restored {total} bytes (files: {len(files)})")
 
-    def _restore_file(self, node: int, file: StoredFile) -> None:
+    def _restore_others(self, others: Others) -> None:
+        """Make the folders and links of an earlier run where there is nothing else."""
+        for name, mode in sorted(others.folders.items(), reverse=True):
+            path = self.folder.path_of(name)
+            with contextlib.suppress(OSError):
+                os.makedirs(path, exist_ok=True)
+                os.chmod(path, mode | stat.S_IRWXU)
+        for name, target in others.links.items():
+            with contextlib.suppress(OSError):
+                path = self.folder.path_of(name)
+                os.makedirs(os.path.dirname(path), exist_ok=True)
+                os.symlink(target, path)
+
+    def _restore_file(self, node: int, file: StoredFile, mode: int) -> None:
         path = self.folder.path_of(file.name)
         if not os.path.lexists(path):
             objects.fetch(self.store.uri(file.key), path, sha256=file.sha256)
-            os.utime(path, ns=(file.modified_ns, file.modified_ns))
+            if mode:
+                os.chmod(path, mode)
+            set_modified(path, file.modified_ns)
         stamp = self.folder.stamp(file.name)
         is_same_size = stamp is not None and stamp.size_bytes == file.size_bytes
         if node != self._node.node:
@@ -259,17 +292,40 @@ class _Output:
         Raises:
             OutputError: Some files could not be stored; the others were.
         """
-        before = self.folder.scan([])
+        before = self._scan([])
         if self.store.is_current(before) or has_ended.wait(output_folder.SETTLE_S):
             return
         self.folder.note_open_files(is_new_round=True)
-        seen = self.folder.scan([])
+        seen = self._scan([])
         busy = {name for name in {**before, **seen} if before.get(name) != seen.get(name)}
         problems = self._upload(
             seen, busy, self._held(busy), self.folder.open_files(seen), has_ended
         )
         if problems:
             raise OutputError("; ".join(problems))
+
+    def _scan(self, problems: list[str]) -> dict[str, Stamp]:
+        """Return the files of the folder; the next manifest describes what else it has."""
+        seen = self.folder.scan(problems)
+        # What an earlier run stored stays until something replaces it.
+        earlier = {name: self._earlier.links[name] for name in self._earlier.links.keys() - seen}
+        now = self.folder.others
+        self.store.others = now._replace(
+            links={**earlier, **now.links},
+            modes={**self._earlier.modes, **now.modes},
+            folders={**self._earlier.folders, **now.folders},
+        )
+        return seen
+
+    def _report_left_out(self) -> None:
+        left_out = self.folder.others.left_out
+        for reason, text in manifest.REASONS.items():
+            names = sorted(ascii(name) for name in left_out if left_out[name] == reason)
+            if names:
+                more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+                log_message(
+                    f"output {self.name}: left out {', '.join(names[:_SHOWN])}{more}: {text}"
+                )
 
     def _held(self, busy: set[str]) -> set[str]:
         """Return the units that wait, but not forever, as a log is always being written."""
@@ -347,7 +403,8 @@ class _Output:
         """
         problems: list[str] = []
         try:
-            seen = self.folder.scan(problems)
+            seen = self._scan(problems)
+            self._report_left_out()
             incomplete = self.folder.possibly_truncated(seen, rank_failure)
             self._set_aside(seen, incomplete)
             problems += self._upload(seen, set(), set(), incomplete)

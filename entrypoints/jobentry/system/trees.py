@@ -20,18 +20,20 @@ if TYPE_CHECKING:
 # Python 3.9 of PyPy lacks the name; macOS has no such flag.
 _O_PATH = getattr(os, "O_PATH", 0o10000000 if sys.platform == "linux" else 0)
 # With such a descriptor, no other process can replace the folder by a link in the meantime.
+_PRIVATE = 0o700
 _FOLDER = _O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @contextmanager
 def folder_below(
-    root: str, path: str, *, makes: bool = False, shares: bool = False
+    root: str, path: str, *, makes: bool = False, shares: bool = False, mode: int = 0o700
 ) -> Iterator[int]:
     """Yield a descriptor of the folder ``path`` below ``root``; no link below ``root`` is followed.
 
     Args:
         path: Names joined by ``/``; empty for ``root`` itself.
-        makes: Whether to make missing folders, with mode 0700.
+        makes: Whether to make missing folders.
+        mode: That of new folders, with the umask. Private ones survive a crash.
         shares: Whether a new folder is open to all if the one above it is.
 
     Raises:
@@ -40,7 +42,7 @@ def folder_below(
     descriptor = os.open(root, _O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         for name in filter(None, path.split("/")):
-            inner = _inner(name, descriptor, makes=makes, shares=shares)
+            inner = _inner(name, descriptor, mode if makes else None, shares=shares)
             os.close(descriptor)
             descriptor = inner
         yield descriptor
@@ -56,16 +58,17 @@ def is_open(folder: os.stat_result) -> bool:
     return bool(folder.st_mode & 0o002) and not folder.st_mode & 0o1000
 
 
-def _inner(name: str, above: int, *, makes: bool, shares: bool) -> int:
+def _inner(name: str, above: int, mode: int | None, *, shares: bool) -> int:
     _check_name(name)
     try:
         return os.open(name, _FOLDER, dir_fd=above)
     except FileNotFoundError:
-        if not makes:
+        if mode is None:
             raise
     with suppress(FileExistsError):
-        os.mkdir(name, 0o700, dir_fd=above)
-        sync(above)
+        os.mkdir(name, mode, dir_fd=above)
+        if mode == _PRIVATE:
+            sync(above)
     inner = os.open(name, _FOLDER, dir_fd=above)
     if shares and is_open(os.fstat(above)):
         with suppress(OSError):
@@ -112,6 +115,15 @@ def remove_below(root: str, path: str) -> None:
             remove_tree(name, dir_fd=folder)
         else:
             os.unlink(name, dir_fd=folder)
+
+
+def set_modified(file: int | str, modified_ns: int) -> bool:
+    """Set the time of a file; return whether its file system can store it."""
+    try:
+        os.utime(file, ns=(modified_ns, modified_ns))
+    except (OSError, OverflowError):
+        return False
+    return True
 
 
 def sync(folder: int) -> None:

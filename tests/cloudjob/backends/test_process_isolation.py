@@ -12,9 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from cloudjob.backends.process import isolation
+from cloudjob.backends.process import isolation, node_files
 from cloudjob.backends.process.isolation import HOME, OWN, WORK, paths_named_in
 from cloudjob.backends.process.request import mounts_of
+from cloudjob.model.job import JobSpec
+from cloudjob.model.submission import Code, Submission
 
 ROOTS = [str(Path(isolation.__file__).parents[3]), str(Path(__file__).parents[3] / "entrypoints")]
 NODE = f"""
@@ -251,3 +253,36 @@ def test_folders_to_which_the_links_in_a_named_folder_lead_are_named_too(tmp_pat
         found = paths_named_in([f"{folder}/snapshots/main"])
 
         assert found == (f"{folder}/snapshots/main", f"{folder}/blobs")
+
+
+def test_what_a_job_names_is_changeable_on_the_node_and_what_a_secret_names_is_not(tmp_path):
+    """The log names changed files, and must not name what a secret contains."""
+    for name in ("data", "key", "in", "out", "home"):
+        (tmp_path / name).mkdir()
+    submission = Submission(
+        spec=JobSpec(
+            script="train.py",
+            source=str(tmp_path / "data"),
+            secrets={"KEY": str(tmp_path / "key")},
+            inputs={"DATA": (tmp_path / "in").as_uri()},
+        ),
+        job="job",
+        code=Code((tmp_path / "home/store/job/code.json").as_uri(), "sha256:0"),
+        record_uri=(tmp_path / "home/store/job/record/exit.json").as_uri(),
+        outputs=(("OUT", (tmp_path / "out").as_uri()),),
+    )
+
+    files = node_files.files_of(submission, [], tmp_path / "home")
+
+    machine = f"{isolation.MACHINE}{tmp_path}"
+    assert files.named == (str(tmp_path / "data"),)
+    assert files.shown == (
+        (str(tmp_path / "key"), str(tmp_path / "key")),
+        (str(tmp_path / "in"), f"{machine}/in"),
+    )
+    assert set(files.mounts) == {
+        (str(tmp_path / name), f"{machine}/{name}")
+        for name in ("home", "home/store/job/record", "out")
+    }
+    assert files.on_node(str(tmp_path / "out/model")) == f"{machine}/out/model"
+    assert files.on_node("/data/model") == "/data/model"
