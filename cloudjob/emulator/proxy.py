@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import replace
 from typing import Any
 from xml.etree import ElementTree
@@ -147,8 +147,11 @@ async def _with_body(
     """
     headers = dict(wanted.headers)
     body: AsyncIterator[bytes] = request.stream()
+    is_coded = wanted.payload.startswith("STREAMING-")
+    if not is_coded and wanted.payload != sigv4.UNSIGNED:
+        body = with_digest(body, wanted.payload)
     if wanted.names_many:
-        content = keys_to_delete(await _small_body(request))
+        content = keys_to_delete(await _small(body))
         for name in [name for name in headers if "checksum" in name or name == "content-md5"]:
             del headers[name]
         headers.pop("transfer-encoding", "")
@@ -162,12 +165,10 @@ async def _with_body(
     size = headers.pop("x-amz-decoded-content-length", "")
     if "transfer-encoding" not in headers:
         headers.setdefault("content-length", "0")
-    if not wanted.payload.startswith("STREAMING-"):
-        if wanted.payload != sigv4.UNSIGNED:
-            body = with_digest(body, wanted.payload)
-        return _changed(wanted, headers), await _unless_empty(body, headers)
+    if not is_coded:
+        return _changed(wanted, headers), await _begun(body)
     sent, body = _without_chunks(wanted, headers, signer, body, size, trailer)
-    return sent, await _unless_empty(body, sent.headers)
+    return sent, await _begun(body)
 
 
 def _signed(wanted: ObsRequest, content: Any, keys: Keys) -> httpx.Request:
@@ -184,30 +185,41 @@ def _signed(wanted: ObsRequest, content: Any, keys: Keys) -> httpx.Request:
     made = sigv4.headers(
         sigv4.Request(wanted.method, path, query, covered), keys, scope, wanted.payload
     )
+    # The signature covers values without their superfluous spaces, which are sent nevertheless.
+    sent = {**made, **headers}
     target = path + ("?" + sigv4.query_text(query) if query else "")
     return httpx.Request(
         wanted.method,
         "http://seaweedfs",
-        headers=[(n.encode(), v.encode("utf-8")) for n, v in {**headers, **made}.items()],
+        headers=[(n.encode(), v.encode("utf-8")) for n, v in sent.items()],
         content=content,
         extensions={"target": target.encode("ascii")},
     )
 
 
-async def _small_body(request: Request) -> bytes:
-    body = bytearray()
-    async for piece in request.stream():
-        body += piece
-        if len(body) > _DELETE_BYTES:
+async def _small(body: AsyncIterator[bytes]) -> bytes:
+    content = bytearray()
+    async for piece in body:
+        content += piece
+        if len(content) > _DELETE_BYTES:
             raise Refused(400, "MalformedXML", "The request names too many objects.")
-    return bytes(body)
+    return bytes(content)
 
 
-async def _unless_empty(body: AsyncIterator[bytes], headers: Mapping[str, str]) -> Any:
-    """Return a body; an empty one is checked now, because the server does not wait for it."""
-    if headers.get("content-length") == "0":
-        return b"".join([piece async for piece in body])
-    return body
+async def _begun(body: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Return a body once its first piece is there, or it is known to be empty.
+
+    SeaweedFS stores an empty object if its client breaks off before the first byte.
+    """
+    first = await anext(body, b"")
+
+    async def whole() -> AsyncIterator[bytes]:
+        if first:
+            yield first
+        async for piece in body:
+            yield piece
+
+    return whole()
 
 
 def _without_chunks(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import re
+import shlex
 import signal
 import subprocess
 import tarfile
@@ -87,7 +88,59 @@ def api(base_image: str) -> Iterator[Api]:
     """An emulator whose nodes are containers."""
     with running(SETTINGS.format(image=base_image)) as made:
         assert made.address.engine == "docker"
+        made.image = base_image
         yield made
+
+
+ASK = """\
+import json, os, time, urllib.error, urllib.request
+for name in ("MA_APIGW_ENDPOINT", "S3_ENDPOINT"):
+    try:
+        urllib.request.urlopen(os.environ[name] + "/v3/projects", timeout=20)
+    except urllib.error.HTTPError as error:
+        print(name, error.code, flush=True)
+path = os.environ["RANK_TABLE_FILE"] + "/jobstart_hccl.json"
+for _ in range(600):
+    table = json.load(open(path))
+    if table["status"] == "completed":
+        break
+    time.sleep(0.1)
+node = table["group_list"][0]["instance_list"][int(os.environ["VC_TASK_INDEX"])]
+print("address", os.environ["MA_CURRENT_IP"], node["server_id"], node["pod_name"])
+try:
+    open(path, "a")
+except OSError as error:
+    print("table", error.strerror)
+"""
+
+
+def test_a_node_reaches_every_endpoint_and_has_the_address_that_the_service_shows(api: Api):
+    command = f"python3 -c {shlex.quote(ASK)}"
+    flavor = {"flavor_id": "modelarts.kat1.xlarge", "node_count": 2}
+    job = api.create(command, spec={"resource": flavor})
+    found = api.await_phase(job)
+    tasks = api.ok("GET", f"{{p}}/training-jobs/{job}/tasks")
+    addresses = [item["ip"] for item in tasks]
+
+    assert found["status"]["phase"] == "Completed", api.log(job)
+    assert [item["ip"] for item in found["status"]["task_ips"]] == addresses
+    for node, address in enumerate(addresses):
+        log = api.log(job, node)
+        assert f"address {address} {address} modelarts-job-{job}-worker-{node}" in log, log
+        assert "MA_APIGW_ENDPOINT 401" in log
+        assert "S3_ENDPOINT 403" in log
+        assert "table " in log, "a job may not change it"
+    for hosts, expected in ((addresses[1:], [job]), (["192.0.2.1"], [])):
+        listed = api.ok("POST", "{p}/training-job-searches", {"host_ips": hosts})["items"]
+        assert [item["metadata"]["id"] for item in listed] == expected
+
+
+def test_the_base_image_has_the_tools_of_public_scripts(api: Api):
+    tools = "unzip wget curl git ip ifconfig netstat"
+    command = f"for tool in {tools}; do command -v $tool || exit 9; done"
+    job = api.create(command)
+
+    assert api.await_phase(job)["status"]["phase"] == "Completed", api.log(job)
 
 
 def test_an_image_that_presets_lack_is_reported():

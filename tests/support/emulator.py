@@ -50,7 +50,13 @@ users:
 
 
 class Api:
-    """A client of the emulator with its own signing code, and helpers for tests."""
+    """A client of the emulator with its own signing code, and helpers for tests.
+
+    Attributes:
+        image: The image of jobs that run in containers.
+    """
+
+    image = "any/image:1"
 
     def __init__(self, address: Address, home: Path) -> None:
         self.address = address
@@ -116,7 +122,7 @@ class Api:
 
     def body(self, command: str, *, nodes: int = 1, **more: Any) -> dict[str, Any]:
         """Return the body that creates a job of a custom image."""
-        algorithm = {"engine": {"image_url": "any/image:1"}, "command": command}
+        algorithm = {"engine": {"image_url": self.image}, "command": command}
         return {
             "kind": "job",
             "metadata": {"name": new_name(), "annotations": more.pop("annotations", {})},

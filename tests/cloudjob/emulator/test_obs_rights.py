@@ -137,7 +137,7 @@ class Sent:
         made = sigv4.headers(request, keys, scope, self.payload)
         if not self.is_signed:
             del made["authorization"]
-        lines = [f"{name}: {value}" for name, value in made.items()]
+        lines = [f"{name}: {value}" for name, value in {**made, **self.headers}.items()]
         if not any(line.lower().startswith(("content-length", "transfer")) for line in self.more):
             lines.append(f"content-length: {len(self.body)}")
         more = [line.replace("HOST", host) for line in self.more]
@@ -496,6 +496,45 @@ def test_a_user_sees_only_buckets_that_it_may_list(obs: Obs):
         "list": everything,
         "guest": ["guest-1"],
     }
+
+
+def test_an_upload_that_breaks_off_changes_nothing(obs: Obs):
+    obs.restore()
+    before = obs.state()
+    url = obs.client("write").generate_presigned_url("put_object", {"Bucket": "data", "Key": NAME})
+    parts = urlsplit(url)
+    for size in (0, 1, 50_000):
+        name, _, port = parts.netloc.partition(":")
+        head = f"PUT {parts.path}?{parts.query} HTTP/1.1\r\nHost: {parts.netloc}\r\n"
+        with socket.create_connection((name, int(port)), timeout=60) as connection:
+            connection.sendall(f"{head}Content-Length: 100000\r\n\r\n".encode() + b"x" * size)
+            connection.shutdown(socket.SHUT_WR)
+            while connection.recv(65536):
+                pass
+        obs.s3.put_object(Bucket="guest-1", Key="own", Body=b"own")
+        assert obs.state() == before
+
+
+def test_a_list_of_objects_to_delete_with_another_digest_is_refused(obs: Obs):
+    obs.restore()
+    before = obs.state()
+    request = deleting(NAME, "/data?delete")
+    request.payload = "0" * 64
+
+    assert request.send(obs, obs.keys("delete"))[0] == 400
+    assert obs.state() == before
+
+
+def test_headers_that_the_store_keeps_arrive_as_they_were_sent(obs: Obs):
+    obs.restore()
+    kept = {"x-amz-meta-spaces": "a  b", "cache-control": "no-cache,  no-store"}
+    request = Sent("PUT", "/data/kept", {**kept, "x-amz-meta-letters": "ü"}, body=b"x")
+    status, body = request.send(obs, obs.keys("write"))
+    found = obs.s3.get_object(Bucket="data", Key="kept")
+
+    assert status == 200, body
+    assert found["Metadata"]["spaces"] == "a  b"
+    assert found["CacheControl"] == "no-cache,  no-store"
 
 
 def test_a_body_that_does_not_have_its_signed_digest_is_not_stored(obs: Obs):
