@@ -287,7 +287,7 @@ def _chosen_note(node: NodeEnv, network: NodeNetwork) -> tuple[str, ...]:
     """Return a line that names the chosen interface, if this node had a choice."""
     own = network.route
     others = [item.name for item in network.outward if item.name != own.interface]
-    if node.nodes == 1 or not network.outward:
+    if node.nodes == 1 or not network.outward or is_loopback(own.address):
         return ()
     if not own.interface:
         return (_note(node, "no interface leads to the other nodes"),)

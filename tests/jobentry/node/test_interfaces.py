@@ -232,6 +232,7 @@ def test_emulated_nodes_keep_their_loopback_addresses():
 
     assert "MA_CURRENT_IP" not in choice.variables
     assert choice.variables["GLOO_SOCKET_IFNAME"] == "lo"
+    assert choice.notes == ()
 
 
 def test_horovod_over_gloo_reports_a_name_that_is_a_loopback_address():
