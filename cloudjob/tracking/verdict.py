@@ -124,6 +124,9 @@ def _without_record(
     cancelled = status.state is JobState.CANCELLED
     # The platform may report the exit code of its own command; a failed job must not show 0.
     code = native.exit_code if cancelled else native.exit_code or 1
+    if cancelled and code == exits.code_of_signal(signal.SIGKILL):
+        # A frozen head, for example, is killed after its grace period. The job was cancelled.
+        code = exits.code_of_signal(signal.SIGTERM)
     lines = () if cancelled else entry_lines(native.node)
     # If the entry itself failed, its message is the reason for all later errors.
     reasons = [line for line in lines if code == exits.ENTRY_FAILED and _is_reason(line)]

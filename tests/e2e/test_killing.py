@@ -301,6 +301,22 @@ def test_a_worker_stopped_by_sigstop_does_not_outlive_a_cancel(cloud):
     assert cloud.status(job)["state"] == "CANCELLED"
 
 
+@pytest.mark.parametrize("node", [0, 1], ids=["head", "worker"])
+def test_a_cancelled_job_whose_entry_is_frozen_ends_with_143(cloud, node):
+    job = cloud.detach(*SIZE, "--grace-s", "1", cloud.script(WAITS_FOR_GO))
+    cloud.await_results(*UP)
+    os.kill(entry(cloud, job, node), signal.SIGSTOP)
+
+    assert cloud.cli("cancel", job).code == 0
+    assert cloud.cli("wait", job).code == 143
+    status = cloud.status(job)
+    assert (status["state"], status["cause"], status["exit_code"]) == (
+        "CANCELLED",
+        "cancelled",
+        143,
+    )
+
+
 @pytest.mark.parametrize("code", [0, 3])
 def test_an_entry_that_is_suspended_while_its_ranks_end_still_reports_them(cloud, code):
     """Whether they end well or badly; the suspension lasts seconds longer than mpirun."""
