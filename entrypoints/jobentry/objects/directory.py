@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import stat
@@ -10,6 +11,7 @@ from functools import partial
 from typing import IO, Iterator
 
 from jobentry.contract import names
+from jobentry.log import log_message
 from jobentry.objects.base import (
     CHUNK_BYTES,
     TEMPORARY,
@@ -26,6 +28,8 @@ from jobentry.objects.base import (
 from jobentry.system.trees import folder_below, is_open, sync
 
 _FILE = "file://"
+# Of the entries of a folder that are no objects.
+_SHOWN_NAMES = 5
 
 
 def path_of(uri: str) -> str:
@@ -170,15 +174,41 @@ def listed(prefix: str) -> Iterator[Entry]:
     """Yield the objects whose URI begins with ``prefix``; links are followed."""
     path = path_of(prefix)
     folder = path[: path.rfind("/") + 1]
+    left_out: list[str] = []
     with translated("listing", prefix):
         if not os.path.isdir(folder):
             return
         for file in _files_below(folder):
-            if file.startswith(path):
-                with contextlib.suppress(FileNotFoundError):
-                    found = os.stat(file)
-                    if stat.S_ISREG(found.st_mode):
-                        yield _entry(file[len(path) :], file, found)
+            name = file[len(path) :]
+            found = _stat(file) if file.startswith(path) else None
+            if found is not None and stat.S_ISREG(found.st_mode):
+                yield _entry(name, file, found)
+            elif file.startswith(path) and (found is not None or os.path.islink(file)):
+                left_out.append(name)
+    if left_out:
+        shown = ", ".join(left_out[:_SHOWN_NAMES]) + (", ..." if left_out[_SHOWN_NAMES:] else "")
+        # A link that leads nowhere, a pipe, a device.
+        log_message("%s: left out, as there is no file on this node: %s" % (prefix, shown))
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    """Whether an entry is a folder or a link to one; ``is_dir`` fails for a link to itself."""
+    if not entry.is_symlink():
+        return entry.is_dir()
+    found = _stat(entry.path)
+    return found is not None and stat.S_ISDIR(found.st_mode)
+
+
+def _stat(path: str) -> os.stat_result | None:
+    """Return the facts of the file that a path or a link leads to; None if it leads nowhere."""
+    try:
+        return os.stat(path)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            return None
+        raise
 
 
 def _files_below(top: str) -> Iterator[str]:
@@ -194,7 +224,7 @@ def _files_below(top: str) -> Iterator[str]:
         if identity in above:
             raise ObjectError(f"listing {path}: a link leads back to a folder above it")
         with os.scandir(path) as children:
-            names = sorted(child.name + "/" * child.is_dir() for child in children)
+            names = sorted(child.name + "/" * _is_folder(child) for child in children)
         inside = above | {identity}
         waiting += [
             (path + name, inside) for name in reversed(names) if not name.startswith(TEMPORARY)

@@ -75,6 +75,21 @@ def test_a_folder_is_copied_without_links_to_the_source(
     assert not inodes & {path.stat().st_ino for path in found.rglob("*")}
 
 
+def test_entries_of_a_folder_that_are_no_files_are_named(
+    tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str]
+):
+    os.mkfifo(data / "pipe")
+    (data / "round").symlink_to("round")
+
+    target = fetch_input(tmp_path, data.as_uri())
+
+    assert tree(target) == EXPECTED
+    assert (
+        "left out 3 links that lead nowhere on this node, pipes or devices: gone, pipe, round"
+        in (capsys.readouterr().err)
+    )
+
+
 def test_a_single_file_is_an_input(tmp_path: Path, data: Path):
     assert fetch_input(tmp_path / "node", (data / "a").as_uri()).read_bytes() == b"a" * 100
 
