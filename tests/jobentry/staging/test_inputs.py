@@ -76,7 +76,7 @@ def test_a_folder_is_copied_without_links_to_the_source(
 
 
 def test_entries_of_a_folder_that_are_no_files_are_named(
-    tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, data: Path, capfd: pytest.CaptureFixture[str]
 ):
     os.mkfifo(data / "pipe")
     (data / "round").symlink_to("round")
@@ -84,10 +84,7 @@ def test_entries_of_a_folder_that_are_no_files_are_named(
     target = fetch_input(tmp_path, data.as_uri())
 
     assert tree(target) == EXPECTED
-    assert (
-        "left out 3 links that lead nowhere on this node, pipes or devices: gone, pipe, round"
-        in (capsys.readouterr().err)
-    )
+    assert "left out, as there is no file on this node: gone, pipe, round" in capfd.readouterr().err
 
 
 def test_a_single_file_is_an_input(tmp_path: Path, data: Path):
@@ -228,6 +225,7 @@ def test_an_invalid_list_of_nodes_is_refused(text: str):
 def test_a_slow_input_reports_its_progress(
     tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ):
+    (data / "gone").unlink()
     fetch_input(tmp_path / "quick", data.as_uri())
     quick = capfd.readouterr().err
     monkeypatch.setattr(inputs, "_REPORT_S", 0.0)
