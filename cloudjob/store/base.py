@@ -77,8 +77,9 @@ class ObjectStore(Protocol):
         """Yield the keys that start with the string ``prefix``, sorted by their bytes.
 
         Args:
-            with_unfinished: Also yield the files of unfinished writes, which only ``delete``
-                accepts. A bucket has some where a platform uploads the folder that a node writes.
+            with_unfinished: Also yield what only ``delete`` accepts: files of unfinished writes (a
+                bucket has some where a platform uploads the folder that a node writes), and links
+                and pipes in a folder.
         """
 
     def exists(self, key: str) -> bool:

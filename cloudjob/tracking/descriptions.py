@@ -21,6 +21,7 @@ from cloudjob.model import times
 from cloudjob.model.rules import BACKENDS, NAME_RULE, VARIABLE_RULE
 from cloudjob.model.text import one_line
 from cloudjob.store.base import SMALL_LIMIT_BYTES, ObjectStore
+from cloudjob.store.files import is_temporary
 from cloudjob.store.parallel import call_each_in_time, call_with_timeout, in_parallel
 from jobentry.contract.paths import JobPaths
 
@@ -187,8 +188,11 @@ def read_all(store: ObjectStore, uri: str) -> Listed:
     where = uri.partition("?")[0]
 
     def names() -> list[str]:
-        found = (name for name in store.list(FOLDER) if name.endswith(".json"))
-        return list(islice((n for n in found if n.count("/") == 1), _MOST_LISTED + 1))
+        # With what is no object, so that a pipe in the place of a description is reported.
+        keys = store.list(FOLDER, with_unfinished=True)
+        found = (n for n in keys if n.endswith(".json") and n.count("/") == 1)
+        named = (n for n in found if not is_temporary(n))
+        return list(islice(named, _MOST_LISTED + 1))
 
     def read_one(name: str) -> JobRecord:
         data = store.get_bytes(name, limit_bytes=SMALL_LIMIT_BYTES)

@@ -122,7 +122,7 @@ def test_files_that_are_no_objects_are_neither_opened_nor_listed(store):
     os.mkfifo(store.root / "jobs/x.json")
 
     assert list(store.list()) == ["job/code.json", "jobs/job.json"]
-    with pytest.raises(StoreError, match=r"reading jobs/x\.json in .*: not a file"):
+    with pytest.raises(StoreError, match=r"reading jobs/x\.json in .*: it is not a regular file"):
         store.get_bytes("jobs/x.json")
     assert not store.exists("jobs/x.json")
     os.mkfifo(store.root / "job/pipe")
