@@ -372,12 +372,11 @@ def _rm(options: argparse.Namespace) -> int:
         raise UsageError(f"removing {job.id}: it has not ended", hint=f"cloudjob cancel {job.id}")
     if not options.force:
         job.need_here("removing")
-    outputs = job.outputs(is_own=True)
-    if outputs and not options.force:
-        raise UsageError(
-            f"removing {job.id}: it has {counted(len(outputs), 'output file')}",
-            hint=f"cloudjob outputs {job.id} --to DIR keeps them; --force removes them too",
-        )
+        if outputs := job.outputs(is_own=True):
+            raise UsageError(
+                f"removing {job.id}: it has {counted(len(outputs), 'output file')}",
+                hint=f"cloudjob outputs {job.id} --to DIR keeps them; --force removes them too",
+            )
     job.remove(is_forced=options.force)
     print_message(f"removed {job.id}")
     return 0

@@ -217,7 +217,7 @@ def _notes(store: ObjectStore, prefix: str) -> Iterator[tuple[str, float, list[s
         except (ObjectMissing, UnreadableObject):
             # Deleted in the meantime, or no note of cloudjob: one that is not read claims nothing.
             pass
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
             raise StoreError(
                 f"reading {key} in the store: it was not written by cloudjob",
                 hint="was it written by a newer version of cloudjob?",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -54,12 +55,16 @@ def link(root: Path, name: str, target: str, *, replaces: bool = True) -> None:
 
 
 def folder(root: Path, name: str, mode: int) -> None:
-    """Make a folder below ``root``, or give the one that is there its permission bits."""
+    """Make a folder below ``root``, or give the one that is there its permission bits.
+
+    A new one gets those that the umask allows. One that was there may be the user's, with files
+    that others must not see, so it gets no bits that it does not have.
+    """
     _make_folders(root)
     with folder_below(os.fspath(root), name, makes=True, mode=_NEW_FOLDER) as made:
         descriptor = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=made)
     try:
-        os.fchmod(descriptor, mode)
+        os.fchmod(descriptor, mode & stat.S_IMODE(os.fstat(descriptor).st_mode) | stat.S_IRWXU)
     finally:
         os.close(descriptor)
 
@@ -67,10 +72,11 @@ def folder(root: Path, name: str, mode: int) -> None:
 def set_metadata(path: Path, mode: int, modified_ns: int) -> None:
     """Give a new file its permission bits and its time; a mode or a time of 0 is unknown.
 
+    Not every user of this machine may write to it, whatever others have stored.
     The time stays as it is if the file system cannot store it.
     """
     if mode:
-        path.chmod(mode)
+        path.chmod(mode & ~stat.S_IWOTH)
     if modified_ns:
         set_modified(os.fspath(path), modified_ns)
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from cloudjob.errors import UnreadableObject
 from cloudjob.tracking.metrics import MetricPoint
-from cloudjob.tracking.outputs import OutputLocation, find
+from cloudjob.tracking.outputs import OutputLocation, find_all
 
 _PREFIX = "events.out.tfevents."
 # The wire types of protocol buffers.
@@ -41,8 +41,8 @@ def read_all(locations: Iterable[OutputLocation]) -> list[MetricPoint]:
         StoreError: The outputs cannot be read.
     """
     found: list[MetricPoint] = []
-    for location in locations:
-        for file in filter(lambda each: is_event_file(each.name), find(location)):
+    for location, files in find_all(locations):
+        for file in filter(lambda each: is_event_file(each.name), files):
             # One that is too large does not hide the others.
             with suppress(UnreadableObject):
                 found += read(location.store.get_bytes(file.key), file.name)

@@ -15,6 +15,7 @@ from urllib.parse import parse_qsl
 
 from cloudjob.errors import ObjectMissing, StoreError, UnreadableObject
 from cloudjob.model import progress
+from cloudjob.model.text import one_line
 from cloudjob.store import with_store_options
 from cloudjob.store.base import ObjectStore, OnBytes, ignore_bytes
 from cloudjob.store.parallel import consume_in_parallel, in_parallel
@@ -43,8 +44,11 @@ _OF_ONE_FILE = (
     errno.EISDIR,
     errno.ELOOP,
 )
-# The number of lost files that an error names.
+# The number of lost files that an error names, and of notes on one output.
 _NAMED = 5
+_MOST_NOTES = 20
+# A longer path leads to no file through a link.
+_PATH_CHARS = 4096
 
 
 class _BadFile(StoreError):
@@ -53,6 +57,10 @@ class _BadFile(StoreError):
 
 # Errors of one file, which do not keep the others from being fetched.
 _KEEPS_NO_OTHER = (ObjectMissing, UnreadableObject, _BadFile)
+
+
+class _BadManifests(StoreError):
+    """No manifest of an output can be read; other outputs can be."""
 
 
 class _FilesLost(StoreError):
@@ -134,7 +142,7 @@ class Outputs(Collection[Output]):
         # Outputs of a job of others, by name, at URIs that are not read: its description must not
         # choose a folder of this machine or a host.
         self.refused = refused
-        stored = [(location, _read(location)) for location in locations]
+        stored = _read_each(locations)
         self._files = tuple(file for _, each in stored for file in each.files)
         self._notes = tuple(note for location, each in stored for note in _notes(location, each))
 
@@ -196,6 +204,8 @@ class Outputs(Collection[Output]):
                 fetched += fetch(location, Path(folder), on_progress=step)
             except _FilesLost as error:
                 lost.update(error.lost)
+            except _BadManifests as error:
+                lost[location.name] = error
         if lost:
             raise _FilesLost(lost)
         return fetched
@@ -273,6 +283,37 @@ def find(location: OutputLocation) -> list[Output]:
     return _read(location).files
 
 
+def find_all(
+    locations: Iterable[OutputLocation],
+) -> Iterator[tuple[OutputLocation, Sequence[Output]]]:
+    """Yield the files of several outputs.
+
+    Raises:
+        StoreError: The store cannot be read, or none of the outputs can.
+    """
+    for location, stored in _read_each(locations):
+        yield location, stored.files
+
+
+def _read_each(locations: Iterable[OutputLocation]) -> list[tuple[OutputLocation, _Stored]]:
+    """Read several outputs; one whose manifests cannot be read does not hide the others.
+
+    Raises:
+        StoreError: The store cannot be read, or none of the outputs can.
+    """
+    stored: list[tuple[OutputLocation, _Stored]] = []
+    bad: list[_BadManifests] = []
+    for location in locations:
+        try:
+            stored.append((location, _read(location)))
+        except _BadManifests as error:
+            bad.append(error)
+            stored.append((location, _Stored([], problems=(error.message,))))
+    if bad and len(bad) == len(stored):
+        raise bad[0]
+    return stored
+
+
 def _read(location: OutputLocation) -> _Stored:
     if location.is_listed:
         return _Stored(_listed(location))
@@ -302,8 +343,9 @@ def _read(location: OutputLocation) -> _Stored:
 def _is_there(name: str, target: str, files: Collection[str], links: Collection[str]) -> bool:
     """Whether a link to a file leads to one that is fetched, too, perhaps through other links."""
     path = posixpath.normpath(posixpath.join(posixpath.dirname(name), target))
-    above = [path[:at] for at in range(len(path)) if path[at] == "/"]
-    return path in files or any(each in links for each in above)
+    if path in files or len(path) > _PATH_CHARS:
+        return path in files
+    return any(path[:at] in links for at in range(len(path)) if path[at] == "/")
 
 
 def _merged(location: OutputLocation, kept: StoredFile, other: Output | None) -> Output:
@@ -320,10 +362,15 @@ def _merged(location: OutputLocation, kept: StoredFile, other: Output | None) ->
 
 
 def _notes(location: OutputLocation, stored: _Stored) -> Iterator[str]:
-    for name, reason in sorted(stored.others.left_out.items()):
-        yield f"{location.name}/{name} is not kept: {manifest.REASONS[reason]}"
-    for problem in stored.problems:
-        yield f"reading the output {location.name}: {problem}"
+    """Yield a line for each thing that was not stored, or not as it was."""
+    left_out = sorted(stored.others.left_out.items())
+    found = [
+        f"{location.name}/{name} is not kept: {manifest.REASONS[why]}" for name, why in left_out
+    ]
+    found += (f"reading the output {location.name}: {problem}" for problem in stored.problems)
+    yield from (one_line(note) for note in found[:_MOST_NOTES])
+    if len(found) > _MOST_NOTES:
+        yield f"{location.name}: {len(found) - _MOST_NOTES} more notes of this kind"
 
 
 def fetch(
@@ -386,10 +433,10 @@ def _manifests(location: OutputLocation, problems: list[str]) -> Iterable[Conten
     Raises:
         StoreError: The store cannot be read, or no manifest can.
     """
-    refused: list[StoreError] = []
+    refused: list[_BadManifests] = []
     is_empty = True
     for found in _all_manifests(location):
-        if isinstance(found, StoreError):
+        if isinstance(found, _BadManifests):
             refused.append(found)
             problems.append(found.message)
         else:
@@ -399,15 +446,17 @@ def _manifests(location: OutputLocation, problems: list[str]) -> Iterable[Conten
         raise refused[0]
 
 
-def _all_manifests(location: OutputLocation) -> Iterator[Contents | StoreError]:
+def _all_manifests(location: OutputLocation) -> Iterator[Contents | _BadManifests]:
     folder = f"{location.prefix}{manifest.FOLDER}/"
     for key in sorted(location.store.list(folder + "node-")):
         if manifest.node_of(key[len(folder) :]) < 0:
             continue
         try:
             yield manifest.load_valid(location.store.get_bytes(key))
+        except UnreadableObject as error:
+            yield _BadManifests(f"reading the output {location.name}: {error}", hint=error.hint)
         except manifest.ManifestError as error:
-            yield StoreError(
+            yield _BadManifests(
                 f"reading the output {location.name}: {location.store.uri(key)}: {error}",
                 hint="was it written by another version of cloudjob?",
             )

@@ -600,6 +600,102 @@ def test_a_bad_entry_stops_neither_a_submit_nor_store_gc(kind: str, reader: Path
         free()
 
 
+def put_output(store: Path, name: str, more: dict[str, Any] | None = None) -> Path:
+    """Store an output with the file x as a node does; return the path of its manifest."""
+    folder = store / JobPaths(JOB).outputs / name
+    (folder / manifest.FOLDER).mkdir(parents=True)
+    (folder / "x").write_bytes(b"x")
+    digest = hashlib.sha256(b"x").hexdigest()
+    listed = manifest.Manifest(JOB, 0, (manifest.StoredFile("x", "x", 1, digest, 10**18),))
+    path = folder / manifest.key(0)
+    path.write_text(json.dumps({**json.loads(manifest.dump(listed)), **(more or {})}))
+    return path
+
+
+def put_outputs(store: Path, *names: str) -> None:
+    """Write the description of a job with these outputs in its own store."""
+    folder = JobPaths(JOB).outputs
+    uris = {name: f"file:///elsewhere/{folder}/{name}" for name in names}
+    put_job(store, submission={"outputs": uris, "spec": {"script": "train.py"}})
+
+
+@pytest.mark.parametrize("kind", ["garbage", "30 GB"])
+def test_a_bad_manifest_hides_no_other_output(
+    kind: str, reader: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+):
+    store = tmp_path / "store"
+    put_outputs(store, "BAD", "GOOD")
+    put_output(store, "GOOD")
+    path = put_output(store, "BAD")
+    if kind == "garbage":
+        path.write_text("garbage")
+    else:
+        plant(kind, path)
+    job = cloudjob.attach(f"{store.as_uri()}/{JOB}")
+    capfd.readouterr()
+
+    assert main(["outputs", JOB]) == 0
+    out, err = capfd.readouterr()
+    assert out == "GOOD/x\n"
+    assert "BAD" in err
+    assert main(["outputs", "--to", "results", JOB]) == 4
+    assert Path("results/GOOD/x").read_bytes() == b"x"
+    assert job.event_metrics() == []
+    assert main(["rm", "--force", JOB]) == 0
+    assert not (store / JOB).exists()
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"links": {str(number): "/" for number in range(200_000)}},
+        {"left_out": {str(number): "special" for number in range(200_000)}},
+        {"left_out": {"new\nline\x1b[2J": "special", "list": ["special"]}},
+        {"links": {"x": "a/" * 2_000_000 + "a"}},
+    ],
+    ids=["links", "notes", "lines", "a long link"],
+)
+def test_a_manifest_fills_neither_the_screen_nor_the_memory(
+    more: dict[str, Any], reader: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+):
+    store = tmp_path / "store"
+    put_outputs(store, "MODEL")
+    put_output(store, "MODEL", more)
+    cloudjob.attach(f"{store.as_uri()}/{JOB}")
+    capfd.readouterr()
+
+    assert main(["outputs", JOB]) == 0
+    out, err = capfd.readouterr()
+    assert out == "MODEL/x\n"
+    assert 0 < len(err) < 20_000
+    assert all(line.startswith(("MODEL", "reading the output")) for line in err.splitlines())
+    assert main(["outputs", "--to", "results", JOB]) == 0
+
+
+def test_a_manifest_opens_no_folder_of_the_reader(reader: Path, tmp_path: Path):
+    store = tmp_path / "store"
+    put_outputs(store, "MODEL")
+    put_output(store, "MODEL", {"folders": {"own": 0o777, "new": 0}, "modes": {"x": 0o777}})
+    own = reader / "results" / "MODEL" / "own"
+    own.mkdir(parents=True)
+    own.chmod(0o700)
+
+    job = cloudjob.attach(f"{store.as_uri()}/{JOB}")
+    for _ in range(2):
+        job.outputs().download("results")
+    modes = {path.name: path.stat().st_mode & 0o777 for path in own.parent.iterdir()}
+    assert modes == {"own": 0o700, "new": 0o700, "x": 0o775}
+
+
+def test_a_note_of_a_writer_with_an_endless_number_is_refused(reader: Path, tmp_path: Path):
+    (tmp_path / "store" / "claims").mkdir(parents=True)
+    note = f'{{"written_s": 1{"0" * 400}, "layers": []}}'
+    (tmp_path / "store" / "claims" / "x.json").write_text(note)
+
+    assert main(["store", "gc", "--store", (tmp_path / "store").as_uri()]) == 4
+
+
 def test_a_record_fills_no_screen(reader: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]):
     store = tmp_path / "store"
     put_job(store)

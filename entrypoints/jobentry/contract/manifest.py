@@ -18,6 +18,8 @@ _MAX_INT = 1 << 62
 # Any time that a file system can store, in nanoseconds before or after 1970.
 _MAX_NS = 1 << 90
 _MODE_BITS = 0o777
+# No system makes a link with a longer target.
+_TARGET_CHARS = 4096
 # Why something in an output's folder is not in the store as it is, in words for people.
 SPECIAL, OUTSIDE, RESERVED, COPIED = "special", "outside", "reserved", "copied"
 REASONS = {
@@ -123,6 +125,8 @@ def is_link(name: str, target: str) -> bool:
 
     A ``..`` after the name of a link would lead to the folder above that link's target.
     """
+    if len(target) > _TARGET_CHARS:
+        return False
     segments = target.split("/")
     up = len([segment for segment in segments if segment == ".."])
     rest = segments[up:]
@@ -195,15 +199,16 @@ def _others(value: dict[str, object], refused: list[str]) -> Others:
         if not isinstance(found, dict):
             refused.append(f"the entry {kind} is not valid")
             return {}
-        bad = [name for name in found if not (is_name(name) and is_valid(name, found[name]))]
+        valid = {k: item for k, item in found.items() if is_name(k) and is_valid(k, item)}
+        bad = (name for name in found if name not in valid)
         refused.extend(f"the entry for {ascii(name)[:200]} is not valid" for name in bad)
-        return {name: found[name] for name in found if name not in bad}
+        return valid
 
     return Others(
         entries("links", lambda name, target: isinstance(target, str) and is_link(name, target)),
         entries("modes", lambda _, mode: _is_mode(mode)),
         entries("folders", lambda _, mode: _is_mode(mode)),
-        entries("left_out", lambda _, why: why in REASONS),
+        entries("left_out", lambda _, why: isinstance(why, str) and why in REASONS),
     )
 
 
