@@ -76,6 +76,26 @@ time.sleep(600)
     assert failure["last_lines"][-1] == "that was it", status
 
 
+@pytest.mark.parametrize("leave", ["", "atexit.register(time.sleep, 5)"])
+def test_a_rank_that_leaves_early_is_to_blame_and_not_those_that_lose_it(cloud, submit, leave):
+    """Its connections are closed by an exit handler, before it has exited."""
+    done = submit(f"""
+import atexit
+dist.barrier()
+if rank == 1:
+    {leave}
+    atexit.register(dist.destroy_process_group)
+    sys.exit(0)
+total = torch.ones(1)
+while True: dist.all_reduce(total)
+""")
+
+    assert done.code == 1, done
+    failure = cloud.status(done.job)["failure"]
+    assert (failure["rank"], failure["signal"]) == (1, None), failure
+    assert failure["message"] == "ended with exit code 0 while other ranks continued", failure
+
+
 def test_cancel_reaches_every_rank(cloud):
     """The agents of torchrun pass SIGTERM on and respect the grace period."""
     python = os.environ["CLOUDJOB_TEST_TORCH"]

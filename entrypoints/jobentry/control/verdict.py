@@ -284,7 +284,9 @@ def _left_early(
     message = "ended with exit code 0 while other ranks continued"
     if failed is None or not failed.has_lost_rank:
         message += ": without MPI_Finalize?"
-    return end._replace(failure=end.failure._replace(exit_code=code or 1, message=message))
+    # A signal that ended its exit handlers came later, because of the others.
+    failure = end.failure._replace(exit_code=code or 1, signal=None, message=message)
+    return end._replace(failure=failure)
 
 
 def _named(failure: Failure, launch_end: LaunchEnd) -> Failure:

@@ -113,6 +113,7 @@ def _route(node: NodeEnv, given: str, network: NodeNetwork) -> Route:
     """
     interfaces = network.interfaces
     known = Route(interface_with(given, interfaces), given) if given else NOWHERE
+    is_known_outward = bool(known.interface) and not is_loopback(given)
     if node.control_dir:
         # Emulated nodes, all on this machine.
         return known if known.interface else _route_to("127.0.0.1", interfaces)
@@ -121,9 +122,11 @@ def _route(node: NodeEnv, given: str, network: NodeNetwork) -> Route:
         peers = [host for host in node.hosts if host != node.host][:_PEERS]
         found = _route_to_any(peers, interfaces, _PATIENCE_S if is_open else _QUICK_S)
         if found.interface:
-            # Of several addresses of that interface, the platform's.
-            return known if known.interface == found.interface else found
-    if known.interface and not is_loopback(given):
+            # Of several addresses of that interface, the platform's; also instead of a loopback, as
+            # the hosts file of a copied machine gives one to the machine that it was copied from.
+            is_stale = is_known_outward and is_loopback(found.address)
+            return known if is_stale or known.interface == found.interface else found
+    if is_known_outward:
         return known
     return _default_route(network)
 

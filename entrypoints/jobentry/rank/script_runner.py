@@ -32,9 +32,7 @@ _GLOO_S = 0.05
 
 def main(argv: list[str]) -> None:
     """Run the script ``argv[0]`` with the other arguments, as the module ``__main__``."""
-    end = int(os.environ.pop(names.CLOUDJOB_END_FD, "-1"))
-    if end >= 0:
-        os.set_inheritable(end, False)
+    end = _EndReport(int(os.environ.pop(names.CLOUDJOB_END_FD, "-1")))
     module = _become(argv)
     pid = os.getpid()
     started = _note_started() if os.environ.get(names.CLOUDJOB_STRICT) else []
@@ -53,8 +51,31 @@ def main(argv: list[str]) -> None:
         if not is_child:
             _leave(end, 1, _line(error))
         sys.exit(1)
-    _fail_with(end, started)
-    _let_gloo_finish()
+    if not is_child:
+        _fail_with(end, started)
+        _let_gloo_finish(end)
+
+
+class _EndReport:
+    """The pipe to the wrapper, which is told through it how the script has ended."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        if descriptor >= 0:
+            os.set_inheritable(descriptor, False)
+            self._inode = os.fstat(descriptor).st_ino
+
+    def send(self, code: int, message: str) -> None:
+        """Send exit code, time and message, unless the script has closed the pipe.
+
+        Its number may by now be that of a file of the script.
+        """
+        text = "%d %.6f %s" % (code, time.time(), message)
+        try:
+            if self._descriptor >= 0 and os.fstat(self._descriptor).st_ino == self._inode:
+                os.write(self._descriptor, text.encode("utf-8", "backslashreplace")[:2000])
+        except OSError:
+            pass
 
 
 def _run(script: str, module: ModuleType) -> BaseException | None:
@@ -139,7 +160,7 @@ def _note_started() -> list[tuple[str, Callable[[], int | None]]]:
     return found
 
 
-def _fail_with(end: int, started: list[tuple[str, Callable[[], int | None]]]) -> None:
+def _fail_with(end: _EndReport, started: list[tuple[str, Callable[[], int | None]]]) -> None:
     """End with the first exit code other than 0 of a launcher or a Python program, if any."""
     import re
 
@@ -151,12 +172,14 @@ def _fail_with(end: int, started: list[tuple[str, Callable[[], int | None]]]) ->
             sys.exit(code)
 
 
-def _exit(end: int, error: SystemExit, started: list[tuple[str, Callable[[], int | None]]]) -> None:
+def _exit(
+    end: _EndReport, error: SystemExit, started: list[tuple[str, Callable[[], int | None]]]
+) -> None:
     """Handle ``sys.exit`` of the script: report a failure and exit; return after a success."""
     code = _code(error.code)
     if not code:
         _fail_with(end, started)
-        _let_gloo_finish()
+        _let_gloo_finish(end)
         return
     if not isinstance(error.code, int):
         # Python would print it later, too late for the last lines in the record.
@@ -217,27 +240,29 @@ def _new_main(path: str) -> ModuleType:
     return module
 
 
-def _let_gloo_finish() -> None:
+def _let_gloo_finish(end: _EndReport) -> None:
     """Give PyTorch's threads time to take the interpreter lock before the interpreter shuts down.
+
+    Before that, report that the script has ended. Other ranks fail as soon as its connections are
+    closed, and this process may be ended because of them long before it has exited by itself.
 
     After a Gloo collective, one of them needs the lock to release tensors. If the script ends
     within milliseconds, the thread gets the lock only during shutdown and aborts the process: a
     complete job fails with SIGABRT (https://github.com/pytorch/pytorch/issues/190489).
     """
     if "torch.distributed" in sys.modules:
+        end.send(0, "")
         time.sleep(_GLOO_S)
 
 
-def _leave(end: int, code: int, message: str) -> None:
+def _leave(end: _EndReport, code: int, message: str) -> None:
     """Report how the script ended, and limit the time until the process has exited."""
     from contextlib import suppress
 
     for stream in (sys.stdout, sys.stderr):
         with suppress(AttributeError, OSError, ValueError):
             stream.flush()
-    if end >= 0:
-        text = "%d %.6f %s" % (code, time.time(), message)
-        os.write(end, text.encode("utf-8", "backslashreplace")[:2000])
+    end.send(code, message)
     _cut_off()
 
 

@@ -190,7 +190,8 @@ def _run(command: list[str], environment: dict[str, str], rank: int, node_dir: s
     _report(node_dir, "start %d %d %d" % (rank, os.getpid(), child))
     statuses: list[int] = []
     noted = _wait_for_note(child, note, wake, statuses)
-    if noted:
+    were_signals = len(signals)
+    if noted and noted[0]:
         # Reported at once, while exit handlers run, so that failures it causes on other ranks
         # are reported later.
         code, at_s, message = noted
@@ -200,9 +201,13 @@ def _run(command: list[str], environment: dict[str, str], rank: int, node_dir: s
         code, number = _end_of(_wait_for_end(child, wake, statuses))
         if leaves_rest and not code:
             code, number = _wait_for_rest(node_dir, rank, wake)
-        values = (rank, code, number, bool(signals), time.time())
-        _report(node_dir, "end %d %d %d %d %.6f " % values)
-    if noted:
+        at_s = "%.6f" % time.time()
+        if noted and (not code or signal.SIGTERM in signals[were_signals:]):
+            # The script had ended well before it was asked to end.
+            code, at_s = 0, noted[1]
+            del signals[were_signals:]
+        _report(node_dir, "end %d %d %d %d %s " % (rank, code, number, bool(signals), at_s))
+    if noted and noted[0]:
         _report(node_dir, "gone %d" % rank)
     _wait_while_stopping(node_dir)
     return code
@@ -249,7 +254,7 @@ def _start(command: list[str], environment: dict[str, str], *, adopts: bool = Fa
 def _wait_for_note(
     child: int, note: int, wake: int, statuses: list[int]
 ) -> tuple[int, str, str] | None:
-    """Return exit code, time and message of a failing script; None if the program reports none."""
+    """Return exit code, time and message of a script that has ended; None if it reports none."""
     while True:
         ready = select.select([note, wake], [], [])[0]
         if note in ready:

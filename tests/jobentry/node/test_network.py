@@ -30,6 +30,17 @@ def test_the_loopback_leads_to_nodes_on_this_machine():
     )
 
 
+def test_a_hosts_file_that_gives_another_node_a_loopback_address_does_not_choose_the_loopback():
+    """As on a copy of another machine, whose hosts file still has that one's 127.0.1.1."""
+    outward = network.detect(NodeEnv(), {}).outward
+    if not outward:
+        pytest.skip("this machine has only a loopback")
+    own = Route(outward[-1].name, outward[-1].addresses[0])
+    node = NodeEnv(hosts=("w.invalid", "localhost"))
+
+    assert network.detect(node, {"MA_CURRENT_IP": own.address}).route == own
+
+
 def test_emulated_nodes_do_not_look_up_names():
     """Each has the address that it was given; without namespaces, no name resolves."""
     node = FAR._replace(control_dir="/run")

@@ -590,3 +590,28 @@ def test_a_script_finds_moxing_whatever_pythonpath_the_user_has_set(zipapp: str,
     )
 
     assert (done.returncode, done.stdout, done.stderr) == (0, b"/my own\n", b"")
+
+
+CLOSING_SCRIPT = """\
+import os, sys, torch.distributed
+os.closerange(3, 64)
+files = [open("data-%d" % number, "wb") for number in range(32)]
+{end}
+"""
+
+
+@pytest.mark.parametrize("end", ["sys.exit(3)", "raise ValueError", "sys.exit(0)", ""])
+def test_the_end_of_a_script_is_not_written_to_its_own_files(
+    run_script: RunScript, tmp_path: Path, end: str
+):
+    """A script that becomes a daemon closes every descriptor, and numbers are used again."""
+    (tmp_path / "torch").mkdir()
+    for name in ("__init__.py", "distributed.py"):
+        (tmp_path / "torch" / name).write_text("")
+    (tmp_path / "s.py").write_text(CLOSING_SCRIPT.format(end=end))
+
+    result, notes = run_script("s.py", cwd=tmp_path)
+
+    assert result.err == plain("s.py", cwd=tmp_path).err
+    assert notes == []
+    assert {path.read_bytes() for path in tmp_path.glob("data-*")} == {b""}

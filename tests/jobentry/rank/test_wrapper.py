@@ -453,3 +453,40 @@ def test_a_failing_script_reports_before_it_exits(node: Node, until: Callable[..
     assert process.wait(20) == 1
     assert node.lines()[2] == ["gone", "2"]
     assert node.log(2).endswith(b"ValueError: too\nlong\n")
+
+
+TORCH_SCRIPT = """\
+import atexit, signal, time, torch.distributed
+def leave():
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    print("leaving", flush=True)
+    time.sleep(60)
+atexit.register(leave)
+signal.signal(signal.SIGTERM, lambda *_: None)
+print("up", flush=True)
+{wait}
+"""
+
+
+@pytest.mark.parametrize(("wait", "was_asked"), [("", "0"), ("signal.pause()", "1")])
+def test_a_script_of_torch_that_is_ended_while_it_leaves_had_ended_well(
+    node: Node, until: Callable[..., None], wait: str, was_asked: str
+):
+    """Its connections may be closed, and other ranks have failed, before it has exited."""
+    (node.folder / "torch").mkdir()
+    for name in ("__init__.py", "distributed.py"):
+        (node.folder / "torch" / name).write_text("")
+    script = node.folder / "x.py"
+    script.write_text(TORCH_SCRIPT.format(wait=wait))
+    process = node.start(sys.executable, node._zipapp, "--script", str(script))
+    until(lambda: b"up" in node.log())
+    if wait:
+        os.killpg(process.pid, signal.SIGTERM)
+    until(lambda: b"leaving" in node.log())
+    left_at_s = time.time()
+    os.killpg(process.pid, signal.SIGTERM)
+
+    process.wait(20)
+    kind, _, code, _, asked, at_s, *_ = node.lines()[1]
+    assert (kind, code, asked) == ("end", "0", was_asked)
+    assert float(at_s) <= left_at_s
