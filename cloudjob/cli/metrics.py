@@ -64,7 +64,7 @@ def _metrics(options: argparse.Namespace) -> int:
     elif points:
         _show_points(points)
     else:
-        print_message(f"job {job.id} has printed no metrics yet")
+        print_message(f"job {job.id} has printed no metrics")
         print_message(
             "hint: cloudjob metrics --metric 'loss=loss ([0-9.]+)' JOB; --resources shows the nodes"
         )

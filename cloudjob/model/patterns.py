@@ -54,7 +54,9 @@ class Pattern:
         if len(text) > _MAX_CHARACTERS:
             raise ValueError(f"is too long (given {len(text)} characters; at most 4000)")
         if _OPEN_REPEAT.search(text):
-            raise ValueError(f"has a repeat without a beginning (given {given(text)}; {{0,N}} is)")
+            raise ValueError(
+                f"has a repeat without a beginning (given {given(text)}; write {{0,N}})"
+            )
         self._regexp, self._is_utf8 = _compiled(text)
         self.groups: int = self._regexp.groups
         self.steps: int = self._regexp.programsize

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import ssl
 from collections.abc import Mapping
@@ -21,6 +22,14 @@ _CERTIFICATE = re.compile(
 _MAX_FILE_BYTES = 16_000_000
 # A variable may have 131071 bytes. Above the first limit, nodes get only those that are not public.
 _SMALL_BYTES, _MAX_BYTES = 32_000, 100_000
+# Lists of Mozilla's authorities: those of Debian and Alpine, Arch, RHEL, SUSE, and of packages.
+_PUBLIC_FILES = {
+    "/usr/share/ca-certificates/mozilla": "*.crt",
+    "/usr/share/ca-certificates/trust-source": "*.p11-kit",
+    "/usr/share/pki/ca-trust-source": "*.p11-kit",
+    "/usr/share/pki/trust": "*.p11-kit",
+}
+_PUBLIC_PACKAGES = ("botocore", "certifi")
 
 
 class Bundle(NamedTuple):
@@ -111,13 +120,18 @@ def _for_nodes(found: Bundle) -> str:
 
 
 def _public() -> frozenset[bytes]:
-    """Return the certificates of public authorities, which images have in ca-certificates."""
-    import botocore
+    """Return the certificates of public authorities, which images have in ca-certificates.
 
-    path = Path(botocore.__file__).parent / "cacert.pem"
-    texts = _split(path.read_text(encoding="utf-8")) if path.is_file() else []
-    own = ssl.create_default_context().get_ca_certs(binary_form=True)
-    return frozenset((*map(_der, texts), *own))
+    Those that the administrator of this machine has added to its store are not among them.
+    """
+    found = [
+        path for folder, pattern in _PUBLIC_FILES.items() for path in Path(folder).glob(pattern)
+    ]
+    for package in _PUBLIC_PACKAGES:
+        spec = importlib.util.find_spec(package)
+        if spec and spec.origin:
+            found.append(Path(spec.origin).with_name("cacert.pem"))
+    return frozenset(_der(text) for path in found if path.is_file() for text in _split(_read(path)))
 
 
 def _split(text: str) -> list[str]:

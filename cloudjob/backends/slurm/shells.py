@@ -65,7 +65,9 @@ class CommandResult(NamedTuple):
     @property
     def message(self) -> str:
         """Its stderr, or its stdout if that is empty, as one line; each line once."""
-        return one_line(self.err) or one_line(self.out) or f"exit code {self.code} without a word"
+        return (
+            one_line(self.err) or one_line(self.out) or f"exit code {self.code} without a message"
+        )
 
 
 def one_line(output: bytes) -> str:

@@ -155,7 +155,7 @@ def test_a_message_has_each_line_once_and_both_ends():
     assert message.startswith("the cause; again; 0: x; 1: x")
     assert message.endswith("499: x; the end")
     assert len(message) < 700
-    assert shells.CommandResult(3, b"", b"").message == "exit code 3 without a word"
+    assert shells.CommandResult(3, b"", b"").message == "exit code 3 without a message"
 
 
 @pytest.mark.parametrize("host", ["login", ""])

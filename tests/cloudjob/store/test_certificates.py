@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import ssl
+import subprocess
+import sys
 from pathlib import Path
 
 import botocore
@@ -65,6 +67,32 @@ def test_nodes_get_no_public_authorities_of_a_large_file(tmp_path: Path):
 
     assert sent(authority.bundle) == own
     assert sent(PUBLIC) == ""
+
+
+def test_an_authority_is_private_although_this_machine_trusts_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """OpenSSL's own store of this machine, which ``SSL_CERT_FILE`` replaces, may contain it."""
+    authority = Authority(tmp_path)
+    own = authority.bundle.read_text()
+    authority.bundle.write_text(PUBLIC.read_text() + own)
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority.bundle))
+
+    assert sent(authority.bundle) == own
+
+
+def test_a_large_file_is_read_without_the_packages_for_s3(tmp_path: Path):
+    large = tmp_path / "large.pem"
+    large.write_text("".join(Path(path).read_text() for path in (PUBLIC, PUBLIC)))
+    code = (
+        "import sys; sys.modules['boto3'] = sys.modules['botocore'] = None;"
+        "from cloudjob.store import certificates as c;"
+        f"print(len(c.access(c.Bundle({str(large)!r}, 'SSL_CERT_FILE'))))"
+    )
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_folder_of_certificates_is_read(tmp_path: Path):

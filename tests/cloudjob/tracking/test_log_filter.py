@@ -105,7 +105,7 @@ def last_lines(pieces: list[LogPiece], number: int) -> list[tuple[int, bytes]]:
             line.append((node, text))
             if not part.endswith(b"\n"):
                 unfinished[node, rank] = line
-    return [text for line in found[len(found) - number :] for text in line]
+    return [text for line in found[max(0, len(found) - number) :] for text in line]
 
 
 log_lines = st.sampled_from(
@@ -139,3 +139,14 @@ def test_a_pattern_selects_the_same_lines_in_a_long_log(pattern: str, texts: lis
         line for line, text in zip(data, texts, strict=True) if re.search(pattern, text, re.ASCII)
     ]
     assert b"".join(piece.data for piece in found) == b"".join(expected)
+
+
+@pytest.mark.parametrize("pattern", ["(a+)+c$", "(.*)*(.*)*z", "(?:a|b)*a(?:a|b){300}c"])
+def test_no_pattern_and_line_take_long_together(pattern: str):
+    """With Python's ``re``, the first of these would take longer than a life."""
+    lines = [b"a" * 16000, b"ab" * 8000]
+    job: Any = Log([LogPiece(0, b"".join(b"[0] %s\n" % line for line in lines))])
+
+    found = LogFilter(pattern=Pattern(pattern)).pieces(job, follow=False)
+
+    assert not b"".join(piece.data for piece in found)
