@@ -424,14 +424,14 @@ def _last_decision(rules: tuple[Rules, ...], name: str, is_folder: bool) -> Deci
 
 def _default_reason(child: os.DirEntry[str], is_folder: bool) -> str:
     if child.name in _DEFAULT_NAMES:
-        return f"left out by default: {child.name}"
+        return f"cloudjob's default: {child.name}"
     if child.name.endswith(".pyc"):
-        return "left out by default: *.pyc"
+        return "cloudjob's default: *.pyc"
     # Also through a link: a virtual environment is of no use on another machine.
     if is_folder or child.is_symlink():
         marker = posixpath.join(child.path, "pyvenv.cfg")
         if os.path.isfile(marker):  # noqa: PTH113 (a Path raises where it may not look)
-            return "left out by default: a virtual environment"
+            return "cloudjob's default: a virtual environment"
     return ""
 
 

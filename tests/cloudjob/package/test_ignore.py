@@ -434,7 +434,7 @@ def test_explain_names_the_rule_that_keeps_a_path(tmp_path: Path):
         ".env": (False, "may hold secrets: its name", ".env"),
         "lib": (True, "no rule leaves it out", "lib/"),
         "lib/__pycache__/x.pyc": (
-            False, "left out by default: __pycache__", "lib/__pycache__/",
+            False, "cloudjob's default: __pycache__", "lib/__pycache__/",
         ),
         "out": (False, "refused: it is a link to /etc, outside the source", "out"),
         ".gitignore": (True, "no rule leaves it out", ".gitignore"),

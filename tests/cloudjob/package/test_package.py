@@ -261,13 +261,13 @@ def test_files_that_no_job_needs_are_left_out(source: Path):
 
     assert names(source) == ["a", "a/keep.py", "train.py"]
     assert packed(source).left_out == (
-        LeftOut(".cloudjob/", "left out by default: .cloudjob"),
-        LeftOut(".git/", "left out by default: .git"),
-        LeftOut("a/__pycache__/", "left out by default: __pycache__"),
-        LeftOut("b.pyc", "left out by default: *.pyc"),
-        LeftOut("env/", "left out by default: a virtual environment"),
-        LeftOut("node_modules/", "left out by default: node_modules"),
-        LeftOut("venv", "left out by default: a virtual environment"),
+        LeftOut(".cloudjob/", "cloudjob's default: .cloudjob"),
+        LeftOut(".git/", "cloudjob's default: .git"),
+        LeftOut("a/__pycache__/", "cloudjob's default: __pycache__"),
+        LeftOut("b.pyc", "cloudjob's default: *.pyc"),
+        LeftOut("env/", "cloudjob's default: a virtual environment"),
+        LeftOut("node_modules/", "cloudjob's default: node_modules"),
+        LeftOut("venv", "cloudjob's default: a virtual environment"),
     )
 
 
@@ -468,7 +468,7 @@ def test_a_script_that_is_a_secret_is_refused(source: Path, script: str, text: s
         ("", "a folder", "name a file in it"),
         ("../train.py", "outside the source", "the script's path is relative to --source"),
         ("/bin/true", "outside the source", "the script's path is relative to --source"),
-        ("x.pyc", "left out by default: *.pyc", "a line !x.pyc in .cloudjobignore keeps it"),
+        ("x.pyc", "cloudjob's default: *.pyc", "a line !x.pyc in .cloudjobignore keeps it"),
         (
             "old/run.py",
             "in old/, .gitignore:1: old/",
