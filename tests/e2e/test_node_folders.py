@@ -96,3 +96,24 @@ def test_the_cache_of_inputs_is_used_where_it_is_below_tmp(laptop: Cloud):
     found = [laptop.submit("--launcher=python", uri, "train.py") for _ in range(2)]
 
     assert [done.lines for done in found] == [[b"[0] 2"], [b"[0] 2"]], found
+
+
+def test_an_input_has_the_files_beside_it_to_which_its_links_lead(laptop: Cloud):
+    laptop.write(
+        "train.py",
+        "import os\n"
+        "for folder, _, names in sorted(os.walk(os.environ['DATA'])):\n"
+        "    for name in sorted(names):\n"
+        "        print('file', os.path.relpath(os.path.join(folder, name), os.environ['DATA']))\n",
+    )
+    (laptop.folder / "other" / "deep").mkdir(parents=True)
+    (laptop.folder / "other" / "deep" / "a").write_text("a")
+    (laptop.folder / "data" / "sub").mkdir(parents=True)
+    (laptop.folder / "data" / "file").symlink_to("../other/deep/a")
+    (laptop.folder / "data" / "sub" / "folder").symlink_to("../../other/deep")
+
+    done = laptop.submit(
+        "--launcher=python", f"--input=DATA=file://{laptop.folder}/data", "train.py"
+    )
+
+    assert done.lines == [b"[0] file file", b"[0] file sub/folder/a"], done

@@ -52,8 +52,11 @@ class Files:
 
     @property
     def shown(self) -> tuple[Mount, ...]:
-        """What the node can only read, with its path there."""
-        return (*self.places, *_mounts(self.read))
+        """What the node can only read, with its path there.
+
+        An input may have links to folders beside it, so the entry sees these, too.
+        """
+        return (*self.places, *_mounts({path: _top(real) for path, real in self.read.items()}))
 
 
 def files_of(submission: Submission, places: Iterable[str], home: Path) -> Files:
@@ -117,6 +120,13 @@ def changes_of(paths: Iterable[str], folder: str) -> tuple[tuple[str, str], ...]
 def _mounts(paths: Mapping[str, str]) -> tuple[Mount, ...]:
     found = {real: isolation.path_on_node(real) for real in paths.values()}
     return tuple((real, path) for real, path in found.items() if real != path)
+
+
+def _top(path: str) -> str:
+    """Return the entry of a private folder that a path leads through, else the path itself."""
+    folder = next((own for own in isolation.OWN if path.startswith(f"{own}/")), "")
+    name = path[len(folder) + 1 :].partition("/")[0]
+    return f"{folder}/{name}" if folder else path
 
 
 def _prefixes(program: str) -> Iterator[str]:

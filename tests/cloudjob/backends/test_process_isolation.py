@@ -278,7 +278,8 @@ def test_what_a_job_names_is_changeable_on_the_node_and_what_a_secret_names_is_n
     assert files.named == (str(tmp_path / "data"),)
     assert files.shown == (
         (str(tmp_path / "key"), str(tmp_path / "key")),
-        (str(tmp_path / "in"), f"{machine}/in"),
+        # With what is beside the input.
+        (str(tmp_path), machine),
     )
     assert set(files.mounts) == {
         (str(tmp_path / name), f"{machine}/{name}")
