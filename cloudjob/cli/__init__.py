@@ -64,6 +64,7 @@ def _shortage(error: Exception) -> CloudJobError | None:
     # The system's loader has no error class of its own: it raises ImportError. Without memory even
     # for an exception, CPython raises SystemError: "error return without exception set".
     is_memory = isinstance(error, MemoryError) or "without exception set" in text
+    is_memory |= getattr(error, "errno", None) == errno.ENOMEM
     if is_memory or "failed to map segment" in text:
         hint = "`ulimit -v` shows this shell's limit"
         return CloudJobError("running cloudjob: there is not enough memory", hint=hint)

@@ -23,7 +23,7 @@ from jobentry.errors import EntryError
 from jobentry.launchers import plan
 from jobentry.launchers.common import ArgsError
 from jobentry.log import log_message, write_journal
-from jobentry.node import limits, prepare, record, unsubmitted
+from jobentry.node import limits, prepare, record, second_run, unsubmitted
 from jobentry.node.journal import Journal
 from jobentry.node.log_store import LogStore
 from jobentry.node.tools import (
@@ -58,8 +58,6 @@ _SHOWN_NAMES = 10
 # The same if it cannot stage its code or inputs: usually no worker can either, and none comes up.
 _STAGING_CALL_OFF_S = 10.0
 _FOLDERS = (names.CLOUDJOB_NODE_DIR, names.MA_LOG_DIR, names.MA_MOUNT_PATH, "TMPDIR", "HOME")
-# The file in a container that says that its node has run.
-_HAS_RUN = "has-run"
 
 
 class _Setup(NamedTuple):
@@ -142,38 +140,13 @@ def main(argv: Sequence[str]) -> int:
     options = options._replace(script_argv=script_argv)
     if options.is_dry_run:
         return _show(node, options)
-    end = _run(node, options) if _is_first_run(node) else _refuse_second_run(node)
+    is_allowed = second_run.may_run(node)
+    end = _run(node, options) if is_allowed else _End(second_run.refuse(node), is_over=False)
     # Keep the files if the node was stopped or lost another: it may be restarted in place and needs
     # them.
     if node.delivered_dir and end.is_over:
-        prepare.empty(node.delivered_dir, keep=_HAS_RUN)
+        prepare.empty(node.delivered_dir, keep=second_run.MARK)
     return end.code
-
-
-def _is_first_run(node: NodeEnv) -> bool:
-    """Whether the node runs for the first time, or may run again; note that it has run."""
-    if not node.delivered_dir or node.min_nodes:
-        return True
-    try:
-        with open(os.path.join(node.delivered_dir, _HAS_RUN), "x", encoding="ascii"):
-            return True
-    except FileExistsError:
-        return False
-    except OSError:
-        return True
-
-
-def _refuse_second_run(node: NodeEnv) -> _End:
-    """End a node whose container was started again: the others have ended, or wait for no one."""
-    code = exits.code_of_signal(signal.SIGKILL)
-    message = "node %d (%s) was stopped or killed, and started again" % (node.node, node.host)
-    log_message(f"{message}: the job has ended with its first run")
-    if node.is_head and not record.exists(node.record_uri):
-        failure = exits.Failure(node.node, node.host, exit_code=code, message=message)
-        ended_at = record.rfc3339(time.time())
-        ended = exits.ExitRecord(node.job, code, "platform", failure, ended_at=ended_at)
-        record.write(ended, node.record_uri)
-    return _End(code, is_over=False)
 
 
 def _leave_out_odd_names() -> None:

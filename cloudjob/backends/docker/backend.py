@@ -112,6 +112,10 @@ class DockerBackend(Backend[DockerRequest]):
             except BaseException:
                 self._remove(request.job)
                 shutil.rmtree(folder, ignore_errors=True)
+                for written in request.written:
+                    # The folder of the record is new; those of outputs may hold files.
+                    with contextlib.suppress(OSError):
+                        Path(written).rmdir()
                 raise
         return self.handle(request)
 
