@@ -118,7 +118,8 @@ class Emulator:
         token = secrets.token_urlsafe(24)
         hosts = (LOOPBACK, bridge) if bridge else (LOOPBACK,)
         self._server.add(Api(ENDPOINTS, self._services, token, self._clock, hosts), api)
-        signatures = ObsSignatures(self._account, self._database, self._clock)
+        # An injected error of the clock is one of the API; OBS has a clock of its own.
+        signatures = ObsSignatures(self._account, self._database, time.time)
         keys = (self._seaweedfs.bucket_keys, self._seaweedfs.object_keys)
         self._server.add(Proxy(self._seaweedfs.socket, hosts, keys, self._inject, signatures), s3)
         self._seaweedfs.await_ready()

@@ -68,7 +68,8 @@ def find(spec: JobSpec) -> Problem | None:
     path = Path(spec.source, spec.script)
     data = b"" if spec.takes_command else scripts.read(path)
     if not data:
-        return None if spec.takes_command or path.exists() else _program(spec)
+        # A name that is too long is reported when the script is packed.
+        return None if spec.takes_command or os.path.exists(path) else _program(spec)  # noqa: PTH110 (Path.exists raises for such a name)
     name = one_line(spec.script)
     if _WEB_PAGE.match(data):
         hint = "on GitHub, download the raw file instead of saving its page"

@@ -293,7 +293,8 @@ def test_every_method_refuses_an_invalid_key(store: ObjectStore, tmp_path: Path)
         for verb in verbs:
             with pytest.raises(StoreError):
                 verb(key)
-    for key in INVALID_KEYS:
+    # In a bucket, other tools make empty objects with the name of a folder and a slash.
+    for key in set(INVALID_KEYS) - {"a/"}:
         with pytest.raises(StoreError):
             store.delete(key)
 

@@ -94,7 +94,7 @@ def test_a_failed_rank_counts_as_running_until_it_has_exited(ranks: LocalRanks):
     ranks.handle_event("start 0 100 101")
     kind, end = ranks.handle_event("fail 0 1 0 0 1.5 ValueError: a  b")
 
-    assert (kind, end) == ("fail", End(0, 1, 0, False, 1.5, "ValueError: a  b"))
+    assert (kind, end) == ("fail", End(0, 1, 0, False, 1.5, "ValueError: a  b", is_leaving=True))
     assert ranks.running == [0]
     assert ranks.handle_event("gone 0") == ("gone", None)
     assert (ranks.running, ranks.ends) == ([], {0: end})
