@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import re
 import tarfile
 import time
 from datetime import datetime
 
-import docker
 import pytest
 
 pytestmark = pytest.mark.docker
@@ -32,6 +30,8 @@ if [ "${FAULT#*:}" = "$VC_TASK_INDEX" ] || [ "${FAULT#*:}" = all ]; then
             /opt/cloudjob/boot.sh "$@" &
             until [ -e /cache/kill ]; do sleep 0.1; done
             kill -9 $!
+            # As on a platform that runs the command again, and delivers no files.
+            rm -f /run/cloudjob/has-run
             ;;
     esac
 fi
@@ -234,42 +234,25 @@ def test_an_image_without_python_is_reported_from_its_log(cloud, derive):
     ]
 
 
-def test_containers_restart_after_a_crash_of_all_nodes(cloud, base_image):
+@pytest.mark.parametrize(("signal", "code"), [("SIGKILL", 137), ("SIGTERM", 143)])
+def test_containers_that_are_started_again_run_nothing_twice(cloud, base_image, signal, code):
+    """As after `docker restart`, which sends SIGTERM first, or a crash of the engine."""
     cloud.script(RUNS_TWICE)
     job = cloud.detach("--nodes", "2")
     cloud.await_log(job, b"first 1", b"first 0")
     found = [item["Id"] for item in cloud.containers(job)]
-    cloud.engine.kill(found[0], "SIGKILL")
-    # The worker may already have exited by itself.
-    with contextlib.suppress(docker.errors.APIError):
-        cloud.engine.kill(found[1], "SIGKILL")
+    cloud.engine.kill(found[0], signal)
+    # The worker ends by itself.
     for item in found:
         cloud.engine.wait(item)
-        cloud.engine.start(item)
-    done = cloud.run("wait", job)
-
-    assert done.code == 0, done
-    assert {b"[0] again 0", b"[1] again 1"} <= set(cloud.run("logs", job).out.split(b"\n"))
-
-
-def test_stopped_containers_can_be_restarted(cloud):
-    """`docker restart` sends SIGTERM first; the nodes keep what they need to start again."""
-    cloud.script(RUNS_TWICE)
-    job = cloud.detach("--nodes", "2")
-    cloud.await_log(job, b"first 1", b"first 0")
-    found = [item["Id"] for item in cloud.containers(job)]
-    cloud.engine.kill(found[0], "SIGTERM")
-    for item in found:
-        cloud.engine.wait(item)
-        # The start of a private key in base64.
-        assert b"b3BlbnNzaC1rZXktdjE" in b"".join(cloud.engine.export(item))
     for item in found:
         cloud.engine.start(item)
     done = cloud.run("wait", job)
 
-    assert done.code == 0, done
-    assert {b"[0] again 0", b"[1] again 1"} <= set(cloud.run("logs", job).out.split(b"\n"))
-    assert cloud.status(job)["state"] == "SUCCEEDED"
+    assert done.code == code, done
+    status = cloud.status(job)
+    assert (status["state"], status["failure"]["node"]) == ("FAILED", 0), status
+    assert b"again" not in cloud.run("logs", job).out
 
 
 def test_the_entry_runs_again_beside_processes_of_its_first_run(cloud, faulty):

@@ -1,15 +1,12 @@
 """Whether a node whose container was started again can run, and how it ends if not.
 
-A container that is killed or restarted alone cannot run its part: the other nodes have ended with
-its first run. If all of them were started again, the job runs again.
+It cannot: the other nodes have ended with its first run, or wait for no one.
 """
 
 from __future__ import annotations
 
-import errno
 import os
 import signal
-import socket
 import time
 
 from jobentry.contract import exits
@@ -19,21 +16,11 @@ from jobentry.node import record
 
 # The file in the folder of delivered files that says which job has run.
 MARK = "has-run"
-# Seconds in which the other containers must be up, too; after 10 s the backend ends a head whose
-# worker has failed.
-_PATIENCE_S = 8.0
-_POLL_S = 0.5
-_CONNECT_S = 2.0
-# What a host that is up answers for a port on which nobody listens.
-_IS_UP = (0, errno.ECONNREFUSED)
 
 
 def may_run(node: NodeEnv) -> bool:
     """Whether the node runs for the first time, or can run again; note that it has run."""
-    if not node.delivered_dir or node.min_nodes or _mark(node):
-        return True
-    # A worker waits for the head, which decides.
-    return not node.is_head or _others_are_up(node)
+    return not node.delivered_dir or bool(node.min_nodes) or _mark(node)
 
 
 def _mark(node: NodeEnv) -> bool:
@@ -50,24 +37,6 @@ def _mark(node: NodeEnv) -> bool:
             return is_first
     except (OSError, ValueError):
         return True
-
-
-def _others_are_up(node: NodeEnv) -> bool:
-    deadline = time.monotonic() + _PATIENCE_S
-    missing = [host for host in node.hosts if host != node.host]
-    while True:
-        missing = [host for host in missing if not _is_up(host, node.sshd_port)]
-        if not missing or time.monotonic() > deadline:
-            return not missing
-        time.sleep(_POLL_S)
-
-
-def _is_up(host: str, port: int) -> bool:
-    try:
-        with socket.create_connection((host, port), timeout=_CONNECT_S):
-            return True
-    except OSError as error:
-        return error.errno in _IS_UP
 
 
 def refuse(node: NodeEnv) -> int:
