@@ -540,7 +540,9 @@ def cloud(request: pytest.FixtureRequest, tmp_path: Path, mpi: Mpi) -> Iterator[
     with contextlib.ExitStack() as stack:
         folder = tmp_path
         if chosen and chosen.name == "ordinary-user":
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="cj-")))
+            folder = Path(
+                stack.enter_context(tempfile.TemporaryDirectory(prefix="cj-", dir="/var/tmp"))
+            )
         value = Cloud(folder, mpi, has_own_processes=chosen is not None)
         if chosen:
             chosen.apply(value)
