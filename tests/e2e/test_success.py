@@ -288,8 +288,8 @@ def test_retries_that_are_not_enough_keep_the_last_code(cloud):
 
 
 @pytest.mark.surroundings
-def test_inputs_are_fetched_before_and_outputs_uploaded_after_the_run(cloud, tmp_path):
-    data = tmp_path / "data" / "part"
+def test_inputs_are_fetched_before_and_outputs_uploaded_after_the_run(cloud):
+    data = cloud.folder / "data" / "part"
     data.mkdir(parents=True)
     (data / "one.bin").write_bytes(bytes(range(256)))
     script = cloud.script(
@@ -302,7 +302,7 @@ def test_inputs_are_fetched_before_and_outputs_uploaded_after_the_run(cloud, tmp
     )
 
     done = cloud.submit(
-        "--nodes", "2", "--input", f"data=file://{tmp_path}/data", "--output", "model=", script
+        "--nodes", "2", "--input", f"data=file://{cloud.folder}/data", "--output", "model=", script
     )
 
     assert done.code == 0, done
@@ -310,7 +310,7 @@ def test_inputs_are_fetched_before_and_outputs_uploaded_after_the_run(cloud, tmp
         b"model/deep/rank 0.bin",
         b"model/deep/rank 1.bin",
     ]
-    target = tmp_path / "fetched"
+    target = cloud.folder / "fetched"
     assert cloud.cli("outputs", "--to", target, done.job).code == 0
     for rank in range(2):
         fetched = (target / "model" / "deep" / f"rank {rank}.bin").read_bytes()
@@ -318,18 +318,18 @@ def test_inputs_are_fetched_before_and_outputs_uploaded_after_the_run(cloud, tmp
 
 
 @pytest.mark.surroundings
-def test_an_input_may_be_a_single_file(cloud, tmp_path):
-    (tmp_path / "one.bin").write_bytes(bytes(range(256)))
+def test_an_input_may_be_a_single_file(cloud):
+    (cloud.folder / "one.bin").write_bytes(bytes(range(256)))
     script = cloud.script('write_result(f"rank-{rank}", open(os.environ["data"], "rb").read())')
 
-    done = cloud.submit("--nodes", "2", "--input", f"data=file://{tmp_path}/one.bin", script)
+    done = cloud.submit("--nodes", "2", "--input", f"data=file://{cloud.folder}/one.bin", script)
 
     assert done.code == 0, done
     assert set(cloud.results_written().values()) == {bytes(range(256))}
 
 
 @pytest.mark.surroundings
-def test_outputs_of_a_failed_job_are_kept(cloud, tmp_path):
+def test_outputs_of_a_failed_job_are_kept(cloud):
     """A checkpoint that was written before the failure must not be lost."""
     script = cloud.script(
         'open(os.environ["model"] + f"/{rank}", "w").close()\nwrite_result(f"up-{rank}")\n'
