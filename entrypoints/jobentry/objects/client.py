@@ -61,8 +61,8 @@ _NO_ANSWER = (
 )
 _DENIED = "do these keys have the right to do this, and do they belong to this server?"
 
-# When each server that was given up was last tried.
-_down: dict[str, float] = {}
+# When each server that was given up was last tried, and what it answered.
+_down: dict[str, tuple[float, str]] = {}
 # Shared by all requests, as many at a time may wait for the same server.
 _next_notice_at = 0.0
 
@@ -184,8 +184,9 @@ class _Retries:
             ObjectError: The server is down, and was asked a moment ago.
         """
         if host in _down:
-            if not self._count and time.monotonic() < _down[host] + _DOWN_PAUSE_S:
-                raise ObjectError(f"{self._doing}: the server does not answer", _NO_ANSWER)
+            since, why = _down[host]
+            if not self._count and time.monotonic() < since + _DOWN_PAUSE_S:
+                raise ObjectError(f"{self._doing}: the server does not answer: {why}", _NO_ANSWER)
             self._limit_s = min(self._limit_s, _DOWN_S)
         return min(_STALL_S, max(1.0, self._limit_s / 3))
 
@@ -203,8 +204,8 @@ class _Retries:
         if self._failed_at is None:
             self._failed_at = now
         if now + pause_s > self._failed_at + self._limit_s:
-            _down[host] = now
             text = f"{reason}; gave up after {self._limit_s:g} s (attempts: {self._count})"
+            _down[host] = now, text
             raise ObjectError(f"{self._doing}: {text}", _NO_ANSWER)
         if now >= max(self._failed_at + _FIRST_NOTICE_S, _next_notice_at):
             _next_notice_at = now + _NEXT_NOTICE_S
