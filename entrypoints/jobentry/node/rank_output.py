@@ -16,11 +16,13 @@ import stat
 import threading
 import time
 
-from jobentry.log import Relay
+from jobentry.log import Relay, log_message
 
 _READ_BYTES = 1 << 18
 # Output is collected for a moment, as a rank may write each line, or each half, by itself.
 _COLLECT_S = 0.002
+# Seconds until the next attempt after an error, such as a lack of memory.
+_RETRY_S = 1.0
 # At most this much is read from one pipe before the others get their turn.
 _TURN_BYTES = 1 << 22
 _SET_PIPE_SIZE = 1031  # F_SETPIPE_SZ; Python has the name since 3.10
@@ -88,15 +90,22 @@ class RankOutput:
 
     def _follow(self) -> None:
         while not self._has_ended:
-            self._selector.select()
-            time.sleep(_COLLECT_S)
-            with self._lock:
-                for key, _ in self._selector.select(0):
-                    if key.data is None:
-                        with contextlib.suppress(BlockingIOError):
-                            os.read(self._wake[0], 4096)
-                    elif not key.data.copy():
-                        self._forget(key.data)
+            try:
+                self._copy_what_is_ready()
+            except Exception as error:  # noqa: BLE001 (without this thread, ranks wait for ever)
+                log_message(f"copying the output of the ranks: {error!r}; trying again")
+                time.sleep(_RETRY_S)
+
+    def _copy_what_is_ready(self) -> None:
+        self._selector.select()
+        time.sleep(_COLLECT_S)
+        with self._lock:
+            for key, _ in self._selector.select(0):
+                if key.data is None:
+                    with contextlib.suppress(BlockingIOError):
+                        os.read(self._wake[0], 4096)
+                elif not key.data.copy():
+                    self._forget(key.data)
 
     def _forget(self, pipe: _Pipe) -> None:
         self._selector.unregister(pipe.source)
