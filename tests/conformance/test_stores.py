@@ -293,8 +293,11 @@ def test_every_method_refuses_an_invalid_key(store: ObjectStore, tmp_path: Path)
         for verb in verbs:
             with pytest.raises(StoreError):
                 verb(key)
-    # In a bucket, other tools make empty objects with the name of a folder and a slash.
-    for key in set(INVALID_KEYS) - {"a/"}:
+    for key in INVALID_KEYS:
+        if key == "a/" and not isinstance(store, DirectoryStore):
+            # In a bucket, other tools make empty objects with the name of a folder and a slash.
+            store.delete(key)
+            continue
         with pytest.raises(StoreError):
             store.delete(key)
 

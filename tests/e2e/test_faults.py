@@ -210,6 +210,7 @@ class Case:
                 # A script may show its own, for example if the disk is full.
                 ours = [line for line in text.split(b"\n") if not re.match(rb"\[\d+\] ", line)]
                 assert b"Traceback" not in b"\n".join(ours), text.decode(errors="replace")
+                assert not re.search(rb'File ".*/jobentry/', text), text.decode(errors="replace")
         poll(lambda: not self.leftovers(), f"end of {self.leftovers()}", 10)
 
     def leftovers(self) -> list[str]:
