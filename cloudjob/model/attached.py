@@ -16,8 +16,8 @@ from cloudjob.model.job import SECTIONS, JobSpec
 from cloudjob.model.text import MASK
 from jobentry.contract.launchers import AUTO, LAUNCHERS
 
-# The keys of a job file that a copy takes; by section; every other
-# one is left out, and so is every key that is added later.
+# The keys of a job file that a copy takes, by section. Every other key is left out, and so is any
+# that is added later.
 TAKEN: Mapping[str, tuple[str, ...]] = MappingProxyType({
     "": ("script", "args", "name", "nodes", "procs_per_node", "backend", "launcher", "outputs",
          "output_sync_s", "metrics", "flavor", "timeout_min", "start_timeout_min", "retries",

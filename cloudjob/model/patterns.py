@@ -52,7 +52,9 @@ class Pattern:
 
     def __init__(self, text: str) -> None:
         if len(text) > _MAX_CHARACTERS:
-            raise ValueError(f"is too long (given {len(text)} characters; at most 4000)")
+            raise ValueError(
+                f"is too long (given {len(text)} characters; at most {_MAX_CHARACTERS})"
+            )
         if _OPEN_REPEAT.search(text):
             raise ValueError(
                 f"has a repeat without a beginning (given {given(text)}; write {{0,N}})"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import re
 import ssl
@@ -60,7 +61,7 @@ def access(found: Bundle | None) -> dict[str, str]:
     Raises:
         StoreError: The file cannot be read, or is too large.
     """
-    text = _for_nodes(found) if found else ""
+    text = _for_nodes(found, _version(found.path)) if found else ""
     return {names.CLOUDJOB_CA_CERTIFICATES: text} if text else {}
 
 
@@ -81,7 +82,8 @@ def _certificates(found: Bundle) -> list[str]:
         texts = [_read(member) for member in members if member.is_file() or not path.is_dir()]
         certificates = _split("\n".join(texts))
         if certificates:
-            ssl.create_default_context().load_verify_locations(cadata="\n".join(certificates))
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            context.load_verify_locations(cadata="\n".join(certificates))
     except ssl.SSLError as error:
         raise StoreError(f"{doing}: a certificate is damaged", hint=_HINT) from error
     except OSError as error:
@@ -103,11 +105,22 @@ def _read(path: Path) -> str:
         return file.read(_MAX_FILE_BYTES).decode("ascii", "replace")
 
 
-def _for_nodes(found: Bundle) -> str:
+def _version(path: str) -> tuple[int, ...]:
+    """Return what changes with a file."""
+    try:
+        status = Path(path).stat()
+    except (OSError, ValueError):
+        return ()
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+# A submit asks more than once, and the lists of all public authorities are long.
+@functools.lru_cache(maxsize=4)
+def _for_nodes(found: Bundle, _: tuple[int, ...]) -> str:
     certificates = _certificates(found)
     if sum(map(len, certificates)) > _SMALL_BYTES:
         public = _public()
-        certificates = [text for text in certificates if _der(text) not in public]
+        certificates = [text for text in certificates if _content(text) not in public]
     text = "\n".join(certificates)
     if len(text) > _MAX_BYTES:
         raise StoreError(
@@ -119,7 +132,7 @@ def _for_nodes(found: Bundle) -> str:
     return text + "\n" if text else ""
 
 
-def _public() -> frozenset[bytes]:
+def _public() -> frozenset[str]:
     """Return the certificates of public authorities, which images have in ca-certificates.
 
     Those that the administrator of this machine has added to its store are not among them.
@@ -131,7 +144,8 @@ def _public() -> frozenset[bytes]:
         spec = importlib.util.find_spec(package)
         if spec and spec.origin:
             found.append(Path(spec.origin).with_name("cacert.pem"))
-    return frozenset(_der(text) for path in found if path.is_file() for text in _split(_read(path)))
+    texts = (text for path in found if path.is_file() for text in _split(_read(path)))
+    return frozenset(map(_content, texts))
 
 
 def _split(text: str) -> list[str]:
@@ -139,9 +153,6 @@ def _split(text: str) -> list[str]:
     return list(dict.fromkeys(match[0] for match in _CERTIFICATE.finditer(text)))
 
 
-def _der(text: str) -> bytes:
-    plain = re.sub("(?:TRUSTED |X509 )CERTIFICATE", "CERTIFICATE", text)
-    try:
-        return ssl.PEM_cert_to_DER_cert(plain)
-    except ValueError:
-        return text.encode()
+def _content(text: str) -> str:
+    """Return the base64 text of a certificate, however its lines are broken."""
+    return "".join(re.sub("-----[^-]+-----", "", text).split())

@@ -68,8 +68,9 @@ def find(spec: JobSpec) -> Problem | None:
     path = Path(spec.source, spec.script)
     data = b"" if spec.takes_command else scripts.read(path)
     if not data:
-        # A name that is too long is reported when the script is packed.
-        return None if spec.takes_command or os.path.exists(path) else _program(spec)  # noqa: PTH110 (Path.exists raises for such a name)
+        # Path.exists raises for a name that is too long, which is reported when it is packed.
+        is_there = os.path.exists(path)  # noqa: PTH110
+        return None if spec.takes_command or is_there else _program(spec)
     name = one_line(spec.script)
     if _WEB_PAGE.match(data):
         hint = "on GitHub, download the raw file instead of saving its page"
