@@ -88,14 +88,14 @@ def installed_in(python: str) -> tuple[str, ...]:
 
 
 def editable_installs(python: str) -> tuple[str, ...]:
-    """Return the texts by which an interpreter's environment adds folders to its imports."""
+    """Return the ``.pth`` files of an interpreter's environment: each the path, then the text."""
     prefix = Path(python).parent.parent
     user = os.environ.get("PYTHONUSERBASE") or str(Path("~/.local").expanduser())
     found = set()
     for folder in {prefix, prefix.resolve(), Path("/usr/local"), Path(user)}:
         for path in folder.glob("lib/python3*/*-packages/*.pth"):
             with contextlib.suppress(OSError):
-                found.add(f"{path.name}\n{path.read_text(errors='replace')}")
+                found.add(f"{path}\n{path.read_text(errors='replace')}")
     return tuple(sorted(found))
 
 
@@ -105,9 +105,28 @@ def source_variables(spec: JobSpec, installs: tuple[str, ...]) -> dict[str, str]
     Only for a source that they may import from: each node checks what Python really does.
     """
     source = os.path.realpath(spec.source)
-    texts = (*installs, spec.env.get("PYTHONPATH", ""))
-    may_import = any("editable" in text or source in text or spec.source in text for text in texts)
+    folders = [path for path in spec.env.get("PYTHONPATH", "").split(os.pathsep) if path]
+    may_import = any(_is_inside(path, source) for path in folders)
+    may_import = may_import or any(_may_import_from(source, file) for file in installs)
     return {names.CLOUDJOB_SOURCE: source} if may_import else {}
+
+
+def _may_import_from(source: str, file: str) -> bool:
+    """Whether a ``.pth`` file may add a folder of the source; see ``site`` in Python's library."""
+    name, _, text = file.partition("\n")
+    path = Path(name)
+    for line in map(str.strip, text.splitlines()):
+        if line.startswith("import"):
+            # Only Python knows the folders of a finder.
+            if "editable" in f"{path.name} {line}":
+                return True
+        elif line and _is_inside(path.parent / line, source):
+            return True
+    return False
+
+
+def _is_inside(path: str | Path, folder: str) -> bool:
+    return f"{os.path.realpath(path)}/".startswith(f"{folder.rstrip('/')}/")
 
 
 def path_with_mpirun() -> str:

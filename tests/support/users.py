@@ -42,7 +42,7 @@ def python_of_user() -> tuple[str, str]:
     atexit.register(shutil.rmtree, folder)
     folder.chmod(0o755)
     subprocess.run([base, "-m", "venv", "--without-pip", folder / "venv"], check=True)
-    packages = next((folder / "venv" / "lib").glob("python*/site-packages"))
+    packages = next((folder / "venv" / "lib").glob("*/site-packages"))
     (packages / "project.pth").write_text(_PTH.format(folder=sysconfig.get_paths()["purelib"]))
     return str(folder / "venv" / "bin" / "python"), ""
 

@@ -57,6 +57,8 @@ _LEAVE_S = 30.0
 _LOST_S = 10.0
 # Seconds between two checks of a job while its log is followed.
 _SUPERVISE_S = 1.0
+# Seconds that the engine may take to remove the containers of a job, and between two looks at them.
+_REMOVAL_S, _REMOVAL_POLL_S = 10.0, 0.1
 _STATE, _LOCK, _CANCELLED, _END_REQUESTED = "state.json", "lock", "cancelled", "asked"
 
 
@@ -145,17 +147,20 @@ class DockerBackend(Backend[DockerRequest]):
         saved = _saved_status(self._home / job)
         if saved is not None:
             return saved
-        try:
-            return self._status_now(job)
-        except BackendError as error:
-            # Another process may have saved the job and removed its containers in the meantime.
-            saved = _saved_status(self._home / job)
-            if saved is not None:
-                return saved
-            if engine.status_code(error) == engine.NOT_FOUND:
-                # Somebody removes containers of the job one after the other.
+        give_up_at = time.monotonic() + _REMOVAL_S
+        while True:
+            try:
                 return self._status_now(job)
-            raise
+            except BackendError as error:
+                # Another process may have saved the job and removed its containers in the meantime.
+                saved = _saved_status(self._home / job)
+                if saved is not None:
+                    return saved
+                is_going = engine.status_code(error) in engine.GONE
+                if not is_going or time.monotonic() > give_up_at:
+                    raise
+            # Somebody removes containers of the job one after the other.
+            time.sleep(_REMOVAL_POLL_S)
 
     def _status_now(self, job: str) -> NativeStatus:
         folder = self._home / job
@@ -290,7 +295,7 @@ class DockerBackend(Backend[DockerRequest]):
                     outage.pause(error)
                 except BackendError as error:
                     # A container was removed; its log ends, and then the status shows it.
-                    if engine.status_code(error) != engine.NOT_FOUND:
+                    if engine.status_code(error) not in engine.GONE:
                         raise
                 supervise_at = time.monotonic() + _SUPERVISE_S
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,8 +13,9 @@ from typing import Any, TypeVar
 from cloudjob.errors import BackendError, Unreachable
 
 DEFAULT_HOST = "unix:///var/run/docker.sock"
-# HTTP statuses for an object that is gone, or already in the wanted state.
-NOT_FOUND, CONFLICT = 404, 409
+NOT_FOUND = 404
+# HTTP statuses for an object that is gone, or is being removed, or already in the wanted state.
+GONE = (NOT_FOUND, 409)
 _LIMIT_S = 120
 # Requests sent at once: more would only queue in the engine.
 _AT_ONCE = 8
@@ -29,10 +31,15 @@ def connect() -> Any:
     Raises:
         BackendError: There is no engine, or this user may not use it.
     """
-    with translate_errors(f"connecting to the engine at {host()}"):
+    engine = host()
+    with translate_errors(f"connecting to the engine at {engine}"):
         import docker
 
-        found = {"base_url": host(), **docker.utils.kwargs_from_env()}
+        if engine.startswith("unix://"):
+            # Where nobody listens, the SDK would leave its socket open.
+            with socket.socket(socket.AF_UNIX) as probe:
+                probe.connect(engine.removeprefix("unix://"))
+        found = {"base_url": engine, **docker.utils.kwargs_from_env()}
         return docker.APIClient(**found, version="auto", timeout=_LIMIT_S, max_pool_size=64)
 
 
@@ -91,7 +98,7 @@ def for_each_existing(items: Iterable[_Item], action: Callable[[_Item], object])
             with translate_errors("ending a job"):
                 action(item)
         except BackendError as error:
-            if status_code(error) not in (NOT_FOUND, CONFLICT):
+            if status_code(error) not in GONE:
                 raise
 
     for_each(items, act)

@@ -176,7 +176,7 @@ def _is_removed(error: BackendError, outage: OutageLimit, *, follow: bool) -> bo
     Raises:
         BackendError: Waiting does not help.
     """
-    if follow and engine.status_code(error) in (engine.NOT_FOUND, engine.CONFLICT):
+    if follow and engine.status_code(error) in engine.GONE:
         return True
     if not (follow and isinstance(error, Unreachable)):
         raise error

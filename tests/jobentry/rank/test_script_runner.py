@@ -235,19 +235,6 @@ FAILURES = {
         "ModuleNotFoundError: No module named 'nowhere_to_be_found'",
     ),
     "generator exit": ("raise GeneratorExit('x')", "GeneratorExit: x"),
-    "failing hook": (
-        """
-        import atexit, sys
-        def hook(kind, error, traceback):
-            print(sys.exc_info(), error.__context__, file=sys.stderr)
-            raise KeyError("in the hook")
-        sys.excepthook = hook
-        atexit.register(lambda: print(sys.exc_info(), repr(sys.last_value)))
-        raise ValueError("x")
-        """,
-        "ValueError: x",
-    ),
-    "no hook": ("import sys; del sys.excepthook; raise ValueError('x')", "ValueError: x"),
     "exit in a function": (
         """
         import atexit, sys
@@ -274,6 +261,24 @@ FAILURES = {
     ),
     "not utf-8": ("import sys; raise ValueError('\\udcff')", "ValueError: \\udcff"),
 }
+# Other Pythons have other words for a bad hook.
+BAD_HOOKS = {
+    "failing hook": (
+        """
+        import atexit, sys
+        def hook(kind, error, traceback):
+            print(sys.exc_info(), error.__context__, file=sys.stderr)
+            raise KeyError("in the hook")
+        sys.excepthook = hook
+        atexit.register(lambda: print(sys.exc_info(), repr(sys.last_value)))
+        raise ValueError("x")
+        """,
+        "ValueError: x",
+    ),
+    "no hook": ("import sys; del sys.excepthook; raise ValueError('x')", "ValueError: x"),
+}
+if sys.implementation.name == "cpython":
+    FAILURES.update(BAD_HOOKS)
 
 
 def write_script(folder: Path, text: str, name: str = "x.py") -> str:
@@ -288,8 +293,10 @@ def write_script(folder: Path, text: str, name: str = "x.py") -> str:
 
 
 def interpreters() -> list[str]:
-    """Return one Python of each version from 3.8 on that is on PATH or that pyenv has."""
-    paths = {sys.version_info[1]: sys.executable}
+    """Return one CPython of each version from 3.8 on that is on PATH or that pyenv has."""
+    paths = {}
+    if sys.implementation.name == "cpython":
+        paths[sys.version_info[1]] = sys.executable
     for minor in range(8, 30):
         # A shim of pyenv on PATH may be there without being chosen.
         installed = sorted((Path.home() / ".pyenv" / "versions").glob(f"3.{minor}.*/bin/python"))
