@@ -227,10 +227,11 @@ time.sleep(300)
     )
     job = cloud.detach("--nodes", "2", "train.py")
     cloud.await_results("up-0", "up-1")
+    # Other tests run such jobs at the same time.
     entries = [
         pid
         for pid in processes("jobentry.pyz\0train.py\0")
-        if f"\0VC_TASK_INDEX={node}\0" in read(pid, "environ")
+        if f"\0VC_TASK_INDEX={node}\0" in (environ := read(pid, "environ")) and job in environ
     ]
     for pid in entries:
         os.kill(pid, signal.SIGKILL)

@@ -7,7 +7,12 @@
 : "${scratch:?}" "${suffix:?}"
 work=$scratch/cloudjob-$suffix
 if [ "${1:-}" != mine ]; then
-    [ -s "$work/host" ] && read -r owner <"$work/host" && [ "$owner" = "$SLURMD_NODENAME" ] || exit 0
+    [ -d "$work" ] || exit 0
+    # node.sh writes the name at once, unless it was killed before.
+    [ -s "$work/host" ] || sleep 1
+    owner=$SLURMD_NODENAME
+    [ ! -s "$work/host" ] || read -r owner <"$work/host"
+    [ "$owner" = "$SLURMD_NODENAME" ] || exit 0
 fi
 # The entry starts every process with these variables; the second tells nodes on one machine apart.
 grep -lzxF "CLOUDJOB_NODE_DIR=$work/node" /proc/[0-9]*/environ 2>/dev/null |

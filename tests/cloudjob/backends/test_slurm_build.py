@@ -402,3 +402,28 @@ def test_variables_of_all_bytes_are_delivered():
     values = {"A": "\udcff \n=", "B": ""}
 
     assert variables.load(variables.dump(values)) == values
+
+
+@pytest.mark.parametrize(
+    ("owner", "is_removed"),
+    [("n1", True), ("n2", False), (None, True)],
+    ids=["own", "other", "none"],
+)
+def test_a_node_removes_its_folder_even_if_it_was_killed_at_once(
+    tmp_path: Path, owner: str | None, is_removed: bool
+):
+    """A node that was killed before it could write its name into the folder leaves nothing."""
+    spec = script.NodeText("train-ab", str(tmp_path), (), "", "entry", (), {}, keeps_record=False)
+    (tmp_path / "clean.sh").write_text(script.node_scripts(spec)["clean.sh"])
+    work = tmp_path / "cloudjob-ab"
+    (work / "home").mkdir(parents=True)
+    if owner:
+        (work / "host").write_text(f"{owner}\n")
+
+    subprocess.run(
+        ["sh", tmp_path / "clean.sh"],
+        env={"SLURMD_NODENAME": "n1", "PATH": "/usr/bin:/bin"},
+        check=True,
+    )
+
+    assert work.exists() is not is_removed
