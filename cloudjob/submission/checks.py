@@ -11,7 +11,8 @@ from cloudjob.model.job import JobSpec
 from cloudjob.model.progress import OnProgress, Progress
 from cloudjob.model.rules import BACKENDS
 from cloudjob.model.text import one_line, secret_texts, secrets_masked
-from cloudjob.submission import nested_launchers, preset_options, script_check, script_python
+from cloudjob.submission import nested_launchers, script_options, script_python
+from cloudjob.submission.script_check import Script
 
 # If a job has no time limit, keys that are valid for longer than this pass the check.
 _LONG_S = 24 * 3600.0
@@ -34,23 +35,24 @@ def require(checks: Iterable[Check], on_progress: OnProgress) -> None:
         on_progress(Progress("warning", f"{check.name}: {check.found}", check.hint))
 
 
-def script_checks(spec: JobSpec) -> Iterator[Check]:
+def script_checks(spec: JobSpec, script: Script) -> Iterator[Check]:
     """Yield the problems of a script and of the way the job passes its secrets."""
-    problem = script_check.find(spec)
+    problem = script.problem
     if problem:
         yield Check("script", False, problem.what, problem.hint, is_needed=False)
-    found = nested_launchers.ignored_exit_code(spec)
-    if found:
+    ignored = nested_launchers.ignored_exit_code(spec, script.nested)
+    if ignored:
         hint = "with --strict, the job fails with that exit code"
-        yield Check("script", False, f"{found}; {hint}", is_needed=False)
-    found = nested_launchers.repeated_in_python(spec)
-    if found:
+        yield Check("script", False, f"{ignored}; {hint}", is_needed=False)
+    repeated = nested_launchers.what_is_repeated(spec, script.nested)
+    if repeated and spec.script.endswith(".py"):
+        repeated = f"{repeated}, and cloudjob runs it once for each rank"
         hint = "with --launcher python, the script runs once on each node"
-        yield Check("script", False, f"{found}; {hint}", is_needed=False)
-    if preset_hint := preset_options.hint(spec):
+        yield Check("script", False, f"{repeated}; {hint}", is_needed=False)
+    if preset_hint := script_options.preset_hint(spec, script.files):
         what = f"nothing passes the options --rank and --world_size of {one_line(spec.script)}"
         yield Check("script", False, what, preset_hint, is_needed=False)
-    yield from script_python.checks(spec)
+    yield from script_python.checks(spec, script.files)
     yield from secret_checks(spec)
 
 

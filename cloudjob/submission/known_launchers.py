@@ -5,79 +5,61 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-# Programs, and the launcher of cloudjob that replaces each; empty if none does.
-_PROGRAMS: Mapping[str, str] = {
-    **dict.fromkeys(("mpirun", "mpiexec", "orterun", "prterun", "prun"), "mpirun"),
-    **dict.fromkeys(("mpiexec.hydra", "mpiexec.mpich", "mpiexec.openmpi"), "mpirun"),
-    **dict.fromkeys(("mpirun.openmpi", "mpirun.mpich", "mpirun_rsh", "oshrun"), "mpirun"),
-    **dict.fromkeys(("jsrun", "aprun", "ibrun", "mpprun"), "mpirun"),
+# A launcher of cloudjob, and what it replaces; nothing replaces the last row. Some programs start
+# ranks only with a certain word: ``accelerate:launch``.
+_PROGRAMS = {
+    "mpirun": "mpirun mpiexec orterun prterun prun mpiexec.hydra mpiexec.mpich mpiexec.openmpi"
+    " mpirun.openmpi mpirun.mpich mpirun_rsh oshrun jsrun aprun ibrun mpprun"
+    " flux:run flux:submit flux:alloc flux:batch",
     "srun": "srun",
-    "msrun": "msrun",
-    "torchrun": "torchrun",
-    "horovodrun": "horovod",
-    "davincirun.py": "rank-table",
-    **dict.fromkeys(("accelerate-launch", "composer", "deepspeed", "ds"), "torchrun"),
-    **dict.fromkeys(("baguarun", "bfrun", "dlrover-run", "fleetrun", "torchx"), "torchrun"),
-    "xla_dist": "",
+    "msrun": "msrun -m:mindspore.parallel.cluster.run",
+    "horovod": "horovodrun -m:horovod.runner.launch",
+    "rank-table": "davincirun.py",
+    "torchrun": "torchrun accelerate:launch accelerate-launch composer deepspeed ds baguarun bfrun"
+    " dlrover-run fleetrun torchx colossalai:run fabric:run lightning:run tune:run"
+    " -m:torch.distributed.launch -m:torch.distributed.run -m:torch.distributed.launcher"
+    " -m:torch_npu.distributed.run -m:accelerate.commands.launch -m:deepspeed.launcher.runner"
+    " -m:deepspeed.launcher.launch -m:colossalai.cli -m:composer.cli.launcher"
+    " -m:lightning.fabric.cli -m:lightning_fabric.cli -m:fabric.cli"
+    " -m:bagua.distributed.launch -m:bagua.distributed.run",
+    "": "xla_dist axolotl:train axolotl:preprocess dask:scheduler dask:worker"
+    " llamafactory-cli:train mim:train oumi:distributed ray:start ray:job ray:submit ray:up"
+    " ray:exec swift:sft swift:pt swift:rlhf xtuner:train"
+    " -m:paddle.distributed.launch -m:paddle.distributed.fleet.launch"
+    " -m:torch_xla.distributed.xla_dist",
 }
-# Programs that start ranks only with one of these words.
-_WITH_WORDS: Mapping[str, tuple[str, frozenset[str]]] = {
-    "accelerate": ("torchrun", frozenset(("launch",))),
-    "axolotl": ("", frozenset(("train", "preprocess"))),
-    "colossalai": ("torchrun", frozenset(("run",))),
-    "dask": ("", frozenset(("scheduler", "worker"))),
-    "fabric": ("torchrun", frozenset(("run",))),
-    "flux": ("mpirun", frozenset(("run", "submit", "alloc", "batch"))),
-    "lightning": ("torchrun", frozenset(("run",))),
-    "llamafactory-cli": ("", frozenset(("train",))),
-    "mim": ("", frozenset(("train",))),
-    "oumi": ("", frozenset(("distributed",))),
-    "ray": ("", frozenset(("start", "job", "submit", "up", "exec"))),
-    "swift": ("", frozenset(("sft", "pt", "rlhf"))),
-    "tune": ("torchrun", frozenset(("run",))),
-    "xtuner": ("", frozenset(("train",))),
-}
-_MODULES: Mapping[str, str] = {
-    **dict.fromkeys(("torch.distributed.launch", "torch.distributed.run"), "torchrun"),
-    **dict.fromkeys(("torch_npu.distributed.run", "torch.distributed.launcher"), "torchrun"),
-    **dict.fromkeys(("accelerate.commands.launch", "deepspeed.launcher.runner"), "torchrun"),
-    **dict.fromkeys(("deepspeed.launcher.launch", "colossalai.cli"), "torchrun"),
-    **dict.fromkeys(("composer.cli.launcher", "lightning.fabric.cli"), "torchrun"),
-    **dict.fromkeys(("lightning_fabric.cli", "fabric.cli"), "torchrun"),
-    **dict.fromkeys(("bagua.distributed.launch", "bagua.distributed.run"), "torchrun"),
-    "horovod.runner.launch": "horovod",
-    "mindspore.parallel.cluster.run": "msrun",
-    "paddle.distributed.launch": "",
-    "paddle.distributed.fleet.launch": "",
-    "torch_xla.distributed.xla_dist": "",
-}
-# Functions that start ranks.
-FUNCTIONS: Mapping[str, str] = {
-    "torch.multiprocessing.spawn": "torchrun",
-    "torch.distributed.launcher.api.elastic_launch": "torchrun",
-    "torch.distributed.launcher.elastic_launch": "torchrun",
-    "torch.distributed.run.main": "torchrun",
-    "torch.distributed.run.run": "torchrun",
-    "torch.distributed.launch.main": "torchrun",
-    "accelerate.notebook_launcher": "torchrun",
-    "accelerate.debug_launcher": "torchrun",
-    "horovod.run": "horovod",
-    "horovod.torch.run": "horovod",
-    "paddle.distributed.spawn": "",
-    "torch_xla.distributed.xla_multiprocessing.spawn": "",
-    "torch_xla.launch": "",
+# The same for functions.
+_FUNCTIONS = {
+    "torchrun": "torch.multiprocessing.spawn torch.distributed.launcher.api.elastic_launch"
+    " torch.distributed.launcher.elastic_launch torch.distributed.run.main"
+    " torch.distributed.run.run torch.distributed.launch.main accelerate.notebook_launcher"
+    " accelerate.debug_launcher",
+    "horovod": "horovod.run horovod.torch.run",
+    "": "paddle.distributed.spawn torch_xla.distributed.xla_multiprocessing.spawn torch_xla.launch",
 }
 _NO_START = frozenset(("--version", "-V", "--help", "-h"))
 # Programs that run the command in their arguments.
 _WRAPPERS = frozenset(
     (
-        *("apptainer", "chrt", "conda", "coverage", "gosu", "hatch", "ionice", "mamba"),
-        *("micromamba", "ncu", "nsys", "numactl", "parallel", "pdm", "perf", "pipenv", "pixi"),
-        *("poetry", "py-spy", "rye", "script", "setsid", "singularity", "ssh", "stdbuf"),
-        *("strace", "su-exec", "taskset", "tini", "timeout", "tini-static", "unbuffer", "uv"),
-        *("uvx", "xargs", "xvfb-run", "catchsegv", "dumb-init", "memray", "pipx"),
+        *("apptainer", "catchsegv", "chrt", "conda", "coverage", "dumb-init", "gosu", "hatch"),
+        *("ionice", "mamba", "memray", "micromamba", "ncu", "nsys", "numactl", "parallel", "pdm"),
+        *("perf", "pipenv", "pipx", "pixi", "poetry", "py-spy", "rye", "script", "setsid"),
+        *("singularity", "ssh", "stdbuf", "strace", "su-exec", "taskset", "timeout", "tini"),
+        *("tini-static", "unbuffer", "uv", "uvx", "xargs", "xvfb-run"),
     )
 )
+# The number of words of such a program that may precede the command.
+_MAX_WRAPPED = 50
+
+
+def _launcher_by_name(rows: Mapping[str, str]) -> dict[str, str]:
+    return {
+        name.replace(":", " "): launcher for launcher, row in rows.items() for name in row.split()
+    }
+
+
+FUNCTIONS = _launcher_by_name(_FUNCTIONS)
+_BY_NAME = {**FUNCTIONS, **_launcher_by_name(_PROGRAMS)}
 
 
 class Known(NamedTuple):
@@ -94,33 +76,23 @@ class Known(NamedTuple):
 
 def in_command(argv: Sequence[str]) -> Known | None:
     """Return the launcher that a command starts; None if it starts none."""
-    names = [argument.rpartition("/")[2] for argument in argv]
+    is_wrapped = argv[0].rpartition("/")[2] in _WRAPPERS
+    starts = range(_MAX_WRAPPED if is_wrapped else 1)
+    return next(filter(None, (_at_start(argv[at:]) for at in starts if at < len(argv))), None)
+
+
+def _at_start(argv: Sequence[str]) -> Known | None:
     if argv[1:2] and argv[1] in _NO_START:
         return None
-    found = _program(names) or _module(argv)
-    if found is None and names[0] in _WRAPPERS:
-        starts = range(1, len(argv))
-        return next(filter(None, (in_command(argv[at:]) for at in starts)), None)
-    return found
-
-
-def _program(names: Sequence[str]) -> Known | None:
-    program = names[0]
-    known = {**_PROGRAMS, **FUNCTIONS}
-    if program in known:
-        return Known(known[program], program)
-    if program in _WITH_WORDS:
-        launcher, words = _WITH_WORDS[program]
-        word = next((name for name in names[1:] if not name.startswith("-")), "")
-        return Known(launcher, f"{program} {word}") if word in words else None
-    # `python davincirun.py …`, `python -u /usr/bin/torchrun …`
-    is_python = program.startswith(("python", "pypy"))
-    script = next((name for name in names[1:] if not name.startswith("-")), "")
-    if is_python and "-m" not in names[1:] and "-c" not in names[1:] and script in _PROGRAMS:
-        return Known(_PROGRAMS[script], script)
+    program, *words = [argument.rpartition("/")[2] for argument in argv]
+    word = next((word for word in words if not word.startswith("-")), "")
+    names = [program, f"{program} {word}"]
+    if "-m" in words[:-1]:
+        names.append(f"-m {words[words.index('-m') + 1]}")
+    elif program.startswith(("python", "pypy")) and "-c" not in words:
+        # `python -u /usr/bin/torchrun …`
+        names.append(word)
+    for name in names:
+        if name in _BY_NAME:
+            return Known(_BY_NAME[name], name.removeprefix("-m "))
     return None
-
-
-def _module(argv: Sequence[str]) -> Known | None:
-    module = argv[argv.index("-m") + 1] if "-m" in argv[:-1] else ""
-    return Known(_MODULES[module], module) if module in _MODULES else None

@@ -14,7 +14,7 @@ from cloudjob.backends.process import devices
 from cloudjob.errors import UsageError
 from cloudjob.model.job import JobSpec
 from cloudjob.model.text import one_line
-from cloudjob.submission import launcher_choice, scripts
+from cloudjob.submission import launcher_choice, script_check, scripts
 
 # Usual names of a script that trains.
 _SCRIPTS = ("train.py", "main.py", "run.py")
@@ -58,9 +58,10 @@ def job_file(script: str, folder: Path, environ: Mapping[str, str]) -> str:
 
 
 def _parts(script: str, folder: Path, environ: Mapping[str, str]) -> Iterator[list[str]]:
-    path = folder / script
-    modules = {name.partition(".")[0] for name in launcher_choice.imports_of(path)}
-    choice = launcher_choice.choose(JobSpec(script=script, source=str(folder)))
+    spec = JobSpec(script=script, source=str(folder))
+    read = script_check.read(spec)
+    modules = {name.partition(".")[0] for name in read.files[folder / script].imports}
+    choice = launcher_choice.choose(spec, read)
     yield [
         "# The job of this folder: `cloudjob submit` runs it, and with --dry-run shows the plan.",
         "# Options take precedence. `cloudjob docs job-file` describes every key.",

@@ -27,6 +27,7 @@ from cloudjob.store.base import Expiring, ObjectStore
 from cloudjob.store.parallel import in_parallel
 from cloudjob.submission import checks, messages, preparation, script_check
 from cloudjob.submission.preparation import PreparedJob, prepare_job
+from cloudjob.submission.script_check import Script
 from cloudjob.submission.undo import undo_on_failure
 from cloudjob.tracking import Job, descriptions, leftovers, notifier
 from jobentry.contract.paths import JobPaths
@@ -63,8 +64,7 @@ def submit(spec: JobSpec, home: Path, *, on_progress: OnProgress = log_warnings)
         CloudJobError: Nothing was started; the submit left nothing but layers, which the next
             submit uses and ``cloudjob store gc`` removes.
     """
-    script_check.check(spec)
-    return _submit(spec, home, None, on_progress)
+    return _submit(spec, home, script_check.check(spec), on_progress)
 
 
 def submit_member(member: Member, home: Path, *, on_progress: OnProgress) -> Job:
@@ -72,7 +72,9 @@ def submit_member(member: Member, home: Path, *, on_progress: OnProgress) -> Job
     return _submit(member.prepared.spec, home, member, on_progress)
 
 
-def _submit(spec: JobSpec, home: Path, member: Member | None, on_progress: OnProgress) -> Job:
+def _submit(spec: JobSpec, home: Path, start: Script | Member, on_progress: OnProgress) -> Job:
+    """Send a job that is prepared, or whose script was read."""
+    member = start if isinstance(start, Member) else None
     job = member.job if member else preparation.new_id(spec.name)
     make_home(home)
     leftovers.remove(home)
@@ -81,7 +83,10 @@ def _submit(spec: JobSpec, home: Path, member: Member | None, on_progress: OnPro
         locks.scratch(submits_folder(home), job) as scratch,
         Records(records_path(home)) as db,
     ):
-        prepared = member.prepared if member else prepare_job(spec, home, scratch, on_progress)
+        if isinstance(start, Member):
+            prepared = start.prepared
+        else:
+            prepared = prepare_job(spec, start, home, scratch, on_progress)
         return _send(job, prepared, member, Place(home, scratch, db), on_progress)
 
 

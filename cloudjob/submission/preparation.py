@@ -27,6 +27,7 @@ from cloudjob.submission import (
     ranks,
 )
 from cloudjob.submission.launcher_choice import Choice
+from cloudjob.submission.script_check import Script
 from jobentry.contract import names
 from jobentry.contract.launchers import AUTO
 from jobentry.contract.packages import Layer, damage_key
@@ -71,16 +72,18 @@ class PreparedJob(NamedTuple):
     target: Target
 
 
-def prepare_job(spec: JobSpec, home: Path, scratch: Path, on_progress: OnProgress) -> PreparedJob:
+def prepare_job(
+    spec: JobSpec, script: Script, home: Path, scratch: Path, on_progress: OnProgress
+) -> PreparedJob:
     """Pack the source, and choose the launcher and the number of ranks.
 
     Args:
         scratch: The folder for the package.
     """
-    checks.require(checks.script_checks(spec), on_progress)
+    checks.require(checks.script_checks(spec, script), on_progress)
     target = Target.open(spec, home)
     package = pack_source(spec, home, scratch, target.uri)
-    spec, choice = with_launcher(spec)
+    spec, choice = with_launcher(spec, script)
     spec, chosen = ranks.choose(spec, target.backend, may_query=True)
     reports = (messages.launcher(choice), messages.ranks(chosen), messages.left_out(package))
     for report in chain.from_iterable(reports):
@@ -109,15 +112,15 @@ def pack_source(
     )
 
 
-def with_launcher(spec: JobSpec) -> tuple[JobSpec, Choice | None]:
+def with_launcher(spec: JobSpec, script: Script) -> tuple[JobSpec, Choice | None]:
     """Return the job with a launcher, and the reason for it if the job names none."""
     choice = None
     if spec.launcher == AUTO:
-        choice = launcher_choice.choose(spec)
+        choice = launcher_choice.choose(spec, script)
         spec = spec.model_copy(update={"launcher": choice.launcher})
         # Some values are valid only with some launchers, and the job had no launcher until now.
         validation.check(spec)
-    nested_launchers.check(spec)
+    nested_launchers.check(spec, script.nested)
     return spec, choice
 
 

@@ -56,11 +56,11 @@ def preview(spec: JobSpec, home: Path, *, planned_nodes: int | None = None) -> P
     Args:
         planned_nodes: The number of nodes to plan, starting with the head; None for all.
     """
-    script_check.check(spec)
+    script = script_check.check(spec)
     target = Target.open(spec, home)
     with TemporaryDirectory(prefix="cloudjob-pack-") as scratch:
         package = preparation.pack_source(spec, home, Path(scratch), target.uri)
-    spec, choice = preparation.with_launcher(spec)
+    spec, choice = preparation.with_launcher(spec, script)
     spec, chosen = ranks.choose(spec, target.backend, may_query=False)
     paths = JobPaths(preparation.new_id(spec.name))
     submission = preparation.prepare_for(
@@ -79,7 +79,7 @@ def preview(spec: JobSpec, home: Path, *, planned_nodes: int | None = None) -> P
             for environment in target.backend.environments(request)[:planned_nodes]
         ),
         text=hide(target.backend.text(request), masked_texts),
-        python=script_python.described(spec),
+        python=script_python.described(spec, script.files),
     )
 
 

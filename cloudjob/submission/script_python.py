@@ -18,7 +18,7 @@ from cloudjob.backends.base import Check
 from cloudjob.errors import BackendError
 from cloudjob.model.job import JobSpec
 from cloudjob.model.text import one_line
-from cloudjob.submission import launcher_choice
+from cloudjob.submission.scripts import CERTAIN, Files
 
 _LIMIT_S = 20.0
 # Modules that only the nodes have.
@@ -29,7 +29,7 @@ _LOOK = (
 )
 
 
-def checks(spec: JobSpec) -> Iterator[Check]:
+def checks(spec: JobSpec, files: Files) -> Iterator[Check]:
     """Yield a check that fails if another interpreter has modules that the script's lacks."""
     if spec.backend != "process":
         return
@@ -43,7 +43,7 @@ def checks(spec: JobSpec) -> Iterator[Check]:
     other = _on_path()
     if not other or other == chosen.path:
         return
-    missing = _missing(chosen.path, _imports(spec))
+    missing = _missing(chosen.path, _imports(spec, files))
     only_there = sorted(set(missing) - set(_missing(other, missing)))
     if only_there:
         yield Check(
@@ -55,12 +55,12 @@ def checks(spec: JobSpec) -> Iterator[Check]:
         )
 
 
-def described(spec: JobSpec) -> tuple[str, ...]:
+def described(spec: JobSpec, files: Files) -> tuple[str, ...]:
     """Return the interpreter of the script, then what is wrong with it, for people."""
     if spec.backend != "process":
         return ()
     chosen = interpreters.choose(spec.process.python, "process.python")
-    return f"{chosen.path} ({chosen.why})", *(check.found for check in checks(spec))
+    return f"{chosen.path} ({chosen.why})", *(check.found for check in checks(spec, files))
 
 
 def _on_path() -> str:
@@ -68,13 +68,13 @@ def _on_path() -> str:
     return str(Path(found).absolute()) if found else ""
 
 
-def _imports(spec: JobSpec) -> list[str]:
+def _imports(spec: JobSpec, files: Files) -> list[str]:
     """Return the modules that the script always imports and that neither Python nor it brings."""
     script = Path(spec.source, spec.script)
     if spec.takes_command or script.suffix != ".py":
         return []
-    found = launcher_choice.certain_imports_of(script)
-    tops = {name.partition(".")[0] for name in found if not name.startswith(".")}
+    imports = files[script].imports
+    tops = {name.partition(".")[0] for name, how in imports.items() if how == CERTAIN} - {""}
     tops -= sys.stdlib_module_names | _OF_NODES
     return sorted(
         one_line(name)

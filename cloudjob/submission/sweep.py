@@ -84,13 +84,13 @@ def submit(
         CloudJobError: A job could not be submitted; those before it continue.
     """
     jobs = expand(spec)
-    script_check.check(spec)
+    script = script_check.check(spec)
     on_progress = _report_once(on_progress)
     make_home(home)
     sweep = _find_interrupted(home, _key(spec), resume=resume)
     sweep = sweep or Sweep(preparation.new_id(spec.name[:_NAME_LETTERS]), home)
     with locks.scratch(submits_folder(home), sweep.id) as scratch:
-        prepared = preparation.prepare_job(spec, home, scratch, on_progress)
+        prepared = preparation.prepare_job(spec, script, home, scratch, on_progress)
         file = sweep.read() or SweepFile(
             created_at=rfc3339(time.time()), key=_key(spec), digest=prepared.package.digest,
             submitted=0, jobs=len(jobs), spec=masked(spec),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cloudjob.model.job import JobSpec
-from cloudjob.submission import launcher_choice
+from cloudjob.submission import launcher_choice, script_check
 from cloudjob.submission.launcher_choice import Choice
 from jobentry.contract.launchers import LAUNCHERS
 
@@ -23,7 +23,8 @@ def choose(tmp_path):
             path.parent.mkdir(parents=True, exist_ok=True)
             data = content if isinstance(content, bytes) else textwrap.dedent(content).encode()
             path.write_bytes(data)
-        return launcher_choice.choose(JobSpec(script=script, source=str(tmp_path), **spec))
+        described = JobSpec(script=script, source=str(tmp_path), **spec)
+        return launcher_choice.choose(described, script_check.read(described))
 
     return run
 

@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 
 from cloudjob.errors import SpecError
 from cloudjob.model.job import JobSpec
-from cloudjob.submission import launcher_choice, nested_launchers, script_check
+from cloudjob.submission import (
+    checks,
+    launcher_choice,
+    nested_launchers,
+    script_check,
+    shell_commands,
+)
+from cloudjob.submission.nested_launchers import Nested
+from cloudjob.submission.script_check import read
 
 
 @pytest.fixture
@@ -23,6 +31,26 @@ def source(tmp_path: Path) -> Path:
 def write(source: Path, text: str, name: str = "run.sh") -> None:
     """Write a script into the source."""
     (source / name).write_text(textwrap.dedent(text))
+
+
+def find(source: Path, script: str) -> Nested | None:
+    """Return the launcher that a script starts itself."""
+    return read(JobSpec(script=script, source=str(source))).nested
+
+
+def check(spec: JobSpec) -> None:
+    """Refuse a script that its launcher must not repeat."""
+    nested_launchers.check(spec, read(spec).nested)
+
+
+def chosen(spec: JobSpec) -> launcher_choice.Choice:
+    """Return the launcher of a job that names none."""
+    return launcher_choice.choose(spec, read(spec))
+
+
+def ignored_exit_code(spec: JobSpec) -> str:
+    """Return what a submit says of an exit code that the script ignores."""
+    return nested_launchers.ignored_exit_code(spec, read(spec).nested)
 
 
 PYTHON = [
@@ -66,12 +94,12 @@ def test_a_launcher_that_a_python_script_starts_runs_once_on_each_node(
     spec = JobSpec(script="start.py", source=str(source))
     name = "run.sh" if "bash" in text else "start.py"
 
-    choice = launcher_choice.choose(spec)
+    choice = chosen(spec)
 
     assert choice == ("python", f"{name} line {line} starts {program} itself")
     shown = f"{name} line {line} starts {program} itself and ignores its exit code"
-    assert nested_launchers.ignored_exit_code(spec).startswith(shown) is is_failure_ignored
-    assert not nested_launchers.ignored_exit_code(spec.model_copy(update={"strict": "true"}))
+    assert ignored_exit_code(spec).startswith(shown) is is_failure_ignored
+    assert not ignored_exit_code(spec.model_copy(update={"strict": "true"}))
 
 
 NO_REPLACEMENT = ""
@@ -105,6 +133,8 @@ COMMANDS = {
     "singularity exec --nv image.sif torchrun train.py": "torchrun",
     "xargs -n 1 torchrun": "torchrun",
     "bash -c 'cd x && torchrun train.py'": "torchrun",
+    "bash -c '\ncd x # it is there\ntorchrun train.py'": "torchrun",
+    "[ $# -gt 1 ] && torchrun train.py": "torchrun",
     "bash -lc 'source env.sh; deepspeed train.py'": "torchrun",
     "eval torchrun train.py": "torchrun",
 }
@@ -119,8 +149,8 @@ def test_every_launcher_of_the_field_is_recognised(
     write(source, text, script)
     spec = JobSpec(script=script, source=str(source))
 
-    choice = launcher_choice.choose(spec)
-    found = nested_launchers.find(source, script)
+    choice = chosen(spec)
+    found = find(source, script)
 
     assert choice.launcher == "python"
     assert choice.why.startswith(f"{script} line 2 starts ")
@@ -128,11 +158,12 @@ def test_every_launcher_of_the_field_is_recognised(
     assert found.replacement.startswith(f"--launcher {launcher} " if launcher else "")
     if script == "run.sh":
         with pytest.raises(SpecError, match="would run it once for each rank") as caught:
-            nested_launchers.check(spec.model_copy(update={"launcher": "mpirun"}))
+            check(spec.model_copy(update={"launcher": "mpirun"}))
         assert "--launcher python run.sh runs once on each node" in caught.value.hint
     else:
         repeated = spec.model_copy(update={"launcher": "mpirun"})
-        assert "once for each rank" in nested_launchers.repeated_in_python(repeated)
+        warnings = [each.found for each in checks.script_checks(repeated, read(repeated))]
+        assert any("cloudjob runs it once for each rank" in warning for warning in warnings)
 
 
 @pytest.mark.parametrize(
@@ -156,9 +187,7 @@ def test_every_launcher_of_the_field_is_recognised(
 def test_every_way_to_start_a_launcher_from_python_is_recognised(source: Path, text: str):
     write(source, text, "start.py")
 
-    assert (
-        launcher_choice.choose(JobSpec(script="start.py", source=str(source))).launcher == "python"
-    )
+    assert chosen(JobSpec(script="start.py", source=str(source))).launcher == "python"
 
 
 @pytest.mark.parametrize(
@@ -175,13 +204,17 @@ def test_every_way_to_start_a_launcher_from_python_is_recognised(source: Path, t
         "python tool.py srun",
         "echo torchrun",
         "timeout 10 python train.py",
+        "uv " * 100 + "python train.py",
+        "python train.py  # don't torchrun\ntrue",
+        "x=$((1<<2)) python train.py",
+        'python -c "\ntorchrun = 1\nprint(torchrun)\n"',
         "bash -c 'echo done'",
     ],
 )
 def test_a_command_that_only_names_a_launcher_is_none(source: Path, command: str):
     write(source, command)
 
-    assert nested_launchers.find(source, "run.sh") is None
+    assert find(source, "run.sh") is None
 
 
 def test_a_script_that_spawns_only_without_a_launcher_is_started_by_one(source: Path):
@@ -189,7 +222,7 @@ def test_a_script_that_spawns_only_without_a_launcher_is_started_by_one(source: 
     text += "main() if 'LOCAL_RANK' in os.environ else mp.spawn(main, nprocs=8)\n"
     write(source, text, "train.py")
 
-    assert nested_launchers.find(source, "train.py") is None
+    assert find(source, "train.py") is None
 
 
 @pytest.mark.parametrize(
@@ -240,7 +273,7 @@ def test_a_program_in_place_of_the_script_is_refused_with_the_command_to_use(
 def test_no_launcher_is_found_in_a_python_script_that_starts_none(source: Path, text: str):
     write(source, text, "train.py")
 
-    assert nested_launchers.find(source, "train.py") is None
+    assert find(source, "train.py") is None
 
 
 @pytest.mark.parametrize(
@@ -262,14 +295,14 @@ def test_a_shell_script_that_ignores_the_exit_code_of_a_launcher_is_noticed(
 
     spec = JobSpec(script="run.sh", source=str(source))
 
-    assert bool(nested_launchers.ignored_exit_code(spec)) is is_failure_ignored
-    assert launcher_choice.choose(spec).launcher == "python"
+    assert bool(ignored_exit_code(spec)) is is_failure_ignored
+    assert chosen(spec).launcher == "python"
 
 
 def test_a_launcher_that_the_script_leaves_behind_is_still_refused(source: Path):
     write(source, "mpirun -n 2 python a.py &")
 
-    assert launcher_choice.choose(JobSpec(script="run.sh", source=str(source))).launcher == "mpirun"
+    assert chosen(JobSpec(script="run.sh", source=str(source))).launcher == "mpirun"
 
 
 @pytest.mark.parametrize(
@@ -319,7 +352,7 @@ def test_a_launcher_in_a_script_is_refused_with_what_to_submit_instead(
     write(source, text)
 
     with pytest.raises(SpecError) as caught:
-        nested_launchers.check(JobSpec(script="run.sh", source=str(source), launcher="mpirun"))
+        check(JobSpec(script="run.sh", source=str(source), launcher="mpirun"))
 
     assert caught.value.message == (
         f"script: run.sh line {line} {problem}, and cloudjob would run it once for each rank"
@@ -344,7 +377,7 @@ def test_a_launcher_in_a_script_is_refused_with_what_to_submit_instead(
 def test_shell_scripts_that_start_no_ranks_are_accepted(source: Path, text: str):
     write(source, text)
 
-    assert nested_launchers.find(source, "run.sh") is None
+    assert find(source, "run.sh") is None
 
 
 def test_scripts_that_a_script_runs_are_read(source: Path):
@@ -353,7 +386,7 @@ def test_scripts_that_a_script_runs_are_read(source: Path):
     write(source, "mpirun -n 2 x.py", "scripts/go.sh")
     write(source, "bash run.sh", "env.sh")
 
-    found = nested_launchers.find(source, "run.sh")
+    found = find(source, "run.sh")
 
     assert found is not None
     assert found.where == "scripts/go.sh line 1"
@@ -362,7 +395,7 @@ def test_scripts_that_a_script_runs_are_read(source: Path):
 def test_a_script_without_a_suffix_is_known_by_its_first_line(source: Path):
     write(source, "#!/usr/bin/env bash\nmpirun -n 2 x.py", "run")
 
-    assert nested_launchers.find(source, "run") is not None
+    assert find(source, "run") is not None
 
 
 @pytest.mark.parametrize("launcher", ["python", "command"])
@@ -371,9 +404,9 @@ def test_a_launcher_that_runs_a_script_once_on_each_node_takes_any_script(
 ):
     write(source, "torchrun --nnodes $MA_NUM_HOSTS train.py")
 
-    nested_launchers.check(JobSpec(script="run.sh", source=str(source), launcher=launcher))
+    check(JobSpec(script="run.sh", source=str(source), launcher=launcher))
 
 
 @given(st.text(alphabet=st.sampled_from("a&;|()<>'\"\\\n #${}=do ")))
 def test_any_text_is_read(text: str):
-    nested_launchers.commands(text)
+    shell_commands.commands(text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,9 +15,13 @@ from cloudjob.model.job import JobSpec
 from cloudjob.submission import script_check
 
 
-def spec(folder: Path, name: str, text: str) -> JobSpec:
+def spec(folder: Path, name: str, text: str, **values: Any) -> JobSpec:
     (folder / name).write_text(text, newline="")
-    return JobSpec(source=str(folder), script=name, launcher="python")
+    return JobSpec(source=str(folder), script=name, launcher="python", **values)
+
+
+def problem(described: JobSpec) -> script_check.Problem | None:
+    return script_check.read(described).problem
 
 
 REFUSED = [
@@ -60,9 +65,9 @@ def test_the_hint_names_the_usual_mistake(tmp_path: Path):
         ("run.sh", "if true\r\nthen\r\n  echo\r\nfi\r\n", "Windows line endings"),
         ("train.py", "<html>", "raw file"),
     ):
-        problem = script_check.find(spec(tmp_path, name, text))
-        assert problem is not None
-        assert expected in problem.hint
+        mistake = problem(spec(tmp_path, name, text))
+        assert mistake is not None
+        assert expected in mistake.hint
 
 
 ACCEPTED = [
@@ -78,7 +83,7 @@ ACCEPTED = [
 
 @pytest.mark.parametrize(("name", "text"), ACCEPTED)
 def test_a_script_that_may_run_is_accepted(tmp_path: Path, name: str, text: str):
-    assert script_check.find(spec(tmp_path, name, text)) is None
+    assert problem(spec(tmp_path, name, text)) is None
 
 
 NEWER = [
@@ -93,17 +98,30 @@ NEWER = [
 
 
 @pytest.mark.parametrize(("version", "text"), NEWER)
-def test_syntax_of_a_newer_python_is_only_warned_of(
+def test_syntax_of_a_newer_python_is_only_warned_of_if_other_machines_may_have_it(
     tmp_path: Path, version: tuple[int, int], text: str
 ):
-    found = script_check.find(spec(tmp_path, "train.py", text))
+    elsewhere = problem(spec(tmp_path, "train.py", text, backend="docker"))
+    here = problem(spec(tmp_path, "train.py", text))
 
     if sys.version_info >= version:
-        assert found is None
+        assert (elsewhere, here) == (None, None)
     else:
-        assert found is not None
-        assert not found.is_certain
-        assert f"Python {version[0]}.{version[1]}" in found.hint
+        assert elsewhere is not None
+        assert not elsewhere.is_certain
+        assert f"Python {version[0]}.{version[1]}" in elsewhere.hint
+        assert here is not None
+        assert here.is_certain
+
+
+@pytest.mark.parametrize("is_valid", [True, False])
+def test_the_python_of_the_script_decides_on_this_machine(tmp_path: Path, is_valid: bool):
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\n[ $(wc -c) = 8 ] && exit {int(not is_valid)}\n")
+    python.chmod(0o755)
+    described = spec(tmp_path, "train.py", "if x\n 1\n", process={"python": str(python)})
+
+    assert (problem(described) is None) is is_valid
 
 
 def test_a_shell_script_is_only_warned_of_where_bash_is_as_old_as_that_of_macos(
@@ -116,10 +134,10 @@ def test_a_shell_script_is_only_warned_of_where_bash_is_as_old_as_that_of_macos(
     old.chmod(0o755)
     described = spec(tmp_path, "run.sh", "python train.py |& tee log\n")
 
-    assert script_check.find(described) is None
+    assert problem(described) is None
     monkeypatch.setenv("PATH", f"{old.parent}:/bin:/usr/bin")
     assert shutil.which("bash") == str(old)
-    found = script_check.find(described)
+    found = problem(described)
 
     assert found is not None
     assert not found.is_certain
