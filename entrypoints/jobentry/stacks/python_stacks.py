@@ -1,7 +1,9 @@
 """Python stacks of another process, from its memory.
 
-A process that runs changes its stack while it is read. So each stack is read again after its names
-have been; only what both reads agree on is returned.
+A thread that runs changes its stack while it is read. If the kernel shows that it was blocked from
+the first read to the last, its stack is exact. Otherwise the stack is read many times, and only the
+calls on which all reads agree are returned: a single read may mix two moments, even if it begins
+and ends with the same innermost call.
 """
 
 from __future__ import annotations
@@ -12,14 +14,18 @@ import struct
 from typing import NamedTuple
 
 from jobentry.stacks.elf import Elf
+from jobentry.stacks.kernel import blocked_since
 from jobentry.stacks.layouts import Layout, layout_of
 from jobentry.stacks.line_tables import line_at
 from jobentry.stacks.memory import Mapping, Memory, UnreadableError, mappings, path_of
 
-# Tries until two reads of a stack have something in common: a thread may call all the time.
+# Tries to read what a running thread changes meanwhile.
 _TRIES = 24
-# Frames that are no farther apart than this are read at once.
-_GAP_BYTES = 8192
+# Reads of a running thread's stack that must agree. If the reader is slow, one read in four may mix
+# two moments; the chance that this many reads mix the same ones is less than one in ten million.
+_READS = 12
+# How often these reads are repeated if they have nothing in common.
+_ROUNDS = 8
 _MOST_THREADS, _MOST_FRAMES = 4096, 4096
 _MOST_NAME, _MOST_TABLE_BYTES = 4096, 1024 * 1024
 _VERSION = re.compile(r"python-?3\.?(\d+)")
@@ -47,8 +53,8 @@ class PythonThread(NamedTuple):
     Args:
         thread_id: Its id for the kernel; 0 if it is not known.
         frames: The innermost call first.
-        is_moving: Whether it called or returned during each read; then ``frames`` lacks its
-            innermost calls.
+        is_moving: Whether it executed Python code while it was read; then ``frames`` lacks the
+            calls that it made or left meanwhile, and the innermost line is one of several.
     """
 
     thread_id: int
@@ -89,8 +95,8 @@ class Interpreter:
         kernel_ids = _kernel_ids(self._memory.process)
         for state in self._thread_states():
             try:
-                frames, is_moving = self._frames(state)
                 thread_id = self._kernel_id(state, kernel_ids)
+                frames, is_moving = self._frames(state, thread_id)
             except UnreadableError:
                 # The thread may just have ended.
                 continue
@@ -117,84 +123,73 @@ class Interpreter:
             state = self._memory.word(state + self._layout.next_thread)
         return states
 
-    def _frames(self, state: int) -> tuple[tuple[Frame, ...], bool]:
+    def _frames(self, state: int, thread_id: int) -> tuple[tuple[Frame, ...], bool]:
         """Return the calls of a thread, and whether it moved while they were read."""
-        for _ in range(_TRIES):
+        frames = self._frames_if_blocked(state, thread_id)
+        if frames is not None:
+            return frames, False
+        for _ in range(_ROUNDS):
             try:
-                before = self._raw_frames(state)
-                frames = [self._frame(raw) for raw in before]
-                after = self._raw_frames(state)
+                frames, is_moving = self._frames_of_running(state)
             except UnreadableError:
                 continue
-            if before == after:
-                return tuple(frames), False
-            same = _outer_frames_in_common(before, after)
-            if same:
-                return tuple(frames[len(frames) - same :]), True
+            if frames:
+                return frames, is_moving
+        raise UnreadableError("its stack did not stand still")
+
+    def _frames_of_running(self, state: int) -> tuple[tuple[Frame, ...], bool]:
+        """Return the calls on which many reads agree, and whether they differed."""
+        reads = self._reads(state, _READS)
+        frames = tuple(self._frame(raw) for raw in _calls_in_common(reads))
+        # The code of a call that has returned may be gone, and its names with it.
+        reads += self._reads(state, 1)
+        still = len(_calls_in_common(reads))
+        return frames[len(frames) - still :], any(read != reads[0] for read in reads)
+
+    def _frames_if_blocked(self, state: int, thread_id: int) -> tuple[Frame, ...] | None:
+        """Return the calls of a thread that is blocked while they are read, else None."""
+        since = blocked_since(self._memory.process, thread_id)
+        if since is None:
+            return None
+        try:
+            frames = tuple(self._frame(raw) for raw in self._raw_frames(state))
+        except UnreadableError:
+            return None
+        return frames if blocked_since(self._memory.process, thread_id) == since else None
+
+    def _reads(self, state: int, count: int) -> list[list[_RawFrame]]:
+        """Read the frames of a running thread several times; each read may mix moments."""
+        reads: list[list[_RawFrame]] = []
+        for _ in range(count + _TRIES):
+            try:
+                reads.append(self._raw_frames(state))
+            except UnreadableError:
+                continue
+            if len(reads) == count:
+                return reads
         raise UnreadableError("its stack did not stand still")
 
     def _raw_frames(self, state: int) -> list[_RawFrame]:
-        """Return the frames of a thread at one moment, the innermost first.
-
-        Raises:
-            UnreadableError: It called or returned meanwhile.
-        """
-        frames = self._walk(state)
-        if self._layout.owner is not None and frames:
-            frames = self._at_once(state, frames)
-        return [
-            _raw_frame(address, content, self._layout)
-            for address, content in frames.items()
-            if self._layout.owner is None or content[self._layout.owner] in _OWNED_BY_PYTHON
-        ]
-
-    def _walk(self, state: int) -> dict[int, bytes]:
-        """Return the frames by address, from the innermost to the outermost."""
-        frames: dict[int, bytes] = {}
+        """Return the frames of a thread, the innermost first."""
+        layout = self._layout
+        frames: list[_RawFrame] = []
+        addresses: set[int] = set()
         address = self._innermost(state)
         while address:
-            if address in frames or len(frames) == _MOST_FRAMES:
+            if address in addresses or len(addresses) == _MOST_FRAMES:
                 raise UnreadableError("it has more than %d calls" % _MOST_FRAMES)
-            frames[address] = self._memory.read(address, self._frame_bytes)
-            address = _word(frames[address], self._layout.previous)
+            addresses.add(address)
+            content = self._memory.read(address, self._frame_bytes)
+            if layout.owner is None or content[layout.owner] in _OWNED_BY_PYTHON:
+                frames.append(_raw_frame(address, content, layout))
+            address = _word(content, layout.previous)
         return frames
-
-    def _at_once(self, state: int, walked: dict[int, bytes]) -> dict[int, bytes]:
-        """Read the frames again, those side by side at once.
-
-        Since 3.11 the frame of a function that has returned soon becomes that of another one, so a
-        walk from frame to frame may see two moments. One read of all is shorter than a call.
-        """
-        innermost = next(iter(walked))
-        is_still = self._innermost(state) == innermost
-        frames = self._neighbours(sorted(walked))
-        if not is_still or self._innermost(state) != innermost:
-            raise UnreadableError("it called or returned")
-        previous = self._layout.previous
-        for address, content in walked.items():
-            if _word(frames[address], previous) != _word(content, previous):
-                raise UnreadableError("it called or returned")
-        return {address: frames[address] for address in walked}
 
     def _innermost(self, state: int) -> int:
         frame = self._memory.word(state + self._layout.frame)
         if self._layout.frame_in_cframe is None:
             return frame
         return self._memory.word(frame + self._layout.frame_in_cframe)
-
-    def _neighbours(self, addresses: list[int]) -> dict[int, bytes]:
-        """Return the frames at these ascending addresses, with as few reads as possible."""
-        frames: dict[int, bytes] = {}
-        first = 0
-        for last, address in enumerate(addresses):
-            if last + 1 < len(addresses) and addresses[last + 1] - address <= _GAP_BYTES:
-                continue
-            start = addresses[first]
-            content = self._memory.read(start, address - start + self._frame_bytes)
-            for frame in addresses[first : last + 1]:
-                frames[frame] = content[frame - start : frame - start + self._frame_bytes]
-            first = last + 1
-        return frames
 
     def _frame(self, raw: _RawFrame) -> Frame:
         layout, memory = self._layout, self._memory
@@ -315,11 +310,17 @@ def _word(content: bytes, offset: int) -> int:
     return int(value)
 
 
-def _outer_frames_in_common(first: list[_RawFrame], second: list[_RawFrame]) -> int:
-    """Return how many outer calls two reads of a stack have in common, at the same instructions."""
+def _calls_in_common(reads: list[list[_RawFrame]]) -> list[_RawFrame]:
+    """Return the outer calls that all reads of a stack have in common, the innermost first.
+
+    All but the innermost of them are at the same instruction in each read.
+    """
+    first = reads[0]
     count = 0
-    for one, other in zip(reversed(first), reversed(second)):
-        if one != other:
+    for calls in zip(*(reversed(read) for read in reads)):
+        if any(call[:2] != calls[0][:2] for call in calls):
             break
         count += 1
-    return count
+        if any(call != calls[0] for call in calls):
+            break
+    return first[len(first) - count :]

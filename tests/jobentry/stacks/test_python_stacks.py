@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
 import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Callable, NamedTuple
@@ -13,7 +15,7 @@ from typing import Callable, NamedTuple
 import pytest
 
 from jobentry.stacks.memory import Memory, UnreadableError
-from jobentry.stacks.python_stacks import Interpreter, PythonThread, python_stacks
+from jobentry.stacks.python_stacks import Frame, Interpreter, PythonThread, python_stacks
 
 # Threads at rest in different kinds of calls; SIGUSR1 lets Python write their stacks.
 AT_REST = """
@@ -69,6 +71,23 @@ CALLERS = {
     "of_other_a_a": {"of_other_a"},
     "<listcomp>": {"of_main", "of_other"},
 }
+
+
+COMPUTING = """
+def compute(): return sum(range(10 ** 15))
+
+print("ready", flush=True)
+compute()
+"""
+LOOPING = """
+def loop():
+    number = 0
+    while True:
+        number += 1
+        number -= 1
+print("ready", flush=True)
+loop()
+"""
 
 
 class Call(NamedTuple):
@@ -150,20 +169,73 @@ def test_no_torn_stack_is_returned_of_threads_that_call_start_and_end(
     interpreter: str, start: Start, reads: int
 ) -> None:
     process = start(interpreter, MOVING)
-    wrong = []
     with Memory(process.pid) as memory:
         python = Interpreter(memory)
-        for _ in range(reads):
-            for thread in python.threads():
-                names = [frame.function for frame in thread.frames]
-                wrong += [
-                    names
-                    for name, caller in zip(names, names[1:])
-                    if name in CALLERS and caller not in CALLERS[name]
-                ]
+        wrong = [call for _ in range(reads) for call in _wrong_calls(python)]
 
     assert wrong == []
     assert process.poll() is None
+
+
+class SlowMemory(Memory):
+    """Memory whose reader is interrupted between two reads, as on a busy machine."""
+
+    def read(self, address: int, size_bytes: int) -> bytes:
+        content = super().read(address, size_bytes)
+        end_s = time.perf_counter() + random.random() * 0.0002
+        while time.perf_counter() < end_s:
+            pass
+        return content
+
+
+@pytest.mark.parametrize("reads", [50, pytest.param(1_000, marks=pytest.mark.lengthy)])
+def test_no_torn_stack_is_returned_to_a_slow_reader(
+    interpreter: str, start: Start, reads: int
+) -> None:
+    process = start(interpreter, MOVING)
+
+    refusals, wrong = 0, []
+    with SlowMemory(process.pid) as memory:
+        python = Interpreter(memory)
+        for _ in range(reads):
+            try:
+                wrong += _wrong_calls(python)
+            except UnreadableError:
+                # Allowed: it says that nothing stood still.
+                refusals += 1
+
+    assert wrong == []
+    assert refusals < reads
+    assert process.poll() is None
+
+
+def test_the_line_of_a_thread_that_computes_in_c_is_exact(
+    interpreter: str, start: Start, until: Callable[..., None]
+) -> None:
+    process = start(interpreter, COMPUTING)
+    calls = (Frame("<string>", 2, "compute"), Frame("<string>", 5, "<module>"))
+    expected = [PythonThread(process.pid, calls, False)]
+
+    with SlowMemory(process.pid) as memory:
+        python = Interpreter(memory)
+        # Its call begins a moment after it has said that it is ready.
+        until(lambda: python.threads() == expected)
+
+
+def test_the_function_of_an_endless_loop_is_shown(
+    interpreter: str, start: Start, until: Callable[..., None]
+) -> None:
+    process = start(interpreter, LOOPING)
+
+    def calls(python: Interpreter) -> list[tuple[list[str], bool]]:
+        return [
+            ([frame.function for frame in thread.frames], thread.is_moving)
+            for thread in python.threads()
+        ]
+
+    with SlowMemory(process.pid) as memory:
+        python = Interpreter(memory)
+        until(lambda: calls(python) == [(["loop", "<module>"], True)])
 
 
 def test_a_blocked_system_call_is_not_interrupted(start: Start) -> None:
@@ -208,6 +280,19 @@ def test_a_process_that_has_ended_is_said_to_be_unreadable() -> None:
 
     with pytest.raises(UnreadableError, match="cannot be opened"):
         python_stacks(process.pid)
+
+
+def _wrong_calls(python: Interpreter) -> list[list[str]]:
+    """Read all stacks, and return those in which a function is called by one that never does."""
+    stacks = [[frame.function for frame in thread.frames] for thread in python.threads()]
+    return [
+        names
+        for names in stacks
+        if any(
+            name in CALLERS and caller not in CALLERS[name]
+            for name, caller in zip(names, names[1:])
+        )
+    ]
 
 
 def _stacks(process: int) -> list[PythonThread]:
