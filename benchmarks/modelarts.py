@@ -13,6 +13,8 @@ from benchmarks.venv import ROOT
 
 _DRIVER = ROOT / "benchmarks" / "drivers" / "modelarts.py"
 _JOBS = 10_000
+# The peer of the emulator: Python's own server, which answers at once.
+HTTP_SERVER = "http.server"
 
 
 def cases() -> tuple[Case, ...]:
@@ -25,7 +27,18 @@ def cases() -> tuple[Case, ...]:
             ("page_ms", "server_rss_mib", "grown_mib"),
             str(_JOBS),
         ),
+        _kept_alive(),
     )
+
+
+def _kept_alive() -> Case:
+    names = (("cloudjob", "kept-alive"), (HTTP_SERVER, "http-server"))
+    subjects = (
+        Subject(name, partial(_drive, step=step, args=()), inspect=driver_figures)
+        for name, step in names
+    )
+    title = "one of 300 requests on a kept-alive connection"
+    return Case("modelarts-kept-alive", title, ("request_s",), tuple(subjects), rounds=3)
 
 
 def _case(name: str, title: str, figures: tuple[str, ...], *args: str) -> Case:

@@ -2,6 +2,8 @@
 
 modelarts.py submit HOME         all requests of a submit, except those that transfer code
 modelarts.py list HOME COUNT     pages of a list of that many jobs, and the emulator's memory
+modelarts.py kept-alive HOME     requests on one connection to the emulator
+modelarts.py http-server HOME    the same on one connection to Python's http.server
 
 It starts an emulator below HOME, and stops it.
 """
@@ -13,12 +15,14 @@ import os
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-_SUBMITS, _PAGES = 5, 200
+_SUBMITS, _PAGES, _REQUESTS = 5, 200, 300
 _SETTINGS = "engine: process\nrequests_per_min: 1000000\n"
 
 
@@ -81,6 +85,54 @@ def list_(home: Path, address: Any, count: str) -> dict[str, float]:
     return {"page_ms": 1000 * slowest_s, "server_rss_mib": after, "grown_mib": after - before}
 
 
+def kept_alive(_home: Path, address: Any) -> dict[str, float]:
+    """Send requests without a signature to the emulator, which refuses each one at once."""
+    return _timed_posts(f"{address['endpoint']}/v2/project/training-job-searches", 401)
+
+
+def http_server(_home: Path, _address: Any) -> dict[str, float]:
+    """Send the same requests to Python's own server."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        return _timed_posts(f"http://127.0.0.1:{server.server_port}/", 200)
+    finally:
+        server.shutdown()
+
+
+def _timed_posts(url: str, status: int) -> dict[str, float]:
+    """Return the median time of a request, all on one connection."""
+    import requests
+
+    took = []
+    with requests.Session() as session:
+        session.trust_env = False
+        for _ in range(_REQUESTS):
+            begun = time.monotonic()
+            answer = session.post(url, json={"limit": 50})
+            took.append(time.monotonic() - begun)
+            assert answer.status_code == status, answer.text
+    return {"request_s": statistics.median(took)}
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    # Head and body are sent together, as a server should.
+    wbufsize = -1
+    disable_nagle_algorithm = True
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        body = b'{"total": 0, "count": 0, "items": []}'
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
 def _fill(home: Path, count: int) -> None:
     """Put jobs of an earlier time into the database."""
     from cloudjob.emulator import models
@@ -122,7 +174,9 @@ def _emulator(home: Path, *args: str) -> str:
 
 
 if __name__ == "__main__":
-    steps: dict[str, Callable[..., dict[str, float]]] = {"submit": submit, "list": list_}
+    steps: dict[str, Callable[..., dict[str, float]]] = {
+        "submit": submit, "list": list_, "kept-alive": kept_alive, "http-server": http_server,
+    }  # fmt: skip
     place = Path(sys.argv[2])
     place.mkdir(parents=True, exist_ok=True)
     settings = place / "settings.yaml"

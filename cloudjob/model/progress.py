@@ -27,6 +27,10 @@ class Progress(NamedTuple):
 
 OnProgress = Callable[[Progress], None]
 
+# What ``log_once`` has logged. Others may choose the texts, so their number has a limit.
+_logged: set[str] = set()
+_MOST_LOGGED = 1000
+
 
 def log_warnings(progress: Progress) -> None:
     """Log warnings as ``cloudjob`` and ignore everything else."""
@@ -36,6 +40,13 @@ def log_warnings(progress: Progress) -> None:
         logging.getLogger("cloudjob").warning(
             "; ".join(text for text in (progress.message, progress.hint) if text)
         )
+
+
+def log_once(message: str) -> None:
+    """Log a warning as ``cloudjob``, unless this process has logged the same text before."""
+    if message not in _logged and len(_logged) < _MOST_LOGGED:
+        _logged.add(message)
+        log_warnings(Progress("warning", message))
 
 
 def meter(kind: str, total_bytes: int, on_progress: OnProgress) -> Callable[[int], None]:

@@ -27,9 +27,11 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from cloudjob.errors import CloudJobError, ObjectMissing, StoreError, UnreadableObject
+from cloudjob.model.progress import log_once
 from cloudjob.package.contents import open_stored
 from cloudjob.package.pack import CodePackage
 from cloudjob.store.base import ObjectStore, OnBytes, ignore_bytes
+from cloudjob.store.files import logged_if_unreadable
 from cloudjob.store.parallel import call_with_timeout
 from jobentry.contract.packages import (
     DAMAGED,
@@ -56,6 +58,10 @@ class LayerMissing(CloudJobError):
     """A layer that was in the store is gone or damaged: pack everything again."""
 
     exit_code = 4
+
+
+class _BadNote(StoreError):
+    """A claim or a sweep is not what cloudjob writes."""
 
 
 class StoredLayers(NamedTuple):
@@ -108,7 +114,7 @@ class Claim:
             StoreError: The store refused.
         """
         self._write(package.layers)
-        marked_keys = noted_keys(self._store, SWEEPS)
+        marked_keys = self._marked_keys()
         damaged = set(damaged_layers(self._store))
         old = package.layers if package.new is None else package.layers[:-1]
         for layer in old:
@@ -139,6 +145,24 @@ class Claim:
                 "storing the package: it took so long that its layers may have been deleted",
                 hint="submit again: layers that are already in the store are not sent again",
             )
+
+    def _marked_keys(self) -> set[str]:
+        """Return the layers in the sweeps that can be read.
+
+        Others may write to the store, and what is no sweep must not stop every submit. A layer that
+        goes missing after all is reported by the nodes.
+        """
+        marked: set[str] = set()
+        for key in self._store.list(SWEEPS):
+            try:
+                found = _note(self._store, key)
+            except (UnreadableObject, _BadNote) as error:
+                log_once(f"{error.message}; the submit goes on without it")
+            except ObjectMissing:
+                pass
+            else:
+                marked.update(found.layers if found.age_s <= NOTE_LIFETIME_S else ())
+        return marked
 
     def _write(self, layers: Iterable[Layer]) -> None:
         self._store.put_bytes(note(layer.key for layer in layers), self._key)
@@ -191,34 +215,45 @@ def note(keys: Iterable[str]) -> bytes:
     return json.dumps({"written_s": time.time(), "layers": sorted(keys)}).encode("ascii")
 
 
+class _Note(NamedTuple):
+    """A claim or a sweep: its key, its age, and the layers that it names."""
+
+    key: str
+    age_s: float
+    layers: tuple[str, ...]
+
+
 def noted_keys(store: ObjectStore, prefix: str) -> set[str]:
-    """Return the layers in all claims or all sweeps that are not too old."""
-    return {
-        layer
-        for _, age_s, layers in _notes(store, prefix)
-        if age_s <= NOTE_LIFETIME_S
-        for layer in layers
-    }
+    """Return the layers in all claims or all sweeps that are not too old.
+
+    Raises:
+        StoreError: One cannot be read.
+    """
+    notes = _notes(store, prefix)
+    return {layer for found in notes if found.age_s <= NOTE_LIFETIME_S for layer in found.layers}
 
 
 def stale_notes(store: ObjectStore) -> list[str]:
     """Return the keys of the notes that killed processes left behind."""
     notes = [*_notes(store, CLAIMS), *_notes(store, SWEEPS)]
-    return [key for key, age_s, _ in notes if age_s > NOTE_LIFETIME_S]
+    return [found.key for found in notes if found.age_s > NOTE_LIFETIME_S]
 
 
-def _notes(store: ObjectStore, prefix: str) -> Iterator[tuple[str, float, list[str]]]:
-    """Yield the key of each note, its age, and the layers that it names."""
+def _notes(store: ObjectStore, prefix: str) -> Iterator[_Note]:
     for key in list(store.list(prefix)):
-        try:
-            value = json.loads(store.get_bytes(key))
-            age_s = time.time() - float(value["written_s"])
-            yield key, age_s, [str(layer) for layer in value["layers"]]
-        except (ObjectMissing, UnreadableObject):
-            # Deleted in the meantime, or no note of cloudjob: one that is not read claims nothing.
-            pass
-        except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
-            raise StoreError(
-                f"reading {key} in the store: it was not written by cloudjob",
-                hint="was it written by a newer version of cloudjob?",
-            ) from error
+        # Deleted in the meantime, or no note of cloudjob: one that is not read claims nothing.
+        with suppress(ObjectMissing, UnreadableObject), logged_if_unreadable():
+            yield _note(store, key)
+
+
+def _note(store: ObjectStore, key: str) -> _Note:
+    data = store.get_bytes(key)
+    try:
+        value = json.loads(data)
+        age_s = time.time() - float(value["written_s"])
+        return _Note(key, age_s, tuple(str(layer) for layer in value["layers"]))
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
+        raise _BadNote(
+            f"reading {store.uri(key)}: it was not written by cloudjob",
+            hint="was it written by a newer version of cloudjob? if not, delete it",
+        ) from error

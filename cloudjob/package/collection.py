@@ -12,6 +12,7 @@ from cloudjob.errors import ObjectMissing, StoreError, UnreadableObject
 from cloudjob.model.times import seconds_of
 from cloudjob.package import claims
 from cloudjob.store.base import SMALL_LIMIT_BYTES, ObjectStore
+from cloudjob.store.files import logged_if_unreadable
 from jobentry.contract import exits
 from jobentry.contract.packages import (
     DESCRIPTOR_LIMIT_BYTES,
@@ -92,7 +93,8 @@ def _needed(store: ObjectStore, keep_s: float, ended_at: EndedAt) -> set[str]:
         if _is_over(store, job, keep_s, ended_at):
             continue
         try:
-            data = store.get_bytes(key, limit_bytes=DESCRIPTOR_LIMIT_BYTES)
+            with logged_if_unreadable():
+                data = store.get_bytes(key, limit_bytes=DESCRIPTOR_LIMIT_BYTES)
             needed.update(layer.key for layer in load_descriptor(data).layers)
         except FormatError as error:
             raise StoreError(

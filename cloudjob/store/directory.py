@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from cloudjob.errors import ObjectMissing, StoreError, UnreadableObject
+from cloudjob.model.progress import log_once
 from cloudjob.store.base import GET_LIMIT_BYTES, RETRY_S, OnBytes, ignore_bytes
 from cloudjob.store.files import (
     TEMPORARY,
@@ -30,6 +31,10 @@ from cloudjob.store.parallel import iterate_in_parallel
 from jobentry.system.trees import folder_below, open_file_below
 
 _CHUNK_BYTES = 1024 * 1024
+# Of the entries of a folder that are no objects, the number that a warning names.
+_NAMED = 5
+# In the class, ``list`` is a method.
+_Names = list[str]
 
 
 def from_uri(
@@ -123,9 +128,13 @@ class DirectoryStore:
         folder = prefix[: prefix.rfind("/") + 1]
         if folder:
             check_key("listing", folder[:-1])
-        for key in self._keys_below(folder, prefix, with_others=with_unfinished):
+        others: _Names = []
+        for key in self._keys_below(folder, prefix, None if with_unfinished else others):
             if with_unfinished or not is_temporary(key):
                 yield key
+        if others:
+            named = ", ".join(others[:_NAMED]) + ", …" * (len(others) > _NAMED)
+            log_once(f"listing {self.root}: not read, as it is no file: {named}")
 
     def exists(self, key: str) -> bool:
         self._check("looking for", key)
@@ -208,11 +217,11 @@ class DirectoryStore:
                     raise _not_a_file(f"{doing} {key} in {self.root}") from error
                 raise
 
-    def _keys_below(self, folder: str, prefix: str, *, with_others: bool) -> Iterator[str]:
+    def _keys_below(self, folder: str, prefix: str, others: _Names | None) -> Iterator[str]:
         """Yield keys in order: a folder sorts as ``name/``, so ``a.txt`` comes before ``a/b``.
 
         Args:
-            with_others: Also yield links, FIFOs and devices, which are no objects.
+            others: Gets links, FIFOs and devices, which are no objects; None yields them, too.
 
         Not recursive, as Python's recursion limit is about a thousand folders.
         """
@@ -222,7 +231,11 @@ class DirectoryStore:
             if key and not key.endswith("/"):
                 yield key
                 continue
-            found = self._names(key, prefix, with_others=with_others)
+            found, special = self._names(key, prefix)
+            if others is None:
+                found += special
+            else:
+                others += (key + name for name in special if (key + name).startswith(prefix))
             names = sorted(found, key=os.fsencode, reverse=True)
             waiting += [key + name for name in names if (key + name).startswith(prefix)]
 
@@ -231,29 +244,33 @@ class DirectoryStore:
         waiting = [""]
         while waiting:
             folder = waiting.pop()
-            for name in self._names(folder, folder):
+            for name in self._names(folder, folder)[0]:
                 if name.startswith(TEMPORARY):
                     yield folder + name
                 elif name.endswith("/"):
                     waiting.append(folder + name)
 
-    def _names(self, folder: str, prefix: str, *, with_others: bool = False) -> tuple[str, ...]:
-        """Return the names in a folder; names of folders end in a slash."""
+    def _names(self, folder: str, prefix: str) -> tuple[_Names, _Names]:
+        """Return the names of the files and folders in a folder, and those of anything else.
+
+        Names of folders end in a slash.
+        """
+        names: _Names = []
+        others: _Names = []
         with self._translate_errors("listing", prefix):
             try:
                 with _entries(self.root, folder) as found:
-                    return tuple(
-                        child.name + "/" * child.is_dir(follow_symlinks=False)
-                        for child in found
-                        if with_others
-                        or child.is_dir(follow_symlinks=False)
-                        or child.is_file(follow_symlinks=False)
-                    )
+                    for child in found:
+                        if child.is_dir(follow_symlinks=False):
+                            names.append(f"{child.name}/")
+                        else:
+                            is_file = child.is_file(follow_symlinks=False)
+                            (names if is_file else others).append(child.name)
             except (FileNotFoundError, NotADirectoryError):
                 # A missing root is an empty store, but a root that is a file is an error.
                 if not folder and self.root.exists():
                     raise
-                return ()
+        return names, others
 
     @contextmanager
     def _translate_errors(self, doing: str, key: str) -> Iterator[None]:

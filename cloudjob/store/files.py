@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO
 
 from cloudjob.errors import InvalidKey, UnreadableObject
+from cloudjob.model.progress import log_once
 from jobentry.system.trees import folder_below, sync
 
 # Prefix of the temporary files that a killed writer leaves; no object may have such a name.
@@ -158,6 +159,16 @@ def too_large(doing: str, limit_bytes: int) -> UnreadableObject:
         f"{doing}: it is larger than {limit_bytes:,} bytes",
         hint="cloudjob has not written it: who may write to this store?",
     )
+
+
+@contextmanager
+def logged_if_unreadable() -> Iterator[None]:
+    """Log that an object cannot be what cloudjob would have written, for readers that go on."""
+    try:
+        yield
+    except UnreadableObject as error:
+        log_once(error.message)
+        raise
 
 
 def text(error: OSError) -> str:

@@ -16,6 +16,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from cloudjob.errors import UnreadableObject
+from cloudjob.store.files import logged_if_unreadable
 from cloudjob.tracking.metrics import MetricPoint
 from cloudjob.tracking.outputs import OutputLocation, find_all
 
@@ -44,7 +45,7 @@ def read_all(locations: Iterable[OutputLocation]) -> list[MetricPoint]:
     for location, files in find_all(locations):
         for file in filter(lambda each: is_event_file(each.name), files):
             # One that is too large does not hide the others.
-            with suppress(UnreadableObject):
+            with suppress(UnreadableObject), logged_if_unreadable():
                 found += read(location.store.get_bytes(file.key), file.name)
     return found
 

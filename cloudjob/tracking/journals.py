@@ -12,6 +12,7 @@ from typing import NamedTuple
 from cloudjob.errors import BackendError, StoreError
 from cloudjob.model import times
 from cloudjob.model.status import Phase
+from cloudjob.store.files import logged_if_unreadable
 from cloudjob.store.parallel import call_with_timeout, in_parallel
 from cloudjob.tracking import log
 from cloudjob.tracking.access import JobAccess
@@ -204,7 +205,7 @@ def _add_stored(found: Journals, access: JobAccess) -> None:
     """Add the journals in the store; a node that was killed has not stored its own."""
 
     def load(node: int) -> None:
-        with suppress(StoreError):
+        with suppress(StoreError), logged_if_unreadable():
             key = JobPaths(access.record.job).journal(node)
             data = access.store.get_bytes(key, limit_bytes=journal.LIMIT_BYTES)
             found.add(node, journal.unpack(data))

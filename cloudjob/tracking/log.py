@@ -19,6 +19,7 @@ from cloudjob.errors import (
     UsageError,
 )
 from cloudjob.store.base import RETRY_S, ObjectStore
+from cloudjob.store.files import logged_if_unreadable
 from cloudjob.store.parallel import call_with_timeout
 from cloudjob.tracking.access import JobAccess
 from jobentry.contract import journal, lines, masks, stored_log
@@ -194,7 +195,8 @@ def _unpacked(store: ObjectStore, folder: str, chunks: Iterator[Chunk]) -> Itera
         number = chunk.number + 1
         try:
             limit_bytes = stored_log.CHUNK_LIMIT_BYTES
-            data = store.get_bytes(folder + chunk.name, limit_bytes=limit_bytes)
+            with logged_if_unreadable():
+                data = store.get_bytes(folder + chunk.name, limit_bytes=limit_bytes)
         except (ObjectMissing, UnreadableObject):
             # The node has deleted the chunk since the list was read, or did not write this one.
             yield _LOST

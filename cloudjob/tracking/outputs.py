@@ -172,10 +172,12 @@ class Outputs(Collection[Output]):
         location = next(each for each in self._locations if file.name.startswith(f"{each.name}/"))
         sha256 = hashlib.sha256()
         held, start = b"", 0
+        check_size = _size_check(location, file)
         while piece := location.store.get_range(file.key, start, _PIECE_BYTES):
             if held:
                 yield held
             sha256.update(piece)
+            check_size(len(piece))
             held, start = piece, start + len(piece)
         if file.digests:
             _check(location, file, sha256.hexdigest())
@@ -354,7 +356,7 @@ def _merged(location: OutputLocation, kept: StoredFile, other: Output | None) ->
     return Output(
         f"{location.name}/{kept.name}",
         location.prefix + kept.key,
-        kept.size_bytes,
+        max(kept.size_bytes, other.size_bytes if other else 0),
         digests,
         kept.modified_ns,
         kept.is_incomplete or (other is not None and other.is_incomplete),
@@ -515,7 +517,13 @@ def _fetch(location: OutputLocation, file: Output, folder: Path, on_progress: On
             download.link(folder, file.name, file.link)
         return
     with _writing(file, folder), download.file(folder, file.name) as fresh:
-        location.store.fetch(file.key, fresh, on_progress=on_progress)
+        check_size = _size_check(location, file)
+
+        def step(moved_bytes: int) -> None:
+            check_size(moved_bytes)
+            on_progress(moved_bytes)
+
+        location.store.fetch(file.key, fresh, on_progress=step)
         if file.digests:
             _check(location, file, _digest(fresh))
         download.set_metadata(fresh, file.mode, file.modified_ns)
@@ -553,12 +561,34 @@ def _writing(file: Output, folder: Path) -> Iterator[None]:
         ) from error
 
 
+def _size_check(location: OutputLocation, file: Output) -> Callable[[int], None]:
+    """Return a function that takes the bytes of each step of a fetch, and ends one without end.
+
+    Others may write to the store: what is larger than its manifest says must not fill the disk.
+    """
+    moved_bytes = 0
+
+    def check(step_bytes: int) -> None:
+        nonlocal moved_bytes
+        moved_bytes += step_bytes
+        if file.digests and moved_bytes > file.size_bytes:
+            raise _mismatch(
+                location, file, f"it has more than the {file.size_bytes:,} bytes of its manifest"
+            )
+
+    return check
+
+
 def _check(location: OutputLocation, file: Output, digest: str) -> None:
     if digest not in file.digests:
-        raise _BadFile(
-            f"fetching {file.name}: {location.store.uri(file.key)}: it does not match its manifest",
-            hint="another node or job wrote to the same location; give each its own",
-        )
+        raise _mismatch(location, file, "it does not match its manifest")
+
+
+def _mismatch(location: OutputLocation, file: Output, why: str) -> _BadFile:
+    return _BadFile(
+        f"fetching {file.name}: {location.store.uri(file.key)}: {why}",
+        hint="another node or job wrote to the same location; give each its own",
+    )
 
 
 def _digest(path: Path) -> str:

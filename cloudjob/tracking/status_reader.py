@@ -27,7 +27,9 @@ from cloudjob.home import records_path
 from cloudjob.home.records import SUBMITTING, Records
 from cloudjob.model import status as statuses
 from cloudjob.model import times
+from cloudjob.model.progress import log_once
 from cloudjob.model.status import JobState, JobStatus
+from cloudjob.model.text import one_line
 from cloudjob.package import claims
 from cloudjob.retries import OutageLimit, WaitNotices
 from cloudjob.store.base import SMALL_LIMIT_BYTES
@@ -39,6 +41,8 @@ from jobentry.contract import exits
 from jobentry.contract.packages import LAYERS_LIMIT
 from jobentry.contract.paths import DELIVERED_ENV, DELIVERED_SSH_KEY, JobPaths
 
+# Characters of a reason why a record cannot be read.
+_REASON_CHARS = 200
 # Last log lines of the entry to show in the status of a job without a record.
 _LAST_LINES = 5
 # Seconds that a status query waits for the store.
@@ -248,10 +252,16 @@ class StatusReader:
 
     def _stored_exit_record(self) -> exits.ExitRecord | None:
         store = self._access.store_with_retries(_STORE_S)
+        key = JobPaths(self._access.record.job).record
         try:
-            key = JobPaths(self._access.record.job).record
             found = exits.load(store.get_bytes(key, limit_bytes=SMALL_LIMIT_BYTES))
-        except (exits.RecordError, ObjectMissing, UnreadableObject):
+        except UnreadableObject as error:
+            log_once(error.message)
+            return None
+        except exits.RecordError as error:
+            log_once(f"{store.uri(key)}: {one_line(str(error))[:_REASON_CHARS]}")
+            return None
+        except ObjectMissing:
             return None
         if found.damaged_layers and self._access.record.is_ours:
             # If the platform delivers the package, the nodes cannot mark it as damaged themselves.

@@ -603,6 +603,75 @@ def test_a_bad_entry_stops_neither_a_submit_nor_store_gc(kind: str, reader: Path
         free()
 
 
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        *(("record/exit.json", kind) for kind in ("a pipe", "30 GB", "numbers", "garbage")),
+        *((f"record/{Chunk(0, 1, 0).name}", kind) for kind in ("a pipe", "30 GB")),
+        *((f"outputs/MODEL/{manifest.key(0)}", kind) for kind in ("a pipe", "30 GB", "garbage")),
+    ],
+)
+def test_what_is_no_object_is_named_by_each_reader(
+    name: str, kind: str, reader: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+):
+    store = tmp_path / "store"
+    put_outputs(store, "MODEL")
+    if "outputs" in name:
+        put_output(store, "MODEL").unlink()
+    command = ["outputs"] if "outputs" in name else ["logs", "--stored"]
+    command = ["status"] if "exit" in name else command
+    cloudjob.attach(f"{store.as_uri()}/{JOB}")
+    if kind == "garbage":
+        (store / JOB / name).parent.mkdir(parents=True, exist_ok=True)
+        (store / JOB / name).write_text("garbage")
+    else:
+        plant(kind, store / JOB / name)
+    capfd.readouterr()
+
+    main([*command, JOB])
+    err = capfd.readouterr().err
+    assert len([line for line in err.splitlines() if Path(name).name in line]) == 1, err
+
+
+@pytest.mark.parametrize("kind", ["garbage", "nested", "30 GB", "a pipe"])
+def test_a_note_that_cannot_be_read_stops_no_submit(
+    kind: str, reader: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+):
+    store = tmp_path / "store"
+    for name in ("claims/x.json", "sweeps/x.json"):
+        plant("numbers" if kind == "garbage" else kind, store / name)
+
+    assert main(["submit", "--store", store.as_uri(), "--launcher", "python", "train.py"]) == 0
+    err = capfd.readouterr().err.splitlines()
+    assert len([line for line in err if "sweeps/x.json" in line]) == 1
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("is_large", [False, True], ids=["small", "large"])
+def test_an_output_ends_at_the_size_in_its_manifest(
+    is_large: bool, reader: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+):
+    """An object that has grown to 30 GB fills no disk, and hides no other."""
+    store = tmp_path / "store"
+    put_outputs(store, "MODEL", "OTHER")
+    put_output(store, "OTHER")
+    path = put_output(store, "MODEL")
+    if is_large:
+        listed = manifest.StoredFile("x", "x", 9_000_000, "0" * 64, 10**18)
+        path.write_bytes(manifest.dump(manifest.Manifest(JOB, 0, (listed,))))
+    plant("30 GB", path.parent.parent / "x")
+    job = cloudjob.attach(f"{store.as_uri()}/{JOB}")
+
+    assert main(["outputs", "--to", "results", JOB]) == 4
+    assert "MODEL/x" in capfd.readouterr().err
+    assert [str(found) for found in Path("results").rglob("*x")] == ["results/OTHER/x"]
+    found = next(file for file in job.outputs() if file.name == "MODEL/x")
+    with pytest.raises(cloudjob.StoreError, match="bytes"):
+        for _ in job.outputs().read(found):
+            pass
+
+
 def put_output(store: Path, name: str, more: dict[str, Any] | None = None) -> Path:
     """Store an output with the file x as a node does; return the path of its manifest."""
     folder = store / JobPaths(JOB).outputs / name
