@@ -188,7 +188,7 @@ class SlowMemory(Memory):
         return content
 
 
-@pytest.mark.parametrize("reads", [50, pytest.param(1_000, marks=pytest.mark.lengthy)])
+@pytest.mark.parametrize("reads", [50, pytest.param(300, marks=pytest.mark.lengthy)])
 def test_no_torn_stack_is_returned_to_a_slow_reader(
     interpreter: str, start: Start, reads: int
 ) -> None:
