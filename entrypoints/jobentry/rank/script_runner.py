@@ -15,7 +15,7 @@ from jobentry.contract import names
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # types and typing cost each rank milliseconds
-    from types import ModuleType, TracebackType
+    from types import ModuleType
     from typing import Any, Callable
 
 # Seconds for the threads and exit handlers of a failed script if the job has no grace period.
@@ -88,7 +88,7 @@ def _run(script: str, module: ModuleType) -> BaseException | None:
     except SystemExit as error:
         # Without its traceback, which would keep the objects of the script's functions alive.
         found = _Exit(error.code)
-        found.reason = _argument_error(error.__traceback__)
+        found.reason = _reason(error) if _code(error.code) else ""
         return found
     except BaseException as error:  # noqa: BLE001 (any exception ends the script)
         error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
@@ -102,14 +102,25 @@ class _Exit(SystemExit):
     reason = ""
 
 
-def _argument_error(traceback: TracebackType | None) -> str:
-    """Return the message of ``argparse`` if it has ended the script, else ""."""
+def _reason(error: SystemExit) -> str:
+    """Return why a script has called ``sys.exit``, as the rest of a sentence, or "".
+
+    Libraries such as ``absl`` and ``hydra`` print what is wrong with the arguments, and call it
+    while they handle the exception that says so.
+    """
+    traceback = error.__traceback__
     while traceback is not None:
         frame = traceback.tb_frame
-        if frame.f_code.co_name == "error" and frame.f_globals.get("__name__") == "argparse":
-            return "error: {}".format(frame.f_locals.get("message", ""))
+        function = frame.f_globals.get("__name__"), frame.f_code.co_name
+        if function == ("argparse", "error"):
+            return ": error: {}".format(frame.f_locals.get("message", ""))
+        # click 8.5 exits after it has handled the exception, which this method shows.
+        report: Any = frame.f_locals.get("report")
+        if function == ("click.core", "main") and report:
+            return f": error: {report.__self__.format_message()}"
         traceback = traceback.tb_next
-    return ""
+    handled = None if error.__suppress_context__ else error.__context__
+    return "" if handled is None else " while handling " + _line(handled)
 
 
 def _show(error: BaseException) -> None:
@@ -186,7 +197,7 @@ def _exit(
         print(error.code, file=sys.stderr)  # noqa: T201 (as Python does)
     reason = getattr(error, "reason", "")
     text = f"sys.exit({repr(error.code)[:500]})"
-    _leave(end, code, f"{text}: {reason}" if reason else text)
+    _leave(end, code, text + reason)
     sys.exit(code)
 
 
@@ -305,6 +316,9 @@ def _code(code: object) -> int:
 
 
 def _line(error: BaseException) -> str:
-    text = str(error).strip()
     name = type(error).__name__
+    try:
+        text = str(error).strip()
+    except Exception:  # noqa: BLE001 (the script's own method)
+        return name
     return f"{name}: {text.splitlines()[0]}" if text else name

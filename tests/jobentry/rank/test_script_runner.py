@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import shutil
@@ -205,6 +206,37 @@ FAILURES = {
         "import argparse; argparse.ArgumentParser(prog='x').parse_args(['--foo'])",
         "sys.exit(2): error: unrecognized arguments: --foo",
     ),
+    "exit while handling an error": (
+        """
+        import sys
+        try:
+            int("one\\ntwo")
+        except ValueError as error:
+            print(error)
+            sys.exit(4)
+        """,
+        "sys.exit(4) while handling ValueError: invalid literal for int()",
+    ),
+    "exit while handling an error that cannot be shown": (
+        """
+        class Unprintable(Exception):
+            def __str__(self): return 1 / 0
+        try:
+            raise Unprintable
+        finally:
+            raise SystemExit(5)
+        """,
+        "sys.exit(5) while handling Unprintable",
+    ),
+    "exit of nothing": (
+        """
+        try:
+            1 / 0
+        except ZeroDivisionError:
+            raise SystemExit(6) from None
+        """,
+        "sys.exit(6)",
+    ),
     "exit text": ("import sys; sys.exit('text')", "sys.exit('text')"),
     "exit 259": ("import sys; sys.exit(256 + 3)", "sys.exit(259)"),
     "exit -1": ("import sys; sys.exit(-1)", "sys.exit(-1)"),
@@ -279,6 +311,17 @@ BAD_HOOKS = {
 }
 if sys.implementation.name == "cpython":
     FAILURES.update(BAD_HOOKS)
+if importlib.util.find_spec("click"):
+    FAILURES["wrong argument of click"] = (
+        """
+        import click
+        @click.command(name="x")
+        @click.option("--rate", type=float)
+        def main(rate): pass
+        main(["--rate", "fast"], prog_name="x")
+        """,
+        "sys.exit(2): error: Invalid value for '--rate'",
+    )
 
 
 def write_script(folder: Path, text: str, name: str = "x.py") -> str:
