@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import os
 import subprocess
 import sys
@@ -38,6 +39,10 @@ class Page:
 
     def open(self, path: str) -> None:
         self.driver.get(self.base + path)
+        # The networks of other tests' containers come and go.
+        while "ERR_NETWORK_CHANGED" in self.text:
+            time.sleep(0.1)
+            self.driver.get(self.base + path)
 
     def script(self, text: str) -> object:
         return self.driver.execute_script(text)  # type: ignore[no-untyped-call]
