@@ -307,8 +307,14 @@ def test_a_paused_node_does_not_outlive_a_cancel(case, stage: str, who: str):
         assert sizes == [OUTPUT_BYTES, OUTPUT_BYTES]
     else:
         status = held.cloud.status(held.job)
-        assert (status["state"], status["cause"]) == ("CANCELLED", "cancelled"), status
-        assert held.submit.process.wait(LIMIT_S) != 0
+        ends = [("CANCELLED", "cancelled")]
+        if stage == ENDING:
+            # The ranks had already succeeded. The engine lets a paused node handle the signal, so
+            # the head gives its record up after 5 s, unless the machine is so slow that it is
+            # killed before.
+            ends.append(("SUCCEEDED", None))
+        assert (status["state"], status["cause"]) in ends, status
+        assert (held.submit.process.wait(LIMIT_S) == 0) == (status["state"] == "SUCCEEDED")
     held.release()
     check_next(held.cloud)
 
