@@ -87,19 +87,26 @@ def installed_in(python: str) -> tuple[str, ...]:
     return tuple(sorted(str(path) for path in found if path.is_dir()))
 
 
-def editable_installs(python: str) -> tuple[str, ...]:
-    """Return the ``.pth`` files of an interpreter's environment: each the path, then the text."""
+class PathFile(NamedTuple):
+    """A ``.pth`` file: folders, or code that adds them, for Python's imports; see ``site``."""
+
+    path: Path
+    text: str
+
+
+def editable_installs(python: str) -> tuple[PathFile, ...]:
+    """Return the ``.pth`` files of an interpreter's environment."""
     prefix = Path(python).parent.parent
     user = os.environ.get("PYTHONUSERBASE") or str(Path("~/.local").expanduser())
     found = set()
     for folder in {prefix, prefix.resolve(), Path("/usr/local"), Path(user)}:
         for path in folder.glob("lib/python3*/*-packages/*.pth"):
             with contextlib.suppress(OSError):
-                found.add(f"{path}\n{path.read_text(errors='replace')}")
+                found.add(PathFile(path, path.read_text(errors="replace")))
     return tuple(sorted(found))
 
 
-def source_variables(spec: JobSpec, installs: tuple[str, ...]) -> dict[str, str]:
+def source_variables(spec: JobSpec, installs: tuple[PathFile, ...]) -> dict[str, str]:
     """Return the variable that has nodes import the package and not the source folder.
 
     Only for a source that they may import from: each node checks what Python really does.
@@ -111,16 +118,14 @@ def source_variables(spec: JobSpec, installs: tuple[str, ...]) -> dict[str, str]
     return {names.CLOUDJOB_SOURCE: source} if may_import else {}
 
 
-def _may_import_from(source: str, file: str) -> bool:
-    """Whether a ``.pth`` file may add a folder of the source; see ``site`` in Python's library."""
-    name, _, text = file.partition("\n")
-    path = Path(name)
-    for line in map(str.strip, text.splitlines()):
+def _may_import_from(source: str, file: PathFile) -> bool:
+    """Whether a ``.pth`` file may add a folder of the source."""
+    for line in map(str.strip, file.text.splitlines()):
         if line.startswith("import"):
             # Only Python knows the folders of a finder.
-            if "editable" in f"{path.name} {line}":
+            if "editable" in f"{file.path.name} {line}":
                 return True
-        elif line and _is_inside(path.parent / line, source):
+        elif line and _is_inside(file.path.parent / line, source):
             return True
     return False
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import lru_cache
 from typing import NamedTuple
 
 
@@ -27,8 +28,7 @@ class Progress(NamedTuple):
 
 OnProgress = Callable[[Progress], None]
 
-# What ``log_once`` has logged. Others may choose the texts, so their number has a limit.
-_logged: set[str] = set()
+# The number of texts that ``log_once`` remembers, as others may choose them.
 _MOST_LOGGED = 1000
 
 
@@ -42,11 +42,10 @@ def log_warnings(progress: Progress) -> None:
         )
 
 
+@lru_cache(_MOST_LOGGED)
 def log_once(message: str) -> None:
-    """Log a warning as ``cloudjob``, unless this process has logged the same text before."""
-    if message not in _logged and len(_logged) < _MOST_LOGGED:
-        _logged.add(message)
-        log_warnings(Progress("warning", message))
+    """Log a warning as ``cloudjob``, unless this process has just logged the same text."""
+    log_warnings(Progress("warning", message))
 
 
 def meter(kind: str, total_bytes: int, on_progress: OnProgress) -> Callable[[int], None]:

@@ -31,7 +31,6 @@ from cloudjob.model.progress import log_once
 from cloudjob.package.contents import open_stored
 from cloudjob.package.pack import CodePackage
 from cloudjob.store.base import ObjectStore, OnBytes, ignore_bytes
-from cloudjob.store.files import logged_if_unreadable
 from cloudjob.store.parallel import call_with_timeout
 from jobentry.contract.packages import (
     DAMAGED,
@@ -114,7 +113,9 @@ class Claim:
             StoreError: The store refused.
         """
         self._write(package.layers)
-        marked_keys = self._marked_keys()
+        # What others wrote there must not stop every submit; the nodes report a layer that goes
+        # missing after all.
+        marked_keys = noted_keys(self._store, SWEEPS, is_tolerant=True)
         damaged = set(damaged_layers(self._store))
         old = package.layers if package.new is None else package.layers[:-1]
         for layer in old:
@@ -145,24 +146,6 @@ class Claim:
                 "storing the package: it took so long that its layers may have been deleted",
                 hint="submit again: layers that are already in the store are not sent again",
             )
-
-    def _marked_keys(self) -> set[str]:
-        """Return the layers in the sweeps that can be read.
-
-        Others may write to the store, and what is no sweep must not stop every submit. A layer that
-        goes missing after all is reported by the nodes.
-        """
-        marked: set[str] = set()
-        for key in self._store.list(SWEEPS):
-            try:
-                found = _note(self._store, key)
-            except (UnreadableObject, _BadNote) as error:
-                log_once(f"{error.message}; the submit goes on without it")
-            except ObjectMissing:
-                pass
-            else:
-                marked.update(found.layers if found.age_s <= NOTE_LIFETIME_S else ())
-        return marked
 
     def _write(self, layers: Iterable[Layer]) -> None:
         self._store.put_bytes(note(layer.key for layer in layers), self._key)
@@ -216,42 +199,58 @@ def note(keys: Iterable[str]) -> bytes:
 
 
 class _Note(NamedTuple):
-    """A claim or a sweep: its key, its age, and the layers that it names."""
+    """A claim or a sweep.
+
+    Args:
+        is_stale: Whether it is so old that the process that wrote it must have been killed.
+    """
 
     key: str
-    age_s: float
+    is_stale: bool
     layers: tuple[str, ...]
 
 
-def noted_keys(store: ObjectStore, prefix: str) -> set[str]:
+def noted_keys(store: ObjectStore, prefix: str, *, is_tolerant: bool = False) -> set[str]:
     """Return the layers in all claims or all sweeps that are not too old.
+
+    Args:
+        is_tolerant: Whether to go on, with a warning, without those that cloudjob has not written.
 
     Raises:
         StoreError: One cannot be read.
     """
-    notes = _notes(store, prefix)
-    return {layer for found in notes if found.age_s <= NOTE_LIFETIME_S for layer in found.layers}
+    notes = _notes(store, prefix, is_tolerant=is_tolerant)
+    return {layer for each in notes if not each.is_stale for layer in each.layers}
 
 
 def stale_notes(store: ObjectStore) -> list[str]:
     """Return the keys of the notes that killed processes left behind."""
     notes = [*_notes(store, CLAIMS), *_notes(store, SWEEPS)]
-    return [found.key for found in notes if found.age_s > NOTE_LIFETIME_S]
+    return [each.key for each in notes if each.is_stale]
 
 
-def _notes(store: ObjectStore, prefix: str) -> Iterator[_Note]:
+def _notes(store: ObjectStore, prefix: str, *, is_tolerant: bool = False) -> Iterator[_Note]:
     for key in list(store.list(prefix)):
-        # Deleted in the meantime, or no note of cloudjob: one that is not read claims nothing.
-        with suppress(ObjectMissing, UnreadableObject), logged_if_unreadable():
+        try:
             yield _note(store, key)
+        except ObjectMissing:
+            # Deleted in the meantime.
+            pass
+        except UnreadableObject as error:
+            # Not written by cloudjob, so it claims nothing.
+            log_once(error.message)
+        except _BadNote as error:
+            if not is_tolerant:
+                raise
+            log_once(error.message)
 
 
 def _note(store: ObjectStore, key: str) -> _Note:
     data = store.get_bytes(key)
     try:
         value = json.loads(data)
-        age_s = time.time() - float(value["written_s"])
-        return _Note(key, age_s, tuple(str(layer) for layer in value["layers"]))
+        is_stale = time.time() - float(value["written_s"]) > NOTE_LIFETIME_S
+        return _Note(key, is_stale, tuple(str(layer) for layer in value["layers"]))
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
         raise _BadNote(
             f"reading {store.uri(key)}: it was not written by cloudjob",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-# A launcher of cloudjob, and what it replaces; nothing replaces the last row. Some programs start
-# ranks only with a certain word: ``accelerate:launch``.
+# A launcher of cloudjob -> the programs that it replaces; "" for those that none replaces. Some
+# start ranks only with a certain word (``accelerate:launch``); ``-m:NAME`` is a module of Python.
 _PROGRAMS = {
     "mpirun": "mpirun mpiexec orterun prterun prun mpiexec.hydra mpiexec.mpich mpiexec.openmpi"
     " mpirun.openmpi mpirun.mpich mpirun_rsh oshrun jsrun aprun ibrun mpprun"

@@ -67,6 +67,13 @@ def _values(nodes: Iterable[ast.AST]) -> _Values:
                     values.setdefault(target.id, []).append(("\n", node.value))
         elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
             values.setdefault(node.target.id, []).append((_separator(node.value), node.value))
+        else:
+            match node:
+                case ast.Call(
+                    func=ast.Attribute(value=ast.Name(id=name), attr="append" | "extend"),
+                    args=[added],
+                ):
+                    values.setdefault(name, []).append((" ", added))
     return values
 
 

@@ -45,6 +45,16 @@ def test_a_missing_engine_is_reported_before_anything_is_sent(cloud):
     assert "Traceback" not in done.err
 
 
+def test_the_socket_of_the_engine_may_lack_its_first_slash(cloud):
+    """The programs of Docker accept it, too."""
+    cloud.environ["DOCKER_HOST"] = engine_host().replace("unix:///", "unix://")
+    cloud.script("print('ran')")
+
+    done = cloud.submit()
+
+    assert (done.code, done.out) == (0, b"[0] ran\n"), done
+
+
 @pytest.mark.parametrize(
     ("image", "hint"),
     [

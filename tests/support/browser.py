@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 from selenium import webdriver
@@ -38,11 +37,12 @@ class Page:
         driver.get(link)
 
     def open(self, path: str) -> None:
-        self.driver.get(self.base + path)
-        # The networks of other tests' containers come and go.
-        while "ERR_NETWORK_CHANGED" in self.text:
-            time.sleep(0.1)
+        def is_loaded() -> bool:
             self.driver.get(self.base + path)
+            # The networks of other tests' containers come and go.
+            return "ERR_NETWORK_CHANGED" not in self.text
+
+        poll(is_loaded, "undisturbed load of a page")
 
     def script(self, text: str) -> object:
         return self.driver.execute_script(text)  # type: ignore[no-untyped-call]

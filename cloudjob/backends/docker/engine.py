@@ -35,10 +35,12 @@ def connect() -> Any:
     with translate_errors(f"connecting to the engine at {engine}"):
         import docker
 
-        if engine.startswith("unix://"):
+        scheme, _, path = docker.utils.parse_host(engine).partition("://")
+        if scheme == "http+unix":
             # Where nobody listens, the SDK would leave its socket open.
             with socket.socket(socket.AF_UNIX) as probe:
-                probe.connect(engine.removeprefix("unix://"))
+                probe.settimeout(_LIMIT_S)
+                probe.connect(f"/{path.lstrip('/')}")
         found = {"base_url": engine, **docker.utils.kwargs_from_env()}
         return docker.APIClient(**found, version="auto", timeout=_LIMIT_S, max_pool_size=64)
 

@@ -64,7 +64,7 @@ class Machine:
     cache: str
     places: tuple[str, ...] = ()
     installed: tuple[str, ...] = ()
-    editable_installs: tuple[str, ...] = ()
+    editable_installs: tuple[interpreters.PathFile, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

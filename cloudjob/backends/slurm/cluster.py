@@ -150,7 +150,7 @@ class Cluster(NamedTuple):
     python: str
     entry_python: str
     entry: str
-    editable_installs: tuple[str, ...] = ()
+    editable_installs: tuple[interpreters.PathFile, ...] = ()
 
 
 def find(options: Mapping[str, object], home: Path) -> Cluster:

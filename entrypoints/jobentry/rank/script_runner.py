@@ -115,9 +115,9 @@ def _reason(error: SystemExit) -> str:
         if function == ("argparse", "error"):
             return ": error: {}".format(frame.f_locals.get("message", ""))
         # click 8.5 exits after it has handled the exception, which this method shows.
-        report: Any = frame.f_locals.get("report")
-        if function == ("click.core", "main") and report:
-            return f": error: {report.__self__.format_message()}"
+        shown: Any = getattr(frame.f_locals.get("report"), "__self__", None)
+        if function == ("click.core", "main") and hasattr(shown, "format_message"):
+            return f": error: {shown.format_message()}"
         traceback = traceback.tb_next
     handled = None if error.__suppress_context__ else error.__context__
     return "" if handled is None else " while handling " + _line(handled)

@@ -21,8 +21,8 @@ from jobentry.stacks.memory import Mapping, Memory, UnreadableError, mappings, p
 
 # Tries to read what a running thread changes meanwhile.
 _TRIES = 24
-# Reads of a running thread's stack that must agree. If the reader is slow, one read in four may mix
-# two moments; the chance that this many reads mix the same ones is less than one in ten million.
+# Reads of a running thread's stack that must agree: a read that is slow often mixes two moments,
+# but this many hardly mix the same ones.
 _READS = 12
 # How often these reads are repeated if they have nothing in common.
 _ROUNDS = 8

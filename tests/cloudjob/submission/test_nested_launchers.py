@@ -63,6 +63,13 @@ PYTHON = [
         False,
     ),
     (
+        "import subprocess\ncmd = []\ncmd.append('torchrun')\n"
+        "cmd.extend(['--nproc_per_node', '2'])\ncmd.append('train.py')\nsubprocess.check_call(cmd)",
+        6,
+        "torchrun",
+        False,
+    ),
+    (
         "import os\nfor host in hosts:\n    line = 'mpirun -np {} python t.py'.format(len(hosts))\n"
         "    code = os.system(line)\n    sys.exit(code)",
         4,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import shutil
@@ -293,8 +292,8 @@ FAILURES = {
     ),
     "not utf-8": ("import sys; raise ValueError('\\udcff')", "ValueError: \\udcff"),
 }
-# Other Pythons have other words for a bad hook.
-BAD_HOOKS = {
+# Other Pythons have other words for a bad hook, and here no click.
+OF_CPYTHON = {
     "failing hook": (
         """
         import atexit, sys
@@ -308,11 +307,7 @@ BAD_HOOKS = {
         "ValueError: x",
     ),
     "no hook": ("import sys; del sys.excepthook; raise ValueError('x')", "ValueError: x"),
-}
-if sys.implementation.name == "cpython":
-    FAILURES.update(BAD_HOOKS)
-if importlib.util.find_spec("click"):
-    FAILURES["wrong argument of click"] = (
+    "wrong argument of click": (
         """
         import click
         @click.command(name="x")
@@ -321,7 +316,10 @@ if importlib.util.find_spec("click"):
         main(["--rate", "fast"], prog_name="x")
         """,
         "sys.exit(2): error: Invalid value for '--rate'",
-    )
+    ),
+}
+if sys.implementation.name == "cpython":
+    FAILURES.update(OF_CPYTHON)
 
 
 def write_script(folder: Path, text: str, name: str = "x.py") -> str:
