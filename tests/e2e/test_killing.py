@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 WAITS_FOR_GO = """
-write_result(f"up-{rank}", os.getpid())
 print("up", rank, flush=True)
+write_result(f"up-{rank}", os.getpid())
 while not os.path.exists(f"{results}/go"): time.sleep(0.05)
 print("bye", rank)
 """
