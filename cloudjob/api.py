@@ -53,6 +53,7 @@ from cloudjob.tracking.log import LogLine as LogLine
 from cloudjob.tracking.log_filter import LogFilter as LogFilter
 from cloudjob.tracking.metrics import MetricPoint as MetricPoint
 from cloudjob.tracking.outputs import Output as Output, Outputs as Outputs
+from cloudjob.tracking.stacks import JobStacks as JobStacks, StackGroup as StackGroup
 from cloudjob.tracking.sweep import OnStatus, Ranked as Ranked, Sweep as Sweep
 from jobentry.contract.stores import STORE_SCHEMES
 

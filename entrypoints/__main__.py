@@ -30,6 +30,10 @@ elif sys.argv[1:2] == ["--elastic"]:
     from jobentry.rank import horovod_driver
 
     sys.exit(horovod_driver.main(sys.argv[2]))
+elif sys.argv[1:2] == ["--ask"]:
+    from jobentry.node import question
+
+    sys.exit(question.main(sys.argv[2]))
 elif sys.argv[1:2] == ["--unpack"]:
     import compileall
 

@@ -242,6 +242,21 @@ class Backend(ABC, Generic[Request]):
             hint="this works on docker, kubernetes and slurm",
         )
 
+    def ask(self, handle: str, request: bytes) -> bytes:
+        """Send a request to the head of a running job, and return its answer.
+
+        Args:
+            request: See ``jobentry.system.requests``.
+
+        Raises:
+            UsageError: This backend cannot reach the nodes of its jobs.
+            BackendError: The head does not answer.
+        """
+        raise UsageError(
+            f"asking the nodes of {handle}: its backend cannot reach them",
+            hint="this works on process, docker and slurm",
+        )
+
     def text(self, request: Request) -> str:
         """Return ``request`` in the format of the platform's own tool, secrets as ``***``."""
         return ""

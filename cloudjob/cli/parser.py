@@ -37,6 +37,7 @@ _COMMANDS = (
     ("outputs", "jobs", "list or download the outputs of a job"),
     ("rm", "jobs", "remove a job and everything stored for it"),
     ("top", "top", "show what the nodes and ranks of a job use"),
+    ("stacks", "stacks", "show what the ranks of a job execute right now"),
     ("console", "console", "show every job in the browser"),
     ("report", "console", "write one HTML file about a job"),
     ("image", "machine", "build the images that jobs run in"),

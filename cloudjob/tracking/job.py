@@ -29,6 +29,7 @@ from cloudjob.tracking import (
     log,
     notifier,
     outputs,
+    stacks,
 )
 from cloudjob.tracking.access import JobAccess
 from cloudjob.tracking.journals import Journals
@@ -36,6 +37,7 @@ from cloudjob.tracking.log import LogLine, LogPiece, OnJournal
 from cloudjob.tracking.metrics import MetricPoint, MetricReader
 from cloudjob.tracking.outputs import Outputs
 from cloudjob.tracking.platforms import GONE
+from cloudjob.tracking.stacks import JobStacks
 from cloudjob.tracking.status_reader import StatusReader
 from jobentry.contract.names import CLOUDJOB_S3_SESSION_TOKEN, STORE_KEYS
 from jobentry.contract.packages import Entry
@@ -437,6 +439,24 @@ class Job:
     def _platform_handle(self) -> str:
         """The handle, or one that matches no job while this one is still being submitted."""
         return self.handle or f"{self._access.record.backend}://{self.id}"
+
+    def stacks(self, rank: int | None = None, *, with_threads: bool = False) -> JobStacks:
+        """Return what the ranks execute right now: file, line and function of each call.
+
+        The ranks are neither stopped nor signalled.
+
+        Args:
+            rank: Only this rank and the processes that it has started.
+            with_threads: Also other threads than the main one of each process.
+
+        Raises:
+            UsageError: The job does not run, or its backend cannot reach its nodes.
+            BackendError: The job does not answer.
+        """
+        state = self.status().state
+        if state is not JobState.RUNNING:
+            raise UsageError(f"reading the stacks of {self.id}: it is {state}")
+        return stacks.read(self._backend, self.handle, rank, with_threads=with_threads)
 
     # -- store ------------------------------------------------------------------------------------
 

@@ -104,7 +104,7 @@ class _NoBackend(Backend[Any]):
     build = show = environments = handle = send = logs = log_ends = cancel = events = metrics = (
         _refuse
     )
-    own_handle = refresh = _refuse
+    own_handle = refresh = ask = _refuse
 
     def remove(self, _handle: str) -> None:
         """Do nothing: the platform cannot be reached without its backend."""

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from cloudjob.backends import follow as following
 from cloudjob.backends import handles
 from cloudjob.backends.base import RETRY_S, Backend, Check, Devices, NativeStatus
+from cloudjob.backends.delivery import BOOT
 from cloudjob.backends.docker import delivery, engine, logs
 from cloudjob.backends.docker import request as requests
 from cloudjob.backends.docker.logs import Source
@@ -219,6 +220,21 @@ class DockerBackend(Backend[DockerRequest]):
         for item in self._containers(_job(handle)):
             with engine.translate_errors(f"refreshing the keys of {handle}: node {item.node}"):
                 self._client.put_archive(item.id, requests.DELIVERED, delivery.fresh_keys(keys))
+
+    def ask(self, handle: str, request: bytes) -> bytes:
+        """Ask the head from inside its container, as only programs there can reach it."""
+        doing = f"asking the nodes of {handle}"
+        heads = [item for item in self._containers(_job(handle)) if item.node == 0]
+        with engine.translate_errors(doing):
+            for head in heads:
+                entrypoint = self._client.inspect_container(head.id)["Config"]["Entrypoint"] or []
+                boot = next((path for path in entrypoint if path.endswith(BOOT)), BOOT)
+                run = self._client.exec_create(head.id, [boot, "--ask", request.decode("ascii")])
+                answer, message = self._client.exec_start(run, demux=True)
+                if self._client.exec_inspect(run)["ExitCode"] == 0:
+                    return bytes(answer or b"")
+                raise BackendError(f"{doing}: {os.fsdecode(message or answer or b'').strip()}")
+        raise BackendError(f"{doing}: its head has no container")
 
     def remove(self, handle: str) -> None:
         job = _job(handle)

@@ -38,6 +38,7 @@ from cloudjob.model.submission import Submission
 from cloudjob.model.text import MASK
 from jobentry.contract import names
 from jobentry.contract.launchers import LAUNCHERS
+from jobentry.system.requests import RequestError, ask
 from jobentry.system.trees import remove_tree
 
 if TYPE_CHECKING:
@@ -255,6 +256,19 @@ class ProcessBackend(Backend[ProcessRequest]):
             _signal(controller, signal.SIGUSR1 if is_urgent else signal.SIGTERM)
             # A stopped process would never handle the signal.
             _signal(controller, signal.SIGCONT)
+
+    def ask(self, handle: str, request: bytes) -> bytes:
+        job, _ = self._found(handle)
+        doing = f"asking the nodes of {handle}"
+        if not running.is_local(self._home, job):
+            raise RunsElsewhere(doing, job, running.name_of_host(self._home, job))
+        run_dir = running.run_dir_of(self._home, job)
+        if run_dir is None:
+            raise BackendError(f"{doing}: it does not run")
+        try:
+            return ask(f"{run_dir}/0/node", request)
+        except RequestError as error:
+            raise BackendError(f"{doing}: {error}") from error
 
     def remove(self, handle: str) -> None:
         """Remove everything of the job; a job that runs on this machine is ended first."""

@@ -144,6 +144,15 @@ def sweep(home: Path) -> None:
                     sweep_job(home, path.name)
 
 
+def run_dir_of(home: Path, job: str) -> Path | None:
+    """Return the folder for sockets and temporary files of a job; None if it is not known."""
+    found = hosts.read_first_line(path_of(home, job))
+    try:
+        return Path(found["temporary"][0])
+    except (IndexError, KeyError, TypeError):
+        return None
+
+
 def sweep_job(home: Path, job: str) -> None:
     """Remove the leftovers of a job whose processes were killed.
 

@@ -8,6 +8,7 @@ finds the job again, even if Slurm has forgotten it.
 from __future__ import annotations
 
 import os
+import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -49,6 +50,8 @@ _END_POLL_S = 0.25
 _END_S = 120.0
 # Minutes that a submit may take from its first file to the last.
 _SUBMIT_MIN = 3
+# Seconds that Slurm has to start a step which asks the head, and the size of the longest answer.
+_STEP_S, _ANSWER_BYTES = 20, 64 << 20
 # Files in the job's folder: it was cancelled, and without its grace period.
 _CANCELLED, _NOW = "cancelled", "now"
 _NO_JOB = ("Invalid job id", "invalid job id")
@@ -296,6 +299,25 @@ class SlurmBackend(Backend[SlurmRequest]):
         done = where.host.run(where.folder, text, variables.dump(keys))
         if done.code:
             raise BackendError(f"refreshing the keys of {handle}: {done.message}")
+
+    def ask(self, handle: str, request: bytes) -> bytes:
+        """Ask the head from a step of the job on its node."""
+        where = _parse_handle(handle)
+        doing = f"asking the nodes of {handle}"
+        job = self._query(where, self._snapshot(where)).id
+        if not job:
+            raise BackendError(f"{doing}: Slurm does not know the job")
+        srun = clusters.with_clean_environment(
+            f"srun --jobid={job} --overlap --nodes=1 --ntasks=1 --cpu-bind=none --mpi=none"
+            f' --input=none --quiet --immediate={_STEP_S} --nodelist="$head"'
+            f" sh {script.ASK_SCRIPT} {shlex.quote(request.decode('ascii'))}"
+        )
+        text = f"head=$(squeue -h -j {job} -o %B) && {srun}"
+        done = where.host.run(where.folder, text, limit_bytes=_ANSWER_BYTES)
+        if done.code:
+            raise errors.command_error(doing, done.message)
+        # A prolog of the site may print something before.
+        return done.out.rstrip(b"\n").rpartition(b"\n")[2]
 
     def _scancel(self, where: _Handle, arguments: str) -> None:
         done = where.host.run(where.folder, clusters.with_clean_environment(f"scancel {arguments}"))

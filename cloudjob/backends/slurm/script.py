@@ -16,7 +16,7 @@ from cloudjob.model import grid
 from jobentry.contract import paths
 
 JOB_SCRIPT, NODE_SCRIPT, CLEAN_SCRIPT = "job.sh", "node.sh", "clean.sh"
-SETUP_SCRIPT, START_SCRIPT = "setup.sh", "start.sh"
+SETUP_SCRIPT, START_SCRIPT, ASK_SCRIPT = "setup.sh", "start.sh", "ask.sh"
 # The beginning of a job's name on Slurm; its id follows.
 JOB_NAME = "cloudjob-"
 STATE, ID, SLURM_LOG = "state", "id", "slurm.log"
@@ -109,6 +109,8 @@ def node_scripts(node: NodeText) -> dict[str, str]:
         CLEAN_SCRIPT: f"#!/bin/sh\n{_assignments(**folder)}{_body(CLEAN_SCRIPT)}",
         SETUP_SCRIPT: _setup_script(node),
         START_SCRIPT: _start_script(node),
+        ASK_SCRIPT: f'#!/bin/sh\n{_assignments(**folder)}set -- {_entry(node, "$PWD")} --ask "$1"\n'
+        f"{_body(ASK_SCRIPT)}",
     }
 
 
@@ -126,12 +128,16 @@ def _start_script(node: NodeText) -> str:
         cpus_per_rank=node.cpus_per_rank,
         interpreter=node.interpreter,
     )
-    if node.python:
-        entry = f'{shlex.quote(node.python)} -I -S "$cloudjob_here/{node.entry}"'
-    else:
-        entry = 'sh "$cloudjob_here/boot.sh"'
+    entry = _entry(node, "$cloudjob_here")
     args = " ".join(shlex.quote(arg) for arg in node.args)
     return f"{values}set -- {entry} \\\n    {args}\n{_body(START_SCRIPT)}"
+
+
+def _entry(node: NodeText, folder: str) -> str:
+    """Return the command of the entry, whose files are in this folder."""
+    if node.python:
+        return f'{shlex.quote(node.python)} -I -S "{folder}/{node.entry}"'
+    return f'sh "{folder}/boot.sh"'
 
 
 # bash runs a trap for DEBUG before each command of this script, but not in functions like `module`.

@@ -299,7 +299,7 @@ def _device(items: Sequence[Any]) -> Device:
 
 def _columns(ranks: Sequence[RankSample]) -> dict[str, Any]:
     """Return ranks as columns; a column stores a value that is the same for all ranks once."""
-    columns: dict[str, Any] = {"r": _ranges([rank.rank for rank in ranks])}
+    columns: dict[str, Any] = {"r": ranges([rank.rank for rank in ranks])}
     for name, column in zip(_COLUMNS, list(zip(*ranks))[1:]):
         columns[name] = column[0] if len(set(column)) == 1 else list(column)
     if isinstance(columns["s"], list):
@@ -320,7 +320,7 @@ def _ranks(columns: dict[str, Any]) -> tuple[RankSample, ...]:
     return tuple(RankSample(*row) for row in zip(numbers, *rows))
 
 
-def _ranges(numbers: Sequence[int]) -> str:
+def ranges(numbers: Sequence[int]) -> str:
     """Return ascending numbers as text: ``0-3,7``."""
     found = []
     for _, group in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]):

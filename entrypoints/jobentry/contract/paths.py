@@ -170,5 +170,10 @@ def node_paths(environ: Mapping[str, str], node: env.NodeEnv) -> NodePaths:
         mount=mount,
         log_dir=environ.get(names.MA_LOG_DIR) or posixpath.join(mount, "log"),
         # The same path on every node; if nodes share a home, the backend sets one for each node.
-        node_dir=node.node_dir or posixpath.join(home, ".cloudjob", node.job),
+        node_dir=node.node_dir or node_dir(home, node.job),
     )
+
+
+def node_dir(home: str, job: str) -> str:
+    """Return the folder of files that the entry and the ranks of a node share."""
+    return posixpath.join(home, ".cloudjob", job)

@@ -7,6 +7,7 @@ second, it does not end a start that hangs, and it leaves ranks behind when it i
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import os
 import re
@@ -14,6 +15,7 @@ import selectors
 import signal
 import threading
 import time
+from collections import deque
 from types import FrameType
 from typing import Callable
 
@@ -56,6 +58,7 @@ class NodeLoop:
         self._timers: dict[str, tuple[float, Callable[[], None]]] = {}
         # When each timer is due; an entry whose timer was rescheduled or cancelled is skipped.
         self._due: list[tuple[float, str]] = []
+        self._posted: deque[Callable[[], None]] = deque()
         # Opened for reading and writing, so that there is no end of file when a rank closes it.
         self._events = os.open(paths.events, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         self.on_end: Callable[[End], None] = lambda end: None
@@ -125,6 +128,13 @@ class NodeLoop:
         """Whether an action is scheduled under this name."""
         return name in self._timers
 
+    def post(self, action: Callable[[], None]) -> None:
+        """Run ``action`` in the loop; other threads may call this."""
+        self._posted.append(action)
+        # A full pipe wakes the loop as well.
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._wake, bytes([_WAKE]))
+
     def step(self) -> None:
         """Wait for the next event, and handle it."""
         ready = self.selector.select(self._wait_s())
@@ -137,6 +147,8 @@ class NodeLoop:
             due, name = heapq.heappop(self._due)
             if name in self._timers and self._timers[name][0] == due:
                 self._timers.pop(name)[1]()
+        while self._posted:
+            self._posted.popleft()()
         self.handle_lost_ranks()
         if self._has_dead_children and now >= self._reap_at:
             self._has_dead_children = False

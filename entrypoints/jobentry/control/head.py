@@ -23,6 +23,7 @@ from jobentry.control.messages import Message
 from jobentry.control.remote_commands import RemoteCommands
 from jobentry.control.remote_worker import RemoteWorker
 from jobentry.control.run import CLEAN_UP_S, Run
+from jobentry.control.stack_requests import StackRequests
 from jobentry.control.stop import Stop
 from jobentry.control.verdict import LaunchEnd, Outcome, RankEnd, correction
 from jobentry.control.worker_pool import WorkerPool
@@ -64,6 +65,7 @@ class Head:
         self._loop = NodeLoop(node, paths)
         self._loop.own_children.update(own)
         self._pool = WorkerPool(node, self._loop, facts, self._worker_sent, self._worker_lost)
+        self._requests = StackRequests(node, paths, self._loop, self._pool)
         # Once a rank has failed, mpirun only reports that again at length.
         launcher = LaunchProcesses(self._loop, is_quiet=lambda: self._stop.has_begun)
         self._commands: RemoteCommands | None = None
@@ -167,15 +169,17 @@ class Head:
         elif kind == "ready" and self._elastic is not None:
             self._elastic.worker_joined(worker.index)
         else:
-            self._launcher_sent(worker, kind, values)
+            self._worker_answered(worker, kind, values)
 
-    def _launcher_sent(self, worker: RemoteWorker, kind: str, values: dict[str, Any]) -> None:
+    def _worker_answered(self, worker: RemoteWorker, kind: str, values: dict[str, Any]) -> None:
         if kind == "launcher-ended":
             self._run.launcher_ended(worker.index, LaunchEnd(**values))
         elif kind == "command-output" and self._commands is not None:
             self._commands.answered(**values)
         elif kind == "server-ended":
             self._run.server_ended(LaunchEnd(**values), worker.index)
+        elif kind == "stacks-are":
+            self._requests.answered(worker.index, values)
 
     def _worker_lost(self, worker: RemoteWorker) -> None:
         if worker.early_end is not None:

@@ -23,6 +23,7 @@ from jobentry.control.launch_processes import LaunchProcesses
 from jobentry.control.messages import Message
 from jobentry.control.mpirun_cleanup import end_daemons, remove_sessions
 from jobentry.control.remote_commands import CommandRunner
+from jobentry.control.stack_requests import NodeStacks
 from jobentry.errors import EntryError
 from jobentry.launchers.plan import LaunchPlan
 from jobentry.log import log_message
@@ -32,6 +33,7 @@ from jobentry.node.prepare import control_port, read_key
 from jobentry.system.processes import adopt_orphans
 
 if TYPE_CHECKING:
+    from jobentry.contract.stacks import ProcessStacks
     from jobentry.staging.outputs import Outputs
 
 _TICK_S = 1.0
@@ -103,6 +105,7 @@ class Worker:
         self._launcher = LaunchProcesses(self._loop, is_quiet=lambda: self._is_stopping)
         self._paths = paths
         self._commands = CommandRunner(paths, self._loop, self._command_output)
+        self._stacks = NodeStacks(node, paths, self._loop)
         self._has_launched = False
         self._has_server_ended = False
         self._was_greeted = False
@@ -266,6 +269,14 @@ class Worker:
             ranks.forward_signal(signal.SIGTERM)
         elif kind == "signal":
             ranks.forward_signal(values["number"])
+        elif kind == "stacks":
+            self._send_stacks(**values)
+
+    def _send_stacks(self, number: int, with_threads: bool) -> None:
+        def send(found: list[ProcessStacks]) -> None:
+            self._send("stacks-are", number=number, processes=found)
+
+        self._stacks.read(send, with_threads=with_threads)
 
     def _kill(self) -> None:
         self._loop.ranks.note_end()

@@ -51,14 +51,24 @@ class RankProcesses:
         elapsed_s, self._at_s = max(1e-3, now_s - self._at_s), now_s
         if not states:
             return ()
-        processes = self._read({state.wrapper for state in states.values()})
-        members = self._by_rank(processes, states)
+        processes, members = self._members(states)
         found = tuple(
             self._sample(rank, states[rank], members.get(rank, {}), elapsed_s)
             for rank in sorted(states)
         )
         self._ticks = {number: process.ticks for number, process in processes.items()}
         return found
+
+    def members(self) -> dict[int, dict[int, Process]]:
+        """Return the processes of each rank that has any, without its wrapper."""
+        return self._members(self._ranks.states())[1]
+
+    def _members(
+        self, states: Mapping[int, RankState]
+    ) -> tuple[dict[int, Process], dict[int, dict[int, Process]]]:
+        """Return the processes that may belong to ranks, and those of each rank."""
+        processes = self._read({state.wrapper for state in states.values()})
+        return processes, self._by_rank(processes, states)
 
     def _sample(
         self, rank: int, state: RankState, members: dict[int, Process], elapsed_s: float

@@ -41,14 +41,18 @@ def read(process: int, name: str) -> bytes:
         return file.read() or b""
 
 
-def stat(process: int) -> list[bytes]:
+def stat(process: int, thread: int = 0) -> list[bytes]:
     """Return the fields of ``/proc/PID/stat`` from the third on: state, parent, and so on.
+
+    Args:
+        thread: The id of one of its threads, to return the thread's own fields.
 
     Raises:
         OSError: The process is gone.
     """
     # The name of a program may contain spaces and brackets; the last bracket ends it.
-    return read(process, "stat").rpartition(b")")[2].split()
+    name = "task/%d/stat" % thread if thread else "stat"
+    return read(process, name).rpartition(b")")[2].split()
 
 
 def start_ticks(process: int) -> bytes:

@@ -1,0 +1,208 @@
+"""What the ranks of a running job execute: stacks that are equal are merged, the odd ones first."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from cloudjob.errors import BackendError
+from jobentry.contract.stacks import Frame, ProcessStacks, Stacks, StacksError, ThreadStack, load
+from jobentry.system.requests import STACKS, request
+
+if TYPE_CHECKING:
+    from cloudjob.backends.base import Backend
+
+# Calls in which a rank waits for others: the file of the innermost call, or its line of source.
+_WAITING_FILES = re.compile(
+    r"(^|/)(torch/distributed/(distributed_c10d|rendezvous|elastic/rendezvous/\w+)"
+    r"|horovod/\w+/(mpi_ops|functions)|mindspore/communication/\w+)\.py$"
+)
+# Names that others use, too, count only for what is usually called so.
+_WAITING_CALL = re.compile(
+    r"\.i?(all_?reduce\w*|all_?gather\w*|all_?to_?all\w*|(monitored_)?barrier"
+    r"|(bcast|broadcast)(_object\w*|_parameters|_coalesced)?|reduce_?scatter\w*)\("
+    r"|\b(\w*comm|\w*world|dist|distributed|hvd|req\w*|work|handle)"
+    r"\.i?(reduce|scatterv?|gatherv?|s?send|recv|sendrecv|probe|wait(all|any)?)\(",
+    re.IGNORECASE,
+)
+_STOPPED = {
+    "T": "stopped by a signal",
+    "t": "stopped by a debugger",
+    "Z": "ended, but its parent has not noticed",
+}
+# Functions of the kernel in which a thread waits -> what for.
+_WAITS = (
+    ("wait_for_partner", "opening a pipe that no other process has opened"),
+    ("pipe_read", "reading from a pipe"),
+    ("pipe_write", "writing to a pipe"),
+    ("futex", "waiting for a lock or another thread"),
+    ("nanosleep", "sleeping"),
+    ("ep_poll", "waiting for events"),
+    ("epoll", "waiting for events"),
+    ("poll_schedule", "waiting for events"),
+    ("do_select", "waiting for events"),
+    ("do_wait", "waiting for a child process"),
+    ("wait_woken", "waiting for data"),
+    ("skb_wait", "waiting for data of a socket"),
+    ("inet_csk_accept", "waiting for a connection"),
+    ("inet_stream_connect", "connecting to another machine"),
+    ("n_tty_read", "waiting for input"),
+    ("nfs", "waiting for a network file system"),
+    ("rpc_wait", "waiting for a network file system"),
+    ("fuse", "waiting for a file system (FUSE)"),
+    ("request_wait_answer", "waiting for a file system (FUSE)"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StackGroup:
+    """Threads with the same stack.
+
+    Args:
+        ranks: Their ranks, in order.
+        nodes: The nodes of these ranks, in order.
+        processes: Each with its id on its node.
+        command: The command line of one of them; empty for programs of ranks.
+        is_main: Whether these are main threads.
+        waits_for_ranks: Whether the innermost call waits for other ranks.
+        does: What the threads do, in words.
+        frames: The innermost call first.
+        problem: Why the stack is missing; empty if it is not.
+    """
+
+    ranks: tuple[int, ...]
+    nodes: tuple[int, ...]
+    processes: tuple[int, ...]
+    command: str
+    is_main: bool
+    waits_for_ranks: bool
+    does: str
+    frames: tuple[Frame, ...]
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class JobStacks:
+    """The stacks of a job.
+
+    Args:
+        at: When they were read, in seconds since 1970.
+        groups: Those that do not wait for other ranks first, small groups before large ones.
+        silent: The nodes that did not answer in time.
+        processes: The stacks as they were read.
+    """
+
+    at: float
+    groups: tuple[StackGroup, ...]
+    silent: tuple[int, ...]
+    processes: tuple[ProcessStacks, ...]
+
+    @property
+    def odd_ranks(self) -> tuple[int, ...]:
+        """The ranks that others may wait for: they do not wait, and at least half of all do."""
+        waiting = {
+            rank for group in self._programs if group.waits_for_ranks for rank in group.ranks
+        }
+        others = {rank for group in self._programs for rank in group.ranks} - waiting
+        return tuple(sorted(others)) if others and len(waiting) >= len(others) else ()
+
+    @property
+    def waiting_ranks(self) -> tuple[int, ...]:
+        """The ranks that wait for others."""
+        groups = (group for group in self._programs if group.waits_for_ranks)
+        return tuple(sorted({rank for group in groups for rank in group.ranks}))
+
+    @property
+    def _programs(self) -> list[StackGroup]:
+        return [group for group in self.groups if group.is_main and not group.command]
+
+
+def read(
+    backend: Backend[object], handle: str, rank: int | None, *, with_threads: bool
+) -> JobStacks:
+    """Return the stacks of a running job.
+
+    Args:
+        rank: Only those of this rank.
+
+    Raises:
+        BackendError: The nodes cannot be asked, or do not answer.
+    """
+    answer = backend.ask(handle, request(STACKS, with_threads=with_threads))
+    try:
+        found = load(answer)
+    except StacksError as error:
+        raise BackendError(f"reading the stacks of {handle}: {error}") from error
+    return merged(found, rank)
+
+
+def merged(stacks: Stacks, rank: int | None = None) -> JobStacks:
+    """Return stacks with equal ones merged.
+
+    Args:
+        rank: Only those of this rank.
+    """
+    processes = tuple(item for item in stacks.processes if rank in (None, item.rank))
+    groups: dict[object, list[tuple[ProcessStacks, ThreadStack]]] = {}
+    for process in processes:
+        for thread in process.threads:
+            groups.setdefault(_key(process, thread), []).append((process, thread))
+    found = [_group(members) for members in groups.values()]
+    found.sort(
+        key=lambda group: (
+            bool(group.command),
+            not group.is_main,
+            group.waits_for_ranks,
+            len(group.processes),
+            group.ranks,
+        )
+    )
+    return JobStacks(stacks.at, tuple(found), stacks.silent, processes)
+
+
+def _key(process: ProcessStacks, thread: ThreadStack) -> object:
+    is_main = thread.thread == process.process
+    # Descendants of one rank that differ only in their command line are shown apart.
+    command = "" if process.is_program else process.command
+    calls = tuple((frame.file, frame.line, frame.function) for frame in thread.frames)
+    return command, is_main, calls, _does(thread), process.problem
+
+
+def _group(members: Iterable[tuple[ProcessStacks, ThreadStack]]) -> StackGroup:
+    members = list(members)
+    process, thread = members[0]
+    return StackGroup(
+        ranks=tuple(sorted({item.rank for item, _ in members})),
+        nodes=tuple(sorted({item.node for item, _ in members})),
+        processes=tuple(item.process for item, _ in members),
+        command="" if process.is_program else process.command or "?",
+        is_main=thread.thread == process.process,
+        waits_for_ranks=_waits_for_ranks(thread),
+        does=_does(thread),
+        frames=thread.frames,
+        problem=process.problem,
+    )
+
+
+def _waits_for_ranks(thread: ThreadStack) -> bool:
+    if not thread.frames or thread.state in _STOPPED:
+        return False
+    innermost = thread.frames[0]
+    return bool(_WAITING_FILES.search(innermost.file) or _WAITING_CALL.search(innermost.source))
+
+
+def _does(thread: ThreadStack) -> str:
+    if thread.state in _STOPPED:
+        return _STOPPED[thread.state]
+    if _waits_for_ranks(thread):
+        # It may spin or sleep, from one moment to the next.
+        return "waiting for other ranks"
+    waits = next((text for name, text in _WAITS if name in thread.waits_in), "")
+    if thread.state == "D":
+        where = f" ({thread.waits_in})" if thread.waits_in else ""
+        return f"waiting in the kernel, not interruptible{where}"
+    if thread.state == "R" or not thread.state:
+        return "running"
+    return waits or (f"waiting ({thread.waits_in})" if thread.waits_in else "waiting")

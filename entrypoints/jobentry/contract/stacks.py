@@ -1,0 +1,150 @@
+"""What the ranks of a job execute right now: the answer to a request for their stacks."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple, Sequence
+
+# Limits for one process, and for the processes of one rank.
+MOST_FRAMES, MOST_THREADS, MOST_PROCESSES = 100, 64, 32
+_TEXT_LIMIT = 1000
+
+
+class StacksError(Exception):
+    """The bytes are not an answer with stacks."""
+
+
+class Frame(NamedTuple):
+    """A call that has not returned.
+
+    Args:
+        file: Relative to the working directory of its process, if it is below it.
+        source: The line of the file, without spaces around it; empty if it cannot be read.
+    """
+
+    file: str
+    line: int
+    function: str
+    source: str = ""
+
+
+class ThreadStack(NamedTuple):
+    """The stack of a thread.
+
+    Args:
+        thread: Its id for the kernel; 0 if it is not known.
+        state: As in proc(5): R, S, D, T, Z and so on; empty if it is not known.
+        waits_in: The function of the kernel in which it waits; empty if it does not.
+        is_moving: Whether it executed Python code while it was read; then ``frames`` lacks the
+            calls that it made or left meanwhile.
+        frames: The innermost call first.
+    """
+
+    thread: int
+    state: str
+    waits_in: str
+    is_moving: bool
+    frames: tuple[Frame, ...]
+
+
+class ProcessStacks(NamedTuple):
+    """The stacks of one process of a rank.
+
+    Args:
+        command: Its command line, shortened.
+        is_program: Whether it is the rank's own program, not a descendant of it.
+        threads: The main thread first; without frames if it runs no Python.
+        problem: Why the stacks are missing; empty if they are not.
+    """
+
+    rank: int
+    node: int
+    process: int
+    command: str
+    is_program: bool
+    threads: tuple[ThreadStack, ...]
+    problem: str = ""
+
+
+class Stacks(NamedTuple):
+    """The stacks of a job.
+
+    Args:
+        at: When they were read, in seconds since 1970, by the clock of the head.
+        silent: The nodes that did not answer in time.
+    """
+
+    at: float
+    processes: tuple[ProcessStacks, ...]
+    silent: tuple[int, ...] = ()
+
+
+def dump(stacks: Stacks) -> bytes:
+    """Serialise ``stacks`` as one line of JSON for ``load``."""
+    return json.dumps(
+        {"at": stacks.at, "processes": stacks.processes, "silent": stacks.silent}
+    ).encode("ascii")
+
+
+def load(data: bytes) -> Stacks:
+    """Return what ``dump`` serialised.
+
+    Raises:
+        StacksError: It is no such answer.
+    """
+    try:
+        value = json.loads(data)
+        return Stacks(
+            float(value["at"]),
+            processes_of(value["processes"]),
+            tuple(int(node) for node in value["silent"]),
+        )
+    except (
+        AttributeError,
+        KeyError,
+        OverflowError,
+        RecursionError,
+        TypeError,
+        ValueError,
+    ) as error:
+        raise StacksError(f"it is not valid: {error}") from error
+
+
+def processes_of(rows: Sequence[Any]) -> tuple[ProcessStacks, ...]:
+    """Return processes from plain values of JSON.
+
+    Raises:
+        TypeError: They have another form.
+        ValueError: They have another form.
+    """
+    return tuple(
+        ProcessStacks(
+            int(rank),
+            int(node),
+            int(process),
+            _text(command),
+            bool(is_program),
+            tuple(_thread(*thread) for thread in threads[:MOST_THREADS]),
+            _text(problem),
+        )
+        for rank, node, process, command, is_program, threads, problem in rows
+    )
+
+
+def _thread(
+    thread: object, state: object, waits_in: object, is_moving: object, frames: Sequence[Any]
+) -> ThreadStack:
+    return ThreadStack(
+        int(str(thread)),
+        _text(state),
+        _text(waits_in),
+        bool(is_moving),
+        tuple(
+            Frame(_text(file), int(line), _text(function), _text(source))
+            for file, line, function, source in frames[:MOST_FRAMES]
+        ),
+    )
+
+
+def _text(value: object) -> str:
+    return str(value)[:_TEXT_LIMIT]

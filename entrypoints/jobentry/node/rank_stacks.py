@@ -1,0 +1,133 @@
+"""The stacks of the ranks of this node, with the lines of their source."""
+
+from __future__ import annotations
+
+import linecache
+import os
+from typing import TYPE_CHECKING, Sequence
+
+from jobentry.contract.stacks import (
+    MOST_FRAMES,
+    MOST_PROCESSES,
+    MOST_THREADS,
+    Frame,
+    ProcessStacks,
+    ThreadStack,
+)
+from jobentry.node.rank_usage import RankProcesses
+from jobentry.secrets import masking
+from jobentry.stacks.memory import UnreadableError
+from jobentry.stacks.python_stacks import PythonThread, python_stacks
+from jobentry.system import linux
+
+if TYPE_CHECKING:
+    from jobentry.contract.paths import NodePaths
+    from jobentry.node.local_ranks import LocalRanks
+
+_COMMAND_LIMIT, _SOURCE_LIMIT = 120, 200
+# A larger file is hardly a program.
+_SOURCE_LIMIT_BYTES = 4 << 20
+# The outermost calls of each rank: they start its script.
+_STARTERS = ("<frozen runpy>", "runpy.py", "script_runner.py", "__main__.py")
+
+
+def read_stacks(
+    ranks: LocalRanks, paths: NodePaths, node: int, *, with_threads: bool
+) -> list[ProcessStacks]:
+    """Return what the running ranks of this node execute, and the processes that they started.
+
+    Args:
+        with_threads: Whether to return other threads than the main ones, too.
+    """
+    programs = {state.program for state in ranks.states().values() if state.exit_code is None}
+    found = []
+    for rank, members in sorted(RankProcesses(ranks, paths).members().items()):
+        own = sorted(members, key=lambda number: (number not in programs, number))
+        for process in own[:MOST_PROCESSES]:
+            stacks = _stacks_of(process, with_threads=with_threads)
+            if stacks is not None:
+                threads, problem = stacks
+                command, is_program = _command(process), process in programs
+                found.append(
+                    ProcessStacks(rank, node, process, command, is_program, threads, problem)
+                )
+    linecache.clearcache()
+    return found
+
+
+def _stacks_of(process: int, *, with_threads: bool) -> tuple[tuple[ThreadStack, ...], str] | None:
+    """Return the stacks of a process, and why they are missing; None if it has ended."""
+    try:
+        threads = python_stacks(process)
+    except UnreadableError as error:
+        state, waits_in = _state(process, process)
+        if not state:
+            return None
+        return (ThreadStack(process, state, waits_in, False, ()),), str(error)
+    main = [thread for thread in threads if thread.thread_id == process]
+    shown: Sequence[PythonThread] = threads if with_threads else (main or threads[:1])
+    return tuple(_thread(process, thread) for thread in shown[:MOST_THREADS]), ""
+
+
+def _thread(process: int, thread: PythonThread) -> ThreadStack:
+    try:
+        folder = os.readlink("/proc/%d/cwd" % process)
+    except OSError:
+        folder = ""
+    frames = list(thread.frames)
+    while len(frames) > 1 and _is_starter(frames[-1].file):
+        frames.pop()
+    state, waits_in = _state(process, thread.thread_id)
+    return ThreadStack(
+        thread.thread_id,
+        state,
+        waits_in,
+        thread.is_moving,
+        tuple(
+            Frame(
+                masking.hide(_relative(frame.file, folder)),
+                frame.line,
+                masking.hide(frame.function),
+                _source(frame.file, frame.line, folder),
+            )
+            for frame in frames[:MOST_FRAMES]
+        ),
+    )
+
+
+def _is_starter(file: str) -> bool:
+    return os.path.basename(file) in _STARTERS
+
+
+def _relative(file: str, folder: str) -> str:
+    return file[len(folder) + 1 :] if folder and file.startswith(folder + "/") else file
+
+
+def _source(file: str, line: int, folder: str) -> str:
+    """Return a line of a program, as this node's files have it now."""
+    path = os.path.join(folder, file)
+    try:
+        if os.stat(path).st_size > _SOURCE_LIMIT_BYTES or not os.path.isfile(path):
+            return ""
+    except (OSError, ValueError):
+        return ""
+    return masking.hide(linecache.getline(path, line).strip())[:_SOURCE_LIMIT]
+
+
+def _state(process: int, thread: int) -> tuple[str, str]:
+    """Return the state of a thread, and the function of the kernel in which it waits."""
+    try:
+        state = linux.stat(process, thread)[0].decode("ascii")
+        waits_in = linux.read(process, "task/%d/wchan" % (thread or process)).decode("ascii")
+    except (OSError, IndexError):
+        return "", ""
+    return state, "" if waits_in == "0" else waits_in
+
+
+def _command(process: int) -> str:
+    """Return the command line of a process, shortened, without secrets."""
+    try:
+        words = linux.read(process, "cmdline").decode("utf-8", "replace").split("\0")
+    except OSError:
+        return ""
+    return masking.hide(" ".join(words).strip())[:_COMMAND_LIMIT]

@@ -1,0 +1,243 @@
+"""`cloudjob stacks` shows what the ranks of a running job execute, and disturbs none of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import tempfile
+from pathlib import Path
+
+import pytest
+
+# Rank 2 opens a pipe that nobody writes to; the others wait for it.
+ONE_RANK_HANGS = """
+from mpi4py import MPI
+def load(path):
+    with open(path) as file:
+        return file.read()
+def train_step(step):
+    if rank == 2 and step == 1:
+        write_result("up-2", os.getpid())
+        load(f"{results}/pipe")
+    MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, bytearray(8))
+    write_result(f"step-{rank}-{step}")
+os.path.exists(f"{results}/pipe") or rank == 2 and os.mkfifo(f"{results}/pipe")
+train_step(0)
+train_step(1)
+"""
+HANGS = ("step-0-0", "step-1-0", "step-3-0", "up-2")
+FOUR_RANKS = ("--nodes", "2", "--procs-per-node", "2")
+
+
+@pytest.fixture
+def start(cloud):
+    """A function that submits a job, which is cancelled at the end of the test."""
+    jobs = []
+
+    def submit(*arguments, **more):
+        jobs.append(cloud.detach(*arguments, **more))
+        return jobs[-1]
+
+    yield submit
+    for job in jobs:
+        cloud.cli("cancel", "--now", job)
+
+
+def stacks(cloud, job, *options):
+    """Return the answer of `cloudjob stacks --json`."""
+    done = cloud.cli("stacks", "--json", job, *options)
+    assert done.code == 0, done
+    return json.loads(done.out)
+
+
+def functions(group):
+    return [frame["function"] for frame in group["frames"]]
+
+
+@pytest.mark.every_mpi
+def test_the_rank_that_others_wait_for_is_named_with_its_line(cloud, start, poll):
+    job = start(*FOUR_RANKS, cloud.script(ONE_RANK_HANGS))
+    cloud.await_results(*HANGS)
+    poll(lambda: stacks(cloud, job)["waiting_ranks"] == [0, 1, 3], "three ranks that wait")
+
+    done = cloud.cli("stacks", job)
+
+    assert done.code == 0, done
+    lines = done.out.decode().splitlines()
+    assert lines[0].startswith(f"{job}: 4 ranks on 2 nodes, ")
+    assert lines[2] == "rank 2 on node 1: opening a pipe that no other process has opened"
+    assert lines[3].split(maxsplit=2)[0] == "load()"
+    assert lines[3].endswith("with open(path) as file:")
+    assert [line.split()[0] for line in lines[4:6]] == ["train_step()", "<module>()"]
+    assert lines[7] == "ranks 0-1,3: waiting for other ranks"
+    assert lines[8].endswith("MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, bytearray(8))")
+    assert lines[-1] == "ranks 0-1,3 wait for others; rank 2 does not."
+    # The ranks go on when the pipe has a writer, so reading their stacks has disturbed none.
+    poll(lambda: _write_to(cloud.results / "pipe"), "a reader of the pipe")
+    assert cloud.cli("wait", job).code == 0
+
+
+def test_a_rank_that_is_stopped_and_one_that_runs_are_told_apart(cloud, start, poll):
+    script = """
+    write_result(f"up-{rank}", os.getpid())
+    def spin():
+        while not os.path.exists(f"{results}/go"): pass
+    spin()
+    """
+    job = start("--procs-per-node", "2", cloud.script(script))
+    cloud.await_results("up-0", "up-1")
+    os.kill(int(cloud.results_written("up-1")["up-1"]), signal.SIGSTOP)
+
+    def found():
+        return {tuple(group["ranks"]): group["does"] for group in stacks(cloud, job)["groups"]}
+
+    poll(lambda: found() == {(0,): "running", (1,): "stopped by a signal"}, "a stopped rank")
+
+
+def test_threads_and_processes_of_ranks_are_shown(cloud, start, poll):
+    script = """
+    import multiprocessing, threading
+    def load(lock): lock.acquire()
+    def in_thread(event): event.wait()
+    if __name__ == "__main__":
+        lock = multiprocessing.get_context("fork").Lock()
+        lock.acquire()
+        child = multiprocessing.get_context("fork").Process(target=load, args=[lock])
+        child.start()
+        thread = threading.Thread(target=in_thread, args=[threading.Event()], daemon=True)
+        thread.start()
+        write_result(f"up-{rank}", child.pid)
+        child.join()
+    """
+    job = start("--procs-per-node", "2", cloud.script(script))
+    cloud.await_results("up-0", "up-1")
+    children = sorted(int(text) for text in cloud.results_written("up-*").values())
+
+    def child():
+        groups = stacks(cloud, job)["groups"]
+        return next((g for g in groups if sorted(g["processes"]) == children), None)
+
+    poll(lambda: child() and functions(child())[0] == "load", "children that wait for a lock")
+
+    assert child()["ranks"] == [0, 1]
+    assert child()["does"] == "waiting for a lock or another thread"
+    assert not any("in_thread" in functions(g) for g in stacks(cloud, job)["groups"])
+    (thread,) = [
+        group
+        for group in stacks(cloud, job, "--threads", "--rank", "1")["groups"]
+        if "in_thread" in functions(group)
+    ]
+    assert (thread["ranks"], thread["is_main"]) == ([1], False)
+
+
+def test_secrets_in_lines_and_commands_are_masked(cloud, start, poll):
+    script = """
+    import subprocess
+    child = [sys.executable, "-c", "import time; time.sleep(600)", os.environ["TOKEN"]]
+    subprocess.Popen(child)
+    write_result("up")
+    time.sleep(600 if "8fk2-secret-value" else 0)
+    """
+    arguments = ("--procs-per-node", "1", "--secret", "TOKEN", cloud.script(script))
+    job = start(*arguments, env={"TOKEN": "8fk2-secret-value"})
+    cloud.await_results("up")
+
+    poll(lambda: b"time.sleep(600 if" in cloud.cli("stacks", job).out, "its line")
+
+    shown = cloud.cli("stacks", job).out + cloud.cli("stacks", "--json", job).out
+    assert b"8fk2-secret-value" not in shown
+    assert b'time.sleep(600 if "***" else 0)' in shown
+
+
+def test_a_program_without_python_is_shown_without_a_stack(cloud, start):
+    cloud.write("job.sh", "touch $RESULTS/up\nsleep 600\n")
+    job = start("--procs-per-node", "1", "job.sh")
+    cloud.await_results("up")
+
+    done = cloud.cli("stacks", job)
+
+    assert done.code == 1, done
+    text = done.out.decode()
+    assert "no Python stack: it runs no CPython" in text
+    assert "sleep 600" in text
+
+
+def test_a_node_that_does_not_answer_is_named(cloud, start, poll):
+    job = start(*FOUR_RANKS, cloud.script(ONE_RANK_HANGS))
+    cloud.await_results(*HANGS)
+    (entry,) = [
+        pid
+        for pid, argv in cloud.processes().items()
+        if argv[-1:] == ("job.py",)
+        and "--rank" not in argv
+        and "--script" not in argv
+        and _is_child_of(pid, cloud.state(job)["nodes"][1]["process"])
+    ]
+    os.kill(entry, signal.SIGSTOP)
+    try:
+        found = stacks(cloud, job)
+    finally:
+        os.kill(entry, signal.SIGCONT)
+
+    assert found["silent_nodes"] == [1]
+    assert sorted(rank for group in found["groups"] for rank in group["ranks"]) == [0, 1]
+    poll(lambda: stacks(cloud, job)["silent_nodes"] == [], "an answer of node 1")
+
+
+def test_other_requests_do_no_harm(cloud, start, poll):
+    job = start(
+        "--procs-per-node",
+        "1",
+        cloud.script("write_result('up', os.environ['CLOUDJOB_NODE_DIR'])\nawait_file('go')"),
+    )
+    cloud.await_results("up")
+    folder = Path(tempfile.gettempdir(), f"cloudjob-{job.rpartition('-')[2]}")
+    path = folder / "0" / "node" / "requests"
+    assert path.stat().st_mode & 0o777 == 0o600
+    streams = []
+    for text in (
+        b"",
+        b"\n",
+        b"{}\n",
+        b"[" * 9000,
+        b'{"kind": "stacks"}\n',
+        b"\xff\n",
+        b'{"kind": "rm"}\n',
+    ):
+        stream = socket.socket(socket.AF_UNIX)
+        stream.connect(str(path))
+        stream.sendall(text)
+        streams.append(stream)
+
+    assert [group["ranks"] for group in stacks(cloud, job)["groups"]] == [[0]]
+
+    for stream in streams:
+        stream.close()
+    (cloud.results / "go").touch()
+    assert cloud.cli("wait", job).code == 0
+
+
+def test_a_job_that_does_not_run_has_no_stacks(cloud):
+    job = cloud.submit("--procs-per-node", "1", cloud.script("pass")).job
+
+    done = cloud.cli("stacks", job)
+
+    assert done.code == 2, done
+    assert done.err.decode().splitlines()[0] == (
+        f"error: reading the stacks of {job}: it is SUCCEEDED"
+    )
+
+
+def _write_to(path):
+    try:
+        pipe = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+    except OSError:
+        return False
+    os.close(pipe)
+    return True
+
+
+def _is_child_of(pid, parent):
+    return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1]) == parent
