@@ -14,6 +14,7 @@ import pytest
 
 from cloudjob.backends import open_backend
 from jobentry.contract import names, variables
+from tests.support.polling import poll
 
 pytestmark = pytest.mark.docker
 
@@ -160,6 +161,40 @@ def test_fresh_keys_are_put_where_only_the_job_s_user_reads_them(cloud):
         started = cloud.engine.exec_create(container["Id"], ["touch", "/tmp/go"])
         cloud.engine.exec_start(started["Id"])
     assert cloud.run("wait", job).code == 0
+
+
+def test_stacks_show_the_rank_that_the_others_wait_for(cloud):
+    """The entry reads them inside of its container, without any capability."""
+    cloud.script(
+        "import os, time\n"
+        "class comm: Barrier = time.sleep  # the image has no mpi4py\n"
+        "def load(): time.sleep(600)\n"
+        "if os.environ['OMPI_COMM_WORLD_RANK'] == '3': load()\n"
+        "comm.Barrier(600)\n"
+    )
+    job = cloud.detach("--nodes", "2", "--procs-per-node", "2")
+
+    def found():
+        done = cloud.run("stacks", "--json", job)
+        return json.loads(done.out) if done.code == 0 else {}
+
+    poll(lambda: found().get("odd_ranks") == [3], "the rank that sleeps")
+
+    odd, waiting = found()["groups"]
+    assert odd["frames"][0] == {
+        "file": "train.py",
+        "line": 3,
+        "function": "load",
+        "source": "def load(): time.sleep(600)",
+    }
+    assert (odd["nodes"], odd["problem"]) == ([1], "")
+    assert (waiting["ranks"], waiting["does"]) == ([0, 1, 2], "waiting for other ranks")
+    assert cloud.run("cancel", "--now", job).code == 0
+    refused = cloud.run("stacks", job)
+    assert (refused.code, refused.err.partition("\n")[0]) == (
+        2,
+        f"error: reading the stacks of {job}: it is CANCELLED",
+    )
 
 
 def test_logs_keep_every_byte(cloud):

@@ -115,6 +115,36 @@ write_result(f"rank-{rank}", [node, socket.gethostname(), hosts, home, slurm])
     }
 
 
+def test_stacks_show_the_rank_that_the_others_wait_for(cloud):
+    """A step of the job asks the head, whose node need not be the one with the lowest name."""
+    cloud.write(
+        "train.py",
+        PRELUDE
+        + """
+from mpi4py import MPI
+def load(): time.sleep(600)
+write_result(f"up-{rank}", "")
+if rank == 3: load()
+MPI.COMM_WORLD.Barrier()
+""",
+    )
+    job = cloud.detach(*SIZE, "train.py")
+    cloud.await_results(*(f"up-{rank}" for rank in range(4)))
+
+    def found():
+        done = cloud.run("stacks", "--json", job)
+        assert done.code == 0, done
+        return json.loads(done.out)
+
+    poll(lambda: found()["odd_ranks"] == [3], lambda: str(found()))
+
+    odd, waiting = found()["groups"]
+    assert [frame["function"] for frame in odd["frames"]] == ["load", "<module>"]
+    assert odd["does"] == "sleeping"
+    assert (waiting["ranks"], waiting["does"]) == ([0, 1, 2], "waiting for other ranks")
+    assert cloud.run("cancel", "--now", job).code == 0
+
+
 def test_the_exact_variables_and_secrets_reach_every_rank(cloud):
     """No script, command line or log of Slurm contains a secret."""
     values = {"BLANK": " a b ", "QUOTES": '"it\'s" $HOME `id` \\', "NEWLINE": "a\nb", "EMPTY": ""}
