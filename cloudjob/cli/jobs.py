@@ -63,7 +63,7 @@ def _status(options: argparse.Namespace) -> int:
         status = replace(status, phases=status.phases or latest.phases)
         silence = silence_text(latest)
     if options.json:
-        print_json(status_json(status))
+        print_json({**status_json(status), "git_commit": job.git_commit})
     else:
         print_status(status, commit=job.git_commit, silence=silence)
         explain_missing_file(job, status)

@@ -6,6 +6,8 @@ import argparse
 import csv
 import math
 import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 import cloudjob
 from cloudjob.cli import sweeps
@@ -54,16 +56,14 @@ def _metrics(options: argparse.Namespace) -> int:
     if options.resources:
         _show_resources(job, options)
         return 0
-    points = job.training_metrics(_patterns(options.metric))
+    points = job.metric_points(_patterns(options.metric))
     if options.json:
         print_json([_plain(point) for point in points])
     elif options.csv:
         writer = csv.writer(sys.stdout)
-        writer.writerow(points[0]._fields if points else ("name", "rank", "step", "value"))
+        writer.writerow(cloudjob.MetricPoint._fields)
         writer.writerows(points)
-    elif points:
-        _show_points(points)
-    else:
+    elif not _show_points(points):
         print_message(f"job {job.id} has printed no metrics")
         print_message(
             "hint: cloudjob metrics --metric 'loss=loss ([0-9.]+)' JOB; --resources shows the nodes"
@@ -91,18 +91,40 @@ def _plain(point: MetricPoint) -> dict[str, object]:
     return {**point._asdict(), "value": point.value if math.isfinite(point.value) else None}
 
 
-def _show_points(points: list[MetricPoint]) -> None:
-    series: dict[tuple[str, str], list[MetricPoint]] = {}
+@dataclass
+class _Series:
+    """What the table shows of one metric from one source."""
+
+    values: int = 0
+    step: int = 0
+    last: float = math.nan
+    low: float = math.nan
+    high: float = math.nan
+
+    def add(self, point: MetricPoint) -> None:
+        self.values += 1
+        self.step, self.last = point.step, point.value
+        # A comparison with NaN is false.
+        if math.isnan(self.low) or point.value < self.low:
+            self.low = point.value
+        if math.isnan(self.high) or point.value > self.high:
+            self.high = point.value
+
+
+def _show_points(points: Iterable[MetricPoint]) -> bool:
+    """Print a table of all metrics; return whether there are any."""
+    found: dict[tuple[str, str], _Series] = {}
     for point in points:
         place = point.source if point.rank is None else f"rank {point.rank}"
-        series.setdefault((point.name, place), []).append(point)
-    rows = []
-    for (name, place), found in series.items():
-        values = [point.value for point in found]
-        numbers = [f"{number:.6g}" for number in (values[-1], min(values), max(values))]
-        rows.append((name, place, len(values), found[-1].step, *numbers))
+        found.setdefault((point.name, place), _Series()).add(point)
+    rows = [
+        (*key, each.values, each.step, *(f"{n:.6g}" for n in (each.last, each.low, each.high)))
+        for key, each in found.items()
+    ]
     headers = ("METRIC", "SOURCE", "VALUES", "STEP", "LAST", "MIN", "MAX")
-    print_table(rows, headers, numbers=headers[2:])
+    if rows:
+        print_table(rows, headers, numbers=headers[2:])
+    return bool(rows)
 
 
 def _show_ranking(options: argparse.Namespace) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import os
 import urllib.parse
 from collections.abc import Mapping
 
@@ -11,7 +12,14 @@ from cloudjob.errors import StoreError
 from cloudjob.store.base import RETRY_S, ObjectStore
 from jobentry.contract.stores import SCHEMES, STORE_SCHEMES, STORE_SECTIONS
 
-__all__ = ["ObjectStore", "full_uri", "job_store", "open_store", "with_store_options"]
+__all__ = [
+    "ObjectStore",
+    "environment",
+    "full_uri",
+    "job_store",
+    "open_store",
+    "with_store_options",
+]
 
 
 def full_uri(uri: str, sections: Mapping[str, Mapping[str, object]]) -> str:
@@ -43,6 +51,15 @@ def job_store(own: str, default: str, sections: Mapping[str, Mapping[str, object
         default: The store of the job's platform.
     """
     return with_store_options(full_uri(own or default, sections), default)
+
+
+def environment(keys: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of this process and, where they are unset or empty, those of a platform.
+
+    Args:
+        keys: The credentials of a platform's own store.
+    """
+    return {**keys, **{name: value for name, value in os.environ.items() if value}}
 
 
 def open_store(

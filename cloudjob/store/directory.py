@@ -129,8 +129,10 @@ class DirectoryStore:
         if folder:
             check_key("listing", folder[:-1])
         others: _Names = []
-        for key in self._keys_below(folder, prefix, None if with_unfinished else others):
-            if with_unfinished or not is_temporary(key):
+        for key, is_file in self._keys_below(folder, prefix):
+            if not is_file and not with_unfinished:
+                others.append(key)
+            elif with_unfinished or not is_temporary(key):
                 yield key
         if others:
             named = ", ".join(others[:_NAMED]) + ", …" * (len(others) > _NAMED)
@@ -217,27 +219,24 @@ class DirectoryStore:
                     raise _not_a_file(f"{doing} {key} in {self.root}") from error
                 raise
 
-    def _keys_below(self, folder: str, prefix: str, others: _Names | None) -> Iterator[str]:
+    def _keys_below(self, folder: str, prefix: str) -> Iterator[tuple[str, bool]]:
         """Yield keys in order: a folder sorts as ``name/``, so ``a.txt`` comes before ``a/b``.
 
-        Args:
-            others: Gets links, FIFOs and devices, which are no objects; None yields them, too.
+        Each with whether it is a file: links, FIFOs and devices are no objects.
 
         Not recursive, as Python's recursion limit is about a thousand folders.
         """
-        waiting = [folder]
+        waiting = [(folder, False)]
         while waiting:
-            key = waiting.pop()
+            key, is_file = waiting.pop()
             if key and not key.endswith("/"):
-                yield key
+                yield key, is_file
                 continue
-            found, special = self._names(key, prefix)
-            if others is None:
-                found += special
-            else:
-                others += (key + name for name in special if (key + name).startswith(prefix))
-            names = sorted(found, key=os.fsencode, reverse=True)
-            waiting += [key + name for name in names if (key + name).startswith(prefix)]
+            names, others = self._names(key, prefix)
+            found = [(key + name, True) for name in names]
+            found += [(key + name, False) for name in others]
+            found.sort(key=lambda each: os.fsencode(each[0]), reverse=True)
+            waiting += [each for each in found if each[0].startswith(prefix)]
 
     def _unfinished(self) -> Iterator[str]:
         """Yield the keys of the temporary files that killed writers left behind."""

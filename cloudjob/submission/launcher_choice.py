@@ -100,7 +100,9 @@ def _in_imports(files: Files, source: Path, script: str) -> Choice | None:
         found: list[dict[str, Path]] = [{}, {}, {}]
         further: list[Path] = []
         for path in level:
-            for name, certainty in _from_elsewhere(files[path], start.parent, further):
+            imports = _imports_of(files[path], start.parent)
+            further += imports.own
+            for name, certainty in imports.others:
                 for module in _frameworks_in(name):
                     found[certainty].setdefault(module, path)
         certain, lazy, optional = (_best(modules, source, script) for modules in found)
@@ -112,17 +114,26 @@ def _in_imports(files: Files, source: Path, script: str) -> Choice | None:
     return fallback
 
 
-def _from_elsewhere(file: File, folder: Path, own: list[Path]) -> Iterator[tuple[str, int]]:
-    """Yield the imports that are not the user's modules, and add the files of these to a list."""
+class _Imports(NamedTuple):
+    """What a file imports: the files of the user's own modules, and the names of all others."""
+
+    own: tuple[Path, ...]
+    others: tuple[tuple[str, int], ...]
+
+
+def _imports_of(file: File, folder: Path) -> _Imports:
+    own: list[Path] = []
+    others: list[tuple[str, int]] = []
     elsewhere: set[str] = set()
     for name, certainty in sorted(file.imports.items()):
         top = name.partition(".")[0]
         files = None if top in elsewhere else own_files(folder, file.path, name)
         if files is None:
             elsewhere.add(top)
-            yield name, certainty
+            others.append((name, certainty))
         else:
             own += files
+    return _Imports(tuple(own), tuple(others))
 
 
 def _frameworks_in(name: str) -> Iterator[str]:

@@ -103,7 +103,8 @@ def _backends(environ: Mapping[str, str]) -> Iterator[str]:
     """Yield which backends this machine can use; no platform is called."""
     home = Path(environ.get("HOME") or "/nonexistent")
     kubeconfig = environ.get("KUBECONFIG") or home.joinpath(".kube/config").exists()
-    keys = {"HUAWEICLOUD_SDK_AK", "HUAWEICLOUD_SDK_CREDENTIALS_FILE"} & environ.keys()
+    configured = {name for name, value in environ.items() if value}
+    keys = {"HUAWEICLOUD_SDK_AK", "HUAWEICLOUD_SDK_CREDENTIALS_FILE"} & configured
     found = {
         "docker": _engine(environ),
         "kubernetes": "a kubeconfig file" if kubeconfig else "",
@@ -113,7 +114,7 @@ def _backends(environ: Mapping[str, str]) -> Iterator[str]:
     yield "# Where the job runs: process emulates nodes on this machine."
     for backend, what in found.items():
         yield f"# {backend}: {f'found {what}' if what else 'nothing found'}"
-    if keys := {"AWS_ACCESS_KEY_ID", "AWS_PROFILE"} & environ.keys():
+    if keys := {"AWS_ACCESS_KEY_ID", "AWS_PROFILE"} & configured:
         yield f"# store: s3://bucket/jobs   # found ${min(keys)}"
     yield "# `cloudjob doctor --backend NAME` checks one of them."
 
@@ -147,7 +148,7 @@ def _requirements(folder: Path, modules: Iterable[str]) -> Iterator[str]:
 
 def _secrets(modules: Iterable[str], environ: Mapping[str, str]) -> Iterator[str]:
     names = sorted({_SECRETS[name] for name in modules if name in _SECRETS})
-    available = [name for name in names if name in environ]
+    available = [name for name in names if environ.get(name)]
     yield "# Secret variables; each submit takes their values from your environment."
     if available:
         yield f"secrets: [{', '.join(available)}]"

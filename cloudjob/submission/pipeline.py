@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -27,7 +27,6 @@ from cloudjob.store.base import Expiring, ObjectStore
 from cloudjob.store.parallel import in_parallel
 from cloudjob.submission import checks, messages, preparation, script_check
 from cloudjob.submission.preparation import PreparedJob, prepare_job
-from cloudjob.submission.script_check import Script
 from cloudjob.submission.undo import undo_on_failure
 from cloudjob.tracking import Job, descriptions, leftovers, notifier
 from jobentry.contract.paths import JobPaths
@@ -64,30 +63,17 @@ def submit(spec: JobSpec, home: Path, *, on_progress: OnProgress = log_warnings)
         CloudJobError: Nothing was started; the submit left nothing but layers, which the next
             submit uses and ``cloudjob store gc`` removes.
     """
-    return _submit(spec, home, script_check.check(spec), on_progress)
+    script = script_check.check(spec)
+    job = preparation.new_id(spec.name)
+    with _place(spec, home, job) as place:
+        prepared = prepare_job(spec, script, home, place.scratch, on_progress)
+        return _send(job, prepared, None, place, on_progress)
 
 
 def submit_member(member: Member, home: Path, *, on_progress: OnProgress) -> Job:
     """Send a job of a sweep to its backend; otherwise as ``submit``."""
-    return _submit(member.prepared.spec, home, member, on_progress)
-
-
-def _submit(spec: JobSpec, home: Path, start: Script | Member, on_progress: OnProgress) -> Job:
-    """Send a job that is prepared, or whose script was read."""
-    member = start if isinstance(start, Member) else None
-    job = member.job if member else preparation.new_id(spec.name)
-    make_home(home)
-    leftovers.remove(home)
-    with (
-        notifier.start_after(spec, home, job),
-        locks.scratch(submits_folder(home), job) as scratch,
-        Records(records_path(home)) as db,
-    ):
-        if isinstance(start, Member):
-            prepared = start.prepared
-        else:
-            prepared = prepare_job(spec, start, home, scratch, on_progress)
-        return _send(job, prepared, member, Place(home, scratch, db), on_progress)
+    with _place(member.prepared.spec, home, member.job) as place:
+        return _send(member.job, member.prepared, member, place, on_progress)
 
 
 class Place(NamedTuple):
@@ -96,6 +82,19 @@ class Place(NamedTuple):
     home: Path
     scratch: Path
     db: Records
+
+
+@contextmanager
+def _place(spec: JobSpec, home: Path, job: str) -> Iterator[Place]:
+    """Yield the places of a submit; the job's notifier starts when it has succeeded."""
+    make_home(home)
+    leftovers.remove(home)
+    with (
+        notifier.start_after(spec, home, job),
+        locks.scratch(submits_folder(home), job) as scratch,
+        Records(records_path(home)) as db,
+    ):
+        yield Place(home, scratch, db)
 
 
 def _send(

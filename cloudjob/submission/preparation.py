@@ -17,7 +17,7 @@ from cloudjob.model.job import JobSpec
 from cloudjob.model.progress import OnProgress
 from cloudjob.model.submission import Code, Submission, prepare
 from cloudjob.package import CodePackage, Options, SourceCache, cache, pack
-from cloudjob.store import certificates, job_store, open_store
+from cloudjob.store import certificates, environment, job_store, open_store
 from cloudjob.store.base import ObjectStore, Signer
 from cloudjob.submission import (
     checks,
@@ -53,7 +53,7 @@ class Target(NamedTuple):
         backend = open_backend(spec.backend, home, dict(spec.section(spec.backend)))
         default, keys = backend.store()
         uri = job_store(spec.store, default or store_uri(home), spec.sections)
-        return cls(backend, uri, open_store(uri, {**keys, **os.environ}))
+        return cls(backend, uri, open_store(uri, environment(keys)))
 
 
 def new_id(name: str) -> str:

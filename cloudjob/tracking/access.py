@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from cloudjob.errors import JobNotFound, RunsElsewhere
 from cloudjob.home import locks, records_path, submits_folder, writing
 from cloudjob.home.hosts import this_host
 from cloudjob.home.records import SUBMITTING, JobRecord, Records
-from cloudjob.store import open_store
+from cloudjob.store import environment, open_store
 from cloudjob.store.base import RETRY_S, ObjectStore
 from cloudjob.tracking import descriptions
 
@@ -47,8 +46,7 @@ class JobAccess:
 
     def open_store(self, uri: str, *, retry_s: float = RETRY_S) -> ObjectStore:
         """Open a store with the keys in the environment, or else those of the platform."""
-        environ = {**self.backend.store()[1], **os.environ}
-        return open_store(uri, environ, retry_s=retry_s)
+        return open_store(uri, environment(self.backend.store()[1]), retry_s=retry_s)
 
     def submission(self) -> dict[str, Any]:
         """Return the submission as it was recorded; empty if it was not, or is damaged."""

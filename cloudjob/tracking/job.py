@@ -380,16 +380,23 @@ class Job:
         Raises:
             CloudJobError: The log or the outputs cannot be read.
         """
+        return list(self.metric_points(patterns))
+
+    def metric_points(self, patterns: Mapping[str, str] | None = None) -> Iterator[MetricPoint]:
+        """Yield what ``training_metrics`` returns, without keeping it: there may be millions.
+
+        Raises:
+            CloudJobError: The log or the outputs cannot be read.
+        """
         reader = self.metric_reader(patterns)
-        found: list[MetricPoint] = []
         if self.handle:
             # Checked before reading: the last line of a running job may end within a number.
             is_over = self.status().state.is_final
             for node, data in log.read(self._access, None, follow=False):
-                found += reader.add(node, data)
+                yield from reader.add(node, data)
             if is_over:
-                found += reader.finish()
-        return found + self.event_metrics()
+                yield from reader.finish()
+        yield from self.event_metrics()
 
     def metric_reader(self, patterns: Mapping[str, str] | None = None) -> MetricReader:
         """Return a reader that finds the metrics of this job in its log.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from cloudjob.backends.base import Backend
 from cloudjob.errors import CloudJobError, JobNotFound
 from cloudjob.home import records_path
 from cloudjob.home.records import JobRecord, Records
-from cloudjob.store import open_store
+from cloudjob.store import environment, open_store
 from cloudjob.tracking import descriptions, leftovers
 from cloudjob.tracking.job import Job
 from cloudjob.tracking.platforms import Sections, backend_of, no_sections, opener
@@ -47,7 +46,7 @@ def find(
                 raise
         backend = backend_of(job.partition("://")[0].partition("+")[0], home)
         for uri in uris:
-            store = open_store(uri, {**_keys_of(backend), **os.environ})
+            store = open_store(uri, environment(_keys_of(backend)))
             record = descriptions.read(store, uri, name)
             if record is not None:
                 db.add(record)

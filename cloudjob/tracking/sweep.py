@@ -230,12 +230,12 @@ class Sweep:
         found: list[Ranked] = []
         known: set[str] = set()
         for job in self.jobs():
-            points = job.training_metrics(patterns)
-            known.update(point.name for point in points)
-            own = [point for point in points if point.name == metric]
-            first = min((_rank(point) for point in own), default=0)
-            values = [point.value for point in own if _rank(point) == first]
-            found.append(Ranked(job, job.sweep_values(), values[-1] if values else None))
+            values: dict[float, float] = {}
+            for point in job.metric_points(patterns):
+                known.add(point.name)
+                if point.name == metric:
+                    values[_rank(point)] = point.value
+            found.append(Ranked(job, job.sweep_values(), values[min(values)] if values else None))
         if metric not in known:
             listed = ", ".join(sorted(known)) or "none"
             raise UsageError(

@@ -127,6 +127,31 @@ def test_nodes_whose_names_have_ipv6_addresses_too_use_ipv4(nodes, mpi):
     assert [end.out for end in ended] == ["[0] 10.1.0.1 eth0\n", "[1] 10.1.0.2 eth0\n"]
 
 
+@pytest.mark.parametrize("kind", ["loopback", "its own address"])
+def test_a_stale_hosts_file_that_names_this_node_does_not_choose_the_network(nodes, mpi, kind):
+    """The machines are copies with a VirtualBox NAT, whose address is equal on all of them.
+
+    The worker's hosts file, which is still that of the head, gives the head an address of the
+    worker, and the route to an address of this node is always ``lo``.
+    """
+    nodes.alone("enp0s3", "10.0.2.15/24")
+    nodes.join("trunk", "bond0", ["10.3.0.1/24", "10.4.0.2/24"])
+    nodes.join("data", "bond0.100", ["10.1.0.1/24", "10.1.0.2/24"])
+    for node in (0, 1):
+        nodes.ip(node, "route", "add", "default", "dev", "bond0.100")
+    nodes.name(0, "127.0.1.1 w0\n10.1.0.2 w1\n")
+    stale = {"loopback": "127.0.1.1", "its own address": "10.0.2.15"}[kind]
+    nodes.name(1, f"{stale} w0\n10.1.0.2 w1\n")
+
+    ended = nodes.run(ALLREDUCE, **libraries_of(mpi))
+
+    assert [end.code for end in ended] == [0, 0], ended
+    assert [end.out for end in ended] == [
+        "[0] 10.1.0.1 bond0.100\n",
+        "[1] 10.1.0.2 bond0.100\n",
+    ]
+
+
 @pytest.mark.torch
 @pytest.mark.parametrize("launcher", ["torchrun", "pytorch-modelarts"])
 def test_ranks_of_torch_meet_over_the_route_between_the_nodes(nodes, launcher):

@@ -104,8 +104,7 @@ def test_a_job_whose_prolog_fails_was_not_cancelled(cloud, nodes, node):
 
     assert done.code == 125, done
     assert (status["state"], status["cause"]) == ("FAILED", "platform")
-    host = "the first node" if node == "n1" else node
-    assert f"Slurm's prolog failed on {host} (sinfo -R" in status["failure"]["message"]
+    assert f"Slurm's prolog failed on {node} (sinfo -R" in status["failure"]["message"]
 
 
 def test_a_node_that_cannot_start_its_part_is_named_with_sruns_error(cloud, nodes):

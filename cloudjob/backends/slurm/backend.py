@@ -202,7 +202,7 @@ class SlurmBackend(Backend[SlurmRequest]):
             return NativeStatus(JobState.PENDING, "being submitted")
         marks = snapshot.marks
         if state.may_lack_prolog(marks, facts, is_cancelled=snapshot.is_cancelled):
-            marks = state.with_prolog(marks, self._log_of_slurm(where))
+            marks = state.with_prolog(marks, facts, self._log_of_slurm(where))
         status = state.status_of(marks, facts, is_cancelled=snapshot.is_cancelled)
         if status.state.is_final:
             self._copy_back(where)

@@ -104,10 +104,12 @@ _WAITING_REASONS = (
 _TEXT_CHARS = 400
 # The columns requested from squeue and sacct. The reason comes last, as it is free text. Only sacct
 # has the exit code and the signal; that column of squeue is empty.
-QUEUE_COLUMNS = "%A|%T|%S|%e|%j||%r"
-ACCOUNTING_COLUMNS = "JobIDRaw,State,Start,End,JobName,ExitCode,Reason"
+QUEUE_COLUMNS = "%A|%T|%S|%e|%j||%B|%r"
+ACCOUNTING_COLUMNS = "JobIDRaw,State,Start,End,JobName,ExitCode,NodeList,Reason"
 _SUBMITTED = re.compile(r"Submitted batch job ([0-9]{1,10})\b")
 _NUMBER = re.compile(r"(?<!\S)([0-9]{1,10})(?=;|\s|$)")
+# The first of "n[1-2],n7".
+_FIRST_HOST = re.compile(r"([\w.-]+)(?:\[([0-9]+))?")
 _EXIT_CODE = re.compile(r"([0-9]{1,3}):([0-9]{1,3})")
 
 
@@ -170,6 +172,7 @@ class Facts:
     Args:
         exit_code: The exit code of the job's script, and the signal that killed it, or 0; None if
             unknown.
+        head: The host of its first node; empty if unknown.
     """
 
     id: str = ""
@@ -178,6 +181,7 @@ class Facts:
     started_at: float = 0.0
     ended_at: float = 0.0
     exit_code: tuple[int, int] | None = None
+    head: str = ""
 
 
 def read_marks(text: str) -> Marks:
@@ -243,7 +247,10 @@ def read_jobs(text: str) -> dict[str, Facts]:
     """
     found: dict[str, Facts] = {}
     for line in text.splitlines():
-        number, state, start, end, name, code, reason = (*line.split("|", 6), *[""] * 7)[:7]
+        number, state, start, end, name, code, hosts, reason = (
+            *line.split("|", 7),
+            *[""] * 8,
+        )[:8]
         if name.startswith(JOB_NAME) and number.isdecimal() and state.strip():
             found[name.removeprefix(JOB_NAME)] = Facts(
                 id=number,
@@ -253,8 +260,17 @@ def read_jobs(text: str) -> dict[str, Facts]:
                 started_at=_seconds(start),
                 ended_at=_seconds(end),
                 exit_code=read_exit_code(code),
+                head=_first_host(hosts),
             )
     return found
+
+
+def _first_host(hosts: str) -> str:
+    found = _FIRST_HOST.match(hosts)
+    # "n/a" or "None assigned", if it has none.
+    if not found or hosts.lower().startswith(("n/a", "none assigned")):
+        return ""
+    return f"{found[1]}{found[2] or ''}"
 
 
 def read_number(output: str) -> str:
@@ -278,10 +294,10 @@ def may_lack_prolog(marks: Marks, facts: Facts, *, is_cancelled: bool) -> bool:
     return facts.state == "CANCELLED" and not marks.id and not is_cancelled
 
 
-def with_prolog(marks: Marks, log: str) -> Marks:
+def with_prolog(marks: Marks, facts: Facts, log: str) -> Marks:
     """Add what Slurm itself wrote to the log of a job whose script it never started."""
     has_failed = "running slurm prolog" in log
-    return replace(marks, prolog="the first node") if has_failed else marks
+    return replace(marks, prolog=facts.head or "the first node") if has_failed else marks
 
 
 def lacks_exit_code(marks: Marks, facts: Facts) -> bool:

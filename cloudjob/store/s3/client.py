@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import os
 import re
 import threading
 import time
@@ -159,6 +160,7 @@ def connect(uri: BucketUri, environ: Mapping[str, str], retries: Retries) -> Con
     from botocore.exceptions import BotoCoreError
 
     keys = None if "profile" in uri.options else _keys(uri, environ)
+    _remove_empty_variables()
     try:
         session = boto3.Session(
             profile_name=uri.options.get("profile"),
@@ -197,6 +199,16 @@ def connect(uri: BucketUri, environ: Mapping[str, str], retries: Retries) -> Con
     retries.register(client)
     endpoint = found._replace(url=client.meta.endpoint_url)
     return Connection(client, endpoint, credentials, keys, bundle)
+
+
+def _remove_empty_variables() -> None:
+    """Remove variables that boto3 refuses if they are empty, such as ``AWS_PROFILE``.
+
+    boto3 reads them only from the process's environment.
+    """
+    for name in [name for name, value in os.environ.items() if not value]:
+        if name.startswith("AWS_") or name in certificates.VARIABLES:
+            os.environ.pop(name, None)
 
 
 def _config(uri: BucketUri, endpoint: Endpoint) -> Any:

@@ -53,6 +53,9 @@ OMPI_DAEMONS_INCLUDE = "OMPI_MCA_oob_tcp_if_include"
 PRTE_INCLUDE = "PRTE_MCA_prte_if_include"
 OF_DAEMONS = (OMPI_DAEMONS_INCLUDE, PRTE_INCLUDE)
 
+# On Ascend: the platform's rank table, or the folder that contains it.
+RANK_TABLE_FILE = "RANK_TABLE_FILE"
+
 # Set by cloudjob.
 CLOUDJOB_JOB = "CLOUDJOB_JOB"
 CLOUDJOB_LAUNCHER = "CLOUDJOB_LAUNCHER"

@@ -23,6 +23,7 @@ from jobentry.launchers.common import (
     rank_wrapper,
 )
 from jobentry.launchers.mpi import Mpi
+from jobentry.launchers.rank_table import PLATFORM_FOLDER
 
 # Lower and upper limit, in seconds, of the random pause after which a rank asks the scheduler again
 # whether all have registered; an ending rank also sleeps for one. MindSpore's default is 3 to 5.
@@ -50,6 +51,7 @@ def dynamic_cluster(site: Site, script_argv: Sequence[str]) -> Launch:
 
     ``MS_SERVER_NUM`` is the number of parameter servers of the job, which run the script as well.
     """
+    site = _without_rank_table(site)
     node = site.node
     ranks = range(node.node * node.slots, (node.node + 1) * node.slots)
     shared = cluster(site)
@@ -79,6 +81,7 @@ def msrun(site: Site, script_argv: Sequence[str]) -> Launch:
     msrun's own scheduler is not used: msrun starts it on each node that recognises the address of
     the head as its own, which can be none or several.
     """
+    site = _without_rank_table(site)
     node = site.node
     shared = cluster(site)
     path = posixpath.join(site.paths.node_dir, "msrun-wrapper.py")
@@ -132,6 +135,20 @@ def mpi(site: Site, tools: Mpi, script_argv: Sequence[str]) -> Launch:
     options = ("--mpi-cluster", "--address", "MS_SCHED_HOST")
     launch = mpirun.launch(carrying, tools, script_argv, options)
     return launch._replace(processes=(*_scheduler(site, shared), *launch.processes))
+
+
+def _without_rank_table(site: Site) -> Site:
+    """Remove the platform's ``RANK_TABLE_FILE``, which is a folder with a table of another version.
+
+    HCCL would read it instead of asking the scheduler's cluster; the user's own file stays.
+    """
+    name = names.RANK_TABLE_FILE
+    value = site.environment.get(name, "")
+    is_platforms = posixpath.join(value, "").startswith(posixpath.join(PLATFORM_FOLDER, ""))
+    if name in site.node.env_names or not is_platforms:
+        return site
+    environment = {key: found for key, found in site.environment.items() if key != name}
+    return site._replace(environment=environment)
 
 
 def cluster(site: Site) -> dict[str, str]:

@@ -10,11 +10,13 @@ import json
 import posixpath
 from typing import Any, Mapping, NamedTuple, Sequence
 
-from jobentry.contract import devices
+from jobentry.contract import devices, names
 from jobentry.contract.devices import Device, Server
 from jobentry.launchers.common import PRIVATE, ArgsError, File, Launch, Site, program, rank_wrapper
 
 COMPLETED = "completed"
+# Where ModelArts puts its table; its RANK_TABLE_FILE is this folder.
+PLATFORM_FOLDER = "/user/config"
 
 
 class Table(NamedTuple):
@@ -59,7 +61,7 @@ def launch(site: Site, script_argv: Sequence[str]) -> Launch:
             rank,
             program(site, script_argv),
             {
-                "RANK_TABLE_FILE": path,
+                names.RANK_TABLE_FILE: path,
                 "RANK_ID": str(rank),
                 "RANK_SIZE": str(sum(counts)),
                 "DEVICE_ID": device.id,

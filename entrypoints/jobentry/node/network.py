@@ -169,7 +169,12 @@ def _route_to_any(
 
 def _route_to_host(host: str, interfaces: Sequence[Interface]) -> Route:
     with contextlib.suppress(OSError):
-        ways = (_route_to(address, interfaces) for address in addresses_of(host))
+        found = addresses_of(host)
+        if host != "localhost" and not is_loopback(host):
+            # A stale hosts file may give another node an address of this one, like 127.0.1.1 or a
+            # NAT's 10.0.2.15, which all virtual machines have.
+            found = [address for address in found if not interface_with(address, interfaces)]
+        ways = (_route_to(address, interfaces) for address in found)
         return next((way for way in ways if way.interface), NOWHERE)
     return NOWHERE
 

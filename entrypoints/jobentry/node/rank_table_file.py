@@ -7,10 +7,10 @@ import os
 import time
 from typing import Mapping
 
-from jobentry.launchers.rank_table import COMPLETED
+from jobentry.contract import names
+from jobentry.launchers.rank_table import COMPLETED, PLATFORM_FOLDER
 from jobentry.log import log_message
 
-_FOLDER = "/user/config"
 _NAMES = ("jobstart_hccl.json", "hccl.json")
 _POLL_S = 0.2
 
@@ -27,7 +27,7 @@ def read(environ: Mapping[str, str], patience_s: float) -> str:
     Raises:
         TableError: After ``patience_s`` it is still missing or incomplete.
     """
-    path = environ.get("RANK_TABLE_FILE") or _FOLDER
+    path = environ.get(names.RANK_TABLE_FILE) or PLATFORM_FOLDER
     deadline = time.monotonic() + patience_s
     is_reported = False
     while True:

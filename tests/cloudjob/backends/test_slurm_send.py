@@ -174,7 +174,7 @@ def test_sbatch_may_be_a_script_of_the_site(printed: str, host: str, far, tmp_pa
     (tmp_path / "train-2k83xnf2" / "id").write_text(printed)
     (tmp_path / "squeue").write_text(
         '#!/bin/sh\ncase "$*" in *"-j 7") ;; *) exit 1 ;; esac\n'
-        "echo '7|RUNNING|1795258477|N/A|cloudjob-train-2k83xnf2||None'\n"
+        "echo '7|RUNNING|1795258477|N/A|cloudjob-train-2k83xnf2||n1|None'\n"
     )
 
     assert far.status(f"slurm://{host}{tmp_path}/train-2k83xnf2").state == "RUNNING"

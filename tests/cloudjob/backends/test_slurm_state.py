@@ -17,7 +17,7 @@ BEGIN = "begin 8 0 n1,n2 1795258477\n"
 
 def facts_of(slurm_state: str, reason: str = "None") -> Facts:
     """Return the facts read from the output of ``squeue`` for a job."""
-    text = f"8|{slurm_state}|1795258477|1795258481|cloudjob-sleep-gr8frw4v||{reason}\n"
+    text = f"8|{slurm_state}|1795258477|1795258481|cloudjob-sleep-gr8frw4v|||{reason}\n"
     return state.read_jobs(text)["sleep-gr8frw4v"]
 
 
@@ -39,14 +39,14 @@ def test_a_reason_may_contain_any_character():
 
 def test_jobs_of_others_and_steps_are_skipped():
     text = (
-        "7|RUNNING|1|2|interactive||None\n"
-        "8.batch|COMPLETED|1|2|batch|0:0|\n"
-        "8|CANCELLED by 0|1795258477|1795258481|cloudjob-a-gr8frw4v|7:9|None\n"
-        "9|PENDING|N/A|N/A|cloudjob-b-gr8frw4v||Resources\n"
+        "7|RUNNING|1|2|interactive||n1|None\n"
+        "8.batch|COMPLETED|1|2|batch|0:0|n1|\n"
+        "8|CANCELLED by 0|1795258477|1795258481|cloudjob-a-gr8frw4v|7:9|n[08-12],x1|None\n"
+        "9|PENDING|N/A|N/A|cloudjob-b-gr8frw4v||n/a|Resources\n"
     )
 
     assert state.read_jobs(text) == {
-        "a-gr8frw4v": Facts("8", "CANCELLED", "", 1795258477.0, 1795258481.0, (7, 9)),
+        "a-gr8frw4v": Facts("8", "CANCELLED", "", 1795258477.0, 1795258481.0, (7, 9), "n08"),
         "b-gr8frw4v": Facts("9", "PENDING", "Resources"),
     }
 
@@ -333,10 +333,14 @@ def test_only_slurms_own_log_shows_that_the_first_nodes_prolog_failed():
     marks, facts = state.read_marks(""), facts_of("CANCELLED")
     assert state.may_lack_prolog(marks, facts, is_cancelled=False)
     assert not state.may_lack_prolog(marks, facts, is_cancelled=True)
-    failed = state.with_prolog(marks, "Error running slurm prolog: 1\n")
+    failed = state.with_prolog(marks, facts, "Error running slurm prolog: 1\n")
+    named = state.with_prolog(
+        marks, dataclasses.replace(facts, head="n7"), "Error running slurm prolog: 1\n"
+    )
 
     assert state.status_of(failed, facts, is_cancelled=False).state is JobState.FAILED
-    assert state.with_prolog(marks, "slurmstepd: error: *** CANCELLED") == marks
+    assert (failed.prolog, named.prolog) == ("the first node", "n7")
+    assert state.with_prolog(marks, facts, "slurmstepd: error: *** CANCELLED") == marks
 
 
 def test_a_preemption_is_none_of_the_jobs_time():

@@ -397,6 +397,21 @@ def test_init_reports_whether_the_container_engine_can_be_used(
     assert expected in capsys.readouterr().out
 
 
+def test_init_finds_nothing_in_a_variable_that_is_set_but_empty(
+    project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    for name in ("AWS_ACCESS_KEY_ID", "HUAWEICLOUD_SDK_AK"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("AWS_PROFILE", "HUAWEICLOUD_SDK_CREDENTIALS_FILE"):
+        monkeypatch.setenv(name, "")
+
+    assert main(["init", "--print"]) == 0
+
+    text = capsys.readouterr().out
+    assert "# modelarts: nothing found\n" in text
+    assert "# store:" not in text
+
+
 def test_init_asks_for_the_script_if_several_could_be_meant(
     project: Path, capsys: pytest.CaptureFixture[str]
 ):

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import botocore
 import pytest
+from botocore.exceptions import EndpointConnectionError
 
 from cloudjob.errors import StoreError
-from cloudjob.store import certificates
+from cloudjob.store import certificates, environment
 from cloudjob.store.certificates import Bundle
 from cloudjob.store.s3 import bucket_uri, client
 from tests.support.tls import Authority
@@ -156,3 +157,46 @@ def test_only_amazon_gets_the_checksums_of_its_own_library(
     made = client.connect(found, {**keys, **environ}, client.Retries(found, 1.0))
 
     assert made.client.meta.config.request_checksum_calculation == expected
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "AWS_CA_BUNDLE",
+        "AWS_PROFILE",
+        "AWS_DEFAULT_PROFILE",
+        "AWS_ENDPOINT_URL",
+        "AWS_REGION",
+        "AWS_RETRY_MODE",
+        "AWS_DEFAULTS_MODE",
+        "AWS_ACCOUNT_ID_ENDPOINT_MODE",
+        "REQUESTS_CA_BUNDLE",
+        "SSL_CERT_FILE",
+        "HTTPS_PROXY",
+    ],
+)
+def test_a_variable_that_is_set_but_empty_counts_as_unset(
+    monkeypatch: pytest.MonkeyPatch, name: str
+):
+    """boto3 refuses some of them."""
+    keys = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "s"}
+    for present in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(present)
+    monkeypatch.setenv("AWS_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv(name, "")
+    found = bucket_uri.read("s3://bucket?endpoint=https://127.0.0.1:1")
+
+    made = client.connect(found, {**keys, name: ""}, client.Retries(found, 1.0))
+
+    with pytest.raises(EndpointConnectionError):
+        made.client.list_buckets()
+
+
+def test_keys_that_are_set_but_empty_do_not_hide_those_of_the_platform(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "")
+    keys = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "s"}
+
+    assert keys.items() <= environment(keys).items()

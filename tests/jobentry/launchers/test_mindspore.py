@@ -144,6 +144,19 @@ def test_msrun_gets_the_documented_arguments():
     assert "--node_rank=1" in other.argv
 
 
+@pytest.mark.parametrize("launcher", [mindspore.msrun, mindspore.dynamic_cluster])
+@pytest.mark.parametrize("value", ["/user/config", "/user/config/jobstart_hccl.json"])
+def test_a_cluster_does_not_use_the_rank_table_of_the_platform(launcher, value):
+    """It is a folder, with a table of a version that MindSpore and HCCL cannot read."""
+    given = {"RANK_TABLE_FILE": value}
+
+    for process in launcher(make_site(environment=given), SCRIPT_ARGV).processes:
+        assert "RANK_TABLE_FILE" not in process.env
+    own = make_site(environment=given, env_names=("RANK_TABLE_FILE",))
+    for process in launcher(own, SCRIPT_ARGV).processes:
+        assert process.env["RANK_TABLE_FILE"] == value
+
+
 DUMP = """\
 import os, sys
 if sys.argv[1:2] == ["--rank"]:

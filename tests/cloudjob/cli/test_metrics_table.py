@@ -1,0 +1,40 @@
+"""The table of `cloudjob metrics`."""
+
+from __future__ import annotations
+
+import math
+import tracemalloc
+
+import pytest
+
+from cloudjob.cli import metrics
+from cloudjob.tracking.metrics import MetricPoint
+
+
+def test_millions_of_values_are_summarised_while_they_are_read(capsys: pytest.CaptureFixture[str]):
+    points = (MetricPoint("loss", 0, step, float(step % 7)) for step in range(100_000))
+    tracemalloc.start()
+    try:
+        assert metrics._show_points(points)
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+    assert peak_bytes < 1_000_000
+    row = ["loss", "rank", "0", "100000", "99999", "4", "0", "6"]
+    assert capsys.readouterr().out.split()[-len(row) :] == row
+
+
+def test_a_value_that_is_no_number_does_not_hide_the_lowest_and_the_highest(
+    capsys: pytest.CaptureFixture[str],
+):
+    values = (math.nan, 2.0, 1.0, math.nan)
+
+    assert metrics._show_points(MetricPoint("loss", 0, *each) for each in enumerate(values))
+
+    assert capsys.readouterr().out.split()[-3:] == ["nan", "1", "2"]
+
+
+def test_a_job_without_metrics_has_no_table(capsys: pytest.CaptureFixture[str]):
+    assert not metrics._show_points([])
+    assert capsys.readouterr().out == ""
