@@ -8,6 +8,7 @@ from itertools import chain
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
+from cloudjob.console.rank_states import RankState, rank_states
 from cloudjob.console.text import displayable
 from cloudjob.model import times
 from cloudjob.model.status import JobStatus, Phase
@@ -129,19 +130,22 @@ def _wheel_zoom() -> dict[str, Any]:
 # The number of cells in a row, the number for many ranks, and how many are more than a few ranks.
 _CELLS_IN_ROW, _MANY_CELLS_IN_ROW, _MANY = 16, 32, 128
 _CELL_PX, _LEGEND_PX = 26, 84
-# Activity of a rank -> the states of its process, and the colour of its cell.
-_STATES = {
-    "running": ("R", "#2563eb"),
-    "waiting": ("SI", "#93c5fd"),
-    "waiting for the disk": ("D", "#f59e0b"),
-    "stopped": ("Tt", "#a855f7"),
-    "dead": ("ZX", "#64748b"),
-    "ended": (journal.ENDED, "#16a34a"),
-    "failed": (journal.FAILED, "#dc2626"),
+_STATES = list(RankState)
+_STATE_COLOURS = {
+    RankState.FAILED_FIRST: "#dc2626",
+    RankState.FAILED: "#f87171",
+    RankState.LOST: "#a21caf",
+    RankState.STOPPED: "#94a3b8",
+    RankState.NOT_KNOWN: "#d6d3d1",
+    RankState.DEAD: "#64748b",
+    RankState.PAUSED: "#a855f7",
+    RankState.WAITS_FOR_DISK: "#f59e0b",
+    RankState.WAITING: "#93c5fd",
+    RankState.RUNNING: "#2563eb",
+    RankState.ENDED: "#16a34a",
 }
-_NAMES = list(_STATES)
-# The state of a rank that has ended -> the colour of its frame.
-_ENDS = {state: _STATES[name][1] for name in ("ended", "failed") for state in _STATES[name][0]}
+# A note names no more ranks of one state.
+_FEW = 8
 
 
 class _Scale(NamedTuple):
@@ -201,11 +205,11 @@ def last_steps(points: Sequence[MetricPoint]) -> dict[int, int]:
 
 
 def rank_grid(
-    journals: Journals, shows: str, steps: Mapping[int, int] | None = None
+    status: JobStatus, journals: Journals, shows: str, steps: Mapping[int, int] | None = None
 ) -> Chart | None:
     """Return one cell for each rank, coloured by its last sample while it ran; None without any.
 
-    A rank that has ended has a frame: green, or red if it failed. The note names the ranks that
+    A rank that has ended has a frame with the colour of its end. The note names the ranks that
     differ from the others.
 
     Args:
@@ -213,13 +217,17 @@ def rank_grid(
         steps: The last step of each rank, for ``step``.
     """
     last = {rank: points for rank, points in journals.ranks.items() if points}
-    value = _value_of(shows, steps or {})
-    shown = {rank: value(rank, points) for rank, points in last.items()}
-    values = {rank: number for rank, number in shown.items() if number is not None}
+    states = rank_states(journals, status)
+    if shows == "state":
+        values: dict[int, float] = {rank: _STATES.index(state) for rank, state in states.items()}
+    else:
+        value = _value_of(shows, steps or {})
+        shown = {rank: value(rank, points) for rank, points in last.items()}
+        values = {rank: number for rank, number in shown.items() if number is not None}
     if not values:
         return None
-    columns = _CELLS_IN_ROW if max(last) < _MANY else _MANY_CELLS_IN_ROW
-    rows = max(last) // columns + 1
+    columns = _CELLS_IN_ROW if max(states) < _MANY else _MANY_CELLS_IN_ROW
+    rows = max(states) // columns + 1
     hidden_axis = {"show": False, "type": "category"}
     option = {
         "animation": False,
@@ -232,7 +240,10 @@ def rank_grid(
             {
                 "type": "heatmap",
                 "data": [
-                    {**_cell(last[rank]), "value": [rank % columns, rank // columns, number]}
+                    {
+                        **_cell(rank, states[rank], last.get(rank, ())),
+                        "value": [rank % columns, rank // columns, number],
+                    }
                     for rank, number in values.items()
                 ],
                 "label": {"show": True, ":formatter": "p => p.data.rank", "fontSize": 10},
@@ -241,7 +252,7 @@ def rank_grid(
             }
         ],
     }
-    note = _unusual_states(values) if shows == "state" else _outlier(_SCALES[shows], values)
+    note = _unusual_states(states) if shows == "state" else _outlier(_SCALES[shows], values)
     return Chart(shows, option, rows * _CELL_PX + _LEGEND_PX, note)
 
 
@@ -262,28 +273,24 @@ def _value_of(
     }
     if shows == "step":
         return lambda rank, _: steps.get(rank)
-    if shows == "state":
-        return lambda _, points: _state(points[-1].sample.state)
     return lambda _, points: of_sample[shows](_while_running(points).sample)
-
-
-def _state(letter: str) -> int:
-    """Return the number of a state in the legend."""
-    return next((n for n, name in enumerate(_NAMES) if letter in _STATES[name][0]), 1)
 
 
 def _while_running(points: Sequence[RankPoint]) -> RankPoint:
     # The last sample of a process that has ended shows no usage.
-    return next((each for each in reversed(points) if each.sample.state not in _ENDS), points[-1])
+    return next(
+        (each for each in reversed(points) if each.sample.state not in journal.ENDS), points[-1]
+    )
 
 
-def _cell(points: Sequence[RankPoint]) -> dict[str, Any]:
-    last = points[-1]
+def _cell(rank: int, state: RankState, points: Sequence[RankPoint]) -> dict[str, Any]:
+    frame = _STATE_COLOURS[state] if state.has_ended else "transparent"
     return {
-        "rank": last.sample.rank,
-        "node": last.node,
-        "sample": {**_while_running(points).sample._asdict(), "state": last.sample.state},
-        "itemStyle": {"borderColor": _ENDS.get(last.sample.state, "transparent"), "borderWidth": 2},
+        "rank": rank,
+        "node": points[-1].node if points else None,
+        "state": state.value,
+        "sample": _while_running(points).sample._asdict() if points else None,
+        "itemStyle": {"borderColor": frame, "borderWidth": 2},
     }
 
 
@@ -293,8 +300,8 @@ def _legend(shows: str, values: Sequence[float]) -> dict[str, Any]:
         pieces = [
             {
                 "value": number,
-                "label": f"{_NAMES[number]}: {count}",
-                "color": _STATES[_NAMES[number]][1],
+                "label": f"{_STATES[number].value}: {count}",
+                "color": _STATE_COLOURS[_STATES[number]],
             }
             for number, count in sorted(Counter(map(int, values)).items())
         ]
@@ -323,18 +330,18 @@ def _outlier(scale: _Scale, values: Mapping[int, float]) -> str:
     return f"Rank {rank} differs most: {outlier}; the median is {typical}."
 
 
-def _unusual_states(values: Mapping[int, float]) -> str:
-    """Return the few ranks whose state differs from most others, unless they are running."""
-    by_state: dict[int, list[int]] = {}
-    for rank, value in values.items():
-        by_state.setdefault(int(value), []).append(rank)
-    most_common = max(by_state.values(), key=len)
+def _unusual_states(states: Mapping[int, RankState]) -> str:
+    """Return the few ranks whose state differs from most others, the most important first."""
+    usual = (RankState.RUNNING, RankState.WAITING, RankState.ENDED, RankState.STOPPED)
+    by_state = {
+        state: [rank for rank, each in states.items() if each is state]
+        for state in _STATES
+        if state not in usual
+    }
     few = [
-        f"{_NAMES[state]}: rank{'s' if ranks[1:] else ''} {', '.join(map(str, ranks))}"
-        for state, ranks in sorted(by_state.items(), reverse=True)
-        if ranks is not most_common
-        and len(ranks) <= 8
-        and state >= _NAMES.index("waiting for the disk")
+        f"{state.value}: rank{'s' if ranks[1:] else ''} {', '.join(map(str, ranks))}"
+        for state, ranks in by_state.items()
+        if ranks and len(ranks) <= _FEW
     ]
     return "; ".join(few)
 

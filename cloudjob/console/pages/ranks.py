@@ -42,7 +42,10 @@ class _Ranks(Live):
         steps = {}
         if shows == "step":
             steps = charts.last_steps(await in_thread(self._console.metrics, self.job))
-        chart = await in_thread(charts.rank_grid, journals, shows, steps)
+        status = self.job.last_status
+        if status is None:
+            status = await in_thread(self.job.status)
+        chart = await in_thread(charts.rank_grid, status, journals, shows, steps)
         if self._panel and chart and chart.title == self._drawn:
             self._panel.update(chart)
             return self._failed_rank()

@@ -280,10 +280,10 @@ const console_ui = (() => {
     `from ${value[1].toFixed(2)} s to ${value[2].toFixed(2)} s`;
 
   const rankText = ({ data }) => {
-    const { state, cpu_percent, rss_mib, quiet_s, threads, children } = data.sample;
-    const ended = { E: "ended", F: "failed" }[state] || `state ${safe(state)}`;
+    if (!data.sample) return `<b>rank ${data.rank}</b>, ${safe(data.state)}`;
+    const { cpu_percent, rss_mib, quiet_s, threads, children } = data.sample;
     return (
-      `<b>rank ${data.rank}</b> on node ${data.node}, ${ended}<br>` +
+      `<b>rank ${data.rank}</b> on node ${data.node}, ${safe(data.state)}<br>` +
       `silent for ${span(quiet_s)}<br>CPU ${cpu_percent} %, memory ${(rss_mib * 1.048576).toFixed(1)} MB<br>` +
       `${threads} threads, ${children} children`
     );
