@@ -134,9 +134,11 @@ const console_ui = (() => {
       if (!place) return;
       const some = found.selected === found.total ? "" : ` of ${found.total.toLocaleString()}`;
       const search = found.searched < found.total ? "searching" : "";
-      const news = found.error || search || (found.is_complete ? "" : "live");
+      const news = found.error || search || (found.is_complete ? "" : found.is_live ? "live" : "loading");
+      const open = found.unfinished ? `, ${found.unfinished} unfinished` : "";
       const end = news && ` · ${news}`;
-      place.textContent = `${found.selected.toLocaleString()}${some} lines${end}`;
+      place.textContent = `${found.selected.toLocaleString()}${some} lines${open}${end}`;
+      api.setGridOption("pinnedBottomRowData", found.unfinished_rows);
     };
     const source = {
       getRows: async ({ startRow, endRow, successCallback, failCallback }) => {
