@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from cloudjob.console.rank_states import RankState, rank_states
 from cloudjob.console.text import displayable
 from cloudjob.model import times
-from cloudjob.model.status import JobStatus, Phase
+from cloudjob.model.status import JobState, JobStatus, Phase
 from cloudjob.tracking.journals import Journals, RankPoint
 from cloudjob.tracking.metrics import MetricPoint
 from jobentry.contract import journal
@@ -51,15 +51,18 @@ _COLOURS = {
     "stage": "#94a3b8",
     "package": "#a78bfa",
     "inputs": "#f472b6",
-    "start ranks": "#fb923c",
+    "start ranks": "#ea580c",
     "first output": "#22d3ee",
-    "bring-up": "#f59e0b",
+    "bring-up": "#facc15",
     "run": "#2563eb",
-    "prepare outputs": "#f9a8d4",
+    "prepare outputs": "#92400e",
     "outputs": "#10b981",
     "store": "#10b981",
 }
 _OTHER = "#84cc16"
+_LABELS = {"first output": "waiting for output"}
+# What else a timeline shows, with its colour: the time before a job's nodes start, and a failure.
+_QUEUED, _FAILED = ("queued", "#cbd5e1"), ("failed", "#dc2626")
 _ROW_PX, _FRAME_PX = 30, 70
 _MAX_ROWS = 16
 
@@ -68,17 +71,33 @@ def timeline(status: JobStatus, phases: Sequence[Phase], now_s: float) -> Chart 
     """Return a bar for each phase of each node, in seconds since the submit; None without phases.
 
     Args:
-        now_s: The end to draw for unfinished phases, in seconds since 1970.
+        now_s: The end to draw for unfinished phases of a running job, in seconds since 1970.
     """
     if not phases:
         return None
     zero = times.seconds_of(status.created_at)
-    nodes = sorted({phase.node for phase in phases})
+    if status.ended_at:
+        now_s = times.seconds_of(status.ended_at)
+    spans = [_span(phase, zero, now_s) for phase in phases]
+    nodes = sorted({span.node for span in spans})
+    rows = {node: row for row, node in enumerate(nodes)}
+    # Name -> [row, start, end, whether the bar is drawn within another one].
     bars: dict[str, list[list[float]]] = {}
-    for phase in phases:
-        start = times.seconds_of(phase.started_at) - zero
-        end = (times.seconds_of(phase.ended_at) if phase.ended_at else now_s) - zero
-        bars.setdefault(phase.name, []).append([nodes.index(phase.node), start, end])
+    if status.started_at:
+        queued_s = times.seconds_of(status.started_at) - zero
+        first: dict[int, float] = {}
+        for span in spans:
+            first[span.node] = min(span.start, first.get(span.node, queued_s))
+        ends = [min(queued_s, first[node]) for node in nodes]
+        queued = [[row, 0.0, end, 0] for row, end in enumerate(ends) if end > 0]
+        bars.update({_QUEUED[0]: queued} if queued else {})
+    nested = _nested(spans)
+    for span in sorted(spans, key=nested.__contains__):
+        bar = [rows[span.node], span.start, span.end, int(span in nested)]
+        bars.setdefault(span.name, []).append(bar)
+    failures = _failures(status, spans, rows)
+    bars.update({_FAILED[0]: failures} if failures else {})
+    colours = dict((*_COLOURS.items(), _QUEUED, _FAILED))
     zoom: list[dict[str, Any]] = [_wheel_zoom()]
     if len(nodes) > _MAX_ROWS:
         zoom.append({"type": "slider", "yAxisIndex": 0, "endValue": _MAX_ROWS - 1})
@@ -95,7 +114,7 @@ def timeline(status: JobStatus, phases: Sequence[Phase], now_s: float) -> Chart 
         "xAxis": {
             "type": "value",
             "min": 0,
-            "axisLabel": {":formatter": "v => `${v} s`", **_QUIET},
+            "axisLabel": {":formatter": "v => `${+v.toFixed(3)} s`", "hideOverlap": True, **_QUIET},
             "splitLine": _GRID_LINES,
         },
         "yAxis": {
@@ -108,8 +127,8 @@ def timeline(status: JobStatus, phases: Sequence[Phase], now_s: float) -> Chart 
         "series": [
             {
                 "type": "custom",
-                "name": name,
-                "itemStyle": {"color": _COLOURS.get(name, _OTHER)},
+                "name": _LABELS.get(name, name),
+                "itemStyle": {"color": colours.get(name, _OTHER)},
                 "data": values,
                 "encode": {"x": [1, 2], "y": 0},
                 ":renderItem": "console_ui.bar",
@@ -118,6 +137,57 @@ def timeline(status: JobStatus, phases: Sequence[Phase], now_s: float) -> Chart 
         ],
     }
     return Chart("Timeline", option, _FRAME_PX + _ROW_PX * min(len(nodes), _MAX_ROWS))
+
+
+class _Span(NamedTuple):
+    """A phase, in seconds since the submit."""
+
+    node: int
+    name: str
+    start: float
+    end: float
+
+    def is_within(self, other: _Span) -> bool:
+        """Whether it is a part of another phase of the same node."""
+        is_covered = other.start <= self.start and self.end <= other.end
+        return is_covered and self[2:] != other[2:]
+
+
+def _nested(spans: Sequence[_Span]) -> set[_Span]:
+    """Return the phases that are a part of another one of their node."""
+    by_node: dict[int, list[_Span]] = {}
+    for span in spans:
+        by_node.setdefault(span.node, []).append(span)
+    return {
+        span
+        for of_node in by_node.values()
+        for span in of_node
+        if any(map(span.is_within, of_node))
+    }
+
+
+def _span(phase: Phase, zero_s: float, now_s: float) -> _Span:
+    end_s = times.seconds_of(phase.ended_at) if phase.ended_at else now_s
+    start = times.seconds_of(phase.started_at) - zero_s
+    return _Span(phase.node, phase.name, start, max(start, end_s - zero_s))
+
+
+def _failures(
+    status: JobStatus, spans: Sequence[_Span], rows: Mapping[int, int]
+) -> list[list[float]]:
+    """Return where to mark a failure: at the end of the run, or of what came before it.
+
+    The mark is on the node that failed, or on each one if no node is to blame.
+    """
+    if status.state is not JobState.FAILED:
+        return []
+    blamed = status.failure.node if status.failure else None
+    ends: dict[int, tuple[bool, float]] = {}
+    for span in spans:
+        if blamed in (span.node, None) or blamed not in rows:
+            end = (span.name == "run", span.end)
+            ends[span.node] = max(end, ends.get(span.node, end))
+    return [[rows[node], end, end, 0] for node, (_, end) in sorted(ends.items())]
 
 
 def _wheel_zoom() -> dict[str, Any]:
@@ -394,8 +464,9 @@ def resources(journals: Journals, zero_s: float) -> list[Chart]:
         for title, source, value in table
     }
     label = {":formatter": "v => `${Math.round(v)} s`", "hideOverlap": True, **_QUIET}
-    # The end of the axis is seldom an integer, so its rounded label would duplicate the one before.
-    return _line_charts(found, xAxis={"axisLabel": {**label, "showMaxLabel": False}})
+    # Rounded labels that are closer than 1 s, or at an end that is no integer, would be the same.
+    ends = {"showMinLabel": False, "showMaxLabel": False}
+    return _line_charts(found, xAxis={"minInterval": 1, "axisLabel": {**label, **ends}})
 
 
 def _space_percent(sample: journal.Sample) -> float | None:
@@ -433,7 +504,15 @@ def _lines_of(points: Sequence[MetricPoint]) -> dict[str, dict[str, Points]]:
 
 
 def _by_step(found: Mapping[str, Lines]) -> list[Chart]:
-    return _line_charts(found, xAxis={"axisLabel": _QUIET}, yAxis={"scale": True})
+    shown = {title: _at_equal_steps(_most_different(lines)) for title, lines in found.items()}
+    charts = _line_charts(shown, xAxis={"axisLabel": _QUIET}, yAxis={"scale": True})
+    for chart in charts:
+        lines = found[chart.title]
+        points = [point for each in lines.values() for point in each]
+        for place, axis in enumerate(("xAxis", "yAxis")):
+            if all(float(point[place]).is_integer() for point in points):
+                chart.option[axis]["minInterval"] = 1
+    return [chart._replace(note=_left_out(found[chart.title])) for chart in charts]
 
 
 def _line_charts(found: Mapping[str, Lines], **axes: Mapping[str, Any]) -> list[Chart]:
@@ -448,10 +527,37 @@ def _line_charts(found: Mapping[str, Lines], **axes: Mapping[str, Any]) -> list[
             option = _line_option(_most_different(lines))
             option["xAxis"].update({**limits, **axes.get("xAxis", {})})
             option["yAxis"].update(axes.get("yAxis", {}))
-            left_out = len(lines) > _MAX_LINES
-            note = f"the {_MAX_LINES} of {len(lines)} that differ most" if left_out else ""
-            charts.append(Chart(title, option, _LINES_PX, note))
+            charts.append(Chart(title, option, _LINES_PX, _left_out(lines)))
     return charts
+
+
+def _left_out(lines: Lines) -> str:
+    is_short = len(lines) > _MAX_LINES
+    return f"the {_MAX_LINES} of {len(lines)} that differ most" if is_short else ""
+
+
+def _at_equal_steps(lines: Lines) -> Lines:
+    """Return lines with few points, all at the same steps, so that a tooltip shows each line.
+
+    Of each group of steps, those remain at which a line is farthest below and above its mean.
+    """
+    steps = sorted({step for points in lines.values() for step, _ in points})
+    size = -(-2 * len(steps) // _MAX_POINTS)
+    if size <= 2:
+        return lines
+    means = {name: fmean(map(_height, points)) for name, points in lines.items() if points}
+    lowest: dict[float, float] = {}
+    highest: dict[float, float] = {}
+    for name, points in lines.items():
+        for step, value in points:
+            distance = value - means[name]
+            lowest[step] = min(distance, lowest.get(step, distance))
+            highest[step] = max(distance, highest.get(step, distance))
+    kept: set[float] = set()
+    for at in range(0, len(steps), size):
+        part = steps[at : at + size]
+        kept.update((min(part, key=lowest.__getitem__), max(part, key=highest.__getitem__)))
+    return {name: [each for each in points if each[0] in kept] for name, points in lines.items()}
 
 
 def _most_different(lines: Lines) -> Lines:

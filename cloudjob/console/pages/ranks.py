@@ -12,8 +12,8 @@ from cloudjob.console.state import Console
 from cloudjob.console.threads import in_thread
 from cloudjob.tracking import Job
 
-_MISSING = "The nodes have not recorded their ranks yet."
-_NO_STEPS = "No rank has printed a metric with a step yet."
+_MISSING = "The nodes have not recorded their ranks"
+_NO_STEPS = "No rank has printed a metric with a step"
 
 
 async def build(console: Console, job: Job) -> None:
@@ -52,7 +52,7 @@ class _Ranks(Live):
         self.container.clear()
         self._panel, self._drawn = None, ""
         if chart is None:
-            return _NO_STEPS if shows == "step" and journals.ranks else _MISSING
+            return self.missing(_NO_STEPS if shows == "step" and journals.ranks else _MISSING)
         with self.container:
             self._panel, self._drawn = ChartPanel(chart, self._open), chart.title
         return self._failed_rank()

@@ -262,24 +262,30 @@ const console_ui = (() => {
   const zoomOut = async ([id]) =>
     (await chartOf(id)).dispatchAction({ type: "dataZoom", start: 0, end: 100 });
 
-  // One bar of a row: its value is [row, start, end].
+  // One bar of a row: its value is [row, start, end, whether it is within another bar].
   const bar = (params, api) => {
     const start = api.coord([api.value(1), api.value(0)]);
     const end = api.coord([api.value(2), api.value(0)]);
     const area = params.coordSys;
-    const height = Math.min(16, api.size([0, 1])[1] * 0.6);
+    const isNested = api.value(3) > 0;
+    const isMark = api.value(1) === api.value(2);
+    const row = Math.min(16, api.size([0, 1])[1] * 0.6);
+    const height = isNested ? row * 0.45 : isMark ? row * 1.5 : row;
     const x = Math.max(start[0], area.x);
-    const width = Math.max(Math.min(end[0], area.x + area.width) - x, 2);
+    const width = Math.max(Math.min(end[0], area.x + area.width) - x, isMark ? 4 : 2);
+    const y = start[1] + (isNested ? row / 2 - height : -height / 2);
     return {
       type: "rect",
-      shape: { x, y: start[1] - height / 2, width, height, r: 3 },
+      shape: { x, y, width, height, r: isNested ? 1 : 3 },
       style: { fill: api.visual("color") },
     };
   };
 
   const barText = ({ marker, seriesName, name, value }) =>
-    `${marker}<b>${safe(seriesName)}</b> ${safe(name)}<br>${span(value[2] - value[1])}, ` +
-    `from ${value[1].toFixed(2)} s to ${value[2].toFixed(2)} s`;
+    `${marker}<b>${safe(seriesName)}</b> ${safe(name)}<br>` +
+    (value[1] === value[2]
+      ? `at ${value[1].toFixed(2)} s`
+      : `${span(value[2] - value[1])}, from ${value[1].toFixed(2)} s to ${value[2].toFixed(2)} s`);
 
   const rankText = ({ data }) => {
     if (!data.sample) return `<b>rank ${data.rank}</b>, ${safe(data.state)}`;

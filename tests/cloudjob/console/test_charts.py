@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cloudjob.console import charts
-from cloudjob.model.status import Failure, JobState, Phase
+from cloudjob.model.status import Failure, JobState, JobStatus, Phase
 from cloudjob.tracking.journals import Journals
 from cloudjob.tracking.metrics import MetricPoint
 from jobentry.contract import journal
@@ -33,9 +33,53 @@ def test_a_bar_lasts_from_its_start_to_its_end_in_seconds_since_the_submit():
     option = chart.option
     assert option["yAxis"]["data"] == ["node 0", "node 2"]
     assert {s["name"]: s["data"] for s in option["series"]} == {
-        "stage": [[0, 1.0, 3.5]],
-        "run": [[1, 4.0, 10.0]],
+        "stage": [[0, 1.0, 3.5, 0]],
+        "run": [[1, 4.0, 10.0, 0]],
     }
+
+
+def phase(node: int, name: str, start_s: int, end_s: int | None) -> Phase:
+    """Return a phase by its seconds since the submit."""
+    moments = [
+        None if at is None else f"1970-01-01T00:{(100 + at) // 60:02d}:{(100 + at) % 60:02d}.000Z"
+        for at in (start_s, end_s)
+    ]
+    assert moments[0]
+    return Phase(node=node, name=name, started_at=moments[0], ended_at=moments[1])
+
+
+def bars(status: JobStatus, *phases: Phase) -> dict[str, list[list[float]]]:
+    chart = charts.timeline(status, phases, now_s=1000.0)
+    assert chart is not None
+    return {series["name"]: series["data"] for series in chart.option["series"]}
+
+
+def test_a_phase_within_another_is_drawn_inside_its_bar_and_after_it():
+    found = bars(STATUS, phase(0, "first output", 5, 7), phase(0, "run", 4, 20))
+
+    assert list(found.items()) == [
+        ("run", [[0, 4.0, 20.0, 0]]),
+        ("waiting for output", [[0, 5.0, 7.0, 1]]),
+    ]
+
+
+@pytest.mark.parametrize(("node", "marks"), [(1, [[1, 8.0, 8.0, 0]]), (None, None)])
+def test_a_failed_job_has_a_mark_where_it_failed_and_open_phases_end_with_it(
+    node: int | None, marks: list[list[float]] | None
+):
+    status = status_of(
+        created_at=STATUS.created_at,
+        started_at="1970-01-01T00:01:43.000Z",
+        ended_at="1970-01-01T00:01:50.000Z",
+        state=JobState.FAILED,
+        failure=Failure(node=node),
+    )
+    phases = (phase(0, "run", 4, None), phase(1, "run", 4, 8), phase(1, "outputs", 8, 9))
+    found = bars(status, *phases)
+
+    assert found["queued"] == [[0, 0.0, 3.0, 0], [1, 0.0, 3.0, 0]]
+    assert found["run"] == [[0, 4.0, 10.0, 0], [1, 4.0, 8.0, 0]]
+    assert found["failed"] == (marks or [[0, 10.0, 10.0, 0], [1, 8.0, 8.0, 0]])
 
 
 def test_without_phases_there_is_no_timeline():
@@ -235,3 +279,18 @@ def test_a_long_job_keeps_its_peaks_and_a_large_one_names_what_is_left_out():
     assert ranks.note == "the 64 of 100 that differ most"
     names = [series["name"] for series in ranks.option["series"]]
     assert (names[0], names[-1], "rank 50" in names) == ("rank 0", "rank 99", False)
+
+
+def test_all_ranks_of_a_long_job_have_points_at_the_same_steps_with_the_peaks_of_each():
+    points = [
+        MetricPoint("loss", rank, step, 100.0 * rank - (9 if (rank, step) == (0, 777) else 0))
+        for rank in range(3)
+        for step in range(5000)
+    ]
+    [chart] = charts.curves(points)
+    lines = {line["name"]: dict(line["data"]) for line in chart.option["series"]}
+
+    assert len({tuple(line) for line in lines.values()}) == 1
+    assert len(lines["rank 1"]) <= 500
+    assert lines["rank 0"][777] == -9
+    assert (chart.option["xAxis"]["minInterval"], chart.option["yAxis"]["minInterval"]) == (1, 1)
