@@ -8,9 +8,10 @@ from itertools import chain
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
+from cloudjob.console.rank_states import RankState, rank_states
 from cloudjob.console.text import displayable
 from cloudjob.model import times
-from cloudjob.model.status import JobStatus, Phase
+from cloudjob.model.status import JobState, JobStatus, Phase
 from cloudjob.tracking.journals import Journals, RankPoint
 from cloudjob.tracking.metrics import MetricPoint
 from jobentry.contract import journal
@@ -50,15 +51,18 @@ _COLOURS = {
     "stage": "#94a3b8",
     "package": "#a78bfa",
     "inputs": "#f472b6",
-    "start ranks": "#fb923c",
+    "start ranks": "#ea580c",
     "first output": "#22d3ee",
-    "bring-up": "#f59e0b",
+    "bring-up": "#facc15",
     "run": "#2563eb",
-    "prepare outputs": "#f9a8d4",
+    "prepare outputs": "#92400e",
     "outputs": "#10b981",
     "store": "#10b981",
 }
 _OTHER = "#84cc16"
+_LABELS = {"first output": "waiting for output"}
+# What else a timeline shows, with its colour: the time before a job's nodes start, and a failure.
+_QUEUED, _FAILED = ("queued", "#cbd5e1"), ("failed", "#dc2626")
 _ROW_PX, _FRAME_PX = 30, 70
 _MAX_ROWS = 16
 
@@ -67,17 +71,33 @@ def timeline(status: JobStatus, phases: Sequence[Phase], now_s: float) -> Chart 
     """Return a bar for each phase of each node, in seconds since the submit; None without phases.
 
     Args:
-        now_s: The end to draw for unfinished phases, in seconds since 1970.
+        now_s: The end to draw for unfinished phases of a running job, in seconds since 1970.
     """
     if not phases:
         return None
     zero = times.seconds_of(status.created_at)
-    nodes = sorted({phase.node for phase in phases})
+    if status.ended_at:
+        now_s = times.seconds_of(status.ended_at)
+    spans = [_span(phase, zero, now_s) for phase in phases]
+    nodes = sorted({span.node for span in spans})
+    rows = {node: row for row, node in enumerate(nodes)}
+    # Name -> [row, start, end, whether the bar is drawn within another one].
     bars: dict[str, list[list[float]]] = {}
-    for phase in phases:
-        start = times.seconds_of(phase.started_at) - zero
-        end = (times.seconds_of(phase.ended_at) if phase.ended_at else now_s) - zero
-        bars.setdefault(phase.name, []).append([nodes.index(phase.node), start, end])
+    if status.started_at:
+        queued_s = times.seconds_of(status.started_at) - zero
+        first: dict[int, float] = {}
+        for span in spans:
+            first[span.node] = min(span.start, first.get(span.node, queued_s))
+        ends = [min(queued_s, first[node]) for node in nodes]
+        queued = [[row, 0.0, end, 0] for row, end in enumerate(ends) if end > 0]
+        bars.update({_QUEUED[0]: queued} if queued else {})
+    nested = _nested(spans)
+    for span in sorted(spans, key=nested.__contains__):
+        bar = [rows[span.node], span.start, span.end, int(span in nested)]
+        bars.setdefault(span.name, []).append(bar)
+    failures = _failures(status, spans, rows)
+    bars.update({_FAILED[0]: failures} if failures else {})
+    colours = dict((*_COLOURS.items(), _QUEUED, _FAILED))
     zoom: list[dict[str, Any]] = [_wheel_zoom()]
     if len(nodes) > _MAX_ROWS:
         zoom.append({"type": "slider", "yAxisIndex": 0, "endValue": _MAX_ROWS - 1})
@@ -94,7 +114,7 @@ def timeline(status: JobStatus, phases: Sequence[Phase], now_s: float) -> Chart 
         "xAxis": {
             "type": "value",
             "min": 0,
-            "axisLabel": {":formatter": "v => `${v} s`", **_QUIET},
+            "axisLabel": {":formatter": "v => `${+v.toFixed(3)} s`", "hideOverlap": True, **_QUIET},
             "splitLine": _GRID_LINES,
         },
         "yAxis": {
@@ -107,8 +127,8 @@ def timeline(status: JobStatus, phases: Sequence[Phase], now_s: float) -> Chart 
         "series": [
             {
                 "type": "custom",
-                "name": name,
-                "itemStyle": {"color": _COLOURS.get(name, _OTHER)},
+                "name": _LABELS.get(name, name),
+                "itemStyle": {"color": colours.get(name, _OTHER)},
                 "data": values,
                 "encode": {"x": [1, 2], "y": 0},
                 ":renderItem": "console_ui.bar",
@@ -117,6 +137,57 @@ def timeline(status: JobStatus, phases: Sequence[Phase], now_s: float) -> Chart 
         ],
     }
     return Chart("Timeline", option, _FRAME_PX + _ROW_PX * min(len(nodes), _MAX_ROWS))
+
+
+class _Span(NamedTuple):
+    """A phase, in seconds since the submit."""
+
+    node: int
+    name: str
+    start: float
+    end: float
+
+    def is_within(self, other: _Span) -> bool:
+        """Whether it is a part of another phase of the same node."""
+        is_covered = other.start <= self.start and self.end <= other.end
+        return is_covered and self[2:] != other[2:]
+
+
+def _nested(spans: Sequence[_Span]) -> set[_Span]:
+    """Return the phases that are a part of another one of their node."""
+    by_node: dict[int, list[_Span]] = {}
+    for span in spans:
+        by_node.setdefault(span.node, []).append(span)
+    return {
+        span
+        for of_node in by_node.values()
+        for span in of_node
+        if any(map(span.is_within, of_node))
+    }
+
+
+def _span(phase: Phase, zero_s: float, now_s: float) -> _Span:
+    end_s = times.seconds_of(phase.ended_at) if phase.ended_at else now_s
+    start = times.seconds_of(phase.started_at) - zero_s
+    return _Span(phase.node, phase.name, start, max(start, end_s - zero_s))
+
+
+def _failures(
+    status: JobStatus, spans: Sequence[_Span], rows: Mapping[int, int]
+) -> list[list[float]]:
+    """Return where to mark a failure: at the end of the run, or of what came before it.
+
+    The mark is on the node that failed, or on each one if no node is to blame.
+    """
+    if status.state is not JobState.FAILED:
+        return []
+    blamed = status.failure.node if status.failure else None
+    ends: dict[int, tuple[bool, float]] = {}
+    for span in spans:
+        if blamed in (span.node, None) or blamed not in rows:
+            end = (span.name == "run", span.end)
+            ends[span.node] = max(end, ends.get(span.node, end))
+    return [[rows[node], end, end, 0] for node, (_, end) in sorted(ends.items())]
 
 
 def _wheel_zoom() -> dict[str, Any]:
@@ -129,19 +200,22 @@ def _wheel_zoom() -> dict[str, Any]:
 # The number of cells in a row, the number for many ranks, and how many are more than a few ranks.
 _CELLS_IN_ROW, _MANY_CELLS_IN_ROW, _MANY = 16, 32, 128
 _CELL_PX, _LEGEND_PX = 26, 84
-# Activity of a rank -> the states of its process, and the colour of its cell.
-_STATES = {
-    "running": ("R", "#2563eb"),
-    "waiting": ("SI", "#93c5fd"),
-    "waiting for the disk": ("D", "#f59e0b"),
-    "stopped": ("Tt", "#a855f7"),
-    "dead": ("ZX", "#64748b"),
-    "ended": (journal.ENDED, "#16a34a"),
-    "failed": (journal.FAILED, "#dc2626"),
+_STATES = list(RankState)
+_STATE_COLOURS = {
+    RankState.FAILED_FIRST: "#dc2626",
+    RankState.FAILED: "#f87171",
+    RankState.LOST: "#a21caf",
+    RankState.STOPPED: "#94a3b8",
+    RankState.NOT_KNOWN: "#d6d3d1",
+    RankState.DEAD: "#64748b",
+    RankState.PAUSED: "#a855f7",
+    RankState.WAITS_FOR_DISK: "#f59e0b",
+    RankState.WAITING: "#93c5fd",
+    RankState.RUNNING: "#2563eb",
+    RankState.ENDED: "#16a34a",
 }
-_NAMES = list(_STATES)
-# The state of a rank that has ended -> the colour of its frame.
-_ENDS = {state: _STATES[name][1] for name in ("ended", "failed") for state in _STATES[name][0]}
+# A note names no more ranks of one state.
+_FEW = 8
 
 
 class _Scale(NamedTuple):
@@ -201,11 +275,11 @@ def last_steps(points: Sequence[MetricPoint]) -> dict[int, int]:
 
 
 def rank_grid(
-    journals: Journals, shows: str, steps: Mapping[int, int] | None = None
+    status: JobStatus, journals: Journals, shows: str, steps: Mapping[int, int] | None = None
 ) -> Chart | None:
     """Return one cell for each rank, coloured by its last sample while it ran; None without any.
 
-    A rank that has ended has a frame: green, or red if it failed. The note names the ranks that
+    A rank that has ended has a frame with the colour of its end. The note names the ranks that
     differ from the others.
 
     Args:
@@ -213,13 +287,17 @@ def rank_grid(
         steps: The last step of each rank, for ``step``.
     """
     last = {rank: points for rank, points in journals.ranks.items() if points}
-    value = _value_of(shows, steps or {})
-    shown = {rank: value(rank, points) for rank, points in last.items()}
-    values = {rank: number for rank, number in shown.items() if number is not None}
+    states = rank_states(journals, status)
+    if shows == "state":
+        values: dict[int, float] = {rank: _STATES.index(state) for rank, state in states.items()}
+    else:
+        value = _value_of(shows, steps or {})
+        shown = {rank: value(rank, points) for rank, points in last.items()}
+        values = {rank: number for rank, number in shown.items() if number is not None}
     if not values:
         return None
-    columns = _CELLS_IN_ROW if max(last) < _MANY else _MANY_CELLS_IN_ROW
-    rows = max(last) // columns + 1
+    columns = _CELLS_IN_ROW if max(states) < _MANY else _MANY_CELLS_IN_ROW
+    rows = max(states) // columns + 1
     hidden_axis = {"show": False, "type": "category"}
     option = {
         "animation": False,
@@ -232,7 +310,10 @@ def rank_grid(
             {
                 "type": "heatmap",
                 "data": [
-                    {**_cell(last[rank]), "value": [rank % columns, rank // columns, number]}
+                    {
+                        **_cell(rank, states[rank], last.get(rank, ())),
+                        "value": [rank % columns, rank // columns, number],
+                    }
                     for rank, number in values.items()
                 ],
                 "label": {"show": True, ":formatter": "p => p.data.rank", "fontSize": 10},
@@ -241,7 +322,7 @@ def rank_grid(
             }
         ],
     }
-    note = _unusual_states(values) if shows == "state" else _outlier(_SCALES[shows], values)
+    note = _unusual_states(states) if shows == "state" else _outlier(_SCALES[shows], values)
     return Chart(shows, option, rows * _CELL_PX + _LEGEND_PX, note)
 
 
@@ -262,28 +343,24 @@ def _value_of(
     }
     if shows == "step":
         return lambda rank, _: steps.get(rank)
-    if shows == "state":
-        return lambda _, points: _state(points[-1].sample.state)
     return lambda _, points: of_sample[shows](_while_running(points).sample)
-
-
-def _state(letter: str) -> int:
-    """Return the number of a state in the legend."""
-    return next((n for n, name in enumerate(_NAMES) if letter in _STATES[name][0]), 1)
 
 
 def _while_running(points: Sequence[RankPoint]) -> RankPoint:
     # The last sample of a process that has ended shows no usage.
-    return next((each for each in reversed(points) if each.sample.state not in _ENDS), points[-1])
+    return next(
+        (each for each in reversed(points) if each.sample.state not in journal.ENDS), points[-1]
+    )
 
 
-def _cell(points: Sequence[RankPoint]) -> dict[str, Any]:
-    last = points[-1]
+def _cell(rank: int, state: RankState, points: Sequence[RankPoint]) -> dict[str, Any]:
+    frame = _STATE_COLOURS[state] if state.has_ended else "transparent"
     return {
-        "rank": last.sample.rank,
-        "node": last.node,
-        "sample": {**_while_running(points).sample._asdict(), "state": last.sample.state},
-        "itemStyle": {"borderColor": _ENDS.get(last.sample.state, "transparent"), "borderWidth": 2},
+        "rank": rank,
+        "node": points[-1].node if points else None,
+        "state": state.value,
+        "sample": _while_running(points).sample._asdict() if points else None,
+        "itemStyle": {"borderColor": frame, "borderWidth": 2},
     }
 
 
@@ -293,8 +370,8 @@ def _legend(shows: str, values: Sequence[float]) -> dict[str, Any]:
         pieces = [
             {
                 "value": number,
-                "label": f"{_NAMES[number]}: {count}",
-                "color": _STATES[_NAMES[number]][1],
+                "label": f"{_STATES[number].value}: {count}",
+                "color": _STATE_COLOURS[_STATES[number]],
             }
             for number, count in sorted(Counter(map(int, values)).items())
         ]
@@ -323,18 +400,18 @@ def _outlier(scale: _Scale, values: Mapping[int, float]) -> str:
     return f"Rank {rank} differs most: {outlier}; the median is {typical}."
 
 
-def _unusual_states(values: Mapping[int, float]) -> str:
-    """Return the few ranks whose state differs from most others, unless they are running."""
-    by_state: dict[int, list[int]] = {}
-    for rank, value in values.items():
-        by_state.setdefault(int(value), []).append(rank)
-    most_common = max(by_state.values(), key=len)
+def _unusual_states(states: Mapping[int, RankState]) -> str:
+    """Return the few ranks whose state differs from most others, the most important first."""
+    usual = (RankState.RUNNING, RankState.WAITING, RankState.ENDED, RankState.STOPPED)
+    by_state = {
+        state: [rank for rank, each in states.items() if each is state]
+        for state in _STATES
+        if state not in usual
+    }
     few = [
-        f"{_NAMES[state]}: rank{'s' if ranks[1:] else ''} {', '.join(map(str, ranks))}"
-        for state, ranks in sorted(by_state.items(), reverse=True)
-        if ranks is not most_common
-        and len(ranks) <= 8
-        and state >= _NAMES.index("waiting for the disk")
+        f"{state.value}: rank{'s' if ranks[1:] else ''} {', '.join(map(str, ranks))}"
+        for state, ranks in by_state.items()
+        if ranks and len(ranks) <= _FEW
     ]
     return "; ".join(few)
 
@@ -387,8 +464,9 @@ def resources(journals: Journals, zero_s: float) -> list[Chart]:
         for title, source, value in table
     }
     label = {":formatter": "v => `${Math.round(v)} s`", "hideOverlap": True, **_QUIET}
-    # The end of the axis is seldom an integer, so its rounded label would duplicate the one before.
-    return _line_charts(found, xAxis={"axisLabel": {**label, "showMaxLabel": False}})
+    # Rounded labels that are closer than 1 s, or at an end that is no integer, would be the same.
+    ends = {"showMinLabel": False, "showMaxLabel": False}
+    return _line_charts(found, xAxis={"minInterval": 1, "axisLabel": {**label, **ends}})
 
 
 def _space_percent(sample: journal.Sample) -> float | None:
@@ -426,7 +504,15 @@ def _lines_of(points: Sequence[MetricPoint]) -> dict[str, dict[str, Points]]:
 
 
 def _by_step(found: Mapping[str, Lines]) -> list[Chart]:
-    return _line_charts(found, xAxis={"axisLabel": _QUIET}, yAxis={"scale": True})
+    shown = {title: _at_equal_steps(_most_different(lines)) for title, lines in found.items()}
+    charts = _line_charts(shown, xAxis={"axisLabel": _QUIET}, yAxis={"scale": True})
+    for chart in charts:
+        lines = found[chart.title]
+        points = [point for each in lines.values() for point in each]
+        for place, axis in enumerate(("xAxis", "yAxis")):
+            if all(float(point[place]).is_integer() for point in points):
+                chart.option[axis]["minInterval"] = 1
+    return [chart._replace(note=_left_out(found[chart.title])) for chart in charts]
 
 
 def _line_charts(found: Mapping[str, Lines], **axes: Mapping[str, Any]) -> list[Chart]:
@@ -441,10 +527,37 @@ def _line_charts(found: Mapping[str, Lines], **axes: Mapping[str, Any]) -> list[
             option = _line_option(_most_different(lines))
             option["xAxis"].update({**limits, **axes.get("xAxis", {})})
             option["yAxis"].update(axes.get("yAxis", {}))
-            left_out = len(lines) > _MAX_LINES
-            note = f"the {_MAX_LINES} of {len(lines)} that differ most" if left_out else ""
-            charts.append(Chart(title, option, _LINES_PX, note))
+            charts.append(Chart(title, option, _LINES_PX, _left_out(lines)))
     return charts
+
+
+def _left_out(lines: Lines) -> str:
+    is_short = len(lines) > _MAX_LINES
+    return f"the {_MAX_LINES} of {len(lines)} that differ most" if is_short else ""
+
+
+def _at_equal_steps(lines: Lines) -> Lines:
+    """Return lines with few points, all at the same steps, so that a tooltip shows each line.
+
+    Of each group of steps, those remain at which a line is farthest below and above its mean.
+    """
+    steps = sorted({step for points in lines.values() for step, _ in points})
+    size = -(-2 * len(steps) // _MAX_POINTS)
+    if size <= 2:
+        return lines
+    means = {name: fmean(map(_height, points)) for name, points in lines.items() if points}
+    lowest: dict[float, float] = {}
+    highest: dict[float, float] = {}
+    for name, points in lines.items():
+        for step, value in points:
+            distance = value - means[name]
+            lowest[step] = min(distance, lowest.get(step, distance))
+            highest[step] = max(distance, highest.get(step, distance))
+    kept: set[float] = set()
+    for at in range(0, len(steps), size):
+        part = steps[at : at + size]
+        kept.update((min(part, key=lowest.__getitem__), max(part, key=highest.__getitem__)))
+    return {name: [each for each in points if each[0] in kept] for name, points in lines.items()}
 
 
 def _most_different(lines: Lines) -> Lines:

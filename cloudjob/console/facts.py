@@ -41,11 +41,15 @@ def clock(moment: str | None) -> str:
 
 
 def texts_of(values: Mapping[str, Any]) -> dict[str, str]:
-    """Return the keys of a job's description that have values; keys of sections are dotted."""
+    """Return the keys of a job's description that have values; keys of sections are dotted.
+
+    A text that is empty, or looks quoted, is in quotes: an empty one is a value, too.
+    """
     found = {}
     for key, value in values.items():
         if isinstance(value, Mapping):
             found.update({f"{key}.{name}": text for name, text in texts_of(value).items()})
-        elif value not in (None, "", []):
-            found[key] = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        elif value not in (None, []):
+            is_plain = isinstance(value, str) and value and not value.startswith('"')
+            found[key] = value if is_plain else json.dumps(value, ensure_ascii=False)
     return found

@@ -36,6 +36,8 @@ _STEP_BLOCKS, _SEARCH_S = 64, 0.1
 _FAILURE_LINES = 20_000
 # The number of selections whose lines are cached.
 _MAX_SELECTIONS = 8
+# The number of unfinished lines that a page shows below the others.
+_MAX_UNFINISHED = 16
 # Blocks of whole lines with the marks of their ranks. Lines are numbered from 1; ``first`` is that
 # of the block's first line, and ``at`` is in seconds since 1970, 0 if unknown.
 _SCHEMA = """
@@ -70,6 +72,8 @@ class Page(NamedTuple):
         selected: The number of selected lines among those searched.
         searched: The number of lines searched so far.
         total: The number of all lines.
+        unfinished: The number of selected lines that are not finished, such as progress bars.
+        is_live: Whether the job may still write lines.
         is_complete: Whether the job has ended and all of its log was read.
         error: Why the log cannot be read, or not to its end; empty if it can.
     """
@@ -77,9 +81,12 @@ class Page(NamedTuple):
     selected: int = 0
     searched: int = 0
     total: int = 0
+    unfinished: int = 0
+    is_live: bool = False
     is_complete: bool = False
     error: str = ""
     rows: Sequence[dict[str, Any]] = ()
+    unfinished_rows: Sequence[dict[str, Any]] = ()
 
 
 class LogTable:
@@ -135,7 +142,18 @@ class LogTable:
                 return Page()
             chosen, searched = self._choose(which)
             rows = [self._row(chosen[n]) for n in range(max(start, 0), min(end, len(chosen)))]
-            return Page(len(chosen), searched, self._count, self._is_complete, self._error, rows)
+            unfinished = self._unfinished(which)
+            return Page(
+                selected=len(chosen),
+                searched=searched,
+                total=self._count,
+                unfinished=len(unfinished),
+                is_live=not self._job.has_final_status,
+                is_complete=self._is_complete,
+                error=self._error,
+                rows=rows,
+                unfinished_rows=unfinished[:_MAX_UNFINISHED],
+            )
 
     def find(self, failure: Failure, which: Selection) -> tuple[int, int] | None:
         """Return the line of a failure: its place in the selection, and its number.
@@ -198,6 +216,16 @@ class LogTable:
                 if rank is None or line.rank == rank:
                     yield first + index, line.data
 
+    def _unfinished(self, which: Selection) -> list[dict[str, Any]]:
+        """Return the selected lines that are not finished, by node and rank."""
+        found = []
+        for (node, rank), data in self._open.items():
+            is_selected = which.node in (None, node) and which.rank in (None, rank)
+            text = _shortened(displayable_line(data))
+            if is_selected and text.strip() and which.text.lower() in text.lower():
+                found.append({"line": None, "at": 0, "node": node, "rank": rank, "text": text})
+        return sorted(found, key=lambda row: (row["node"], row["rank"] is not None, row["rank"]))
+
     def _row(self, line: int) -> dict[str, Any]:
         first, node, at, texts = self._block
         if not first <= line < first + len(texts):
@@ -209,9 +237,7 @@ class LogTable:
             texts = data.split(b"\n")[:-1]
             self._block = first, node, at, texts
         rank, data = lines.read(texts[line - first])
-        text = displayable_line(data)
-        if len(text) > MAX_CHARS:
-            text = f"{text[:MAX_CHARS]}… ({len(text)} characters)"
+        text = _shortened(displayable_line(data))
         return {"line": line, "at": at, "node": node, "rank": rank, "text": text}
 
     def _choose(self, which: Selection, *, is_whole: bool = False) -> tuple[Sequence[int], int]:
@@ -328,6 +354,10 @@ class LogTable:
                 (self._count + 1, count, node, at_s, block),
             )
         self._count += count
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= MAX_CHARS else f"{text[:MAX_CHARS]}… ({len(text)} characters)"
 
 
 def _matching(block: bytes, which: Selection) -> list[int]:

@@ -100,7 +100,7 @@ def _charts(job: Job, read: _Read) -> list[tuple[str, charts.Chart]]:
     points = read("metrics", job.training_metrics, [])
     steps = charts.last_steps(points)
     zero_s = times.seconds_of(status.created_at)
-    grids = (charts.rank_grid(journals, shows, steps) for shows in charts.RANK_VALUES)
+    grids = (charts.rank_grid(status, journals, shows, steps) for shows in charts.RANK_VALUES)
     drawn = [
         ("", charts.timeline(status, phases, time.time())),
         *(("ranks", grid and grid._replace(title=f"Ranks: {grid.title}")) for grid in grids),

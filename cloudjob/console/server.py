@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import socket
 import tempfile
 import threading
@@ -13,9 +14,11 @@ from html import escape
 from pathlib import Path
 
 import uvicorn
-from fastapi import FastAPI
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import HTMLResponse, JSONResponse
 from nicegui import app as nicegui_app
 from nicegui import ui
+from starlette.exceptions import HTTPException
 
 from cloudjob.console.access import Access
 from cloudjob.console.pages import compare, emulator, job, job_list
@@ -25,6 +28,8 @@ from cloudjob.errors import CloudJobError
 _STATIC = Path(__file__).parent / "static"
 _HOST = "127.0.0.1"
 _END_S = 2
+# What NiceGUI raises if a page is built whose browser has left.
+_CLOSED = re.compile(r"(client this element belongs to|parent slot of .*) has been deleted")
 
 
 def serve(home: Path, port: int, *, opens_browser: bool, on_ready: Callable[[str], None]) -> None:
@@ -50,6 +55,7 @@ def serve(home: Path, port: int, *, opens_browser: bool, on_ready: Callable[[str
             timeout_graceful_shutdown=_END_S,
         )
         logging.getLogger("uvicorn.error").addFilter(_shortened)
+        logging.getLogger("nicegui").addFilter(_is_about_present_browsers)
         link = f"http://{_HOST}:{actual}{guarded.login_path}"
         on_ready(link)
         if opens_browser:
@@ -57,6 +63,20 @@ def serve(home: Path, port: int, *, opens_browser: bool, on_ready: Callable[[str
             # In a thread, because a terminal browser blocks and needs the running server.
             threading.Thread(target=webbrowser.open, args=(page.as_uri(),), daemon=True).start()
         uvicorn.Server(config).run()
+
+
+def _is_about_present_browsers(record: logging.LogRecord) -> bool:
+    """Drop NiceGUI's tracebacks about pages that were closed while they were built."""
+    error = record.exc_info[1] if record.exc_info else record.msg
+    return not (isinstance(error, RuntimeError) and _CLOSED.search(str(error)))
+
+
+async def _not_found(request: Request, error: Exception) -> Response:
+    """Show a page of ours instead of NiceGUI's, which names Python's exception."""
+    is_page = "text/html" in request.headers.get("accept", "")
+    if not is_page or not isinstance(error, HTTPException):
+        return JSONResponse({"error": "not found"}, 404)
+    return HTMLResponse((_STATIC / "missing.html").read_text(), 404)
 
 
 def _shortened(record: logging.LogRecord) -> bool:
@@ -70,6 +90,7 @@ def _shortened(record: logging.LogRecord) -> bool:
 def _application(console: Console) -> FastAPI:
     application = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     nicegui_app.add_static_files("/static", _STATIC, max_cache_age=0)
+    nicegui_app.add_exception_handler(404, _not_found)
     for page in (job_list, job, compare, emulator):
         page.register(console)
     ui.run_with(

@@ -160,7 +160,7 @@ class Journals:
             RankPoint(samples[-1].at, node, each)
             for node, samples in self.resources.items()
             for each in samples[-1].ranks
-            if each.state not in (journal.ENDED, journal.FAILED)
+            if each.state not in journal.ENDS
         ]
 
     @property

@@ -146,7 +146,7 @@ class _JobPage:
     async def _cancel(self) -> None:
         # The head with the button is replaced every two seconds, so the dialog belongs to the page.
         with ui.context.client:
-            if not await confirm(f"Cancel {self._job.id}?", "Cancel", "Keep running"):
+            if not await confirm(f"Cancel {self._job.id}?", "Cancel the job", "Keep it running"):
                 return
             try:
                 await in_thread(self._job.cancel)

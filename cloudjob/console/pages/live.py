@@ -57,6 +57,10 @@ class Live:
             self._note.set_visibility(bool(note))
             self._next_s = time.monotonic() + _PAUSE_FACTOR * (time.monotonic() - started)
 
+    def missing(self, text: str) -> str:
+        """Return the note that something is missing, for now or for ever."""
+        return f"{text}." if self.job.has_final_status else f"{text} yet."
+
     async def draw(self) -> str:
         """Draw or update; return a note to show above, empty for none."""
         raise NotImplementedError
@@ -67,7 +71,7 @@ class ChartView(Live):
 
     Args:
         find: Returns the current charts.
-        missing: The note to show if there are no charts.
+        missing: What to say if there are no charts, without the full stop.
     """
 
     def __init__(self, job: Job, find: Callable[[], Awaitable[list[Chart]]], missing: str) -> None:
@@ -80,7 +84,7 @@ class ChartView(Live):
         """Add charts that are new, and update the others."""
         found = await self._find()
         self._update(found)
-        return "" if self._panels else self._missing
+        return "" if self._panels or not self._missing else self.missing(self._missing)
 
     def _update(self, found: Sequence[Chart]) -> None:
         if found and not self._panels:

@@ -26,4 +26,4 @@ async def build(console: Console, job: Job) -> None:
             f"cloudjob metrics {job.id} --metric 'loss=loss ([0-9.]+)'",
         )
     hint.set_visibility(False)
-    await ChartView(job, find, "No metrics were found in the log or the outputs.").start()
+    await ChartView(job, find, "No metrics were found in the log or the outputs").start()

@@ -12,8 +12,8 @@ from cloudjob.console.state import Console
 from cloudjob.console.threads import in_thread
 from cloudjob.tracking import Job
 
-_MISSING = "The nodes have not recorded their ranks yet."
-_NO_STEPS = "No rank has printed a metric with a step yet."
+_MISSING = "The nodes have not recorded their ranks"
+_NO_STEPS = "No rank has printed a metric with a step"
 
 
 async def build(console: Console, job: Job) -> None:
@@ -42,14 +42,17 @@ class _Ranks(Live):
         steps = {}
         if shows == "step":
             steps = charts.last_steps(await in_thread(self._console.metrics, self.job))
-        chart = await in_thread(charts.rank_grid, journals, shows, steps)
+        status = self.job.last_status
+        if status is None:
+            status = await in_thread(self.job.status)
+        chart = await in_thread(charts.rank_grid, status, journals, shows, steps)
         if self._panel and chart and chart.title == self._drawn:
             self._panel.update(chart)
             return self._failed_rank()
         self.container.clear()
         self._panel, self._drawn = None, ""
         if chart is None:
-            return _NO_STEPS if shows == "step" and journals.ranks else _MISSING
+            return self.missing(_NO_STEPS if shows == "step" and journals.ranks else _MISSING)
         with self.container:
             self._panel, self._drawn = ChartPanel(chart, self._open), chart.title
         return self._failed_rank()

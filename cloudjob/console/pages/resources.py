@@ -19,4 +19,4 @@ async def build(console: Console, job: Job) -> None:
         zero_s = times.seconds_of(status.created_at) if status else 0.0
         return await in_thread(charts.resources, journals, zero_s)
 
-    await ChartView(job, find, "The nodes have not recorded what they use yet.").start()
+    await ChartView(job, find, "The nodes have not recorded what they use").start()

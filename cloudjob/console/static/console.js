@@ -134,9 +134,11 @@ const console_ui = (() => {
       if (!place) return;
       const some = found.selected === found.total ? "" : ` of ${found.total.toLocaleString()}`;
       const search = found.searched < found.total ? "searching" : "";
-      const news = found.error || search || (found.is_complete ? "" : "live");
+      const news = found.error || search || (found.is_complete ? "" : found.is_live ? "live" : "loading");
+      const open = found.unfinished ? `, ${found.unfinished} unfinished` : "";
       const end = news && ` · ${news}`;
-      place.textContent = `${found.selected.toLocaleString()}${some} lines${end}`;
+      place.textContent = `${found.selected.toLocaleString()}${some} lines${open}${end}`;
+      api.setGridOption("pinnedBottomRowData", found.unfinished_rows);
     };
     const source = {
       getRows: async ({ startRow, endRow, successCallback, failCallback }) => {
@@ -260,30 +262,36 @@ const console_ui = (() => {
   const zoomOut = async ([id]) =>
     (await chartOf(id)).dispatchAction({ type: "dataZoom", start: 0, end: 100 });
 
-  // One bar of a row: its value is [row, start, end].
+  // One bar of a row: its value is [row, start, end, whether it is within another bar].
   const bar = (params, api) => {
     const start = api.coord([api.value(1), api.value(0)]);
     const end = api.coord([api.value(2), api.value(0)]);
     const area = params.coordSys;
-    const height = Math.min(16, api.size([0, 1])[1] * 0.6);
+    const isNested = api.value(3) > 0;
+    const isMark = api.value(1) === api.value(2);
+    const row = Math.min(16, api.size([0, 1])[1] * 0.6);
+    const height = isNested ? row * 0.45 : isMark ? row * 1.5 : row;
     const x = Math.max(start[0], area.x);
-    const width = Math.max(Math.min(end[0], area.x + area.width) - x, 2);
+    const width = Math.max(Math.min(end[0], area.x + area.width) - x, isMark ? 4 : 2);
+    const y = start[1] + (isNested ? row / 2 - height : -height / 2);
     return {
       type: "rect",
-      shape: { x, y: start[1] - height / 2, width, height, r: 3 },
+      shape: { x, y, width, height, r: isNested ? 1 : 3 },
       style: { fill: api.visual("color") },
     };
   };
 
   const barText = ({ marker, seriesName, name, value }) =>
-    `${marker}<b>${safe(seriesName)}</b> ${safe(name)}<br>${span(value[2] - value[1])}, ` +
-    `from ${value[1].toFixed(2)} s to ${value[2].toFixed(2)} s`;
+    `${marker}<b>${safe(seriesName)}</b> ${safe(name)}<br>` +
+    (value[1] === value[2]
+      ? `at ${value[1].toFixed(2)} s`
+      : `${span(value[2] - value[1])}, from ${value[1].toFixed(2)} s to ${value[2].toFixed(2)} s`);
 
   const rankText = ({ data }) => {
-    const { state, cpu_percent, rss_mib, quiet_s, threads, children } = data.sample;
-    const ended = { E: "ended", F: "failed" }[state] || `state ${safe(state)}`;
+    if (!data.sample) return `<b>rank ${data.rank}</b>, ${safe(data.state)}`;
+    const { cpu_percent, rss_mib, quiet_s, threads, children } = data.sample;
     return (
-      `<b>rank ${data.rank}</b> on node ${data.node}, ${ended}<br>` +
+      `<b>rank ${data.rank}</b> on node ${data.node}, ${safe(data.state)}<br>` +
       `silent for ${span(quiet_s)}<br>CPU ${cpu_percent} %, memory ${(rss_mib * 1.048576).toFixed(1)} MB<br>` +
       `${threads} threads, ${children} children`
     );

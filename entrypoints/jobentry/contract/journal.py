@@ -20,9 +20,11 @@ MARK = b"jobentry# "
 # Limits for reading: a longer line is not part of a journal, and a larger object is not one.
 LINE_LIMIT_BYTES = 64 * 1024
 LIMIT_BYTES = 64 * 1024 * 1024
-# The states of a rank that has ended: with exit code 0, or not. While it runs, its state is that of
-# its process in proc(5): R, S, D, T, Z and so on.
-ENDED, FAILED = "E", "F"
+# The states of a rank that has ended: with exit code 0; with another one or by a signal of others;
+# because cloudjob or its launcher stopped it; without a report of its wrapper. While it runs, its
+# state is that of its process in proc(5): R, S, D, T, Z and so on.
+ENDED, FAILED, STOPPED, LOST = "E", "F", "C", "L"
+ENDS = frozenset((ENDED, FAILED, STOPPED, LOST))
 _RANKS_LIMIT = 100_000
 _NAME_LIMIT = 80
 
@@ -71,7 +73,7 @@ class RankSample(NamedTuple):
         cpu_percent: CPU time since the last sample, in percent of one CPU.
         rss_mib: Resident memory; pages that processes share count in each.
         quiet_s: Seconds since its last output, or since it was first seen.
-        state: The state of its program in proc(5), or ``ENDED`` or ``FAILED``.
+        state: The state of its program in proc(5), or one of ``ENDS``.
         threads: The number of all its threads.
         children: The number of processes that its program has started.
     """

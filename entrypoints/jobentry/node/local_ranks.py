@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import time
-from math import isfinite
 from typing import Callable, NamedTuple
 
+from jobentry.contract import journal
 from jobentry.contract.exits import MEMORY_GUESS, Failure
 from jobentry.contract.paths import NodePaths
 from jobentry.log import last_lines, log_message
@@ -57,11 +58,11 @@ class RankFailure(NamedTuple):
 
 
 class RankState(NamedTuple):
-    """The processes of a rank, and its exit code once it has ended."""
+    """The processes of a rank, and how it ended: one of the journal's ``ENDS``, empty before."""
 
     wrapper: int
     program: int
-    exit_code: int | None
+    end: str
 
 
 class LocalRanks:
@@ -76,6 +77,9 @@ class LocalRanks:
         self._start_ticks: dict[int, bytes] = {}
         self._failing: dict[int, End] = {}
         self.ends: dict[int, End] = {}
+        # When this node asked a running rank to end, and the ranks that it killed.
+        self._asked: dict[int, float] = {}
+        self._killed: set[int] = set()
         # Called before ranks that run are signalled to end, or killed.
         self.before_end: Callable[[], None] = lambda: None
 
@@ -100,10 +104,20 @@ class LocalRanks:
         """Return the state of each rank; other threads may call this."""
         programs, ends = dict(self._programs), {**self._failing, **self.ends}
         return {
-            rank: RankState(wrapper, programs[rank], ends[rank].code if rank in ends else None)
+            rank: RankState(wrapper, programs[rank], self._kind_of_end(rank, ends.get(rank)))
             for rank, wrapper in dict(self.wrappers).items()
             if rank in programs
         }
+
+    def _kind_of_end(self, rank: int, end: End | None) -> str:
+        if end is None:
+            return journal.STOPPED if rank in self._killed else ""
+        if end.code == 0:
+            return journal.ENDED
+        was_asked = end.at_s >= self._asked.get(rank, math.inf)
+        if was_asked or (end.was_asked_to_end and end.signal):
+            return journal.STOPPED
+        return journal.FAILED if end.is_reported else journal.LOST
 
     def handle_event(self, line: str) -> tuple[str, End | None]:
         """Handle a line from the FIFO of events; return its kind, and the end that it reports.
@@ -145,7 +159,7 @@ class LocalRanks:
             message=numbers[5],
             is_leaving=kind == "fail",
         )
-        if end.rank not in self.wrappers or abs(end.code) > _MOST or not isfinite(end.at_s):
+        if end.rank not in self.wrappers or abs(end.code) > _MOST or not math.isfinite(end.at_s):
             return "", None
         # A failed rank still runs its exit handlers and must not be disturbed.
         (self._failing if kind == "fail" else self.ends)[end.rank] = end
@@ -161,11 +175,14 @@ class LocalRanks:
         # An elastic job may start a rank again.
         self.ends.pop(rank, None)
         self._failing.pop(rank, None)
+        self._asked.pop(rank, None)
+        self._killed.discard(rank)
         self._programs[rank] = program
         for process in (wrapper, program):
             self._start_ticks[process] = linux.start_ticks(process)
         if os.path.exists(self._stopping):
             # The wrapper checked before the job was stopped, but its report arrived afterwards.
+            self._asked[rank] = time.time()
             self._signal_group(wrapper, signal.SIGTERM)
         return True
 
@@ -203,10 +220,16 @@ class LocalRanks:
         """Send a signal to every rank that is not ending."""
         if number == signal.SIGTERM:
             self.note_end()
+            self._note_asked()
         for rank in self.running:
             if rank not in self._failing:
                 # The wrapper's process group: the program and its children.
                 self._signal_group(self.wrappers[rank], number)
+
+    def _note_asked(self) -> None:
+        for rank in self.running:
+            if rank not in self._failing:
+                self._asked.setdefault(rank, time.time())
 
     def kill_others(self) -> None:
         """End every rank that is not about to exit; the wrappers stay."""
@@ -224,6 +247,8 @@ class LocalRanks:
     def kill(self) -> None:
         """End every rank, and what it has started, at once."""
         self.note_end()
+        self._note_asked()
+        self._killed.update(self._asked)
         for rank, wrapper in self.wrappers.items():
             if rank not in self.ends or self._is_alive(wrapper):
                 self._signal_group(wrapper, signal.SIGKILL)

@@ -6,7 +6,7 @@ import os
 import time
 from typing import TYPE_CHECKING, Mapping, NamedTuple
 
-from jobentry.contract.journal import ENDED, FAILED, RankSample
+from jobentry.contract.journal import RankSample
 from jobentry.system import linux
 
 if TYPE_CHECKING:
@@ -77,13 +77,12 @@ class RankProcesses:
             process.ticks - self._ticks.get(number, 0) for number, process in members.items()
         )
         program = members.get(state.program)
-        ended = "" if state.exit_code is None else FAILED if state.exit_code else ENDED
         return RankSample(
             rank=rank,
             cpu_percent=round(100 * max(0, ticks) * _TICK_S / elapsed_s),
             rss_mib=sum(process.pages for process in members.values()) // _PAGES_PER_MIB,
             quiet_s=self._quiet_s(rank),
-            state=ended or (program.state if program else "?"),
+            state=state.end or (program.state if program else "?"),
             threads=sum(process.threads for process in members.values()),
             children=max(0, len(members) - 1),
         )

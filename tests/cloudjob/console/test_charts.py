@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cloudjob.console import charts
-from cloudjob.model.status import Phase
+from cloudjob.model.status import Failure, JobState, JobStatus, Phase
 from cloudjob.tracking.journals import Journals
 from cloudjob.tracking.metrics import MetricPoint
 from jobentry.contract import journal
@@ -33,9 +33,53 @@ def test_a_bar_lasts_from_its_start_to_its_end_in_seconds_since_the_submit():
     option = chart.option
     assert option["yAxis"]["data"] == ["node 0", "node 2"]
     assert {s["name"]: s["data"] for s in option["series"]} == {
-        "stage": [[0, 1.0, 3.5]],
-        "run": [[1, 4.0, 10.0]],
+        "stage": [[0, 1.0, 3.5, 0]],
+        "run": [[1, 4.0, 10.0, 0]],
     }
+
+
+def phase(node: int, name: str, start_s: int, end_s: int | None) -> Phase:
+    """Return a phase by its seconds since the submit."""
+    moments = [
+        None if at is None else f"1970-01-01T00:{(100 + at) // 60:02d}:{(100 + at) % 60:02d}.000Z"
+        for at in (start_s, end_s)
+    ]
+    assert moments[0]
+    return Phase(node=node, name=name, started_at=moments[0], ended_at=moments[1])
+
+
+def bars(status: JobStatus, *phases: Phase) -> dict[str, list[list[float]]]:
+    chart = charts.timeline(status, phases, now_s=1000.0)
+    assert chart is not None
+    return {series["name"]: series["data"] for series in chart.option["series"]}
+
+
+def test_a_phase_within_another_is_drawn_inside_its_bar_and_after_it():
+    found = bars(STATUS, phase(0, "first output", 5, 7), phase(0, "run", 4, 20))
+
+    assert list(found.items()) == [
+        ("run", [[0, 4.0, 20.0, 0]]),
+        ("waiting for output", [[0, 5.0, 7.0, 1]]),
+    ]
+
+
+@pytest.mark.parametrize(("node", "marks"), [(1, [[1, 8.0, 8.0, 0]]), (None, None)])
+def test_a_failed_job_has_a_mark_where_it_failed_and_open_phases_end_with_it(
+    node: int | None, marks: list[list[float]] | None
+):
+    status = status_of(
+        created_at=STATUS.created_at,
+        started_at="1970-01-01T00:01:43.000Z",
+        ended_at="1970-01-01T00:01:50.000Z",
+        state=JobState.FAILED,
+        failure=Failure(node=node),
+    )
+    phases = (phase(0, "run", 4, None), phase(1, "run", 4, 8), phase(1, "outputs", 8, 9))
+    found = bars(status, *phases)
+
+    assert found["queued"] == [[0, 0.0, 3.0, 0], [1, 0.0, 3.0, 0]]
+    assert found["run"] == [[0, 4.0, 10.0, 0], [1, 4.0, 8.0, 0]]
+    assert found["failed"] == (marks or [[0, 10.0, 10.0, 0], [1, 8.0, 8.0, 0]])
 
 
 def test_without_phases_there_is_no_timeline():
@@ -65,7 +109,7 @@ def test_the_silent_rank_and_the_failed_rank_stand_out():
         Sample(100.0, ranks=(rank(0, 1), rank(1, 90))),
         Sample(100.0, ranks=(rank(33, 2, journal.FAILED),)),
     )
-    chart = charts.rank_grid(ranks, "silent for (s)")
+    chart = charts.rank_grid(STATUS, ranks, "silent for (s)")
 
     found = cells(chart)
     assert [cell["value"] for cell in found.values()] == [[0, 0, 1], [1, 0, 90], [1, 2, 2]]
@@ -73,13 +117,55 @@ def test_the_silent_rank_and_the_failed_rank_stand_out():
     assert frames[0] == frames[1] != frames[33]
     assert chart is not None
     assert chart.note == "Rank 1 differs most: 90 s; the median is 2 s."
-    by_state = charts.rank_grid(ranks, "state")
+    by_state = charts.rank_grid(STATUS, ranks, "state")
     assert by_state is not None
     assert [p["label"] for p in by_state.option["visualMap"]["pieces"]] == [
-        "waiting: 2",
         "failed: 1",
+        "waiting: 2",
     ]
     assert by_state.note == "failed: rank 33"
+
+
+def states(*samples: Sample, **status: Any) -> dict[int, str]:
+    """Return the states of the ranks of a job that has ended."""
+    ended = status_of(procs_per_node=2, **{"state": JobState.FAILED, **status})
+    chart = charts.rank_grid(ended, recorded(*samples), "state")
+    return {number: cell["state"] for number, cell in cells(chart).items()}
+
+
+NODES = (
+    Sample(100.0, ranks=(rank(0, 1, journal.STOPPED), rank(1, 1, journal.FAILED))),
+    Sample(100.0, ranks=(rank(2, 1, journal.LOST), rank(3, 1, journal.ENDED))),
+)
+
+
+def test_ranks_that_failed_were_stopped_were_lost_and_ended_well_differ():
+    found = states(*NODES, failure=Failure(rank=2, message="killed"))
+    assert list(found.values()) == ["stopped by cloudjob", "failed", "failed first", "ended well"]
+
+    found = states(*NODES, state=JobState.CANCELLED, failure=Failure(rank=None))
+    assert list(found.values()) == ["stopped by cloudjob", "failed", "lost", "ended well"]
+
+
+def test_the_rank_that_failed_first_is_named_first():
+    ended = status_of(procs_per_node=2, state=JobState.FAILED, failure=Failure(rank=2))
+    chart = charts.rank_grid(ended, recorded(*NODES), "state")
+
+    assert chart is not None
+    assert chart.note == "failed first: rank 2; failed: rank 1"
+    labels = [piece["label"] for piece in chart.option["visualMap"]["pieces"]]
+    assert labels == ["failed first: 1", "failed: 1", "stopped by cloudjob: 1", "ended well: 1"]
+
+
+def test_how_a_rank_ended_is_not_guessed():
+    ran = Sample(100.0, ranks=(rank(0, 1, "R"), rank(1, 1)))
+
+    assert states(ran) == dict.fromkeys(range(4), "not known")
+    assert states(ran, state=JobState.SUCCEEDED) == dict.fromkeys(range(4), "ended well")
+    lost = states(ran, cause="platform", failure=Failure(node=0, message="lost"))
+    assert list(lost.values()) == ["lost", "lost", "not known", "not known"]
+    lost = states(ran, cause="platform", failure=Failure(node=1, message="lost"))
+    assert set(lost.values()) == {"not known"}
 
 
 @pytest.mark.parametrize(
@@ -101,7 +187,9 @@ def test_a_rank_is_marked_only_if_it_differs_enough(
     ranks = tuple(
         RankSample(number, value, 100, value, "R", 1, 0) for number, value in enumerate(values)
     )
-    chart = charts.rank_grid(recorded(Sample(100.0, ranks=ranks)), shows, dict(enumerate(values)))
+    chart = charts.rank_grid(
+        STATUS, recorded(Sample(100.0, ranks=ranks)), shows, dict(enumerate(values))
+    )
 
     assert chart is not None
     legend = chart.option["visualMap"]
@@ -116,18 +204,18 @@ def test_the_step_of_a_rank_is_the_last_that_it_printed():
 
     assert steps == {0: 3, 1: 7}
     ranks = recorded(Sample(100.0, ranks=(rank(0, 1), rank(1, 1), rank(2, 1))))
-    assert set(cells(charts.rank_grid(ranks, "step", steps))) == {0, 1}
-    assert charts.rank_grid(ranks, "step", {}) is None
+    assert set(cells(charts.rank_grid(STATUS, ranks, "step", steps))) == {0, 1}
+    assert charts.rank_grid(STATUS, ranks, "step", {}) is None
 
 
 def test_a_rank_that_has_ended_shows_what_it_used_while_it_ran():
     journals = recorded(Sample(100.0, ranks=(rank(1, 4),)))
     ended = RankSample(1, 0, 0, 9, journal.ENDED, 0, 0)
     journals.add(0, [journal.dump(Sample(101.0, ranks=(ended,))).rstrip()])
-    cell = cells(charts.rank_grid(journals, "memory (MB)"))[1]
+    cell = cells(charts.rank_grid(STATUS, journals, "memory (MB)"))[1]
 
     assert cell["value"][2] == 104.9
-    assert cell["sample"]["state"] == journal.ENDED
+    assert cell["state"] == "ended well"
 
 
 def test_a_metric_has_a_chart_with_a_line_for_each_rank_and_event_file():
@@ -149,7 +237,7 @@ def test_a_metric_has_a_chart_with_a_line_for_each_rank_and_event_file():
 
 
 def test_without_samples_there_are_no_ranks_and_no_resources():
-    assert charts.rank_grid(Journals(), "threads") is None
+    assert charts.rank_grid(STATUS, Journals(), "threads") is None
     assert charts.resources(Journals(), 0.0) == []
 
 
@@ -191,3 +279,18 @@ def test_a_long_job_keeps_its_peaks_and_a_large_one_names_what_is_left_out():
     assert ranks.note == "the 64 of 100 that differ most"
     names = [series["name"] for series in ranks.option["series"]]
     assert (names[0], names[-1], "rank 50" in names) == ("rank 0", "rank 99", False)
+
+
+def test_all_ranks_of_a_long_job_have_points_at_the_same_steps_with_the_peaks_of_each():
+    points = [
+        MetricPoint("loss", rank, step, 100.0 * rank - (9 if (rank, step) == (0, 777) else 0))
+        for rank in range(3)
+        for step in range(5000)
+    ]
+    [chart] = charts.curves(points)
+    lines = {line["name"]: dict(line["data"]) for line in chart.option["series"]}
+
+    assert len({tuple(line) for line in lines.values()}) == 1
+    assert len(lines["rank 1"]) <= 500
+    assert lines["rank 0"][777] == -9
+    assert (chart.option["xAxis"]["minInterval"], chart.option["yAxis"]["minInterval"]) == (1, 1)

@@ -176,6 +176,28 @@ def test_a_progress_bar_is_one_line_with_its_last_state():
     assert read(Job(LogPiece(0, parts))) == [(0, 1, "other"), (0, 0, "30%")]
 
 
+@pytest.mark.parametrize(
+    ("selection", "ranks"),
+    [({}, [0, 1, 2]), ({"node": 1}, [2]), ({"rank": 1}, [1]), ({"text": "B 2"}, [1, 2])],
+)
+def test_the_moving_progress_bar_of_each_rank_is_shown(selection: dict[str, Any], ranks: list[int]):
+    bars = b"[1]+ bar 10%\r\n[0]+ bar 10%\r\n[1]+ \rb 20%\n[0]+ \rbar 30%\n"
+    job = Job(LogPiece(1, b"[2]+ b 25%\n"), LogPiece(0, bars), has_ended=False)
+    with open_table(job, is_read=False) as log:
+        poll(lambda: log.page(Selection(), 0, 0).unfinished == 3, "the bars")
+        page = log.page(Selection(**selection), 0, 9)
+
+    shown = {0: "bar 30%", 1: "b 20%", 2: "b 25%"}
+    found = {row["rank"]: row["text"] for row in page.unfinished_rows}
+    assert found == {rank: shown[rank] for rank in ranks}
+    assert (list(found), page.selected, page.is_live) == (ranks, 0, True)
+
+
+def test_a_job_that_has_ended_is_not_live_while_its_log_is_read():
+    with open_table(Job(LogPiece(0, b"[0] cut")), is_read=False) as log:
+        assert not log.page(Selection(), 0, 0).is_live
+
+
 def test_a_last_line_without_a_newline_is_shown():
     assert read(Job(LogPiece(0, b"[0]+ cut\n"))) == [(0, 0, "cut")]
 

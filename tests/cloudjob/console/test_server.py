@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import signal
@@ -13,6 +14,8 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+
+from cloudjob.console.server import _is_about_present_browsers
 
 LIMIT_S = 120.0
 
@@ -64,3 +67,34 @@ def test_a_port_in_use_is_reported(tmp_path: Path):
         shown = start(tmp_path, "--port", str(port)).communicate(timeout=LIMIT_S)[1]
 
     assert shown.startswith(f"error: starting the console: port {port}: Address already in use\n")
+
+
+def test_a_page_that_does_not_exist_is_ours_and_its_address_is_not_logged(tmp_path: Path):
+    process = start(tmp_path)
+    assert process.stderr is not None
+    found = re.search(r"http://\S+", "".join(process.stderr.readline() for _ in range(3)))
+    assert found
+    browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+    browser.addheaders = [("Accept", "text/html"), ("Sec-Fetch-Site", "none")]
+    browser.open(found.group(), timeout=LIMIT_S)
+    with pytest.raises(urllib.error.HTTPError) as missing:
+        browser.open(found.group().partition("/login")[0] + "/nothing/here", timeout=LIMIT_S)
+    process.send_signal(signal.SIGTERM)
+    rest = process.communicate(timeout=LIMIT_S)[1]
+
+    with missing.value as answer:
+        page = answer.read().decode()
+    assert (answer.code, rest) == (404, "")
+    assert "There is no such page" in page
+    assert "HTTPException" not in page
+
+
+def test_a_browser_that_leaves_while_a_page_loads_leaves_no_traceback():
+    def is_logged(error: Exception) -> bool:
+        record = logging.LogRecord("nicegui", logging.ERROR, "", 0, error, (), None)
+        return _is_about_present_browsers(record)
+
+    assert not is_logged(RuntimeError("The client this element belongs to has been deleted."))
+    assert not is_logged(RuntimeError("The parent slot of Column(id=4) has been deleted."))
+    assert is_logged(RuntimeError("another error"))
+    assert is_logged(ValueError("another error"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from cloudjob.console.facts import texts_of
 from cloudjob.console.job_list import Changes, row_of
 from cloudjob.console.pages.http import json_response
 from cloudjob.console.text import displayable
@@ -37,3 +38,14 @@ def test_the_list_shortens_a_reason_that_is_very_long():
 
     assert set(row["reason"]) == {"A"}
     assert 300 < len(row["reason"]) < 500
+
+
+def test_an_empty_text_is_a_value_of_a_description():
+    spec = {"outputs": {"MODEL": ""}, "env": {"A": "", "B": '""', "C": "b"}, "seed": None}
+
+    assert texts_of(spec) == {
+        "outputs.MODEL": '""',
+        "env.A": '""',
+        "env.B": r'"\"\""',
+        "env.C": "b",
+    }

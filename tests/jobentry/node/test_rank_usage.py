@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -98,12 +99,40 @@ def test_a_silent_rank_has_been_quiet_since_its_last_output(node: Node):
 
 
 def test_the_state_of_an_ended_rank_shows_how_it_ended(node: Node):
-    for rank, code in ((0, 0), (1, 3)):
+    ends = ("0 0 0", "3 0 0", "143 15 1", "137 9 0")
+    for rank, end in enumerate(ends):
         node.start(rank, QUIET)
-        node.ranks.handle_event("end %d %d 0 0 %f " % (rank, code, time.time()))
+        node.ranks.handle_event("end %d %s %f " % (rank, end, time.time()))
     found = node.sample()
 
-    assert (found[0].state, found[1].state) == ("E", "F")
+    assert "".join(found[rank].state for rank in range(4)) == "EFCF"
+
+
+def test_a_rank_that_fails_after_it_was_asked_to_end_was_stopped(node: Node):
+    node.start(0, QUIET)
+    node.start(1, QUIET)
+    node.ranks.handle_event("end 1 1 0 0 %f " % time.time())
+    node.ranks.forward_signal(signal.SIGTERM)
+    node.ranks.handle_event("fail 0 1 0 0 %f SystemExit" % time.time())
+
+    assert [sample.state for sample in node.sample().values()] == ["C", "F"]
+
+
+@pytest.mark.parametrize(("is_killed_by_us", "state"), [(True, "C"), (False, "L")])
+def test_a_rank_without_a_report_is_lost_unless_cloudjob_killed_it(
+    node: Node, until: Callable[..., None], is_killed_by_us: bool, state: str
+):
+    node.start(0, QUIET)
+    if is_killed_by_us:
+        node.ranks.kill()
+        # The sample may be taken before its end is noticed.
+        assert node.sample()[0].state == state
+    else:
+        os.kill(node._wrappers[0].pid, signal.SIGKILL)
+    until(lambda: node.ranks.missing)
+    node.ranks.lost()
+
+    assert node.sample()[0].state == state
 
 
 def test_a_rank_that_is_seen_late_is_counted_all_the_same(node: Node, until: Callable[..., None]):
