@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cloudjob.console.text import displayable
+from cloudjob.model.rules import VARIABLE_FIELDS
 from cloudjob.model.status import JobStatus
 from cloudjob.model.text import counted, size_text
 from cloudjob.tracking import Job
@@ -40,16 +41,21 @@ def clock(moment: str | None) -> str:
     return f"{moment[:10]} {moment[11:19]} UTC" if moment else ""
 
 
-def texts_of(values: Mapping[str, Any]) -> dict[str, str]:
-    """Return the keys of a job's description that have values; keys of sections are dotted.
+def texts_of(values: Mapping[str, Any], *, keeps_empty: bool = True) -> dict[str, str]:
+    """Return the keys that have values; keys of sections are dotted.
 
-    A text that is empty, or looks quoted, is in quotes: an empty one is a value, too.
+    A text that is empty, or looks quoted, is in quotes.
+
+    Args:
+        keeps_empty: Whether an empty text is a value. In the description of a job it is one only
+            for variables and the like; other keys are then not set.
     """
     found = {}
     for key, value in values.items():
         if isinstance(value, Mapping):
-            found.update({f"{key}.{name}": text for name, text in texts_of(value).items()})
-        elif value not in (None, []):
+            texts = texts_of(value, keeps_empty=keeps_empty or key in VARIABLE_FIELDS)
+            found.update({f"{key}.{name}": text for name, text in texts.items()})
+        elif value not in (None, []) and (keeps_empty or value != ""):
             is_plain = isinstance(value, str) and value and not value.startswith('"')
             found[key] = value if is_plain else json.dumps(value, ensure_ascii=False)
     return found

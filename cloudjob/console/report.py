@@ -47,7 +47,7 @@ def render(job: Job) -> str:
         job,
         shown,
         facts=facts(job.status(), job),
-        spec=read("description", lambda: texts_of(job.spec()), {}),
+        spec=read("description", lambda: texts_of(job.spec(), keeps_empty=False), {}),
         files=files[:_FILES],
         file_count=len(files),
         log=read("log", lambda: _log(job), []),

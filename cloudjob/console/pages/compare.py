@@ -136,7 +136,9 @@ def _sections(jobs: Sequence[Job]) -> list[_Section]:
     variables = [spec.pop("env", None) or {} for spec in specs]
     return [
         _Section("Results", [_result(job) for job in jobs]),
-        _Section("Description", [texts_of(spec) for spec in specs], "; ".join(notes)),
+        _Section(
+            "Description", [texts_of(spec, keeps_empty=False) for spec in specs], "; ".join(notes)
+        ),
         _Section("Variables", [texts_of(each) for each in variables]),
     ]
 

@@ -60,7 +60,7 @@ def _description(job: Job) -> None:
         ui.label(displayable(error.message)).classes("quiet")
         return
     variables = spec.pop("env", None)
-    text_table("Job description", texts_of(spec).items())
+    text_table("Job description", texts_of(spec, keeps_empty=False).items())
     if variables:
         text_table("Variables", sorted(texts_of(variables).items()))
     show_command("Submit it again:", f"cloudjob cp {job.id}")

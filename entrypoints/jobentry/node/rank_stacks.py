@@ -39,7 +39,7 @@ def read_stacks(
     Args:
         with_threads: Whether to return other threads than the main ones, too.
     """
-    programs = {state.program for state in ranks.states().values() if state.exit_code is None}
+    programs = {state.program for state in ranks.states().values() if not state.end}
     found = []
     for rank, members in sorted(RankProcesses(ranks, paths).members().items()):
         own = sorted(members, key=lambda number: (number not in programs, number))

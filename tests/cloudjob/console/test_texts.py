@@ -40,10 +40,12 @@ def test_the_list_shortens_a_reason_that_is_very_long():
     assert 300 < len(row["reason"]) < 500
 
 
-def test_an_empty_text_is_a_value_of_a_description():
-    spec = {"outputs": {"MODEL": ""}, "env": {"A": "", "B": '""', "C": "b"}, "seed": None}
+def test_an_empty_text_is_a_value_of_a_variable_but_not_of_a_key():
+    variables = {"A": "", "B": '""', "C": "b"}
+    spec = {"outputs": {"MODEL": ""}, "env": variables, "image": "", "docker": {"gpus": ""}}
 
-    assert texts_of(spec) == {
+    assert texts_of({"A": ""}) == {"A": '""'}
+    assert texts_of(spec, keeps_empty=False) == {
         "outputs.MODEL": '""',
         "env.A": '""',
         "env.B": r'"\"\""',
