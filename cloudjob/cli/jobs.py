@@ -8,10 +8,11 @@ from dataclasses import replace
 
 import cloudjob
 from cloudjob.cli import sweeps
-from cloudjob.cli.activity import silence_text
+from cloudjob.cli.activity import activity, silence_text
 from cloudjob.cli.follow import (
     explain_missing_file,
     follow_to_end,
+    missing_file_text,
     stream,
     warn_of_notifications,
 )
@@ -34,8 +35,9 @@ from cloudjob.cli.options import (
 from cloudjob.cli.status import print_status, report, status_json
 from cloudjob.cli.tables import print_table
 from cloudjob.errors import CloudJobError, UsageError
+from cloudjob.model import grid
 from cloudjob.model.text import counted, one_line
-from cloudjob.model.times import local
+from cloudjob.model.times import local, rfc3339
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -57,19 +59,33 @@ _WATCH_S = 2.0
 def _status(options: argparse.Namespace) -> int:
     job = cloudjob.attach(options.job)
     status = job.status()
-    silence = ""
-    if not status.state.is_final:
-        latest = job.latest()
-        status = replace(status, phases=status.phases or latest.phases)
-        silence = silence_text(latest)
+    latest = cloudjob.Journals() if status.state.is_final else job.latest()
+    status = replace(status, phases=status.phases or latest.phases)
     if options.json:
         print_json(status_json(status))
     else:
-        print_status(status, commit=job.git_commit, silence=silence)
-        explain_missing_file(job, status)
-        if job.notification_failure:
-            print(f"\nnotification failed: {one_line(job.notification_failure)}")
+        print_status(status, _facts(job, status, latest), has_phases=options.verbose)
     return 0
+
+
+def _facts(
+    job: cloudjob.Job, status: JobStatus, latest: cloudjob.Journals
+) -> list[tuple[str, str]]:
+    """Return what the status of a job does not contain, as names and texts."""
+    import shlex
+
+    spec = job.spec()
+    words = [str(spec.get("script") or ""), *map(str, spec.get("args") or ())]
+    return [
+        ("hint", missing_file_text(job, status)),
+        ("doing", activity(latest.current_phases, job.nodes, has_output=bool(latest.running))),
+        ("silent", silence_text(latest)),
+        ("notify", job.notification_failure),
+        ("command", shlex.join(filter(None, words))),
+        ("image", str(spec.get("image") or "")),
+        ("sweep", grid.text_of(job.sweep_values())),
+        ("git commit", job.git_commit),
+    ]
 
 
 def _logs(options: argparse.Namespace) -> int:
@@ -289,10 +305,6 @@ def _cancel_all(filters: dict[str, Any], *, is_urgent: bool) -> int:
 
 
 def _refresh(options: argparse.Namespace) -> int:
-    import time
-
-    from cloudjob.model.times import rfc3339
-
     job = cloudjob.attach(options.job)
     end_at = job.refresh_keys()
     if options.json:
@@ -300,7 +312,7 @@ def _refresh(options: argparse.Namespace) -> int:
         return 0
     text = f"job {job.id}: its nodes now have your current keys of the store"
     if end_at:
-        text += time.strftime(", which expire at %Y-%m-%d %H:%M", time.localtime(end_at))
+        text += f", which expire at {local(rfc3339(end_at))}"
     print_message(text)
     return 0
 
@@ -385,6 +397,8 @@ def _rm(options: argparse.Namespace) -> int:
 def add_status(parser: argparse.ArgumentParser) -> None:
     """Give the command status its options."""
     _takes_one_job(parser, _status)
+    text = "also show the phases of the nodes"
+    parser.add_argument("-v", "--verbose", action="store_true", help=text)
 
 
 def add_attach(parser: argparse.ArgumentParser) -> None:

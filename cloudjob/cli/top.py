@@ -12,6 +12,7 @@ from cloudjob.cli.messages import print_message
 from cloudjob.cli.options import job_argument
 from cloudjob.cli.tables import new_table
 from cloudjob.errors import CloudJobError
+from cloudjob.model import summary
 from cloudjob.model.text import counted, one_line, size_text
 
 TYPE_CHECKING = False
@@ -93,8 +94,6 @@ def _page(job: cloudjob.Job, status: JobStatus, journals: cloudjob.Journals) -> 
     from rich.console import Group
     from rich.text import Text
 
-    from cloudjob.model import summary
-
     ranks = counted(job.ranks, "rank") if job.ranks else "ranks"
     facts = (job.id, str(status.state), summary.duration(status), counted(job.nodes, "node"), ranks)
     head = Text("  ".join(one_line(fact) for fact in facts if fact), "bold")
@@ -158,7 +157,7 @@ def _ranks(journals: cloudjob.Journals) -> Sequence[Table | str]:
             str(rank),
             str(last[rank].node),
             _marked(STATES.get(sample.state, one_line(sample.state)), sample.state in _BAD_STATES),
-            f"{sample.quiet_s} s",
+            summary.span(sample.quiet_s),
             f"{sample.cpu_percent}%",
             size_text(sample.rss_mib * _MIB),
             str(sample.threads),

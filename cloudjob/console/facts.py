@@ -9,6 +9,7 @@ from typing import Any
 from cloudjob.console.text import displayable
 from cloudjob.model.status import JobStatus
 from cloudjob.model.text import counted, size_text
+from cloudjob.model.times import local
 from cloudjob.tracking import Job
 
 
@@ -36,8 +37,8 @@ def facts(status: JobStatus, job: Job) -> list[tuple[str, str]]:
 
 
 def clock(moment: str | None) -> str:
-    """Return an RFC 3339 time in UTC without its fraction of a second."""
-    return f"{moment[:10]} {moment[11:19]} UTC" if moment else ""
+    """Return an RFC 3339 time as all views show it; empty without one."""
+    return local(moment or "")
 
 
 def texts_of(values: Mapping[str, Any]) -> dict[str, str]:

@@ -26,9 +26,9 @@ def spec(**values: Any) -> JobSpec:
 @pytest.mark.parametrize(
     ("values", "left_s", "expected"),
     [
-        ({}, 59 * MIN, "expire in 59 min (at "),
+        ({}, 59 * MIN, "expire in 59 min 00 s (at "),
         ({}, 59 * MIN, "), and the job has no timeout_min"),
-        ({"timeout_min": 90}, 60 * MIN, "expire in 1 h (at "),
+        ({"timeout_min": 90}, 60 * MIN, "expire in 1 h 00 min (at "),
         ({"timeout_min": 90}, 60 * MIN, "), and the job may run for 1 h 30 min"),
         ({"timeout_min": 30, "retries": 2}, 61 * MIN, "the job may run for 1 h 30 min"),
     ],
