@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
 from dataclasses import replace
 
@@ -33,9 +34,10 @@ from cloudjob.cli.options import (
     whole_number,
 )
 from cloudjob.cli.status import print_status, report, status_json
-from cloudjob.cli.tables import print_table
+from cloudjob.cli.tables import print_fitting, print_table
 from cloudjob.errors import CloudJobError, UsageError
 from cloudjob.model import grid
+from cloudjob.model.status import JobStatus
 from cloudjob.model.text import counted, one_line
 from cloudjob.model.times import local, rfc3339
 
@@ -43,17 +45,19 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
-    from typing import Any, NoReturn
+    from typing import Any
 
     from cloudjob.model.patterns import Pattern
-    from cloudjob.model.status import JobStatus
 
-    # Statuses with their jobs; a job of a sweep may not have been submitted.
+    # A job of a sweep that was not submitted has only a status.
+    _Found = list[cloudjob.Job | JobStatus]
     _Rows = list[tuple[JobStatus, cloudjob.Job | None]]
 
 _NO_JOBS = "no jobs yet; `cloudjob submit SCRIPT` starts one"
 # Seconds between two queries of `list --watch`.
 _WATCH_S = 2.0
+# The orders of `list --watch`; the first is that of `list`.
+_ORDERS = ("age", "oldest", "state")
 
 
 def _status(options: argparse.Namespace) -> int:
@@ -189,34 +193,44 @@ def _list(options: argparse.Namespace) -> int:
         options.sweep = cloudjob.attach_sweep(options.sweep).id
     filters = {**filters_of(options), "store": options.store, "sweep": options.sweep}
 
-    def look() -> _Rows:
+    def look() -> _Found:
         jobs = cloudjob.jobs(**filters, limit=options.limit, on_progress=print_warning)
-        found: _Rows = [(job.last_status or job.status(), job) for job in jobs]
-        if options.sweep:
-            return found[::-1] + [(status, None) for status in sweeps.unsubmitted(options)]
-        return found
+        return [*jobs[::-1], *sweeps.unsubmitted(options)] if options.sweep else [*jobs]
 
     if options.watch:
-        _watch(look, options)
-    rows = look()
+        return _watch(look, options)
+    found = look()
     if options.json:
-        print_json([status_json(status) for status, _ in rows])
-    elif rows:
-        _print_jobs(rows, options)
+        print_json([status_json(status) for status, _ in _rows(found)])
+    elif found and sys.stdout.isatty() and not (options.all or options.limit):
+        # The prompt needs a line, too.
+        shown = _print_jobs(found, options, height=shutil.get_terminal_size().lines - 2)
+        if more := len(found) - shown:
+            print_message(f"{more} more; --all shows all, --watch scrolls")
+    elif found:
+        _print_jobs(found, options)
     else:
         is_all = not any(filters.values())
         print_message(_NO_JOBS if is_all else "no jobs match")
     return 0
 
 
-def _print_jobs(rows: _Rows, options: argparse.Namespace) -> None:
+def _rows(found: _Found) -> _Rows:
+    return [
+        (each, None) if isinstance(each, JobStatus) else (each.last_status or each.status(), each)
+        for each in found
+    ]
+
+
+def _print_jobs(found: _Found, options: argparse.Namespace, height: int | None = None) -> int:
+    """Print a table of the jobs that fit into ``height`` lines, and return their number."""
     from cloudjob.model import summary
 
     sweep = sweeps.sweep_of(options.sweep) if options.sweep else None
     more = [*(["BY"] if options.store else []), *(["VALUES"] if options.sweep else [])]
     headers = ("JOB", "STATE", "BACKEND", "NODES", "RANKS", "AGE", "DURATION", *more, "REASON")
     cells = []
-    for each, job in rows:
+    for each, job in _rows(found if height is None else found[: max(1, height)]):
         ranks = each.nodes * each.procs_per_node or "?"
         added = [job.submitted_by if job else ""] if options.store else []
         if options.sweep:
@@ -225,7 +239,11 @@ def _print_jobs(rows: _Rows, options: argparse.Namespace) -> None:
             (each.job, each.state, each.backend, each.nodes, ranks, summary.age(each),
              summary.duration(each), *added, summary.reason(each))
         )  # fmt: skip
-    print_table(cells, headers, numbers=("NODES", "RANKS", "AGE", "DURATION"))
+    numbers = ("NODES", "RANKS", "AGE", "DURATION")
+    if height is not None:
+        return print_fitting(cells, headers, numbers=numbers, height=height)
+    print_table(cells, headers, numbers=numbers)
+    return len(cells)
 
 
 def _attach(options: argparse.Namespace) -> int:
@@ -242,24 +260,47 @@ def _attach(options: argparse.Namespace) -> int:
     return exit_code(status)
 
 
-def _watch(look: Callable[[], _Rows], options: argparse.Namespace) -> NoReturn:
-    """Print the list again whenever a job has changed, until Ctrl-C."""
-    import time
+def _watch(look: Callable[[], _Found], options: argparse.Namespace) -> int:
+    """Print the list again whenever a job has changed, until Ctrl-C or the key q."""
+    from cloudjob.cli.keys import Key, Keys, Position
 
-    seen: list[JobStatus] | None = None
-    while True:
-        rows = look()
-        statuses = [status for status, _ in rows]
-        if statuses != seen:
-            seen = statuses
-            # On a terminal, the list replaces the previous one.
-            sys.stdout.write("\x1b[H\x1b[2J" if sys.stdout.isatty() else "")
-            if rows:
-                _print_jobs(rows, options)
+    is_live = sys.stdout.isatty()
+    position, found, seen, key = Position(_ORDERS), look(), None, None
+    with Keys() as keys:
+        while key is not Key.QUIT:
+            ordered = _sorted(found, position.order)
+            position.limit(len(ordered))
+            size = shutil.get_terminal_size()
+            height = size.lines - 1 if is_live else None
+            visible = ordered[position.first :][:height]
+            state = [status for status, _ in _rows(visible)], position.order, len(ordered), height
+            shown = len(visible)
+            if key or state != seen:
+                seen = state
+                # On a terminal, the list replaces the previous one.
+                sys.stdout.write("\x1b[H\x1b[2J" if is_live else "")
+                shown = _print_jobs(visible, options, height) if visible else 0
+                if not visible:
+                    print("no jobs")
+                if is_live:
+                    print(position.footer(shown, len(ordered))[: size.columns - 1], end="")
+                sys.stdout.flush()
+            key = keys.wait(_WATCH_S)
+            if key:
+                position.apply(key, shown)
             else:
-                print("no jobs")
-            sys.stdout.flush()
-        time.sleep(_WATCH_S)
+                found = look()
+    return 0
+
+
+def _sorted(found: _Found, order: str) -> _Found:
+    if order == "age":
+        return found
+    if order == "oldest":
+        return found[::-1]
+    first = {"FAILED": 0, "UNKNOWN": 1, "RUNNING": 2, "PENDING": 3}
+    rows = sorted(_rows(found), key=lambda row: first.get(row[0].state.value, 4))
+    return [job or status for status, job in rows]
 
 
 def _cancel(options: argparse.Namespace) -> int:
@@ -455,6 +496,8 @@ def add_list(parser: argparse.ArgumentParser) -> None:
     text = "the jobs in this store, whoever submitted them"
     parser.add_argument("--store", metavar="URI", default="", help=text)
     parser.add_argument("--limit", type=whole_number, metavar="N", help="only the newest N")
+    text = "on a terminal, too, show every job and not only those that fit"
+    parser.add_argument("--all", action="store_true", help=text)
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--watch", action="store_true", help="print it again whenever a job changes")
     json_flag(form)
