@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import shutil
 import sys
 from dataclasses import replace
@@ -199,6 +200,8 @@ def _list(options: argparse.Namespace) -> int:
 
     if options.watch:
         return _watch(look, options)
+    # With 10,000 jobs, the collector takes a third of the time and finds nothing.
+    gc.disable()
     found = look()
     if options.json:
         print_json([status_json(status) for status, _ in _rows(found)])

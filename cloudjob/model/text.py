@@ -108,4 +108,6 @@ def given(value: object) -> str:
 
 def one_line(text: str) -> str:
     """Return ``text`` on one line, without characters that control a terminal."""
+    if text.isprintable():
+        return text
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
