@@ -39,7 +39,7 @@ from cloudjob.cli.tables import print_fitting, print_table
 from cloudjob.errors import CloudJobError, UsageError
 from cloudjob.model import grid
 from cloudjob.model.status import JobStatus
-from cloudjob.model.text import counted, one_line
+from cloudjob.model.text import counted, one_line, size_text
 from cloudjob.model.times import local, rfc3339
 
 TYPE_CHECKING = False
@@ -396,11 +396,22 @@ def _outputs(options: argparse.Namespace) -> int:
     if not found and not found.notes:
         print_message(f"job {job.id} has saved no outputs")
     elif options.to is None:
-        for file in found:
-            print_name(file.name + _INCOMPLETE * file.is_incomplete)
+        _print_outputs(found)
     else:
         _fetch_outputs(found, Path(options.to))
     return 0
+
+
+def _print_outputs(found: cloudjob.Outputs) -> None:
+    """Print the names with sizes on a terminal; to a file or pipe, only the names."""
+    names = [file.name + _INCOMPLETE * file.is_incomplete for file in found]
+    if sys.stdout.isatty() and names:
+        sizes = [size_text(file.size_bytes) for file in found]
+        rows = list(zip(sizes, names, strict=True))
+        print_table(rows, ("SIZE", "NAME"), numbers=("SIZE",))
+        return
+    for name in names:
+        print_name(name)
 
 
 def _fetch_outputs(found: cloudjob.Outputs, folder: Path) -> None:

@@ -169,7 +169,7 @@ def test_names_of_outputs_have_their_bytes_in_a_file_and_are_safe_on_a_terminal(
     os.close(child_fd)
 
     assert done.returncode == 0
-    assert capfdbinary.readouterr().out == b"model/\x1b]0;x\x07\xff\n.ckpt\n"
+    assert capfdbinary.readouterr().out == b"model/\x1b]0;x\x07\xff\\n.ckpt\n"
     assert os.read(parent_fd, 1000) == b"model/\\x1b]0;x\\x07\\udcff\\n.ckpt\r\n"
     os.close(parent_fd)
 
