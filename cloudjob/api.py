@@ -340,11 +340,10 @@ def jobs(  # noqa: PLR0913 (each is a filter)
         since=since,
         sweep=sweep,
     )
-    found = tracking.find_all(
+    return tracking.find_all(
         home(), which, limit=limit, store=store, sections=backend_settings,
         on_progress=on_progress or log_warnings,
     )  # fmt: skip
-    return [job for job, _ in found]
 
 
 def _as_tuple(value: str | Sequence[str]) -> tuple[str, ...]:

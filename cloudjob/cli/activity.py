@@ -22,7 +22,6 @@ _QUIET_S = 1.0
 _LINE_S = 10.0
 # Seconds between two requests for the reason why a job waits.
 _REASON_S = 10.0
-_MINUTE_S = 60
 # Followed by the platform's reason.
 _REASON_PREFIX = "waits: "
 # Seconds without output before the first report; each report doubles the interval, so that reports
@@ -38,6 +37,8 @@ STATES = {
     "Z": "zombie",
     "E": "ended",
     "F": "failed",
+    "C": "ended by us",
+    "L": "lost",
 }
 
 
@@ -180,8 +181,7 @@ class Activity:
         lasted_s = now_s - self._since_s
         if lasted_s < _QUIET_S:
             self._shown = ""
-        lasted = f"{int(lasted_s)} s" if lasted_s < _MINUTE_S else summary.span(lasted_s)
-        return self._shown and f"{self._shown} ({lasted})"
+        return self._shown and f"{self._shown} ({summary.span(int(lasted_s))})"
 
     def news(self) -> str:
         """Return the text of the last ``line`` if it is new; a transfer is repeated every 10 s."""
@@ -255,12 +255,12 @@ class Silence:
         now_s = self._clock()
         if self._since_s is None or now_s < self._since_s + self._limit_s:
             return ""
-        minutes = int(now_s - self._since_s) // 60
+        silent = summary.span(int(now_s - self._since_s))
         while now_s >= self._since_s + self._limit_s:
             self._limit_s *= 2
         found = self._current_text()
         more = f"; {found}" if found else ""
-        return f"job {self._job.id} has printed nothing for {minutes} min{more}"
+        return f"job {self._job.id} has printed nothing for {silent}{more}"
 
     def _current_text(self) -> str:
         """Return what the running ranks are doing, or which phase the nodes are in."""

@@ -49,12 +49,17 @@ def follow_to_end(job: Job, *, is_json: bool) -> JobStatus:
 
 def explain_missing_file(job: Job, status: JobStatus) -> None:
     """Print why a file that a failed job did not find is not in its package."""
+    if text := missing_file_text(job, status):
+        print_message(f"hint: {one_line(text)}")
+
+
+def missing_file_text(job: Job, status: JobStatus) -> str:
+    """Return why a file that a failed job did not find is not in its package; else empty."""
     if status.failure is None:
-        return
+        return ""
     from cloudjob.submission import missing_file
 
-    if text := missing_file.hint(job.spec(), status.failure):
-        print_message(f"hint: {one_line(text)}")
+    return missing_file.hint(job.spec(), status.failure)
 
 
 def warn_of_notifications(job: Job) -> None:
@@ -98,7 +103,7 @@ def stream(job: Job, descriptor: int, *, follow: bool, shown: LogFilter | None =
 
 def _local_time(at: float | None) -> bytes:
     """Return a time as the start of a line; blanks if it is unknown."""
-    return f"{local(rfc3339(at or 0.0)):19} ".encode("ascii")
+    return f"{local(rfc3339(at or 0.0)):{len(local(rfc3339(1.0)))}} ".encode("ascii")
 
 
 def _with_node(node: int, text: bytes, start: bytes) -> bytes:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import gc
+import shutil
 import sys
 from dataclasses import replace
 
 import cloudjob
 from cloudjob.cli import sweeps
-from cloudjob.cli.activity import silence_text
+from cloudjob.cli.activity import activity, silence_text
 from cloudjob.cli.follow import (
     explain_missing_file,
     follow_to_end,
+    missing_file_text,
     stream,
     warn_of_notifications,
 )
@@ -32,44 +36,62 @@ from cloudjob.cli.options import (
     whole_number,
 )
 from cloudjob.cli.status import print_status, report, status_json
-from cloudjob.cli.tables import print_table
+from cloudjob.cli.tables import print_fitting, print_table
 from cloudjob.errors import CloudJobError, UsageError
-from cloudjob.model.text import counted, one_line
-from cloudjob.model.times import local
+from cloudjob.model import grid
+from cloudjob.model.status import JobStatus
+from cloudjob.model.text import counted, one_line, size_text
+from cloudjob.model.times import local, rfc3339
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
-    from typing import Any, NoReturn
+    from typing import Any
 
     from cloudjob.model.patterns import Pattern
-    from cloudjob.model.status import JobStatus
 
-    # Statuses with their jobs; a job of a sweep may not have been submitted.
+    # A job of a sweep that was not submitted has only a status.
+    _Found = list[cloudjob.Job | JobStatus]
     _Rows = list[tuple[JobStatus, cloudjob.Job | None]]
 
 _NO_JOBS = "no jobs yet; `cloudjob submit SCRIPT` starts one"
 # Seconds between two queries of `list --watch`.
 _WATCH_S = 2.0
+# The orders of `list --watch`; the first is that of `list`.
+_ORDERS = ("age", "oldest", "state")
 
 
 def _status(options: argparse.Namespace) -> int:
     job = cloudjob.attach(options.job)
     status = job.status()
-    silence = ""
-    if not status.state.is_final:
-        latest = job.latest()
-        status = replace(status, phases=status.phases or latest.phases)
-        silence = silence_text(latest)
+    latest = cloudjob.Journals() if status.state.is_final else job.latest()
+    status = replace(status, phases=status.phases or latest.phases)
     if options.json:
         print_json({**status_json(status), "git_commit": job.git_commit})
     else:
-        print_status(status, commit=job.git_commit, silence=silence)
-        explain_missing_file(job, status)
-        if job.notification_failure:
-            print(f"\nnotification failed: {one_line(job.notification_failure)}")
+        print_status(status, _facts(job, status, latest), has_phases=options.verbose)
     return 0
+
+
+def _facts(
+    job: cloudjob.Job, status: JobStatus, latest: cloudjob.Journals
+) -> list[tuple[str, str]]:
+    """Return what the status of a job does not contain, as names and texts."""
+    import shlex
+
+    spec = job.spec()
+    words = [str(spec.get("script") or ""), *map(str, spec.get("args") or ())]
+    return [
+        ("hint", missing_file_text(job, status)),
+        ("doing", activity(latest.current_phases, job.nodes, has_output=bool(latest.running))),
+        ("silent", silence_text(latest)),
+        ("notify", job.notification_failure),
+        ("command", shlex.join(filter(None, words))),
+        ("image", str(spec.get("image") or "")),
+        ("sweep", grid.text_of(job.sweep_values())),
+        ("git commit", job.git_commit),
+    ]
 
 
 def _logs(options: argparse.Namespace) -> int:
@@ -173,34 +195,60 @@ def _list(options: argparse.Namespace) -> int:
         options.sweep = cloudjob.attach_sweep(options.sweep).id
     filters = {**filters_of(options), "store": options.store, "sweep": options.sweep}
 
-    def look() -> _Rows:
+    def look() -> _Found:
         jobs = cloudjob.jobs(**filters, limit=options.limit, on_progress=print_warning)
-        found: _Rows = [(job.last_status or job.status(), job) for job in jobs]
-        if options.sweep:
-            return found[::-1] + [(status, None) for status in sweeps.unsubmitted(options)]
-        return found
+        return [*jobs[::-1], *sweeps.unsubmitted(options)] if options.sweep else [*jobs]
 
     if options.watch:
-        _watch(look, options)
-    rows = look()
+        return _watch(look, options)
+    # With 10,000 jobs, the collector takes a third of the time and finds nothing.
+    with _without_collector():
+        found = look()
+        return _show_list(found, options, is_all=not any(filters.values()))
+
+
+def _show_list(found: _Found, options: argparse.Namespace, *, is_all: bool) -> int:
     if options.json:
-        print_json([status_json(status) for status, _ in rows])
-    elif rows:
-        _print_jobs(rows, options)
+        print_json([status_json(status) for status, _ in _rows(found)])
+    elif found and sys.stdout.isatty() and not (options.all or options.limit):
+        # The prompt needs a line, too.
+        shown = _print_jobs(found, options, height=shutil.get_terminal_size().lines - 2)
+        if more := len(found) - shown:
+            print_message(f"{more} more; --all shows all, --watch scrolls")
+    elif found:
+        _print_jobs(found, options)
     else:
-        is_all = not any(filters.values())
         print_message(_NO_JOBS if is_all else "no jobs match")
     return 0
 
 
-def _print_jobs(rows: _Rows, options: argparse.Namespace) -> None:
+@contextlib.contextmanager
+def _without_collector() -> Iterator[None]:
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _rows(found: _Found) -> _Rows:
+    return [
+        (each, None) if isinstance(each, JobStatus) else (each.last_status or each.status(), each)
+        for each in found
+    ]
+
+
+def _print_jobs(found: _Found, options: argparse.Namespace, height: int | None = None) -> int:
+    """Print a table of the jobs that fit into ``height`` lines, and return their number."""
     from cloudjob.model import summary
 
     sweep = sweeps.sweep_of(options.sweep) if options.sweep else None
     more = [*(["BY"] if options.store else []), *(["VALUES"] if options.sweep else [])]
     headers = ("JOB", "STATE", "BACKEND", "NODES", "RANKS", "AGE", "DURATION", *more, "REASON")
     cells = []
-    for each, job in rows:
+    for each, job in _rows(found if height is None else found[: max(1, height)]):
         ranks = each.nodes * each.procs_per_node or "?"
         added = [job.submitted_by if job else ""] if options.store else []
         if options.sweep:
@@ -209,7 +257,11 @@ def _print_jobs(rows: _Rows, options: argparse.Namespace) -> None:
             (each.job, each.state, each.backend, each.nodes, ranks, summary.age(each),
              summary.duration(each), *added, summary.reason(each))
         )  # fmt: skip
-    print_table(cells, headers, numbers=("NODES", "RANKS", "AGE", "DURATION"))
+    numbers = ("NODES", "RANKS", "AGE", "DURATION")
+    if height is not None:
+        return print_fitting(cells, headers, numbers=numbers, height=height)
+    print_table(cells, headers, numbers=numbers)
+    return len(cells)
 
 
 def _attach(options: argparse.Namespace) -> int:
@@ -226,24 +278,47 @@ def _attach(options: argparse.Namespace) -> int:
     return exit_code(status)
 
 
-def _watch(look: Callable[[], _Rows], options: argparse.Namespace) -> NoReturn:
-    """Print the list again whenever a job has changed, until Ctrl-C."""
-    import time
+def _watch(look: Callable[[], _Found], options: argparse.Namespace) -> int:
+    """Print the list again whenever a job has changed, until Ctrl-C or the key q."""
+    from cloudjob.cli.keys import Key, Keys, Position
 
-    seen: list[JobStatus] | None = None
-    while True:
-        rows = look()
-        statuses = [status for status, _ in rows]
-        if statuses != seen:
-            seen = statuses
-            # On a terminal, the list replaces the previous one.
-            sys.stdout.write("\x1b[H\x1b[2J" if sys.stdout.isatty() else "")
-            if rows:
-                _print_jobs(rows, options)
+    is_live = sys.stdout.isatty()
+    position, found, seen, key = Position(_ORDERS), look(), None, None
+    with Keys() as keys:
+        while key is not Key.QUIT:
+            ordered = _sorted(found, position.order)
+            position.limit(len(ordered))
+            size = shutil.get_terminal_size()
+            height = size.lines - 1 if is_live else None
+            visible = ordered[position.first :][:height]
+            state = [status for status, _ in _rows(visible)], position.order, len(ordered), height
+            shown = len(visible)
+            if key or state != seen:
+                seen = state
+                # On a terminal, the list replaces the previous one.
+                sys.stdout.write("\x1b[H\x1b[2J" if is_live else "")
+                shown = _print_jobs(visible, options, height) if visible else 0
+                if not visible:
+                    print("no jobs")
+                if is_live:
+                    print(position.footer(shown, len(ordered))[: size.columns - 1], end="")
+                sys.stdout.flush()
+            key = keys.wait(_WATCH_S)
+            if key:
+                position.apply(key, shown)
             else:
-                print("no jobs")
-            sys.stdout.flush()
-        time.sleep(_WATCH_S)
+                found = look()
+    return 0
+
+
+def _sorted(found: _Found, order: str) -> _Found:
+    if order == "age":
+        return found
+    if order == "oldest":
+        return found[::-1]
+    first = {"FAILED": 0, "UNKNOWN": 1, "RUNNING": 2, "PENDING": 3}
+    rows = sorted(_rows(found), key=lambda row: first.get(row[0].state.value, 4))
+    return [job or status for status, job in rows]
 
 
 def _cancel(options: argparse.Namespace) -> int:
@@ -289,10 +364,6 @@ def _cancel_all(filters: dict[str, Any], *, is_urgent: bool) -> int:
 
 
 def _refresh(options: argparse.Namespace) -> int:
-    import time
-
-    from cloudjob.model.times import rfc3339
-
     job = cloudjob.attach(options.job)
     end_at = job.refresh_keys()
     if options.json:
@@ -300,7 +371,7 @@ def _refresh(options: argparse.Namespace) -> int:
         return 0
     text = f"job {job.id}: its nodes now have your current keys of the store"
     if end_at:
-        text += time.strftime(", which expire at %Y-%m-%d %H:%M", time.localtime(end_at))
+        text += f", which expire at {local(rfc3339(end_at))}"
     print_message(text)
     return 0
 
@@ -340,11 +411,22 @@ def _outputs(options: argparse.Namespace) -> int:
     if not found and not found.notes:
         print_message(f"job {job.id} has saved no outputs")
     elif options.to is None:
-        for file in found:
-            print_name(file.name + _INCOMPLETE * file.is_incomplete)
+        _print_outputs(found)
     else:
         _fetch_outputs(found, Path(options.to))
     return 0
+
+
+def _print_outputs(found: cloudjob.Outputs) -> None:
+    """Print the names with sizes on a terminal; to a file or pipe, only the names."""
+    names = [file.name + _INCOMPLETE * file.is_incomplete for file in found]
+    if sys.stdout.isatty() and names:
+        sizes = [size_text(file.size_bytes) for file in found]
+        rows = list(zip(sizes, names, strict=True))
+        print_table(rows, ("SIZE", "NAME"), numbers=("SIZE",))
+        return
+    for name in names:
+        print_name(name)
 
 
 def _fetch_outputs(found: cloudjob.Outputs, folder: Path) -> None:
@@ -385,6 +467,8 @@ def _rm(options: argparse.Namespace) -> int:
 def add_status(parser: argparse.ArgumentParser) -> None:
     """Give the command status its options."""
     _takes_one_job(parser, _status)
+    text = "also show the phases of the nodes"
+    parser.add_argument("-v", "--verbose", action="store_true", help=text)
 
 
 def add_attach(parser: argparse.ArgumentParser) -> None:
@@ -441,6 +525,8 @@ def add_list(parser: argparse.ArgumentParser) -> None:
     text = "the jobs in this store, whoever submitted them"
     parser.add_argument("--store", metavar="URI", default="", help=text)
     parser.add_argument("--limit", type=whole_number, metavar="N", help="only the newest N")
+    text = "on a terminal, too, show every job and not only those that fit"
+    parser.add_argument("--all", action="store_true", help=text)
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--watch", action="store_true", help="print it again whenever a job changes")
     json_flag(form)

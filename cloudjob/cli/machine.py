@@ -16,7 +16,6 @@ from cloudjob.model.text import one_line
 
 # Seconds between two updates of the line on a terminal.
 _FRAME_S = 0.5
-_MINUTE_S = 60
 
 
 def _image_build(options: argparse.Namespace) -> int:
@@ -74,7 +73,7 @@ class BuildSteps:
 
 
 def _elapsed(seconds: float) -> str:
-    return summary.span(seconds) if seconds >= _MINUTE_S else f"{int(seconds)} s"
+    return summary.span(int(seconds))
 
 
 def _doctor(options: argparse.Namespace) -> int:

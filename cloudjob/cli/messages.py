@@ -60,11 +60,15 @@ def print_warning(progress: Progress) -> None:
 
 
 def print_name(name: str) -> None:
-    """Print the name of a file: its bytes to a file or pipe, one escaped line to a terminal."""
+    """Print the name of a file in one line: its bytes to a file or pipe, escaped to a terminal.
+
+    A newline in the name is escaped everywhere, so that each line is a name.
+    """
     if sys.stdout.isatty():
         print(one_line(name))
     else:
-        sys.stdout.buffer.write(name.encode("utf-8", "surrogateescape") + b"\n")
+        line = name.replace("\n", "\\n")
+        sys.stdout.buffer.write(line.encode("utf-8", "surrogateescape") + b"\n")
 
 
 def print_message(text: str) -> None:

@@ -9,10 +9,12 @@ from cloudjob.cli.tables import print_table
 from cloudjob.model import summary
 from cloudjob.model.status import to_json as status_json
 from cloudjob.model.text import counted, one_line, size_text
-from cloudjob.model.times import local, seconds_between, seconds_of
+from cloudjob.model.times import local, seconds_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from cloudjob.model.status import Failure, JobStatus, Phase
 
 __all__ = ["print_status", "report", "status_json", "transferred"]
@@ -22,21 +24,27 @@ _MAX_NODES = 8
 
 
 def report(status: JobStatus) -> None:
-    """Print how a job ended: which rank of which node failed, and why."""
-    took = None
-    if status.started_at and status.ended_at:
-        took = seconds_between(status.started_at, status.ended_at)
-    how_long = "" if took is None else f" in {took:.1f} s"
-    print_message(f"job {status.job}: {status.state}{how_long}")
+    """Print how a job ended on stderr: which rank of which node failed, and why."""
+    print_message(f"job {status.job}: {_verdict(status)}")
+    for line in _reason(status):
+        print_message(f"  {one_line(line)}")
+
+
+def _verdict(status: JobStatus) -> str:
+    took = summary.duration(status)
+    ended = "in" if status.state.is_final else "for"
+    return f"{status.state} {ended} {took}" if took else str(status.state)
+
+
+def _reason(status: JobStatus) -> list[str]:
+    """Return which rank of which node failed, and why, with the last lines of its output."""
     failure = status.failure
     if failure is None:
-        return
-    if failure.message:
-        print_message(f"  {_place(failure)}{one_line(failure.message)}{_code(failure)}")
+        return []
+    lines = [f"{_place(failure)}{failure.message}{_code(failure)}"] if failure.message else []
     if failure.host and failure.host not in failure.message and failure.message:
-        print_message(f"  host {one_line(failure.host)}")
-    for line in failure.last_lines:
-        print_message(f"  | {one_line(line)}")
+        lines.append(f"host {failure.host}")
+    return [*lines, *(f"| {line}" for line in failure.last_lines)]
 
 
 def _place(failure: Failure) -> str:
@@ -51,35 +59,32 @@ def _code(failure: Failure) -> str:
     return "" if is_redundant else f" [{text}]"
 
 
-def print_status(status: JobStatus, *, commit: str = "", silence: str = "") -> None:
-    """Print the status of a job, one line for each fact.
+def print_status(
+    status: JobStatus, more: Sequence[tuple[str, str]] = (), *, has_phases: bool = False
+) -> None:
+    """Print the status of a job on stdout: how it ended and why, then what it is.
 
     Args:
-        commit: The git commit of its source as text; empty if unknown.
-        silence: Which rank has been silent for how long; empty if none has.
+        more: Further facts with their names; those with an empty text are not shown.
+        has_phases: Whether to show the phases of the nodes.
     """
-    rows: list[tuple[str, object]] = [
+    reasons = _reason(status) or [summary.reason(status)]
+    rows = [
         ("job", status.job),
-        ("state", status.state),
+        ("state", _verdict(status)),
+        *(("" if index else "reason", line) for index, line in enumerate(reasons)),
+        *more,
+        ("exit code", "" if status.exit_code is None else str(status.exit_code)),
+        ("cause", status.cause or ""),
         ("backend", f"{status.backend} ({status.native_state})"),
         ("size", f"{counted(status.nodes, 'node')} with {_ranks(status.procs_per_node)}"),
         ("created", local(status.created_at)),
-        ("started", local(status.started_at or "-")),
-        ("ended", local(status.ended_at or "-")),
+        ("started", local(status.started_at or "")),
+        ("ended", local(status.ended_at or "")),
     ]
-    if commit:
-        rows.append(("git commit", commit))
-    if status.exit_code is not None:
-        rows.append(("exit code", status.exit_code))
-    if status.cause:
-        rows.append(("cause", status.cause))
-    if silence:
-        rows.append(("silent", silence))
-    print_table(rows)
-    if status.phases:
+    print_table([row for row in rows if row[1]])
+    if has_phases and status.phases:
         _print_phases(status)
-    if status.failure:
-        report(status)
 
 
 def _ranks(procs_per_node: int) -> str:
@@ -113,7 +118,7 @@ def _seconds(phase: Phase) -> float:
 
 
 def _duration_text(phase: Phase) -> str:
-    return f"{_seconds(phase):.1f} s" + (" so far" if _is_running(phase) else "")
+    return summary.span(_seconds(phase)) + (" so far" if _is_running(phase) else "")
 
 
 def _rate(phase: Phase) -> str:

@@ -37,9 +37,41 @@ def print_table(
     """
     cells = [[one_line(str(cell)) for cell in row] for row in rows]
     if (os.isatty(1) or has_colours(1)) and len(cells) <= _MAX_ROWS:
-        _print_folded(cells, headers, numbers)
+        print(_folded(cells, headers, numbers), end="")
     else:
         _print_plain([list(headers), *cells] if headers else cells, headers, numbers)
+
+
+def print_fitting(
+    rows: Sequence[Sequence[object]],
+    headers: Sequence[str],
+    *,
+    numbers: Sequence[str] = (),
+    height: int,
+) -> int:
+    """Print the first rows that fit on the terminal, and return their number, at least 1.
+
+    Args:
+        height: The lines of the terminal that may be used, with the headers.
+    """
+    from rich.console import Console
+    from rich.text import Text
+
+    cells = [[one_line(str(cell)) for cell in row] for row in rows[: max(1, height)]]
+    width = Console().width
+    shown, used, count = [], 0, -1  # the headers are no row
+    for line in _folded(cells, headers, numbers).splitlines():
+        line = line.rstrip()
+        text = Text.from_ansi(line)
+        used += max(1, -(-text.cell_len // width))
+        # The lines of a wrapped cell begin with blanks.
+        is_new = not text.plain.startswith(" ")
+        if is_new and used > height and count >= 1:
+            break
+        count += is_new
+        shown.append(line)
+    print("\n".join(shown))
+    return count
 
 
 def new_table(headers: Sequence[str], *, numbers: Sequence[str] = ()) -> Table:
@@ -52,7 +84,8 @@ def new_table(headers: Sequence[str], *, numbers: Sequence[str] = ()) -> Table:
     return table
 
 
-def _print_folded(cells: list[list[str]], headers: Sequence[str], numbers: Sequence[str]) -> None:
+def _folded(cells: list[list[str]], headers: Sequence[str], numbers: Sequence[str]) -> str:
+    """Return a table with its last column wrapped to the width of the terminal."""
     from rich.console import Console
     from rich.text import Text
 
@@ -68,7 +101,10 @@ def _print_folded(cells: list[list[str]], headers: Sequence[str], numbers: Seque
     width = Console().width if os.isatty(1) else needed + last
     # If there is too little room to wrap the last column, the terminal wraps the lines itself.
     has_room = width >= needed + min(last, _LAST_WIDTH)
-    Console(width=width if has_room else needed + last, highlight=False).print(table)
+    console = Console(width=width if has_room else needed + last, highlight=False)
+    with console.capture() as capture:
+        console.print(table)
+    return capture.get()
 
 
 def _print_plain(cells: list[list[str]], headers: Sequence[str], numbers: Sequence[str]) -> None:

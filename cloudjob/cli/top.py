@@ -12,19 +12,22 @@ from cloudjob.cli.messages import print_message
 from cloudjob.cli.options import job_argument
 from cloudjob.cli.tables import new_table
 from cloudjob.errors import CloudJobError
+from cloudjob.model import summary
 from cloudjob.model.text import counted, one_line, size_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from threading import Thread
+    from typing import Any
 
-    from rich.console import Group
+    from rich.console import Console, Group
     from rich.table import Table
     from rich.text import Text
 
+    from cloudjob.cli.keys import Position
     from cloudjob.model.status import JobStatus
-    from jobentry.contract.journal import Sample
+    from jobentry.contract.journal import RankSample, Sample
 
 _NODE_HEADERS = (
     "NODE", "PHASE", "CPU", "MEMORY", "SPACE", "WAITS", "NETWORK", "DISK", "DEVICES",
@@ -36,10 +39,17 @@ _STATUS_S = 3.0
 _MIB = 1024 * 1024
 # A value is marked from these percentages on: memory and disk space, and waiting.
 _NEARLY_FULL, _HIGH_PRESSURE = 95.0, 50.0
-# The marked states of ranks: stopped, traced, zombie, and failed.
-_BAD_STATES = "TtZF"
+# The marked states of ranks: stopped, traced, zombie, failed and lost.
+_BAD_STATES = "TtZFL"
 # A screen has no room for more ranks; those that have been silent the longest come first.
 _MAX_RANKS = 40
+# The orders of the ranks on a screen: their names, and the keys that sort them.
+_ORDERS: dict[str, Callable[[int, RankSample], Any]] = {
+    "silence": lambda rank, sample: (-sample.quiet_s, rank),
+    "rank": lambda rank, _: rank,
+    "CPU": lambda rank, sample: (-sample.cpu_percent, rank),
+    "memory": lambda rank, sample: (-sample.rss_mib, rank),
+}
 
 
 def _top(options: argparse.Namespace) -> int:
@@ -61,17 +71,38 @@ def _follow(job: cloudjob.Job, status: JobStatus) -> None:
     from rich.console import Console
     from rich.live import Live
 
+    from cloudjob.cli.keys import Key, Keys, Position
+
     journals = cloudjob.Journals()
     reader = _reader(job, journals)
     polled_at_s = time.monotonic()
-    with Live(console=Console(highlight=False), screen=True, auto_refresh=False) as live:
+    console, position = Console(highlight=False), Position(tuple(_ORDERS))
+    with Keys() as keys, Live(console=console, screen=True, auto_refresh=False) as live:
         while not status.state.is_final:
-            live.update(_page(job, status, journals), refresh=True)
-            time.sleep(_REFRESH_S)
+            page = _page(job, status, journals, position.order)
+            live.update(_window(console, page, position), refresh=True)
+            key = keys.wait(_REFRESH_S)
+            if key is Key.QUIT:
+                return
+            if key:
+                position.apply(key, console.height // 2)
             if time.monotonic() > polled_at_s + _STATUS_S:
                 status, polled_at_s = job.status(), time.monotonic()
     reader.join(_STATUS_S)
     Console(highlight=False).print(_page(job, status, journals))
+
+
+def _window(console: Console, page: Group, position: Position) -> Group:
+    """Return the lines of a page that fit on the terminal, below its first line."""
+    from rich.console import Group
+    from rich.segment import Segments
+    from rich.text import Text
+
+    head, *lines = console.render_lines(page, pad=False, new_lines=True)
+    position.limit(len(lines))
+    shown = lines[position.first :][: max(1, console.height - 2)]
+    footer = Text(position.footer(len(shown), len(lines)), no_wrap=True, overflow="ellipsis")
+    return Group(Segments([part for line in (head, *shown) for part in line]), footer)
 
 
 def _reader(job: cloudjob.Job, journals: cloudjob.Journals) -> Thread:
@@ -89,18 +120,18 @@ def _reader(job: cloudjob.Job, journals: cloudjob.Journals) -> Thread:
     return thread
 
 
-def _page(job: cloudjob.Job, status: JobStatus, journals: cloudjob.Journals) -> Group:
+def _page(
+    job: cloudjob.Job, status: JobStatus, journals: cloudjob.Journals, order: str = ""
+) -> Group:
     from rich.console import Group
     from rich.text import Text
-
-    from cloudjob.model import summary
 
     ranks = counted(job.ranks, "rank") if job.ranks else "ranks"
     facts = (job.id, str(status.state), summary.duration(status), counted(job.nodes, "node"), ranks)
     head = Text("  ".join(one_line(fact) for fact in facts if fact), "bold")
     if not journals.resources:
         return Group(head, Text("The nodes have not recorded what they use yet."))
-    return Group(head, Text(), _nodes(journals), Text(), *_ranks(journals))
+    return Group(head, Text(), _nodes(journals), Text(), *_ranks(journals, order))
 
 
 def _nodes(journals: cloudjob.Journals) -> Table:
@@ -147,10 +178,14 @@ def _marked(text: str, is_bad: bool) -> Text | str:
     return Text(text, "bold red") if is_bad else text
 
 
-def _ranks(journals: cloudjob.Journals) -> Sequence[Table | str]:
+def _ranks(journals: cloudjob.Journals, order: str = "") -> Sequence[Table | str]:
+    """Return the table of the ranks, by number unless ``order`` is one of ``_ORDERS``."""
     last = {rank: points[-1] for rank, points in journals.ranks.items() if points}
     by_silence = sorted(last, key=lambda rank: last[rank].sample.quiet_s, reverse=True)
+    by_order = _ORDERS.get(order)
     shown = sorted(by_silence[:_MAX_RANKS])
+    if by_order:
+        shown = sorted(last, key=lambda rank: by_order(rank, last[rank].sample))[:_MAX_RANKS]
     table = new_table(_RANK_HEADERS, numbers=_RANK_HEADERS)
     for rank in shown:
         sample = last[rank].sample
@@ -158,14 +193,15 @@ def _ranks(journals: cloudjob.Journals) -> Sequence[Table | str]:
             str(rank),
             str(last[rank].node),
             _marked(STATES.get(sample.state, one_line(sample.state)), sample.state in _BAD_STATES),
-            f"{sample.quiet_s} s",
+            summary.span(sample.quiet_s),
             f"{sample.cpu_percent}%",
             size_text(sample.rss_mib * _MIB),
             str(sample.threads),
             str(sample.children),
         )
     left_out = len(last) - len(shown)
-    return (table, f"{left_out} more ranks wrote something later") if left_out else (table,)
+    later = "" if by_order else " wrote something later"
+    return (table, f"{counted(left_out, 'more rank')}{later}") if left_out else (table,)
 
 
 def add_top(parser: argparse.ArgumentParser) -> None:

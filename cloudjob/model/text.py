@@ -87,7 +87,7 @@ def size_text(size_bytes: int) -> str:
     size = float(size_bytes)
     for unit in ("bytes", "kB", "MB", "GB"):
         if size < 1000:
-            return f"{size_bytes} bytes" if unit == "bytes" else f"{size:.1f} {unit}"
+            return counted(size_bytes, "byte") if unit == "bytes" else f"{size:.1f} {unit}"
         size /= 1000
     return f"{size:.1f} TB"
 
@@ -108,4 +108,6 @@ def given(value: object) -> str:
 
 def one_line(text: str) -> str:
     """Return ``text`` on one line, without characters that control a terminal."""
+    if text.isprintable():
+        return text
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from datetime import datetime, timezone
 
 _RFC3339 = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(\.\d+)?(Z|[+-]\d\d:\d\d)", re.ASCII)
@@ -20,11 +19,16 @@ def rfc3339(seconds: float) -> str:
 
 
 def local(text: str) -> str:
-    """Return an RFC 3339 time in the local time zone, to the second; other text unchanged."""
+    """Return an RFC 3339 time as all views show it, to the second; other text unchanged.
+
+    It is in the local time zone, and names it: ``2026-11-27 14:05:09 +08:00``.
+    """
     seconds = seconds_of(text)
     if not seconds:
         return text
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+    moment = datetime.fromtimestamp(seconds, tz=timezone.utc).astimezone()
+    zone = moment.isoformat(timespec="seconds")[19:] if moment.utcoffset() else "UTC"
+    return f"{moment:%Y-%m-%d %H:%M:%S} {zone}"
 
 
 def seconds_of(text: str) -> float:

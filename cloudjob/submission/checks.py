@@ -10,7 +10,9 @@ from cloudjob.errors import NotReady
 from cloudjob.model.job import JobSpec
 from cloudjob.model.progress import OnProgress, Progress
 from cloudjob.model.rules import BACKENDS
+from cloudjob.model.summary import span
 from cloudjob.model.text import one_line, secret_texts, secrets_masked
+from cloudjob.model.times import local, rfc3339
 from cloudjob.submission import nested_launchers, script_options, script_python
 from cloudjob.submission.script_check import Script
 
@@ -81,24 +83,18 @@ def key_checks(spec: JobSpec, end_at: float, now: float | None = None) -> Iterat
     left_s = end_at - (time.time() if now is None else now)
     if not end_at:
         return
-    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(end_at))
+    when = local(rfc3339(end_at))
     if left_s <= 0:
         yield Check("keys", False, f"the store's keys expired at {when}", hint="log in again")
         return
     limit_s = 60.0 * spec.timeout_min * (spec.retries + 1)
     if limit_s and limit_s > left_s:
-        may = f"the job may run for {_duration(limit_s)}"
+        may = f"the job may run for {span(int(limit_s))}"
     elif not limit_s and left_s < _LONG_S:
         may = "the job has no timeout_min"
     else:
         return
-    found = f"the store's keys expire in {_duration(left_s)} (at {when}), and {may}"
+    found = f"the store's keys expire in {span(int(left_s))} (at {when}), and {may}"
     can_refresh = BACKENDS[spec.backend].refreshes_keys
     hint = _HINT.format(_REFRESHED if can_refresh else _LONGER)
     yield Check("keys", False, found, hint=hint, is_needed=False)
-
-
-def _duration(seconds: float) -> str:
-    minutes = round(seconds / 60)
-    hours, rest = divmod(minutes, 60)
-    return f"{hours} h {rest} min" if hours and rest else f"{hours} h" if hours else f"{rest} min"

@@ -194,7 +194,7 @@ class Job:
 
     @property
     def last_status(self) -> JobStatus | None:
-        """The status that was returned last, None before the first; no request is sent."""
+        """The last known status, None if there is none yet; no request is sent."""
         return self._reader.last
 
     @property

@@ -117,8 +117,8 @@ def find_all(
     store: str = "",
     sections: Sections = no_sections,
     on_progress: OnProgress = log_warnings,
-) -> list[tuple[Job, JobStatus]]:
-    """Return the matching jobs in the records, newest first, with their status.
+) -> list[Job]:
+    """Return the matching jobs in the records, newest first; ``last_status`` of each is set.
 
     A job is UNKNOWN if its platform cannot be reached or does not answer in time.
 
@@ -136,11 +136,10 @@ def find_all(
         selected = [record for record in records if not _is_excluded(record, which.states)]
     else:
         selected = records[:limit]
-    found = [
-        (job, status)
-        for job, status in with_status(home, selected, sections)
-        if not which.states or status.state.value in which.states
-    ]
+    jobs = jobs_of(home, selected, sections)
+    # Threads and a query for each of thousands of jobs that have ended would take a second.
+    statuses_of([job for job in jobs if not job.has_final_status])
+    found = [job for job in jobs if not which.states or _state(job) in which.states]
     return found[:limit]
 
 
@@ -186,6 +185,10 @@ def _records(home: Path, store: str, on_progress: OnProgress) -> list[JobRecord]
         on_progress(Progress("warning", f"{more} more descriptions cannot be read"))
     found = (known.get(record.job, record) for record in listed.records)
     return sorted(found, key=lambda record: record.created_at, reverse=True)
+
+
+def _state(job: Job) -> str:
+    return job.last_status.state.value if job.last_status else ""
 
 
 def _is_excluded(record: JobRecord, states: tuple[str, ...]) -> bool:

@@ -64,23 +64,30 @@ class StatusReader:
         self._access = access
         # Why the record of the ended job could not be read; empty if it was read.
         self.record_error = ""
-        # The status that was returned last.
-        self.last: JobStatus | None = None
+        self._last: JobStatus | None = None
         # Why only another machine knows the status; None if this machine does, too.
         self.elsewhere: RunsElsewhere | None = None
         # One request at a time, because ``record_error`` belongs to the status being built.
         self._query_lock = threading.Lock()
+
+    @property
+    def last(self) -> JobStatus | None:
+        """The status that was returned last, else the final one in the records, if it is there."""
+        # A list of thousands of jobs reads only the statuses that it shows.
+        if self._last is None:
+            self._last = verdict.recorded_status(self._access.record)
+        return self._last
 
     def status(self) -> JobStatus:
         """Return the current status; if the store does not answer, this takes a few seconds."""
         with self._query_lock:
             self.elsewhere = None
             try:
-                self.last = verdict.recorded_status(self._access.record) or self._read()
+                self._last = verdict.recorded_status(self._access.record) or self._read()
             except RunsElsewhere as error:
                 self.elsewhere = error
                 return self.unknown(f"runs on {error.host}")
-            return self.last
+            return self._last
 
     def need_here(self, doing: str) -> None:
         """Check that the last status is not one that only another machine knows.
@@ -102,14 +109,14 @@ class StatusReader:
             native = NativeStatus(JobState.UNKNOWN, GONE[1])
         if native is None or native.state.is_final:
             return self.status()
-        self.last = verdict.as_status(self._access.record, native)
-        return self.last
+        self._last = verdict.as_status(self._access.record, native)
+        return self._last
 
     def unknown(self, why: str) -> JobStatus:
         """Return the status of a job whose platform cannot be queried."""
         native = NativeStatus(JobState.UNKNOWN, why)
-        self.last = verdict.as_status(self._access.record, native)
-        return self.last
+        self._last = verdict.as_status(self._access.record, native)
+        return self._last
 
     def wait(
         self, end_s: float, record_s: float, on_status: Callable[[JobStatus], object]

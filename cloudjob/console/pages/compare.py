@@ -17,6 +17,7 @@ from cloudjob.console.state import Console
 from cloudjob.console.text import displayable
 from cloudjob.console.threads import in_thread
 from cloudjob.errors import CloudJobError
+from cloudjob.model import summary
 from cloudjob.model.text import size_text
 from cloudjob.tracking import Job
 from cloudjob.tracking.metrics import MetricPoint
@@ -152,7 +153,7 @@ def _result(job: Job) -> dict[str, str]:
     return {
         "state": row["state"],
         "backend": row["backend"],
-        "duration": f"{row['ended'] - row['started']:.1f} s" if row["ended"] else "",
+        "duration": summary.duration(status),
         "exit code": "" if row["exit_code"] is None else str(row["exit_code"]),
         "reason": row["reason"],
     }

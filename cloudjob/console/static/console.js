@@ -3,11 +3,11 @@ const console_ui = (() => {
   const pad = (n) => String(n).padStart(2, "0");
   const span = (s) => {
     if (s == null || s < 0 || Number.isNaN(s)) return "";
-    if (s < 10) return `${s.toFixed(1)} s`;
-    if (s < 60) return `${Math.round(s)} s`;
+    if (s < 10) return `${(Math.floor(10 * s) / 10).toFixed(1)} s`;
+    if (s < 60) return `${Math.floor(s)} s`;
     if (s < 3600) return `${Math.floor(s / 60)} min ${pad(Math.floor(s % 60))} s`;
     if (s < 86400) return `${Math.floor(s / 3600)} h ${pad(Math.floor((s % 3600) / 60))} min`;
-    return `${Math.floor(s / 86400)} d ${Math.floor((s % 86400) / 3600)} h`;
+    return `${Math.floor(s / 86400)} d ${pad(Math.floor((s % 86400) / 3600))} h`;
   };
   const short = (s) => {
     if (s < 60) return `${Math.max(0, Math.floor(s))} s`;

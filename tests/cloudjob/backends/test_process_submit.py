@@ -72,7 +72,7 @@ class Laptop:
 
     def job(self) -> tracking.Job:
         """Return the only job."""
-        [(job, _)] = tracking.find_all(self.home)
+        [job] = tracking.find_all(self.home)
         return job
 
     def leftover_paths(self) -> list[str]:
@@ -91,7 +91,7 @@ def laptop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     user = Laptop(tmp_path)
     yield user
     user.go.touch()
-    found = [job for job, _ in tracking.find_all(user.home)]
+    found = tracking.find_all(user.home)
     for job in found:
         job.cancel(is_urgent=True)
         job.remove()
@@ -167,7 +167,7 @@ def test_records_that_are_locked_after_the_start_lose_no_job(
         patched.setattr(Records, "update", refuse)
         job = pipeline.submit(laptop.spec(), laptop.home)
 
-    assert [found.id for found, _ in tracking.find_all(laptop.home)] == [job.id]
+    assert [found.id for found in tracking.find_all(laptop.home)] == [job.id]
     found = tracking.find(laptop.home, job.id)
     assert found.status().state is JobState.RUNNING
     found.cancel()
@@ -222,16 +222,18 @@ def test_a_damaged_state_neither_breaks_the_list_nor_keeps_the_job(laptop: Lapto
     poll(lambda: b'"process": 0' not in path.read_bytes())
     path.write_bytes(b"[1, 2")
 
-    [(_, status)] = tracking.find_all(laptop.home)
+    [_] = tracking.find_all(laptop.home)
+    status = _.status()
     assert status.state is JobState.RUNNING
     job.cancel(is_urgent=True)
-    poll(lambda: tracking.find_all(laptop.home)[0][1].state.is_final)
+    poll(lambda: tracking.find_all(laptop.home)[0].status().state.is_final)
     path.write_bytes(b"[1, 2")
     with Records(laptop.home / "records.db") as db:
         db.update(job.id, final_json="", state="PENDING")
     # The controller may still run for a moment after it has reported the job's end.
-    poll(lambda: tracking.find_all(laptop.home)[0][1].state.is_final)
-    [(found, status)] = tracking.find_all(laptop.home)
+    poll(lambda: tracking.find_all(laptop.home)[0].status().state.is_final)
+    [found] = tracking.find_all(laptop.home)
+    status = found.status()
     assert (status.state, status.exit_code) == (JobState.FAILED, 137)
     found.remove()
     assert tracking.find_all(laptop.home) == []

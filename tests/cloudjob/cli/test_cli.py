@@ -13,6 +13,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,7 @@ from cloudjob.cli.parser import _COMMANDS, parser_of
 from cloudjob.cli.status import print_status, report
 from cloudjob.errors import BackendError
 from cloudjob.model.job import OPTIONS
-from cloudjob.model.status import Code, Failure, JobState
+from cloudjob.model.status import Code, Failure, JobState, Phase
 from tests.support.statuses import status_of
 
 
@@ -115,9 +116,38 @@ def test_no_message_controls_the_terminal(capsys: pytest.CaptureFixture[str]):
     print_error(BackendError(f"asking: {hostile}", hint=hostile))
     shown = capsys.readouterr()
 
-    assert "\\x1b]0;x\\x07\\r\\u202e\\x9b2J\\udcff" in shown.err
+    for text in shown:
+        assert "\\x1b]0;x\\x07\\r\\u202e\\x9b2J\\udcff" in text
     assert all(c.isprintable() or c == "\n" for c in shown.out + shown.err)
-    assert shown.err.count("\n") == 6
+    assert shown.err.count("\n") == 2
+
+
+def test_a_status_begins_with_how_the_job_ended_and_why(capsys: pytest.CaptureFixture[str]):
+    failure = Failure(node=1, host="w-1", rank=2, exit_code=1, message="shapes differ")
+    status = status_of(
+        state=JobState.FAILED,
+        started_at="2026-11-21T10:00:00.000Z",
+        ended_at="2026-11-21T10:01:02.000Z",
+        failure=replace(failure, last_lines=("Traceback", "ValueError: shapes differ")),
+        phases=(Phase(node=0, name="stage", started_at="2026-11-21T10:00:00.000Z"),),
+    )
+    print_status(status, [("hint", ""), ("command", "train.py --lr 0.1"), ("sweep", "lr=0.1")])
+    shown = capsys.readouterr()
+
+    assert shown.out.splitlines()[:8] == [
+        "job      train-1",
+        "state    FAILED in 1 min 02 s",
+        "reason   node 1 rank 2: shapes differ [exit code 1]",
+        "         host w-1",
+        "         | Traceback",
+        "         | ValueError: shapes differ",
+        "command  train.py --lr 0.1",
+        "sweep    lr=0.1",
+    ]
+    assert "stage" not in shown.out
+    assert shown.err == ""
+    print_status(status, has_phases=True)
+    assert "NODE  PHASE" in capsys.readouterr().out
 
 
 def test_names_of_outputs_have_their_bytes_in_a_file_and_are_safe_on_a_terminal(
@@ -139,7 +169,7 @@ def test_names_of_outputs_have_their_bytes_in_a_file_and_are_safe_on_a_terminal(
     os.close(child_fd)
 
     assert done.returncode == 0
-    assert capfdbinary.readouterr().out == b"model/\x1b]0;x\x07\xff\n.ckpt\n"
+    assert capfdbinary.readouterr().out == b"model/\x1b]0;x\x07\xff\\n.ckpt\n"
     assert os.read(parent_fd, 1000) == b"model/\\x1b]0;x\\x07\\udcff\\n.ckpt\r\n"
     os.close(parent_fd)
 

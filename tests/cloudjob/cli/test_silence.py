@@ -47,12 +47,12 @@ def test_a_silent_job_is_reported_with_its_idle_rank_and_ever_more_rarely():
     reported = {minute: follower.at(minute) for minute in range(1, 100)}
     assert [minute for minute, text in reported.items() if text] == [10, 20, 40, 80]
     assert reported[10] == (
-        "job train-1 has printed nothing for 10 min; rank 2 on node 1 uses 0% of a CPU (waits), "
-        "the busiest of 3 ranks 100%; `cloudjob top train-1` shows more"
+        "job train-1 has printed nothing for 10 min; rank 2 on node 1 uses 0% of a CPU "
+        "(waits), the busiest of 3 ranks 100%; `cloudjob top train-1` shows more"
     )
     follower.silence.end()
     assert not follower.at(200)
-    assert follower.at(260).startswith("job train-1 has printed nothing for 161 min; ")
+    assert follower.at(260).startswith("job train-1 has printed nothing for 2 h 41 min; ")
 
 
 def quiet(*ranks: tuple[int, int]) -> str:

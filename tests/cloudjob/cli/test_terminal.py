@@ -64,6 +64,25 @@ def on_terminal(code: str, columns: int, **environ: str) -> str:
     return shown.decode()
 
 
+FITTING = """
+from cloudjob.cli.tables import print_fitting
+rows = [(f"job-{number}", "why it failed " * (number % 2)) for number in range(50)]
+print("shown", print_fitting(rows, ("JOB", "REASON"), height=9))
+"""
+
+
+@pytest.mark.parametrize(("columns", "shown"), [(80, 8), (26, 8), (14, 5)])
+def test_a_table_that_is_too_long_for_the_terminal_shows_its_first_rows(columns: int, shown: int):
+    lines = on_terminal(FITTING, columns, NO_COLOR="1").splitlines()
+    *table, last = [re.sub("\x1b[^m]*m", "", line) for line in lines]
+
+    assert last == f"shown {shown}"
+    assert sum(-(-len(line) // columns) for line in table) <= 9
+    assert [line.split()[0] for line in table if line.startswith("job-")] == [
+        f"job-{number}" for number in range(shown)
+    ]
+
+
 def test_a_table_in_a_pipe_has_aligned_columns(capsys: pytest.CaptureFixture[str]):
     rows = [("train-1", "RUNNING", 2), ("x", "FAILED", 128)]
     print_table(rows, ("JOB", "STATE", "NODES"), numbers=("NODES",))

@@ -45,7 +45,7 @@ def test_top_marks_a_node_short_of_memory_or_space_and_a_rank_that_has_failed():
     _, _, first, second, _, ranks = [" ".join(line.split()) for line in ["", *shown(100)]]
     assert first == "0 !1.0 GB of 1.0 GB, 2 killed !100% !60% 3.1 kB/s"
     assert second == "1 10.5 MB of 1.0 GB 0%"
-    assert ranks == "0 0 !failed 75 s 3% 104.9 MB 1 0"
+    assert ranks == "0 0 !failed 1 min 15 s 3% 104.9 MB 1 0"
     assert all(len(re.sub(r"\x1b\[[0-9;]*m|!", "", line)) <= 80 for line in shown(80))
 
 

@@ -10,6 +10,7 @@ import pytest
 from cloudjob.cli.status import report
 from cloudjob.model import summary, times
 from cloudjob.model.status import Failure, JobState, JobStatus
+from cloudjob.model.text import size_text
 from tests.support.statuses import status_of
 
 
@@ -26,8 +27,10 @@ def ended(**more: Any) -> JobStatus:
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [
-        (-1, "0.0 s"),
+        (-1.0, "0.0 s"),
         (4.25, "4.2 s"),
+        (4, "4 s"),
+        (9.99, "9.9 s"),
         (59.9, "59 s"),
         (61, "1 min 01 s"),
         (3900, "1 h 05 min"),
@@ -68,3 +71,9 @@ def test_a_duration_is_unknown_after_the_clock_was_set_back(capsys: pytest.Captu
 
     assert summary.duration(status) == ""
     assert capsys.readouterr().err == f"job {status.job}: SUCCEEDED\n"
+
+
+def test_a_size_has_its_noun_in_the_right_number():
+    assert [size_text(size) for size in (0, 1, 999, 1500)] == [
+        "0 bytes", "1 byte", "999 bytes", "1.5 kB",
+    ]  # fmt: skip

@@ -38,10 +38,13 @@ def test_an_invalid_time_becomes_an_empty_string(seconds: float):
     assert times.rfc3339(seconds) == ""
 
 
-def test_times_are_shown_in_the_local_time_zone(monkeypatch: pytest.MonkeyPatch):
+def test_times_are_shown_in_the_local_time_zone_and_name_it(monkeypatch: pytest.MonkeyPatch):
     with monkeypatch.context() as patch:
         patch.setenv("TZ", "XYZ-03:30")
         time.tzset()
-        assert times.local("2026-11-21T22:00:01.999Z") == "2026-11-22 01:30:01"
+        assert times.local("2026-11-21T22:00:01.999Z") == "2026-11-22 01:30:01 +03:30"
+        patch.setenv("TZ", "UTC")
+        time.tzset()
+        assert times.local("2026-11-21T22:00:01.999Z") == "2026-11-21 22:00:01 UTC"
         assert [times.local(text) for text in ("", "-", "soon")] == ["", "-", "soon"]
     time.tzset()

@@ -270,13 +270,14 @@ def test_a_damaged_final_status_is_requested_again(text: str, tmp_path: Path):
     job = Job(record, platform, tmp_path)
 
     assert job.status().exit_code == 3
-    assert find_all(tmp_path)[0][1].exit_code == 3
+    assert find_all(tmp_path)[0].status().exit_code == 3
 
 
 def test_a_job_of_an_unknown_backend_is_listed_and_removed(tmp_path: Path):
     record_of(tmp_path, backend="punchcards", spec_json="{")
 
-    [(job, status)] = find_all(tmp_path)
+    [job] = find_all(tmp_path)
+    status = job.status()
 
     assert (status.state, status.native_state) == (JobState.UNKNOWN, GONE[2])
     with pytest.raises(JobNotFound):
@@ -294,7 +295,7 @@ def test_removing_a_job_removes_its_unfinished_writes(tmp_path: Path):
     unfinished.parent.mkdir(parents=True)
     unfinished.touch()
 
-    [(job, _)] = find_all(tmp_path)
+    [job] = find_all(tmp_path)
     job.remove()
 
     assert not (tmp_path / "store" / record.job).exists()
@@ -363,6 +364,11 @@ def hundred_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[A
     return add
 
 
+def native_state(job: Job) -> str:
+    assert job.last_status
+    return job.last_status.native_state
+
+
 def test_a_platform_that_can_list_its_jobs_gets_one_request_for_all_of_them(
     hundred_jobs: Callable[[Any], Any], tmp_path: Path
 ):
@@ -372,7 +378,7 @@ def test_a_platform_that_can_list_its_jobs_gets_one_request_for_all_of_them(
 
     assert platform.requests.count("list") == 1
     assert len(platform.requests) == 11
-    assert Counter(status.native_state for _, status in found) == {
+    assert Counter(native_state(job) for job in found) == {
         "Listed": 10,
         "Running": 10,
         GONE[1]: 80,
@@ -387,7 +393,7 @@ def test_a_platform_that_does_not_answer_gets_no_request_for_each_job(
     found = find_all(tmp_path)
 
     assert len(platform.requests) <= 8
-    assert {status.native_state for _, status in found} == {"asking: it does not answer"}
+    assert {native_state(job) for job in found} == {"asking: it does not answer"}
 
 
 def test_a_list_has_a_time_limit(
@@ -401,7 +407,7 @@ def test_a_list_has_a_time_limit(
     finally:
         ready.set()
 
-    assert {status.native_state for _, status in found} == {"no answer within 0.2 s"}
+    assert {native_state(job) for job in found} == {"no answer within 0.2 s"}
 
 
 class WithoutLog(Storeless):
@@ -542,7 +548,7 @@ def test_a_listed_job_has_its_description_and_its_outputs(tmp_path: Path):
         final_json=json.dumps(to_json(status)),
         spec_json=json.dumps({"outputs": {"MODEL": (tmp_path / "model").as_uri()}, "spec": spec}),
     )
-    [(listed, _)] = find_all(tmp_path)
+    [listed] = find_all(tmp_path)
 
     assert listed.spec() == spec
     assert list(listed.outputs("MODEL")) == []
