@@ -37,7 +37,7 @@ STATES = {
     "Z": "zombie",
     "E": "ended",
     "F": "failed",
-    "C": "ended by us",
+    "C": "ended early",
     "L": "lost",
 }
 
