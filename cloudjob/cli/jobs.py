@@ -58,11 +58,16 @@ if TYPE_CHECKING:
 _NO_JOBS = "no jobs yet; `cloudjob submit SCRIPT` starts one"
 # Seconds between two queries of `list --watch`.
 _WATCH_S = 2.0
+# The files that `diff` names.
+_MAX_FILES = 20
 # The orders of `list --watch`; the first is that of `list`.
 _ORDERS = ("age", "oldest", "state")
 
 
 def _status(options: argparse.Namespace) -> int:
+    sweep = sweeps.sweep_of(options.job)
+    if sweep:
+        return _sweep_status(sweep, is_json=options.json)
     job = cloudjob.attach(options.job)
     status = job.status()
     latest = cloudjob.Journals() if status.state.is_final else job.latest()
@@ -71,6 +76,24 @@ def _status(options: argparse.Namespace) -> int:
         print_json({**status_json(status), "git_commit": job.git_commit})
     else:
         print_status(status, _facts(job, status, latest), has_phases=options.verbose)
+    return 0
+
+
+def _sweep_status(sweep: cloudjob.Sweep, *, is_json: bool) -> int:
+    """Print the jobs of a sweep with their values, and how many are in which state."""
+    from cloudjob.model import summary
+
+    statuses = sweep.statuses()
+    if is_json:
+        print_json({"sweep": sweep.id, "jobs": [status_json(status) for status in statuses]})
+        return 0
+    print_message(f"sweep {sweep.id}: {sweeps.summary(statuses)}")
+    rows = [
+        (each.job, each.state, grid.text_of(sweep.values(each.job)), summary.duration(each),
+         summary.reason(each))
+        for each in statuses
+    ]  # fmt: skip
+    print_table(rows, ("JOB", "STATE", "VALUES", "DURATION", "REASON"), numbers=("DURATION",))
     return 0
 
 
@@ -377,13 +400,45 @@ def _refresh(options: argparse.Namespace) -> int:
 
 
 def _diff(options: argparse.Namespace) -> int:
-    rows = cloudjob.attach(options.first).differences(cloudjob.attach(options.second))
+    first, second = cloudjob.attach(options.first), cloudjob.attach(options.second)
+    rows = first.differences(second)
     if options.json:
-        print_json({key: [first, second] for key, first, second in rows})
-    else:
-        for key, first, second in rows:
-            print(f"{one_line(key)}: {one_line(str(first))} -> {one_line(str(second))}")
+        print_json({key: [one, other] for key, one, other in rows})
+        return 1 if rows else 0
+    for key, one, other in rows:
+        lines = _changed_files(first, second) if key == "code.digest" else []
+        for line in lines or [f"{key}: {_value_text(one)} -> {_value_text(other)}"]:
+            print(one_line(line))
     return 1 if rows else 0
+
+
+def _value_text(value: Any) -> str:
+    """Return a value of a job's description as a user would write it."""
+    import json
+    import shlex
+
+    if value is None:
+        return "(not set)"
+    if isinstance(value, list):
+        return shlex.join(map(str, value)) or "(none)"
+    return value or '""' if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _changed_files(first: cloudjob.Job, second: cloudjob.Job) -> list[str]:
+    """Return which files of two packages differ; empty if one of them cannot be read."""
+    try:
+        one, other = ({entry.name: entry for entry in job.code_files()} for job in (first, second))
+    except CloudJobError:
+        return []
+    changed = [name for name in sorted({*one, *other}) if one.get(name) != other.get(name)]
+    lines = [
+        f"code: {name} "
+        + (f"only in {second.id}" if name not in one else f"only in {first.id}"
+           if name not in other else "differs")
+        for name in changed[:_MAX_FILES]
+    ]  # fmt: skip
+    rest = len(changed) - len(lines)
+    return [*lines, f"code: {counted(rest, 'more file')}"] if rest else lines
 
 
 def _events(options: argparse.Namespace) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 
-from cloudjob.cli.messages import print_json
+from cloudjob.cli.messages import print_json, print_message
 from cloudjob.cli.options import (
     actions_of,
     add_action,
@@ -14,6 +14,7 @@ from cloudjob.cli.options import (
     spec_flags,
 )
 from cloudjob.cli.tables import print_table
+from cloudjob.model.text import counted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -46,8 +47,11 @@ def _config_show(options: argparse.Namespace) -> int:
     rows = config.show(_load(given_flags(options), options.config))
     if options.json:
         print_json([{"key": k, "value": v, "origin": origin} for k, v, origin in rows])
-    else:
-        print_table([(key, value, f"({origin})") for key, value, origin in rows])
+        return 0
+    shown = [row for row in rows if options.all or row[2] != config.DEFAULT]
+    print_table([(key, value, f"({origin})") for key, value, origin in shown])
+    if rest := len(rows) - len(shown):
+        print_message(f"{counted(rest, 'key')} with their defaults; --all shows all")
     return 0
 
 
@@ -63,6 +67,7 @@ def add_config(parser: argparse.ArgumentParser) -> None:
     inner = actions_of(parser)
     show = add_action(inner, "show", _config_show, "each value and where it comes from")
     spec_flags(show)
+    show.add_argument("--all", action="store_true", help="also those that have their defaults")
     json_flag(show)
     show.add_argument("script", nargs="?", metavar="SCRIPT", help="the program of the job")
     add_action(inner, "schema", _config_schema, "the JSON Schema of a job file, for editors")

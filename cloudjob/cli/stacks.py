@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import time
 
 import cloudjob
 from cloudjob.cli.messages import print_json, print_message
 from cloudjob.cli.options import job_argument, json_flag, whole_number
-from cloudjob.model.text import counted, one_line
-from jobentry.contract.journal import ranges
+from cloudjob.model.text import counted, one_line, short_path
+from cloudjob.model.times import local, rfc3339
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from typing import Any
 
     from cloudjob import JobStacks, StackGroup
@@ -44,18 +42,18 @@ def _stacks(options: argparse.Namespace) -> int:
 
 
 def _lines(job: cloudjob.Job, found: JobStacks, *, is_short: bool) -> list[str]:
-    at = time.strftime("%H:%M:%S", time.localtime(found.at))
+    at = local(rfc3339(found.at))
     lines = [f"{job.id}: {_count(found)}, {at}"]
     shown = found.groups[:_MOST_GROUPS] if is_short else found.groups
     for group in shown:
-        lines += ["", f"{_who(group)}: {one_line(group.does)}"]
+        lines += ["", f"{one_line(group.who)}: {one_line(group.does)}"]
         if group.problem:
             lines.append(f"    no Python stack: {one_line(group.problem)}")
         lines += _calls(group)
     rest = len(found.groups) - len(shown)
     if rest:
         lines += ["", f"{counted(rest, 'other stack')}; --rank R shows all of a rank"]
-    lines += ["", *_conclusion(found)] if _conclusion(found) else []
+    lines += ["", found.conclusion] if found.conclusion else []
     for node in found.silent:
         print_message(f"node {node} did not answer in time")
     if not found.groups:
@@ -69,48 +67,19 @@ def _count(found: JobStacks) -> str:
     return f"{counted(len(ranks), 'rank')} on {counted(len(nodes), 'node')}"
 
 
-def _who(group: StackGroup) -> str:
-    text = ranks_text(group.ranks)
-    if len(group.nodes) == 1:
-        text += f" on node {group.nodes[0]}"
-    if group.command:
-        many = len(group.processes)
-        which = f"process {group.processes[0]}" if many == 1 else f"{many} processes"
-        text += f", {which} ({one_line(group.command)})"
-    return text if group.is_main else f"{text}, another thread"
-
-
-def ranks_text(ranks: Sequence[int]) -> str:
-    """Return ranks as text: ``rank 3``, ``ranks 0-2,4``."""
-    return f"{'rank' if len(ranks) == 1 else 'ranks'} {ranges(ranks)}"
-
-
 def _calls(group: StackGroup) -> list[str]:
     rows = [
-        (f"{one_line(frame.function)}()", f"{_short(frame.file)}:{frame.line}", frame.source)
+        (
+            f"{one_line(frame.function)}()",
+            f"{one_line(short_path(frame.file))}:{frame.line}",
+            frame.source,
+        )
         for frame in group.frames
     ]
     widths = [min(_COLUMN, max((len(row[n]) for row in rows), default=0)) for n in (0, 1)]
     return [
         f"    {name:<{widths[0]}}  {place:<{widths[1]}}  {one_line(source)}".rstrip()
         for name, place, source in rows
-    ]
-
-
-def _short(file: str) -> str:
-    """Return the path of a file without the folder of its packages."""
-    for folder in ("site-packages/", "dist-packages/"):
-        file = file.rpartition(folder)[2]
-    return one_line(file)
-
-
-def _conclusion(found: JobStacks) -> list[str]:
-    if not found.odd_ranks:
-        return []
-    waiting, odd = ranks_text(found.waiting_ranks), ranks_text(found.odd_ranks)
-    one, other = len(found.waiting_ranks) == 1, len(found.odd_ranks) == 1
-    return [
-        f"{waiting} {'waits' if one else 'wait'} for others; {odd} {'does' if other else 'do'} not."
     ]
 
 

@@ -32,6 +32,8 @@ from jobentry.contract.masks import is_secret_name
 __all__ = ["Copied", "Loaded", "json_schema", "load", "read_env_file", "show"]
 
 _LIMIT = "source_limit_mb"
+# The origin of a value that no file, variable or option has set.
+DEFAULT = "default"
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +161,7 @@ def show(loaded: Loaded) -> list[tuple[str, str, str]]:
         else:
             item = described[name]
             rows += _rows(name, tuple(item) if isinstance(item, list) else item)
-    return [(key, value, loaded.origins.get(key, "default")) for key, value in rows]
+    return [(key, value, loaded.origins.get(key, DEFAULT)) for key, value in rows]
 
 
 def _rows(key: str, value: object) -> list[tuple[str, str]]:

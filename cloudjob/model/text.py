@@ -100,6 +100,13 @@ def different_sizes(size_bytes: int, other_bytes: int) -> tuple[str, str]:
     return f"{size_bytes:,} bytes", f"{other_bytes:,} bytes"
 
 
+def short_path(file: str) -> str:
+    """Return the path of a Python file without the folder of its packages."""
+    for folder in ("site-packages/", "dist-packages/"):
+        file = file.rpartition(folder)[2]
+    return file
+
+
 def given(value: object) -> str:
     """Return a value as a message shows it: on one line, and shortened if it is long."""
     text = repr(value)

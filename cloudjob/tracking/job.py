@@ -18,7 +18,7 @@ from cloudjob.model import grid, html
 from cloudjob.model import status as statuses
 from cloudjob.model.rules import is_remote
 from cloudjob.model.status import JobFailed, JobState, JobStatus, Phase
-from cloudjob.model.text import one_line
+from cloudjob.model.text import counted, one_line
 from cloudjob.package import contents
 from cloudjob.package.revision import Revision
 from cloudjob.store.base import RETRY_S, Expiring, ObjectStore
@@ -463,6 +463,11 @@ class Job:
         state = self.status().state
         if state is not JobState.RUNNING:
             raise UsageError(f"reading the stacks of {self.id}: it is {state}")
+        if rank is not None and self.ranks and rank >= self.ranks:
+            raise UsageError(
+                f"reading the stacks of {self.id}: it has {counted(self.ranks, 'rank')}",
+                hint=f"rank: 0 to {self.ranks - 1}",
+            )
         return stacks.read(self._backend, self.handle, rank, with_threads=with_threads)
 
     # -- store ------------------------------------------------------------------------------------

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cloudjob.errors import BackendError
+from jobentry.contract.journal import ranges
 from jobentry.contract.stacks import Frame, ProcessStacks, Stacks, StacksError, ThreadStack, load
 from jobentry.system.requests import STACKS, request
 
@@ -82,6 +83,18 @@ class StackGroup:
     frames: tuple[Frame, ...]
     problem: str = ""
 
+    @property
+    def who(self) -> str:
+        """The ranks and the process as text: ``ranks 0-2,4 on node 1``."""
+        text = _ranks_text(self.ranks)
+        if len(self.nodes) == 1:
+            text += f" on node {self.nodes[0]}"
+        if self.command:
+            many = len(self.processes)
+            which = f"process {self.processes[0]}" if many == 1 else f"{many} processes"
+            text += f", {which} ({self.command})"
+        return text if self.is_main else f"{text}, another thread"
+
 
 @dataclass(frozen=True, slots=True)
 class JobStacks:
@@ -113,6 +126,16 @@ class JobStacks:
         """The ranks that wait for others."""
         groups = (group for group in self._programs if group.waits_for_ranks)
         return tuple(sorted({rank for group in groups for rank in group.ranks}))
+
+    @property
+    def conclusion(self) -> str:
+        """Which ranks wait, and which do not, as a sentence; empty if that tells nothing."""
+        if not self.odd_ranks:
+            return ""
+        wait = "waits" if len(self.waiting_ranks) == 1 else "wait"
+        do = "does" if len(self.odd_ranks) == 1 else "do"
+        waiting, odd = _ranks_text(self.waiting_ranks), _ranks_text(self.odd_ranks)
+        return f"{waiting.capitalize()} {wait} for others; {odd} {do} not."
 
     @property
     def _programs(self) -> list[StackGroup]:
@@ -160,6 +183,10 @@ def merged(stacks: Stacks, rank: int | None = None) -> JobStacks:
         )
     )
     return JobStacks(stacks.at, tuple(found), stacks.silent, processes)
+
+
+def _ranks_text(ranks: Sequence[int]) -> str:
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {ranges(ranks)}"
 
 
 def _key(process: ProcessStacks, thread: ThreadStack) -> object:

@@ -73,7 +73,7 @@ def test_the_rank_that_others_wait_for_is_named_with_its_line(cloud, start, poll
     assert [line.split()[0] for line in lines[4:6]] == ["train_step()", "<module>()"]
     assert lines[7] == "ranks 0-1,3: waiting for other ranks"
     assert lines[8].endswith("MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, bytearray(8))")
-    assert lines[-1] == "ranks 0-1,3 wait for others; rank 2 does not."
+    assert lines[-1] == "Ranks 0-1,3 wait for others; rank 2 does not."
     # The ranks go on when the pipe has a writer, so reading their stacks has disturbed none.
     poll(lambda: _write_to(cloud.results / "pipe"), "a reader of the pipe")
     assert cloud.cli("wait", job).code == 0

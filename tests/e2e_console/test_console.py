@@ -149,6 +149,12 @@ def test_a_running_job_is_followed_and_cancelled(home: Path, source: Path, open_
     page.shows(" of rank 0", "live")
     page.enter(".search input", "step 5 of")
     page.shows("1 of ", "step 5 of rank 0")
+    page.open(f"/job/{job}/stacks")
+    page.shows("<module>()", "train.py:7", "time.sleep(0.05)", "UTC")
+    before = page.text
+    page.click("button", "Read again")
+    poll(lambda: page.text != before and "<module>()" in page.text, "stacks that were read again")
+    save_screenshot(page, "stacks")
 
     page.click("button", "Cancel")
     page.shows(f"Cancel {job}?")

@@ -7,7 +7,7 @@ from typing import Any
 
 from nicegui import ui
 
-from cloudjob.console.pages import log, metrics, outputs, ranks, resources, submitted
+from cloudjob.console.pages import log, metrics, outputs, ranks, resources, stacks, submitted
 from cloudjob.console.pages.frame import badge, frame
 from cloudjob.console.pages.overview import Overview
 from cloudjob.console.pages.widgets import confirm
@@ -20,7 +20,9 @@ from cloudjob.model.summary import age, duration
 from cloudjob.tracking import Job
 
 _REFRESH_S = 2.0
-_VIEWS = ("overview", "metrics", "ranks", "resources", "log", "outputs", "submitted")
+_VIEWS = ("overview", "metrics", "ranks", "stacks", "resources", "log", "outputs", "submitted")
+# The views of jobs that have not ended.
+_LIVE_VIEWS = ("stacks",)
 
 
 def register(console: Console) -> None:
@@ -54,6 +56,7 @@ class _JobPage:
             "overview": self._build_overview,
             "metrics": lambda: metrics.build(console, job),
             "ranks": lambda: ranks.build(console, job),
+            "stacks": lambda: stacks.build(job),
             "resources": lambda: resources.build(console, job),
             "log": lambda: log.build(job),
             "outputs": lambda: outputs.build(job),
@@ -63,14 +66,16 @@ class _JobPage:
     async def build(self, view: str) -> None:
         if self._job.has_final_status:
             await self._poll()
+        views = [v for v in _VIEWS if not (self._job.has_final_status and v in _LIVE_VIEWS)]
+        view = view if view in views else views[0]
         with frame(self._job.id, self._job.id):
             self._head()
             tabs = ui.tabs().props("dense no-caps align=left outside-arrows").classes("views")
             with tabs:
-                for name in _VIEWS:
+                for name in views:
                     ui.tab(name, label=name.capitalize())
             tabs.set_value(view)
-            for name in _VIEWS:
+            for name in views:
                 self._panels[name] = ui.column().classes("w-full gap-3")
             tabs.on_value_change(self._change)
             # A platform may take longer to answer than NiceGUI waits for a page.

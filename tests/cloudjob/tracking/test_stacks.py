@@ -40,6 +40,8 @@ def test_the_odd_rank_comes_first() -> None:
     assert found.groups[0].does == "opening a pipe that no other process has opened"
     assert found.groups[1].does == "waiting for other ranks"
     assert (found.odd_ranks, found.waiting_ranks) == ((2,), (0, 1, 3))
+    assert found.conclusion == "Ranks 0-1,3 wait for others; rank 2 does not."
+    assert [group.who for group in found.groups] == ["rank 2 on node 1", "ranks 0-1,3"]
 
 
 def test_nobody_is_named_if_all_wait_or_most_do_not() -> None:
@@ -50,7 +52,9 @@ def test_nobody_is_named_if_all_wait_or_most_do_not() -> None:
 
 
 def test_one_rank_waits_for_another() -> None:
-    assert merge(process(0, REDUCE), process(1, LOAD)).odd_ranks == (1,)
+    found = merge(process(0, REDUCE), process(1, LOAD))
+
+    assert found.conclusion == "Rank 0 waits for others; rank 1 does not."
 
 
 def test_ranks_in_different_collectives_are_two_groups() -> None:
