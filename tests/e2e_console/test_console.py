@@ -150,7 +150,7 @@ def test_a_running_job_is_followed_and_cancelled(home: Path, source: Path, open_
     page.enter(".search input", "step 5 of")
     page.shows("1 of ", "step 5 of rank 0")
     page.open(f"/job/{job}/stacks")
-    page.shows("<module>()", "train.py:7", "time.sleep(0.05)", "UTC")
+    page.shows("<module>()", "train.py:6", "time.sleep(0.05)", "UTC")
     before = page.text
     page.click("button", "Read again")
     poll(lambda: page.text != before and "<module>()" in page.text, "stacks that were read again")

@@ -21,7 +21,6 @@ from jobentry.control.event_loop import NodeLoop
 from jobentry.control.messages import Lines
 from jobentry.control.worker_pool import WorkerPool
 from jobentry.log import log_message
-from jobentry.node.rank_stacks import read_stacks
 from jobentry.system import requests
 
 # A worker's answer must fit into one message; a longer one is sent without its last processes.
@@ -41,6 +40,9 @@ class NodeStacks:
         """Read them in a thread, then call ``on_read`` in the loop of this node."""
 
         def run() -> None:
+            # Most jobs are never asked, and this import would make each one start later.
+            from jobentry.node.rank_stacks import read_stacks
+
             found = read_stacks(
                 self._loop.ranks, self._paths, self._node.node, with_threads=with_threads
             )
