@@ -431,12 +431,14 @@ def _changed_files(first: cloudjob.Job, second: cloudjob.Job) -> list[str]:
     except CloudJobError:
         return []
     changed = [name for name in sorted({*one, *other}) if one.get(name) != other.get(name)]
-    lines = [
-        f"code: {name} "
-        + (f"only in {second.id}" if name not in one else f"only in {first.id}"
-           if name not in other else "differs")
-        for name in changed[:_MAX_FILES]
-    ]  # fmt: skip
+    lines = []
+    for name in changed[:_MAX_FILES]:
+        where = "differs"
+        if name not in other:
+            where = f"only in {first.id}"
+        elif name not in one:
+            where = f"only in {second.id}"
+        lines.append(f"code: {name} {where}")
     rest = len(changed) - len(lines)
     return [*lines, f"code: {counted(rest, 'more file')}"] if rest else lines
 
