@@ -56,6 +56,9 @@ _HINTS = (
     ("UNIQUE constraint", "every job needs a unique id"),
 )
 _DEFAULT_HINT = "set CLOUDJOB_HOME to a folder that this user may write to"
+_ALL_JOBS = (
+    "`cloudjob list` shows the jobs submitted here, `cloudjob list --store URI` those of a store"
+)
 
 # Finding similar names is slow, and a mistyped name most likely means one of the newest jobs.
 _SUGGEST_AMONG = 1000
@@ -282,7 +285,7 @@ class Records:
         recent = self.list(limit=_SUGGEST_AMONG)
         known = dict.fromkeys([r.job for r in recent] + [r.name for r in recent])
         close = difflib.get_close_matches(job, known, n=3)
-        hint = f"did you mean {' or '.join(close)}?" if close else "`cloudjob list` shows all jobs"
+        hint = f"did you mean {' or '.join(close)}?" if close else _ALL_JOBS
         return JobNotFound(f"finding {job!r}: no such job", hint=hint)
 
     @contextmanager
