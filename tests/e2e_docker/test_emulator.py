@@ -393,10 +393,12 @@ def test_a_lost_container_is_replaced(api: Api, base_image: str):
 def test_a_container_reaches_obs_and_gets_sigterm_on_terminate(api: Api, base_image: str):
     """A container reaches OBS at the same address as the laptop; SIGTERM reaches the command."""
     job = api.create(
+        # The trap comes first: the first process of a container ignores SIGTERM without one.
+        "trap 'echo asked; exit 0' TERM; "
         'python3 -c "import urllib.request as u, urllib.error, os\n'
         "try: u.urlopen(os.environ['S3_ENDPOINT'] + '/data')\n"
         "except urllib.error.HTTPError as e: print('status', e.code)\"; "
-        "trap 'echo asked; exit 0' TERM; while :; do sleep 0.1; done",
+        "while :; do sleep 0.1; done",
         algorithm={"engine": {"image_url": base_image}},
     )
     api.await_log(job, "status 403")
