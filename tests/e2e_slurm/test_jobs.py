@@ -316,7 +316,9 @@ def test_a_list_of_many_jobs_asks_slurm_once(cloud):
 
     calls = (folder / "asked").read_text().split()
     assert calls == ["squeue"]
-    assert listed == [{**cloud.status(job), "phases": []} for job in reversed(jobs)]
+    found = [{**cloud.status(job), "phases": []} for job in reversed(jobs)]
+    assert [status.pop("git_commit") for status in found] == [""] * len(jobs)
+    assert listed == found
     states = [item["state"] for item in listed]
     assert states == ["UNKNOWN", "PENDING", "PENDING", "RUNNING"]
 
