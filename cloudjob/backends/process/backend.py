@@ -261,7 +261,8 @@ class ProcessBackend(Backend[ProcessRequest]):
         job, _ = self._found(handle)
         doing = f"asking the nodes of {handle}"
         if not running.is_local(self._home, job):
-            raise RunsElsewhere(doing, job, running.name_of_host(self._home, job))
+            host = running.name_of_host(self._home, job)
+            raise RunsElsewhere("asking the nodes of", job, host)
         run_dir = running.run_dir_of(self._home, job)
         if run_dir is None:
             raise BackendError(f"{doing}: it does not run")

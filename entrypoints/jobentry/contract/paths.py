@@ -162,7 +162,7 @@ def journal_name(node: int) -> str:
 
 def node_paths(environ: Mapping[str, str], node: env.NodeEnv) -> NodePaths:
     """Return the paths of this node, from the platform's variables or its documented layout."""
-    home = environ.get(names.MA_HOME) or environ.get("HOME") or "/home/ma-user"
+    home = home_of(environ)
     mount = environ.get(names.MA_MOUNT_PATH) or posixpath.join(home, "modelarts")
     return NodePaths(
         home=home,
@@ -172,6 +172,11 @@ def node_paths(environ: Mapping[str, str], node: env.NodeEnv) -> NodePaths:
         # The same path on every node; if nodes share a home, the backend sets one for each node.
         node_dir=node.node_dir or node_dir(home, node.job),
     )
+
+
+def home_of(environ: Mapping[str, str]) -> str:
+    """Return the home folder of a node."""
+    return environ.get(names.MA_HOME) or environ.get("HOME") or "/home/ma-user"
 
 
 def node_dir(home: str, job: str) -> str:

@@ -11,9 +11,9 @@ from jobentry.system import requests
 
 def main(request: str) -> int:
     """Print the head's answer to a request, and return the exit code."""
-    home = os.environ.get(names.MA_HOME) or os.environ.get("HOME") or "/home/ma-user"
     job = os.environ.get(names.CLOUDJOB_JOB, "")
-    folder = os.environ.get(names.CLOUDJOB_NODE_DIR) or paths.node_dir(home, job)
+    own = paths.node_dir(paths.home_of(os.environ), job)
+    folder = os.environ.get(names.CLOUDJOB_NODE_DIR) or own
     try:
         answer = requests.ask(folder, request.encode("ascii", "replace"))
     except requests.RequestError as error:
