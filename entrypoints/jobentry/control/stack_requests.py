@@ -46,8 +46,12 @@ class NodeStacks:
             found = read_stacks(
                 self._loop.ranks, self._paths, self._node.node, with_threads=with_threads
             )
+            count = len(found)
             while len(json.dumps(found)) > _ANSWER_LIMIT_BYTES:
                 del found[len(found) // 2 :]
+            if len(found) < count:
+                left_out = count - len(found)
+                log_message("left out the stacks of %d processes: too many calls" % left_out)
             self._loop.post(lambda: on_read(found))
 
         _start(run)
