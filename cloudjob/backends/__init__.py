@@ -6,12 +6,13 @@ Start with ``base.Backend``, their interface; ``docker`` is the shortest of them
 from __future__ import annotations
 
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudjob.errors import BackendError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from cloudjob.backends.base import Backend
 
 

@@ -48,6 +48,7 @@ class ProcessRuntime:
         self._new_keys = new_keys
         self._endpoint, self._api = endpoint, api
         self._machine = requests.machine_of(options, home)
+        requests.need_mpirun(self._machine)
         self._used: dict[str, tuple[float, float]] = {}
 
     def check_image(self, image: str) -> None:

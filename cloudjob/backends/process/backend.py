@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import shlex
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
 
 _SCHEME = "process"
 _POLL_S = 0.01
+# The longest wait between two looks at silent logs: at _POLL_S, following took 8 % of a CPU.
+_SILENT_POLL_S = 0.1
 # Seconds that the processes of a job being removed have to end before they are killed.
 _END_S = 10.0
 # Values of a request that only ``show`` and ``send`` use.
@@ -94,8 +97,9 @@ class ProcessBackend(Backend[ProcessRequest]):
         """
         requests.need_linux()
         launcher = LAUNCHERS.get(submission.spec.launcher)
-        needs_mpi = launcher is None or launcher.needs_mpi
-        machine = requests.machine_of(self._options, self._home, needs_mpi=needs_mpi)
+        machine = self._machine
+        if launcher is None or launcher.needs_mpi:
+            requests.need_mpirun(machine)
         unique = grid.unique_part(submission.job)
         run_dir = f"{requests.short_temporary_folder()}/cloudjob-{unique}"
         folder = str(self._jobs / submission.job)
@@ -107,6 +111,11 @@ class ProcessBackend(Backend[ProcessRequest]):
         if level == "files":
             files = node_files.files_of(submission, machine.places, self._home)
         return requests.build(submission, machine, folder, run_dir, level, files)
+
+    @functools.cached_property
+    def _machine(self) -> requests.Machine:
+        # A submit builds its request twice.
+        return requests.machine_of(self._options, self._home)
 
     def show(self, request: ProcessRequest) -> dict[str, Any]:
         shown = asdict(request)
@@ -236,7 +245,7 @@ class ProcessBackend(Backend[ProcessRequest]):
                 return bool(found and found["ended_at"])
             return False
 
-        yield from poll(read_new, has_ended, follow=follow, pause_s=(_POLL_S, _POLL_S))
+        yield from poll(read_new, has_ended, follow=follow, pause_s=(_POLL_S, _SILENT_POLL_S))
         if follow and not self._is_alive(job):
             found = state.read(folder)
             if not (found and found["ended_at"]):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import itertools
 import os
 import re
@@ -93,6 +94,7 @@ def isolate(
         _enter_new_root(libc, own, _in_order(seen))
 
 
+@functools.cache
 def possible_level() -> Level:
     """Return what this machine allows to be private; a child process tries it."""
     if _works(lambda: isolate("cloudjob-probe", "/etc/hosts", [("/etc", CACHE), ("/etc", TMP)])):

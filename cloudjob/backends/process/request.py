@@ -40,6 +40,7 @@ class Machine:
 
     Args:
         path: PATH of the nodes.
+        mpirun: Open MPI's mpirun, empty for none.
         library_path: LD_LIBRARY_PATH of the nodes, empty for none.
         libmpi: The MPI library of mpirun if the interpreter would load another, else empty.
         devices: The variables that say which accelerators may be used.
@@ -54,6 +55,7 @@ class Machine:
     """
 
     path: str
+    mpirun: str
     library_path: str
     libmpi: str
     devices: Mapping[str, str]
@@ -262,28 +264,36 @@ def need_linux() -> None:
         raise BackendError(f"running nodes as processes of this machine: {found}", hint=hint)
 
 
-def machine_of(options: dict[str, Any], home: Path, *, needs_mpi: bool = True) -> Machine:
-    """Return the tools and devices of this machine.
-
-    Args:
-        options: The section ``process`` of a job file.
-        home: The folder of cloudjob's state.
-        needs_mpi: Whether mpirun starts the ranks.
+def need_mpirun(machine: Machine) -> None:
+    """Check that a machine has Open MPI.
 
     Raises:
-        BackendError: This machine lacks a program that the job needs.
+        BackendError: It has no mpirun.
     """
-    path = interpreters.path_with_mpirun()
-    if needs_mpi and shutil.which("mpirun", path=path) is None:
+    if not machine.mpirun:
         raise BackendError(
             "looking for mpirun: not found on PATH or beside cloudjob",
             hint="pip install 'cloudjob[mpi]', or apt-get install openmpi-bin; launchers such"
             " as python and torchrun need none",
         )
+
+
+def machine_of(options: dict[str, Any], home: Path) -> Machine:
+    """Return the tools and devices of this machine.
+
+    Args:
+        options: The section ``process`` of a job file.
+        home: The folder of cloudjob's state.
+
+    Raises:
+        BackendError: This machine lacks the interpreter, or the entry cannot be unpacked.
+    """
+    path = interpreters.path_with_mpirun()
     python = interpreters.python_of(str(options.get("python") or ""), "process.python")
     mpirun = shutil.which("mpirun", path=path) or ""
     return Machine(
         path=path,
+        mpirun=mpirun,
         library_path=os.environ.get("LD_LIBRARY_PATH", ""),
         libmpi=interpreters.libmpi_of(mpirun, python),
         devices=devices.visible(os.environ),
