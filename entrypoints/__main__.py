@@ -34,6 +34,10 @@ elif sys.argv[1:2] == ["--ask"]:
     from jobentry.node import question
 
     sys.exit(question.main(sys.argv[2]))
+elif sys.argv[1:2] == ["--enter"]:
+    from jobentry.node import enter
+
+    sys.exit(enter.main(sys.argv[2:]))
 elif sys.argv[1:2] == ["--unpack"]:
     import compileall
 

@@ -257,6 +257,24 @@ class Backend(ABC, Generic[Request]):
             hint="this works on process, docker and slurm",
         )
 
+    def command_on(
+        self, handle: str, node: int, arguments: Sequence[str], *, is_terminal: bool
+    ) -> list[str]:
+        """Return the command of this machine that starts the node half on a node of a running job.
+
+        Args:
+            arguments: Those of the node half; see ``jobentry.node.enter``.
+            is_terminal: Whether the command runs in a terminal, and needs one on the node.
+
+        Raises:
+            UsageError: This backend cannot start anything on the nodes of its jobs.
+            BackendError: The node does not run, or a program is missing here.
+        """
+        raise UsageError(
+            f"entering node {node} of {handle}: its backend cannot start a command there",
+            hint="this works on process, docker and slurm",
+        )
+
     def text(self, request: Request) -> str:
         """Return ``request`` in the format of the platform's own tool, secrets as ``***``."""
         return ""

@@ -200,8 +200,8 @@ def _digest(folder: Path) -> str:
         for name in sorted(files):
             if name == _DIGEST or (name.endswith(".pyc") and not name.endswith(own_bytecode)):
                 continue
-            path = os.path.join(directory, name)
-            with open(path, "rb") as file:
+            path = f"{directory}/{name}"
+            with open(path, "rb") as file:  # noqa: PTH123
                 content = file.read()
             digest.update(b"%s\0%d\0" % (os.fsencode(path[len(root) :]), len(content)))
             digest.update(content)

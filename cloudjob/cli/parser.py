@@ -8,6 +8,10 @@ from importlib import import_module
 from cloudjob import __version__
 from cloudjob.cli.options import Parser, sentence
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Container, Iterator
+
 _DESCRIPTION = "Run a training script on several nodes: here, on a cluster or in the cloud."
 _EXAMPLES = """\
 examples:
@@ -38,6 +42,8 @@ _COMMANDS = (
     ("rm", "jobs", "remove a job and everything stored for it"),
     ("top", "top", "show what the nodes and ranks of a job use"),
     ("stacks", "stacks", "show what the ranks of a job execute right now"),
+    ("exec", "enter", "run a command on a node of a running job, as a rank would"),
+    ("shell", "enter", "open a shell on a node of a running job"),
     ("console", "console", "show every job in the browser"),
     ("report", "console", "write one HTML file about a job"),
     ("image", "machine", "build the images that jobs run in"),
@@ -66,23 +72,36 @@ def parser_of(command: str) -> Parser:
 
 
 def split_at_script(parser: Parser, arguments: list[str]) -> tuple[list[str], list[str] | None]:
-    """Split the arguments into those of cloudjob, up to SCRIPT, and those of the script."""
+    """Split the arguments into those of cloudjob, and those of the script or command that it runs.
+
+    Those of cloudjob end with SCRIPT; with ``exec``, whose COMMAND follows JOB, before COMMAND.
+    """
     if arguments[:1] == ["cp"]:
         end = arguments.index("--") if "--" in arguments else len(arguments)
         return arguments[:end], arguments[end + 1 :] if end < len(arguments) else None
-    if arguments[:1] != ["submit"]:
+    if arguments[:1] not in (["submit"], ["exec"]):
         return arguments, []
     commands = next(a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
-    submit = commands.choices["submit"]
     takes_value = {
-        name for action in submit._actions for name in action.option_strings if action.nargs is None
+        name
+        for action in commands.choices[arguments[0]]._actions
+        for name in action.option_strings
+        if action.nargs is None
     }
+    positions = _positions(arguments, takes_value)
+    first = next(positions, len(arguments))
+    if arguments[0] == "exec":
+        at = next(positions, len(arguments))
+        return arguments[:at], arguments[at + (arguments[at : at + 1] == ["--"]) :]
+    end = first + 1 + (arguments[first : first + 1] == ["--"])
+    return arguments[:end], arguments[end:]
+
+
+def _positions(arguments: list[str], takes_value: Container[str]) -> Iterator[int]:
+    """Yield the index of each argument after the command that is no option: a word, or ``--``."""
     index = 1
     while index < len(arguments):
         argument = arguments[index]
-        if argument == "--":
-            return arguments[:index] + arguments[index : index + 2], arguments[index + 2 :]
-        if not argument.startswith("-") or argument == "-":
-            return arguments[: index + 1], arguments[index + 1 :]
+        if not argument.startswith("-") or argument in ("-", "--"):
+            yield index
         index += 2 if argument in takes_value else 1
-    return arguments, []

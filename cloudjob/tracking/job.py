@@ -470,6 +470,42 @@ class Job:
             )
         return stacks.read(self._backend, self.handle, rank, with_threads=with_threads)
 
+    def command_on(
+        self,
+        command: Sequence[str],
+        *,
+        node: int = 0,
+        rank: int | None = None,
+        is_terminal: bool = False,
+    ) -> list[str]:
+        """Return the command of this machine that runs a command on a node, as a rank would.
+
+        The command gets the environment and the folder of the rank; its input, output and exit code
+        are those of the returned command.
+
+        Args:
+            node: The node; its lowest rank is the model, or its entry if no rank runs.
+            rank: This rank instead, on its node.
+            is_terminal: Whether the input is a terminal, and the command needs one.
+
+        Raises:
+            UsageError: The job does not run, has no such node or rank, or its backend cannot
+                start a command on its nodes.
+            BackendError: The node does not run.
+        """
+        doing = f"entering a node of {self.id}"
+        state = self.status().state
+        if state is not JobState.RUNNING:
+            raise UsageError(f"{doing}: it is {state}")
+        if rank is not None:
+            node = rank // max(1, self.ranks // self.nodes)
+        if not 0 <= node < self.nodes:
+            size = f"{counted(self.nodes, 'node')} and {counted(self.ranks, 'rank')}"
+            raise UsageError(f"{doing}: it has {size}", hint="they are numbered from 0")
+        model = [] if rank is None else ["--rank", str(rank)]
+        arguments = ["--enter", *model, "--", *command]
+        return self._backend.command_on(self.handle, node, arguments, is_terminal=is_terminal)
+
     # -- store ------------------------------------------------------------------------------------
 
     def outputs(self, name: str = "", *, is_own: bool = False) -> Outputs:

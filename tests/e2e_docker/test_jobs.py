@@ -197,6 +197,22 @@ def test_stacks_show_the_rank_that_the_others_wait_for(cloud):
     )
 
 
+def test_a_command_runs_in_a_container_as_a_rank_would(cloud):
+    cloud.script(SLEEP)
+    cloud.environ["TOKEN"] = "s3cr3t"
+    options = ("-e", "TEXT= a\nb ", "--secret", "TOKEN")
+    job = cloud.detach("--nodes", "2", "--procs-per-node", "2", *options)
+    poll(lambda: cloud.run("logs", job).out.count(b"ready") == 4, "four ranks")
+    program = 'printf "%s|" "$TEXT" "$TOKEN" $VC_TASK_INDEX $OMPI_COMM_WORLD_RANK $(pwd); exit 7'
+
+    done = cloud.run("exec", "--rank", "3", job, "sh", "-c", program)
+
+    assert done.code == 7, done
+    assert done.out == b" a\nb |s3cr3t|1|3|/home/ma-user/modelarts/user-job-dir/code|"
+    assert cloud.run("exec", "--node", "1", job, "nothing").code == 127
+    assert cloud.run("cancel", "--now", job).code == 0
+
+
 def test_logs_keep_every_byte(cloud):
     """A line of 1 MB, bytes that are not UTF-8 and an unfinished last line arrive complete."""
     cloud.script("""\

@@ -82,7 +82,7 @@ class Cloud:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(textwrap.dedent(text))
 
-    def start(self, *arguments: str) -> subprocess.Popen[bytes]:
+    def start(self, *arguments: str, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
         env = {
             "PATH": SYSTEM_PATH,
             "HOME": str(self.folder),
@@ -94,7 +94,7 @@ class Cloud:
             self.slurm.argv(str(BIN / "cloudjob"), *arguments),
             cwd=self.source,
             env=env,
-            stdin=subprocess.DEVNULL,
+            stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )

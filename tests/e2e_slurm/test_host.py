@@ -122,6 +122,21 @@ def test_a_job_on_another_host_can_be_followed_and_cancelled(remote):
     assert len(list(remote.results.glob("saved-*"))) == 4
 
 
+def test_a_command_runs_on_a_node_behind_another_host(remote):
+    remote.write("train.py", PRELUDE + 'write_result(f"up-{rank}", "")\nawait_file("go")\n')
+    job = remote.detach("--config", "job.yaml", "--nodes", "2", "train.py")
+    remote.await_results("up-0", "up-1")
+    program = 'cat; printf "%s|" "$OMPI_COMM_WORLD_RANK" "it\'s $(( 40 + 2 ))!"; exit 7'
+
+    words = ("exec", "--node", "1", job, "sh", "-c", program)
+    command = remote.start(*words, stdin=subprocess.PIPE)
+    out, err = command.communicate(b"in\xff", timeout=60)
+
+    assert (command.returncode, out) == (7, b"in\xff1|it's 42!|"), err
+    (remote.results / "go").touch()
+    assert remote.run("wait", job).code == 0
+
+
 def test_an_unreachable_host_is_reported_in_one_line(remote):
     remote.write("train.py", "")
     remote.write("job.yaml", "slurm: {host: nowhere.invalid}\n")

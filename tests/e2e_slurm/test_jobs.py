@@ -145,6 +145,25 @@ MPI.COMM_WORLD.Barrier()
     assert cloud.run("cancel", "--now", job).code == 0
 
 
+def test_a_command_runs_on_each_node_as_a_rank_would(cloud):
+    cloud.write(
+        "train.py",
+        PRELUDE + 'write_result(f"up-{rank}", os.uname().nodename)\nawait_file("go")\n',
+    )
+    job = cloud.detach(*SIZE, "-e", "TEXT= a\nb ", "train.py")
+    cloud.await_results(*(f"up-{rank}" for rank in range(4)))
+    program = 'printf "%s|" "$TEXT" "$(hostname)" "$OMPI_COMM_WORLD_RANK"; exit 7'
+
+    for rank in ("0", "3"):
+        done = cloud.run("exec", "--rank", rank, job, "--", "sh", "-c", program)
+
+        host = (cloud.results / f"up-{rank}").read_text()
+        assert (done.code, done.out) == (7, f" a\nb |{host}|{rank}|".encode()), done
+    assert cloud.run("exec", "--rank", "0", job, "nothing").code == 127
+    (cloud.results / "go").touch()
+    assert cloud.run("wait", job).code == 0
+
+
 def test_the_exact_variables_and_secrets_reach_every_rank(cloud):
     """No script, command line or log of Slurm contains a secret."""
     values = {"BLANK": " a b ", "QUOTES": '"it\'s" $HOME `id` \\', "NEWLINE": "a\nb", "EMPTY": ""}

@@ -60,6 +60,8 @@ _LOST_S = 10.0
 _SUPERVISE_S = 1.0
 # Seconds that the engine may take to remove the containers of a job, and between two looks at them.
 _REMOVAL_S, _REMOVAL_POLL_S = 10.0, 0.1
+# Programs that pass a terminal on to a container.
+_CLIENTS = ("docker", "podman")
 _STATE, _LOCK, _CANCELLED, _END_REQUESTED = "state.json", "lock", "cancelled", "asked"
 
 
@@ -221,15 +223,40 @@ class DockerBackend(Backend[DockerRequest]):
             with engine.translate_errors(f"refreshing the keys of {handle}: node {item.node}"):
                 self._client.put_archive(item.id, requests.DELIVERED, delivery.fresh_keys(keys))
 
+    def command_on(
+        self, handle: str, node: int, arguments: Sequence[str], *, is_terminal: bool
+    ) -> list[str]:
+        """Return a ``docker exec``, as only its client can pass a terminal on."""
+        doing = f"entering node {node} of {handle}"
+        program = next(filter(None, map(shutil.which, _CLIENTS)), None)
+        if program is None:
+            raise BackendError(
+                f"{doing}: neither docker nor podman found on PATH",
+                hint="apt-get install docker-cli, or the client of your engine",
+            )
+        with engine.translate_errors(doing):
+            running = [item for item in self._containers(_job(handle)) if item.native == "running"]
+            container = next((item.id for item in running if item.node == node), None)
+            if container is None:
+                raise BackendError(f"{doing}: it does not run")
+            boot = self._boot_of(container)
+        terminal = ["--tty"] if is_terminal else []
+        host = ["--host", engine.host()] if program.endswith("docker") else []
+        return [program, *host, "exec", "--interactive", *terminal, container, boot, *arguments]
+
+    def _boot_of(self, container: str) -> str:
+        """Return the path of the program that starts the node half in a container."""
+        entrypoint = self._client.inspect_container(container)["Config"]["Entrypoint"] or []
+        return next((path for path in entrypoint if path.endswith(BOOT)), BOOT)
+
     def ask(self, handle: str, request: bytes) -> bytes:
         """Ask the head from inside its container, as only programs there can reach it."""
         doing = f"asking the nodes of {handle}"
         heads = [item for item in self._containers(_job(handle)) if item.node == 0]
         with engine.translate_errors(doing):
             for head in heads:
-                entrypoint = self._client.inspect_container(head.id)["Config"]["Entrypoint"] or []
-                boot = next((path for path in entrypoint if path.endswith(BOOT)), BOOT)
-                run = self._client.exec_create(head.id, [boot, "--ask", request.decode("ascii")])
+                command = [self._boot_of(head.id), "--ask", request.decode("ascii")]
+                run = self._client.exec_create(head.id, command)
                 answer, message = self._client.exec_start(run, demux=True)
                 if self._client.exec_inspect(run)["ExitCode"] == 0:
                     return bytes(answer or b"")

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ from cloudjob.backends.base import Backend, Check, Devices, NativeStatus
 from cloudjob.backends.follow import PIECE_BYTES, node_logs, poll, read_ends
 from cloudjob.backends.process import (
     devices,
+    entering,
     isolation,
     node_files,
     running,
@@ -30,6 +31,7 @@ from cloudjob.backends.process import (
     state,
 )
 from cloudjob.backends.process import request as requests
+from cloudjob.backends.process.keeper import children_of
 from cloudjob.backends.process.request import ProcessRequest
 from cloudjob.errors import BackendError, JobNotFound, RunsElsewhere
 from cloudjob.home import private_folder, writing
@@ -266,12 +268,27 @@ class ProcessBackend(Backend[ProcessRequest]):
             # A stopped process would never handle the signal.
             _signal(controller, signal.SIGCONT)
 
+    def command_on(
+        self, handle: str, node: int, arguments: Sequence[str], *, is_terminal: bool
+    ) -> list[str]:
+        self._need_local(self._found(handle)[0], "entering a node of")
+        _, nodes = self.nodes(handle)
+        is_running = node < len(nodes) and nodes[node]["exit_code"] is None
+        try:
+            # The keeper's other children are orphans of the node, and so younger than its entry.
+            children = children_of(nodes[node]["process"]) if is_running else []
+            return entering.command(children[0], arguments)
+        except (OSError, IndexError) as error:
+            raise BackendError(f"entering node {node} of {handle}: it does not run") from error
+
+    def _need_local(self, job: str, doing: str) -> None:
+        if not running.is_local(self._home, job):
+            raise RunsElsewhere(doing, job, running.name_of_host(self._home, job))
+
     def ask(self, handle: str, request: bytes) -> bytes:
         job, _ = self._found(handle)
         doing = f"asking the nodes of {handle}"
-        if not running.is_local(self._home, job):
-            host = running.name_of_host(self._home, job)
-            raise RunsElsewhere("asking the nodes of", job, host)
+        self._need_local(job, "asking the nodes of")
         run_dir = running.run_dir_of(self._home, job)
         if run_dir is None:
             raise BackendError(f"{doing}: it does not run")

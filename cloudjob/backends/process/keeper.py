@@ -13,6 +13,7 @@ import signal
 import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from cloudjob.backends.process.isolation import Mount, is_on_machine, isolate
 from jobentry.system.trees import remove_tree
@@ -244,26 +245,35 @@ def signal_descriptor(numbers: Sequence[int]) -> int:
 
 
 def children_of(parent: int) -> list[int]:
-    """Return the processes whose parent is ``parent``."""
-    return [process for process, above in _parents() if above == parent]
+    """Return the processes whose parent is ``parent``, the one that has run for longest first."""
+    found = [(each.started, each.process) for each in _processes() if each.parent == parent]
+    return [process for _, process in sorted(found)]
 
 
 def descendants_of(ancestor: int) -> list[int]:
     """Return the processes below ``ancestor``, parents before their children."""
     children: dict[int, list[int]] = {}
-    for process, parent in _parents():
-        children.setdefault(parent, []).append(process)
+    for each in _processes():
+        children.setdefault(each.parent, []).append(each.process)
     found = list(children.get(ancestor, ()))
     for process in found:  # it grows while it is read
         found += children.get(process, ())
     return found
 
 
-def _parents() -> Iterator[tuple[int, int]]:
-    """Yield each process with its parent."""
+class _Process(NamedTuple):
+    """A process, its parent, and when it started, in clock ticks since boot."""
+
+    process: int
+    parent: int
+    started: int
+
+
+def _processes() -> Iterator[_Process]:
     for name in os.listdir("/proc"):
         if not name.isdecimal():
             continue
         with contextlib.suppress(OSError, IndexError), open(f"/proc/{name}/stat", "rb") as file:
             # The name of a program may hold blanks and brackets; the last bracket ends it.
-            yield int(name), int(file.read().rpartition(b")")[2].split()[1])
+            fields = file.read().rpartition(b")")[2].split()
+            yield _Process(int(name), int(fields[1]), int(fields[19]))

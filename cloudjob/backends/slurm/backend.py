@@ -300,19 +300,27 @@ class SlurmBackend(Backend[SlurmRequest]):
         if done.code:
             raise BackendError(f"refreshing the keys of {handle}: {done.message}")
 
+    def command_on(
+        self, handle: str, node: int, arguments: Sequence[str], *, is_terminal: bool
+    ) -> list[str]:
+        """Return a step of the job on the node, as a command of the machine with Slurm."""
+        where = _parse_handle(handle)
+        job = self._slurm_id(where, f"entering node {node} of {handle}")
+        text = _step(job, node, ("--pty",) if is_terminal else ("--quiet",), arguments)
+        return where.host.command(where.folder, text, is_terminal=is_terminal)
+
+    def _slurm_id(self, where: _Handle, doing: str) -> str:
+        job = self._query(where, self._snapshot(where)).id
+        if not job:
+            raise BackendError(f"{doing}: Slurm does not know the job")
+        return job
+
     def ask(self, handle: str, request: bytes) -> bytes:
         """Ask the head from a step of the job on its node."""
         where = _parse_handle(handle)
         doing = f"asking the nodes of {handle}"
-        job = self._query(where, self._snapshot(where)).id
-        if not job:
-            raise BackendError(f"{doing}: Slurm does not know the job")
-        srun = clusters.with_clean_environment(
-            f"srun --jobid={job} --overlap --nodes=1 --ntasks=1 --cpu-bind=none --mpi=none"
-            f' --input=none --quiet --immediate={_STEP_S} --nodelist="$head"'
-            f" sh {script.ASK_SCRIPT} {shlex.quote(request.decode('ascii'))}"
-        )
-        text = f"head=$(squeue -h -j {job} -o %B) && {srun}"
+        arguments = ("--ask", request.decode("ascii"))
+        text = _step(self._slurm_id(where, doing), 0, ("--input=none", "--quiet"), arguments)
         done = where.host.run(where.folder, text, limit_bytes=_ANSWER_BYTES)
         if done.code:
             raise errors.command_error(doing, done.message)
@@ -548,6 +556,27 @@ def _read(path: Path) -> str:
         return ""
     except OSError as error:
         raise BackendError(f"reading {path}: {error.strerror}") from error
+
+
+def _step(job: str, node: int, options: Sequence[str], arguments: Sequence[str]) -> str:
+    """Return a program of sh for the job's folder: it starts the node half on a node.
+
+    Args:
+        job: The job's id in Slurm.
+        arguments: Those of the node half.
+    """
+    srun = clusters.with_clean_environment(
+        f"srun --jobid={job} --overlap --nodes=1 --ntasks=1 --cpu-bind=none --mpi=none"
+        f' --immediate={_STEP_S} --nodelist="$node" {" ".join(options)}'
+        f" sh {script.ENTER_SCRIPT} {shlex.join(arguments)}",
+        more=("TERM",),
+    )
+    # As job.sh numbers the nodes: the one that Slurm has started the job on, then the others.
+    nodes = '{ echo "$1"; scontrol show hostnames "$2" | grep -vxF -e "$1"; }'
+    return (
+        f"set -f; set -- $(squeue -h -j {job} -o '%B %N') && node=$({nodes} | sed -n {node + 1}p)"
+        f" && {srun}"
+    )
 
 
 def _output_of(host: Host, text: str, doing: str) -> str:

@@ -61,6 +61,13 @@ class Host:
             self.name, line, stdin, is_reading=is_reading, limit_bytes=limit_bytes
         )
 
+    def command(self, folder: str, text: str, *, is_terminal: bool) -> list[str]:
+        """Return the command of this machine that runs a program of sh in a folder there."""
+        line = f"cd {quoted(folder)} && {{ {text}\n}}"
+        if not self.name:
+            return ["/bin/sh", "-c", line]
+        return shells.command_there(self.name, line, is_terminal=is_terminal)
+
     def put(self, folder: str, files: Mapping[str, bytes]) -> str:
         """Write files, for their owner alone, to a new folder.
 

@@ -16,7 +16,7 @@ from cloudjob.model import grid
 from jobentry.contract import paths
 
 JOB_SCRIPT, NODE_SCRIPT, CLEAN_SCRIPT = "job.sh", "node.sh", "clean.sh"
-SETUP_SCRIPT, START_SCRIPT, ASK_SCRIPT = "setup.sh", "start.sh", "ask.sh"
+SETUP_SCRIPT, START_SCRIPT, ENTER_SCRIPT = "setup.sh", "start.sh", "enter.sh"
 # The beginning of a job's name on Slurm; its id follows.
 JOB_NAME = "cloudjob-"
 STATE, ID, SLURM_LOG = "state", "id", "slurm.log"
@@ -109,8 +109,8 @@ def node_scripts(node: NodeText) -> dict[str, str]:
         CLEAN_SCRIPT: f"#!/bin/sh\n{_assignments(**folder)}{_body(CLEAN_SCRIPT)}",
         SETUP_SCRIPT: _setup_script(node),
         START_SCRIPT: _start_script(node),
-        ASK_SCRIPT: f'#!/bin/sh\n{_assignments(**folder)}set -- {_entry(node, "$PWD")} --ask "$1"\n'
-        f"{_body(ASK_SCRIPT)}",
+        ENTER_SCRIPT: f'#!/bin/sh\n{_assignments(**folder)}set -- {_entry(node, "$PWD")} "$@"\n'
+        f"{_body(ENTER_SCRIPT)}",
     }
 
 

@@ -8,6 +8,7 @@ output. What the login shell itself reads or prints stays outside.
 
 from __future__ import annotations
 
+import base64
 import os
 import re
 import secrets
@@ -115,6 +116,17 @@ def run_there(
             break
         time.sleep(_AGAIN_S)
     return session.answer(done)
+
+
+def command_there(host: str, text: str, *, is_terminal: bool) -> list[str]:
+    """Return the ssh command that runs a program of sh, whose input and output are ours.
+
+    Unlike ``run_there``, the program gets no marker, so what the login shell prints is shown, too.
+    """
+    # One line that all login shells read in the same way.
+    program = base64.b64encode(os.fsencode(text)).decode("ascii")
+    line = f"/bin/sh -c 'eval \"$(echo {program} | base64 -d)\"'"
+    return [*_ssh(host, is_terminal=is_terminal), line]
 
 
 class _Session:
@@ -284,9 +296,9 @@ class _Transfer:
         return not data
 
 
-def _ssh(host: str) -> list[str]:
+def _ssh(host: str, *, is_terminal: bool = False) -> list[str]:
     """The ssh command with the user's configuration; one connection is shared for a minute."""
-    argv = ["ssh", "-T"]
+    argv = ["ssh", "-t" if is_terminal else "-T"]
     for option in _SSH_OPTIONS:
         argv += ["-o", option]
     folder = _socket_folder()

@@ -49,7 +49,7 @@ _RECHECK_S = 5.0
 def main(argv: list[str]) -> int:
     """Run the program of one rank and return its exit code."""
     environ = os.environ
-    rank = next((int(environ[name]) for name in _RANK if environ.get(name)), 0)
+    rank = rank_of(environ)
     environment = rank_environment(environ, read_node_env(environ))
     node_dir = environ.get(names.CLOUDJOB_NODE_DIR, "")
     _wait_for_workers(node_dir)
@@ -70,6 +70,11 @@ def main(argv: list[str]) -> int:
     if missing:
         return _write_error("secret {} did not reach this node".format(", ".join(missing)), 125)
     return _run(program(argv), environment, rank, node_dir)
+
+
+def rank_of(environ: Mapping[str, str]) -> int:
+    """Return the number of the rank with this environment."""
+    return next((int(environ[name]) for name in _RANK if environ.get(name)), 0)
 
 
 def program(argv: list[str]) -> list[str]:

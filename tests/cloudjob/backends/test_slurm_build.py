@@ -120,7 +120,7 @@ def test_the_scripts_of_every_node():
     """The job's arguments are quoted for the shell; secrets are not among them."""
     made = built(slurm=ALL_OPTIONS).node_scripts
 
-    assert set(made) == {"node.sh", "clean.sh", "setup.sh", "start.sh", "ask.sh"}
+    assert set(made) == {"node.sh", "clean.sh", "setup.sh", "start.sh", "enter.sh"}
     for name, text in made.items():
         golden(name, text)
 
