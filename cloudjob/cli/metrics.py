@@ -66,7 +66,7 @@ def _metrics(options: argparse.Namespace) -> int:
     elif not _show_points(points):
         print_message(f"job {job.id} has printed no metrics")
         print_message(
-            "hint: cloudjob metrics --metric 'loss=loss ([0-9.]+)' JOB; --resources shows the nodes"
+            "hint: cloudjob metrics --metric 'fit=fit ([0-9.]+)' JOB; --resources shows the nodes"
         )
     return 0
 
@@ -116,7 +116,7 @@ def _show_points(points: Iterable[MetricPoint]) -> bool:
     found: dict[tuple[str, str], _Series] = {}
     for point in points:
         place = point.source if point.rank is None else f"rank {point.rank}"
-        found.setdefault((point.name, place), _Series()).add(point)
+        found.setdefault((point.title, place), _Series()).add(point)
     rows = [
         (*key, each.values, each.step, *(f"{n:.6g}" for n in (each.last, each.low, each.high)))
         for key, each in found.items()

@@ -175,7 +175,9 @@ def filters_of(options: argparse.Namespace) -> dict[str, Any]:
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "where it runs": ("backend", "nodes", "procs_per_node", "launcher", "image", "flavor"),
     "variables and inputs": ("env", "secrets", "inputs", "input_nodes"),
-    "outputs and metrics": ("outputs", "output_sync_s", "restore_outputs", "metrics"),
+    "outputs and metrics": (
+        "outputs", "output_sync_s", "restore_outputs", "metrics", "detect_metrics",
+    ),
     "limits": (
         "timeout_min", "start_timeout_min", "grace_s", "retries", "min_nodes", "hardware_check",
         "strict",

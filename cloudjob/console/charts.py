@@ -496,7 +496,7 @@ def _lines_of(points: Sequence[MetricPoint]) -> dict[str, dict[str, Points]]:
     found: dict[str, dict[str, list[tuple[float, float]]]] = {}
     for point in sorted(points, key=lambda point: -1 if point.rank is None else point.rank):
         line = displayable(point.source) or f"rank {point.rank}"
-        found.setdefault(point.name, {}).setdefault(line, []).append((point.step, point.value))
+        found.setdefault(point.title, {}).setdefault(line, []).append((point.step, point.value))
     return {
         name: {line: sorted(values) for line, values in lines.items()}
         for name, lines in found.items()

@@ -55,7 +55,7 @@ class EmulatedJob:
 
     def metric_reader(self) -> MetricReader:
         """Return a reader that finds metrics in printed JSON objects only."""
-        return MetricReader({})
+        return MetricReader({}, detects=True)
 
     def pieces(
         self, *, follow: bool, is_timed: bool, on_journal: OnJournal | None

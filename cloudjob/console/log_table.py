@@ -112,7 +112,7 @@ class LogTable:
         self._block: tuple[int, int, int, list[bytes]] = (1, 0, 0, [])
         self._error = ""
         # Metric and rank -> alternating steps and values; much smaller than a list of points.
-        self._metrics: dict[tuple[str, int | None], array[float]] = {}
+        self._metrics: dict[tuple[str, int | None, bool], array[float]] = {}
         # Unfinished lines of ranks, such as progress bars.
         self._open: dict[tuple[int, int | None], bytes] = {}
         # Selection -> the number of lines searched, and the numbers of the lines found.
@@ -191,8 +191,8 @@ class LogTable:
             if self._error and not self._metrics:
                 raise CloudJobError(self._error)
             return [
-                MetricPoint(name, rank, int(step), value)
-                for (name, rank), numbers in self._metrics.items()
+                MetricPoint(name, rank, int(step), value, is_detected=is_detected)
+                for (name, rank, is_detected), numbers in self._metrics.items()
                 for step, value in zip(numbers[::2], numbers[1::2], strict=True)
             ]
 
@@ -281,7 +281,7 @@ class LogTable:
             reader = self._job.metric_reader()
         except UsageError as error:
             # The log of a job with a pattern that cannot be used is shown all the same.
-            reader = MetricReader({})
+            reader = MetricReader({}, detects=True)
             with self._lock:
                 self._error = error.message
         try:
@@ -306,7 +306,8 @@ class LogTable:
 
     def _add_metrics(self, points: Iterable[MetricPoint]) -> None:
         for point in points:
-            numbers = self._metrics.setdefault((point.name, point.rank), array("d"))
+            key = point.name, point.rank, point.is_detected
+            numbers = self._metrics.setdefault(key, array("d"))
             numbers.extend((point.step, point.value))
 
     def _add(self, piece: LogPiece) -> None:

@@ -20,8 +20,8 @@ from jobentry.contract.launchers import AUTO, LAUNCHERS
 # that is added later.
 TAKEN: Mapping[str, tuple[str, ...]] = MappingProxyType({
     "": ("script", "args", "name", "nodes", "procs_per_node", "backend", "launcher", "outputs",
-         "output_sync_s", "metrics", "flavor", "timeout_min", "start_timeout_min", "retries",
-         "min_nodes", "grace_s", "hardware_check", "strict"),
+         "output_sync_s", "metrics", "detect_metrics", "flavor", "timeout_min",
+         "start_timeout_min", "retries", "min_nodes", "grace_s", "hardware_check", "strict"),
     "process": ("gpus",),
     "docker": ("cpus", "memory_gib", "shm_gib", "gpus"),
     "kubernetes": ("cpus", "memory_gib", "shm_gib", "gpus"),

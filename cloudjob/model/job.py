@@ -99,6 +99,11 @@ class JobSpec(Values):
     metrics: Annotated[Patterns, Option("--metric", "NAME=REGEX")] = key(
         "Metrics in what ranks print: a regular expression for each, with a group for the value "
         "and, if named step, one for the step; `cloudjob metrics` shows them.", {})
+    detect_metrics: Annotated[
+        str, OneOf("on", "off"), Option("--no-detect-metrics", const="off")
+    ] = key(
+        "off: find only the metrics that JSON lines, event files and patterns give; on: also find "
+        "numbers behind words such as loss and accuracy.", "on")
     image: Annotated[Text, Option("--image", "REF")] = key(
         "The container image, for backends that run containers.")
     flavor: Annotated[Text, Option("--flavor", "ID")] = key(
@@ -215,6 +220,7 @@ class Options(TypedDict, total=False):
     output_sync_s: float
     restore_outputs: str
     metrics: Mapping[str, str]
+    detect_metrics: str
     image: str
     flavor: str
     timeout_min: float

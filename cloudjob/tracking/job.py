@@ -404,8 +404,10 @@ class Job:
         Raises:
             CloudJobError: A pattern cannot be used, or the records cannot be read.
         """
-        known = self._access.spec().get("metrics") or {}
-        return MetricReader({**known, **(patterns or {})})
+        spec = self._access.spec()
+        known = spec.get("metrics") or {}
+        detects = spec.get("detect_metrics") != "off"
+        return MetricReader({**known, **(patterns or {})}, detects=detects)
 
     def event_metrics(self) -> list[MetricPoint]:
         """Return the metrics in the event files of the outputs.

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from cloudjob.errors import UsageError
 from cloudjob.model.patterns import MAX_STEPS, Pattern
+from cloudjob.tracking import detected
 from cloudjob.tracking.blocks import blocks, is_plain, matching_lines
 from jobentry.contract import journal, lines
 
@@ -32,6 +33,7 @@ class MetricPoint(NamedTuple):
         at: Seconds since 1970 by the clock of the node, accurate to seconds for a printed value;
             None if unknown.
         source: The output file that contains it; empty for a printed value.
+        is_detected: Whether it was found without a pattern, in a line that is no JSON object.
     """
 
     name: str
@@ -40,6 +42,21 @@ class MetricPoint(NamedTuple):
     value: float
     at: float | None = None
     source: str = ""
+    is_detected: bool = False
+
+    @property
+    def title(self) -> str:
+        """The name as people see it, which says whether a pattern stands behind it."""
+        return f"{self.name} (detected)" if self.is_detected else self.name
+
+
+class _Found(NamedTuple):
+    """A metric in one line."""
+
+    name: str
+    value: float
+    step: float | None
+    is_detected: bool = False
 
 
 class MetricReader:
@@ -48,14 +65,18 @@ class MetricReader:
     Args:
         patterns: A regular expression for each metric: its group ``value``, or else its first
             group, is the value; its group ``step``, if it has one, is the step.
+        detects: Whether to find metrics that no pattern names, too.
 
     Raises:
         UsageError: A pattern is not a regular expression with a group, or they are too large.
     """
 
-    def __init__(self, patterns: Mapping[str, str]) -> None:
+    def __init__(self, patterns: Mapping[str, str], *, detects: bool = False) -> None:
         self._patterns = _compiled(patterns)
-        self._counts: dict[tuple[str, int], int] = {}
+        self._detects = detects
+        self._filters = [*self._patterns.values(), *([detected.prefilter()] if detects else ())]
+        # For each metric and rank, the step of a value without one.
+        self._next_steps: dict[tuple[str, int], int] = {}
         self._at: dict[int, float] = {}
         # The incomplete last line of each rank, or the last state of its progress bar.
         self._open: dict[tuple[int, int], bytes] = {}
@@ -79,7 +100,7 @@ class MetricReader:
         unfinished = [rank for of_node, rank in self._open if of_node == node]
         found: Sequence[bytes] | None = None
         if is_plain(block, unfinished):
-            found = matching_lines(block, self._patterns.values(), with_json=True)
+            found = matching_lines(block, self._filters, with_json=True)
         for text in (line + b"\n" for line in block.split(b"\n")[:-1]) if found is None else found:
             line = lines.read(text)
             if line.rank is not None:
@@ -110,23 +131,30 @@ class MetricReader:
                 for item in self._values(text):
                     yield self._point(node, rank, item)
 
-    def _values(self, text: bytes) -> Iterator[tuple[str, float, float | None]]:
-        """Yield the metrics of a line, each with its value and its step."""
+    def _values(self, text: bytes) -> Iterator[_Found]:
+        """Yield the metrics of a line."""
         for name, pattern in self._patterns.items():
             for match in pattern.values(text):
                 value = _number(match.text)
                 if value is not None:
-                    yield name, value, _number(match.step)
-        if text[:1] == b"{":
-            yield from _json_values(text)
+                    yield _Found(name, value, _number(match.step))
+        from_json = list(_json_values(text)) if text[:1] == b"{" else []
+        yield from from_json
+        if self._detects and not from_json:
+            for item in detected.find(text, self._patterns):
+                yield _Found(*item, is_detected=True)
 
-    def _point(self, node: int, rank: int, item: tuple[str, float, float | None]) -> MetricPoint:
-        name, value, step = item
-        count = self._counts.get((name, rank), 0)
-        self._counts[name, rank] = count + 1
-        has_step = step is not None and math.isfinite(step)
-        number = int(step) if has_step and step is not None else count
-        return MetricPoint(name, rank, number, value, self._at.get(node) or None)
+    def _point(self, node: int, rank: int, item: _Found) -> MetricPoint:
+        next_step = self._next_steps.get((item.name, rank), 0)
+        step = item.step if item.step is not None and math.isfinite(item.step) else None
+        number = next_step if step is None else int(step)
+        if item.is_detected:
+            # Many count their steps anew in each epoch.
+            number = max(number, next_step)
+        # Values with a step are counted, too, as not every line may have one.
+        self._next_steps[item.name, rank] = (number if item.is_detected else next_step) + 1
+        at = self._at.get(node) or None
+        return MetricPoint(item.name, rank, number, item.value, at, is_detected=item.is_detected)
 
 
 def _compiled(patterns: Mapping[str, str]) -> dict[str, Pattern]:
@@ -148,7 +176,7 @@ def _compiled(patterns: Mapping[str, str]) -> dict[str, Pattern]:
     return compiled
 
 
-def _json_values(text: bytes) -> Iterator[tuple[str, float, float | None]]:
+def _json_values(text: bytes) -> Iterator[_Found]:
     """Yield the numbers of a printed JSON object."""
     try:
         values = json.loads(text)
@@ -159,7 +187,7 @@ def _json_values(text: bytes) -> Iterator[tuple[str, float, float | None]]:
     step = next((_number(values[key]) for key in _STEPS if _is_number(values.get(key))), None)
     for name, value in values.items():
         if name not in _STEPS and _is_number(value):
-            yield name, float(value), step
+            yield _Found(name, float(value), step)
 
 
 def _is_number(value: Any) -> bool:

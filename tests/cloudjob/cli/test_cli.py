@@ -41,7 +41,7 @@ def test_each_command_has_a_help_page(command: str, capsys: pytest.CaptureFixtur
     assert ended.value.code == 0
     assert shown.startswith(f"usage: cloudjob {command} ")
     assert re.search(
-        r"--(json|to|raw|force|now|print|port|once)|SHELL|ACTION|COMMAND|TOPIC|EXAMPLE", shown
+        r"--(json|to|raw|force|now|print|port|once|rank)|SHELL|ACTION|COMMAND|TOPIC|EXAMPLE", shown
     )
 
 

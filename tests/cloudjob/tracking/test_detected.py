@@ -1,0 +1,114 @@
+"""Metrics that scripts and frameworks print are found without a pattern."""
+
+from __future__ import annotations
+
+import math
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cloudjob.tracking.detected import find, prefilter
+from cloudjob.tracking.metrics import MetricReader
+
+LINES = {
+    "loss 1.57": {"loss": 1.57},
+    "loss=0.3": {"loss": 0.3},
+    "loss: 3e-4": {"loss": 3e-4},
+    "loss nan": {"loss": math.nan},
+    "loss: tensor(0.5, grad_fn=<MeanBackward0>)": {"loss": 0.5},
+    "epoch 3/10 Train Loss: 0.51, Val Acc: 91.2%": {"train_loss": 0.51, "val_acc": 91.2},
+    "Train Epoch: 1 [640/60000 (1%)]\tLoss: 2.30": {"loss": 2.30},
+    "Test set: Average loss: 0.05, Accuracy: 9834/10000 (98%)": {
+        "average_loss": 0.05, "accuracy": 0.9834,
+    },
+    "{'loss': 0.4, 'learning_rate': 5e-05, 'epoch': 0.02}": {"loss": 0.4, "learning_rate": 5e-5},
+    "{'train_runtime': '12.3', 'train_loss': '0.5'}": {"train_runtime": 12.3, "train_loss": 0.5},
+    "469/469 - 2s - 5ms/step - accuracy: 0.98 - loss: 0.05 - val_loss: 0.1": {
+        "accuracy": 0.98, "loss": 0.05, "val_loss": 0.1,
+    },
+    "Epoch 0: 100%|##| 20/20 [00:00<00:00, 96.9it/s, v_num=0, train_loss=0.5]": {"train_loss": 0.5},
+    " * Acc@1 71.2 Acc@5 90.1": {"acc@1": 71.2, "acc@5": 90.1},
+}  # fmt: skip
+NO_METRICS = (
+    "loss of 3 nodes", "a lossless 4", "listening on port=8080", "loss.py:12: warning",
+    "accuracy was good", "release loss-1.2.3", "{'port': 8080, 'workers': 4}", "glossary 7", "",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_the_numbers_of_usual_lines_are_metrics(line: str):
+    found = {item.name: item.value for item in find(line.encode())}
+
+    assert repr(found) == repr(LINES[line])
+
+
+@pytest.mark.parametrize("line", NO_METRICS)
+def test_other_numbers_are_no_metrics(line: str):
+    assert not list(find(line.encode()))
+
+
+@pytest.mark.parametrize(
+    ("line", "step"),
+    [
+        ("step 120 loss 0.5", 120),
+        ("iteration: 7 | loss 0.5", 7),
+        ("[Iter 20/300] loss 0.5", 20),
+        ("{'loss': 0.5, 'step': 30}", 30),
+        (" 12%|#  | 7/60 [00:01<00:08, loss=0.5]", 7),
+        ("epoch 3 loss 0.5", None),
+        ("loss 0.5", None),
+    ],
+)
+def test_a_line_may_name_its_step(line: str, step: int | None):
+    assert [item.step for item in find(line.encode())] == [step]
+
+
+@given(st.binary(max_size=200))
+def test_the_filter_of_whole_blocks_leaves_out_no_metric(line: bytes):
+    for text in (line, b"x loss" + line, line + b" val_acc=" + line):
+        if list(find(text)):
+            assert prefilter().search(text)
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_the_filter_finds_usual_lines(line: str):
+    assert prefilter().search(line.encode())
+
+
+def test_no_line_takes_long():
+    """Every repeat has a limit; with one that has none, some of these take seconds."""
+    size = 16_000
+    parts = ("loss ", "a_", "train ", "1", "loss 1", "'a': 1, ", " ", "| ", "step ", "{'", "a/b-")
+    begun = time.process_time()
+
+    for part in parts:
+        for start, end in (("", ""), ("loss", "1"), ("{'", "}"), ("step", "loss 1")):
+            list(find((start + part * (size // len(part)) + end).encode()))
+
+    assert time.process_time() - begun < 20
+
+
+def test_a_pattern_of_the_same_name_and_a_json_line_come_first():
+    reader = MetricReader({"loss": "LOSS ([0-9]+)"}, detects=True)
+
+    found = reader.add(0, b'[0] loss 3 acc 0.5\n[0] LOSS 4\n[0] {"lr": 0.1, "note": "acc 9"}\n')
+
+    assert [(point.title, point.value) for point in found] == [
+        ("acc (detected)", 0.5), ("loss", 4.0), ("lr", 0.1),
+    ]  # fmt: skip
+
+
+def test_the_steps_of_a_detected_metric_always_grow():
+    """A progress bar starts anew in each epoch."""
+    reader = MetricReader({}, detects=True)
+    bar = b"[0] | %d/9 [00:01, loss=0.5]\n"
+
+    found = reader.add(0, b"".join(bar % step for step in (4, 8, 4, 8)) + b"[0] loss 0.5\n")
+
+    assert [point.step for point in found] == [4, 8, 9, 10, 11]
+
+
+def test_nothing_is_detected_unless_asked():
+    assert not MetricReader({}).add(0, b"[0] loss 0.5\n")
