@@ -77,6 +77,8 @@ class MetricReader:
         self._filters = [*self._patterns.values(), *([detected.prefilter()] if detects else ())]
         # For each metric and rank, the step of a value without one.
         self._next_steps: dict[tuple[str, int], int] = {}
+        # The last step that a line of each rank named beside a detected metric.
+        self._reached: dict[int, int] = {}
         self._at: dict[int, float] = {}
         # The incomplete last line of each rank, or the last state of its progress bar.
         self._open: dict[tuple[int, int], bytes] = {}
@@ -145,16 +147,28 @@ class MetricReader:
                 yield _Found(*item, is_detected=True)
 
     def _point(self, node: int, rank: int, item: _Found) -> MetricPoint:
-        next_step = self._next_steps.get((item.name, rank), 0)
-        step = item.step if item.step is not None and math.isfinite(item.step) else None
-        number = next_step if step is None else int(step)
-        if item.is_detected:
-            # Many count their steps anew in each epoch.
-            number = max(number, next_step)
-        # Values with a step are counted, too, as not every line may have one.
-        self._next_steps[item.name, rank] = (number if item.is_detected else next_step) + 1
+        number = self._step_of_detected(rank, item) if item.is_detected else self._step(rank, item)
         at = self._at.get(node) or None
         return MetricPoint(item.name, rank, number, item.value, at, is_detected=item.is_detected)
+
+    def _step(self, rank: int, item: _Found) -> int:
+        # Values with a step are counted, too, as not every line may have one.
+        count = self._next_steps.get((item.name, rank), 0)
+        self._next_steps[item.name, rank] = count + 1
+        return int(item.step) if item.step is not None and math.isfinite(item.step) else count
+
+    def _step_of_detected(self, rank: int, item: _Found) -> int:
+        """Return a step that grows with each value, as many count theirs anew in each epoch.
+
+        A line without a step, such as a result at the end of an epoch, has the one before it.
+        """
+        least = self._next_steps.get((item.name, rank), 0)
+        step = self._reached.get(rank, 0) if item.step is None else int(item.step)
+        step = max(step, least)
+        self._next_steps[item.name, rank] = step + 1
+        if item.step is not None:
+            self._reached[rank] = step
+        return step
 
 
 def _compiled(patterns: Mapping[str, str]) -> dict[str, Pattern]:

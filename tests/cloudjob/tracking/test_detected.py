@@ -110,5 +110,14 @@ def test_the_steps_of_a_detected_metric_always_grow():
     assert [point.step for point in found] == [4, 8, 9, 10, 11]
 
 
+def test_a_result_without_a_step_has_the_step_before_it():
+    reader = MetricReader({}, detects=True)
+    epochs = b"[0] step 10 loss 3\n[0] val_acc 0.5\n[0] step 20 loss 2\n[0] val_acc 0.6\n"
+
+    found = [point for point in reader.add(0, epochs) if point.name == "val_acc"]
+
+    assert [(point.step, point.value) for point in found] == [(10, 0.5), (20, 0.6)]
+
+
 def test_nothing_is_detected_unless_asked():
     assert not MetricReader({}).add(0, b"[0] loss 0.5\n")
