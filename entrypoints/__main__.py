@@ -38,6 +38,10 @@ elif sys.argv[1:2] == ["--enter"]:
     from jobentry.node import enter
 
     sys.exit(enter.main(sys.argv[2:]))
+elif sys.argv[1:2] == ["--connect"]:
+    from jobentry.node import tunnel
+
+    sys.exit(tunnel.main(sys.argv[2:]))
 elif sys.argv[1:2] == ["--unpack"]:
     import compileall
 

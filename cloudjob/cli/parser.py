@@ -44,6 +44,7 @@ _COMMANDS = (
     ("stacks", "stacks", "show what the ranks of a job execute right now"),
     ("exec", "enter", "run a command on a node of a running job, as a rank would"),
     ("shell", "enter", "open a shell on a node of a running job"),
+    ("forward", "forward", "reach a port of a node of a running job from this machine"),
     ("console", "console", "show every job in the browser"),
     ("report", "console", "write one HTML file about a job"),
     ("image", "machine", "build the images that jobs run in"),

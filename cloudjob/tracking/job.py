@@ -32,6 +32,7 @@ from cloudjob.tracking import (
     stacks,
 )
 from cloudjob.tracking.access import JobAccess
+from cloudjob.tracking.forwarding import Forwarding
 from cloudjob.tracking.journals import Journals
 from cloudjob.tracking.log import LogLine, LogPiece, OnJournal
 from cloudjob.tracking.metrics import MetricPoint, MetricReader
@@ -495,17 +496,44 @@ class Job:
                 start a command on its nodes.
             BackendError: The node does not run.
         """
+        if rank is not None:
+            node = rank // max(1, self.ranks // self.nodes)
+        model = [] if rank is None else ["--rank", str(rank)]
+        arguments = ["--enter", *model, "--", *command]
+        return self._node_half(node, arguments, is_terminal=is_terminal)
+
+    def forwarding(
+        self,
+        remote: int,
+        *,
+        node: int = 0,
+        port: int = 0,
+        on_refusal: Callable[[int], None] = lambda _: None,
+    ) -> Forwarding:
+        """Listen on a port of this machine; ``serve()`` passes its connections on to a node.
+
+        Args:
+            remote: The port of the node.
+            port: The port of this machine; 0 for any free one.
+            on_refusal: Called with the id of another user whose program was refused.
+
+        Raises:
+            OSError: The port is taken.
+            UsageError: As for ``command_on``.
+            BackendError: As for ``command_on``.
+        """
+        argv = self._node_half(node, ["--connect", str(remote)], is_terminal=False)
+        return Forwarding(port, argv, on_refusal)
+
+    def _node_half(self, node: int, arguments: Sequence[str], *, is_terminal: bool) -> list[str]:
+        """Return the command of this machine that starts the node half on a node."""
         doing = f"entering a node of {self.id}"
         state = self.status().state
         if state is not JobState.RUNNING:
             raise UsageError(f"{doing}: it is {state}")
-        if rank is not None:
-            node = rank // max(1, self.ranks // self.nodes)
         if not 0 <= node < self.nodes:
             size = f"{counted(self.nodes, 'node')} and {counted(self.ranks, 'rank')}"
             raise UsageError(f"{doing}: it has {size}", hint="they are numbered from 0")
-        model = [] if rank is None else ["--rank", str(rank)]
-        arguments = ["--enter", *model, "--", *command]
         return self._backend.command_on(self.handle, node, arguments, is_terminal=is_terminal)
 
     # -- store ------------------------------------------------------------------------------------

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pty
+import shutil
+import socket
 import subprocess
 
 import pytest
@@ -85,7 +88,7 @@ def test_a_shell_has_a_terminal_on_the_node(cloud, job):
         (("exec", "--rank", "4", "JOB", "true"), 2, "it has 2 nodes and 4 ranks"),
         (("exec", "JOB", "--"), 2, "no command was given"),
         (("shell", "JOB"), 2, "the input is not a terminal"),
-        (("exec", "none", "true"), 6, "no job"),
+        (("exec", "none", "true"), 6, "no such job"),
     ],
 )
 def test_a_refusal_says_why(cloud, job, command, code, message):
@@ -103,3 +106,69 @@ def test_a_job_that_has_ended_has_no_nodes(cloud):
 
     assert done.code == 2, done
     assert done.err.decode().startswith(f"error: entering a node of {job}: it is SUCCEEDED")
+
+
+SERVES = """
+import socketserver
+class Echo(socketserver.StreamRequestHandler):
+    def handle(self):
+        self.wfile.write(b"rank %d: " % rank + self.rfile.read())
+with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Echo) as server:
+    write_result(f"port-{rank}", server.server_address[1])
+    server.serve_forever()
+"""
+
+
+@pytest.fixture
+def forwarded(cloud, poll):
+    """The port of this machine that leads to a server of rank 1, on node 1."""
+    job = cloud.detach("--nodes", "2", cloud.script(SERVES))
+    cloud.await_results("port-0", "port-1")
+    port = (cloud.results / "port-1").read_text()
+    command = cloud.start("forward", "--port", "0", "--node", "1", job, port)
+    poll(lambda: command.out.endswith(b"\n"), lambda: str(command))
+    yield command, int(command.out.decode().strip().rpartition(":")[2])
+    command.process.kill()
+    cloud.cli("cancel", "--now", job)
+
+
+def exchange(port: int, data: bytes) -> bytes:
+    """Send data to a port, and return everything that comes back."""
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
+        connection.sendall(data)
+        connection.shutdown(socket.SHUT_WR)
+        return b"".join(iter(lambda: connection.recv(1 << 16), b""))
+
+
+def test_a_port_of_a_node_is_reached_from_this_machine(forwarded):
+    _, port = forwarded
+    data = os.urandom(3_000_000)
+
+    assert exchange(port, data) == b"rank 1: " + data
+    assert exchange(port, b"again") == b"rank 1: again"
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root becomes another user")
+def test_a_program_of_another_user_is_refused(forwarded, poll):
+    command, port = forwarded
+    connect = f"exec 3<>/dev/tcp/127.0.0.1/{port}; echo x >&3; cat <&3"
+    bash = shutil.which("bash") or "/bin/bash"
+
+    other = subprocess.run([bash, "-c", connect], user=65534, capture_output=True, check=False)
+
+    assert b"rank" not in other.stdout
+    poll(lambda: b"refused a program of another user (65534)" in command.err, str(command))
+
+
+def test_a_port_without_a_server_says_so(cloud, job, poll):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        free = server.getsockname()[1]
+    command = cloud.start("forward", "--port", "0", job, str(free))
+    poll(lambda: command.out.endswith(b"\n"), lambda: str(command))
+
+    with contextlib.suppress(ConnectionError):
+        assert exchange(int(command.out.decode().strip().rpartition(":")[2]), b"x") == b""
+
+    message = b"connecting to port %d of this node: Connection refused" % free
+    poll(lambda: message in command.err, lambda: str(command))
+    command.process.kill()
