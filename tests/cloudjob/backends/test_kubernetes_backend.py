@@ -17,6 +17,7 @@ from cloudjob.backends.kubernetes import backend as backends
 from cloudjob.backends.kubernetes import checks, logs
 from cloudjob.backends.kubernetes import request as requests
 from cloudjob.backends.kubernetes.backend import KubernetesBackend
+from cloudjob.backends.kubernetes.request import ENGINES
 from cloudjob.errors import BackendError, NotAuthorised, Unreachable
 from cloudjob.model.status import JobState
 from cloudjob.retries import Limits
@@ -37,7 +38,7 @@ class JobFixture:
         config = str(api.kubeconfig(folder, user))
         options = {"engine": engine, "kubeconfig": config}
         self.backend = KubernetesBackend(folder / "home", options, environ={}, limits=QUICK)
-        self.engine = self.backend._engine
+        self.engine = ENGINES[engine]
         self.request = self.backend.build(submission(engine, nodes=2))
         self.name = self.request.job_names.name
         self.path = self.engine.resource.path(NAMESPACE, self.name)
@@ -387,7 +388,8 @@ def test_our_container_counts_and_not_a_sidecar_before_it(
 
     status = job.backend.status(job.handle)
     assert status.reason == (
-        f"out of memory: node 0 ({job.pods[0]}), node 1 ({job.pods[1]}), limited to 4Gi"
+        f"out of memory: node 0 ({job.pods[0]}), node 1 ({job.pods[1]}), limited to 4Gi; raise "
+        "kubernetes.memory_gib, to which /dev/shm counts"
     )
     assert status.exit_code == 137
 

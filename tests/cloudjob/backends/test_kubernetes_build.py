@@ -26,10 +26,11 @@ from cloudjob.model.job import JobSpec
 from cloudjob.model.status import JobState
 from cloudjob.model.submission import Code, Submission
 from jobentry.contract import env, names, variables
-from tests.support import kube_cluster, kubelet, operators
+from tests.support import kube_cluster, kube_schemas, kubelet, operators
 
 ROOT = Path(__file__).parents[3]
 VOLCANO, MS_OPERATOR = ENGINES["volcano"], ENGINES["ms-operator"]
+INDEXED = ENGINES["job"]
 GOLDEN = ROOT / "tests" / "golden"
 CRDS = {
     "volcano": "batch.volcano.sh_jobs",
@@ -111,7 +112,9 @@ def strict(schema: Any) -> Any:
 
 
 def check(manifest: dict[str, Any], engine: str) -> list[str]:
-    """Return the errors that the CRD's schema finds in a manifest."""
+    """Return the errors that the schema of its CRD, or of Kubernetes, finds in a manifest."""
+    if engine == "job":
+        return kube_schemas.problems(manifest, kube_schemas.VERSIONS[-1])
     schema = copy.deepcopy(kube_cluster.schema(CRDS[engine]))
     # A CRD declares metadata only as an object.
     schema["properties"]["metadata"] = {"type": "object", "additionalProperties": {}}
@@ -146,12 +149,17 @@ def test_the_operator_knows_every_field(engine: str, options: dict[str, Any], no
 @pytest.mark.parametrize("engine", ENGINES)
 def test_the_check_of_schemas_finds_a_nested_typo(engine: str):
     """The typos are a misspelt field and a number instead of a string."""
-    patch = {"spec": {"containers": [{"name": "cloudjob", "volumeMount": []}], "hostname": 7}}
+    misspelt = {"spec": {"containers": [{"name": "cloudjob", "volumeMount": []}]}}
+    mistyped = {"spec": {"hostname": 7}}
 
-    found = "\n".join(check(dict(build(engine, {"pod": patch}).body), engine))
+    found = [
+        "\n".join(check(dict(build(engine, {"pod": patch}).body), engine))
+        for patch in (misspelt, mistyped)
+    ]
 
-    assert "volumeMount" in found
-    assert "7 is not of type 'string'" in found
+    assert "volumeMount" in found[0]
+    assert "7 is not of type" in found[1]
+    assert "'string'" in found[1]
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -805,7 +813,10 @@ def test_a_node_that_ran_out_of_memory_is_named():
     found = volcano_status(volcano_job("Failed"), ended(0, 1), ended(1, 137, "OOMKilled"))
 
     assert found.state is JobState.FAILED
-    assert found.reason == "out of memory: node 1 (j-worker-1), limited to 4Gi"
+    assert found.reason == (
+        "out of memory: node 1 (j-worker-1), limited to 4Gi; raise kubernetes.memory_gib, to which "
+        "/dev/shm counts"
+    )
     assert found.node == 1
 
 
@@ -813,7 +824,10 @@ def test_an_evicted_pod_is_blamed_rather_than_pods_ended_because_of_it():
     evicted = pod_in(2, "Failed", reason="Evicted", message="The node was low on resource: memory.")
     found = volcano_status(volcano_job("Aborted"), ended(0, 143), evicted)
 
-    assert found.message == "node 2 (j-worker-2): Evicted: The node was low on resource: memory."
+    assert found.message == (
+        "node 2 (j-worker-2): Evicted: The node was low on resource: memory.; its machine ran short "
+        "of memory or disk; request what the job uses (kubernetes.memory_gib)"
+    )
     assert found.node == 2
     assert found.has_asked
 
