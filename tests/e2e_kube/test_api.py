@@ -392,7 +392,7 @@ def test_an_evicted_node_is_reported_with_the_message_of_the_kubelet(lab: Lab):
 
     status = lab.status(job)
     assert (status["state"], status["cause"]) == ("FAILED", "platform"), status
-    message = f"node 1 ({pods[1]}): Evicted: The node was low on resource: memory."
+    message = f"node 1 ({pods[1]}): Evicted: The node was low on resource: memory; "
     assert message in status["failure"]["message"], status
 
 

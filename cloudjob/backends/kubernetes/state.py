@@ -298,8 +298,10 @@ def _reason_of(pod: Pod) -> str:
 def _message(pod: Pod) -> str:
     reason = _reason_of(pod)
     if reason:
-        detail = f": {pod.message}" if pod.message else ""
-        return f"node {pod.node} ({pod.name}): {reason}{detail}{_advice(reason)}"
+        advice = _advice(reason)
+        message = pod.message.rstrip(".") if advice else pod.message
+        detail = f": {message}" if message else ""
+        return f"node {pod.node} ({pod.name}): {reason}{detail}{advice}"
     return f"node {pod.node} ({pod.name}) ended with exit code {pod.exit_code}"
 
 
