@@ -266,7 +266,9 @@ class KubernetesBackend(Backend[KubernetesRequest]):
             pods, _ = logs.pods(client, self._place(where, None))
         elif not is_brief or where.engine.reads_pods:
             pods, reasons = self._read_pods(client, where, job, now)
-        pods = self._with_disrupted(handle, pods, is_final=now.is_final)
+        self._note_disrupted(handle, pods)
+        if now.is_final:
+            pods = self._with_disrupted(handle, pods)
         found = state.status_of(where.engine, job, pods, is_cancelled=is_cancelled, reasons=reasons)
         if is_cancelled and any(pod.is_cut_off for pod in pods) and not found.state.is_final:
             # Such a pod never ends, so report it to the user who waits.
@@ -308,18 +310,17 @@ class KubernetesBackend(Backend[KubernetesRequest]):
         self._pod_states[key] = (time.monotonic(), pods, reasons)
         return pods, reasons
 
-    def _with_disrupted(self, handle: str, pods: list[Pod], *, is_final: bool) -> list[Pod]:
-        """Return the pods of a job, at its end with those that the cluster has ended and deleted.
+    def _note_disrupted(self, handle: str, pods: list[Pod]) -> None:
+        """Note the pods that the cluster ends: it forgets a deleted pod, and why it was drained."""
+        ending = {pod.uid: pod for pod in pods if pod.is_leaving and pod.reason}
+        self._disrupted.setdefault(handle, {}).update(ending)
 
-        The API forgets a deleted pod, and with it why it was preempted or drained.
-        """
-        kept = self._disrupted.setdefault(handle, {})
-        kept |= {pod.uid: pod for pod in pods if pod.is_leaving and pod.reason}
-        if not is_final:
-            return pods
+    def _with_disrupted(self, handle: str, pods: list[Pod]) -> list[Pod]:
+        """Return the pods of an ended job with those that the cluster has ended and deleted."""
         # A newer pod of the same node belongs to a later attempt.
         present = {pod.node for pod in pods}
-        return [*pods, *(pod for pod in kept.values() if pod.node not in present)]
+        noted = list(self._disrupted.get(handle, {}).values())
+        return [*pods, *(pod for pod in noted if pod.node not in present)]
 
     def waits_for(self, handle: str) -> str:
         """Return why the job does not run yet: no room, no image, a quota."""
@@ -354,7 +355,8 @@ class KubernetesBackend(Backend[KubernetesRequest]):
             outage.reset()
             return ended
 
-        yield from logs.follow(self._client(where.cluster), self._place(where, node), has_ended)
+        client, place = self._client(where.cluster), self._place(where, node)
+        yield from logs.follow(client, place, has_ended, partial(self._note_disrupted, handle))
 
     def refresh(self, handle: str, keys: Mapping[str, str]) -> None:
         """Put fresh keys of the store into the Secret, which reaches the pods within minutes."""
