@@ -119,14 +119,16 @@ class ModelArts(Values):
 class Kubernetes(Values):
     """Settings of the kubernetes backend."""
 
-    engine: Annotated[str, OneOf("auto", "volcano", "mpi-operator", "ms-operator")] = key(
-        "The operator that runs the job; auto asks the cluster which one it has.", "auto")
+    engine: Annotated[str, OneOf("auto", "volcano", "mpi-operator", "ms-operator", "job")] = key(
+        "What runs the job: an operator, or Kubernetes itself (job); auto takes the first of these "
+        "that the cluster offers you.", "auto")
     context: Text = key("The context in the kubeconfig; by default the current one.")
     kubeconfig: Text = key(
         "The file with the access to the cluster; by default $KUBECONFIG, then ~/.kube/config, "
         "then the service account of the pod that cloudjob runs in.")
     namespace: Text = key("The namespace of the job; by default the one of the context.")
-    queue: Text = key("The queue of the job; by default the scheduler's own.")
+    queue: Text = key(
+        "The queue of the job, with job a LocalQueue of Kueue; by default the scheduler's own.")
     cpus: Number = key(
         "CPUs that each node requests and is limited to; 0 requests none.", 0.0, ge=0, le=4096)
     memory_gib: Number = key(

@@ -23,6 +23,7 @@ import yaml
 
 from tests.support import operators
 from tests.support.kube_cluster import MERGE, Cluster, Log
+from tests.support.newer_jobs import NewerCluster, NewerJobs
 from tests.support.polling import Followed, poll
 
 BIN = Path(sys.executable).parent
@@ -31,6 +32,7 @@ RESOURCES = {
     "volcano": "/apis/batch.volcano.sh/v1alpha1/namespaces/{}/jobs",
     "mpi-operator": "/apis/kubeflow.org/v2beta1/namespaces/{}/mpijobs",
     "ms-operator": "/apis/mindspore.gitee.com/v1/namespaces/{}/msjobs",
+    "job": "/apis/batch/v1/namespaces/{}/jobs",
 }
 PLURALS = {"ConfigMap": "configmaps", "Secret": "secrets", "Service": "services", "Pod": "pods"}
 
@@ -44,6 +46,14 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield made
     finally:
         made.stop()
+
+
+@pytest.fixture(scope="session")
+def newer_cluster(cluster: Cluster) -> Iterator[NewerCluster]:
+    """The same API server, with the Jobs of a newer one."""
+    jobs = NewerJobs(cluster.port)
+    yield NewerCluster(cluster, jobs)
+    jobs.close()
 
 
 @dataclass(frozen=True)
@@ -185,6 +195,8 @@ class Lab:
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         if self.engine == "volcano":
             status: Any = {"state": {"phase": phase, "lastTransitionTime": now}, **more}
+        elif self.engine == "job":
+            status = {**_job_status(phase, now), **more}
         else:
             held = {"type": phase, "status": "True", "lastTransitionTime": now, **more}
             status = {"conditions": [held], "startTime": now, "replicaStatuses": {}}
@@ -234,6 +246,20 @@ class Lab:
         self.cluster.ask("DELETE", self.core("Pod", pod), {"gracePeriodSeconds": 0})
 
 
+def _job_status(phase: str, now: str) -> dict[str, Any]:
+    """Return the status that the Job controller writes in place of the phase of an operator."""
+    ends = {"Succeeded": "Complete", "Failed": "Failed", "Suspended": "Suspended"}
+    at = {"lastTransitionTime": now, "lastProbeTime": now}
+    kinds = [ends[phase]] if phase in ends else []
+    is_active = not kinds
+    return {
+        "conditions": [{"type": kind, "status": "True", **at} for kind in kinds],
+        "startTime": now if phase != "Suspended" else None,
+        "completionTime": now if phase == "Succeeded" else None,
+        **{"active": int(is_active), "ready": int(phase == "Running"), "terminating": 0},
+    }
+
+
 def _container(name: str, state: dict[str, Any]) -> dict[str, Any]:
     return {
         "name": name,
@@ -245,28 +271,46 @@ def _container(name: str, state: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-@pytest.fixture(params=["volcano", "mpi-operator"])
-def mpi_lab(request: pytest.FixtureRequest, cluster: Cluster, tmp_path: Path) -> Lab:
-    """A new namespace, once with each operator that can start Open MPI."""
-    return Lab(cluster, tmp_path / "lab", engine=request.param)
+def new_lab(request: pytest.FixtureRequest, folder: Path, engine: str) -> Lab:
+    """Return a new namespace of the cluster that has this engine."""
+    name = "newer_cluster" if engine == "job" else "cluster"
+    return Lab(request.getfixturevalue(name), folder / "lab", engine=engine)
+
+
+@pytest.fixture(params=["volcano", "mpi-operator", "job"])
+def mpi_lab(request: pytest.FixtureRequest, tmp_path: Path) -> Lab:
+    """A new namespace, once with each engine that can start Open MPI."""
+    return new_lab(request, tmp_path, request.param)
 
 
 @pytest.fixture
-def mindspore_lab(cluster: Cluster, tmp_path: Path) -> Lab:
+def job_lab(request: pytest.FixtureRequest, tmp_path: Path) -> Lab:
+    """A new namespace without an operator."""
+    return new_lab(request, tmp_path, "job")
+
+
+@pytest.fixture
+def mindspore_lab(request: pytest.FixtureRequest, tmp_path: Path) -> Lab:
     """A new namespace with MindSpore's operator."""
-    return Lab(cluster, tmp_path / "lab", engine="ms-operator")
+    return new_lab(request, tmp_path, "ms-operator")
 
 
 @pytest.fixture(params=["volcano", "mpi-operator", "ms-operator"])
-def lab(request: pytest.FixtureRequest, cluster: Cluster, tmp_path: Path) -> Lab:
+def operator_lab(request: pytest.FixtureRequest, tmp_path: Path) -> Lab:
     """A new namespace, once with each operator."""
-    return Lab(cluster, tmp_path / "lab", engine=request.param)
+    return new_lab(request, tmp_path, request.param)
+
+
+@pytest.fixture(params=["volcano", "mpi-operator", "ms-operator", "job"])
+def lab(request: pytest.FixtureRequest, tmp_path: Path) -> Lab:
+    """A new namespace, once with each engine."""
+    return new_lab(request, tmp_path, request.param)
 
 
 @pytest.fixture
-def volcano_lab(cluster: Cluster, tmp_path: Path) -> Lab:
+def volcano_lab(request: pytest.FixtureRequest, tmp_path: Path) -> Lab:
     """A new namespace with Volcano."""
-    return Lab(cluster, tmp_path / "lab")
+    return new_lab(request, tmp_path, "volcano")
 
 
 @pytest.fixture

@@ -1,9 +1,9 @@
-"""A cluster node and the operators: pods run as containers of this host's engine.
+"""A cluster node and the controllers: pods run as containers of this host's engine.
 
-The manifests are those that the API server stored. The operators' rules turn them into pods
-(``tests.support.operators``) and a kubelet's rules turn each pod into a container
-(``tests.support.kubelet``); this module reports pod states, serves logs and applies the
-operators' restart and clean-up policies.
+The manifests are those that the API server stored. The rules of the operators and of the Job
+controller turn them into pods (``tests.support.operators``) and a kubelet's rules turn each pod
+into a container (``tests.support.kubelet``); this module reports pod states, serves logs and
+applies the controllers' restart and clean-up policies.
 """
 
 from __future__ import annotations
@@ -30,10 +30,21 @@ _POLL_S = 0.2
 class PodRunner:
     """Runs the pods of one job until the job has ended."""
 
-    def __init__(self, lab: Lab, engine: docker.APIClient, image: str) -> None:
+    def __init__(
+        self, lab: Lab, engine: docker.APIClient, image: str, *, held: tuple[int, ...] = ()
+    ) -> None:
+        """Prepare it.
+
+        Args:
+            held: The nodes for whose pods there is no room until ``release``.
+        """
         self.lab = lab
         self._engine = engine
         self._image = image
+        self._held = held
+        self._waiting: list[tuple[dict[str, Any], kubelet.Objects, int]] = []
+        # The exit codes of an Indexed Job by node; the controller counts each pod once.
+        self._counted: dict[int, int] = {}
         self._running: dict[str, str] = {}
         self._threads: list[threading.Thread] = []
         self._stop = threading.Event()
@@ -61,6 +72,33 @@ class PodRunner:
     def kill(self, pod: str) -> None:
         """Kill a pod's container, as the kernel does when it is out of memory."""
         self._engine.kill(self._running[pod])
+
+    def release(self) -> None:
+        """Start the pods for which there was no room."""
+        for pod, objects, index in self._waiting:
+            self._start_pod(pod, objects, index)
+        self._waiting.clear()
+
+    def delete(self, pod: str, reason: str = "", message: str = "") -> None:
+        """Delete a pod of an Indexed Job with its grace period.
+
+        Args:
+            reason: The reason of the condition DisruptionTarget; empty for none.
+        """
+        if reason:
+            condition = {"type": "DisruptionTarget", "status": "True", "reason": reason}
+            self.lab.pod_status(pod, {"conditions": [{**condition, "message": message}]})
+        self.lab.cluster.ask("DELETE", self.lab.core("Pod", pod))
+        grace_s = self.lab.get(self.lab.core("Pod", pod))["spec"]["terminationGracePeriodSeconds"]
+        self._engine.stop(self._running[pod], timeout=grace_s)
+
+    def evict(self, pod: str, message: str) -> None:
+        """Kill a pod's container, and report the pod as evicted, as a kubelet short of memory."""
+        container = self._running.pop(pod)
+        self._engine.kill(container)
+        self._engine.wait(container)
+        self.lab.finish(pod, 137)
+        self.lab.pod_status(pod, {"phase": "Failed", "reason": "Evicted", "message": message})
 
     @contextlib.contextmanager
     def paused(self, pod: str) -> Iterator[None]:
@@ -117,6 +155,7 @@ class PodRunner:
             "volcano": self._volcano,
             "mpi-operator": self._mpi,
             "ms-operator": self._mindspore,
+            "job": self._indexed,
         }
         while not self._stop.is_set():
             ended = self._exit_codes()
@@ -167,6 +206,51 @@ class PodRunner:
             return "Succeeded"
         return "Failed" if any(ended.values()) else ""
 
+    def _indexed(self, name: str, ended: dict[str, int]) -> str:
+        """Apply the documentation of Jobs: suspend, the success policy, and limits per index."""
+        spec = self._manifest(name)["spec"]
+        nodes = self._nodes()
+        if spec.get("suspend"):
+            # The controller gives up these pods before it deletes them, so they do not count.
+            self._delete_pods(keep_ended=True)
+            return "Suspended"
+        for pod, code in ended.items():
+            self._counted.setdefault(nodes[pod], code)
+        self._forget_deleted()
+        assert (spec["backoffLimitPerIndex"], spec["podReplacementPolicy"]) == (0, "Failed")
+        assert spec["successPolicy"] == {"rules": [{"succeededIndexes": "0"}]}
+        good = sorted(node for node, code in self._counted.items() if not code)
+        bad = sorted(node for node, code in self._counted.items() if code)
+        indexes = {
+            "completedIndexes": ",".join(map(str, good)),
+            "failedIndexes": ",".join(map(str, bad)),
+        }
+        if 0 in good:
+            self.lab.phase(name, "Running", **indexes, **_held("SuccessCriteriaMet"))
+            self._delete_pods(keep_ended=True)
+            return "Succeeded"
+        if len(self._counted) == spec["completions"]:
+            return "Failed"
+        self.lab.phase(name, "Running", **indexes, active=spec["completions"] - len(self._counted))
+        return ""
+
+    def _nodes(self) -> dict[str, int]:
+        """Return the nodes of the pods that exist, by pod."""
+        items = self.lab.get(self.lab.core("Pod"))["items"]
+        return {
+            item["metadata"]["name"]: int(item["metadata"]["annotations"][operators.INDEX])
+            for item in items
+        }
+
+    def _forget_deleted(self) -> None:
+        """Remove deleted pods that have been counted: the controller removes its finalizer."""
+        for item in self.lab.get(self.lab.core("Pod"))["items"]:
+            name = item["metadata"]["name"]
+            if item["metadata"].get("deletionTimestamp") and name not in self._running:
+                self.lab.log(name).end()
+                self.lab.delete(name)
+                self.lab.cluster.kubelet.forget(self.lab.namespace, name)
+
     def _await_kept_pods(self, name: str) -> None:
         """Let the pods continue that the operator keeps when it considers the job ended."""
         if self.lab.engine != "ms-operator":
@@ -208,7 +292,13 @@ class PodRunner:
         is_last = manifest["spec"].get("launcherCreationPolicy") == "WaitForWorkersReady"
         pods = [*enumerate(found)]
         for index, pod in [*pods[1:], pods[0]] if is_last else pods:
-            self._start_pod(self.lab.get(self.lab.core("Pod", pod)), objects, index)
+            item = self.lab.get(self.lab.core("Pod", pod))
+            if index in self._held:
+                reason = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+                self.lab.pod_status(pod, {"conditions": [{**reason, "message": "no room"}]})
+                self._waiting.append((item, objects, index))
+            else:
+                self._start_pod(item, objects, index)
 
     def _open_store(self) -> None:
         """Give the pods' user write access to the store, as the owner of a network disk would."""
@@ -315,6 +405,11 @@ class PodRunner:
             namespace, _, pod = key.partition("/")
             if namespace == self.lab.namespace and not self.lab.get(self.lab.core("Pod", pod)):
                 kubelet_.forget(namespace, pod)
+
+
+def _held(*kinds: str) -> dict[str, Any]:
+    """Return these conditions of a Job, as true."""
+    return {"conditions": [{"type": kind, "status": "True"} for kind in kinds]}
 
 
 def _volumes(started: kubelet.Started) -> bytes:

@@ -14,10 +14,11 @@ import docker
 import pytest
 import yaml
 
-from tests.e2e_kube.conftest import Lab
+from tests.e2e_kube.conftest import LIMIT_S, Lab
 from tests.e2e_kube.machine import PodRunner
 from tests.support import macos, portable_job
 from tests.support.kube_cluster import Cluster
+from tests.support.polling import Followed
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.docker]
 
@@ -64,6 +65,7 @@ def test_an_mpi_job_runs_on_open_mpi_4_and_5(
     hosts = {
         "volcano": [f"{job}-worker-0", f"{job}-worker-1"],
         "mpi-operator": [f"{job}-launcher", f"{job}-worker-0"],
+        "job": [f"{job}-0", f"{job}-1"],
     }[lab.engine]
     for rank in range(4):
         host = hosts[rank // 2]
@@ -406,3 +408,124 @@ def test_an_image_without_cloudjob_runs_a_job(
     reports = [json.loads(line.partition("] ")[2]) for line in done.out.splitlines()]
     assert reports == 2 * [{"home": True, "uid": 1000, "cache": True}]
     engine.remove_image(tag, force=True)
+
+
+# -- Kubernetes without an operator ---------------------------------------------------------------
+
+WAITS = "import time\nprint('begun', flush=True)\ntime.sleep(600)\n"
+MEMORY = "The node was low on resource: memory."
+
+
+def start(lab: Lab, *arguments: str) -> tuple[str, list[str]]:
+    """Start a job of two nodes that waits, and return its id and its pods."""
+    (lab.source / "train.py").write_text(WAITS)
+    job = lab.submit("-n", "2", *arguments)
+    lab.await_log(job, b"[0] begun", b"[1] begun")
+    items = lab.get(lab.core("Pod"))["items"]
+    return job, sorted(item["metadata"]["name"] for item in items)
+
+
+@pytest.mark.parametrize("node", [0, 1])
+def test_a_deleted_pod_ends_an_indexed_job(
+    job_lab: Lab, engine: docker.APIClient, base_image: str, node: int
+):
+    """Nothing replaces the pod: its successor would wait for nodes that have ended."""
+    lab = job_lab
+    with PodRunner(lab, engine, base_image) as runner:
+        job, pods = start(lab)
+        runner.delete(pods[node])
+        done = lab.run("wait", job)
+        ended = [item["metadata"]["name"] for item in lab.get(lab.core("Pod"))["items"]]
+
+    assert done.code not in (0, 124), done
+    assert runner.attempts == 1
+    assert set(ended) <= set(pods)
+    status = lab.status(job)
+    assert (status["state"], status["cause"]) == ("FAILED", "platform"), status
+
+
+@pytest.mark.parametrize("node", [0, 1])
+def test_a_preempted_pod_of_an_indexed_job_is_named_with_the_reason(
+    job_lab: Lab, engine: docker.APIClient, base_image: str, node: int
+):
+    """A submit that waits has seen the pod before the cluster deleted it."""
+    lab = job_lab
+    (lab.source / "train.py").write_text(
+        "import signal, time\n"
+        # Longer than the pause between two looks at the pods.
+        "signal.signal(signal.SIGTERM, lambda *_: time.sleep(15))\n"
+        "print('begun', flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    path = lab.folder / "submit.log"
+    with PodRunner(lab, engine, base_image) as runner, path.open("wb") as file:
+        submitting = lab.start(
+            "submit", "--config", "job.yaml", "-n", "2", "--grace-s", "20", "train.py", out=file
+        )
+        with Followed(submitting, path) as followed:
+            followed.await_all(b"[0] begun", b"[1] begun", limit_s=LIMIT_S)
+            pods = sorted(x["metadata"]["name"] for x in lab.get(lab.core("Pod"))["items"])
+            runner.delete(pods[node], "PreemptionByScheduler", "for a pod of higher priority")
+            assert submitting.wait(LIMIT_S) != 0
+
+    status = lab.status(pods[0].rpartition("-")[0].rpartition("-")[0])
+    assert (status["state"], status["cause"]) == ("FAILED", "platform"), status
+    assert "PreemptionByScheduler: for a pod of higher priority" in status["failure"]["message"]
+
+
+def test_an_evicted_worker_of_an_indexed_job_is_named(
+    job_lab: Lab, engine: docker.APIClient, base_image: str
+):
+    lab = job_lab
+    with PodRunner(lab, engine, base_image) as runner:
+        job, pods = start(lab)
+        runner.evict(pods[1], MEMORY)
+        done = lab.run("wait", job)
+
+    assert done.code not in (0, 124), done
+    status = lab.status(job)
+    assert (status["state"], status["cause"]) == ("FAILED", "platform"), status
+    assert status["failure"]["node"] == 1, status
+    assert f"node 1 ({pods[1]}): Evicted: {MEMORY.rstrip('.')}; " in status["failure"]["message"]
+
+
+def test_an_indexed_job_without_room_for_a_node_fails_at_its_start_timeout(
+    job_lab: Lab, engine: docker.APIClient, base_image: str, until: Callable[..., None]
+):
+    """The controller would wait for the pod for ever, but the job ends with its head."""
+    lab = job_lab
+    with PodRunner(lab, engine, base_image, held=(1,)):
+        job = lab.submit("-n", "2", "--start-timeout-min", "0.3")
+        until(
+            lambda: "(node 1: Unschedulable: no room)" in lab.status(job)["native_state"],
+            "reason why a pod waits",
+        )
+        done = lab.run("wait", job)
+        status = lab.status(job)
+
+    assert done.code not in (0, 124), done
+    assert status["state"] == "FAILED", status
+    assert status["failure"]["node"] == 1, status
+    assert status["native_state"] == "Running, but its head has failed", status
+
+
+def test_a_head_looks_up_a_worker_until_its_name_resolves(
+    job_lab: Lab, engine: docker.APIClient, base_image: str, until: Callable[..., None]
+):
+    """The cluster's DNS knows the name of a pod only some time after the pod has started."""
+    lab = job_lab
+    with PodRunner(lab, engine, base_image, held=(1,)) as runner:
+        submitting = lab.start("submit", "--config", "job.yaml", "-n", "2", "train.py")
+        until(
+            lambda: any(
+                log.lines
+                for key, log in lab.cluster.kubelet.logs.items()
+                if key.startswith(f"{lab.namespace}/")
+            ),
+            "the first line of the head",
+        )
+        runner.release()
+        done = lab.end(submitting)
+
+    assert done.code == 0, done
+    assert sorted(done.out.split()) == ["[0]", "[1]", "hello", "hello"]

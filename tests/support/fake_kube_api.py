@@ -38,6 +38,8 @@ class FakeApi:
         # Fields to drop from objects, and the response to each dry run.
         self.dropped: tuple[str, ...] = ()
         self.dry_run: tuple[int, Object] = (201, {})
+        # Methods and parts of paths of the requests that are forbidden.
+        self.forbidden: set[tuple[str, str]] = set()
         # Whether to close each connection without a response.
         self.is_down = False
         # Called with each object that is patched or created, in place of an operator.
@@ -123,6 +125,8 @@ class FakeApi:
     def _do(
         self, method: str, path: str, query: dict[str, str], body: Object
     ) -> tuple[int, Object]:
+        if any(method == name and part in path for name, part in self.forbidden):
+            return 403, {"kind": "Status", "reason": "Forbidden", "message": f"{path} is forbidden"}
         if method == "POST":
             body.setdefault("metadata", {})
             made = f"{path}/{body['metadata'].get('name', 'generated')}"
@@ -155,7 +159,7 @@ class FakeApi:
         return found
 
 
-_LISTED = ("pods", "events", "services", "jobs", "mpijobs", "msjobs")
+_LISTED = ("pods", "events", "services", "jobs", "mpijobs", "msjobs", "workloads")
 
 
 def _is_in(name: str, path: str, query: dict[str, str], item: Object) -> bool:

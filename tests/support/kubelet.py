@@ -125,10 +125,12 @@ def _value(item: Object, pod: Object, objects: Objects, env: dict[str, str], ip:
     if kind == "configMapKeyRef":
         return objects.of("ConfigMap", source["name"])[source["key"]].decode()
     assert kind == "fieldRef", kind
+    annotations = pod["metadata"].get("annotations") or {}
     known = {
         "status.podIP": ip,
         "status.hostIP": "192.0.2.1",
         "metadata.name": pod["metadata"]["name"],
+        **{f"metadata.annotations['{key}']": value for key, value in annotations.items()},
     }
     return known[source["fieldPath"]]
 

@@ -1,4 +1,7 @@
-"""The objects that operators create from a job's manifest, following their source code.
+"""The objects that operators and Kubernetes' own Job controller create from a job's manifest.
+
+Operators follow their source code, the Job controller its documentation (Jobs, and the comments of
+``k8s.io/api/batch/v1/types.go``).
 
 Volcano: ``pkg/controllers/job/job_controller_util.go`` (createJobPod), ``plugins/{env,svc}``.
 MPI operator: ``pkg/controller/mpi_job_controller.go`` (newLauncherPodTemplate, newWorker,
@@ -28,8 +31,51 @@ class Made(NamedTuple):
 
 def made_of(job: Object, uid: str = "") -> Made:
     """Return the objects that the operator creates from this manifest."""
+    is_builtin = job["apiVersion"] == "batch/v1"
     of_kind = {"Job": volcano, "MPIJob": mpi_operator, "MSJob": ms_operator}
-    return of_kind[job["kind"]](job, uid)
+    return indexed_job(job, uid) if is_builtin else of_kind[job["kind"]](job, uid)
+
+
+# -- Kubernetes' own Job controller ---------------------------------------------------------------
+
+INDEX = "batch.kubernetes.io/job-completion-index"
+
+
+def indexed_job(job: Object, uid: str = "") -> Made:
+    """Return the pods of an Indexed Job; the Service is part of the job's own manifests."""
+    spec, name = job["spec"], job["metadata"]["name"]
+    known = {
+        *("completionMode", "completions", "parallelism", "backoffLimitPerIndex", "suspend"),
+        *("podReplacementPolicy", "successPolicy", "ttlSecondsAfterFinished", "template"),
+        # What an API server adds.
+        *("selector", "backoffLimit"),
+    }
+    assert set(spec) <= known, "what other fields do is not known here"
+    assert spec["completionMode"] == "Indexed"
+    assert spec["parallelism"] == spec["completions"], "else some nodes would start later"
+    assert spec["template"]["spec"]["restartPolicy"] == "Never", "backoffLimitPerIndex needs it"
+    owner = _owner(job, uid)
+    pods = []
+    for index in range(spec["completions"]):
+        # The name of a pod ends in random characters; its host name does not.
+        pod_name = f"{name}-{index}-x7k2p"
+        pod = _pod(spec["template"], pod_name, job["metadata"]["namespace"], owner)
+        host = f"{name}-{index}"
+        assert len(host) <= 63, "the API server refuses a Job whose pods have no valid host names"
+        pod["spec"].setdefault("hostname", host)
+        metadata = pod["metadata"]
+        metadata["annotations"] = {**(metadata.get("annotations") or {}), INDEX: str(index)}
+        metadata["labels"] |= {
+            "batch.kubernetes.io/job-name": name,
+            "job-name": name,
+            INDEX: str(index),
+        }
+        source = {"fieldRef": {"fieldPath": f"metadata.annotations['{INDEX}']"}}
+        for container in pod["spec"]["containers"]:
+            variable = {"name": "JOB_COMPLETION_INDEX", "valueFrom": source}
+            container.setdefault("env", []).append(variable)
+        pods.append(pod)
+    return Made(pods, [])
 
 
 # -- Volcano ------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The kubernetes backend: an operator's job whose pods are set up as ModelArts does it.
+"""The kubernetes backend: a job whose pods are set up as ModelArts does it.
 
 A handle contains all that is needed to find a job again, independent of the current context:
 ``kubernetes://context/namespace/engine/job``; if the job file or ``$KUBECONFIG`` names files, ``+``
@@ -23,11 +23,12 @@ from urllib.parse import quote, unquote
 from cloudjob.backends import handles
 from cloudjob.backends.base import Backend, Check, Devices, Event, NativeStatus
 from cloudjob.backends.delivery import new_ssh_key
-from cloudjob.backends.kubernetes import errors, events, kubeconfig, logs, state
+from cloudjob.backends.kubernetes import errors, events, kubeconfig, kueue, logs, state
 from cloudjob.backends.kubernetes import request as requests
 from cloudjob.backends.kubernetes.client import POD, Client
 from cloudjob.backends.kubernetes.engine import Engine
 from cloudjob.backends.kubernetes.kubeconfig import Cluster
+from cloudjob.backends.kubernetes.kueue import Deactivation
 from cloudjob.backends.kubernetes.logs import Place
 from cloudjob.backends.kubernetes.pod import JOB_LABEL, MANAGER_LABEL, Names
 from cloudjob.backends.kubernetes.request import (
@@ -47,6 +48,7 @@ from cloudjob.errors import (
     Unreachable,
 )
 from cloudjob.home import locks, writing
+from cloudjob.model.progress import log_once
 from cloudjob.model.status import JobState
 from cloudjob.model.submission import Submission
 from cloudjob.retries import LIMITS, Limits, OutageLimit, WaitNotices
@@ -58,6 +60,8 @@ if TYPE_CHECKING:
 _SCHEME = "kubernetes"
 _POLL_S = 1.0
 _LOCK = "lock"
+# Marks a job whose object was deleted to cancel it.
+_DELETED = "deleted"
 # Seconds that a cancel waits for logs: for existing lines, and for those at the job's end.
 _LAST_OUTPUT_S = 5.0
 # Seconds between two requests for the pods and events of a job: there may be thousands.
@@ -105,11 +109,13 @@ class KubernetesBackend(Backend[KubernetesRequest]):
         self._notices = WaitNotices()
         self._waiting_s: dict[str, float] = {}
         self._pod_states: dict[tuple[str, JobState], tuple[float, list[Pod], list[str]]] = {}
+        # The pods of each job, by handle and uid, that the cluster was seen to end.
+        self._disrupted: dict[str, dict[str, Pod]] = {}
 
     def checks(self, spec: JobSpec | None, store: str) -> list[Check]:
         from cloudjob.backends.kubernetes import checks
 
-        chosen = None if spec is None else self._engine
+        chosen = None if spec is None else self._engine_for(spec)
         built = None if spec is None else self._built
         return checks.run(self._client(self._cluster), spec, chosen, built)
 
@@ -119,7 +125,8 @@ class KubernetesBackend(Backend[KubernetesRequest]):
         return Devices(spec.kubernetes.gpus, f"kubernetes.gpus is {spec.kubernetes.gpus}")
 
     def build(self, submission: Submission) -> KubernetesRequest:
-        self._built = requests.build(submission, self._engine, self._cluster.namespace)
+        engine = self._engine_for(submission.spec)
+        self._built = requests.build(submission, engine, self._cluster.namespace)
         return self._built
 
     def show(self, request: KubernetesRequest) -> dict[str, Any]:
@@ -245,15 +252,23 @@ class KubernetesBackend(Backend[KubernetesRequest]):
         """
         where = _parse_handle(handle)
         client = self._client(where.cluster)
-        job = self._job(client, where)
+        try:
+            job = self._job(client, where)
+        except JobNotFound:
+            if self._was_deleted(where.job_names.job):
+                return NativeStatus(JobState.CANCELLED, "deleted", knows_cancels=True)
+            raise
         is_cancelled = CANCELLED in (job["metadata"].get("annotations") or {})
         now = where.engine.stage(job, is_cancelled).state
         pods: list[Pod] = []
         reasons: list[str] = []
         if now.is_final:
             pods, _ = logs.pods(client, self._place(where, None))
-        elif not is_brief:
+        elif not is_brief or where.engine.reads_pods:
             pods, reasons = self._read_pods(client, where, job, now)
+        self._note_disrupted(handle, pods)
+        if now.is_final:
+            pods = self._with_disrupted(handle, pods)
         found = state.status_of(where.engine, job, pods, is_cancelled=is_cancelled, reasons=reasons)
         if is_cancelled and any(pod.is_cut_off for pod in pods) and not found.state.is_final:
             # Such a pod never ends, so report it to the user who waits.
@@ -273,7 +288,12 @@ class KubernetesBackend(Backend[KubernetesRequest]):
             # Users who may read a job are not always allowed to list jobs.
             with contextlib.suppress(errors.AccessDenied):
                 found |= _listed(self._client(cluster), namespace, engine, names_by_handle)
-        return found
+        # Of these, only ``status`` knows that they were cancelled.
+        return {
+            handle: status
+            for handle, status in found.items()
+            if status or not self._was_deleted(_parse_handle(handle).job_names.job)
+        }
 
     def _read_pods(
         self, client: Client, where: _Handle, job: Mapping[str, Any], now: JobState
@@ -289,6 +309,18 @@ class KubernetesBackend(Backend[KubernetesRequest]):
             reasons = events.reasons(client, where.engine, where.job_names, job, pods)
         self._pod_states[key] = (time.monotonic(), pods, reasons)
         return pods, reasons
+
+    def _note_disrupted(self, handle: str, pods: list[Pod]) -> None:
+        """Note the pods that the cluster ends: it forgets a deleted pod, and why it was drained."""
+        ending = {pod.uid: pod for pod in pods if pod.is_leaving and pod.reason}
+        self._disrupted.setdefault(handle, {}).update(ending)
+
+    def _with_disrupted(self, handle: str, pods: list[Pod]) -> list[Pod]:
+        """Return the pods of an ended job with those that the cluster has ended and deleted."""
+        # A newer pod of the same node belongs to a later attempt.
+        present = {pod.node for pod in pods}
+        noted = list(self._disrupted.get(handle, {}).values())
+        return [*pods, *(pod for pod in noted if pod.node not in present)]
 
     def waits_for(self, handle: str) -> str:
         """Return why the job does not run yet: no room, no image, a quota."""
@@ -323,7 +355,8 @@ class KubernetesBackend(Backend[KubernetesRequest]):
             outage.reset()
             return ended
 
-        yield from logs.follow(self._client(where.cluster), self._place(where, node), has_ended)
+        client, place = self._client(where.cluster), self._place(where, node)
+        yield from logs.follow(client, place, has_ended, partial(self._note_disrupted, handle))
 
     def refresh(self, handle: str, keys: Mapping[str, str]) -> None:
         """Put fresh keys of the store into the Secret, which reaches the pods within minutes."""
@@ -345,15 +378,33 @@ class KubernetesBackend(Backend[KubernetesRequest]):
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         path = where.engine.resource.path(namespace, name)
         client.patch(path, {"metadata": {"annotations": {CANCELLED: now}}}, doing)
-        method, resource, target, body = where.engine.stop(job)
-        if method == "POST":
-            client.create(resource, namespace, body, JOB_LABEL)
-        else:
-            client.patch(resource.path(namespace, target), body, doing)
+        is_kueues = where.engine.kueue_resumes
+        stopped = kueue.deactivate(client, job, doing) if is_kueues else Deactivation.UNMANAGED
+        if stopped is Deactivation.UNMANAGED:
+            method, resource, target, body = where.engine.stop(job)
+            if method == "POST":
+                client.create(resource, namespace, body, JOB_LABEL)
+            else:
+                client.patch(resource.path(namespace, target), body, doing)
+        elif stopped is Deactivation.IMPOSSIBLE:
+            self._delete_cancelled(client, where, path, doing)
         self._save_logs(handle)
         if is_urgent:
             query = self._place(where, None).selector
             client.delete(POD.path(namespace), doing, query, gracePeriodSeconds=0)
+
+    def _delete_cancelled(self, client: Client, where: _Handle, path: str, doing: str) -> None:
+        """Delete a job that a queue would resume; its pods get their grace period."""
+        folder = self._home / where.job_names.job
+        with writing("saving that the job was cancelled", folder):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            (folder / _DELETED).touch(mode=0o600)
+        # In the foreground: the job exists, and its status can be read, until its pods have ended.
+        client.delete(path, doing, propagationPolicy="Foreground")
+
+    def _was_deleted(self, job: str) -> bool:
+        """Whether this machine has cancelled a job by deleting it."""
+        return (self._home / job / _DELETED).exists()
 
     def _save_logs(self, handle: str) -> None:
         """Save the pods' logs, including lines still to come: the logs are deleted with the pods.
@@ -432,28 +483,27 @@ class KubernetesBackend(Backend[KubernetesRequest]):
             self._found_cluster = kubeconfig.find(self._options, self._environ, self._user_home)
         return self._found_cluster
 
-    @property
-    def _engine(self) -> Engine:
-        """The operator that the job file names, or the first one that the cluster has."""
+    def _engine_for(self, spec: JobSpec) -> Engine:
+        """Return the engine that the job file names, or choose one that the cluster offers."""
         if self._chosen_engine is None:
             named = str(self._options.get("engine") or _AUTO)
-            self._chosen_engine = ENGINES[named] if named != _AUTO else self._detect_engine()
+            self._chosen_engine = (
+                ENGINES[named] if named != _AUTO else self._choose_engine(spec.launcher)
+            )
         return self._chosen_engine
 
-    def _detect_engine(self) -> Engine:
+    def _choose_engine(self, launcher: str) -> Engine:
         from cloudjob.backends.kubernetes import checks
 
+        cluster = self._cluster
         try:
-            found = checks.engines(self._client(self._cluster))
+            engine = checks.choose(self._client(cluster), launcher)
         except BackendError as error:
             error.hint = f"{error.hint}; a dry run needs no cluster if kubernetes.engine is set"
             raise
-        if not found:
-            raise BackendError(
-                f"looking for an operator in {self._cluster.context}: there is none",
-                hint=f"install one of {', '.join(ENGINES)}; `cloudjob docs kubernetes` shows how",
-            )
-        return found[0]
+        place = f"the {engine.resource.kind} of {engine.resource.group} in {cluster.context}"
+        log_once(f"kubernetes.engine auto: {engine.name}, {place}")
+        return engine
 
     def _client(self, cluster: Cluster) -> Client:
         if cluster not in self._clients:

@@ -6,31 +6,62 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from cloudjob.backends.base import Check
+from cloudjob.backends.kubernetes import discovery, kueue
 from cloudjob.backends.kubernetes.client import Client
-from cloudjob.backends.kubernetes.engine import Engine, Resource
+from cloudjob.backends.kubernetes.discovery import Lack, Offer, Version
+from cloudjob.backends.kubernetes.engine import Engine
 from cloudjob.backends.kubernetes.errors import ApiError, ObjectNotFound
-from cloudjob.backends.kubernetes.request import (
-    CONFIG_MAP,
-    ENGINES,
-    SECRET,
-    SERVICE,
-    KubernetesRequest,
-)
+from cloudjob.backends.kubernetes.request import KubernetesRequest
 from cloudjob.errors import BackendError
 
 if TYPE_CHECKING:
     from cloudjob.model.job import JobSpec
 
-_REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
-_CRDS = "`cloudjob docs kubernetes` shows how to install one"
 # The number of fields that a message lists.
 _MOST = 3
 _QUEUE = "/apis/scheduling.volcano.sh/v1beta1/queues"
+_HINTS = {
+    Lack.NOTHING: "",
+    Lack.RESOURCE: "`cloudjob docs kubernetes` shows how to install an operator",
+    Lack.VERSION: "use an operator, or a newer cluster",
+    Lack.PERMISSION: "`cloudjob docs kubernetes` has a Role with everything that is needed",
+}
 
 
-def engines(client: Client) -> list[Engine]:
-    """Return the engines whose operator's resources the cluster has."""
-    return [engine for engine in ENGINES.values() if _has(client, engine.resource)]
+def choose(client: Client, launcher: str) -> Engine:
+    """Return the first engine that the cluster offers to this user.
+
+    Args:
+        launcher: The launcher of the job.
+
+    Raises:
+        BackendError: There is none, or the cluster cannot be reached; a hint says what to do.
+    """
+    cluster = discovery.Cluster(client)
+    seen: list[Offer] = []
+    for offer in discovery.choices(cluster, launcher):
+        if offer.lack is Lack.NOTHING:
+            return offer.engine
+        seen.append(offer)
+    namespace = client.cluster.namespace
+    lacks = "; ".join(f"{o.engine.name}: {lack_text(o, cluster.version, namespace)}" for o in seen)
+    raise BackendError(
+        f"choosing an engine in {client.cluster.context}: you can use none: {lacks}",
+        hint="`cloudjob docs kubernetes` shows what each of them needs",
+    )
+
+
+def lack_text(offer: Offer, version: Version, namespace: str) -> str:
+    """Return what keeps the user from using an engine, in a few words."""
+    resource = offer.engine.resource
+    if offer.lack is Lack.RESOURCE:
+        return f"not installed: there is no {resource.kind} of {resource.group}/{resource.version}"
+    if offer.lack is Lack.VERSION:
+        first = ".".join(map(str, offer.engine.min_version))
+        return f"needs Kubernetes {first}, and this is {version.text}"
+    if offer.lack is Lack.PERMISSION:
+        return f"not allowed in {namespace}: {', '.join(map(str, offer.denied))}"
+    return f"usable in {namespace}"
 
 
 def run(
@@ -42,76 +73,37 @@ def run(
     """Return the results of all checks, first the one that the others depend on.
 
     Args:
+        engine: The engine of the job; None for all engines, without a job.
         request: The request that will be sent, if it is known.
     """
     try:
-        version = client.get("/version", f"asking {client.cluster.context} for its version")
-        found = engines(client)
+        cluster = discovery.Cluster(client)
+        offers = (
+            discovery.offers(cluster)
+            if engine is None
+            else [cluster.offer(engine, discovery.required(engine))]
+        )
     except BackendError as error:
         return [Check("cluster", False, error.message, error.hint)]
-    reached = f"{client.cluster.context}, Kubernetes {version.get('gitVersion')}"
+    reached = f"{client.cluster.context}, Kubernetes {cluster.version.text}"
     checks = [Check("cluster", True, reached)]
-    listed = ", ".join(item.name for item in found) or "none"
-    is_there = bool(found) if engine is None else engine in found
-    requirement = f", but the job needs {engine.name}" if engine and not is_there else ""
-    checks.append(Check("operator", is_there, listed + requirement, _CRDS))
-    if not is_there:
+    # One usable engine is enough for jobs in general.
+    is_needed = engine is not None or all(offer.lack is not Lack.NOTHING for offer in offers)
+    checks += [
+        _engine(offer, cluster.version, client.cluster.namespace, is_needed=is_needed)
+        for offer in offers
+    ]
+    if engine is None or offers[0].lack in (Lack.RESOURCE, Lack.VERSION):
         return checks
-    checks += _rights(client, engine or found[0])
-    if request is not None and all(check.is_ok for check in checks):
+    if request is not None and offers[0].lack is Lack.NOTHING:
         checks += _manifest(client, request)
-    return checks + _queue(client, spec, engine or found[0])
+    return checks + _queue(client, spec, engine)
 
 
-def _has(client: Client, resource: Resource) -> bool:
-    path = f"/apis/{resource.group}/{resource.version}"
-    try:
-        found = client.get(path, f"looking for {resource.kind} in the cluster")
-    except ObjectNotFound:
-        return False
-    return any(item.get("name") == resource.plural for item in found.get("resources") or ())
-
-
-def _rights(client: Client, engine: Engine) -> list[Check]:
-    """Check that the user has every right that a job needs."""
-    required = [
-        ("create", engine.resource, ""),
-        ("get", engine.resource, ""),
-        ("create", SECRET, ""),
-        ("create", CONFIG_MAP, ""),
-        ("list", Resource("", "v1", "pods", "Pod"), ""),
-        ("watch", Resource("", "v1", "pods", "Pod"), ""),
-        ("get", Resource("", "v1", "pods", "Pod"), "log"),
-    ]
-    if engine.needs_services:
-        required.append(("create", SERVICE, ""))
-    missing = [
-        f"{verb} {resource.plural}{'/' + part if part else ''}"
-        for verb, resource, part in required
-        if not _may(client, verb, resource, part)
-    ]
-    namespace = client.cluster.namespace
-    found = f"not allowed in {namespace}: {', '.join(missing)}" if missing else namespace
-    hint = "`cloudjob docs kubernetes` has a Role with everything that is needed"
-    return [Check("namespace", not missing, found, hint)]
-
-
-def _may(client: Client, verb: str, resource: Resource, part: str) -> bool:
-    attributes: dict[str, Any] = {
-        "namespace": client.cluster.namespace,
-        "verb": verb,
-        "group": resource.group,
-        "resource": resource.plural,
-    }
-    if part:
-        attributes["subresource"] = part
-    body = {
-        "apiVersion": "authorization.k8s.io/v1",
-        "kind": "SelfSubjectAccessReview",
-        "spec": {"resourceAttributes": attributes},
-    }
-    answer = client.post(_REVIEWS, body, f"checking the permission to {verb} {resource.plural}")
-    return bool((answer.get("status") or {}).get("allowed"))
+def _engine(offer: Offer, version: Version, namespace: str, *, is_needed: bool) -> Check:
+    is_usable = offer.lack is Lack.NOTHING
+    found = lack_text(offer, version, namespace)
+    return Check(f"engine {offer.engine.name}", is_usable, found, _HINTS[offer.lack], is_needed)
 
 
 def _manifest(client: Client, request: KubernetesRequest) -> list[Check]:
@@ -119,7 +111,8 @@ def _manifest(client: Client, request: KubernetesRequest) -> list[Check]:
 
     Servers since 1.25 refuse fields that they do not know when asked to; older ones drop them.
     """
-    resource, body = request.engine.resource, request.body
+    resource = request.engine.resource
+    body = _without(request.body, request.engine.optional)
     query = {"dryRun": "All", "fieldValidation": "Strict"}
     path = resource.path(request.job_names.namespace)
     try:
@@ -140,6 +133,12 @@ def _manifest(client: Client, request: KubernetesRequest) -> list[Check]:
     return [Check("manifest", False, f"the cluster does not know {listed}", hint)]
 
 
+def _without(body: Mapping[str, Any], fields: tuple[str, ...]) -> dict[str, Any]:
+    """Return a manifest without these fields of its ``spec``."""
+    spec = {key: value for key, value in body["spec"].items() if key not in fields}
+    return {**body, "spec": spec}
+
+
 def _dropped(sent: Any, kept: Any, where: str = "") -> Iterator[str]:
     """Yield the fields that were sent and dropped, except for empty ones."""
     if isinstance(sent, Mapping) and isinstance(kept, Mapping):
@@ -154,17 +153,36 @@ def _dropped(sent: Any, kept: Any, where: str = "") -> Iterator[str]:
 
 
 def _queue(client: Client, spec: JobSpec | None, engine: Engine) -> list[Check]:
-    """Check the queue: Volcano accepts a job with an unknown queue and never runs it."""
+    """Check the queue: a job with an unknown one is accepted and never runs."""
     name = spec.kubernetes.queue if spec else ""
-    if not name or engine.name != "volcano":
-        return []
+    if name and engine.name == "volcano":
+        return [_volcano_queue(client, name)]
+    if name and engine.name == "job":
+        return [_kueue_queue(client, name)]
+    return []
+
+
+def _volcano_queue(client: Client, name: str) -> Check:
     try:
         queue = client.get(f"{_QUEUE}/{name}", f"looking for the queue {name}")
     except ObjectNotFound:
         hint = "`kubectl get queues.scheduling.volcano.sh` lists them"
-        return [Check("queue", False, f"there is no queue {name}", hint)]
+        return Check("queue", False, f"there is no queue {name}", hint)
     except BackendError as error:
-        return [Check("queue", False, error.message, error.hint, is_needed=False)]
+        return Check("queue", False, error.message, error.hint, is_needed=False)
     phase = str((queue.get("status") or {}).get("state") or "Open")
     hint = "choose another kubernetes.queue, or wait"
-    return [Check("queue", phase == "Open", f"{name} is {phase}", hint)]
+    return Check("queue", phase == "Open", f"{name} is {phase}", hint)
+
+
+def _kueue_queue(client: Client, name: str) -> Check:
+    try:
+        served = kueue.version(client)
+        if not served:
+            hint = "kubernetes.queue is a LocalQueue of Kueue with the engine job; leave it out"
+            return Check("queue", False, "the cluster has no Kueue", hint)
+        is_there = kueue.has_queue(client, client.cluster.namespace, name, served)
+    except BackendError as error:
+        return Check("queue", False, error.message, error.hint, is_needed=False)
+    hint = "`kubectl get localqueues` lists them"
+    return Check("queue", is_there, name if is_there else f"there is no queue {name}", hint)

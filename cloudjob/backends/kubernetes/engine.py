@@ -1,4 +1,4 @@
-"""The interface of all operators: resources, manifests and states."""
+"""The interface of all engines: resources, manifests and states."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from cloudjob.backends.kubernetes.pod import CONTAINER, JOB_LABEL, Names
 from cloudjob.backends.kubernetes.strategic_merge import merged
 from cloudjob.model.status import JobState
 from cloudjob.model.submission import Submission
+
+# The label that puts a job into a queue of Kueue.
+KUEUE_QUEUE = "kueue.x-k8s.io/queue-name"
 
 
 class Resource(NamedTuple):
@@ -59,9 +62,10 @@ class Stage(NamedTuple):
 
 
 class Engine(ABC):
-    """An operator: the resource that it accepts, and how its pods become nodes.
+    """What runs a job, an operator or Kubernetes: its resource, and how its pods become nodes.
 
     Attributes:
+        min_version: The first version of Kubernetes that it works with; 0.0 for any.
         makes_key: Whether the operator makes a key for ssh.
         no_retries: Why it cannot restart a job; empty if it can.
         container: The name that the container has in its pods.
@@ -69,10 +73,14 @@ class Engine(ABC):
         runs: What these launchers start, for messages.
         needs_services: Whether the nodes need services that the operator does not make.
         is_early: Whether it considers a job ended while the head may still have work to do.
+        reads_pods: Whether only the pods tell that the job runs, or that its head is lost.
+        kueue_resumes: Whether Kueue manages such jobs, and resumes one that we suspend.
+        optional: The fields of ``spec`` that older servers may drop.
     """
 
     name: str
     resource: Resource
+    min_version = (0, 0)
     makes_key = False
     no_retries = ""
     container = CONTAINER
@@ -80,6 +88,9 @@ class Engine(ABC):
     runs = ""
     needs_services = False
     is_early = False
+    reads_pods = False
+    kueue_resumes = False
+    optional: tuple[str, ...] = ()
 
     @abstractmethod
     def hosts(self, name: str, nodes: int) -> tuple[str, ...]:

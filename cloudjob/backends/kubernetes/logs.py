@@ -144,16 +144,22 @@ def _read_part(client: Client, place: Place, pod: Pod, part: dict[str, str]) -> 
     return b""
 
 
-def follow(client: Client, place: Place, has_ended: Callable[[], bool]) -> Iterator[Piece]:
+def follow(
+    client: Client,
+    place: Place,
+    has_ended: Callable[[], bool],
+    on_pods: Callable[[list[Pod]], object],
+) -> Iterator[Piece]:
     """Yield the logs until the job has ended; an empty piece means that nothing is new.
 
     Args:
         has_ended: Returns whether the job has ended; called only while no pod writes.
+        on_pods: Called with pods as they change, from any thread.
 
     Raises:
         BackendError: The job has ended, and a log cannot be read to its end.
     """
-    follower = _Follower(client, place)
+    follower = _Follower(client, place, on_pods)
     try:
         for node, path in _saved_logs(place, pods(client, place)[0]):
             yield node, path.read_bytes()
@@ -248,9 +254,12 @@ class _Window:
 class _Follower:
     """The threads of one follower: one for the watch, and one for each pod."""
 
-    def __init__(self, client: Client, place: Place) -> None:
+    def __init__(
+        self, client: Client, place: Place, on_pods: Callable[[list[Pod]], object]
+    ) -> None:
         self._client = client
         self._place = place
+        self._on_pods = on_pods
         self.streams = Streams()
         self._lock = threading.Lock()
         self._seen: set[str] = set()
@@ -299,6 +308,7 @@ class _Follower:
         return silent_s > _LAST_RUNNING_S
 
     def _add_pods(self, found: list[Pod]) -> None:
+        self._on_pods(found)
         for pod in found:
             if not (self._place.is_requested(pod) and pod.has_started):
                 continue

@@ -34,6 +34,7 @@ class MpiOperator(Engine):
     name = "mpi-operator"
     resource = RESOURCE
     makes_key = True
+    kueue_resumes = True
     no_retries = (
         "the MPI operator restarts only its launcher, after the workers of the failed job have "
         "ended"

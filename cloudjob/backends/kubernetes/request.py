@@ -1,4 +1,4 @@
-"""The request for a job: a ConfigMap, a Secret and the operator's manifest. No I/O."""
+"""The request for a job: a ConfigMap, a Secret and the engine's manifest. No I/O."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 from cloudjob.backends import delivery
 from cloudjob.backends.kubernetes import pod, validation
 from cloudjob.backends.kubernetes.engine import Engine, Resource
+from cloudjob.backends.kubernetes.indexed_job import IndexedJob
 from cloudjob.backends.kubernetes.mpi_operator import MpiOperator
 from cloudjob.backends.kubernetes.ms_operator import MsOperator
 from cloudjob.backends.kubernetes.pod import Names
@@ -22,8 +23,9 @@ from cloudjob.model.submission import Submission
 from cloudjob.model.text import MASK
 from jobentry.contract import names, paths, variables
 
+# In the order of preference: an operator starts all pods or none, or restarts a whole job.
 ENGINES: Mapping[str, Engine] = {
-    engine.name: engine for engine in (Volcano(), MpiOperator(), MsOperator())
+    engine.name: engine for engine in (Volcano(), MpiOperator(), MsOperator(), IndexedJob())
 }
 CONFIG_MAP = Resource("", "v1", "configmaps", "ConfigMap")
 SECRET = Resource("", "v1", "secrets", "Secret")

@@ -1,4 +1,4 @@
-"""The status of a job, from its operator's status and its pods. No I/O."""
+"""The status of a job, from its engine's status and its pods. No I/O."""
 
 from __future__ import annotations
 
@@ -16,6 +16,24 @@ from cloudjob.model.status import JobState
 _NORMAL_REASONS = ("ContainerCreating", "PodInitializing", "")
 _OUT_OF_MEMORY = "OOMKilled"
 _OVER = ("Succeeded", "Failed")
+_DISRUPTED = "DisruptionTarget"
+_LOST = "NodeLost"
+_AGAIN = "submit the job again"
+# What to do about a reason of the cluster for ending a pod: the reasons of the condition
+# DisruptionTarget, then those of the pod's status, then that of a container.
+_HINTS = {
+    "PreemptionByScheduler": "a pod of higher priority took its place; set "
+    "kubernetes.priority_class, or submit the job again",
+    "DeletionByTaintManager": f"its machine was drained or does not report; {_AGAIN}",
+    "EvictionByEvictionAPI": f"its machine was drained or scaled down; {_AGAIN}",
+    "DeletionByPodGC": f"its machine was removed from the cluster; {_AGAIN}",
+    "TerminationByKubelet": f"its machine ran short of memory or disk, or shut down; {_AGAIN}",
+    "Evicted": "its machine ran short of memory or disk; request what the job uses "
+    "(kubernetes.memory_gib)",
+    _LOST: f"its machine no longer reports to the cluster; {_AGAIN}",
+    "Preempting": f"its machine made room for a critical pod; {_AGAIN}",
+    _OUT_OF_MEMORY: "raise kubernetes.memory_gib, to which /dev/shm counts",
+}
 # Characters of a node's reason that are shown: a scheduler can write pages.
 _MAX_CHARS = 300
 
@@ -29,7 +47,7 @@ class Pod:
         host: The name of the machine that it runs on.
         waiting_reason: Why it does not run, if that is unusual.
         has_started: Whether its container has run, so that there is a log.
-        reason: Why the cluster ended it: ``OOMKilled``, ``Evicted``.
+        reason: Why the cluster ended it: ``OOMKilled``, ``Evicted``, ``PreemptionByScheduler``.
         message: The cluster's message about that.
         is_leaving: Whether it was deleted and is in its grace period.
         is_cut_off: Whether its container runs on a machine that no longer reports to the cluster.
@@ -54,6 +72,11 @@ class Pod:
     is_cut_off: bool = False
     is_over: bool = False
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether the cluster has given up the pod, and its machine cannot end it."""
+        return self.is_cut_off and self.is_leaving and not self.is_over
+
 
 def pod_of(
     found: Mapping[str, Any],
@@ -73,6 +96,7 @@ def pod_of(
     phase = str(status.get("phase") or "")
     # A restarted container continues to write.
     has_ended = bool(ended) and spec.get("restartPolicy") == "Never"
+    reason, message = _why_ended(status, ended)
     return Pod(
         name=metadata["name"],
         uid=metadata["uid"],
@@ -85,8 +109,8 @@ def pod_of(
         started_at=_time(began.get("startedAt")),
         ended_at=_time(ended.get("finishedAt")),
         exit_code=ended.get("exitCode"),
-        reason=str(status.get("reason") or _own_reason(ended)),
-        message=_shortened(status.get("message") or ended.get("message") or ""),
+        reason=reason,
+        message=message,
         memory=str((resources.get("limits") or {}).get("memory") or ""),
         is_leaving=bool(metadata.get("deletionTimestamp")),
         is_cut_off="running" in state and _is_cut_off(status),
@@ -127,6 +151,8 @@ def status_of(
     stage = engine.stage(job, is_cancelled)
     if engine.is_early and stage.state.is_final:
         stage = _with_head(stage, nodes)
+    if engine.reads_pods and not stage.state.is_final:
+        stage = _with_pods(stage, nodes, is_cancelled=is_cancelled)
     starts = [pod.started_at for pod in nodes if pod.started_at]
     status = NativeStatus(
         state=stage.state,
@@ -149,6 +175,22 @@ def _with_head(stage: Stage, nodes: list[Pod]) -> Stage:
         return stage._replace(state=JobState.RUNNING, native=native, message="", ended_at="")
     if stage.state is JobState.SUCCEEDED and (head.exit_code or head.phase == "Failed"):
         return stage._replace(state=JobState.FAILED)
+    return stage
+
+
+def _with_pods(stage: Stage, nodes: list[Pod], *, is_cancelled: bool) -> Stage:
+    """Return the status of a job whose controller counts pods, and waits for a lost one for ever.
+
+    The entries notice a lost worker, and the head then ends the job. Nobody else notices a lost
+    head.
+    """
+    if not is_cancelled and any(pod.node == 0 and pod.is_lost for pod in nodes):
+        native = f"{stage.native}, but its head is lost"
+        return stage._replace(state=JobState.FAILED, native=native, has_asked=True)
+    if stage.state is JobState.PENDING and any(
+        pod.has_started and not pod.is_leaving for pod in nodes
+    ):
+        return stage._replace(state=JobState.RUNNING, native="Running")
     return stage
 
 
@@ -203,6 +245,8 @@ def _trouble(pod: Pod) -> str:
     """Return why a node does not run, or is not known to run."""
     if pod.is_cut_off:
         return f"its machine {pod.host} no longer reports to the cluster; it may be lost"
+    if pod.is_leaving and pod.reason:
+        return f"{pod.reason}: {pod.message}".rstrip(": ")
     return pod.waiting_reason
 
 
@@ -218,6 +262,22 @@ def _waiting_reason(status: Mapping[str, Any], state: Mapping[str, Any]) -> str:
     return ""
 
 
+def _why_ended(status: Mapping[str, Any], ended: Mapping[str, Any]) -> tuple[str, str]:
+    """Return why the cluster ended a pod, and its message; empty if it did not.
+
+    Args:
+        ended: How our container ended.
+    """
+    reason = str(status.get("reason") or _own_reason(ended))
+    message = status.get("message") or ended.get("message") or ""
+    if not reason and status.get("phase") != "Succeeded":
+        for condition in status.get("conditions") or ():
+            if condition.get("type") == _DISRUPTED and condition.get("status") == "True":
+                reason = str(condition.get("reason") or "")
+                message = condition.get("message") or ""
+    return reason, _shortened(message)
+
+
 def _own_reason(ended: Mapping[str, Any]) -> str:
     """Return why a container ended, if that is more specific than its exit code."""
     reason = str(ended.get("reason") or "")
@@ -226,15 +286,22 @@ def _own_reason(ended: Mapping[str, Any]) -> str:
 
 def _blamed(nodes: list[Pod]) -> Pod | None:
     """Return the node that explains a failure best: not one that was ended from outside."""
-    bad = [pod for pod in nodes if pod.reason or pod.exit_code or pod.phase == "Failed"]
-    own = [pod for pod in bad if pod.reason or pod.exit_code not in (None, 143)]
-    return min(own or bad, key=lambda pod: (not pod.reason, pod.ended_at or "~"), default=None)
+    bad = [pod for pod in nodes if _reason_of(pod) or pod.exit_code or pod.phase == "Failed"]
+    own = [pod for pod in bad if _reason_of(pod) or pod.exit_code not in (None, 143)]
+    return min(own or bad, key=lambda pod: (not _reason_of(pod), pod.ended_at or "~"), default=None)
+
+
+def _reason_of(pod: Pod) -> str:
+    return pod.reason or (_LOST if pod.is_lost else "")
 
 
 def _message(pod: Pod) -> str:
-    if pod.reason:
-        detail = f": {pod.message}" if pod.message else ""
-        return f"node {pod.node} ({pod.name}): {pod.reason}{detail}"
+    reason = _reason_of(pod)
+    if reason:
+        advice = _advice(reason)
+        message = pod.message.rstrip(".") if advice else pod.message
+        detail = f": {message}" if message else ""
+        return f"node {pod.node} ({pod.name}): {reason}{detail}{advice}"
     return f"node {pod.node} ({pod.name}) ended with exit code {pod.exit_code}"
 
 
@@ -244,9 +311,14 @@ def _reason(nodes: list[Pod]) -> str:
     if full:
         listed = ", ".join(f"node {pod.node} ({pod.name})" for pod in full)
         limit = f", limited to {full[0].memory}" if full[0].memory else ""
-        return f"out of memory: {listed}{limit}"
-    ended = [pod for pod in nodes if pod.reason]
+        return f"out of memory: {listed}{limit}{_advice(_OUT_OF_MEMORY)}"
+    ended = [pod for pod in nodes if _reason_of(pod)]
     return _message(ended[0]) if ended else ""
+
+
+def _advice(reason: str) -> str:
+    hint = _HINTS.get(reason, "")
+    return f"; {hint}" if hint else ""
 
 
 def _shortened(text: object) -> str:

@@ -202,9 +202,16 @@ def _place_problems(submission: Submission, volumes: list[Any]) -> Iterator[str]
 
 
 def _size_problems(submission: Submission, engine: Engine) -> Iterator[str]:
-    """Yield sizes that are refused only when the Secret is created or the container starts."""
+    """Yield sizes that are refused only when the objects are created or the container starts."""
     nodes = submission.spec.nodes
-    size = len(",".join(engine.hosts(Names(submission.job, "").name, nodes)))
+    hosts = engine.hosts(Names(submission.job, "").name, nodes)
+    length = len(hosts[-1].partition(".")[0])
+    if length > _MAX_PART:
+        yield (
+            f"name: node {nodes - 1} would have a host name of {length} characters (allowed "
+            f"{_MAX_PART}; use a shorter job name)"
+        )
+    size = len(",".join(hosts))
     size += len(f"{names.VC_WORKER_HOSTS}=")
     if size > MAX_ARG_BYTES:
         yield (

@@ -17,7 +17,9 @@ from cloudjob.backends.kubernetes import backend as backends
 from cloudjob.backends.kubernetes import checks, logs
 from cloudjob.backends.kubernetes import request as requests
 from cloudjob.backends.kubernetes.backend import KubernetesBackend
+from cloudjob.backends.kubernetes.request import ENGINES
 from cloudjob.errors import BackendError, NotAuthorised, Unreachable
+from cloudjob.model import progress
 from cloudjob.model.status import JobState
 from cloudjob.retries import Limits
 from tests.cloudjob.backends.test_kubernetes_build import submission
@@ -37,7 +39,7 @@ class JobFixture:
         config = str(api.kubeconfig(folder, user))
         options = {"engine": engine, "kubeconfig": config}
         self.backend = KubernetesBackend(folder / "home", options, environ={}, limits=QUICK)
-        self.engine = self.backend._engine
+        self.engine = ENGINES[engine]
         self.request = self.backend.build(submission(engine, nodes=2))
         self.name = self.request.job_names.name
         self.path = self.engine.resource.path(NAMESPACE, self.name)
@@ -81,8 +83,13 @@ class JobFixture:
         """Set the job's status as the operator would."""
         at = {"lastTransitionTime": "2026-11-21T10:00:06Z"}
         condition = {"type": phase, "status": "True", **at, **more}
-        is_volcano = self.engine.name == "volcano"
-        status = {"state": {"phase": phase, **at}} if is_volcano else {"conditions": [condition]}
+        status: dict[str, Any] = {"conditions": [condition]}
+        if self.engine.name == "volcano":
+            status = {"state": {"phase": phase, **at}}
+        elif self.engine.name == "job" and phase == "Running":
+            status = {"active": 2, "ready": 1}
+        elif self.engine.name == "job" and phase == "Succeeded":
+            status = {"conditions": [{**condition, "type": "Complete"}]}
         self.api.objects[self.path]["status"] = status
 
     def record_event(
@@ -123,7 +130,7 @@ def job(api: FakeApi, tmp_path: Path) -> JobFixture:
     return made
 
 
-@pytest.mark.parametrize("engine", ["volcano", "mpi-operator", "ms-operator"])
+@pytest.mark.parametrize("engine", ["volcano", "mpi-operator", "ms-operator", "job"])
 def test_many_jobs_are_one_list_of_jobs_and_one_of_pods(api: FakeApi, tmp_path: Path, engine: str):
     job = JobFixture(api, tmp_path, engine)
     handles = []
@@ -251,6 +258,146 @@ def mark_host_lost(job: JobFixture, node: int) -> None:
     ]
 
 
+# -- cancelling a job that Kueue manages ----------------------------------------------------------
+
+SUSPENDS: dict[str, Any] = {
+    "mpi-operator": lambda job: job["spec"]["runPolicy"],
+    "job": lambda job: job["spec"],
+}
+
+
+class Kueue:
+    """Kueue's rules for one job: it resumes a suspended job whose Workload is admitted and active.
+
+    pkg/controller/jobframework/reconciler.go: steps 2, 6 and 7 of ReconcileGenericJob.
+    """
+
+    def __init__(self, job: JobFixture, version: str = "v1beta2", queue: str = "research") -> None:
+        self.job = job
+        self.path = f"/apis/kueue.x-k8s.io/{version}/namespaces/{NAMESPACE}/workloads/w"
+        manifest = job.api.objects[job.path]
+        if queue:
+            manifest["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = queue
+        uid = manifest["metadata"]["uid"]
+        versions = [{"version": "v1"}, {"version": version}]
+        job.api.objects["/apis/kueue.x-k8s.io"] = {"versions": versions}
+        job.api.objects[self.path] = {
+            "metadata": {"name": "w", "ownerReferences": [{"uid": uid}]},
+            "spec": {"active": True},
+        }
+        job.api.on_change = self.reconcile
+
+    def reconcile(self, path: str, changed: dict[str, Any]) -> None:
+        """Apply the rules to a changed object."""
+        if path not in (self.path, self.job.path) or self.path not in self.job.api.objects:
+            return
+        policy = SUSPENDS[self.job.engine.name](self.job.api.objects[self.job.path])
+        policy["suspend"] = not self.job.api.objects[self.path]["spec"]["active"]
+
+    @property
+    def is_suspended(self) -> bool:
+        return bool(SUSPENDS[self.job.engine.name](self.job.api.objects[self.job.path])["suspend"])
+
+
+@pytest.fixture(params=["mpi-operator", "job"])
+def queued_job(request: pytest.FixtureRequest, api: FakeApi, tmp_path: Path) -> JobFixture:
+    """A running job of two nodes, once with each engine whose jobs Kueue manages."""
+    made = JobFixture(api, tmp_path, request.param)
+    made.send()
+    made.mark_running(0, 1)
+    made.set_phase("Running")
+    made.api.logs = dict.fromkeys(made.pods, b"[0] kept\n")
+    return made
+
+
+@pytest.mark.parametrize("version", ["v1beta2", "v1beta1"])
+@pytest.mark.parametrize("queue", ["research", ""], ids=["with a label", "without"])
+def test_a_cancelled_job_is_not_resumed_by_kueue(queued_job: JobFixture, version: str, queue: str):
+    job, kueue = queued_job, Kueue(queued_job, version, queue)
+    # A job that is only suspended is resumed.
+    policy: dict[str, Any] = {"suspend": True}
+    is_mpi = job.engine.name == "mpi-operator"
+    body = {"spec": {"runPolicy": policy} if is_mpi else policy}
+    job.backend._client(job.backend._cluster).patch(job.path, body, "suspending it")
+    assert not kueue.is_suspended
+
+    job.backend.cancel(job.handle)
+
+    assert kueue.is_suspended
+    assert job.api.objects[kueue.path]["spec"]["active"] is False
+    job.set_phase("Suspended")
+    for pod in job.pods:
+        del job.api.objects[f"{PODS}/{pod}"]
+    assert job.backend.status(job.handle).state is JobState.CANCELLED
+
+
+@pytest.mark.parametrize(
+    "forbidden",
+    [{("PATCH", "/workloads/")}, {("GET", "/workloads")}],
+    ids=["may only read", "may not even read"],
+)
+def test_a_user_who_may_not_change_workloads_cancels_a_job_by_deleting_it(
+    queued_job: JobFixture, forbidden: set[tuple[str, str]]
+):
+    """Its logs are saved first, and it stays cancelled for this machine."""
+    job = queued_job
+    Kueue(job)
+    job.api.forbidden = forbidden
+
+    job.backend.cancel(job.handle)
+
+    assert job.path not in job.api.objects
+    assert job.backend.status(job.handle).state is JobState.CANCELLED
+    assert job.handle not in job.backend.statuses([job.handle]), "status knows more"
+    assert list(job.backend.logs(job.handle, 0, follow=False)) == [(0, b"[0] kept\n")]
+    for pod in job.pods:
+        del job.api.objects[f"{PODS}/{pod}"]
+    assert list(job.backend.logs(job.handle, 0, follow=False)) == [(0, b"[0] kept\n")]
+
+
+def test_a_queued_job_without_a_workload_is_deleted(queued_job: JobFixture):
+    """Kueue has not seen it yet, and would admit it later."""
+    job = queued_job
+    del job.api.objects[Kueue(job).path]
+
+    job.backend.cancel(job.handle)
+
+    assert job.path not in job.api.objects
+
+
+def test_the_workload_of_another_job_is_not_touched(queued_job: JobFixture):
+    job = queued_job
+    kueue = Kueue(job, queue="")
+    job.api.objects[kueue.path]["metadata"]["ownerReferences"] = [{"uid": "another"}]
+    job.api.on_change = lambda path, body: None
+
+    job.backend.cancel(job.handle)
+
+    assert job.api.objects[kueue.path]["spec"]["active"] is True
+    assert kueue.is_suspended
+
+
+def test_a_cluster_without_kueue_suspends_a_cancelled_job(queued_job: JobFixture):
+    job = queued_job
+    job.api.objects[job.path]["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = "research"
+
+    job.backend.cancel(job.handle)
+
+    assert SUSPENDS[job.engine.name](job.api.objects[job.path])["suspend"] is True
+
+
+def test_a_failed_head_of_an_indexed_job_is_not_cancelled(api: FakeApi, tmp_path: Path):
+    """Another pod has not ended, but the job has: a cancel leaves it as it is."""
+    job = JobFixture(api, tmp_path, "job")
+    job.send()
+    job.api.objects[job.path]["status"] = {"active": 1, "failedIndexes": "0"}
+
+    job.backend.cancel(job.handle)
+
+    assert "suspend" not in job.api.objects[job.path]["spec"]
+    assert job.backend.status(job.handle).state is JobState.FAILED
+
+
 # -- following ------------------------------------------------------------------------------------
 
 
@@ -369,7 +516,7 @@ def test_threads_end_silently_when_their_reader_has_stopped(
 # -- status ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("engine", ["volcano", "mpi-operator", "ms-operator"])
+@pytest.mark.parametrize("engine", ["volcano", "mpi-operator", "ms-operator", "job"])
 def test_our_container_counts_and_not_a_sidecar_before_it(
     api: FakeApi, tmp_path: Path, engine: str
 ):
@@ -387,12 +534,13 @@ def test_our_container_counts_and_not_a_sidecar_before_it(
 
     status = job.backend.status(job.handle)
     assert status.reason == (
-        f"out of memory: node 0 ({job.pods[0]}), node 1 ({job.pods[1]}), limited to 4Gi"
+        f"out of memory: node 0 ({job.pods[0]}), node 1 ({job.pods[1]}), limited to 4Gi; raise "
+        "kubernetes.memory_gib, to which /dev/shm counts"
     )
     assert status.exit_code == 137
 
 
-@pytest.mark.parametrize("engine", ["mpi-operator", "ms-operator", "volcano"])
+@pytest.mark.parametrize("engine", ["mpi-operator", "ms-operator", "volcano", "job"])
 def test_a_job_whose_pod_was_deleted_is_not_cancelled(api: FakeApi, tmp_path: Path, engine: str):
     """When a pod is drained or preempted, the head is terminated and records ``cancelled``."""
     job = JobFixture(api, tmp_path, engine)
@@ -516,6 +664,252 @@ def test_a_waiting_follower_does_not_list_events_every_second(
     pieces.close()  # type: ignore[attr-defined]
 
 
+def preempt(job: JobFixture, node: int) -> None:
+    """Mark the pod of this node as the scheduler does before it deletes it."""
+    pod = job.pod(node)
+    pod["metadata"]["deletionTimestamp"] = "2026-11-21T10:00:04Z"
+    pod["status"]["conditions"] = [
+        {
+            "type": "DisruptionTarget",
+            "status": "True",
+            "reason": "PreemptionByScheduler",
+            "message": "for a pod of higher priority",
+        }
+    ]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_preempted_pod_is_named_although_the_cluster_has_deleted_it(
+    api: FakeApi, tmp_path: Path, engine: str
+):
+    job = JobFixture(api, tmp_path, engine)
+    job.send()
+    job.mark_running(0, 1)
+    job.set_phase("Running")
+    preempt(job, 1)
+    why = "PreemptionByScheduler: for a pod of higher priority"
+    assert job.native == f"Running (node 1: {why})"
+
+    del job.api.objects[f"{PODS}/{job.pods[1]}"]
+    job.mark_finished(0, 1)
+    job.set_phase("Failed")
+
+    status = job.backend.status(job.handle)
+    assert status.state is JobState.FAILED
+    assert status.node == 1
+    assert status.message.startswith(f"node 1 ({job.pods[1]}): {why}; a pod of higher priority")
+
+
+def test_a_pod_of_an_earlier_attempt_is_not_blamed(job: JobFixture):
+    """Volcano has started the job again since the pod was preempted."""
+    preempt(job, 1)
+    assert "PreemptionByScheduler" in job.native
+    again = job.pod(1)
+    del again["metadata"]["deletionTimestamp"]
+    again["metadata"]["uid"] = "another"
+    job.mark_finished(0, 3)
+    job.mark_finished(1, 0)
+    job.set_phase("Failed")
+
+    status = job.backend.status(job.handle)
+    assert status.message == f"node 0 ({job.pods[0]}) ended with exit code 3"
+
+
+# -- choosing an engine ---------------------------------------------------------------------------
+
+SERVED = {
+    "volcano": ("/apis/batch.volcano.sh/v1alpha1", "jobs"),
+    "mpi-operator": ("/apis/kubeflow.org/v2beta1", "mpijobs"),
+    "ms-operator": ("/apis/mindspore.gitee.com/v1", "msjobs"),
+    "job": ("/apis/batch/v1", "jobs"),
+}
+
+
+def offer(
+    api: FakeApi, *engines: str, version: str = "v1.33.1+k3s1", denied: tuple[str, ...] = ()
+) -> None:
+    """Serve the resources of these engines, and permit everything but the denied verbs.
+
+    Args:
+        denied: Verb, resource and group, as in ``create jobs.batch``.
+    """
+    api.objects["/version"] = {"gitVersion": version}
+    for engine in engines:
+        path, plural = SERVED[engine]
+        api.objects[path] = {"resources": [{"name": plural}]}
+
+    def review(path: str, body: dict[str, Any]) -> None:
+        if "accessreviews" not in path:
+            return
+        asked = body["spec"]["resourceAttributes"]
+        group = f".{asked['group']}" if asked["group"] else ""
+        body["status"] = {"allowed": f"{asked['verb']} {asked['resource']}{group}" not in denied}
+
+    api.on_change = review
+
+
+def auto_backend(api: FakeApi, folder: Path, engine: str = "auto") -> KubernetesBackend:
+    """Return a backend whose job file names this engine."""
+    options = {"engine": engine, "kubeconfig": str(api.kubeconfig(folder))}
+    return KubernetesBackend(folder / "home", options, environ={}, limits=QUICK)
+
+
+@pytest.mark.parametrize(
+    ("offered", "denied", "choice"),
+    [
+        (("volcano", "mpi-operator", "ms-operator", "job"), (), ("mpirun", "volcano")),
+        (("mpi-operator", "ms-operator", "job"), (), ("mpirun", "mpi-operator")),
+        (("ms-operator", "job"), (), ("msrun", "ms-operator")),
+        # That operator starts only MindSpore's cluster.
+        (("ms-operator", "job"), (), ("mpirun", "job")),
+        (("job",), (), ("mpirun", "job")),
+        (("volcano", "job"), ("create jobs.batch.volcano.sh",), ("mpirun", "job")),
+        (("volcano", "job"), ("create jobs.batch", "create secrets"), ("mpirun", "volcano")),
+    ],
+)
+def test_auto_chooses_the_first_engine_that_the_user_can_use(
+    api: FakeApi,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    offered: tuple[str, ...],
+    denied: tuple[str, ...],
+    choice: tuple[str, str],
+):
+    """A launcher and its engine; the choice is reported in one line, once."""
+    launcher, expected = choice
+    progress.log_once.cache_clear()
+    offer(api, *offered, denied=denied)
+    backend = auto_backend(api, tmp_path)
+    made = [backend.build(submission("volcano", launcher=launcher)) for _ in range(2)]
+
+    assert [item.engine.name for item in made] == [expected] * 2
+    resource = ENGINES[expected].resource
+    (message,) = [text for text in caplog.messages if text.startswith("kubernetes.engine")]
+    assert message == (
+        f"kubernetes.engine auto: {expected}, the {resource.kind} of {resource.group} in test"
+    )
+
+
+@pytest.mark.parametrize(
+    ("offered", "version", "denied", "expected"),
+    [
+        (
+            (),
+            "v1.33.1",
+            (),
+            "volcano: not installed: there is no Job of batch.volcano.sh/v1alpha1; ",
+        ),
+        (("job",), "v1.28.9-gke.1", (), "; job: needs Kubernetes 1.29, and this is v1.28.9-gke.1"),
+        (("job",), "no version", (), "; job: needs Kubernetes 1.29, and this is no version"),
+        (
+            ("job",),
+            "v1.33.1",
+            ("create jobs.batch", "create services"),
+            "; job: not allowed in lab: create jobs.batch, create services",
+        ),
+    ],
+)
+def test_a_cluster_without_a_usable_engine_is_refused_with_what_each_lacks(
+    api: FakeApi,
+    tmp_path: Path,
+    offered: tuple[str, ...],
+    version: str,
+    denied: tuple[str, ...],
+    expected: str,
+):
+    offer(api, *offered, version=version, denied=denied)
+    with pytest.raises(BackendError) as caught:
+        auto_backend(api, tmp_path).build(submission("volcano"))
+
+    assert caught.value.message.startswith("choosing an engine in test: you can use none: volcano:")
+    assert expected in caught.value.message
+    assert "a dry run needs no cluster if kubernetes.engine is set" in caught.value.hint
+
+
+def test_a_named_engine_is_never_replaced(api: FakeApi, tmp_path: Path):
+    """The cluster lacks it, so the check before the submit fails."""
+    offer(api, "volcano", "job")
+    backend = auto_backend(api, tmp_path, "mpi-operator")
+    made = backend.build(submission("mpi-operator"))
+    failed = [check for check in backend.checks(made.submission.spec, "") if not check.is_ok]
+
+    assert made.engine.name == "mpi-operator"
+    assert [(check.name, check.found, check.is_needed) for check in failed] == [
+        (
+            "engine mpi-operator",
+            "not installed: there is no MPIJob of kubeflow.org/v2beta1",
+            True,
+        )
+    ]
+
+
+def test_the_checks_without_a_job_are_a_table_of_engines(api: FakeApi, tmp_path: Path):
+    """One usable engine is enough."""
+    denied = ("create jobs.batch.volcano.sh", "watch pods")
+    offer(api, "volcano", "mpi-operator", "job", version="v1.28.0", denied=denied)
+    backend = auto_backend(api, tmp_path)
+    rows = backend.checks(None, "")
+
+    assert [(row.name, row.is_ok, row.found, row.is_needed) for row in rows] == [
+        ("cluster", True, "test, Kubernetes v1.28.0", True),
+        (
+            "engine volcano",
+            False,
+            "not allowed in lab: create jobs.batch.volcano.sh, watch pods",
+            True,
+        ),
+        ("engine mpi-operator", False, "not allowed in lab: watch pods", True),
+        (
+            "engine ms-operator",
+            False,
+            "not installed: there is no MSJob of mindspore.gitee.com/v1",
+            True,
+        ),
+        ("engine job", False, "needs Kubernetes 1.29, and this is v1.28.0", True),
+    ]
+    assert all(row.hint for row in rows[1:])
+
+    offer(api, version="v1.29.0", denied=denied[:1])
+    rows = backend.checks(None, "")
+    assert {row.name: row.is_ok for row in rows if row.is_needed} == {"cluster": True}
+    usable = {row.name: row.found for row in rows[1:] if row.is_ok}
+    assert usable == dict.fromkeys(["engine mpi-operator", "engine job"], "usable in lab")
+
+
+@pytest.mark.parametrize(
+    ("has_kueue", "has_queue", "expected"),
+    [
+        (False, False, (False, "the cluster has no Kueue")),
+        (True, False, (False, "there is no queue research")),
+        (True, True, (True, "research")),
+    ],
+)
+def test_the_queue_of_an_indexed_job_is_checked(
+    api: FakeApi, tmp_path: Path, has_kueue: bool, has_queue: bool, expected: tuple[bool, str]
+):
+    """A job with an unknown queue would wait for ever, and without Kueue run at once."""
+    offer(api, "job")
+    if has_kueue:
+        api.objects["/apis/kueue.x-k8s.io"] = {"versions": [{"version": "v1beta2"}]}
+    if has_queue:
+        path = f"/apis/kueue.x-k8s.io/v1beta2/namespaces/{NAMESPACE}/localqueues/research"
+        api.objects[path] = {"metadata": {"name": "research"}}
+    backend = auto_backend(api, tmp_path)
+    spec = submission("job", {"queue": "research"}).spec
+
+    (check,) = [check for check in backend.checks(spec, "") if check.name == "queue"]
+    assert (check.is_ok, check.found) == expected
+
+
+def test_a_field_that_older_servers_may_drop_stops_no_submit(api: FakeApi, tmp_path: Path):
+    """Kubernetes 1.29 and 1.30 have no success policy; the entries end their pods without it."""
+    job = JobFixture(api, tmp_path, "job")
+    api.dropped = ("successPolicy",)
+
+    assert manifest_check(job) == [(True, "the cluster accepts the Job")]
+    assert "successPolicy" in job.request.body["spec"]
+
+
 # -- checks before sending ------------------------------------------------------------------------
 
 
@@ -556,7 +950,7 @@ def test_a_manifest_is_not_checked_by_a_cluster_without_dry_runs(api: FakeApi, t
 # -- sweep ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("engine", ["volcano", "ms-operator"])
+@pytest.mark.parametrize("engine", ["volcano", "ms-operator", "job"])
 def test_a_sweep_removes_what_a_killed_submit_has_left(api: FakeApi, tmp_path: Path, engine: str):
     job = JobFixture(api, tmp_path, engine)
     handle = job.backend.handle(job.request)
@@ -564,7 +958,7 @@ def test_a_sweep_removes_what_a_killed_submit_has_left(api: FakeApi, tmp_path: P
         resource = backends._RESOURCES[item["kind"]]
         api.objects[resource.path(NAMESPACE, item["metadata"]["name"])] = item
     kinds = {item["kind"] for item in api.objects.values()}
-    assert kinds == {"ConfigMap", "Secret", *["Service"] * (engine == "ms-operator")}
+    assert kinds == {"ConfigMap", "Secret", *["Service"] * (engine in ("ms-operator", "job"))}
 
     with job.backend._submit_lock(job.request.job):
         assert job.backend.sweep([handle]) == [], "the submit is still at work"

@@ -26,10 +26,11 @@ from cloudjob.model.job import JobSpec
 from cloudjob.model.status import JobState
 from cloudjob.model.submission import Code, Submission
 from jobentry.contract import env, names, variables
-from tests.support import kube_cluster, kubelet, operators
+from tests.support import kube_cluster, kube_schemas, kubelet, operators
 
 ROOT = Path(__file__).parents[3]
 VOLCANO, MS_OPERATOR = ENGINES["volcano"], ENGINES["ms-operator"]
+INDEXED = ENGINES["job"]
 GOLDEN = ROOT / "tests" / "golden"
 CRDS = {
     "volcano": "batch.volcano.sh_jobs",
@@ -111,7 +112,9 @@ def strict(schema: Any) -> Any:
 
 
 def check(manifest: dict[str, Any], engine: str) -> list[str]:
-    """Return the errors that the CRD's schema finds in a manifest."""
+    """Return the errors that the schema of its CRD, or of Kubernetes, finds in a manifest."""
+    if engine == "job":
+        return kube_schemas.problems(manifest, kube_schemas.VERSIONS[-1])
     schema = copy.deepcopy(kube_cluster.schema(CRDS[engine]))
     # A CRD declares metadata only as an object.
     schema["properties"]["metadata"] = {"type": "object", "additionalProperties": {}}
@@ -146,12 +149,79 @@ def test_the_operator_knows_every_field(engine: str, options: dict[str, Any], no
 @pytest.mark.parametrize("engine", ENGINES)
 def test_the_check_of_schemas_finds_a_nested_typo(engine: str):
     """The typos are a misspelt field and a number instead of a string."""
-    patch = {"spec": {"containers": [{"name": "cloudjob", "volumeMount": []}], "hostname": 7}}
+    misspelt = {"spec": {"containers": [{"name": "cloudjob", "volumeMount": []}]}}
+    mistyped = {"spec": {"hostname": 7}}
 
-    found = "\n".join(check(dict(build(engine, {"pod": patch}).body), engine))
+    found = [
+        "\n".join(check(dict(build(engine, {"pod": patch}).body), engine))
+        for patch in (misspelt, mistyped)
+    ]
 
-    assert "volumeMount" in found
-    assert "7 is not of type 'string'" in found
+    assert "volumeMount" in found[0]
+    assert "7 is not of type" in found[1]
+    assert "'string'" in found[1]
+
+
+@pytest.mark.parametrize("version", kube_schemas.VERSIONS)
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("options", [{}, EVERYTHING], ids=["plain", "everything"])
+def test_each_version_of_kubernetes_knows_every_field(
+    version: str, engine: str, options: dict[str, Any]
+):
+    """Checks the core objects and pods of every engine, and the Job of the engine ``job``.
+
+    Kubernetes 1.29 has no ``successPolicy``, and drops it.
+    """
+    made = build(engine, options)
+    *own, body = request.objects(made, b"key" * made.has_key)
+    items = [*own, *operators.made_of(dict(made.body)).pods]
+    if engine == "job":
+        optional = INDEXED.optional if version == "1.29" else ()
+        spec = {key: value for key, value in body["spec"].items() if key not in optional}
+        items.append({**body, "spec": spec})
+
+    assert [found for item in items for found in kube_schemas.problems(item, version)] == []
+
+
+@pytest.mark.parametrize("job", ["a" * 30 + "-2345678b", "7" * 30 + "-2345678b"])
+def test_the_host_names_of_the_longest_job_fit(job: str):
+    """A part of a host name has at most 63 characters; ``new_id`` shortens names to 30."""
+    hosts = INDEXED.hosts(pod.Names(job, "lab").name, 10_000)
+
+    assert hosts[-1].partition(".")[0].endswith("-9999")
+    assert max(len(part) for part in hosts[-1].split(".")) <= 63
+
+
+def test_a_job_whose_host_names_are_too_long_is_refused():
+    """The API server refuses an Indexed Job whose last pod has no valid host name."""
+    long = replace(submission("job", nodes=3), job="a" * 62)
+    with pytest.raises(SpecError) as caught:
+        request.build(long, INDEXED, "lab")
+
+    (problem,) = caught.value.problems
+    assert problem.startswith("name: node 2 would have a host name of 64 characters (allowed 63")
+
+
+def test_the_queue_of_an_indexed_job_is_one_of_kueue():
+    labels = build("job", {"queue": "research"}).body["metadata"]["labels"]
+
+    assert labels["kueue.x-k8s.io/queue-name"] == "research"
+    assert "kueue.x-k8s.io/queue-name" not in build("job").body["metadata"]["labels"]
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_the_service_of_an_indexed_job_names_all_of_its_pods(nodes: int):
+    made = build("job", nodes=nodes)
+    (service,) = made.services
+    pods = operators.made_of(dict(made.body)).pods
+
+    hosts = request.environments(made).__next__()["VC_WORKER_HOSTS"].split(",")
+    assert [f"{item['spec']['hostname']}.{item['spec']['subdomain']}" for item in pods] == hosts
+    assert {item["spec"]["subdomain"] for item in pods} == {service["metadata"]["name"]}
+    selector = service["spec"]["selector"].items()
+    assert all(selector <= item["metadata"]["labels"].items() for item in pods)
+    assert [INDEXED.node_of("train-2345678b", item) for item in pods] == [*range(nodes)]
+    assert INDEXED.node_of("train-2345678b", {"metadata": {"name": "train-2345678b-0-x"}}) is None
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -421,6 +491,12 @@ def mounted(*paths: str, name: str = "") -> dict[str, Any]:
             "retries: the MindSpore operator cannot restart a whole job",
         ),
         (
+            "job",
+            {"retries": 1},
+            "retries: Kubernetes restarts single pods of a Job, whose other nodes have then ended "
+            "(given 1; allowed 0; volcano can)",
+        ),
+        (
             "ms-operator",
             {"options": {"pod": {"metadata": {"labels": {"a": "b"}}}}},
             "kubernetes.pod.metadata: the MindSpore operator drops labels",
@@ -661,6 +737,77 @@ def test_the_conditions_of_the_mpi_operator_map_to_states(
     assert kubeflow.stage_of_conditions(mpi_job(*conditions), is_cancelled).state is expected
 
 
+def indexed_job(*true_types: str, **status: Any) -> dict[str, Any]:
+    """Return an Indexed Job with these conditions."""
+    at = "2026-11-21T10:00:09Z"
+    conditions = [{"type": kind, "status": "True", "lastTransitionTime": at} for kind in true_types]
+    return {
+        "metadata": {"name": "j", "uid": "u"},
+        "status": {"conditions": conditions, **status},
+    }
+
+
+@pytest.mark.parametrize(
+    ("job", "is_cancelled", "native", "expected"),
+    [
+        ({"metadata": {}}, False, "new", JobState.PENDING),
+        (indexed_job(active=2), False, "Pending", JobState.PENDING),
+        (indexed_job(active=2, ready=1), False, "Running", JobState.RUNNING),
+        (indexed_job(active=1, failed=1), False, "Running", JobState.RUNNING),
+        (indexed_job("SuccessCriteriaMet"), False, "SuccessCriteriaMet", JobState.RUNNING),
+        (indexed_job("FailureTarget"), False, "FailureTarget", JobState.RUNNING),
+        (indexed_job("SuccessCriteriaMet", "Complete"), False, "Complete", JobState.SUCCEEDED),
+        (indexed_job("FailureTarget", "Failed"), False, "Failed", JobState.FAILED),
+        (indexed_job("Failed"), True, "Failed", JobState.CANCELLED),
+        # The head alone decides, also before Kubernetes 1.31, which has no success policy.
+        (
+            indexed_job(active=1, completedIndexes="0"),
+            False,
+            "Running, but its head has succeeded",
+            JobState.SUCCEEDED,
+        ),
+        (
+            indexed_job("Failed", completedIndexes="0,2-5", failedIndexes="1"),
+            False,
+            "Failed",
+            JobState.SUCCEEDED,
+        ),
+        (
+            indexed_job(active=1, failedIndexes="0-3"),
+            False,
+            "Running, but its head has failed",
+            JobState.FAILED,
+        ),
+        (
+            indexed_job(active=1, failedIndexes="0"),
+            True,
+            "Running, but its head has failed",
+            JobState.CANCELLED,
+        ),
+        (indexed_job(active=1, failedIndexes="1,10"), False, "Pending", JobState.PENDING),
+        (indexed_job("Suspended"), False, "Suspended", JobState.PENDING),
+        (indexed_job("Suspended"), True, "Suspended", JobState.CANCELLED),
+        (indexed_job("Suspended", terminating=1), True, "Suspended", JobState.RUNNING),
+        (indexed_job("Levitating", active=1, ready=1), False, "Running", JobState.RUNNING),
+    ],
+)
+def test_the_status_of_an_indexed_job_maps_to_states(
+    job: dict[str, Any], is_cancelled: bool, native: str, expected: JobState
+):
+    stage = INDEXED.stage(job, is_cancelled)
+
+    assert (stage.native, stage.state) == (native, expected)
+
+
+def test_a_resumed_job_has_the_start_of_its_last_attempt():
+    """A queue has suspended it and admitted it again, so an earlier record does not count."""
+    resumed = {"type": "Suspended", "status": "False", "lastTransitionTime": "2026-11-21T11:00:00Z"}
+    job = {"metadata": {}, "status": {"active": 1, "ready": 1, "conditions": [resumed]}}
+
+    assert INDEXED.stage(job, False).attempt_at == "2026-11-21T11:00:00Z"
+    assert INDEXED.stage(indexed_job(ready=1), False).attempt_at == ""
+
+
 @pytest.mark.parametrize(
     ("conditions", "is_cancelled", "started_at", "expected"),
     [
@@ -805,7 +952,10 @@ def test_a_node_that_ran_out_of_memory_is_named():
     found = volcano_status(volcano_job("Failed"), ended(0, 1), ended(1, 137, "OOMKilled"))
 
     assert found.state is JobState.FAILED
-    assert found.reason == "out of memory: node 1 (j-worker-1), limited to 4Gi"
+    assert found.reason == (
+        "out of memory: node 1 (j-worker-1), limited to 4Gi; raise kubernetes.memory_gib, to which "
+        "/dev/shm counts"
+    )
     assert found.node == 1
 
 
@@ -813,9 +963,126 @@ def test_an_evicted_pod_is_blamed_rather_than_pods_ended_because_of_it():
     evicted = pod_in(2, "Failed", reason="Evicted", message="The node was low on resource: memory.")
     found = volcano_status(volcano_job("Aborted"), ended(0, 143), evicted)
 
-    assert found.message == "node 2 (j-worker-2): Evicted: The node was low on resource: memory."
+    assert found.message == (
+        "node 2 (j-worker-2): Evicted: The node was low on resource: memory; its machine ran short "
+        "of memory or disk; request what the job uses (kubernetes.memory_gib)"
+    )
     assert found.node == 2
     assert found.has_asked
+
+
+@pytest.mark.parametrize(
+    ("reason", "advice"),
+    [
+        (
+            "PreemptionByScheduler",
+            "a pod of higher priority took its place; set kubernetes.priorit",
+        ),
+        ("DeletionByTaintManager", "its machine was drained or does not report; submit the job"),
+        ("EvictionByEvictionAPI", "its machine was drained or scaled down; submit the job again"),
+        ("DeletionByPodGC", "its machine was removed from the cluster; submit the job again"),
+        ("TerminationByKubelet", "its machine ran short of memory or disk, or shut down; submit"),
+        ("NewInKubernetes2", ""),
+    ],
+)
+@pytest.mark.parametrize("code", [143, 137, None])
+def test_a_disrupted_pod_is_blamed_with_its_reason_and_what_to_do(
+    reason: str, advice: str, code: int | None
+):
+    """Each reason of the condition DisruptionTarget, and one that no version has."""
+    disrupted = {"type": "DisruptionTarget", "status": "True", "reason": reason, "message": "why"}
+    state_of = {"terminated": {"exitCode": code, "reason": "Error"}} if code else {}
+    containers = [{"name": "cloudjob", "state": state_of}]
+    pod_1 = pod_in(1, "Failed", conditions=[disrupted], containerStatuses=containers)
+    found = volcano_status(volcano_job("Failed"), ended(0, 1), pod_1)
+
+    expected = f"node 1 (j-worker-1): {reason}: why"
+    assert found.message.startswith(f"{expected}; {advice}" if advice else expected)
+    assert found.message == found.reason
+    assert bool(advice) == (found.message != expected)
+    assert found.node == 1
+
+
+def test_an_own_reason_is_more_specific_than_a_disruption():
+    """The kubelet writes both for a pod that it evicts; running out of memory is no disruption."""
+    conditions = [{"type": "DisruptionTarget", "status": "True", "reason": "TerminationByKubelet"}]
+    evicted = pod_in(1, "Failed", reason="Evicted", conditions=conditions)
+    killed = {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}
+    containers = [{"name": "cloudjob", "state": killed}]
+    full = pod_in(1, "Failed", containerStatuses=containers, conditions=conditions)
+
+    assert (evicted.reason, full.reason) == ("Evicted", "OOMKilled")
+
+
+def test_a_pod_that_ended_well_before_its_machine_was_drained_has_no_reason():
+    conditions = [{"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}]
+
+    assert pod_in(1, "Succeeded", conditions=conditions).reason == ""
+
+
+def indexed_pod(node: int, status: dict[str, Any], *, is_leaving: bool = False) -> state.Pod:
+    """Return a pod of an Indexed Job as read from the API."""
+    annotations = {"batch.kubernetes.io/job-completion-index": str(node)}
+    deletion = {"deletionTimestamp": "2026-11-21T10:00:00Z"} if is_leaving else {}
+    metadata = {"name": f"j-{node}-abcde", "uid": f"u{node}", "annotations": annotations}
+    found = {
+        "metadata": {**metadata, **deletion},
+        "spec": {"nodeName": f"machine-{node}"},
+        "status": status,
+    }
+    return state.pod_of(found, lambda found: INDEXED.node_of("j", found))
+
+
+RUNS = {"name": "cloudjob", "state": {"running": {"startedAt": "2026-11-21T10:00:01Z"}}}
+CUT_OFF = [{"type": "Ready", "status": "False"}, {"type": "ContainersReady", "status": "True"}]
+
+
+@pytest.mark.parametrize(
+    ("node", "is_leaving", "is_cancelled", "expected"),
+    [
+        (0, True, False, JobState.FAILED),
+        # The machine may come back.
+        (0, False, False, JobState.RUNNING),
+        # The head notices it, and ends the job.
+        (1, True, False, JobState.RUNNING),
+        # `cancel --now` does not wait for the pod.
+        (0, True, True, JobState.RUNNING),
+    ],
+)
+def test_a_lost_head_ends_an_indexed_job(
+    node: int, is_leaving: bool, is_cancelled: bool, expected: JobState
+):
+    """The controller waits for ever for a pod whose machine cannot end it."""
+    lost = {"phase": "Running", "containerStatuses": [RUNS], "conditions": CUT_OFF}
+    pods = [
+        indexed_pod(node, lost, is_leaving=is_leaving),
+        indexed_pod(1 - node, {"phase": "Running", "containerStatuses": [RUNS]}),
+    ]
+    pods.sort(key=lambda pod: pod.node or 0)
+    found = state.status_of(
+        INDEXED, indexed_job(active=2, ready=1), pods, is_cancelled=is_cancelled
+    )
+
+    assert found.state is expected
+    assert "its machine machine-" in found.native or expected is JobState.FAILED
+    if expected is JobState.FAILED:
+        assert found.native == "Running, but its head is lost"
+        assert found.node == 0
+        assert found.message == (
+            "node 0 (j-0-abcde): NodeLost; its machine no longer reports to the cluster; submit "
+            "the job again"
+        )
+
+
+def test_an_indexed_job_runs_as_soon_as_a_pod_does():
+    """The controller counts only ready pods, and a pod on a lost machine is not ready."""
+    lost = {"phase": "Running", "containerStatuses": [RUNS], "conditions": CUT_OFF}
+    found = state.status_of(
+        INDEXED, indexed_job(active=1, ready=0), [indexed_pod(0, lost)], is_cancelled=False
+    )
+
+    assert found.state is JobState.RUNNING
+    assert found.native.startswith("Running (node 0: its machine machine-0 no longer reports")
 
 
 def test_a_cancelled_job_blames_no_node():

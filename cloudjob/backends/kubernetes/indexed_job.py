@@ -1,0 +1,169 @@
+"""Kubernetes itself: the pods of one Indexed Job are the nodes, and a headless Service names them.
+
+Facts: the types of ``batch/v1`` up to Kubernetes 1.37, and the documentation of Jobs. The head
+alone decides how a job ends: the controller also waits for pods that never end, such as one on a
+machine that is gone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from cloudjob.backends.kubernetes import engine as engines
+from cloudjob.backends.kubernetes import pod
+from cloudjob.backends.kubernetes.engine import Engine, Resource, Stage
+from cloudjob.backends.kubernetes.pod import ENTRY_PATH, JOB_LABEL, Names
+from cloudjob.model.status import JobState
+from cloudjob.model.submission import Submission
+from jobentry.contract import names
+
+RESOURCE = Resource("batch", "v1", "jobs", "Job")
+INDEX = "batch.kubernetes.io/job-completion-index"
+# The Job controller sets this variable in each pod.
+_INDEX_VARIABLE = "JOB_COMPLETION_INDEX"
+_COMMAND = f'{names.VC_TASK_INDEX}="${_INDEX_VARIABLE}" exec sh {ENTRY_PATH}/boot.sh "$@"'
+# A list of indexes is in ascending order: "0,2-5".
+_HAS_HEAD = re.compile(r"0(?!\d)", re.ASCII)
+
+
+class IndexedJob(Engine):
+    """A Job of Kubernetes, without any operator."""
+
+    name = "job"
+    resource = RESOURCE
+    # The first version in which backoffLimitPerIndex and podReplacementPolicy are on.
+    min_version = (1, 29)
+    no_retries = "Kubernetes restarts single pods of a Job, whose other nodes have then ended"
+    needs_services = True
+    reads_pods = True
+    kueue_resumes = True
+    # On since 1.31. Older servers drop it, and then pods that outlive the head end by themselves.
+    optional = ("successPolicy",)
+
+    def hosts(self, name: str, nodes: int) -> tuple[str, ...]:
+        """Return the network names of the nodes: the pods' host names in the Service's domain."""
+        return tuple(f"{name}-{index}.{name}" for index in range(nodes))
+
+    def manifest(
+        self, submission: Submission, job_names: Names, *, has_delivery: bool
+    ) -> dict[str, Any]:
+        """Return the job's manifest."""
+        spec = submission.spec
+        options = spec.kubernetes
+        hosts = self.hosts(job_names.name, spec.nodes)
+        given = pod.variables(submission, hosts, job_names.name)
+        command = ["sh", "-c", _COMMAND, "jobentry"]
+        template = pod.template(submission, job_names, given, command, has_delivery=has_delivery)
+        template["spec"].setdefault("subdomain", job_names.name)
+        deadline_s = pod.deadline_s(spec)
+        if deadline_s:
+            # The Job's own deadline would also count the time in which its pods wait for room.
+            template["spec"].setdefault("activeDeadlineSeconds", deadline_s)
+        body: dict[str, Any] = {
+            "completionMode": "Indexed",
+            "completions": spec.nodes,
+            "parallelism": spec.nodes,
+            # The entries notice that a node has failed. With a limit for the whole Job, the
+            # controller would end the head before it has written its record.
+            "backoffLimitPerIndex": 0,
+            # A pod that is being deleted is not replaced: its successor would look for nodes that
+            # have ended.
+            "podReplacementPolicy": "Failed",
+            "successPolicy": {"rules": [{"succeededIndexes": "0"}]},
+            "template": template,
+        }
+        if options.keep_min:
+            body["ttlSecondsAfterFinished"] = round(options.keep_min * 60)
+        made = engines.job_manifest(RESOURCE, submission, job_names, body)
+        if options.queue:
+            made["metadata"]["labels"].setdefault(engines.KUEUE_QUEUE, options.queue)
+        return made
+
+    def services(self, submission: Submission, job_names: Names) -> list[dict[str, Any]]:
+        """Return the Service whose domain has the names of all nodes."""
+        own = pod.labels(submission)
+        return [
+            {
+                "apiVersion": "v1",
+                "kind": "Service",
+                "metadata": {"name": job_names.name, "namespace": job_names.namespace, **own},
+                "spec": {
+                    "clusterIP": "None",
+                    # The head looks up the workers before these are ready.
+                    "publishNotReadyAddresses": True,
+                    "selector": {JOB_LABEL: job_names.job},
+                },
+            }
+        ]
+
+    def node_of(self, name: str, found: Mapping[str, Any]) -> int | None:
+        """Return the node number of this pod, which the controller writes into an annotation."""
+        index = str((found["metadata"].get("annotations") or {}).get(INDEX) or "")
+        return int(index) if index.isascii() and index.isdecimal() else None
+
+    def stage(self, job: Mapping[str, Any], is_cancelled: bool) -> Stage:
+        """Return the state of a job."""
+        status = job.get("status") or {}
+        conditions = {str(item.get("type")): item for item in status.get("conditions") or ()}
+        held = {kind: item for kind, item in conditions.items() if item.get("status") == "True"}
+        native, state = _state(status, held, is_cancelled=is_cancelled)
+        condition = held.get("Failed") or held.get("Complete") or {}
+        parts = [str(condition.get(key) or "") for key in ("reason", "message")]
+        ended_at = status.get("completionTime") or condition.get("lastTransitionTime") or ""
+        resumed = conditions.get("Suspended") or {}
+        is_again = resumed.get("status") == "False"
+        return Stage(
+            state=state,
+            native=native,
+            message=": ".join(part for part in parts if part) if state is JobState.FAILED else "",
+            ended_at=str(ended_at) if state.is_final else "",
+            started_at=str(status.get("startTime") or "") if state is JobState.RUNNING else "",
+            attempt_at=str(resumed.get("lastTransitionTime") or "") if is_again else "",
+            has_asked="Suspended" in held,
+        )
+
+    def stop(self, job: Mapping[str, Any]) -> tuple[str, Resource, str, dict[str, Any]]:
+        """Return the patch that suspends the job, so that the controller deletes only its pods."""
+        return "PATCH", RESOURCE, str(job["metadata"]["name"]), {"spec": {"suspend": True}}
+
+
+def _state(
+    status: Mapping[str, Any], held: Mapping[str, Any], *, is_cancelled: bool
+) -> tuple[str, JobState]:
+    """Return the native state and ours.
+
+    Args:
+        held: The conditions that are true, by type.
+    """
+    # The controller announces an end with the last two, and reports it when all pods have ended.
+    ends = ("Complete", "Failed", "SuccessCriteriaMet", "FailureTarget")
+    end = next((kind for kind in ends if kind in held), "")
+    # A worker that fails after its head has succeeded changes nothing.
+    if end == "Complete" or _has_head(status, "completedIndexes"):
+        return end or "Running, but its head has succeeded", JobState.SUCCEEDED
+    if end == "Failed" or _has_head(status, "failedIndexes"):
+        state = JobState.CANCELLED if is_cancelled else JobState.FAILED
+        return end or "Running, but its head has failed", state
+    if "Suspended" in held:
+        return "Suspended", _of_suspended(status, is_cancelled=is_cancelled)
+    if end or _has_begun(status):
+        return end or "Running", JobState.RUNNING
+    return "Pending" if status else "new", JobState.PENDING
+
+
+def _of_suspended(status: Mapping[str, Any], *, is_cancelled: bool) -> JobState:
+    if status.get("active") or status.get("terminating"):
+        return JobState.RUNNING
+    # Suspended by a queue or a user, who may resume it.
+    return JobState.CANCELLED if is_cancelled else JobState.PENDING
+
+
+def _has_begun(status: Mapping[str, Any]) -> bool:
+    """Whether a pod runs, or has run."""
+    return any(status.get(key) for key in ("ready", "succeeded", "failed"))
+
+
+def _has_head(status: Mapping[str, Any], key: str) -> bool:
+    return _HAS_HEAD.match(str(status.get(key) or "")) is not None
