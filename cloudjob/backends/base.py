@@ -254,7 +254,7 @@ class Backend(ABC, Generic[Request]):
         """
         raise UsageError(
             f"asking the nodes of {handle}: its backend cannot reach them",
-            hint="this works on process, docker and slurm",
+            hint="this works on process, docker, kubernetes and slurm",
         )
 
     def command_on(
@@ -272,7 +272,7 @@ class Backend(ABC, Generic[Request]):
         """
         raise UsageError(
             f"entering node {node} of {handle}: its backend cannot start a command there",
-            hint="this works on process, docker and slurm",
+            hint="this works on process, docker, kubernetes and slurm",
         )
 
     def text(self, request: Request) -> str:

@@ -13,7 +13,7 @@ import pytest
 
 from tests.e2e_kube.conftest import LIMIT_S, Lab
 from tests.e2e_kube.real import NODE, RealNode, alone
-from tests.support.kube_cluster import Cluster
+from tests.support.kube_cluster import Cluster, programs
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.docker]
 
@@ -126,6 +126,28 @@ def test_a_real_kubelet_sets_up_a_pod_as_its_manifest_describes(
     out = lab.run("logs", "--raw", "--rank", "0", job.job).out
     assert "hello ['$(B)', '$$'] 5$(A) a b$(HOME)$$ 1000" in out, out
     assert f"{job.pods[0]} {job.pod()['status']['podIP']}" in out, out
+
+
+def test_commands_run_in_a_pod_and_its_stacks_are_read(
+    volcano_lab: RealLab, until: Callable[..., None]
+):
+    """They reach the pod through kubectl; the program there is that of the rank."""
+    lab = volcano_lab
+    lab.environ["PATH"] = f"{programs()}:{os.environ['PATH']}"
+    job = lab.start_job("wait")
+    until(lambda: "hello" in lab.run("logs", job.job).out, "line of the script", LIMIT_S)
+    lab.phase(job.job, "Running")
+    text = 'printf "%s|" "$PRICE" "$TOKEN" "$(id -u)" "$(pwd)"; exit 7'
+
+    done = lab.run("exec", job.job, "--", "sh", "-c", text)
+    stacks = lab.run("stacks", "--json", job.job)
+
+    folder = "/home/ma-user/modelarts/user-job-dir/code"
+    assert (done.code, done.out) == (7, f"5$(A)|a b$(HOME)$$|1000|{folder}|"), done
+    assert stacks.code == 0, stacks
+    (group,) = json.loads(stacks.out)["groups"]
+    assert group["frames"][0]["source"] == "time.sleep(600)"
+    assert lab.run("exec", job.job, "nothing").code == 127
 
 
 def test_an_image_that_is_missing_is_named_beside_a_sidecar_and_the_job_can_be_cancelled(

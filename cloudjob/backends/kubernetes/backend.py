@@ -11,6 +11,7 @@ import base64
 import contextlib
 import os
 import shutil
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,7 +23,7 @@ from urllib.parse import quote, unquote
 
 from cloudjob.backends import handles
 from cloudjob.backends.base import Backend, Check, Devices, Event, NativeStatus
-from cloudjob.backends.delivery import new_ssh_key
+from cloudjob.backends.delivery import BOOT, new_ssh_key
 from cloudjob.backends.kubernetes import errors, events, kubeconfig, kueue, logs, state
 from cloudjob.backends.kubernetes import request as requests
 from cloudjob.backends.kubernetes.client import POD, Client
@@ -30,7 +31,7 @@ from cloudjob.backends.kubernetes.engine import Engine
 from cloudjob.backends.kubernetes.kubeconfig import Cluster
 from cloudjob.backends.kubernetes.kueue import Deactivation
 from cloudjob.backends.kubernetes.logs import Place
-from cloudjob.backends.kubernetes.pod import JOB_LABEL, MANAGER_LABEL, Names
+from cloudjob.backends.kubernetes.pod import ENTRY_PATH, JOB_LABEL, MANAGER_LABEL, Names
 from cloudjob.backends.kubernetes.request import (
     CONFIG_MAP,
     ENGINES,
@@ -66,6 +67,8 @@ _DELETED = "deleted"
 _LAST_OUTPUT_S = 5.0
 # Seconds between two requests for the pods and events of a job: there may be thousands.
 _REREAD_S = 10.0
+# Seconds that a head has to answer through kubectl.
+_ASK_S = 60.0
 # Marks the job object as cancelled, as opposed to aborted by its operator.
 CANCELLED = "cloudjob.cancelled"
 _AUTO = "auto"
@@ -365,6 +368,49 @@ class KubernetesBackend(Backend[KubernetesRequest]):
         path = SECRET.path(where.job_names.namespace, where.job_names.delivery)
         doing = f"refreshing the keys of {handle}"
         self._client(where.cluster).patch(path, {"data": {paths.DELIVERED_KEYS: data}}, doing)
+
+    def command_on(
+        self, handle: str, node: int, arguments: Sequence[str], *, is_terminal: bool
+    ) -> list[str]:
+        """Return a ``kubectl exec``, as only it can pass a terminal on."""
+        doing = f"entering node {node} of {handle}"
+        program = shutil.which("kubectl")
+        if program is None:
+            raise BackendError(
+                f"{doing}: kubectl not found on PATH", hint="exec, shell and stacks need it"
+            )
+        where = _parse_handle(handle)
+        pods, _ = logs.pods(self._client(where.cluster), self._place(where, node))
+        running = [pod for pod in pods if pod.has_started and not pod.is_over]
+        if not running:
+            raise BackendError(f"{doing}: it does not run")
+        name = max(running, key=lambda pod: pod.created_at).name
+        return [
+            *kubeconfig.kubectl(program, where.cluster),
+            "exec",
+            "--stdin",
+            *(["--tty"] if is_terminal else []),
+            f"--container={where.engine.container}",
+            name,
+            "--",
+            "sh",
+            f"{ENTRY_PATH}/{BOOT}",
+            *arguments,
+        ]
+
+    def ask(self, handle: str, request: bytes) -> bytes:
+        """Ask the head from inside its pod, as only programs there can reach it."""
+        doing = f"asking the nodes of {handle}"
+        command = self.command_on(handle, 0, ["--ask", request.decode("ascii")], is_terminal=False)
+        try:
+            done = subprocess.run(
+                command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_ASK_S, check=False
+            )
+        except subprocess.TimeoutExpired as error:
+            raise BackendError(f"{doing}: no answer in {_ASK_S:g} s") from error
+        if done.returncode:
+            raise BackendError(f"{doing}: {os.fsdecode(done.stderr).strip() or 'kubectl failed'}")
+        return done.stdout
 
     def cancel(self, handle: str, *, is_urgent: bool = False) -> None:
         """Cancel the job; the cluster grants its pods their grace period, then deletes them."""

@@ -70,6 +70,15 @@ def find(options: Mapping[str, object], environ: Mapping[str, str], user_home: P
     return Cluster(files, context, namespace or own or _DEFAULT_NAMESPACE, is_named=bool(named))
 
 
+def kubectl(program: str, cluster: Cluster) -> list[str]:
+    """Return the beginning of a command of kubectl for a cluster and a namespace."""
+    # Not --kubeconfig, which takes one file only.
+    files = ["env", f"{_KUBECONFIG}={cluster.kubeconfig}"] if cluster.kubeconfig else []
+    is_named = cluster.context not in ("", IN_CLUSTER)
+    context = [f"--context={cluster.context}"] if is_named else []
+    return [*files, program, *context, f"--namespace={cluster.namespace}"]
+
+
 def _absolute(files: str) -> str:
     """Return absolute paths, as the job's handle contains them."""
     paths = filter(None, files.split(os.pathsep))
