@@ -273,8 +273,14 @@ def _container(name: str, state: dict[str, Any]) -> dict[str, Any]:
 
 def new_lab(request: pytest.FixtureRequest, folder: Path, engine: str) -> Lab:
     """Return a new namespace of the cluster that has this engine."""
+    return Lab(cluster_of(request, engine), folder / "lab", engine=engine)
+
+
+def cluster_of(request: pytest.FixtureRequest, engine: str) -> Cluster:
+    """Return the cluster that has this engine."""
     name = "newer_cluster" if engine == "job" else "cluster"
-    return Lab(request.getfixturevalue(name), folder / "lab", engine=engine)
+    found: Cluster = request.getfixturevalue(name)
+    return found
 
 
 @pytest.fixture(params=["volcano", "mpi-operator", "job"])

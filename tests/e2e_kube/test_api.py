@@ -21,7 +21,7 @@ from cloudjob.backends.kubernetes.request import ENGINES
 from cloudjob.store import certificates
 from jobentry.contract import variables
 from tests.cloudjob.backends.test_kubernetes_build import EVERYTHING, build, strict
-from tests.e2e_kube.conftest import PLURALS, RESOURCES, Lab
+from tests.e2e_kube.conftest import PLURALS, RESOURCES, Lab, cluster_of
 from tests.support import kubelet, operators
 from tests.support.kube_cluster import MERGE, ROOT, Cluster, programs
 from tests.support.servers import ACCESS_KEY, SECRET_KEY, Server
@@ -80,7 +80,7 @@ def test_the_api_server_keeps_every_field_that_is_applied(
     request: pytest.FixtureRequest, engine: str, options: dict[str, Any], nodes: int
 ):
     """No field of a manifest, or of the pods that the operator creates from it, is dropped."""
-    cluster: Cluster = request.getfixturevalue("newer_cluster" if engine == "job" else "cluster")
+    cluster = cluster_of(request, engine)
     namespace = cluster.namespace()
     made = build(engine, options, nodes=nodes)
     own = requests.objects(made, b"key" * made.has_key)
@@ -156,8 +156,9 @@ def test_fields_that_kubernetes_does_not_know_are_found(
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_field_that_the_server_drops_is_found(cluster: Cluster, engine: str):
+def test_a_field_that_the_server_drops_is_found(request: pytest.FixtureRequest, engine: str):
     """Check the comparison itself, with a pod field that no version of Kubernetes has."""
+    cluster = cluster_of(request, engine)
     made = build(engine, {"pod": {"spec": {"hostNetwrk": True}}})
     body = dict(made.body)
 
@@ -298,7 +299,7 @@ def test_a_list_shows_the_same_status_as_status(lab: Lab):
     for job in jobs[:2]:
         lab.operate(job)
     lab.phase(jobs[0], "Running")
-    lab.cluster.ask("DELETE", lab.path(jobs[2]))
+    lab.cluster.ask("DELETE", lab.path(jobs[2]), {"propagationPolicy": "Background"})
 
     listed = json.loads(lab.run("list", "--json").out)
 
@@ -443,7 +444,7 @@ def test_a_job_that_the_cluster_has_deleted_after_its_time_is_still_known(lab: L
     lab.phase(job, "Completed" if lab.engine == "volcano" else "Succeeded")
     assert lab.status(job)["state"] == "SUCCEEDED"
     assert lab.run("logs", job).out == "[0] one\n"
-    lab.cluster.ask("DELETE", lab.path(job))
+    lab.cluster.ask("DELETE", lab.path(job), {"propagationPolicy": "Background"})
     for pod in pods:
         lab.delete(pod)
 

@@ -448,20 +448,12 @@ def test_a_deleted_pod_ends_an_indexed_job(
 def test_a_preempted_pod_of_an_indexed_job_is_named_with_the_reason(
     job_lab: Lab, engine: docker.APIClient, base_image: str, node: int
 ):
-    """A submit that waits has seen the pod before the cluster deleted it."""
+    """The watch of a submit has seen the pod before the cluster deleted it."""
     lab = job_lab
-    (lab.source / "train.py").write_text(
-        "import signal, time\n"
-        # Longer than the pause between two looks at the pods.
-        "signal.signal(signal.SIGTERM, lambda *_: time.sleep(15))\n"
-        "print('begun', flush=True)\n"
-        "time.sleep(600)\n"
-    )
+    (lab.source / "train.py").write_text(WAITS)
     path = lab.folder / "submit.log"
     with PodRunner(lab, engine, base_image) as runner, path.open("wb") as file:
-        submitting = lab.start(
-            "submit", "--config", "job.yaml", "-n", "2", "--grace-s", "20", "train.py", out=file
-        )
+        submitting = lab.start("submit", "--config", "job.yaml", "-n", "2", "train.py", out=file)
         with Followed(submitting, path) as followed:
             followed.await_all(b"[0] begun", b"[1] begun", limit_s=LIMIT_S)
             pods = sorted(x["metadata"]["name"] for x in lab.get(lab.core("Pod"))["items"])

@@ -30,7 +30,7 @@ _JOBS = re.compile(r"/apis/batch/v1/namespaces/[^/]+/jobs(?:/[^/]+(?:/status)?)?
 _NEWER = {
     "spec": (
         *("completionMode", "backoffLimitPerIndex", "podReplacementPolicy", "successPolicy"),
-        "suspend",
+        *("suspend", "ttlSecondsAfterFinished"),
     ),
     "status": ("ready", "terminating", "completedIndexes", "failedIndexes"),
 }

@@ -663,7 +663,7 @@ def _handle(where: _Handle, job: str) -> str:
 def _parse_handle(handle: str) -> _Handle:
     place, namespace, engine, job = handles.read(handle, _SCHEME, 4)
     if engine not in ENGINES:
-        raise JobNotFound(f"looking for {handle}: there is no operator {engine}")
+        raise JobNotFound(f"looking for {handle}: there is no engine {engine}")
     context, plus, file = place.partition("+")
     name = unquote(context)
     is_inside = name == kubeconfig.IN_CLUSTER and not plus

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from cloudjob.backends.base import Check
 from cloudjob.backends.kubernetes import discovery, kueue
 from cloudjob.backends.kubernetes.client import Client
-from cloudjob.backends.kubernetes.discovery import Lack, Offer, Version
+from cloudjob.backends.kubernetes.discovery import Discovery, Lack, Offer, Version
 from cloudjob.backends.kubernetes.engine import Engine
 from cloudjob.backends.kubernetes.errors import ApiError, ObjectNotFound
 from cloudjob.backends.kubernetes.request import KubernetesRequest
@@ -37,14 +37,16 @@ def choose(client: Client, launcher: str) -> Engine:
     Raises:
         BackendError: There is none, or the cluster cannot be reached; a hint says what to do.
     """
-    cluster = discovery.Cluster(client)
-    seen: list[Offer] = []
+    cluster = Discovery(client)
+    unusable: list[Offer] = []
     for offer in discovery.choices(cluster, launcher):
         if offer.lack is Lack.NOTHING:
             return offer.engine
-        seen.append(offer)
+        unusable.append(offer)
     namespace = client.cluster.namespace
-    lacks = "; ".join(f"{o.engine.name}: {lack_text(o, cluster.version, namespace)}" for o in seen)
+    lacks = "; ".join(
+        f"{offer.engine.name}: {lack_text(offer, cluster.version, namespace)}" for offer in unusable
+    )
     raise BackendError(
         f"choosing an engine in {client.cluster.context}: you can use none: {lacks}",
         hint="`cloudjob docs kubernetes` shows what each of them needs",
@@ -77,7 +79,7 @@ def run(
         request: The request that will be sent, if it is known.
     """
     try:
-        cluster = discovery.Cluster(client)
+        cluster = Discovery(client)
         offers = (
             discovery.offers(cluster)
             if engine is None
@@ -102,8 +104,8 @@ def run(
 
 def _engine(offer: Offer, version: Version, namespace: str, *, is_needed: bool) -> Check:
     is_usable = offer.lack is Lack.NOTHING
-    found = lack_text(offer, version, namespace)
-    return Check(f"engine {offer.engine.name}", is_usable, found, _HINTS[offer.lack], is_needed)
+    text = lack_text(offer, version, namespace)
+    return Check(f"engine {offer.engine.name}", is_usable, text, _HINTS[offer.lack], is_needed)
 
 
 def _manifest(client: Client, request: KubernetesRequest) -> list[Check]:

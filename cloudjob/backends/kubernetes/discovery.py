@@ -70,7 +70,7 @@ class Offer(NamedTuple):
     denied: tuple[Permission, ...] = ()
 
 
-class Cluster:
+class Discovery:
     """What a cluster offers; asks each question only once."""
 
     def __init__(self, client: Client) -> None:
@@ -90,10 +90,10 @@ class Cluster:
     def _serves(self, resource: Resource) -> bool:
         path = f"/apis/{resource.group}/{resource.version}"
         try:
-            found = self._client.get(path, f"looking for {resource.kind} in the cluster")
+            served = self._client.get(path, f"looking for {resource.kind} in the cluster")
         except ObjectNotFound:
             return False
-        return any(item.get("name") == resource.plural for item in found.get("resources") or ())
+        return any(item.get("name") == resource.plural for item in served.get("resources") or ())
 
     def _permits(self, permission: Permission) -> bool:
         if permission not in self._permitted:
@@ -104,12 +104,12 @@ class Cluster:
         return self._permitted[permission]
 
 
-def offers(cluster: Cluster) -> list[Offer]:
+def offers(discovery: Discovery) -> list[Offer]:
     """Return what every engine lacks, in the order of preference."""
-    return [cluster.offer(engine, required(engine)) for engine in ENGINES.values()]
+    return [discovery.offer(engine, required(engine)) for engine in ENGINES.values()]
 
 
-def choices(cluster: Cluster, launcher: str) -> Iterator[Offer]:
+def choices(discovery: Discovery, launcher: str) -> Iterator[Offer]:
     """Yield the engines that start this launcher, in the order of preference.
 
     Only the permission to create a job is checked: for any other missing one, the checks before
@@ -117,7 +117,7 @@ def choices(cluster: Cluster, launcher: str) -> Iterator[Offer]:
     """
     for engine in ENGINES.values():
         if not engine.launchers or launcher in engine.launchers:
-            yield cluster.offer(engine, to_create(engine))
+            yield discovery.offer(engine, to_create(engine))
 
 
 def to_create(engine: Engine) -> list[Permission]:
@@ -140,8 +140,8 @@ def required(engine: Engine) -> list[Permission]:
 
 
 def _version(client: Client) -> Version:
-    found = client.get("/version", f"asking {client.cluster.context} for its version")
-    text = str(found.get("gitVersion") or "")
+    answer = client.get("/version", f"asking {client.cluster.context} for its version")
+    text = str(answer.get("gitVersion") or "")
     # As "v1.33.1+k3s1"; only this field has the same format in every distribution.
     numbers = [int(number) for number in _NUMBER.findall(text)[:2]]
     major, minor = numbers if len(numbers) == 2 else (0, 0)

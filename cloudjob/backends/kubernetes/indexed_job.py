@@ -53,9 +53,11 @@ class IndexedJob(Engine):
         spec = submission.spec
         options = spec.kubernetes
         hosts = self.hosts(job_names.name, spec.nodes)
-        given = pod.variables(submission, hosts, job_names.name)
+        variables = pod.variables(submission, hosts, job_names.name)
         command = ["sh", "-c", _COMMAND, "jobentry"]
-        template = pod.template(submission, job_names, given, command, has_delivery=has_delivery)
+        template = pod.template(
+            submission, job_names, variables, command, has_delivery=has_delivery
+        )
         template["spec"].setdefault("subdomain", job_names.name)
         deadline_s = pod.deadline_s(spec)
         if deadline_s:
@@ -76,19 +78,19 @@ class IndexedJob(Engine):
         }
         if options.keep_min:
             body["ttlSecondsAfterFinished"] = round(options.keep_min * 60)
-        made = engines.job_manifest(RESOURCE, submission, job_names, body)
+        manifest = engines.job_manifest(RESOURCE, submission, job_names, body)
         if options.queue:
-            made["metadata"]["labels"].setdefault(engines.KUEUE_QUEUE, options.queue)
-        return made
+            manifest["metadata"]["labels"].setdefault(engines.KUEUE_QUEUE, options.queue)
+        return manifest
 
     def services(self, submission: Submission, job_names: Names) -> list[dict[str, Any]]:
         """Return the Service whose domain has the names of all nodes."""
-        own = pod.labels(submission)
+        labels = pod.labels(submission)
         return [
             {
                 "apiVersion": "v1",
                 "kind": "Service",
-                "metadata": {"name": job_names.name, "namespace": job_names.namespace, **own},
+                "metadata": {"name": job_names.name, "namespace": job_names.namespace, **labels},
                 "spec": {
                     "clusterIP": "None",
                     # The head looks up the workers before these are ready.
@@ -98,9 +100,9 @@ class IndexedJob(Engine):
             }
         ]
 
-    def node_of(self, name: str, found: Mapping[str, Any]) -> int | None:
+    def node_of(self, name: str, item: Mapping[str, Any]) -> int | None:
         """Return the node number of this pod, which the controller writes into an annotation."""
-        index = str((found["metadata"].get("annotations") or {}).get(INDEX) or "")
+        index = str((item["metadata"].get("annotations") or {}).get(INDEX) or "")
         return int(index) if index.isascii() and index.isdecimal() else None
 
     def stage(self, job: Mapping[str, Any], is_cancelled: bool) -> Stage:
