@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote, unquote
 
 from cloudjob.backends import handles
-from cloudjob.backends.base import Backend, Check, Devices, Event, NativeStatus
+from cloudjob.backends.base import Backend, Check, Devices, Event
 from cloudjob.backends.delivery import new_ssh_key
 from cloudjob.backends.kubernetes import errors, events, kubeconfig, logs, state
 from cloudjob.backends.kubernetes import request as requests
@@ -38,6 +38,7 @@ from cloudjob.backends.kubernetes.request import (
     KubernetesRequest,
 )
 from cloudjob.backends.kubernetes.state import Pod
+from cloudjob.backends.native import NativeStatus
 from cloudjob.errors import (
     BackendError,
     CloudJobError,

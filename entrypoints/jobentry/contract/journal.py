@@ -16,6 +16,8 @@ from itertools import groupby
 from math import isfinite
 from typing import Any, Iterable, Iterator, NamedTuple, Sequence, Union
 
+from jobentry.contract.malformed import MALFORMED
+
 MARK = b"jobentry# "
 # Limits for reading: a longer line is not part of a journal, and a larger object is not one.
 LINE_LIMIT_BYTES = 64 * 1024
@@ -157,7 +159,7 @@ def load(line: bytes) -> Entry | None:
     try:
         values = json.loads(line.decode("ascii"))
         return _read_phase(values) if "phase" in values else _read_sample(values)
-    except (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError):
+    except MALFORMED:
         return None
 
 

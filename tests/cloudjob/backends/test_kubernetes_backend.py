@@ -17,6 +17,7 @@ from cloudjob.backends.kubernetes import backend as backends
 from cloudjob.backends.kubernetes import checks, logs
 from cloudjob.backends.kubernetes import request as requests
 from cloudjob.backends.kubernetes.backend import KubernetesBackend
+from cloudjob.backends.native import Stop
 from cloudjob.errors import BackendError, NotAuthorised, Unreachable
 from cloudjob.model.status import JobState
 from cloudjob.retries import Limits
@@ -402,8 +403,8 @@ def test_a_job_whose_pod_was_deleted_is_not_cancelled(api: FakeApi, tmp_path: Pa
     job.set_phase("Failed", reason="BackoffLimitExceeded", message="too often")
 
     status = job.backend.status(job.handle)
-    assert (status.state, status.has_asked) == (JobState.FAILED, True)
-    assert status.message.startswith("node 0: its pod was removed")
+    assert (status.state, status.stop) == (JobState.FAILED, Stop.PLATFORM)
+    assert status.failure.message.startswith("node 0: its pod was removed")
 
 
 def test_a_host_that_is_not_ready_is_named_while_the_job_runs(job: JobFixture):
