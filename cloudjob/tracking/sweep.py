@@ -151,7 +151,8 @@ class Sweep:
         A sweep with ``fail_fast`` is cancelled as soon as one of its jobs has failed.
         """
         file = self.read()
-        is_fail_fast = file is not None and file.spec.get("fail_fast") == "true"
+        # Earlier versions recorded the flag as text.
+        is_fail_fast = file is not None and file.spec.get("fail_fast") in (True, "true")
         longest_s = _REMOTE_S if file and is_remote(file.spec["backend"]) else _LOCAL_S
         pause_s = _FIRST_S
         while True:

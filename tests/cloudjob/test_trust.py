@@ -480,6 +480,14 @@ def test_a_copy_takes_no_program_and_no_masked_argument(values: dict[str, Any]):
     assert (dict(taken), dict(left_out)) == ({}, values)
 
 
+def test_a_flag_that_an_earlier_version_described_as_text_is_at_its_default():
+    described = {"strict": "false", "fail_fast": "false", "modelarts": {"preemptible": "true"}}
+    taken, left_out, chosen = attached.split(described)
+
+    assert (taken["strict"], chosen, "fail_fast" in left_out) == ("false", [], False)
+    assert left_out == {"modelarts.preemptible": "true"}
+
+
 def test_cp_dry_run_shows_what_is_left_out(
     reader: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ):
