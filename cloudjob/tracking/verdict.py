@@ -12,11 +12,9 @@ from cloudjob.backends.native import Absent, Ended, NativeStatus, Stop, Waiting
 from cloudjob.home.records import JobRecord
 from cloudjob.model import status as statuses
 from cloudjob.model.status import Code, JobStatus, Phase, state_of
-from jobentry.contract import exits, node_end
+from jobentry.contract import exits, messages, node_end
 from jobentry.contract.exits import Cause, ExitRecord, Failure, Outcome
 from jobentry.contract.malformed import MALFORMED
-
-_ENTRY = "jobentry: "
 
 # Returns the last log lines of a node's entry, by the number of the node.
 EntryLines = Callable[["int | None"], "tuple[str, ...]"]
@@ -148,9 +146,9 @@ def _without_record(
     code = _cancelled_code(failure.exit_code) if is_cancelled else failure.exit_code or 1
     lines = () if is_cancelled else entry_lines(failure.node)
     # If the entry itself failed, its message is the reason for all later errors.
-    reasons = [line for line in lines if code == exits.ENTRY_FAILED and _is_reason(line)]
+    reasons = [line for line in lines if code == exits.ENTRY_FAILED and messages.is_reason(line)]
     texts = (*reasons[-1:], failure.message, native.reason, error)
-    message = ": ".join(text.removeprefix(_ENTRY) for text in texts if text)
+    message = ": ".join(text.removeprefix(messages.MARK) for text in texts if text)
     failure = failure._replace(
         exit_code=code,
         message=message or "cancelled before the head could write its record",
@@ -163,15 +161,6 @@ def _cancelled_code(code: int | None) -> int | None:
     """Return the exit code of a cancelled job whose head, if frozen, was killed after its grace."""
     was_killed = code == exits.code_of_signal(signal.SIGKILL)
     return exits.code_of_signal(signal.SIGTERM) if was_killed else code
-
-
-def _is_reason(line: str) -> bool:
-    """Whether a line of an entry's log reports a failure, rather than a hint or a retry."""
-    return (
-        line.startswith(_ENTRY)
-        and not line.startswith((f"{_ENTRY}hint: ", f"{_ENTRY}writing the record"))
-        and not line.endswith("; trying again")
-    )
 
 
 def recorded_status(record: JobRecord) -> JobStatus | None:

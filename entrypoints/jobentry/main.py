@@ -15,7 +15,7 @@ import time
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, NamedTuple, Sequence
 
-from jobentry.contract import env, exits, names, paths, variables
+from jobentry.contract import env, exits, messages, names, paths, variables
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.exits import Cause, Outcome
 from jobentry.contract.paths import NodePaths
@@ -123,7 +123,7 @@ def main(argv: Sequence[str]) -> int:
     except env.EnvError as error:
         for problem in error.problems:
             log_message(f"reading the environment: {problem}")
-        log_message(f"hint: {error.hint}")
+        log_message(messages.hint(error.hint))
         # Only the head writes a record. An unreadable index counts as the head.
         if not os.environ.get(names.VC_TASK_INDEX, "").strip("0").isdecimal():
             job, code = os.environ.get(names.CLOUDJOB_JOB, ""), exits.ENTRY_FAILED
@@ -302,7 +302,7 @@ def _log_error(error: EntryError) -> None:
     """Log the error and its hint, if it has one."""
     log_message(str(error))
     if error.hint:
-        log_message(f"hint: {error.hint}")
+        log_message(messages.hint(error.hint))
 
 
 def _stop(node: NodeEnv, number: int) -> None:

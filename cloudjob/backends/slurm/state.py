@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from enum import Enum
 from typing import NamedTuple
 
 from cloudjob.backends.native import Ended, NativeStatus, Stop, unended
@@ -113,14 +114,24 @@ _FIRST_HOST = re.compile(r"([\w.-]+)(?:\[([0-9]+))?")
 _EXIT_CODE = re.compile(r"([0-9]{1,3}):([0-9]{1,3})")
 
 
+class StopReason(Enum):
+    """Why the script has asked the head to end."""
+
+    CANCEL = "cancel"
+    # Slurm has announced a signal, of a time limit or a preemption.
+    WARNED = "warned"
+    PREEMPTED = "preempted"
+    # Slurm ends the job.
+    SLURM = "slurm"
+
+
 @dataclass(frozen=True, slots=True)
 class Marks:
     """The script's notes in the job's folder about its last attempt.
 
     Args:
         id: Slurm's number of the job; empty if the job has not started.
-        stop_reason: Why the script has asked the head to end: ``cancel``, ``warned``,
-            ``preempted``, ``slurm``, or nothing.
+        stop_reason: Why the script has asked the head to end; None if it has not.
         left_s: The time left at Slurm's warning, as Slurm reported it; None for no limit.
         due_s: The time left at which Slurm warns of the job's time limit.
         lost: The worker that failed while the head would have waited for it, with its exit code.
@@ -140,7 +151,7 @@ class Marks:
     id: str = ""
     began_at: float = 0.0
     hosts: tuple[str, ...] = ()
-    stop_reason: str = ""
+    stop_reason: StopReason | None = None
     left_s: float | None = None
     due_s: float = 0.0
     lost: tuple[int, int] | None = None
@@ -203,7 +214,8 @@ def _with_line(marks: Marks, fields: list[str], at: float) -> Marks:
         case ["asked", why, *times]:
             left_s, warn_s = map(float, times or (-1, 0))
             known_s = None if left_s < 0 else left_s
-            return replace(marks, stop_reason=why, left_s=known_s, due_s=warn_s + EARLY_S)
+            reason = StopReason(why)
+            return replace(marks, stop_reason=reason, left_s=known_s, due_s=warn_s + EARLY_S)
         case ["lost", node, code]:
             return replace(marks, lost=(int(node), int(code)))
         case ["memory", host, *limit]:
@@ -371,7 +383,7 @@ class _End(NamedTuple):
 def _end(marks: Marks, facts: Facts, *, is_cancelled: bool) -> _End:
     """Return how a job ended that did not succeed."""
     was_cancelled = facts.state in ("CANCELLED", "REVOKED") and not marks.prolog
-    if is_cancelled or was_cancelled or marks.stop_reason == "cancel":
+    if is_cancelled or was_cancelled or marks.stop_reason is StopReason.CANCEL:
         return _End(Cause.CANCELLED, Failure(exit_code=marks.code), Stop.CANCEL)
     return _failed(marks, facts)
 
@@ -392,7 +404,7 @@ def _failed(marks: Marks, facts: Facts) -> _End:
     if facts.state in ("TIMEOUT", "DEADLINE") or _was_time(marks):
         message = f"{_REASONS['TIMEOUT']} (slurm.time_min, or the partition's limit)"
         return _End(Cause.TIMEOUT, Failure(exit_code=TIMED_OUT, message=message))
-    if marks.stop_reason in ("warned", "preempted") or facts.state == "PREEMPTED":
+    if marks.stop_reason in (StopReason.WARNED, StopReason.PREEMPTED) or facts.state == "PREEMPTED":
         message = _REASONS["PREEMPTED"]
         return _End(Cause.PLATFORM, Failure(exit_code=marks.code, message=message))
     not_started = _not_started(marks, facts)
@@ -471,9 +483,8 @@ def _failure_cause(marks: Marks, facts: Facts) -> str:
 
 
 def _was_time(marks: Marks) -> bool:
-    return (
-        marks.stop_reason == "warned" and marks.left_s is not None and marks.left_s <= marks.due_s
-    )
+    was_warned = marks.stop_reason is StopReason.WARNED
+    return was_warned and marks.left_s is not None and marks.left_s <= marks.due_s
 
 
 def _native(facts: Facts) -> str:

@@ -8,7 +8,7 @@ import time
 from types import FrameType
 from typing import Iterator, Sequence
 
-from jobentry.contract import exits, paths
+from jobentry.contract import exits, messages, paths
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.exits import ExitRecord, Failure
 from jobentry.contract.journal import Phase
@@ -77,7 +77,7 @@ def write(record: ExitRecord, uri: str, *, is_cancelled: bool = False) -> None:
         with _limited(is_cancelled=is_cancelled):
             objects.write(exits.dump(record), uri)
     except (objects.ObjectError, OSError, EntryError) as error:
-        log_message(f"writing the record: {error}")
+        log_message(messages.unwritten_record(error))
 
 
 def exists(uri: str) -> bool:
