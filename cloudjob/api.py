@@ -36,6 +36,8 @@ from cloudjob.model.job import JobSpec as JobSpec, Options
 from cloudjob.model.progress import OnProgress, Progress as Progress, log_warnings
 from cloudjob.model.rules import BACKENDS
 from cloudjob.model.status import (
+    Absence as Absence,
+    Cause as Cause,
     Failure as Failure,
     JobFailed as JobFailed,
     JobState as JobState,
