@@ -346,46 +346,53 @@ def status_of(marks: Marks, facts: Facts, *, is_cancelled: bool) -> NativeStatus
         is_cancelled: Whether the job was cancelled through cloudjob.
     """
     started_at = rfc3339(marks.began_at or facts.started_at) if marks.id else None
-    has_ended_well = facts.state == "COMPLETED" and not marks.code and not is_cancelled
-    if is_settled(marks) or has_ended_well:
-        return Ended(
-            facts.state or "COMPLETED",
-            Cause.NONE,
-            started_at=started_at,
-            ended_at=rfc3339(marks.ended_at or facts.ended_at) or None,
-            attempt_at=rfc3339(marks.began_at),
-        )
+    end = _success(marks, facts, is_cancelled=is_cancelled)
     state = _STATES.get(facts.state, JobState.UNKNOWN)
-    if facts.state and not state.is_final:
+    if end is None and facts.state and not state.is_final:
         started_at = started_at or rfc3339(facts.started_at) or None
         return unended(state, _native(facts), started_at)
-    cause, failure, stop = _end(marks, facts, is_cancelled=is_cancelled)
+    end = end or _end(marks, facts, is_cancelled=is_cancelled)
     return Ended(
-        facts.state or ("FAILED" if marks.code else "gone"),
-        cause,
-        failure,
+        facts.state or end.native,
+        end.cause,
+        end.failure,
         started_at=started_at,
         ended_at=rfc3339(marks.ended_at or facts.ended_at or marks.began_at) or None,
         attempt_at=rfc3339(marks.began_at),
         reason=_short_of_memory(marks, facts),
-        stop=stop,
+        stop=end.stop,
     )
 
 
 class _End(NamedTuple):
-    """What ended a job, its failure, and what a record means that says it was told to end."""
+    """What ended a job, its failure, and what a record means that says it was told to end.
+
+    Args:
+        native: The state of a job that Slurm no longer knows.
+    """
 
     cause: Cause
-    failure: Failure
+    failure: Failure | None
     stop: Stop = Stop.PLATFORM
+    native: str = "gone"
+
+
+def _success(marks: Marks, facts: Facts, *, is_cancelled: bool) -> _End | None:
+    """Return how a job ended that has succeeded; None for any other."""
+    has_ended_well = facts.state == "COMPLETED" and not marks.code and not is_cancelled
+    if is_settled(marks) or has_ended_well:
+        return _End(Cause.NONE, None, Stop.CANCEL, "COMPLETED")
+    return None
 
 
 def _end(marks: Marks, facts: Facts, *, is_cancelled: bool) -> _End:
     """Return how a job ended that did not succeed."""
     was_cancelled = facts.state in ("CANCELLED", "REVOKED") and not marks.prolog
     if is_cancelled or was_cancelled or marks.stop_reason is StopReason.CANCEL:
-        return _End(Cause.CANCELLED, Failure(exit_code=marks.code), Stop.CANCEL)
-    return _failed(marks, facts)
+        end = _End(Cause.CANCELLED, Failure(exit_code=marks.code), Stop.CANCEL)
+    else:
+        end = _failed(marks, facts)
+    return end._replace(native="FAILED") if marks.code else end
 
 
 def _short_of_memory(marks: Marks, facts: Facts) -> str:
