@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from cloudjob.api import *
 
 __all__ = [
+    "Absence",
     "BackendError",
+    "Cause",
     "CloudJobError",
     "Event",
     "Failure",

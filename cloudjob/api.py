@@ -36,12 +36,15 @@ from cloudjob.model.job import JobSpec as JobSpec, Options
 from cloudjob.model.progress import OnProgress, Progress as Progress, log_warnings
 from cloudjob.model.rules import BACKENDS
 from cloudjob.model.status import (
+    Absence as Absence,
+    Cause as Cause,
     Failure as Failure,
     JobFailed as JobFailed,
     JobState as JobState,
     JobStatus as JobStatus,
     Phase as Phase,
 )
+from cloudjob.model.types import as_text, from_python
 from cloudjob.package.collection import Collected
 from cloudjob.store import full_uri, job_store
 from cloudjob.submission import pipeline, preview as previews
@@ -90,13 +93,13 @@ def job_spec(
         SpecError: With every error in the description.
         TypeError: ``args`` is one text instead of a list.
     """
-    given = {key: _as_text(value, is_map=True) for key, value in options.items()}
+    given = from_python(options, JobSpec)
     if script is not None:
         given["script"] = os.fspath(script)
     if isinstance(args, str):
         raise TypeError(f"args is a list of arguments, not one text: {args!r}")
     if args is not None:
-        given["args"] = tuple(_as_text(each) for each in args)
+        given["args"] = tuple(as_text(each) for each in args)
     if "source" in given:
         given["source"] = os.fspath(given["source"])
     if isinstance(given.get("secrets"), (list, tuple)):
@@ -131,21 +134,6 @@ def _left_out(job: Job, copied: attached.Described) -> Progress:
         f"{', '.join(sorted(copied.left_out))}",
         hint=f"`cloudjob cp --dry-run {job.id}` shows what is left out; options set it",
     )
-
-
-def _as_text(value: Any, *, is_map: bool = False) -> Any:
-    """Return a value with numbers and booleans as the text that a job file would contain.
-
-    Mappings inside a map are meant for the platform and stay unchanged.
-    """
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, (int, float)):
-        return str(value)
-    if is_map and isinstance(value, Mapping):
-        return {name: _as_text(item) for name, item in value.items()}
-    is_series = isinstance(value, Sequence) and not isinstance(value, (str, bytes))
-    return [_as_text(item) for item in value] if is_series else value
 
 
 def submit(

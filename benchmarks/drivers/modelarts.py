@@ -136,7 +136,7 @@ class _Handler(BaseHTTPRequestHandler):
 def _fill(home: Path, count: int) -> None:
     """Put jobs of an earlier time into the database."""
     from cloudjob.emulator import models
-    from cloudjob.emulator.database import Database, JobRow
+    from cloudjob.emulator.database import Database, JobRow, StopRequest
     from cloudjob.emulator.settings import defaults
 
     request = {
@@ -154,8 +154,8 @@ def _fill(home: Path, count: int) -> None:
             row = JobRow(
                 id=f"{index:08d}-0000-0000-0000-000000000000", name=name, workspace="0", kind="job",
                 phase=phase, secondary=phase, priority=1, algorithm_name="", user_name="emulator",
-                create_ms=1_000_000 + index, start_ms=1, end_ms=2, nodes=1, pool="", is_stopping=0,
-                body=body, run={},
+                create_ms=1_000_000 + index, start_ms=1, end_ms=2, nodes=1, pool="",
+                stop_request=StopRequest.NONE, body=body, run={},
             )  # fmt: skip
             database.add_job(row, (), {})
     database.close()

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
+from cloudjob.backends.native import NativeStatus
 from cloudjob.errors import UsageError
-from cloudjob.model.status import JobState
 from cloudjob.model.submission import Submission
 
 if TYPE_CHECKING:
@@ -19,39 +18,6 @@ Request = TypeVar("Request")
 # Seconds that a node may outlive its grace period after it was asked to end. If the store does not
 # answer, the entry gives up after 10 s for outputs, 5 s for the record and 1 s for journal and log.
 RETRY_S = 20
-
-
-@dataclass(frozen=True, slots=True)
-class NativeStatus:
-    """The status of a job on its platform.
-
-    Args:
-        native: The platform's own word for the state.
-        message: Why it failed, as far as the platform knows; the head's record takes precedence.
-        attempt_at: When the last attempt began: an earlier record belongs to another attempt.
-        has_asked: Whether the platform itself asked the head to end, so that ``cancelled`` in a
-            record only reflects that.
-        knows_cancels: Whether the platform knows of every cancel, so that ``cancelled`` in a record
-            without one means that something else stopped the node.
-        reason: A cause of failure that only the platform can know: a node ran out of memory.
-        is_unwatched: Whether only the job's watcher has failed, so that a record of success
-            counts.
-        cause: The cause of a failure without a record; by default the platform.
-    """
-
-    state: JobState
-    native: str
-    started_at: str | None = None
-    ended_at: str | None = None
-    exit_code: int | None = None
-    message: str = ""
-    node: int | None = None
-    reason: str = ""
-    attempt_at: str = ""
-    has_asked: bool = False
-    knows_cancels: bool = False
-    is_unwatched: bool = False
-    cause: str = ""
 
 
 class Check(NamedTuple):

@@ -8,6 +8,7 @@ from cloudjob import Journals
 from cloudjob.cli.status import transferred
 from cloudjob.model import summary
 from cloudjob.model.text import counted, one_line
+from jobentry.contract.journal import State
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,18 +28,21 @@ _REASON_PREFIX = "waits: "
 # Seconds without output before the first report; each report doubles the interval, so that reports
 # stay rare for a hang of days or a script that prints once an hour.
 FIRST_S = 600.0
-# The states of a process in proc(5), and those of a rank that has ended.
+# The states of a rank in a word, by the letter in its journal.
 STATES = {
-    "R": "runs",
-    "S": "waits",
-    "D": "disk",
-    "T": "stopped",
-    "t": "traced",
-    "Z": "zombie",
-    "E": "ended",
-    "F": "failed",
-    "C": "ended early",
-    "L": "lost",
+    state.value: word
+    for state, word in {
+        State.RUNNING: "runs",
+        State.WAITING: "waits",
+        State.WAITS_FOR_DISK: "disk",
+        State.PAUSED: "stopped",
+        State.TRACED: "traced",
+        State.ZOMBIE: "zombie",
+        State.ENDED: "ended",
+        State.FAILED: "failed",
+        State.STOPPED: "ended early",
+        State.LOST: "lost",
+    }.items()
 }
 
 

@@ -23,13 +23,13 @@ def _package_ls(options: argparse.Namespace) -> int:
              "size_bytes": each.size_bytes}
             for each in tree.entries
         ]  # fmt: skip
-        left_out = [{"path": path, "reason": reason} for path, reason in tree.left_out]
+        left_out = [{"path": path, "reason": reason} for path, reason, _ in tree.left_out]
         print_json({"source": spec.source, "entries": files, "left_out": left_out})
         return 0
     for each in tree.entries:
         if each.kind != "folder":
             print(f"{each.size_bytes:>12}  {one_line(each.name)}")
-    for path, reason in tree.left_out:
+    for path, reason, _ in tree.left_out:
         print(f"{'left out':>12}  {one_line(path)}  ({one_line(reason)})")
     total = sum(each.size_bytes for each in tree.entries)
     count = sum(each.kind == "file" for each in tree.entries)

@@ -67,7 +67,7 @@ def print_all(preview: Preview) -> None:
                 "digest": package.digest,
                 "size_bytes": package.size_bytes,
                 "files": package.files,
-                "left_out": [{"path": path, "reason": why} for path, why in package.left_out],
+                "left_out": [{"path": path, "reason": why} for path, why, _ in package.left_out],
             },
             "request": preview.request,
             "plans": list(preview.plans),
@@ -108,7 +108,7 @@ def _summary_rows(preview: Preview, spec: JobSpec) -> Iterator[tuple[str, str]]:
         "source",
         f"{spec.source}: {counted(package.files, 'file')}, {size_text(package.size_bytes)}",
     )
-    for path, reason in package.left_out[:_MAX_FILES]:
+    for path, reason, _ in package.left_out[:_MAX_FILES]:
         yield "", f"left out: {path}: {reason}"
     if len(package.left_out) > _MAX_FILES:
         yield "", f"left out: {len(package.left_out) - _MAX_FILES} more, which --json lists"

@@ -13,6 +13,7 @@ from cloudjob.cli.messages import print_json, print_message
 from cloudjob.cli.status import report, status_json
 from cloudjob.errors import CloudJobError, JobNotFound, UsageError
 from cloudjob.model import grid
+from cloudjob.model.status import Absence
 from cloudjob.model.text import counted
 
 TYPE_CHECKING = False
@@ -102,7 +103,7 @@ class StatusPrinter:
 
     def __call__(self, status: JobStatus, values: Mapping[str, str]) -> None:
         """Print the new status of a job."""
-        if status.native_state in (grid.NEVER, grid.WAITING):
+        if status.absence in (Absence.NEVER_SUBMITTED, Absence.WAITS):
             return
         if status.job not in self._started:
             self._started.add(status.job)
@@ -126,9 +127,8 @@ def summary(statuses: Sequence[JobStatus]) -> str:
     """Return the number of jobs by state: ``4 SUCCEEDED, 1 FAILED, 1 never submitted``."""
     from collections import Counter
 
-    states = [
-        grid.NEVER if each.native_state == grid.NEVER else str(each.state) for each in statuses
-    ]
+    never = Absence.NEVER_SUBMITTED
+    states = [never.value if each.absence is never else str(each.state) for each in statuses]
     return ", ".join(f"{number} {state}" for state, number in Counter(states).items()) or "no jobs"
 
 

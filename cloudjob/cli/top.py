@@ -14,6 +14,7 @@ from cloudjob.cli.tables import new_table
 from cloudjob.errors import CloudJobError
 from cloudjob.model import summary
 from cloudjob.model.text import counted, one_line, size_text
+from jobentry.contract.journal import state_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,8 +40,6 @@ _STATUS_S = 3.0
 _MIB = 1024 * 1024
 # A value is marked from these percentages on: memory and disk space, and waiting.
 _NEARLY_FULL, _HIGH_PRESSURE = 95.0, 50.0
-# The marked states of ranks: stopped, traced, zombie, failed and lost.
-_BAD_STATES = "TtZFL"
 # A screen has no room for more ranks; those that have been silent the longest come first.
 _MAX_RANKS = 40
 # The orders of the ranks on a screen: their names, and the keys that sort them.
@@ -189,10 +188,14 @@ def _ranks(journals: cloudjob.Journals, order: str = "") -> Sequence[Table | str
     table = new_table(_RANK_HEADERS, numbers=_RANK_HEADERS)
     for rank in shown:
         sample = last[rank].sample
+        state = state_of(sample.state)
         table.add_row(
             str(rank),
             str(last[rank].node),
-            _marked(STATES.get(sample.state, one_line(sample.state)), sample.state in _BAD_STATES),
+            _marked(
+                STATES.get(sample.state, one_line(sample.state)),
+                state is not None and state.is_trouble,
+            ),
             summary.span(sample.quiet_s),
             f"{sample.cpu_percent}%",
             size_text(sample.rss_mib * _MIB),

@@ -167,6 +167,8 @@ def show(loaded: Loaded) -> list[tuple[str, str, str]]:
 def _rows(key: str, value: object) -> list[tuple[str, str]]:
     if isinstance(value, Mapping):
         return [row for name, item in value.items() for row in _rows(f"{key}.{name}", item)]
+    if isinstance(value, bool):
+        return [(key, str(value).lower())]
     return [(key, shlex.join(value) if isinstance(value, tuple) else str(value))]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from cloudjob.model.status import JobState, JobStatus
+from cloudjob.model.status import Cause, JobState, JobStatus
 from cloudjob.tracking.journals import Journals, RankPoint
 from jobentry.contract import journal
 
@@ -30,26 +30,21 @@ class RankState(Enum):
         return self in _ENDS
 
 
-_ENDS = frozenset(
-    (
-        *(RankState.FAILED_FIRST, RankState.FAILED, RankState.LOST),
-        *(RankState.STOPPED, RankState.ENDED),
-    )
-)
-_OF_LETTER = {
-    journal.ENDED: RankState.ENDED,
-    journal.FAILED: RankState.FAILED,
-    journal.STOPPED: RankState.STOPPED,
-    journal.LOST: RankState.LOST,
-    "R": RankState.RUNNING,
-    "S": RankState.WAITING,
-    "I": RankState.WAITING,
-    "D": RankState.WAITS_FOR_DISK,
-    "T": RankState.PAUSED,
-    "t": RankState.PAUSED,
-    "Z": RankState.DEAD,
-    "X": RankState.DEAD,
+_OF = {
+    journal.State.RUNNING: RankState.RUNNING,
+    journal.State.WAITING: RankState.WAITING,
+    journal.State.IDLE: RankState.WAITING,
+    journal.State.WAITS_FOR_DISK: RankState.WAITS_FOR_DISK,
+    journal.State.PAUSED: RankState.PAUSED,
+    journal.State.TRACED: RankState.PAUSED,
+    journal.State.ZOMBIE: RankState.DEAD,
+    journal.State.DEAD: RankState.DEAD,
+    journal.State.ENDED: RankState.ENDED,
+    journal.State.FAILED: RankState.FAILED,
+    journal.State.STOPPED: RankState.STOPPED,
+    journal.State.LOST: RankState.LOST,
 }
+_ENDS = {RankState.FAILED_FIRST, *(shown for state, shown in _OF.items() if state.has_ended)}
 
 
 def rank_states(journals: Journals, status: JobStatus) -> dict[int, RankState]:
@@ -68,12 +63,12 @@ def _state(rank: int, last: RankPoint | None, status: JobStatus) -> RankState:
     failure = status.failure
     if status.state is JobState.FAILED and failure and failure.rank == rank:
         return RankState.FAILED_FIRST
-    letter = last.sample.state if last else ""
-    if letter in journal.ENDS or (last and not status.state.is_final):
-        return _OF_LETTER.get(letter, RankState.NOT_KNOWN)
+    state = journal.state_of(last.sample.state) if last else None
+    if (state and state.has_ended) or (last and not status.state.is_final):
+        return _OF[state] if state else RankState.NOT_KNOWN
     if status.state is JobState.SUCCEEDED:
         return RankState.ENDED
-    is_node_lost = failure and failure.rank is None and status.cause == "platform"
+    is_node_lost = failure and failure.rank is None and status.cause is Cause.PLATFORM
     if failure and is_node_lost and last and failure.node == last.node:
         return RankState.LOST
     return RankState.NOT_KNOWN

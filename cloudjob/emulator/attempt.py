@@ -7,14 +7,13 @@ import time
 from dataclasses import dataclass, field
 
 from cloudjob.emulator import models
-from cloudjob.emulator.database import JobRow
+from cloudjob.emulator.database import JobRow, StopRequest
 from cloudjob.emulator.job_context import JobContext
 from cloudjob.emulator.node_logs import Writer
 from cloudjob.emulator.nodes import NodeState
 from cloudjob.emulator.staging import Uploader
 from cloudjob.errors import CloudJobError, JobNotFound
 
-DELETED = 2
 _IDLE_PERCENT = 0.5
 _ENGINE_S = 60.0
 
@@ -82,7 +81,7 @@ class Attempt:
             time.sleep(poll_s)
         pump.join(60)
         row = self.job.existing_row()
-        is_stopped = is_stopped or bool(row.is_stopping)
+        is_stopped = is_stopped or bool(row.stop_request)
         for index, state in enumerate(states):
             message = f"Training finished. Exit code {state.exit_code}."
             self.job.event(f"[worker-{index}] {message}", source="Task")
@@ -107,15 +106,15 @@ class Attempt:
 
     def _stop_if_requested(self, row: JobRow, handle: str) -> bool:
         """End the job if it was stopped or has timed out; return whether it was."""
-        if not row.is_stopping and self._is_overdue(row):
+        if not row.stop_request and self._is_overdue(row):
             self.job.event("Training job has run as long as auto_stop allows.", "Warning")
             self.job.service.database.change_phase(
-                row.id, ("Running", "Pending"), "Terminating", is_stopping=1
+                row.id, ("Running", "Pending"), "Terminating", stop_request=StopRequest.STOP
             )
             row = self.job.existing_row()
-        if not row.is_stopping:
+        if not row.stop_request:
             return False
-        self._stop_nodes(handle, is_urgent=row.is_stopping == DELETED)
+        self._stop_nodes(handle, is_urgent=row.stop_request is StopRequest.DELETE)
         return True
 
     def _is_overdue(self, row: JobRow) -> bool:
@@ -127,7 +126,7 @@ class Attempt:
 
     def _follow_failure(self, row: JobRow, handle: str, states: list[NodeState]) -> None:
         """End the other nodes when one has failed, as the platform does."""
-        if any(state.exit_code for state in states) and not row.is_stopping:
+        if any(state.exit_code for state in states) and not row.stop_request:
             self._stop_nodes(handle, is_urgent=False)
 
     def _stop_nodes(self, handle: str, *, is_urgent: bool) -> None:

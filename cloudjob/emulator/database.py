@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
+from enum import IntEnum
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +21,7 @@ CREATE TABLE IF NOT EXISTS jobs (
     phase TEXT NOT NULL, secondary TEXT NOT NULL, priority INTEGER NOT NULL,
     algorithm_name TEXT NOT NULL, user_name TEXT NOT NULL, create_ms INTEGER NOT NULL,
     start_ms INTEGER NOT NULL, end_ms INTEGER NOT NULL, nodes INTEGER NOT NULL,
-    pool TEXT NOT NULL, is_stopping INTEGER NOT NULL, body TEXT NOT NULL, run TEXT NOT NULL
+    pool TEXT NOT NULL, stop_request INTEGER NOT NULL, body TEXT NOT NULL, run TEXT NOT NULL
 );
 CREATE INDEX IF NOT EXISTS jobs_by_time ON jobs (workspace, create_ms);
 CREATE INDEX IF NOT EXISTS jobs_by_name ON jobs (name);
@@ -55,6 +56,14 @@ CREATE TABLE IF NOT EXISTS resources (
 FINAL = ("Completed", "Failed", "Terminated", "Abnormal")
 
 
+class StopRequest(IntEnum):
+    """A request to end a job; only NONE is false."""
+
+    NONE = 0
+    STOP = 1
+    DELETE = 2
+
+
 @dataclass(slots=True)
 class JobRow:
     """One job; the fields are the columns of its table, in order.
@@ -62,7 +71,7 @@ class JobRow:
     Args:
         body: The request that created it, with all defaults.
         run: The data with which a run resumes: attempts, exit codes, node states.
-        is_stopping: 1 after a request to stop it, 2 after a request to delete it, else 0.
+        stop_request: The last request to end it.
         pool: The dedicated pool it runs in; empty for the public one.
     """
 
@@ -80,7 +89,7 @@ class JobRow:
     end_ms: int
     nodes: int
     pool: str
-    is_stopping: int
+    stop_request: StopRequest
     body: dict[str, Any]
     run: dict[str, Any]
 
@@ -111,8 +120,10 @@ class TemporaryKey(NamedTuple):
 # JSON columns are dictionaries in Python.
 sqlite3.register_adapter(dict, json.dumps)
 sqlite3.register_converter("json", json.loads)
+sqlite3.register_converter("stop", lambda data: StopRequest(int(data)))
 _BODY, _RUN = 'body AS "body [json]"', 'run AS "run [json]"'
-_COLUMNS = ", ".join([*(field.name for field in fields(JobRow)[:-2]), _BODY, _RUN])
+_STOP = 'stop_request AS "stop_request [stop]"'
+_COLUMNS = ", ".join([*(field.name for field in fields(JobRow)[:-3]), _STOP, _BODY, _RUN])
 # An SQL expression, and the values of its placeholders.
 Condition = tuple[str, Sequence[Any]]
 UNFINISHED: Condition = (f"phase NOT IN ({', '.join('?' * len(FINAL))})", FINAL)
@@ -132,11 +143,18 @@ class Database:
         self._connection.execute("PRAGMA journal_mode=WAL")
         self._connection.execute("PRAGMA synchronous=NORMAL")
         self._connection.executescript(_TABLES)
+        self._rename_column("is_stopping", "stop_request")
 
     def close(self) -> None:
         """Close the file."""
         with self._lock:
             self._connection.close()
+
+    def _rename_column(self, old: str, new: str) -> None:
+        """Rename a column of the jobs in a database that an earlier version made."""
+        names = [row[1] for row in self._rows("PRAGMA table_info(jobs)")]
+        if old in names:
+            self._execute(f"ALTER TABLE jobs RENAME COLUMN {old} TO {new}")
 
     @contextmanager
     def transaction(self) -> Iterator[None]:

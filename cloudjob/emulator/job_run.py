@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cloudjob.emulator import models
-from cloudjob.emulator.attempt import DELETED, Attempt, AttemptEnd, key_of
+from cloudjob.emulator.attempt import Attempt, AttemptEnd, key_of
 from cloudjob.emulator.clock import now_ms
-from cloudjob.emulator.database import JobRow
+from cloudjob.emulator.database import JobRow, StopRequest
 from cloudjob.emulator.job_context import JobContext
 from cloudjob.emulator.staging import (
     StagingFailed,
@@ -50,13 +50,13 @@ class JobRun:
             self._end_all()
             self._finish("Abnormal", secondary="Unknown")
         row = self.job.row()
-        if row and row.is_stopping == DELETED:
+        if row and row.stop_request is StopRequest.DELETE:
             self.forget()
 
     def _run_attempts(self) -> None:
         row = self.job.existing_row()
         while True:
-            if row.is_stopping and not self._has_nodes(row):
+            if row.stop_request and not self._has_nodes(row):
                 self._finish("Terminated")
                 return
             try:
@@ -70,7 +70,7 @@ class JobRun:
             try:
                 end = Attempt(self.job, self._uploader, self.lost).watch(row)
             except JobNotFound:
-                if not self.job.existing_row().is_stopping:
+                if not self.job.existing_row().stop_request:
                     raise
                 # The job was stopped before any of its nodes had started.
                 self._finish("Terminated")
@@ -96,7 +96,7 @@ class JobRun:
         """Start the nodes of an attempt unless they are started; resume a start after a crash."""
         if not row.run.get("handle"):
             self._begin(row)
-        elif not self._has_started and not row.is_stopping:
+        elif not self._has_started and not row.stop_request:
             self._start(row, row.run["key"], row.run["image"])
         self._has_started = True
 
@@ -208,12 +208,14 @@ class JobRun:
 
     def _complete(self, row: JobRow, end: AttemptEnd) -> None:
         """Upload the remaining changes, and store how the job ended."""
-        problem = "" if row.is_stopping == DELETED else self._uploader.upload_the_rest(row)
+        problem = (
+            "" if row.stop_request is StopRequest.DELETE else self._uploader.upload_the_rest(row)
+        )
         self._end_all()
         for index in range(row.nodes):
             message = "output-handler failed" if problem else "output-handler finalized"
             self.job.log(index).add_line(row.run["log_key"], message, is_after=True)
-        if row.is_stopping != DELETED:
+        if row.stop_request is not StopRequest.DELETE:
             self._uploader.export_logs(row)
         with contextlib.suppress(OSError):
             remove_tree(self.job.nodes)

@@ -8,7 +8,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from cloudjob.emulator.attempt import DELETED
+from cloudjob.emulator.database import StopRequest
 from cloudjob.emulator.errors import ApiError
 from cloudjob.emulator.job_context import JobContext
 from cloudjob.emulator.job_run import JobRun
@@ -49,7 +49,7 @@ class Scheduler:
         """Remove a job; a running job is ended first."""
         with self._lock:
             is_active = job in self._active
-            self._service.database.update_job(job, is_stopping=DELETED)
+            self._service.database.update_job(job, stop_request=StopRequest.DELETE)
             if is_active:
                 self._service.database.change_phase(
                     job, ("Creating", "Pending", "Running"), "Terminating"
@@ -136,6 +136,6 @@ class Scheduler:
             with contextlib.suppress(Exception):
                 row = self._service.database.job(run.job.id)
                 # The job was deleted after its end.
-                if row and row.is_stopping == DELETED and row.is_final:
+                if row and row.stop_request is StopRequest.DELETE and row.is_final:
                     JobRun(run.job).forget()
             self.wake()

@@ -85,7 +85,7 @@ def _probe(client: Any, image: str) -> dict[str, str]:
             client.wait(made, timeout=_LIMIT_S)
             text = client.logs(made, stdout=True, stderr=False).decode("utf-8", "replace")
     except BackendError as error:
-        if "no such file" in error.message or "not found" in error.message:
+        if engine.is_refusal(error, engine.Refusal.NO_SUCH_PROGRAM):
             return {}
         raise
     finally:

@@ -52,7 +52,9 @@ def split(described: Mapping[str, Any]) -> Described:
     chosen: list[str] = []
     for section, name, value, default in _values(described):
         key = f"{section}.{name}" if section else name
-        is_chosen = _plain(value) not in (None, default, [], {}, "")
+        # Earlier versions described a flag as text.
+        text_default = str(default).lower() if isinstance(default, bool) else default
+        is_chosen = _plain(value) not in (None, default, text_default, [], {}, "")
         if key == "outputs" and isinstance(value, Mapping):
             # The names of the folders; where they are stored is up to the reader.
             taken[key] = dict.fromkeys(value, "")

@@ -16,9 +16,6 @@ if TYPE_CHECKING:
 
 MAX_JOBS = 10_000
 NAME_RULE = r"[A-Za-z_][A-Za-z0-9_-]*"
-# The native states of jobs of a sweep that were not submitted.
-NEVER = "never submitted"
-WAITING = "waits for other jobs of the sweep"
 # The keys in which {NAME} is replaced by a value.
 FILLED = ("args", "env", "inputs", "outputs")
 

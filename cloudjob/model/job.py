@@ -25,6 +25,7 @@ from cloudjob.model.sections import (
 )
 from cloudjob.model.text import MASK, given, hide, secret_texts, secret_values, secrets_masked
 from cloudjob.model.types import (
+    Flag,
     Inputs,
     Labels,
     Number,
@@ -134,11 +135,9 @@ class JobSpec(Values):
     ] = key(
         "off: start a launcher or parallel mode even if MindSpore's documentation rules it out on "
         "the device.", "on")
-    strict: Annotated[
-        str, OneOf("false", "true"), Option("--strict", const="true")
-    ] = key(
+    strict: Annotated[Flag, Option("--strict", const="true")] = key(
         "true: fail with the exit code of a launcher or Python program that the script starts, "
-        "even if the script ignores it; false: only the script's own exit code counts.", "false")
+        "even if the script ignores it; false: only the script's own exit code counts.", False)
     sweep: Annotated[SweepValues, Option("--sweep", "NAME=VALUES")] = key(
         "One job for each combination of values, such as lr=0.1,0.01 or seed=1..3; {NAME} in "
         "arguments and in values of env, inputs and outputs is the job's value.", {})
@@ -147,11 +146,9 @@ class JobSpec(Values):
         "and all elsewhere.", 0, ge=0, le=grid.MAX_JOBS)
     max_jobs: Annotated[Whole, Option("--max-jobs", "N")] = key(
         "The most jobs that a sweep may have.", 100, ge=1, le=grid.MAX_JOBS)
-    fail_fast: Annotated[
-        str, OneOf("false", "true"), Option("--fail-fast", const="true")
-    ] = key(
+    fail_fast: Annotated[Flag, Option("--fail-fast", const="true")] = key(
         "true: cancel the other jobs of a sweep when one fails; false: the others continue.",
-        "false")
+        False)
     process: Process = Field(default_factory=Process)
     docker: Docker = Field(default_factory=Docker)
     modelarts: ModelArts = Field(default_factory=ModelArts)
@@ -232,11 +229,11 @@ class Options(TypedDict, total=False):
     source_limit_mb: float
     links: str
     hardware_check: str
-    strict: bool | str
+    strict: bool
     sweep: Mapping[str, Any]
     max_parallel: int
     max_jobs: int
-    fail_fast: bool | str
+    fail_fast: bool
     process: Mapping[str, Any]
     docker: Mapping[str, Any]
     modelarts: Mapping[str, Any]

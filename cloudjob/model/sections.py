@@ -12,6 +12,7 @@ from cloudjob.model import mindspore
 from cloudjob.model.rules import ADDRESSINGS
 from cloudjob.model.types import (
     Events,
+    Flag,
     Labels,
     Number,
     OneOf,
@@ -95,16 +96,16 @@ class ModelArts(Values):
         0, ge=0, le=8760)
     priority: Whole = key(
         "1 to 3, in a dedicated pool; 0 is the platform's default.", 0, ge=0, le=3)
-    preemptible: Annotated[str, OneOf("false", "true")] = key(
-        "Whether a job of higher priority may preempt this one.", "false")
+    preemptible: Flag = key(
+        "Whether a job of higher priority may preempt this one.", False)
     affinity: Annotated[str, OneOf("none", "cabinet", "hyperinstance")] = key(
         "What the nodes must have in common.", "none")
     affinity_group_size: Whole = key("How many nodes must have it in common.", 0, ge=0, le=10_000)
-    hang_retry: Annotated[str, OneOf("false", "true")] = key(
-        "Whether the platform restarts a job that hangs.", "false")
-    first_version: Annotated[str, OneOf("false", "true")] = key(
+    hang_retry: Flag = key(
+        "Whether the platform restarts a job that hangs.", False)
+    first_version: Flag = key(
         "Whether ranks get the variables of the platform's first version as well (DLS_TASK_INDEX, "
-        "BATCH_CUSTOM0_HOSTS and the like), on every backend.", "false")
+        "BATCH_CUSTOM0_HOSTS and the like), on every backend.", False)
     ssh_keys: Texts = key("Key pairs of the account that may log in to the nodes.", ())
     volumes: TreeList = key(
         "Volumes to mount: a list of nfs, pfs and obs, in the format of the API.", [])
@@ -198,11 +199,11 @@ class Slurm(Values):
         "#SBATCH --mem: memory of each node; 0 is the partition's default.", 0.0, ge=0, le=65_536)
     gpus: Whole = key("#SBATCH --gpus-per-node.", 0, ge=0, le=64)
     gres: Text = key("#SBATCH --gres: other devices of each node, for example nvme:1.")
-    exclusive: Annotated[str, OneOf("false", "true")] = key(
-        "#SBATCH --exclusive: no other job on the nodes.", "false")
-    requeue: Annotated[str, OneOf("false", "true")] = key(
+    exclusive: Flag = key(
+        "#SBATCH --exclusive: no other job on the nodes.", False)
+    requeue: Flag = key(
         "#SBATCH --requeue: Slurm starts the job again after it was preempted or lost a node.",
-        "false")
+        False)
     warn_s: Whole = key(
         "#SBATCH --signal: seconds before the time limit or preemption at which the ranks receive "
         "SIGTERM; by default grace_s plus half a minute for outputs.", 0, ge=0, le=65_535)

@@ -7,6 +7,8 @@ from enum import Enum
 from typing import Any
 
 from cloudjob.errors import CloudJobError
+from jobentry.contract.exits import Cause as Cause
+from jobentry.contract.exits import Failure as Failure
 
 
 class JobState(str, Enum):
@@ -29,17 +31,28 @@ class JobState(str, Enum):
         return self in (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
-    """Why a job failed; unknown details are None."""
+def state_of(cause: Cause) -> JobState:
+    """Return the state of a job that has ended, from what ended it."""
+    finals = {Cause.NONE: JobState.SUCCEEDED, Cause.CANCELLED: JobState.CANCELLED}
+    return finals.get(cause, JobState.FAILED)
 
-    node: int | None = None
-    host: str | None = None
-    rank: int | None = None
-    signal: int | None = None
-    exit_code: int | None = None
-    message: str = ""
-    last_lines: tuple[str, ...] = ()
+
+class Absence(Enum):
+    """Why a job is not on its platform, or cannot be looked for there, in words for people."""
+
+    INTERRUPTED = "the submit was interrupted"
+    NO_JOB = "the backend has no such job"
+    NO_BACKEND = "this cloudjob has no such backend"
+    # A job of others, until its record exists.
+    OUT_OF_REACH = "not within reach of your configuration"
+    # Jobs of a sweep.
+    WAITS = "waits for other jobs of the sweep"
+    NEVER_SUBMITTED = "never submitted"
+
+    @property
+    def is_lasting(self) -> bool:
+        """Whether the job will never be there again."""
+        return self not in (Absence.OUT_OF_REACH, Absence.WAITS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +88,8 @@ class JobStatus:
 
     Args:
         native_state: The platform's own name of the state, also if ``state`` is UNKNOWN.
-        cause: One of ``user entry platform cancelled timeout``; None until the job has failed.
+        cause: What ended the job; None until it has failed.
+        absence: Why the job is not on its platform; None if it is, or may be.
     """
 
     job: str
@@ -89,10 +103,21 @@ class JobStatus:
     started_at: str | None = None
     ended_at: str | None = None
     exit_code: int | None = None
-    cause: str | None = None
+    cause: Cause | None = None
     failure: Failure | None = None
     code: Code | None = None
     phases: tuple[Phase, ...] = ()
+    absence: Absence | None = None
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the job is not on its platform and will never be there again."""
+        return self.absence is not None and self.absence.is_lasting
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the status will never change again."""
+        return self.state.is_final or self.is_gone
 
     def _repr_html_(self) -> str:
         """Return a table for a notebook."""
@@ -120,16 +145,21 @@ def exit_code(status: JobStatus) -> int:
 def to_json(status: JobStatus) -> dict[str, Any]:
     """Return the object that ``status --json`` prints, of plain JSON values."""
     values = _values(status)
+    del values["absence"]
     values["state"] = status.state.value
+    values["cause"] = None if status.cause is None else str(status.cause)
     values["phases"] = [_values(phase) for phase in status.phases]
     values["code"] = status.code and _values(status.code)
     if status.failure is not None:
-        last_lines = list(status.failure.last_lines)
-        values["failure"] = {**_values(status.failure), "last_lines": last_lines}
+        values["failure"] = {
+            **status.failure._asdict(),
+            "host": status.failure.host or None,
+            "last_lines": list(status.failure.last_lines),
+        }
     return values
 
 
-def _values(value: JobStatus | Failure | Code | Phase) -> dict[str, Any]:
+def _values(value: JobStatus | Code | Phase) -> dict[str, Any]:
     """Return the fields of a value; ``asdict`` takes ten times as long, a second for a list."""
     return {name: getattr(value, name) for name in value.__slots__}
 
@@ -139,8 +169,14 @@ def from_json(values: dict[str, Any]) -> JobStatus:
     failure, code = values["failure"], values["code"]
     changed = {
         "state": JobState(values["state"]),
-        "failure": failure and Failure(**{**failure, "last_lines": tuple(failure["last_lines"])}),
+        "cause": None if values["cause"] is None else Cause(values["cause"]),
+        "failure": failure and _failure(failure),
         "code": code and Code(**code),
         "phases": tuple(Phase(**phase) for phase in values["phases"]),
     }
     return JobStatus(**{**values, **changed})
+
+
+def _failure(values: dict[str, Any]) -> Failure:
+    lines = tuple(values["last_lines"])
+    return Failure(**{**values, "host": values["host"] or "", "last_lines": lines})

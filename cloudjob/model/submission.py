@@ -94,7 +94,7 @@ def node_env(submission: Submission, node: int, hosts: tuple[str, ...]) -> NodeE
         start_timeout_s=spec.start_timeout_min * 60,
         stall_s=spec.network.stall_min * 60,
         min_nodes=_min_nodes(spec),
-        first_version=spec.modelarts.first_version == "true",
+        first_version=spec.modelarts.first_version,
         open_mpi=_open_mpi(spec),
         mindspore=_mindspore(spec),
     )
@@ -125,7 +125,7 @@ def variables(submission: Submission, node: NodeEnv, *, home: str, address: str)
     }
     # As on the platform, the user's values override the platform's, but not those of the contract.
     spec = submission.spec
-    strict = {names.CLOUDJOB_STRICT: "1"} if spec.strict == "true" else {}
+    strict = {names.CLOUDJOB_STRICT: "1"} if spec.strict else {}
     return {
         **platform,
         **spec.env,

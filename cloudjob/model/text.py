@@ -25,9 +25,11 @@ def why_failed(code: int, stderr: bytes) -> str:
         return printed
     if code >= 0:
         return f"it ended with exit code {code} without a message"
+    from jobentry.contract.exits import MEMORY_GUESS
+
     number = -code
     name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
-    often = " (often the kernel, when memory is short)" if name == "SIGKILL" else ""
+    often = MEMORY_GUESS if name == "SIGKILL" else ""
     return f"it was killed by {name}{often}"
 
 

@@ -8,7 +8,7 @@ than ``int()`` and ``float()``, which also accept ``1_0``, `` 1 ``, other script
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Annotated, Any, get_origin
@@ -80,8 +80,7 @@ class OneOf:
     def __get_pydantic_json_schema__(
         self, _schema: core_schema.CoreSchema, _handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
-        # An editor reads an unquoted true as a boolean; cloudjob reads it as text.
-        return {"enum": [{"true": True, "false": False}.get(each, each) for each in self.choices]}
+        return {"enum": list(self.choices)}
 
 
 def key(description: str, default: Any = "", **limits: Any) -> Any:
@@ -101,6 +100,8 @@ def shown(field: FieldInfo, value: object) -> object:
 
 def choices_of(field: FieldInfo) -> tuple[str, ...]:
     """Return the choices that a field allows; empty if it allows any text."""
+    if field.annotation is bool:
+        return tuple(_FLAGS)
     return next((item.choices for item in field.metadata if isinstance(item, OneOf)), ())
 
 
@@ -135,6 +136,39 @@ def _number(value: object) -> object:
     if not re.fullmatch(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?", value):
         raise PydanticKnownError("float_parsing")
     return float(value)
+
+
+_FLAGS = {"false": False, "true": True}
+
+
+def _flag(value: object) -> object:
+    return _FLAGS.get(value, value) if isinstance(value, str) else value
+
+
+def as_text(value: object) -> object:
+    """Return a Python value for a key of texts: numbers and booleans as a job file has them."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, (int, float)):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {name: as_text(item) for name, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
+        return [as_text(item) for item in value]
+    return value
+
+
+def from_python(values: Mapping[str, Any], model: type[Values]) -> dict[str, Any]:
+    """Return Python values by key, with text where the key has texts; others keep their types."""
+    return {key: _from_python(value, model.model_fields.get(key)) for key, value in values.items()}
+
+
+def _from_python(value: Any, field: FieldInfo | None) -> Any:
+    if field is None or field.annotation in (bool, int, float) or is_tree(field):
+        return value
+    if isinstance(field.annotation, type) and issubclass(field.annotation, Values):
+        return from_python(value, field.annotation) if isinstance(value, Mapping) else value
+    return as_text(value)
 
 
 def check_text(value: str, shown: str = "") -> str:
@@ -245,6 +279,7 @@ def _ranks(value: object, check: ValidatorFunctionWrapHandler) -> int:
 
 Whole = Annotated[int, Field(strict=True), BeforeValidator(_whole)]
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False), BeforeValidator(_number)]
+Flag = Annotated[bool, Field(strict=True), BeforeValidator(_flag)]
 # An integer, or ``auto``.
 Ranks = Annotated[
     Whole,

@@ -99,7 +99,13 @@ _SHAPES = {
     "dict_type": "must be a mapping, NAME: value",
     "model_type": "must be a mapping of keys to values",
 }
-_NUMBERS = {"int_parsing": "a whole number", "float_parsing": "a number"}
+_NUMBERS = {
+    "int_parsing": "a whole number",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_parsing": "a number",
+    "float_type": "a number",
+}
 _LIMITS = ("greater_than_equal", "less_than_equal", "finite_number")
 
 
@@ -112,17 +118,18 @@ def _message(location: Location, kind: str, error: Mapping[str, Any]) -> str:
         return _unknown_key(location)
     if location == ("secrets",):
         return "must be a mapping, or a list of names"
-    if field and kind in _NUMBERS:
+    is_scalar = isinstance(value, (str, int, float))
+    if field and kind in _NUMBERS and is_scalar:
         allowed = number_range(field)
         return f"is not {_NUMBERS[kind]} (given {given(value)}; allowed {allowed})"
     if field and kind in _LIMITS:
         return f"is out of range (given {given(value)}; allowed {number_range(field)})"
-    if field and choices_of(field) and isinstance(value, str):
+    if field and choices_of(field) and is_scalar:
         choices = choices_of(field)
         shown = (
             f"(given {given(value)}; allowed {', '.join(each or repr(each) for each in choices)})"
         )
-        return f"is not known{nearest(value, choices)} {shown}"
+        return f"is not known{nearest(str(value), choices)} {shown}"
     return _SHAPES.get(kind, "must be one text or number")
 
 

@@ -33,7 +33,7 @@ def script(tree: Tree, path: str) -> None:
     with reading(tree.source, name):
         full = tree.source / name
         real = os.path.relpath(os.path.realpath(full), os.path.realpath(tree.source))
-        for out, reason in tree.left_out:
+        for out, reason, _ in tree.left_out:
             if covers(out, name) or covers(out, real):
                 why = reason if out in (name, real) else f"in {shown(out)}, {reason}"
                 raise PackageError(f"{doing}: {why}", hint=_keep_hint(out))

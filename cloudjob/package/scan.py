@@ -23,6 +23,7 @@ from cloudjob.package.tree import (
     LINK,
     FileStat,
     LeftOut,
+    Rule,
     SourceEntry,
     Tree,
 )
@@ -45,10 +46,15 @@ _SPECIAL = {
 
 
 class RefusedPath(NamedTuple):
-    """A path that cannot be sent to another machine, and why."""
+    """A path that cannot be sent to another machine, and why.
+
+    Args:
+        may_follow: Whether it is a link whose target could be sent instead.
+    """
 
     name: str
     problem: str
+    may_follow: bool = False
 
 
 class ScanResult(NamedTuple):
@@ -118,9 +124,9 @@ def explain(
     for refused in found.refused:
         if refused.name == name:
             return Explanation(name, False, f"refused: it {refused.problem}", name)
-    for out, reason in found.left_out:
-        if covers(out, name):
-            return Explanation(name, False, reason, out)
+    for out in found.left_out:
+        if covers(out.path, name):
+            return Explanation(name, False, out.reason, out.path)
     raise PackageError(
         f"looking for {shown(path)}: no such file in {shown(source)}",
         hint="the path is relative to --source",
@@ -216,12 +222,14 @@ class _Verdict(NamedTuple):
 
     Args:
         reason: Why it is left out; empty if it is packed.
+        rule: The kind of that reason.
         kept_by: The line that keeps it, when there is one.
         is_named: Whether that line names the path in full.
         ignored_by: The rule of git that does not apply, because git tracks the path.
     """
 
     reason: str = ""
+    rule: Rule = Rule.IGNORE_FILE
     kept_by: str = ""
     is_named: bool = False
     ignored_by: str = ""
@@ -296,7 +304,9 @@ class _Walker:
         is_folder = child.is_dir(follow_symlinks=False)
         verdict = self._decide(name, child, is_folder, folder)
         if verdict.reason:
-            self.found.left_out.append(LeftOut(name + "/" * is_folder, verdict.reason))
+            self.found.left_out.append(
+                LeftOut(name + "/" * is_folder, verdict.reason, verdict.rule)
+            )
             return ()
         if child.is_symlink():
             return self._add_link(name, child, verdict, folder)
@@ -310,7 +320,7 @@ class _Walker:
         self, name: str, path: str, status: os.stat_result, verdict: _Verdict, folder: _Folder
     ) -> Iterable[_Folder]:
         if (status.st_dev, status.st_ino) == self._home:
-            self.found.left_out.append(LeftOut(name + "/", _STATE_REASON))
+            self.found.left_out.append(LeftOut(name + "/", _STATE_REASON, Rule.STATE))
             return ()
         mode = status.st_mode & 0o777
         self.found.entries.append(SourceEntry(name, FOLDER, mode, kept_by=verdict.kept_by))
@@ -327,7 +337,7 @@ class _Walker:
         if secrets.may_be_key(name) and not verdict.is_named:
             reason = secrets.key_reason(path, status.st_size)
             if reason:
-                self.found.left_out.append(LeftOut(name, reason))
+                self.found.left_out.append(LeftOut(name, reason, Rule.SECRET))
                 return
         file_stat = FileStat(status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
         mode, is_named = status.st_mode & 0o777, verdict.is_named
@@ -349,7 +359,7 @@ class _Walker:
             if self._follow_links:
                 return self._follow(name, real, target, verdict, folder)
             problem = f"is a link to {shown(target)}, outside the source"
-            self.found.refused.append(RefusedPath(name, problem))
+            self.found.refused.append(RefusedPath(name, problem, may_follow=True))
             return ()
         resolved = posixpath.normpath(posixpath.join(posixpath.dirname(name), target))
         if posixpath.isabs(target) or resolved.split("/", 1)[0] == "..":
@@ -389,25 +399,29 @@ class _Walker:
         """
         own = _last_decision(folder.active_rules.own, name, is_folder)
         if own and (own.ignores or own.is_named):
-            return _Verdict(own.rule) if own.ignores else _Verdict("", own.rule, True)
+            if own.ignores:
+                return _Verdict(own.rule)
+            return _Verdict(kept_by=own.rule, is_named=True)
         default = _default_reason(child, is_folder)
         if default:
-            return _Verdict(default)
+            return _Verdict(default, Rule.DEFAULT)
         git = _PACKED if own else self._git_verdict(name, is_folder, folder)
-        reason = git.reason or secrets.name_reason(child.name, is_folder)
+        if git.reason:
+            return git
+        reason = secrets.name_reason(child.name, is_folder)
         if reason:
-            return _Verdict(reason)
-        return _Verdict("", own.rule) if own else git
+            return _Verdict(reason, Rule.SECRET)
+        return _Verdict(kept_by=own.rule) if own else git
 
     def _git_verdict(self, name: str, is_folder: bool, folder: _Folder) -> _Verdict:
         """Decide by the rules of git, which never apply to a file that git tracks."""
         decision = _last_decision(folder.active_rules.git, name, is_folder)
         rule = decision.rule if decision and decision.ignores else folder.ignored_by
         if not rule:
-            return _Verdict("", decision.rule) if decision else _PACKED
+            return _Verdict(kept_by=decision.rule) if decision else _PACKED
         if name not in self._tracked:
             return _Verdict(rule)
-        return _Verdict("", f"git tracks it, although {rule}", ignored_by=rule)
+        return _Verdict(kept_by=f"git tracks it, although {rule}", ignored_by=rule)
 
 
 _PACKED = _Verdict()
@@ -437,13 +451,13 @@ def _default_reason(child: os.DirEntry[str], is_folder: bool) -> str:
 
 def _refused_error(source: Path, refused: list[RefusedPath]) -> PackageError:
     more = len(refused) - _LISTED
-    listed = [f"{shown(name)} {problem}" for name, problem in refused[:_LISTED]]
-    has_links = any(" link to " in each.problem for each in refused)
+    listed = [f"{shown(each.name)} {each.problem}" for each in refused[:_LISTED]]
+    may_follow = any(each.may_follow for each in refused)
     return PackageError(
         f"packing {shown(source)}: {'; '.join(listed)}"
         + (f"; and {more} more" if more > 0 else ""),
         hint=f"leave it out with a line in {CLOUDJOBIGNORE}; "
-        + ("--follow-links packs what links point to; " if has_links else "")
+        + ("--follow-links packs what links point to; " if may_follow else "")
         + "pass data from elsewhere with --input",
     )
 

@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
 
 FILE, FOLDER, LINK = "file", "folder", "link"
 
 
+class Rule(Enum):
+    """The kind of rule by which a path is left out."""
+
+    IGNORE_FILE = "a line of an ignore file"
+    DEFAULT = "a default of cloudjob"
+    SECRET = "it may hold secrets"
+    STATE = "it is the state of cloudjob on this machine"
+
+
 class LeftOut(NamedTuple):
-    """A path of the source that is not in the package; a folder's path ends with ``/``."""
+    """A path of the source that is not in the package; a folder's path ends with ``/``.
+
+    Args:
+        reason: The rule by which it is left out, in words for people.
+    """
 
     path: str
     reason: str
+    rule: Rule = Rule.IGNORE_FILE
 
 
 class FileStat(NamedTuple):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import posixpath
-import re
 from collections.abc import Iterator
 
 from cloudjob.model.progress import Progress
@@ -11,16 +10,12 @@ from cloudjob.model.text import counted, size_text
 from cloudjob.package import CodePackage
 from cloudjob.package.claims import StoredLayers
 from cloudjob.package.messages import shown
-from cloudjob.package.tree import LINK
+from cloudjob.package.tree import LINK, Rule
 from cloudjob.submission.launcher_choice import Choice
 
 _SHOWN_LEFT_OUT = 5
 # The paths that are named on one line.
 _NAMED = 3
-# How a line of an ignore file is given as a reason: its file, its number, and the line.
-_RULE = re.compile(r".+:[0-9]+: ")
-# Words in the reasons to report: files that usually hold secrets, and cloudjob's own folder.
-_REPORTED = ("secret", "CLOUDJOB_HOME")
 
 
 def launcher(choice: Choice | None) -> Iterator[Progress]:
@@ -37,14 +32,14 @@ def ranks(chosen: str) -> Iterator[Progress]:
 
 def left_out(package: CodePackage) -> Iterator[Progress]:
     """Report what a job may miss: each file that may hold a secret, and the others on one line."""
-    ignored = [shown(item.path) for item in package.left_out if _RULE.match(item.reason)]
+    ignored = [shown(item.path) for item in package.left_out if item.rule is Rule.IGNORE_FILE]
     if ignored:
         rest = f" and {len(ignored) - _NAMED} more" if len(ignored) > _NAMED else ""
         text = f"left out of the package by ignore rules: {', '.join(ignored[:_NAMED])}{rest}"
         yield Progress("note", f"{text}; `cloudjob package ls` shows all")
     yield from _links(package)
-    found = [item for item in package.left_out if any(word in item.reason for word in _REPORTED)]
-    for path, reason in found[:_SHOWN_LEFT_OUT]:
+    found = [item for item in package.left_out if item.rule in (Rule.SECRET, Rule.STATE)]
+    for path, reason, _ in found[:_SHOWN_LEFT_OUT]:
         yield Progress("note", f"left out of the package: {path}: {reason}")
     if len(found) > _SHOWN_LEFT_OUT:
         more = len(found) - _SHOWN_LEFT_OUT

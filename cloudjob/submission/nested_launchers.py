@@ -73,7 +73,7 @@ def what_is_repeated(spec: JobSpec, nested: Nested | None) -> str:
 
 def ignored_exit_code(spec: JobSpec, nested: Nested | None) -> str:
     """Return a command of a script whose exit code the script ignores; empty if there is none."""
-    if nested is None or not nested.is_failure_ignored or spec.strict == "true":
+    if nested is None or not nested.is_failure_ignored or spec.strict:
         return ""
     return (
         f"{nested.where} {nested.what} and ignores its exit code, so the job succeeds if it fails"

@@ -20,6 +20,7 @@ from cloudjob.package import CodePackage
 from cloudjob.submission import preparation, ranks, script_check, script_python
 from cloudjob.submission.launcher_choice import Choice
 from cloudjob.submission.preparation import PreparedJob, Target
+from jobentry.contract import messages
 from jobentry.contract.paths import ENTRY, JobPaths
 
 TYPE_CHECKING = False
@@ -95,7 +96,7 @@ def _plan(environment: Mapping[str, str], argv: tuple[str, ...]) -> dict[str, An
         check=False,
     )
     if done.returncode:
-        message = why_failed(done.returncode, done.stderr).removeprefix("jobentry: ")
+        message = why_failed(done.returncode, done.stderr).removeprefix(messages.MARK)
         raise SpecError([f"planning a node: {message}"])
     plan: dict[str, Any] = json.loads(done.stdout)
     return plan

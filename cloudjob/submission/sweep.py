@@ -17,13 +17,13 @@ from cloudjob.model import grid
 from cloudjob.model.job import JobSpec, masked
 from cloudjob.model.progress import OnProgress, Progress
 from cloudjob.model.rules import is_remote
+from cloudjob.model.status import Absence
 from cloudjob.model.times import rfc3339
 from cloudjob.model.validation import dotted, valid_part
 from cloudjob.submission import pipeline, preparation, script_check
 from cloudjob.submission.pipeline import Member
 from cloudjob.submission.preparation import PreparedJob, Target
-from cloudjob.tracking import GONE
-from cloudjob.tracking.sweep import OnStatus, Sweep, SweepFile, is_over
+from cloudjob.tracking.sweep import OnStatus, Sweep, SweepFile
 
 # Keys that change how a sweep runs, but not its jobs.
 _SUBMIT_OPTIONS = ("max_parallel", "max_jobs", "fail_fast")
@@ -142,7 +142,7 @@ def _numbers_to_submit(sweep: Sweep, limit: int, on_status: OnStatus | None) -> 
     known = {job.id: job for job in sweep.jobs()}
     for number in range(file.submitted, file.jobs):
         job = known.get(grid.job_id(sweep.id, number))
-        if job and job.status().native_state == GONE[0]:
+        if job and job.status().absence is Absence.INTERRUPTED:
             # The submit of the sweep was killed while it was sending this job.
             job.remove()
             job = None
@@ -159,8 +159,8 @@ def _numbers_to_submit(sweep: Sweep, limit: int, on_status: OnStatus | None) -> 
 def _wait_for_room(sweep: Sweep, limit: int, on_status: OnStatus | None) -> None:
     """Wait until fewer than ``limit`` jobs have not ended, or the sweep is cancelled."""
     for statuses in sweep.polled(on_status):
-        started = [each for each in statuses if each.native_state != grid.WAITING]
-        if sweep.is_cancelled or sum(not is_over(each) for each in started) < limit:
+        started = [each for each in statuses if each.absence is not Absence.WAITS]
+        if sweep.is_cancelled or sum(not each.is_over for each in started) < limit:
             return
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from cloudjob.tracking.cleanup import collect, remove_orphans
 from cloudjob.tracking.job import Job
 from cloudjob.tracking.lookup import find
-from cloudjob.tracking.platforms import GONE
 from cloudjob.tracking.queries import (
     Filter,
     filter_of,
@@ -16,7 +15,6 @@ from cloudjob.tracking.queries import (
 )
 
 __all__ = [
-    "GONE",
     "Filter",
     "Job",
     "collect",

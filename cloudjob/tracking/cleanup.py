@@ -12,7 +12,6 @@ from cloudjob.package import collection
 from cloudjob.package.collection import Collected
 from cloudjob.store import open_store
 from cloudjob.tracking.lookup import attach
-from cloudjob.tracking.platforms import GONE
 
 _DAY_S = 24 * 3600.0
 
@@ -48,9 +47,7 @@ def _ended_at(home: Path, job: str) -> str | None:
         status = attach(record, home).status()
     except JobNotFound:
         return None
-    if status.native_state in GONE:
-        return status.created_at
-    return (status.ended_at or status.created_at) if status.state.is_final else ""
+    return (status.ended_at or status.created_at) if status.is_over else ""
 
 
 def remove_orphans(home: Path) -> list[str]:
@@ -84,4 +81,4 @@ def _was_sent(record: JobRecord, home: Path) -> bool:
     """Whether the submit of a job has completed or is still running."""
     if record.state != SUBMITTING or record.backend != "docker":
         return True
-    return attach(record, home).status().native_state not in GONE
+    return not attach(record, home).status().is_gone

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudjob.backends import handles
-from cloudjob.backends.base import Backend, Event, Metric, NativeStatus
+from cloudjob.backends.base import Backend, Event, Metric
+from cloudjob.backends.native import NativeStatus
 from cloudjob.errors import BackendError, JobNotFound, UsageError
 from cloudjob.home import records_path
 from cloudjob.home.records import JobRecord, Records
@@ -37,7 +38,6 @@ from cloudjob.tracking.journals import Journals
 from cloudjob.tracking.log import LogLine, LogPiece, OnJournal
 from cloudjob.tracking.metrics import MetricPoint, MetricReader
 from cloudjob.tracking.outputs import Outputs
-from cloudjob.tracking.platforms import GONE
 from cloudjob.tracking.stacks import JobStacks
 from cloudjob.tracking.status_reader import StatusReader
 from jobentry.contract.names import CLOUDJOB_S3_SESSION_TOKEN, STORE_KEYS
@@ -214,8 +214,7 @@ class Job:
     @property
     def is_over(self) -> bool:
         """Whether the last status is final: the job has ended, or its platform does not know it."""
-        last = self.last_status
-        return last is not None and (last.state.is_final or last.native_state in GONE)
+        return self.last_status is not None and self.last_status.is_over
 
     def statuses(self, handles: Sequence[str]) -> Mapping[str, NativeStatus | None]:
         """Return the statuses of several jobs on the platform of this one."""

@@ -184,7 +184,7 @@ def _notice(event: str, status: JobStatus, head: str, why: str, lines: Sequence[
         "exit_code": status.exit_code,
         "cause": status.cause,
         "node": failure.node if failure else None,
-        "host": failure.host if failure else None,
+        "host": (failure.host or None) if failure else None,
         "rank": failure.rank if failure else None,
         "message": failure.message if failure else "",
         "last_lines": lines,

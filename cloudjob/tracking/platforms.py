@@ -8,20 +8,11 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from cloudjob.backends import handles, open_backend
-from cloudjob.backends.base import Backend, NativeStatus
+from cloudjob.backends.base import Backend
+from cloudjob.backends.native import Absent
 from cloudjob.errors import BackendError, CloudJobError
 from cloudjob.home.records import JobRecord
-from cloudjob.model.status import JobState
-
-# Native states of an UNKNOWN job that will never change.
-GONE = (
-    "the submit was interrupted",
-    "the backend has no such job",
-    "this cloudjob has no such backend",
-)
-# The native state of a job of others that the reader's configuration does not lead to, until its
-# record exists.
-ELSEWHERE = "not within reach of your configuration"
+from cloudjob.model.status import Absence
 
 _POLL_S = 0.5
 # The place in the handle of a job that cannot be asked for: that of its description is not kept.
@@ -71,7 +62,7 @@ def opener(home: Path, sections: Sections) -> Callable[[JobRecord], Opened]:
                 hint=getattr(error, "hint", ""),
             )
             nowhere = handles.write(record.backend, _NOWHERE, record.job)
-            stand_in = _NoBackend(refusal, ELSEWHERE, copies_files=copies_files)
+            stand_in = _NoBackend(refusal, Absence.OUT_OF_REACH, copies_files=copies_files)
             return Opened(record._replace(handle=nowhere), stand_in)
 
     return open_job
@@ -82,7 +73,7 @@ def backend_of(name: str, home: Path) -> Backend[Any]:
     try:
         return open_backend(name, home)
     except BackendError as error:
-        return _NoBackend(error, GONE[2])
+        return _NoBackend(error, Absence.NO_BACKEND)
 
 
 class _NoBackend(Backend[Any]):
@@ -90,13 +81,13 @@ class _NoBackend(Backend[Any]):
 
     poll_s = _POLL_S
 
-    def __init__(self, error: BackendError, native: str, *, copies_files: bool = False) -> None:
+    def __init__(self, error: BackendError, why: Absence, *, copies_files: bool = False) -> None:
         self.copies_files = copies_files
         self._error = error
-        self._native = native
+        self._why = why
 
-    def status(self, _handle: str) -> NativeStatus:
-        return NativeStatus(JobState.UNKNOWN, self._native)
+    def status(self, _handle: str) -> Absent:
+        return Absent(self._why)
 
     def _refuse(self, *_: object, **__: object) -> NoReturn:
         raise self._error

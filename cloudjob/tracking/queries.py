@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import NamedTuple
 
-from cloudjob.backends.base import NativeStatus
+from cloudjob.backends.native import NativeStatus
 from cloudjob.errors import CloudJobError, Unreachable, UsageError
 from cloudjob.home import records_path
 from cloudjob.home.records import JobRecord, Records

@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from cloudjob.backends.base import NativeStatus
+from cloudjob.backends.native import Absent, Ended, NativeStatus, Unknown, Waiting
 from cloudjob.errors import (
     BackendError,
     CloudJobError,
@@ -28,7 +28,7 @@ from cloudjob.home.records import SUBMITTING, Records
 from cloudjob.model import status as statuses
 from cloudjob.model import times
 from cloudjob.model.progress import log_once
-from cloudjob.model.status import JobState, JobStatus
+from cloudjob.model.status import Absence, JobState, JobStatus
 from cloudjob.model.text import one_line
 from cloudjob.package import claims
 from cloudjob.retries import OutageLimit, WaitNotices
@@ -36,7 +36,6 @@ from cloudjob.store.base import SMALL_LIMIT_BYTES
 from cloudjob.store.parallel import call_with_timeout
 from cloudjob.tracking import log, verdict
 from cloudjob.tracking.access import JobAccess
-from cloudjob.tracking.platforms import ELSEWHERE, GONE
 from jobentry.contract import exits
 from jobentry.contract.packages import LAYERS_LIMIT
 from jobentry.contract.paths import DELIVERED_ENV, DELIVERED_SSH_KEY, JobPaths
@@ -49,8 +48,6 @@ _LAST_LINES = 5
 _STORE_S = 5.0
 # Seconds by which a record that the platform uploads may arrive late.
 _LATE_S = 120.0
-# The status of a job that only another machine knows.
-_UNSEEN = NativeStatus(JobState.UNKNOWN, ELSEWHERE)
 # The polling interval grows from the backend's to this one, so that the end of a short job is
 # noticed at once and a long job does not cost a hundred requests per second.
 _POLL_S = 0.5
@@ -106,16 +103,15 @@ class StatusReader:
         """
         is_sent = self._access.record.is_ours and self._access.record.state != SUBMITTING
         if native is None and is_sent:
-            native = NativeStatus(JobState.UNKNOWN, GONE[1])
-        if native is None or native.state.is_final:
+            native = Absent(Absence.NO_JOB)
+        if native is None or isinstance(native, Ended):
             return self.status()
         self._last = verdict.as_status(self._access.record, native)
         return self._last
 
     def unknown(self, why: str) -> JobStatus:
         """Return the status of a job whose platform cannot be queried."""
-        native = NativeStatus(JobState.UNKNOWN, why)
-        self._last = verdict.as_status(self._access.record, native)
+        self._last = verdict.as_status(self._access.record, Unknown(why))
         return self._last
 
     def wait(
@@ -151,7 +147,7 @@ class StatusReader:
                 if not self.record_error or is_cancelled or is_late:
                     return status
                 notices.report(ended_s, self.record_error)
-            if status.native_state in GONE:
+            if status.is_gone:
                 raise JobNotFound(
                     f"waiting for {status.job}: {status.native_state}",
                     hint="cloudjob rm removes it from the list",
@@ -171,13 +167,12 @@ class StatusReader:
     def _read(self) -> JobStatus:
         record = self._access.record
         native = self._native()
-        if native.native == ELSEWHERE:
-            found = self._exit_record(native)
-            native = verdict.ended_elsewhere(native, found, self._access.spec())
+        if native == Absent(Absence.OUT_OF_REACH):
+            native = self._ended_elsewhere() or native
         status = verdict.as_status(record, native)
-        if not status.state.is_final:
+        if not isinstance(native, Ended):
             return status
-        found = self._exit_record(native)
+        found = self._exit_record()
         status = verdict.with_record(status, native, found, self.record_error, self._entry_lines)
         if not self.record_error:
             self._forget_secrets()
@@ -198,7 +193,7 @@ class StatusReader:
         """
         if self.record_error:
             return False
-        has_record = bool(status.phases) or status.cause not in (None, "platform")
+        has_record = bool(status.phases) or status.cause not in (None, exits.Cause.PLATFORM)
         if has_record or not self._access.backend.copies_files or status.ended_at is None:
             return True
         return time.time() - times.seconds_of(status.ended_at) > _LATE_S
@@ -228,20 +223,22 @@ class StatusReader:
         except JobNotFound:
             self._access.need_here("looking for")
         except RunsElsewhere:
-            # The head writes its record last, and every machine can read it.
-            ended = self._exit_record(_UNSEEN)
-            native = verdict.ended_elsewhere(_UNSEEN, ended, self._access.spec())
-            if native is _UNSEEN:
+            ended = self._ended_elsewhere()
+            if ended is None:
                 raise
-            return native
+            return ended
         if is_being_sent:
-            return NativeStatus(JobState.PENDING, "being submitted")
+            return Waiting("being submitted")
         if not record.is_ours:
-            return NativeStatus(JobState.UNKNOWN, ELSEWHERE)
+            return Absent(Absence.OUT_OF_REACH)
         was_sent = record.handle and record.state != SUBMITTING
-        return NativeStatus(JobState.UNKNOWN, GONE[1] if was_sent else GONE[0])
+        return Absent(Absence.NO_JOB if was_sent else Absence.INTERRUPTED)
 
-    def _exit_record(self, native: NativeStatus) -> exits.ExitRecord | None:
+    def _ended_elsewhere(self) -> Ended | None:
+        """Return how a job ended by its record, which the head writes last and anyone can read."""
+        return verdict.ended_elsewhere(self._exit_record(), self._access.spec())
+
+    def _exit_record(self) -> exits.ExitRecord | None:
         """Return the head's record of how the job ended, if it left one."""
         try:
             found = call_with_timeout(_STORE_S, self._stored_exit_record)
@@ -251,11 +248,7 @@ class StatusReader:
             text = f"{store_uri}: {error}" if isinstance(error, TimeoutError) else error
             self.record_error = f"reading the record of the job: {text}"
             return None
-        if found is None or found.job != self._access.record.job:
-            return None
-        # No user cancelled it: the platform stopped the head when a node was lost.
-        is_stopped = found.cause == "cancelled" and native.has_asked
-        return None if is_stopped or found.ended_at < native.attempt_at else found
+        return found if found and found.job == self._access.record.job else None
 
     def _stored_exit_record(self) -> exits.ExitRecord | None:
         store = self._access.store_with_retries(_STORE_S)

@@ -28,10 +28,9 @@ from cloudjob.home import (
 from cloudjob.home.records import SUBMITTING, Records
 from cloudjob.model import grid
 from cloudjob.model.rules import AUTO_RANKS, is_remote
-from cloudjob.model.status import Failure, JobState, JobStatus
+from cloudjob.model.status import Absence, Cause, Failure, JobState, JobStatus
 from cloudjob.tracking.job import Job
 from cloudjob.tracking.metrics import MetricPoint
-from cloudjob.tracking.platforms import GONE
 from cloudjob.tracking.queries import jobs_of, statuses_of
 
 # Seconds between two polls of the statuses: the first value, the limits for jobs on this machine
@@ -141,7 +140,10 @@ class Sweep:
         Args:
             on_status: Called with a job's status and values whenever its state has changed.
         """
-        return next(found for found in self.polled(on_status) if all(map(is_over, found)))
+        for found in self.polled(on_status):
+            if all(each.is_over for each in found):
+                return found
+        raise AssertionError("polling does not end by itself")
 
     def polled(self, on_status: OnStatus | None) -> Iterator[list[JobStatus]]:
         """Poll the jobs and yield their statuses each time.
@@ -149,7 +151,8 @@ class Sweep:
         A sweep with ``fail_fast`` is cancelled as soon as one of its jobs has failed.
         """
         file = self.read()
-        is_fail_fast = file is not None and file.spec.get("fail_fast") == "true"
+        # Earlier versions recorded the flag as text.
+        is_fail_fast = file is not None and file.spec.get("fail_fast") in (True, "true")
         longest_s = _REMOTE_S if file and is_remote(file.spec["backend"]) else _LOCAL_S
         pause_s = _FIRST_S
         while True:
@@ -171,7 +174,7 @@ class Sweep:
     def _need_here(self, statuses: Sequence[JobStatus]) -> None:
         """Stop polling when only another machine knows how the remaining jobs continue."""
         for status in statuses:
-            if not is_over(status) and status.job in self._jobs:
+            if not status.is_over and status.job in self._jobs:
                 self._jobs[status.job].need_here("waiting for")
 
     def _settled(self, statuses: Sequence[JobStatus]) -> list[JobStatus]:
@@ -281,17 +284,20 @@ class Sweep:
 def _unsent(job: str, file: SweepFile, state: JobState) -> JobStatus:
     """Return the status of a job that was not submitted."""
     ranks = file.spec["procs_per_node"]
+    is_cancelled = state is JobState.CANCELLED
+    absence = Absence.WAITS if state is JobState.PENDING else Absence.NEVER_SUBMITTED
     return JobStatus(
         job=job,
         name=file.spec["name"],
         backend=file.spec["backend"],
         state=state,
-        native_state=grid.WAITING if state is JobState.PENDING else grid.NEVER,
+        native_state=absence.value,
         nodes=file.spec["nodes"],
         procs_per_node=ranks if isinstance(ranks, int) else AUTO_RANKS,
         created_at=file.created_at,
-        cause="cancelled" if state is JobState.CANCELLED else None,
-        failure=Failure(message=grid.NEVER) if state is JobState.CANCELLED else None,
+        cause=Cause.CANCELLED if is_cancelled else None,
+        failure=Failure(message=absence.value) if is_cancelled else None,
+        absence=absence,
     )
 
 
@@ -301,11 +307,6 @@ def _rank(point: MetricPoint) -> float:
 
 def _number(job: str) -> int:
     return int(job.rpartition("-")[2])
-
-
-def is_over(status: JobStatus) -> bool:
-    """Whether the status of a job is final."""
-    return status.state.is_final or status.native_state in (grid.NEVER, *GONE)
 
 
 def attach(home: Path, name: str) -> Sweep:

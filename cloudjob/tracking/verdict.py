@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from cloudjob.backends.base import NativeStatus
+from cloudjob.backends.native import Absent, Ended, NativeStatus, Stop, Waiting
 from cloudjob.home.records import JobRecord
 from cloudjob.model import status as statuses
-from cloudjob.model.status import Code, Failure, JobState, JobStatus, Phase
-from jobentry.contract import exits, node_end
-
-_ENTRY = "jobentry: "
+from cloudjob.model.status import Code, JobStatus, Phase, state_of
+from jobentry.contract import exits, messages, node_end
+from jobentry.contract.exits import Cause, ExitRecord, Failure, Outcome
+from jobentry.contract.malformed import MALFORMED
 
 # Returns the last log lines of a node's entry, by the number of the node.
 EntryLines = Callable[["int | None"], "tuple[str, ...]"]
@@ -22,6 +22,7 @@ EntryLines = Callable[["int | None"], "tuple[str, ...]"]
 
 def as_status(record: JobRecord, native: NativeStatus) -> JobStatus:
     """Return the status of a job as its platform reports it."""
+    ended = native if isinstance(native, Ended) else None
     return JobStatus(
         job=record.job,
         name=record.name,
@@ -31,9 +32,10 @@ def as_status(record: JobRecord, native: NativeStatus) -> JobStatus:
         nodes=record.nodes,
         procs_per_node=record.procs_per_node,
         created_at=record.created_at,
-        started_at=native.started_at,
-        ended_at=native.ended_at,
-        exit_code=native.exit_code,
+        started_at=None if isinstance(native, (Waiting, Absent)) else native.started_at,
+        ended_at=ended.ended_at if ended else None,
+        exit_code=ended.exit_code if ended else None,
+        absence=native.why if isinstance(native, Absent) else None,
         code=Code(
             uri=record.code_uri,
             digest=record.code_digest,
@@ -43,31 +45,26 @@ def as_status(record: JobRecord, native: NativeStatus) -> JobStatus:
     )
 
 
-def ended_elsewhere(
-    native: NativeStatus,
-    record: exits.ExitRecord | None,
-    described: Mapping[str, Any],
-) -> NativeStatus:
-    """Return how a job ended by its record, if the record decides it; else ``native``.
+def ended_elsewhere(record: ExitRecord | None, described: Mapping[str, Any]) -> Ended | None:
+    """Return how a job ended by its record; None if the record does not decide it.
 
     This is for jobs whose platform cannot be queried here.
     """
     if record is None:
-        return native
-    if record.exit_code == 0:
-        state = JobState.SUCCEEDED
-    elif described.get("retries"):
+        return None
+    code, cause, _ = record.outcome
+    if code and described.get("retries"):
         # The job may have been restarted since.
-        return native
-    else:
-        state = JobState.CANCELLED if record.cause == "cancelled" else JobState.FAILED
-    return NativeStatus(state, "ended", started_at=record.started_at, ended_at=record.ended_at)
+        return None
+    if cause is not Cause.CANCELLED or not code:
+        cause = Cause.PLATFORM if code else Cause.NONE
+    return Ended("ended", cause, started_at=record.started_at, ended_at=record.ended_at)
 
 
 def with_record(
     status: JobStatus,
-    native: NativeStatus,
-    record: exits.ExitRecord | None,
+    native: Ended,
+    record: ExitRecord | None,
     record_error: str,
     entry_lines: EntryLines,
 ) -> JobStatus:
@@ -79,35 +76,16 @@ def with_record(
         record: The head's record of how the job ended; None if it left none.
         record_error: Why the record could not be read; empty if it was.
     """
-    if record is not None and record.cause == "cancelled":
-        if status.state is not JobState.CANCELLED and native.knows_cancels:
-            record = _stopped(record)
-        else:
-            status = replace(status, state=JobState.CANCELLED)
-            record = _without_node(record)
-    came_late = native.is_unwatched or status.state is JobState.CANCELLED
-    if record is not None and came_late and record.exit_code == 0:
-        # The head writes its record last, so the job was complete.
-        status = replace(status, state=JobState.SUCCEEDED)
-    if record is not None and record.exit_code and status.state is JobState.SUCCEEDED:
-        # The exit code of a head that was started again, for example, says less than its record.
-        status = replace(status, state=JobState.FAILED)
-    if record is None or _contradicts(status, record):
+    outcome = _agreed(native, record) if record else None
+    if record is None or outcome is None:
         return _without_record(status, native, record_error, entry_lines)
-    failure = record.failure
-    if failure is not None and native.reason:
-        # The entry saw that a rank was killed; only the platform knows why.
-        message = failure.message.replace(exits.MEMORY_GUESS, "")
-        failure = failure._replace(message=f"{message} ({native.reason})")
-    if failure is not None and failure.message.endswith(node_end.BEFORE_JOINING):
-        # The head received nothing from that node, so the last lines are in the node's own log.
-        failure = failure._replace(last_lines=entry_lines(failure.node))
-    cancelled = status.state is JobState.CANCELLED
+    failure = outcome.failure and _explained(outcome.failure, native, entry_lines)
     return replace(
         status,
-        exit_code=record.exit_code,
-        cause="cancelled" if cancelled else record.cause or None,
-        failure=None if failure is None else Failure(**failure._asdict()),
+        state=state_of(outcome.cause),
+        exit_code=outcome.exit_code,
+        cause=outcome.cause or None,
+        failure=failure,
         phases=tuple(
             Phase(node=node, name=name, started_at=start, ended_at=end)
             for node, name, start, end in record.phases
@@ -115,55 +93,74 @@ def with_record(
     )
 
 
+def _agreed(native: Ended, record: ExitRecord) -> Outcome | None:
+    """Return how a job ended by its record, if that fits the platform's report; else None."""
+    outcome = record.outcome
+    if record.ended_at < native.attempt_at:
+        return None
+    if outcome.exit_code == 0:
+        # The head writes its record last, so the job was complete when its watcher failed, or when
+        # it was cancelled; but a job may fail after its head has succeeded.
+        has_failed = native.cause not in (Cause.NONE, Cause.CANCELLED)
+        return None if has_failed and not native.is_unwatched else Outcome(0)
+    if outcome.cause is Cause.CANCELLED:
+        return _stopped(native, outcome)
+    # A head that was started again may have succeeded, so success of the platform does not count.
+    cause = outcome.cause or Cause.PLATFORM
+    return outcome._replace(cause=Cause.CANCELLED if native.cause is Cause.CANCELLED else cause)
+
+
+def _stopped(native: Ended, outcome: Outcome) -> Outcome | None:
+    """Return how a job ended whose head was told to end; None if the platform did so by itself."""
+    failure = outcome.failure or Failure()
+    if native.stop is Stop.PLATFORM:
+        return None
+    if native.cause is Cause.CANCELLED or native.stop is Stop.CANCEL:
+        # The node that reported the cancel first is of no interest.
+        without_node = outcome.failure and failure._replace(node=None, host="")
+        return outcome._replace(failure=without_node)
+    name = signal.Signals(failure.signal).name if failure.signal else "a signal"
+    message = f"stopped from outside with {name}, but the job was not cancelled"
+    return Outcome(outcome.exit_code, Cause.PLATFORM, failure._replace(message=message))
+
+
+def _explained(failure: Failure, native: Ended, entry_lines: EntryLines) -> Failure:
+    """Add to a recorded failure what only the platform and the log of its node can tell."""
+    if native.reason:
+        # The entry saw that a rank was killed; only the platform knows why.
+        message = failure.message.replace(exits.MEMORY_GUESS, "")
+        failure = failure._replace(message=f"{message} ({native.reason})")
+    if node_end.is_before_joining(failure):
+        failure = failure._replace(last_lines=entry_lines(failure.node))
+    return failure
+
+
 def _without_record(
-    status: JobStatus, native: NativeStatus, error: str, entry_lines: EntryLines
+    status: JobStatus, native: Ended, error: str, entry_lines: EntryLines
 ) -> JobStatus:
     """Add the platform's report for a job whose head left no record of this end."""
-    if status.state is JobState.SUCCEEDED:
+    if native.cause is Cause.NONE:
         return status
-    cancelled = status.state is JobState.CANCELLED
-    # The platform may report the exit code of its own command; a failed job must not show 0.
-    code = native.exit_code if cancelled else native.exit_code or 1
-    if cancelled and code == exits.code_of_signal(signal.SIGKILL):
-        # A frozen head, for example, is killed after its grace period. The job was cancelled.
-        code = exits.code_of_signal(signal.SIGTERM)
-    lines = () if cancelled else entry_lines(native.node)
+    failure = native.failure or Failure()
+    is_cancelled = native.cause is Cause.CANCELLED
+    code = _cancelled_code(failure.exit_code) if is_cancelled else failure.exit_code or 1
+    lines = () if is_cancelled else entry_lines(failure.node)
     # If the entry itself failed, its message is the reason for all later errors.
-    reasons = [line for line in lines if code == exits.ENTRY_FAILED and _is_reason(line)]
-    texts = (*reasons[-1:], native.message, native.reason, error)
-    message = ": ".join(text.removeprefix(_ENTRY) for text in texts if text)
-    failure = Failure(
-        node=native.node,
+    reasons = [line for line in lines if code == exits.ENTRY_FAILED and messages.is_reason(line)]
+    texts = (*reasons[-1:], failure.message, native.reason, error)
+    message = ": ".join(text.removeprefix(messages.MARK) for text in texts if text)
+    failure = failure._replace(
         exit_code=code,
         message=message or "cancelled before the head could write its record",
         last_lines=lines,
     )
-    cause = "cancelled" if cancelled else native.cause or "platform"
-    return replace(status, exit_code=code, cause=cause, failure=failure)
+    return replace(status, exit_code=code, cause=native.cause, failure=failure)
 
 
-def _is_reason(line: str) -> bool:
-    """Whether a line of an entry's log reports a failure, rather than a hint or a retry."""
-    return (
-        line.startswith(_ENTRY)
-        and not line.startswith((f"{_ENTRY}hint: ", f"{_ENTRY}writing the record"))
-        and not line.endswith("; trying again")
-    )
-
-
-def _stopped(record: exits.ExitRecord) -> exits.ExitRecord:
-    """Return the record of a job that was stopped by a signal to one node, not cancelled."""
-    failure = record.failure or exits.Failure()
-    name = signal.Signals(failure.signal).name if failure.signal else "a signal"
-    message = f"stopped from outside with {name}, but the job was not cancelled"
-    return record._replace(cause="platform", failure=failure._replace(message=message))
-
-
-def _without_node(record: exits.ExitRecord) -> exits.ExitRecord:
-    """Return the record of a cancelled job without the node that reported the cancel first."""
-    if record.failure is None:
-        return record
-    return record._replace(failure=record.failure._replace(node=None, host=""))
+def _cancelled_code(code: int | None) -> int | None:
+    """Return the exit code of a cancelled job whose head, if frozen, was killed after its grace."""
+    was_killed = code == exits.code_of_signal(signal.SIGKILL)
+    return exits.code_of_signal(signal.SIGTERM) if was_killed else code
 
 
 def recorded_status(record: JobRecord) -> JobStatus | None:
@@ -172,10 +169,5 @@ def recorded_status(record: JobRecord) -> JobStatus | None:
         return None
     try:
         return statuses.from_json(json.loads(record.final_json))
-    except (ValueError, LookupError, TypeError, AttributeError):
+    except MALFORMED:
         return None
-
-
-def _contradicts(status: JobStatus, record: exits.ExitRecord) -> bool:
-    """Whether a job failed after its head had recorded success."""
-    return status.state is JobState.FAILED and record.exit_code == 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from jobentry.contract import exits
-from jobentry.contract.exits import Failure
+from jobentry.contract.exits import Cause, Failure, Outcome
 
 
 class EntryError(Exception):
@@ -14,7 +14,7 @@ class EntryError(Exception):
         message: str,
         code: int = exits.ENTRY_FAILED,
         hint: str = "",
-        cause: str = "entry",
+        cause: Cause = Cause.ENTRY,
         damaged_layers: tuple[str, ...] = (),
     ) -> None:
         super().__init__(message)
@@ -22,11 +22,17 @@ class EntryError(Exception):
         self.hint = hint
         self.cause = cause
         self.damaged_layers = damaged_layers
-        self.failure: Failure | None = None
+        self._failure: Failure | None = None
 
     @classmethod
-    def from_failure(cls, failure: Failure, cause: str) -> EntryError:
-        """Return the error that ends the job with ``failure``."""
-        error = cls(failure.message, failure.exit_code or exits.ENTRY_FAILED, cause=cause)
-        error.failure = failure
+    def from_outcome(cls, outcome: Outcome) -> EntryError:
+        """Return the error that ends the job with an outcome that has a failure."""
+        assert outcome.failure is not None
+        error = cls(outcome.failure.message, outcome.exit_code, cause=outcome.cause)
+        error._failure = outcome.failure
         return error
+
+    def outcome(self, node: int, host: str) -> Outcome:
+        """Return how the job ends by this error on a node; ``host`` is the node's name."""
+        failure = Failure(node, host, exit_code=self.code, message=str(self))
+        return Outcome(self.code, self.cause, self._failure or failure)

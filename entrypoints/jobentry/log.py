@@ -10,7 +10,7 @@ import time
 from collections import deque
 from typing import Callable
 
-from jobentry.contract import lines, masks
+from jobentry.contract import lines, masks, messages
 from jobentry.secrets import masking
 
 # The polling interval, and how long an incomplete line (a progress bar) waits for its newline.
@@ -48,7 +48,7 @@ def log_message(text: str) -> None:
     """
     with _lock, contextlib.suppress(OSError):
         shown = masking.hide(text).replace("\n", "\n          ")
-        line = f"jobentry: {shown}\n"
+        line = f"{messages.MARK}{shown}\n"
         _copied(line.encode("utf-8", "backslashreplace"))
         sys.stderr.write(line)
         sys.stderr.flush()

@@ -15,8 +15,9 @@ import time
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, NamedTuple, Sequence
 
-from jobentry.contract import env, exits, names, paths, variables
+from jobentry.contract import env, exits, messages, names, paths, variables
 from jobentry.contract.env import NodeEnv
+from jobentry.contract.exits import Cause, Outcome
 from jobentry.contract.paths import NodePaths
 from jobentry.control import early_ends
 from jobentry.errors import EntryError
@@ -39,7 +40,6 @@ from jobentry.secrets import masking, private_environ
 from jobentry.staging.stage import stage
 
 if TYPE_CHECKING:
-    from jobentry.control.verdict import Outcome
     from jobentry.control.worker import ControlSocket
     from jobentry.node.local_ranks import RankFailure
     from jobentry.staging.outputs import Outputs
@@ -123,13 +123,14 @@ def main(argv: Sequence[str]) -> int:
     except env.EnvError as error:
         for problem in error.problems:
             log_message(f"reading the environment: {problem}")
-        log_message(f"hint: {error.hint}")
+        log_message(messages.hint(error.hint))
         # Only the head writes a record. An unreadable index counts as the head.
         if not os.environ.get(names.VC_TASK_INDEX, "").strip("0").isdecimal():
             job, code = os.environ.get(names.CLOUDJOB_JOB, ""), exits.ENTRY_FAILED
             failure = exits.Failure(exit_code=code, message=str(error))
             ended_at = record.rfc3339(time.time())
-            ended = exits.ExitRecord(job, code, "entry", failure, ended_at=ended_at)
+            outcome = exits.Outcome(code, Cause.ENTRY, failure)
+            ended = exits.ExitRecord(job, outcome, ended_at=ended_at)
             record.write(ended, os.environ.get(names.CLOUDJOB_RECORD_URI, ""))
         return exits.ENTRY_FAILED
     os.environ.pop(names.CLOUDJOB_DELIVERED, None)
@@ -252,7 +253,7 @@ def _run(node: NodeEnv, options: Options) -> _End:
     except EntryError as error:
         # Ignore signals, which could only interrupt writing the record.
         _handle_cancel_signals(signal.SIG_IGN)
-        is_cancelled = error.cause == "cancelled"
+        is_cancelled = error.cause is Cause.CANCELLED
         _log_error(error)
         prepare.remove_node_dir(paths.node_paths(os.environ, node))
         record.close_journal(node, journal, is_cancelled=is_cancelled)
@@ -301,7 +302,7 @@ def _log_error(error: EntryError) -> None:
     """Log the error and its hint, if it has one."""
     log_message(str(error))
     if error.hint:
-        log_message(f"hint: {error.hint}")
+        log_message(messages.hint(error.hint))
 
 
 def _stop(node: NodeEnv, number: int) -> None:
@@ -310,11 +311,11 @@ def _stop(node: NodeEnv, number: int) -> None:
     for index in range(1, node.nodes if node.is_head else 0):
         failure = early_ends.reported(node, index)
         if failure is not None:
-            raise EntryError.from_failure(failure, early_ends.cause_of(failure))
+            raise EntryError.from_outcome(early_ends.outcome(failure))
     name = signal.Signals(number).name
     # A worker cannot know why the job ends; it may be the loss of another node.
     message = f"cancelled: the job was sent {name}" if node.is_head else f"ended by {name}"
-    raise EntryError(message, exits.code_of_signal(number), cause="cancelled")
+    raise EntryError(message, exits.code_of_signal(number), cause=Cause.CANCELLED)
 
 
 def _prepare_and_run(node: NodeEnv, options: Options, journal: Journal, started_at: float) -> _End:
@@ -379,7 +380,7 @@ def _reporting_to_workers(node: NodeEnv, node_paths: NodePaths) -> Iterator[None
     try:
         yield
     except (EntryError, OSError) as error:
-        is_own = getattr(error, "cause", "entry") == "entry"
+        is_own = not isinstance(error, EntryError) or error.cause is Cause.ENTRY
         if node.is_head and node.nodes > 1 and is_own:
             with contextlib.suppress(EntryError, OSError):
                 prepare.make_node_dir(node_paths)
@@ -465,9 +466,7 @@ def _run_head(
     record.close_journal(node, setup.journal, is_cancelled=is_cancelled)
     ended = exits.ExitRecord(
         job=node.job,
-        exit_code=outcome.exit_code,
-        cause=outcome.cause,
-        failure=outcome.failure,
+        outcome=outcome,
         started_at=record.rfc3339(started_at),
         ended_at=record.rfc3339(time.time()),
         phases=record.phases(setup.journal, head.worker_phases),
@@ -497,7 +496,7 @@ def _with_outputs(outcome: Outcome, node: NodeEnv, problem: str) -> Outcome:
     if not problem or outcome.exit_code:
         return outcome
     failure = exits.Failure(0, node.host, exit_code=exits.ENTRY_FAILED, message=problem)
-    return outcome._replace(exit_code=exits.ENTRY_FAILED, cause="entry", failure=failure)
+    return Outcome(exits.ENTRY_FAILED, Cause.ENTRY, failure)
 
 
 def _upload(

@@ -185,7 +185,7 @@ def test_secrets_are_named_and_their_values_come_from_the_environment(
 
     assert spec.secrets == {"TOKEN": "hunter2"}
     assert spec.process == Process(isolation="none")
-    assert spec.strict == "true"
+    assert spec.strict is True
     assert "hunter2" not in repr(spec)
     assert cloudjob.preview("train.py", launcher="python").plans[0]["role"] == "head"
 
@@ -217,9 +217,38 @@ def test_numbers_are_converted_to_text_and_a_string_is_refused_as_args():
     )  # fmt: skip
     assert described.kubernetes.pod == pod, "what is for the platform keeps its types"
     assert described.kubernetes.gpus == 2
+    listed = cloudjob.job_spec("train.py", modelarts={"volumes": [{"size": 3, "is_fast": True}, 4]})
+    assert listed.modelarts.volumes == [{"size": 3, "is_fast": True}, 4]
     assert described.sweep == {"x": ("1", "true")}
     with pytest.raises(TypeError, match="args is a list"):
         cloudjob.submit("train.py", "--seed 3")
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"nodes": 2.5}, "nodes: is not a whole number (given 2.5; allowed 1 to 10000)"),
+        ({"nodes": True}, "nodes: is not a whole number (given True; allowed 1 to 10000)"),
+        ({"timeout_min": True}, "timeout_min: is not a number (given True; allowed 0 to 525600)"),
+        ({"strict": 1}, "strict: is not known (given 1; allowed false, true)"),
+        ({"strict": "yes"}, "strict: is not known (given 'yes'; allowed false, true)"),
+        ({"slurm": {"requeue": 0}}, "slurm.requeue: is not known (given 0; allowed false, true)"),
+        ({"nodes": [2]}, "nodes: must be one text or number"),
+        ({"strict": [True]}, "strict: must be one text or number"),
+    ],
+)
+def test_a_python_value_of_another_type_is_refused(options: Any, problem: str):
+    with pytest.raises(cloudjob.SpecError) as caught:
+        cloudjob.job_spec("train.py", **options)
+
+    assert list(caught.value.problems) == [problem]
+
+
+@pytest.mark.parametrize("value", [True, "true"])
+def test_a_flag_is_a_boolean_or_its_word(value: Any):
+    spec = cloudjob.job_spec("train.py", fail_fast=value, modelarts={"preemptible": value})
+
+    assert (spec.fail_fast, spec.modelarts.preemptible, spec.strict) == (True, True, False)
 
 
 def test_submit_reports_which_source_folder_it_chose(project: Path, tmp_path: Path):

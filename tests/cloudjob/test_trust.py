@@ -147,7 +147,9 @@ def put_job(store: Path, job: str = JOB, *, code: int | None = 0, **values: Any)
     if code is not None:
         record = store / JobPaths(job).record
         record.parent.mkdir(parents=True, exist_ok=True)
-        record.write_bytes(exits.dump(exits.ExitRecord(job, code, started_at=AT, ended_at=AT)))
+        record.write_bytes(
+            exits.dump(exits.ExitRecord(job, exits.Outcome(code), started_at=AT, ended_at=AT))
+        )
 
 
 def run_every_command(uri: str) -> None:
@@ -478,6 +480,14 @@ def test_a_copy_takes_no_program_and_no_masked_argument(values: dict[str, Any]):
     assert (dict(taken), dict(left_out)) == ({}, values)
 
 
+def test_a_flag_that_an_earlier_version_described_as_text_is_at_its_default():
+    described = {"strict": "false", "fail_fast": "false", "modelarts": {"preemptible": "true"}}
+    taken, left_out, chosen = attached.split(described)
+
+    assert (taken["strict"], chosen, "fail_fast" in left_out) == ("false", [], False)
+    assert left_out == {"modelarts.preemptible": "true"}
+
+
 def test_cp_dry_run_shows_what_is_left_out(
     reader: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ):
@@ -772,7 +782,7 @@ def test_a_record_fills_no_screen(reader: Path, tmp_path: Path, capfd: pytest.Ca
     store = tmp_path / "store"
     put_job(store)
     failure = exits.Failure(message="x" * 3_000_000, last_lines=("y",) * 100_000)
-    record = exits.ExitRecord(JOB, 3, "user", failure, AT, AT)
+    record = exits.ExitRecord(JOB, exits.Outcome(3, exits.Cause.USER, failure), AT, AT)
     (store / JobPaths(JOB).record).write_bytes(exits.dump(record))
 
     assert main(["list", "--store", store.as_uri()]) == 0

@@ -8,19 +8,17 @@ this machine checks the job, saves each node's log and final state, and removes 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudjob.backends import follow as following
 from cloudjob.backends import handles
-from cloudjob.backends.base import RETRY_S, Backend, Check, Devices, NativeStatus
+from cloudjob.backends.base import RETRY_S, Backend, Check, Devices
 from cloudjob.backends.delivery import BOOT
 from cloudjob.backends.docker import delivery, engine, logs
 from cloudjob.backends.docker import request as requests
@@ -37,15 +35,19 @@ from cloudjob.backends.docker.state import (
     Container,
     all_removed,
     container,
-    status_of,
+    dump,
+    ended_status,
+    load,
+    unended_status,
     with_failed_node,
 )
+from cloudjob.backends.native import Ended, NativeStatus
 from cloudjob.errors import BackendError, JobNotFound, Unreachable
 from cloudjob.home import locks, writing
 from cloudjob.model import times
-from cloudjob.model.status import JobState
 from cloudjob.model.submission import Submission
 from cloudjob.retries import OutageLimit
+from jobentry.contract.exits import Failure
 
 if TYPE_CHECKING:
     from cloudjob.model.job import JobSpec
@@ -175,7 +177,7 @@ class DockerBackend(Backend[DockerRequest]):
         if self._has_ended(found) or (not is_sending and any(item.is_new for item in found)):
             return self._save(job)
         self._supervise(found, folder)
-        return status_of(found, is_cancelled=False, has_ended=False)
+        return unended_status(found)
 
     def logs(self, handle: str, node: int | None, *, follow: bool) -> Iterator[tuple[int, bytes]]:
         job = _job(handle)
@@ -290,7 +292,7 @@ class DockerBackend(Backend[DockerRequest]):
                 and all(node.native == "running" for node in nodes)
                 and not (folder / _CANCELLED).exists()
             ):
-                found[handle] = status_of(nodes, is_cancelled=False, has_ended=False)
+                found[handle] = unended_status(nodes)
         return found
 
     def sweep(self, known: Collection[str]) -> list[str]:
@@ -388,7 +390,7 @@ class DockerBackend(Backend[DockerRequest]):
 
         engine.for_each_existing((item for item in ended if item.id not in self._reported), put)
 
-    def _save(self, job: str) -> NativeStatus:
+    def _save(self, job: str) -> Ended:
         """Save the logs and state of an ended job, then free its resources in the engine."""
         folder = self._home / job
         with _writing_to(folder), locks.hold(folder / _LOCK):
@@ -400,16 +402,16 @@ class DockerBackend(Backend[DockerRequest]):
                 raise JobNotFound(f"looking for job {job}: its containers were removed")
             self._kill([item for item in found if item.is_alive], "SIGKILL")
             found = self._inspected(found)
-            status = status_of(found, is_cancelled=(folder / _CANCELLED).exists(), has_ended=True)
+            status = ended_status(found, is_cancelled=(folder / _CANCELLED).exists())
             if (folder / _END_REQUESTED).exists():
                 status = with_failed_node(status, found)
             for item in found:
                 self._save_log(self._source(item, folder))
-            _write(folder / _STATE, json.dumps(asdict(status)).encode("ascii"))
+            _write(folder / _STATE, dump(status))
             self._remove(job)
         return status
 
-    def _save_removed(self, job: str) -> NativeStatus:
+    def _save_removed(self, job: str) -> Ended:
         """Save the end of a job whose containers were removed; its network shows that it was here.
 
         Raises:
@@ -426,7 +428,7 @@ class DockerBackend(Backend[DockerRequest]):
             saved = _saved_status(folder)
             if saved is not None:
                 return saved
-            _write(folder / _STATE, json.dumps(asdict(status)).encode("ascii"))
+            _write(folder / _STATE, dump(status))
             self._remove(job)
         return status
 
@@ -501,17 +503,16 @@ def _writing_to(folder: Path) -> Iterator[None]:
         yield
 
 
-def _saved_status(folder: Path) -> NativeStatus | None:
+def _saved_status(folder: Path) -> Ended | None:
     """Return how a job ended, if that was saved."""
     try:
-        values = json.loads((folder / _STATE).read_bytes())
-        return NativeStatus(**{**values, "state": JobState(values["state"])})
+        return load((folder / _STATE).read_bytes())
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError) as error:
         # The file is written when the job has ended; the head's record may still show how.
         message = f"reading the state of a job: {folder / _STATE}: {error}"
-        return NativeStatus(JobState.FAILED, "lost", message=message, is_unwatched=True)
+        return Ended("lost", failure=Failure(message=message), is_unwatched=True)
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -8,6 +8,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from enum import Enum
 from typing import Any, TypeVar
 
 from cloudjob.errors import BackendError, Unreachable
@@ -20,6 +21,14 @@ _LIMIT_S = 120
 # Requests sent at once: more would only queue in the engine.
 _AT_ONCE = 8
 _START = "`sudo systemctl start docker`" if sys.platform == "linux" else "start Docker Desktop"
+
+
+class Refusal(Enum):
+    """Refusals that only the words of the engine tell from others."""
+
+    RANGE_IS_TAKEN = ("overlaps",)
+    NO_SUCH_PROGRAM = ("no such file", "not found")
+
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -84,6 +93,11 @@ def status_code(error: BaseException | None) -> int:
     cause = error.__cause__ if isinstance(error, BackendError) else error
     response = getattr(cause, "response", None)
     return int(getattr(response, "status_code", 0) or 0)
+
+
+def is_refusal(error: BackendError, refusal: Refusal) -> bool:
+    """Whether the engine has refused a request for this reason."""
+    return any(words in error.message for words in refusal.value)
 
 
 def for_each(items: Iterable[_Item], action: Callable[[_Item], _Result]) -> list[_Result]:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from cloudjob.backends.base import NativeStatus
 from cloudjob.backends.docker.request import MEMORY_LABEL, NODE_LABEL
+from cloudjob.backends.native import CAUSES, Ended, NativeStatus, Stop, unended
 from cloudjob.model import times
 from cloudjob.model.status import JobState
+from jobentry.contract.exits import Cause, Failure
+from jobentry.contract.malformed import MALFORMED
 
 # The engine's state of a container -> the state of its node; any other is UNKNOWN.
 _STATES = {
@@ -81,64 +84,124 @@ def container(found: Mapping[str, Any]) -> Container:
     )
 
 
-def status_of(found: list[Container], *, is_cancelled: bool, has_ended: bool) -> NativeStatus:
-    """Return the status of a job from its containers, of which there is at least one."""
-    head = next((item for item in found if item.node == 0), None)
-    if not has_ended:
-        item = head or found[0]
-        return NativeStatus(_STATES.get(item.native, JobState.UNKNOWN), item.native)
+def unended_status(found: list[Container]) -> NativeStatus:
+    """Return the status of a job that has not ended, from its containers; there is one at least."""
+    item = _head(found) or found[0]
+    return unended(_STATES.get(item.native, JobState.UNKNOWN), item.native)
+
+
+def ended_status(found: list[Container], *, is_cancelled: bool) -> Ended:
+    """Return the status of a job that has ended, from its containers; there is one at least."""
+    head = _head(found)
+    cause, failure = _end(head, found, is_cancelled=is_cancelled)
     starts = [item.started_at for item in found if item.started_at]
     ends = [item.ended_at for item in found if item.ended_at]
-    status = NativeStatus(
-        state=JobState.FAILED,
-        native=head.native if head else "removed",
+    return Ended(
+        head.native if head else "removed",
+        cause,
+        failure,
         started_at=min(starts, default=None),
         ended_at=(head.ended_at if head else "") or max(ends, default=None),
-        exit_code=head.exit_code if head else None,
         reason=_reason(found),
-        knows_cancels=True,
+        stop=Stop.OUTSIDE,
     )
+
+
+def _head(found: list[Container]) -> Container | None:
+    return next((item for item in found if item.node == 0), None)
+
+
+def _end(
+    head: Container | None, found: list[Container], *, is_cancelled: bool
+) -> tuple[Cause, Failure | None]:
+    """Return what ended a job, and its failure."""
+    code = head.exit_code if head else None
     are_new = any(item.is_new for item in found)
-    # A head that ends with 0 has succeeded: it was already storing its record.
-    if is_cancelled and (head is None or head.exit_code != 0 or are_new):
-        return replace(status, state=JobState.CANCELLED)
+    if code == 0 and not are_new:
+        # Even if it was cancelled: the head was already storing its record.
+        return Cause.NONE, None
+    if is_cancelled:
+        return Cause.CANCELLED, Failure(exit_code=code)
     if are_new:
-        # Its exit code is 0 nevertheless.
+        # The exit code of a container that was never started is 0.
         message = "the submit was interrupted before it had started every node"
-        return replace(status, exit_code=1, message=message)
-    if head is None:
-        return replace(status, message="the container of node 0 was removed", node=0)
-    if head.exit_code == 0:
-        return replace(status, state=JobState.SUCCEEDED)
-    message = head.error or f"node 0 ({head.host}) ended with exit code {head.exit_code}"
-    return replace(status, message=message, node=0)
+        return Cause.PLATFORM, Failure(exit_code=1, message=message)
+    message = "the container of node 0 was removed"
+    if head:
+        message = head.error or _with_code(head)
+    return Cause.PLATFORM, Failure(0, exit_code=code, message=message)
 
 
-def all_removed(*, is_cancelled: bool) -> NativeStatus:
+def _with_code(item: Container) -> str:
+    return f"node {item.node} ({item.host}) ended with exit code {item.exit_code}"
+
+
+def all_removed(*, is_cancelled: bool) -> Ended:
     """Return the status of a job whose containers were removed before it was known to have ended.
 
     Its head may have stored a record, which then shows how it ended.
     """
-    return NativeStatus(
-        JobState.CANCELLED if is_cancelled else JobState.FAILED,
+    code = 128 + (signal.SIGTERM if is_cancelled else signal.SIGKILL)
+    return Ended(
         "removed",
-        exit_code=128 + (signal.SIGTERM if is_cancelled else signal.SIGKILL),
-        message="the containers of all nodes were removed",
+        Cause.CANCELLED if is_cancelled else Cause.PLATFORM,
+        Failure(exit_code=code, message="the containers of all nodes were removed"),
+        stop=Stop.OUTSIDE,
         is_unwatched=True,
-        knows_cancels=True,
     )
 
 
-def with_failed_node(status: NativeStatus, found: list[Container]) -> NativeStatus:
+def with_failed_node(status: Ended, found: list[Container]) -> Ended:
     """Return the status of a job whose head we ended because a worker failed: that worker's."""
     bad = [item for item in found if item.node and item.exit_code]
-    if not bad:
+    if not bad or status.cause is Cause.NONE:
         return status
     first = min(bad, key=lambda item: item.ended_at)
-    message = f"node {first.node} ({first.host}) ended with exit code {first.exit_code}"
-    return replace(
-        status, exit_code=first.exit_code, message=message, node=first.node, has_asked=True
-    )
+    failure = Failure(first.node, exit_code=first.exit_code, message=_with_code(first))
+    return replace(status, failure=failure, stop=Stop.PLATFORM)
+
+
+# The keys of a saved status, for a job that has ended.
+_TEXTS = ("native", "started_at", "ended_at", "attempt_at", "reason")
+
+
+def dump(status: Ended) -> bytes:
+    """Serialise the status of an ended job for ``load``."""
+    failure = status.failure or Failure()
+    values = {name: getattr(status, name) for name in _TEXTS}
+    values |= {
+        "state": status.state.value,
+        "exit_code": status.exit_code,
+        "message": failure.message,
+        "node": failure.node,
+        "has_asked": status.stop is Stop.PLATFORM,
+        "knows_cancels": status.stop is not Stop.CANCEL,
+        "is_unwatched": status.is_unwatched,
+    }
+    return json.dumps(values).encode("ascii")
+
+
+def load(data: bytes) -> Ended:
+    """Return the status that ``dump`` serialised.
+
+    Raises:
+        ValueError: It is no such status.
+    """
+    try:
+        values = json.loads(data)
+        state = JobState(values["state"])
+        stop = Stop.OUTSIDE if values["knows_cancels"] else Stop.CANCEL
+        return Ended(
+            cause=CAUSES[state],
+            failure=None
+            if state is JobState.SUCCEEDED
+            else Failure(values["node"], exit_code=values["exit_code"], message=values["message"]),
+            stop=Stop.PLATFORM if values["has_asked"] else stop,
+            is_unwatched=values["is_unwatched"],
+            **{name: values[name] for name in _TEXTS},
+        )
+    except MALFORMED as error:
+        raise ValueError(f"it is not valid: {error!r}") from error
 
 
 def _reason(found: list[Container]) -> str:

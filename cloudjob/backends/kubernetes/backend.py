@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote, unquote
 
 from cloudjob.backends import handles
-from cloudjob.backends.base import Backend, Check, Devices, Event, NativeStatus
+from cloudjob.backends.base import Backend, Check, Devices, Event
 from cloudjob.backends.delivery import BOOT, new_ssh_key
 from cloudjob.backends.kubernetes import errors, events, kubeconfig, kueue, logs, state
 from cloudjob.backends.kubernetes import request as requests
@@ -40,6 +40,7 @@ from cloudjob.backends.kubernetes.request import (
     KubernetesRequest,
 )
 from cloudjob.backends.kubernetes.state import Pod
+from cloudjob.backends.native import Ended, NativeStatus, Stop
 from cloudjob.errors import (
     BackendError,
     CloudJobError,
@@ -54,6 +55,7 @@ from cloudjob.model.status import JobState
 from cloudjob.model.submission import Submission
 from cloudjob.retries import LIMITS, Limits, OutageLimit, WaitNotices
 from jobentry.contract import paths, variables
+from jobentry.contract.exits import Cause, Failure
 
 if TYPE_CHECKING:
     from cloudjob.model.job import JobSpec
@@ -259,7 +261,7 @@ class KubernetesBackend(Backend[KubernetesRequest]):
             job = self._job(client, where)
         except JobNotFound:
             if self._was_deleted(where.job_names.job):
-                return NativeStatus(JobState.CANCELLED, "deleted", knows_cancels=True)
+                return Ended("deleted", Cause.CANCELLED, Failure(), stop=Stop.OUTSIDE)
             raise
         is_cancelled = CANCELLED in (job["metadata"].get("annotations") or {})
         now = where.engine.stage(job, is_cancelled).state

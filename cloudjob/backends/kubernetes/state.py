@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cloudjob.backends.base import NativeStatus
 from cloudjob.backends.kubernetes.engine import Engine, Stage
 from cloudjob.backends.kubernetes.pod import CONTAINER
+from cloudjob.backends.native import CAUSES, Ended, NativeStatus, Stop, unended
 from cloudjob.model import times
 from cloudjob.model.status import JobState
+from jobentry.contract.exits import Failure
 
 # Normal reasons for which a container waits.
 _NORMAL_REASONS = ("ContainerCreating", "PodInitializing", "")
@@ -154,14 +155,11 @@ def status_of(
     if engine.reads_pods and not stage.state.is_final:
         stage = _with_pods(stage, nodes, is_cancelled=is_cancelled)
     starts = [pod.started_at for pod in nodes if pod.started_at]
-    status = NativeStatus(
-        state=stage.state,
-        native=_native(stage, nodes, reasons),
-        started_at=min(starts, default="") or _time(stage.started_at) or None,
-        attempt_at=_time(stage.attempt_at),
-        has_asked=stage.has_asked,
-    )
-    return _ended(status, stage, nodes) if stage.state.is_final else status
+    native = _native(stage, nodes, reasons)
+    started_at = min(starts, default="") or _time(stage.started_at) or None
+    if not stage.state.is_final:
+        return unended(stage.state, native, started_at)
+    return _ended(native, started_at, stage, nodes)
 
 
 def _with_head(stage: Stage, nodes: list[Pod]) -> Stage:
@@ -194,28 +192,28 @@ def _with_pods(stage: Stage, nodes: list[Pod], *, is_cancelled: bool) -> Stage:
     return stage
 
 
-def _ended(status: NativeStatus, stage: Stage, nodes: list[Pod]) -> NativeStatus:
+def _ended(native: str, started_at: str | None, stage: Stage, nodes: list[Pod]) -> Ended:
     head = next((pod for pod in nodes if pod.node == 0), None)
     blamed = _blamed(nodes)
     ends = [pod.ended_at for pod in nodes if pod.ended_at]
     ended_at = (head.ended_at if head else "") or _time(stage.ended_at) or max(ends, default="")
     code = head.exit_code if head else None
     has_failed = stage.state is JobState.FAILED
-    message = _failure(stage, head, blamed) if has_failed else ""
-    return NativeStatus(
-        state=status.state,
-        native=status.native,
-        started_at=status.started_at,
+    failure = Failure(exit_code=code)
+    if has_failed:
+        node = blamed.node if blamed else None
+        failure = failure._replace(node=node, message=_failure(stage, head, blamed))
+    return Ended(
+        native,
+        CAUSES[stage.state],
+        None if stage.state is JobState.SUCCEEDED else failure,
+        started_at=started_at,
         ended_at=ended_at or None,
-        exit_code=0 if stage.state is JobState.SUCCEEDED else code,
-        message=message,
-        node=blamed.node if blamed and has_failed else None,
+        attempt_at=_time(stage.attempt_at),
         reason=_reason(nodes),
-        attempt_at=status.attempt_at,
-        # A head that was asked to end without a cancel of the job was drained or preempted.
-        has_asked=status.has_asked or has_failed,
-        # Every cancel is annotated on the job.
-        knows_cancels=True,
+        # A head that was asked to end without a cancel of the job was drained or preempted; every
+        # cancel is annotated on the job.
+        stop=Stop.PLATFORM if stage.has_asked or has_failed else Stop.OUTSIDE,
     )
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cloudjob.backends import handles
-from cloudjob.backends.base import Backend, Check, Devices, Event, Metric, NativeStatus
+from cloudjob.backends.base import Backend, Check, Devices, Event, Metric
 from cloudjob.backends.modelarts import delivery, errors, logs, state
 from cloudjob.backends.modelarts import request as requests
 from cloudjob.backends.modelarts import site as sites
@@ -26,10 +26,11 @@ from cloudjob.backends.modelarts.client import Client
 from cloudjob.backends.modelarts.request import ModelArtsRequest
 from cloudjob.backends.modelarts.site import Site
 from cloudjob.backends.modelarts.transport import LIMITS
+from cloudjob.backends.native import Ended, NativeStatus
 from cloudjob.errors import BackendError, JobNotFound, Unanswered
-from cloudjob.model.status import JobState
 from cloudjob.model.submission import Submission
 from cloudjob.retries import Limits
+from jobentry.contract.exits import Cause, Failure
 
 if TYPE_CHECKING:
     from cloudjob.model.job import JobSpec
@@ -162,13 +163,17 @@ class ModelArtsBackend(Backend[ModelArtsRequest]):
         where = self._where(handle)
         client = self._client(where)
         found = state.status_of(client.show(where.id))
-        if found.state is JobState.FAILED and found.exit_code is None:
+        if not isinstance(found, Ended) or found.cause is not Cause.PLATFORM:
+            return found
+        failure = found.failure or Failure()
+        if failure.exit_code is None:
             # No node has reported a failure; the first error event says why.
             with suppress(BackendError):
                 events = client.events(where.id)
                 bad = next((event for event in events if event.get("level") == "Error"), {})
                 if bad.get("message"):
-                    return replace(found, message=f"{found.message}: {bad['message']}")
+                    message = f"{failure.message}: {bad['message']}"
+                    return replace(found, failure=failure._replace(message=message))
         return found
 
     def statuses(self, handles: Sequence[str]) -> Mapping[str, NativeStatus | None]:

@@ -153,7 +153,7 @@ def _metadata(submission: Submission, options: ModelArts) -> dict[str, Any]:
         annotations["fault-tolerance/job-retry-num"] = str(spec.retries)
         # Without it the service retries only after faults of the platform.
         annotations["fault-tolerance/job-unconditional-retry"] = "true"
-    if options.hang_retry == "true":
+    if options.hang_retry:
         annotations["fault-tolerance/hang-retry"] = "true"
     # The name is cloudjob's own id, which is unique, so the job can be found by it.
     metadata: dict[str, Any] = {"name": submission.job}
@@ -245,7 +245,7 @@ def _schedule_policy(options: ModelArts) -> dict[str, Any]:
     policy: dict[str, Any] = {}
     if options.priority:
         policy["priority"] = options.priority
-    if options.preemptible == "true":
+    if options.preemptible:
         policy["preemptible"] = True
     if options.affinity != "none":
         policy["required_affinity"] = {"affinity_type": options.affinity}

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cloudjob.backends.base import NativeStatus
+from cloudjob.backends.native import Ended, NativeStatus, unended
 from cloudjob.model.status import JobState
 from cloudjob.model.times import rfc3339
+from jobentry.contract.exits import Cause, Failure
 
 _STATES = {
     "Creating": JobState.PENDING,
@@ -39,22 +40,38 @@ def status_of(job: Mapping[str, Any]) -> NativeStatus:
     phase = str(status.get("phase") or "")
     second = str(status.get("secondary_phase") or "")
     state = _STATES.get(phase, JobState.UNKNOWN)
-    if phase == "Abnormal" and second in _OVER:
-        state = JobState.FAILED
+    native = phase
+    if phase == "Abnormal" and second:
+        state = JobState.FAILED if second in _OVER else state
+        native = f"{phase} ({second})"
     started_s = _number(status.get("start_time")) / 1000
-    failed = _failed_task(status) if state is JobState.FAILED else {}
-    code = failed.get("exit_code")
-    return NativeStatus(
-        state=state,
-        native=f"{phase} ({second})" if phase == "Abnormal" and second else phase,
-        started_at=rfc3339(started_s) if started_s else None,
-        ended_at=_ended_at(status, started_s) if state.is_final else None,
-        exit_code=0 if state is JobState.SUCCEEDED else code,
-        message=_message(phase, second, failed) if state is JobState.FAILED else "",
-        node=_node(str(failed.get("task") or "")),
-        reason=_REASONS.get(code or 0, ""),
+    started_at = rfc3339(started_s) if started_s else None
+    if not state.is_final:
+        return unended(state, native, started_at)
+    cause, failure = _end(state, phase, second, status)
+    return Ended(
+        native,
+        cause,
+        failure,
+        started_at=started_at,
+        ended_at=_ended_at(status, started_s),
         attempt_at=_attempt_at(status),
+        reason=_REASONS.get(failure.exit_code or 0, "") if failure else "",
     )
+
+
+def _end(
+    state: JobState, phase: str, second: str, status: Mapping[str, Any]
+) -> tuple[Cause, Failure | None]:
+    """Return what ended a job, and its failure."""
+    if state is JobState.SUCCEEDED:
+        return Cause.NONE, None
+    if state is JobState.CANCELLED:
+        return Cause.CANCELLED, Failure()
+    failed = _failed_task(status)
+    node = _node(str(failed.get("task") or ""))
+    message = _message(phase, second, failed)
+    return Cause.PLATFORM, Failure(node, exit_code=failed.get("exit_code"), message=message)
 
 
 def tasks(job: Mapping[str, Any]) -> list[str]:

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 import cloudjob
 from cloudjob.backends import handles
-from cloudjob.backends.base import Backend, Check, Devices, NativeStatus
+from cloudjob.backends.base import Backend, Check, Devices
 from cloudjob.backends.follow import PIECE_BYTES, node_logs, poll, read_ends
+from cloudjob.backends.native import NativeStatus, Running, Waiting
 from cloudjob.backends.process import (
     devices,
     entering,
@@ -36,7 +37,6 @@ from cloudjob.backends.process.request import ProcessRequest
 from cloudjob.errors import BackendError, JobNotFound, RunsElsewhere
 from cloudjob.home import private_folder, writing
 from cloudjob.model import grid, times
-from cloudjob.model.status import JobState
 from cloudjob.model.submission import Submission
 from cloudjob.model.text import MASK
 from jobentry.contract import names
@@ -201,7 +201,7 @@ class ProcessBackend(Backend[ProcessRequest]):
             if unseen_host:
                 raise RunsElsewhere("looking for", job, unseen_host) from error
             if is_alive:
-                return NativeStatus(JobState.RUNNING, f"running ({error.message})")
+                return Running(f"running ({error.message})")
             return state.lost_status(folder, None, error.message)
         if found is not None and found["ended_at"] is not None:
             return state.ended_status(found)
@@ -216,14 +216,14 @@ class ProcessBackend(Backend[ProcessRequest]):
         job, folder = self._found(handle)
         if found is None:
             if is_alive:
-                return NativeStatus(JobState.PENDING, "starting")
+                return Waiting("starting")
             raise JobNotFound(f"looking for {handle}: this machine has no such job")
         if is_alive:
             started_at = times.rfc3339(found["started_at"])
             native = "running"
             if not running.is_local(self._home, job):
                 native = f"runs on {running.name_of_host(self._home, job)}"
-            return NativeStatus(JobState.RUNNING, native, started_at=started_at)
+            return Running(native, started_at)
         with contextlib.suppress(OSError):
             running.sweep_job(self._home, job)
         return state.lost_status(folder, found, state.LOST)

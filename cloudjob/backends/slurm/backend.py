@@ -19,8 +19,9 @@ from urllib.parse import quote, unquote
 
 from cloudjob.backends import delivery as deliveries
 from cloudjob.backends import handles
-from cloudjob.backends.base import Backend, Check, Devices, NativeStatus
+from cloudjob.backends.base import Backend, Check, Devices
 from cloudjob.backends.follow import PIECE_BYTES, poll
+from cloudjob.backends.native import NativeStatus, Unknown, Waiting
 from cloudjob.backends.slurm import checks, errors, local_store, script, state
 from cloudjob.backends.slurm import cluster as clusters
 from cloudjob.backends.slurm import request as requests
@@ -28,7 +29,6 @@ from cloudjob.backends.slurm.cluster import Cluster, Host, quoted
 from cloudjob.backends.slurm.request import SlurmRequest
 from cloudjob.backends.slurm.state import is_settled
 from cloudjob.errors import BackendError, JobNotFound, Unanswered
-from cloudjob.model.status import JobState
 from cloudjob.model.submission import Submission
 from jobentry.contract import paths, variables
 
@@ -199,7 +199,7 @@ class SlurmBackend(Backend[SlurmRequest]):
                 # The folder may have changed while Slurm was asked.
                 snapshot = self._snapshot(where)
         if not (facts.state or snapshot.id or snapshot.marks.id) and self._is_new(where):
-            return NativeStatus(JobState.PENDING, "being submitted")
+            return Waiting("being submitted")
         marks = snapshot.marks
         if state.may_lack_prolog(marks, facts, is_cancelled=snapshot.is_cancelled):
             marks = state.with_prolog(marks, facts, self._log_of_slurm(where))
@@ -232,7 +232,7 @@ class SlurmBackend(Backend[SlurmRequest]):
                     _output_of(host, f"{_QUEUE} --me", "listing your jobs on Slurm")
                 )
             except BackendError as error:
-                unknown = NativeStatus(JobState.UNKNOWN, error.message)
+                unknown = Unknown(error.message)
                 return found | dict.fromkeys(unsettled, unknown)
             found |= _queued(queue, unsettled)
         return found

@@ -146,7 +146,7 @@ def _job_text(submission: Submission) -> script.JobText:
         title=f"cloudjob's job {submission.job}: {spec.nodes} nodes x {spec.ranks_per_node} ranks",
         nodes=spec.nodes,
         retries=spec.retries,
-        requeues=spec.slurm.requeue == "true",
+        requeues=spec.slurm.requeue,
         warn_s=_warn_s(spec),
         needs_shell=_needs_shell(spec),
         uses_pmix=_is_srun(spec),
@@ -249,9 +249,9 @@ def _options(submission: Submission) -> tuple[str, ...]:
     names_of_site = ("partition", "account", "qos", "reservation", "constraint", "nodelist")
     for name in (*names_of_site, "exclude", "gres"):
         found[name] = getattr(options, name)
-    flags = ["exclusive"] if options.exclusive == "true" else []
+    flags = ["exclusive"] if options.exclusive else []
     # Always set: a site may requeue by default, and then a job would run twice.
-    flags.append("requeue" if options.requeue == "true" else "no-requeue")
+    flags.append("requeue" if options.requeue else "no-requeue")
     return (
         *(f"--{name}={value}" for name, value in found.items() if value),
         *(f"--{name}" for name in flags),

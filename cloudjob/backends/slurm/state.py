@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from enum import Enum
 from typing import NamedTuple
 
-from cloudjob.backends.base import NativeStatus
+from cloudjob.backends.native import Ended, NativeStatus, Stop, unended
 from cloudjob.backends.slurm.script import EARLY_S, JOB_NAME
 from cloudjob.model.status import JobState
 from cloudjob.model.times import rfc3339
-from jobentry.contract.exits import ENTRY_FAILED, TIMED_OUT
+from jobentry.contract.exits import ENTRY_FAILED, TIMED_OUT, Cause, Failure
 
 # Slurm's state -> ours; any other state is UNKNOWN. (squeue(1), JOB STATE CODES)
 _STATES = {
@@ -113,14 +114,24 @@ _FIRST_HOST = re.compile(r"([\w.-]+)(?:\[([0-9]+))?")
 _EXIT_CODE = re.compile(r"([0-9]{1,3}):([0-9]{1,3})")
 
 
+class StopReason(Enum):
+    """Why the script has asked the head to end."""
+
+    CANCEL = "cancel"
+    # Slurm has announced a signal, of a time limit or a preemption.
+    WARNED = "warned"
+    PREEMPTED = "preempted"
+    # Slurm ends the job.
+    SLURM = "slurm"
+
+
 @dataclass(frozen=True, slots=True)
 class Marks:
     """The script's notes in the job's folder about its last attempt.
 
     Args:
         id: Slurm's number of the job; empty if the job has not started.
-        stop_reason: Why the script has asked the head to end: ``cancel``, ``warned``,
-            ``preempted``, ``slurm``, or nothing.
+        stop_reason: Why the script has asked the head to end; None if it has not.
         left_s: The time left at Slurm's warning, as Slurm reported it; None for no limit.
         due_s: The time left at which Slurm warns of the job's time limit.
         lost: The worker that failed while the head would have waited for it, with its exit code.
@@ -140,7 +151,7 @@ class Marks:
     id: str = ""
     began_at: float = 0.0
     hosts: tuple[str, ...] = ()
-    stop_reason: str = ""
+    stop_reason: StopReason | None = None
     left_s: float | None = None
     due_s: float = 0.0
     lost: tuple[int, int] | None = None
@@ -203,7 +214,8 @@ def _with_line(marks: Marks, fields: list[str], at: float) -> Marks:
         case ["asked", why, *times]:
             left_s, warn_s = map(float, times or (-1, 0))
             known_s = None if left_s < 0 else left_s
-            return replace(marks, stop_reason=why, left_s=known_s, due_s=warn_s + EARLY_S)
+            reason = StopReason(why)
+            return replace(marks, stop_reason=reason, left_s=known_s, due_s=warn_s + EARLY_S)
         case ["lost", node, code]:
             return replace(marks, lost=(int(node), int(code)))
         case ["memory", host, *limit]:
@@ -333,39 +345,54 @@ def status_of(marks: Marks, facts: Facts, *, is_cancelled: bool) -> NativeStatus
     Args:
         is_cancelled: Whether the job was cancelled through cloudjob.
     """
-    state = _STATES.get(facts.state, JobState.UNKNOWN) if facts.state else None
-    status = NativeStatus(
-        JobState.UNKNOWN,
-        _native(facts),
-        started_at=rfc3339(marks.began_at or facts.started_at) if marks.id else None,
+    started_at = rfc3339(marks.began_at or facts.started_at) if marks.id else None
+    end = _success(marks, facts, is_cancelled=is_cancelled)
+    state = _STATES.get(facts.state, JobState.UNKNOWN)
+    if end is None and facts.state and not state.is_final:
+        started_at = started_at or rfc3339(facts.started_at) or None
+        return unended(state, _native(facts), started_at)
+    end = end or _end(marks, facts, is_cancelled=is_cancelled)
+    return Ended(
+        facts.state or end.native,
+        end.cause,
+        end.failure,
+        started_at=started_at,
+        ended_at=rfc3339(marks.ended_at or facts.ended_at or marks.began_at) or None,
         attempt_at=rfc3339(marks.began_at),
+        reason=_short_of_memory(marks, facts),
+        stop=end.stop,
     )
+
+
+class _End(NamedTuple):
+    """What ended a job, its failure, and what a record means that says it was told to end.
+
+    Args:
+        native: The state of a job that Slurm no longer knows.
+    """
+
+    cause: Cause
+    failure: Failure | None
+    stop: Stop = Stop.PLATFORM
+    native: str = "gone"
+
+
+def _success(marks: Marks, facts: Facts, *, is_cancelled: bool) -> _End | None:
+    """Return how a job ended that has succeeded; None for any other."""
     has_ended_well = facts.state == "COMPLETED" and not marks.code and not is_cancelled
     if is_settled(marks) or has_ended_well:
-        return replace(
-            status,
-            state=JobState.SUCCEEDED,
-            native=facts.state or "COMPLETED",
-            ended_at=rfc3339(marks.ended_at or facts.ended_at) or None,
-            exit_code=0,
-        )
-    if state is not None and not state.is_final:
-        return _not_ended(replace(status, state=state), facts)
-    ended_at = marks.ended_at or facts.ended_at or marks.began_at
-    status = replace(
-        status,
-        state=JobState.FAILED,
-        native=facts.state or ("FAILED" if marks.code else "gone"),
-        ended_at=rfc3339(ended_at) or None,
-        exit_code=marks.code,
-        reason=_short_of_memory(marks, facts),
-    )
+        return _End(Cause.NONE, None, Stop.CANCEL, "COMPLETED")
+    return None
+
+
+def _end(marks: Marks, facts: Facts, *, is_cancelled: bool) -> _End:
+    """Return how a job ended that did not succeed."""
     was_cancelled = facts.state in ("CANCELLED", "REVOKED") and not marks.prolog
-    if is_cancelled or was_cancelled or marks.stop_reason == "cancel":
-        return replace(status, state=JobState.CANCELLED)
-    if state is JobState.UNKNOWN and marks.code is None:
-        return replace(status, state=JobState.UNKNOWN, ended_at=None)
-    return _failed(status, marks, facts)
+    if is_cancelled or was_cancelled or marks.stop_reason is StopReason.CANCEL:
+        end = _End(Cause.CANCELLED, Failure(exit_code=marks.code), Stop.CANCEL)
+    else:
+        end = _failed(marks, facts)
+    return end._replace(native="FAILED") if marks.code else end
 
 
 def _short_of_memory(marks: Marks, facts: Facts) -> str:
@@ -380,61 +407,53 @@ def _short_of_memory(marks: Marks, facts: Facts) -> str:
     )
 
 
-def _not_ended(status: NativeStatus, facts: Facts) -> NativeStatus:
-    # While it waits to restart, the previous attempt does not count.
-    if status.state is JobState.PENDING:
-        return replace(status, started_at=None)
-    return replace(status, started_at=status.started_at or rfc3339(facts.started_at) or None)
-
-
-def _failed(status: NativeStatus, marks: Marks, facts: Facts) -> NativeStatus:
+def _failed(marks: Marks, facts: Facts) -> _End:
     if facts.state in ("TIMEOUT", "DEADLINE") or _was_time(marks):
-        return replace(
-            status,
-            exit_code=TIMED_OUT,
-            message=f"{_REASONS['TIMEOUT']} (slurm.time_min, or the partition's limit)",
-            has_asked=True,
-            cause="timeout",
-        )
-    if marks.stop_reason in ("warned", "preempted") or facts.state == "PREEMPTED":
-        return replace(status, message=_REASONS["PREEMPTED"], has_asked=True)
-    not_started = _not_started(status, marks, facts)
+        message = f"{_REASONS['TIMEOUT']} (slurm.time_min, or the partition's limit)"
+        return _End(Cause.TIMEOUT, Failure(exit_code=TIMED_OUT, message=message))
+    if marks.stop_reason in (StopReason.WARNED, StopReason.PREEMPTED) or facts.state == "PREEMPTED":
+        message = _REASONS["PREEMPTED"]
+        return _End(Cause.PLATFORM, Failure(exit_code=marks.code, message=message))
+    not_started = _not_started(marks, facts)
     if not_started:
-        return not_started
+        return _End(Cause.PLATFORM, not_started._replace(exit_code=ENTRY_FAILED))
     if marks.lost is not None:
         node, code = marks.lost
         message = f"node {node} ({_host(marks, node)}) ended with exit code {code}"
-        return replace(status, exit_code=code, message=message, node=node, has_asked=True)
+        return _End(Cause.PLATFORM, Failure(node, exit_code=code, message=message))
     if marks.code is not None and not marks.stop_reason:
-        return replace(status, message=_end_of_head(marks, marks.code), node=0)
+        return _head_failed(marks, marks.code)
     if marks.code is None and facts.exit_code and facts.exit_code[0]:
-        code = facts.exit_code[0]
-        marks = replace(marks, is_silent=True)
-        return replace(status, exit_code=code, message=_end_of_head(marks, code), node=0)
-    return replace(status, message=_failure_cause(marks, facts), has_asked=True)
+        return _head_failed(replace(marks, is_silent=True), facts.exit_code[0])
+    message = _failure_cause(marks, facts)
+    return _End(Cause.PLATFORM, Failure(exit_code=marks.code, message=message))
 
 
-def _not_started(status: NativeStatus, marks: Marks, facts: Facts) -> NativeStatus | None:
+def _head_failed(marks: Marks, code: int) -> _End:
+    failure = Failure(0, exit_code=code, message=_end_of_head(marks, code))
+    return _End(Cause.PLATFORM, failure, Stop.CANCEL)
+
+
+def _not_started(marks: Marks, facts: Facts) -> Failure | None:
     """Return why the job has failed if that was before its entries had started; else None."""
-    status = replace(status, exit_code=ENTRY_FAILED, has_asked=True)
     if marks.given_up:
-        return replace(status, message=f"{_host(marks, 0)}: {marks.given_up}", node=0)
+        return Failure(0, message=f"{_host(marks, 0)}: {marks.given_up}")
     if marks.unseen_by:
-        return replace(status, message=_UNSEEN.format(host=marks.unseen_by))
+        return Failure(message=_UNSEEN.format(host=marks.unseen_by))
     if facts.reason == "JobLaunchFailure" and not marks.id:
-        return replace(status, message=_NO_LOG)
+        return Failure(message=_NO_LOG)
     if marks.prolog:
-        return replace(status, message=f"Slurm's prolog failed on {marks.prolog} {_PROLOG}")
+        return Failure(message=f"Slurm's prolog failed on {marks.prolog} {_PROLOG}")
     if marks.setup:
         node, text = marks.setup
-        return replace(status, message=f"node {node} ({_host(marks, node)}): {text}", node=node)
+        return Failure(node, message=f"node {node} ({_host(marks, node)}): {text}")
     if marks.launch:
         host, text = marks.launch
         index = marks.hosts.index(host) if host in marks.hosts else None
         name = host if index is None else f"node {index} ({host})"
         is_refused = any(part in text.lower() for part in _REFUSALS)
         hint = f" (does munged run on {host}, with the cluster's key?)" if is_refused else ""
-        return replace(status, message=f"Slurm could not start {name}: {text}{hint}", node=index)
+        return Failure(index, message=f"Slurm could not start {name}: {text}{hint}")
     return None
 
 
@@ -471,9 +490,8 @@ def _failure_cause(marks: Marks, facts: Facts) -> str:
 
 
 def _was_time(marks: Marks) -> bool:
-    return (
-        marks.stop_reason == "warned" and marks.left_s is not None and marks.left_s <= marks.due_s
-    )
+    was_warned = marks.stop_reason is StopReason.WARNED
+    return was_warned and marks.left_s is not None and marks.left_s <= marks.due_s
 
 
 def _native(facts: Facts) -> str:

@@ -56,7 +56,7 @@ def _verdict(job: Job, failure: Failure) -> None:
     with ui.card().classes("panel verdict"):
         parts = (
             f"node {failure.node}" if failure.node is not None else "",
-            failure.host or "",
+            failure.host,
             f"rank {failure.rank}" if failure.rank is not None else "",
             f"exit code {failure.exit_code}" if failure.exit_code is not None else "",
         )

@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field
 from cloudjob.emulator import models, views
 from cloudjob.emulator.app import Endpoint, Request
 from cloudjob.emulator.clock import now_ms
-from cloudjob.emulator.database import UNFINISHED, Condition, JobRow
+from cloudjob.emulator.database import UNFINISHED, Condition, JobRow, StopRequest
 from cloudjob.emulator.errors import ApiError
 from cloudjob.emulator.models import (
     UNSORTABLE,
@@ -144,7 +144,7 @@ def _row(job: dict[str, Any], user_name: str) -> JobRow:
         end_ms=0,
         nodes=resource["node_count"],
         pool=resource.get("pool_id") or "",
-        is_stopping=0,
+        stop_request=StopRequest.NONE,
         body=job,
         run={},
     )
@@ -203,7 +203,9 @@ def act(service: Service, request: Request) -> Any:
     """Terminate a job."""
     row = service.job(request)
     request.body(_Action)
-    if not service.database.change_phase(row.id, STOPPABLE, "Terminating", is_stopping=1):
+    if not service.database.change_phase(
+        row.id, STOPPABLE, "Terminating", stop_request=StopRequest.STOP
+    ):
         raise ApiError("ModelArts.2796", f"It is {row.phase}.")
     service.database.add_event(row.id, "Training job is being terminated.")
     service.scheduler.wake()
@@ -237,7 +239,7 @@ def delete_many(service: Service, request: Request) -> Any:
 
 
 def _delete(service: Service, row: JobRow) -> None:
-    service.database.update_job(row.id, is_stopping=1)
+    service.database.update_job(row.id, stop_request=StopRequest.STOP)
     service.scheduler.remove(row.id)
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+from enum import Enum
 from typing import Any, NamedTuple
+
+from jobentry.contract.malformed import MALFORMED
 
 ENTRY_FAILED = 125
 CANNOT_EXECUTE = 126
@@ -17,18 +20,38 @@ MEMORY_GUESS = " (often the kernel, when memory is short)"
 # Limits for reading, since others may write to a store: characters of a text, and last lines.
 _TEXT_LIMIT, _LINES_LIMIT = 16 * 1024, 1000
 
-CAUSES = ("", "user", "entry", "platform", "cancelled", "timeout")
-
 
 class RecordError(Exception):
     """The bytes are not an exit record."""
 
 
+class Cause(str, Enum):
+    """What ended a job, in the words of records and of ``status --json``."""
+
+    NONE = ""
+    USER = "user"
+    ENTRY = "entry"
+    PLATFORM = "platform"
+    CANCELLED = "cancelled"
+    TIMEOUT = "timeout"
+    # A word of a later version.
+    UNKNOWN = "unknown"
+
+    @classmethod
+    def _missing_(cls, value: object) -> Cause:
+        return cls.UNKNOWN
+
+    # Versions of Python format a mixed-in enum differently; this returns the plain word in all.
+    def __str__(self) -> str:
+        return self.value
+
+
 class Failure(NamedTuple):
-    """The first failure of a job.
+    """Why a job failed: the same value from the end of a rank to the status of its job.
 
     Args:
         node: The index of the node that failed, None if no node did.
+        host: The network name of that node; empty if it is not known.
         rank: The rank that failed, None if no rank did.
         signal: The signal that ended the rank, None if it exited.
         last_lines: The last lines of that rank's log.
@@ -43,19 +66,29 @@ class Failure(NamedTuple):
     last_lines: tuple[str, ...] = ()
 
 
+class Outcome(NamedTuple):
+    """How a job ended."""
+
+    exit_code: int
+    cause: Cause = Cause.NONE
+    failure: Failure | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the job has run to its own end, so that it is not restarted in place."""
+        return self.cause in (Cause.NONE, Cause.USER, Cause.TIMEOUT)
+
+
 class ExitRecord(NamedTuple):
-    """How a job ended. Times are RFC 3339 UTC.
+    """How a job ended, and when. Times are RFC 3339 UTC.
 
     Args:
-        cause: What ended the job: one of ``CAUSES``, empty for success.
         phases: ``(node, name, started_at, ended_at)`` in order of their start.
         damaged_layers: The keys of the package's layers that are damaged in the store.
     """
 
     job: str
-    exit_code: int
-    cause: str = ""
-    failure: Failure | None = None
+    outcome: Outcome
     started_at: str = ""
     ended_at: str = ""
     phases: tuple[tuple[int, str, str, str], ...] = ()
@@ -70,7 +103,9 @@ def code_of_signal(signal: int) -> int:
 def dump(record: ExitRecord) -> bytes:
     """Serialise ``record`` as JSON for ``load``."""
     value: dict[str, Any] = dict(record._asdict())
-    value["failure"] = None if record.failure is None else dict(record.failure._asdict())
+    value.update(value.pop("outcome")._asdict())
+    failure = record.outcome.failure
+    value["failure"] = None if failure is None else dict(failure._asdict())
     return json.dumps(value, indent=1, sort_keys=True).encode("ascii") + b"\n"
 
 
@@ -85,9 +120,11 @@ def load(data: bytes) -> ExitRecord:
         failure = value.get("failure")
         return ExitRecord(
             job=str(value["job"]),
-            exit_code=int(value["exit_code"]),
-            cause=_text(value.get("cause", "")),
-            failure=None if failure is None else _failure(failure),
+            outcome=Outcome(
+                exit_code=int(value["exit_code"]),
+                cause=Cause(value.get("cause", "")),
+                failure=None if failure is None else _failure(failure),
+            ),
             started_at=_text(value.get("started_at", "")),
             ended_at=_text(value.get("ended_at", "")),
             phases=tuple(
@@ -96,15 +133,7 @@ def load(data: bytes) -> ExitRecord:
             ),
             damaged_layers=tuple(str(key) for key in value.get("damaged_layers", ())),
         )
-    # OverflowError: a number is Infinity.
-    except (
-        AttributeError,
-        KeyError,
-        OverflowError,
-        RecursionError,
-        TypeError,
-        ValueError,
-    ) as error:
+    except MALFORMED as error:
         raise RecordError(f"reading an exit record: it is not valid: {error}") from error
 
 

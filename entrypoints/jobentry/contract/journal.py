@@ -12,21 +12,63 @@ import gzip
 import json
 import re
 import zlib
+from enum import Enum
 from itertools import groupby
 from math import isfinite
 from typing import Any, Iterable, Iterator, NamedTuple, Sequence, Union
+
+from jobentry.contract.malformed import MALFORMED
 
 MARK = b"jobentry# "
 # Limits for reading: a longer line is not part of a journal, and a larger object is not one.
 LINE_LIMIT_BYTES = 64 * 1024
 LIMIT_BYTES = 64 * 1024 * 1024
-# The states of a rank that has ended: with exit code 0; with another one or by a signal of others;
-# because cloudjob or its launcher stopped it; without a report of its wrapper. While it runs, its
-# state is that of its process in proc(5): R, S, D, T, Z and so on.
-ENDED, FAILED, STOPPED, LOST = "E", "F", "C", "L"
-ENDS = frozenset((ENDED, FAILED, STOPPED, LOST))
 _RANKS_LIMIT = 100_000
 _NAME_LIMIT = 80
+
+
+class State(Enum):
+    """The state of a rank, by the letter that a journal has for it.
+
+    While the rank runs, it is the state of its process in proc(5), which may be another letter.
+    """
+
+    RUNNING = "R"
+    WAITING = "S"
+    IDLE = "I"
+    WAITS_FOR_DISK = "D"
+    PAUSED = "T"
+    TRACED = "t"
+    ZOMBIE = "Z"
+    DEAD = "X"
+    # It has ended with exit code 0.
+    ENDED = "E"
+    # It has ended with another exit code, or by a signal of others.
+    FAILED = "F"
+    # It has ended because cloudjob or its launcher stopped it.
+    STOPPED = "C"
+    # It has ended without a report of its wrapper.
+    LOST = "L"
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it is the end of a rank."""
+        return self in (State.ENDED, State.FAILED, State.STOPPED, State.LOST)
+
+    @property
+    def is_trouble(self) -> bool:
+        """Whether a rank in this state does not do its part of a running job."""
+        unable = (State.PAUSED, State.TRACED, State.ZOMBIE, State.DEAD)
+        return self in (*unable, State.FAILED, State.LOST)
+
+
+def state_of(letter: str) -> State | None:
+    """Return the state with this letter; None for one that is not known."""
+    return next((state for state in State if state.value == letter), None)
+
+
+# The letters of ranks that have ended.
+ENDS = frozenset(state.value for state in State if state.has_ended)
 
 
 class Phase(NamedTuple):
@@ -73,7 +115,7 @@ class RankSample(NamedTuple):
         cpu_percent: CPU time since the last sample, in percent of one CPU.
         rss_mib: Resident memory; pages that processes share count in each.
         quiet_s: Seconds since its last output, or since it was first seen.
-        state: The state of its program in proc(5), or one of ``ENDS``.
+        state: The letter of its ``State``, or another one of proc(5).
         threads: The number of all its threads.
         children: The number of processes that its program has started.
     """
@@ -157,7 +199,7 @@ def load(line: bytes) -> Entry | None:
     try:
         values = json.loads(line.decode("ascii"))
         return _read_phase(values) if "phase" in values else _read_sample(values)
-    except (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError):
+    except MALFORMED:
         return None
 
 

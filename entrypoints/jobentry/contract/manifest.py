@@ -12,6 +12,8 @@ import re
 from types import MappingProxyType
 from typing import Any, Callable, Iterable, Mapping, NamedTuple
 
+from jobentry.contract.malformed import MALFORMED
+
 FOLDER = ".cloudjob-outputs"
 _FORMAT = 1
 _MAX_INT = 1 << 62
@@ -176,7 +178,7 @@ def load_valid(data: bytes) -> Contents:
             files=tuple(file for file in files if file is not None),
         )
         others = _others(value, refused)
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+    except MALFORMED as error:
         raise ManifestError(f"it cannot be read: {type(error).__name__}: {error}") from error
     return Contents(manifest, others, tuple(refused))
 
@@ -187,7 +189,7 @@ def _stored_file(value: object, refused: list[str]) -> StoredFile | None:
         if isinstance(value, dict):
             return _checked_file(value)
         reason = "it is not an object"
-    except (ValueError, KeyError, TypeError, OverflowError) as error:
+    except MALFORMED as error:
         reason = f"{type(error).__name__}: {error}"
     refused.append(f"the entry {ascii(value)[:200]} is not valid: {reason}")
     return None

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any, NamedTuple, Sequence
 
+from jobentry.contract.malformed import MALFORMED
+
 # Limits for one process, and for the processes of one rank.
 MOST_FRAMES, MOST_THREADS, MOST_PROCESSES = 100, 64, 32
 _TEXT_LIMIT = 1000
@@ -99,14 +101,7 @@ def load(data: bytes) -> Stacks:
             processes_of(value["processes"]),
             tuple(int(node) for node in value["silent"]),
         )
-    except (
-        AttributeError,
-        KeyError,
-        OverflowError,
-        RecursionError,
-        TypeError,
-        ValueError,
-    ) as error:
+    except MALFORMED as error:
         raise StacksError(f"it is not valid: {error}") from error
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from jobentry.contract import exits
 from jobentry.contract.env import NodeEnv
-from jobentry.contract.exits import Failure
+from jobentry.contract.exits import Cause, Failure, Outcome
 from jobentry.control import node_table
 from jobentry.control.job_context import JobContext
 from jobentry.control.run import Run
-from jobentry.control.verdict import Outcome
 from jobentry.control.worker_pool import WorkerPool
 from jobentry.log import log_message
 
@@ -51,7 +50,7 @@ def bring_up(context: JobContext, run: Run, key: bytes, port: int) -> Outcome | 
     message = "node %d (%s) has %s" % (row.node, row.host, row.problem)
     pool.show(message)
     failure = Failure(row.node, row.host, message=message, exit_code=exits.ENTRY_FAILED)
-    return Outcome(exits.ENTRY_FAILED, "entry", failure)
+    return Outcome(exits.ENTRY_FAILED, Cause.ENTRY, failure)
 
 
 def _late(pool: WorkerPool, node: NodeEnv) -> Failure:

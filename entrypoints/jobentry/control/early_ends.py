@@ -6,7 +6,7 @@ import os
 
 from jobentry.contract import node_end
 from jobentry.contract.env import NodeEnv
-from jobentry.contract.exits import Failure
+from jobentry.contract.exits import Cause, Failure, Outcome
 
 
 def reported(node: NodeEnv, index: int) -> Failure | None:
@@ -20,12 +20,10 @@ def reported(node: NodeEnv, index: int) -> Failure | None:
         return None
     if code is None:
         return None
-    host = node.hosts[index]
-    ended = "node %d (%s) ended with exit code %d" % (index, host, code)
-    message = "%s %s" % (ended, node_end.BEFORE_JOINING)
-    return Failure(index, host, exit_code=code, message=message)
+    return node_end.failure(index, node.hosts[index], code)
 
 
-def cause_of(failure: Failure) -> str:
-    """Return the cause of such a failure: the entry, or a signal to it."""
-    return "platform" if (failure.exit_code or 0) > 128 else "entry"
+def outcome(failure: Failure) -> Outcome:
+    """Return the outcome of a job that has lost such a node: its entry failed, or was killed."""
+    code = failure.exit_code or 1
+    return Outcome(code, Cause.PLATFORM if code > 128 else Cause.ENTRY, failure)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Callable, Iterable, Sequence
 
 from jobentry.contract import exits
 from jobentry.contract.env import NodeEnv
-from jobentry.contract.exits import Failure
+from jobentry.contract.exits import Cause, Failure, Outcome
 from jobentry.contract.journal import Phase
 from jobentry.contract.paths import NodePaths
 from jobentry.control import early_ends
@@ -25,7 +25,7 @@ from jobentry.control.remote_worker import RemoteWorker
 from jobentry.control.run import CLEAN_UP_S, Run
 from jobentry.control.stack_requests import StackRequests
 from jobentry.control.stop import Stop
-from jobentry.control.verdict import LaunchEnd, Outcome, RankEnd, correction
+from jobentry.control.verdict import LaunchEnd, RankEnd, correction
 from jobentry.control.worker_pool import WorkerPool
 from jobentry.errors import EntryError
 from jobentry.launchers.plan import LaunchPlan
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 # After a stop, the head does not wait for a node that has been silent for this long.
 _SILENT_S = 7.0
+# The exit code of a job that has lost a node.
+_KILLED = exits.code_of_signal(signal.SIGKILL)
 _CUT_SHORT = "cancelled: the job was stopped while its outputs were stored, and some are missing"
 
 
@@ -184,14 +186,12 @@ class Head:
     def _worker_lost(self, worker: RemoteWorker) -> None:
         if worker.early_end is not None:
             # The reason is in the log of that node.
-            failure, cause = worker.early_end, early_ends.cause_of(worker.early_end)
-            self._stop.fail(Outcome(failure.exit_code or 1, cause, failure))
+            self._stop.fail(early_ends.outcome(worker.early_end))
             return
         message = "node %d (%s) is gone: %s" % (worker.index, worker.host, worker.reason)
         log_message(message)
         self._run.worker_lost(worker.index)
-        code = exits.code_of_signal(signal.SIGKILL)
-        failure = Failure(node=worker.index, host=worker.host, exit_code=code, message=message)
+        failure = Failure(worker.index, worker.host, exit_code=_KILLED, message=message)
         if self._elastic is not None:
             self._elastic.worker_lost(worker, failure)
         else:
@@ -209,7 +209,7 @@ class Head:
             return self._loop.run_in_thread(work, lambda: is_late(self.stopped_at, self._node))
         except TimeoutError as error:
             code = exits.code_of_signal(signal.SIGTERM)
-            raise EntryError(_CUT_SHORT, code, cause="cancelled") from error
+            raise EntryError(_CUT_SHORT, code, cause=Cause.CANCELLED) from error
 
     def end(self, outcome: Outcome) -> Outcome:
         """Report the end of the job to every worker, wait until each has left, return the outcome.
@@ -234,10 +234,10 @@ class Head:
         if outcome.exit_code or not (with_problems or unconfirmed):
             return outcome
         if unconfirmed:
-            worker, code, cause = unconfirmed[0], exits.code_of_signal(signal.SIGKILL), "platform"
+            worker, code, cause = unconfirmed[0], _KILLED, Cause.PLATFORM
             message = _unconfirmed(worker, patience_s)
         else:
-            worker, code, cause = with_problems[0], exits.ENTRY_FAILED, "entry"
+            worker, code, cause = with_problems[0], exits.ENTRY_FAILED, Cause.ENTRY
             message = worker.problem
         failure = Failure(worker.index, worker.host, exit_code=code, message=message)
         return Outcome(code, cause, failure)

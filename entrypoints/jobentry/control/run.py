@@ -12,13 +12,12 @@ import signal
 import time
 
 from jobentry.contract import exits
-from jobentry.contract.exits import Failure
+from jobentry.contract.exits import Cause, Failure, Outcome
 from jobentry.control import startup_timeout
 from jobentry.control.job_context import JobContext
 from jobentry.control.mpirun_cleanup import remove_sessions
 from jobentry.control.verdict import (
     LaunchEnd,
-    Outcome,
     RankEnd,
     decide,
     decide_elastic,
@@ -99,7 +98,7 @@ class Run:
             self._attempt += 1
             error = self._start()
         if error:
-            return Outcome(exits.ENTRY_FAILED, "entry", Failure(message=error))
+            return Outcome(exits.ENTRY_FAILED, Cause.ENTRY, Failure(message=error))
         self._wait_for_reason(self._launcher.code or self._worker_end.code)
         return self.outcome()
 
@@ -308,9 +307,10 @@ class Run:
             failure = Failure(
                 0, self._node.host, signal=launcher.signal, exit_code=code, message=message
             )
-            return Outcome(code, "platform", failure)
+            return Outcome(code, Cause.PLATFORM, failure)
         if stop.lost_nodes:
-            return Outcome(stop.lost_nodes[0].exit_code or 1, "platform", stop.lost_nodes[0])
+            first = stop.lost_nodes[0]
+            return Outcome(first.exit_code or 1, Cause.PLATFORM, first)
         if stop.outcome:
             return stop.outcome
         if self._elastic is not None:

@@ -11,11 +11,10 @@ from typing import Callable
 
 from jobentry.contract import exits
 from jobentry.contract.env import NodeEnv
-from jobentry.contract.exits import Failure
+from jobentry.contract.exits import Cause, Failure, Outcome
 from jobentry.control.event_loop import ABORT_S, FORWARDED_SIGNALS, NodeLoop
 from jobentry.control.launch_processes import LaunchProcesses
 from jobentry.control.remote_commands import RemoteCommands
-from jobentry.control.verdict import Outcome
 from jobentry.control.worker_pool import WorkerPool
 from jobentry.log import log_message
 
@@ -84,13 +83,14 @@ class Stop:
             host = self._node.hosts[node]
             failure = Failure(node, host, signal=number, exit_code=code, message=message)
             self.requested_at = time.monotonic()
-            self._end_within_grace(Outcome(code, "cancelled", failure))
+            self._end_within_grace(Outcome(code, Cause.CANCELLED, failure))
 
     def handle_timeout(self) -> None:
         """Handle the time limit of the job."""
         message = f"time limit reached: the job ran for {self._node.timeout_s:g} s"
         code = exits.TIMED_OUT
-        self._end_within_grace(Outcome(code, "timeout", Failure(exit_code=code, message=message)))
+        failure = Failure(exit_code=code, message=message)
+        self._end_within_grace(Outcome(code, Cause.TIMEOUT, failure))
 
     def fail(self, outcome: Outcome) -> None:
         """End the job with this outcome, unless it has a reason to end already."""
@@ -103,7 +103,7 @@ class Stop:
 
     def give_up(self, failure: Failure) -> None:
         """Kill a job that the entry could not start."""
-        self.outcome = Outcome(exits.ENTRY_FAILED, "entry", failure)
+        self.outcome = Outcome(exits.ENTRY_FAILED, Cause.ENTRY, failure)
         self.abort()
 
     def fail_for_lost_node(self, failure: Failure) -> None:

@@ -7,7 +7,7 @@ import signal
 from typing import Mapping, NamedTuple, Sequence
 
 from jobentry.contract import exits
-from jobentry.contract.exits import Failure
+from jobentry.contract.exits import Cause, Failure, Outcome
 
 # A failing rank closes its connections some milliseconds before it is gone. By then another rank
 # may have ended because of that, and the signal that followed may have reached the failing rank.
@@ -22,19 +22,6 @@ _WITHOUT_PMIX = (
     ": Slurm cannot load its PMIx here: it needs libpmix.so (Debian has it in libpmix-dev);"
     " `slurm.mpi: ssh` does not need it"
 )
-
-
-class Outcome(NamedTuple):
-    """How the job ended, as this node knows it."""
-
-    exit_code: int
-    cause: str = ""
-    failure: Failure | None = None
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the job has run to its own end, so that it is not restarted in place."""
-        return self.cause in ("", "user", "timeout")
 
 
 class RankEnd(NamedTuple):
@@ -111,7 +98,7 @@ def decide(
         return _daemon_lost(daemon[1], launch_end)
     if first is not None:
         failure = _named(first.failure, launch_end)
-        return Outcome(failure.exit_code or 1, "user", failure)
+        return Outcome(failure.exit_code or 1, Cause.USER, failure)
     if launch_end.code == 0:
         return _all_well(ends, started, ranks, launch_end)
     code = launch_end.code if launch_end.code > 0 else exits.code_of_signal(-launch_end.code)
@@ -121,12 +108,12 @@ def decide(
         last_lines=tuple(launch_end.lines)[-20:],
     )
     if len(started) >= ranks:
-        return Outcome(code, "user", failure)
+        return Outcome(code, Cause.USER, failure)
     message = f"{failure.message} before all ranks had started"
     if any(_NO_PMIX in line for line in launch_end.lines):
         message += _WITHOUT_PMIX
     failure = failure._replace(exit_code=exits.ENTRY_FAILED, message=message)
-    return Outcome(exits.ENTRY_FAILED, "entry", failure)
+    return Outcome(exits.ENTRY_FAILED, Cause.ENTRY, failure)
 
 
 def correction(outcome: Outcome, named: int | None) -> str:
@@ -171,7 +158,7 @@ def server_ended(server: LaunchEnd, node: int, host: str, have_started: bool) ->
     if not have_started:
         message += " before all ranks had started"
     code = code if have_started else exits.ENTRY_FAILED
-    cause = "platform" if number else "user" if have_started else "entry"
+    cause = Cause.PLATFORM if number else Cause.USER if have_started else Cause.ENTRY
     failure = Failure(node, host, None, number or None, code, message, tuple(server.lines)[-20:])
     return Outcome(code, cause, failure)
 
@@ -183,7 +170,7 @@ def _daemon_lost(host: str, launch_end: LaunchEnd) -> Outcome:
     failure = Failure(
         host=host, exit_code=code, message=message, last_lines=tuple(launch_end.lines)[-20:]
     )
-    return Outcome(code, "platform", failure)
+    return Outcome(code, Cause.PLATFORM, failure)
 
 
 def _all_well(
@@ -200,7 +187,7 @@ def _all_well(
         " its end"
     )
     failure = Failure(started.get(rank), "", rank, exit_code=code, message=message)
-    return Outcome(code, "platform", failure)
+    return Outcome(code, Cause.PLATFORM, failure)
 
 
 def _first(ends: Mapping[int, RankEnd], launch_end: LaunchEnd) -> RankEnd | None:

@@ -58,11 +58,11 @@ class RankFailure(NamedTuple):
 
 
 class RankState(NamedTuple):
-    """The processes of a rank, and how it ended: one of the journal's ``ENDS``, empty before."""
+    """The processes of a rank, and how it ended; None before."""
 
     wrapper: int
     program: int
-    end: str
+    end: journal.State | None
 
 
 class LocalRanks:
@@ -109,15 +109,15 @@ class LocalRanks:
             if rank in programs
         }
 
-    def _kind_of_end(self, rank: int, end: End | None) -> str:
+    def _kind_of_end(self, rank: int, end: End | None) -> journal.State | None:
         if end is None:
-            return journal.STOPPED if rank in self._killed else ""
+            return journal.State.STOPPED if rank in self._killed else None
         if end.code == 0:
-            return journal.ENDED
+            return journal.State.ENDED
         was_asked = end.at_s >= self._asked.get(rank, math.inf)
         if was_asked or (end.was_asked_to_end and end.signal):
-            return journal.STOPPED
-        return journal.FAILED if end.is_reported else journal.LOST
+            return journal.State.STOPPED
+        return journal.State.FAILED if end.is_reported else journal.State.LOST
 
     def handle_event(self, line: str) -> tuple[str, End | None]:
         """Handle a line from the FIFO of events; return its kind, and the end that it reports.

@@ -16,6 +16,7 @@ import stat
 import threading
 import time
 
+from jobentry.contract import messages
 from jobentry.log import Relay, log_message
 
 _READ_BYTES = 1 << 18
@@ -93,7 +94,7 @@ class RankOutput:
             try:
                 self._copy_what_is_ready()
             except Exception as error:  # noqa: BLE001 (without this thread, ranks wait for ever)
-                log_message(f"copying the output of the ranks: {error!r}; trying again")
+                log_message(messages.retry(f"copying the output of the ranks: {error!r}"))
                 time.sleep(_RETRY_S)
 
     def _copy_what_is_ready(self) -> None:

@@ -82,7 +82,7 @@ class RankProcesses:
             cpu_percent=round(100 * max(0, ticks) * _TICK_S / elapsed_s),
             rss_mib=sum(process.pages for process in members.values()) // _PAGES_PER_MIB,
             quiet_s=self._quiet_s(rank),
-            state=state.end or (program.state if program else "?"),
+            state=state.end.value if state.end else program.state if program else "?",
             threads=sum(process.threads for process in members.values()),
             children=max(0, len(members) - 1),
         )

@@ -8,7 +8,7 @@ import time
 from types import FrameType
 from typing import Iterator, Sequence
 
-from jobentry.contract import exits, paths
+from jobentry.contract import exits, messages, paths
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.exits import ExitRecord, Failure
 from jobentry.contract.journal import Phase
@@ -34,12 +34,9 @@ def from_error(
     node: NodeEnv, error: EntryError, journal: Journal, started_at: float
 ) -> exits.ExitRecord:
     """Return the record of a job that the head could not run."""
-    failure = Failure(node.node, node.host, exit_code=error.code, message=str(error))
     return ExitRecord(
         job=node.job,
-        exit_code=error.code,
-        cause=error.cause,
-        failure=error.failure or failure,
+        outcome=error.outcome(node.node, node.host),
         started_at=rfc3339(started_at),
         ended_at=rfc3339(time.time()),
         phases=phases(journal),
@@ -72,13 +69,15 @@ def write(record: ExitRecord, uri: str, *, is_cancelled: bool = False) -> None:
         return
     from jobentry import objects
 
-    if record.failure is not None:
-        record = record._replace(failure=_masked(record.failure))
+    failure = record.outcome.failure
+    if failure is not None:
+        masked = record.outcome._replace(failure=_masked(failure))
+        record = record._replace(outcome=masked)
     try:
         with _limited(is_cancelled=is_cancelled):
             objects.write(exits.dump(record), uri)
     except (objects.ObjectError, OSError, EntryError) as error:
-        log_message(f"writing the record: {error}")
+        log_message(messages.unwritten_record(error))
 
 
 def exists(uri: str) -> bool:

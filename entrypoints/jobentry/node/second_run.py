@@ -47,6 +47,7 @@ def refuse(node: NodeEnv) -> int:
     if node.is_head and not record.exists(node.record_uri):
         failure = exits.Failure(node.node, node.host, exit_code=code, message=message)
         ended_at = record.rfc3339(time.time())
-        ended = exits.ExitRecord(node.job, code, "platform", failure, ended_at=ended_at)
+        outcome = exits.Outcome(code, exits.Cause.PLATFORM, failure)
+        ended = exits.ExitRecord(node.job, outcome, ended_at=ended_at)
         record.write(ended, node.record_uri)
     return code

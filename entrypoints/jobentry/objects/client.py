@@ -20,7 +20,7 @@ from email.message import Message
 from http.client import HTTPException, HTTPResponse
 from typing import Any, Callable, Iterator, Mapping, NamedTuple, TypeVar
 
-from jobentry.contract import names
+from jobentry.contract import messages, names
 from jobentry.log import log_message
 from jobentry.objects import s3_xml
 from jobentry.objects.base import ObjectError, ObjectMissing, reason_of
@@ -209,7 +209,7 @@ class _Retries:
             raise ObjectError(f"{self._doing}: {text}", _NO_ANSWER)
         if now >= max(self._failed_at + _FIRST_NOTICE_S, _next_notice_at):
             _next_notice_at = now + _NEXT_NOTICE_S
-            log_message(f"{self._doing}: {reason}; trying again")
+            log_message(messages.retry(f"{self._doing}: {reason}"))
         time.sleep(pause_s)
 
 

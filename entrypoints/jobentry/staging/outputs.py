@@ -20,7 +20,7 @@ import time
 from functools import partial
 
 from jobentry import objects
-from jobentry.contract import env, manifest
+from jobentry.contract import env, manifest, messages
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.manifest import Contents, Others, StoredFile
 from jobentry.contract.paths import NodePaths
@@ -283,7 +283,7 @@ class _Output:
         except Exception as error:  # noqa: BLE001
             message = f"uploading the output {self.name} while the job runs: {_described(error)}"
             if message != self._last_error:
-                log_message(message + "; trying again")
+                log_message(messages.retry(message))
             self._last_error = message
 
     def _upload_settled(self, has_ended: threading.Event) -> None:

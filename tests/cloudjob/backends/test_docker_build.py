@@ -20,10 +20,11 @@ from hypothesis import strategies as st
 from cloudjob.backends import follow
 from cloudjob.backends.delivery import new_ssh_key
 from cloudjob.backends.docker import delivery, engine, logs, request, shared_folders, state
+from cloudjob.backends.native import Ended, Stop
 from cloudjob.errors import BackendError, SpecError, UsageError
 from cloudjob.machine import doctor, image_checks, images
 from cloudjob.model.job import JobSpec
-from cloudjob.model.status import JobState
+from cloudjob.model.status import Failure, JobState
 from cloudjob.model.submission import Code, Submission
 from jobentry.contract import env, variables
 
@@ -256,15 +257,50 @@ def node(index: int = 0, **values) -> state.Container:
 )
 def test_the_head_decides_how_the_job_ended(containers, is_cancelled, expected):
     """The exit code of node 0 is the job's; without node 0 the job has failed."""
-    status = state.status_of(containers, is_cancelled=is_cancelled, has_ended=True)
+    status = state.ended_status(containers, is_cancelled=is_cancelled)
 
     assert status.state is expected
 
 
+ENDED = [
+    state.ended_status([node()], is_cancelled=False),
+    state.ended_status([node(exit_code=143)], is_cancelled=True),
+    state.ended_status([node(exit_code=3, is_out_of_memory=True)], is_cancelled=False),
+    state.all_removed(is_cancelled=False),
+    state.with_failed_node(
+        state.ended_status([node(exit_code=143)], is_cancelled=False), [node(1, exit_code=1)]
+    ),
+]
+
+
+@pytest.mark.parametrize("status", ENDED)
+def test_a_saved_status_is_read_as_it_was_written(status):
+    assert state.load(state.dump(status)) == status
+
+
+def test_a_status_that_an_earlier_version_saved_is_read():
+    saved = {
+        "state": "FAILED", "native": "exited", "started_at": None, "ended_at": None,
+        "exit_code": 1, "message": "node 1 (w-1) ended with exit code 1", "node": 1, "reason": "",
+        "attempt_at": "", "has_asked": True, "knows_cancels": True, "is_unwatched": False,
+        "cause": "",
+    }  # fmt: skip
+    failure = Failure(1, exit_code=1, message="node 1 (w-1) ended with exit code 1")
+
+    read = state.load(json.dumps(saved).encode("ascii"))
+
+    assert read == Ended("exited", failure=failure, stop=Stop.PLATFORM)
+
+
+@pytest.mark.parametrize("data", [b"", b"{}", b"[]", b"null", b'{"state": "RUNNING"}', b"[" * 9999])
+def test_a_damaged_status_is_refused(data):
+    with pytest.raises(ValueError, match="it is not valid"):
+        state.load(data)
+
+
 def test_out_of_memory_names_the_node_and_its_limit():
-    status = state.status_of(
-        [node(exit_code=137), node(1, is_out_of_memory=True)], is_cancelled=False, has_ended=True
-    )
+    nodes = [node(exit_code=137), node(1, is_out_of_memory=True)]
+    status = state.ended_status(nodes, is_cancelled=False)
 
     assert status.reason == "out of memory: node 1 (w-1), limited to 0.5 GiB"
 
@@ -279,7 +315,7 @@ def test_out_of_memory_names_the_node_and_its_limit():
     ],
 )
 def test_a_state_that_cloudjob_does_not_know_is_unknown_and_keeps_its_name(native, expected):
-    status = state.status_of([node(native=native)], is_cancelled=False, has_ended=False)
+    status = state.unended_status([node(native=native)])
 
     assert (status.state, status.native) == (expected, native)
 

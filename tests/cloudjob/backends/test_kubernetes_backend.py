@@ -18,6 +18,7 @@ from cloudjob.backends.kubernetes import checks, logs
 from cloudjob.backends.kubernetes import request as requests
 from cloudjob.backends.kubernetes.backend import KubernetesBackend
 from cloudjob.backends.kubernetes.request import ENGINES
+from cloudjob.backends.native import Stop
 from cloudjob.errors import BackendError, NotAuthorised, Unreachable
 from cloudjob.model import progress
 from cloudjob.model.status import JobState
@@ -550,8 +551,8 @@ def test_a_job_whose_pod_was_deleted_is_not_cancelled(api: FakeApi, tmp_path: Pa
     job.set_phase("Failed", reason="BackoffLimitExceeded", message="too often")
 
     status = job.backend.status(job.handle)
-    assert (status.state, status.has_asked) == (JobState.FAILED, True)
-    assert status.message.startswith("node 0: its pod was removed")
+    assert (status.state, status.stop) == (JobState.FAILED, Stop.PLATFORM)
+    assert status.failure.message.startswith("node 0: its pod was removed")
 
 
 def test_a_host_that_is_not_ready_is_named_while_the_job_runs(job: JobFixture):
@@ -696,8 +697,8 @@ def test_a_preempted_pod_is_named_although_the_cluster_has_deleted_it(
 
     status = job.backend.status(job.handle)
     assert status.state is JobState.FAILED
-    assert status.node == 1
-    assert status.message.startswith(f"node 1 ({job.pods[1]}): {why}; a pod of higher priority")
+    assert status.failure.node == 1
+    assert status.failure.message.startswith(f"node 1 ({job.pods[1]}): {why}; a pod of higher priority")
 
 
 def test_a_pod_of_an_earlier_attempt_is_not_blamed(job: JobFixture):
@@ -712,7 +713,7 @@ def test_a_pod_of_an_earlier_attempt_is_not_blamed(job: JobFixture):
     job.set_phase("Failed")
 
     status = job.backend.status(job.handle)
-    assert status.message == f"node 0 ({job.pods[0]}) ended with exit code 3"
+    assert status.failure.message == f"node 0 ({job.pods[0]}) ended with exit code 3"
 
 
 # -- choosing an engine ---------------------------------------------------------------------------

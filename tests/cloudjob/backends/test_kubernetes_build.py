@@ -21,6 +21,7 @@ from cloudjob.backends.kubernetes.backend import KubernetesBackend
 from cloudjob.backends.kubernetes.kubeconfig import Cluster, find
 from cloudjob.backends.kubernetes.request import ENGINES
 from cloudjob.backends.kubernetes.strategic_merge import merged
+from cloudjob.backends.native import Stop
 from cloudjob.errors import SpecError, UsageError
 from cloudjob.model.job import JobSpec
 from cloudjob.model.status import JobState
@@ -956,19 +957,19 @@ def test_a_node_that_ran_out_of_memory_is_named():
         "out of memory: node 1 (j-worker-1), limited to 4Gi; raise kubernetes.memory_gib, to which "
         "/dev/shm counts"
     )
-    assert found.node == 1
+    assert found.failure.node == 1
 
 
 def test_an_evicted_pod_is_blamed_rather_than_pods_ended_because_of_it():
     evicted = pod_in(2, "Failed", reason="Evicted", message="The node was low on resource: memory.")
     found = volcano_status(volcano_job("Aborted"), ended(0, 143), evicted)
 
-    assert found.message == (
+    assert found.failure.message == (
         "node 2 (j-worker-2): Evicted: The node was low on resource: memory; its machine ran short "
         "of memory or disk; request what the job uses (kubernetes.memory_gib)"
     )
-    assert found.node == 2
-    assert found.has_asked
+    assert found.failure.node == 2
+    assert found.stop is Stop.PLATFORM
 
 
 @pytest.mark.parametrize(
@@ -997,10 +998,10 @@ def test_a_disrupted_pod_is_blamed_with_its_reason_and_what_to_do(
     found = volcano_status(volcano_job("Failed"), ended(0, 1), pod_1)
 
     expected = f"node 1 (j-worker-1): {reason}: why"
-    assert found.message.startswith(f"{expected}; {advice}" if advice else expected)
-    assert found.message == found.reason
-    assert bool(advice) == (found.message != expected)
-    assert found.node == 1
+    assert found.failure.message.startswith(f"{expected}; {advice}" if advice else expected)
+    assert found.failure.message == found.reason
+    assert bool(advice) == (found.failure.message != expected)
+    assert found.failure.node == 1
 
 
 def test_an_own_reason_is_more_specific_than_a_disruption():
@@ -1067,8 +1068,8 @@ def test_a_lost_head_ends_an_indexed_job(
     assert "its machine machine-" in found.native or expected is JobState.FAILED
     if expected is JobState.FAILED:
         assert found.native == "Running, but its head is lost"
-        assert found.node == 0
-        assert found.message == (
+        assert found.failure.node == 0
+        assert found.failure.message == (
             "node 0 (j-0-abcde): NodeLost; its machine no longer reports to the cluster; submit "
             "the job again"
         )
@@ -1090,8 +1091,8 @@ def test_a_cancelled_job_blames_no_node():
     found = volcano_status(volcano_job("Aborted"), ended(0, 143), is_cancelled=True)
 
     assert found.state is JobState.CANCELLED
-    assert found.message == ""
-    assert found.node is None
+    assert found.failure.message == ""
+    assert found.failure.node is None
 
 
 def test_start_and_end_times_are_those_of_the_containers():
@@ -1100,15 +1101,6 @@ def test_start_and_end_times_are_those_of_the_containers():
 
     assert found.started_at == found.ended_at == "2026-11-21T10:00:05.000Z"
     assert found.exit_code == 0
-
-
-def test_a_restarted_job_has_the_start_of_its_last_attempt():
-    """The record of an earlier attempt must not count for this one."""
-    assert (
-        volcano_status(volcano_job("Running", retryCount=1)).attempt_at
-        == "2026-11-21T10:00:09.000Z"
-    )
-    assert volcano_status(volcano_job("Running")).attempt_at == ""
 
 
 def test_a_cluster_is_hashable():

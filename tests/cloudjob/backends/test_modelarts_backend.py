@@ -16,7 +16,7 @@ from cloudjob.backends.modelarts.backend import ModelArtsBackend
 from cloudjob.backends.modelarts.site import Site
 from cloudjob.errors import BackendError, JobNotFound, Unanswered
 from cloudjob.model.job import JobSpec
-from cloudjob.model.status import JobState
+from cloudjob.model.status import Failure, JobState
 from cloudjob.model.submission import Code, Submission
 from tests.support.modelarts import KEYS, PROJECT, SETTINGS, ModelArts, Reply, once
 
@@ -186,7 +186,7 @@ def test_a_failure_is_attributed_to_the_task_that_failed_first():
     }
     found = state.status_of(job)
 
-    assert (found.node, found.exit_code, found.message) == (1, 137, "OOMKilled")
+    assert found.failure == Failure(1, exit_code=137, message="OOMKilled")
     assert "out of memory" in found.reason
     assert found.started_at == "2023-11-14T22:13:20.000Z"
     assert found.ended_at == "2023-11-14T22:14:21.500Z"
@@ -196,7 +196,10 @@ def test_a_failure_is_attributed_to_the_task_that_failed_first():
 def test_a_job_without_any_details_has_a_status():
     """The service omits the details that it does not have."""
     assert state.status_of({}).state is JobState.UNKNOWN
-    assert state.status_of({"status": {"phase": "Failed"}}).message == "ModelArts reports Failed"
+    assert (
+        state.status_of({"status": {"phase": "Failed"}}).failure.message
+        == "ModelArts reports Failed"
+    )
     assert state.tasks({"status": {"tasks": ["worker-10", "worker-9"]}}) == [
         "worker-9",
         "worker-10",

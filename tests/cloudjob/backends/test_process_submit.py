@@ -22,7 +22,7 @@ from cloudjob.cli import main
 from cloudjob.errors import JobNotFound, RecordsError
 from cloudjob.home.records import Records
 from cloudjob.model.job import JobSpec
-from cloudjob.model.status import JobState
+from cloudjob.model.status import Failure, JobState
 from cloudjob.submission import pipeline
 
 LIMIT_S = 60.0
@@ -269,8 +269,8 @@ def test_a_worker_that_was_lost_before_the_job_began_is_blamed_and_not_the_head(
 
     status = ProcessBackend(tmp_path, {}).status("process://local/train-1")
 
-    assert (status.state, status.exit_code, status.node) == (JobState.FAILED, 137, 1)
-    assert status.message == "ended by SIGKILL, without a record"
+    assert status.state is JobState.FAILED
+    assert status.failure == Failure(1, exit_code=137, message="ended by SIGKILL, without a record")
 
 
 def test_a_job_runs_until_its_entries_have_ended_whatever_is_killed(laptop: Laptop):

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cloudjob.backends.native import Stop, Unknown, Waiting
 from cloudjob.backends.slurm import state
 from cloudjob.backends.slurm.state import Facts, Marks
-from cloudjob.model.status import JobState
+from cloudjob.model.status import Cause, JobState
 
 BEGIN = "begin 8 0 n1,n2 1795258477\n"
 
@@ -69,20 +70,20 @@ def test_a_waiting_job_is_reported_with_the_reason(slurm_state, reason, native):
 
     assert found.state is JobState.PENDING
     assert found.native.startswith(native)
-    assert found.started_at is None
+    assert isinstance(found, Waiting)
 
 
 @pytest.mark.parametrize(
     ("slurm_state", "expected", "cause", "message"),
     [
-        ("TIMEOUT", JobState.FAILED, "timeout", "its time limit on Slurm"),
-        ("DEADLINE", JobState.FAILED, "timeout", "its time limit on Slurm"),
-        ("NODE_FAIL", JobState.FAILED, "", "n1 has failed"),
-        ("BOOT_FAIL", JobState.FAILED, "", "a node did not boot"),
-        ("OUT_OF_MEMORY", JobState.FAILED, "", "out of memory"),
-        ("PREEMPTED", JobState.FAILED, "", "a job of higher priority"),
-        ("CANCELLED", JobState.CANCELLED, "", ""),
-        ("FAILED", JobState.FAILED, "", "the job's script was killed"),
+        ("TIMEOUT", JobState.FAILED, Cause.TIMEOUT, "its time limit on Slurm"),
+        ("DEADLINE", JobState.FAILED, Cause.TIMEOUT, "its time limit on Slurm"),
+        ("NODE_FAIL", JobState.FAILED, Cause.PLATFORM, "n1 has failed"),
+        ("BOOT_FAIL", JobState.FAILED, Cause.PLATFORM, "a node did not boot"),
+        ("OUT_OF_MEMORY", JobState.FAILED, Cause.PLATFORM, "out of memory"),
+        ("PREEMPTED", JobState.FAILED, Cause.PLATFORM, "a job of higher priority"),
+        ("CANCELLED", JobState.CANCELLED, Cause.CANCELLED, ""),
+        ("FAILED", JobState.FAILED, Cause.PLATFORM, "the job's script was killed"),
     ],
 )
 def test_a_job_whose_script_was_killed_has_slurms_final_state(
@@ -92,7 +93,7 @@ def test_a_job_whose_script_was_killed_has_slurms_final_state(
     found = status(BEGIN, slurm_state)
 
     assert (found.state, found.cause, found.native) == (expected, cause, slurm_state)
-    assert message in f"{found.message}: {found.reason}"
+    assert message in f"{found.failure.message}: {found.reason}"
     assert found.ended_at == "2026-11-21T10:54:41.000Z"
 
 
@@ -108,7 +109,7 @@ def test_an_unrecognised_state_of_slurm_is_unknown():
     """An unknown state is neither a success nor final."""
     found = status(BEGIN, "TELEPORTING")
 
-    assert (found.state, found.native, found.ended_at) == (JobState.UNKNOWN, "TELEPORTING", None)
+    assert found == Unknown("TELEPORTING", started_at="2026-11-21T10:54:37.000Z")
 
 
 def test_a_success_is_known_without_asking_slurm():
@@ -134,10 +135,10 @@ def test_a_job_unknown_to_slurm_gets_its_status_from_its_notes():
     ended = status(BEGIN + "end 3 1795258490\n")
     killed = status(BEGIN)
 
-    assert (ended.state, ended.exit_code, ended.node) == (JobState.FAILED, 3, 0)
-    assert ended.message == "node 0 (n1) ended with exit code 3"
+    assert (ended.state, ended.exit_code, ended.failure.node) == (JobState.FAILED, 3, 0)
+    assert ended.failure.message == "node 0 (n1) ended with exit code 3"
     assert killed.state is JobState.FAILED
-    assert killed.message == "Slurm no longer knows the job, and its script was killed"
+    assert killed.failure.message == "Slurm no longer knows the job, and its script was killed"
 
 
 def test_the_warning_of_a_limit_is_not_a_preemption():
@@ -146,9 +147,9 @@ def test_the_warning_of_a_limit_is_not_a_preemption():
     early = status(BEGIN + "asked warned 3500 40 1795258488\nend 143 1795258490\n", "FAILED")
     endless = status(BEGIN + "asked warned -1 40 1795258488\nend 143 1795258490\n", "FAILED")
 
-    assert (late.cause, late.exit_code, late.has_asked) == ("timeout", 124, True)
-    assert "higher priority" in early.message
-    assert "higher priority" in endless.message
+    assert (late.cause, late.exit_code, late.stop) == (Cause.TIMEOUT, 124, Stop.PLATFORM)
+    assert "higher priority" in early.failure.message
+    assert "higher priority" in endless.failure.message
 
 
 def test_a_job_is_cancelled_whoever_cancelled_it():
@@ -164,20 +165,22 @@ def test_a_job_is_cancelled_whoever_cancelled_it():
 def test_a_worker_that_never_reported_is_blamed():
     found = status(BEGIN + "lost 1 125 1795258488\nend 143 1795258490\n", "FAILED")
 
-    assert (found.node, found.exit_code, found.has_asked) == (1, 125, True)
-    assert found.message == "node 1 (n2) ended with exit code 125"
+    assert (found.failure.node, found.exit_code, found.stop) == (1, 125, Stop.PLATFORM)
+    assert found.failure.message == "node 1 (n2) ended with exit code 125"
 
 
 def test_a_script_that_slurm_could_not_start_is_not_reported_as_killed():
-    assert status("", "FAILED").message.startswith("the job's script failed before it")
+    assert status("", "FAILED").failure.message.startswith("the job's script failed before it")
     killed = status(BEGIN, "FAILED", reason="JobLaunchFailure")
-    assert killed.message == "the job's script was killed (JobLaunchFailure)"
+    assert killed.failure.message == "the job's script was killed (JobLaunchFailure)"
 
 
 def test_a_node_that_failed_is_named():
     marks = BEGIN + "asked slurm 1795258488\ndown n2 1795258489\nend 143 1795258490\n"
 
-    assert status(marks, "NODE_FAIL", reason="NodeDown").message == "n2 has failed (NodeDown)"
+    assert (
+        status(marks, "NODE_FAIL", reason="NodeDown").failure.message == "n2 has failed (NodeDown)"
+    )
 
 
 def test_a_job_that_ran_out_of_memory_is_reported_with_its_limit():
@@ -205,8 +208,8 @@ def test_a_job_that_ran_out_of_memory_is_reported_with_its_limit():
 def test_a_folder_that_a_node_does_not_see_is_named_as_the_cause(marks, reason, message):
     found = status(marks, "FAILED", reason=reason)
 
-    assert (found.state, found.exit_code, found.has_asked) == (JobState.FAILED, 125, True)
-    assert found.message.startswith(message)
+    assert (found.state, found.exit_code, found.stop) == (JobState.FAILED, 125, Stop.PLATFORM)
+    assert found.failure.message.startswith(message)
 
 
 def test_only_the_last_attempt_of_a_job_counts():
@@ -215,7 +218,8 @@ def test_only_the_last_attempt_of_a_job_counts():
     text = BEGIN + "asked warned 3500 40 1795258488\n" + again
 
     assert state.read_marks(text) == Marks(id="8", began_at=1795258600.0, hosts=("n3", "n4"))
-    assert status(text, "RUNNING").attempt_at == "2026-11-21T10:56:40.000Z"
+    assert status(text, "RUNNING").started_at == "2026-11-21T10:56:40.000Z"
+    assert status(text, "NODE_FAIL").attempt_at == "2026-11-21T10:56:40.000Z"
 
 
 @given(st.text())
@@ -305,8 +309,8 @@ def test_a_job_that_did_not_run_is_reported_with_its_cause(notes, slurm_state, m
     """Notes that quote another program have no control characters."""
     found = status(BEGIN + notes, slurm_state)
 
-    assert (found.state, found.node, found.exit_code) == (JobState.FAILED, node, code)
-    assert found.message.startswith(message)
+    assert (found.state, found.failure.node, found.exit_code) == (JobState.FAILED, node, code)
+    assert found.failure.message.startswith(message)
 
 
 @pytest.mark.parametrize(
@@ -325,7 +329,7 @@ def test_slurms_exit_code_counts_if_the_script_noted_none(exit_code, message, co
 
     assert not state.lacks_exit_code(marks, facts)
     assert (found.state, found.exit_code) == (JobState.FAILED, code)
-    assert found.message.startswith(message)
+    assert found.failure.message.startswith(message)
 
 
 def test_only_slurms_own_log_shows_that_the_first_nodes_prolog_failed():
@@ -347,5 +351,5 @@ def test_a_preemption_is_none_of_the_jobs_time():
     """Slurm announces both with the same signal; the script asks it which one this is."""
     found = status(f"{BEGIN}asked preempted 1795258488\n{END}", "FAILED")
 
-    assert "higher priority" in found.message
-    assert found.cause == ""
+    assert "higher priority" in found.failure.message
+    assert found.cause is Cause.PLATFORM

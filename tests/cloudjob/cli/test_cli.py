@@ -13,7 +13,6 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -128,7 +127,7 @@ def test_a_status_begins_with_how_the_job_ended_and_why(capsys: pytest.CaptureFi
         state=JobState.FAILED,
         started_at="2026-11-21T10:00:00.000Z",
         ended_at="2026-11-21T10:01:02.000Z",
-        failure=replace(failure, last_lines=("Traceback", "ValueError: shapes differ")),
+        failure=failure._replace(last_lines=("Traceback", "ValueError: shapes differ")),
         phases=(Phase(node=0, name="stage", started_at="2026-11-21T10:00:00.000Z"),),
     )
     print_status(status, [("hint", ""), ("command", "train.py --lr 0.1"), ("sweep", "lr=0.1")])

@@ -627,6 +627,8 @@ def rows(properties, prefix=""):
         if "maximum" in key:
             allowed = f"{key['minimum']:g} to {key['maximum']:.0f}"
         default = f"`{key['default']}`" if key["default"] not in ("", [], {}) else ""
+        if key.get("type") == "boolean":
+            default = default.lower()
         kind = kind_of(key) + (f": {allowed}" if allowed else "")
         yield f"| `{prefix}{name}` | {flags} | {kind} | {default} | {key['description']} |"
 
@@ -641,8 +643,8 @@ def kind_of(key):
         return "YAML"
     if key.get("type") == ["integer", "string"]:
         return "whole number or `auto`"
-    kinds = {"integer": "whole number", "number": "number", "array": "list of texts",
-             "object": "names to texts"}  # fmt: skip
+    kinds = {"boolean": "boolean", "integer": "whole number", "number": "number",
+             "array": "list of texts", "object": "names to texts"}  # fmt: skip
     return kinds.get(str(key.get("type")), "text")
 
 
@@ -699,7 +701,7 @@ def test_a_section_has_maps_lists_and_trees(job):
     assert section["parameters"] == {"epochs": "3", "lr.decay": "0.1"}
     assert section["tags"] == {"team/name": "vision"}
     assert section["ssh_keys"] == ("mine", "yours")
-    assert section["preemptible"] == "true"
+    assert section["preemptible"] is True
     assert section["volumes"] == [{"nfs": {"local_path": "/d", "read_only": True}}]
     assert section["body"] == {
         "spec": {

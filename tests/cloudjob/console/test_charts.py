@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cloudjob.console import charts
-from cloudjob.model.status import Failure, JobState, JobStatus, Phase
+from cloudjob.model.status import Cause, Failure, JobState, JobStatus, Phase
 from cloudjob.tracking.journals import Journals
 from cloudjob.tracking.metrics import MetricPoint
 from jobentry.contract import journal
@@ -107,7 +107,7 @@ def cells(chart: charts.Chart | None) -> dict[int, dict[str, Any]]:
 def test_the_silent_rank_and_the_failed_rank_stand_out():
     ranks = recorded(
         Sample(100.0, ranks=(rank(0, 1), rank(1, 90))),
-        Sample(100.0, ranks=(rank(33, 2, journal.FAILED),)),
+        Sample(100.0, ranks=(rank(33, 2, journal.State.FAILED.value),)),
     )
     chart = charts.rank_grid(STATUS, ranks, "silent for (s)")
 
@@ -134,8 +134,13 @@ def states(*samples: Sample, **status: Any) -> dict[int, str]:
 
 
 NODES = (
-    Sample(100.0, ranks=(rank(0, 1, journal.STOPPED), rank(1, 1, journal.FAILED))),
-    Sample(100.0, ranks=(rank(2, 1, journal.LOST), rank(3, 1, journal.ENDED))),
+    Sample(
+        100.0,
+        ranks=(rank(0, 1, journal.State.STOPPED.value), rank(1, 1, journal.State.FAILED.value)),
+    ),
+    Sample(
+        100.0, ranks=(rank(2, 1, journal.State.LOST.value), rank(3, 1, journal.State.ENDED.value))
+    ),
 )
 
 
@@ -162,9 +167,9 @@ def test_how_a_rank_ended_is_not_guessed():
 
     assert states(ran) == dict.fromkeys(range(4), "not known")
     assert states(ran, state=JobState.SUCCEEDED) == dict.fromkeys(range(4), "ended well")
-    lost = states(ran, cause="platform", failure=Failure(node=0, message="lost"))
+    lost = states(ran, cause=Cause.PLATFORM, failure=Failure(node=0, message="lost"))
     assert list(lost.values()) == ["lost", "lost", "not known", "not known"]
-    lost = states(ran, cause="platform", failure=Failure(node=1, message="lost"))
+    lost = states(ran, cause=Cause.PLATFORM, failure=Failure(node=1, message="lost"))
     assert set(lost.values()) == {"not known"}
 
 
@@ -210,7 +215,7 @@ def test_the_step_of_a_rank_is_the_last_that_it_printed():
 
 def test_a_rank_that_has_ended_shows_what_it_used_while_it_ran():
     journals = recorded(Sample(100.0, ranks=(rank(1, 4),)))
-    ended = RankSample(1, 0, 0, 9, journal.ENDED, 0, 0)
+    ended = RankSample(1, 0, 0, 9, journal.State.ENDED.value, 0, 0)
     journals.add(0, [journal.dump(Sample(101.0, ranks=(ended,))).rstrip()])
     cell = cells(charts.rank_grid(STATUS, journals, "memory (MB)"))[1]
 

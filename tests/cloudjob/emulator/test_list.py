@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ import pytest
 
 from cloudjob.backends.modelarts.backend import ModelArtsBackend
 from cloudjob.emulator import models
-from cloudjob.emulator.database import Database, JobRow
+from cloudjob.emulator.database import Database, JobRow, StopRequest
 from cloudjob.emulator.settings import defaults
 from tests.support.emulator import SETTINGS, Api, running
 
@@ -41,7 +43,7 @@ def fill(api: Api, count: int) -> None:
                 end_ms=2,
                 nodes=1 + index % 4,
                 pool="",
-                is_stopping=0,
+                stop_request=StopRequest.NONE,
                 body=body,
                 run={},
             )
@@ -182,3 +184,20 @@ def test_pages_of_events_show_every_event_once(api: Api):
         f"event {index}" for index in range(250)
     ]
     assert [event.message for event in shown] == found
+
+
+def test_a_database_of_an_earlier_version_is_read(tmp_path: Path):
+    path = tmp_path / "emulator.db"
+    with closing(Database(path)):
+        pass
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("ALTER TABLE jobs RENAME COLUMN stop_request TO is_stopping")
+        values = ("i", "n", "0", "job", "Running", "", 1, "", "u", 1, 1, 1, 1, "", 2, "{}", "{}")
+        connection.execute(f"INSERT INTO jobs VALUES ({', '.join('?' * len(values))})", values)
+        connection.commit()
+
+    with closing(Database(path)) as database:
+        row = database.job("i")
+
+    assert row is not None
+    assert row.stop_request is StopRequest.DELETE

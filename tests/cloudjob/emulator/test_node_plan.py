@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cloudjob.emulator import models, node_plan, settings
-from cloudjob.emulator.database import JobRow
+from cloudjob.emulator.database import JobRow, StopRequest
 from cloudjob.emulator.docker_nodes import bridge_address
 from cloudjob.emulator.node_plan import WORK, NodeContext
 from cloudjob.emulator.nodes import folder
@@ -46,7 +46,23 @@ def row(nodes: int = 2, flavor: str = "modelarts.vm.cpu.2u", **algorithm: Any) -
         SETTINGS,
     )
     return JobRow(
-        ID, "j", "0", "job", "Pending", "Queuing", 1, "", "u", 1, 0, 0, nodes, "", 0, job, {}
+        ID,
+        "j",
+        "0",
+        "job",
+        "Pending",
+        "Queuing",
+        1,
+        "",
+        "u",
+        1,
+        0,
+        0,
+        nodes,
+        "",
+        StopRequest.NONE,
+        job,
+        {},
     )
 
 

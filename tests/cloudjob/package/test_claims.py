@@ -86,7 +86,7 @@ class Laptop:
     def end(self, job: str, ago_s: float) -> None:
         """Store the record of a job that ended ``ago_s`` seconds ago."""
         ended = datetime.now(timezone.utc) - timedelta(seconds=ago_s)
-        record = exits.ExitRecord(job=job, exit_code=0, ended_at=ended.isoformat())
+        record = exits.ExitRecord(job=job, outcome=exits.Outcome(0), ended_at=ended.isoformat())
         self.store.put_bytes(exits.dump(record), JobPaths(job).record)
 
     def check(self, job: str, target: Path) -> None:

@@ -216,7 +216,7 @@ def rules_by_cloudjob(folder: Path) -> dict[str, str]:
     from cloudjob.package.messages import shown
 
     rules = dict[str, str]()
-    for path, reason in scan(folder).left_out:
+    for path, reason, _ in scan(folder).left_out:
         for end in range(len(reason)):
             file, _, line = reason[:end].rpartition(":")
             if line.isdecimal() and reason[end] == ":":
@@ -380,7 +380,7 @@ def test_long_rules_and_many_of_them_take_little_time(tmp_path: Path):
     for name in ("a" * 250, "xn777xo", "n12/b/1x.tmp", "n12/b/keep", "/".join(["a"] * 500)):
         write(tmp_path / name)
 
-    left_out = {path for path, _ in scan(tmp_path).left_out}
+    left_out = {path for path, _, _ in scan(tmp_path).left_out}
 
     assert left_out == {"xn777xo", "n12/b/1x.tmp"}
 

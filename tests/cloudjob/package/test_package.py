@@ -21,7 +21,7 @@ from cloudjob.errors import PackageError
 from cloudjob.package import CodePackage, LeftOut, Options, check, explain, layer, pack, scan
 from cloudjob.package.cache import SourceCache
 from cloudjob.package.secrets import Searcher
-from cloudjob.package.tree import FILE, FileStat, SourceEntry, Tree
+from cloudjob.package.tree import FILE, FileStat, Rule, SourceEntry, Tree
 from jobentry.contract import packages
 from jobentry.contract.zip_layer import open_layer
 
@@ -261,13 +261,13 @@ def test_files_that_no_job_needs_are_left_out(source: Path):
 
     assert names(source) == ["a", "a/keep.py", "train.py"]
     assert packed(source).left_out == (
-        LeftOut(".cloudjob/", "cloudjob's default: .cloudjob"),
-        LeftOut(".git/", "cloudjob's default: .git"),
-        LeftOut("a/__pycache__/", "cloudjob's default: __pycache__"),
-        LeftOut("b.pyc", "cloudjob's default: *.pyc"),
-        LeftOut("env/", "cloudjob's default: a virtual environment"),
-        LeftOut("node_modules/", "cloudjob's default: node_modules"),
-        LeftOut("venv", "cloudjob's default: a virtual environment"),
+        LeftOut(".cloudjob/", "cloudjob's default: .cloudjob", Rule.DEFAULT),
+        LeftOut(".git/", "cloudjob's default: .git", Rule.DEFAULT),
+        LeftOut("a/__pycache__/", "cloudjob's default: __pycache__", Rule.DEFAULT),
+        LeftOut("b.pyc", "cloudjob's default: *.pyc", Rule.DEFAULT),
+        LeftOut("env/", "cloudjob's default: a virtual environment", Rule.DEFAULT),
+        LeftOut("node_modules/", "cloudjob's default: node_modules", Rule.DEFAULT),
+        LeftOut("venv", "cloudjob's default: a virtual environment", Rule.DEFAULT),
     )
 
 
@@ -336,7 +336,7 @@ def test_the_state_of_cloudjob_is_never_packed(source: Path, ignore: str, is_lin
 
     assert [entry.name for entry in tree.entries] == [".cloudjobignore", "train.py"]
     assert tree.left_out == (
-        LeftOut("state/", "the state of cloudjob on this machine: CLOUDJOB_HOME"),
+        LeftOut("state/", "the state of cloudjob on this machine: CLOUDJOB_HOME", Rule.STATE),
     )
     assert not explain(source, "state/records.db", home=home, follow_links=True).is_packed
 
@@ -344,6 +344,18 @@ def test_the_state_of_cloudjob_is_never_packed(source: Path, ignore: str, is_lin
 def test_the_state_folder_of_cloudjob_is_not_packed(source: Path):
     with pytest.raises(PackageError, match="CLOUDJOB_HOME"):
         scan(source, home=source)
+
+
+def test_following_links_is_a_hint_only_if_they_are_not_followed(source: Path):
+    (source / "dangling").symlink_to("/no/such/file")
+
+    with pytest.raises(PackageError) as kept:
+        scan(source)
+    with pytest.raises(PackageError) as followed:
+        scan(source, follow_links=True)
+
+    assert "--follow-links" in kept.value.hint
+    assert "--follow-links" not in followed.value.hint
 
 
 # ---- secrets
@@ -392,7 +404,9 @@ def test_a_key_file_with_a_private_key_is_left_out(source: Path):
     write(source / "server.pem", KEY_HEADER)
     write(source / "ca.pem", "-----BEGIN CERTIFICATE-----\nMIIE\n")
 
-    assert packed(source).left_out == (LeftOut("server.pem", "may hold secrets: a private key"),)
+    assert packed(source).left_out == (
+        LeftOut("server.pem", "may hold secrets: a private key", Rule.SECRET),
+    )
     assert names(source) == ["ca.pem", "train.py"]
 
 

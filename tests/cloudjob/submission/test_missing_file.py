@@ -80,6 +80,21 @@ def test_a_submit_names_what_rules_leave_out_and_links_without_a_target(
     ]
 
 
+def test_a_submit_names_only_once_what_an_ignore_rule_about_secrets_leaves_out(tmp_path: Path):
+    source = tmp_path / "source"
+    source.mkdir()
+    for name in ("train.py", "secret-1.txt", "id_rsa"):
+        (source / name).touch()
+    (source / ".gitignore").write_text("secret-*\n")
+    options = Options(home=tmp_path / "home")
+    package = pack(source, tmp_path / "l", script="train.py", limit_bytes=99, options=options)
+
+    assert [report.message for report in messages.left_out(package)] == [
+        "left out of the package by ignore rules: secret-1.txt; `cloudjob package ls` shows all",
+        "left out of the package: id_rsa: may hold secrets: its name",
+    ]
+
+
 def test_a_submit_without_ignored_files_reports_nothing(tmp_path: Path):
     source = tmp_path / "source"
     (source / "__pycache__").mkdir(parents=True)

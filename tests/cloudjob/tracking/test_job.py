@@ -16,15 +16,15 @@ from typing import Any, NoReturn
 
 import pytest
 
-from cloudjob.backends.base import Backend, NativeStatus
+from cloudjob.backends.base import Backend
+from cloudjob.backends.native import Ended, NativeStatus, Running
 from cloudjob.errors import BackendError, JobNotFound, Unreachable, UsageError
 from cloudjob.home import records_path
 from cloudjob.home.records import JobRecord, Records
 from cloudjob.model import times
-from cloudjob.model.status import JobState, exit_code, to_json
+from cloudjob.model.status import Absence, Cause, Failure, JobState, exit_code, to_json
 from cloudjob.store.directory import DirectoryStore
 from cloudjob.tracking import Filter, Job, find_all, log, platforms, queries, status_reader
-from cloudjob.tracking.platforms import GONE
 from jobentry.contract import exits, journal
 from jobentry.contract.paths import JobPaths
 from jobentry.contract.stored_log import Chunk
@@ -45,7 +45,7 @@ class Platform(Backend[Any]):
         self._ended_at = ended_at
 
     def status(self, _handle: str) -> NativeStatus:
-        return NativeStatus(JobState.FAILED, "Failed", ended_at=self._ended_at, exit_code=3)
+        return Ended("Failed", failure=Failure(exit_code=3), ended_at=self._ended_at)
 
 
 class CopyingPlatform(Platform):
@@ -89,12 +89,10 @@ def record_of(home: Path, **values: Any) -> JobRecord:
 
 def put_record(home: Path, exit_code: int = 3) -> None:
     """Put the record of the head into the store."""
-    failure = exits.Failure(0, "host", exit_code=exit_code, message="the reason")
+    failure = Failure(0, "host", exit_code=exit_code, message="the reason")
     record = exits.ExitRecord(
         job="train-1",
-        exit_code=exit_code,
-        cause="user" if exit_code else "",
-        failure=failure if exit_code else None,
+        outcome=exits.Outcome(exit_code, Cause.USER, failure) if exit_code else exits.Outcome(0),
         started_at=timestamp(),
         ended_at=timestamp(),
         phases=((0, "run", timestamp(), timestamp()),),
@@ -107,7 +105,7 @@ class Storeless(Platform):
 
     def status(self, _handle: str) -> NativeStatus:
         message = "node 0 ended with exit code 125"
-        return NativeStatus(JobState.FAILED, "Failed", exit_code=125, message=message, node=0)
+        return Ended("Failed", failure=Failure(0, exit_code=125, message=message))
 
     def logs(self, _handle: str, _node: int | None, *, follow: bool) -> Iterator[tuple[int, bytes]]:
         yield 0, b"jobentry: put out/x: refused; trying again\n[0] epoch 1\n"
@@ -187,7 +185,10 @@ def test_damage_that_a_record_reports_is_marked_in_the_store(tmp_path: Path):
     store = DirectoryStore(tmp_path / "store")
     key = "layers/" + "0" * 64
     record = exits.ExitRecord(
-        "train-1", 125, "entry", ended_at=timestamp(), damaged_layers=(key, "../no-key")
+        "train-1",
+        exits.Outcome(125, Cause.ENTRY),
+        ended_at=timestamp(),
+        damaged_layers=(key, "../no-key"),
     )
     store.put_bytes(exits.dump(record), JobPaths("train-1").record)
 
@@ -220,9 +221,8 @@ class InconsistentPlatform(Platform):
     is_unwatched = False
 
     def status(self, _handle: str) -> NativeStatus:
-        return NativeStatus(
-            JobState.FAILED, "lost", exit_code=0, is_unwatched=self.is_unwatched, message="lost"
-        )
+        failure = Failure(exit_code=0, message="lost")
+        return Ended("lost", failure=failure, is_unwatched=self.is_unwatched)
 
 
 @pytest.mark.parametrize("has_record", [False, True])
@@ -279,7 +279,7 @@ def test_a_job_of_an_unknown_backend_is_listed_and_removed(tmp_path: Path):
     [job] = find_all(tmp_path)
     status = job.status()
 
-    assert (status.state, status.native_state) == (JobState.UNKNOWN, GONE[2])
+    assert (status.state, status.absence) == (JobState.UNKNOWN, Absence.NO_BACKEND)
     with pytest.raises(JobNotFound):
         job.wait()
     with pytest.raises(BackendError, match="punchcards"):
@@ -313,7 +313,7 @@ class Counting(Platform):
 
     def status(self, handle: str) -> NativeStatus:
         self.requests.append(handle)
-        return NativeStatus(JobState.RUNNING, "Running")
+        return Running("Running")
 
 
 class Listing(Counting):
@@ -321,7 +321,7 @@ class Listing(Counting):
 
     def statuses(self, handles: Sequence[str]) -> dict[str, NativeStatus | None]:
         self.requests.append("list")
-        running = NativeStatus(JobState.RUNNING, "Listed")
+        running = Running("Listed")
         return {
             handle: running if handle.endswith("7") else None
             for handle in handles
@@ -381,7 +381,7 @@ def test_a_platform_that_can_list_its_jobs_gets_one_request_for_all_of_them(
     assert Counter(native_state(job) for job in found) == {
         "Listed": 10,
         "Running": 10,
-        GONE[1]: 80,
+        Absence.NO_JOB.value: 80,
     }
 
 
@@ -491,7 +491,7 @@ class Refreshing(Storeless):
     received: Mapping[str, str] = {}
 
     def status(self, _handle: str) -> NativeStatus:
-        return NativeStatus(JobState.RUNNING, "Running")
+        return Running("Running")
 
     def refresh(self, _handle: str, keys: Mapping[str, str]) -> None:
         self.received = keys

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobentry.contract import exits
-from jobentry.contract.exits import ExitRecord, Failure, RecordError
+from jobentry.contract.exits import Cause, ExitRecord, Failure, Outcome, RecordError
 
 # Includes the surrogates that stand for invalid UTF-8, as in a log or a file name.
 TEXT = st.text(max_size=20) | st.binary(max_size=5).map(
@@ -29,9 +29,12 @@ FAILURES = st.builds(
 RECORDS = st.builds(
     ExitRecord,
     job=TEXT,
-    exit_code=NUMBERS,
-    cause=st.sampled_from(exits.CAUSES),
-    failure=st.none() | FAILURES,
+    outcome=st.builds(
+        Outcome,
+        exit_code=NUMBERS,
+        cause=st.sampled_from(Cause),
+        failure=st.none() | FAILURES,
+    ),
     started_at=TEXT,
     ended_at=TEXT,
     phases=st.lists(st.tuples(NUMBERS, TEXT, TEXT, TEXT), max_size=3).map(tuple),
@@ -67,7 +70,8 @@ def test_what_is_dumped_is_loaded(record: ExitRecord):
 
 
 def test_a_record_is_readable_text():
-    assert exits.dump(ExitRecord("j", 3, "user", Failure(0, "a", 1, None, 3, "m", ("x",)))) == (
+    failure = Failure(0, "a", 1, None, 3, "m", ("x",))
+    assert exits.dump(ExitRecord("j", Outcome(3, Cause.USER, failure))) == (
         b'{\n "cause": "user",\n "damaged_layers": [],\n "ended_at": "",\n "exit_code": 3,\n'
         b' "failure": {\n'
         b'  "exit_code": 3,\n  "host": "a",\n  "last_lines": [\n   "x"\n  ],\n'
@@ -77,7 +81,20 @@ def test_a_record_is_readable_text():
 
 
 def test_unknown_keys_in_a_record_are_ignored():
-    assert exits.load(b'{"job": "j", "exit_code": 0, "colour": "red"}') == ExitRecord("j", 0)
+    assert exits.load(b'{"job": "j", "exit_code": 0, "colour": "red"}') == ExitRecord(
+        "j", Outcome(0)
+    )
+
+
+@pytest.mark.parametrize("cause", ["hang", 3, None, ["user"]])
+def test_a_cause_of_a_later_version_is_unknown(cause: object):
+    record = exits.load(json.dumps({"job": "j", "exit_code": 1, "cause": cause}).encode())
+
+    assert record == ExitRecord("j", Outcome(1, Cause.UNKNOWN))
+
+
+def test_a_cause_prints_as_its_word():
+    assert (str(Cause.USER), f"{Cause.USER}", json.dumps(Cause.USER)) == ("user", "user", '"user"')
 
 
 @pytest.mark.parametrize(

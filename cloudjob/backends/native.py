@@ -1,0 +1,118 @@
+"""The status of a job as its platform reports it: one class for each state."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import ClassVar
+
+from cloudjob.model.status import Absence, Failure, JobState, state_of
+from jobentry.contract.exits import Cause
+
+# What ended a job, as far as a platform says that only reports these states.
+CAUSES = {
+    JobState.SUCCEEDED: Cause.NONE,
+    JobState.FAILED: Cause.PLATFORM,
+    JobState.CANCELLED: Cause.CANCELLED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A job that has not started, or waits to start again.
+
+    Args:
+        native: The platform's own word for the state, and why the job waits if it says so.
+    """
+
+    native: str
+    state: ClassVar[JobState] = JobState.PENDING
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A job that runs."""
+
+    native: str
+    started_at: str | None = None
+    state: ClassVar[JobState] = JobState.RUNNING
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """A job whose platform does not answer, or reports a state that cloudjob does not know."""
+
+    native: str
+    started_at: str | None = None
+    state: ClassVar[JobState] = JobState.UNKNOWN
+
+
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """A job that is not on its platform, or that this machine cannot look for."""
+
+    why: Absence
+    state: ClassVar[JobState] = JobState.UNKNOWN
+
+    @property
+    def native(self) -> str:
+        """The reason, in words."""
+        return self.why.value
+
+
+class Stop(Enum):
+    """What a record means in which the head says that it was told to end, as by a cancel."""
+
+    # The platform does not know of every cancel, so somebody has cancelled the job.
+    CANCEL = "cancel"
+    # The platform knows of every cancel, and this was none: something else has stopped the node.
+    OUTSIDE = "outside"
+    # The platform has told the head to end, so the record says nothing about the cause.
+    PLATFORM = "platform"
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A job that has ended; the record of its head knows more about how.
+
+    Args:
+        cause: What ended it, as far as the platform knows; ``NONE`` for success.
+        failure: Why it failed or was cancelled, as far as the platform knows; None for success.
+        attempt_at: When the last attempt began: an earlier record belongs to another attempt.
+        reason: A cause of failure that only the platform can know: a node ran out of memory.
+        is_unwatched: Whether only the job's watcher has failed, so that a record of success
+            counts.
+    """
+
+    native: str
+    cause: Cause = Cause.PLATFORM
+    failure: Failure | None = None
+    started_at: str | None = None
+    ended_at: str | None = None
+    attempt_at: str = ""
+    reason: str = ""
+    stop: Stop = Stop.CANCEL
+    is_unwatched: bool = False
+
+    @property
+    def state(self) -> JobState:
+        """The state of the job, which follows from the cause."""
+        return state_of(self.cause)
+
+    @property
+    def exit_code(self) -> int | None:
+        """The exit code of the job; None if the platform does not know it."""
+        if self.cause is Cause.NONE:
+            return 0
+        return self.failure.exit_code if self.failure else None
+
+
+NativeStatus = Waiting | Running | Unknown | Absent | Ended
+
+
+def unended(state: JobState, native: str, started_at: str | None = None) -> NativeStatus:
+    """Return the status of a job in a state that is not final."""
+    if state is JobState.PENDING:
+        # While it waits to start again, the attempt before does not count.
+        return Waiting(native)
+    return (Running if state is JobState.RUNNING else Unknown)(native, started_at)
