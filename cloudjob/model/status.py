@@ -8,6 +8,9 @@ from typing import Any
 
 from cloudjob.errors import CloudJobError
 
+# The fields of a failure that are lists in JSON.
+_LINES = ("last_lines", "stack_lines")
+
 
 class JobState(str, Enum):
     """The state of a job, in the same words for every backend."""
@@ -31,7 +34,11 @@ class JobState(str, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """Why a job failed; unknown details are None."""
+    """Why a job failed; unknown details are None.
+
+    Args:
+        stack_lines: The Python stacks of a process that a signal such as SIGSEGV ended.
+    """
 
     node: int | None = None
     host: str | None = None
@@ -40,6 +47,7 @@ class Failure:
     exit_code: int | None = None
     message: str = ""
     last_lines: tuple[str, ...] = ()
+    stack_lines: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,8 +132,8 @@ def to_json(status: JobStatus) -> dict[str, Any]:
     values["phases"] = [_values(phase) for phase in status.phases]
     values["code"] = status.code and _values(status.code)
     if status.failure is not None:
-        last_lines = list(status.failure.last_lines)
-        values["failure"] = {**_values(status.failure), "last_lines": last_lines}
+        found = _values(status.failure)
+        values["failure"] = {**found, **{name: list(found[name]) for name in _LINES}}
     return values
 
 
@@ -139,7 +147,9 @@ def from_json(values: dict[str, Any]) -> JobStatus:
     failure, code = values["failure"], values["code"]
     changed = {
         "state": JobState(values["state"]),
-        "failure": failure and Failure(**{**failure, "last_lines": tuple(failure["last_lines"])}),
+        # The records of earlier versions have no stacks.
+        "failure": failure
+        and Failure(**{**failure, **{name: tuple(failure.get(name, ())) for name in _LINES}}),
         "code": code and Code(**code),
         "phases": tuple(Phase(**phase) for phase in values["phases"]),
     }

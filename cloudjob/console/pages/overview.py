@@ -62,12 +62,17 @@ def _verdict(job: Job, failure: Failure) -> None:
         )
         ui.label(displayable(" · ".join(filter(None, parts)))).classes("verdict-place")
         ui.label(displayable(failure.message or "failed")).classes("verdict-message")
-        if failure.last_lines:
-            ui.label("Last lines").classes("fact-name")
-            text = escape(displayable("\n".join(failure.last_lines)))
-            lines = ui.html(f'<pre class="lines" tabindex="0">{text}</pre>', sanitize=False)
-            lines.classes("w-full")
+        _lines("Stacks", failure.stack_lines)
+        _lines("Last lines", failure.last_lines)
         with ui.row():
             ui.link("Show it in the log", f"/job/{job.id}/log?failure=1")
             if failure.rank is not None:
                 ui.link(f"Log of rank {failure.rank}", f"/job/{job.id}/log?rank={failure.rank}")
+
+
+def _lines(title: str, lines: Sequence[str]) -> None:
+    if not lines:
+        return
+    ui.label(title).classes("fact-name")
+    text = escape(displayable("\n".join(lines)))
+    ui.html(f'<pre class="lines" tabindex="0">{text}</pre>', sanitize=False).classes("w-full")

@@ -32,6 +32,7 @@ class Failure(NamedTuple):
         rank: The rank that failed, None if no rank did.
         signal: The signal that ended the rank, None if it exited.
         last_lines: The last lines of that rank's log.
+        stack_lines: The Python stacks of the process that a signal such as SIGSEGV ended.
     """
 
     node: int | None = None
@@ -41,6 +42,7 @@ class Failure(NamedTuple):
     exit_code: int | None = None
     message: str = ""
     last_lines: tuple[str, ...] = ()
+    stack_lines: tuple[str, ...] = ()
 
 
 class ExitRecord(NamedTuple):
@@ -117,6 +119,7 @@ def _failure(value: dict[str, Any]) -> Failure:
         exit_code=_number(value.get("exit_code")),
         message=_text(value.get("message", "")),
         last_lines=tuple(_text(line) for line in value.get("last_lines", ())[-_LINES_LIMIT:]),
+        stack_lines=tuple(_text(line) for line in value.get("stack_lines", ())[:_LINES_LIMIT]),
     )
 
 

@@ -9,10 +9,12 @@ import signal
 import time
 from typing import Callable, NamedTuple
 
-from jobentry.contract import journal
+from jobentry.contract import journal, variables
 from jobentry.contract.exits import MEMORY_GUESS, Failure
 from jobentry.contract.paths import NodePaths
 from jobentry.log import last_lines, log_message
+from jobentry.node import crashes
+from jobentry.rank import crash_file
 from jobentry.system import linux
 
 # Lines and bytes of a rank's log in its report; fewer for a rank that ended with 0, which is to
@@ -262,15 +264,32 @@ class LocalRanks:
 
     def failure(self, end: End, node: int, host: str) -> Failure:
         """Return the report on a rank that ended badly."""
+        crash = self._crash(end) if end.code else None
         return Failure(
             node=node,
             host=host,
             rank=end.rank,
             signal=end.signal or None,
             exit_code=end.code,
-            message=end.message or _message(end),
+            message=_message(end, crash),
             last_lines=tuple(last_lines(self._paths.rank_log(end.rank), *_KEPT[end.code == 0])),
+            stack_lines=crash.stack_lines if crash else (),
         )
+
+    def _crash(self, end: End) -> crashes.Crash | None:
+        """Return the crash that ended a rank, or a process of it; None if Python wrote none."""
+        folder = self._working_folder()
+        wrapper = self.wrappers.get(end.rank, 0)
+        found = crashes.of_file(crash_file.path_of(self._paths.node_dir, wrapper), folder)
+        if not found and (end.signal or end.code - 128) in crashes.SIGNALS:
+            found = crashes.of_log(self._paths.rank_log(end.rank), folder)
+        return found[0] if found else None
+
+    def _working_folder(self) -> str:
+        """Return the folder in which the ranks start, as the wrappers read it."""
+        with contextlib.suppress(OSError), open(self._paths.node_env, "rb") as file:
+            return variables.load(file.read()).get("PWD") or self._paths.code
+        return self._paths.code
 
     # -- the processes: an id may belong to another one by now ------------------------------------
 
@@ -303,7 +322,18 @@ class LocalRanks:
                 os.kill(leader, number)
 
 
-def _message(end: End) -> str:
+def _message(end: End, crash: crashes.Crash | None) -> str:
+    """Return why a rank ended, with the line at which it, or a process of it, crashed."""
+    why = end.message or _exit(end)
+    if crash is None or not crash.place:
+        return why
+    if end.signal in crashes.SIGNALS and not crash.process:
+        return f"{why} in {crash.place}"
+    process = f"its process {crash.process}: " if crash.process else ""
+    return f"{why}; {process}{crash.reason} in {crash.place}"
+
+
+def _exit(end: End) -> str:
     if not end.signal:
         return "ended with exit code %d" % end.code
     try:
