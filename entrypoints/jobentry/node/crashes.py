@@ -23,6 +23,7 @@ SIGNALS = (signal.SIGSEGV, signal.SIGFPE, signal.SIGABRT, signal.SIGBUS, signal.
 _MOST_CRASHES, _LOG_BYTES = 8, 256 * 1024
 # What is kept of a crash; the rest of many threads says little more.
 _MOST_THREADS, _MOST_FRAMES, _MOST_LINES, _MOST_CHARACTERS = 20, 30, 200, 300
+_SEEK_DATA = 3  # the next byte that is not in a hole; PyPy 3.9 lacks the name
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 
 # The first line that faulthandler writes, the head of each thread, and a call (3.8 to 3.14).
@@ -34,7 +35,7 @@ _REASON = re.compile(
 _THREAD = re.compile(
     r"^(Current thread|Thread) 0x[0-9a-f]{1,16}\b.{0,80} \(most recent call first\)"
 )
-_ALONE = re.compile(r"^Stack \(most recent call first\)")
+_ALONE = re.compile(r"^Stack \(most recent call first\b")  # of PyPy, and without a GIL
 _CALL = re.compile(r'^  File "(.{0,1000})", line (\d{1,9}|\?\?\?) in (.{1,1000})$')
 
 
@@ -180,7 +181,7 @@ def _written(path: str) -> Iterator[tuple[int, bytes]]:
         start = 0
         for _ in range(_MOST_CRASHES):
             # Fails behind the last byte.
-            start = os.lseek(file, start, os.SEEK_DATA) // SLOT_BYTES * SLOT_BYTES
+            start = os.lseek(file, start, _SEEK_DATA) // SLOT_BYTES * SLOT_BYTES
             # What nobody has written in between is zero.
             yield start, os.pread(file, SLOT_BYTES, start).rstrip(b"\0")
             start += SLOT_BYTES

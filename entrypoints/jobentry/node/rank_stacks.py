@@ -28,7 +28,7 @@ _COMMAND_LIMIT, _SOURCE_LIMIT = 120, 200
 # A larger file is hardly a program.
 _SOURCE_LIMIT_BYTES = 4 << 20
 # The outermost calls of each rank: they start its script.
-_STARTERS = ("<frozen runpy>", "runpy.py", "script_runner.py", "__main__.py")
+_STARTERS = ("<frozen runpy>", "runpy.py", "script_runner.py", "__main__.py", "app_main.py")
 
 
 def read_stacks(

@@ -23,6 +23,17 @@ from jobentry.node.local_ranks import End, LocalRanks
 from jobentry.rank import crash_file
 
 
+def pythons() -> list[str]:
+    """Return the interpreters of other versions that this machine has."""
+    found = sorted((Path.home() / ".pyenv" / "versions").glob("3.[89].*/bin/python"))
+    found += sorted((Path.home() / ".pyenv" / "versions").glob("3.1?.*/bin/python"))
+    return [str(path) for path in found] or [sys.executable]
+
+
+# PyPy has other words, and survives some of these crashes.
+PYTHON = sys.executable if sys.implementation.name == "cpython" else pythons()[-1]
+
+
 class Crashed(NamedTuple):
     """A script that has ended, its output, and the crashes in its file."""
 
@@ -41,7 +52,7 @@ def crash(zipapp: str, tmp_path: Path) -> CrashScript:
     (tmp_path / "node").mkdir()
     (tmp_path / "code").mkdir()
 
-    def run(text: str, interpreter: str = sys.executable, **env: str) -> Crashed:
+    def run(text: str, interpreter: str = PYTHON, **env: str) -> Crashed:
         (tmp_path / "code" / "train.py").write_text(textwrap.dedent(text).lstrip("\n"))
         others = {name: value for name, value in os.environ.items() if name != _VARIABLE}
         done = subprocess.run(
@@ -95,13 +106,6 @@ def test_the_line_at_which_a_signal_ends_a_script_is_found(
     assert one.place == f"step() at train.py:3: {line}  # here"
     assert one.stack_lines[0] == "the thread that crashed:"
     assert one.stack_lines[-1] == "  <module> at train.py:4: step()"
-
-
-def pythons() -> list[str]:
-    """Return the interpreters of other versions that this machine has."""
-    found = sorted((Path.home() / ".pyenv" / "versions").glob("3.[89].*/bin/python"))
-    found += sorted((Path.home() / ".pyenv" / "versions").glob("3.1?.*/bin/python"))
-    return [str(path) for path in found] or [sys.executable]
 
 
 @pytest.mark.parametrize("interpreter", pythons())
@@ -283,6 +287,16 @@ def test_a_report_with_thread_names_and_a_native_stack_is_read():
             Thread(False, (Call("data.py", 7, "load"), Call("train.py", 0, "main"))),
         ),
     )
+
+
+@pytest.mark.parametrize("more", ["", ", approximate line numbers"], ids=["no lock", "PyPy"])
+def test_a_report_of_one_stack_is_read(more: str):
+    """As PyPy writes it, and a Python without the interpreter lock."""
+    head = f"Fatal Python error: Aborted\n\nStack (most recent call first{more}):\n"
+    found = crashes.parse(head + '  File "/code/x.py", line 3 in f\n', "/code")
+
+    assert found is not None
+    assert found.place == "f() at x.py:3"
 
 
 def test_what_is_kept_of_a_crash_is_limited():
