@@ -96,9 +96,12 @@ def with_record(
         return _without_record(status, native, record_error, entry_lines)
     failure = record.failure
     if failure is not None and native.reason:
-        # The entry saw that a rank was killed; only the platform knows why.
+        # The entry saw that a rank was killed; the platform knows why.
         message = failure.message.replace(exits.MEMORY_GUESS, "")
-        failure = failure._replace(message=f"{message} ({native.reason})")
+        message = message.replace(exits.NOT_FOR_MEMORY, "")
+        is_known = exits.OUT_OF_MEMORY in message
+        reason = native.reason.removeprefix("out of memory: ") if is_known else native.reason
+        failure = failure._replace(message=f"{message} ({reason})")
     if failure is not None and failure.message.endswith(node_end.BEFORE_JOINING):
         # The head received nothing from that node, so the last lines are in the node's own log.
         failure = failure._replace(last_lines=entry_lines(failure.node))

@@ -11,7 +11,10 @@ NOT_FOUND = 127
 # The exit code that timeout(1) uses.
 TIMED_OUT = 124
 
-# Appended to a message about SIGKILL, unless the platform knows the reason.
+# Appended to a message about SIGKILL: what the kernel's own counter says, or a guess without one.
+# A reason that the platform knows replaces the last two.
+OUT_OF_MEMORY = ": out of memory"
+NOT_FOR_MEMORY = " (not by the kernel for lack of memory)"
 MEMORY_GUESS = " (often the kernel, when memory is short)"
 
 # Limits for reading, since others may write to a store: characters of a text, and last lines.

@@ -10,10 +10,12 @@ import time
 from typing import Callable, NamedTuple
 
 from jobentry.contract import journal, variables
-from jobentry.contract.exits import MEMORY_GUESS, Failure
+from jobentry.contract.exits import MEMORY_GUESS, NOT_FOR_MEMORY, OUT_OF_MEMORY, Failure
 from jobentry.contract.paths import NodePaths
 from jobentry.log import last_lines, log_message
 from jobentry.node import crashes
+from jobentry.node.memory_kills import Lately, MemoryKills, describe
+from jobentry.node.rank_usage import RankProcesses, mib
 from jobentry.rank import crash_file
 from jobentry.system import linux
 
@@ -24,6 +26,8 @@ _KEPT = ((20, 16384), (5, 1024))
 
 # The largest process id that Linux assigns, and the largest exit code that is accepted.
 _LAST_PROCESS, _MOST = 1 << 22, 1 << 31
+# More memory than any machine has.
+_MOST_KIB = 1 << 40
 
 
 class End(NamedTuple):
@@ -75,6 +79,9 @@ class LocalRanks:
         self._stopping = os.path.join(paths.node_dir, "stopping")
         self.wrappers: dict[int, int] = {}
         self._programs: dict[int, int] = {}
+        self._memory_kills = MemoryKills()
+        # The most memory, in MiB, that a process of a rank used which was killed.
+        self._peaks: dict[int, float] = {}
         # When the wrappers and programs have started, by process id.
         self._start_ticks: dict[int, bytes] = {}
         self._failing: dict[int, End] = {}
@@ -134,7 +141,7 @@ class LocalRanks:
 
     def _handle_event(self, line: str) -> tuple[str, End | None]:
         kind, _, rest = line.partition(" ")
-        if kind not in ("output", "start", "gone", "waits", "fail", "end"):
+        if kind not in ("output", "start", "gone", "waits", "peak", "fail", "end"):
             return "", None
         if kind == "output":
             return kind, None
@@ -143,6 +150,10 @@ class LocalRanks:
         if kind == "gone":
             rank = int(rest)
             self.ends[rank] = self._failing[rank]
+            return kind, None
+        if kind == "peak":
+            peak_rank, peak_kib = map(int, rest.split())
+            self._peaks[peak_rank] = min(peak_kib, _MOST_KIB) / 1024
             return kind, None
         if kind == "waits":
             rank_text, count, commands = rest.split(" ", 2)
@@ -182,6 +193,7 @@ class LocalRanks:
         self._programs[rank] = program
         for process in (wrapper, program):
             self._start_ticks[process] = linux.start_ticks(process)
+        self._memory_kills.watch(wrapper)
         if os.path.exists(self._stopping):
             # The wrapper checked before the job was stopped, but its report arrived afterwards.
             self._asked[rank] = time.time()
@@ -265,16 +277,42 @@ class LocalRanks:
     def failure(self, end: End, node: int, host: str) -> Failure:
         """Return the report on a rank that ended badly."""
         crash = self._crash(end) if end.code else None
+        memory = "" if end.was_asked_to_end or not end.code else self._memory(end)
         return Failure(
             node=node,
             host=host,
             rank=end.rank,
             signal=end.signal or None,
             exit_code=end.code,
-            message=_message(end, crash),
+            message=_message(end, crash) + memory,
             last_lines=tuple(last_lines(self._paths.rank_log(end.rank), *_KEPT[end.code == 0])),
             stack_lines=crash.stack_lines if crash else (),
         )
+
+    def _memory(self, end: End) -> str:
+        """Return what the kernel's counter says about the end of a rank, for its message."""
+        wrapper = self.wrappers.get(end.rank, 0)
+        lately = self._memory_kills.lately(wrapper)
+        is_kill = end.code == 128 + signal.SIGKILL
+        if lately is Lately.KILLED:
+            use = describe(self._memory_kills.limit_text(wrapper), self._used_mib())
+            process = "" if is_kill else "; the kernel had killed a process here"
+            return f"{process}{OUT_OF_MEMORY}{use}"
+        if end.signal != signal.SIGKILL:
+            return ""
+        return NOT_FOR_MEMORY if lately is Lately.NOTHING else MEMORY_GUESS
+
+    def _used_mib(self) -> dict[int, float]:
+        """Return the memory of each rank: what it uses, or what it used when it was killed."""
+        used = {
+            rank: sum(mib(process.pages) for process in processes.values())
+            for rank, processes in RankProcesses(self, self._paths).members().items()
+        }
+        return {**used, **self._peaks}
+
+    def note_memory(self) -> None:
+        """Note now and then how many processes the kernel has killed for lack of memory."""
+        self._memory_kills.note()
 
     def _crash(self, end: End) -> crashes.Crash | None:
         """Return the crash that ended a rank, or a process of it; None if Python wrote none."""
@@ -340,7 +378,4 @@ def _exit(end: End) -> str:
         name = signal.Signals(end.signal).name
     except ValueError:
         name = "signal %d" % end.signal
-    why = ""
-    if end.signal == signal.SIGKILL:
-        why = MEMORY_GUESS
-    return f"killed by {name}{why}"
+    return f"killed by {name}"

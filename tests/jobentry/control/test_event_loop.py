@@ -20,7 +20,7 @@ from typing import Any, Callable, NamedTuple
 
 import pytest
 
-from jobentry.contract import journal
+from jobentry.contract import exits, journal
 
 MPIRUN = """\
 import os, shlex, signal, subprocess, sys, time
@@ -329,17 +329,12 @@ def test_a_successful_job_ends_with_0_and_leaves_nothing(job: Job):
             11,
             "killed by SIGSEGV in <module> at x.py:5: os.kill(os.getpid(), signal.SIGSEGV)",
         ),
-        (
-            "os.kill(os.getpid(), signal.SIGKILL)",
-            137,
-            9,
-            "killed by SIGKILL (often the kernel, when memory is short)",
-        ),
+        ("os.kill(os.getpid(), signal.SIGKILL)", 137, 9, "killed by SIGKILL"),
         (
             "os.kill(os.getppid(), signal.SIGKILL); time.sleep(60)",
             137,
             9,
-            "killed by SIGKILL (often the kernel, when memory is short)",
+            "killed by SIGKILL",
         ),
         ("os.kill(os.getpid(), signal.SIGTERM)", 143, 15, "killed by SIGTERM"),
     ],
@@ -358,9 +353,12 @@ def test_a_rank_that_fails_ends_the_job(
     assert job.failure["last_lines"][0] == "line of 1"
     assert bool(job.failure["stack_lines"]) == (number == signal.SIGSEGV)
     lines = ("last_lines", "stack_lines")
-    assert {name: job.failure[name] for name in job.failure if name not in lines} == {
+    # What the kernel's counter says about a kill follows, if this machine has one.
+    known = (exits.MEMORY_GUESS, exits.NOT_FOR_MEMORY)
+    failure = {name: value for name, value in job.failure.items() if name not in lines}
+    assert failure.pop("message").removeprefix(message) in (known if number == 9 else ("",))
+    assert failure == {
         "node": 0, "host": "node0", "rank": 1, "signal": number, "exit_code": code,
-        "message": message,
     }  # fmt: skip
     assert job.running_processes() == []
 
