@@ -152,9 +152,7 @@ class LocalRanks:
             self.ends[rank] = self._failing[rank]
             return kind, None
         if kind == "peak":
-            peak_rank, peak_kib = map(int, rest.split())
-            self._peaks[peak_rank] = min(peak_kib, _MOST_KIB) / 1024
-            return kind, None
+            return (kind if self._note_peak(rest) else ""), None
         if kind == "waits":
             rank_text, count, commands = rest.split(" ", 2)
             log_message(
@@ -178,6 +176,14 @@ class LocalRanks:
         (self._failing if kind == "fail" else self.ends)[end.rank] = end
         return kind, end
 
+    def _note_peak(self, text: str) -> bool:
+        """Note how much memory a killed rank had used; return whether the report is valid."""
+        rank, peak_kib = (int(number) for number in text.split())
+        if rank not in self.wrappers or not 0 <= peak_kib <= _MOST_KIB:
+            return False
+        self._peaks[rank] = peak_kib / 1024
+        return True
+
     def _note_start(self, text: str) -> bool:
         """Note the rank that has started, and its processes; return whether the report is valid."""
         rank, wrapper, program = (int(number) for number in text.split())
@@ -188,6 +194,7 @@ class LocalRanks:
         # An elastic job may start a rank again.
         self.ends.pop(rank, None)
         self._failing.pop(rank, None)
+        self._peaks.pop(rank, None)
         self._asked.pop(rank, None)
         self._killed.discard(rank)
         self._programs[rank] = program
