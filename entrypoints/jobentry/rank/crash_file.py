@@ -7,6 +7,11 @@ Python's ``faulthandler`` writes them to a file in the node's folder, which the 
 from __future__ import annotations
 
 import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # types and typing cost each rank milliseconds
+    from typing import Callable
 
 # A forked process writes at its process id times this, so that nobody has to write anything before
 # a crash: until then the file is empty, and later it has holes.
@@ -61,6 +66,7 @@ class _Handlers:
 
     def _move(self) -> None:
         """Write at this process's own place, unless the script has closed the file."""
+        self._yield_to_torch()
         try:
             if os.fstat(self._descriptor).st_ino != self._inode:
                 return
@@ -71,13 +77,34 @@ class _Handlers:
         except OSError:
             pass
 
+    def _yield_to_torch(self) -> None:
+        """In a worker of PyTorch's data loader, install the handlers again after PyTorch's.
+
+        It replaces those that are there (2.13), and then only prints which signal it was.
+        """
+        module = sys.modules.get("torch.utils.data._utils.signal_handling")
+        install = getattr(module, "_set_worker_signal_handlers", None)
+        if module is not None and install is not None:
+            setattr(module, install.__name__, lambda: self._around(install))
+
+    def _around(self, install: Callable[[], object]) -> None:
+        """Call a function that installs handlers, which then run after ours."""
+        import faulthandler
+
+        is_enabled = faulthandler.is_enabled()
+        faulthandler.disable()
+        try:
+            install()
+        finally:
+            if is_enabled:
+                self._enable()
+
     def _yield_to_open_mpi(self) -> None:
         """Install the handlers again after Open MPI's, which then run as well.
 
         Open MPI leaves out a signal that has a handler (4.1.4, 5.0.11), and its stack of C
         functions would be missing from the log. ``mpi4py.MPI`` starts it while it is imported.
         """
-        import faulthandler
         from importlib.machinery import ExtensionFileLoader
 
         load = ExtensionFileLoader.exec_module
@@ -87,12 +114,7 @@ class _Handlers:
                 load(loader, module)  # type: ignore[arg-type]
                 return
             ExtensionFileLoader.exec_module = load  # type: ignore[method-assign]
-            faulthandler.disable()
-            try:
-                load(loader, module)  # type: ignore[arg-type]
-            finally:
-                if not faulthandler.is_enabled():
-                    self._enable()
+            self._around(lambda: load(loader, module))  # type: ignore[arg-type]
 
         ExtensionFileLoader.exec_module = load_mpi  # type: ignore[method-assign, assignment]
 
