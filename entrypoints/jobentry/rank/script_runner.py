@@ -323,4 +323,6 @@ def _line(error: BaseException) -> str:
         text = str(error).strip()
     except Exception:  # noqa: BLE001 (the script's own method)
         return name
+    if isinstance(error, ModuleNotFoundError) and sys.executable:
+        text = f"{text.splitlines()[0]} (Python: {sys.executable})" if text else ""
     return f"{name}: {text.splitlines()[0]}" if text else name

@@ -271,7 +271,7 @@ FAILURES = {
     "error in an import": ("import broken", "ZeroDivisionError: division by zero"),
     "error of no module": (
         "import nowhere_to_be_found",
-        "ModuleNotFoundError: No module named 'nowhere_to_be_found'",
+        f"ModuleNotFoundError: No module named 'nowhere_to_be_found' (Python: {sys.executable})",
     ),
     "generator exit": ("raise GeneratorExit('x')", "GeneratorExit: x"),
     "exit in a function": (
