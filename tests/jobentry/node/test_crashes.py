@@ -21,6 +21,7 @@ from jobentry.node import crashes
 from jobentry.node.crashes import Call, Crash, Thread
 from jobentry.node.local_ranks import End, LocalRanks
 from jobentry.rank import crash_file
+from jobentry.secrets import masking
 
 
 def pythons() -> list[str]:
@@ -241,6 +242,29 @@ def test_the_users_own_choice_wins(
     assert [one.place for one in crashes.of_log(str(log), str(tmp_path / "code"))] == (
         ["<module> at train.py:3: ctypes.string_at(0)"] if is_in_log else []
     )
+
+
+def test_only_the_user_can_read_the_stacks(crash: CrashScript, tmp_path: Path):
+    before = os.umask(0)
+    try:
+        crash("")
+    finally:
+        os.umask(before)
+    path = Path(crash_file.path_of(str(tmp_path / "node"), os.getpid()))
+
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_secrets_in_stacks_are_masked(crash: CrashScript):
+    masking.mask_secrets_of({"CLOUDJOB_SECRET_NAMES": "S", "S": "hunter2-hunter2"})
+    try:
+        crashed = crash('import os\nos.kill(os.getpid(), 11), "hunter2-hunter2"\n')
+    finally:
+        masking.mask_secrets_of({})
+
+    assert [one.place for one in crashed.crashes] == [
+        '<module> at train.py:2: os.kill(os.getpid(), 11), "***"'
+    ]
 
 
 # -- reading what anybody may have written ------------------------------------------------------
