@@ -67,11 +67,13 @@ class Crash(NamedTuple):
     Args:
         process: Its process id if the script has forked it; 0 for the script's own process.
         reason: The signal in words, such as ``Segmentation fault``.
+        at_s: When the last process of the rank crashed; 0 if it is not known.
     """
 
     process: int
     reason: str
     threads: tuple[Thread, ...]
+    at_s: float = 0.0
 
     @property
     def place(self) -> str:
@@ -99,10 +101,10 @@ def of_file(path: str, folder: str) -> list[Crash]:
         folder: The folder of the code.
     """
     found = []
-    for at_bytes, data in _written(path):
-        crash = parse(data.decode("utf-8", "replace"), folder)
+    for place in _written(path):
+        crash = parse(place.data.decode("utf-8", "replace"), folder)
         if crash is not None:
-            found.append(crash._replace(process=at_bytes // SLOT_BYTES))
+            found.append(crash._replace(process=place.process, at_s=place.at_s))
     return found
 
 
@@ -169,21 +171,31 @@ def _without_starters(calls: list[Call], folder: str) -> Iterator[Call]:
         yield Call(masking.hide(file), call.line, masking.hide(call.function), source)
 
 
-def _written(path: str) -> Iterator[tuple[int, bytes]]:
-    """Yield the position and the bytes of each place of a rank's file that was written."""
+class _Place(NamedTuple):
+    """A place of a rank's file that was written, and when the file was last written."""
+
+    process: int
+    data: bytes
+    at_s: float
+
+
+def _written(path: str) -> Iterator[_Place]:
+    """Yield the places of a rank's file that were written."""
     try:
         file = os.open(path, _READ)
     except OSError:
         return
     try:
-        if not stat.S_ISREG(os.fstat(file).st_mode):
+        found = os.fstat(file)
+        if not stat.S_ISREG(found.st_mode):
             return
         start = 0
         for _ in range(_MOST_CRASHES):
             # Fails behind the last byte.
             start = os.lseek(file, start, _SEEK_DATA) // SLOT_BYTES * SLOT_BYTES
             # What nobody has written in between is zero.
-            yield start, os.pread(file, SLOT_BYTES, start).rstrip(b"\0")
+            data = os.pread(file, SLOT_BYTES, start).rstrip(b"\0")
+            yield _Place(start // SLOT_BYTES, data, found.st_mtime)
             start += SLOT_BYTES
     except OSError:
         return

@@ -26,6 +26,8 @@ _KEPT = ((20, 16384), (5, 1024))
 
 # The largest process id that Linux assigns, and the largest exit code that is accepted.
 _LAST_PROCESS, _MOST = 1 << 22, 1 << 31
+# Seconds in which a script fails because a process that it has forked crashed.
+_CRASH_S = 60.0
 # More memory than any machine has.
 _MOST_KIB = 1 << 40
 
@@ -291,7 +293,7 @@ class LocalRanks:
             rank=end.rank,
             signal=end.signal or None,
             exit_code=end.code,
-            message=_message(end, crash) + memory,
+            message=_message(end, crash, memory),
             last_lines=tuple(last_lines(self._paths.rank_log(end.rank), *_KEPT[end.code == 0])),
             stack_lines=crash.stack_lines if crash else (),
         )
@@ -328,7 +330,10 @@ class LocalRanks:
         found = crashes.of_file(crash_file.path_of(self._paths.node_dir, wrapper), folder)
         if not found and (end.signal or end.code - 128) in crashes.SIGNALS:
             found = crashes.of_log(self._paths.rank_log(end.rank), folder)
-        return found[0] if found else None
+        crash = found[0] if found else None
+        # A script may have replaced a process that crashed, and fail for another reason later.
+        is_old = crash is not None and crash.process and end.at_s - crash.at_s > _CRASH_S
+        return None if is_old else crash
 
     def _working_folder(self) -> str:
         """Return the folder in which the ranks start, as the wrappers read it."""
@@ -367,15 +372,19 @@ class LocalRanks:
                 os.kill(leader, number)
 
 
-def _message(end: End, crash: crashes.Crash | None) -> str:
-    """Return why a rank ended, with the line at which it, or a process of it, crashed."""
+def _message(end: End, crash: crashes.Crash | None, memory: str) -> str:
+    """Return why a rank ended, with the line at which it, or a process of it, crashed.
+
+    Args:
+        memory: What the kernel's counter says, as the rest of a sentence.
+    """
     why = end.message or _exit(end)
     if crash is None or not crash.place:
-        return why
+        return f"{why}{memory}"
     if end.signal in crashes.SIGNALS and not crash.process:
-        return f"{why} in {crash.place}"
+        return f"{why} in {crash.place}{memory}"
     process = f"its process {crash.process}: " if crash.process else ""
-    return f"{why}; {process}{crash.reason} in {crash.place}"
+    return f"{why}{memory}; {process}{crash.reason} in {crash.place}"
 
 
 def _exit(end: End) -> str:
