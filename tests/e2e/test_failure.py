@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 
 import pytest
@@ -375,3 +376,62 @@ def test_a_head_that_cannot_stage_its_inputs_reports_the_reason_to_the_workers(c
         rb"(?m)^\[node 1\] jobentry: the head \(\S+\) ends the job: (.*)$", done.err
     )
     assert missing.encode() in line, done
+
+
+def test_submit_wait_and_status_explain_a_variable_that_only_the_caller_has(cloud):
+    """The values of variables are not shown."""
+    script = cloud.script('print(os.environ["DATA_DIR"])')
+    env = {**os.environ, "DATA_DIR": "/the/value"}
+
+    done = cloud.cli(*cloud.submit_arguments((script,)), env=env)
+
+    hint = 'DATA_DIR is set in this shell, and a job gets only what it is given: add -e DATA_DIR="'
+    assert done.code == 1, done
+    assert f"hint: {hint}".encode() in done.err, done
+    assert b"/the/value" not in done.out + done.err, done
+    assert f"hint: {hint}".encode() in cloud.cli("wait", done.job, env=env).err
+    assert hint.encode() in cloud.cli("status", done.job, env=env).out
+
+
+def test_the_report_of_a_crash_shows_the_stack_and_the_status_keeps_all_threads(cloud):
+    script = cloud.script(
+        """
+        import ctypes, threading
+        ready = threading.Event()
+        def load():
+            ready.set()
+            threading.Event().wait()
+        def step():
+            ctypes.string_at(0)
+        threading.Thread(target=load, daemon=True).start()
+        ready.wait()
+        step()
+        """
+    )
+
+    done = cloud.submit(script)
+
+    failure = cloud.status(done.job)["failure"]
+    assert done.code == 139, done
+    assert re.fullmatch(
+        r"killed by SIGSEGV in step\(\) at job\.py:\d+: ctypes\.string_at\(0\)", failure["message"]
+    ), failure
+    report = done.err.decode()
+    assert re.search(r"the thread that crashed:\n.*\n    step\(\) at job\.py:\d+: ", report), report
+    assert any(line.startswith("  load() at job.py:") for line in failure["stack_lines"]), failure
+    # Nothing of it is in the log.
+    assert b"Fatal Python error" not in done.out, done
+
+
+def test_the_line_of_a_crash_under_a_shell_is_read_from_the_log(cloud):
+    cloud.write("crash.py", "import ctypes\nctypes.string_at(0)\n")
+    cloud.write("job.sh", "python3 crash.py\n")
+
+    done = cloud.submit("-e", "PYTHONFAULTHANDLER=1", "job.sh")
+
+    assert done.code == 139, done
+    message = cloud.status(done.job)["failure"]["message"]
+    assert message == (
+        "ended with exit code 139; Segmentation fault in <module> at crash.py:2:"
+        " ctypes.string_at(0)"
+    )
