@@ -132,8 +132,8 @@ def to_json(status: JobStatus) -> dict[str, Any]:
     values["phases"] = [_values(phase) for phase in status.phases]
     values["code"] = status.code and _values(status.code)
     if status.failure is not None:
-        found = _values(status.failure)
-        values["failure"] = {**found, **{name: list(found[name]) for name in _LINES}}
+        fields = _values(status.failure)
+        values["failure"] = {**fields, **{name: list(fields[name]) for name in _LINES}}
     return values
 
 

@@ -53,8 +53,8 @@ def left_out_text(spec: Mapping[str, Any], names: Sequence[str]) -> str:
         left_out = scan(Path(str(source)), follow_links=spec.get("links") == "follow").left_out
     except (PackageError, OSError):
         return ""
-    found = ((name, item) for name in names for item in left_out if covers(item.path, name))
-    return next((_text(name, item) for name, item in found), "")
+    pairs = ((name, item) for name in names for item in left_out if covers(item.path, name))
+    return next((_text(name, item) for name, item in pairs), "")
 
 
 def _missing(failure: Failure) -> Iterator[str]:

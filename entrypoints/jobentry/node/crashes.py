@@ -79,19 +79,19 @@ class Crash(NamedTuple):
     def place(self) -> str:
         """Where it crashed: the innermost call of the job's own code, else the innermost one."""
         calls = next((thread.calls for thread in self.threads if thread.is_current), ())
-        own = [call for call in calls if not call.file.startswith(("/", "<"))]
-        return (own or list(calls))[0].text if calls else ""
+        of_job = [call for call in calls if not call.file.startswith(("/", "<"))]
+        return (of_job or list(calls))[0].text if calls else ""
 
     @property
     def stack_lines(self) -> tuple[str, ...]:
         """The stacks of all threads, the one that crashed first."""
-        found: list[str] = []
+        lines: list[str] = []
         number = 0
         for thread in sorted(self.threads, key=lambda thread: not thread.is_current):
             number += not thread.is_current
-            found.append("the thread that crashed:" if thread.is_current else f"thread {number}:")
-            found += [f"  {call.text}"[:_MOST_CHARACTERS] for call in thread.calls]
-        return tuple(found[:_MOST_LINES])
+            lines.append("the thread that crashed:" if thread.is_current else f"thread {number}:")
+            lines += [f"  {call.text}"[:_MOST_CHARACTERS] for call in thread.calls]
+        return tuple(lines[:_MOST_LINES])
 
 
 def of_file(path: str, folder: str) -> list[Crash]:
@@ -100,12 +100,12 @@ def of_file(path: str, folder: str) -> list[Crash]:
     Args:
         folder: The folder of the code.
     """
-    found = []
+    crashes = []
     for place in _written(path):
         crash = parse(place.data.decode("utf-8", "replace"), folder)
         if crash is not None:
-            found.append(crash._replace(process=place.process, at_s=place.at_s))
-    return found
+            crashes.append(crash._replace(process=place.process, at_s=place.at_s))
+    return crashes
 
 
 def of_log(path: str, folder: str) -> list[Crash]:
@@ -186,8 +186,8 @@ def _written(path: str) -> Iterator[_Place]:
     except OSError:
         return
     try:
-        found = os.fstat(file)
-        if not stat.S_ISREG(found.st_mode):
+        status = os.fstat(file)
+        if not stat.S_ISREG(status.st_mode):
             return
         start = 0
         for _ in range(_MOST_CRASHES):
@@ -195,7 +195,7 @@ def _written(path: str) -> Iterator[_Place]:
             start = os.lseek(file, start, _SEEK_DATA) // SLOT_BYTES * SLOT_BYTES
             # What nobody has written in between is zero.
             data = os.pread(file, SLOT_BYTES, start).rstrip(b"\0")
-            yield _Place(start // SLOT_BYTES, data, found.st_mtime)
+            yield _Place(start // SLOT_BYTES, data, status.st_mtime)
             start += SLOT_BYTES
     except OSError:
         return

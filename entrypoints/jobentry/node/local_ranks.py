@@ -327,10 +327,10 @@ class LocalRanks:
         """Return the crash that ended a rank, or a process of it; None if Python wrote none."""
         folder = self._working_folder()
         wrapper = self.wrappers.get(end.rank, 0)
-        found = crashes.of_file(crash_file.path_of(self._paths.node_dir, wrapper), folder)
-        if not found and (end.signal or end.code - 128) in crashes.SIGNALS:
-            found = crashes.of_log(self._paths.rank_log(end.rank), folder)
-        crash = found[0] if found else None
+        candidates = crashes.of_file(crash_file.path_of(self._paths.node_dir, wrapper), folder)
+        if not candidates and (end.signal or end.code - 128) in crashes.SIGNALS:
+            candidates = crashes.of_log(self._paths.rank_log(end.rank), folder)
+        crash = candidates[0] if candidates else None
         # A script may have replaced a process that crashed, and fail for another reason later.
         is_old = crash is not None and crash.process and end.at_s - crash.at_s > _CRASH_S
         return None if is_old else crash

@@ -84,8 +84,8 @@ class MemoryKills:
         return f"the machine has {size_text(total_mib)}" if total_mib else ""
 
     def _count(self, group: Group) -> int | None:
-        own = group.own_oom_kills()
-        return machine_kills(self._proc) if own is None else own
+        count = group.own_oom_kills()
+        return machine_kills(self._proc) if count is None else count
 
 
 def describe(limit: str, used_mib: Mapping[int, float]) -> str:
@@ -96,8 +96,8 @@ def describe(limit: str, used_mib: Mapping[int, float]) -> str:
     """
     largest = sorted(used_mib.items(), key=lambda item: (-item[1], item[0]))[:_MOST_RANKS]
     parts = [limit, ", ".join(f"rank {rank}: {size_text(used)}" for rank, used in largest)]
-    found = "; ".join(filter(None, parts))
-    return f" ({found})" if found else ""
+    text = "; ".join(filter(None, parts))
+    return f" ({text})" if text else ""
 
 
 def size_text(size_mib: float) -> str:

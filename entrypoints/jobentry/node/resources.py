@@ -240,8 +240,8 @@ def machine_kills(proc: str) -> int | None:
 
 def machine_mib(proc: str) -> float:
     """Return the memory of the machine in MiB; 0 if it is unknown."""
-    found = _memory(_text(proc + "/meminfo"))
-    return found[1] if found else 0.0
+    used_and_total = _memory(_text(proc + "/meminfo"))
+    return used_and_total[1] if used_and_total else 0.0
 
 
 def _counted_kills(path: str) -> int | None:

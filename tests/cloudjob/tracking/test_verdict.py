@@ -19,7 +19,7 @@ REASON = "out of memory: node 1 (worker-1), limited to 4 GiB"
 
 
 @pytest.mark.parametrize(
-    ("known", "message"),
+    ("reason", "message"),
     [
         (MEMORY_GUESS, f"killed by SIGKILL ({REASON})"),
         (NOT_FOR_MEMORY, f"killed by SIGKILL ({REASON})"),
@@ -30,7 +30,7 @@ REASON = "out of memory: node 1 (worker-1), limited to 4 GiB"
         ),
     ],
 )
-def test_the_reason_of_the_platform_completes_that_of_the_entry(known: str, message: str):
+def test_the_reason_of_the_platform_completes_that_of_the_entry(reason: str, message: str):
     status = JobStatus(
         job="j",
         name="j",
@@ -41,7 +41,7 @@ def test_the_reason_of_the_platform_completes_that_of_the_entry(known: str, mess
         procs_per_node=1,
         created_at="2026-01-01T00:00:00.000Z",
     )
-    failure = Failure(1, "worker-1", 1, 9, 137, "killed by SIGKILL" + known)
+    failure = Failure(1, "worker-1", 1, 9, 137, "killed by SIGKILL" + reason)
     native = NativeStatus(JobState.FAILED, "exited", reason=REASON)
     joined = with_record(status, native, ExitRecord("j", 137, "user", failure), "", lambda node: ())
 

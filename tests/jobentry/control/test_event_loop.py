@@ -354,9 +354,9 @@ def test_a_rank_that_fails_ends_the_job(
     assert bool(job.failure["stack_lines"]) == (number == signal.SIGSEGV)
     lines = ("last_lines", "stack_lines")
     # What the kernel's counter says about a kill follows, if this machine has one.
-    known = (exits.MEMORY_GUESS, exits.NOT_FOR_MEMORY)
+    counts = (exits.MEMORY_GUESS, exits.NOT_FOR_MEMORY)
     failure = {name: value for name, value in job.failure.items() if name not in lines}
-    assert failure.pop("message").removeprefix(message) in (known if number == 9 else ("",))
+    assert failure.pop("message").removeprefix(message) in (counts if number == 9 else ("",))
     assert failure == {
         "node": 0, "host": "node0", "rank": 1, "signal": number, "exit_code": code,
     }  # fmt: skip

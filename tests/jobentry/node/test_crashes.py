@@ -27,9 +27,9 @@ from jobentry.secrets import masking
 
 def pythons() -> list[str]:
     """Return the interpreters of other versions that this machine has."""
-    found = sorted((Path.home() / ".pyenv" / "versions").glob("3.[89].*/bin/python"))
-    found += sorted((Path.home() / ".pyenv" / "versions").glob("3.1?.*/bin/python"))
-    return [str(path) for path in found] or [sys.executable]
+    paths = sorted((Path.home() / ".pyenv" / "versions").glob("3.[89].*/bin/python"))
+    paths += sorted((Path.home() / ".pyenv" / "versions").glob("3.1?.*/bin/python"))
+    return [str(path) for path in paths] or [sys.executable]
 
 
 # PyPy has other words, and survives some of these crashes.
@@ -318,22 +318,22 @@ def test_a_report_with_thread_names_and_a_native_stack_is_read():
 def test_a_report_of_one_stack_is_read(more: str):
     """As PyPy writes it, and a Python without the interpreter lock."""
     head = f"Fatal Python error: Aborted\n\nStack (most recent call first{more}):\n"
-    found = crashes.parse(head + '  File "/code/x.py", line 3 in f\n', "/code")
+    parsed = crashes.parse(head + '  File "/code/x.py", line 3 in f\n', "/code")
 
-    assert found is not None
-    assert found.place == "f() at x.py:3"
+    assert parsed is not None
+    assert parsed.place == "f() at x.py:3"
 
 
 def test_what_is_kept_of_a_crash_is_limited():
     calls = '  File "/code/%s.py", line 1 in f\n' % ("x" * 900)
     thread = "Thread 0x00aa (most recent call first):\n" + calls * 100
     text = "Fatal Python error: Aborted\n\n" + thread * 100 + thread.replace("Th", "Current th", 1)
-    found = crashes.parse(text, "/code")
+    parsed = crashes.parse(text, "/code")
 
-    assert found is not None
-    assert found.stack_lines[0] == "the thread that crashed:"
-    assert len(found.stack_lines) <= 200
-    assert sum(map(len, found.stack_lines)) <= 60_000
+    assert parsed is not None
+    assert parsed.stack_lines[0] == "the thread that crashed:"
+    assert len(parsed.stack_lines) <= 200
+    assert sum(map(len, parsed.stack_lines)) <= 60_000
 
 
 @pytest.mark.parametrize("kind", ["fifo", "link", "folder", "missing"])
@@ -358,9 +358,9 @@ def test_only_a_plain_file_is_read(tmp_path: Path, kind: str):
 def ranks(tmp_path: Path) -> LocalRanks:
     """The ranks of a node with one rank, whose wrapper is this process."""
     folder = str(tmp_path)
-    found = LocalRanks(NodePaths(folder, folder, folder, folder, folder))
-    found.handle_event("start 0 %d %d" % (os.getpid(), os.getpid()))
-    return found
+    ranks = LocalRanks(NodePaths(folder, folder, folder, folder, folder))
+    ranks.handle_event("start 0 %d %d" % (os.getpid(), os.getpid()))
+    return ranks
 
 
 REPORT = """Fatal Python error: {}

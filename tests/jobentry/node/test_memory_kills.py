@@ -79,13 +79,13 @@ def test_an_old_kill_does_not_count(
     kills = watching(tmp_path)
     write(tmp_path, files, 2)
     now_s = time.monotonic()
-    found = []
+    verdicts = []
     for periods in range(1, 4):
         monkeypatch.setattr(time, "monotonic", lambda: now_s + periods * (PERIOD_S + 1))  # noqa: B023
         kills.note()
-        found.append(kills.lately(7))
+        verdicts.append(kills.lately(7))
 
-    assert found == [Lately.KILLED, Lately.NOTHING, Lately.NOTHING]
+    assert verdicts == [Lately.KILLED, Lately.NOTHING, Lately.NOTHING]
 
 
 def test_without_a_counter_nothing_is_known(tmp_path: Path):
