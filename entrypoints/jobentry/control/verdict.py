@@ -286,11 +286,11 @@ _LOST_CONNECTION = re.compile(
 # The same in lines of a log, in which other programs may report connections of their own: Gloo,
 # NCCL as PyTorch shows it, HCCL, Horovod, Open MPI, and MindSpore's cluster.
 _PEER_IS_GONE = re.compile(
-    r"gloo/transport/.*(Connection closed|reset|Broken pipe|Read error|Write error)"
+    r"gloo/transport/.{0,500}(Connection closed|reset|Broken pipe|Read error|Write error)"
     r"|ncclRemoteError|remote process exited or there was a network error|HCCL_E_REMOTE"
     r"|socketProgress: Connection closed by remote peer"
     r"|Horovod has been shut down"
-    r"|mca_btl_tcp_\w+: .*Connection reset by peer"
+    r"|mca_btl_tcp_\w{1,40}: .{0,500}Connection reset by peer"
     r"|The node: .{1,80} is timed out\. It may exit with exception"
 )
 # With 14, Open MPI 5.0.11 ends a rank whose connection another rank has closed, and its message may

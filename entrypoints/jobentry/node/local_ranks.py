@@ -28,6 +28,8 @@ _KEPT = ((20, 16384), (5, 1024))
 _LAST_PROCESS, _MOST = 1 << 22, 1 << 31
 # Seconds in which a script fails because a process that it has forked crashed.
 _CRASH_S = 60.0
+# Before the reason, if the kernel has killed something, but not the rank.
+_OTHER_KILL = "; just before, the kernel killed a process in the control group of this rank"
 # More memory than any machine has.
 _MOST_KIB = 1 << 40
 
@@ -303,10 +305,9 @@ class LocalRanks:
         wrapper = self.wrappers.get(end.rank, 0)
         lately = self._memory_kills.lately(wrapper)
         is_kill = end.code == 128 + signal.SIGKILL
-        if lately is Lately.KILLED:
+        if lately is Lately.KILLED or (lately is Lately.KILLED_ON_MACHINE and is_kill):
             use = describe(self._memory_kills.limit_text(wrapper), self._used_mib())
-            process = "" if is_kill else "; the kernel had killed a process here"
-            return f"{process}{OUT_OF_MEMORY}{use}"
+            return f"{'' if is_kill else _OTHER_KILL}{OUT_OF_MEMORY}{use}"
         if end.signal != signal.SIGKILL:
             return ""
         return NOT_FOR_MEMORY if lately is Lately.NOTHING else MEMORY_GUESS

@@ -22,6 +22,8 @@ class Lately(enum.Enum):
     """What the kernel has done within the last seconds."""
 
     KILLED = "killed"
+    # Somewhere on a machine that does not count by control group.
+    KILLED_ON_MACHINE = "killed on machine"
     NOTHING = "nothing"
     UNKNOWN = "unknown"
 
@@ -72,7 +74,10 @@ class MemoryKills:
         before, count = self._counts[group].before, self._count(group)
         if before is None or count is None:
             return Lately.UNKNOWN
-        return Lately.KILLED if count > before else Lately.NOTHING
+        if count <= before:
+            return Lately.NOTHING
+        has_count = group.own_oom_kills() is not None
+        return Lately.KILLED if has_count else Lately.KILLED_ON_MACHINE
 
     def limit_text(self, process: int) -> str:
         """Return how much memory there is for a rank: its limit, or that of the machine."""

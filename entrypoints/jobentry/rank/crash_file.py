@@ -20,6 +20,8 @@ SLOT_BYTES = 1 << 20
 PYTHONFAULTHANDLER = "PYTHONFAULTHANDLER"
 # Scripts that close the descriptors that they did not open seldom go that far.
 _DESCRIPTOR = 700
+# The function with which a worker of PyTorch's data loader installs handlers.
+_OF_TORCH = ("torch.utils.data._utils.signal_handling", "_set_worker_signal_handlers")
 
 
 def path_of(node_dir: str, wrapper: int) -> str:
@@ -82,10 +84,10 @@ class _Handlers:
 
         It replaces those that are there (2.13), and then only prints which signal it was.
         """
-        module = sys.modules.get("torch.utils.data._utils.signal_handling")
-        install = getattr(module, "_set_worker_signal_handlers", None)
+        module = sys.modules.get(_OF_TORCH[0])
+        install = getattr(module, _OF_TORCH[1], None)
         if module is not None and install is not None:
-            setattr(module, install.__name__, lambda: self._around(install))
+            setattr(module, _OF_TORCH[1], lambda: self._around(install))
 
     def _around(self, install: Callable[[], object]) -> None:
         """Call a function that installs handlers, which then run after ours."""
