@@ -42,24 +42,24 @@ def follow_to_end(job: Job, *, is_json: bool) -> JobStatus:
         with suppress(BackendError):
             stream(job, descriptor, follow=False)
     report(status)
-    explain_missing_file(job, status)
+    explain_failure(job, status)
     warn_of_notifications(job)
     return status
 
 
-def explain_missing_file(job: Job, status: JobStatus) -> None:
-    """Print why a file that a failed job did not find is not in its package."""
-    if text := missing_file_text(job, status):
+def explain_failure(job: Job, status: JobStatus) -> None:
+    """Print what this machine knows about the failure of a job, and what to do."""
+    if text := failure_hint_text(job, status):
         print_message(f"hint: {one_line(text)}")
 
 
-def missing_file_text(job: Job, status: JobStatus) -> str:
-    """Return why a file that a failed job did not find is not in its package; else empty."""
+def failure_hint_text(job: Job, status: JobStatus) -> str:
+    """Return what this machine knows about the failure of a job; empty if it knows nothing."""
     if status.failure is None:
         return ""
-    from cloudjob.submission import missing_file
+    from cloudjob.submission import failure_hint
 
-    return missing_file.hint(job.spec(), status.failure)
+    return failure_hint.of_job(job, status)
 
 
 def warn_of_notifications(job: Job) -> None:

@@ -13,9 +13,9 @@ import cloudjob
 from cloudjob.cli import sweeps
 from cloudjob.cli.activity import activity, silence_text
 from cloudjob.cli.follow import (
-    explain_missing_file,
+    explain_failure,
+    failure_hint_text,
     follow_to_end,
-    missing_file_text,
     stream,
     warn_of_notifications,
 )
@@ -106,7 +106,7 @@ def _facts(
     spec = job.spec()
     words = [str(spec.get("script") or ""), *map(str, spec.get("args") or ())]
     return [
-        ("hint", missing_file_text(job, status)),
+        ("hint", failure_hint_text(job, status)),
         ("doing", activity(latest.current_phases, job.nodes, has_output=bool(latest.running))),
         ("silent", silence_text(latest)),
         ("notify", job.notification_failure),
@@ -208,7 +208,7 @@ def _ended(job: cloudjob.Job | cloudjob.Sweep, *, is_json: bool) -> list[JobStat
     status = job.wait()
     if not is_json:
         report(status)
-        explain_missing_file(job, status)
+        explain_failure(job, status)
     warn_of_notifications(job)
     return [status]
 

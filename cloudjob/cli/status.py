@@ -21,6 +21,8 @@ __all__ = ["print_status", "report", "status_json", "transferred"]
 
 # With more nodes, the table of phases shows only node 0 and unfinished phases.
 _MAX_NODES = 8
+# Lines of the stacks of a crash; the thread that crashed comes first.
+_MAX_STACK_LINES = 15
 
 
 def report(status: JobStatus) -> None:
@@ -37,14 +39,17 @@ def _verdict(status: JobStatus) -> str:
 
 
 def _reason(status: JobStatus) -> list[str]:
-    """Return which rank of which node failed, and why, with the last lines of its output."""
+    """Return which rank of which node failed, and why, with its stacks and last lines."""
     failure = status.failure
     if failure is None:
         return []
     lines = [f"{_place(failure)}{failure.message}{_code(failure)}"] if failure.message else []
     if failure.host and failure.host not in failure.message and failure.message:
         lines.append(f"host {failure.host}")
-    return [*lines, *(f"| {line}" for line in failure.last_lines)]
+    stacks = failure.stack_lines[:_MAX_STACK_LINES]
+    if len(failure.stack_lines) > len(stacks):
+        stacks = (*stacks, "… `status --json` has the stacks of all threads")
+    return [*lines, *stacks, *(f"| {line}" for line in failure.last_lines)]
 
 
 def _place(failure: Failure) -> str:

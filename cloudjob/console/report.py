@@ -20,6 +20,7 @@ from cloudjob.console.text import displayable, displayable_line
 from cloudjob.errors import CloudJobError
 from cloudjob.model import summary, times
 from cloudjob.model.text import size_text
+from cloudjob.submission import failure_hint
 from cloudjob.tracking import Job
 from cloudjob.tracking.journals import Journals
 from cloudjob.tracking.log_filter import LogFilter
@@ -47,6 +48,7 @@ def render(job: Job) -> str:
     return _page(
         job,
         shown,
+        hint=failure_hint.of_job(job, job.status()),
         facts=facts(job.status(), job),
         spec=read("description", lambda: texts_of(job.spec(), keeps_empty=False), {}),
         files=files[:_FILES],

@@ -40,6 +40,7 @@ def status_table(status: JobStatus, handle: str = "") -> str:
             ("failed on node", failure and failure.node),
             ("failed rank", failure and failure.rank),
             ("message", failure and failure.message),
+            ("stacks", failure and "\n".join(failure.stack_lines)),
             ("last lines", failure and "\n".join(failure.last_lines)),
         ]
     )

@@ -10,6 +10,9 @@ from cloudjob.errors import CloudJobError
 from jobentry.contract.exits import Cause as Cause
 from jobentry.contract.exits import Failure as Failure
 
+# The fields of a failure that are lists in JSON.
+_LINES = ("last_lines", "stack_lines")
+
 
 class JobState(str, Enum):
     """The state of a job, in the same words for every backend."""
@@ -151,11 +154,9 @@ def to_json(status: JobStatus) -> dict[str, Any]:
     values["phases"] = [_values(phase) for phase in status.phases]
     values["code"] = status.code and _values(status.code)
     if status.failure is not None:
-        values["failure"] = {
-            **status.failure._asdict(),
-            "host": status.failure.host or None,
-            "last_lines": list(status.failure.last_lines),
-        }
+        failure = status.failure._asdict()
+        lists = {name: list(failure[name]) for name in _LINES}
+        values["failure"] = {**failure, "host": status.failure.host or None, **lists}
     return values
 
 
@@ -178,5 +179,6 @@ def from_json(values: dict[str, Any]) -> JobStatus:
 
 
 def _failure(values: dict[str, Any]) -> Failure:
-    lines = tuple(values["last_lines"])
-    return Failure(**{**values, "host": values["host"] or "", "last_lines": lines})
+    # The records of earlier versions have no stacks.
+    lines = {name: tuple(values.get(name, ())) for name in _LINES}
+    return Failure(**{**values, "host": values["host"] or "", **lines})

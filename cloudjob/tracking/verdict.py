@@ -127,9 +127,12 @@ def _stopped(native: Ended, outcome: Outcome) -> Outcome | None:
 def _explained(failure: Failure, native: Ended, entry_lines: EntryLines) -> Failure:
     """Add to a recorded failure what only the platform and the log of its node can tell."""
     if native.reason:
-        # The entry saw that a rank was killed; only the platform knows why.
+        # The entry saw that a rank was killed; the platform knows why.
         message = failure.message.replace(exits.MEMORY_GUESS, "")
-        failure = failure._replace(message=f"{message} ({native.reason})")
+        message = message.replace(exits.NOT_FOR_MEMORY, "")
+        is_known = exits.OUT_OF_MEMORY in message
+        reason = native.reason.removeprefix("out of memory: ") if is_known else native.reason
+        failure = failure._replace(message=f"{message} ({reason})")
     if node_end.is_before_joining(failure):
         failure = failure._replace(last_lines=entry_lines(failure.node))
     return failure

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 
 import pytest
@@ -15,9 +16,9 @@ FAILURES = {
     "sys.exit-large": ("sys.exit(-1)", 255, None, "-1"),
     "exception": ("raise ValueError('bad batch 17')", 1, None, "ValueError: bad batch 17"),
     "SIGKILL": ("os.kill(os.getpid(), 9)", 137, 9, "SIGKILL"),
-    "SIGSEGV": ("import ctypes; ctypes.string_at(0)", 139, 11, "SIGSEGV"),
+    "SIGSEGV": ("import ctypes; ctypes.string_at(0)", 139, 11, "SIGSEGV in <module> at "),
     "SIGTERM": ("os.kill(os.getpid(), 15); time.sleep(60)", 143, 15, "SIGTERM"),
-    "SIGABRT": ("os.abort()", 134, 6, "SIGABRT"),
+    "SIGABRT": ("os.abort()", 134, 6, "SIGABRT in <module> at "),
 }
 MPI_FAILURES = {
     "MPI_Abort": ("MPI.COMM_WORLD.Abort(7)", 7, None, "7"),
@@ -115,6 +116,9 @@ def test_a_script_that_fails_after_mpi_init_ends_the_job(cloud, failure, rank):
     done = cloud.submit("--nodes", "2", "--procs-per-node", "2", script)
 
     check(cloud, done, rank, (FAILURES | MPI_FAILURES)[failure])
+    # Open MPI's stack of C functions, which it leaves out if a signal has a handler already.
+    is_crash = failure in ("SIGSEGV", "SIGABRT")
+    assert (b"*** Process received signal ***" in done.out) == is_crash, done
 
 
 @pytest.mark.every_mpi
@@ -372,3 +376,62 @@ def test_a_head_that_cannot_stage_its_inputs_reports_the_reason_to_the_workers(c
         rb"(?m)^\[node 1\] jobentry: the head \(\S+\) ends the job: (.*)$", done.err
     )
     assert missing.encode() in line, done
+
+
+def test_submit_wait_and_status_explain_a_variable_that_only_the_caller_has(cloud):
+    """The values of variables are not shown."""
+    script = cloud.script('print(os.environ["DATA_DIR"])')
+    env = {**os.environ, "DATA_DIR": "/the/value"}
+
+    done = cloud.cli(*cloud.submit_arguments((script,)), env=env)
+
+    hint = 'DATA_DIR is set in this shell, and a job gets only what it is given: add -e DATA_DIR="'
+    assert done.code == 1, done
+    assert f"hint: {hint}".encode() in done.err, done
+    assert b"/the/value" not in done.out + done.err, done
+    assert f"hint: {hint}".encode() in cloud.cli("wait", done.job, env=env).err
+    assert hint.encode() in cloud.cli("status", done.job, env=env).out
+
+
+def test_the_report_of_a_crash_shows_the_stack_and_the_status_keeps_all_threads(cloud):
+    script = cloud.script(
+        """
+        import ctypes, threading
+        ready = threading.Event()
+        def load():
+            ready.set()
+            threading.Event().wait()
+        def step():
+            ctypes.string_at(0)
+        threading.Thread(target=load, daemon=True).start()
+        ready.wait()
+        step()
+        """
+    )
+
+    done = cloud.submit(script)
+
+    failure = cloud.status(done.job)["failure"]
+    assert done.code == 139, done
+    assert re.fullmatch(
+        r"killed by SIGSEGV in step\(\) at job\.py:\d+: ctypes\.string_at\(0\)", failure["message"]
+    ), failure
+    report = done.err.decode()
+    assert re.search(r"the thread that crashed:\n.*\n    step\(\) at job\.py:\d+: ", report), report
+    assert any(line.startswith("  load() at job.py:") for line in failure["stack_lines"]), failure
+    # Nothing of it is in the log.
+    assert b"Fatal Python error" not in done.out, done
+
+
+def test_the_line_of_a_crash_under_a_shell_is_read_from_the_log(cloud):
+    cloud.write("crash.py", "import ctypes\nctypes.string_at(0)\n")
+    cloud.write("job.sh", "python3 crash.py\n")
+
+    done = cloud.submit("-e", "PYTHONFAULTHANDLER=1", "job.sh")
+
+    assert done.code == 139, done
+    message = cloud.status(done.job)["failure"]["message"]
+    assert message == (
+        "ended with exit code 139; Segmentation fault in <module> at crash.py:2:"
+        " ctypes.string_at(0)"
+    )

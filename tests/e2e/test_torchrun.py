@@ -94,6 +94,32 @@ while True: dist.all_reduce(total)
     failure = cloud.status(done.job)["failure"]
     assert (failure["rank"], failure["signal"]) == (1, None), failure
     assert failure["message"] == "ended with exit code 0 while other ranks continued", failure
+    assert re.search(rb"ranks? [0-9, ]+ lost rank 1, which had ended ", done.err), done
+
+
+def test_the_line_at_which_a_worker_of_a_data_loader_crashes_is_in_the_message(cloud, submit):
+    done = submit("""
+import ctypes
+class Crashing(torch.utils.data.Dataset):
+    def __len__(self): return 8
+    def __getitem__(self, index): return ctypes.string_at(index)
+dist.barrier()
+if rank == 3:
+    for batch in torch.utils.data.DataLoader(Crashing(), num_workers=1): pass
+total = torch.ones(1)
+while True: dist.all_reduce(total)
+""")
+
+    assert done.code == 1, done
+    failure = cloud.status(done.job)["failure"]
+    assert failure["rank"] == 3, failure
+    assert re.search(
+        r"its process \d+: Segmentation fault in __getitem__\(\) at train.py:\d+:"
+        r" def __getitem__\(self, index\): return ctypes.string_at\(index\)$",
+        failure["message"],
+    ), failure
+    # PyTorch's own message stays.
+    assert b"Unexpected segmentation fault encountered in worker" in done.out, done
 
 
 def test_cancel_reaches_every_rank(cloud):

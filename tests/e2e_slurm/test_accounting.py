@@ -87,7 +87,7 @@ def test_slurm_gives_a_job_the_resources_that_it_requests(cloud):
 
 @pytest.mark.skipif(not slurm.can_confine(), reason="this machine has no cgroups for memory")
 def test_a_rank_that_used_too_much_memory_is_reported_with_the_limit(cloud):
-    """Slurm's log confirms a lack of memory, which the entry can only guess from SIGKILL."""
+    """The kernel's counter confirms a lack of memory, and Slurm's log names the key to raise."""
     cloud.write("job.yaml", "slurm: {account: lab, memory_gib: 0.3}\n")
     cloud.write("train.py", "kept = []\nwhile True:\n    kept.append(b'x' * (1 << 24))\n")
     done = cloud.submit("--config", "job.yaml", "train.py")
@@ -95,8 +95,9 @@ def test_a_rank_that_used_too_much_memory_is_reported_with_the_limit(cloud):
 
     assert done.code == 137, done
     assert re.fullmatch(
-        r"killed by SIGKILL \(out of memory: the job used more on n[12] than Slurm allows it, "
-        r"308M a node; slurm.memory_gib requests more\)",
+        r"killed by SIGKILL: out of memory \(limit \d+ MiB; rank 0: \d+ MiB\)"
+        r" \(the job used more on n[12] than Slurm allows it, 308M a node;"
+        r" slurm.memory_gib requests more\)",
         message,
     )
 

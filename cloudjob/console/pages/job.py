@@ -17,6 +17,7 @@ from cloudjob.console.threads import in_thread
 from cloudjob.errors import CloudJobError
 from cloudjob.model.status import JobState, JobStatus, Phase
 from cloudjob.model.summary import age, duration
+from cloudjob.submission import failure_hint
 from cloudjob.tracking import Job
 
 _REFRESH_S = 2.0
@@ -49,6 +50,7 @@ class _JobPage:
         self._console = console
         self._status: JobStatus = job.unknown("…")
         self._error = ""
+        self._hint = ""
         self._phases: Sequence[Phase] = ()
         self._panels: dict[str, ui.column] = {}
         self._overview: Overview | None = None
@@ -108,6 +110,8 @@ class _JobPage:
             self._phases = self._status.phases
             if not self._status.state.is_final:
                 self._phases = (await in_thread(self._console.journals, self._job)).phases
+            # Searches the source if the failure names a missing file.
+            self._hint = await in_thread(failure_hint.of_job, self._job, self._status)
             self._error = ""
         except CloudJobError as error:
             self._error = error.message
@@ -118,13 +122,13 @@ class _JobPage:
         if (self._status, self._error) != before or self._status.state is JobState.RUNNING:
             self._head.refresh()
             if self._overview:
-                self._overview.update(self._status, self._phases)
+                self._overview.update(self._status, self._phases, self._hint)
         if self._status.state.is_final:
             timer.deactivate()
 
     def _build_overview(self) -> None:
         self._overview = Overview(self._job)
-        self._overview.update(self._status, self._phases)
+        self._overview.update(self._status, self._phases, self._hint)
 
     @ui.refreshable_method
     def _head(self) -> None:

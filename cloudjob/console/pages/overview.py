@@ -27,8 +27,12 @@ class Overview:
         self._facts_container = ui.column().classes("w-full")
         self._timeline: ChartPanel | None = None
 
-    def update(self, status: JobStatus, phases: Sequence[Phase]) -> None:
-        """Show the current state of the job."""
+    def update(self, status: JobStatus, phases: Sequence[Phase], hint: str) -> None:
+        """Show the current state of the job.
+
+        Args:
+            hint: What this machine knows about its failure; empty if nothing.
+        """
         chart = charts.timeline(status, phases, time.time())
         if chart and self._timeline:
             self._timeline.update(chart)
@@ -42,7 +46,7 @@ class Overview:
         self._facts_container.clear()
         if status.failure is not None:
             with self._verdict_container:
-                _verdict(self._job, status.failure)
+                _verdict(self._job, status.failure, hint)
         with self._facts_container, ui.card().classes("panel"):
             ui.label("Job").classes("panel-title")
             with ui.element("div").classes("facts"):
@@ -52,7 +56,7 @@ class Overview:
                         ui.label(value).classes("fact-value")
 
 
-def _verdict(job: Job, failure: Failure) -> None:
+def _verdict(job: Job, failure: Failure, hint: str) -> None:
     with ui.card().classes("panel verdict"):
         parts = (
             f"node {failure.node}" if failure.node is not None else "",
@@ -62,12 +66,19 @@ def _verdict(job: Job, failure: Failure) -> None:
         )
         ui.label(displayable(" · ".join(filter(None, parts)))).classes("verdict-place")
         ui.label(displayable(failure.message or "failed")).classes("verdict-message")
-        if failure.last_lines:
-            ui.label("Last lines").classes("fact-name")
-            text = escape(displayable("\n".join(failure.last_lines)))
-            lines = ui.html(f'<pre class="lines" tabindex="0">{text}</pre>', sanitize=False)
-            lines.classes("w-full")
+        if hint:
+            ui.label(displayable(f"Hint: {hint}"))
+        _lines("Stacks", failure.stack_lines)
+        _lines("Last lines", failure.last_lines)
         with ui.row():
             ui.link("Show it in the log", f"/job/{job.id}/log?failure=1")
             if failure.rank is not None:
                 ui.link(f"Log of rank {failure.rank}", f"/job/{job.id}/log?rank={failure.rank}")
+
+
+def _lines(title: str, lines: Sequence[str]) -> None:
+    if not lines:
+        return
+    ui.label(title).classes("fact-name")
+    text = escape(displayable("\n".join(lines)))
+    ui.html(f'<pre class="lines" tabindex="0">{text}</pre>', sanitize=False).classes("w-full")

@@ -14,7 +14,10 @@ NOT_FOUND = 127
 # The exit code that timeout(1) uses.
 TIMED_OUT = 124
 
-# Appended to a message about SIGKILL, unless the platform knows the reason.
+# Appended to a message about SIGKILL: what the kernel's own counter says, or a guess without one.
+# A reason that the platform knows replaces the last two.
+OUT_OF_MEMORY = ": out of memory"
+NOT_FOR_MEMORY = " (not by the kernel for lack of memory)"
 MEMORY_GUESS = " (often the kernel, when memory is short)"
 
 # Limits for reading, since others may write to a store: characters of a text, and last lines.
@@ -55,6 +58,7 @@ class Failure(NamedTuple):
         rank: The rank that failed, None if no rank did.
         signal: The signal that ended the rank, None if it exited.
         last_lines: The last lines of that rank's log.
+        stack_lines: The Python stacks of the process that a signal such as SIGSEGV ended.
     """
 
     node: int | None = None
@@ -64,6 +68,7 @@ class Failure(NamedTuple):
     exit_code: int | None = None
     message: str = ""
     last_lines: tuple[str, ...] = ()
+    stack_lines: tuple[str, ...] = ()
 
 
 class Outcome(NamedTuple):
@@ -146,6 +151,7 @@ def _failure(value: dict[str, Any]) -> Failure:
         exit_code=_number(value.get("exit_code")),
         message=_text(value.get("message", "")),
         last_lines=tuple(_text(line) for line in value.get("last_lines", ())[-_LINES_LIMIT:]),
+        stack_lines=tuple(_text(line) for line in value.get("stack_lines", ())[:_LINES_LIMIT]),
     )
 
 

@@ -150,6 +150,7 @@ class NodeLoop:
         while self._posted:
             self._posted.popleft()()
         self.handle_lost_ranks()
+        self.ranks.note_memory()
         if self._has_dead_children and now >= self._reap_at:
             self._has_dead_children = False
             self._reap_at = now + _REAP_S

@@ -128,8 +128,8 @@ class Head:
                     self._run.end_early()
             with self._journal.during("run"):
                 outcome = refusal or self._run.run()
-            text = correction(outcome, self._run.first_failed)
-            if text:
+            notes = (correction(outcome, self._run.first_failed), self._run.losses(outcome))
+            for text in filter(None, notes):
                 log_message(text)
             return outcome
         finally:

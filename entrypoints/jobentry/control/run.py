@@ -21,6 +21,7 @@ from jobentry.control.verdict import (
     RankEnd,
     decide,
     decide_elastic,
+    losses,
     server_ended,
 )
 from jobentry.log import log_message
@@ -319,6 +320,10 @@ class Run:
         if outcome.failure is None:
             return outcome
         return outcome._replace(failure=self._located(outcome.failure))
+
+    def losses(self, outcome: Outcome) -> str:
+        """Return which ranks failed because they lost the one to blame; empty if none did."""
+        return losses(outcome, self._ends)
 
     def _located(self, failure: Failure) -> Failure:
         """Return the failure with both the number and the name of its node, as far as known."""

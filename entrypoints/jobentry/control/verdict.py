@@ -14,6 +14,7 @@ from jobentry.contract.exits import Cause, Failure, Outcome
 _CLOSE_S = 0.1
 # An elastic job has recovered from failures that are older than this when it ends.
 _ROUND_S = 5.0
+_SHOWN_VICTIMS = 16
 
 
 # srun's messages when the plugin is missing, or finds no PMIx.
@@ -50,14 +51,29 @@ class RankEnd(NamedTuple):
     @property
     def has_lost_connection(self) -> bool:
         """Whether it looks like a rank that lost its connection to one that was ending."""
-        if self.failure.signal is not None:
-            return False
-        return self.is_ended_by_mpi or bool(_LOST_CONNECTION.search(self.failure.message))
+        if self.is_ended_by_mpi or self.has_printed_loss:
+            return True
+        is_by_itself = self.failure.signal is None
+        return is_by_itself and bool(_LOST_CONNECTION.search(self.failure.message))
 
     @property
     def has_lost_rank(self) -> bool:
         """Whether it lost its connection to another rank, and not to any other service."""
+        if self.has_printed_loss:
+            return True
         return self.has_lost_connection and bool(_LOST_RANK.search(self.failure.message))
+
+    @property
+    def has_printed_loss(self) -> bool:
+        """Whether its last lines have a library's message about another rank that is gone.
+
+        A library may also abort the process: PyTorch's watchdog of NCCL does.
+        """
+        if self.failure.signal not in (None, signal.SIGABRT):
+            return False
+        return self.failure.exit_code != 0 and any(
+            _PEER_IS_GONE.search(line) for line in (self.failure.message, *self.failure.last_lines)
+        )
 
     @property
     def is_ended_by_mpi(self) -> bool:
@@ -127,6 +143,33 @@ def correction(outcome: Outcome, named: int | None) -> str:
         return ""
     text = "rank %d on node %s (%s) failed before rank %d: %s"
     return text % (failure.rank, failure.node, failure.host, named, failure.message)
+
+
+def losses(outcome: Outcome, ends: Mapping[int, RankEnd]) -> str:
+    """Return which ranks failed only because the one to blame was gone; else "".
+
+    Args:
+        ends: The ranks that have ended, by the head's clock.
+    """
+    blamed = None if outcome.failure is None else outcome.failure.rank
+    if blamed is None or blamed not in ends:
+        return ""
+    first_s = ends[blamed].at_s
+    victims = {
+        rank: end.at_s - first_s
+        for rank, end in ends.items()
+        if rank != blamed and end.is_failure and end.has_lost_connection
+    }
+    if not victims:
+        return ""
+    names = ", ".join(str(rank) for rank in sorted(victims)[:_SHOWN_VICTIMS])
+    if len(victims) > _SHOWN_VICTIMS:
+        names += f" and {len(victims) - _SHOWN_VICTIMS} more"
+    ranks = "rank" if len(victims) == 1 else "ranks"
+    gap_s = min(victims.values())
+    earlier = f"{gap_s:.1f} s earlier" if gap_s >= _CLOSE_S else "at the same time"
+    what = "failed" if ends[blamed].failure.exit_code else "ended"
+    return f"{ranks} {names} lost rank {blamed}, which had {what} {earlier}"
 
 
 def decide_elastic(ends: Mapping[int, RankEnd], driver: LaunchEnd) -> Outcome:
@@ -226,6 +269,16 @@ _LOST_CONNECTION = re.compile(
     r"connection (was )?(closed|reset|aborted|lost)|broken pipe|socket closed"
     r"|remote process exited|horovod has been shut down",
     re.IGNORECASE,
+)
+# The same in lines of a log, in which other programs may report connections of their own: Gloo,
+# NCCL as PyTorch shows it, HCCL, Horovod, Open MPI, and MindSpore's cluster.
+_PEER_IS_GONE = re.compile(
+    r"gloo/transport/.{0,500}(Connection closed|reset|Broken pipe|Read error|Write error)"
+    r"|ncclRemoteError|remote process exited or there was a network error|HCCL_E_REMOTE"
+    r"|socketProgress: Connection closed by remote peer"
+    r"|Horovod has been shut down"
+    r"|mca_btl_tcp_\w{1,40}: .{0,500}Connection reset by peer"
+    r"|The node: .{1,80} is timed out\. It may exit with exception"
 )
 # With 14, Open MPI 5.0.11 ends a rank whose connection another rank has closed, and its message may
 # come too late; with 195 or 205, Open MPI 4.1 ends a rank whose daemon is gone.

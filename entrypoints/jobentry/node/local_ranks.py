@@ -9,10 +9,14 @@ import signal
 import time
 from typing import Callable, NamedTuple
 
-from jobentry.contract import journal
-from jobentry.contract.exits import MEMORY_GUESS, Failure
+from jobentry.contract import journal, variables
+from jobentry.contract.exits import MEMORY_GUESS, NOT_FOR_MEMORY, OUT_OF_MEMORY, Failure
 from jobentry.contract.paths import NodePaths
 from jobentry.log import last_lines, log_message
+from jobentry.node import crashes
+from jobentry.node.memory_kills import Lately, MemoryKills, describe
+from jobentry.node.rank_usage import RankProcesses, mib
+from jobentry.rank import crash_file
 from jobentry.system import linux
 
 # Lines and bytes of a rank's log in its report; fewer for a rank that ended with 0, which is to
@@ -22,6 +26,12 @@ _KEPT = ((20, 16384), (5, 1024))
 
 # The largest process id that Linux assigns, and the largest exit code that is accepted.
 _LAST_PROCESS, _MOST = 1 << 22, 1 << 31
+# Seconds in which a script fails because a process that it has forked crashed.
+_CRASH_S = 60.0
+# Before the reason, if the kernel has killed something, but not the rank.
+_OTHER_KILL = "; just before, the kernel killed a process in the control group of this rank"
+# More memory than any machine has.
+_MOST_KIB = 1 << 40
 
 
 class End(NamedTuple):
@@ -73,6 +83,9 @@ class LocalRanks:
         self._stopping = os.path.join(paths.node_dir, "stopping")
         self.wrappers: dict[int, int] = {}
         self._programs: dict[int, int] = {}
+        self._memory_kills = MemoryKills()
+        # The most memory, in MiB, that a process of a rank used which was killed.
+        self._peaks: dict[int, float] = {}
         # When the wrappers and programs have started, by process id.
         self._start_ticks: dict[int, bytes] = {}
         self._failing: dict[int, End] = {}
@@ -132,7 +145,7 @@ class LocalRanks:
 
     def _handle_event(self, line: str) -> tuple[str, End | None]:
         kind, _, rest = line.partition(" ")
-        if kind not in ("output", "start", "gone", "waits", "fail", "end"):
+        if kind not in ("output", "start", "gone", "waits", "peak", "fail", "end"):
             return "", None
         if kind == "output":
             return kind, None
@@ -142,6 +155,8 @@ class LocalRanks:
             rank = int(rest)
             self.ends[rank] = self._failing[rank]
             return kind, None
+        if kind == "peak":
+            return (kind if self._note_peak(rest) else ""), None
         if kind == "waits":
             rank_text, count, commands = rest.split(" ", 2)
             log_message(
@@ -165,6 +180,14 @@ class LocalRanks:
         (self._failing if kind == "fail" else self.ends)[end.rank] = end
         return kind, end
 
+    def _note_peak(self, text: str) -> bool:
+        """Note how much memory a killed rank had used; return whether the report is valid."""
+        rank, peak_kib = (int(number) for number in text.split())
+        if rank not in self.wrappers or not 0 <= peak_kib <= _MOST_KIB:
+            return False
+        self._peaks[rank] = peak_kib / 1024
+        return True
+
     def _note_start(self, text: str) -> bool:
         """Note the rank that has started, and its processes; return whether the report is valid."""
         rank, wrapper, program = (int(number) for number in text.split())
@@ -175,11 +198,13 @@ class LocalRanks:
         # An elastic job may start a rank again.
         self.ends.pop(rank, None)
         self._failing.pop(rank, None)
+        self._peaks.pop(rank, None)
         self._asked.pop(rank, None)
         self._killed.discard(rank)
         self._programs[rank] = program
         for process in (wrapper, program):
             self._start_ticks[process] = linux.start_ticks(process)
+        self._memory_kills.watch(wrapper)
         if os.path.exists(self._stopping):
             # The wrapper checked before the job was stopped, but its report arrived afterwards.
             self._asked[rank] = time.time()
@@ -262,15 +287,60 @@ class LocalRanks:
 
     def failure(self, end: End, node: int, host: str) -> Failure:
         """Return the report on a rank that ended badly."""
+        crash = self._crash(end) if end.code else None
+        memory = "" if end.was_asked_to_end or not end.code else self._memory(end)
         return Failure(
             node=node,
             host=host,
             rank=end.rank,
             signal=end.signal or None,
             exit_code=end.code,
-            message=end.message or _message(end),
+            message=_message(end, crash, memory),
             last_lines=tuple(last_lines(self._paths.rank_log(end.rank), *_KEPT[end.code == 0])),
+            stack_lines=crash.stack_lines if crash else (),
         )
+
+    def _memory(self, end: End) -> str:
+        """Return what the kernel's counter says about the end of a rank, for its message."""
+        wrapper = self.wrappers.get(end.rank, 0)
+        lately = self._memory_kills.lately(wrapper)
+        is_kill = end.code == 128 + signal.SIGKILL
+        if lately is Lately.KILLED or (lately is Lately.KILLED_ON_MACHINE and is_kill):
+            use = describe(self._memory_kills.limit_text(wrapper), self._used_mib())
+            return f"{'' if is_kill else _OTHER_KILL}{OUT_OF_MEMORY}{use}"
+        if end.signal != signal.SIGKILL:
+            return ""
+        return NOT_FOR_MEMORY if lately is Lately.NOTHING else MEMORY_GUESS
+
+    def _used_mib(self) -> dict[int, float]:
+        """Return the memory of each rank: what it uses, or what it used when it was killed."""
+        used = {
+            rank: sum(mib(process.pages) for process in processes.values())
+            for rank, processes in RankProcesses(self, self._paths).members().items()
+        }
+        return {**used, **self._peaks}
+
+    def note_memory(self) -> None:
+        """Note now and then how many processes the kernel has killed for lack of memory."""
+        self._memory_kills.note()
+
+    def _crash(self, end: End) -> crashes.Crash | None:
+        """Return the crash that ended a rank, or a process of it; None if Python wrote none."""
+        folder = self._working_folder()
+        wrapper = self.wrappers.get(end.rank, 0)
+        candidates = crashes.of_file(crash_file.path_of(self._paths.node_dir, wrapper), folder)
+        if not candidates and (end.signal or end.code - 128) in crashes.SIGNALS:
+            candidates = crashes.of_log(self._paths.rank_log(end.rank), folder)
+        crash = candidates[0] if candidates else None
+        # A script may have replaced a process that crashed, and fail for another reason later.
+        is_old = crash is not None and crash.process and end.at_s - crash.at_s > _CRASH_S
+        return None if is_old else crash
+
+    def _working_folder(self) -> str:
+        """Return the folder in which the ranks start, as the wrappers read it."""
+        with contextlib.suppress(OSError), open(self._paths.node_env, "rb") as file:
+            return variables.load(file.read()).get("PWD") or self._paths.code
+        return self._paths.code
 
     # -- the processes: an id may belong to another one by now ------------------------------------
 
@@ -303,14 +373,26 @@ class LocalRanks:
                 os.kill(leader, number)
 
 
-def _message(end: End) -> str:
+def _message(end: End, crash: crashes.Crash | None, memory: str) -> str:
+    """Return why a rank ended, with the line at which it, or a process of it, crashed.
+
+    Args:
+        memory: What the kernel's counter says, as the rest of a sentence.
+    """
+    why = end.message or _exit(end)
+    if crash is None or not crash.place:
+        return f"{why}{memory}"
+    if end.signal in crashes.SIGNALS and not crash.process:
+        return f"{why} in {crash.place}{memory}"
+    process = f"its process {crash.process}: " if crash.process else ""
+    return f"{why}{memory}; {process}{crash.reason} in {crash.place}"
+
+
+def _exit(end: End) -> str:
     if not end.signal:
         return "ended with exit code %d" % end.code
     try:
         name = signal.Signals(end.signal).name
     except ValueError:
         name = "signal %d" % end.signal
-    why = ""
-    if end.signal == signal.SIGKILL:
-        why = MEMORY_GUESS
-    return f"killed by {name}{why}"
+    return f"killed by {name}"

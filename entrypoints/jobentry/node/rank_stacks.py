@@ -28,7 +28,7 @@ _COMMAND_LIMIT, _SOURCE_LIMIT = 120, 200
 # A larger file is hardly a program.
 _SOURCE_LIMIT_BYTES = 4 << 20
 # The outermost calls of each rank: they start its script.
-_STARTERS = ("<frozen runpy>", "runpy.py", "script_runner.py", "__main__.py")
+_STARTERS = ("<frozen runpy>", "runpy.py", "script_runner.py", "__main__.py", "app_main.py")
 
 
 def read_stacks(
@@ -75,7 +75,7 @@ def _thread(process: int, thread: PythonThread) -> ThreadStack:
     except OSError:
         folder = ""
     frames = list(thread.frames)
-    while len(frames) > 1 and _is_starter(frames[-1].file):
+    while len(frames) > 1 and is_starter(frames[-1].file):
         frames.pop()
     state, waits_in = _state(process, thread.thread_id)
     return ThreadStack(
@@ -85,26 +85,28 @@ def _thread(process: int, thread: PythonThread) -> ThreadStack:
         thread.is_moving,
         tuple(
             Frame(
-                masking.hide(_relative(frame.file, folder)),
+                masking.hide(relative(frame.file, folder)),
                 frame.line,
                 masking.hide(frame.function),
-                _source(frame.file, frame.line, folder),
+                source_line(frame.file, frame.line, folder),
             )
             for frame in frames[:MOST_FRAMES]
         ),
     )
 
 
-def _is_starter(file: str) -> bool:
+def is_starter(file: str) -> bool:
+    """Whether the code in a file starts the script of a rank."""
     return os.path.basename(file) in _STARTERS
 
 
-def _relative(file: str, folder: str) -> str:
+def relative(file: str, folder: str) -> str:
+    """Return the path of a file, relative to ``folder`` if it is in it."""
     return file[len(folder) + 1 :] if folder and file.startswith(folder + "/") else file
 
 
-def _source(file: str, line: int, folder: str) -> str:
-    """Return a line of a program, as this node's files have it now."""
+def source_line(file: str, line: int, folder: str) -> str:
+    """Return a line of a program, as this node's files have it now; empty if it is unreadable."""
     path = os.path.join(folder, file)
     try:
         if os.stat(path).st_size > _SOURCE_LIMIT_BYTES or not os.path.isfile(path):

@@ -142,6 +142,11 @@ class RankProcesses:
         return None
 
 
+def mib(pages: int) -> float:
+    """Return the size of pages of memory in MiB."""
+    return pages / _PAGES_PER_MIB
+
+
 def _process(number: int) -> Process | None:
     try:
         fields = linux.stat(number)

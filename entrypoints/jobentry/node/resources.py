@@ -166,10 +166,19 @@ class Group:
         return _text(f"{folder}/{name}.pressure") if folder else b""
 
     def oom_kills(self) -> int | None:
-        """Return how many processes the kernel has killed here; None if it does not count them."""
-        is_new = "unified" in self._folders
-        text = _text(self._memory_folder + ("/memory.events" if is_new else "/memory.oom_control"))
-        return _kills(text) if b"oom_kill " in text else None
+        """Return how many processes the kernel has killed here; None if it does not count them.
+
+        In version 2, those under the tightest limit.
+        """
+        if "unified" not in self._folders:
+            return self.own_oom_kills()
+        return _counted_kills(self._memory_folder + "/memory.events")
+
+    def own_oom_kills(self) -> int | None:
+        """Return the same for this group alone; in version 1, no count includes groups below."""
+        if "unified" in self._folders:
+            return _counted_kills(self._folders["unified"] + "/memory.events")
+        return _counted_kills(self._folders.get("memory", "") + "/memory.oom_control")
 
     def _limit(self) -> tuple[str, int]:
         """Return the folder of the tightest limit on memory, here or above, and the limit."""
@@ -185,11 +194,11 @@ class Group:
         return best, limit_bytes if limit_bytes < _UNLIMITED else 0
 
 
-def find_group(proc: str, sys_: str) -> Group:
-    """Return the control group of this process."""
+def find_group(proc: str, sys_: str, process: str = "self") -> Group:
+    """Return the control group of a process, by default of this one."""
     root = sys_ + "/fs/cgroup"
     folders: dict[str, str] = {}
-    for line in _text(proc + "/self/cgroup").decode("ascii", "replace").splitlines():
+    for line in _text(f"{proc}/{process}/cgroup").decode("ascii", "replace").splitlines():
         number, controllers, path = [*line.split(":", 2), "", ""][:3]
         if number == "0" and not controllers:
             if os.path.exists(root + "/cgroup.controllers"):
@@ -222,6 +231,22 @@ def _whole(path: str) -> int:
     """Return the number in a file; 0 if it does not hold one."""
     text = _text(path).strip()
     return int(text) if text.isdigit() else 0
+
+
+def machine_kills(proc: str) -> int | None:
+    """Return how many processes of the machine the kernel has killed; None if it does not count."""
+    return _counted_kills(proc + "/vmstat")
+
+
+def machine_mib(proc: str) -> float:
+    """Return the memory of the machine in MiB; 0 if it is unknown."""
+    used_and_total = _memory(_text(proc + "/meminfo"))
+    return used_and_total[1] if used_and_total else 0.0
+
+
+def _counted_kills(path: str) -> int | None:
+    text = _text(path)
+    return _kills(text) if b"oom_kill " in text else None
 
 
 def _kills(text: bytes) -> int:

@@ -12,6 +12,7 @@ import sys
 import time
 
 from jobentry.contract import names
+from jobentry.rank import crash_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # types and typing cost each rank milliseconds
@@ -33,6 +34,7 @@ _GLOO_S = 0.05
 def main(argv: list[str]) -> None:
     """Run the script ``argv[0]`` with the other arguments, as the module ``__main__``."""
     end = _EndReport(int(os.environ.pop(names.CLOUDJOB_END_FD, "-1")))
+    crash_file.enable(os.environ.get(names.CLOUDJOB_NODE_DIR, ""))
     module = _become(argv)
     pid = os.getpid()
     started = _note_started() if os.environ.get(names.CLOUDJOB_STRICT) else []
@@ -321,4 +323,6 @@ def _line(error: BaseException) -> str:
         text = str(error).strip()
     except Exception:  # noqa: BLE001 (the script's own method)
         return name
+    if isinstance(error, ModuleNotFoundError) and sys.executable:
+        text = f"{text.splitlines()[0]} (Python: {sys.executable})" if text else ""
     return f"{name}: {text.splitlines()[0]}" if text else name

@@ -211,6 +211,12 @@ def _run(command: list[str], environment: dict[str, str], rank: int, node_dir: s
             # The script had ended well before it was asked to end.
             code, at_s = 0, noted[1]
             del signals[were_signals:]
+        if code == 128 + signal.SIGKILL:
+            import resource
+
+            # Of the largest process; the kernel keeps it when it ends one for lack of memory.
+            peak_kib = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+            _report(node_dir, "peak %d %d" % (rank, peak_kib))
         _report(node_dir, "end %d %d %d %d %s " % (rank, code, number, bool(signals), at_s))
     if noted and noted[0]:
         _report(node_dir, "gone %d" % rank)

@@ -698,7 +698,8 @@ def test_a_preempted_pod_is_named_although_the_cluster_has_deleted_it(
     status = job.backend.status(job.handle)
     assert status.state is JobState.FAILED
     assert status.failure.node == 1
-    assert status.failure.message.startswith(f"node 1 ({job.pods[1]}): {why}; a pod of higher priority")
+    expected = f"node 1 ({job.pods[1]}): {why}; a pod of higher priority"
+    assert status.failure.message.startswith(expected)
 
 
 def test_a_pod_of_an_earlier_attempt_is_not_blamed(job: JobFixture):

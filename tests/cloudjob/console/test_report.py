@@ -32,6 +32,26 @@ def test_output_of_a_job_cannot_inject_html_into_the_report(tmp_path: Path, monk
     assert not re.search(r"(src|href)=", page.partition("<script")[0])
 
 
+def test_the_report_has_the_stacks_of_a_crash_and_the_hint_of_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("CLOUDJOB_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("DATA_DIR", "/the/value")
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "crash.py").write_text("import os\nos.abort()\n")
+    (source / "train.py").write_text("import os\nos.environ['DATA_DIR']\n")
+    pages = []
+    for script in ("crash.py", "train.py"):
+        job = cloudjob.submit(script, source=source)
+        job.wait()
+        pages.append(render(job))
+
+    assert "  &lt;module&gt; at crash.py:2: os.abort()" in pages[0]
+    assert "Hint: DATA_DIR is set in this shell" in pages[1]
+    assert "/the/value" not in pages[1]
+
+
 def test_a_report_does_not_import_nicegui():
     """Importing it would take a second."""
     code = "import sys, cloudjob.console.report; sys.exit('nicegui' in sys.modules)"

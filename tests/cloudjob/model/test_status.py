@@ -53,7 +53,14 @@ def test_a_failed_job_as_json():
         state=JobState.FAILED,
         cause="user",
         exit_code=3,
-        failure=Failure(node=1, host="node-1", rank=1, exit_code=3, last_lines=("a", "b\udcff")),
+        failure=Failure(
+            node=1,
+            host="node-1",
+            rank=1,
+            exit_code=3,
+            last_lines=("a", "b\udcff"),
+            stack_lines=("f() at x.py:1",),
+        ),
         code=Code(uri="file:///code", digest="sha256:0", size_bytes=10, files=2),
         phases=(Phase(node=0, name="run", started_at="2026-01-01T00:00:01.000Z"),),
     )
@@ -68,6 +75,7 @@ def test_a_failed_job_as_json():
         "exit_code": 3,
         "message": "",
         "last_lines": ["a", "b\udcff"],
+        "stack_lines": ["f() at x.py:1"],
     }
     assert shown["code"] == {
         "uri": "file:///code",

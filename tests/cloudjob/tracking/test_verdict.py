@@ -132,3 +132,38 @@ def test_the_record_decides_alone_if_the_platform_cannot_be_queried(
 @pytest.mark.parametrize("cause", Cause)
 def test_what_has_ended_is_final(cause: Cause):
     assert state_of(cause).is_final
+
+
+REASON = "out of memory: node 1 (worker-1), limited to 4 GiB"
+
+
+@pytest.mark.parametrize(
+    ("reason", "message"),
+    [
+        (exits.MEMORY_GUESS, f"killed by SIGKILL ({REASON})"),
+        (exits.NOT_FOR_MEMORY, f"killed by SIGKILL ({REASON})"),
+        (
+            f"{exits.OUT_OF_MEMORY} (limit 4.0 GiB; rank 1: 3.9 GiB)",
+            "killed by SIGKILL: out of memory (limit 4.0 GiB; rank 1: 3.9 GiB)"
+            " (node 1 (worker-1), limited to 4 GiB)",
+        ),
+    ],
+)
+def test_the_reason_of_the_platform_completes_that_of_the_entry(reason: str, message: str):
+    status = JobStatus(
+        job="j",
+        name="j",
+        backend="docker",
+        state=JobState.FAILED,
+        native_state="exited",
+        nodes=2,
+        procs_per_node=1,
+        created_at="2026-01-01T00:00:00.000Z",
+    )
+    failure = Failure(1, "worker-1", 1, 9, 137, "killed by SIGKILL" + reason)
+    native = Ended("exited", reason=REASON)
+    record = ExitRecord("j", Outcome(137, Cause.USER, failure))
+    joined = verdict.with_record(status, native, record, "", lambda node: ())
+
+    assert joined.failure is not None
+    assert joined.failure.message == message

@@ -75,7 +75,8 @@ def test_a_record_is_readable_text():
         b'{\n "cause": "user",\n "damaged_layers": [],\n "ended_at": "",\n "exit_code": 3,\n'
         b' "failure": {\n'
         b'  "exit_code": 3,\n  "host": "a",\n  "last_lines": [\n   "x"\n  ],\n'
-        b'  "message": "m",\n  "node": 0,\n  "rank": 1,\n  "signal": null\n },\n'
+        b'  "message": "m",\n  "node": 0,\n  "rank": 1,\n  "signal": null,\n'
+        b'  "stack_lines": []\n },\n'
         b' "job": "j",\n "phases": [],\n "started_at": ""\n}\n'
     )
 

@@ -7,7 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobentry.contract.exits import Failure
-from jobentry.control.verdict import LaunchEnd, Outcome, RankEnd, correction, decide, decide_elastic
+from jobentry.control.verdict import (
+    LaunchEnd,
+    Outcome,
+    RankEnd,
+    correction,
+    decide,
+    decide_elastic,
+    losses,
+)
 
 SUCCEEDED = LaunchEnd("mpirun", 0, ())
 FAILED = LaunchEnd("mpirun", 1, ("a rank ended badly",))
@@ -348,3 +356,91 @@ def test_the_log_names_the_rank_that_the_report_blames(named: int | None, text: 
 
     assert correction(outcome, named) == text
     assert correction(Outcome(0), named) == ""
+
+
+# What libraries print when another rank is gone; the rank then exits, or is aborted.
+LOSSES = {
+    "gloo": "RuntimeError: [/third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by"
+    " peer [10.0.0.3]:48101",
+    "gloo read": "[../gloo/transport/tcp/pair.cc:553] Read error [10.0.0.3]:4: timed out",
+    "nccl": "ncclRemoteError: A call failed possibly due to a network error or a remote process"
+    " exiting prematurely.",
+    "nccl peer": "socketProgress: Connection closed by remote peer n3<59116>",
+    "watchdog": "  what():  [Rank 1] Process group watchdog thread terminated with exception: NCCL"
+    " error: remote process exited or there was a network error, NCCL version 2.21.5",
+    "hccl": "[ERROR] error code is: 9, detail info: [ HCCL_E_REMOTE ]",
+    "horovod": SHUT_DOWN,
+    "open mpi": "[n1][[5,1],0][btl_tcp_frag.c:242:mca_btl_tcp_frag_recv] mca_btl_tcp_frag_recv:"
+    " readv failed: Connection reset by peer (104)",
+    "mindspore": "[ERROR] DISTRIBUTED(9): [meta_server_node.cc:300] UpdateTopoState] The node: 3 is"
+    " timed out. It may exit with exception, please check this node's log.",
+}
+
+
+@pytest.mark.parametrize("line", LOSSES.values(), ids=LOSSES)
+@pytest.mark.parametrize("number", [None, 6])
+def test_a_rank_whose_library_reports_the_loss_of_another_is_not_the_cause(
+    line: str, number: int | None
+):
+    """Its message may not say so: a C++ program exits with a code, or is aborted."""
+    first = end(3, 139, at_s=100.0, number=11)
+    failure = Failure(0, "a", 0, number, 134 if number else 1, "RuntimeError: step failed", (line,))
+    # It reports its end first: the crashed rank still writes its core file.
+    victim = RankEnd(99.7, False, True, failure)
+    outcome = outcome_of(victim, first)
+
+    assert outcome.failure == first.failure
+    assert losses(outcome, {0: victim, 3: first}) == (
+        "rank 0 lost rank 3, which had failed at the same time"
+    )
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "ConnectionResetError: [Errno 104] Connection reset by peer",
+        "urllib3: retrying after connection broken by 'Connection closed'",
+        "NCCL INFO Channel 00/0 : 1[c5000] -> 0[29000] via P2P/IPC/read",
+        "gloo/transport/tcp/pair.cc",
+        "train: the node: 3 is slow",
+    ],
+)
+def test_lines_about_other_connections_do_not_excuse_a_rank(line: str):
+    failure = Failure(0, "a", 0, None, 1, "ValueError: no data", (line,))
+    first = RankEnd(100.0, False, True, failure)
+
+    assert not first.has_lost_connection
+    assert outcome_of(first, end(1, 3, at_s=100.4)).failure == failure
+
+
+def test_ranks_that_lost_the_first_one_are_named_with_the_time():
+    ends = {rank: lost_connection_end(rank, at_s=100.4 + rank) for rank in range(3)}
+    ends[3] = end(3, 139, at_s=100.0, number=11)
+    ends[4] = end(4, 143, at_s=100.5, number=15, was_asked_to_end=True)
+    ends[5] = end(5, 3, at_s=100.5)
+    outcome = outcome_of(*ends.values(), ranks=6)
+
+    assert losses(outcome, ends) == "ranks 0, 1, 2 lost rank 3, which had failed 0.4 s earlier"
+
+
+def test_a_rank_that_left_early_is_named_as_lost():
+    ends = {0: lost_connection_end(0, message=GLOO), 1: end(1, 0, at_s=99.0)}
+    outcome = outcome_of(*ends.values(), mpirun=LaunchEnd("torchrun", 1, ()))
+
+    assert losses(outcome, ends) == "rank 0 lost rank 1, which had ended 1.0 s earlier"
+
+
+def test_only_some_of_many_ranks_are_named():
+    ends = {rank: lost_connection_end(rank, at_s=101.0) for rank in range(100)}
+    ends[100] = end(100, 9, at_s=100.0)
+    text = losses(outcome_of(*ends.values(), ranks=101), ends)
+
+    assert text.startswith("ranks 0, 1, 2, ")
+    assert text.endswith(" 15 and 84 more lost rank 100, which had failed 1.0 s earlier")
+
+
+@pytest.mark.parametrize("failure", [None, Failure(message="mpirun lost"), Failure(rank=9)])
+def test_no_rank_has_lost_one_that_is_not_known(failure: Failure | None):
+    ends = {0: lost_connection_end(0), 1: end(1, 3)}
+
+    assert losses(Outcome(1, "user", failure), ends) == ""

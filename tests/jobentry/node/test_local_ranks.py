@@ -72,7 +72,8 @@ def test_the_end_of_a_rank_is_reported(ranks: LocalRanks):
         "start 0 100 1", "start -1 100 101", "start 0 100 %d" % 10**30, "start 0 1e9 101",
         "gone 3", "gone 7", "gone x", "end", "end 3 0 0", "end 7 0 0 0 1.5 ", "end 3 x 0 0 1.5 m",
         "end 3 0 0 0 nan m", "fail 3 0 0 0 inf m", "fail 3 %d 0 0 1.5 m" % 10**30, "other 3",
-        "end " + "9" * 10_000, "\udcff\udcfe 3 4",
+        "end " + "9" * 10_000,
+        "peak 3", "peak 3 x", "peak 7 5", "peak 3 -1", "peak 3 %d" % 10**30, "\udcff\udcfe 3 4",
     ],
 )  # fmt: skip
 def test_an_invalid_line_is_ignored(ranks: LocalRanks, line: str):

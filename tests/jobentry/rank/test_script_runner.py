@@ -31,15 +31,23 @@ class Note(NamedTuple):
 
 
 @pytest.fixture
-def run_script(zipapp: str) -> Callable[..., tuple[Result, list[Note]]]:
+def run_script(
+    zipapp: str, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., tuple[Result, list[Note]]]:
     """A function that runs a script under the script runner."""
 
     def run(*args: str, cwd: Path) -> tuple[Result, list[Note]]:
         note, end = os.pipe()
+        node_dir = tmp_path_factory.mktemp("node")
         done = subprocess.run(
             [sys.executable, zipapp, "--script", *args],
             cwd=cwd,
-            env={**os.environ, "CLOUDJOB_END_FD": str(end)},
+            env={
+                **os.environ,
+                "CLOUDJOB_END_FD": str(end),
+                "CLOUDJOB_NODE_DIR": str(node_dir),
+                "OMPI_COMM_WORLD_RANK": "0",
+            },
             stdin=subprocess.DEVNULL,
             capture_output=True,
             pass_fds=[end],
@@ -263,7 +271,7 @@ FAILURES = {
     "error in an import": ("import broken", "ZeroDivisionError: division by zero"),
     "error of no module": (
         "import nowhere_to_be_found",
-        "ModuleNotFoundError: No module named 'nowhere_to_be_found'",
+        f"ModuleNotFoundError: No module named 'nowhere_to_be_found' (Python: {sys.executable})",
     ),
     "generator exit": ("raise GeneratorExit('x')", "GeneratorExit: x"),
     "exit in a function": (
@@ -394,11 +402,14 @@ def test_the_globals_of_a_script_are_those_of_each_python(
     write_script(tmp_path, GLOBALS)
     (tmp_path / "x.py").write_text(GLOBALS)
     (tmp_path / "linked.py").symlink_to("code/x.py")
+    node_dir = tmp_path / "node"
+    node_dir.mkdir()
     results = []
     for args in ([script], [zipapp, "--script", script]):
         done = subprocess.run(
             [interpreter, *args, "-x", "a b"],
             cwd=tmp_path,
+            env={**os.environ, "CLOUDJOB_NODE_DIR": str(node_dir), "OMPI_COMM_WORLD_RANK": "0"},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             timeout=60,

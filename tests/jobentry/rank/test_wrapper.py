@@ -246,6 +246,18 @@ def test_what_a_killed_rank_wrote_last_is_in_its_log(node: Node, until: Callable
     assert node.log() == b"".join(b"%d\n" % number for number in range(1, 20001))
 
 
+@pytest.mark.parametrize("kill", ["os.kill(os.getpid(), 9)", "os._exit(137)"])
+def test_the_most_memory_of_a_killed_program_is_reported(node: Node, kill: str):
+    """A shell ends with 137 if a program that it has started is killed."""
+    program = f"import os; x = bytearray(200 << 20); {kill}"
+
+    assert node.start(sys.executable, "-c", program, number=4).wait(20) == 137
+    peak, end = node.lines()[1:]
+    assert peak[:2] == ["peak", "4"]
+    assert 200 << 10 < int(peak[2]) < 400 << 10
+    assert end[:3] == ["end", "4", "137"]
+
+
 def test_a_killed_program_is_reported_with_its_signal(node: Node):
     process = node.start("sh", "-c", "kill -SEGV $$")
 
