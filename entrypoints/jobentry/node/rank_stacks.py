@@ -14,6 +14,7 @@ from jobentry.contract.stacks import (
     ProcessStacks,
     ThreadStack,
 )
+from jobentry.contract.waits import is_starter
 from jobentry.node.rank_usage import RankProcesses
 from jobentry.secrets import masking
 from jobentry.stacks.memory import UnreadableError
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
 _COMMAND_LIMIT, _SOURCE_LIMIT = 120, 200
 # A larger file is hardly a program.
 _SOURCE_LIMIT_BYTES = 4 << 20
-# The outermost calls of each rank: they start its script.
-_STARTERS = ("<frozen runpy>", "runpy.py", "script_runner.py", "__main__.py")
 
 
 def read_stacks(
@@ -75,7 +74,7 @@ def _thread(process: int, thread: PythonThread) -> ThreadStack:
     except OSError:
         folder = ""
     frames = list(thread.frames)
-    while len(frames) > 1 and _is_starter(frames[-1].file):
+    while len(frames) > 1 and is_starter(frames[-1].file):
         frames.pop()
     state, waits_in = _state(process, thread.thread_id)
     return ThreadStack(
@@ -93,10 +92,6 @@ def _thread(process: int, thread: PythonThread) -> ThreadStack:
             for frame in frames[:MOST_FRAMES]
         ),
     )
-
-
-def _is_starter(file: str) -> bool:
-    return os.path.basename(file) in _STARTERS
 
 
 def _relative(file: str, folder: str) -> str:
