@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cloudjob.errors import BackendError
-from jobentry.contract.journal import ranges
+from jobentry.contract.rank_lists import ranges
 from jobentry.contract.stacks import Frame, ProcessStacks, Stacks, StacksError, ThreadStack, load
 from jobentry.contract.waits import OF_RANKS, cause_of
 from jobentry.system.requests import STACKS, request

@@ -1,4 +1,4 @@
-"""The journal of a node: its phases, and the resources that it and its ranks use.
+"""The journal of a node: its phases, the resources that it and its ranks use, and hangs of the job.
 
 The laptop reads it. A journal consists of JSON lines with short keys. In the node's log each line
 starts with ``MARK``. Lines of ranks start with the mark of their rank, and messages of the entry
@@ -12,9 +12,12 @@ import gzip
 import json
 import re
 import zlib
-from itertools import groupby
 from math import isfinite
 from typing import Any, Iterable, Iterator, NamedTuple, Sequence, Union
+
+from jobentry.contract import hangs
+from jobentry.contract.hangs import Hang
+from jobentry.contract.rank_lists import numbers, ranges
 
 MARK = b"jobentry# "
 # Limits for reading: a longer line is not part of a journal, and a larger object is not one.
@@ -25,7 +28,6 @@ LIMIT_BYTES = 64 * 1024 * 1024
 # state is that of its process in proc(5): R, S, D, T, Z and so on.
 ENDED, FAILED, STOPPED, LOST = "E", "F", "C", "L"
 ENDS = frozenset((ENDED, FAILED, STOPPED, LOST))
-_RANKS_LIMIT = 100_000
 _NAME_LIMIT = 80
 
 
@@ -124,7 +126,7 @@ class Sample(NamedTuple):
     ranks: tuple[RankSample, ...] = ()
 
 
-Entry = Union[Phase, Sample]
+Entry = Union[Phase, Sample, Hang]
 
 _MARKED_LINE = re.compile(rb"^%s(.*)\n?" % MARK, re.MULTILINE)
 _BEFORE_MARK = re.compile(rb"(?<=\n)(?=%s)" % MARK)
@@ -146,8 +148,7 @@ _COLUMNS = ("c", "m", "q", "s", "t", "k")
 
 def dump(entry: Entry) -> bytes:
     """Return an entry as one line of JSON, without a mark; empty values are left out."""
-    values = _phase(entry) if isinstance(entry, Phase) else _sample(entry)
-    return json.dumps(values, separators=(",", ":")).encode("ascii") + b"\n"
+    return json.dumps(_values(entry), separators=(",", ":")).encode("ascii") + b"\n"
 
 
 def load(line: bytes) -> Entry | None:
@@ -156,6 +157,8 @@ def load(line: bytes) -> Entry | None:
         return None
     try:
         values = json.loads(line.decode("ascii"))
+        if "hang" in values:
+            return hangs.from_values(values["hang"])
         return _read_phase(values) if "phase" in values else _read_sample(values)
     except (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError):
         return None
@@ -222,6 +225,12 @@ def unpack(data: bytes) -> list[bytes]:
     except zlib.error:
         return []
     return text.split(b"\n")[:-1]
+
+
+def _values(entry: Entry) -> dict[str, Any]:
+    if isinstance(entry, Hang):
+        return {"hang": hangs.to_values(entry)}
+    return _phase(entry) if isinstance(entry, Phase) else _sample(entry)
 
 
 # ---- phases --------------------------------------------------------------------------------------
@@ -310,36 +319,16 @@ def _columns(ranks: Sequence[RankSample]) -> dict[str, Any]:
 
 
 def _ranks(columns: dict[str, Any]) -> tuple[RankSample, ...]:
-    numbers = _numbers(columns["r"])
+    ranks = numbers(columns["r"])
     rows = []
     for name in _COLUMNS:
         column = columns[name]
         if isinstance(column, int) or (isinstance(column, str) and len(column) == 1):
-            column = [column] * len(numbers)
-        if len(column) != len(numbers):
+            column = [column] * len(ranks)
+        if len(column) != len(ranks):
             raise ValueError("columns of different lengths")
         rows.append([str(item)[:1] if name == "s" else int(item) for item in column])
-    return tuple(RankSample(*row) for row in zip(numbers, *rows))
-
-
-def ranges(numbers: Sequence[int]) -> str:
-    """Return ascending numbers as text: ``0-3,7``."""
-    found = []
-    for _, group in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]):
-        run = [number for _, number in group]
-        found.append("%d-%d" % (run[0], run[-1]) if len(run) > 1 else "%d" % run[0])
-    return ",".join(found)
-
-
-def _numbers(text: str) -> list[int]:
-    found: list[int] = []
-    for part in text.split(","):
-        first, _, last = part.partition("-")
-        begin, end = int(first), int(last or first)
-        if not 0 <= begin <= end < _RANKS_LIMIT or len(found) > _RANKS_LIMIT:
-            raise ValueError("not a list of ranks")
-        found += range(begin, end + 1)
-    return found
+    return tuple(RankSample(*row) for row in zip(ranks, *rows))
 
 
 def _number(value: Any) -> float:
