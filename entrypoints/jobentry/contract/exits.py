@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from typing import Any, NamedTuple
 
+from jobentry.contract import hangs
+from jobentry.contract.hangs import Hang
+
 ENTRY_FAILED = 125
 CANNOT_EXECUTE = 126
 NOT_FOUND = 127
-# The exit code that timeout(1) uses.
+# The exit code that timeout(1) uses, also for a job that was ended because it hung.
 TIMED_OUT = 124
 
 # Appended to a message about SIGKILL, unless the platform knows the reason.
@@ -17,7 +20,7 @@ MEMORY_GUESS = " (often the kernel, when memory is short)"
 # Limits for reading, since others may write to a store: characters of a text, and last lines.
 _TEXT_LIMIT, _LINES_LIMIT = 16 * 1024, 1000
 
-CAUSES = ("", "user", "entry", "platform", "cancelled", "timeout")
+CAUSES = ("", "user", "entry", "platform", "cancelled", "timeout", "hang")
 
 
 class RecordError(Exception):
@@ -50,6 +53,7 @@ class ExitRecord(NamedTuple):
         cause: What ended the job: one of ``CAUSES``, empty for success.
         phases: ``(node, name, started_at, ended_at)`` in order of their start.
         damaged_layers: The keys of the package's layers that are damaged in the store.
+        hang: How the job hung when it ended; None if it did not.
     """
 
     job: str
@@ -60,6 +64,7 @@ class ExitRecord(NamedTuple):
     ended_at: str = ""
     phases: tuple[tuple[int, str, str, str], ...] = ()
     damaged_layers: tuple[str, ...] = ()
+    hang: Hang | None = None
 
 
 def code_of_signal(signal: int) -> int:
@@ -71,6 +76,7 @@ def dump(record: ExitRecord) -> bytes:
     """Serialise ``record`` as JSON for ``load``."""
     value: dict[str, Any] = dict(record._asdict())
     value["failure"] = None if record.failure is None else dict(record.failure._asdict())
+    value["hang"] = None if record.hang is None else hangs.to_values(record.hang)
     return json.dumps(value, indent=1, sort_keys=True).encode("ascii") + b"\n"
 
 
@@ -82,7 +88,7 @@ def load(data: bytes) -> ExitRecord:
     """
     try:
         value = json.loads(data.decode("ascii"))
-        failure = value.get("failure")
+        failure, hang = value.get("failure"), value.get("hang")
         return ExitRecord(
             job=str(value["job"]),
             exit_code=int(value["exit_code"]),
@@ -95,6 +101,7 @@ def load(data: bytes) -> ExitRecord:
                 for node, name, start, end in value.get("phases", ())
             ),
             damaged_layers=tuple(str(key) for key in value.get("damaged_layers", ())),
+            hang=None if hang is None else hangs.from_values(hang),
         )
     # OverflowError: a number is Infinity.
     except (

@@ -16,9 +16,6 @@ from jobentry.contract.waits import Wait
 # Limits for reading: characters of a text, and groups of a hang.
 _TEXT_LIMIT, _GROUPS_LIMIT = 300, 16
 _MOST_GROUPS = 4
-# Why a job was ended that hung, as `hang: {action: stop}` in its job file says.
-ACTION_WARN, ACTION_STOP, ACTION_OFF = "warn", "stop", "off"
-ACTIONS = (ACTION_WARN, ACTION_STOP, ACTION_OFF)
 
 
 class Activity(Enum):

@@ -34,7 +34,7 @@ class Outcome(NamedTuple):
     @property
     def is_over(self) -> bool:
         """Whether the job has run to its own end, so that it is not restarted in place."""
-        return self.cause in ("", "user", "timeout")
+        return self.cause in ("", "user", "timeout", "hang")
 
 
 class RankEnd(NamedTuple):

@@ -43,7 +43,7 @@ def read_stacks(
     for rank, members in sorted(RankProcesses(ranks, paths).members().items()):
         own = sorted(members, key=lambda number: (number not in programs, number))
         for process in own[:MOST_PROCESSES]:
-            stacks = _stacks_of(process, with_threads=with_threads)
+            stacks = stacks_of(process, with_threads=with_threads)
             if stacks is not None:
                 threads, problem = stacks
                 command, is_program = _command(process), process in programs
@@ -54,12 +54,12 @@ def read_stacks(
     return found
 
 
-def _stacks_of(process: int, *, with_threads: bool) -> tuple[tuple[ThreadStack, ...], str] | None:
+def stacks_of(process: int, *, with_threads: bool) -> tuple[tuple[ThreadStack, ...], str] | None:
     """Return the stacks of a process, and why they are missing; None if it has ended."""
     try:
         threads = python_stacks(process)
     except UnreadableError as error:
-        state, waits_in = _state(process, process)
+        state, waits_in = state_of(process, process)
         if not state:
             return None
         return (ThreadStack(process, state, waits_in, False, ()),), str(error)
@@ -76,7 +76,7 @@ def _thread(process: int, thread: PythonThread) -> ThreadStack:
     frames = list(thread.frames)
     while len(frames) > 1 and is_starter(frames[-1].file):
         frames.pop()
-    state, waits_in = _state(process, thread.thread_id)
+    state, waits_in = state_of(process, thread.thread_id)
     return ThreadStack(
         thread.thread_id,
         state,
@@ -109,7 +109,7 @@ def _source(file: str, line: int, folder: str) -> str:
     return masking.hide(linecache.getline(path, line).strip())[:_SOURCE_LIMIT]
 
 
-def _state(process: int, thread: int) -> tuple[str, str]:
+def state_of(process: int, thread: int) -> tuple[str, str]:
     """Return the state of a thread, and the function of the kernel in which it waits."""
     try:
         state = linux.stat(process, thread)[0].decode("ascii")
