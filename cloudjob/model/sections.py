@@ -24,7 +24,7 @@ from cloudjob.model.types import (
     Whole,
     key,
 )
-from jobentry.contract import env
+from jobentry.contract import env, hang_actions
 
 _DAY_MIN = 1440
 # No platform runs a job for a year.
@@ -241,6 +241,20 @@ class Network(Values):
     stall_min: Number = key(
         "Minutes for which the network between the nodes may stall, or a node may freeze, before "
         "the job is ended.", env.DEFAULT_STALL_S / 60, ge=0.25, le=_DAY_MIN)
+
+
+class Hang(Values):
+    """What to do if the job hangs: its ranks wait for each other, or for one that does not move."""
+
+    action: Annotated[str, OneOf(*hang_actions.ACTIONS)] = key(
+        "warn reports it; stop also ends the job, if it certainly hangs; off does not look for "
+        "hangs.", hang_actions.WARN)
+    after_min: Number = key(
+        "Minutes after the report at which stop ends the job.", env.DEFAULT_HANG_AFTER_S / 60,
+        ge=0, le=_YEAR_MIN)
+    scale: Number = key(
+        "A factor for the times after which a job counts as hung; 0.5 halves them.", 1.0, ge=0.01,
+        le=100)
 
 
 class Notify(Values):
