@@ -76,7 +76,10 @@ def dump(record: ExitRecord) -> bytes:
     """Serialise ``record`` as JSON for ``load``."""
     value: dict[str, Any] = dict(record._asdict())
     value["failure"] = None if record.failure is None else dict(record.failure._asdict())
-    value["hang"] = None if record.hang is None else hangs.to_values(record.hang)
+    if record.hang is None:
+        del value["hang"]
+    else:
+        value["hang"] = hangs.to_values(record.hang)
     return json.dumps(value, indent=1, sort_keys=True).encode("ascii") + b"\n"
 
 

@@ -270,7 +270,7 @@ def details(hang: Hang) -> list[str]:
         return []
     others = hang.groups[hang.named :]
     if not hang.culprits:
-        return [f"{_who(each)}: {_at(each)}{each.does}" for each in _shown(others)]
+        return [f"{_who(each)}: {_at_and_does(each)}" for each in _shown(others)]
     waiting = [each for each in others if each.activity is Activity.WAITING]
     count = sum(len(each.ranks) for each in waiting)
     wait = "waits" if count == 1 else "wait"
@@ -313,8 +313,9 @@ def _in(group: Group) -> str:
     return f"in {_called(group)} " if group.place.file else ""
 
 
-def _at(group: Group) -> str:
-    return f"{_called(group)}, " if group.place.file else ""
+def _at_and_does(group: Group) -> str:
+    place = _called(group) if group.place.file else ""
+    return ", ".join(filter(None, (place, group.does)))
 
 
 def _called(group: Group) -> str:

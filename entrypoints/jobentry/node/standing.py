@@ -128,7 +128,7 @@ class StandingRanks:
         self._cost_s = 0.0
         self._usage_at_s = 0.0
         self._reported_at_s = 0.0
-        self._reported: object = ()
+        self._reported: list[object] = []
 
     @property
     def pause_s(self) -> float:
@@ -295,7 +295,7 @@ class StandingRanks:
             if (found := self._standing(number, rank, now_s)) is not None
         ]
         # What changes all the time is only sent with the rest.
-        essence = [each[:7] for each in standing]
+        essence: list[object] = [each[:7] for each in standing]
         is_due = bool(standing) and now_s - self._reported_at_s >= self._scaled(_REFRESH_S)
         if essence != self._reported or is_due:
             self._reported, self._reported_at_s = essence, now_s
