@@ -47,6 +47,12 @@ def _reason(status: JobStatus) -> list[str]:
     return [*lines, *(f"| {line}" for line in failure.last_lines)]
 
 
+def _hang(status: JobStatus) -> list[str]:
+    """Return how a job hangs, or hung, unless its failure already says so."""
+    is_known = status.hang is None or status.cause == "hang"
+    return [] if is_known or status.hang is None else [status.hang.message, *status.hang.details]
+
+
 def _place(failure: Failure) -> str:
     place = summary.place(failure)
     return f"{place}: " if place else ""
@@ -73,6 +79,7 @@ def print_status(
         ("job", status.job),
         ("state", _verdict(status)),
         *(("" if index else "reason", line) for index, line in enumerate(reasons)),
+        *(("" if index else "hang", line) for index, line in enumerate(_hang(status))),
         *more,
         ("exit code", "" if status.exit_code is None else str(status.exit_code)),
         ("cause", status.cause or ""),

@@ -261,8 +261,8 @@ class Notify(Values):
     """Notifications about a job: where they go, and which events they report."""
 
     events: Events = key(
-        "What to report: end is every end, failure is an end in failure, hang is that no rank has "
-        "printed anything for silent_min.", ("end", "hang"))
+        "What to report: end is every end, failure is an end in failure, hang is that the job "
+        "hangs.", ("end", "hang"))
     webhook: Webhook = key(
         "Where to send a JSON object with a Slack-compatible text: the name of a variable of your "
         "environment that holds the URL, or @FILE.")
@@ -270,8 +270,8 @@ class Notify(Values):
         "A command to run on your machine, as a list of words, without a shell; it gets the text "
         "as its input.", ())
     silent_min: Number = key(
-        "Minutes for which all ranks print nothing before that counts as a hang.", 30.0, ge=0.01,
-        le=_YEAR_MIN)
+        "Minutes for which all ranks print nothing before that is reported as a hang, too; 0 does "
+        "not report it.", 0.0, ge=0, le=_YEAR_MIN)
 
 
 class ObjectStorage(Values):
