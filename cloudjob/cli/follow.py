@@ -82,9 +82,10 @@ def stream(job: Job, descriptor: int, *, follow: bool, shown: LogFilter | None =
     terminals = [number for number in (descriptor, 2) if follow and is_terminal(number)]
     screen = Screen(is_live=os.isatty(descriptor), are_messages_live=os.isatty(2))
     activity = None if shown else Activity(job)
+    add = activity.add if activity else None
     every, start = shown or cloudjob.LogFilter(), b""
     with LiveLines(terminals[0] if terminals else None) as live:
-        for piece in every.pieces(job, follow=follow, on_journal=activity.add if activity else None):
+        for piece in every.pieces(job, follow=follow, on_journal=add):
             start = _local_time(piece.at) if every.is_timed else b""
             ranks, messages = screen.show(piece.data, start)
             live.write(descriptor, ranks)
