@@ -31,6 +31,7 @@ from jobentry.system import processes
 
 if TYPE_CHECKING:
     from jobentry.contract.hangs import Standing
+    from jobentry.node.standing import StandingRanks
 
 # Seconds that ranks have to end after the job has failed, before they are killed.
 ABORT_S = 1.0
@@ -94,15 +95,17 @@ class NodeLoop:
         """
         if self.node.hang_action == hang_actions.OFF:
             return
-        from jobentry.node.standing import StandingRanks
 
         def changed(standing: list[Standing]) -> None:
             self.post(lambda: on_change(standing))
 
-        scale = self.node.hang_scale
-        journal.look_for_hangs(
-            StandingRanks(self.ranks, paths, self.node.node, changed, scale=scale)
-        )
+        def make() -> StandingRanks:
+            from jobentry.node.standing import StandingRanks
+
+            scale = self.node.hang_scale
+            return StandingRanks(self.ranks, paths, self.node.node, changed, scale=scale)
+
+        journal.look_for_hangs(make)
 
     def read_events(self) -> None:
         """Read what the ranks of this node report."""

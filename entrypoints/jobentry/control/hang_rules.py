@@ -19,9 +19,9 @@ _LEARNED = 5.0
 _AGAIN = 2.0
 # A collective that moves more bytes a second in a rank than this is slow, not hung.
 _MOVED_BYTES_S = 10_000.0
-# What programs do for long without being hung: they sleep between polls, serve requests, or wait
-# for a program that they have started.
-_PATIENT = frozenset((Wait.SLEEP, Wait.EVENTS, Wait.CHILD, Wait.OTHER))
+# What programs do for long without being hung: they sleep between polls, or wait for a program that
+# they have started.
+_PATIENT = frozenset((Wait.SLEEP, Wait.CHILD, Wait.OTHER))
 _KINDS = (Activity.WAITING, Activity.IDLE, Activity.BUSY, Activity.GONE)
 # The innermost call may belong to a server or a poll loop.
 _UNSURE = frozenset((Wait.EVENTS, Wait.CHILD, Wait.OTHER))
@@ -163,11 +163,13 @@ def _others_wait(job: _Job, limits: Limits) -> Hang | None:
 
 def _nothing_moves(job: _Job, limits: Limits) -> Hang | None:
     """All ranks idle, or too few wait to say for which."""
-    if job.busy or any(each.wait is Wait.DEVICE for each in job.waiting):
+    others = (*job.idle, *job.waiting)
+    # An event loop without events is a server without requests.
+    if job.busy or any(each.wait in (Wait.DEVICE, Wait.EVENTS) for each in others):
         return None
     is_patient = any(each.wait in _PATIENT for each in job.idle)
     limit_s = max(limits.patient_s if is_patient else limits.idle_s, _learned_s(job.idle))
-    quiet_s = min(each.quiet_s for each in (*job.idle, *job.waiting))
+    quiet_s = min(each.quiet_s for each in others)
     if min(job.still_s, quiet_s) < limit_s:
         return None
     is_alone = len(job.idle) == 1 and not job.waiting

@@ -95,6 +95,7 @@ class Journal:
         self._phases: dict[str, Phase] = {}
         self._ranks: RankProcesses | None = None
         self._standing: StandingRanks | None = None
+        self._make_standing: Callable[[], StandingRanks] | None = None
         self._has_ended = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="journal", daemon=True)
 
@@ -157,9 +158,13 @@ class Journal:
 
         self._ranks = RankProcesses(ranks, paths)
 
-    def look_for_hangs(self, standing: StandingRanks) -> None:
-        """Have the thread that samples look at the places of these ranks as well."""
-        self._standing = standing
+    def look_for_hangs(self, make: Callable[[], StandingRanks]) -> None:
+        """Have the thread that samples look at the places of the ranks as well.
+
+        Args:
+            make: Called in that thread at its first look: the modules take a while to import.
+        """
+        self._make_standing = make
 
     def _wait(self, pause_s: float) -> bool:
         """Wait for the next sample, and look at the places of the ranks meanwhile.
@@ -169,19 +174,23 @@ class Journal:
         """
         due_s = time.monotonic() + pause_s
         while True:
-            left_s = max(0.0, due_s - time.monotonic())
-            standing = self._standing
-            has_ended = self._has_ended.wait(min(left_s, standing.pause_s) if standing else left_s)
+            pause_s = max(0.0, due_s - time.monotonic())
+            if self._make_standing is not None:
+                looks_s = self._standing.pause_s if self._standing else MIN_PERIOD_S
+                pause_s = min(pause_s, looks_s)
+            has_ended = self._has_ended.wait(pause_s)
             if has_ended or time.monotonic() >= due_s:
                 return has_ended
-            if standing is not None:
-                self._look(standing)
+            self._look()
 
-    def _look(self, standing: StandingRanks) -> None:
+    def _look(self) -> None:
+        if self._make_standing is None:
+            return
         try:
-            standing.look()
+            self._standing = self._standing or self._make_standing()
+            self._standing.look()
         except Exception as error:  # noqa: BLE001 (the job goes on, and so do samples)
-            self._standing = None
+            self._make_standing = self._standing = None
             log_message("looking for hangs: %s" % (str(error) or type(error).__name__))
 
     def _follow(self) -> None:
