@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Callable, Mapping, NamedTuple, Sequence
 
 from jobentry.contract.hangs import Activity, Standing
 from jobentry.contract.stacks import Frame, ThreadStack
-from jobentry.contract.waits import OF_RANKS, Cause, Wait, cause_of, operation, place_of
+from jobentry.contract.waits import OF_RANKS, Cause, Wait, cause_of, is_own, operation, place_of
 from jobentry.node.rank_stacks import stacks_of, state_of
 from jobentry.node.rank_usage import TICK_S, RankProcesses
 from jobentry.stacks.memory import UnreadableError
-from jobentry.stacks.python_stacks import MainThread, RawFrame
+from jobentry.stacks.python_stacks import Look, MainThread
 from jobentry.system import linux
 
 if TYPE_CHECKING:
@@ -59,6 +59,9 @@ _SWITCHES = re.compile(rb"^voluntary_ctxt_switches:\s*(\d+)", re.MULTILINE)
 _MOVED = re.compile(rb"^(?:rchar|wchar|read_bytes|write_bytes): (\d+)", re.MULTILINE)
 
 
+_NOTHING = Look((), 0)
+
+
 class _Usage(NamedTuple):
     """What a rank and its processes have used so far, or in ``at_s`` seconds."""
 
@@ -82,7 +85,7 @@ class _Rank:
     def __init__(self) -> None:
         self.target: MainThread | None = None
         self.program = self.failures = 0
-        self.calls: tuple[RawFrame, ...] = ()
+        self.last = _NOTHING
         self.retry_at_s = 0.0
         self.retry_s = 0.0
         self.restart(0.0)
@@ -97,7 +100,7 @@ class _Rank:
         if self.target is not None:
             self.target.close()
         self.target = None
-        self.calls = ()
+        self.last = _NOTHING
 
 
 class StandingRanks:
@@ -187,25 +190,25 @@ class StandingRanks:
             return
         assert rank.target is not None
         try:
-            calls = rank.target.calls()
+            look = rank.target.look()
         except UnreadableError:
             rank.failures += 1
             has_ended = not linux.start_ticks(rank.target.process)
             if has_ended or rank.failures >= _MOST_FAILURES:
                 rank.forget()
-            self._moved(rank, (), now_s)
+            self._moved(rank, _NOTHING, now_s)
             return
         rank.failures = 0
-        if not calls or not rank.target.is_at_same_line(calls, rank.calls):
-            self._moved(rank, calls, now_s)
+        if _has_moved(rank.target, look, rank.last):
+            self._moved(rank, look, now_s)
 
-    def _moved(self, rank: _Rank, calls: tuple[RawFrame, ...], now_s: float) -> None:
+    def _moved(self, rank: _Rank, look: Look, now_s: float) -> None:
         if rank.stack is not None:
             key, stayed_s = _key(rank.stack), now_s - rank.since_s
             if len(self._longest_s) >= _MOST_PLACES:
                 self._longest_s.clear()
             self._longest_s[key] = max(stayed_s, self._longest_s.get(key, 0.0))
-        rank.calls = calls
+        rank.last = look
         rank.restart(now_s)
 
     def _open(self, rank: _Rank, now_s: float) -> bool:
@@ -219,7 +222,7 @@ class StandingRanks:
             except UnreadableError:
                 process = _only(self._children(process))
                 continue
-            rank.calls = ()
+            rank.last = _NOTHING
             rank.restart(now_s)
             return True
         rank.retry_s = min(_MOST_RETRY_S, max(_RETRY_S, 2 * rank.retry_s))
@@ -327,6 +330,21 @@ class StandingRanks:
             used.moved_bytes / used.at_s,
             self._processes.quiet_s(number),
         )
+
+
+def _has_moved(target: MainThread, look: Look, last: Look) -> bool:
+    """Whether a thread has gone on since the last look."""
+    if not look.calls or not target.is_at_same_line(look.calls, last.calls):
+        return True
+    if look.values == last.values:
+        return False
+    # It makes the same call again. Libraries do that while they wait, to look for a signal or a
+    # dead process, and then it is one wait; but none does so in a wait for other ranks.
+    try:
+        innermost = Frame(*target.frame(look.calls[0]))
+    except UnreadableError:
+        return True
+    return is_own(innermost) or bool(operation([innermost]))
 
 
 def _activity(cause: Cause, used: _Usage) -> Activity:

@@ -12,6 +12,7 @@ import contextlib
 import os
 import re
 import struct
+import zlib
 from typing import NamedTuple, Sequence
 
 from jobentry.stacks.elf import Elf
@@ -35,6 +36,10 @@ _POINTER_TAGS = 7
 _TYPE, _SIZE, _BYTES = 8, 16, 32  # in each object; in those with a size; the content of bytes
 _TEXT_STATE, _COMPACT, _ASCII = 32, 1 << 5, 1 << 6
 _ENCODINGS = {1: "latin-1", 2: "utf-16-le", 4: "utf-32-le"}
+# The innermost calls whose variables a look compares, and how many bytes of each; in a dictionary,
+# a number that changes with each assignment (before 3.13).
+_MOST_VALUES, _VALUES_BYTES = 16, 16 * 8
+_DICTIONARY_VERSION = 24
 # A thread's structure of the C library begins where its pthread id points, and contains its id for
 # the kernel: at 720 in glibc for x86-64.
 _PTHREAD_BYTES = 1024
@@ -69,6 +74,18 @@ class RawFrame(NamedTuple):
     address: int
     code: int
     instruction: int
+
+
+class Look(NamedTuple):
+    """What one look at a thread shows.
+
+    Args:
+        calls: The innermost first.
+        values: A checksum that changes when variables of these functions change.
+    """
+
+    calls: tuple[RawFrame, ...]
+    values: int
 
 
 class Interpreter:
@@ -121,21 +138,39 @@ class Interpreter:
                     return state
         raise UnreadableError("its main thread runs no Python")
 
-    def calls(self, state: int) -> tuple[RawFrame, ...]:
+    def look(self, state: int) -> Look:
         """Return the calls of a thread, read once; those of a running one may mix two moments.
 
         Raises:
             UnreadableError: They changed while they were read.
         """
-        return tuple(self._raw_frames(state))
+        calls = tuple(self._raw_frames(state))
+        return Look(calls, zlib.crc32(self._values(calls[:_MOST_VALUES])))
 
-    def line(self, raw: RawFrame) -> tuple[str, int]:
-        """Return the file and the line of a call.
+    def frame(self, raw: RawFrame) -> Frame:
+        """Return the function and the line of a call.
 
         Raises:
             UnreadableError: It has returned.
         """
-        return self._frame(raw)[:2]
+        return self._frame(raw)
+
+    def _values(self, calls: Sequence[RawFrame]) -> bytes:
+        """Return what changes when functions go on: where their variables and results are."""
+        slots, module = self._layout.slots, self._layout.globals
+        if slots is None:
+            return b""
+        values, modules = [], set()
+        for raw in calls:
+            with contextlib.suppress(UnreadableError):
+                content = self._memory.read(raw.address, slots + _VALUES_BYTES)
+                values.append(content[slots:])
+                if module is not None:
+                    modules.add(_word(content, module))
+        for address in sorted(modules):
+            with contextlib.suppress(UnreadableError):
+                values.append(self._memory.read(address + _DICTIONARY_VERSION, 8))
+        return b"".join(values)
 
     def _thread_states(self) -> list[int]:
         for _ in range(_TRIES):
@@ -301,13 +336,21 @@ class MainThread:
         """Stop reading."""
         self._memory.close()
 
-    def calls(self) -> tuple[RawFrame, ...]:
-        """Return its calls, the innermost first, without their names.
+    def look(self) -> Look:
+        """Return its calls without their names, and a checksum of their variables.
 
         Raises:
             UnreadableError: The process has ended, or the calls changed while they were read.
         """
-        return self._interpreter.calls(self._state)
+        return self._interpreter.look(self._state)
+
+    def frame(self, raw: RawFrame) -> Frame:
+        """Return the function and the line of a call.
+
+        Raises:
+            UnreadableError: It has returned.
+        """
+        return self._interpreter.frame(raw)
 
     def is_at_same_line(self, calls: Sequence[RawFrame], others: Sequence[RawFrame]) -> bool:
         """Whether two reads show the thread at the same line of the same calls."""
@@ -316,7 +359,7 @@ class MainThread:
         if not (calls and others) or calls[1:] != others[1:] or calls[0][:2] != others[0][:2]:
             return False
         try:
-            return self._interpreter.line(calls[0]) == self._interpreter.line(others[0])
+            return self.frame(calls[0]) == self.frame(others[0])
         except UnreadableError:
             return False
 

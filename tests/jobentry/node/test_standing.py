@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -178,3 +179,19 @@ def test_the_end_of_a_rank_ends_its_report(node: Node, until: Callable[..., None
     os.kill(program, signal.SIGKILL)
 
     until(lambda: node.found() == {})
+
+
+def test_a_loop_that_makes_the_same_call_again_and_again_moves(node: Node):
+    loop = "for number in range(10**9):\n    time.sleep(.3)"
+    node.start_python(0, f"import time\n{loop}\n")
+    node.start_python(
+        1, "import time\ndef main():\n  {}\nmain()\n".format(loop.replace("\n", "\n  "))
+    )
+    node.start_python(2, "import time\ntime.sleep(600)")
+    # The variables of earlier versions are not read.
+    standing = {2} if sys.version_info >= (3, 11) else {0, 1, 2}
+    node.await_all(*standing)
+
+    seen = [set(node.found()) for _ in range(200) if time.sleep(0.01) is None]
+
+    assert seen == [standing] * 200
