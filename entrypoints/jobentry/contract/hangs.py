@@ -16,6 +16,8 @@ from jobentry.contract.waits import Wait
 # Limits for reading: characters of a text, and groups of a hang.
 _TEXT_LIMIT, _GROUPS_LIMIT = 300, 16
 _MOST_GROUPS = 4
+# The function of code outside functions.
+_MODULE = "<module>"
 
 
 class Activity(Enum):
@@ -255,7 +257,7 @@ def headline(hang: Hang) -> str:
     """Return what hangs, where and for how long, as one line."""
     lasted = f"for {span(hang.lasted_s)}"
     if hang.rule is Rule.DEADLOCK:
-        places = ", ".join(f"{_who(each)} in {_called(each)}" for each in _shown(hang.groups))
+        places = ", ".join(f"{_who(each)} {_located(each)}" for each in _shown(hang.groups))
         return f"deadlock: {places}, {lasted}; they wait for each other"
     if not hang.culprits:
         what = "all ranks wait for each other" if _all_wait(hang) else "nothing moves"
@@ -270,11 +272,11 @@ def details(hang: Hang) -> list[str]:
         return []
     others = hang.groups[hang.named :]
     if not hang.culprits:
-        return [f"{_who(each)}: {_at_and_does(each)}" for each in _shown(others)]
+        return [f"{_who(each)}: {_located_and_does(each)}" for each in _shown(others)]
     waiting = [each for each in others if each.activity is Activity.WAITING]
     count = sum(len(each.ranks) for each in waiting)
     wait = "waits" if count == 1 else "wait"
-    return [f"{_who(each)} {wait} for that in {_called(each)}" for each in _shown(waiting)]
+    return [f"{_who(each)} {wait} for that {_located(each)}" for each in _shown(waiting)]
 
 
 def span(seconds: float) -> str:
@@ -305,25 +307,18 @@ def _is_doing(group: Group) -> str:
     if group.activity is Activity.GONE:
         return f"{verb} {group.does}"
     if group.activity is Activity.BUSY:
-        return f"{verb} busy {_in(group)}({group.cpu_percent} % CPU), perhaps only slow"
-    return f"{verb} stuck {_in(group)}({group.does})"
+        return f"{verb} busy {_located(group)} ({group.cpu_percent} % CPU), perhaps only slow"
+    return f"{verb} stuck {_located(group)} ({group.does})"
 
 
-def _in(group: Group) -> str:
-    return f"in {_called(group)} " if group.place.file else ""
+def _located_and_does(group: Group) -> str:
+    return ", ".join(filter(None, (_located(group), group.does)))
 
 
-def _at_and_does(group: Group) -> str:
-    place = _called(group) if group.place.file else ""
-    return ", ".join(filter(None, (place, group.does)))
-
-
-def _called(group: Group) -> str:
-    """Return the place of a group: ``load() at data.py:17``, with the operation if there is one."""
+def _located(group: Group) -> str:
+    """Return the place of a group: ``in load() at data.py:17``, or the call that waits there."""
     if not group.place.file:
-        return "an unknown place"
-    where = f"{group.place.file}:{group.place.line}"
-    if group.operation:
-        return f"{group.operation} at {where}"
+        return "at an unknown place"
     function = group.place.function
-    return f"{function if function.startswith('<') else f'{function}()'} at {where}"
+    call = group.operation or ("" if function == _MODULE else f"{function}()")
+    return f"{f'in {call} ' if call else ''}at {group.place.file}:{group.place.line}"
