@@ -18,6 +18,7 @@ __all__ = [
     "CloudJobError",
     "Event",
     "Failure",
+    "Hang",
     "Job",
     "JobFailed",
     "JobNotFound",

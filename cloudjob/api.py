@@ -37,6 +37,7 @@ from cloudjob.model.progress import OnProgress, Progress as Progress, log_warnin
 from cloudjob.model.rules import BACKENDS
 from cloudjob.model.status import (
     Failure as Failure,
+    Hang as Hang,
     JobFailed as JobFailed,
     JobState as JobState,
     JobStatus as JobStatus,
