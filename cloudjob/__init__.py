@@ -20,6 +20,7 @@ __all__ = [
     "CloudJobError",
     "Event",
     "Failure",
+    "Hang",
     "Job",
     "JobFailed",
     "JobNotFound",

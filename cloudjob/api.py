@@ -39,6 +39,7 @@ from cloudjob.model.status import (
     Absence as Absence,
     Cause as Cause,
     Failure as Failure,
+    Hang as Hang,
     JobFailed as JobFailed,
     JobState as JobState,
     JobStatus as JobStatus,

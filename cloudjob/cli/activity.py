@@ -1,4 +1,4 @@
-"""Reports the activity of a followed job, and its silence if it prints nothing for long."""
+"""Reports the activity of a followed job."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import time
 from cloudjob import Journals
 from cloudjob.cli.status import transferred
 from cloudjob.model import summary
-from cloudjob.model.text import counted, one_line
+from cloudjob.model.text import one_line
 from jobentry.contract.journal import State
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
-    from cloudjob import Job, LogFilter
+    from cloudjob import Job
     from jobentry.contract import journal
 
 # Activities shorter than this are not reported.
@@ -25,9 +25,6 @@ _LINE_S = 10.0
 _REASON_S = 10.0
 # Followed by the platform's reason.
 _REASON_PREFIX = "waits: "
-# Seconds without output before the first report; each report doubles the interval, so that reports
-# stay rare for a hang of days or a script that prints once an hour.
-FIRST_S = 600.0
 # The states of a rank in a word, by the letter in its journal.
 STATES = {
     state.value: word
@@ -44,44 +41,6 @@ STATES = {
         State.LOST: "lost",
     }.items()
 }
-
-
-class Notices:
-    """The reports about a followed job, besides its log."""
-
-    def __init__(self, job: Job, shown: LogFilter | None) -> None:
-        self._activity = None if shown else Activity(job)
-        # With a search pattern, a long time without a matching line is normal.
-        self._silence = None if shown and shown.pattern else Silence(job)
-
-    def add(self, node: int, lines: list[bytes]) -> None:
-        """Read new lines of a node's journal."""
-        if self._activity:
-            self._activity.add(node, lines)
-        if self._silence:
-            self._silence.add(node, lines)
-
-    def end_silence(self, *, has_output: bool) -> None:
-        """Restart the count of silence, because a node or a rank has written something."""
-        if self._silence:
-            self._silence.end()
-        if self._activity and has_output:
-            self._activity.has_output = True
-
-    def line(self) -> str:
-        """Return what the job is doing now."""
-        return self._activity.line() if self._activity else ""
-
-    def news(self, *, is_live: bool, is_due: bool) -> list[str]:
-        """Return new lines to print.
-
-        Args:
-            is_live: Whether ``line`` is shown.
-            is_due: Whether ``line`` was called since the last call.
-        """
-        doing = self._activity.news() if self._activity and is_due and not is_live else ""
-        silence = self._silence.report() if self._silence else ""
-        return [text for text in (doing, silence) if text]
 
 
 # ---- activity of the nodes -----------------------------------------------------------------------
@@ -232,50 +191,3 @@ def silence_text(found: Journals) -> str:
         f"all {len(running)} ranks for {summary.span(silent_s)}; {of_first} the longest, "
         f"{summary.span(first.quiet_s)} ({usage})"
     )
-
-
-class Silence:
-    """Measures how long a job has printed nothing, from its first output or journal line on."""
-
-    def __init__(self, job: Job, clock: Callable[[], float] = time.monotonic) -> None:
-        self._job = job
-        self._clock = clock
-        self._limit_s = FIRST_S
-        self._since_s: float | None = None
-        self._journals = Journals(is_short=True)
-
-    def end(self) -> None:
-        """Restart the count, because the job has printed something."""
-        self._since_s = self._clock()
-
-    def add(self, node: int, lines: Iterable[bytes]) -> None:
-        """Read new lines of a node's journal."""
-        if self._since_s is None:
-            self.end()
-        self._journals.add(node, lines)
-
-    def report(self) -> str:
-        """Return a line if the silence has reached the limit; else an empty text."""
-        now_s = self._clock()
-        if self._since_s is None or now_s < self._since_s + self._limit_s:
-            return ""
-        silent = summary.span(int(now_s - self._since_s))
-        while now_s >= self._since_s + self._limit_s:
-            self._limit_s *= 2
-        found = self._current_text()
-        more = f"; {found}" if found else ""
-        return f"job {self._job.id} has printed nothing for {silent}{more}"
-
-    def _current_text(self) -> str:
-        """Return what the running ranks are doing, or which phase the nodes are in."""
-        ranks = self._journals.running
-        if not ranks:
-            phases = sorted({phase.name for phase in self._journals.current_phases.values()})
-            return f"phase: {one_line(', '.join(phases))}" if phases else ""
-        _, node, least = min(ranks, key=lambda point: point.sample.cpu_percent)
-        most = max(point.sample.cpu_percent for point in ranks)
-        state = STATES.get(least.state, one_line(least.state))
-        text = f"rank {least.rank} on node {node} uses {least.cpu_percent}% of a CPU ({state})"
-        if len(ranks) > 1:
-            text += f", the busiest of {counted(len(ranks), 'rank')} {most}%"
-        return f"{text}; `cloudjob top {self._job.id}` shows more"

@@ -75,29 +75,30 @@ def stream(job: Job, descriptor: int, *, follow: bool, shown: LogFilter | None =
     On a terminal, the states of progress bars are shown below a log that is followed; without
     ``shown``, so is the activity of the job.
     """
-    from cloudjob.cli.activity import Notices
+    from cloudjob.cli.activity import Activity
     from cloudjob.cli.live import LiveLines, is_terminal, write_all
     from cloudjob.cli.screen import Screen
 
     terminals = [number for number in (descriptor, 2) if follow and is_terminal(number)]
     screen = Screen(is_live=os.isatty(descriptor), are_messages_live=os.isatty(2))
-    notices = Notices(job, shown)
+    activity = None if shown else Activity(job)
+    add = activity.add if activity else None
     every, start = shown or cloudjob.LogFilter(), b""
     with LiveLines(terminals[0] if terminals else None) as live:
-        for piece in every.pieces(job, follow=follow, on_journal=notices.add):
+        for piece in every.pieces(job, follow=follow, on_journal=add):
             start = _local_time(piece.at) if every.is_timed else b""
             ranks, messages = screen.show(piece.data, start)
             live.write(descriptor, ranks)
             live.write(2, _with_node(piece.node, messages, start) if job.nodes > 1 else messages)
-            if piece.data:
-                notices.end_silence(has_output=bool(ranks) or screen.has_parts)
+            if activity and (ranks or screen.has_parts):
+                activity.has_output = True
             if is_due := live.is_due:
                 bars = screen.bars.items() if descriptor in terminals else ()
                 lines = [b"[%d] %s" % bar for bar in bars]
-                doing = notices.line()
+                doing = activity.line() if activity else ""
                 live.show([*lines, _DIM % doing.encode()] if doing else lines)
-            for text in notices.news(is_live=bool(terminals), is_due=is_due):
-                print_message(text)
+            if activity and is_due and not terminals and (news := activity.news()):
+                print_message(news)
     write_all(descriptor, screen.finish(start))
 
 

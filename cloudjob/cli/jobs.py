@@ -71,7 +71,7 @@ def _status(options: argparse.Namespace) -> int:
     job = cloudjob.attach(options.job)
     status = job.status()
     latest = cloudjob.Journals() if status.state.is_final else job.latest()
-    status = replace(status, phases=status.phases or latest.phases)
+    status = replace(status, phases=status.phases or latest.phases, hang=status.hang or latest.hang)
     if options.json:
         print_json({**status_json(status), "git_commit": job.git_commit})
     else:

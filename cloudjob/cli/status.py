@@ -7,6 +7,7 @@ import time
 from cloudjob.cli.messages import print_message
 from cloudjob.cli.tables import print_table
 from cloudjob.model import summary
+from cloudjob.model.status import Cause
 from cloudjob.model.status import to_json as status_json
 from cloudjob.model.text import counted, one_line, size_text
 from cloudjob.model.times import local, seconds_of
@@ -52,6 +53,12 @@ def _reason(status: JobStatus) -> list[str]:
     return [*lines, *stacks, *(f"| {line}" for line in failure.last_lines)]
 
 
+def _hang(status: JobStatus) -> list[str]:
+    """Return how a job hangs, or hung, unless its failure already says so."""
+    is_known = status.hang is None or status.cause is Cause.HANG
+    return [] if is_known or status.hang is None else [status.hang.message, *status.hang.details]
+
+
 def _place(failure: Failure) -> str:
     place = summary.place(failure)
     return f"{place}: " if place else ""
@@ -78,6 +85,7 @@ def print_status(
         ("job", status.job),
         ("state", _verdict(status)),
         *(("" if index else "reason", line) for index, line in enumerate(reasons)),
+        *(("" if index else "hang", line) for index, line in enumerate(_hang(status))),
         *more,
         ("exit code", "" if status.exit_code is None else str(status.exit_code)),
         ("cause", status.cause or ""),

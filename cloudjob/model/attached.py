@@ -28,6 +28,7 @@ TAKEN: Mapping[str, tuple[str, ...]] = MappingProxyType({
     "slurm": ("time_min", "cpus_per_rank", "memory_gib", "gpus", "exclusive", "warn_s"),
     "mindspore": ("device_target", "parallel_mode", "search_mode"),
     "network": ("stall_min",),
+    "hang": ("action", "after_min", "scale"),
 })  # fmt: skip
 
 

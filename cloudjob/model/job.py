@@ -14,6 +14,7 @@ from cloudjob.model import grid
 from cloudjob.model.rules import AUTO_RANKS, BACKENDS, NAME_RULE
 from cloudjob.model.sections import (
     Docker,
+    Hang,
     Kubernetes,
     MindSpore,
     ModelArts,
@@ -156,6 +157,7 @@ class JobSpec(Values):
     slurm: Slurm = Field(default_factory=Slurm)
     mindspore: MindSpore = Field(default_factory=MindSpore)
     network: Network = Field(default_factory=Network)
+    hang: Hang = Field(default_factory=Hang)
     notify: Notify = Field(default_factory=Notify)
     s3: ObjectStorage = Field(default_factory=ObjectStorage,
         description="Settings of s3:// stores.")
@@ -241,6 +243,7 @@ class Options(TypedDict, total=False):
     slurm: Mapping[str, Any]
     mindspore: Mapping[str, Any]
     network: Mapping[str, Any]
+    hang: Mapping[str, Any]
     notify: Mapping[str, Any]
     s3: Mapping[str, Any]
     obs: Mapping[str, Any]

@@ -25,7 +25,7 @@ from cloudjob.model.types import (
     Whole,
     key,
 )
-from jobentry.contract import env
+from jobentry.contract import env, hang_actions
 
 _DAY_MIN = 1440
 # No platform runs a job for a year.
@@ -246,12 +246,26 @@ class Network(Values):
         "the job is ended.", env.DEFAULT_STALL_S / 60, ge=0.25, le=_DAY_MIN)
 
 
+class Hang(Values):
+    """What to do if the job hangs: its ranks wait for each other, or for one that does not move."""
+
+    action: Annotated[str, OneOf(*hang_actions.ACTIONS)] = key(
+        "warn reports it; stop also ends the job, if it certainly hangs; off does not look for "
+        "hangs.", hang_actions.WARN)
+    after_min: Number = key(
+        "Minutes after the report at which stop ends the job.", env.DEFAULT_HANG_AFTER_S / 60,
+        ge=0, le=_YEAR_MIN)
+    scale: Number = key(
+        "A factor for the times after which a job counts as hung; 0.5 halves them.", 1.0, ge=0.01,
+        le=100)
+
+
 class Notify(Values):
     """Notifications about a job: where they go, and which events they report."""
 
     events: Events = key(
-        "What to report: end is every end, failure is an end in failure, hang is that no rank has "
-        "printed anything for silent_min.", ("end", "hang"))
+        "What to report: end is every end, failure is an end in failure, hang is that the job "
+        "hangs.", ("end", "hang"))
     webhook: Webhook = key(
         "Where to send a JSON object with a Slack-compatible text: the name of a variable of your "
         "environment that holds the URL, or @FILE.")
@@ -259,8 +273,8 @@ class Notify(Values):
         "A command to run on your machine, as a list of words, without a shell; it gets the text "
         "as its input.", ())
     silent_min: Number = key(
-        "Minutes for which all ranks print nothing before that counts as a hang.", 30.0, ge=0.01,
-        le=_YEAR_MIN)
+        "Minutes for which all ranks print nothing before that is reported as a hang, too; 0 does "
+        "not report it.", 0.0, ge=0, le=_YEAR_MIN)
 
 
 class ObjectStorage(Values):

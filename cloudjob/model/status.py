@@ -86,6 +86,27 @@ class Phase:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Hang:
+    """How a job hangs, or hung when it ended.
+
+    Args:
+        rule: What shows it: a value of ``jobentry.contract.hangs.Rule``.
+        confidence: How certain it is: ``certain``, ``high``, ``medium`` or ``low``.
+        ranks: Those that the others wait for; empty if none stands out.
+        since: Since when no rank has moved, by the clock of the head.
+        message: Which ranks are where, and for how long.
+        details: What the other ranks do, a line for each place.
+    """
+
+    rule: str
+    confidence: str
+    ranks: tuple[int, ...]
+    since: str
+    message: str
+    details: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobStatus:
     """Everything known about one job; times are RFC 3339 UTC, and None before the event.
 
@@ -111,6 +132,7 @@ class JobStatus:
     code: Code | None = None
     phases: tuple[Phase, ...] = ()
     absence: Absence | None = None
+    hang: Hang | None = None
 
     @property
     def is_gone(self) -> bool:
@@ -152,6 +174,11 @@ def to_json(status: JobStatus) -> dict[str, Any]:
     values["state"] = status.state.value
     values["cause"] = None if status.cause is None else str(status.cause)
     values["phases"] = [_values(phase) for phase in status.phases]
+    values["hang"] = status.hang and {
+        **_values(status.hang),
+        "ranks": list(status.hang.ranks),
+        "details": list(status.hang.details),
+    }
     values["code"] = status.code and _values(status.code)
     if status.failure is not None:
         failure = status.failure._asdict()
@@ -160,20 +187,22 @@ def to_json(status: JobStatus) -> dict[str, Any]:
     return values
 
 
-def _values(value: JobStatus | Code | Phase) -> dict[str, Any]:
+def _values(value: JobStatus | Code | Phase | Hang) -> dict[str, Any]:
     """Return the fields of a value; ``asdict`` takes ten times as long, a second for a list."""
     return {name: getattr(value, name) for name in value.__slots__}
 
 
 def from_json(values: dict[str, Any]) -> JobStatus:
     """Return the status from the values that ``to_json`` returned."""
-    failure, code = values["failure"], values["code"]
+    failure, code, hang = values["failure"], values["code"], values.get("hang")
     changed = {
         "state": JobState(values["state"]),
         "cause": None if values["cause"] is None else Cause(values["cause"]),
         "failure": failure and _failure(failure),
         "code": code and Code(**code),
         "phases": tuple(Phase(**phase) for phase in values["phases"]),
+        "hang": hang
+        and Hang(**{**hang, "ranks": tuple(hang["ranks"]), "details": tuple(hang["details"])}),
     }
     return JobStatus(**{**values, **changed})
 

@@ -11,12 +11,13 @@ from typing import NamedTuple
 
 from cloudjob.errors import BackendError, StoreError
 from cloudjob.model import times
-from cloudjob.model.status import Phase
+from cloudjob.model.status import Hang, Phase
 from cloudjob.store.files import logged_if_unreadable
 from cloudjob.store.parallel import call_with_timeout, in_parallel
 from cloudjob.tracking import log
 from cloudjob.tracking.access import JobAccess
-from jobentry.contract import journal
+from cloudjob.tracking.verdict import hang_of
+from jobentry.contract import hangs, journal
 from jobentry.contract.journal import Device, RankSample, Sample
 from jobentry.contract.paths import JobPaths
 
@@ -95,6 +96,8 @@ class Journals:
         self._is_short = is_short
         self._phases: dict[tuple[int, str, float], journal.Phase] = {}
         self._samples: dict[int, list[Sample]] = {}
+        # What the head reported last, and which node that was.
+        self._hang: tuple[int, hangs.Hang] | None = None
 
     def add(self, node: int, lines: Iterable[bytes]) -> None:
         """Add lines of the journal of ``node``; damaged lines are skipped."""
@@ -102,6 +105,8 @@ class Journals:
             entry = journal.load(line)
             if isinstance(entry, journal.Phase):
                 self._phases[node, entry.name, entry.started_at] = entry
+            elif isinstance(entry, hangs.Hang):
+                self._hang = (node, entry)
             elif entry is not None:
                 kept = [] if self._is_short else self._samples.get(node, [])
                 self._samples[node] = kept
@@ -110,10 +115,22 @@ class Journals:
     def add_missing(self, other: Journals) -> None:
         """Add the journals in ``other`` of nodes that are missing here."""
         missing = other.nodes - self.nodes
+        if other._hang and other._hang[0] in missing:
+            self._hang = other._hang
         self._phases.update({key: each for key, each in other._phases.items() if key[0] in missing})
         self._samples.update(
             {node: each for node, each in other._samples.items() if node in missing}
         )
+
+    @property
+    def last_hang(self) -> hangs.Hang | None:
+        """How the job hung last, even if it moves again; None if it never hung."""
+        return self._hang[1] if self._hang else None
+
+    @property
+    def hang(self) -> Hang | None:
+        """How the job hangs; None if it does not."""
+        return hang_of(self.last_hang)
 
     @property
     def nodes(self) -> frozenset[int]:

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from cloudjob.errors import CloudJobError, UsageError
 from cloudjob.model import summary
-from cloudjob.model.status import JobState, JobStatus
+from cloudjob.model.status import Hang, JobState, JobStatus
 from cloudjob.model.text import hide
 from cloudjob.retries import Limits
 
@@ -57,6 +57,7 @@ class Targets(NamedTuple):
 
     Args:
         webhook: The webhook's URL, which is a secret.
+        silent_s: How long no rank prints anything before that is reported; 0 for never.
         masked_texts: Texts that must not occur in any notification.
     """
 
@@ -157,6 +158,13 @@ def of_end(status: JobStatus) -> Notice:
     return _notice(FAILURE if is_failure else END, status, head, summary.reason(status), lines)
 
 
+def of_hang(status: JobStatus, hang: Hang) -> Notice:
+    """Return the notification of a job that hangs."""
+    rank = hang.ranks[0] if len(hang.ranks) == 1 else None
+    why = "; ".join((hang.message, *hang.details))
+    return _hang_notice(status, f"hangs: {why}", {"rank": rank, "message": why})
+
+
 def of_silence(status: JobStatus, node: int, rank: int, silent_s: float) -> Notice:
     """Return the notification of a job none of whose ranks prints anything.
 
@@ -164,10 +172,13 @@ def of_silence(status: JobStatus, node: int, rank: int, silent_s: float) -> Noti
         rank: The rank that has been silent for the longest, for ``silent_s``.
     """
     why = f"no rank prints anything; rank {rank} on node {node} stopped first"
-    head = f"job {status.job}: may hang: {why}, {summary.span(silent_s)} ago"
-    notice = _notice(HANG, status, head, "", [])
-    more = {"node": node, "rank": rank, "message": f"{why}, {summary.span(silent_s)} ago"}
-    return notice._replace(values={**notice.values, **more})
+    why = f"{why}, {summary.span(silent_s)} ago"
+    return _hang_notice(status, f"may hang: {why}", {"node": node, "rank": rank, "message": why})
+
+
+def _hang_notice(status: JobStatus, what: str, values: Mapping[str, Any]) -> Notice:
+    notice = _notice(HANG, status, f"job {status.job}: {what}", "", [])
+    return notice._replace(values={**notice.values, **values})
 
 
 def _notice(event: str, status: JobStatus, head: str, why: str, lines: Sequence[str]) -> Notice:

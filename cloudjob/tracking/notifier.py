@@ -28,7 +28,7 @@ from cloudjob.retries import Limits
 from cloudjob.tracking import notice
 from cloudjob.tracking.journals import Journals
 from cloudjob.tracking.notice import END, FAILURE, HANG, Notice, NotSent, Targets
-from jobentry.contract import journal
+from jobentry.contract import hangs, journal
 
 if TYPE_CHECKING:
     from cloudjob.model.job import JobSpec
@@ -150,6 +150,7 @@ class _Notifier:
         self._lock = lock
         self._journals = Journals(is_short=True)
         self._failures: list[str] = []
+        self._has_reported = self._has_reported_silence = False
 
     def run(self) -> None:
         if HANG in self._targets.events:
@@ -191,22 +192,36 @@ class _Notifier:
         return None
 
     def _watch(self) -> None:
-        """Follow the log until all ranks have been silent for too long, or the job has ended."""
+        """Follow the log until the job has ended, and report hangs."""
         for piece in self._job.pieces(follow=True, on_journal=self._journals.add):
-            if self._has_hung() or not self._path.exists():
+            if not self._path.exists():
                 return
+            self._report_hang()
             if not piece.data:
                 time.sleep(_POLL_S)
 
-    def _has_hung(self) -> bool:
-        """Whether all ranks have been silent for too long; the first time, send a notification."""
-        running = self._journals.running
-        if not running or self._journals.silent_s < self._targets.silent_s:
-            return False
-        first = max(running, key=lambda each: each.sample.quiet_s)
-        status = self._job.last_status or self._job.status()
-        self._send(notice.of_silence(status, first.node, first.sample.rank, first.sample.quiet_s))
-        return True
+    def _report_hang(self) -> None:
+        """Report a hang once; a job that moves again may be reported again."""
+        if self._journals.hang is not None:
+            is_sure = self._journals.hang.confidence != hangs.Confidence.LOW.value
+            if is_sure and not self._has_reported:
+                self._has_reported = True
+                self._send(notice.of_hang(self._status(), self._journals.hang))
+        elif self._journals.last_hang is not None:
+            self._has_reported = False
+        if self._is_silent() and not self._has_reported_silence:
+            self._has_reported_silence = True
+            first = max(self._journals.running, key=lambda each: each.sample.quiet_s)
+            rank, quiet_s = first.sample.rank, first.sample.quiet_s
+            self._send(notice.of_silence(self._status(), first.node, rank, quiet_s))
+
+    def _status(self) -> JobStatus:
+        return self._job.last_status or self._job.status()
+
+    def _is_silent(self) -> bool:
+        """Whether all ranks have printed nothing for longer than the job file allows."""
+        limit_s = self._targets.silent_s
+        return bool(limit_s and self._journals.running and self._journals.silent_s >= limit_s)
 
 
 def _write(lock: int, line: str) -> None:

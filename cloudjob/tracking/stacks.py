@@ -2,59 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cloudjob.errors import BackendError
-from jobentry.contract.journal import ranges
+from jobentry.contract.rank_lists import ranges
 from jobentry.contract.stacks import Frame, ProcessStacks, Stacks, StacksError, ThreadStack, load
+from jobentry.contract.waits import OF_RANKS, cause_of
 from jobentry.system.requests import STACKS, request
 
 if TYPE_CHECKING:
     from cloudjob.backends.base import Backend
-
-# Calls in which a rank waits for others: the file of the innermost call, or its line of source.
-_WAITING_FILES = re.compile(
-    r"(^|/)(torch/distributed/(distributed_c10d|rendezvous|elastic/rendezvous/\w+)"
-    r"|horovod/\w+/(mpi_ops|functions)|mindspore/communication/\w+)\.py$"
-)
-# Names that others use, too, count only for what is usually called so.
-_WAITING_CALL = re.compile(
-    r"\.i?(all_?reduce\w*|all_?gather\w*|all_?to_?all\w*|(monitored_)?barrier"
-    r"|(bcast|broadcast)(_object\w*|_parameters|_coalesced)?|reduce_?scatter\w*)\("
-    r"|\b(\w*comm|\w*world|dist|distributed|hvd|req\w*|work|handle)"
-    r"\.i?(reduce|scatterv?|gatherv?|s?send|recv|sendrecv|probe|wait(all|any)?)\(",
-    re.IGNORECASE,
-)
-_STOPPED = {
-    "T": "stopped by a signal",
-    "t": "stopped by a debugger",
-    "Z": "ended, but its parent has not noticed",
-}
-# Functions of the kernel in which a thread waits -> what for.
-_WAITS = (
-    ("wait_for_partner", "opening a pipe that no other process has opened"),
-    ("pipe_read", "reading from a pipe"),
-    ("pipe_write", "writing to a pipe"),
-    ("futex", "waiting for a lock or another thread"),
-    ("nanosleep", "sleeping"),
-    ("ep_poll", "waiting for events"),
-    ("epoll", "waiting for events"),
-    ("poll_schedule", "waiting for events"),
-    ("do_select", "waiting for events"),
-    ("do_wait", "waiting for a child process"),
-    ("wait_woken", "waiting for data"),
-    ("skb_wait", "waiting for data of a socket"),
-    ("inet_csk_accept", "waiting for a connection"),
-    ("inet_stream_connect", "connecting to another machine"),
-    ("n_tty_read", "waiting for input"),
-    ("nfs", "waiting for a network file system"),
-    ("rpc_wait", "waiting for a network file system"),
-    ("fuse", "waiting for a file system (FUSE)"),
-    ("request_wait_answer", "waiting for a file system (FUSE)"),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +153,7 @@ def _key(process: ProcessStacks, thread: ThreadStack) -> object:
     # Descendants of one rank that differ only in their command line are shown apart.
     command = "" if process.is_program else process.command
     calls = tuple((frame.file, frame.line, frame.function) for frame in thread.frames)
-    return command, is_main, calls, _does(thread), process.problem
+    return command, is_main, calls, cause_of(thread).text, process.problem
 
 
 def _group(members: Iterable[tuple[ProcessStacks, ThreadStack]]) -> StackGroup:
@@ -206,30 +165,8 @@ def _group(members: Iterable[tuple[ProcessStacks, ThreadStack]]) -> StackGroup:
         processes=tuple(item.process for item, _ in members),
         command="" if process.is_program else process.command or "?",
         is_main=thread.thread == process.process,
-        waits_for_ranks=_waits_for_ranks(thread),
-        does=_does(thread),
+        waits_for_ranks=cause_of(thread).wait in OF_RANKS,
+        does=cause_of(thread).text,
         frames=thread.frames,
         problem=process.problem,
     )
-
-
-def _waits_for_ranks(thread: ThreadStack) -> bool:
-    if not thread.frames or thread.state in _STOPPED:
-        return False
-    innermost = thread.frames[0]
-    return bool(_WAITING_FILES.search(innermost.file) or _WAITING_CALL.search(innermost.source))
-
-
-def _does(thread: ThreadStack) -> str:
-    if thread.state in _STOPPED:
-        return _STOPPED[thread.state]
-    if _waits_for_ranks(thread):
-        # It may spin or sleep, from one moment to the next.
-        return "waiting for other ranks"
-    waits = next((text for name, text in _WAITS if name in thread.waits_in), "")
-    if thread.state == "D":
-        where = f" ({thread.waits_in})" if thread.waits_in else ""
-        return f"waiting in the kernel, not interruptible{where}"
-    if thread.state == "R" or not thread.state:
-        return "running"
-    return waits or (f"waiting ({thread.waits_in})" if thread.waits_in else "waiting")

@@ -11,8 +11,10 @@ from typing import Any
 from cloudjob.backends.native import Absent, Ended, NativeStatus, Stop, Waiting
 from cloudjob.home.records import JobRecord
 from cloudjob.model import status as statuses
-from cloudjob.model.status import Code, JobStatus, Phase, state_of
-from jobentry.contract import exits, messages, node_end
+from cloudjob.model import times
+from cloudjob.model.status import Code, Hang, JobStatus, Phase, state_of
+from cloudjob.model.text import one_line
+from jobentry.contract import exits, hangs, messages, node_end
 from jobentry.contract.exits import Cause, ExitRecord, Failure, Outcome
 from jobentry.contract.malformed import MALFORMED
 
@@ -90,6 +92,21 @@ def with_record(
             Phase(node=node, name=name, started_at=start, ended_at=end)
             for node, name, start, end in record.phases
         ),
+        hang=hang_of(record.hang),
+    )
+
+
+def hang_of(hang: hangs.Hang | None) -> Hang | None:
+    """Return how a job hangs, as its status has it; None if it does not, or moves again."""
+    if hang is None or hang.is_over:
+        return None
+    return Hang(
+        rule=hang.rule.value,
+        confidence=hang.confidence.value,
+        ranks=tuple(rank for group in hang.culprits for rank in group.ranks),
+        since=times.rfc3339(hang.at - hang.lasted_s),
+        message=one_line(hangs.headline(hang)),
+        details=tuple(one_line(line) for line in hangs.details(hang)),
     )
 
 

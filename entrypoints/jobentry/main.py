@@ -470,6 +470,7 @@ def _run_head(
         started_at=record.rfc3339(started_at),
         ended_at=record.rfc3339(time.time()),
         phases=record.phases(setup.journal, head.worker_phases),
+        hang=head.hang if outcome.exit_code else None,
     )
     record.write(ended, node.record_uri, is_cancelled=is_cancelled)
     return _End(outcome.exit_code, outcome.is_over)

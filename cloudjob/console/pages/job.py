@@ -15,7 +15,7 @@ from cloudjob.console.state import Console
 from cloudjob.console.text import displayable
 from cloudjob.console.threads import in_thread
 from cloudjob.errors import CloudJobError
-from cloudjob.model.status import JobState, JobStatus, Phase
+from cloudjob.model.status import Hang, JobState, JobStatus, Phase
 from cloudjob.model.summary import age, duration
 from cloudjob.submission import failure_hint
 from cloudjob.tracking import Job
@@ -52,6 +52,7 @@ class _JobPage:
         self._error = ""
         self._hint = ""
         self._phases: Sequence[Phase] = ()
+        self._hang: Hang | None = None
         self._panels: dict[str, ui.column] = {}
         self._overview: Overview | None = None
         self._fills: dict[str, Callable[[], Awaitable[None] | None]] = {
@@ -107,9 +108,10 @@ class _JobPage:
     async def _poll(self) -> None:
         try:
             self._status = await in_thread(self._job.status)
-            self._phases = self._status.phases
+            self._phases, self._hang = self._status.phases, self._status.hang
             if not self._status.state.is_final:
-                self._phases = (await in_thread(self._console.journals, self._job)).phases
+                journals = await in_thread(self._console.journals, self._job)
+                self._phases, self._hang = journals.phases, journals.hang
             # Searches the source if the failure names a missing file.
             self._hint = await in_thread(failure_hint.of_job, self._job, self._status)
             self._error = ""
@@ -147,6 +149,8 @@ class _JobPage:
                 cancel.props("flat dense no-caps color=negative")
         if self._error:
             ui.label(displayable(self._error)).classes("text-negative")
+        if self._hang is not None:
+            _hang_band(self._hang, self._job, has_ended=status.state.is_final)
 
     def _copy(self) -> None:
         ui.clipboard.write(self._job.id)
@@ -162,3 +166,14 @@ class _JobPage:
                 ui.notify(f"Asked {self._job.id} to end.", type="positive")
             except CloudJobError as error:
                 ui.notify(displayable(error.message), type="negative", multi_line=True)
+
+
+def _hang_band(hang: Hang, job: Job, *, has_ended: bool) -> None:
+    """Show which ranks of a job do not move, and a link to what all of them do."""
+    with ui.card().classes("panel verdict"):
+        ui.label("Hung when it ended" if has_ended else "Hangs").classes("verdict-place")
+        ui.label(displayable(hang.message)).classes("verdict-message")
+        for line in hang.details:
+            ui.label(displayable(line)).classes("quiet")
+        if not has_ended:
+            ui.link("Stacks of all ranks", f"/job/{job.id}/stacks")

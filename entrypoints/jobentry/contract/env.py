@@ -11,6 +11,7 @@ import re
 from typing import Mapping, NamedTuple
 
 from jobentry.contract import devices, names
+from jobentry.contract.hang_actions import ACTIONS, WARN
 
 DEFAULT_SSHD_PORT = 38888
 DEFAULT_GRACE_S = 10.0
@@ -18,6 +19,7 @@ DEFAULT_START_TIMEOUT_S = 600.0
 DEFAULT_STALL_S = 300.0
 DEFAULT_OUTPUT_SYNC_S = 30.0
 DEFAULT_OUTPUT_LIMIT_S = 3600.0
+DEFAULT_HANG_AFTER_S = 600.0
 
 # The output files of an earlier run that a node restores: none, its own, or those of all nodes.
 RESTORE_NONE, RESTORE_OWN, RESTORE_ALL = "none", "own", "all"
@@ -72,6 +74,9 @@ class NodeEnv(NamedTuple):
         delivered_dir: The folder of files that the backend put into this container.
         first_version: Whether ranks get the variables of the platform's first version as well.
         stall_s: Seconds for which the connection between head and workers may be silent.
+        hang_action: What to do with a job that hangs: one of ``hang_actions.ACTIONS``.
+        hang_after_s: How many seconds after the report of the hang to end the job.
+        hang_scale: A factor for the times after which a job counts as hung.
     """
 
     job: str = "job"
@@ -101,6 +106,9 @@ class NodeEnv(NamedTuple):
     timeout_s: float = 0.0
     start_timeout_s: float = DEFAULT_START_TIMEOUT_S
     min_nodes: int = 0
+    hang_action: str = WARN
+    hang_after_s: float = DEFAULT_HANG_AFTER_S
+    hang_scale: float = 1.0
     first_version: bool = False
     open_mpi: OpenMpi = OpenMpi()
     mindspore: MindSpore = MindSpore()
@@ -200,6 +208,9 @@ def write(node: NodeEnv) -> dict[str, str]:
         names.TUNE_ENV_FILE: node.open_mpi.tune_file,
         names.CLOUDJOB_MIN_NODES: str(node.min_nodes or ""),
         names.CLOUDJOB_FIRST_VERSION: "1" if node.first_version else "",
+        names.CLOUDJOB_HANG_ACTION: _unless(WARN, node.hang_action),
+        names.CLOUDJOB_HANG_AFTER_S: _unless(DEFAULT_HANG_AFTER_S, node.hang_after_s),
+        names.CLOUDJOB_HANG_SCALE: _unless(1.0, node.hang_scale),
         names.CLOUDJOB_STALL_S: _unless(DEFAULT_STALL_S, node.stall_s),
         names.CLOUDJOB_DEVICE_TARGET: node.mindspore.device_target,
         names.CLOUDJOB_PARALLEL_MODE: node.mindspore.parallel_mode,
@@ -253,6 +264,9 @@ def read(environ: Mapping[str, str]) -> NodeEnv:
         timeout_s=reader.seconds(names.CLOUDJOB_TIMEOUT_S, 0.0),
         start_timeout_s=reader.seconds(names.CLOUDJOB_START_TIMEOUT_S, DEFAULT_START_TIMEOUT_S),
         min_nodes=reader.nodes(names.CLOUDJOB_MIN_NODES, len(hosts)),
+        hang_action=reader.choice(names.CLOUDJOB_HANG_ACTION, ACTIONS),
+        hang_after_s=reader.seconds(names.CLOUDJOB_HANG_AFTER_S, DEFAULT_HANG_AFTER_S),
+        hang_scale=reader.factor(names.CLOUDJOB_HANG_SCALE),
         first_version=environ.get(names.CLOUDJOB_FIRST_VERSION, "") == "1",
         open_mpi=OpenMpi(
             np=reader.ranks(names.OPENMPI_NP),
@@ -344,6 +358,14 @@ class _Reader:
         if not 0 <= value < float("inf"):
             self.problems.append(f"{name}={_shown(text)!r} is not a number of seconds")
             return default
+        return value
+
+    def factor(self, name: str) -> float:
+        """Return ``name`` as a factor that is neither tiny nor huge; 1 if it is not set."""
+        value = self.seconds(name, 1.0)
+        if not 0.001 <= value <= 1000:
+            self.problems.append(f"{name}={value:g} is not a number from 0.001 to 1000")
+            return 1.0
         return value
 
     def job(self) -> str:

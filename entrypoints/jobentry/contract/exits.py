@@ -6,12 +6,14 @@ import json
 from enum import Enum
 from typing import Any, NamedTuple
 
+from jobentry.contract import hangs
+from jobentry.contract.hangs import Hang
 from jobentry.contract.malformed import MALFORMED
 
 ENTRY_FAILED = 125
 CANNOT_EXECUTE = 126
 NOT_FOUND = 127
-# The exit code that timeout(1) uses.
+# The exit code that timeout(1) uses, also for a job that was ended because it hung.
 TIMED_OUT = 124
 
 # Appended to a message about SIGKILL: what the kernel's own counter says, or a guess without one.
@@ -37,6 +39,7 @@ class Cause(str, Enum):
     PLATFORM = "platform"
     CANCELLED = "cancelled"
     TIMEOUT = "timeout"
+    HANG = "hang"
     # A word of a later version.
     UNKNOWN = "unknown"
 
@@ -81,7 +84,7 @@ class Outcome(NamedTuple):
     @property
     def is_over(self) -> bool:
         """Whether the job has run to its own end, so that it is not restarted in place."""
-        return self.cause in (Cause.NONE, Cause.USER, Cause.TIMEOUT)
+        return self.cause in (Cause.NONE, Cause.USER, Cause.TIMEOUT, Cause.HANG)
 
 
 class ExitRecord(NamedTuple):
@@ -90,6 +93,7 @@ class ExitRecord(NamedTuple):
     Args:
         phases: ``(node, name, started_at, ended_at)`` in order of their start.
         damaged_layers: The keys of the package's layers that are damaged in the store.
+        hang: How the job hung when it ended; None if it did not.
     """
 
     job: str
@@ -98,6 +102,7 @@ class ExitRecord(NamedTuple):
     ended_at: str = ""
     phases: tuple[tuple[int, str, str, str], ...] = ()
     damaged_layers: tuple[str, ...] = ()
+    hang: Hang | None = None
 
 
 def code_of_signal(signal: int) -> int:
@@ -111,6 +116,10 @@ def dump(record: ExitRecord) -> bytes:
     value.update(value.pop("outcome")._asdict())
     failure = record.outcome.failure
     value["failure"] = None if failure is None else dict(failure._asdict())
+    if record.hang is None:
+        del value["hang"]
+    else:
+        value["hang"] = hangs.to_values(record.hang)
     return json.dumps(value, indent=1, sort_keys=True).encode("ascii") + b"\n"
 
 
@@ -122,7 +131,7 @@ def load(data: bytes) -> ExitRecord:
     """
     try:
         value = json.loads(data.decode("ascii"))
-        failure = value.get("failure")
+        failure, hang = value.get("failure"), value.get("hang")
         return ExitRecord(
             job=str(value["job"]),
             outcome=Outcome(
@@ -137,6 +146,7 @@ def load(data: bytes) -> ExitRecord:
                 for node, name, start, end in value.get("phases", ())
             ),
             damaged_layers=tuple(str(key) for key in value.get("damaged_layers", ())),
+            hang=None if hang is None else hangs.from_values(hang),
         )
     except MALFORMED as error:
         raise RecordError(f"reading an exit record: it is not valid: {error}") from error

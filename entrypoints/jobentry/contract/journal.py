@@ -1,4 +1,4 @@
-"""The journal of a node: its phases, and the resources that it and its ranks use.
+"""The journal of a node: its phases, the resources that it and its ranks use, and hangs of the job.
 
 The laptop reads it. A journal consists of JSON lines with short keys. In the node's log each line
 starts with ``MARK``. Lines of ranks start with the mark of their rank, and messages of the entry
@@ -13,17 +13,18 @@ import json
 import re
 import zlib
 from enum import Enum
-from itertools import groupby
 from math import isfinite
 from typing import Any, Iterable, Iterator, NamedTuple, Sequence, Union
 
+from jobentry.contract import hangs
+from jobentry.contract.hangs import Hang
 from jobentry.contract.malformed import MALFORMED
+from jobentry.contract.rank_lists import numbers, ranges
 
 MARK = b"jobentry# "
 # Limits for reading: a longer line is not part of a journal, and a larger object is not one.
 LINE_LIMIT_BYTES = 64 * 1024
 LIMIT_BYTES = 64 * 1024 * 1024
-_RANKS_LIMIT = 100_000
 _NAME_LIMIT = 80
 
 
@@ -166,7 +167,7 @@ class Sample(NamedTuple):
     ranks: tuple[RankSample, ...] = ()
 
 
-Entry = Union[Phase, Sample]
+Entry = Union[Phase, Sample, Hang]
 
 _MARKED_LINE = re.compile(rb"^%s(.*)\n?" % MARK, re.MULTILINE)
 _BEFORE_MARK = re.compile(rb"(?<=\n)(?=%s)" % MARK)
@@ -188,8 +189,7 @@ _COLUMNS = ("c", "m", "q", "s", "t", "k")
 
 def dump(entry: Entry) -> bytes:
     """Return an entry as one line of JSON, without a mark; empty values are left out."""
-    values = _phase(entry) if isinstance(entry, Phase) else _sample(entry)
-    return json.dumps(values, separators=(",", ":")).encode("ascii") + b"\n"
+    return json.dumps(_values(entry), separators=(",", ":")).encode("ascii") + b"\n"
 
 
 def load(line: bytes) -> Entry | None:
@@ -198,6 +198,8 @@ def load(line: bytes) -> Entry | None:
         return None
     try:
         values = json.loads(line.decode("ascii"))
+        if "hang" in values:
+            return hangs.from_values(values["hang"])
         return _read_phase(values) if "phase" in values else _read_sample(values)
     except MALFORMED:
         return None
@@ -264,6 +266,12 @@ def unpack(data: bytes) -> list[bytes]:
     except zlib.error:
         return []
     return text.split(b"\n")[:-1]
+
+
+def _values(entry: Entry) -> dict[str, Any]:
+    if isinstance(entry, Hang):
+        return {"hang": hangs.to_values(entry)}
+    return _phase(entry) if isinstance(entry, Phase) else _sample(entry)
 
 
 # ---- phases --------------------------------------------------------------------------------------
@@ -352,36 +360,16 @@ def _columns(ranks: Sequence[RankSample]) -> dict[str, Any]:
 
 
 def _ranks(columns: dict[str, Any]) -> tuple[RankSample, ...]:
-    numbers = _numbers(columns["r"])
+    ranks = numbers(columns["r"])
     rows = []
     for name in _COLUMNS:
         column = columns[name]
         if isinstance(column, int) or (isinstance(column, str) and len(column) == 1):
-            column = [column] * len(numbers)
-        if len(column) != len(numbers):
+            column = [column] * len(ranks)
+        if len(column) != len(ranks):
             raise ValueError("columns of different lengths")
         rows.append([str(item)[:1] if name == "s" else int(item) for item in column])
-    return tuple(RankSample(*row) for row in zip(numbers, *rows))
-
-
-def ranges(numbers: Sequence[int]) -> str:
-    """Return ascending numbers as text: ``0-3,7``."""
-    found = []
-    for _, group in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]):
-        run = [number for _, number in group]
-        found.append("%d-%d" % (run[0], run[-1]) if len(run) > 1 else "%d" % run[0])
-    return ",".join(found)
-
-
-def _numbers(text: str) -> list[int]:
-    found: list[int] = []
-    for part in text.split(","):
-        first, _, last = part.partition("-")
-        begin, end = int(first), int(last or first)
-        if not 0 <= begin <= end < _RANKS_LIMIT or len(found) > _RANKS_LIMIT:
-            raise ValueError("not a list of ranks")
-        found += range(begin, end + 1)
-    return found
+    return tuple(RankSample(*row) for row in zip(ranks, *rows))
 
 
 def _number(value: Any) -> float:

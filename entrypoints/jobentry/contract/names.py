@@ -114,6 +114,11 @@ CLOUDJOB_DEVICES = "CLOUDJOB_DEVICES"
 CLOUDJOB_GRACE_S = "CLOUDJOB_GRACE_S"
 CLOUDJOB_TIMEOUT_S = "CLOUDJOB_TIMEOUT_S"
 CLOUDJOB_START_TIMEOUT_S = "CLOUDJOB_START_TIMEOUT_S"
+# What to do with a job that hangs, after how many seconds, and a factor for the times after which a
+# job counts as hung.
+CLOUDJOB_HANG_ACTION = "CLOUDJOB_HANG_ACTION"
+CLOUDJOB_HANG_AFTER_S = "CLOUDJOB_HANG_AFTER_S"
+CLOUDJOB_HANG_SCALE = "CLOUDJOB_HANG_SCALE"
 CLOUDJOB_STRICT = "CLOUDJOB_STRICT"
 # The folder that was packed, where nodes see it and Python may import from it.
 CLOUDJOB_SOURCE = "CLOUDJOB_SOURCE"

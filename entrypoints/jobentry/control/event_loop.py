@@ -17,8 +17,9 @@ import threading
 import time
 from collections import deque
 from types import FrameType
-from typing import Callable
+from typing import TYPE_CHECKING, Callable
 
+from jobentry.contract import hang_actions
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.paths import NodePaths
 from jobentry.control.messages import Lines
@@ -27,6 +28,10 @@ from jobentry.node.journal import Journal
 from jobentry.node.local_ranks import End, LocalRanks
 from jobentry.node.rank_output import RankOutput
 from jobentry.system import processes
+
+if TYPE_CHECKING:
+    from jobentry.contract.hangs import Standing
+    from jobentry.node.standing import StandingRanks
 
 # Seconds that ranks have to end after the job has failed, before they are killed.
 ABORT_S = 1.0
@@ -79,6 +84,28 @@ class NodeLoop:
         self._on_first_rank = lambda: journal.begin("first output")
         self.relay.on_output = lambda: journal.end("first output")
         self.relay.before_write = journal.mark_time
+
+    def look_for_hangs(
+        self, journal: Journal, paths: NodePaths, on_change: Callable[[list[Standing]], None]
+    ) -> None:
+        """Have the thread of ``journal`` look for ranks of this node that do not move.
+
+        Args:
+            on_change: Called in this loop, with all of them, if that has changed.
+        """
+        if self.node.hang_action == hang_actions.OFF:
+            return
+
+        def changed(standing: list[Standing]) -> None:
+            self.post(lambda: on_change(standing))
+
+        def make() -> StandingRanks:
+            from jobentry.node.standing import StandingRanks
+
+            scale = self.node.hang_scale
+            return StandingRanks(self.ranks, paths, self.node.node, changed, scale=scale)
+
+        journal.look_for_hangs(make)
 
     def read_events(self) -> None:
         """Read what the ranks of this node report."""

@@ -17,6 +17,7 @@ from jobentry.control import early_ends
 from jobentry.control.bring_up import bring_up
 from jobentry.control.elastic_hosts import ElasticHosts
 from jobentry.control.event_loop import STOPPED_LIMIT_S, NodeLoop, is_late
+from jobentry.control.hang_watch import HangWatch
 from jobentry.control.job_context import JobContext
 from jobentry.control.launch_processes import LaunchProcesses
 from jobentry.control.messages import Message
@@ -35,6 +36,7 @@ from jobentry.node.local_ranks import RankFailure
 from jobentry.system.processes import adopt_orphans
 
 if TYPE_CHECKING:
+    from jobentry.contract.hangs import Hang
     from jobentry.staging.outputs import Outputs
 
 # After a stop, the head does not wait for a node that has been silent for this long.
@@ -90,6 +92,7 @@ class Head:
             elastic=self._elastic,
         )
         self._run = Run(self._context)
+        self._hangs = HangWatch(node, self._loop, self._pool, self._stop, lambda: self._run.running)
         self._loop.on_end = self._run.local_rank_ended
         self._loop.on_start = lambda rank: self._run.rank_started(rank, 0)
         self._loop.on_signal = self._stop.handle_signal
@@ -100,6 +103,11 @@ class Head:
         return self._loop.ranks.rank_failure
 
     @property
+    def hang(self) -> Hang | None:
+        """How the job hangs, or hung when it was ended; None if it does not."""
+        return self._hangs.hang
+
+    @property
     def stopped_at(self) -> float | None:
         """When the job was cancelled, on the monotonic clock."""
         return self._stop.requested_at
@@ -107,7 +115,11 @@ class Head:
     def attach(self, journal: Journal, outputs: Outputs | None) -> None:
         """Write to ``journal``, and notify ``outputs`` before ranks of this node are ended."""
         self._journal = self._run.journal = journal
+        self._hangs.journal = journal
         self._loop.attach_journal(journal, self._context.paths)
+        self._loop.look_for_hangs(
+            journal, self._context.paths, lambda standing: self._hangs.take(0, standing)
+        )
         if outputs is not None:
             self._loop.ranks.before_end = outputs.note_open_files
 
@@ -182,6 +194,8 @@ class Head:
             self._run.server_ended(LaunchEnd(**values), worker.index)
         elif kind == "stacks-are":
             self._requests.answered(worker.index, values)
+        elif kind == "ranks-stand":
+            self._hangs.take_rows(worker.index, values)
 
     def _worker_lost(self, worker: RemoteWorker) -> None:
         if worker.early_end is not None:

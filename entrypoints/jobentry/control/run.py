@@ -79,6 +79,11 @@ class Run:
         self._unreported: set[int] | None = None
         self._stop.on_killed = self._launching.clear
 
+    @property
+    def running(self) -> frozenset[int]:
+        """The ranks that have started, and have not ended."""
+        return frozenset(self._started) - frozenset(self._ends)
+
     def run(self) -> Outcome:
         """Start the ranks, wait until all have ended, and return how the job ended."""
         if self._commands is not None:

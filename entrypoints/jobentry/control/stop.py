@@ -92,6 +92,11 @@ class Stop:
         failure = Failure(exit_code=code, message=message)
         self._end_within_grace(Outcome(code, Cause.TIMEOUT, failure))
 
+    def handle_hang(self, failure: Failure) -> None:
+        """End a job that hangs, unless it has a reason to end already."""
+        if not self.has_begun:
+            self._end_within_grace(Outcome(exits.TIMED_OUT, Cause.HANG, failure))
+
     def fail(self, outcome: Outcome) -> None:
         """End the job with this outcome, unless it has a reason to end already."""
         if self.has_begun:

@@ -8,7 +8,7 @@ import socket
 import time
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Sequence
 
-from jobentry.contract import exits, names
+from jobentry.contract import exits, hangs, names
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.paths import NodePaths
 from jobentry.control import connection, listener
@@ -33,6 +33,7 @@ from jobentry.node.prepare import control_port, read_key
 from jobentry.system.processes import adopt_orphans
 
 if TYPE_CHECKING:
+    from jobentry.contract.hangs import Standing
     from jobentry.contract.stacks import ProcessStacks
     from jobentry.staging.outputs import Outputs
 
@@ -140,6 +141,7 @@ class Worker:
         """Write to ``journal``; notify ``outputs`` before ranks are ended and after all have."""
         self._journal = journal
         self._loop.attach_journal(journal, self._paths)
+        self._loop.look_for_hangs(journal, self._paths, self._send_standing)
         if outputs is not None:
             self._loop.ranks.before_end = outputs.note_open_files
             self._on_idle = lambda: outputs.start_final_upload(self.rank_failure)
@@ -277,6 +279,9 @@ class Worker:
             self._send("stacks-are", number=number, processes=found)
 
         self._stacks.read(send, with_threads=with_threads)
+
+    def _send_standing(self, standing: list[Standing]) -> None:
+        self._send("ranks-stand", ranks=[hangs.to_row(each) for each in standing])
 
     def _kill(self) -> None:
         self._loop.ranks.note_end()

@@ -14,7 +14,8 @@ import signal
 import stat
 from typing import Iterator, NamedTuple, Sequence
 
-from jobentry.node.rank_stacks import is_starter, relative, source_line
+from jobentry.contract.waits import is_starter
+from jobentry.node.rank_stacks import relative, source_line
 from jobentry.rank.crash_file import SLOT_BYTES
 from jobentry.secrets import masking
 

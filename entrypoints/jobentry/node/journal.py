@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Callable, Iterator
 
 from jobentry.contract import journal
 from jobentry.contract.journal import Phase, Sample
+from jobentry.log import log_message
 
 if TYPE_CHECKING:
     from jobentry.contract.paths import NodePaths
     from jobentry.node.local_ranks import LocalRanks
     from jobentry.node.log_store import LogStore
     from jobentry.node.rank_usage import RankProcesses
+    from jobentry.node.standing import StandingRanks
 
 # The interval between two samples: a tenth of the job's age, within these limits, so that even a
 # short job has some.
@@ -92,6 +94,8 @@ class Journal:
         self._open: dict[str, Transfer] = {}
         self._phases: dict[str, Phase] = {}
         self._ranks: RankProcesses | None = None
+        self._standing: StandingRanks | None = None
+        self._make_standing: Callable[[], StandingRanks] | None = None
         self._has_ended = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="journal", daemon=True)
 
@@ -109,7 +113,7 @@ class Journal:
         transfer = Transfer(name, started_at)
         with self._lock:
             self._open[name] = transfer
-        self._add(transfer.phase())
+        self.add(transfer.phase())
         return transfer
 
     def end(self, name: str) -> None:
@@ -134,7 +138,7 @@ class Journal:
         phase = transfer.phase()
         with self._lock:
             self._phases[transfer.name] = phase
-        self._add(phase)
+        self.add(phase)
 
     # -- samples ----------------------------------------------------------------------------------
 
@@ -154,6 +158,41 @@ class Journal:
 
         self._ranks = RankProcesses(ranks, paths)
 
+    def look_for_hangs(self, make: Callable[[], StandingRanks]) -> None:
+        """Have the thread that samples look at the places of the ranks as well.
+
+        Args:
+            make: Called in that thread at its first look: the modules take a while to import.
+        """
+        self._make_standing = make
+
+    def _wait(self, pause_s: float) -> bool:
+        """Wait for the next sample, and look at the places of the ranks meanwhile.
+
+        Returns:
+            Whether the journal has ended.
+        """
+        due_s = time.monotonic() + pause_s
+        while True:
+            pause_s = max(0.0, due_s - time.monotonic())
+            if self._make_standing is not None:
+                looks_s = self._standing.pause_s if self._standing else MIN_PERIOD_S
+                pause_s = min(pause_s, looks_s)
+            has_ended = self._has_ended.wait(pause_s)
+            if has_ended or time.monotonic() >= due_s:
+                return has_ended
+            self._look()
+
+    def _look(self) -> None:
+        if self._make_standing is None:
+            return
+        try:
+            self._standing = self._standing or self._make_standing()
+            self._standing.look()
+        except Exception as error:  # noqa: BLE001 (the job goes on, and so do samples)
+            self._make_standing = self._standing = None
+            log_message("looking for hangs: %s" % (str(error) or type(error).__name__))
+
     def _follow(self) -> None:
         # An error here must not affect the job; sampling only stops.
         with contextlib.suppress(Exception):
@@ -167,15 +206,15 @@ class Journal:
             while not has_ended:
                 # The last sample, at the end, shows how the ranks ended.
                 age_s = time.monotonic() - self._begun_s
-                has_ended = self._has_ended.wait(pause_s(age_s, self._spent_bytes, cost_s))
+                has_ended = self._wait(pause_s(age_s, self._spent_bytes, cost_s))
                 begun_s = time.thread_time()
                 ranks = self._ranks.sample() if self._ranks is not None else ()
                 used = resources.rates()
                 used["devices"] = devices() if devices is not None else ()
-                self._add(Sample(at=time.time(), ranks=ranks, **used))
+                self.add(Sample(at=time.time(), ranks=ranks, **used))
                 for transfer in list(self._open.values()):
                     if transfer.has_moved:
-                        self._add(transfer.phase())
+                        self.add(transfer.phase())
                 cost_s = time.thread_time() - begun_s
 
     # -- lines ------------------------------------------------------------------------------------
@@ -191,7 +230,8 @@ class Journal:
             self._spent_bytes += len(line)
         self._write(line)
 
-    def _add(self, entry: journal.Entry) -> None:
+    def add(self, entry: journal.Entry) -> None:
+        """Write an entry."""
         line = journal.dump(entry)
         self._time_due_s = time.monotonic() + TIME_PERIOD_S
         with self._lock:

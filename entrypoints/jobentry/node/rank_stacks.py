@@ -14,6 +14,7 @@ from jobentry.contract.stacks import (
     ProcessStacks,
     ThreadStack,
 )
+from jobentry.contract.waits import is_starter
 from jobentry.node.rank_usage import RankProcesses
 from jobentry.secrets import masking
 from jobentry.stacks.memory import UnreadableError
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
 _COMMAND_LIMIT, _SOURCE_LIMIT = 120, 200
 # A larger file is hardly a program.
 _SOURCE_LIMIT_BYTES = 4 << 20
-# The outermost calls of each rank: they start its script.
-_STARTERS = ("<frozen runpy>", "runpy.py", "script_runner.py", "__main__.py", "app_main.py")
 
 
 def read_stacks(
@@ -44,7 +43,7 @@ def read_stacks(
     for rank, members in sorted(RankProcesses(ranks, paths).members().items()):
         own = sorted(members, key=lambda number: (number not in programs, number))
         for process in own[:MOST_PROCESSES]:
-            stacks = _stacks_of(process, with_threads=with_threads)
+            stacks = stacks_of(process, with_threads=with_threads)
             if stacks is not None:
                 threads, problem = stacks
                 command, is_program = _command(process), process in programs
@@ -55,12 +54,12 @@ def read_stacks(
     return found
 
 
-def _stacks_of(process: int, *, with_threads: bool) -> tuple[tuple[ThreadStack, ...], str] | None:
+def stacks_of(process: int, *, with_threads: bool) -> tuple[tuple[ThreadStack, ...], str] | None:
     """Return the stacks of a process, and why they are missing; None if it has ended."""
     try:
         threads = python_stacks(process)
     except UnreadableError as error:
-        state, waits_in = _state(process, process)
+        state, waits_in = state_of(process, process)
         if not state:
             return None
         return (ThreadStack(process, state, waits_in, False, ()),), str(error)
@@ -77,7 +76,7 @@ def _thread(process: int, thread: PythonThread) -> ThreadStack:
     frames = list(thread.frames)
     while len(frames) > 1 and is_starter(frames[-1].file):
         frames.pop()
-    state, waits_in = _state(process, thread.thread_id)
+    state, waits_in = state_of(process, thread.thread_id)
     return ThreadStack(
         thread.thread_id,
         state,
@@ -93,11 +92,6 @@ def _thread(process: int, thread: PythonThread) -> ThreadStack:
             for frame in frames[:MOST_FRAMES]
         ),
     )
-
-
-def is_starter(file: str) -> bool:
-    """Whether the code in a file starts the script of a rank."""
-    return os.path.basename(file) in _STARTERS
 
 
 def relative(file: str, folder: str) -> str:
@@ -116,7 +110,7 @@ def source_line(file: str, line: int, folder: str) -> str:
     return masking.hide(linecache.getline(path, line).strip())[:_SOURCE_LIMIT]
 
 
-def _state(process: int, thread: int) -> tuple[str, str]:
+def state_of(process: int, thread: int) -> tuple[str, str]:
     """Return the state of a thread, and the function of the kernel in which it waits."""
     try:
         state = linux.stat(process, thread)[0].decode("ascii")

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from jobentry.contract.paths import NodePaths
     from jobentry.node.local_ranks import LocalRanks, RankState
 
-_TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
+TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
 _PAGES_PER_MIB = (1024 * 1024) // os.sysconf("SC_PAGE_SIZE")
 # Processes without a rank are read again after this many samples, as process ids are reused.
 _FORGET_AFTER = 12
@@ -79,15 +79,15 @@ class RankProcesses:
         program = members.get(state.program)
         return RankSample(
             rank=rank,
-            cpu_percent=round(100 * max(0, ticks) * _TICK_S / elapsed_s),
+            cpu_percent=round(100 * max(0, ticks) * TICK_S / elapsed_s),
             rss_mib=sum(process.pages for process in members.values()) // _PAGES_PER_MIB,
-            quiet_s=self._quiet_s(rank),
+            quiet_s=self.quiet_s(rank),
             state=state.end.value if state.end else program.state if program else "?",
             threads=sum(process.threads for process in members.values()),
             children=max(0, len(members) - 1),
         )
 
-    def _quiet_s(self, rank: int) -> int:
+    def quiet_s(self, rank: int) -> int:
         """Return for how long the log of a rank has not grown."""
         seen_at = self._seen_at.setdefault(rank, time.time())
         try:

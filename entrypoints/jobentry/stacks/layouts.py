@@ -32,6 +32,10 @@ class Layout(NamedTuple):
         first_line: In code: the line of its ``def``.
         line_table: In code: which instruction is on which line.
         bytecode: In code: its first instruction; None before 3.11.
+        slots: In a frame: its local variables, then what its expression has computed so far; None
+            before 3.11.
+        globals: In a frame: the dictionary of its module; None before 3.11, and if it has no
+            version (3.13).
     """
 
     version: tuple[int, int]
@@ -50,6 +54,8 @@ class Layout(NamedTuple):
     first_line: int
     line_table: int
     bytecode: int | None
+    slots: int | None = None
+    globals: int | None = None
 
 
 # fmt: off
@@ -57,8 +63,8 @@ _LAYOUTS = {
     (3, 8): Layout((3, 8), 32, 8, 8, 24, None, 176, 32, 24, 104, None, 104, 112, 40, 120, None),
     (3, 9): Layout((3, 9), 32, 8, 8, 24, None, 176, 32, 24, 104, None, 104, 112, 40, 120, None),
     (3, 10): Layout((3, 10), 32, 8, 8, 24, None, 176, 32, 24, 96, None, 104, 112, 40, 120, None),
-    (3, 11): Layout((3, 11), 40, 16, 8, 56, 8, 160, 32, 48, 56, 69, 112, 120, 72, 136, 184),
-    (3, 12): Layout((3, 12), 40, 72, 8, 56, 0, 144, 0, 8, 56, 70, 112, 120, 68, 136, 192),
+    (3, 11): Layout((3, 11), 40, 16, 8, 56, 8, 160, 32, 48, 56, 69, 112, 120, 72, 136, 184, 72, 8),
+    (3, 12): Layout((3, 12), 40, 72, 8, 56, 0, 144, 0, 8, 56, 70, 112, 120, 68, 136, 192, 72, 24),
 }
 # fmt: on
 # The words of _Py_DebugOffsets: the fields of each of its structures, in order.
@@ -144,4 +150,5 @@ def _described(memory: Memory, runtime: int) -> Layout:
         first_line=offsets["code.firstlineno"],
         line_table=offsets["code.linetable"],
         bytecode=offsets["code.co_code_adaptive"],
+        slots=offsets["frame.localsplus"],
     )

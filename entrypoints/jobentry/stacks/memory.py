@@ -56,6 +56,10 @@ class Memory:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop reading."""
         os.close(self._descriptor)
 
     def read(self, address: int, size_bytes: int) -> bytes:

@@ -8,10 +8,12 @@ and ends with the same innermost call.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import struct
-from typing import NamedTuple
+import zlib
+from typing import NamedTuple, Sequence
 
 from jobentry.stacks.elf import Elf
 from jobentry.stacks.kernel import blocked_since
@@ -34,6 +36,10 @@ _POINTER_TAGS = 7
 _TYPE, _SIZE, _BYTES = 8, 16, 32  # in each object; in those with a size; the content of bytes
 _TEXT_STATE, _COMPACT, _ASCII = 32, 1 << 5, 1 << 6
 _ENCODINGS = {1: "latin-1", 2: "utf-16-le", 4: "utf-32-le"}
+# The innermost calls whose variables a look compares, and how many bytes of each; in a dictionary,
+# a number that changes with each assignment (before 3.13).
+_MOST_VALUES, _VALUES_BYTES = 16, 16 * 8
+_DICTIONARY_VERSION = 24
 # A thread's structure of the C library begins where its pthread id points, and contains its id for
 # the kernel: at 720 in glibc for x86-64.
 _PTHREAD_BYTES = 1024
@@ -62,10 +68,24 @@ class PythonThread(NamedTuple):
     is_moving: bool
 
 
-class _RawFrame(NamedTuple):
+class RawFrame(NamedTuple):
+    """A call as the memory has it: the addresses of its frame and its code, and where it is."""
+
     address: int
     code: int
     instruction: int
+
+
+class Look(NamedTuple):
+    """What one look at a thread shows.
+
+    Args:
+        calls: The innermost first.
+        values: A checksum that changes when variables of these functions change.
+    """
+
+    calls: tuple[RawFrame, ...]
+    values: int
 
 
 class Interpreter:
@@ -104,6 +124,53 @@ class Interpreter:
         if not found:
             raise UnreadableError("no thread of it stood still for long enough")
         return sorted(found, key=lambda thread: thread.thread_id != self._memory.process)
+
+    def main_thread(self) -> int:
+        """Return the address of the state of the main thread, which it keeps.
+
+        Raises:
+            UnreadableError: It runs no Python.
+        """
+        process = self._memory.process
+        for state in reversed(self._thread_states()):
+            with contextlib.suppress(UnreadableError):
+                if self._kernel_id(state, {process}) == process:
+                    return state
+        raise UnreadableError("its main thread runs no Python")
+
+    def look(self, state: int) -> Look:
+        """Return the calls of a thread, read once; those of a running one may mix two moments.
+
+        Raises:
+            UnreadableError: They changed while they were read.
+        """
+        calls = tuple(self._raw_frames(state))
+        return Look(calls, zlib.crc32(self._values(calls[:_MOST_VALUES])))
+
+    def frame(self, raw: RawFrame) -> Frame:
+        """Return the function and the line of a call.
+
+        Raises:
+            UnreadableError: It has returned.
+        """
+        return self._frame(raw)
+
+    def _values(self, calls: Sequence[RawFrame]) -> bytes:
+        """Return what changes when functions go on: where their variables and results are."""
+        slots, module = self._layout.slots, self._layout.globals
+        if slots is None:
+            return b""
+        values, modules = [], set()
+        for raw in calls:
+            with contextlib.suppress(UnreadableError):
+                content = self._memory.read(raw.address, slots + _VALUES_BYTES)
+                values.append(content[slots:])
+                if module is not None:
+                    modules.add(_word(content, module))
+        for address in sorted(modules):
+            with contextlib.suppress(UnreadableError):
+                values.append(self._memory.read(address + _DICTIONARY_VERSION, 8))
+        return b"".join(values)
 
     def _thread_states(self) -> list[int]:
         for _ in range(_TRIES):
@@ -157,9 +224,9 @@ class Interpreter:
             return None
         return frames if blocked_since(self._memory.process, thread_id) == since else None
 
-    def _reads(self, state: int, count: int) -> list[list[_RawFrame]]:
+    def _reads(self, state: int, count: int) -> list[list[RawFrame]]:
         """Read the frames of a running thread several times; each read may mix moments."""
-        reads: list[list[_RawFrame]] = []
+        reads: list[list[RawFrame]] = []
         for _ in range(count + _TRIES):
             try:
                 reads.append(self._raw_frames(state))
@@ -169,10 +236,10 @@ class Interpreter:
                 return reads
         raise UnreadableError("its stack did not stand still")
 
-    def _raw_frames(self, state: int) -> list[_RawFrame]:
+    def _raw_frames(self, state: int) -> list[RawFrame]:
         """Return the frames of a thread, the innermost first."""
         layout = self._layout
-        frames: list[_RawFrame] = []
+        frames: list[RawFrame] = []
         addresses: set[int] = set()
         address = self._innermost(state)
         while address:
@@ -191,7 +258,7 @@ class Interpreter:
             return frame
         return self._memory.word(frame + self._layout.frame_in_cframe)
 
-    def _frame(self, raw: _RawFrame) -> Frame:
+    def _frame(self, raw: RawFrame) -> Frame:
         layout, memory = self._layout, self._memory
         if memory.word(raw.code + _TYPE) != self._code_type:
             raise UnreadableError("its frame has no code")
@@ -248,6 +315,55 @@ def python_stacks(process: int) -> list[PythonThread]:
         return Interpreter(memory).threads()
 
 
+class MainThread:
+    """The main thread of a process, read again and again at the cost of some system calls each.
+
+    Raises:
+        UnreadableError: It is no CPython of a known version, or its memory may not be read.
+    """
+
+    def __init__(self, process: int) -> None:
+        self.process = process
+        self._memory = Memory(process)
+        try:
+            self._interpreter = Interpreter(self._memory)
+            self._state = self._interpreter.main_thread()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Stop reading."""
+        self._memory.close()
+
+    def look(self) -> Look:
+        """Return its calls without their names, and a checksum of their variables.
+
+        Raises:
+            UnreadableError: The process has ended, or the calls changed while they were read.
+        """
+        return self._interpreter.look(self._state)
+
+    def frame(self, raw: RawFrame) -> Frame:
+        """Return the function and the line of a call.
+
+        Raises:
+            UnreadableError: It has returned.
+        """
+        return self._interpreter.frame(raw)
+
+    def is_at_same_line(self, calls: Sequence[RawFrame], others: Sequence[RawFrame]) -> bool:
+        """Whether two reads show the thread at the same line of the same calls."""
+        if calls == others:
+            return True
+        if not (calls and others) or calls[1:] != others[1:] or calls[0][:2] != others[0][:2]:
+            return False
+        try:
+            return self.frame(calls[0]) == self.frame(others[0])
+        except UnreadableError:
+            return False
+
+
 def _find(memory: Memory) -> tuple[Layout, int, int]:
     """Return an interpreter's layout, and the addresses of its type of code and its runtime."""
     process = memory.process
@@ -297,12 +413,12 @@ def _kernel_ids(process: int) -> set[int]:
         raise UnreadableError("the process has ended") from error
 
 
-def _raw_frame(address: int, content: bytes, layout: Layout) -> _RawFrame:
+def _raw_frame(address: int, content: bytes, layout: Layout) -> RawFrame:
     if layout.bytecode is None:
         (instruction,) = struct.unpack_from("<i", content, layout.instruction)
     else:
         instruction = _word(content, layout.instruction)
-    return _RawFrame(address, _word(content, layout.code) & ~_POINTER_TAGS, instruction)
+    return RawFrame(address, _word(content, layout.code) & ~_POINTER_TAGS, instruction)
 
 
 def _word(content: bytes, offset: int) -> int:
@@ -310,7 +426,7 @@ def _word(content: bytes, offset: int) -> int:
     return int(value)
 
 
-def _calls_in_common(reads: list[list[_RawFrame]]) -> list[_RawFrame]:
+def _calls_in_common(reads: list[list[RawFrame]]) -> list[RawFrame]:
     """Return the outer calls that all reads of a stack have in common, the innermost first.
 
     All but the innermost of them are at the same instruction in each read.

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from cloudjob.model.status import Code, Failure, JobState, Phase, to_json
+from cloudjob.model.status import Code, Failure, Hang, JobState, Phase, to_json
 from tests.support.statuses import status_of
 
 RUNNING = status_of()
@@ -44,6 +44,7 @@ def test_a_running_job_as_json():
         "failure": None,
         "code": None,
         "phases": [],
+        "hang": None,
     }
 
 
@@ -63,6 +64,14 @@ def test_a_failed_job_as_json():
         ),
         code=Code(uri="file:///code", digest="sha256:0", size_bytes=10, files=2),
         phases=(Phase(node=0, name="run", started_at="2026-01-01T00:00:01.000Z"),),
+        hang=Hang(
+            rule="one-idle",
+            confidence="high",
+            ranks=(1,),
+            since="2026-01-01T00:00:01.000Z",
+            message="rank 1 is stuck",
+            details=("ranks 0,2 wait for that",),
+        ),
     )
     shown = to_json(status)
 

@@ -39,6 +39,8 @@ import os, sys, time
 print("the token is", os.environ.get("TOKEN"), flush=True)
 while "--wait-for" in sys.argv and not os.path.exists(sys.argv[-1]):
     time.sleep(0.02)
+if "--read" in sys.argv:
+    open(sys.argv[-1]).close()
 sys.exit(7 if "--fail" in sys.argv else 0)
 """
 ENDED = status_of("train-2k83", state=JobState.SUCCEEDED, exit_code=0)
@@ -144,7 +146,24 @@ def test_a_failure_is_sent_once_with_the_verdict_and_without_secrets(
     assert list((home / "notify").iterdir()) == []
 
 
-def test_a_detached_job_that_hangs_and_then_ends_is_reported_without_a_follower(
+def test_a_hang_is_sent_with_the_rank_and_the_line_that_it_is_at(
+    home: Path, webhook: Webhook, tmp_path: Path
+):
+    os.mkfifo(tmp_path / "pipe")
+    job = submit("--read", str(tmp_path / "pipe"), hang={"scale": 0.01})
+    poll(lambda: webhook.received, "report of the hang", LIMIT_S)
+    os.close(os.open(tmp_path / "pipe", os.O_RDWR))
+    poll(lambda: len(webhook.received) > 1, "report of the end", LIMIT_S)
+
+    hang, end = webhook.received
+    assert (hang["event"], hang["state"], hang["rank"]) == ("hang", "RUNNING", 0)
+    assert hang["text"].startswith(
+        f"job {job.id}: hangs: rank 0 on node 0 is stuck at train.py:7 ("
+    )
+    assert (end["event"], end["state"]) == ("end", "SUCCEEDED")
+
+
+def test_a_detached_silent_job_that_then_ends_is_reported_without_a_follower(
     home: Path, webhook: Webhook, tmp_path: Path
 ):
     job = submit("--wait-for", str(tmp_path / "go"), notify={"silent_min": "0.01"})

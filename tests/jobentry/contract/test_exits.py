@@ -10,6 +10,9 @@ from hypothesis import strategies as st
 
 from jobentry.contract import exits
 from jobentry.contract.exits import Cause, ExitRecord, Failure, Outcome, RecordError
+from jobentry.contract.hangs import Activity, Confidence, Group, Hang, Rule
+from jobentry.contract.stacks import Frame
+from jobentry.contract.waits import Wait
 
 # Includes the surrogates that stand for invalid UTF-8, as in a log or a file name.
 TEXT = st.text(max_size=20) | st.binary(max_size=5).map(
@@ -26,6 +29,25 @@ FAILURES = st.builds(
     message=TEXT,
     last_lines=st.lists(TEXT, max_size=3).map(tuple),
 )
+FRAMES = st.builds(Frame, TEXT, st.integers(0, 99), TEXT, TEXT)
+GROUPS = st.builds(
+    Group,
+    st.just((0, 2)),
+    st.just((1,)),
+    st.sampled_from(Activity),
+    st.sampled_from(Wait),
+    TEXT,
+    FRAMES,
+)
+HANGS = st.builds(
+    Hang,
+    st.sampled_from(Rule),
+    st.sampled_from(Confidence),
+    st.just(1.5),
+    st.just(2.5),
+    st.lists(GROUPS, max_size=2).map(tuple),
+    st.just(0),
+)
 RECORDS = st.builds(
     ExitRecord,
     job=TEXT,
@@ -39,6 +61,7 @@ RECORDS = st.builds(
     ended_at=TEXT,
     phases=st.lists(st.tuples(NUMBERS, TEXT, TEXT, TEXT), max_size=3).map(tuple),
     damaged_layers=st.lists(TEXT, max_size=3).map(tuple),
+    hang=st.none() | HANGS,
 )
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | TEXT,
@@ -55,6 +78,7 @@ KEYS = st.sampled_from(
         "ended_at",
         "phases",
         "damaged_layers",
+        "hang",
         "node",
         "rank",
         "signal",

@@ -1,0 +1,324 @@
+"""A job that hangs: which rule says so, which ranks stand where, and the same in words.
+
+The head writes it to its journal and to the exit record, and the laptop reads it.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from math import isfinite
+from typing import Any, NamedTuple, Sequence
+
+from jobentry.contract.rank_lists import numbers, ranges
+from jobentry.contract.stacks import Frame
+from jobentry.contract.waits import Wait
+
+# Limits for reading: characters of a text, and groups of a hang.
+_TEXT_LIMIT, _GROUPS_LIMIT = 300, 16
+_MOST_GROUPS = 4
+# The function of code outside functions.
+_MODULE = "<module>"
+
+
+class Activity(Enum):
+    """What a rank does while its main thread stays at one place."""
+
+    MOVING = "moving"
+    WAITING = "waiting"
+    BUSY = "busy"
+    IDLE = "idle"
+    GONE = "gone"
+
+
+class Rule(Enum):
+    """Why a job counts as hung."""
+
+    STOPPED = "stopped"
+    DEADLOCK = "deadlock"
+    ALL_WAIT = "all-wait"
+    ONE_IDLE = "one-idle"
+    ONE_BUSY = "one-busy"
+    NOTHING_MOVES = "nothing-moves"
+    NO_START = "no-start"
+
+
+class Confidence(Enum):
+    """How certain it is that the job hangs, and that the named ranks are the reason."""
+
+    CERTAIN = "certain"
+    HIGH = "high"
+    MEDIUM = "medium"
+    LOW = "low"
+
+
+class Standing(NamedTuple):
+    """A rank whose main thread has been at one place for long, as its node reports to the head.
+
+    Args:
+        does: What it does, in words.
+        place: The innermost call in the job's own code; its file is empty if it is not known.
+        operation: The call in which it waits for others; empty if it does not.
+        still_s: How long it has been there.
+        longest_s: The longest that a rank of this node has been there, and left again.
+        cpu_percent: What it and its processes use, in percent of one CPU.
+        moved_bytes_s: Bytes that they read and write in a second.
+        quiet_s: How long it has printed nothing.
+    """
+
+    rank: int
+    node: int
+    activity: Activity
+    wait: Wait
+    does: str
+    place: Frame
+    operation: str
+    still_s: float
+    longest_s: float = 0.0
+    cpu_percent: int = 0
+    moved_bytes_s: float = 0.0
+    quiet_s: float = 0.0
+
+
+class Group(NamedTuple):
+    """Ranks that do the same at the same place.
+
+    Args:
+        ranks: In order, with their nodes.
+        does: What they do, in words.
+        place: The innermost call in the job's own code; its file is empty if it is not known.
+        operation: The call in which they wait for others; empty if they do not.
+        cpu_percent: The most that one of them uses.
+    """
+
+    ranks: tuple[int, ...]
+    nodes: tuple[int, ...]
+    activity: Activity
+    wait: Wait
+    does: str
+    place: Frame
+    operation: str = ""
+    cpu_percent: int = 0
+
+
+class Hang(NamedTuple):
+    """A job that hangs, or hung.
+
+    Args:
+        at: When this was written, in seconds since 1970, by the clock of the head.
+        lasted_s: How long no rank has moved.
+        groups: Those that the others wait for come first.
+        named: How many of the groups the others wait for; 0 if none stands out.
+        is_over: Whether the ranks move again.
+    """
+
+    rule: Rule
+    confidence: Confidence
+    at: float
+    lasted_s: float
+    groups: tuple[Group, ...]
+    named: int = 0
+    is_over: bool = False
+
+    @property
+    def may_stop(self) -> bool:
+        """Whether it is certain enough to end the job for it."""
+        return self.confidence in (Confidence.CERTAIN, Confidence.HIGH) and self.rule in (
+            Rule.STOPPED,
+            Rule.DEADLOCK,
+            Rule.ONE_IDLE,
+        )
+
+    @property
+    def culprits(self) -> tuple[Group, ...]:
+        """The ranks that the others wait for; empty if none stand out."""
+        return self.groups[: self.named]
+
+
+# ---- as JSON -------------------------------------------------------------------------------------
+
+
+def to_values(hang: Hang) -> dict[str, Any]:
+    """Return plain values for ``from_values``."""
+    return {
+        "rule": hang.rule.value,
+        "confidence": hang.confidence.value,
+        "at": round(hang.at, 1),
+        "lasted_s": round(hang.lasted_s, 1),
+        "named": hang.named,
+        "is_over": hang.is_over,
+        "groups": [_group_values(group) for group in hang.groups[:_GROUPS_LIMIT]],
+    }
+
+
+def from_values(values: Any) -> Hang:
+    """Return the hang from which ``to_values`` made these values.
+
+    Raises:
+        ValueError: They have another form.
+        TypeError: They have another form.
+        LookupError: They have another form.
+    """
+    groups = tuple(_group(each) for each in values["groups"][:_GROUPS_LIMIT])
+    return Hang(
+        Rule(values["rule"]),
+        Confidence(values["confidence"]),
+        _number(values["at"]),
+        _number(values["lasted_s"]),
+        groups,
+        min(len(groups), max(0, int(values["named"]))),
+        values["is_over"] is True,
+    )
+
+
+def to_row(standing: Standing) -> list[Any]:
+    """Return plain values for ``from_row``."""
+    values = standing._asdict()
+    values["activity"], values["wait"] = standing.activity.value, standing.wait.value
+    return list(values.values())
+
+
+def from_row(row: Any) -> Standing:
+    """Return the standing rank from which ``to_row`` made these values.
+
+    Raises:
+        ValueError: They have another form.
+        TypeError: They have another form.
+    """
+    rank, node, activity, wait, does, place, operation, *numbers_of = row
+    still_s, longest_s, cpu_percent, moved_bytes_s, quiet_s = map(_number, numbers_of)
+    file, line, function, source = place
+    return Standing(
+        int(rank),
+        int(node),
+        Activity(activity),
+        Wait(wait),
+        _text(does),
+        Frame(_text(file), int(line), _text(function), _text(source)),
+        _text(operation),
+        still_s,
+        longest_s,
+        int(cpu_percent),
+        moved_bytes_s,
+        quiet_s,
+    )
+
+
+def _group_values(group: Group) -> dict[str, Any]:
+    return {
+        "ranks": ranges(group.ranks),
+        "nodes": ranges(group.nodes),
+        "activity": group.activity.value,
+        "wait": group.wait.value,
+        "does": group.does[:_TEXT_LIMIT],
+        "file": group.place.file[:_TEXT_LIMIT],
+        "line": group.place.line,
+        "function": group.place.function[:_TEXT_LIMIT],
+        "source": group.place.source[:_TEXT_LIMIT],
+        "operation": group.operation[:_TEXT_LIMIT],
+        "cpu_percent": group.cpu_percent,
+    }
+
+
+def _group(values: Any) -> Group:
+    return Group(
+        tuple(numbers(values["ranks"])),
+        tuple(numbers(values["nodes"])),
+        Activity(values["activity"]),
+        Wait(values["wait"]),
+        _text(values["does"]),
+        Frame(
+            _text(values["file"]),
+            int(values["line"]),
+            _text(values["function"]),
+            _text(values["source"]),
+        ),
+        _text(values["operation"]),
+        int(values["cpu_percent"]),
+    )
+
+
+def _number(value: Any) -> float:
+    number = float(value)
+    if not isfinite(number):
+        raise ValueError("not a finite number")
+    return number
+
+
+def _text(value: Any) -> str:
+    return str(value)[:_TEXT_LIMIT]
+
+
+# ---- in words ------------------------------------------------------------------------------------
+
+_UNITS = ((3600, "h", 60, "min"), (60, "min", 1, "s"))
+
+
+def headline(hang: Hang) -> str:
+    """Return what hangs, where and for how long, as one line."""
+    lasted = f"for {span(hang.lasted_s)}"
+    if hang.rule is Rule.DEADLOCK:
+        places = ", ".join(f"{_who(each)} {_located(each)}" for each in _shown(hang.groups))
+        return f"deadlock: {places}, {lasted}; they wait for each other"
+    if not hang.culprits:
+        what = "all ranks wait for each other" if _all_wait(hang) else "nothing moves"
+        return f"{what}, {lasted}; no rank stands out"
+    texts = [f"{_who(each)} {_is_doing(each)}" for each in _shown(hang.culprits)]
+    return f"{'; '.join(texts)}, {lasted}"
+
+
+def details(hang: Hang) -> list[str]:
+    """Return what the other ranks do, as lines."""
+    if hang.rule is Rule.DEADLOCK:
+        return []
+    others = hang.groups[hang.named :]
+    if not hang.culprits:
+        return [f"{_who(each)}: {_located_and_does(each)}" for each in _shown(others)]
+    waiting = [each for each in others if each.activity is Activity.WAITING]
+    count = sum(len(each.ranks) for each in waiting)
+    wait = "waits" if count == 1 else "wait"
+    return [f"{_who(each)} {wait} for that {_located(each)}" for each in _shown(waiting)]
+
+
+def span(seconds: float) -> str:
+    """Return a duration as text: ``42 s``, ``12 min``, ``1 h 05 min``."""
+    whole = max(0, int(seconds))
+    for limit, unit, part, small in _UNITS:
+        if whole >= limit:
+            rest = whole % limit // part if unit == "h" else 0
+            return f"{whole // limit} {unit}" + (f" {rest:02d} {small}" if rest else "")
+    return f"{whole} s"
+
+
+def _shown(groups: Sequence[Group]) -> Sequence[Group]:
+    return groups[:_MOST_GROUPS]
+
+
+def _all_wait(hang: Hang) -> bool:
+    return all(each.activity is Activity.WAITING for each in hang.groups)
+
+
+def _who(group: Group) -> str:
+    text = f"{'rank' if len(group.ranks) == 1 else 'ranks'} {ranges(group.ranks)}"
+    return f"{text} on node {group.nodes[0]}" if len(group.nodes) == 1 else text
+
+
+def _is_doing(group: Group) -> str:
+    verb = "is" if len(group.ranks) == 1 else "are"
+    if group.activity is Activity.GONE:
+        return f"{verb} {group.does}"
+    if group.activity is Activity.BUSY:
+        return f"{verb} busy {_located(group)} ({group.cpu_percent} % CPU), perhaps only slow"
+    return f"{verb} stuck {_located(group)} ({group.does})"
+
+
+def _located_and_does(group: Group) -> str:
+    return ", ".join(filter(None, (_located(group), group.does)))
+
+
+def _located(group: Group) -> str:
+    """Return the place of a group: ``in load() at data.py:17``, or the call that waits there."""
+    if not group.place.file:
+        return "at an unknown place"
+    function = group.place.function
+    call = group.operation or ("" if function == _MODULE else f"{function}()")
+    return f"{f'in {call} ' if call else ''}at {group.place.file}:{group.place.line}"

@@ -1,0 +1,33 @@
+"""Lists of ranks or nodes as text: ``0-3,7``."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import Sequence
+
+_LIMIT = 100_000
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """Return ascending numbers as text: ``0-3,7``."""
+    found = []
+    for _, group in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]):
+        run = [number for _, number in group]
+        found.append("%d-%d" % (run[0], run[-1]) if len(run) > 1 else "%d" % run[0])
+    return ",".join(found)
+
+
+def numbers(text: str) -> list[int]:
+    """Return the numbers that ``ranges`` made this text of.
+
+    Raises:
+        ValueError: It is no such text, or has too many numbers.
+    """
+    found: list[int] = []
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        begin, end = int(first), int(last or first)
+        if not 0 <= begin <= end < _LIMIT or len(found) > _LIMIT:
+            raise ValueError("not a list of ranks")
+        found += range(begin, end + 1)
+    return found

@@ -1,0 +1,202 @@
+"""What a thread does, from its stack and from what the kernel says about it. No I/O."""
+
+from __future__ import annotations
+
+import re
+from enum import Enum
+from typing import NamedTuple, Sequence
+
+from jobentry.contract.stacks import Frame, ThreadStack
+
+
+class Wait(Enum):
+    """What a thread waits for."""
+
+    NOTHING = "nothing"
+    STOPPED = "stopped"
+    RANKS = "ranks"
+    START = "start"
+    DEVICE = "device"
+    DATA = "data"
+    LOCK = "lock"
+    CHILD = "child"
+    FILE = "file"
+    NETWORK = "network"
+    SLEEP = "sleep"
+    INPUT = "input"
+    EVENTS = "events"
+    KERNEL = "kernel"
+    OTHER = "other"
+
+
+# The waits that another rank can end.
+OF_RANKS = frozenset((Wait.RANKS, Wait.START))
+
+
+class Cause(NamedTuple):
+    """What a thread waits for, and the same in words; ``running`` for one that does not wait."""
+
+    wait: Wait
+    text: str
+
+
+_STOPPED = {
+    "T": "stopped by a signal",
+    "t": "stopped by a debugger",
+    "Z": "ended, but its parent has not noticed",
+}
+# Calls in which a rank waits for others: the file of the innermost call, or its line of source.
+_WAITING_FILES = re.compile(
+    r"(^|/)(torch/distributed/distributed_c10d|horovod/\w+/(mpi_ops|functions)"
+    r"|mindspore/communication/\w+)\.py$"
+)
+# Names that others use, too, count only for what is usually called so.
+_WAITING_CALL = re.compile(
+    r"\.i?(?P<collective>all_?reduce\w*|all_?gather\w*|all_?to_?all\w*|(monitored_)?barrier"
+    r"|(bcast|broadcast)(_object\w*|_parameters|_coalesced)?|reduce_?scatter\w*)\("
+    r"|\b(\w*comm|\w*world|dist|distributed|hvd|req\w*|work|handle)"
+    r"\.i?(?P<other>reduce|scatterv?|gatherv?|s?send|recv|sendrecv|probe|wait(all|any)?)\(",
+    re.IGNORECASE,
+)
+# Calls in which a rank waits until the others have started, too.
+_START_FILES = re.compile(r"(^|/)torch/distributed/(rendezvous|elastic/rendezvous/\w+)\.py$")
+_START_FUNCTIONS = ("init_process_group",)
+_START_CALL = re.compile(
+    r"\bfrom\s+mpi4py\s+import\b.*\bMPI\b|\bMPI\.Init\w*\(|\bhvd\.init\(|\binit_process_group\("
+)
+_MESSAGES = re.compile(r"i?(s?send|recv|sendrecv|probe|wait(all|any)?)$")
+# Files of the innermost call -> what for. The kernel only shows that these wait for events.
+_FILES = (
+    (r"torch/(cuda|npu|xpu)/__init__|torch_npu/npu/\w+", Wait.DEVICE, "waiting for its device"),
+    (r"torch/utils/data/dataloader", Wait.DATA, "waiting for data of its loader"),
+    (r"(pdb|bdb)", Wait.INPUT, "waiting for input (a debugger)"),
+    (r"subprocess", Wait.CHILD, "waiting for a child process"),
+    (r"multiprocessing/popen_\w+", Wait.CHILD, "waiting for a child process"),
+    (r"(threading|queue|multiprocessing/queues)", Wait.LOCK,
+     "waiting for a lock or another thread"),
+    (r"(socket|ssl|http/client|urllib/request)|(urllib3|requests|grpc|wandb)/.*", Wait.NETWORK,
+     "waiting for data of a socket"),
+)  # fmt: skip
+_LIBRARY_CALLS = tuple(
+    (re.compile(rf"(^|/)({pattern})\.py$"), wait, text) for pattern, wait, text in _FILES
+)
+# Functions of the kernel in which a thread waits -> what for.
+_KERNEL_CALLS = (
+    ("wait_for_partner", Wait.FILE, "opening a pipe that no other process has opened"),
+    ("pipe_read", Wait.FILE, "reading from a pipe"),
+    ("pipe_write", Wait.FILE, "writing to a pipe"),
+    ("futex", Wait.LOCK, "waiting for a lock or another thread"),
+    ("nanosleep", Wait.SLEEP, "sleeping"),
+    ("ep_poll", Wait.EVENTS, "waiting for events"),
+    ("epoll", Wait.EVENTS, "waiting for events"),
+    ("poll_schedule", Wait.EVENTS, "waiting for events"),
+    ("do_select", Wait.EVENTS, "waiting for events"),
+    ("do_wait", Wait.CHILD, "waiting for a child process"),
+    ("wait_woken", Wait.NETWORK, "waiting for data"),
+    ("skb_wait", Wait.NETWORK, "waiting for data of a socket"),
+    ("inet_csk_accept", Wait.NETWORK, "waiting for a connection"),
+    ("inet_stream_connect", Wait.NETWORK, "connecting to another machine"),
+    ("n_tty_read", Wait.INPUT, "waiting for input"),
+    ("nfs", Wait.FILE, "waiting for a network file system"),
+    ("rpc_wait", Wait.FILE, "waiting for a network file system"),
+    ("fuse", Wait.FILE, "waiting for a file system (FUSE)"),
+    ("request_wait_answer", Wait.FILE, "waiting for a file system (FUSE)"),
+)
+# Source of the innermost call -> what for, where the kernel does not say it.
+_SLEEP_CALL = re.compile(r"\bsleep\(")
+# The outermost calls of a rank, which start its script, and folders of installed modules.
+_STARTERS = frozenset(
+    ("<frozen runpy>", "runpy.py", "script_runner.py", "__main__.py", "app_main.py")
+)
+_LIBRARIES = re.compile(r"(^|/)(site-packages|dist-packages|lib/python3[^/]*)/|^<frozen ")
+
+
+def cause_of(thread: ThreadStack) -> Cause:
+    """Return what a thread waits for."""
+    if thread.state in _STOPPED:
+        return Cause(Wait.STOPPED, _STOPPED[thread.state])
+    # A rank that waits for others may spin or sleep, from one moment to the next.
+    if _waits_for_start(thread.frames):
+        return Cause(Wait.START, "waiting for other ranks to start")
+    if operation(thread.frames):
+        return Cause(Wait.RANKS, "waiting for other ranks")
+    if thread.state == "D":
+        where = f" ({thread.waits_in})" if thread.waits_in else ""
+        return Cause(Wait.KERNEL, f"waiting in the kernel, not interruptible{where}")
+    library = _library_cause(thread.frames)
+    if library is not None and library.wait is Wait.DEVICE:
+        return library
+    if thread.state == "R" or not thread.state:
+        return Cause(Wait.NOTHING, "running")
+    return _blocked_cause(thread, library)
+
+
+def _blocked_cause(thread: ThreadStack, library: Cause | None) -> Cause:
+    """Return what a sleeping thread waits for."""
+    kernel = next(
+        (Cause(wait, text) for name, wait, text in _KERNEL_CALLS if name in thread.waits_in), None
+    )
+    if kernel is not None and (library is None or kernel.wait is not Wait.EVENTS):
+        return kernel
+    if library is not None:
+        return library
+    if thread.waits_in:
+        return Cause(Wait.OTHER, f"waiting ({thread.waits_in})")
+    if thread.frames and _SLEEP_CALL.search(thread.frames[0].source):
+        return Cause(Wait.SLEEP, "sleeping")
+    return Cause(Wait.OTHER, "waiting")
+
+
+def operation(frames: Sequence[Frame]) -> str:
+    """Return the call in which a rank waits for others, as ``allreduce``; empty if it does not."""
+    if not frames:
+        return ""
+    if _WAITING_FILES.search(frames[0].file):
+        return _plain(frames[0].function)
+    match = _WAITING_CALL.search(frames[0].source)
+    return _plain(match["collective"] or match["other"]) if match else ""
+
+
+def is_message(name: str) -> bool:
+    """Whether an operation is one of two ranks, such as ``recv``."""
+    return bool(_MESSAGES.match(name))
+
+
+def place_of(frames: Sequence[Frame]) -> Frame | None:
+    """Return the innermost call in the job's own code, or else the innermost one."""
+    return next((frame for frame in frames if is_own(frame)), frames[0] if frames else None)
+
+
+def is_own(frame: Frame) -> bool:
+    """Whether a call is in the job's own code, not in an installed module."""
+    is_starter = frame.file.rpartition("/")[2] in _STARTERS
+    return not is_starter and not _LIBRARIES.search(frame.file)
+
+
+def is_starter(file: str) -> bool:
+    """Whether calls in this file only start the script of a rank."""
+    return file.rpartition("/")[2] in _STARTERS
+
+
+def _waits_for_start(frames: Sequence[Frame]) -> bool:
+    if not frames:
+        return False
+    if _START_FILES.search(frames[0].file):
+        return True
+    if any(frame.function in _START_FUNCTIONS for frame in frames):
+        return True
+    place = place_of(frames)
+    is_import = frames[0].file.startswith("<frozen importlib") or place is frames[0]
+    return is_import and place is not None and bool(_START_CALL.search(place.source))
+
+
+def _library_cause(frames: Sequence[Frame]) -> Cause | None:
+    if not frames:
+        return None
+    file = frames[0].file
+    found = (Cause(wait, text) for name, wait, text in _LIBRARY_CALLS if name.search(file))
+    return next(found, None)
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("_", "")

@@ -1,0 +1,415 @@
+"""Notices ranks of this node whose main thread stays at one place, and says what they do there.
+
+``look`` reads the calls of each main thread, which costs some system calls a rank and does not
+disturb it. Names, CPU time and files come later, and only for ranks that have not moved for long,
+so a healthy job pays almost nothing. A rank that cannot be read counts as one that moves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import linecache
+import re
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Callable, Mapping, NamedTuple, Sequence
+
+from jobentry.contract.hangs import Activity, Standing
+from jobentry.contract.stacks import Frame, ThreadStack
+from jobentry.contract.waits import OF_RANKS, Cause, Wait, cause_of, is_own, operation, place_of
+from jobentry.node.rank_stacks import stacks_of, state_of
+from jobentry.node.rank_usage import TICK_S, RankProcesses
+from jobentry.stacks.memory import UnreadableError
+from jobentry.stacks.python_stacks import Look, MainThread
+from jobentry.system import linux
+
+if TYPE_CHECKING:
+    from jobentry.contract.paths import NodePaths
+    from jobentry.node.local_ranks import LocalRanks, RankState
+    from jobentry.node.rank_usage import Process
+
+# Seconds between two looks: at ranks that move, and while one does not. A loop that makes the same
+# call again and again looks like one long call until a look falls between two of them.
+_PERIOD_S, _OLD_PERIOD_S = 1.0, 0.2
+_LEAST_PERIOD_S = 0.02
+# The share of one CPU that looking may use.
+_CPU_SHARE = 0.003
+# After how many seconds at one place a rank's usage is measured, its calls get names, and it is
+# reported; and how often the report is repeated.
+_MEASURED_S, _NAMED_S, _REPORTED_S, _REFRESH_S = 10.0, 20.0, 30.0, 15.0
+# Usage is measured at these intervals, over at least and at most this time.
+_USAGE_PERIOD_S, _LEAST_WINDOW_S, _WINDOW_S = 5.0, 9.0, 60.0
+# From here on a rank counts as busy: percent of one CPU, bytes a second, and, for one that waits
+# for the network, how often it wakes up in a second.
+_BUSY_PERCENT, _BUSY_BYTES_S, _BUSY_WAKES_S = 5, 100_000.0, 1.0
+# A look that comes so much later than it should shows that this process was suspended.
+_LATE_S, _LEAST_LATE_S = 10.0, 3.0
+# A process that cannot be read so often in a row is opened again: it may run another program.
+_MOST_FAILURES = 10
+# Pauses before the next attempt to read a process that cannot be read.
+_RETRY_S, _MOST_RETRY_S = 5.0, 60.0
+_MOST_PLACES = 1000
+# Programs that start the ranks' own programs, and wait for them.
+_LAUNCHER_FILES = re.compile(
+    r"(^|/)(torch/distributed/(run|launch|launcher/\w+|elastic/(agent|multiprocessing)/.*)"
+    r"|accelerate/commands/.*|deepspeed/launcher/.*|torch/multiprocessing/spawn)\.py$"
+)
+_HELPERS = (b"multiprocessing.resource_tracker", b"multiprocessing.forkserver")
+_SWITCHES = re.compile(rb"^voluntary_ctxt_switches:\s*(\d+)", re.MULTILINE)
+_MOVED = re.compile(rb"^(?:rchar|wchar|read_bytes|write_bytes): (\d+)", re.MULTILINE)
+
+
+_NOTHING = Look((), 0)
+
+
+class _Usage(NamedTuple):
+    """What a rank and its processes have used so far, or in ``at_s`` seconds."""
+
+    at_s: float
+    ticks: int
+    moved_bytes: int
+    wakes: int
+
+
+class _Rank:
+    """What is known about one rank.
+
+    Attributes:
+        target: The main thread that matters: of its program, or of the one that this waits for.
+        failures: How often in a row that could not be read.
+        since_s: Since when it is at this place, on the monotonic clock.
+        stack: Its calls with names, once it has been there for long.
+        is_launcher: Whether it only waits for the programs that it has started.
+    """
+
+    def __init__(self) -> None:
+        self.target: MainThread | None = None
+        self.program = self.failures = 0
+        self.last = _NOTHING
+        self.retry_at_s = 0.0
+        self.retry_s = 0.0
+        self.restart(0.0)
+
+    def restart(self, now_s: float) -> None:
+        self.since_s = now_s
+        self.stack: ThreadStack | None = None
+        self.is_launcher = False
+        self.usage: deque[_Usage] = deque()
+
+    def forget(self) -> None:
+        if self.target is not None:
+            self.target.close()
+        self.target = None
+        self.last = _NOTHING
+
+
+class StandingRanks:
+    """The ranks of this node that do not move; one thread uses it.
+
+    Args:
+        on_change: Called with all ranks that have not moved for long, if that has changed, and
+            from time to time while there are any.
+        scale: A factor for all times but the cost of looking.
+    """
+
+    def __init__(
+        self,
+        ranks: LocalRanks,
+        paths: NodePaths,
+        node: int,
+        on_change: Callable[[list[Standing]], None],
+        scale: float = 1.0,
+    ) -> None:
+        self._ranks = ranks
+        self._node = node
+        self._on_change = on_change
+        self._scale = scale
+        self._processes = RankProcesses(ranks, paths)
+        self._states: dict[int, _Rank] = {}
+        self._longest_s: dict[object, float] = {}
+        self._looked_at = (time.monotonic(), time.time())
+        self._cost_s = 0.0
+        self._usage_at_s = 0.0
+        self._reported_at_s = 0.0
+        self._reported: list[object] = []
+
+    @property
+    def pause_s(self) -> float:
+        """How long to wait before the next look."""
+        period_s = _PERIOD_S
+        now_s = self._looked_at[0]
+        if any(now_s - each.since_s >= self._scaled(_NAMED_S) for each in self._readable()):
+            period_s = _OLD_PERIOD_S
+        return max(_LEAST_PERIOD_S, self._scaled(period_s), self._cost_s / _CPU_SHARE)
+
+    def look(self) -> None:
+        """Look at all ranks once, and report those that have not moved for long."""
+        begun_s = time.thread_time()
+        now_s = time.monotonic()
+        self._restart_after_suspension(now_s)
+        states = {rank: state for rank, state in self._ranks.states().items() if not state.end}
+        for rank in [rank for rank in self._states if rank not in states]:
+            self._states.pop(rank).forget()
+        for rank, state in states.items():
+            self._look_at(self._states.setdefault(rank, _Rank()), state, now_s)
+        self._measure(now_s)
+        self._report(now_s)
+        cost_s = time.thread_time() - begun_s
+        # A single expensive look, which gives calls their names, hardly changes the interval.
+        self._cost_s = 0.9 * self._cost_s + 0.1 * cost_s
+
+    def close(self) -> None:
+        """Stop looking."""
+        for each in self._states.values():
+            each.forget()
+        self._states.clear()
+
+    def _scaled(self, seconds: float) -> float:
+        return self._scale * seconds
+
+    def _readable(self) -> list[_Rank]:
+        return [each for each in self._states.values() if each.target is not None]
+
+    def _restart_after_suspension(self, now_s: float) -> None:
+        """Restart all counts if this process, or the whole machine, did not run for a while."""
+        wall_s = time.time()
+        late_s = now_s - self._looked_at[0] - self.pause_s
+        jumped_s = wall_s - self._looked_at[1] - (now_s - self._looked_at[0])
+        self._looked_at = (now_s, wall_s)
+        if late_s > max(self._scaled(_LATE_S), _LEAST_LATE_S) or jumped_s > _LATE_S:
+            for each in self._states.values():
+                each.restart(now_s)
+
+    # -- the calls --------------------------------------------------------------------------------
+
+    def _look_at(self, rank: _Rank, state: RankState, now_s: float) -> None:
+        if rank.program != state.program:
+            rank.forget()
+            rank.program, rank.retry_at_s, rank.retry_s = state.program, 0.0, 0.0
+        if rank.target is None and not self._open(rank, now_s):
+            return
+        assert rank.target is not None
+        try:
+            look = rank.target.look()
+        except UnreadableError:
+            rank.failures += 1
+            has_ended = not linux.start_ticks(rank.target.process)
+            if has_ended or rank.failures >= _MOST_FAILURES:
+                rank.forget()
+            self._moved(rank, _NOTHING, now_s)
+            return
+        rank.failures = 0
+        if _has_moved(rank.target, look, rank.last):
+            self._moved(rank, look, now_s)
+
+    def _moved(self, rank: _Rank, look: Look, now_s: float) -> None:
+        if rank.stack is not None:
+            key, stayed_s = _key(rank.stack), now_s - rank.since_s
+            if len(self._longest_s) >= _MOST_PLACES:
+                self._longest_s.clear()
+            self._longest_s[key] = max(stayed_s, self._longest_s.get(key, 0.0))
+        rank.last = look
+        rank.restart(now_s)
+
+    def _open(self, rank: _Rank, now_s: float) -> bool:
+        """Start to read a rank's program, or the program that a shell has started for it."""
+        if now_s < rank.retry_at_s:
+            return False
+        process = rank.program
+        while process:
+            try:
+                rank.target = MainThread(process)
+            except UnreadableError:
+                process = _only(self._children(process))
+                continue
+            rank.last = _NOTHING
+            rank.restart(now_s)
+            return True
+        rank.retry_s = min(_MOST_RETRY_S, max(_RETRY_S, 2 * rank.retry_s))
+        rank.retry_at_s = now_s + self._scaled(rank.retry_s)
+        return False
+
+    def _children(self, process: int) -> list[int]:
+        """Return the programs that a process of a rank has started."""
+        return [
+            number
+            for members in self._processes.members().values()
+            for number, each in members.items()
+            if each.parent == process and not _is_helper(number)
+        ]
+
+    # -- usage and names --------------------------------------------------------------------------
+
+    def _measure(self, now_s: float) -> None:
+        """Measure what ranks use that have not moved for some time, and give their calls names."""
+        old = {
+            number: rank
+            for number, rank in self._states.items()
+            if rank.target is not None and now_s - rank.since_s >= self._scaled(_MEASURED_S)
+        }
+        if old and now_s - self._usage_at_s >= self._scaled(_USAGE_PERIOD_S):
+            self._usage_at_s = now_s
+            members = self._processes.members()
+            for number, rank in old.items():
+                self._note_usage(rank, members.get(number, {}), now_s)
+        for rank in old.values():
+            if rank.stack is None and now_s - rank.since_s >= self._scaled(_NAMED_S):
+                self._name(rank, now_s)
+        linecache.clearcache()
+
+    def _note_usage(self, rank: _Rank, members: Mapping[int, Process], now_s: float) -> None:
+        assert rank.target is not None
+        rank.usage.append(
+            _Usage(
+                now_s,
+                sum(process.ticks for process in members.values()),
+                sum(map(_moved_bytes, members)),
+                _wakes(rank.target.process),
+            )
+        )
+        while now_s - rank.usage[0].at_s > self._scaled(_WINDOW_S):
+            rank.usage.popleft()
+
+    def _name(self, rank: _Rank, now_s: float) -> None:
+        """Read the calls of a rank with their names; go to the program that it waits for."""
+        assert rank.target is not None
+        found = stacks_of(rank.target.process, with_threads=False)
+        thread = next(iter(found[0]), None) if found else None
+        if thread is None or not thread.frames or thread.thread != rank.target.process:
+            return
+        rank.stack = thread
+        rank.is_launcher = any(_LAUNCHER_FILES.search(frame.file) for frame in thread.frames)
+        if not rank.is_launcher and cause_of(thread).wait is not Wait.CHILD:
+            return
+        child = _only(self._children(rank.target.process))
+        with contextlib.suppress(UnreadableError):
+            if child:
+                target = MainThread(child)
+                rank.forget()
+                rank.target = target
+                rank.restart(now_s)
+
+    # -- the report -------------------------------------------------------------------------------
+
+    def _report(self, now_s: float) -> None:
+        standing = [
+            found
+            for number, rank in sorted(self._states.items())
+            if (found := self._standing(number, rank, now_s)) is not None
+        ]
+        # What changes all the time is only sent with the rest.
+        essence: list[object] = [each[:7] for each in standing]
+        is_due = bool(standing) and now_s - self._reported_at_s >= self._scaled(_REFRESH_S)
+        if essence != self._reported or is_due:
+            self._reported, self._reported_at_s = essence, now_s
+            self._on_change(standing)
+
+    def _standing(self, number: int, rank: _Rank, now_s: float) -> Standing | None:
+        """Return a rank that has been at one place for long; None if it has not, or who knows."""
+        still_s = now_s - rank.since_s
+        if rank.stack is None or rank.is_launcher or still_s < self._scaled(_REPORTED_S):
+            return None
+        used = _used(rank.usage, self._scaled(_LEAST_WINDOW_S))
+        if used is None or rank.target is None:
+            return None
+        process = rank.target.process
+        state, waits_in = state_of(process, process)
+        thread = rank.stack._replace(state=state, waits_in=waits_in)
+        cause = cause_of(thread)
+        return Standing(
+            number,
+            self._node,
+            _activity(cause, used),
+            cause.wait,
+            cause.text,
+            place_of(thread.frames) or Frame("", 0, ""),
+            operation(thread.frames),
+            still_s,
+            self._longest_s.get(_key(thread), 0.0),
+            round(100 * used.ticks * TICK_S / used.at_s),
+            used.moved_bytes / used.at_s,
+            self._processes.quiet_s(number),
+        )
+
+
+def _has_moved(target: MainThread, look: Look, last: Look) -> bool:
+    """Whether a thread has gone on since the last look."""
+    if not look.calls or not target.is_at_same_line(look.calls, last.calls):
+        return True
+    if look.values == last.values:
+        return False
+    # It makes the same call again. Libraries do that while they wait, to look for a signal or a
+    # dead process, and then it is one wait; but none does so in a wait for other ranks.
+    try:
+        innermost = Frame(*target.frame(look.calls[0]))
+    except UnreadableError:
+        return True
+    return is_own(innermost) or bool(operation([innermost]))
+
+
+def _activity(cause: Cause, used: _Usage) -> Activity:
+    """Return what a rank does that does not move.
+
+    Args:
+        used: What it has used, and in how many seconds.
+    """
+    if cause.wait is Wait.STOPPED:
+        return Activity.GONE
+    if cause.wait in OF_RANKS or cause.wait is Wait.DEVICE:
+        return Activity.WAITING
+    is_talking = cause.wait is Wait.NETWORK and used.wakes >= _BUSY_WAKES_S * used.at_s
+    cpu_percent = 100 * used.ticks * TICK_S / used.at_s
+    moves_data = used.moved_bytes >= _BUSY_BYTES_S * used.at_s
+    # One that is ready to run may get little of a busy CPU.
+    is_running = cause.wait is Wait.NOTHING
+    if is_running or is_talking or moves_data or cpu_percent >= _BUSY_PERCENT:
+        return Activity.BUSY
+    return Activity.IDLE
+
+
+def _used(usage: Sequence[_Usage], least_s: float) -> _Usage | None:
+    """Return what was used between the first and the last measurement, and in which time."""
+    if len(usage) < 2 or usage[-1].at_s - usage[0].at_s < least_s:
+        return None
+    first, last = usage[0], usage[-1]
+    # A process that has ended takes its numbers with it.
+    return _Usage(
+        last.at_s - first.at_s,
+        max(0, last.ticks - first.ticks),
+        max(0, last.moved_bytes - first.moved_bytes),
+        max(0, last.wakes - first.wakes),
+    )
+
+
+def _key(stack: ThreadStack) -> object:
+    place = place_of(stack.frames)
+    return place[:3] if place else (), stack.frames[0][:3]
+
+
+def _only(processes: Sequence[int]) -> int:
+    """Return the process if there is only one, else 0."""
+    return processes[0] if len(processes) == 1 else 0
+
+
+def _is_helper(process: int) -> bool:
+    try:
+        words = linux.read(process, "cmdline")
+    except OSError:
+        return True
+    return any(helper in words for helper in _HELPERS)
+
+
+def _moved_bytes(process: int) -> int:
+    """Return how much a process has read and written, from files and pipes."""
+    try:
+        return sum(map(int, _MOVED.findall(linux.read(process, "io"))))
+    except OSError:
+        return 0
+
+
+def _wakes(process: int) -> int:
+    """Return how often the main thread of a process has waited."""
+    try:
+        return sum(map(int, _SWITCHES.findall(linux.read(process, "status"))))
+    except OSError:
+        return 0

@@ -1,0 +1,107 @@
+"""What a thread waits for follows from its innermost calls and its function of the kernel."""
+
+from __future__ import annotations
+
+import pytest
+
+from jobentry.contract.stacks import Frame, ThreadStack
+from jobentry.contract.waits import Wait, cause_of, is_message, operation, place_of
+
+SITE = "/x/lib/python3.11/site-packages/"
+MAIN = Frame("train.py", 50, "main", "train_step(step)")
+OWN = Frame("train.py", 12, "step", "compute()")
+
+
+def call(file: str, function: str = "f", source: str = "") -> Frame:
+    return Frame(file, 1, function, source)
+
+
+def wait(*frames: Frame, state: str = "S", waits_in: str = "") -> Wait:
+    return cause_of(ThreadStack(7, state, waits_in, False, frames)).wait
+
+
+@pytest.mark.parametrize(
+    ("frames", "expected"),
+    [
+        ((call("a.py", source="comm.Allreduce(a, b)"), MAIN), Wait.RANKS),
+        ((call(SITE + "torch/distributed/distributed_c10d.py", "all_reduce"), MAIN), Wait.RANKS),
+        ((call("a.py", source="sock.recv(1024)"), MAIN), Wait.NOTHING),
+        ((call(SITE + "torch/distributed/rendezvous.py"), MAIN), Wait.START),
+        (
+            (
+                call(SITE + "torch/distributed/distributed_c10d.py", "_store_based_barrier"),
+                call(SITE + "torch/distributed/distributed_c10d.py", "init_process_group"),
+                MAIN,
+            ),
+            Wait.START,
+        ),
+        (
+            (
+                call("<frozen importlib._bootstrap>", "_call_with_frames_removed"),
+                call("a.py", source="from mpi4py import MPI"),
+            ),
+            Wait.START,
+        ),
+        ((call("a.py", source="from mpi4py import MPI"),), Wait.START),
+        (
+            (call("<frozen importlib._bootstrap>"), call("a.py", source="import torch")),
+            Wait.NOTHING,
+        ),
+        ((call(SITE + "torch/cuda/__init__.py", "synchronize"), OWN), Wait.DEVICE),
+        ((), Wait.NOTHING),
+    ],
+)
+def test_calls_that_wait_even_while_the_thread_runs(frames: tuple[Frame, ...], expected: Wait):
+    assert wait(*frames, state="R") is expected
+
+
+@pytest.mark.parametrize(
+    ("innermost", "waits_in", "expected"),
+    [
+        (OWN, "futex_wait_queue", Wait.LOCK),
+        (OWN, "hrtimer_nanosleep", Wait.SLEEP),
+        (OWN, "wait_for_partner", Wait.FILE),
+        (OWN, "do_sys_poll", Wait.OTHER),
+        (OWN, "", Wait.OTHER),
+        (call("a.py", source="time.sleep(600)"), "", Wait.SLEEP),
+        # The kernel knows only that these wait for events.
+        (call("/usr/lib/python3.11/ssl.py"), "poll_schedule_timeout", Wait.NETWORK),
+        (call(SITE + "torch/utils/data/dataloader.py"), "poll_schedule_timeout", Wait.DATA),
+        (call("/usr/lib/python3.11/pdb.py"), "poll_schedule_timeout", Wait.INPUT),
+        (OWN, "poll_schedule_timeout", Wait.EVENTS),
+        (call("/usr/lib/python3.11/subprocess.py"), "do_wait", Wait.CHILD),
+        (call("/usr/lib/python3.11/threading.py"), "", Wait.LOCK),
+        (call("my_threading.py"), "", Wait.OTHER),
+    ],
+)
+def test_what_a_blocked_thread_waits_for(innermost: Frame, waits_in: str, expected: Wait):
+    assert wait(innermost, MAIN, waits_in=waits_in) is expected
+
+
+@pytest.mark.parametrize(
+    ("state", "expected"),
+    [("T", Wait.STOPPED), ("t", Wait.STOPPED), ("Z", Wait.STOPPED), ("D", Wait.KERNEL)],
+)
+def test_the_state_of_a_process_counts_more_than_its_calls(state: str, expected: Wait):
+    assert wait(OWN, state=state, waits_in="futex") is expected
+
+
+def test_operations_have_one_name_whatever_the_library():
+    torch = SITE + "torch/distributed/distributed_c10d.py"
+
+    assert operation([call("a.py", source="comm.Iallreduce(a)")]) == "allreduce"
+    assert operation([call(torch, "all_reduce")]) == "allreduce"
+    assert operation([call("a.py", source="x = comm.recv(source=1)")]) == "recv"
+    assert operation([OWN]) == ""
+    assert [is_message(name) for name in ("recv", "send", "bcast", "barrier", "wait")] == [
+        True, True, False, False, True,
+    ]  # fmt: skip
+
+
+def test_the_place_is_the_innermost_call_of_the_job():
+    library = call(SITE + "horovod/torch/mpi_ops.py")
+    starter = call("/tmp/x/script_runner.py", "main")
+
+    assert place_of([library, OWN, MAIN, starter]) is OWN
+    assert place_of([library, starter]) is library
+    assert place_of([]) is None

@@ -1,0 +1,171 @@
+"""The head applies the rules to what the nodes report, and writes what it concludes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from jobentry.contract import hang_actions, hangs, journal
+from jobentry.contract.env import NodeEnv
+from jobentry.contract.hangs import Activity, Hang, Standing
+from jobentry.contract.paths import NodePaths
+from jobentry.contract.stacks import Frame
+from jobentry.contract.waits import Wait
+from jobentry.control.event_loop import FORWARDED_SIGNALS, STOP_SIGNALS, NodeLoop
+from jobentry.control.hang_watch import HangWatch
+from jobentry.control.launch_processes import LaunchProcesses
+from jobentry.control.stop import Stop
+from jobentry.control.worker_pool import WorkerPool
+from jobentry.node.journal import Journal
+
+SCALE = 0.01
+PLACE = Frame("data.py", 17, "load", "file.read()")
+
+
+def standing(rank: int, activity: Activity, wait: Wait, operation: str = "") -> Standing:
+    return Standing(
+        rank, 0, activity, wait, "reading from a pipe", PLACE, operation, 5.0, quiet_s=5.0
+    )
+
+
+IDLE = standing(2, Activity.IDLE, Wait.FILE)
+OTHERS = [standing(rank, Activity.WAITING, Wait.RANKS, "barrier") for rank in (0, 1, 3)]
+
+
+class Head:
+    """The parts of a head that watch for hangs, of a job with four ranks."""
+
+    def __init__(self, folder: Path, action: str) -> None:
+        os.mkfifo(folder / "events")
+        node = NodeEnv(job="j", hang_action=action, hang_after_s=0.05, hang_scale=SCALE)
+        self.loop = NodeLoop(node, NodePaths(*[str(folder)] * 5))
+        pool = WorkerPool(node, self.loop, {}, lambda *_: None, lambda _: None)
+        self.stop = Stop(node, self.loop, pool, LaunchProcesses(self.loop, lambda: True), None)
+        self.lines: list[bytes] = []
+        self.running = frozenset(range(4))
+        self.watch = HangWatch(node, self.loop, pool, self.stop, lambda: self.running)
+        self.watch.journal = Journal(self.lines.append)
+
+    def step(self, *ranks: Standing) -> None:
+        """Report ranks as a node does, and let the head evaluate them."""
+        self.watch.take(0, list(ranks))
+        self.loop.step()
+
+    def until(self, claim: Callable[[], object], *ranks: Standing) -> None:
+        deadline = time.monotonic() + 60
+        while not claim():
+            assert time.monotonic() < deadline, self.lines
+            self.step(*ranks)
+
+    @property
+    def written(self) -> list[Hang]:
+        """The hangs in the journal."""
+        entries = (journal.load(line[len(journal.MARK) :]) for line in self.lines)
+        return [entry for entry in entries if isinstance(entry, Hang)]
+
+
+@pytest.fixture
+def make_head(tmp_path: Path) -> Iterator[Callable[[str], Head]]:
+    """A function that creates the head of a job with this action."""
+    numbers = (*STOP_SIGNALS, *FORWARDED_SIGNALS, signal.SIGCHLD)
+    before = {number: signal.getsignal(number) for number in numbers}
+    heads: list[Head] = []
+
+    def make(action: str = hang_actions.WARN) -> Head:
+        heads.append(Head(tmp_path, action))
+        return heads[-1]
+
+    yield make
+    for head in heads:
+        head.loop.relay.finish()
+    signal.set_wakeup_fd(-1)
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_a_hang_is_written_to_the_journal_and_the_log_and_so_is_its_end(
+    make_head: Callable[..., Head], capfd: pytest.CaptureFixture[str]
+):
+    head = make_head()
+
+    head.until(lambda: head.written, IDLE, *OTHERS)
+    assert head.watch.hang is not None
+    head.until(lambda: head.watch.hang is None)
+
+    assert [(hang.rule, hang.is_over) for hang in head.written] == [
+        (hangs.Rule.ONE_IDLE, False),
+        (hangs.Rule.ONE_IDLE, True),
+    ]
+    said = capfd.readouterr().err
+    assert "the job hangs: rank 2 on node 0 is stuck in load() at data.py:17" in said
+    assert "ranks 0-1,3 on node 0 wait for that in barrier at data.py:17" in said
+    assert "the job moves again after 5 s: it was slow, not hung" in said
+    assert not head.stop.has_begun
+
+
+def test_a_job_is_ended_if_it_still_hangs_after_the_chosen_time(make_head: Callable[..., Head]):
+    head = make_head(hang_actions.STOP)
+
+    head.until(lambda: head.stop.has_begun, IDLE, *OTHERS)
+
+    outcome = head.stop.outcome
+    assert outcome is not None
+    assert (outcome.exit_code, outcome.cause, outcome.is_over) == (124, "hang", True)
+    assert outcome.failure is not None
+    assert (outcome.failure.node, outcome.failure.rank) == (0, 2)
+    assert head.watch.hang is not None
+
+
+def test_a_job_is_not_ended_if_no_rank_stands_out(make_head: Callable[..., Head]):
+    head = make_head(hang_actions.STOP)
+    all_wait = [*OTHERS, standing(2, Activity.WAITING, Wait.RANKS, "barrier")]
+
+    head.until(lambda: head.written, *all_wait)
+    deadline = time.monotonic() + 0.5
+    head.until(lambda: time.monotonic() > deadline, *all_wait)
+
+    assert head.written[0].rule is hangs.Rule.ALL_WAIT
+    assert not head.stop.has_begun
+
+
+def test_reports_of_ranks_that_have_ended_say_nothing(make_head: Callable[..., Head]):
+    head = make_head()
+    head.running = frozenset()
+    deadline = time.monotonic() + 0.5
+
+    head.until(lambda: time.monotonic() > deadline, IDLE, *OTHERS)
+
+    assert head.written == []
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{}, {"ranks": None}, {"ranks": [None]}, {"ranks": [[]]}, {"ranks": [["x"] * 12]}, {"ranks": 3},
+     {"ranks": [[*hangs.to_row(IDLE)[:7], "nan", 0, 0, 0, 0]]}],
+)  # fmt: skip
+def test_a_report_that_cannot_be_read_is_ignored(
+    make_head: Callable[..., Head], values: dict[str, object]
+):
+    head = make_head()
+
+    head.watch.take_rows(1, values)
+
+    assert not head.loop.is_scheduled("hangs")
+
+
+def test_a_worker_reports_only_ranks_of_its_own_node(make_head: Callable[..., Head]):
+    head = make_head()
+    rows = [hangs.to_row(each) for each in (IDLE, *OTHERS)]
+
+    deadline = time.monotonic() + 60
+    while not head.written:
+        assert time.monotonic() < deadline
+        head.watch.take_rows(3, {"ranks": rows})
+        head.loop.step()
+
+    assert {node for group in head.written[0].groups for node in group.nodes} == {3}

@@ -1,0 +1,197 @@
+"""Ranks that do not move are noticed: real processes that wait, compute, stop and go on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from jobentry.contract.hangs import Activity, Standing
+from jobentry.contract.paths import NodePaths
+from jobentry.contract.waits import Wait
+from jobentry.node.local_ranks import LocalRanks
+from jobentry.node.standing import StandingRanks
+
+# A wrapper: its child is the program of the rank.
+WRAPPER = "import subprocess, sys; subprocess.call(sys.argv[1:])"
+SCALE = 0.02
+
+
+class Node:
+    """A node with ranks; each rank has a process that stands in for its wrapper."""
+
+    def __init__(self, folder: Path, until: Callable[..., None]) -> None:
+        self.folder = folder
+        self._until = until
+        self._wrappers: list[subprocess.Popen[bytes]] = []
+        paths = NodePaths(str(folder), str(folder), str(folder), str(folder), str(folder))
+        self.ranks = LocalRanks(paths)
+        self.reports: list[list[Standing]] = []
+        self.standing = StandingRanks(self.ranks, paths, 3, self.reports.append, scale=SCALE)
+
+    def start(self, rank: int, *command: str) -> int:
+        wrapper = subprocess.Popen(
+            [sys.executable, "-c", WRAPPER, *command], start_new_session=True, cwd=self.folder
+        )
+        self._wrappers.append(wrapper)
+        children = Path(f"/proc/{wrapper.pid}/task/{wrapper.pid}/children")
+        self._until(lambda: children.read_text().split())
+        child = int(children.read_text().split()[0])
+        self.ranks.handle_event("start %d %d %d" % (rank, wrapper.pid, child))
+        return child
+
+    def start_python(self, rank: int, text: str) -> int:
+        path = self.folder / f"job{rank}.py"
+        path.write_text(text)
+        return self.start(rank, sys.executable, str(path))
+
+    def found(self) -> dict[int, Standing]:
+        """Look once, and return the ranks that do not move, as they were reported last."""
+        self.standing.look()
+        return {each.rank: each for each in self.reports[-1]} if self.reports else {}
+
+    def await_all(self, *ranks: int) -> dict[int, Standing]:
+        self._until(lambda: set(self.found()) == set(ranks))
+        return self.found()
+
+    def close(self) -> None:
+        self.standing.close()
+        for wrapper in self._wrappers:
+            os.killpg(wrapper.pid, signal.SIGKILL)
+            wrapper.wait()
+
+
+@pytest.fixture
+def node(tmp_path: Path, until: Callable[..., None]) -> Iterator[Node]:
+    found = Node(tmp_path, until)
+    yield found
+    found.close()
+
+
+def test_a_rank_that_waits_is_reported_with_its_place(node: Node):
+    os.mkfifo(node.folder / "pipe")
+    node.start_python(1, "def load():\n    return open('pipe').read()\nload()\n")
+
+    found = node.await_all(1)[1]
+
+    assert found[:4] == (1, 3, Activity.IDLE, Wait.FILE)
+    assert found.does == "opening a pipe that no other process has opened"
+    assert found.place == ("job1.py", 2, "load", "return open('pipe').read()")
+    assert found.still_s >= 30 * SCALE
+    assert found.cpu_percent < 5
+
+
+def test_what_a_rank_does_tells_one_that_computes_from_one_that_waits(node: Node):
+    node.start_python(0, "while True: pass")
+    node.start_python(1, "def f():\n    sum(range(10**15))\nf()")
+    node.start_python(2, "import time\ntime.sleep(600)")
+    node.start_python(3, "import time\nclass comm: Barrier = time.sleep\ncomm.Barrier(600)")
+
+    found = node.await_all(0, 1, 2, 3)
+
+    assert {rank: (each.activity, each.wait) for rank, each in found.items()} == {
+        0: (Activity.BUSY, Wait.NOTHING),
+        1: (Activity.BUSY, Wait.NOTHING),
+        2: (Activity.IDLE, Wait.SLEEP),
+        3: (Activity.WAITING, Wait.RANKS),
+    }
+    assert found[3].operation == "barrier"
+
+
+def test_a_rank_that_moves_is_not_reported(node: Node, until: Callable[..., None]):
+    node.start_python(0, "import time\nwhile True:\n    time.sleep(.01)\n    sum(range(300_000))")
+    node.start_python(1, "import time\ntime.sleep(600)")
+
+    assert set(node.await_all(1)) == {1}
+
+
+def test_a_rank_that_moves_again_is_reported_and_its_stay_remembered(
+    node: Node, until: Callable[..., None]
+):
+    text = "import os, time\ndef step(n):\n    os.read(0, 1)\nstep(1)\nos.write(1, b'x')\nstep(2)\n"
+    read, write = os.pipe()
+    path = node.folder / "job.py"
+    path.write_text(text)
+    node.start(0, "sh", "-c", f"exec {sys.executable} job.py < /proc/{os.getpid()}/fd/{read}")
+    stayed_s = node.await_all(0)[0].still_s
+
+    os.write(write, b"12")
+    until(lambda: node.found() == {})
+    os.close(write)
+    os.close(read)
+
+    (longest_s,) = set(node.standing._longest_s.values())
+    assert longest_s >= stayed_s
+
+
+def test_a_stopped_rank_is_gone(node: Node, until: Callable[..., None]):
+    program = node.start_python(0, "import time\ntime.sleep(600)")
+    node.await_all(0)
+
+    os.kill(program, signal.SIGSTOP)
+    until(lambda: node.found()[0].activity is Activity.GONE)
+    assert node.found()[0].does == "stopped by a signal"
+
+    os.kill(program, signal.SIGCONT)
+    until(lambda: node.found()[0].activity is Activity.IDLE)
+
+
+def test_the_program_that_a_shell_or_a_launcher_has_started_counts(node: Node):
+    (node.folder / "inner.py").write_text("import time\ndef inner(): time.sleep(600)\ninner()\n")
+    command = f"{sys.executable} inner.py"
+    node.start(0, "bash", "-c", f"{command}; echo")
+    node.start_python(1, f"import subprocess\nsubprocess.run({command.split()})")
+
+    found = node.await_all(0, 1)
+
+    assert [found[rank].place.function for rank in (0, 1)] == ["inner", "inner"]
+
+
+def test_a_program_that_is_no_python_is_not_reported(node: Node, until: Callable[..., None]):
+    node.start(0, "sleep", "600")
+    node.start_python(1, "import time\ntime.sleep(600)")
+
+    assert set(node.await_all(1)) == {1}
+
+
+def test_a_suspended_node_starts_its_counts_again(node: Node):
+    node.start_python(0, "import time\ntime.sleep(600)")
+    before = node.await_all(0)[0].still_s
+    seconds, wall_s = node.standing._looked_at
+
+    node.standing._looked_at = (seconds - 60, wall_s - 60)
+    node.standing.look()
+
+    assert node.reports[-1] == []
+    assert node.await_all(0)[0].still_s < before + 60
+
+
+def test_the_end_of_a_rank_ends_its_report(node: Node, until: Callable[..., None]):
+    program = node.start_python(0, "import time\ntime.sleep(600)")
+    node.await_all(0)
+
+    os.kill(program, signal.SIGKILL)
+
+    until(lambda: node.found() == {})
+
+
+def test_a_loop_that_makes_the_same_call_again_and_again_moves(node: Node):
+    loop = "for number in range(10**9):\n    time.sleep(.3)"
+    node.start_python(0, f"import time\n{loop}\n")
+    node.start_python(
+        1, "import time\ndef main():\n  {}\nmain()\n".format(loop.replace("\n", "\n  "))
+    )
+    node.start_python(2, "import time\ntime.sleep(600)")
+    # The variables of earlier versions are not read.
+    standing = {2} if sys.version_info >= (3, 11) else {0, 1, 2}
+    node.await_all(*standing)
+
+    seen = [set(node.found()) for _ in range(200) if time.sleep(0.01) is None]
+
+    assert seen == [standing] * 200
