@@ -45,6 +45,7 @@ class Stage(NamedTuple):
         message: The reason, if the operator gives one.
         ended_at: RFC 3339 as the API writes it; empty if it has not ended, or if unknown.
         started_at: When it began to run; empty if unknown.
+        attempt_at: When the last attempt began; empty while there was only one.
         has_asked: Whether the operator itself ended the pods.
     """
 
@@ -53,6 +54,7 @@ class Stage(NamedTuple):
     message: str = ""
     ended_at: str = ""
     started_at: str = ""
+    attempt_at: str = ""
     has_asked: bool = False
 
 

@@ -167,6 +167,7 @@ def _ended(native: str, started_at: str | None, stage: Stage, nodes: list[Pod]) 
         None if stage.state is JobState.SUCCEEDED else failure,
         started_at=started_at,
         ended_at=ended_at or None,
+        attempt_at=_time(stage.attempt_at),
         reason=_reason(nodes),
         # A head that was asked to end without a cancel of the job was drained or preempted; every
         # cancel is annotated on the job.
