@@ -93,12 +93,15 @@ class Volcano(Engine):
         elif phase in ("Aborted", "Terminated"):
             message = message or "a pod was evicted, or the job was suspended"
         changed_at = str(current.get("lastTransitionTime") or "")
+        # Volcano counts a restart before it begins, and writes the phases after it with new times.
+        is_again = bool(status.get("retryCount")) and not state.is_final
         return Stage(
             state=state,
             native=phase or "new",
             message=message,
             ended_at=changed_at if state.is_final else "",
             started_at=changed_at if phase == "Running" else "",
+            attempt_at=changed_at if is_again else "",
             has_asked=phase in ("Aborted", "Terminated") or bool(status.get("retryCount")),
         )
 

@@ -111,7 +111,7 @@ def test_unknown_keys_in_a_record_are_ignored():
     )
 
 
-@pytest.mark.parametrize("cause", ["hang", 3, None, ["user"]])
+@pytest.mark.parametrize("cause", ["eclipse", 3, None, ["user"]])
 def test_a_cause_of_a_later_version_is_unknown(cause: object):
     record = exits.load(json.dumps({"job": "j", "exit_code": 1, "cause": cause}).encode())
 
