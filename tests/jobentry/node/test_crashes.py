@@ -387,7 +387,7 @@ Current thread 0x00007f00bb (most recent call first):
         ),
         (End(0, 3, 0, False, 0.0, ""), None, "ended with exit code 3"),
         (End(0, 0, 0, False, 0.0, ""), 77, "ended with exit code 0"),
-        (End(0, 3, 0, False, time.time() + 100, ""), 77, "ended with exit code 3"),
+        (End(0, 3, 0, False, time.time() + 10_000, ""), 77, "ended with exit code 3"),
     ],
 )
 def test_the_failure_of_a_rank_names_the_line(
