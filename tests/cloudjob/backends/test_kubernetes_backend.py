@@ -356,6 +356,19 @@ def test_a_user_who_may_not_change_workloads_cancels_a_job_by_deleting_it(
     assert list(job.backend.logs(job.handle, 0, follow=False)) == [(0, b"[0] kept\n")]
 
 
+def test_a_job_in_a_default_queue_is_deleted_if_its_workload_may_not_be_changed(
+    queued_job: JobFixture,
+):
+    """The job has no label, but its Workload shows that Kueue manages it."""
+    job = queued_job
+    Kueue(job, queue="")
+    job.api.forbidden = {("PATCH", "/workloads/")}
+
+    job.backend.cancel(job.handle)
+
+    assert job.path not in job.api.objects
+
+
 def test_a_queued_job_without_a_workload_is_deleted(queued_job: JobFixture):
     """Kueue has not seen it yet, and would admit it later."""
     job = queued_job
