@@ -40,6 +40,7 @@ class ThreadStack(NamedTuple):
         is_moving: Whether it executed Python code while it was read; then ``frames`` lacks the
             calls that it made or left meanwhile.
         frames: The innermost call first.
+        uses_device: Whether its process has a GPU or NPU open.
     """
 
     thread: int
@@ -47,6 +48,7 @@ class ThreadStack(NamedTuple):
     waits_in: str
     is_moving: bool
     frames: tuple[Frame, ...]
+    uses_device: bool = False
 
 
 class ProcessStacks(NamedTuple):
@@ -127,7 +129,12 @@ def processes_of(rows: Sequence[Any]) -> tuple[ProcessStacks, ...]:
 
 
 def _thread(
-    thread: object, state: object, waits_in: object, is_moving: object, frames: Sequence[Any]
+    thread: object,
+    state: object,
+    waits_in: object,
+    is_moving: object,
+    frames: Sequence[Any],
+    uses_device: object = False,
 ) -> ThreadStack:
     return ThreadStack(
         int(str(thread)),
@@ -138,6 +145,7 @@ def _thread(
             Frame(_text(file), int(line), _text(function), _text(source))
             for file, line, function, source in frames[:MOST_FRAMES]
         ),
+        bool(uses_device),
     )
 
 

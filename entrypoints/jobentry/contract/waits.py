@@ -65,9 +65,12 @@ _START_CALL = re.compile(
     r"\bfrom\s+mpi4py\s+import\b.*\bMPI\b|\bMPI\.Init\w*\(|\bhvd\.init\(|\binit_process_group\("
 )
 _MESSAGES = re.compile(r"i?(s?send|recv|sendrecv|probe|wait(all|any)?)$")
+# Calls that wait until the device has computed what they return.
+_READ_BACK = re.compile(r"\.(item|cpu|tolist|numpy|asnumpy|synchronize)\(|\.to\(['\"]cpu")
+_ON_DEVICE = "waiting for its device"
 # Files of the innermost call -> what for. The kernel only shows that these wait for events.
 _FILES = (
-    (r"torch/(cuda|npu|xpu)/__init__|torch_npu/npu/\w+", Wait.DEVICE, "waiting for its device"),
+    (r"torch/(cuda|npu|xpu)/(__init__|streams)|torch_npu/npu/\w+", Wait.DEVICE, _ON_DEVICE),
     (r"torch/utils/data/dataloader", Wait.DATA, "waiting for data of its loader"),
     (r"(pdb|bdb)", Wait.INPUT, "waiting for input (a debugger)"),
     (r"subprocess", Wait.CHILD, "waiting for a child process"),
@@ -126,6 +129,9 @@ def cause_of(thread: ThreadStack) -> Cause:
     library = _library_cause(thread.frames)
     if library is not None and library.wait is Wait.DEVICE:
         return library
+    # It may spin or sleep, as the device's driver likes.
+    if thread.uses_device and thread.frames and _READ_BACK.search(thread.frames[0].source):
+        return Cause(Wait.DEVICE, _ON_DEVICE)
     if thread.state == "R" or not thread.state:
         return Cause(Wait.NOTHING, "running")
     return _blocked_cause(thread, library)

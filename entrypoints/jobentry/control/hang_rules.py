@@ -156,7 +156,9 @@ def _others_wait(job: _Job, limits: Limits) -> Hang | None:
         return _hang(Rule.ONE_BUSY, Confidence.LOW, job, job.others)
     if job.still_s < max(limits.wait_s, _learned_s(job.idle)):
         return None
+    # What a device waits for is not known: usually ranks that have not joined a collective.
     is_unsure = any(each.wait in _UNSURE for each in job.idle)
+    is_unsure |= any(each.wait is Wait.DEVICE for each in job.waiting)
     confidence = Confidence.MEDIUM if is_unsure else Confidence.HIGH
     return _hang(Rule.ONE_IDLE, confidence, job, job.idle)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import linecache
 import os
 from typing import TYPE_CHECKING, Sequence
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from jobentry.node.local_ranks import LocalRanks
 
 _COMMAND_LIMIT, _SOURCE_LIMIT = 120, 200
+# GPUs of NVIDIA, NPUs of Huawei, GPUs of AMD.
+_DEVICES = ("/dev/nvidia", "/dev/davinci", "/dev/kfd")
 # A larger file is hardly a program.
 _SOURCE_LIMIT_BYTES = 4 << 20
 
@@ -91,6 +94,7 @@ def _thread(process: int, thread: PythonThread) -> ThreadStack:
             )
             for frame in frames[:MOST_FRAMES]
         ),
+        uses_device(process),
     )
 
 
@@ -118,6 +122,17 @@ def state_of(process: int, thread: int) -> tuple[str, str]:
     except (OSError, IndexError):
         return "", ""
     return state, "" if waits_in == "0" else waits_in
+
+
+def uses_device(process: int) -> bool:
+    """Whether a process has a GPU or NPU open."""
+    folder = "/proc/%d/fd" % process
+    with contextlib.suppress(OSError):
+        for name in os.listdir(folder):
+            with contextlib.suppress(OSError):
+                if os.readlink(os.path.join(folder, name)).startswith(_DEVICES):
+                    return True
+    return False
 
 
 def _command(process: int) -> str:

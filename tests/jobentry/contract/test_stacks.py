@@ -14,7 +14,9 @@ from jobentry.contract.stacks import (
     load,
 )
 
-THREAD = ThreadStack(70, "S", "futex_do_wait", True, (Frame("é.py", 3, "<module>", "x\n\udc80"),))
+THREAD = ThreadStack(
+    70, "S", "futex_do_wait", True, (Frame("é.py", 3, "<module>", "x\n\udc80"),), True
+)
 STACKS = Stacks(1.5, (ProcessStacks(2, 1, 70, "python é.py", True, (THREAD,), ""),), (3,))
 
 

@@ -56,6 +56,21 @@ def test_calls_that_wait_even_while_the_thread_runs(frames: tuple[Frame, ...], e
 
 
 @pytest.mark.parametrize(
+    "source",
+    ["v = x.sum().item()", "y = out.cpu().numpy()", "event.synchronize()", "z = a.to('cpu')"],
+)
+@pytest.mark.parametrize("state", ["R", "S"])
+def test_a_process_with_a_device_waits_for_it_where_it_reads_a_value_back(source: str, state: str):
+    frames = (call("a.py", source=source), MAIN)
+
+    def found(*, uses_device: bool) -> Wait:
+        return cause_of(ThreadStack(7, state, "", False, frames, uses_device)).wait
+
+    assert found(uses_device=True) is Wait.DEVICE
+    assert found(uses_device=False) is not Wait.DEVICE
+
+
+@pytest.mark.parametrize(
     ("innermost", "waits_in", "expected"),
     [
         (OWN, "futex_wait_queue", Wait.LOCK),

@@ -292,3 +292,13 @@ def test_a_lasting_hang_is_repeated_at_intervals_that_double():
 
     repeated = [steps[n][0] - 15 for n, event in enumerate(found) if event is Event.LASTS]
     assert repeated == [600, 1200, 2400]
+
+
+def test_a_rank_that_idles_while_the_others_wait_for_their_devices_is_named_with_less_confidence():
+    """A collective of NCCL runs on the device, so the ranks wait where they read its result."""
+    devices = [each._replace(wait=Wait.DEVICE) for each in others(3 * MINUTE, but=2)]
+    found = verdict(idles(2, 3 * MINUTE), *devices)
+
+    assert named(found) == (Rule.ONE_IDLE, (2,))
+    assert found is not None
+    assert found.confidence is Confidence.MEDIUM
