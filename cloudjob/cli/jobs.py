@@ -7,6 +7,7 @@ import contextlib
 import gc
 import shutil
 import sys
+import time
 from dataclasses import replace
 
 import cloudjob
@@ -71,7 +72,8 @@ def _status(options: argparse.Namespace) -> int:
     job = cloudjob.attach(options.job)
     status = job.status()
     latest = cloudjob.Journals() if status.state.is_final else job.latest()
-    status = replace(status, phases=status.phases or latest.phases, hang=status.hang or latest.hang)
+    hang = status.hang or latest.hang_at(time.time())
+    status = replace(status, phases=status.phases or latest.phases, hang=hang)
     if options.json:
         print_json({**status_json(status), "git_commit": job.git_commit})
     else:

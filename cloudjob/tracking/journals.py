@@ -129,8 +129,20 @@ class Journals:
 
     @property
     def hang(self) -> Hang | None:
-        """How the job hangs; None if it does not."""
+        """How the job hangs, as its head reported it last; None if it does not."""
         return hang_of(self.last_hang)
+
+    def hang_at(self, now_s: float) -> Hang | None:
+        """Return how a running job hangs, and for how long at a time; None if it does not.
+
+        Args:
+            now_s: The time, in seconds since 1970.
+        """
+        hang = self.last_hang
+        if hang is None or now_s <= hang.at:
+            return hang_of(hang)
+        # The head repeats its reports only after 10, 20, 40 … minutes.
+        return hang_of(hang._replace(at=now_s, lasted_s=hang.lasted_s + now_s - hang.at))
 
     @property
     def nodes(self) -> frozenset[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -111,7 +112,7 @@ class _JobPage:
             self._phases, self._hang = self._status.phases, self._status.hang
             if not self._status.state.is_final:
                 journals = await in_thread(self._console.journals, self._job)
-                self._phases, self._hang = journals.phases, journals.hang
+                self._phases, self._hang = journals.phases, journals.hang_at(time.time())
             # Searches the source if the failure names a missing file.
             self._hint = await in_thread(failure_hint.of_job, self._job, self._status)
             self._error = ""
