@@ -233,6 +233,7 @@ for epoch in range(2):
     while rank == 0 and time.monotonic() < end:
         sum(range(100_000))
     comm.Barrier()
+    time.sleep(1)
 """,
     "a long epoch without output": """
 for step in range(120):

@@ -143,7 +143,7 @@ if rank == 0:
     assert found["speed", 0, 1] == 1.0
     assert found["acc", None, 7] == 0.5
     csv = cloud.cli("metrics", "--csv", done.job).out.decode().splitlines()
-    assert csv[0] == "name,rank,step,value,at,source"
+    assert csv[0] == "name,rank,step,value,at,source,is_detected"
     assert len(csv) == 1 + 2 * 3 * 2 + 1
     assert b"memory_mib" in cloud.cli("metrics", "--resources", done.job).out
     refused = cloud.cli("metrics", "--metric", "loss=(", done.job)

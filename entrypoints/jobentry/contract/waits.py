@@ -112,6 +112,8 @@ _STARTERS = frozenset(
     ("<frozen runpy>", "runpy.py", "script_runner.py", "__main__.py", "app_main.py")
 )
 _LIBRARIES = re.compile(r"(^|/)(site-packages|dist-packages|lib/python3[^/]*)/|^<frozen ")
+# Our own code that stands between calls of the job and of Python.
+_OURS = re.compile(r"(^|/)jobentry/rank/crash_file\.py$")
 
 
 def cause_of(thread: ThreadStack) -> Cause:
@@ -176,7 +178,12 @@ def place_of(frames: Sequence[Frame]) -> Frame | None:
 def is_own(frame: Frame) -> bool:
     """Whether a call is in the job's own code, not in an installed module."""
     is_starter = frame.file.rpartition("/")[2] in _STARTERS
-    return not is_starter and not _LIBRARIES.search(frame.file)
+    return not (is_starter or _LIBRARIES.search(frame.file) or is_ours(frame.file))
+
+
+def is_ours(file: str) -> bool:
+    """Whether calls in this file are ours, so that nobody needs to see them."""
+    return bool(_OURS.search(file))
 
 
 def is_starter(file: str) -> bool:

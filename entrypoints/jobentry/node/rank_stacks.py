@@ -15,7 +15,7 @@ from jobentry.contract.stacks import (
     ProcessStacks,
     ThreadStack,
 )
-from jobentry.contract.waits import is_starter
+from jobentry.contract.waits import is_ours, is_starter
 from jobentry.node.rank_usage import RankProcesses
 from jobentry.secrets import masking
 from jobentry.stacks.memory import UnreadableError
@@ -76,7 +76,7 @@ def _thread(process: int, thread: PythonThread) -> ThreadStack:
         folder = os.readlink("/proc/%d/cwd" % process)
     except OSError:
         folder = ""
-    frames = list(thread.frames)
+    frames = [frame for frame in thread.frames if not is_ours(frame.file)]
     while len(frames) > 1 and is_starter(frames[-1].file):
         frames.pop()
     state, waits_in = state_of(process, thread.thread_id)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from jobentry.contract.stacks import Frame, ThreadStack
-from jobentry.contract.waits import Wait, cause_of, is_message, operation, place_of
+from jobentry.contract.waits import Wait, cause_of, is_message, is_ours, operation, place_of
 
 SITE = "/x/lib/python3.11/site-packages/"
 MAIN = Frame("train.py", 50, "main", "train_step(step)")
@@ -120,3 +120,12 @@ def test_the_place_is_the_innermost_call_of_the_job():
     assert place_of([library, OWN, MAIN, starter]) is OWN
     assert place_of([library, starter]) is library
     assert place_of([]) is None
+
+
+def test_our_own_calls_are_not_those_of_the_job():
+    """They load mpi4py for the script, so they stand below the import of a rank that waits."""
+    ours = call("/.machine/home/entry/jobentry/rank/crash_file.py", "load_mpi")
+
+    assert is_ours(ours.file)
+    assert not is_ours("/home/user/crash_file.py")
+    assert place_of((ours, MAIN)) == MAIN
