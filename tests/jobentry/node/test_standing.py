@@ -21,6 +21,8 @@ from jobentry.node.standing import StandingRanks
 # A wrapper: its child is the program of the rank.
 WRAPPER = "import subprocess, sys; subprocess.call(sys.argv[1:])"
 SCALE = 0.02
+# Programs of CPython can be read, also by an entry that PyPy runs.
+PYTHON = sys.executable if sys.implementation.name == "cpython" else "/usr/bin/python3"
 
 
 class Node:
@@ -49,7 +51,7 @@ class Node:
     def start_python(self, rank: int, text: str) -> int:
         path = self.folder / f"job{rank}.py"
         path.write_text(text)
-        return self.start(rank, sys.executable, str(path))
+        return self.start(rank, PYTHON, str(path))
 
     def found(self) -> dict[int, Standing]:
         """Look once, and return the ranks that do not move, as they were reported last."""
@@ -118,7 +120,7 @@ def test_a_rank_that_moves_again_is_reported_and_its_stay_remembered(
     read, write = os.pipe()
     path = node.folder / "job.py"
     path.write_text(text)
-    node.start(0, "sh", "-c", f"exec {sys.executable} job.py < /proc/{os.getpid()}/fd/{read}")
+    node.start(0, "sh", "-c", f"exec {PYTHON} job.py < /proc/{os.getpid()}/fd/{read}")
     stayed_s = node.await_all(0)[0].still_s
 
     os.write(write, b"12")
@@ -144,7 +146,7 @@ def test_a_stopped_rank_is_gone(node: Node, until: Callable[..., None]):
 
 def test_the_program_that_a_shell_or_a_launcher_has_started_counts(node: Node):
     (node.folder / "inner.py").write_text("import time\ndef inner(): time.sleep(600)\ninner()\n")
-    command = f"{sys.executable} inner.py"
+    command = f"{PYTHON} inner.py"
     node.start(0, "bash", "-c", f"{command}; echo")
     node.start_python(1, f"import subprocess\nsubprocess.run({command.split()})")
 
