@@ -142,6 +142,10 @@ class LogFilter(NamedTuple):
             yield from line
 
 
+# The parts of each line that is not finished, by node and rank.
+_Parts = dict[tuple[int, "int | None"], list[LogPiece]]
+
+
 class _Ending:
     """The blocks at the end of a log that contain at least a number of lines.
 
@@ -151,8 +155,9 @@ class _Ending:
 
     def __init__(self, lines: int) -> None:
         self._lines = lines
-        # Parts of lines that are not finished where the blocks begin.
-        self._parts: dict[tuple[int, int | None], list[LogPiece]] = {}
+        # Parts of lines that are not finished where the blocks begin, and where the second begins.
+        self._parts: _Parts = {}
+        self._next_parts: _Parts | None = None
         # Each block with the least number of lines that end in it.
         self._blocks: deque[tuple[LogPiece, int]] = deque()
 
@@ -164,26 +169,41 @@ class _Ending:
                 least = max(0, block.count(b"\n") - block.count(PART_MARK))
                 self._blocks.append((piece._replace(data=block), least))
                 known += least
-                while self._blocks and known - self._blocks[0][1] >= self._lines + len(self._parts):
+                while self._blocks and self._is_spare(known):
                     known -= self._leave_out()
         for parts in self._parts.values():
             yield from parts
         for block_of_node, _ in self._blocks:
             yield block_of_node
 
+    def _is_spare(self, known: int) -> bool:
+        """Whether enough lines begin after the first block."""
+        piece, least = self._blocks[0]
+        if self._next_parts is None:
+            self._next_parts = self._after(piece)
+        # The lines that are not finished there end later, but began before.
+        return known - least >= self._lines + len(self._next_parts)
+
     def _leave_out(self) -> int:
         """Leave out the first block but the parts of unfinished lines; return its lines."""
-        piece, least = self._blocks.popleft()
-        unfinished = [rank for node, rank in self._parts if node == piece.node and rank is not None]
-        if not is_plain(piece.data, unfinished):
-            for text in (line + b"\n" for line in piece.data.split(b"\n")[:-1]):
-                rank, data = lines.read(text)
-                if data.endswith(b"\n"):
-                    self._parts.pop((piece.node, rank), None)
-                else:
-                    part = piece._replace(data=text)
-                    self._parts.setdefault((piece.node, rank), []).append(part)
+        _, least = self._blocks.popleft()
+        assert self._next_parts is not None
+        self._parts, self._next_parts = self._next_parts, None
         return least
+
+    def _after(self, piece: LogPiece) -> _Parts:
+        """Return the parts of lines that are not finished after the first block."""
+        unfinished = [rank for node, rank in self._parts if node == piece.node and rank is not None]
+        if is_plain(piece.data, unfinished):
+            return self._parts
+        parts = {key: list(line) for key, line in self._parts.items()}
+        for text in (line + b"\n" for line in piece.data.split(b"\n")[:-1]):
+            rank, data = lines.read(text)
+            if data.endswith(b"\n"):
+                parts.pop((piece.node, rank), None)
+            else:
+                parts.setdefault((piece.node, rank), []).append(piece._replace(data=text))
+        return parts
 
 
 def _counted(pieces: Iterable[LogPiece], counts: dict[int, int]) -> Iterator[LogPiece]:

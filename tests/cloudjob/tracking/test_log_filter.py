@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cloudjob.model.patterns import Pattern
@@ -117,6 +117,7 @@ log_pieces = st.builds(
 
 
 @given(st.lists(log_pieces, max_size=12), st.integers(0, 9))
+@example([LogPiece(1, b"[0]+ c\n[1] b\n"), LogPiece(1, b"[0] a\n")], 1)
 def test_the_last_lines_are_whole_however_the_log_arrives(pieces: list[LogPiece], number: int):
     found = LogFilter(tail=number).pieces(Log(pieces), follow=False)  # type: ignore[arg-type]
 
