@@ -27,8 +27,9 @@ def _forward(options: argparse.Namespace) -> int:
     job = cloudjob.attach(options.job)
     port = options.remote if options.port is None else options.port
 
-    def warn(user: int) -> None:
-        print_message(f"warning: refused a program of another user ({user})")
+    def warn(user: int | None) -> None:
+        who = "that has left" if user is None else f"of another user ({user})"
+        print_message(f"warning: refused a program {who}")
 
     try:
         forwarding = job.forwarding(options.remote, node=options.node, port=port, on_refusal=warn)

@@ -44,7 +44,7 @@ _STEPS = ("step", "global_step")
 _MOST_CHARACTERS = 4000
 _PREFILTER = (
     rf"(?i)(?:{'|'.join(_WORDS)})[a-z0-9_@'\"]{{0,30}}[ \t]{{0,4}}[=:]?[ \t]{{0,4}}"
-    r"(?:[-+.0-9]|nan|inf|tensor)|\{'()"
+    r"(?:[-+.0-9]|nan|inf|tensor)|\{'"
 )
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 _LOOPBACK = "127.0.0.1"
 # The columns of /proc/net/tcp.
-_LOCAL, _REMOTE, _USER = 1, 2, 7
+_LOCAL, _REMOTE, _USER, _INODE = 1, 2, 7, 9
 
 
 class Forwarding:
@@ -24,13 +24,16 @@ class Forwarding:
     Args:
         port: The port of this machine; 0 for any free one.
         argv: The command.
-        on_refusal: Called with the user id of another user whose program was refused.
+        on_refusal: Called with the id of another user whose program was refused; None for a
+            program that has left already.
 
     Raises:
         OSError: The port is taken.
     """
 
-    def __init__(self, port: int, argv: Sequence[str], on_refusal: Callable[[int], None]) -> None:
+    def __init__(
+        self, port: int, argv: Sequence[str], on_refusal: Callable[[int | None], None]
+    ) -> None:
         self._argv = argv
         self._on_refusal = on_refusal
         self._server = socket.create_server((_LOOPBACK, port))
@@ -41,8 +44,8 @@ class Forwarding:
         while True:
             connection, _ = self._server.accept()
             with connection:
-                user = user_of(connection)
-                if user in (os.getuid(), None):
+                user = user_of(connection) if sys.platform == "linux" else os.getuid()
+                if user == os.getuid():
                     self._pass_on(connection)
                 else:
                     self._on_refusal(user)
@@ -55,18 +58,21 @@ class Forwarding:
 
 
 def user_of(connection: socket.socket) -> int | None:
-    """Return the user at the other end of a connection from this machine; None if unknown.
+    """Return the user at the other end of a connection from this machine; None if it has left.
 
-    On Linux it is known; if the connection is closed already, this is the user ``-1``.
+    Only Linux knows it.
     """
-    if sys.platform != "linux":
+    try:
+        ends = _written(connection.getpeername()), _written(connection.getsockname())
+    except OSError:
+        # It has reset the connection.
         return None
-    ends = _written(connection.getpeername()), _written(connection.getsockname())
     for line in Path("/proc/net/tcp").read_text(encoding="ascii").splitlines()[1:]:
         fields = line.split()
-        if (fields[_LOCAL], fields[_REMOTE]) == ends:
+        # Without an inode it belongs to no program any more, and the kernel shows root.
+        if (fields[_LOCAL], fields[_REMOTE]) == ends and fields[_INODE] != "0":
             return int(fields[_USER])
-    return -1
+    return None
 
 
 def _written(address: tuple[str, int]) -> str:

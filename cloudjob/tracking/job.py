@@ -507,14 +507,15 @@ class Job:
         *,
         node: int = 0,
         port: int = 0,
-        on_refusal: Callable[[int], None] = lambda _: None,
+        on_refusal: Callable[[int | None], None] = lambda _: None,
     ) -> Forwarding:
         """Listen on a port of this machine; ``serve()`` passes its connections on to a node.
 
         Args:
             remote: The port of the node.
             port: The port of this machine; 0 for any free one.
-            on_refusal: Called with the id of another user whose program was refused.
+            on_refusal: Called with the id of another user whose program was refused; None for a
+                program that has left already.
 
         Raises:
             OSError: The port is taken.

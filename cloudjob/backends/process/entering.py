@@ -25,9 +25,11 @@ def command(entry: int, arguments: Sequence[str]) -> list[str]:
         arguments: Those of the node half, such as ``--enter -- hostname``.
 
     Raises:
-        OSError: The entry has ended.
+        OSError: The entry has ended, and its process id may be another user's by now.
         BackendError: This machine has no nsenter.
     """
+    if Path(f"/proc/{entry}").stat().st_uid != os.getuid():
+        raise ProcessLookupError(entry)
     start = [os.fsdecode(word) for word in _words(entry, "cmdline")[:_START_ARGUMENTS]]
     mark = f"{names.CLOUDJOB_NODE_DIR}="
     node_dir = [

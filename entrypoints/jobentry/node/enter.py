@@ -76,6 +76,9 @@ def of_rank(node_dir: str, rank: int | None) -> Surroundings | None:
     namespace = os.readlink("/proc/self/ns/mnt")
     for process in linux.processes():
         try:
+            # Another user's variables, such as LD_PRELOAD, would choose what runs with our rights.
+            if os.stat("/proc/%d" % process).st_uid != os.getuid():
+                continue
             environment = _environment(process)
             # Only the program that a wrapper has started has the last one.
             if (
@@ -86,10 +89,10 @@ def of_rank(node_dir: str, rank: int | None) -> Surroundings | None:
                 continue
             folder = _folder_of(process, environment)
             started = int(linux.start_ticks(process))
+            number = wrapper.rank_of(environment)
         except (OSError, ValueError):
             continue
         del environment[names.CLOUDJOB_END_FD]
-        number = wrapper.rank_of(environment)
         # An elastic job may start a rank again.
         if started >= programs.get(number, (0,))[0]:
             programs[number] = started, Surroundings(environment, folder)
