@@ -28,17 +28,22 @@ def add_stacks(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--threads", action="store_true", help="all threads, not only the main one of each process"
     )
+    parser.add_argument(
+        "--native",
+        action="store_true",
+        help="also calls of C and C++ code, approximately; stops running threads for a moment",
+    )
     json_flag(parser)
 
 
 def _stacks(options: argparse.Namespace) -> int:
     job = cloudjob.attach(options.job)
-    found = job.stacks(options.rank, with_threads=options.threads)
+    found = job.stacks(options.rank, with_threads=options.threads, with_native=options.native)
     if options.json:
         print_json(_plain(found))
     else:
         print("\n".join(_lines(job, found, is_short=options.rank is None)))
-    return 0 if any(group.frames for group in found.groups) else 1
+    return 0 if any(group.frames or group.native for group in found.groups) else 1
 
 
 def _lines(job: cloudjob.Job, found: JobStacks, *, is_short: bool) -> list[str]:
@@ -47,9 +52,9 @@ def _lines(job: cloudjob.Job, found: JobStacks, *, is_short: bool) -> list[str]:
     shown = found.groups[:_MOST_GROUPS] if is_short else found.groups
     for group in shown:
         lines += ["", f"{one_line(group.who)}: {one_line(group.does)}"]
-        if group.problem:
+        if group.problem and not group.native:
             lines.append(f"    no Python stack: {one_line(group.problem)}")
-        lines += _calls(group)
+        lines += _native_calls(group) + _calls(group)
     rest = len(found.groups) - len(shown)
     if rest:
         lines += ["", f"{counted(rest, 'other stack')}; --rank R shows all of a rank"]
@@ -83,6 +88,12 @@ def _calls(group: StackGroup) -> list[str]:
     ]
 
 
+def _native_calls(group: StackGroup) -> list[str]:
+    rows = [(call.function or "?", call.library) for call in group.native]
+    width = min(_COLUMN, max((len(one_line(function)) for function, _ in rows), default=0))
+    return [f"    {one_line(function):<{width}}  {one_line(library)}" for function, library in rows]
+
+
 def _plain(found: JobStacks) -> dict[str, Any]:
     return {
         "at": found.at,
@@ -99,6 +110,7 @@ def _plain(found: JobStacks) -> dict[str, Any]:
                 "waits_for_ranks": group.waits_for_ranks,
                 "does": group.does,
                 "frames": [frame._asdict() for frame in group.frames],
+                "native": [call._asdict() for call in group.native],
                 "problem": group.problem,
             }
             for group in found.groups

@@ -449,14 +449,18 @@ class Job:
         """The handle, or one that matches no job while this one is still being submitted."""
         return self.handle or f"{self._access.record.backend}://{self.id}"
 
-    def stacks(self, rank: int | None = None, *, with_threads: bool = False) -> JobStacks:
+    def stacks(
+        self, rank: int | None = None, *, with_threads: bool = False, with_native: bool = False
+    ) -> JobStacks:
         """Return what the ranks execute right now: file, line and function of each call.
 
-        The ranks are neither stopped nor signalled.
+        Python programs are neither stopped nor signalled, unless their native calls are asked for.
 
         Args:
             rank: Only this rank and the processes that it has started.
             with_threads: Also other threads than the main one of each process.
+            with_native: Also calls of C and C++ code, approximately. A thread that runs is stopped
+                for less than a millisecond. Those of programs without Python are always returned.
 
         Raises:
             UsageError: The job does not run, or its backend cannot reach its nodes.
@@ -470,7 +474,13 @@ class Job:
                 f"reading the stacks of {self.id}: it has {counted(self.ranks, 'rank')}",
                 hint=f"rank: 0 to {self.ranks - 1}",
             )
-        return stacks.read(self._backend, self.handle, rank, with_threads=with_threads)
+        return stacks.read(
+            self._backend,
+            self.handle,
+            rank,
+            with_threads=with_threads,
+            with_native=with_native,
+        )
 
     def command_on(
         self,

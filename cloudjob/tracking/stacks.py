@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING
 
 from cloudjob.errors import BackendError
 from jobentry.contract.rank_lists import ranges
-from jobentry.contract.stacks import Frame, ProcessStacks, Stacks, StacksError, ThreadStack, load
+from jobentry.contract.stacks import (
+    Frame,
+    NativeCall,
+    ProcessStacks,
+    Stacks,
+    StacksError,
+    ThreadStack,
+    load,
+)
 from jobentry.contract.waits import OF_RANKS, cause_of
 from jobentry.system.requests import STACKS, request
 
@@ -30,6 +38,7 @@ class StackGroup:
         does: What the threads do, in words.
         frames: The innermost call first.
         problem: Why the stack is missing; empty if it is not.
+        native: Calls of C and C++ code in one of the threads, the innermost first; approximate.
     """
 
     ranks: tuple[int, ...]
@@ -41,6 +50,7 @@ class StackGroup:
     does: str
     frames: tuple[Frame, ...]
     problem: str = ""
+    native: tuple[NativeCall, ...] = ()
 
     @property
     def who(self) -> str:
@@ -102,7 +112,12 @@ class JobStacks:
 
 
 def read(
-    backend: Backend[object], handle: str, rank: int | None, *, with_threads: bool
+    backend: Backend[object],
+    handle: str,
+    rank: int | None,
+    *,
+    with_threads: bool,
+    with_native: bool,
 ) -> JobStacks:
     """Return the stacks of a running job.
 
@@ -112,7 +127,8 @@ def read(
     Raises:
         BackendError: The nodes cannot be asked, or do not answer.
     """
-    answer = backend.ask(handle, request(STACKS, with_threads=with_threads))
+    question = request(STACKS, with_threads=with_threads, with_native=with_native)
+    answer = backend.ask(handle, question)
     try:
         found = load(answer)
     except StacksError as error:
@@ -153,7 +169,9 @@ def _key(process: ProcessStacks, thread: ThreadStack) -> object:
     # Descendants of one rank that differ only in their command line are shown apart.
     command = "" if process.is_program else process.command
     calls = tuple((frame.file, frame.line, frame.function) for frame in thread.frames)
-    return command, is_main, calls, cause_of(thread).text, process.problem
+    # Native calls are approximate: they tell threads apart only if nothing else does.
+    native = () if calls else thread.native
+    return command, is_main, calls, native, cause_of(thread).text, process.problem
 
 
 def _group(members: Iterable[tuple[ProcessStacks, ThreadStack]]) -> StackGroup:
@@ -169,4 +187,5 @@ def _group(members: Iterable[tuple[ProcessStacks, ThreadStack]]) -> StackGroup:
         does=cause_of(thread).text,
         frames=thread.frames,
         problem=process.problem,
+        native=thread.native,
     )

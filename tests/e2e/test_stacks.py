@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import tempfile
 from pathlib import Path
 
@@ -43,6 +44,22 @@ def start(cloud):
     yield submit
     for job in jobs:
         cloud.cli("cancel", "--now", job)
+
+
+IN_C = """
+#include <mpi.h>
+#include <unistd.h>
+__attribute__((noinline)) int read_input(void) { return pause(); }
+int main(int count, char **arguments) {
+    int rank, result = 0;
+    MPI_Init(&count, &arguments);
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    if (rank == 1) result = read_input() + 1;
+    MPI_Barrier(MPI_COMM_WORLD);
+    MPI_Finalize();
+    return result;
+}
+"""
 
 
 def stacks(cloud, job, *options):
@@ -241,3 +258,42 @@ def _write_to(path):
 
 def _is_child_of(pid, parent):
     return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1]) == parent
+
+
+def test_a_program_in_c_that_hangs_in_mpi_is_shown_with_its_functions(cloud, start, poll):
+    compiler = cloud.mpi.mpirun.with_name("mpicc")
+    source = cloud.source / "hang.c"
+    source.write_text(IN_C)
+    subprocess.run([compiler, "-o", cloud.source / "hang", source], check=True, timeout=60)
+    job = start("--nodes", "2", "--launcher", "mpirun", "hang")
+
+    def shown():
+        return {tuple(group["ranks"]): group for group in stacks_or_none(cloud, job)}
+
+    def waits():
+        return (0,) in shown() and shown()[0,]["waits_for_ranks"]
+
+    poll(waits, lambda: f"a rank that waits: {cloud.cli('stacks', job)}")
+    groups = shown()
+    assert not groups[1,]["waits_for_ranks"]
+    assert [call["function"] for call in groups[1,]["native"]] == ["pause", "read_input", "main"]
+    assert "waiting for other ranks (" in groups[0,]["does"]
+
+
+def test_native_calls_of_python_ranks_are_shown_on_request(cloud, start, poll):
+    job = start(*FOUR_RANKS, cloud.script(ONE_RANK_HANGS))
+    cloud.await_results(*HANGS)
+    poll(lambda: stacks(cloud, job)["waiting_ranks"] == [0, 1, 3], "three ranks that wait")
+
+    groups = stacks(cloud, job, "--native")["groups"]
+
+    odd = next(group for group in groups if group["ranks"] == [2])
+    assert any("open" in call["function"] for call in odd["native"]), odd
+    waiting = next(group for group in groups if 0 in group["ranks"])
+    assert any(call["function"].endswith("MPI_Allreduce") for call in waiting["native"]), waiting
+    assert not any(group["native"] for group in stacks(cloud, job)["groups"])
+
+
+def stacks_or_none(cloud, job):
+    done = cloud.cli("stacks", "--json", job)
+    return json.loads(done.out)["groups"] if done.code == 0 else []

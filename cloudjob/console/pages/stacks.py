@@ -31,6 +31,10 @@ class _Stacks:
             self._again = ui.button("Read again", icon="refresh", on_click=self.read)
             self._again.props("outline dense no-caps").classes("px-2")
             self._threads = ui.checkbox("all threads", on_change=self.read).props("dense")
+            self._native = ui.checkbox("native calls", on_change=self.read).props("dense")
+            self._native.tooltip(
+                "Calls of C and C++ code, approximately; stops running threads for a moment"
+            )
             self._note = ui.label().classes("quiet")
         self._groups = ui.column().classes("w-full gap-3")
 
@@ -38,7 +42,11 @@ class _Stacks:
         """Read the stacks, and show them; the ranks do not notice it."""
         self._again.disable()
         try:
-            found = await in_thread(self._job.stacks, with_threads=self._threads.value)
+            found = await in_thread(
+                self._job.stacks,
+                with_threads=self._threads.value,
+                with_native=self._native.value,
+            )
         except CloudJobError as error:
             self._groups.clear()
             self._note.text = displayable(error.message)
@@ -67,8 +75,15 @@ def _group(group: StackGroup) -> None:
         with ui.row().classes("items-baseline gap-2"):
             ui.label(displayable(group.who)).classes("panel-title")
             ui.label(group.does).classes("quiet")
-        if group.problem:
+        if group.problem and not group.native:
             ui.label(f"No Python stack: {displayable(group.problem)}").classes("quiet")
+        if group.native:
+            body = "".join(
+                f"<tr>{_cell(call.function or '?')}{_cell(call.library)}</tr>"
+                for call in group.native[:_MAX_CALLS]
+            )
+            table = ui.html(f'<table class="plain calls">{body}</table>', sanitize=False)
+            table.classes("w-full overflow-auto")
         if group.frames:
             body = "".join(
                 f"<tr>{_cell(f'{frame.function}()')}"

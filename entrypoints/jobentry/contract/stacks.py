@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Sequence
 from jobentry.contract.malformed import MALFORMED
 
 # Limits for one process, and for the processes of one rank.
-MOST_FRAMES, MOST_THREADS, MOST_PROCESSES = 100, 64, 32
+MOST_FRAMES, MOST_THREADS, MOST_PROCESSES, MOST_NATIVE_CALLS = 100, 64, 32, 48
 _TEXT_LIMIT = 1000
 
 
@@ -30,6 +30,18 @@ class Frame(NamedTuple):
     source: str = ""
 
 
+class NativeCall(NamedTuple):
+    """A call of C or C++ code that has probably not returned.
+
+    Args:
+        function: Its name as in the source, without arguments; empty if it has no symbol.
+        library: The file's name of the program or library, such as ``libmpi.so.40``.
+    """
+
+    function: str
+    library: str
+
+
 class ThreadStack(NamedTuple):
     """The stack of a thread.
 
@@ -41,6 +53,7 @@ class ThreadStack(NamedTuple):
             calls that it made or left meanwhile.
         frames: The innermost call first.
         uses_device: Whether its process has a GPU or NPU open.
+        native: The innermost call first; empty if they were not asked for or cannot be read.
     """
 
     thread: int
@@ -49,6 +62,7 @@ class ThreadStack(NamedTuple):
     is_moving: bool
     frames: tuple[Frame, ...]
     uses_device: bool = False
+    native: tuple[NativeCall, ...] = ()
 
 
 class ProcessStacks(NamedTuple):
@@ -121,21 +135,15 @@ def processes_of(rows: Sequence[Any]) -> tuple[ProcessStacks, ...]:
             int(process),
             _text(command),
             bool(is_program),
-            tuple(_thread(*thread) for thread in threads[:MOST_THREADS]),
+            tuple(_thread(thread) for thread in threads[:MOST_THREADS]),
             _text(problem),
         )
         for rank, node, process, command, is_program, threads, problem in rows
     )
 
 
-def _thread(
-    thread: object,
-    state: object,
-    waits_in: object,
-    is_moving: object,
-    frames: Sequence[Any],
-    uses_device: object = False,
-) -> ThreadStack:
+def _thread(row: Sequence[Any]) -> ThreadStack:
+    thread, state, waits_in, is_moving, frames, uses_device, native = row
     return ThreadStack(
         int(str(thread)),
         _text(state),
@@ -146,6 +154,10 @@ def _thread(
             for file, line, function, source in frames[:MOST_FRAMES]
         ),
         bool(uses_device),
+        tuple(
+            NativeCall(_text(function), _text(library))
+            for function, library in native[:MOST_NATIVE_CALLS]
+        ),
     )
 
 

@@ -105,6 +105,25 @@ _KERNEL_CALLS = (
     ("fuse", Wait.FILE, "waiting for a file system (FUSE)"),
     ("request_wait_answer", Wait.FILE, "waiting for a file system (FUSE)"),
 )
+# Native functions in which a thread waits -> what for. Libraries of MPI and others poll, so such a
+# thread may run.
+_NATIVE_CALLS = (
+    (r"P?MPI_(Init|Comm_connect|Comm_accept)\w*", Wait.START),
+    (r"P?MPI_(I?[Bb]arrier|I?[Bb]cast|\w*[Aa]ll\w+|I?[Rr]educe\w*|Reduce\w*|I?[Gg]ather\w*"
+     r"|I?[Ss]catter\w*|I?(Ex)?[Ss]can|[SRB]?[Ss]end|Recv|Mrecv|Sendrecv\w*|M?[Pp]robe|Wait\w*"
+     r"|Win_(fence|wait|lock\w*|unlock\w*|complete)|Finalize|Comm_(dup|split|create)\w*)",
+     Wait.RANKS),
+    (r"(gloo|c10d|horovod)::.*([Ww]ait|[Bb]arrier|[Rr]educe|[Gg]ather|[Bb]roadcast)\w*",
+     Wait.RANKS),
+    (r"(cuStream|cuEvent|cuCtx|cudaStream|cudaEvent|cudaDevice|hipStream|hipDevice|aclrt\w+?)"
+     r"Synchronize\w*", Wait.DEVICE),
+)  # fmt: skip
+_NATIVE_WAITS = tuple((re.compile(pattern), wait) for pattern, wait in _NATIVE_CALLS)
+_WORDS = {
+    Wait.START: "waiting for other ranks to start",
+    Wait.RANKS: "waiting for other ranks",
+    Wait.DEVICE: _ON_DEVICE,
+}
 # Source of the innermost call -> what for, where the kernel does not say it.
 _SLEEP_CALL = re.compile(r"\bsleep\(")
 # The outermost calls of a rank, which start its script, and folders of installed modules.
@@ -121,10 +140,9 @@ def cause_of(thread: ThreadStack) -> Cause:
     if thread.state in _STOPPED:
         return Cause(Wait.STOPPED, _STOPPED[thread.state])
     # A rank that waits for others may spin or sleep, from one moment to the next.
-    if _waits_for_start(thread.frames):
-        return Cause(Wait.START, "waiting for other ranks to start")
-    if operation(thread.frames):
-        return Cause(Wait.RANKS, "waiting for other ranks")
+    polling = _polling_cause(thread)
+    if polling is not None:
+        return polling
     if thread.state == "D":
         where = f" ({thread.waits_in})" if thread.waits_in else ""
         return Cause(Wait.KERNEL, f"waiting in the kernel, not interruptible{where}")
@@ -137,6 +155,23 @@ def cause_of(thread: ThreadStack) -> Cause:
     if thread.state == "R" or not thread.state:
         return Cause(Wait.NOTHING, "running")
     return _blocked_cause(thread, library)
+
+
+def _polling_cause(thread: ThreadStack) -> Cause | None:
+    if _waits_for_start(thread.frames):
+        return Cause(Wait.START, _WORDS[Wait.START])
+    if operation(thread.frames):
+        return Cause(Wait.RANKS, _WORDS[Wait.RANKS])
+    return _native_cause(thread)
+
+
+def _native_cause(thread: ThreadStack) -> Cause | None:
+    """Return what the innermost native call that is known to wait waits for."""
+    for call in thread.native:
+        for pattern, wait in _NATIVE_WAITS:
+            if pattern.fullmatch(call.function):
+                return Cause(wait, f"{_WORDS[wait]} ({call.function})")
+    return None
 
 
 def _blocked_cause(thread: ThreadStack, library: Cause | None) -> Cause:

@@ -36,7 +36,13 @@ class NodeStacks:
         self._paths = paths
         self._loop = loop
 
-    def read(self, on_read: Callable[[list[ProcessStacks]], None], *, with_threads: bool) -> None:
+    def read(
+        self,
+        on_read: Callable[[list[ProcessStacks]], None],
+        *,
+        with_threads: bool,
+        with_native: bool,
+    ) -> None:
         """Read them in a thread, then call ``on_read`` in the loop of this node."""
 
         def run() -> None:
@@ -44,7 +50,11 @@ class NodeStacks:
             from jobentry.node.rank_stacks import read_stacks
 
             found = read_stacks(
-                self._loop.ranks, self._paths, self._node.node, with_threads=with_threads
+                self._loop.ranks,
+                self._paths,
+                self._node.node,
+                with_threads=with_threads,
+                with_native=with_native,
             )
             count = len(found)
             while len(json.dumps(found)) > _ANSWER_LIMIT_BYTES:
@@ -126,7 +136,9 @@ class StackRequests:
         try:
             request = json.loads(line)
             is_known = request["kind"] == requests.STACKS
-            with_threads = bool(request["with_threads"])
+            wanted = {
+                name: bool(request.get(name, False)) for name in ("with_threads", "with_native")
+            }
         except (KeyError, RecursionError, TypeError, ValueError):
             is_known = False
         if not is_known:
@@ -138,8 +150,8 @@ class StackRequests:
         own = 0
         self._pending[number] = _Request(stream, {own, *(worker.index for worker in present)})
         for worker in present:
-            worker.send("stacks", number=number, with_threads=with_threads)
-        self._own.read(lambda found: self._take(number, own, found), with_threads=with_threads)
+            worker.send("stacks", number=number, **wanted)
+        self._own.read(lambda found: self._take(number, own, found), **wanted)
         self._loop.schedule(_timer(number), requests.ANSWER_S, lambda: self._answer(number))
 
     def _take(self, number: int, node: int, found: list[ProcessStacks]) -> None:

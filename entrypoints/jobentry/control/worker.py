@@ -274,11 +274,11 @@ class Worker:
         elif kind == "stacks":
             self._send_stacks(**values)
 
-    def _send_stacks(self, number: int, with_threads: bool) -> None:
+    def _send_stacks(self, number: int, *, with_threads: bool, with_native: bool) -> None:
         def send(found: list[ProcessStacks]) -> None:
             self._send("stacks-are", number=number, processes=found)
 
-        self._stacks.read(send, with_threads=with_threads)
+        self._stacks.read(send, with_threads=with_threads, with_native=with_native)
 
     def _send_standing(self, standing: list[Standing]) -> None:
         self._send("ranks-stand", ranks=[hangs.to_row(each) for each in standing])

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import linecache
 import os
-from typing import TYPE_CHECKING, Sequence
+from typing import TYPE_CHECKING, Iterator, Sequence
 
 from jobentry.contract.stacks import (
     MOST_FRAMES,
     MOST_PROCESSES,
     MOST_THREADS,
     Frame,
+    NativeCall,
     ProcessStacks,
     ThreadStack,
 )
@@ -19,6 +20,7 @@ from jobentry.contract.waits import is_ours, is_starter
 from jobentry.node.rank_usage import RankProcesses
 from jobentry.secrets import masking
 from jobentry.stacks.memory import UnreadableError
+from jobentry.stacks.native_calls import NativeStacks
 from jobentry.stacks.python_stacks import PythonThread, python_stacks
 from jobentry.system import linux
 
@@ -34,13 +36,21 @@ _SOURCE_LIMIT_BYTES = 4 << 20
 
 
 def read_stacks(
-    ranks: LocalRanks, paths: NodePaths, node: int, *, with_threads: bool
+    ranks: LocalRanks,
+    paths: NodePaths,
+    node: int,
+    *,
+    with_threads: bool,
+    with_native: bool = False,
 ) -> list[ProcessStacks]:
     """Return what the running ranks of this node execute, and the processes that they started.
 
     Args:
         with_threads: Whether to return other threads than the main ones, too.
+        with_native: Whether to return calls of C and C++ code, too; those of a process that runs
+            no Python are always returned.
     """
+    native = NativeStacks()
     programs = {state.program for state in ranks.states().values() if not state.end}
     found = []
     for rank, members in sorted(RankProcesses(ranks, paths).members().items()):
@@ -49,6 +59,8 @@ def read_stacks(
             stacks = stacks_of(process, with_threads=with_threads)
             if stacks is not None:
                 threads, problem = stacks
+                if with_native or not any(thread.frames for thread in threads):
+                    threads = tuple(_with_native(native, process, threads, with_threads))
                 command, is_program = _command(process), process in programs
                 found.append(
                     ProcessStacks(rank, node, process, command, is_program, threads, problem)
@@ -69,6 +81,26 @@ def stacks_of(process: int, *, with_threads: bool) -> tuple[tuple[ThreadStack, .
     main = [thread for thread in threads if thread.thread_id == process]
     shown: Sequence[PythonThread] = threads if with_threads else (main or threads[:1])
     return tuple(_thread(process, thread) for thread in shown[:MOST_THREADS]), ""
+
+
+def _with_native(
+    native: NativeStacks, process: int, threads: Sequence[ThreadStack], with_threads: bool
+) -> Iterator[ThreadStack]:
+    """Add their native calls to the threads of a process, and threads that run no Python."""
+    yield from (_natively(native, process, thread) for thread in threads)
+    others = linux.threads(process) if with_threads else []
+    known = {thread.thread for thread in threads}
+    for number in [other for other in others if other not in known][: MOST_THREADS - len(threads)]:
+        state, waits_in = state_of(process, number)
+        if state:
+            yield _natively(native, process, ThreadStack(number, state, waits_in, False, ()))
+
+
+def _natively(native: NativeStacks, process: int, thread: ThreadStack) -> ThreadStack:
+    calls: tuple[NativeCall, ...] = ()
+    with contextlib.suppress(UnreadableError):
+        calls = native.calls(process, thread.thread or process, may_stop=True)
+    return thread._replace(native=calls)
 
 
 def _thread(process: int, thread: PythonThread) -> ThreadStack:

@@ -1,7 +1,8 @@
-"""Addresses of a program's exported symbols: ELF files of 64 bits, little-endian (elf(5))."""
+"""Addresses and names of a program's symbols: ELF files of 64 bits, little-endian (elf(5))."""
 
 from __future__ import annotations
 
+import bisect
 import os
 import struct
 from typing import IO, NamedTuple
@@ -12,11 +13,14 @@ _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 _PROGRAM_HEADER = struct.Struct("<IIQQQQQQ")
 _SECTION_HEADER = struct.Struct("<IIQQQQIIQQ")
 _SYMBOL = struct.Struct("<IBBHQQ")
-_LOADED, _DYNAMIC_SYMBOLS = 1, 11  # PT_LOAD, SHT_DYNSYM
+_LOADED = 1  # PT_LOAD
+_ALL_SYMBOLS, _DYNAMIC_SYMBOLS = 2, 11  # SHT_SYMTAB, SHT_DYNSYM
 _FUNCTIONS = (2, 10)  # STT_FUNC, STT_GNU_IFUNC
 # The symbols of PyTorch's largest library take 20 MB with their names.
 _MOST_BYTES = 64 * 1024 * 1024
 _MOST_HEADERS = 4096
+_MOST_NAME = 4096
+_MOST_ADDRESS = 1 << 64
 
 
 class Segment(NamedTuple):
@@ -27,33 +31,26 @@ class Segment(NamedTuple):
     size_bytes: int
 
 
-class Symbol(NamedTuple):
-    """An exported name; its address is relative to where the file is loaded."""
-
-    address: int
-    size_bytes: int
-    name: str
-    is_function: bool
-
-
 class Elf:
-    """What a program or library exports.
+    """The symbols of a program or library.
 
     Args:
         path: A file that another program's user may have written, so nothing in it is trusted.
+        with_internal: Whether to read all symbols of a program that has kept them, instead of the
+            exported ones.
 
     Raises:
         UnreadableError: It cannot be read, or is not such a file.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *, with_internal: bool = False) -> None:
         try:
             with open(path, "rb") as file:
-                self._read(file)
+                self._read(file, with_internal)
         except (OSError, struct.error, IndexError) as error:
             raise UnreadableError("%s is not a program that can be read" % path) from error
 
-    def _read(self, file: IO[bytes]) -> None:
+    def _read(self, file: IO[bytes], with_internal: bool) -> None:
         header = _HEADER.unpack(file.read(_HEADER.size))
         if header[0][:6] != b"\x7fELF\x02\x01":
             raise UnreadableError("not an ELF file of 64 bits")
@@ -63,12 +60,15 @@ class Elf:
             if row[0] == _LOADED
         ]
         sections = _table(file, _SECTION_HEADER, header[6], header[12])
+        symbols = {section[1]: section for section in sections}
+        kinds = (_ALL_SYMBOLS, _DYNAMIC_SYMBOLS) if with_internal else (_DYNAMIC_SYMBOLS,)
+        section = next((symbols[kind] for kind in kinds if kind in symbols), None)
         self._symbols, self._names = b"", b""
-        for section in sections:
-            if section[1] == _DYNAMIC_SYMBOLS:
-                self._symbols = _content(file, section[4], section[5])
-                strings = sections[section[6]]
-                self._names = _content(file, strings[4], strings[5])
+        self._functions: list[tuple[int, int, int]] | None = None
+        if section is not None:
+            self._symbols = _content(file, section[4], section[5])
+            strings = sections[section[6]]
+            self._names = _content(file, strings[4], strings[5])
 
     def address_of(self, name: str) -> int | None:
         """Return the address of an exported symbol, relative to where the file is loaded."""
@@ -81,17 +81,30 @@ class Elf:
                 return int(row[4])
         return None
 
-    def functions(self) -> list[Symbol]:
-        """Return the exported functions, by address."""
-        return sorted(
-            Symbol(row[4], row[5], self._name(row[0]), True)
-            for row in _rows(self._symbols)
-            if row[4] and row[1] & 15 in _FUNCTIONS
-        )
+    def function_at(self, address: int) -> str:
+        """Return the function at an address of the file; empty if it has no name there."""
+        if self._functions is None:
+            self._functions = sorted(
+                (row[4], row[5], row[0])
+                for row in _rows(self._symbols)
+                if row[4] and row[1] & 15 in _FUNCTIONS
+            )
+        at = bisect.bisect_right(self._functions, (address, _MOST_ADDRESS, 0)) - 1
+        if at < 0:
+            return ""
+        start, size_bytes, name = self._functions[at]
+        return self._name(name) if address - start < max(size_bytes, 1) else ""
 
     def _name(self, position: int) -> str:
-        end = self._names.find(b"\0", position)
-        return self._names[position:end].decode("utf-8", "replace")
+        end = self._names.find(b"\0", position, position + _MOST_NAME)
+        return self._names[position:end].decode("utf-8", "replace") if end > 0 else ""
+
+    def address_in_file(self, file_offset: int) -> int | None:
+        """Return the address that a part of the file is loaded at, before it is relocated."""
+        for segment in self.segments:
+            if 0 <= file_offset - segment.file_offset < segment.size_bytes:
+                return segment.address + file_offset - segment.file_offset
+        return None
 
     def load_bias(self, start: int, file_offset: int) -> int:
         """Return what to add to an address of the file, given where a part of it is mapped.

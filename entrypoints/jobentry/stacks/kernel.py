@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
 _SWITCHES = re.compile(rb"ctxt_switches:\s*(\d+)")
+
+
+class Registers(NamedTuple):
+    """Where a thread is: the address of its innermost stack entry, and of its next instruction."""
+
+    stack: int
+    instruction: int
 
 
 def blocked_since(process: int, thread: int) -> int | None:
@@ -25,3 +33,16 @@ def blocked_since(process: int, thread: int) -> int | None:
     except OSError:
         return None
     return sum(map(int, counts)) if len(counts) == 2 else None
+
+
+def registers_of_blocked(process: int, thread: int) -> Registers | None:
+    """Return where a blocked thread is; None if it runs, has ended, or may not be examined."""
+    try:
+        with open("/proc/%d/task/%d/syscall" % (process, thread), "rb") as file:
+            fields = file.read().split()
+    except OSError:
+        return None
+    # The number of the system call, its arguments, and then these two.
+    if len(fields) < 3:
+        return None
+    return Registers(stack=int(fields[-2], 16), instruction=int(fields[-1], 16))

@@ -31,6 +31,14 @@ def processes() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
 
 
+def threads(process: int) -> list[int]:
+    """Return the ids of the threads of a process; none if it is gone."""
+    try:
+        return [int(name) for name in os.listdir("/proc/%d/task" % process)]
+    except OSError:
+        return []
+
+
 def read(process: int, name: str) -> bytes:
     """Return a file of ``/proc`` about a process.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jobentry.contract.stacks import Frame, ThreadStack
+from jobentry.contract.stacks import Frame, NativeCall, ThreadStack
 from jobentry.contract.waits import Wait, cause_of, is_message, is_ours, operation, place_of
 
 SITE = "/x/lib/python3.11/site-packages/"
@@ -53,6 +53,26 @@ def wait(*frames: Frame, state: str = "S", waits_in: str = "") -> Wait:
 )
 def test_calls_that_wait_even_while_the_thread_runs(frames: tuple[Frame, ...], expected: Wait):
     assert wait(*frames, state="R") is expected
+
+
+@pytest.mark.parametrize(
+    ("functions", "expected"),
+    [
+        (("sched_yield", "opal_progress", "PMPI_Barrier", "main"), Wait.RANKS),
+        (("epoll_wait", "MPI_Recv", "solve", "main"), Wait.RANKS),
+        (("pthread_cond_wait", "gloo::transport::tcp::UnboundBuffer::waitRecv"), Wait.RANKS),
+        (("poll", "PMPI_Init_thread", "main"), Wait.START),
+        (("ioctl", "cuStreamSynchronize", "cudaStreamSynchronize"), Wait.DEVICE),
+        (("compute", "main"), Wait.NOTHING),
+        (("MPI_Comm_rank", "main"), Wait.NOTHING),
+        (("MPI_Type_commit", "main"), Wait.NOTHING),
+        ((), Wait.NOTHING),
+    ],
+)
+def test_native_calls_say_what_a_program_waits_for(functions, expected):
+    native = tuple(NativeCall(function, "libx.so") for function in functions)
+    thread = ThreadStack(7, "R", "", False, (), native=native)
+    assert cause_of(thread).wait is expected
 
 
 @pytest.mark.parametrize(
