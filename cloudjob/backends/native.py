@@ -23,9 +23,11 @@ class Waiting:
 
     Args:
         native: The platform's own word for the state, and why the job waits if it says so.
+        why: Why it waits; empty if the platform does not say so.
     """
 
     native: str
+    why: str = ""
     state: ClassVar[JobState] = JobState.PENDING
 
 
@@ -110,9 +112,11 @@ class Ended:
 NativeStatus = Waiting | Running | Unknown | Absent | Ended
 
 
-def unended(state: JobState, native: str, started_at: str | None = None) -> NativeStatus:
+def unended(
+    state: JobState, native: str, started_at: str | None = None, why: str = ""
+) -> NativeStatus:
     """Return the status of a job in a state that is not final."""
     if state is JobState.PENDING:
         # While it waits to start again, the attempt before does not count.
-        return Waiting(native)
+        return Waiting(native, why)
     return (Running if state is JobState.RUNNING else Unknown)(native, started_at)

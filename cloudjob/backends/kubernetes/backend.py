@@ -40,7 +40,7 @@ from cloudjob.backends.kubernetes.request import (
     KubernetesRequest,
 )
 from cloudjob.backends.kubernetes.state import Pod
-from cloudjob.backends.native import Ended, NativeStatus, Stop
+from cloudjob.backends.native import Ended, NativeStatus, Stop, Waiting
 from cloudjob.errors import (
     BackendError,
     CloudJobError,
@@ -189,6 +189,8 @@ class KubernetesBackend(Backend[KubernetesRequest]):
                 _for_each(items, create)
                 job = client.create(request.engine.resource, namespace, body, JOB_LABEL)
                 self._adopt(client, where, items, job)
+                if kueue.is_queued(job):
+                    kueue.require_hope(client, job)
             except BaseException as error:
                 try:
                     self._delete(client, where)
@@ -311,7 +313,8 @@ class KubernetesBackend(Backend[KubernetesRequest]):
         pods, _ = logs.pods(client, self._place(where, None))
         reasons = []
         if now is JobState.PENDING and not any(pod.waiting_reason for pod in pods):
-            reasons = events.reasons(client, where.engine, where.job_names, job, pods)
+            reasons = [kueue.reason(client, job)] if where.engine.kueue_resumes else []
+            reasons += events.reasons(client, where.engine, where.job_names, job, pods)
         self._pod_states[key] = (time.monotonic(), pods, reasons)
         return pods, reasons
 
@@ -330,8 +333,7 @@ class KubernetesBackend(Backend[KubernetesRequest]):
     def waits_for(self, handle: str) -> str:
         """Return why the job does not run yet: no room, no image, a quota."""
         status = self._status(handle)
-        is_known = status.state is JobState.PENDING and "(" in status.native
-        return status.native if is_known else ""
+        return status.native if isinstance(status, Waiting) and status.why else ""
 
     def logs(self, handle: str, node: int | None, *, follow: bool) -> Iterator[tuple[int, bytes]]:
         if follow:

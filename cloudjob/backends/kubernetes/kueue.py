@@ -7,13 +7,16 @@ change them.
 
 from __future__ import annotations
 
+import contextlib
 import enum
+import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from cloudjob.backends.kubernetes import errors
 from cloudjob.backends.kubernetes.client import Client
 from cloudjob.backends.kubernetes.engine import KUEUE_QUEUE, Resource
+from cloudjob.errors import BackendError
 
 _GROUP = "kueue.x-k8s.io"
 _GROUP_PATH = f"/apis/{_GROUP}"
@@ -21,6 +24,17 @@ _GROUP_PATH = f"/apis/{_GROUP}"
 _VERSIONS = ("v1beta2", "v1beta1")
 _JOB_UID = f"{_GROUP}/job-uid"
 _DOING = "looking for Kueue in the cluster"
+# The optional API that tells positions in a queue.
+_POSITIONS = "visibility.kueue.x-k8s.io"
+# Positions beyond this one are not looked for.
+_MOST_POSITIONS = 1000
+# Reasons that no other job's end removes: only another request or another queue does.
+_HOPELESS = ("ExceedsMaxQuota", "Misconfigured")
+# Reasons that say nothing, as Kueue has not looked at the job yet.
+_UNJUDGED = ("", "PendingEvaluation")
+# Seconds that a submit gives Kueue to look at the job.
+_JUDGE_S = 3.0
+_JUDGE_PAUSE_S = 0.2
 
 
 class Deactivation(enum.Enum):
@@ -32,6 +46,22 @@ class Deactivation(enum.Enum):
     """Kueue ends the pods of the job, and does not resume it."""
     IMPOSSIBLE = enum.auto()
     """Kueue manages the job, and the user may not change its Workload, or it has none yet."""
+
+
+class Queued(NamedTuple):
+    """Why a job that Kueue manages does not run.
+
+    Args:
+        queue: The name of its LocalQueue.
+        why: Kueue's reason and message; empty if it has not looked at the job yet.
+        is_admitted: Whether Kueue lets it run, so that something else keeps it from running.
+        is_hopeless: Whether it will never run unless the job or the queue changes.
+    """
+
+    queue: str
+    why: str
+    is_admitted: bool = False
+    is_hopeless: bool = False
 
 
 def version(client: Client) -> str:
@@ -59,6 +89,109 @@ def has_queue(client: Client, namespace: str, name: str, served: str) -> bool:
     return True
 
 
+def reason(client: Client, job: Mapping[str, Any]) -> str:
+    """Return why Kueue has not admitted a job, with its position; empty if it has, or unknown."""
+    served = version(client)
+    with contextlib.suppress(BackendError):
+        for workload in _workloads(client, job, served, "reading why the job waits"):
+            queued = queued_of(workload)
+            if not queued.why:
+                return ""
+            position = _position(client, workload, queued.queue)
+            return f"queue {queued.queue}: {position}{queued.why}"
+    return ""
+
+
+def require_hope(client: Client, job: Mapping[str, Any]) -> None:
+    """Wait until Kueue has looked at a job that was just created, for some seconds at most.
+
+    Raises:
+        BackendError: Kueue will never admit it.
+    """
+    served = version(client)
+    end = time.monotonic() + _JUDGE_S
+    while served and time.monotonic() < end:
+        try:
+            found = _workloads(client, job, served, "reading whether the job may run")
+        except BackendError:
+            # The job exists, and users who may not read Workloads may still submit.
+            return
+        for workload in found:
+            queued = queued_of(workload)
+            if queued.is_hopeless:
+                raise BackendError(
+                    f"submitting the job to the queue {queued.queue}: it would wait for ever: "
+                    f"{queued.why}",
+                    hint="request fewer nodes or less of the resource, or use another queue",
+                )
+            if queued.is_admitted or queued.why:
+                return
+        time.sleep(_JUDGE_PAUSE_S)
+
+
+def queued_of(workload: Mapping[str, Any]) -> Queued:
+    """Return why a Workload is not admitted, from its conditions: the type counts, not the order.
+
+    Since Kueue 0.18 the reason of QuotaReserved says what is missing; before, it is ``Pending`` or
+    ``Inadmissible``, and only the message does.
+    """
+    queue = str((workload.get("spec") or {}).get("queueName") or "")
+    items = (workload.get("status") or {}).get("conditions") or ()
+    conditions = {str(item.get("type")): item for item in items}
+    if _is_true(conditions, "Admitted"):
+        return Queued(queue, "", is_admitted=True)
+    if (workload.get("spec") or {}).get("active") is False:
+        return Queued(queue, "Deactivated: it was stopped for good")
+    quota = conditions.get("QuotaReserved") or {}
+    waits = [conditions.get("Admitted") or {}] if _is_true(conditions, "QuotaReserved") else [quota]
+    if _is_true(conditions, "Evicted"):
+        waits.insert(0, conditions["Evicted"])
+    judged = [item for item in waits if str(item.get("reason") or "") not in _UNJUDGED]
+    is_hopeless = waits[-1] is quota and str(quota.get("reason")) in _HOPELESS
+    return Queued(queue, "; ".join(map(_words, judged)), is_hopeless=is_hopeless)
+
+
+def _is_true(conditions: Mapping[str, Mapping[str, Any]], kind: str) -> bool:
+    return (conditions.get(kind) or {}).get("status") == "True"
+
+
+def _words(condition: Mapping[str, Any]) -> str:
+    return f"{condition.get('reason')}: {condition.get('message') or ''}".rstrip(": ")
+
+
+def _position(client: Client, workload: Mapping[str, Any], queue: str) -> str:
+    """Return the position in the queue as text; empty if the cluster does not tell it."""
+    namespace, name = workload["metadata"].get("namespace"), workload["metadata"].get("name")
+    doing = "reading the position in the queue"
+    with contextlib.suppress(BackendError):
+        group = client.get(f"/apis/{_POSITIONS}", doing)
+        served = (group.get("preferredVersion") or {}).get("version")
+        path = f"/apis/{_POSITIONS}/{served}/namespaces/{namespace}/localqueues/{queue}"
+        answer = client.get(f"{path}/pendingworkloads", doing, {"limit": str(_MOST_POSITIONS)})
+        for item in answer.get("items") or ():
+            if (item.get("metadata") or {}).get("name") == name:
+                return f"position {int(item['positionInLocalQueue']) + 1}; "
+    return ""
+
+
+def _workloads(
+    client: Client, job: Mapping[str, Any], served: str, doing: str
+) -> list[dict[str, Any]]:
+    """Return the Workloads of a job: none, or one.
+
+    Args:
+        served: The version of Kueue's API; empty for a cluster without Kueue.
+    """
+    if not served:
+        return []
+    metadata = job["metadata"]
+    uid = str(metadata["uid"])
+    workloads = Resource(_GROUP, served, "workloads", "Workload")
+    query = {"labelSelector": f"{_JOB_UID}={uid}"}
+    items = client.list(workloads.path(str(metadata["namespace"])), doing, query)["items"]
+    return [item for item in items if _is_owned(item, uid)]
+
+
 def deactivate(client: Client, job: Mapping[str, Any], doing: str) -> Deactivation:
     """Deactivate the Workload of a job, so that Kueue stops the job and does not resume it."""
     served = version(client)
@@ -67,16 +200,12 @@ def deactivate(client: Client, job: Mapping[str, Any], doing: str) -> Deactivati
     metadata = job["metadata"]
     namespace = str(metadata["namespace"])
     workloads = Resource(_GROUP, served, "workloads", "Workload")
-    # Kueue also writes a namespace's default queue into this label.
-    is_queued = bool((metadata.get("labels") or {}).get(KUEUE_QUEUE))
-    query = {"labelSelector": f"{_JOB_UID}={metadata['uid']}"}
     try:
-        items = client.list(workloads.path(namespace), doing, query)["items"]
+        owned = _workloads(client, job, served, doing)
     except errors.AccessDenied:
-        items = []
-    owned = [item for item in items if _is_owned(item, str(metadata["uid"]))]
+        owned = []
     if not owned:
-        return Deactivation.IMPOSSIBLE if is_queued else Deactivation.UNMANAGED
+        return Deactivation.IMPOSSIBLE if is_queued(job) else Deactivation.UNMANAGED
     try:
         for item in owned:
             path = workloads.path(namespace, str(item["metadata"]["name"]))
@@ -84,6 +213,11 @@ def deactivate(client: Client, job: Mapping[str, Any], doing: str) -> Deactivati
     except errors.AccessDenied:
         return Deactivation.IMPOSSIBLE
     return Deactivation.DONE
+
+
+def is_queued(job: Mapping[str, Any]) -> bool:
+    """Whether a job names a queue; Kueue also writes a namespace's default queue into its label."""
+    return bool((job["metadata"].get("labels") or {}).get(KUEUE_QUEUE))
 
 
 def _is_owned(workload: Mapping[str, Any], uid: str) -> bool:

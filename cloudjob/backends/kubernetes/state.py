@@ -155,10 +155,11 @@ def status_of(
     if engine.reads_pods and not stage.state.is_final:
         stage = _with_pods(stage, nodes, is_cancelled=is_cancelled)
     starts = [pod.started_at for pod in nodes if pod.started_at]
-    native = _native(stage, nodes, reasons)
+    why = "" if stage.state.is_final else _why(nodes, reasons)
+    native = f"{stage.native} ({why})" if why else stage.native
     started_at = min(starts, default="") or _time(stage.started_at) or None
     if not stage.state.is_final:
-        return unended(stage.state, native, started_at)
+        return unended(stage.state, native, started_at, why)
     return _ended(native, started_at, stage, nodes)
 
 
@@ -226,17 +227,14 @@ def _failure(stage: Stage, head: Pod | None, blamed: Pod | None) -> str:
     return f"node 0: its pod was removed: drained, preempted or deleted{detail}"
 
 
-def _native(stage: Stage, nodes: list[Pod], reasons: Iterable[str]) -> str:
-    """Return the operator's state, followed by what keeps the job from running."""
-    if stage.state.is_final:
-        return stage.native
+def _why(nodes: list[Pod], reasons: Iterable[str]) -> str:
+    """Return what keeps the job from running; empty if nothing is known to."""
     troubles = sorted((pod.node or 0, pod.name, _trouble(pod)) for pod in nodes if _trouble(pod))
     if troubles:
         node, _, trouble = troubles[0]
         more = f", and {len(troubles) - 1} more" if len(troubles) > 1 else ""
-        return f"{stage.native} (node {node}: {trouble}{more})"
-    reason = next((_shortened(item) for item in reasons if item), "")
-    return f"{stage.native} ({reason})" if reason else stage.native
+        return f"node {node}: {trouble}{more}"
+    return next((_shortened(item) for item in reasons if item), "")
 
 
 def _trouble(pod: Pod) -> str:
