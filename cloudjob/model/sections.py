@@ -120,16 +120,19 @@ class ModelArts(Values):
 class Kubernetes(Values):
     """Settings of the kubernetes backend."""
 
-    engine: Annotated[str, OneOf("auto", "volcano", "mpi-operator", "ms-operator", "job")] = key(
+    engine: Annotated[
+        str, OneOf("auto", "volcano", "mpi-operator", "ms-operator", "job", "jobset")
+    ] = key(
         "What runs the job: an operator, or Kubernetes itself (job); auto takes the first of these "
-        "that the cluster offers you.", "auto")
+        "that the cluster offers you, and with retries the first that can restart a job.", "auto")
     context: Text = key("The context in the kubeconfig; by default the current one.")
     kubeconfig: Text = key(
         "The file with the access to the cluster; by default $KUBECONFIG, then ~/.kube/config, "
         "then the service account of the pod that cloudjob runs in.")
     namespace: Text = key("The namespace of the job; by default the one of the context.")
     queue: Text = key(
-        "The queue of the job, with job a LocalQueue of Kueue; by default the scheduler's own.")
+        "The queue of the job, with job and jobset a LocalQueue of Kueue; by default the "
+        "scheduler's own.")
     cpus: Number = key(
         "CPUs that each node requests and is limited to; 0 requests none.", 0.0, ge=0, le=4096)
     memory_gib: Number = key(

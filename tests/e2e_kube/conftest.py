@@ -33,6 +33,7 @@ RESOURCES = {
     "mpi-operator": "/apis/kubeflow.org/v2beta1/namespaces/{}/mpijobs",
     "ms-operator": "/apis/mindspore.gitee.com/v1/namespaces/{}/msjobs",
     "job": "/apis/batch/v1/namespaces/{}/jobs",
+    "jobset": "/apis/jobset.x-k8s.io/v1alpha2/namespaces/{}/jobsets",
 }
 PLURALS = {"ConfigMap": "configmaps", "Secret": "secrets", "Service": "services", "Pod": "pods"}
 
@@ -197,6 +198,8 @@ class Lab:
             status: Any = {"state": {"phase": phase, "lastTransitionTime": now}, **more}
         elif self.engine == "job":
             status = {**_job_status(phase, now), **more}
+        elif self.engine == "jobset":
+            status = {**_jobset_status(phase, now), **more}
         else:
             held = {"type": phase, "status": "True", "lastTransitionTime": now, **more}
             status = {"conditions": [held], "startTime": now, "replicaStatuses": {}}
@@ -260,6 +263,18 @@ def _job_status(phase: str, now: str) -> dict[str, Any]:
     }
 
 
+def _jobset_status(phase: str, now: str) -> dict[str, Any]:
+    """Return the status that JobSet's controller writes in place of the phase of an operator."""
+    ends = {"Succeeded": "Completed", "Failed": "Failed", "Suspended": "Suspended"}
+    kinds = [ends[phase]] if phase in ends else []
+    return {
+        "conditions": [
+            {"type": kind, "status": "True", "lastTransitionTime": now} for kind in kinds
+        ],
+        "replicatedJobsStatus": [{"name": "node", "active": int(not kinds), "ready": 0}],
+    }
+
+
 def _container(name: str, state: dict[str, Any]) -> dict[str, Any]:
     return {
         "name": name,
@@ -278,7 +293,7 @@ def new_lab(request: pytest.FixtureRequest, folder: Path, engine: str) -> Lab:
 
 def cluster_of(request: pytest.FixtureRequest, engine: str) -> Cluster:
     """Return the cluster that has this engine."""
-    name = "newer_cluster" if engine == "job" else "cluster"
+    name = "newer_cluster" if engine in ("job", "jobset") else "cluster"
     found: Cluster = request.getfixturevalue(name)
     return found
 
@@ -293,6 +308,12 @@ def mpi_lab(request: pytest.FixtureRequest, tmp_path: Path) -> Lab:
 def job_lab(request: pytest.FixtureRequest, tmp_path: Path) -> Lab:
     """A new namespace without an operator."""
     return new_lab(request, tmp_path, "job")
+
+
+@pytest.fixture
+def jobset_lab(request: pytest.FixtureRequest, tmp_path: Path) -> Lab:
+    """A new namespace with JobSet."""
+    return new_lab(request, tmp_path, "jobset")
 
 
 @pytest.fixture

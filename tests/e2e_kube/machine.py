@@ -156,6 +156,7 @@ class PodRunner:
             "mpi-operator": self._mpi,
             "ms-operator": self._mindspore,
             "job": self._indexed,
+            "jobset": self._jobset,
         }
         while not self._stop.is_set():
             ended = self._exit_codes()
@@ -232,6 +233,28 @@ class PodRunner:
         if len(self._counted) == spec["completions"]:
             return "Failed"
         self.lab.phase(name, "Running", **indexes, active=spec["completions"] - len(self._counted))
+        return ""
+
+    def _jobset(self, name: str, ended: dict[str, int]) -> str:
+        """Apply the documentation of JobSet to the only Job of the set."""
+        spec = self._manifest(name)["spec"]
+        if spec.get("suspend"):
+            self._delete_pods(keep_ended=True)
+            return "Suspended"
+        (group,) = spec["replicatedJobs"]
+        nodes = self._nodes()
+        if any(not code for pod, code in ended.items() if nodes[pod] == 0):
+            self._delete_pods(keep_ended=True)
+            return "Succeeded"
+        if len(ended) < group["template"]["spec"]["completions"]:
+            return ""
+        assert spec["failurePolicy"]["restartStrategy"] == "BlockingRecreate"
+        restarts = self.attempts - 1
+        if restarts >= spec["failurePolicy"]["maxRestarts"]:
+            return "Failed"
+        self._delete_pods(keep_ended=False)
+        self._start_pods(name)
+        self.lab.phase(name, "Running", restarts=restarts + 1)
         return ""
 
     def _nodes(self) -> dict[str, int]:

@@ -358,6 +358,37 @@ def test_volcano_starts_a_failed_job_again(
     assert lab.status(done.job)["state"] == "SUCCEEDED"
 
 
+def test_jobset_starts_all_nodes_of_a_failed_job_again(
+    jobset_lab: Lab, engine: docker.APIClient, base_image: str
+):
+    """A rank on a worker fails in the first attempt."""
+    lab = jobset_lab
+    mark = Path(lab.folder, "store", "mark")
+    (lab.source / "train.py").write_text(
+        "import os, socket, sys, time\n"
+        "rank = os.environ['OMPI_COMM_WORLD_RANK']\n"
+        f"mark = {str(mark)!r} + rank\n"
+        "if not os.path.exists(mark):\n"
+        "    open(mark, 'a').close()\n"
+        "    print('first attempt', flush=True)\n"
+        "    sys.exit(9) if rank == '1' else time.sleep(600)\n"
+        "print('second attempt on', socket.gethostname())\n"
+    )
+    with PodRunner(lab, engine, base_image) as runner:
+        done = lab.run("submit", "--config", "job.yaml", "-n", "2", "--retries", "1", "train.py")
+
+    assert done.code == 0, done
+    assert runner.attempts == 2
+    assert sorted(line for line in done.out.split("\n") if "attempt" in line) == [
+        "[0] first attempt",
+        f"[0] second attempt on {done.job}-node-0-0",
+        "[1] first attempt",
+        f"[1] second attempt on {done.job}-node-0-1",
+    ], done
+    status = lab.status(done.job)
+    assert (status["state"], status["exit_code"]) == ("SUCCEEDED", 0)
+
+
 def test_one_job_file_runs_on_every_backend(
     mpi_lab: Lab, engine: docker.APIClient, base_image: str
 ):

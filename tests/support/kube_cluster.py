@@ -30,9 +30,13 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 import yaml
 
+from tests.support import operators
+
 ROOT = Path(__file__).resolve().parents[2]
 START_S = 60.0
 MERGE = "application/merge-patch+json"
+
+_DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 
 
 def programs() -> Path:
@@ -219,14 +223,15 @@ class Cluster:
 
     def _add_crds(self) -> None:
         for path in sorted(crds().glob("*.*_*.yaml")):
-            body = crd(path.stem)
-            self.ask("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", body)
+            self.ask("POST", _DEFINITIONS, crd(path.stem))
+        self.ask("POST", _DEFINITIONS, operators.JOBSET_CRD)
         deadline = time.monotonic() + START_S
         for group in (
             "batch.volcano.sh/v1alpha1",
             "kubeflow.org/v2beta1",
             "bus.volcano.sh/v1alpha1",
             "mindspore.gitee.com/v1",
+            "jobset.x-k8s.io/v1alpha2",
         ):
             while True:
                 with contextlib.suppress(urllib.error.HTTPError):

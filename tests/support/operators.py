@@ -32,7 +32,7 @@ class Made(NamedTuple):
 def made_of(job: Object, uid: str = "") -> Made:
     """Return the objects that the operator creates from this manifest."""
     is_builtin = job["apiVersion"] == "batch/v1"
-    of_kind = {"Job": volcano, "MPIJob": mpi_operator, "MSJob": ms_operator}
+    of_kind = {"Job": volcano, "MPIJob": mpi_operator, "MSJob": ms_operator, "JobSet": job_set}
     return indexed_job(job, uid) if is_builtin else of_kind[job["kind"]](job, uid)
 
 
@@ -76,6 +76,144 @@ def indexed_job(job: Object, uid: str = "") -> Made:
             container.setdefault("env", []).append(variable)
         pods.append(pod)
     return Made(pods, [])
+
+
+# -- JobSet ---------------------------------------------------------------------------------------
+
+# The fields of a JobSet that cloudjob may write, from the documentation of v1alpha2.
+JOBSET_SCHEMA: Object = {
+    "type": "object",
+    "required": ["apiVersion", "kind", "metadata", "spec"],
+    "properties": {
+        "apiVersion": {"const": "jobset.x-k8s.io/v1alpha2"},
+        "kind": {"const": "JobSet"},
+        "spec": {
+            "type": "object",
+            "additionalProperties": False,
+            "properties": {
+                "network": {
+                    "additionalProperties": False,
+                    "properties": {
+                        "enableDNSHostnames": {"type": "boolean"},
+                        "publishNotReadyAddresses": {"type": "boolean"},
+                        "subdomain": {"type": "string"},
+                    },
+                },
+                "replicatedJobs": {
+                    "type": "array",
+                    "items": {
+                        "required": ["name", "template"],
+                        "additionalProperties": False,
+                        "properties": {
+                            "name": {"type": "string"},
+                            "replicas": {"type": "integer"},
+                            "template": {
+                                "additionalProperties": False,
+                                "properties": {"metadata": {}, "spec": {"type": "object"}},
+                            },
+                        },
+                    },
+                },
+                "failurePolicy": {
+                    "additionalProperties": False,
+                    "properties": {
+                        "maxRestarts": {"type": "integer", "minimum": 0},
+                        "restartStrategy": {"enum": ["Recreate", "BlockingRecreate"]},
+                        "rules": {
+                            "type": "array",
+                            "items": {
+                                "required": ["name", "action"],
+                                "additionalProperties": False,
+                                "properties": {
+                                    "name": {"pattern": "^[A-Za-z][A-Za-z0-9_]*$"},
+                                    "action": {
+                                        "enum": [
+                                            "FailJobSet",
+                                            "RestartJobSet",
+                                            "RestartJobSetAndIgnoreMaxRestarts",
+                                        ]
+                                    },
+                                    "onJobFailureReasons": {
+                                        "items": {
+                                            "enum": [
+                                                "BackoffLimitExceeded",
+                                                "DeadlineExceeded",
+                                                "FailedIndexes",
+                                                "MaxFailedIndexesExceeded",
+                                                "PodFailurePolicy",
+                                            ]
+                                        }
+                                    },
+                                    "targetReplicatedJobs": {"items": {"type": "string"}},
+                                },
+                            },
+                        },
+                    },
+                },
+                "suspend": {"type": "boolean"},
+                "ttlSecondsAfterFinished": {"type": "integer"},
+            },
+        },
+    },
+}
+
+
+# What an API server needs to store JobSets.
+JOBSET_CRD: Object = {
+    "apiVersion": "apiextensions.k8s.io/v1",
+    "kind": "CustomResourceDefinition",
+    "metadata": {
+        "name": "jobsets.jobset.x-k8s.io",
+        # Names that end in k8s.io are Kubernetes' own.
+        "annotations": {"api-approved.kubernetes.io": "unapproved, in a test"},
+    },
+    "spec": {
+        "group": "jobset.x-k8s.io",
+        "names": {"kind": "JobSet", "plural": "jobsets", "singular": "jobset"},
+        "scope": "Namespaced",
+        "versions": [
+            {
+                "name": "v1alpha2",
+                "served": True,
+                "storage": True,
+                "subresources": {"status": {}},
+                "schema": {
+                    "openAPIV3Schema": {
+                        "type": "object",
+                        "x-kubernetes-preserve-unknown-fields": True,
+                    }
+                },
+            }
+        ],
+    },
+}
+
+
+def job_set(manifest: Object, uid: str = "") -> Made:
+    """Return the pods of the only Job of a JobSet, and the Service that its controller makes."""
+    spec, metadata = manifest["spec"], manifest["metadata"]
+    name, namespace = metadata["name"], metadata["namespace"]
+    assert spec["network"] == {"enableDNSHostnames": True, "publishNotReadyAddresses": True}
+    (group,) = spec["replicatedJobs"]
+    assert group["replicas"] == 1
+    job = {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": f"{name}-{group['name']}-0", "namespace": namespace},
+        "spec": {**group["template"]["spec"]},
+    }
+    # What a disruption does is known, but no test of ours disrupts these pods.
+    job["spec"].pop("podFailurePolicy", None)
+    owner = _owner(manifest, uid)
+    pods = []
+    for item in indexed_job(job, uid).pods:
+        item["metadata"]["ownerReferences"] = owner
+        item["metadata"]["labels"]["jobset.sigs.k8s.io/jobset-name"] = name
+        item["spec"].setdefault("subdomain", name)
+        pods.append(item)
+    service = _service_of(name, namespace, owner)
+    service["spec"]["selector"] = {"jobset.sigs.k8s.io/jobset-name": name}
+    return Made(pods, [service])
 
 
 # -- Volcano ------------------------------------------------------------------------------------

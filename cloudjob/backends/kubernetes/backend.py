@@ -537,17 +537,16 @@ class KubernetesBackend(Backend[KubernetesRequest]):
         """Return the engine that the job file names, or choose one that the cluster offers."""
         if self._chosen_engine is None:
             named = str(self._options.get("engine") or _AUTO)
-            self._chosen_engine = (
-                ENGINES[named] if named != _AUTO else self._choose_engine(spec.launcher)
-            )
+            self._chosen_engine = ENGINES[named] if named != _AUTO else self._choose_engine(spec)
         return self._chosen_engine
 
-    def _choose_engine(self, launcher: str) -> Engine:
+    def _choose_engine(self, spec: JobSpec) -> Engine:
         from cloudjob.backends.kubernetes import checks
 
         cluster = self._cluster
         try:
-            engine = checks.choose(self._client(cluster), launcher)
+            client = self._client(cluster)
+            engine = checks.choose(client, spec.launcher, restarts=bool(spec.retries))
         except BackendError as error:
             error.hint = f"{error.hint}; a dry run needs no cluster if kubernetes.engine is set"
             raise

@@ -28,18 +28,19 @@ _HINTS = {
 }
 
 
-def choose(client: Client, launcher: str) -> Engine:
+def choose(client: Client, launcher: str, *, restarts: bool) -> Engine:
     """Return the first engine that the cluster offers to this user.
 
     Args:
         launcher: The launcher of the job.
+        restarts: Whether the engine must be able to restart the job.
 
     Raises:
         BackendError: There is none, or the cluster cannot be reached; a hint says what to do.
     """
     cluster = Discovery(client)
     unusable: list[Offer] = []
-    for offer in discovery.choices(cluster, launcher):
+    for offer in discovery.choices(cluster, launcher, restarts=restarts):
         if offer.lack is Lack.NOTHING:
             return offer.engine
         unusable.append(offer)
@@ -159,7 +160,7 @@ def _queue(client: Client, spec: JobSpec | None, engine: Engine) -> list[Check]:
     name = spec.kubernetes.queue if spec else ""
     if name and engine.name == "volcano":
         return [_volcano_queue(client, name)]
-    if name and engine.name == "job":
+    if name and engine.name in ("job", "jobset"):
         return [_kueue_queue(client, name)]
     return []
 

@@ -109,13 +109,16 @@ def offers(discovery: Discovery) -> list[Offer]:
     return [discovery.offer(engine, required(engine)) for engine in ENGINES.values()]
 
 
-def choices(discovery: Discovery, launcher: str) -> Iterator[Offer]:
+def choices(discovery: Discovery, launcher: str, *, restarts: bool) -> Iterator[Offer]:
     """Yield the engines that start this launcher, in the order of preference.
+
+    Those that can restart a job come first if that is wanted.
 
     Only the permission to create a job is checked: for any other missing one, the checks before
     the submit name the permissions of the chosen engine.
     """
-    for engine in ENGINES.values():
+    engines = sorted(ENGINES.values(), key=lambda engine: restarts and bool(engine.no_retries))
+    for engine in engines:
         if not engine.launchers or launcher in engine.launchers:
             yield discovery.offer(engine, to_create(engine))
 

@@ -48,7 +48,8 @@ class Stage(NamedTuple):
         message: The reason, if the operator gives one.
         ended_at: RFC 3339 as the API writes it; empty if it has not ended, or if unknown.
         started_at: When it began to run; empty if unknown.
-        attempt_at: When the last attempt began; empty while there was only one.
+        attempt_at: When the last attempt began; empty while there was only one, or if unknown.
+        is_again: Whether this is not the first attempt.
         has_asked: Whether the operator itself ended the pods.
     """
 
@@ -58,6 +59,7 @@ class Stage(NamedTuple):
     ended_at: str = ""
     started_at: str = ""
     attempt_at: str = ""
+    is_again: bool = False
     has_asked: bool = False
 
 

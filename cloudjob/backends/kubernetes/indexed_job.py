@@ -53,29 +53,8 @@ class IndexedJob(Engine):
         spec = submission.spec
         options = spec.kubernetes
         hosts = self.hosts(job_names.name, spec.nodes)
-        variables = pod.variables(submission, hosts, job_names.name)
-        command = ["sh", "-c", _COMMAND, "jobentry"]
-        template = pod.template(
-            submission, job_names, variables, command, has_delivery=has_delivery
-        )
-        template["spec"].setdefault("subdomain", job_names.name)
-        deadline_s = pod.deadline_s(spec)
-        if deadline_s:
-            # The Job's own deadline would also count the time in which its pods wait for room.
-            template["spec"].setdefault("activeDeadlineSeconds", deadline_s)
-        body: dict[str, Any] = {
-            "completionMode": "Indexed",
-            "completions": spec.nodes,
-            "parallelism": spec.nodes,
-            # The entries notice that a node has failed. With a limit for the whole Job, the
-            # controller would end the head before it has written its record.
-            "backoffLimitPerIndex": 0,
-            # A pod that is being deleted is not replaced: its successor would look for nodes that
-            # have ended.
-            "podReplacementPolicy": "Failed",
-            "successPolicy": {"rules": [{"succeededIndexes": "0"}]},
-            "template": template,
-        }
+        body = body_of(submission, job_names, hosts, has_delivery=has_delivery)
+        body["template"]["spec"].setdefault("subdomain", job_names.name)
         if options.keep_min:
             body["ttlSecondsAfterFinished"] = round(options.keep_min * 60)
         manifest = engines.job_manifest(RESOURCE, submission, job_names, body)
@@ -102,8 +81,7 @@ class IndexedJob(Engine):
 
     def node_of(self, name: str, item: Mapping[str, Any]) -> int | None:
         """Return the node number of this pod, which the controller writes into an annotation."""
-        index = str((item["metadata"].get("annotations") or {}).get(INDEX) or "")
-        return int(index) if index.isascii() and index.isdecimal() else None
+        return index_of(item)
 
     def stage(self, job: Mapping[str, Any], is_cancelled: bool) -> Stage:
         """Return the state of a job."""
@@ -131,6 +109,39 @@ class IndexedJob(Engine):
         return "PATCH", RESOURCE, str(job["metadata"]["name"]), {"spec": {"suspend": True}}
 
 
+def body_of(
+    submission: Submission, job_names: Names, hosts: tuple[str, ...], *, has_delivery: bool
+) -> dict[str, Any]:
+    """Return the ``spec`` of the Job whose pods are the nodes."""
+    spec = submission.spec
+    variables = pod.variables(submission, hosts, job_names.name)
+    command = ["sh", "-c", _COMMAND, "jobentry"]
+    template = pod.template(submission, job_names, variables, command, has_delivery=has_delivery)
+    deadline_s = pod.deadline_s(spec)
+    if deadline_s:
+        # The Job's own deadline would also count the time in which its pods wait for room.
+        template["spec"].setdefault("activeDeadlineSeconds", deadline_s)
+    return {
+        "completionMode": "Indexed",
+        "completions": spec.nodes,
+        "parallelism": spec.nodes,
+        # The entries notice that a node has failed. With a limit for the whole Job, the
+        # controller would end the head before it has written its record.
+        "backoffLimitPerIndex": 0,
+        # A pod that is being deleted is not replaced: its successor would look for nodes that
+        # have ended.
+        "podReplacementPolicy": "Failed",
+        "successPolicy": {"rules": [{"succeededIndexes": "0"}]},
+        "template": template,
+    }
+
+
+def index_of(item: Mapping[str, Any]) -> int | None:
+    """Return the index of a pod of an Indexed Job; None for any other pod."""
+    index = str((item["metadata"].get("annotations") or {}).get(INDEX) or "")
+    return int(index) if index.isascii() and index.isdecimal() else None
+
+
 def _state(
     status: Mapping[str, Any], held: Mapping[str, Any], *, is_cancelled: bool
 ) -> tuple[str, JobState]:
@@ -149,13 +160,14 @@ def _state(
         state = JobState.CANCELLED if is_cancelled else JobState.FAILED
         return end or "Running, but its head has failed", state
     if "Suspended" in held:
-        return "Suspended", _of_suspended(status, is_cancelled=is_cancelled)
+        return "Suspended", of_suspended(status, is_cancelled=is_cancelled)
     if end or _has_begun(status):
         return end or "Running", JobState.RUNNING
     return "Pending" if status else "new", JobState.PENDING
 
 
-def _of_suspended(status: Mapping[str, Any], *, is_cancelled: bool) -> JobState:
+def of_suspended(status: Mapping[str, Any], *, is_cancelled: bool) -> JobState:
+    """Return the state of a suspended job, whose pods may still end."""
     if status.get("active") or status.get("terminating"):
         return JobState.RUNNING
     # Suspended by a queue or a user, who may resume it.

@@ -13,6 +13,7 @@ from cloudjob.backends import delivery
 from cloudjob.backends.kubernetes import pod, validation
 from cloudjob.backends.kubernetes.engine import Engine, Resource
 from cloudjob.backends.kubernetes.indexed_job import IndexedJob
+from cloudjob.backends.kubernetes.jobset import JobSet
 from cloudjob.backends.kubernetes.mpi_operator import MpiOperator
 from cloudjob.backends.kubernetes.ms_operator import MsOperator
 from cloudjob.backends.kubernetes.pod import Names
@@ -25,7 +26,8 @@ from jobentry.contract import names, paths, variables
 
 # In the order of preference: an operator starts all pods or none, or restarts a whole job.
 ENGINES: Mapping[str, Engine] = {
-    engine.name: engine for engine in (Volcano(), MpiOperator(), MsOperator(), IndexedJob())
+    engine.name: engine
+    for engine in (Volcano(), MpiOperator(), MsOperator(), IndexedJob(), JobSet())
 }
 CONFIG_MAP = Resource("", "v1", "configmaps", "ConfigMap")
 SECRET = Resource("", "v1", "secrets", "Secret")

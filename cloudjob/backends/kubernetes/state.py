@@ -186,6 +186,10 @@ def _with_pods(stage: Stage, nodes: list[Pod], *, is_cancelled: bool) -> Stage:
     if not is_cancelled and any(pod.node == 0 and pod.is_lost for pod in nodes):
         native = f"{stage.native}, but its head is lost"
         return stage._replace(state=JobState.FAILED, native=native, has_asked=True)
+    if any(pod.node == 0 and pod.is_over and pod.exit_code == 0 for pod in nodes):
+        # Workers on a machine that is gone never end.
+        native = f"{stage.native}, but its head has succeeded"
+        return stage._replace(state=JobState.SUCCEEDED, native=native)
     if stage.state is JobState.PENDING and any(
         pod.has_started and not pod.is_leaving for pod in nodes
     ):
@@ -210,12 +214,19 @@ def _ended(native: str, started_at: str | None, stage: Stage, nodes: list[Pod]) 
         None if stage.state is JobState.SUCCEEDED else failure,
         started_at=started_at,
         ended_at=ended_at or None,
-        attempt_at=_time(stage.attempt_at),
+        attempt_at=_attempt_at(stage, nodes),
         reason=_reason(nodes),
         # A head that was asked to end without a cancel of the job was drained or preempted; every
         # cancel is annotated on the job.
         stop=Stop.PLATFORM if stage.has_asked or has_failed else Stop.OUTSIDE,
     )
+
+
+def _attempt_at(stage: Stage, nodes: list[Pod]) -> str:
+    """Return when the last attempt began: with its first pod, if the engine does not say so."""
+    if stage.is_again and not stage.attempt_at:
+        return min((pod.created_at for pod in nodes if pod.created_at), default="")
+    return _time(stage.attempt_at)
 
 
 def _failure(stage: Stage, head: Pod | None, blamed: Pod | None) -> str:

@@ -55,7 +55,8 @@ def find(submission: Submission, engine: Engine, namespace: str) -> Iterator[str
 def _engine_problems(spec: JobSpec, engine: Engine) -> Iterator[str]:
     """Yield settings that the operator does not support."""
     if spec.retries and engine.no_retries:
-        yield f"retries: {engine.no_retries} (given {spec.retries}; allowed 0; volcano can)"
+        others = "allowed 0; volcano and jobset can"
+        yield f"retries: {engine.no_retries} (given {spec.retries}; {others})"
     patch = spec.kubernetes.pod
     if engine.name == "ms-operator" and patch.get("metadata"):
         yield (

@@ -18,10 +18,11 @@ from hypothesis import strategies as st
 
 from cloudjob.backends.kubernetes import kubeflow, pod, request, state
 from cloudjob.backends.kubernetes.backend import KubernetesBackend
+from cloudjob.backends.kubernetes.engine import Engine
 from cloudjob.backends.kubernetes.kubeconfig import Cluster, find
 from cloudjob.backends.kubernetes.request import ENGINES
 from cloudjob.backends.kubernetes.strategic_merge import merged
-from cloudjob.backends.native import Stop
+from cloudjob.backends.native import Ended, Stop
 from cloudjob.errors import SpecError, UsageError
 from cloudjob.model.job import JobSpec
 from cloudjob.model.status import JobState
@@ -31,7 +32,7 @@ from tests.support import kube_cluster, kube_schemas, kubelet, operators
 
 ROOT = Path(__file__).parents[3]
 VOLCANO, MS_OPERATOR = ENGINES["volcano"], ENGINES["ms-operator"]
-INDEXED = ENGINES["job"]
+INDEXED, JOBSET = ENGINES["job"], ENGINES["jobset"]
 GOLDEN = ROOT / "tests" / "golden"
 CRDS = {
     "volcano": "batch.volcano.sh_jobs",
@@ -116,6 +117,14 @@ def check(manifest: dict[str, Any], engine: str) -> list[str]:
     """Return the errors that the schema of its CRD, or of Kubernetes, finds in a manifest."""
     if engine == "job":
         return kube_schemas.problems(manifest, kube_schemas.VERSIONS[-1])
+    if engine == "jobset":
+        spec = manifest["spec"]["replicatedJobs"][0]["template"]["spec"]
+        job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "j"}, "spec": spec}
+        found = jsonschema.Draft202012Validator(operators.JOBSET_SCHEMA).iter_errors(manifest)
+        return [
+            *[f"{'/'.join(map(str, error.path))}: {error.message}" for error in found],
+            *kube_schemas.problems(job, kube_schemas.VERSIONS[-1]),
+        ]
     schema = copy.deepcopy(kube_cluster.schema(CRDS[engine]))
     # A CRD declares metadata only as an object.
     schema["properties"]["metadata"] = {"type": "object", "additionalProperties": {}}
@@ -184,10 +193,11 @@ def test_each_version_of_kubernetes_knows_every_field(
     assert [found for item in items for found in kube_schemas.problems(item, version)] == []
 
 
+@pytest.mark.parametrize("engine", [INDEXED, JOBSET], ids=["job", "jobset"])
 @pytest.mark.parametrize("job", ["a" * 30 + "-2345678b", "7" * 30 + "-2345678b"])
-def test_the_host_names_of_the_longest_job_fit(job: str):
+def test_the_host_names_of_the_longest_job_fit(job: str, engine: Engine):
     """A part of a host name has at most 63 characters; ``new_id`` shortens names to 30."""
-    hosts = INDEXED.hosts(pod.Names(job, "lab").name, 10_000)
+    hosts = engine.hosts(pod.Names(job, "lab").name, 10_000)
 
     assert hosts[-1].partition(".")[0].endswith("-9999")
     assert max(len(part) for part in hosts[-1].split(".")) <= 63
@@ -495,7 +505,7 @@ def mounted(*paths: str, name: str = "") -> dict[str, Any]:
             "job",
             {"retries": 1},
             "retries: Kubernetes restarts single pods of a Job, whose other nodes have then ended "
-            "(given 1; allowed 0; volcano can)",
+            "(given 1; allowed 0; volcano and jobset can)",
         ),
         (
             "ms-operator",
@@ -798,6 +808,64 @@ def test_the_status_of_an_indexed_job_maps_to_states(
     stage = INDEXED.stage(job, is_cancelled)
 
     assert (stage.native, stage.state) == (native, expected)
+
+
+def job_set(*true_types: str, **status: Any) -> dict[str, Any]:
+    """Return a JobSet with these conditions."""
+    return indexed_job(*true_types, **status)
+
+
+@pytest.mark.parametrize(
+    ("job", "is_cancelled", "native", "expected"),
+    [
+        ({"metadata": {}}, False, "new", JobState.PENDING),
+        (job_set(restarts=1), False, "Pending", JobState.PENDING),
+        (job_set("Completed"), False, "Completed", JobState.SUCCEEDED),
+        (job_set("Complete"), False, "Complete", JobState.SUCCEEDED),
+        (job_set("Failed"), False, "Failed", JobState.FAILED),
+        (job_set("Failed"), True, "Failed", JobState.CANCELLED),
+        (job_set("Suspended"), False, "Suspended", JobState.PENDING),
+        (job_set("Suspended"), True, "Suspended", JobState.CANCELLED),
+        (
+            job_set("Suspended", replicatedJobsStatus=[{"name": "node", "active": 1}]),
+            True,
+            "Suspended",
+            JobState.RUNNING,
+        ),
+        (job_set("StartupPolicyInProgress"), False, "Pending", JobState.PENDING),
+    ],
+)
+def test_the_status_of_a_jobset_maps_to_states(
+    job: dict[str, Any], is_cancelled: bool, native: str, expected: JobState
+):
+    stage = JOBSET.stage(job, is_cancelled)
+
+    assert (stage.native, stage.state) == (native, expected)
+
+
+def test_the_pods_of_a_jobset_tell_its_state_and_its_last_attempt():
+    running = indexed_pod(0, {"phase": "Running", "containerStatuses": [RUNS]})
+    end = {"exitCode": 3, "startedAt": "2026-11-21T10:00:01Z"}
+    status = {"phase": "Failed", "containerStatuses": [{**RUNS, "state": {"terminated": end}}]}
+    ended = replace(indexed_pod(0, status), created_at="2026-11-21T10:00:00Z")
+
+    now = state.status_of(JOBSET, job_set(restarts=1), [running], is_cancelled=False)
+    last = state.status_of(JOBSET, job_set("Failed", restarts=1), [ended], is_cancelled=False)
+    first = state.status_of(JOBSET, job_set("Failed"), [ended], is_cancelled=False)
+
+    assert now.state is JobState.RUNNING
+    assert isinstance(last, Ended)
+    assert isinstance(first, Ended)
+    assert (last.exit_code, last.attempt_at, first.attempt_at) == (3, ended.created_at, "")
+
+
+def test_a_jobset_restarts_whole_and_for_free_after_a_disruption():
+    policy = build("jobset", retries=2).body["spec"]["failurePolicy"]
+    assert (policy["maxRestarts"], policy["restartStrategy"]) == (2, "BlockingRecreate")
+    assert policy["rules"][0]["action"] == "RestartJobSetAndIgnoreMaxRestarts"
+    single = build("jobset").body["spec"]
+    assert single["failurePolicy"] == {"maxRestarts": 0, "restartStrategy": "BlockingRecreate"}
+    assert "podFailurePolicy" not in single["replicatedJobs"][0]["template"]["spec"]
 
 
 def test_a_resumed_job_has_the_start_of_its_last_attempt():
