@@ -696,6 +696,7 @@ def test_doctor_checks_the_cluster(volcano_lab: Lab):
         ["mpi-operator", "OK"],
         ["ms-operator", "OK"],
         ["job", "no"],
+        ["jobset", "no"],
     ]
     assert rows[0][3] == f"usable in {lab.namespace}"
     assert rows[3][3].startswith("needs Kubernetes 1.29, and this is v1.20")

@@ -737,6 +737,7 @@ SERVED = {
     "mpi-operator": ("/apis/kubeflow.org/v2beta1", "mpijobs"),
     "ms-operator": ("/apis/mindspore.gitee.com/v1", "msjobs"),
     "job": ("/apis/batch/v1", "jobs"),
+    "jobset": ("/apis/jobset.x-k8s.io/v1alpha2", "jobsets"),
 }
 
 
@@ -778,6 +779,7 @@ def auto_backend(api: FakeApi, folder: Path, engine: str = "auto") -> Kubernetes
         # That operator starts only MindSpore's cluster.
         (("ms-operator", "job"), (), ("mpirun", "job")),
         (("job",), (), ("mpirun", "job")),
+        (("job", "jobset"), (), ("mpirun", "job")),
         (("volcano", "job"), ("create jobs.batch.volcano.sh",), ("mpirun", "job")),
         (("volcano", "job"), ("create jobs.batch", "create secrets"), ("mpirun", "volcano")),
     ],
@@ -803,6 +805,22 @@ def test_auto_chooses_the_first_engine_that_the_user_can_use(
     assert message == (
         f"kubernetes.engine auto: {expected}, the {resource.kind} of {resource.group} in test"
     )
+
+
+@pytest.mark.parametrize(
+    ("offered", "expected"),
+    [
+        (("volcano", "job", "jobset"), "volcano"),
+        (("mpi-operator", "job", "jobset"), "jobset"),
+    ],
+)
+def test_auto_chooses_an_engine_that_can_restart_a_job_with_retries(
+    api: FakeApi, tmp_path: Path, offered: tuple[str, ...], expected: str
+):
+    offer(api, *offered)
+    made = auto_backend(api, tmp_path).build(submission("volcano", launcher="mpirun", retries=2))
+
+    assert made.engine.name == expected
 
 
 @pytest.mark.parametrize(
@@ -881,6 +899,12 @@ def test_the_checks_without_a_job_are_a_table_of_engines(api: FakeApi, tmp_path:
             True,
         ),
         ("engine job", False, "needs Kubernetes 1.29, and this is v1.28.0", True),
+        (
+            "engine jobset",
+            False,
+            "not installed: there is no JobSet of jobset.x-k8s.io/v1alpha2",
+            True,
+        ),
     ]
     assert all(row.hint for row in rows[1:])
 
