@@ -15,6 +15,7 @@ import signal
 import time
 from dataclasses import dataclass, field
 
+from cloudjob.backends import supervision
 from cloudjob.backends.process import STATE
 from cloudjob.backends.process.keeper import (
     SIGNALS,
@@ -25,6 +26,7 @@ from cloudjob.backends.process.keeper import (
     reaped,
     signal_descriptor,
 )
+from cloudjob.backends.supervision import Deed, Lead, Past, Policy
 from jobentry.contract import node_end
 from jobentry.system.trees import remove_tree
 
@@ -33,15 +35,22 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGCHLD)
 _POLL_S = 0.05
 # Seconds that workers have to end by themselves after the head has ended.
 LEAVE_S = 5.0
-# Seconds that a head has to end, outputs included, after a worker has failed. It notices by
-# itself or reads our report, but not while it stages code and inputs.
+# Seconds that a head has to end after a worker has failed.
 LOST_S = 60.0
 # Seconds that the nodes of a cancelled job have after the grace period to store outputs and end.
 OVERDUE_S = 15.0
+# Seconds after which a look is taken, whatever happens: a report may have failed for want of room.
+_LOOK_S = 5.0
 # Seconds for which a controller tries to write the last state of the job.
 _WRITE_S = 60.0
 # Bytes that a node may add to the state: its times, its process and its exit code.
 _NODE_BYTES = 128
+# What is noted when a deed was done.
+_NOTES = {
+    Deed.CANCEL: "is_cancel_told",
+    Deed.END: "is_end_told",
+    Deed.ASK_HEAD: "is_head_asked",
+}
 
 
 @dataclass(slots=True)
@@ -51,10 +60,18 @@ class _Node:
     started_at: float = 0.0
     ended_at: float = 0.0
     exit_code: int | None = None
+    # The end on the monotonic clock.
+    ended_s: float = float("inf")
+    is_reported: bool = False
 
     @property
     def is_running(self) -> bool:
         return self.process != 0 and self.exit_code is None
+
+    @property
+    def seen(self) -> supervision.Node:
+        """What the rules of supervision see of it."""
+        return supervision.Node(self.is_running, self.exit_code, self.ended_s, self.is_reported)
 
 
 @dataclass(slots=True)
@@ -78,14 +95,24 @@ class Controller:
     keeps_homes: bool = False
     is_elastic: bool = False
     lock: int | None = None
-    is_cancelled: bool = False
     started_at: float = field(default_factory=time.time)
-    _has_asked_head: bool = False
-    # When a cancelled job is killed, even if parts of it hang.
-    _overdue_at: float = float("inf")
+    # What was done to the nodes, by the monotonic clock.
+    _past: Past = field(default_factory=Past)
     _message: str = ""
     # The descriptor from which the number of each signal can be read.
     _wake: int = -1
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether somebody has cancelled the job."""
+        return self._past.cancelled_at is not None
+
+    @property
+    def _policy(self) -> Policy:
+        """How long the nodes may take; equal nodes have their grace period to end."""
+        lead = Lead.HEAD if self.is_led else Lead.ALL
+        leave_s = LEAVE_S if self.is_led else max(LEAVE_S, self.grace_s)
+        return Policy(lead, leave_s, self.grace_s + OVERDUE_S, LOST_S, self.is_elastic)
 
     @property
     def _reserve(self) -> str:
@@ -100,7 +127,7 @@ class Controller:
             code = self._attempts()
         except Exception as error:  # noqa: BLE001 (only the controller can report it)
             self._message = f"running the job: {error}"
-            self._signal_nodes(signal.SIGKILL)
+            _signal(self.nodes, signal.SIGKILL)
             code = 125
         self._kill_all_orphans()
         self._finish(code)
@@ -123,9 +150,12 @@ class Controller:
             self._prepare(node)
         for node in self.nodes:
             node.process = self._fork(node)
+        self._past = Past(
+            cancelled_at=self._past.cancelled_at,
+            is_urgent=self._past.is_urgent,
+            restarts_left=self.retries if self.is_elastic else 0,
+        )
         self._update_state()
-        if self.is_cancelled:
-            self._signal_nodes(signal.SIGTERM)
 
     def _prepare(self, node: _Node) -> None:
         remove_tree(node.request.tmp)
@@ -135,7 +165,8 @@ class Controller:
         for folder in node.request.own_folders:
             os.makedirs(folder, mode=0o700, exist_ok=True)
         node.exit_code = None
-        node.ended_at = 0.0
+        node.is_reported = False
+        node.ended_at, node.ended_s = 0.0, float("inf")
         node.started_at = time.time()
 
     def _fork(self, node: _Node) -> int:
@@ -160,95 +191,61 @@ class Controller:
     # -- while it runs ------------------------------------------------------------------------
 
     def _watch(self) -> int:
-        """Wait until every node has ended; return the head's exit code."""
-        deadline: float | None = None
+        """Wait until every node has ended; return the exit code of the job."""
         while any(node.is_running for node in self.nodes):
-            if self._overdue_at < time.monotonic():
-                self._overdue_at = float("inf")
-                deadline = time.monotonic()
-            wait = LEAVE_S if deadline is None else max(0.0, deadline - time.monotonic())
-            self._handle_signals(wait)
+            seen = [node.seen for node in self.nodes]
+            for action in supervision.decide(seen, self._policy, self._past, time.monotonic()):
+                self._act(action.deed, [self.nodes[index] for index in action.nodes])
+            kill_s = supervision.kill_at(seen, self._policy, self._past) - time.monotonic()
+            self._handle_signals(max(0.0, min(_LOOK_S, kill_s)))
             if self._reap():
-                self._restart_lost_workers()
                 self._update_state()
-            if deadline is None and self._is_over():
-                deadline = time.monotonic() + LEAVE_S
-                # A worker that waits for a head that never started ends at once.
-                self._signal_nodes(signal.SIGTERM)
-            if self.is_led and not self.is_elastic:
-                self._report_failed_workers()
-                self._end_waiting_head()
-            if deadline is not None and time.monotonic() > deadline:
-                # SIGHUP makes a keeper end its node at once.
-                self._signal_nodes(signal.SIGHUP)
-                deadline = time.monotonic() + LEAVE_S
-        code = self.nodes[0].exit_code if self.is_led else self._first_bad_code()
-        return 1 if code is None else code
+        seen = [node.seen for node in self.nodes]
+        return supervision.exit_code(seen, self._policy.lead)
 
-    def _is_over(self) -> bool:
-        """Whether to end the nodes that still run."""
-        if self.is_led:
-            return not self.nodes[0].is_running
-        return any(node.exit_code for node in self.nodes)
+    def _act(self, deed: Deed, nodes: list[_Node]) -> None:
+        """Carry out what the rules of supervision demand, and note that it was done."""
+        if deed is Deed.RESTART:
+            self._restart(nodes)
+        elif deed is Deed.REPORT:
+            for node in nodes:
+                self._report(node)
+        elif deed is Deed.KILL:
+            # SIGHUP makes a keeper end its node at once.
+            _signal(nodes, signal.SIGHUP)
+            self._past = self._past._replace(killed_at=time.monotonic())
+        else:
+            # A worker that waits for a head that never started ends at once.
+            _signal(nodes, signal.SIGTERM)
+            self._past = self._past._replace(**{_NOTES[deed]: True})
 
-    def _first_bad_code(self) -> int:
-        bad = [(node.ended_at, node.exit_code) for node in self.nodes if node.exit_code]
-        return min(bad)[1] if bad else 0
+    def _report(self, node: _Node) -> None:
+        """Report to the head that a worker has failed: it may still wait for it."""
+        path = os.path.join(self.run_dir, node_end.file_name(self.nodes.index(node)))
+        with contextlib.suppress(OSError):  # no room: retried after some seconds
+            with open(path + ".new", "wb") as file:
+                file.write(node_end.dump(node.exit_code or 0))
+            os.replace(path + ".new", path)
+            node.is_reported = True
 
-    def _report_failed_workers(self) -> None:
-        """Report to the head which workers have failed: it may still wait for them."""
-        if self.is_cancelled or not self.nodes[0].is_running:
-            return
-        for index, node in enumerate(self.nodes):
-            path = os.path.join(self.run_dir, node_end.file_name(index))
-            if node.exit_code and not os.path.exists(path):
-                with contextlib.suppress(OSError):  # no room: retried after some seconds
-                    with open(path + ".new", "wb") as file:
-                        file.write(node_end.dump(node.exit_code))
-                    os.replace(path + ".new", path)
-
-    def _end_waiting_head(self) -> None:
-        """Ask the head to end if a worker has failed and the head continues regardless."""
-        head, *workers = self.nodes
-        lost = [node.ended_at for node in workers if node.exit_code]
-        if self._has_asked_head or not lost or not head.is_running:
-            return
-        if time.time() - min(lost) > LOST_S:
-            self._has_asked_head = True
-            with contextlib.suppress(OSError):
-                os.kill(head.process, signal.SIGTERM)
-
-    def _restart_lost_workers(self) -> None:
-        """Restart failed workers of an elastic job, up to the number of retries."""
-        head, *workers = self.nodes
-        for node in workers:
-            may_be = self.is_elastic and self.retries > 0 and not self.is_cancelled
-            if may_be and node.exit_code and head.is_running:
-                self.retries -= 1
-                self._log(f"{node.request.host} was lost and is restarted")
-                self._prepare(node)
-                node.process = self._fork(node)
+    def _restart(self, nodes: list[_Node]) -> None:
+        """Restart failed workers of an elastic job."""
+        for node in nodes:
+            self._log(f"{node.request.host} was lost and is restarted")
+            self._prepare(node)
+            node.process = self._fork(node)
+        left = self._past.restarts_left - len(nodes)
+        self._past = self._past._replace(restarts_left=left)
+        self._update_state()
 
     def _handle_signals(self, wait_s: float) -> None:
         """Wait for signals, at most for some seconds, and act on them."""
         is_readable = select.select([self._wake], [], [], wait_s)[0]
         for number in os.read(self._wake, 4096) if is_readable else b"":
-            if number in (signal.SIGTERM, signal.SIGINT) and not self.is_cancelled:
-                # Only once: the entry treats a second signal as a request to hurry.
-                self.is_cancelled = True
-                self._overdue_at = time.monotonic() + self.grace_s + OVERDUE_S
-                self._signal_nodes(signal.SIGTERM)
-            elif number == signal.SIGUSR1:
-                self.is_cancelled = True
-                self._signal_nodes(signal.SIGHUP)
-
-    def _signal_nodes(self, number: int) -> None:
-        for node in self.nodes:
-            if node.is_running:
-                with contextlib.suppress(OSError):
-                    os.kill(node.process, number)
-                    # A stopped process would never handle the signal.
-                    os.kill(node.process, signal.SIGCONT)
+            if number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1) and not self.is_cancelled:
+                self._past = self._past._replace(cancelled_at=time.monotonic())
+            if number == signal.SIGUSR1:
+                self._past = self._past._replace(is_urgent=True, killed_at=None)
 
     def _reap(self) -> bool:
         """Record the nodes that have ended, and end processes that a killed node left behind."""
@@ -257,7 +254,7 @@ class Controller:
             for node in self.nodes:
                 if node.process == child and node.exit_code is None:
                     node.exit_code = code
-                    node.ended_at = time.time()
+                    node.ended_at, node.ended_s = time.time(), time.monotonic()
                     found = True
         self._kill_orphans()
         return found
@@ -332,7 +329,7 @@ class Controller:
             "ended_at": time.time() if is_over else None,
             "exit_code": exit_code,
             "is_cancelled": self.is_cancelled,
-            "has_asked_head": self._has_asked_head,
+            "has_asked_head": self._past.is_head_asked,
             "message": self._message,
             "nodes": [
                 {
@@ -376,6 +373,15 @@ def main() -> None:
     _redirect_output(os.path.join(controller.folder, "controller.log"))
     become_subreaper()
     controller.run()
+
+
+def _signal(nodes: list[_Node], number: int) -> None:
+    for node in nodes:
+        if node.is_running:
+            with contextlib.suppress(OSError):
+                os.kill(node.process, number)
+                # A stopped process would never handle the signal.
+                os.kill(node.process, signal.SIGCONT)
 
 
 def _redirect_output(path: str) -> None:

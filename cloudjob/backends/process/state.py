@@ -7,8 +7,10 @@ import signal
 from pathlib import Path
 from typing import Any
 
+from cloudjob.backends import supervision
 from cloudjob.backends.native import Ended, Stop
 from cloudjob.backends.process import STATE
+from cloudjob.backends.supervision import Lead
 from cloudjob.errors import BackendError
 from cloudjob.model import times
 from jobentry.contract.exits import Cause, Failure
@@ -57,12 +59,12 @@ def lost_status(folder: Path, found: dict[str, Any] | None, message: str) -> End
 def ended_status(found: dict[str, Any]) -> Ended:
     """Return the status of a job whose controller has written how it ended."""
     nodes = found["nodes"]
-    # The first node that failed caused the others to end.
-    bad = [(node["ended_at"], index) for index, node in enumerate(nodes) if node["exit_code"]]
-    first = min(bad)[1] if bad else 0
+    seen = [supervision.Node(False, node["exit_code"], node["ended_at"]) for node in nodes]
+    first = supervision.first_failed(seen) or 0
     has_asked = found.get("has_asked_head", False)
-    # If the head was asked to end, that node is the reason.
-    code = nodes[first]["exit_code"] if has_asked else found["exit_code"]
+    code = found["exit_code"]
+    if has_asked:
+        code = supervision.exit_code(seen, Lead.HEAD, is_head_asked=True)
     if found["is_cancelled"]:
         native, cause, failure = "cancelled", Cause.CANCELLED, Failure(exit_code=code)
     elif code == 0:

@@ -22,7 +22,9 @@ def start(tmp_path):
     """A function that starts a controller of four nodes and returns its process and state file."""
     started = []
 
-    def controller(*argv: str, folder: Path | None = None) -> tuple[subprocess.Popen[bytes], Path]:
+    def controller(
+        *argv: str, folder: Path | None = None, **changes: object
+    ) -> tuple[subprocess.Popen[bytes], Path]:
         folder = folder or tmp_path / str(len(started))
         run_dir = folder / "run"
         run_dir.mkdir(parents=True, exist_ok=True)
@@ -47,6 +49,7 @@ def start(tmp_path):
                 }
                 for node in range(4)
             ],
+            **changes,
         }
         process = subprocess.Popen(
             [sys.executable, "-c", CONTROLLER], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -171,3 +174,30 @@ def test_a_controller_that_cannot_continue_reports_it(start, tmp_path):
     state = json.loads(path.read_bytes())
     assert (state["exit_code"], state["ended_at"] is None) == (125, False)
     assert "home-2" in state["message"]
+
+
+LEAVE_LATE = """\
+import os, signal, time
+folder, node = os.environ["CLOUDJOB_NODE_DIR"], os.environ["NODE"]
+def leave(*_):
+    time.sleep(6)
+    open(folder + "/left-" + node, "w").close()
+    os._exit(0)
+if node != "0":
+    signal.signal(signal.SIGTERM, leave)
+    open(folder + "/ready-" + node, "w").close()
+    time.sleep(1000)
+while not all(os.path.exists(folder + "/ready-%d" % other) for other in (1, 2, 3)):
+    time.sleep(0.01)
+os._exit(3)
+"""
+
+
+def test_nodes_without_a_head_have_the_grace_period_when_one_has_failed(start):
+    """Six seconds are longer than the workers of a head get, which have nothing left to do."""
+    controller, path = start(sys.executable, "-c", LEAVE_LATE, is_led=False, grace_s=300.0)
+
+    assert controller.wait(60) == 0
+
+    state = json.loads(path.read_bytes())
+    assert (state["exit_code"], [node["exit_code"] for node in state["nodes"]]) == (3, [3, 0, 0, 0])
