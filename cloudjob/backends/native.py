@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import ClassVar
 
-from cloudjob.model.status import Absence, Failure, JobState, state_of
+from cloudjob.model.status import Absence, Attempt, Failure, JobState, state_of
 from jobentry.contract.exits import Cause
 
 # What ended a job, as far as a platform says that only reports these states.
@@ -35,6 +35,7 @@ class Running:
 
     native: str
     started_at: str | None = None
+    attempt: Attempt | None = None
     state: ClassVar[JobState] = JobState.RUNNING
 
 
@@ -93,6 +94,7 @@ class Ended:
     reason: str = ""
     stop: Stop = Stop.CANCEL
     is_unwatched: bool = False
+    attempt: Attempt | None = None
 
     @property
     def state(self) -> JobState:

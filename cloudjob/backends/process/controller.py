@@ -13,10 +13,12 @@ import os
 import select
 import signal
 import time
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
-from cloudjob.backends import supervision
-from cloudjob.backends.process import STATE
+from cloudjob.backends import attempts, supervision
+from cloudjob.backends.attempts import Attempt, Rules
+from cloudjob.backends.process import STATE, node_logs
 from cloudjob.backends.process.keeper import (
     SIGNALS,
     Keeper,
@@ -27,7 +29,7 @@ from cloudjob.backends.process.keeper import (
     signal_descriptor,
 )
 from cloudjob.backends.supervision import Deed, Lead, Past, Policy
-from jobentry.contract import node_end
+from jobentry.contract import exits, names, node_end, paths
 from jobentry.system.trees import remove_tree
 
 # The signals that the controller handles; they are blocked until it can handle them.
@@ -41,6 +43,8 @@ LOST_S = 60.0
 OVERDUE_S = 15.0
 # Seconds after which a look is taken, whatever happens: a report may have failed for want of room.
 _LOOK_S = 5.0
+# Seconds that an attempt has at least, although the time limit of the job is nearly over.
+_SHORTEST_S = 0.1
 # Seconds for which a controller tries to write the last state of the job.
 _WRITE_S = 60.0
 # Bytes that a node may add to the state: its times, its process and its exit code.
@@ -88,7 +92,7 @@ class Controller:
     running: str
     hosts: str
     argv: list[str]
-    retries: int
+    rules: Rules
     grace_s: float
     nodes: list[_Node]
     is_led: bool = True
@@ -96,6 +100,10 @@ class Controller:
     is_elastic: bool = False
     lock: int | None = None
     started_at: float = field(default_factory=time.time)
+    # The attempts that have failed, and the sizes of the logs when the present one began.
+    _failed: list[Attempt] = field(default_factory=list)
+    _log_sizes: Sequence[int] = ()
+    _begun_s: float = field(default_factory=time.monotonic)
     # What was done to the nodes, by the monotonic clock.
     _past: Past = field(default_factory=Past)
     _message: str = ""
@@ -134,28 +142,101 @@ class Controller:
 
     def _attempts(self) -> int:
         """Run the job, with its retries; return its exit code."""
-        code = 1
-        for attempt in range(1 if self.is_elastic else self.retries + 1):
-            self._start(attempt)
+        while True:
+            self._start()
             code = self._watch()
-            if code == 0 or self.is_cancelled:
-                break
+            if code == 0 or self.is_cancelled or not self._has_attempts:
+                return code
             self._kill_all_orphans()
-        return code
+            if not self._begin_again():
+                return code
 
-    def _start(self, attempt: int) -> None:
-        if attempt:
-            self._log(f"the job failed; attempt {attempt + 1} of {self.retries + 1} begins")
+    @property
+    def _has_attempts(self) -> bool:
+        """Whether the job as a whole may start again; an elastic one restarts its workers."""
+        return self.rules.max_retries > 0 and not self.is_elastic
+
+    def _start(self) -> None:
+        if self._has_attempts:
+            self._log_sizes = node_logs.sizes(self._logs)
         for node in self.nodes:
             self._prepare(node)
-        for node in self.nodes:
-            node.process = self._fork(node)
         self._past = Past(
             cancelled_at=self._past.cancelled_at,
             is_urgent=self._past.is_urgent,
-            restarts_left=self.retries if self.is_elastic else 0,
+            restarts_left=self.rules.max_retries if self.is_elastic else 0,
         )
+        for node in self.nodes:
+            node.process = self._fork(node)
         self._update_state()
+
+    # -- one attempt after another ------------------------------------------------------------
+
+    def _begin_again(self) -> bool:
+        """Say what follows from the end of an attempt, and wait until the next one begins.
+
+        Returns:
+            Whether there is another one; a cancel during the wait prevents it.
+        """
+        self._failed.append(self._failed_attempt())
+        decision = attempts.decide(self._failed, self.rules, self._left_s)
+        self._log(attempts.explain(self._failed, self.rules, decision))
+        if not decision.is_again:
+            return False
+        self._keep_record()
+        self._update_state()
+        end_s = time.monotonic() + decision.pause_s
+        while not self.is_cancelled and time.monotonic() < end_s:
+            self._handle_signals(end_s - time.monotonic())
+            self._reap()
+        return not self.is_cancelled
+
+    def _failed_attempt(self) -> Attempt:
+        # A head that we have asked to end says that it was cancelled, and knows nothing else.
+        record = None if self._past.is_head_asked else node_logs.record(self._record)
+        outcome = record.outcome if record else None
+        failure = (outcome.failure if outcome else None) or exits.Failure()
+        came = attempts.progress_of(node_logs.new_lines(self._logs, self._log_sizes))
+        return Attempt(attempts.kind_of(outcome), failure, came)
+
+    @property
+    def _logs(self) -> list[str]:
+        return [node.request.log for node in self.nodes]
+
+    @property
+    def _record(self) -> str:
+        """The file in which the head leaves its record, for us."""
+        return os.path.join(self.run_dir, paths.RECORD)
+
+    @property
+    def _left_s(self) -> float | None:
+        """The seconds until the time limit, which is that of all attempts; None without one."""
+        limit_s = float(self.nodes[0].request.env.get(names.CLOUDJOB_TIMEOUT_S) or 0)
+        return self._begun_s + limit_s - time.monotonic() if limit_s else None
+
+    def _keep_record(self) -> None:
+        """Move the record of an attempt to a folder of its own, where the next one finds it."""
+        folder = os.path.join(self.run_dir, paths.attempt_name(len(self._failed)))
+        with contextlib.suppress(OSError):
+            os.mkdir(folder, 0o700)
+            os.replace(self._record, os.path.join(folder, paths.RECORD))
+        with contextlib.suppress(OSError):  # of no use to the next attempt
+            os.unlink(self._record)
+
+    def _variables(self, node: _Node) -> dict[str, str]:
+        """Return the variables that differ from one attempt to another."""
+        if not self._has_attempts:
+            return {}
+        values = {names.CLOUDJOB_ATTEMPT: str(len(self._failed) + 1)}
+        if self._failed:
+            folder = paths.attempt_name(len(self._failed))
+            run_dir = node.request.env.get(names.CLOUDJOB_CONTROL_DIR, self.run_dir)
+            values[names.CLOUDJOB_PREVIOUS_CAUSE] = self._failed[-1].kind.value
+            values[names.CLOUDJOB_PREVIOUS_DIR] = f"{run_dir}/{folder}"
+            if self._left_s is not None:
+                # Zero would be no limit at all.
+                values[names.CLOUDJOB_TIMEOUT_S] = repr(max(_SHORTEST_S, self._left_s))
+        return values
 
     def _prepare(self, node: _Node) -> None:
         remove_tree(node.request.tmp)
@@ -181,7 +262,9 @@ class Controller:
         code = 125
         try:
             signal.set_wakeup_fd(-1)
-            keeper = Keeper(node.request, self.argv, self.hosts, controller, self.lock)
+            env = {**node.request.env, **self._variables(node)}
+            request = replace(node.request, env=env)
+            keeper = Keeper(request, self.argv, self.hosts, controller, self.lock)
             code = keeper.run()
         except Exception as error:  # noqa: BLE001 (whatever it is, the log must name it)
             _append(node.request.log, f"cloudjob: starting node {node.request.host}: {error!r}\n")
@@ -331,6 +414,7 @@ class Controller:
             "is_cancelled": self.is_cancelled,
             "has_asked_head": self._past.is_head_asked,
             "message": self._message,
+            "attempts": self._attempts_state() if self._has_attempts else None,
             "nodes": [
                 {
                     "host": node.request.host,
@@ -343,6 +427,13 @@ class Controller:
             ],
         }
         return json.dumps(state).encode("ascii")
+
+    def _attempts_state(self) -> dict[str, object]:
+        # While the nodes of an attempt have ended, it is still that one.
+        number = len(self._failed) + any(node.is_running for node in self.nodes)
+        before = self._failed[number - 2].kind.value if number > 1 else ""
+        most = attempts.total(self._failed, self.rules)
+        return {"number": max(1, number), "most": most, "previous_cause": before}
 
     def _remove_folders(self) -> None:
         nodes = [] if self.keeps_homes else self.nodes
@@ -365,7 +456,8 @@ def main() -> None:
         # A submitter that is killed while it writes has started nothing.
         request = json.loads(file.read())
     nodes = [_Node(NodeRequest(**node)) for node in request["nodes"]]
-    controller = Controller(**{**request, "nodes": nodes})
+    rules = Rules(request.pop("retries"), tuple(request.pop("retry_on")), request.pop("backoff_s"))
+    controller = Controller(**{**request, "nodes": nodes, "rules": rules})
     controller.open_state()
     with contextlib.suppress(BrokenPipeError):
         # If the submitter is killed from here on, the job runs and its record finds it.

@@ -13,6 +13,7 @@ from cloudjob.backends.process import STATE
 from cloudjob.backends.supervision import Lead
 from cloudjob.errors import BackendError
 from cloudjob.model import times
+from cloudjob.model.status import Attempt
 from jobentry.contract.exits import Cause, Failure
 
 
@@ -38,6 +39,15 @@ _EXPECTED = {"started_at", "ended_at", "exit_code", "is_cancelled", "nodes"}
 LOST = "the controller of the job was killed, or the machine was restarted"
 
 
+def attempt_of(found: dict[str, Any] | None) -> Attempt | None:
+    """Return which attempt of a job with retries this is; None for a job without retries."""
+    values = found.get("attempts") if found else None
+    try:
+        return Attempt(**values) if values else None
+    except TypeError:  # a later version may say more
+        return None
+
+
 def lost_status(folder: Path, found: dict[str, Any] | None, message: str) -> Ended:
     """Return the status of a job whose processes were killed; the head's record has precedence."""
     begin_s = (folder / STATE).stat().st_mtime
@@ -53,6 +63,7 @@ def lost_status(folder: Path, found: dict[str, Any] | None, message: str) -> End
         # An entry is sent SIGTERM when its keeper is gone; that is not a cancel.
         stop=Stop.CANCEL if is_cancelled else Stop.PLATFORM,
         is_unwatched=True,
+        attempt=attempt_of(found),
     )
 
 
@@ -82,6 +93,7 @@ def ended_status(found: dict[str, Any]) -> Ended:
         ended_at=times.rfc3339(found["ended_at"]),
         attempt_at=times.rfc3339(nodes[0]["started_at"]),
         stop=stop_of_failure if cause is Cause.PLATFORM else Stop.CANCEL,
+        attempt=attempt_of(found),
     )
 
 

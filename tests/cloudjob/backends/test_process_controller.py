@@ -35,6 +35,8 @@ def start(tmp_path):
             "hosts": "",
             "argv": argv or ["/bin/sleep", "1000"],
             "retries": 0,
+            "retry_on": [],
+            "backoff_s": 0.0,
             "grace_s": 1.0,
             "is_led": True,
             "keeps_homes": False,
