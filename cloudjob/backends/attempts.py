@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import NamedTuple
 
+from jobentry.contract import exits
 from jobentry.contract.exits import Cause, Failure, Outcome
 from jobentry.contract.retry_kinds import DEFAULT, NEVER, Kind
 
@@ -25,7 +26,6 @@ MAX_PAUSE_S = 600.0
 
 # Another attempt at these differs from the last one only if something has changed meanwhile.
 _REPEATED_ALIKE = (Kind.USER, Kind.CRASH, Kind.ENTRY)
-_EXCEPTION_CODES = (1, 2)
 
 _DISK = re.compile(r"No space left on device|[Dd]isk quota exceeded|disk is full", re.ASCII)
 _NETWORK = re.compile(
@@ -135,7 +135,7 @@ def kind_of(outcome: Outcome | None, *, is_cancelled: bool = False) -> Kind:
         return Kind.NETWORK if is_network else Kind.ENTRY
     if failure.signal is not None:
         return Kind.CRASH
-    return Kind.USER if outcome.exit_code in _EXCEPTION_CODES else Kind.EXIT
+    return Kind.USER if outcome.exit_code in exits.EXCEPTION_CODES else Kind.EXIT
 
 
 _KINDS = {

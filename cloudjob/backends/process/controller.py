@@ -103,6 +103,7 @@ class Controller:
     # The attempts that have failed, and the sizes of the logs when the present one began.
     _failed: list[Attempt] = field(default_factory=list)
     _log_sizes: Sequence[int] = ()
+    _attempt: int = 1
     _begun_s: float = field(default_factory=time.monotonic)
     # What was done to the nodes, by the monotonic clock.
     _past: Past = field(default_factory=Past)
@@ -157,6 +158,7 @@ class Controller:
         return self.rules.max_retries > 0 and not self.is_elastic
 
     def _start(self) -> None:
+        self._attempt = len(self._failed) + 1
         if self._has_attempts:
             self._log_sizes = node_logs.sizes(self._logs)
         for node in self.nodes:
@@ -227,7 +229,7 @@ class Controller:
         """Return the variables that differ from one attempt to another."""
         if not self._has_attempts:
             return {}
-        values = {names.CLOUDJOB_ATTEMPT: str(len(self._failed) + 1)}
+        values = {names.CLOUDJOB_ATTEMPT: str(self._attempt)}
         if self._failed:
             folder = paths.attempt_name(len(self._failed))
             run_dir = node.request.env.get(names.CLOUDJOB_CONTROL_DIR, self.run_dir)
@@ -429,11 +431,9 @@ class Controller:
         return json.dumps(state).encode("ascii")
 
     def _attempts_state(self) -> dict[str, object]:
-        # While the nodes of an attempt have ended, it is still that one.
-        number = len(self._failed) + any(node.is_running for node in self.nodes)
-        before = self._failed[number - 2].kind.value if number > 1 else ""
+        before = self._failed[self._attempt - 2].kind.value if self._attempt > 1 else ""
         most = attempts.total(self._failed, self.rules)
-        return {"number": max(1, number), "most": most, "previous_cause": before}
+        return {"number": self._attempt, "most": most, "previous_cause": before}
 
     def _remove_folders(self) -> None:
         nodes = [] if self.keeps_homes else self.nodes

@@ -35,5 +35,7 @@ class Kind(str, Enum):
 
 NEVER = (Kind.DISK, Kind.TIMEOUT, Kind.CANCELLED)
 WORDS = tuple(kind.value for kind in Kind if kind not in NEVER)
+# Those that a platform can notice by itself.
+OF_PLATFORM = frozenset((Kind.PLATFORM.value, Kind.HANG.value, Kind.PREEMPTED.value))
 # A plain number of retries: an exception of the script would only be raised once more.
 DEFAULT = tuple(word for word in WORDS if word != Kind.USER.value)

@@ -602,6 +602,8 @@ def test_the_schema_accepts_good_files(text):
         "process: {isolation: full}",
         "process: {pyton: x}",
         "retries: 11",
+        "retries: many",
+        "retry: {on: [hangs]}",
     ],
 )
 def test_the_schema_refuses_bad_files(job, text):
@@ -641,6 +643,8 @@ def kind_of(key):
         return "YAML"
     if key.get("type") == "object" and key.get("additionalProperties", True) is True:
         return "YAML"
+    if key.get("type") == ["integer", "object"]:
+        return "whole number, or a mapping"
     if key.get("type") == ["integer", "string"]:
         return "whole number or `auto`"
     kinds = {"boolean": "boolean", "integer": "whole number", "number": "number",
