@@ -136,3 +136,25 @@ def test_a_secret_that_the_job_s_records_would_show_is_a_warning(
         next(name for name in check.hint.split() if name.isupper()) for check in warnings
     ] == expected
     assert not any("hunter2" in check.found + check.hint or check.is_needed for check in warnings)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"backend": "process", "retry": {"on": ("hang",)}}, ""),
+        ({"backend": "slurm"}, ""),
+        ({"backend": "slurm", "retry": {"on": ("exit", "network")}}, "crash, platform, preempted"),
+        ({"backend": "kubernetes"}, "kubernetes cannot tell user from other failures"),
+        ({"backend": "modelarts"}, "modelarts cannot tell user from other failures"),
+        ({"backend": "modelarts", "retry": {"on": ("platform", "hang", "preempted")}}, ""),
+        ({"backend": "modelarts", "retry": {"on": ("hang",)}}, "platform, preempted"),
+    ],
+)
+def test_submit_warns_of_failures_that_a_platform_repeats_unasked(
+    values: dict[str, Any], expected: str
+):
+    found = list(checks.retry_checks(spec(retries=2, **values)))
+
+    assert bool(found) is bool(expected)
+    assert all(expected in check.found and not check.is_needed for check in found)
+    assert list(checks.retry_checks(spec(**values))) == []
