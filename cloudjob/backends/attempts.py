@@ -8,7 +8,7 @@ backend imports it.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import NamedTuple
 
@@ -220,8 +220,12 @@ _STEP = re.compile(
 _LINE_LIMIT = 512
 
 
-def progress_of(lines: Sequence[bytes]) -> Progress:
+def progress_of(lines: Iterable[bytes]) -> Progress:
     """Return how far an attempt came, from lines of its log."""
-    printed = [line[:_LINE_LIMIT] for line in lines if line.startswith(b"[")]
-    steps = [int(match[1]) for line in printed for match in _STEP.finditer(line)]
-    return Progress(max(steps, default=-1), len(printed))
+    step, count = -1, 0
+    for line in lines:
+        if line.startswith(b"["):
+            count += 1
+            for match in _STEP.finditer(line, 0, _LINE_LIMIT):
+                step = max(step, int(match[1]))
+    return Progress(step, count)

@@ -16,7 +16,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from cloudjob.model.status import Attempt, Failure, JobStatus, Phase
+    from cloudjob.model.status import Failure, JobStatus, Phase
 
 __all__ = ["print_status", "report", "status_json", "transferred"]
 
@@ -87,7 +87,7 @@ def print_status(
         *(("" if index else "reason", line) for index, line in enumerate(reasons)),
         *(("" if index else "hang", line) for index, line in enumerate(_hang(status))),
         *more,
-        ("attempt", _attempt(status.attempt)),
+        ("attempt", summary.attempt(status)),
         ("exit code", "" if status.exit_code is None else str(status.exit_code)),
         ("cause", status.cause or ""),
         ("backend", f"{status.backend} ({status.native_state})"),
@@ -99,13 +99,6 @@ def print_status(
     print_table([row for row in rows if row[1]])
     if has_phases and status.phases:
         _print_phases(status)
-
-
-def _attempt(attempt: Attempt | None) -> str:
-    if attempt is None:
-        return ""
-    before = f"; the one before ended with {attempt.previous_cause}"
-    return f"{attempt.number} of {attempt.most}{before if attempt.previous_cause else ''}"
 
 
 def _ranks(procs_per_node: int) -> str:

@@ -116,7 +116,9 @@ def key_checks(spec: JobSpec, end_at: float, now: float | None = None) -> Iterat
     if left_s <= 0:
         yield Check("keys", False, f"the store's keys expired at {when}", hint="log in again")
         return
-    limit_s = 60.0 * spec.timeout_min * (spec.retries + 1)
+    # Elsewhere the limit is that of each attempt.
+    is_total = BACKENDS[spec.backend].telling is Telling.RECORD
+    limit_s = 60.0 * spec.timeout_min * (1 if is_total else spec.retries + 1)
     if limit_s and limit_s > left_s:
         may = f"the job may run for {span(int(limit_s))}"
     elif not limit_s and left_s < _LONG_S:

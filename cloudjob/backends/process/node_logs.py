@@ -5,16 +5,17 @@ Ranks can write to both, so every read has a limit. Standard library only.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from jobentry.contract import exits
 from jobentry.contract.exits import ExitRecord, RecordError
 
 # Bytes of a record, and of all logs of one attempt, of which the ends are read.
 _RECORD_LIMIT_BYTES = 1 << 20
-_LOGS_LIMIT_BYTES = 32 << 20
+_LOGS_LIMIT_BYTES = 16 << 20
 
 
 def record(path: str) -> ExitRecord | None:
@@ -30,19 +31,15 @@ def sizes(logs: Sequence[str]) -> list[int]:
     return [_size(log) for log in logs]
 
 
-def new_lines(logs: Sequence[str], begins: Sequence[int]) -> list[bytes]:
-    """Return the lines that were added to logs since they had these sizes.
+def new_lines(logs: Sequence[str], begins: Sequence[int]) -> Iterator[bytes]:
+    """Yield the lines that were added to logs since they had these sizes; of long logs, the last.
 
-    Of long logs, only the last lines are returned.
+    A log that cannot be read shows no progress.
     """
     limit = _LOGS_LIMIT_BYTES // max(1, len(logs))
-    lines: list[bytes] = []
     for log, begin in zip(logs, begins, strict=True):
-        try:
-            lines += _read(log, max(begin, _size(log) - limit), limit).splitlines()
-        except OSError:
-            continue  # the log shows no progress
-    return lines
+        with contextlib.suppress(OSError):
+            yield from _read(log, max(begin, _size(log) - limit), limit).splitlines()
 
 
 def _size(path: str) -> int:

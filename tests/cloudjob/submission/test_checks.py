@@ -30,7 +30,11 @@ def spec(**values: Any) -> JobSpec:
         ({}, 59 * MIN, "), and the job has no timeout_min"),
         ({"timeout_min": 90}, 60 * MIN, "expire in 1 h (at "),
         ({"timeout_min": 90}, 60 * MIN, "), and the job may run for 1 h 30 min"),
-        ({"timeout_min": 30, "retries": 2}, 61 * MIN, "the job may run for 1 h 30 min"),
+        (
+            {"timeout_min": 30, "retries": 2, "backend": "slurm"},
+            61 * MIN,
+            "the job may run for 1 h 30 min",
+        ),
     ],
 )
 def test_keys_that_expire_before_the_job_ends_are_a_warning(
@@ -49,7 +53,8 @@ def test_keys_that_expire_before_the_job_ends_are_a_warning(
         ({}, 0.0),
         ({}, NOW + 48 * 60 * MIN),
         ({"timeout_min": 30}, NOW + 31 * MIN),
-        ({"timeout_min": 30, "retries": 1}, NOW + 61 * MIN),
+        ({"timeout_min": 30, "retries": 1, "backend": "slurm"}, NOW + 61 * MIN),
+        ({"timeout_min": 30, "retries": 9, "backend": "process"}, NOW + 31 * MIN),
     ],
 )
 def test_keys_that_last_long_enough_pass(values: dict[str, Any], end_at: float):
