@@ -298,6 +298,11 @@ is_final() {
 attempt=0
 while :; do
     note "begin $SLURM_JOB_ID ${SLURM_RESTART_COUNT:-0} $hosts"
+    if [ "$retries$requeue" != 00 ]; then
+        # Those before a requeue count, too: each attempt has a record of its own.
+        CLOUDJOB_ATTEMPT=$(grep -c '^begin ' state)
+        export CLOUDJOB_ATTEMPT
+    fi
     # Cancelled before this script could receive a signal.
     [ ! -e cancelled ] || {
         ask cancel
