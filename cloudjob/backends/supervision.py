@@ -137,15 +137,15 @@ def _follow_workers(
 ) -> tuple[Action, ...]:
     """Return what is to be done about failed workers while their head runs."""
     failed = tuple(index for index, node in enumerate(nodes) if node.has_failed)
-    if policy.lead is not Lead.HEAD or not failed:
+    # The nodes of a cancelled job end because of that.
+    if policy.lead is not Lead.HEAD or not failed or past.cancelled_at is not None:
         return ()
-    is_cancelled = past.cancelled_at is not None
     if policy.is_elastic:
         # The head decides how few nodes are enough, and how long it waits for one to return.
-        lost = () if is_cancelled else failed[: past.restarts_left]
+        lost = failed[: past.restarts_left]
         return (Action(Deed.RESTART, lost),) if lost else ()
     unreported = tuple(index for index in failed if not nodes[index].is_reported)
-    reports = (Action(Deed.REPORT, unreported),) if unreported and not is_cancelled else ()
+    reports = (Action(Deed.REPORT, unreported),) if unreported else ()
     is_late = now - min(nodes[index].ended_at for index in failed) > policy.lost_s
     asks = (Action(Deed.ASK_HEAD, (0,)),) if is_late and not past.is_head_asked else ()
     return (*reports, *asks)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
 from math import inf
+from pathlib import Path
 
 import pytest
 
+from cloudjob.backends.slurm import script
 from cloudjob.backends.supervision import (
     Action,
     Deed,
@@ -71,6 +75,13 @@ TABLE = {
     "a cancel": ((RUNS, RUNS), LED, CANCELLED, 100, (do(Deed.CANCEL, 0, 1),)),
     "a cancel is told once": ((RUNS, RUNS), LED, TOLD, 124, ()),
     "a cancelled job is no lost worker": ((RUNS, FAILED), LED, TOLD, 101, ()),
+    "not even after long": (
+        (RUNS, FAILED._replace(ended_at=0)),
+        LED,
+        TOLD,
+        124,
+        (),
+    ),
     "the head of a cancelled job has ended": ((DONE, RUNS), LED, TOLD, 101, (do(Deed.END, 1),)),
     "a frozen node outlives a cancel": ((RUNS, RUNS), LED, TOLD, 125, (do(Deed.KILL, 0, 1),)),
     "somebody does not wait": (
@@ -175,3 +186,64 @@ def test_the_exit_code_of_a_job(
     nodes: tuple[Node, ...], lead: Lead, is_head_asked: bool, expected: int
 ):
     assert exit_code(nodes, lead, is_head_asked=is_head_asked) == expected
+
+
+# -- the same rules in the script of a job on Slurm -----------------------------------------------
+
+JOB_SCRIPT = Path(script.__file__).with_name(script.JOB_SCRIPT)
+# Around the functions of the script that decide about failed workers. Pauses take no time; while
+# the script waits for the end of a head that it has asked, or that notices by itself, it ends.
+SURROUNDINGS = """
+head_ends_after=$1
+note() { echo "note $*"; }
+mark() { echo >"$1"; }
+signal_head() { echo "signal $1"; }
+sleep() { [ "$1" = "$head_ends_after" ] || [ "$1" = 1 ] && echo 0 >end-0; }
+"""
+
+
+def functions(*names: str) -> str:
+    """Return functions of the script."""
+    text = JOB_SCRIPT.read_text()
+    found = [
+        re.search(rf"^{name}\(\) {{$.*?^}}$", text, re.MULTILINE | re.DOTALL) for name in names
+    ]
+    return "\n".join(match[0] for match in found if match)
+
+
+# The exit codes of the workers that have ended, whether the head ends by itself meanwhile, and
+# whether the job was cancelled.
+WORKERS = {
+    "none has ended": ({}, False, False),
+    "one has succeeded": ({1: 0}, False, False),
+    "one has failed": ({1: 0, 2: 7}, False, False),
+    "the head notices by itself": ({2: 7}, True, False),
+    "the job was cancelled": ({2: 143}, False, True),
+}
+
+
+@pytest.mark.parametrize("case", WORKERS)
+def test_the_script_of_slurm_follows_the_same_rules_for_failed_workers(case: str, tmp_path: Path):
+    """Its pauses are those of ``lost_s``: 10 s."""
+    ended, notices, is_cancelled = WORKERS[case]
+    for node, code in ended.items():
+        (tmp_path / f"end-{node}").write_text(f"{code}\n")
+    if is_cancelled:
+        (tmp_path / "asked").touch()
+    text = SURROUNDINGS + functions("head_has_ended", "fail_head", "check_ends") + "\ncheck_ends\n"
+    argv = ["sh", "-c", text, "sh", "10" if notices else "never"]
+    done = subprocess.run(
+        argv, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True
+    )
+
+    nodes = [Node(not notices, 0 if notices else None, 108 if notices else inf)]
+    nodes += [
+        Node(node not in ended, ended.get(node), 100 if node in ended else inf)
+        for node in (1, 2, 3)
+    ]
+    past = Past(100 if is_cancelled else None, is_cancel_told=True, is_end_told=True)
+    actions = decide(nodes, LED._replace(lost_s=10), past, 111)
+    is_asked = any(action.deed is Deed.ASK_HEAD for action in actions)
+    blamed = first_failed(nodes)
+    expected = f"note lost {blamed} {ended[blamed]}\nsignal TERM\n" if is_asked and blamed else ""
+    assert done.stdout == expected
