@@ -43,6 +43,8 @@ LOST_S = 60.0
 OVERDUE_S = 15.0
 # Seconds after which a look is taken, whatever happens: a report may have failed for want of room.
 _LOOK_S = 5.0
+# Seconds for which orphans are ended, as long as there are other ones each LEAVE_S.
+_ORPHANS_S = 60.0
 # Seconds that an attempt has at least, although the time limit of the job is nearly over.
 _SHORTEST_S = 0.1
 # Seconds for which a controller tries to write the last state of the job.
@@ -355,8 +357,14 @@ class Controller:
 
     def _kill_all_orphans(self) -> None:
         """End the last processes of killed keepers, which may outlive the job."""
-        deadline = time.monotonic() + LEAVE_S
-        while children_of(os.getpid()) and time.monotonic() < deadline:
+        end = time.monotonic() + _ORPHANS_S
+        before, deadline = None, 0.0
+        while (children := children_of(os.getpid())) and time.monotonic() < end:
+            if children != before:
+                # On a busy machine, a long chain of them takes a while.
+                before, deadline = children, time.monotonic() + LEAVE_S
+            if time.monotonic() > deadline:
+                return
             # A process whose parent was not our child is adopted without a signal.
             self._handle_signals(_POLL_S)
             self._reap()
