@@ -37,6 +37,7 @@ from cloudjob.model.progress import OnProgress, Progress as Progress, log_warnin
 from cloudjob.model.rules import BACKENDS
 from cloudjob.model.status import (
     Absence as Absence,
+    Attempt as Attempt,
     Cause as Cause,
     Failure as Failure,
     Hang as Hang,

@@ -170,6 +170,17 @@ def test_modules_that_decide_do_no_io(name: str):
         )
 
 
+@pytest.mark.parametrize("name", ["supervision", "attempts"])
+def test_the_rules_for_nodes_and_attempts_do_no_io(name: str):
+    """They are pure, and the standard library is enough: a controller must start quickly."""
+    text = (ROOT / "cloudjob" / "backends" / f"{name}.py").read_text()
+    modules = {module.partition(".")[0] for module in imported(ast.parse(text))}
+
+    assert modules & (IMPURE | {"os"}) == set()
+    assert modules <= sys.stdlib_module_names | {"jobentry"}
+    assert not re.search(r"\bopen\(|\bprint\(", text)
+
+
 # -- the node half: Python version, size, start-up time ------------------------------------
 
 

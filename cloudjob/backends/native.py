@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import ClassVar
 
-from cloudjob.model.status import Absence, Failure, JobState, state_of
+from cloudjob.model.status import Absence, Attempt, Failure, JobState, state_of
 from jobentry.contract.exits import Cause
 
 # What ended a job, as far as a platform says that only reports these states.
@@ -37,6 +37,7 @@ class Running:
 
     native: str
     started_at: str | None = None
+    attempt: Attempt | None = None
     state: ClassVar[JobState] = JobState.RUNNING
 
 
@@ -95,6 +96,7 @@ class Ended:
     reason: str = ""
     stop: Stop = Stop.CANCEL
     is_unwatched: bool = False
+    attempt: Attempt | None = None
 
     @property
     def state(self) -> JobState:

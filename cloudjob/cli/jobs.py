@@ -123,10 +123,11 @@ def _logs(options: argparse.Namespace) -> int:
     job = cloudjob.attach(options.job)
     _check_numbers("--node", options.node, job.nodes)
     _check_numbers("--rank", options.rank, job.ranks)
-    if options.stored and options.follow:
+    if (options.stored or options.attempt is not None) and options.follow:
+        flag = "--stored" if options.stored else "--attempt"
         raise UsageError(
-            "logs --stored: cannot be followed, because nodes store their logs at intervals",
-            hint="leave out -f or --stored",
+            f"logs {flag}: cannot be followed, because nodes store their logs at intervals",
+            hint=f"leave out -f or {flag}",
         )
     if options.raw:
         return _raw_logs(job, options)
@@ -139,6 +140,7 @@ def _logs(options: argparse.Namespace) -> int:
         options.stored,
         options.since,
         options.timestamps,
+        options.attempt,
     )
     stream(job, sys.stdout.buffer.fileno(), follow=options.follow, shown=shown)
     return 0
@@ -153,7 +155,14 @@ def _raw_logs(job: cloudjob.Job, options: argparse.Namespace) -> int:
         )
     node = int(options.node) if options.node.isdecimal() else None
     rank = int(options.rank)
-    found = job.logs(node, rank, follow=options.follow, is_exact=True, is_stored=options.stored)
+    found = job.logs(
+        node,
+        rank,
+        follow=options.follow,
+        is_exact=True,
+        is_stored=options.stored,
+        attempt=options.attempt,
+    )
     for line in found:
         sys.stdout.buffer.write(line.data)
         if options.follow:
@@ -565,6 +574,8 @@ def add_logs(parser: argparse.ArgumentParser) -> None:
     )
     text = "read the logs that the nodes have stored, not those of the platform"
     parser.add_argument("--stored", action="store_true", help=text)
+    text = "only the log of one attempt of a job with retries, from 1 on, as the nodes stored it"
+    parser.add_argument("--attempt", type=whole_number, metavar="N", help=text)
 
 
 def add_wait(parser: argparse.ArgumentParser) -> None:

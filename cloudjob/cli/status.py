@@ -87,6 +87,7 @@ def print_status(
         *(("" if index else "reason", line) for index, line in enumerate(reasons)),
         *(("" if index else "hang", line) for index, line in enumerate(_hang(status))),
         *more,
+        ("attempt", summary.attempt(status)),
         ("exit code", "" if status.exit_code is None else str(status.exit_code)),
         ("cause", status.cause or ""),
         ("backend", f"{status.backend} ({status.native_state})"),

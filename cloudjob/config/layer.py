@@ -75,7 +75,7 @@ def _keys(values: Mapping[str, Any], *location: str) -> Iterable[str]:
 
 def check(layer: Layer) -> Layer:
     """Reduce a layer to its valid values, add its errors, and resolve its paths."""
-    values = {**layer.values, **_named_secrets(layer)}
+    values = {**_with_plain_retries(layer), **_named_secrets(layer)}
     # Report errors in the order of the file, which is that of the origins.
     order = {key: number for number, key in enumerate(layer.origins)}
     values, wrong = valid_part(values)
@@ -91,6 +91,26 @@ def check(layer: Layer) -> Layer:
         values["secrets"] = dict(_places_of_secrets(layer, values["secrets"]))
     layer.values = values
     return layer
+
+
+def _with_plain_retries(layer: Layer) -> dict[str, Any]:
+    """Return the values with ``retries`` as a number, and its other keys in the section ``retry``.
+
+    ``retries: {max: 3, on: [hang]}`` is short for ``retries: 3`` and ``retry: {on: [hang]}``.
+    """
+    values = dict(layer.values)
+    retries = values.get("retries")
+    if not isinstance(retries, Mapping):
+        return values
+    del values["retries"]
+    for key, value in retries.items():
+        name = "retries" if key == "max" else f"retry.{key}"
+        layer.origins[name] = layer.origins.get(f"retries.{key}", "")
+        if key == "max":
+            values["retries"] = value
+        elif isinstance(values.setdefault("retry", {}), Mapping):
+            values["retry"] = {**values["retry"], key: value}
+    return values
 
 
 def _named_secrets(layer: Layer) -> dict[str, dict[str, str]]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cloudjob.console.text import displayable
+from cloudjob.model import summary
 from cloudjob.model.rules import VARIABLE_FIELDS
 from cloudjob.model.status import JobStatus
 from cloudjob.model.text import counted, size_text
@@ -24,6 +25,7 @@ def facts(status: JobStatus, job: Job) -> list[tuple[str, str]]:
         ("Nodes", str(status.nodes)),
         ("Ranks", str(status.nodes * status.procs_per_node)),
         ("Native state", status.native_state),
+        ("Attempt", summary.attempt(status)),
         ("Cause", status.cause),
         ("Exit code", None if status.exit_code is None else str(status.exit_code)),
         ("Submitted", clock(status.created_at)),

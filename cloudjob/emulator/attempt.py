@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from dataclasses import dataclass, field
 
+from cloudjob.backends import supervision
+from cloudjob.backends.supervision import Deed, Lead, Past, Policy
 from cloudjob.emulator import models
 from cloudjob.emulator.database import JobRow, StopRequest
 from cloudjob.emulator.job_context import JobContext
@@ -37,10 +40,8 @@ class AttemptEnd:
         """The node that failed first."""
         if self.lost:
             return min(self.lost)
-        bad = [
-            (state.ended_at, index) for index, state in enumerate(self.states) if state.exit_code
-        ]
-        return min(bad)[1] if bad else 0
+        nodes = [supervision.Node(False, state.exit_code, state.ended_at) for state in self.states]
+        return supervision.first_failed(nodes) or 0
 
 
 @dataclass(slots=True)
@@ -56,8 +57,9 @@ class Attempt:
     lost: set[int]
     _last_upload: float = field(default_factory=time.monotonic)
     _last_metric: float = field(default_factory=time.monotonic)
-    _stop_at: float = 0.0
-    _is_killed: bool = False
+    # What was done to the nodes, and when each was first seen to have ended, by our own clock.
+    _past: Past = field(default_factory=Past)
+    _ended: dict[int, float] = field(default_factory=dict)
     _is_hung: bool = False
     # When the job was last active, and the size of its logs then.
     _busy: tuple[float, int] = field(default_factory=lambda: (time.monotonic(), 0))
@@ -75,8 +77,8 @@ class Attempt:
             if all(state.exit_code is not None for state in states):
                 break
             row = self.job.existing_row()
-            is_stopped = self._stop_if_requested(row, handle) or is_stopped
-            self._follow_failure(row, handle, states)
+            is_stopped = self._is_stop_requested(row) or is_stopped
+            self._supervise(handle, states)
             self._do_periodic(row, handle)
             time.sleep(poll_s)
         pump.join(60)
@@ -104,8 +106,8 @@ class Attempt:
                     raise
                 time.sleep(1)
 
-    def _stop_if_requested(self, row: JobRow, handle: str) -> bool:
-        """End the job if it was stopped or has timed out; return whether it was."""
+    def _is_stop_requested(self, row: JobRow) -> bool:
+        """Return whether the job is to end: it was stopped, or has run as long as it may."""
         if not row.stop_request and self._is_overdue(row):
             self.job.event("Training job has run as long as auto_stop allows.", "Warning")
             self.job.service.database.change_phase(
@@ -114,8 +116,15 @@ class Attempt:
             row = self.job.existing_row()
         if not row.stop_request:
             return False
-        self._stop_nodes(handle, is_urgent=row.stop_request is StopRequest.DELETE)
+        if self._past.cancelled_at is None:
+            self._past = self._past._replace(cancelled_at=time.monotonic())
+        self._hurry(is_urgent=row.stop_request is StopRequest.DELETE)
         return True
+
+    def _hurry(self, *, is_urgent: bool) -> None:
+        """Have the nodes killed without a grace period, if it is urgent."""
+        if is_urgent and not self._past.is_urgent:
+            self._past = self._past._replace(is_urgent=True, killed_at=None)
 
     def _is_overdue(self, row: JobRow) -> bool:
         stop = row.body["spec"].get("auto_stop")
@@ -124,21 +133,25 @@ class Attempt:
         limit_s = float(stop["duration"]) * self.job.service.settings.hour_s
         return time.time() - row.start_ms / 1000 > limit_s
 
-    def _follow_failure(self, row: JobRow, handle: str, states: list[NodeState]) -> None:
-        """End the other nodes when one has failed, as the platform does."""
-        if any(state.exit_code for state in states) and not row.stop_request:
-            self._stop_nodes(handle, is_urgent=False)
-
-    def _stop_nodes(self, handle: str, *, is_urgent: bool) -> None:
-        """Send the nodes SIGTERM, and SIGKILL after the grace period."""
+    def _supervise(self, handle: str, states: list[NodeState]) -> None:
+        """End the nodes when one has failed or the job was stopped, as the platform does."""
         now = time.monotonic()
-        is_first = not self._stop_at
-        if is_first:
-            self._stop_at = now
-        is_late = now - self._stop_at > self.job.service.settings.grace_s
-        if is_first or (is_late and not self._is_killed):
-            self._is_killed = is_urgent or is_late
-            self.job.service.runtime.stop(handle, is_urgent=self._is_killed)
+        nodes = []
+        for index, state in enumerate(states):
+            is_running = state.exit_code is None
+            ended = math.inf if is_running else self._ended.setdefault(index, now)
+            nodes.append(supervision.Node(is_running, state.exit_code, ended))
+        # SIGTERM first, and SIGKILL after the grace period, whatever the reason.
+        grace_s = self.job.service.settings.grace_s
+        policy = Policy(Lead.ALL, leave_s=grace_s, cancel_s=grace_s)
+        for action in supervision.decide(nodes, policy, self._past, now):
+            is_kill = action.deed is Deed.KILL
+            self._past = (
+                self._past._replace(killed_at=now)
+                if is_kill
+                else self._past._replace(is_cancel_told=True, is_end_told=True)
+            )
+            self.job.service.runtime.stop(handle, is_urgent=is_kill)
 
     def _do_periodic(self, row: JobRow, handle: str) -> None:
         settings = self.job.service.settings
@@ -152,9 +165,9 @@ class Attempt:
             used = self.job.service.runtime.usage(handle, row.nodes)
             for index, (cpu, memory) in enumerate(used):
                 self.job.service.database.add_metric(row.id, f"worker-{index}", cpu, memory)
-            self._look_for_hang(row, handle, max(cpu for cpu, _ in used))
+            self._look_for_hang(row, max(cpu for cpu, _ in used))
 
-    def _look_for_hang(self, row: JobRow, handle: str, cpu: float) -> None:
+    def _look_for_hang(self, row: JobRow, cpu: float) -> None:
         """Stop a job with hang detection that has neither computed nor written for ``hang_s``."""
         if row.body["metadata"]["annotations"].get(models.RETRY_HANG) != "true":
             return
@@ -165,7 +178,7 @@ class Attempt:
         elif not self._is_hung and now - self._busy[0] > self.job.service.settings.hang_s:
             self._is_hung = True
             self.job.event("Training job hangs: no node computes or writes.", "Warning")
-            self.job.service.runtime.stop(handle, is_urgent=True)
+            self._hurry(is_urgent=True)
 
     def _store_logs(self, row: JobRow) -> None:
         """Store the logs of all nodes until their end."""

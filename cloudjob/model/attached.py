@@ -29,6 +29,7 @@ TAKEN: Mapping[str, tuple[str, ...]] = MappingProxyType({
     "mindspore": ("device_target", "parallel_mode", "search_mode"),
     "network": ("stall_min",),
     "hang": ("action", "after_min", "scale"),
+    "retry": ("on", "backoff_s"),
 })  # fmt: skip
 
 

@@ -22,6 +22,7 @@ from cloudjob.model.sections import (
     Notify,
     ObjectStorage,
     Process,
+    Retry,
     Slurm,
 )
 from cloudjob.model.text import MASK, given, hide, secret_texts, secret_values, secrets_masked
@@ -116,7 +117,8 @@ class JobSpec(Values):
         "Minutes allowed for the nodes to connect, and then for the ranks to start.",
         10.0, ge=0.01, le=_YEAR_MIN)
     retries: Annotated[Whole, Option("--retries", "R")] = key(
-        "How many times to start a failed job again.", 0, ge=0, le=10)
+        "How many times to start a failed job again; or a mapping with this number as max, and the "
+        "keys of retry.", 0, ge=0, le=10, json_schema_extra={"type": ["integer", "object"]})
     min_nodes: Annotated[Whole, Option("--min-nodes", "N")] = key(
         "The fewest nodes with which an elastic job (the launcher horovod-elastic) continues; 0 "
         "means 1 with that launcher, and all nodes with any other.", 0, ge=0, le=10_000)
@@ -158,6 +160,7 @@ class JobSpec(Values):
     mindspore: MindSpore = Field(default_factory=MindSpore)
     network: Network = Field(default_factory=Network)
     hang: Hang = Field(default_factory=Hang)
+    retry: Retry = Field(default_factory=Retry)
     notify: Notify = Field(default_factory=Notify)
     s3: ObjectStorage = Field(default_factory=ObjectStorage,
         description="Settings of s3:// stores.")
@@ -224,7 +227,7 @@ class Options(TypedDict, total=False):
     flavor: str
     timeout_min: float
     start_timeout_min: float
-    retries: int
+    retries: int | Mapping[str, Any]
     min_nodes: int
     grace_s: float
     store: str
@@ -244,6 +247,7 @@ class Options(TypedDict, total=False):
     mindspore: Mapping[str, Any]
     network: Mapping[str, Any]
     hang: Mapping[str, Any]
+    retry: Mapping[str, Any]
     notify: Mapping[str, Any]
     s3: Mapping[str, Any]
     obs: Mapping[str, Any]

@@ -5,8 +5,18 @@ from __future__ import annotations
 import sys
 import unicodedata
 from collections.abc import Mapping
+from enum import Enum
 from types import MappingProxyType
 from typing import NamedTuple
+
+
+class Telling(Enum):
+    """What tells a backend the kind of a failure, for ``retry.on``."""
+
+    RECORD = "the record of the head"
+    EXIT_CODE = "the exit code"
+    PLATFORM = "the platform, which knows its own faults and hangs only"
+    NOTHING = "nothing"
 
 
 class BackendKind(NamedTuple):
@@ -17,22 +27,30 @@ class BackendKind(NamedTuple):
         is_remote: Whether its jobs run on other machines.
         refreshes_keys: Whether it can give new store keys to the nodes of a running job.
         is_elastic: Whether a job can survive the loss of a node.
+        telling: What decides whether a failed job is tried again.
     """
 
     location: str
     is_remote: bool = False
     refreshes_keys: bool = False
     is_elastic: bool = False
+    telling: Telling = Telling.NOTHING
 
 
 BACKENDS: Mapping[str, BackendKind] = MappingProxyType(
     {
-        "process": BackendKind("cloudjob.backends.process.backend:ProcessBackend", is_elastic=True),
+        "process": BackendKind(
+            "cloudjob.backends.process.backend:ProcessBackend",
+            is_elastic=True,
+            telling=Telling.RECORD,
+        ),
         "docker": BackendKind(
             "cloudjob.backends.docker.backend:DockerBackend", refreshes_keys=True, is_elastic=True
         ),
         "modelarts": BackendKind(
-            "cloudjob.backends.modelarts.backend:ModelArtsBackend", is_remote=True
+            "cloudjob.backends.modelarts.backend:ModelArtsBackend",
+            is_remote=True,
+            telling=Telling.PLATFORM,
         ),
         "kubernetes": BackendKind(
             "cloudjob.backends.kubernetes.backend:KubernetesBackend",
@@ -40,7 +58,10 @@ BACKENDS: Mapping[str, BackendKind] = MappingProxyType(
             refreshes_keys=True,
         ),
         "slurm": BackendKind(
-            "cloudjob.backends.slurm.backend:SlurmBackend", is_remote=True, refreshes_keys=True
+            "cloudjob.backends.slurm.backend:SlurmBackend",
+            is_remote=True,
+            refreshes_keys=True,
+            telling=Telling.EXIT_CODE,
         ),
     }
 )

@@ -16,6 +16,7 @@ from cloudjob.model.types import (
     Labels,
     Number,
     OneOf,
+    RetryKinds,
     Text,
     Texts,
     Tree,
@@ -25,7 +26,7 @@ from cloudjob.model.types import (
     Whole,
     key,
 )
-from jobentry.contract import env, hang_actions
+from jobentry.contract import env, hang_actions, retry_kinds
 
 _DAY_MIN = 1440
 # No platform runs a job for a year.
@@ -261,6 +262,19 @@ class Hang(Values):
     scale: Number = key(
         "A factor for the times after which a job counts as hung; 0.5 halves them.", 1.0, ge=0.01,
         le=100)
+
+
+class Retry(Values):
+    """After which failures a job is started again, and when."""
+
+    on: RetryKinds = key(
+        "The kinds of failures after which a job is started again: user is an exception of the "
+        "script (exit code 1 or 2), exit another exit code of it, crash a signal, platform a lost "
+        "node, network a store or node that cannot be reached, hang a hang, preempted a stop from "
+        "outside, entry a failure of cloudjob itself.", retry_kinds.DEFAULT)
+    backoff_s: Number = key(
+        "Seconds before the second attempt; the pause doubles each time, up to 10 minutes.", 0.0,
+        ge=0, le=3600)
 
 
 class Notify(Values):

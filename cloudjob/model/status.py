@@ -107,12 +107,28 @@ class Hang:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """Which attempt of a job with retries this is, or was the last.
+
+    Args:
+        number: From 1 on.
+        most: How many there may be.
+        previous_cause: The kind of failure that ended the one before; empty for the first.
+    """
+
+    number: int
+    most: int
+    previous_cause: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobStatus:
     """Everything known about one job; times are RFC 3339 UTC, and None before the event.
 
     Args:
         native_state: The platform's own name of the state, also if ``state`` is UNKNOWN.
         cause: What ended the job; None until it has failed.
+        attempt: None for a job without retries, and on platforms that do not count attempts.
         absence: Why the job is not on its platform; None if it is, or may be.
     """
 
@@ -133,6 +149,7 @@ class JobStatus:
     phases: tuple[Phase, ...] = ()
     absence: Absence | None = None
     hang: Hang | None = None
+    attempt: Attempt | None = None
 
     @property
     def is_gone(self) -> bool:
@@ -180,6 +197,7 @@ def to_json(status: JobStatus) -> dict[str, Any]:
         "details": list(status.hang.details),
     }
     values["code"] = status.code and _values(status.code)
+    values["attempt"] = status.attempt and _values(status.attempt)
     if status.failure is not None:
         failure = status.failure._asdict()
         lists = {name: list(failure[name]) for name in _LINES}
@@ -187,7 +205,7 @@ def to_json(status: JobStatus) -> dict[str, Any]:
     return values
 
 
-def _values(value: JobStatus | Code | Phase | Hang) -> dict[str, Any]:
+def _values(value: JobStatus | Code | Phase | Hang | Attempt) -> dict[str, Any]:
     """Return the fields of a value; ``asdict`` takes ten times as long, a second for a list."""
     return {name: getattr(value, name) for name in value.__slots__}
 
@@ -195,11 +213,13 @@ def _values(value: JobStatus | Code | Phase | Hang) -> dict[str, Any]:
 def from_json(values: dict[str, Any]) -> JobStatus:
     """Return the status from the values that ``to_json`` returned."""
     failure, code, hang = values["failure"], values["code"], values.get("hang")
+    attempt = values.get("attempt")
     changed = {
         "state": JobState(values["state"]),
         "cause": None if values["cause"] is None else Cause(values["cause"]),
         "failure": failure and _failure(failure),
         "code": code and Code(**code),
+        "attempt": attempt and Attempt(**attempt),
         "phases": tuple(Phase(**phase) for phase in values["phases"]),
         "hang": hang
         and Hang(**{**hang, "ranks": tuple(hang["ranks"]), "details": tuple(hang["details"])}),

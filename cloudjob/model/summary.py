@@ -57,6 +57,15 @@ def reason(status: JobStatus) -> str:
     return f"{failure.message} ({where})" if where else failure.message
 
 
+def attempt(status: JobStatus) -> str:
+    """Return which attempt of a job with retries this is; empty for a job without retries."""
+    if status.attempt is None:
+        return ""
+    before = status.attempt.previous_cause
+    text = f"{status.attempt.number} of {status.attempt.most}"
+    return f"{text}; the one before failed (cause: {before})" if before else text
+
+
 def place(failure: Failure) -> str:
     """Return which rank of which node failed; empty if the message begins with it."""
     parts = (

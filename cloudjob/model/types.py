@@ -38,6 +38,7 @@ from cloudjob.model.rules import (
     VARIABLE_RULE,
 )
 from cloudjob.model.text import MASK, given, nearest
+from jobentry.contract.retry_kinds import WORDS
 from jobentry.contract.stores import SCHEMES, STORE_SCHEMES
 
 
@@ -248,13 +249,21 @@ EVENTS = ("end", "failure", "hang")
 
 
 def _check_events(events: tuple[str, ...]) -> tuple[str, ...]:
-    for event in events:
-        if event not in EVENTS:
+    return _check_words(events, EVENTS, "an event")
+
+
+def _check_kinds(kinds: tuple[str, ...]) -> tuple[str, ...]:
+    return _check_words(kinds, WORDS, "a kind of failure")
+
+
+def _check_words(words: tuple[str, ...], allowed: tuple[str, ...], what: str) -> tuple[str, ...]:
+    for word in words:
+        if word not in allowed:
             raise ValueError(
-                f"lists a word that is not an event{nearest(event, EVENTS)}"
-                f" (given {given(event)}; allowed {', '.join(EVENTS)})"
+                f"lists a word that is not {what}{nearest(word, allowed)}"
+                f" (given {given(word)}; allowed {', '.join(allowed)})"
             )
-    return events
+    return words
 
 
 def _check_webhook(text: str) -> str:
@@ -290,6 +299,7 @@ Ranks = Annotated[
 Text = Annotated[str, AfterValidator(check_text), WithJsonSchema(_TEXT)]
 Texts = tuple[Text, ...]
 Events = Annotated[Texts, AfterValidator(_check_events)]
+RetryKinds = Annotated[Texts, AfterValidator(_check_kinds)]
 Webhook = Annotated[
     Text,
     AfterValidator(_check_webhook),

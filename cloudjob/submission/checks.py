@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 
 from cloudjob.backends.base import Check
 from cloudjob.errors import NotReady
 from cloudjob.model.job import JobSpec
 from cloudjob.model.progress import OnProgress, Progress
-from cloudjob.model.rules import BACKENDS
+from cloudjob.model.rules import BACKENDS, Telling
 from cloudjob.model.summary import span
 from cloudjob.model.text import one_line, secret_texts, secrets_masked
 from cloudjob.model.times import local, rfc3339
 from cloudjob.submission import nested_launchers, script_options, script_python
 from cloudjob.submission.script_check import Script
+from jobentry.contract import retry_kinds
 
 # If a job has no time limit, keys that are valid for longer than this pass the check.
 _LONG_S = 24 * 3600.0
@@ -55,7 +56,35 @@ def script_checks(spec: JobSpec, script: Script) -> Iterator[Check]:
         what = f"nothing passes the options --rank and --world_size of {one_line(spec.script)}"
         yield Check("script", False, what, preset_hint, is_needed=False)
     yield from script_python.checks(spec, script.files)
+    yield from retry_checks(spec)
     yield from secret_checks(spec)
+
+
+def retry_checks(spec: JobSpec) -> Iterator[Check]:
+    """Yield a check that fails if the platform repeats failures after which no repeat is wanted."""
+    repeated = _repeated(spec)
+    left_out = [kind for kind in retry_kinds.WORDS if kind not in spec.retry.on]
+    wrong = [kind for kind in left_out if kind in repeated]
+    if spec.retries and wrong:
+        found = (
+            f"{spec.backend} cannot tell {', '.join(wrong)} from other failures, and tries again"
+        )
+        hint = ""
+        if BACKENDS[spec.backend].telling is Telling.PLATFORM:
+            hint = "`retries: {on: [platform, hang]}` starts only after the platform's own faults"
+        yield Check("retries", False, f"{found} after these, too", hint, is_needed=False)
+
+
+def _repeated(spec: JobSpec) -> Container[str]:
+    """Return the kinds of failures that a backend repeats although they are not named."""
+    telling = BACKENDS[spec.backend].telling
+    if telling is Telling.RECORD:
+        return ()
+    if telling is Telling.EXIT_CODE:
+        return [kind for kind in retry_kinds.WORDS if kind not in ("user", "hang")]
+    if telling is Telling.PLATFORM and retry_kinds.OF_PLATFORM.issuperset(spec.retry.on):
+        return ("platform", "preempted")
+    return retry_kinds.WORDS
 
 
 def secret_checks(spec: JobSpec) -> Iterator[Check]:
@@ -87,7 +116,9 @@ def key_checks(spec: JobSpec, end_at: float, now: float | None = None) -> Iterat
     if left_s <= 0:
         yield Check("keys", False, f"the store's keys expired at {when}", hint="log in again")
         return
-    limit_s = 60.0 * spec.timeout_min * (spec.retries + 1)
+    # Elsewhere the limit is that of each attempt.
+    is_total = BACKENDS[spec.backend].telling is Telling.RECORD
+    limit_s = 60.0 * spec.timeout_min * (1 if is_total else spec.retries + 1)
     if limit_s and limit_s > left_s:
         may = f"the job may run for {span(int(limit_s))}"
     elif not limit_s and left_s < _LONG_S:

@@ -298,13 +298,14 @@ class Job:
 
     # -- log --------------------------------------------------------------------------------------
 
-    def pieces(
+    def pieces(  # noqa: PLR0913 (each is a choice of a reader)
         self,
         node: int | None = None,
         *,
         follow: bool,
         is_exact: bool = False,
         is_stored: bool = False,
+        attempt: int | None = None,
         is_timed: bool = False,
         on_journal: OnJournal | None = None,
     ) -> Iterator[LogPiece]:
@@ -315,11 +316,12 @@ class Job:
         Args:
             is_exact: Show secrets; else they are ``***``.
             is_stored: Read the logs in the store, not those of the platform.
+            attempt: Only that of one attempt, from 1 on, which is read from the store.
             is_timed: Add times to the pieces, which makes them smaller.
             on_journal: Called with the journal lines of each node, which the log leaves out.
         """
-        if is_stored:
-            found = log.read_stored(self._access, node)
+        if is_stored or attempt is not None:
+            found = log.read_stored(self._access, node, attempt)
         else:
             found = log.read(self._access, node, follow=follow)
         return log.pieces(found, is_exact=is_exact, is_timed=is_timed, on_journal=on_journal)
@@ -332,6 +334,7 @@ class Job:
         follow: bool = False,
         is_exact: bool = False,
         is_stored: bool = False,
+        attempt: int | None = None,
     ) -> Iterator[LogLine]:
         """Yield the log line by line, of one node or rank if given.
 
@@ -341,8 +344,14 @@ class Job:
             follow: Wait for new lines until the job has ended.
             is_exact: Yield the exact output of the ranks; else secrets are ``***``.
             is_stored: Read the logs in the job's store, not those of its platform.
+            attempt: Only that of one attempt of a job with retries, from 1 on.
+
+        Raises:
+            UsageError: The job had no such attempt.
         """
-        found = self.pieces(node, follow=follow, is_exact=is_exact, is_stored=is_stored)
+        found = self.pieces(
+            node, follow=follow, is_exact=is_exact, is_stored=is_stored, attempt=attempt
+        )
         return (line for line in log.lines_of(found) if rank is None or line.rank == rank)
 
     # -- journals, metrics and resources ----------------------------------------------------------

@@ -151,15 +151,21 @@ def read(access: JobAccess, node: int | None, *, follow: bool) -> Iterator[Piece
         raise failure
 
 
-def read_stored(access: JobAccess, node: int | None) -> Iterator[Piece]:
+def read_stored(access: JobAccess, node: int | None, attempt: int | None = None) -> Iterator[Piece]:
     """Yield the stored log of one node or of all nodes.
 
+    Args:
+        attempt: The number of an attempt, from 1 on; None for all.
+
     Raises:
-        UsageError: No log is stored.
+        UsageError: No log is stored, or the job had no such attempt.
         StoreError: The store cannot be read.
     """
     job = access.record.job
-    chunks = _chunks(access.store, job, _nodes(access, node))
+    chunks = _chunks(access.store, job, _nodes(access, None))
+    if attempt is not None and chunks:
+        chunks = of_attempt(chunks, attempt)
+    chunks = [chunk for chunk in chunks if node in (None, chunk.node)]
     if not chunks:
         raise UsageError(
             f"reading the stored log of {job}: its nodes have stored none",
@@ -178,6 +184,33 @@ def _chunks(store: ObjectStore, job: str, nodes: Collection[int]) -> list[Chunk]
     keys = store.list(folder + stored_log.PREFIX)
     chunks = (stored_log.read_name(key.removeprefix(folder)) for key in keys)
     return sorted(chunk for chunk in chunks if chunk and chunk.node in nodes)
+
+
+def of_attempt(chunks: Collection[Chunk], attempt: int) -> list[Chunk]:
+    """Return the chunks of one attempt of a job.
+
+    Each node notes only when its own entry started, by its own clock, so the starts of the node
+    with the most attempts count, and each log belongs to the nearest of them.
+
+    Raises:
+        UsageError: The job had no such attempt.
+    """
+    starts: defaultdict[int, list[int]] = defaultdict(list)
+    for chunk in sorted(chunks):
+        if chunk.attempt_ms not in starts[chunk.node]:
+            starts[chunk.node].append(chunk.attempt_ms)
+    begun = max(starts.values(), key=len)
+    if not 1 <= attempt <= len(begun):
+        raise UsageError(
+            f"reading the log of attempt {attempt}: the nodes have stored logs of {len(begun)}",
+            hint=f"--attempt 1 to {len(begun)}; without it, you get all of them",
+        )
+    start = begun[attempt - 1]
+    return [
+        chunk
+        for chunk in chunks
+        if min(begun, key=lambda each: abs(each - chunk.attempt_ms)) == start
+    ]
 
 
 def _read_chunks(store: ObjectStore, job: str, chunks: Collection[Chunk]) -> Iterator[Piece]:

@@ -35,6 +35,7 @@ class LogFilter(NamedTuple):
         since: ``2h``, ``3d``, a date, or a date and a time: only lines that were written then or
             later, by the clocks of the nodes and accurate to seconds.
         is_timed: Add times to the pieces.
+        attempt: Only the log of one attempt, from 1 on; None for all.
     """
 
     nodes: str = ""
@@ -44,6 +45,7 @@ class LogFilter(NamedTuple):
     is_stored: bool = False
     since: str = ""
     is_timed: bool = False
+    attempt: int | None = None
 
     def pieces(
         self, job: Job, *, follow: bool, on_journal: OnJournal | None = None
@@ -58,7 +60,9 @@ class LogFilter(NamedTuple):
         """
         since = times.seconds_of(parse_time(self.since)) if self.since else 0.0
         is_timed = self.is_timed or bool(since)
-        read = partial(job.pieces, is_stored=self.is_stored, is_timed=is_timed)
+        read = partial(
+            job.pieces, is_stored=self.is_stored, attempt=self.attempt, is_timed=is_timed
+        )
         node = int(self.nodes) if self.nodes.isdecimal() else None
         skipped: dict[int, int] = {}
         if self.tail is not None and follow:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from cloudjob.backends.native import Absent, Ended, NativeStatus, Stop, Waiting
+from cloudjob.backends.native import Absent, Ended, NativeStatus, Running, Stop, Waiting
 from cloudjob.home.records import JobRecord
 from cloudjob.model import status as statuses
 from cloudjob.model import times
@@ -37,6 +37,7 @@ def as_status(record: JobRecord, native: NativeStatus) -> JobStatus:
         started_at=None if isinstance(native, (Waiting, Absent)) else native.started_at,
         ended_at=ended.ended_at if ended else None,
         exit_code=ended.exit_code if ended else None,
+        attempt=native.attempt if isinstance(native, (Running, Ended)) else None,
         absence=native.why if isinstance(native, Absent) else None,
         code=Code(
             uri=record.code_uri,

@@ -414,13 +414,23 @@ def test_retries_start_the_whole_job_again(cloud):
     cloud.write(
         "train.py",
         PRELUDE + "if not os.path.exists(results + '/once'):\n"
-        "    write_result('once')\n    sys.exit(3)\nwrite_result(f'again-{rank}')\n",
+        "    write_result('once')\n    sys.exit(3)\n"
+        "write_result(f'again-{rank}', os.environ['CLOUDJOB_ATTEMPT'])\n",
     )
     done = cloud.submit("--nodes", "2", "--retries", "1", "train.py")
 
     assert done.code == 0, done
     assert cloud.status(done.job)["state"] == "SUCCEEDED"
-    assert "attempt 2 of 2 begins" in done.err
+    assert "attempt 1 of 2 failed (exit code 3); attempt 2 of 2 begins" in done.err
+    assert (cloud.results / "again-1").read_text() == "2"
+
+
+def test_an_exception_is_not_retried(cloud):
+    cloud.write("train.py", PRELUDE + "print('once', flush=True)\nraise ValueError('always')\n")
+    done = cloud.submit("--retries", "2", "train.py")
+
+    assert (done.code, done.out.count(b"once")) == (1, 1), done
+    assert "attempt 1 of 3 failed (exit code 1); the job is not tried again" in done.err
 
 
 def test_a_refused_job_leaves_nothing(cloud):

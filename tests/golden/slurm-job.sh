@@ -10,6 +10,7 @@
 # cloudjob's job train-2k83xnf2: 2 nodes x 4 ranks
 nodes=2
 retries=0
+final='1 2 124'
 requeue=0
 warn_s=40
 due_s=105

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudjob.backends import follow as following
-from cloudjob.backends import handles
+from cloudjob.backends import handles, supervision
 from cloudjob.backends.base import RETRY_S, Backend, Check, Devices
 from cloudjob.backends.delivery import BOOT
 from cloudjob.backends.docker import delivery, engine, logs
@@ -38,13 +38,14 @@ from cloudjob.backends.docker.state import (
     dump,
     ended_status,
     load,
+    seen_nodes,
     unended_status,
     with_failed_node,
 )
 from cloudjob.backends.native import Ended, NativeStatus
+from cloudjob.backends.supervision import Action, Deed, Lead, Past, Policy
 from cloudjob.errors import BackendError, JobNotFound, Unreachable
 from cloudjob.home import locks, writing
-from cloudjob.model import times
 from cloudjob.model.submission import Submission
 from cloudjob.retries import OutageLimit
 from jobentry.contract.exits import Failure
@@ -55,9 +56,8 @@ if TYPE_CHECKING:
 _SCHEME = "docker"
 # Seconds that workers have to end by themselves after the head has ended.
 _LEAVE_S = 30.0
-# Seconds that the head has to end, outputs included, after a worker has failed. It notices by
-# itself or reads our report, but not while it stages code and inputs.
-_LOST_S = 10.0
+# Seconds that the head has to end after a worker has failed.
+_LOST_S = 60.0
 # Seconds between two checks of a job while its log is followed.
 _SUPERVISE_S = 1.0
 # Seconds that the engine may take to remove the containers of a job, and between two looks at them.
@@ -174,9 +174,12 @@ class DockerBackend(Backend[DockerRequest]):
         found = self._containers(job)
         if not found:
             return self._save_removed(job)
-        if self._has_ended(found) or (not is_sending and any(item.is_new for item in found)):
+        if not is_sending and any(item.is_new for item in found):
             return self._save(job)
-        self._supervise(found, folder)
+        actions = self._actions(found, folder)
+        if _has_ended(found, actions):
+            return self._save(job)
+        self._act(actions, found, folder)
         return unended_status(found)
 
     def logs(self, handle: str, node: int | None, *, follow: bool) -> Iterator[tuple[int, bytes]]:
@@ -314,16 +317,6 @@ class DockerBackend(Backend[DockerRequest]):
 
     # -- the end ------------------------------------------------------------------------------
 
-    def _has_ended(self, found: list[Container]) -> bool:
-        if not any(item.is_alive for item in found):
-            return True
-        head = next((item for item in found if item.node == 0), None)
-        if head is None or head.is_alive:
-            return False
-        # The head has ended, so the job has; a worker that stays longer than this hangs.
-        ended = self._inspected([head])[0].ended_at
-        return bool(ended) and time.time() - times.seconds_of(ended) > _LEAVE_S
-
     def _supervised(
         self, job: str, pieces: Iterator[tuple[int, bytes]]
     ) -> Iterator[tuple[int, bytes]]:
@@ -334,7 +327,8 @@ class DockerBackend(Backend[DockerRequest]):
             yield piece
             if time.monotonic() >= supervise_at:
                 try:
-                    self._supervise(self._containers(job), self._home / job)
+                    found = self._containers(job)
+                    self._act(self._actions(found, self._home / job), found, self._home / job)
                     outage.reset()
                 except Unreachable as error:
                     outage.pause(error)
@@ -344,41 +338,27 @@ class DockerBackend(Backend[DockerRequest]):
                         raise
                 supervise_at = time.monotonic() + _SUPERVISE_S
 
-    def _supervise(self, found: list[Container], folder: Path) -> None:
-        """End the nodes of a job that do not end by themselves."""
-        if found and self._has_ended(found):
-            self._kill([item for item in found if item.is_alive], "SIGKILL")
-        elif found:
-            self._end_overdue_nodes(found, folder)
-            self._end_waiting_nodes(found, folder)
+    def _actions(self, found: list[Container], folder: Path) -> tuple[Action, ...]:
+        """Return what is to be done to the nodes of a job, from its containers."""
+        if not any(item.is_alive for item in found):
+            return ()
+        over = self._inspected(item for item in found if not item.is_alive)
+        nodes = seen_nodes([*over, *(item for item in found if item.is_alive)], self._reported)
+        return supervision.decide(nodes, _policy(found[0]), _past(folder), time.time())
 
-    def _end_overdue_nodes(self, found: list[Container], folder: Path) -> None:
-        """End the nodes of a cancelled job that outlive its grace period by far."""
-        with contextlib.suppress(FileNotFoundError):
-            waited_s = time.time() - (folder / _CANCELLED).stat().st_mtime
-            alive = [item for item in found if item.is_alive]
-            grace_s = float(alive[0].labels.get(GRACE_LABEL, "0"))
-            if waited_s > grace_s + RETRY_S:
-                self._kill(alive, "SIGKILL")
-
-    def _end_waiting_nodes(self, found: list[Container], folder: Path) -> None:
-        """Ask nodes to end if they wait for one that ended before it could join."""
-        head, over = found[0], [item for item in found if not item.is_alive]
-        if head.node == 0 and not head.is_alive:
-            # A worker that the head has reached ends by itself and ignores signals by now.
-            self._kill([item for item in found if item.is_alive], "SIGTERM")
-        elif ELASTIC_LABEL in head.labels:
-            # The head decides how few nodes are enough, and how long it waits for one to return.
-            return
-        elif over and not (folder / _END_REQUESTED).exists():
-            bad = [item for item in self._inspected(over) if item.exit_code]
-            if not (folder / _CANCELLED).exists():
-                self._report(head, bad)
-            ends = [item.ended_at for item in bad]
-            if ends and time.time() - times.seconds_of(min(ends)) > _LOST_S:
+    def _act(self, actions: Iterable[Action], found: list[Container], folder: Path) -> None:
+        """Carry out what the rules of supervision demand."""
+        for deed, numbers in actions:
+            chosen = [item for item in found if item.node in numbers]
+            if deed is Deed.REPORT:
+                for head in (item for item in found if item.node == 0):
+                    self._report(head, self._inspected(chosen))
+                continue
+            if deed is Deed.ASK_HEAD:
                 with _writing_to(folder):
                     (folder / _END_REQUESTED).touch()
-                self._kill([head], "SIGTERM")
+            # A worker that the head has reached ends by itself and ignores SIGTERM by now.
+            self._kill(chosen, "SIGKILL" if deed is Deed.KILL else "SIGTERM")
 
     def _report(self, head: Container, ended: list[Container]) -> None:
         """Report to the head which nodes have failed: it may still wait for them."""
@@ -388,7 +368,7 @@ class DockerBackend(Backend[DockerRequest]):
             self._client.put_archive(head.id, requests.DELIVERED, report)
             self._reported.add(item.id)
 
-        engine.for_each_existing((item for item in ended if item.id not in self._reported), put)
+        engine.for_each_existing(ended, put)
 
     def _save(self, job: str) -> Ended:
         """Save the logs and state of an ended job, then free its resources in the engine."""
@@ -462,7 +442,7 @@ class DockerBackend(Backend[DockerRequest]):
             found = self._client.containers(all=True, filters={"label": f"{JOB_LABEL}={job}"})
         return sorted((container(item) for item in found), key=lambda item: item.node)
 
-    def _inspected(self, found: list[Container]) -> list[Container]:
+    def _inspected(self, found: Iterable[Container]) -> list[Container]:
         def inspect(item: Container) -> Container:
             with engine.translate_errors(f"inspecting node {item.node}"):
                 return item.inspected(self._client.inspect_container(item.id))
@@ -486,6 +466,32 @@ class DockerBackend(Backend[DockerRequest]):
                 if not path.exists():
                     _write(path, os.urandom(8).hex().encode("ascii"))
         return path.read_text(encoding="ascii")
+
+
+# -- what the rules of supervision get -------------------------------------------------------------
+
+
+def _policy(item: Container) -> Policy:
+    """Return how long the nodes of a job may take, from the labels of one of its containers."""
+    cancel_s = float(item.labels.get(GRACE_LABEL, "0")) + RETRY_S
+    return Policy(Lead.HEAD, _LEAVE_S, cancel_s, _LOST_S, ELASTIC_LABEL in item.labels)
+
+
+def _past(folder: Path) -> Past:
+    """Return what any process of this machine has done to a job, from the files in its folder."""
+    cancelled_at = None
+    with contextlib.suppress(FileNotFoundError):
+        cancelled_at = (folder / _CANCELLED).stat().st_mtime
+    # Who cancels a job tells its nodes.
+    return Past(cancelled_at, is_cancel_told=True, is_head_asked=(folder / _END_REQUESTED).exists())
+
+
+def _has_ended(found: list[Container], actions: tuple[Action, ...]) -> bool:
+    """Whether a job is over: all of its nodes are, or those that stay after its head hang."""
+    head = next((item for item in found if item.node == 0), None)
+    is_led = head is not None and head.is_alive
+    hangs = any(action.deed is Deed.KILL for action in actions) and head is not None and not is_led
+    return hangs or not any(item.is_alive for item in found)
 
 
 # -- what is saved here ----------------------------------------------------------------------------

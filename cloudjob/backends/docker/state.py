@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import signal
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from cloudjob.backends import supervision
 from cloudjob.backends.docker.request import MEMORY_LABEL, NODE_LABEL
 from cloudjob.backends.native import CAUSES, Ended, NativeStatus, Stop, unended
 from cloudjob.model import times
@@ -84,6 +86,31 @@ def container(found: Mapping[str, Any]) -> Container:
     )
 
 
+def seen_nodes(
+    found: Sequence[Container], reported: Collection[str] = ()
+) -> list[supervision.Node]:
+    """Return the nodes of a job, by their numbers, as the rules of supervision see them.
+
+    Args:
+        found: The containers; those that are over are inspected.
+        reported: The ids of those whose end was reported to the head.
+    """
+    by_node = {item.node: item for item in found}
+    # A container that is not there may not be created yet.
+    missing = supervision.Node()
+    return [
+        _seen(by_node[index], reported) if index in by_node else missing
+        for index in range(max(by_node, default=-1) + 1)
+    ]
+
+
+def _seen(item: Container, reported: Collection[str]) -> supervision.Node:
+    if item.is_alive:
+        return supervision.Node()
+    ended_at = times.seconds_of(item.ended_at) or math.inf
+    return supervision.Node(False, item.exit_code, ended_at, item.id in reported)
+
+
 def unended_status(found: list[Container]) -> NativeStatus:
     """Return the status of a job that has not ended, from its containers; there is one at least."""
     item = _head(found) or found[0]
@@ -153,10 +180,10 @@ def all_removed(*, is_cancelled: bool) -> Ended:
 
 def with_failed_node(status: Ended, found: list[Container]) -> Ended:
     """Return the status of a job whose head we ended because a worker failed: that worker's."""
-    bad = [item for item in found if item.node and item.exit_code]
-    if not bad or status.cause is Cause.NONE:
+    index = supervision.first_failed(seen_nodes(found))
+    if index is None or status.cause is Cause.NONE:
         return status
-    first = min(bad, key=lambda item: item.ended_at)
+    first = next(item for item in found if item.node == index)
     failure = Failure(first.node, exit_code=first.exit_code, message=_with_code(first))
     return replace(status, failure=failure, stop=Stop.PLATFORM)
 

@@ -21,7 +21,7 @@ from cloudjob.model import submission as submissions
 from cloudjob.model.rules import MAX_ARG_BYTES
 from cloudjob.model.submission import Submission
 from cloudjob.model.text import given, masked
-from jobentry.contract import env, names, variables
+from jobentry.contract import env, names, retry_kinds, variables
 from jobentry.contract.paths import JobPaths
 
 if TYPE_CHECKING:
@@ -149,11 +149,13 @@ def folder_url(uri: str) -> str:
 def _metadata(submission: Submission, options: ModelArts) -> dict[str, Any]:
     spec = submission.spec
     annotations = dict(options.annotations)
+    is_for_platform = retry_kinds.OF_PLATFORM.issuperset(spec.retry.on)
     if spec.retries:
         annotations["fault-tolerance/job-retry-num"] = str(spec.retries)
-        # Without it the service retries only after faults of the platform.
-        annotations["fault-tolerance/job-unconditional-retry"] = "true"
-    if options.hang_retry:
+        if not is_for_platform:
+            # Without it the service retries only after faults of the platform.
+            annotations["fault-tolerance/job-unconditional-retry"] = "true"
+    if options.hang_retry or (spec.retries and is_for_platform and "hang" in spec.retry.on):
         annotations["fault-tolerance/hang-retry"] = "true"
     # The name is cloudjob's own id, which is unique, so the job can be found by it.
     metadata: dict[str, Any] = {"name": submission.job}

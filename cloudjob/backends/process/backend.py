@@ -223,7 +223,7 @@ class ProcessBackend(Backend[ProcessRequest]):
             native = "running"
             if not running.is_local(self._home, job):
                 native = f"runs on {running.name_of_host(self._home, job)}"
-            return Running(native, started_at)
+            return Running(native, started_at, state.attempt_of(found))
         with contextlib.suppress(OSError):
             running.sweep_job(self._home, job)
         return state.lost_status(folder, found, state.LOST)

@@ -13,9 +13,12 @@ import os
 import select
 import signal
 import time
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
-from cloudjob.backends.process import STATE
+from cloudjob.backends import attempts, supervision
+from cloudjob.backends.attempts import Attempt, Rules
+from cloudjob.backends.process import STATE, node_logs
 from cloudjob.backends.process.keeper import (
     SIGNALS,
     Keeper,
@@ -25,7 +28,8 @@ from cloudjob.backends.process.keeper import (
     reaped,
     signal_descriptor,
 )
-from jobentry.contract import node_end
+from cloudjob.backends.supervision import Deed, Lead, Past, Policy
+from jobentry.contract import exits, names, node_end, paths
 from jobentry.system.trees import remove_tree
 
 # The signals that the controller handles; they are blocked until it can handle them.
@@ -33,15 +37,26 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGCHLD)
 _POLL_S = 0.05
 # Seconds that workers have to end by themselves after the head has ended.
 LEAVE_S = 5.0
-# Seconds that a head has to end, outputs included, after a worker has failed. It notices by
-# itself or reads our report, but not while it stages code and inputs.
+# Seconds that a head has to end after a worker has failed.
 LOST_S = 60.0
 # Seconds that the nodes of a cancelled job have after the grace period to store outputs and end.
 OVERDUE_S = 15.0
+# Seconds after which a look is taken, whatever happens: a report may have failed for want of room.
+_LOOK_S = 5.0
+# Seconds for which orphans are ended, as long as there are other ones each LEAVE_S.
+_ORPHANS_S = 60.0
+# Seconds that an attempt has at least, although the time limit of the job is nearly over.
+_SHORTEST_S = 0.1
 # Seconds for which a controller tries to write the last state of the job.
 _WRITE_S = 60.0
 # Bytes that a node may add to the state: its times, its process and its exit code.
 _NODE_BYTES = 128
+# What is noted when a deed was done.
+_NOTES = {
+    Deed.CANCEL: "is_cancel_told",
+    Deed.END: "is_end_told",
+    Deed.ASK_HEAD: "is_head_asked",
+}
 
 
 @dataclass(slots=True)
@@ -51,10 +66,18 @@ class _Node:
     started_at: float = 0.0
     ended_at: float = 0.0
     exit_code: int | None = None
+    # The end on the monotonic clock.
+    ended_s: float = float("inf")
+    is_reported: bool = False
 
     @property
     def is_running(self) -> bool:
         return self.process != 0 and self.exit_code is None
+
+    @property
+    def seen(self) -> supervision.Node:
+        """What the rules of supervision see of it."""
+        return supervision.Node(self.is_running, self.exit_code, self.ended_s, self.is_reported)
 
 
 @dataclass(slots=True)
@@ -71,21 +94,36 @@ class Controller:
     running: str
     hosts: str
     argv: list[str]
-    retries: int
+    rules: Rules
     grace_s: float
     nodes: list[_Node]
     is_led: bool = True
     keeps_homes: bool = False
     is_elastic: bool = False
     lock: int | None = None
-    is_cancelled: bool = False
     started_at: float = field(default_factory=time.time)
-    _has_asked_head: bool = False
-    # When a cancelled job is killed, even if parts of it hang.
-    _overdue_at: float = float("inf")
+    # The attempts that have failed, and the sizes of the logs when the present one began.
+    _failed: list[Attempt] = field(default_factory=list)
+    _log_sizes: Sequence[int] = ()
+    _attempt: int = 1
+    _begun_s: float = field(default_factory=time.monotonic)
+    # What was done to the nodes, by the monotonic clock.
+    _past: Past = field(default_factory=Past)
     _message: str = ""
     # The descriptor from which the number of each signal can be read.
     _wake: int = -1
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether somebody has cancelled the job."""
+        return self._past.cancelled_at is not None
+
+    @property
+    def _policy(self) -> Policy:
+        """How long the nodes may take; equal nodes have their grace period to end."""
+        lead = Lead.HEAD if self.is_led else Lead.ALL
+        leave_s = LEAVE_S if self.is_led else max(LEAVE_S, self.grace_s)
+        return Policy(lead, leave_s, self.grace_s + OVERDUE_S, LOST_S, self.is_elastic)
 
     @property
     def _reserve(self) -> str:
@@ -100,32 +138,109 @@ class Controller:
             code = self._attempts()
         except Exception as error:  # noqa: BLE001 (only the controller can report it)
             self._message = f"running the job: {error}"
-            self._signal_nodes(signal.SIGKILL)
+            _signal(self.nodes, signal.SIGKILL)
             code = 125
         self._kill_all_orphans()
         self._finish(code)
 
     def _attempts(self) -> int:
         """Run the job, with its retries; return its exit code."""
-        code = 1
-        for attempt in range(1 if self.is_elastic else self.retries + 1):
-            self._start(attempt)
+        while True:
+            self._start()
             code = self._watch()
-            if code == 0 or self.is_cancelled:
-                break
+            if code == 0 or self.is_cancelled or not self._has_attempts:
+                return code
             self._kill_all_orphans()
-        return code
+            if not self._begin_again():
+                return code
 
-    def _start(self, attempt: int) -> None:
-        if attempt:
-            self._log(f"the job failed; attempt {attempt + 1} of {self.retries + 1} begins")
+    @property
+    def _has_attempts(self) -> bool:
+        """Whether the job as a whole may start again; an elastic one restarts its workers."""
+        return self.rules.max_retries > 0 and not self.is_elastic
+
+    def _start(self) -> None:
+        self._attempt = len(self._failed) + 1
+        if self._has_attempts:
+            self._log_sizes = node_logs.sizes(self._logs)
         for node in self.nodes:
             self._prepare(node)
+        self._past = Past(
+            cancelled_at=self._past.cancelled_at,
+            is_urgent=self._past.is_urgent,
+            restarts_left=self.rules.max_retries if self.is_elastic else 0,
+        )
         for node in self.nodes:
             node.process = self._fork(node)
         self._update_state()
-        if self.is_cancelled:
-            self._signal_nodes(signal.SIGTERM)
+
+    # -- one attempt after another ------------------------------------------------------------
+
+    def _begin_again(self) -> bool:
+        """Say what follows from the end of an attempt, and wait until the next one begins.
+
+        Returns:
+            Whether there is another one; a cancel during the wait prevents it.
+        """
+        self._failed.append(self._failed_attempt())
+        decision = attempts.decide(self._failed, self.rules, self._left_s)
+        self._log(attempts.explain(self._failed, self.rules, decision))
+        if not decision.is_again:
+            return False
+        self._keep_record()
+        self._update_state()
+        end_s = time.monotonic() + decision.pause_s
+        while not self.is_cancelled and time.monotonic() < end_s:
+            self._handle_signals(end_s - time.monotonic())
+            self._reap()
+        return not self.is_cancelled
+
+    def _failed_attempt(self) -> Attempt:
+        # A head that we have asked to end says that it was cancelled, and knows nothing else.
+        record = None if self._past.is_head_asked else node_logs.record(self._record)
+        outcome = record.outcome if record else None
+        failure = (outcome.failure if outcome else None) or exits.Failure()
+        came = attempts.progress_of(node_logs.new_lines(self._logs, self._log_sizes))
+        return Attempt(attempts.kind_of(outcome), failure, came)
+
+    @property
+    def _logs(self) -> list[str]:
+        return [node.request.log for node in self.nodes]
+
+    @property
+    def _record(self) -> str:
+        """The file in which the head leaves its record, for us."""
+        return os.path.join(self.run_dir, paths.RECORD)
+
+    @property
+    def _left_s(self) -> float | None:
+        """The seconds until the time limit, which is that of all attempts; None without one."""
+        limit_s = float(self.nodes[0].request.env.get(names.CLOUDJOB_TIMEOUT_S) or 0)
+        return self._begun_s + limit_s - time.monotonic() if limit_s else None
+
+    def _keep_record(self) -> None:
+        """Move the record of an attempt to a folder of its own, where the next one finds it."""
+        folder = os.path.join(self.run_dir, paths.attempt_name(len(self._failed)))
+        with contextlib.suppress(OSError):
+            os.mkdir(folder, 0o700)
+            os.replace(self._record, os.path.join(folder, paths.RECORD))
+        with contextlib.suppress(OSError):  # of no use to the next attempt
+            os.unlink(self._record)
+
+    def _variables(self, node: _Node) -> dict[str, str]:
+        """Return the variables that differ from one attempt to another."""
+        if not self._has_attempts:
+            return {}
+        values = {names.CLOUDJOB_ATTEMPT: str(self._attempt)}
+        if self._failed:
+            folder = paths.attempt_name(len(self._failed))
+            run_dir = node.request.env.get(names.CLOUDJOB_CONTROL_DIR, self.run_dir)
+            values[names.CLOUDJOB_PREVIOUS_CAUSE] = self._failed[-1].kind.value
+            values[names.CLOUDJOB_PREVIOUS_DIR] = f"{run_dir}/{folder}"
+            if self._left_s is not None:
+                # Zero would be no limit at all.
+                values[names.CLOUDJOB_TIMEOUT_S] = repr(max(_SHORTEST_S, self._left_s))
+        return values
 
     def _prepare(self, node: _Node) -> None:
         remove_tree(node.request.tmp)
@@ -135,7 +250,8 @@ class Controller:
         for folder in node.request.own_folders:
             os.makedirs(folder, mode=0o700, exist_ok=True)
         node.exit_code = None
-        node.ended_at = 0.0
+        node.is_reported = False
+        node.ended_at, node.ended_s = 0.0, float("inf")
         node.started_at = time.time()
 
     def _fork(self, node: _Node) -> int:
@@ -150,7 +266,9 @@ class Controller:
         code = 125
         try:
             signal.set_wakeup_fd(-1)
-            keeper = Keeper(node.request, self.argv, self.hosts, controller, self.lock)
+            env = {**node.request.env, **self._variables(node)}
+            request = replace(node.request, env=env)
+            keeper = Keeper(request, self.argv, self.hosts, controller, self.lock)
             code = keeper.run()
         except Exception as error:  # noqa: BLE001 (whatever it is, the log must name it)
             _append(node.request.log, f"cloudjob: starting node {node.request.host}: {error!r}\n")
@@ -160,95 +278,61 @@ class Controller:
     # -- while it runs ------------------------------------------------------------------------
 
     def _watch(self) -> int:
-        """Wait until every node has ended; return the head's exit code."""
-        deadline: float | None = None
+        """Wait until every node has ended; return the exit code of the job."""
         while any(node.is_running for node in self.nodes):
-            if self._overdue_at < time.monotonic():
-                self._overdue_at = float("inf")
-                deadline = time.monotonic()
-            wait = LEAVE_S if deadline is None else max(0.0, deadline - time.monotonic())
-            self._handle_signals(wait)
+            seen = [node.seen for node in self.nodes]
+            for action in supervision.decide(seen, self._policy, self._past, time.monotonic()):
+                self._act(action.deed, [self.nodes[index] for index in action.nodes])
+            kill_s = supervision.kill_at(seen, self._policy, self._past) - time.monotonic()
+            self._handle_signals(max(0.0, min(_LOOK_S, kill_s)))
             if self._reap():
-                self._restart_lost_workers()
                 self._update_state()
-            if deadline is None and self._is_over():
-                deadline = time.monotonic() + LEAVE_S
-                # A worker that waits for a head that never started ends at once.
-                self._signal_nodes(signal.SIGTERM)
-            if self.is_led and not self.is_elastic:
-                self._report_failed_workers()
-                self._end_waiting_head()
-            if deadline is not None and time.monotonic() > deadline:
-                # SIGHUP makes a keeper end its node at once.
-                self._signal_nodes(signal.SIGHUP)
-                deadline = time.monotonic() + LEAVE_S
-        code = self.nodes[0].exit_code if self.is_led else self._first_bad_code()
-        return 1 if code is None else code
+        seen = [node.seen for node in self.nodes]
+        return supervision.exit_code(seen, self._policy.lead)
 
-    def _is_over(self) -> bool:
-        """Whether to end the nodes that still run."""
-        if self.is_led:
-            return not self.nodes[0].is_running
-        return any(node.exit_code for node in self.nodes)
+    def _act(self, deed: Deed, nodes: list[_Node]) -> None:
+        """Carry out what the rules of supervision demand, and note that it was done."""
+        if deed is Deed.RESTART:
+            self._restart(nodes)
+        elif deed is Deed.REPORT:
+            for node in nodes:
+                self._report(node)
+        elif deed is Deed.KILL:
+            # SIGHUP makes a keeper end its node at once.
+            _signal(nodes, signal.SIGHUP)
+            self._past = self._past._replace(killed_at=time.monotonic())
+        else:
+            # A worker that waits for a head that never started ends at once.
+            _signal(nodes, signal.SIGTERM)
+            self._past = self._past._replace(**{_NOTES[deed]: True})
 
-    def _first_bad_code(self) -> int:
-        bad = [(node.ended_at, node.exit_code) for node in self.nodes if node.exit_code]
-        return min(bad)[1] if bad else 0
+    def _report(self, node: _Node) -> None:
+        """Report to the head that a worker has failed: it may still wait for it."""
+        path = os.path.join(self.run_dir, node_end.file_name(self.nodes.index(node)))
+        with contextlib.suppress(OSError):  # no room: retried after some seconds
+            with open(path + ".new", "wb") as file:
+                file.write(node_end.dump(node.exit_code or 0))
+            os.replace(path + ".new", path)
+            node.is_reported = True
 
-    def _report_failed_workers(self) -> None:
-        """Report to the head which workers have failed: it may still wait for them."""
-        if self.is_cancelled or not self.nodes[0].is_running:
-            return
-        for index, node in enumerate(self.nodes):
-            path = os.path.join(self.run_dir, node_end.file_name(index))
-            if node.exit_code and not os.path.exists(path):
-                with contextlib.suppress(OSError):  # no room: retried after some seconds
-                    with open(path + ".new", "wb") as file:
-                        file.write(node_end.dump(node.exit_code))
-                    os.replace(path + ".new", path)
-
-    def _end_waiting_head(self) -> None:
-        """Ask the head to end if a worker has failed and the head continues regardless."""
-        head, *workers = self.nodes
-        lost = [node.ended_at for node in workers if node.exit_code]
-        if self._has_asked_head or not lost or not head.is_running:
-            return
-        if time.time() - min(lost) > LOST_S:
-            self._has_asked_head = True
-            with contextlib.suppress(OSError):
-                os.kill(head.process, signal.SIGTERM)
-
-    def _restart_lost_workers(self) -> None:
-        """Restart failed workers of an elastic job, up to the number of retries."""
-        head, *workers = self.nodes
-        for node in workers:
-            may_be = self.is_elastic and self.retries > 0 and not self.is_cancelled
-            if may_be and node.exit_code and head.is_running:
-                self.retries -= 1
-                self._log(f"{node.request.host} was lost and is restarted")
-                self._prepare(node)
-                node.process = self._fork(node)
+    def _restart(self, nodes: list[_Node]) -> None:
+        """Restart failed workers of an elastic job."""
+        for node in nodes:
+            self._log(f"{node.request.host} was lost and is restarted")
+            self._prepare(node)
+            node.process = self._fork(node)
+        left = self._past.restarts_left - len(nodes)
+        self._past = self._past._replace(restarts_left=left)
+        self._update_state()
 
     def _handle_signals(self, wait_s: float) -> None:
         """Wait for signals, at most for some seconds, and act on them."""
         is_readable = select.select([self._wake], [], [], wait_s)[0]
         for number in os.read(self._wake, 4096) if is_readable else b"":
-            if number in (signal.SIGTERM, signal.SIGINT) and not self.is_cancelled:
-                # Only once: the entry treats a second signal as a request to hurry.
-                self.is_cancelled = True
-                self._overdue_at = time.monotonic() + self.grace_s + OVERDUE_S
-                self._signal_nodes(signal.SIGTERM)
-            elif number == signal.SIGUSR1:
-                self.is_cancelled = True
-                self._signal_nodes(signal.SIGHUP)
-
-    def _signal_nodes(self, number: int) -> None:
-        for node in self.nodes:
-            if node.is_running:
-                with contextlib.suppress(OSError):
-                    os.kill(node.process, number)
-                    # A stopped process would never handle the signal.
-                    os.kill(node.process, signal.SIGCONT)
+            if number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1) and not self.is_cancelled:
+                self._past = self._past._replace(cancelled_at=time.monotonic())
+            if number == signal.SIGUSR1:
+                self._past = self._past._replace(is_urgent=True, killed_at=None)
 
     def _reap(self) -> bool:
         """Record the nodes that have ended, and end processes that a killed node left behind."""
@@ -257,7 +341,7 @@ class Controller:
             for node in self.nodes:
                 if node.process == child and node.exit_code is None:
                     node.exit_code = code
-                    node.ended_at = time.time()
+                    node.ended_at, node.ended_s = time.time(), time.monotonic()
                     found = True
         self._kill_orphans()
         return found
@@ -273,8 +357,14 @@ class Controller:
 
     def _kill_all_orphans(self) -> None:
         """End the last processes of killed keepers, which may outlive the job."""
-        deadline = time.monotonic() + LEAVE_S
-        while children_of(os.getpid()) and time.monotonic() < deadline:
+        end = time.monotonic() + _ORPHANS_S
+        before, deadline = None, 0.0
+        while (children := children_of(os.getpid())) and time.monotonic() < end:
+            if children != before:
+                # On a busy machine, a long chain of them takes a while.
+                before, deadline = children, time.monotonic() + LEAVE_S
+            if time.monotonic() > deadline:
+                return
             # A process whose parent was not our child is adopted without a signal.
             self._handle_signals(_POLL_S)
             self._reap()
@@ -332,8 +422,9 @@ class Controller:
             "ended_at": time.time() if is_over else None,
             "exit_code": exit_code,
             "is_cancelled": self.is_cancelled,
-            "has_asked_head": self._has_asked_head,
+            "has_asked_head": self._past.is_head_asked,
             "message": self._message,
+            "attempts": self._attempts_state() if self._has_attempts else None,
             "nodes": [
                 {
                     "host": node.request.host,
@@ -346,6 +437,11 @@ class Controller:
             ],
         }
         return json.dumps(state).encode("ascii")
+
+    def _attempts_state(self) -> dict[str, object]:
+        before = self._failed[self._attempt - 2].kind.value if self._attempt > 1 else ""
+        most = attempts.total(self._failed, self.rules)
+        return {"number": self._attempt, "most": most, "previous_cause": before}
 
     def _remove_folders(self) -> None:
         nodes = [] if self.keeps_homes else self.nodes
@@ -368,7 +464,8 @@ def main() -> None:
         # A submitter that is killed while it writes has started nothing.
         request = json.loads(file.read())
     nodes = [_Node(NodeRequest(**node)) for node in request["nodes"]]
-    controller = Controller(**{**request, "nodes": nodes})
+    rules = Rules(request.pop("retries"), tuple(request.pop("retry_on")), request.pop("backoff_s"))
+    controller = Controller(**{**request, "nodes": nodes, "rules": rules})
     controller.open_state()
     with contextlib.suppress(BrokenPipeError):
         # If the submitter is killed from here on, the job runs and its record finds it.
@@ -376,6 +473,15 @@ def main() -> None:
     _redirect_output(os.path.join(controller.folder, "controller.log"))
     become_subreaper()
     controller.run()
+
+
+def _signal(nodes: list[_Node], number: int) -> None:
+    for node in nodes:
+        if node.is_running:
+            with contextlib.suppress(OSError):
+                os.kill(node.process, number)
+                # A stopped process would never handle the signal.
+                os.kill(node.process, signal.SIGCONT)
 
 
 def _redirect_output(path: str) -> None:

@@ -78,6 +78,8 @@ class ProcessRequest:
         run_dir: A folder with a short path, for sockets and temporary files.
         hosts: The file that is /etc/hosts on the nodes; empty when they are not isolated.
         retries: How often a failed job, or a lost worker of an elastic one, is started again.
+        retry_on: The kinds of failures after which a job is started again.
+        backoff_s: The pause before its second attempt, which doubles each time.
         is_led: Whether the job ends with its head; else with the last node or the first failure.
         keeps_homes: Whether the nodes' homes stay when the job has ended.
         is_elastic: Whether the job continues without a lost worker.
@@ -94,6 +96,8 @@ class ProcessRequest:
     grace_s: float
     nodes: tuple[NodeRequest, ...]
     secret_names: tuple[str, ...]
+    retry_on: tuple[str, ...] = ()
+    backoff_s: float = 0.0
     is_led: bool = True
     keeps_homes: bool = False
     is_elastic: bool = False
@@ -189,6 +193,8 @@ def build(
         ),
         argv=argv,
         retries=submission.spec.retries,
+        retry_on=submission.spec.retry.on,
+        backoff_s=submission.spec.retry.backoff_s,
         grace_s=submission.spec.grace_s,
         nodes=tuple(nodes),
         secret_names=submission.masked_names,

@@ -7,10 +7,13 @@ import signal
 from pathlib import Path
 from typing import Any
 
+from cloudjob.backends import supervision
 from cloudjob.backends.native import Ended, Stop
 from cloudjob.backends.process import STATE
+from cloudjob.backends.supervision import Lead
 from cloudjob.errors import BackendError
 from cloudjob.model import times
+from cloudjob.model.status import Attempt
 from jobentry.contract.exits import Cause, Failure
 
 
@@ -36,6 +39,15 @@ _EXPECTED = {"started_at", "ended_at", "exit_code", "is_cancelled", "nodes"}
 LOST = "the controller of the job was killed, or the machine was restarted"
 
 
+def attempt_of(found: dict[str, Any] | None) -> Attempt | None:
+    """Return which attempt of a job with retries this is; None for a job without retries."""
+    values = found.get("attempts") if found else None
+    try:
+        return Attempt(**values) if values else None
+    except TypeError:  # a later version may say more
+        return None
+
+
 def lost_status(folder: Path, found: dict[str, Any] | None, message: str) -> Ended:
     """Return the status of a job whose processes were killed; the head's record has precedence."""
     begin_s = (folder / STATE).stat().st_mtime
@@ -51,18 +63,19 @@ def lost_status(folder: Path, found: dict[str, Any] | None, message: str) -> End
         # An entry is sent SIGTERM when its keeper is gone; that is not a cancel.
         stop=Stop.CANCEL if is_cancelled else Stop.PLATFORM,
         is_unwatched=True,
+        attempt=attempt_of(found),
     )
 
 
 def ended_status(found: dict[str, Any]) -> Ended:
     """Return the status of a job whose controller has written how it ended."""
     nodes = found["nodes"]
-    # The first node that failed caused the others to end.
-    bad = [(node["ended_at"], index) for index, node in enumerate(nodes) if node["exit_code"]]
-    first = min(bad)[1] if bad else 0
+    seen = [supervision.Node(False, node["exit_code"], node["ended_at"]) for node in nodes]
+    first = supervision.first_failed(seen) or 0
     has_asked = found.get("has_asked_head", False)
-    # If the head was asked to end, that node is the reason.
-    code = nodes[first]["exit_code"] if has_asked else found["exit_code"]
+    code = found["exit_code"]
+    if has_asked:
+        code = supervision.exit_code(seen, Lead.HEAD, is_head_asked=True)
     if found["is_cancelled"]:
         native, cause, failure = "cancelled", Cause.CANCELLED, Failure(exit_code=code)
     elif code == 0:
@@ -80,6 +93,7 @@ def ended_status(found: dict[str, Any]) -> Ended:
         ended_at=times.rfc3339(found["ended_at"]),
         attempt_at=times.rfc3339(nodes[0]["started_at"]),
         stop=stop_of_failure if cause is Cause.PLATFORM else Stop.CANCEL,
+        attempt=attempt_of(found),
     )
 
 

@@ -2,7 +2,7 @@
 # owner, holds the variables and secrets of the entries; none of them passes through --export.
 # The lines above come from cloudjob/backends/slurm/script.py; they assign these:
 # shellcheck shell=sh
-: "${nodes:?}" "${retries:?}" "${requeue:?}" "${warn_s:?}" "${due_s:?}" "${uses_ssh:?}" "${uses_pmix:?}"
+: "${nodes:?}" "${retries:?}" "${final?}" "${requeue:?}" "${warn_s:?}" "${due_s:?}" "${uses_ssh:?}" "${uses_pmix:?}"
 : "${key:?}" "${fresh:?}" "${unseen:?}" "${begin:?}"
 umask 077
 why=
@@ -284,9 +284,25 @@ give_up() {
 [ "$nodes" = 1 ] || [ -s "$key" ] ||
     give_up "creating $PWD/$key: is the disk full, and is ssh-keygen there?"
 
+# is_final: whether the attempt that has failed is the last one; set the reason. Only the exit code
+# shows what has happened: 1 and 2 are exceptions of a script, 124 is the time limit.
+is_final() {
+    final_reason="\`retries: {on: ...}\` does not name that"
+    case " $final " in
+        *" $code "*) return 0 ;;
+    esac
+    final_reason="it has no retries left"
+    [ "$attempt" -gt "$retries" ]
+}
+
 attempt=0
 while :; do
     note "begin $SLURM_JOB_ID ${SLURM_RESTART_COUNT:-0} $hosts"
+    if [ "$retries$requeue" != 00 ]; then
+        # Those before a requeue count, too: each attempt has a record of its own.
+        CLOUDJOB_ATTEMPT=$(grep -c '^begin ' state)
+        export CLOUDJOB_ATTEMPT
+    fi
     # Cancelled before this script could receive a signal.
     [ ! -e cancelled ] || {
         ask cancel
@@ -294,10 +310,14 @@ while :; do
         break
     }
     run
-    [ "$code" != 0 ] && [ -z "$why" ] && [ "$attempt" -lt "$retries" ] || break
+    [ "$code" != 0 ] && [ -z "$why" ] && [ "$retries" != 0 ] || break
     attempt=$((attempt + 1))
-    echo "cloudjob: the job failed; attempt $((attempt + 1)) of $((retries + 1)) begins" \
-        >>node-0.log
+    failed="cloudjob: attempt $attempt of $((retries + 1)) failed (exit code $code);"
+    if is_final; then
+        echo "$failed the job is not tried again: $final_reason" >>node-0.log
+        break
+    fi
+    echo "$failed attempt $((attempt + 1)) of $((retries + 1)) begins" >>node-0.log
 done
 # again: succeed if the job itself is not to blame. node.sh exits with 0 if it can note its end, so
 # the step fails or hangs only if a node is lost, or if the disk is full; then the next attempt would

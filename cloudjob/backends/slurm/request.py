@@ -21,7 +21,7 @@ from cloudjob.model import grid
 from cloudjob.model import submission as submissions
 from cloudjob.model.submission import Submission
 from cloudjob.model.text import masked
-from jobentry.contract import names
+from jobentry.contract import exits, hang_actions, names
 from jobentry.contract.launchers import needs_sshd
 
 if TYPE_CHECKING:
@@ -146,11 +146,21 @@ def _job_text(submission: Submission) -> script.JobText:
         title=f"cloudjob's job {submission.job}: {spec.nodes} nodes x {spec.ranks_per_node} ranks",
         nodes=spec.nodes,
         retries=spec.retries,
+        final_codes=tuple(_final_codes(spec)),
         requeues=spec.slurm.requeue,
         warn_s=_warn_s(spec),
         needs_shell=_needs_shell(spec),
         uses_pmix=_is_srun(spec),
     )
+
+
+def _final_codes(spec: JobSpec) -> Iterator[int]:
+    """Yield the exit codes after which a failed job is not tried again: all that a script sees."""
+    if "user" not in spec.retry.on:
+        yield from exits.EXCEPTION_CODES
+    # A job that is ended because it hangs has the same code.
+    if "hang" not in spec.retry.on or spec.hang.action != hang_actions.STOP:
+        yield exits.TIMED_OUT
 
 
 def show(request: SlurmRequest) -> dict[str, Any]:

@@ -62,6 +62,7 @@ class JobText:
 
     Args:
         options: The text after each ``#SBATCH``.
+        final_codes: The exit codes after which a failed job is not tried again.
         requeues: Whether a preempted job starts again.
         warn_s: How long before the end of the job's time Slurm warns.
         needs_shell: Whether the nodes use ssh between them; else the key can be any secret.
@@ -72,6 +73,7 @@ class JobText:
     title: str
     nodes: int
     retries: int
+    final_codes: tuple[int, ...]
     requeues: bool
     warn_s: int
     needs_shell: bool
@@ -84,6 +86,7 @@ def job_script(job: JobText) -> str:
     values = _assignments(
         nodes=job.nodes,
         retries=job.retries,
+        final=" ".join(map(str, job.final_codes)),
         requeue=int(job.requeues),
         warn_s=job.warn_s,
         due_s=job.warn_s + EARLY_S,

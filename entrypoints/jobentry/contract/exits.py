@@ -16,6 +16,9 @@ NOT_FOUND = 127
 # The exit code that timeout(1) uses, also for a job that was ended because it hung.
 TIMED_OUT = 124
 
+# With these Python ends after an exception of a script, and because of its arguments.
+EXCEPTION_CODES = (1, 2)
+
 # Appended to a message about SIGKILL: what the kernel's own counter says, or a guess without one.
 # A reason that the platform knows replaces the last two.
 OUT_OF_MEMORY = ": out of memory"

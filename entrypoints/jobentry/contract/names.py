@@ -120,6 +120,11 @@ CLOUDJOB_HANG_ACTION = "CLOUDJOB_HANG_ACTION"
 CLOUDJOB_HANG_AFTER_S = "CLOUDJOB_HANG_AFTER_S"
 CLOUDJOB_HANG_SCALE = "CLOUDJOB_HANG_SCALE"
 CLOUDJOB_STRICT = "CLOUDJOB_STRICT"
+# For a job with retries: the number of this attempt, what ended the one before, and the folder with
+# the record of that one.
+CLOUDJOB_ATTEMPT = "CLOUDJOB_ATTEMPT"
+CLOUDJOB_PREVIOUS_CAUSE = "CLOUDJOB_PREVIOUS_CAUSE"
+CLOUDJOB_PREVIOUS_DIR = "CLOUDJOB_PREVIOUS_DIR"
 # The folder that was packed, where nodes see it and Python may import from it.
 CLOUDJOB_SOURCE = "CLOUDJOB_SOURCE"
 # The variables that the shell that started the entry has dropped because of their names.

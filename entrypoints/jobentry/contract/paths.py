@@ -160,6 +160,11 @@ def journal_name(node: int) -> str:
     return "journal-%d.jsonl.gz" % node
 
 
+def attempt_name(attempt: int) -> str:
+    """Return the name of the folder for the record and the journals of one attempt, from 1 on."""
+    return "attempt-%d" % attempt
+
+
 def node_paths(environ: Mapping[str, str], node: env.NodeEnv) -> NodePaths:
     """Return the paths of this node, from the platform's variables or its documented layout."""
     home = home_of(environ)

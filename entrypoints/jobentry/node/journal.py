@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from typing import TYPE_CHECKING, Callable, Iterator
+from typing import TYPE_CHECKING, Callable, Iterator, Sequence
 
 from jobentry.contract import journal
 from jobentry.contract.journal import Phase, Sample
@@ -248,8 +248,8 @@ class Journal:
         for name in list(self._open):
             self.end(name)
 
-    def store(self, uri: str, limit_s: float) -> None:
-        """Store the journal as an object, and the log; give up if the store does not answer.
+    def store(self, uris: Sequence[str], limit_s: float) -> None:
+        """Store the journal as objects, and the log; give up if the store does not answer.
 
         The log holds the same lines, so a failure here does not fail the job.
         """
@@ -263,7 +263,8 @@ class Journal:
 
         def write() -> None:
             with contextlib.suppress(Exception):
-                objects.write(data, uri)
+                for uri in uris:
+                    objects.write(data, uri)
 
         thread = threading.Thread(target=write, name="journal-store", daemon=True)
         with contextlib.suppress(RuntimeError):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import time
 from types import FrameType
 from typing import Iterator, Sequence
 
-from jobentry.contract import exits, messages, paths
+from jobentry.contract import exits, messages, names, paths
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.exits import ExitRecord, Failure
 from jobentry.contract.journal import Phase
@@ -60,11 +61,25 @@ def close_journal(node: NodeEnv, journal: Journal, *, is_cancelled: bool) -> Non
     journal.finish()
     if node.record_uri:
         limit_s = _CANCELLED_JOURNAL_S if is_cancelled else STORE_LIMIT_S
-        journal.store(f"{folder(node)}/{paths.journal_name(node.node)}", limit_s)
+        uri = f"{folder(node)}/{paths.journal_name(node.node)}"
+        journal.store((uri, *_of_attempt(uri)), limit_s)
+
+
+def _of_attempt(uri: str) -> tuple[str, ...]:
+    """Return where an object of the record is kept if there is another attempt; none without."""
+    attempt = os.environ.get(names.CLOUDJOB_ATTEMPT, "")
+    if not attempt.isdecimal():
+        return ()
+    parent, _, name = uri.rpartition("/")
+    return (f"{parent}/{paths.attempt_name(int(attempt))}/{name}",)
 
 
 def write(record: ExitRecord, uri: str, *, is_cancelled: bool = False) -> None:
-    """Write the record, with secrets masked, if the job has a place for it."""
+    """Write the record, with secrets masked, if the job has a place for it.
+
+    Where the nodes are processes of one machine, their controller finds it there, too, even if the
+    store does not answer.
+    """
     if not uri:
         return
     from jobentry import objects
@@ -73,11 +88,24 @@ def write(record: ExitRecord, uri: str, *, is_cancelled: bool = False) -> None:
     if failure is not None:
         masked = record.outcome._replace(failure=_masked(failure))
         record = record._replace(outcome=masked)
+    data = exits.dump(record)
+    _keep_on_machine(data)
     try:
         with _limited(is_cancelled=is_cancelled):
-            objects.write(exits.dump(record), uri)
+            for place in (uri, *_of_attempt(uri)):
+                objects.write(data, place)
     except (objects.ObjectError, OSError, EntryError) as error:
         log_message(messages.unwritten_record(error))
+
+
+def _keep_on_machine(data: bytes) -> None:
+    folder = os.environ.get(names.CLOUDJOB_CONTROL_DIR, "")
+    if folder:
+        path = os.path.join(folder, paths.RECORD)
+        with contextlib.suppress(OSError):  # no room: the controller decides without it
+            with open(path + ".new", "wb") as file:
+                file.write(data)
+            os.replace(path + ".new", path)
 
 
 def exists(uri: str) -> bool:

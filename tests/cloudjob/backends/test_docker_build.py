@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import struct
 import subprocess
 import sys
@@ -17,7 +18,7 @@ import requests.exceptions
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloudjob.backends import follow
+from cloudjob.backends import follow, supervision
 from cloudjob.backends.delivery import new_ssh_key
 from cloudjob.backends.docker import delivery, engine, logs, request, shared_folders, state
 from cloudjob.backends.native import Ended, Stop
@@ -516,3 +517,25 @@ def test_each_part_that_an_image_lacks_is_named(change, config, name):
     (failed,) = [check for check in checks if not check.is_ok]
     assert failed.name == name
     assert failed.hint
+
+
+def test_the_nodes_of_a_job_as_the_rules_of_supervision_see_them():
+    """A container that is not there may not be created yet; one without an end has no time."""
+
+    def node(index: int, native: str, **values) -> state.Container:
+        return state.Container(f"id-{index}", index, f"worker-{index}", native, {}, **values)
+
+    ended = "2026-01-01T00:00:01.000Z"
+    found = [
+        node(0, "running"),
+        node(1, "exited", exit_code=3, ended_at=ended),
+        node(3, "dead", exit_code=137),
+    ]
+
+    assert state.seen_nodes(found, {"id-1"}) == [
+        supervision.Node(),
+        supervision.Node(False, 3, 1767225601.0, True),
+        supervision.Node(),
+        supervision.Node(False, 137, math.inf),
+    ]
+    assert state.seen_nodes([]) == []

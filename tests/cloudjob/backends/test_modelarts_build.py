@@ -308,3 +308,21 @@ def test_an_emulator_has_defaults():
 
     assert made.body["algorithm"]["engine"] == {"image_url": "cloudjob/base:latest"}
     assert made.body["spec"]["resource"]["flavor_id"] == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("kinds", "expected"),
+    [
+        (("exit", "platform"), {"job-unconditional-retry": "true"}),
+        (("platform",), {}),
+        (("platform", "preempted", "hang"), {"hang-retry": "true"}),
+    ],
+)
+def test_the_platform_restarts_a_job_after_the_failures_that_it_can_notice(kinds, expected):
+    made = request.build(submission(retries=2, retry={"on": kinds}), SITE)
+
+    found = made.body["metadata"]["annotations"]
+    assert found == {
+        "fault-tolerance/job-retry-num": "2",
+        **{f"fault-tolerance/{name}": value for name, value in expected.items()},
+    }

@@ -22,7 +22,9 @@ def start(tmp_path):
     """A function that starts a controller of four nodes and returns its process and state file."""
     started = []
 
-    def controller(*argv: str, folder: Path | None = None) -> tuple[subprocess.Popen[bytes], Path]:
+    def controller(
+        *argv: str, folder: Path | None = None, **changes: object
+    ) -> tuple[subprocess.Popen[bytes], Path]:
         folder = folder or tmp_path / str(len(started))
         run_dir = folder / "run"
         run_dir.mkdir(parents=True, exist_ok=True)
@@ -33,6 +35,8 @@ def start(tmp_path):
             "hosts": "",
             "argv": argv or ["/bin/sleep", "1000"],
             "retries": 0,
+            "retry_on": [],
+            "backoff_s": 0.0,
             "grace_s": 1.0,
             "is_led": True,
             "keeps_homes": False,
@@ -47,6 +51,7 @@ def start(tmp_path):
                 }
                 for node in range(4)
             ],
+            **changes,
         }
         process = subprocess.Popen(
             [sys.executable, "-c", CONTROLLER], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -171,3 +176,210 @@ def test_a_controller_that_cannot_continue_reports_it(start, tmp_path):
     state = json.loads(path.read_bytes())
     assert (state["exit_code"], state["ended_at"] is None) == (125, False)
     assert "home-2" in state["message"]
+
+
+LEAVE_LATE = """\
+import os, signal, time
+folder, node = os.environ["CLOUDJOB_NODE_DIR"], os.environ["NODE"]
+def leave(*_):
+    time.sleep(6)
+    open(folder + "/left-" + node, "w").close()
+    os._exit(0)
+if node != "0":
+    signal.signal(signal.SIGTERM, leave)
+    open(folder + "/ready-" + node, "w").close()
+    time.sleep(1000)
+while not all(os.path.exists(folder + "/ready-%d" % other) for other in (1, 2, 3)):
+    time.sleep(0.01)
+os._exit(3)
+"""
+
+
+def test_nodes_without_a_head_have_the_grace_period_when_one_has_failed(start):
+    """Six seconds are longer than the workers of a head get, which have nothing left to do."""
+    controller, path = start(sys.executable, "-c", LEAVE_LATE, is_led=False, grace_s=300.0)
+
+    assert controller.wait(60) == 0
+
+    state = json.loads(path.read_bytes())
+    assert (state["exit_code"], [node["exit_code"] for node in state["nodes"]]) == (3, [3, 0, 0, 0])
+
+
+# -- retries --------------------------------------------------------------------------------------
+
+# Node 0 notes its attempt and ends with code 9, after a record with the cause and the exit code
+# that the file ``causes`` has for this attempt.
+FAIL = """\
+import json, os, sys
+folder, node = os.environ["CLOUDJOB_NODE_DIR"], os.environ["NODE"]
+if node != "0":
+    sys.exit(0)
+names = ("ATTEMPT", "PREVIOUS_CAUSE", "PREVIOUS_DIR", "TIMEOUT_S")
+attempt = {name: os.environ.get("CLOUDJOB_" + name) for name in names}
+before = attempt["PREVIOUS_DIR"]
+attempt["files"] = sorted(os.listdir(before)) if before and os.path.isdir(before) else []
+with open(folder + "/attempts", "a") as file:
+    file.write(json.dumps(attempt) + "\\n")
+causes = open(folder + "/causes").read().split()
+cause = causes[int(attempt["ATTEMPT"]) - 1] if attempt["ATTEMPT"] else "none"
+path = folder + "/run/exit.json"
+if cause == "fifo":
+    os.mkfifo(path)
+elif cause == "link":
+    os.symlink("/dev/zero", path)
+elif cause == "done":
+    sys.exit(0)
+elif cause != "none":
+    print(f"[0] step {attempt['ATTEMPT']}", flush=True)
+    with open(path, "w") as file:
+        code = 1 if cause == "user" else 9
+        json.dump({"job": "j", "exit_code": code, "cause": cause.partition("-")[0]}, file)
+sys.exit(9)
+"""
+
+
+@pytest.fixture
+def retried(start, tmp_path):
+    """A function that runs a job whose attempts end in these ways; returns what each attempt saw.
+
+    It also returns the last state of the job and the log of its first node.
+    """
+
+    def run(*causes: str, **changes: object) -> tuple[list[dict], dict, str]:
+        folder = tmp_path / "retried"
+        folder.mkdir()
+        (folder / "causes").write_text(" ".join(causes))
+        controller, path = start(sys.executable, "-c", FAIL, folder=folder, **changes)
+        assert controller.wait(60) == 0
+        lines = (folder / "attempts").read_text().splitlines()
+        log = (folder / "log-0").read_text()
+        return [json.loads(line) for line in lines], json.loads(path.read_bytes()), log
+
+    return run
+
+
+def test_a_job_is_tried_again_after_the_kinds_of_failures_that_are_named(retried):
+    seen, state, log = retried("hang", "platform", "user", retries=5, retry_on=["hang", "platform"])
+
+    assert [attempt["ATTEMPT"] for attempt in seen] == ["1", "2", "3"]
+    assert [attempt["PREVIOUS_CAUSE"] for attempt in seen] == [None, "hang", "platform"]
+    assert [attempt["files"] for attempt in seen] == [[], ["exit.json"], ["exit.json"]]
+    assert state["attempts"] == {"number": 3, "most": 6, "previous_cause": "platform"}
+    assert state["exit_code"] == 9
+    assert "attempt 1 of 6 failed (cause: hang); attempt 2 of 6 begins\n" in log
+    assert "attempt 3 of 6 failed (cause: user); the job is not tried again" in log
+
+
+def test_a_job_without_retries_has_no_attempts(retried):
+    seen, state, log = retried("hang")
+
+    assert [attempt["ATTEMPT"] for attempt in seen] == [None]
+    assert state["attempts"] is None
+    assert "attempt" not in log
+
+
+def test_an_attempt_that_succeeds_is_the_last(retried):
+    seen, state, _ = retried("hang", "done", retries=3, retry_on=["hang"])
+
+    assert (len(seen), state["exit_code"]) == (2, 0)
+    assert state["attempts"]["number"] == 2
+
+
+def test_preemptions_do_not_count_as_retries(retried):
+    words = ["preempted", "hang"]
+    seen, state, log = retried("cancelled", "cancelled", "hang", "hang", retries=1, retry_on=words)
+
+    assert len(seen) == 4
+    assert state["attempts"] == {"number": 4, "most": 4, "previous_cause": "hang"}
+    assert "it has no retries left" in log
+
+
+@pytest.mark.parametrize("record", ["none", "fifo", "link"])
+def test_a_record_that_is_none_counts_as_a_loss_of_the_node(retried, record):
+    """Ranks can write where the record is, so what is no file of ours is not read."""
+    seen, _, _ = retried(record, "user", retries=3, retry_on=["platform"])
+
+    assert [attempt["PREVIOUS_CAUSE"] for attempt in seen] == [None, "platform"]
+
+
+def test_a_cancel_between_two_attempts_ends_the_job(start, tmp_path):
+    folder = tmp_path / "job"
+    folder.mkdir()
+    (folder / "causes").write_text("hang hang")
+    changes = {"retries": 3, "retry_on": ["hang"], "backoff_s": 300.0}
+    controller, path = start(sys.executable, "-c", FAIL, folder=folder, **changes)
+    end = time.monotonic() + 30
+    log = folder / "log-0"
+    while not log.exists() or "attempt 2 of 4 begins in 300 s" not in log.read_text():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    assert json.loads(path.read_bytes())["attempts"]["number"] == 1
+
+    os.kill(controller.pid, signal.SIGTERM)
+
+    assert controller.wait(30) == 0
+    state = json.loads(path.read_bytes())
+    assert (state["is_cancelled"], state["exit_code"]) == (True, 9)
+    assert len((folder / "attempts").read_text().splitlines()) == 1
+
+
+def node_with_limit(folder: Path, limit_s: str) -> dict[str, object]:
+    """Return the only node of a job with a time limit."""
+    env = {"CLOUDJOB_NODE_DIR": str(folder), "NODE": "0", "CLOUDJOB_TIMEOUT_S": limit_s}
+    places = {name: str(folder / f"{name}-0") for name in ("home", "tmp", "log")}
+    return {"host": "worker-0", "env": env, **places}
+
+
+def test_the_time_limit_is_that_of_all_attempts(retried, tmp_path):
+    nodes = [node_with_limit(tmp_path / "retried", "300.0")]
+    changes = {"retries": 5, "retry_on": ["hang"], "nodes": nodes}
+    seen, _, _ = retried("hang", "hang", "timeout", **changes)
+
+    limits = [float(attempt["TIMEOUT_S"]) for attempt in seen]
+    assert limits[0] == 300
+    assert 300 > limits[1] > limits[2] > 0
+
+
+def test_a_pause_longer_than_the_time_limit_is_not_waited_for(retried, tmp_path):
+    nodes = [node_with_limit(tmp_path / "retried", "100.0")]
+    changes = {"retries": 5, "retry_on": ["hang"], "backoff_s": 200.0, "nodes": nodes}
+    seen, _, log = retried("hang", **changes)
+
+    assert len(seen) == 1
+    assert "its time limit is over" in log
+
+
+ELASTIC = """\
+import os, sys, time
+folder, node = os.environ["CLOUDJOB_NODE_DIR"], os.environ["NODE"]
+def count():
+    return sum(name.startswith("start-") for name in os.listdir(folder))
+if node == "1":
+    open(f"{folder}/start-{os.getpid()}", "w").close()
+    sys.exit(5)
+if node == "0":
+    end = time.monotonic() + 60
+    while not (count() == 3 and os.path.exists(folder + "/may-end")):
+        assert time.monotonic() < end, count()
+        time.sleep(0.01)
+    sys.exit(0)
+time.sleep(1000)
+"""
+
+
+def test_lost_workers_of_an_elastic_job_are_started_again(start, tmp_path):
+    """Two retries start the worker twice more; its last loss does not end the job."""
+    controller, path = start(sys.executable, "-c", ELASTIC, is_elastic=True, retries=2)
+    end = time.monotonic() + 60
+    while len(list(path.parent.glob("start-*"))) < 3:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    assert controller.poll() is None
+    path.with_name("may-end").touch()
+
+    assert controller.wait(60) == 0
+
+    state = json.loads(path.read_bytes())
+    assert (state["exit_code"], state["nodes"][1]["exit_code"]) == (0, 5)
+    assert len(list(path.parent.glob("start-*"))) == 3
+    assert path.with_name("log-0").read_text().count("worker-1 was lost and is restarted") == 2

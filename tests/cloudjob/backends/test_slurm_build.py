@@ -427,3 +427,19 @@ def test_a_node_removes_its_folder_even_if_it_was_killed_at_once(
     )
 
     assert work.exists() is not is_removed
+
+
+@pytest.mark.parametrize(
+    ("values", "final"),
+    [
+        ({}, "1 2 124"),
+        ({"retry": {"on": ("user",)}}, 124),
+        ({"retry": {"on": ("user", "hang")}}, 124),
+        ({"retry": {"on": ("user", "hang")}, "hang": {"action": "stop"}}, ""),
+    ],
+)
+def test_the_script_knows_the_exit_codes_after_which_a_job_is_not_tried_again(values, final):
+    """124 is also the code of the time limit: repeated only if a hang may end the job."""
+    made = built(retries=1, **values).job_script
+
+    assert f"\nfinal={shlex.quote(str(final))}\n" in made

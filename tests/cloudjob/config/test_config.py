@@ -602,6 +602,8 @@ def test_the_schema_accepts_good_files(text):
         "process: {isolation: full}",
         "process: {pyton: x}",
         "retries: 11",
+        "retries: many",
+        "retry: {on: [hangs]}",
     ],
 )
 def test_the_schema_refuses_bad_files(job, text):
@@ -641,6 +643,8 @@ def kind_of(key):
         return "YAML"
     if key.get("type") == "object" and key.get("additionalProperties", True) is True:
         return "YAML"
+    if key.get("type") == ["integer", "object"]:
+        return "whole number, or a mapping"
     if key.get("type") == ["integer", "string"]:
         return "whole number or `auto`"
     kinds = {"boolean": "boolean", "integer": "whole number", "number": "number",
@@ -908,3 +912,29 @@ def test_every_value_can_be_written_in_quotes(env_file, variables):
     expected = {n: v.decode("utf-8", "surrogateescape") for n, v in variables.items()}
 
     assert env_file(b"\n".join(lines)) == expected
+
+
+def test_retries_as_a_mapping_are_short_for_the_number_and_the_section(job):
+    loaded = job("retries:\n  max: 3\n  on: [platform, hang]\n  backoff_s: 10\n")
+
+    assert loaded.spec.retries == 3
+    assert (loaded.spec.retry.on, loaded.spec.retry.backoff_s) == (("platform", "hang"), 10.0)
+    assert loaded.origins["retries"].endswith("job.yaml:2")
+    assert loaded.origins["retry.on"].endswith("job.yaml:3")
+
+
+def test_the_parts_of_retries_come_from_several_layers(job):
+    """The mapping of a file keeps the number of the command line, and the reverse."""
+    assert job("retries: {on: [user]}", {"retries": "2"}).spec.retries == 2
+    assert job("retries: {max: 1, on: [user]}", {"retries": "2"}).spec.retries == 2
+    assert job("retries: {max: 1, on: [user]}", {"retries": "2"}).spec.retry.on == ("user",)
+
+
+def test_errors_in_retries_name_their_lines(job):
+    text = "retries:\n  max: many\n  on: [hangs]\n  often: 1\nretry: 3\n"
+    problems = problems_of(job, text)
+
+    assert [problem.partition(" (")[0] for problem in problems] == [
+        "job.yaml:2: retries: is not a whole number",
+        "job.yaml:5: retry: must be a mapping of keys to values",
+    ]

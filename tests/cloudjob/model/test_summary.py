@@ -9,7 +9,14 @@ import pytest
 
 from cloudjob.cli.status import report
 from cloudjob.model import summary, times
-from cloudjob.model.status import Failure, JobState, JobStatus
+from cloudjob.model.status import (
+    Attempt,
+    Failure,
+    JobState,
+    JobStatus,
+    from_json,
+    to_json,
+)
 from cloudjob.model.text import size_text
 from tests.support.statuses import status_of
 
@@ -22,6 +29,24 @@ def ended(**more: Any) -> JobStatus:
         "procs_per_node": 4,
     }
     return status_of(**{**values, **more})
+
+
+@pytest.mark.parametrize(
+    ("attempt", "expected"),
+    [
+        (None, ""),
+        (Attempt(number=1, most=4), "1 of 4"),
+        (
+            Attempt(number=2, most=4, previous_cause="hang"),
+            "2 of 4; the one before failed (cause: hang)",
+        ),
+    ],
+)
+def test_an_attempt_names_the_cause_before(attempt: Attempt | None, expected: str):
+    status = ended(attempt=attempt)
+
+    assert summary.attempt(status) == expected
+    assert from_json(to_json(status)) == status
 
 
 @pytest.mark.parametrize(

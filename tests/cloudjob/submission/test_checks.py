@@ -30,7 +30,11 @@ def spec(**values: Any) -> JobSpec:
         ({}, 59 * MIN, "), and the job has no timeout_min"),
         ({"timeout_min": 90}, 60 * MIN, "expire in 1 h (at "),
         ({"timeout_min": 90}, 60 * MIN, "), and the job may run for 1 h 30 min"),
-        ({"timeout_min": 30, "retries": 2}, 61 * MIN, "the job may run for 1 h 30 min"),
+        (
+            {"timeout_min": 30, "retries": 2, "backend": "slurm"},
+            61 * MIN,
+            "the job may run for 1 h 30 min",
+        ),
     ],
 )
 def test_keys_that_expire_before_the_job_ends_are_a_warning(
@@ -49,7 +53,8 @@ def test_keys_that_expire_before_the_job_ends_are_a_warning(
         ({}, 0.0),
         ({}, NOW + 48 * 60 * MIN),
         ({"timeout_min": 30}, NOW + 31 * MIN),
-        ({"timeout_min": 30, "retries": 1}, NOW + 61 * MIN),
+        ({"timeout_min": 30, "retries": 1, "backend": "slurm"}, NOW + 61 * MIN),
+        ({"timeout_min": 30, "retries": 9, "backend": "process"}, NOW + 31 * MIN),
     ],
 )
 def test_keys_that_last_long_enough_pass(values: dict[str, Any], end_at: float):
@@ -136,3 +141,25 @@ def test_a_secret_that_the_job_s_records_would_show_is_a_warning(
         next(name for name in check.hint.split() if name.isupper()) for check in warnings
     ] == expected
     assert not any("hunter2" in check.found + check.hint or check.is_needed for check in warnings)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"backend": "process", "retry": {"on": ("hang",)}}, ""),
+        ({"backend": "slurm"}, ""),
+        ({"backend": "slurm", "retry": {"on": ("exit", "network")}}, "crash, platform, preempted"),
+        ({"backend": "kubernetes"}, "kubernetes cannot tell user from other failures"),
+        ({"backend": "modelarts"}, "modelarts cannot tell user from other failures"),
+        ({"backend": "modelarts", "retry": {"on": ("platform", "hang", "preempted")}}, ""),
+        ({"backend": "modelarts", "retry": {"on": ("hang",)}}, "platform, preempted"),
+    ],
+)
+def test_submit_warns_of_failures_that_a_platform_repeats_unasked(
+    values: dict[str, Any], expected: str
+):
+    found = list(checks.retry_checks(spec(retries=2, **values)))
+
+    assert bool(found) is bool(expected)
+    assert all(expected in check.found and not check.is_needed for check in found)
+    assert list(checks.retry_checks(spec(**values))) == []

@@ -562,3 +562,23 @@ def test_a_list_of_the_newest_jobs_does_not_request_the_others(
     assert len(find_all(tmp_path, limit=3)) == 3
     assert len(platform.requests) == 3
     assert len(find_all(tmp_path, Filter(states=("RUNNING",)), limit=3)) == 3
+
+
+@pytest.mark.parametrize(
+    ("attempt", "expected"),
+    [
+        (1, [(0, 1000, 0), (0, 1000, 1), (1, 990, 0)]),
+        (2, [(0, 5000, 0), (1, 5010, 0), (2, 5001, 0)]),
+        # Node 1 was not started again, or its entry ended before it stored its log.
+        (3, [(0, 9000, 0)]),
+    ],
+)
+def test_the_stored_logs_of_an_attempt(attempt: int, expected: list[tuple[int, int, int]]):
+    """Node 2 has stored nothing in the first attempt, so its first log is not of that one."""
+    starts = [(0, 1000, 0), (0, 1000, 1), (0, 5000, 0), (0, 9000, 0)]
+    others = [(1, 990, 0), (1, 5010, 0), (2, 5001, 0)]
+    chunks = [Chunk(*values) for values in (*starts, *others)]
+
+    assert sorted(log.of_attempt(chunks, attempt)) == expected
+    with pytest.raises(UsageError, match="have stored logs of 3"):
+        log.of_attempt(chunks, 4)

@@ -82,7 +82,7 @@ def test_the_journal_is_stored(tmp_path: Path):
     node_journal = Journal()
     with node_journal.during("stage"):
         pass
-    node_journal.store(f"file://{tmp_path}/journal-0.jsonl.gz", 30.0)
+    node_journal.store((f"file://{tmp_path}/journal-0.jsonl.gz",), 30.0)
 
     stored = contract.unpack((tmp_path / "journal-0.jsonl.gz").read_bytes())
     assert [contract.load(line).name for line in stored] == ["stage", "stage"]  # type: ignore[union-attr]
@@ -90,7 +90,7 @@ def test_the_journal_is_stored(tmp_path: Path):
 
 def test_a_store_that_fails_is_not_a_failure_of_the_job(tmp_path: Path):
     (tmp_path / "file").write_bytes(b"")
-    Journal().store(f"file://{tmp_path}/file/journal-0.jsonl.gz", 30.0)
+    Journal().store((f"file://{tmp_path}/file/journal-0.jsonl.gz",), 30.0)
 
 
 @pytest.mark.parametrize("line_bytes", [200, 350, 2500])
