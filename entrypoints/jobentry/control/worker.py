@@ -8,7 +8,7 @@ import socket
 import time
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Sequence
 
-from jobentry.contract import exits, hangs, names
+from jobentry.contract import exits, hangs, names, slow
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.paths import NodePaths
 from jobentry.control import connection, listener
@@ -34,6 +34,7 @@ from jobentry.system.processes import adopt_orphans
 
 if TYPE_CHECKING:
     from jobentry.contract.hangs import Standing
+    from jobentry.contract.slow import RankShare
     from jobentry.contract.stacks import ProcessStacks
     from jobentry.staging.outputs import Outputs
 
@@ -141,7 +142,7 @@ class Worker:
         """Write to ``journal``; notify ``outputs`` before ranks are ended and after all have."""
         self._journal = journal
         self._loop.attach_journal(journal, self._paths)
-        self._loop.look_for_hangs(journal, self._paths, self._send_standing)
+        self._loop.look_for_hangs(journal, self._paths, self._send_standing, self._send_shares)
         if outputs is not None:
             self._loop.ranks.before_end = outputs.note_open_files
             self._on_idle = lambda: outputs.start_final_upload(self.rank_failure)
@@ -282,6 +283,9 @@ class Worker:
 
     def _send_standing(self, standing: list[Standing]) -> None:
         self._send("ranks-stand", ranks=[hangs.to_row(each) for each in standing])
+
+    def _send_shares(self, shares: list[RankShare]) -> None:
+        self._send("ranks-share", ranks=[slow.to_row(each) for each in shares])
 
     def _kill(self) -> None:
         self._loop.ranks.note_end()
