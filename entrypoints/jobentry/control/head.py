@@ -199,6 +199,8 @@ class Head:
             self._run.server_ended(LaunchEnd(**values), worker.index)
         elif kind == "stacks-are":
             self._requests.answered(worker.index, values)
+        elif kind == "profile-is":
+            self._requests.profiled(worker.index, values)
         elif kind == "ranks-stand":
             self._hangs.take_rows(worker.index, values)
         elif kind == "ranks-share":

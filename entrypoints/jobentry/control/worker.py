@@ -8,7 +8,7 @@ import socket
 import time
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Sequence
 
-from jobentry.contract import exits, hangs, names, slow
+from jobentry.contract import exits, hangs, names, profiles, slow
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.paths import NodePaths
 from jobentry.control import connection, listener
@@ -34,6 +34,7 @@ from jobentry.system.processes import adopt_orphans
 
 if TYPE_CHECKING:
     from jobentry.contract.hangs import Standing
+    from jobentry.contract.profiles import Profile
     from jobentry.contract.slow import RankShare
     from jobentry.contract.stacks import ProcessStacks
     from jobentry.staging.outputs import Outputs
@@ -274,12 +275,21 @@ class Worker:
             ranks.forward_signal(values["number"])
         elif kind == "stacks":
             self._send_stacks(**values)
+        elif kind == "profile":
+            self._send_profile(**values)
 
     def _send_stacks(self, number: int, with_threads: bool) -> None:
         def send(found: list[ProcessStacks]) -> None:
             self._send("stacks-are", number=number, processes=found)
 
         self._stacks.read(send, with_threads=with_threads)
+
+    def _send_profile(self, number: int, rank: int, seconds: float) -> None:
+        def send(found: Profile | None) -> None:
+            values = None if found is None else profiles.to_values(found)
+            self._send("profile-is", number=number, profile=values)
+
+        self._stacks.profile(send, rank, seconds)
 
     def _send_standing(self, standing: list[Standing]) -> None:
         self._send("ranks-stand", ranks=[hangs.to_row(each) for each in standing])

@@ -157,6 +157,25 @@ class Interpreter:
         calls = tuple(self._raw_frames(state, pages))
         return Look(calls, zlib.crc32(self._values(calls[:_MOST_VALUES], pages)))
 
+    def steady_calls(self, state: int) -> tuple[RawFrame, ...]:
+        """Return the calls of a thread whose innermost call was the same before and after.
+
+        The other calls cannot change while that lasts, so they are of one moment.
+
+        Raises:
+            UnreadableError: They changed while they were read.
+        """
+        before = self._innermost(state)
+        calls = tuple(self._raw_frames(state, Pages(self._memory)))
+        if not calls or self._innermost(state) != before:
+            raise UnreadableError("its stack did not stand still")
+        now = _raw_frame(
+            calls[0].address, self._memory.read(calls[0].address, self._frame_bytes), self._layout
+        )
+        if now.code != calls[0].code:
+            raise UnreadableError("its stack did not stand still")
+        return calls
+
     def frame(self, raw: RawFrame) -> Frame:
         """Return the function and the line of a call.
 
@@ -355,6 +374,14 @@ class MainThread:
             UnreadableError: The process has ended, or the calls changed while they were read.
         """
         return self._interpreter.look(self._state)
+
+    def steady_calls(self) -> tuple[RawFrame, ...]:
+        """Return its calls, all of one moment, without their names.
+
+        Raises:
+            UnreadableError: The process has ended, or the calls changed while they were read.
+        """
+        return self._interpreter.steady_calls(self._state)
 
     def frame(self, raw: RawFrame) -> Frame:
         """Return the function and the line of a call.
