@@ -42,7 +42,7 @@ p { margin: 2px 0; color: #64748b; }
 #graph { position: relative; }
 #graph div { position: absolute; height: 18px; box-sizing: border-box; overflow: hidden;
   white-space: nowrap; text-overflow: ellipsis; font-size: 12px; line-height: 18px;
-  padding: 0 3px; border-radius: 2px; cursor: pointer; color: #0f172a; border: 0 solid #fff;
+  text-indent: 3px; border-radius: 2px; cursor: pointer; color: #0f172a; border: 0 solid #fff;
   border-right-width: 1px; }
 #graph div:hover { filter: brightness(0.88); }
 #graph div.dim { opacity: 0.45; }

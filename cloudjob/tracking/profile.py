@@ -18,6 +18,8 @@ from jobentry.system.requests import PROFILE, request
 if TYPE_CHECKING:
     from cloudjob.backends.base import Backend
 
+# A shorter rest of the time is not worth another request.
+_LEAST_S = 0.05
 # What a rank that is not computing waits for, in words.
 WAITS = {
     Wait.NOTHING: "",
@@ -48,7 +50,7 @@ class JobProfile:
         cpu_s: The CPU time that its node took for that.
         looks: How often its stack was seen.
         missed: How often it was not, because it changed meanwhile.
-        has_ended: Whether the rank ended before the time was over.
+        has_ended: Whether the rank ended, or its job no longer answered, before the time was over.
         stacks: Each stack, the outermost call first, with what it waits for and how often it was
             seen.
     """
@@ -109,7 +111,7 @@ class JobProfile:
             share = 100 * self.missed / (self.looks + self.missed)
             notes.append(f"{share:.1f} % of the looks saw no whole stack and are left out.")
         if self.has_ended:
-            notes.append("The rank ended meanwhile.")
+            notes.append("The rank ended meanwhile, or its job no longer answered.")
         return notes
 
     def _rows(self) -> Iterator[tuple[Sequence[Call], str, int]]:
@@ -128,13 +130,18 @@ def take(backend: Backend[object], handle: str, job: str, rank: int, seconds: fl
     """
     at = time.time()
     pieces: list[Profile] = []
-    while (left_s := seconds - sum(each.seconds for each in pieces)) > 0.05:
-        piece = _piece(backend, handle, rank, min(left_s, MOST_PIECE_S))
+    while (left_s := seconds - sum(each.seconds for each in pieces)) > _LEAST_S:
+        try:
+            piece = _piece(backend, handle, rank, min(left_s, MOST_PIECE_S))
+        except BackendError:
+            if not pieces:
+                raise
+            piece = pieces[-1]._replace(problem="it does not answer")
         if piece.problem and not pieces:
             raise BackendError(f"profiling rank {rank} of {handle}: {piece.problem}")
-        if piece.problem or not piece.seconds:
-            # It ran when this began.
-            pieces.append(piece._replace(has_ended=True))
+        if piece.problem:
+            # It could be read before, so what was seen until then is the profile.
+            pieces[-1] = pieces[-1]._replace(has_ended=True)
             break
         pieces.append(piece)
         if piece.has_ended:
