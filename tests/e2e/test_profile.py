@@ -8,7 +8,6 @@ RANKS = ("--nodes", "2", "--procs-per-node", "1")
 SCRIPT = """
 from mpi4py import MPI
 comm = MPI.COMM_WORLD
-def my_secret_is_hidden(): pass
 def augment():
     return sum(i * i for i in range(20_000))
 def step():
@@ -86,3 +85,25 @@ def test_what_cannot_be_profiled_is_refused(cloud, job, options, message):
     assert done.code == 2
     assert message in done.err.decode()
     assert b"Traceback" not in done.err
+
+
+def test_secrets_in_names_are_masked(cloud, tmp_path):
+    secret = "hunter2hunter2"
+    cloud.write("cloudjob.yaml", "secrets: [TOKEN]\n")
+    script = f"""
+    def work_{secret}():
+        while not os.path.exists(f"{{results}}/end"): write_result("up")
+    work_{secret}()
+    """
+    job = cloud.detach(cloud.script(script), env={"TOKEN": secret})
+    cloud.await_results("up")
+    page = tmp_path / "profile.html"
+    try:
+        done = cloud.cli("profile", job, "--seconds", "1", "-o", str(page))
+    finally:
+        cloud.cli("cancel", "--now", job)
+
+    assert done.code == 0, done
+    assert "work_***()" in page.read_text()
+    assert secret not in page.read_text()
+    assert secret.encode() not in done.err

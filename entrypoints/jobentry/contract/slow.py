@@ -37,12 +37,15 @@ class Function(NamedTuple):
     Args:
         line: The line that it was at most often.
         looks: How often it was there.
+        callers: A checksum of the functions of the job that have called it: ``forward()`` of an
+            evaluation is not that of a training.
     """
 
     file: str
     name: str
     line: int
     looks: int
+    callers: int = 0
 
 
 class RankShare(NamedTuple):
@@ -173,8 +176,8 @@ def from_row(row: Sequence[Any]) -> RankShare:
         finite(faults_s),
         tuple(numbers(cpus)) if cpus else (),
         tuple(
-            Function(shortened(file), shortened(name), int(line), int(count))
-            for file, name, line, count in functions[:MOST_FUNCTIONS]
+            Function(shortened(file), shortened(name), int(line), int(count), int(callers))
+            for file, name, line, count, callers in functions[:MOST_FUNCTIONS]
         ),
     )
 

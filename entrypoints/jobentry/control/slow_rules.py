@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from math import sqrt
 from statistics import median
-from typing import Callable, Mapping, NamedTuple, Sequence
+from typing import Callable, Mapping, NamedTuple, Sequence, Tuple
 
 from jobentry.contract.rank_lists import ranges
 from jobentry.contract.slow import RankShare, Reason, Slow, place_text
@@ -33,6 +33,10 @@ _DELAY_PERCENT, _THROTTLED_PERCENT, _FAULTS_S, _SHARE_PERCENT = 10.0, 5.0, 20.0,
 _QUIET_DISK_PERCENT = 10.0
 
 
+# A function with its file and its callers.
+_Function = Tuple[str, str, int]
+
+
 class _Sum(NamedTuple):
     """What a rank did in all windows together; percentages are means."""
 
@@ -49,8 +53,8 @@ class _Sum(NamedTuple):
     delay_percent: float
     throttled_percent: float
     faults_s: float
-    functions: Mapping[tuple[str, str], int]
-    lines: Mapping[tuple[str, str], int]
+    functions: Mapping[_Function, int]
+    lines: Mapping[_Function, int]
 
     @property
     def wait_share(self) -> float:
@@ -170,7 +174,8 @@ def _is_in_step(others: Sequence[_Sum]) -> bool:
 def _own_place(slow: _Sum, others: Sequence[_Sum]) -> tuple[Frame, int] | None:
     """Return where a rank spends more time than the others, and which percentage of it.
 
-    None if most of them never are in that function, as then the rank has work of its own.
+    None if most of them never are in that function, called from the same ones, as then the rank has
+    work of its own.
     """
     extra = {
         function: count / slow.looks - median(_share_in(each, function) for each in others)
@@ -181,12 +186,13 @@ def _own_place(slow: _Sum, others: Sequence[_Sum]) -> tuple[Frame, int] | None:
     function = max(sorted(extra), key=lambda each: extra[each])
     if 2 * sum(function in each.functions for each in others) < len(others):
         return None
-    file, name = function
-    percent = round(100 * slow.functions[function] / slow.looks)
+    file, name, _ = function
+    looks = sum(count for each, count in slow.functions.items() if each[:2] == (file, name))
+    percent = round(100 * looks / slow.looks)
     return Frame(file, slow.lines[function], name), percent
 
 
-def _share_in(each: _Sum, function: tuple[str, str]) -> float:
+def _share_in(each: _Sum, function: _Function) -> float:
     return each.functions.get(function, 0) / each.looks
 
 
@@ -298,12 +304,13 @@ _REASONS: tuple[tuple[Reason, Callable[[_Split], str]], ...] = (
 
 def _sum(windows: Sequence[RankShare]) -> _Sum:
     looks = sum(each.looks for each in windows)
-    functions: Counter[tuple[str, str]] = Counter()
-    lines: dict[tuple[str, str], int] = {}
+    functions: Counter[_Function] = Counter()
+    lines: dict[_Function, int] = {}
     for window in windows:
         for each in window.functions:
-            functions[each.file, each.name] += each.looks
-            lines[each.file, each.name] = each.line
+            key = (each.file, each.name, each.callers)
+            functions[key] += each.looks
+            lines[key] = each.line
     meetings = Counter(each.meeting for each in windows if each.waits)
     last = windows[-1]
     return _Sum(

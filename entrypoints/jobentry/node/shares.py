@@ -8,8 +8,10 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+import zlib
 from collections import Counter
 from enum import Enum
+from itertools import groupby, takewhile
 from typing import TYPE_CHECKING, NamedTuple, Sequence
 
 from jobentry.contract.slow import MOST_FUNCTIONS, Function, RankShare
@@ -31,8 +33,8 @@ from jobentry.system import linux
 if TYPE_CHECKING:
     from jobentry.stacks.python_stacks import Look, MainThread, RawFrame
 
-# How many calls are read from the innermost one on, until one of the job's own code comes.
-_MOST_CALLS = 24
+# How many calls are read, from the innermost one on.
+_MOST_CALLS = 48
 # How many names and lines are remembered. Those of a rank are forgotten after each window, as a
 # program may unload code.
 _MOST_NAMES = 2000
@@ -53,11 +55,13 @@ class Doing(NamedTuple):
     Args:
         operation: The call in which it waits for others; empty if it does not.
         place: The innermost call in the job's own code, or else the innermost one.
+        callers: A checksum of the functions of the job that have called it.
     """
 
     kind: Kind
     operation: str
     place: Frame
+    callers: int
 
 
 class _Counters(NamedTuple):
@@ -107,7 +111,7 @@ class RankShares:
     def _restart(self) -> None:
         self._looks = self._waits = self._passes = self._data = self._disk = 0
         self._meetings: Counter[tuple[str, bool]] = Counter()
-        self._functions: Counter[tuple[str, str]] = Counter()
+        self._functions: Counter[tuple[str, str, int]] = Counter()
         self._lines: Counter[tuple[str, str, int]] = Counter()
 
     def note(self, target: MainThread, look: Look, *, has_moved: bool) -> None:
@@ -132,7 +136,7 @@ class RankShares:
         self._data += doing.kind is Kind.DATA
         self._disk += _waits_for_disk(target.process)
         place = doing.place
-        self._functions[place.file, place.function] += 1
+        self._functions[place.file, place.function, doing.callers] += 1
         self._lines[place.file, place.function, place.line] += 1
 
     def recent(self) -> tuple[int | None, str]:
@@ -166,8 +170,8 @@ class RankShares:
     def _share(self, rank: int, node: int) -> RankShare:
         ((meeting, is_two), _), *_rest = self._meetings.most_common(1) or [(("", False), 0)]
         functions = tuple(
-            Function(file, name, self._usual_line(file, name), count)
-            for (file, name), count in self._functions.most_common(MOST_FUNCTIONS)
+            Function(file, name, self._usual_line(file, name), count, callers)
+            for (file, name, callers), count in self._functions.most_common(MOST_FUNCTIONS)
         )
         return RankShare(
             rank,
@@ -206,30 +210,28 @@ class RankShares:
 
     def _doing(self, target: MainThread, calls: Sequence[RawFrame]) -> Doing | None:
         """Return what a rank does; None if its calls cannot be read."""
-        frames: list[Frame] = []
-        for raw in calls[:_MOST_CALLS]:
-            try:
-                frame = self._frame(target, raw)
-            except UnreadableError:
-                return None
-            frames.append(frame)
-            if is_own(frame):
-                break
+        try:
+            frames = [self._frame(target, raw) for raw in calls[:_MOST_CALLS]]
+        except UnreadableError:
+            return None
         place = place_of(frames)
         if place is None:
             return None
+        functions = [each[::2] for each in frames if is_own(each)]
+        callers = zlib.crc32(repr([name for name, _ in groupby(functions)]).encode("utf-8"))
         source = self._sources.line(self._folder, frames[0].file, frames[0].line)
         frames[0] = frames[0]._replace(source=source)
-        return self._classified(frames, place)
+        return Doing(*self._kind(frames), place, callers)
 
-    def _classified(self, frames: Sequence[Frame], place: Frame) -> Doing:
+    def _kind(self, frames: Sequence[Frame]) -> tuple[Kind, str]:
+        """Return what a rank does, and the call in which it waits for others."""
         name = operation(frames)
         if name:
-            return Doing(Kind.WAITS, name, place)
-        wait = wait_in_libraries(frames)
+            return Kind.WAITS, name
+        wait = wait_in_libraries(list(takewhile(lambda each: not is_own(each), frames)))
         if wait is Wait.DEVICE or (reads_back(frames[0]) and self._has_device()):
-            return Doing(Kind.WAITS, "device", place)
-        return Doing(Kind.DATA if wait is Wait.DATA else Kind.WORKS, "", place)
+            return Kind.WAITS, "device"
+        return (Kind.DATA if wait is Wait.DATA else Kind.WORKS), ""
 
     def _has_device(self) -> bool:
         """Whether its process uses a GPU or NPU; asked only where values are read back."""

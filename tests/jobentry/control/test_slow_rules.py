@@ -38,12 +38,20 @@ class Rank:
     throttled_percent: float = 0.0
     faults_s: float = 0.0
     cpus: tuple[int, ...] = (0, 1, 2, 3)
+    # The functions that something else calls than usual.
+    called_elsewhere: frozenset[tuple[str, str]] = frozenset()
 
     def share(self, rank: int) -> RankShare:
         waits = self.looks * self.waits // 100
         parts = sum(self.functions.values())
         functions = tuple(
-            Function(file, name, LINES[file, name], (self.looks - waits) * part // parts)
+            Function(
+                file,
+                name,
+                LINES[file, name],
+                (self.looks - waits) * part // parts,
+                int((file, name) in self.called_elsewhere),
+            )
             for (file, name), part in self.functions.items()
         )
         return RankShare(
@@ -88,6 +96,12 @@ QUIET = {
     "one rank": ((FAST,),),
     "the difference is small": ((Rank(30), Rank(30), Rank(18)),),
     "rank 0 evaluates from time to time": ((EVALUATES, *[Rank(35, {FORWARD: 1})] * 3),),
+    "rank 0 evaluates, in a function of the training": (
+        (
+            Rank(2, {FORWARD: 5, AUGMENT: 1}, called_elsewhere=frozenset([FORWARD])),
+            *[Rank(35, MIXED)] * 3,
+        ),
+    ),
     "rank 0 evaluates for the whole time": (
         (Rank(0, {EVALUATE: 1}), *[Rank(100, {}, passes=0)] * 3),
     ),

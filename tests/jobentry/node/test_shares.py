@@ -122,6 +122,15 @@ QUIET = {
         "    idle(.03)\n"
         "    if rank == 0 and number % 10 == 0: evaluate()\n"
     ),
+    "rank 0 also evaluates, with a function of the training": (
+        "number = 0\n"
+        "def evaluate():\n"
+        "    for _ in range(10): idle(.03)\n"
+        "def step():\n"
+        "    global number; number += 1\n"
+        "    idle(.03)\n"
+        "    if rank == 0 and number % 10 == 0: evaluate()\n"
+    ),
     "each rank has its own part": (
         "def first(): time.sleep(.09)\n"
         "def second(): time.sleep(.03)\n"
