@@ -19,8 +19,8 @@ from jobentry.contract.stacks import Frame
 
 # How many windows are judged together, and in how many of them a rank must stand out.
 WINDOWS, _MOST_ORDINARY = 6, 1
-# Fewer looks at a rank in a window tell nothing.
-_LEAST_LOOKS = 8
+# Fewer looks at a rank in a window tell nothing; with few, the errors below are large.
+_LEAST_LOOKS = 4
 # The others wait at least this share of the time, and this much more than the rank; and so many
 # standard errors more, as each share is counted at a number of looks.
 _LEAST_COST, _LEAST_MARGIN, _LEAST_ERRORS = 0.20, 0.15, 4.0

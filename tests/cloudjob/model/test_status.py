@@ -45,6 +45,7 @@ def test_a_running_job_as_json():
         "code": None,
         "phases": [],
         "hang": None,
+        "slow": None,
     }
 
 

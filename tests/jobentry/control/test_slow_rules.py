@@ -128,7 +128,7 @@ QUIET = {
     "two groups of the same size, of which none is the rule": (
         (Rank(0), Rank(0), Rank(0), Rank(40), Rank(40)),
     ),
-    "too few looks": ((replace(SLOW, looks=7), replace(FAST, looks=7)),),
+    "too few looks": ((replace(SLOW, looks=3), replace(FAST, looks=3)),),
     "a chance, with few looks": ((replace(SLOW, looks=8, waits=13), replace(FAST, looks=8)),),
     "a rank that cannot be read": ((Rank(0, {}, looks=0), *[FAST] * 3),),
     "others that stand in one collective": ((SLOW, *[replace(FAST, passes=0)] * 3),),
