@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cloudjob.errors import BackendError
+from cloudjob.errors import BackendError, UsageError
 from cloudjob.model import flame_graph
 from cloudjob.model.flame_graph import Call
 from jobentry.contract.profiles import MOST_PIECE_S, Profile, ProfileError, load
@@ -126,6 +126,7 @@ def take(backend: Backend[object], handle: str, job: str, rank: int, seconds: fl
         seconds: For how long to look at it.
 
     Raises:
+        UsageError: The backend cannot reach its nodes.
         BackendError: The nodes cannot be asked, do not answer, or cannot read the rank.
     """
     at = time.time()
@@ -173,7 +174,11 @@ def merged(job: str, at: float, pieces: Sequence[Profile]) -> JobProfile:
 
 
 def _piece(backend: Backend[object], handle: str, rank: int, seconds: float) -> Profile:
-    answer = backend.ask(handle, request(PROFILE, rank=rank, seconds=round(seconds, 3)))
+    try:
+        answer = backend.ask(handle, request(PROFILE, rank=rank, seconds=round(seconds, 3)))
+    except UsageError as error:
+        hint = "`cloudjob top` shows on every platform where each rank is, and how much it waits"
+        raise UsageError(error.message, hint=f"{error.hint}; {hint}") from error
     try:
         return load(answer)
     except ProfileError as error:

@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from cloudjob.errors import BackendError
+from cloudjob.backends.base import Backend
+from cloudjob.errors import BackendError, UsageError
 from cloudjob.tracking import profile
 from jobentry.contract import profiles
 from jobentry.contract.profiles import CountedStack, Profile
@@ -86,3 +87,14 @@ def test_damaged_answers_are_an_error():
 
     with pytest.raises(BackendError, match="profiling rank 1"):
         take(head, 5.0)
+
+
+def test_a_platform_whose_nodes_cannot_be_reached_is_refused_with_what_is_possible():
+    class Unreachable(Head):
+        ask = Backend.ask
+
+    with pytest.raises(UsageError, match="its backend cannot reach them") as refused:
+        take(Unreachable(), 5.0)
+
+    assert refused.value.hint is not None
+    assert "`cloudjob top` shows on every platform" in refused.value.hint
