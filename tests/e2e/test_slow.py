@@ -42,8 +42,13 @@ def test_the_rank_that_the_others_wait_for_is_named_until_it_is_as_fast_as_they(
     def log():
         return cloud.cli("logs", job).err.decode()
 
+    def slow_ranks():
+        status = cloud.status(job)
+        assert status["state"] == "RUNNING", log()
+        return status["slow"]
+
     try:
-        slow = until(lambda: cloud.status(job)["slow"], log)
+        slow = until(slow_ranks, log)
 
         assert (slow["ranks"], slow["nodes"]) == ([2], [1])
         assert slow["cost_percent"] >= 20
@@ -57,7 +62,7 @@ def test_the_rank_that_the_others_wait_for_is_named_until_it_is_as_fast_as_they(
         assert "barrier at job.py:" in top
 
         (cloud.results / "even").touch()
-        until(lambda: cloud.status(job)["slow"] is None, log)
+        until(lambda: slow_ranks() is None, log)
         assert "no longer slow: rank 2 on node 1" in log()
 
         (cloud.results / "end").touch()
