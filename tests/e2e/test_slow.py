@@ -15,12 +15,14 @@ from mpi4py import MPI
 comm = MPI.COMM_WORLD
 def load(seconds):
     time.sleep(seconds)
-def step():
+def step(number):
     is_slow = rank == 2 and not os.path.exists(f"{results}/even")
     load(.6 if is_slow else .02)
     comm.Barrier()
+number = 0
 while not comm.allreduce(os.path.exists(f"{results}/end"), op=MPI.LOR):
-    step()
+    step(number)
+    number += 1
 """
 LIMIT_S = 400
 

@@ -24,6 +24,9 @@ _LEAST_LOOKS = 4
 # The others wait at least this share of the time, and this much more than the rank; and so many
 # standard errors more, as each share is counted at a number of looks.
 _LEAST_COST, _LEAST_MARGIN, _LEAST_ERRORS = 0.20, 0.15, 4.0
+# So often, in all windows, the others are seen to have passed the collective; a loop none of whose
+# variables changes is seen to do so only if a look falls between two rounds.
+_LEAST_PASSES = 3
 # A rank that has been named stays so as long as this part of the margin is left.
 _KEEPS = 0.5
 # A counter shows a reason from this value on, if it is so much higher than that of the others.
@@ -164,11 +167,11 @@ def _variance_of_median(ranks: Sequence[_Sum]) -> float:
 
 
 def _is_in_step(others: Sequence[_Sum]) -> bool:
-    """Whether these ranks wait in the same collective, and pass it in each window."""
+    """Whether these ranks wait in the same collective, and pass it again and again."""
     meetings = {each.meeting for each in others}
     if len(meetings) > 1 or "" in meetings or any(each.has_messages for each in others):
         return False
-    return all(each.passes >= WINDOWS for each in others)
+    return all(each.passes >= _LEAST_PASSES for each in others)
 
 
 def _own_place(slow: _Sum, others: Sequence[_Sum]) -> tuple[Frame, int] | None:

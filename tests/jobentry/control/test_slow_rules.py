@@ -72,6 +72,12 @@ class Rank:
         )
 
 
+def in_one_window(rank: Rank) -> tuple[tuple[Rank, ...], ...]:
+    """Return windows of a slow rank and others, which pass their collective only in the first."""
+    others = replace(rank, passes=0)
+    return ((SLOW, rank, rank), (SLOW, others, others))
+
+
 def history(*windows: tuple[Rank, ...]) -> dict[int, list[RankShare]]:
     """Return these windows, the last of them as often as needed."""
     rows = [*windows, *[windows[-1]] * (WINDOWS - len(windows))]
@@ -132,6 +138,7 @@ QUIET = {
     "a chance, with few looks": ((replace(SLOW, looks=8, waits=13), replace(FAST, looks=8)),),
     "a rank that cannot be read": ((Rank(0, {}, looks=0), *[FAST] * 3),),
     "others that stand in one collective": ((SLOW, *[replace(FAST, passes=0)] * 3),),
+    "others that passed their collective only twice": in_one_window(replace(FAST, passes=2)),
     "all are slowed down by the network": ((Rank(70), Rank(72), Rank(75), Rank(71)),),
 }
 
