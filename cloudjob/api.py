@@ -45,6 +45,7 @@ from cloudjob.model.status import (
     JobState as JobState,
     JobStatus as JobStatus,
     Phase as Phase,
+    SlowRanks as SlowRanks,
 )
 from cloudjob.model.types import as_text, from_python
 from cloudjob.package.collection import Collected
@@ -58,6 +59,7 @@ from cloudjob.tracking.log import LogLine as LogLine
 from cloudjob.tracking.log_filter import LogFilter as LogFilter
 from cloudjob.tracking.metrics import MetricPoint as MetricPoint
 from cloudjob.tracking.outputs import Output as Output, Outputs as Outputs
+from cloudjob.tracking.profile import JobProfile as JobProfile
 from cloudjob.tracking.stacks import JobStacks as JobStacks, StackGroup as StackGroup
 from cloudjob.tracking.sweep import OnStatus, Ranked as Ranked, Sweep as Sweep
 from jobentry.contract.stores import STORE_SCHEMES

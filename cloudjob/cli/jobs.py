@@ -73,7 +73,8 @@ def _status(options: argparse.Namespace) -> int:
     status = job.status()
     latest = cloudjob.Journals() if status.state.is_final else job.latest()
     hang = status.hang or latest.hang_at(time.time())
-    status = replace(status, phases=status.phases or latest.phases, hang=hang)
+    slow = None if hang else latest.slow_at(time.time())
+    status = replace(status, phases=status.phases or latest.phases, hang=hang, slow=slow)
     if options.json:
         print_json({**status_json(status), "git_commit": job.git_commit})
     else:

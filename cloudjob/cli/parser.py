@@ -42,6 +42,7 @@ _COMMANDS = (
     ("rm", "jobs", "remove a job and everything stored for it"),
     ("top", "top", "show what the nodes and ranks of a job use"),
     ("stacks", "stacks", "show what the ranks of a job execute right now"),
+    ("profile", "profile", "show where a rank of a running job spends its time"),
     ("exec", "enter", "run a command on a node of a running job, as a rank would"),
     ("shell", "enter", "open a shell on a node of a running job"),
     ("forward", "forward", "reach a port of a node of a running job from this machine"),

@@ -86,6 +86,7 @@ def print_status(
         ("state", _verdict(status)),
         *(("" if index else "reason", line) for index, line in enumerate(reasons)),
         *(("" if index else "hang", line) for index, line in enumerate(_hang(status))),
+        ("slow", status.slow.message if status.slow else ""),
         *more,
         ("attempt", summary.attempt(status)),
         ("exit code", "" if status.exit_code is None else str(status.exit_code)),

@@ -33,7 +33,9 @@ if TYPE_CHECKING:
 _NODE_HEADERS = (
     "NODE", "PHASE", "CPU", "MEMORY", "SPACE", "WAITS", "NETWORK", "DISK", "DEVICES",
 )  # fmt: skip
-_RANK_HEADERS = ("RANK", "NODE", "STATE", "SILENT", "CPU", "MEMORY", "THREADS", "CHILDREN")
+_RANK_HEADERS = (
+    "RANK", "NODE", "STATE", "SILENT", "CPU", "WAITS", "MEMORY", "THREADS", "CHILDREN", "PLACE",
+)  # fmt: skip
 _REFRESH_S = 1.0
 # Seconds between two polls of the job's status.
 _STATUS_S = 3.0
@@ -48,6 +50,8 @@ _ORDERS: dict[str, Callable[[int, RankSample], Any]] = {
     "rank": lambda rank, _: rank,
     "CPU": lambda rank, sample: (-sample.cpu_percent, rank),
     "memory": lambda rank, sample: (-sample.rss_mib, rank),
+    # The one for which the others wait comes first.
+    "waits": lambda rank, sample: (_waits_or_inf(sample), rank),
 }
 
 
@@ -185,7 +189,7 @@ def _ranks(journals: cloudjob.Journals, order: str = "") -> Sequence[Table | str
     shown = sorted(by_silence[:_MAX_RANKS])
     if by_order:
         shown = sorted(last, key=lambda rank: by_order(rank, last[rank].sample))[:_MAX_RANKS]
-    table = new_table(_RANK_HEADERS, numbers=_RANK_HEADERS)
+    table = new_table(_RANK_HEADERS, numbers=_RANK_HEADERS[:-1])
     for rank in shown:
         sample = last[rank].sample
         state = state_of(sample.state)
@@ -198,13 +202,19 @@ def _ranks(journals: cloudjob.Journals, order: str = "") -> Sequence[Table | str
             ),
             summary.span(sample.quiet_s),
             f"{sample.cpu_percent}%",
+            _percent(journals.waits_percent(rank)),
             size_text(sample.rss_mib * _MIB),
             str(sample.threads),
             str(sample.children),
+            one_line(sample.place),
         )
     left_out = len(last) - len(shown)
     later = "" if by_order else " wrote something later"
     return (table, f"{counted(left_out, 'more rank')}{later}") if left_out else (table,)
+
+
+def _waits_or_inf(sample: RankSample) -> float:
+    return inf if sample.waits_percent is None else sample.waits_percent
 
 
 def add_top(parser: argparse.ArgumentParser) -> None:

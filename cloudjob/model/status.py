@@ -122,6 +122,27 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SlowRanks:
+    """Ranks that slow a running job down.
+
+    Args:
+        ranks: Those for which the others wait.
+        nodes: Their nodes.
+        cost_percent: The part of the time for which the others wait for them.
+        reason: A value of ``jobentry.contract.slow.Reason``.
+        place: Where they spend more time than the others: ``augment() at data.py:30``.
+        message: Who it is, what it costs, and what shows the reason.
+    """
+
+    ranks: tuple[int, ...]
+    nodes: tuple[int, ...]
+    cost_percent: int
+    reason: str
+    place: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobStatus:
     """Everything known about one job; times are RFC 3339 UTC, and None before the event.
 
@@ -130,6 +151,7 @@ class JobStatus:
         cause: What ended the job; None until it has failed.
         attempt: None for a job without retries, and on platforms that do not count attempts.
         absence: Why the job is not on its platform; None if it is, or may be.
+        slow: The ranks that slow a running job down; None if none stands out.
     """
 
     job: str
@@ -150,6 +172,7 @@ class JobStatus:
     absence: Absence | None = None
     hang: Hang | None = None
     attempt: Attempt | None = None
+    slow: SlowRanks | None = None
 
     @property
     def is_gone(self) -> bool:
@@ -196,6 +219,11 @@ def to_json(status: JobStatus) -> dict[str, Any]:
         "ranks": list(status.hang.ranks),
         "details": list(status.hang.details),
     }
+    values["slow"] = status.slow and {
+        **_values(status.slow),
+        "ranks": list(status.slow.ranks),
+        "nodes": list(status.slow.nodes),
+    }
     values["code"] = status.code and _values(status.code)
     values["attempt"] = status.attempt and _values(status.attempt)
     if status.failure is not None:
@@ -205,7 +233,7 @@ def to_json(status: JobStatus) -> dict[str, Any]:
     return values
 
 
-def _values(value: JobStatus | Code | Phase | Hang | Attempt) -> dict[str, Any]:
+def _values(value: JobStatus | Code | Phase | Hang | SlowRanks | Attempt) -> dict[str, Any]:
     """Return the fields of a value; ``asdict`` takes ten times as long, a second for a list."""
     return {name: getattr(value, name) for name in value.__slots__}
 
@@ -214,7 +242,10 @@ def from_json(values: dict[str, Any]) -> JobStatus:
     """Return the status from the values that ``to_json`` returned."""
     failure, code, hang = values["failure"], values["code"], values.get("hang")
     attempt = values.get("attempt")
+    slow = values.get("slow")
     changed = {
+        "slow": slow
+        and SlowRanks(**{**slow, "ranks": tuple(slow["ranks"]), "nodes": tuple(slow["nodes"])}),
         "state": JobState(values["state"]),
         "cause": None if values["cause"] is None else Cause(values["cause"]),
         "failure": failure and _failure(failure),

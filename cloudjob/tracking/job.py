@@ -30,6 +30,7 @@ from cloudjob.tracking import (
     log,
     notifier,
     outputs,
+    profile,
     stacks,
 )
 from cloudjob.tracking.access import JobAccess
@@ -38,6 +39,7 @@ from cloudjob.tracking.journals import Journals
 from cloudjob.tracking.log import LogLine, LogPiece, OnJournal
 from cloudjob.tracking.metrics import MetricPoint, MetricReader
 from cloudjob.tracking.outputs import Outputs
+from cloudjob.tracking.profile import JobProfile
 from cloudjob.tracking.stacks import JobStacks
 from cloudjob.tracking.status_reader import StatusReader
 from jobentry.contract.names import CLOUDJOB_S3_SESSION_TOKEN, STORE_KEYS
@@ -49,6 +51,8 @@ if TYPE_CHECKING:
 
 # The polling interval while a job is being submitted.
 _SENT_POLL_S = 0.1
+# The longest profile of a rank, in seconds.
+_MOST_PROFILE_S = 600.0
 
 
 class Job:
@@ -475,14 +479,7 @@ class Job:
             UsageError: The job does not run, or its backend cannot reach its nodes.
             BackendError: The job does not answer.
         """
-        state = self.status().state
-        if state is not JobState.RUNNING:
-            raise UsageError(f"reading the stacks of {self.id}: it is {state}")
-        if rank is not None and self.ranks and rank >= self.ranks:
-            raise UsageError(
-                f"reading the stacks of {self.id}: it has {counted(self.ranks, 'rank')}",
-                hint=f"rank: 0 to {self.ranks - 1}",
-            )
+        self._need_running_rank(f"reading the stacks of {self.id}", rank)
         return stacks.read(
             self._backend,
             self.handle,
@@ -490,6 +487,36 @@ class Job:
             with_threads=with_threads,
             with_native=with_native,
         )
+
+    def profile(self, rank: int = 0, *, seconds: float = 30.0) -> JobProfile:
+        """Look at the main thread of a rank 50 times a second, and return where it spends its time.
+
+        The rank is neither stopped nor signalled. A rank that ends meanwhile has a shorter profile.
+
+        Args:
+            seconds: For how long to look at it: up to 600.
+
+        Raises:
+            UsageError: The job does not run, has no such rank, or its backend cannot reach its
+                nodes.
+            BackendError: The job does not answer, or the rank cannot be read.
+        """
+        doing = f"profiling rank {rank} of {self.id}"
+        if not 0 < seconds <= _MOST_PROFILE_S:
+            raise UsageError(f"{doing}: for {seconds:g} s", hint="seconds: 1 to 600")
+        self._need_running_rank(doing, rank)
+        return profile.take(self._backend, self.handle, self.id, rank, seconds)
+
+    def _need_running_rank(self, doing: str, rank: int | None) -> None:
+        """Refuse a job that does not run or does not have this rank."""
+        state = self.status().state
+        if state is not JobState.RUNNING:
+            raise UsageError(f"{doing}: it is {state}")
+        if rank is not None and self.ranks and rank >= self.ranks:
+            raise UsageError(
+                f"{doing}: it has {counted(self.ranks, 'rank')}",
+                hint=f"rank: 0 to {self.ranks - 1}",
+            )
 
     def command_on(
         self,

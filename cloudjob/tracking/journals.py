@@ -11,18 +11,22 @@ from typing import NamedTuple
 
 from cloudjob.errors import BackendError, StoreError
 from cloudjob.model import times
-from cloudjob.model.status import Hang, Phase
+from cloudjob.model.status import Hang, Phase, SlowRanks
 from cloudjob.store.files import logged_if_unreadable
 from cloudjob.store.parallel import call_with_timeout, in_parallel
 from cloudjob.tracking import log
 from cloudjob.tracking.access import JobAccess
-from cloudjob.tracking.verdict import hang_of
-from jobentry.contract import hangs, journal
+from cloudjob.tracking.verdict import hang_of, slow_of
+from jobentry.contract import hangs, journal, slow
 from jobentry.contract.journal import Device, RankSample, Sample
 from jobentry.contract.paths import JobPaths
 
 # Seconds to wait for the ends of the logs of a job's nodes.
 _LOG_ENDS_S = 5.0
+# The head repeats which ranks are slow every minute; an older report may not be true any more.
+_SLOW_FRESH_S = 600.0
+# Over how much time the waiting of a rank is averaged, and over how many samples at most.
+_RECENT_S, _MOST_RECENT = 60.0, 64
 
 
 class RankPoint(NamedTuple):
@@ -98,6 +102,7 @@ class Journals:
         self._samples: dict[int, list[Sample]] = {}
         # What the head reported last, and which node that was.
         self._hang: tuple[int, hangs.Hang] | None = None
+        self._slow: tuple[int, slow.Slow] | None = None
 
     def add(self, node: int, lines: Iterable[bytes]) -> None:
         """Add lines of the journal of ``node``; damaged lines are skipped."""
@@ -107,6 +112,8 @@ class Journals:
                 self._phases[node, entry.name, entry.started_at] = entry
             elif isinstance(entry, hangs.Hang):
                 self._hang = (node, entry)
+            elif isinstance(entry, slow.Slow):
+                self._slow = (node, entry)
             elif entry is not None:
                 kept = [] if self._is_short else self._samples.get(node, [])
                 self._samples[node] = kept
@@ -117,6 +124,8 @@ class Journals:
         missing = other.nodes - self.nodes
         if other._hang and other._hang[0] in missing:
             self._hang = other._hang
+        if other._slow and other._slow[0] in missing:
+            self._slow = other._slow
         self._phases.update({key: each for key, each in other._phases.items() if key[0] in missing})
         self._samples.update(
             {node: each for node, each in other._samples.items() if node in missing}
@@ -143,6 +152,16 @@ class Journals:
             return hang_of(hang)
         # The head repeats its reports only after 10, 20, 40 … minutes.
         return hang_of(hang._replace(at=now_s, lasted_s=hang.lasted_s + now_s - hang.at))
+
+    def slow_at(self, now_s: float) -> SlowRanks | None:
+        """Return which ranks slow a running job down at a time; None if none stands out.
+
+        Args:
+            now_s: The time, in seconds since 1970.
+        """
+        if self._slow is None or now_s - self._slow[1].at > _SLOW_FRESH_S:
+            return None
+        return slow_of(self._slow[1])
 
     @property
     def nodes(self) -> frozenset[int]:
@@ -181,6 +200,16 @@ class Journals:
     def resources(self) -> Mapping[int, tuple[Sample, ...]]:
         """The samples of each node, oldest first."""
         return {node: tuple(samples) for node, samples in sorted(dict(self._samples).items())}
+
+    def waits_percent(self, rank: int) -> float | None:
+        """Return for how much of the last minute a rank waited for others; None if not known."""
+        points = self.ranks.get(rank, ())[-_MOST_RECENT:]
+        percentages = [
+            each.sample.waits_percent
+            for each in points
+            if each.sample.waits_percent is not None and points[-1].at - each.at < _RECENT_S
+        ]
+        return sum(percentages) / len(percentages) if percentages else None
 
     @property
     def running(self) -> list[RankPoint]:

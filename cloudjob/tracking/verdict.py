@@ -12,9 +12,9 @@ from cloudjob.backends.native import Absent, Ended, NativeStatus, Running, Stop,
 from cloudjob.home.records import JobRecord
 from cloudjob.model import status as statuses
 from cloudjob.model import times
-from cloudjob.model.status import Code, Hang, JobStatus, Phase, state_of
+from cloudjob.model.status import Code, Hang, JobStatus, Phase, SlowRanks, state_of
 from cloudjob.model.text import one_line
-from jobentry.contract import exits, hangs, messages, node_end
+from jobentry.contract import exits, hangs, messages, node_end, slow
 from jobentry.contract.exits import Cause, ExitRecord, Failure, Outcome
 from jobentry.contract.malformed import MALFORMED
 
@@ -108,6 +108,20 @@ def hang_of(hang: hangs.Hang | None) -> Hang | None:
         since=times.rfc3339(hang.at - hang.lasted_s),
         message=one_line(hangs.headline(hang)),
         details=tuple(one_line(line) for line in hangs.details(hang)),
+    )
+
+
+def slow_of(found: slow.Slow | None) -> SlowRanks | None:
+    """Return which ranks slow a job down, as its status has it; None if none does any more."""
+    if found is None or found.is_over:
+        return None
+    return SlowRanks(
+        ranks=found.ranks,
+        nodes=found.nodes,
+        cost_percent=found.cost_percent,
+        reason=found.reason.value,
+        place=one_line(slow.place_text(found.place)),
+        message=one_line(slow.headline(found)),
     )
 
 

@@ -164,7 +164,7 @@ def test_fresh_keys_are_put_where_only_the_job_s_user_reads_them(cloud):
     assert cloud.run("wait", job).code == 0
 
 
-def test_stacks_show_the_rank_that_the_others_wait_for(cloud):
+def test_stacks_show_the_rank_that_the_others_wait_for(cloud, tmp_path):
     """The entry reads them inside of its container, without any capability."""
     cloud.script(
         "import os, time\n"
@@ -190,6 +190,10 @@ def test_stacks_show_the_rank_that_the_others_wait_for(cloud):
     }
     assert (odd["nodes"], odd["problem"]) == ([1], "")
     assert (waiting["ranks"], waiting["does"]) == ([0, 1, 2], "waiting for other ranks")
+    page = tmp_path / "profile.html"
+    done = cloud.run("profile", job, "--rank", "3", "--seconds", "1", "-o", str(page))
+    assert done.code == 0, done
+    assert "load() at train.py:3: 100.0 %" in page.read_text()
     assert cloud.run("cancel", "--now", job).code == 0
     refused = cloud.run("stacks", job)
     assert (refused.code, refused.err.partition("\n")[0]) == (

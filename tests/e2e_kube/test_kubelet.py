@@ -129,7 +129,7 @@ def test_a_real_kubelet_sets_up_a_pod_as_its_manifest_describes(
 
 
 def test_commands_run_in_a_pod_and_its_stacks_are_read(
-    volcano_lab: RealLab, until: Callable[..., None]
+    volcano_lab: RealLab, until: Callable[..., None], tmp_path: Path
 ):
     """They reach the pod through kubectl; the program there is that of the rank."""
     lab = volcano_lab
@@ -141,12 +141,16 @@ def test_commands_run_in_a_pod_and_its_stacks_are_read(
 
     done = lab.run("exec", job.job, "--", "sh", "-c", text)
     stacks = lab.run("stacks", "--json", job.job)
+    page = tmp_path / "profile.html"
+    profile = lab.run("profile", job.job, "--seconds", "1", "-o", str(page))
 
     folder = "/home/ma-user/modelarts/user-job-dir/code"
     assert (done.code, done.out) == (7, f"5$(A)|a b$(HOME)$$|1000|{folder}|"), done
     assert stacks.code == 0, stacks
     (group,) = json.loads(stacks.out)["groups"]
     assert group["frames"][0]["source"] == "time.sleep(600)"
+    assert profile.code == 0, profile
+    assert "sleeps: 100.0 %" in page.read_text()
     assert lab.run("exec", job.job, "nothing").code == 127
 
 

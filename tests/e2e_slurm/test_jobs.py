@@ -115,7 +115,7 @@ write_result(f"rank-{rank}", [node, socket.gethostname(), hosts, home, slurm])
     }
 
 
-def test_stacks_show_the_rank_that_the_others_wait_for(cloud):
+def test_stacks_show_the_rank_that_the_others_wait_for(cloud, tmp_path):
     """A step of the job asks the head, whose node need not be the one with the lowest name."""
     cloud.write(
         "train.py",
@@ -142,6 +142,10 @@ MPI.COMM_WORLD.Barrier()
     assert [frame["function"] for frame in odd["frames"]] == ["load", "<module>"]
     assert odd["does"] == "sleeping"
     assert (waiting["ranks"], waiting["does"]) == ([0, 1, 2], "waiting for other ranks")
+    page = tmp_path / "profile.html"
+    done = cloud.run("profile", job, "--rank", "3", "--seconds", "1", "-o", str(page))
+    assert done.code == 0, done
+    assert "load() at train.py:" in page.read_text()
     assert cloud.run("cancel", "--now", job).code == 0
 
 

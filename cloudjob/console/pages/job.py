@@ -16,7 +16,7 @@ from cloudjob.console.state import Console
 from cloudjob.console.text import displayable
 from cloudjob.console.threads import in_thread
 from cloudjob.errors import CloudJobError
-from cloudjob.model.status import Hang, JobState, JobStatus, Phase
+from cloudjob.model.status import Hang, JobState, JobStatus, Phase, SlowRanks
 from cloudjob.model.summary import age, duration
 from cloudjob.submission import failure_hint
 from cloudjob.tracking import Job
@@ -54,6 +54,7 @@ class _JobPage:
         self._hint = ""
         self._phases: Sequence[Phase] = ()
         self._hang: Hang | None = None
+        self._slow: SlowRanks | None = None
         self._panels: dict[str, ui.column] = {}
         self._overview: Overview | None = None
         self._fills: dict[str, Callable[[], Awaitable[None] | None]] = {
@@ -109,10 +110,11 @@ class _JobPage:
     async def _poll(self) -> None:
         try:
             self._status = await in_thread(self._job.status)
-            self._phases, self._hang = self._status.phases, self._status.hang
+            self._phases, self._hang, self._slow = self._status.phases, self._status.hang, None
             if not self._status.state.is_final:
                 journals = await in_thread(self._console.journals, self._job)
                 self._phases, self._hang = journals.phases, journals.hang_at(time.time())
+                self._slow = journals.slow_at(time.time())
             # Searches the source if the failure names a missing file.
             self._hint = await in_thread(failure_hint.of_job, self._job, self._status)
             self._error = ""
@@ -152,6 +154,11 @@ class _JobPage:
             ui.label(displayable(self._error)).classes("text-negative")
         if self._hang is not None:
             _hang_band(self._hang, self._job, has_ended=status.state.is_final)
+        elif self._slow is not None:
+            with ui.card().classes("panel"):
+                ui.label("Slow").classes("panel-title")
+                ui.label(displayable(self._slow.message))
+                ui.link("What each rank does over time", f"/job/{self._job.id}/ranks")
 
     def _copy(self) -> None:
         ui.clipboard.write(self._job.id)

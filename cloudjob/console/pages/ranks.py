@@ -1,4 +1,4 @@
-"""A grid with one cell for each rank, in which ranks that differ stand out."""
+"""A cell or a lane for each rank, in which ranks that differ stand out."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from typing import Any
 
 from nicegui import ui
 
-from cloudjob.console import charts
+from cloudjob.console import charts, rank_lanes
 from cloudjob.console.pages.live import ChartPanel, Live
 from cloudjob.console.state import Console
 from cloudjob.console.threads import in_thread
+from cloudjob.model import times
 from cloudjob.tracking import Job
 
 _MISSING = "The nodes have not recorded their ranks"
@@ -19,7 +20,11 @@ _NO_STEPS = "No rank has printed a metric with a step"
 async def build(console: Console, job: Job) -> None:
     """Show the grid, and keep it up to date while the job runs."""
     view = _Ranks(console, job)
-    choice = ui.toggle(list(charts.RANK_VALUES), value=view.shows, on_change=view.choose)
+    choice = ui.toggle(
+        [charts.RANK_VALUES[0], rank_lanes.TITLE, *charts.RANK_VALUES[1:]],
+        value=view.shows,
+        on_change=view.choose,
+    )
     choice.props("dense unelevated no-caps toggle-color=primary").classes("states")
     await view.start()
 
@@ -45,7 +50,11 @@ class _Ranks(Live):
         status = self.job.last_status
         if status is None:
             status = await in_thread(self.job.status)
-        chart = await in_thread(charts.rank_grid, status, journals, shows, steps)
+        if shows == rank_lanes.TITLE:
+            zero_s = times.seconds_of(status.created_at)
+            chart = await in_thread(rank_lanes.rank_lanes, journals, zero_s)
+        else:
+            chart = await in_thread(charts.rank_grid, status, journals, shows, steps)
         if self._panel and chart and chart.title == self._drawn:
             self._panel.update(chart)
             return self._failed_rank()
@@ -66,6 +75,10 @@ class _Ranks(Live):
         return f"Rank {failure.rank} made the job fail: {failure.message}"
 
     def _open(self, event: Any) -> None:
+        """Show the stacks of a running job for a lane, and the log of a rank for its cell."""
+        if self.shows == rank_lanes.TITLE and not self.job.has_final_status:
+            ui.navigate.to(f"/job/{self.job.id}/stacks")
+            return
         rank = event.data.get("rank") if isinstance(event.data, dict) else None
         if rank is not None:
             ui.navigate.to(f"/job/{self.job.id}/log?rank={int(rank)}")

@@ -289,11 +289,13 @@ const console_ui = (() => {
 
   const rankText = ({ data }) => {
     if (!data.sample) return `<b>rank ${data.rank}</b>, ${safe(data.state)}`;
-    const { cpu_percent, rss_mib, quiet_s, threads, children } = data.sample;
+    const { cpu_percent, rss_mib, quiet_s, threads, children, waits_percent, place } = data.sample;
+    const waits = waits_percent === null ? "" : `<br>waits for others ${waits_percent} % of the time`;
     return (
       `<b>rank ${data.rank}</b> on node ${data.node}, ${safe(data.state)}<br>` +
       `silent for ${span(quiet_s)}<br>CPU ${cpu_percent} %, memory ${(rss_mib * 1.048576).toFixed(1)} MB<br>` +
-      `${threads} threads, ${children} children`
+      `${threads} threads, ${children} children${waits}` +
+      (place ? `<br>${safe(place)}` : "")
     );
   };
 

@@ -162,8 +162,8 @@ def from_values(values: Any) -> Hang:
     return Hang(
         Rule(values["rule"]),
         Confidence(values["confidence"]),
-        _number(values["at"]),
-        _number(values["lasted_s"]),
+        finite(values["at"]),
+        finite(values["lasted_s"]),
         groups,
         min(len(groups), max(0, int(values["named"]))),
         values["is_over"] is True,
@@ -185,16 +185,16 @@ def from_row(row: Any) -> Standing:
         TypeError: They have another form.
     """
     rank, node, activity, wait, does, place, operation, *numbers_of = row
-    still_s, longest_s, cpu_percent, moved_bytes_s, quiet_s = map(_number, numbers_of)
+    still_s, longest_s, cpu_percent, moved_bytes_s, quiet_s = map(finite, numbers_of)
     file, line, function, source = place
     return Standing(
         int(rank),
         int(node),
         Activity(activity),
         Wait(wait),
-        _text(does),
-        Frame(_text(file), int(line), _text(function), _text(source)),
-        _text(operation),
+        shortened(does),
+        Frame(shortened(file), int(line), shortened(function), shortened(source)),
+        shortened(operation),
         still_s,
         longest_s,
         int(cpu_percent),
@@ -225,26 +225,33 @@ def _group(values: Any) -> Group:
         tuple(numbers(values["nodes"])),
         Activity(values["activity"]),
         Wait(values["wait"]),
-        _text(values["does"]),
+        shortened(values["does"]),
         Frame(
-            _text(values["file"]),
+            shortened(values["file"]),
             int(values["line"]),
-            _text(values["function"]),
-            _text(values["source"]),
+            shortened(values["function"]),
+            shortened(values["source"]),
         ),
-        _text(values["operation"]),
+        shortened(values["operation"]),
         int(values["cpu_percent"]),
     )
 
 
-def _number(value: Any) -> float:
+def finite(value: Any) -> float:
+    """Return a value of others as a finite number.
+
+    Raises:
+        ValueError: It is none.
+        TypeError: It is none.
+    """
     number = float(value)
     if not isfinite(number):
         raise ValueError("not a finite number")
     return number
 
 
-def _text(value: Any) -> str:
+def shortened(value: Any) -> str:
+    """Return a value of others as a text of limited length."""
     return str(value)[:_TEXT_LIMIT]
 
 

@@ -1,4 +1,4 @@
-"""The journal of a node: its phases, the resources that it and its ranks use, and hangs of the job.
+"""The journal of a node: its phases, the resources that it and its ranks use, hangs, slow ranks.
 
 The laptop reads it. A journal consists of JSON lines with short keys. In the node's log each line
 starts with ``MARK``. Lines of ranks start with the mark of their rank, and messages of the entry
@@ -16,10 +16,11 @@ from enum import Enum
 from math import isfinite
 from typing import Any, Iterable, Iterator, NamedTuple, Sequence, Union
 
-from jobentry.contract import hangs
+from jobentry.contract import hangs, slow
 from jobentry.contract.hangs import Hang
 from jobentry.contract.malformed import MALFORMED
 from jobentry.contract.rank_lists import numbers, ranges
+from jobentry.contract.slow import Slow
 
 MARK = b"jobentry# "
 # Limits for reading: a longer line is not part of a journal, and a larger object is not one.
@@ -119,6 +120,10 @@ class RankSample(NamedTuple):
         state: The letter of its ``State``, or another one of proc(5).
         threads: The number of all its threads.
         children: The number of processes that its program has started.
+        waits_percent: For how much of the time since the last sample it waited for other ranks or
+            for its device; None if that is not known.
+        place: Where it was last: ``train.py:41``, after the call in which it waits; empty if that
+            is not known.
     """
 
     rank: int
@@ -128,6 +133,8 @@ class RankSample(NamedTuple):
     state: str
     threads: int
     children: int
+    waits_percent: int | None = None
+    place: str = ""
 
 
 class Sample(NamedTuple):
@@ -167,7 +174,7 @@ class Sample(NamedTuple):
     ranks: tuple[RankSample, ...] = ()
 
 
-Entry = Union[Phase, Sample, Hang]
+Entry = Union[Phase, Sample, Hang, Slow]
 
 _MARKED_LINE = re.compile(rb"^%s(.*)\n?" % MARK, re.MULTILINE)
 _BEFORE_MARK = re.compile(rb"(?<=\n)(?=%s)" % MARK)
@@ -185,6 +192,11 @@ _LISTS = {
     "space": 2,
 }
 _COLUMNS = ("c", "m", "q", "s", "t", "k")
+# Columns that readers before them ignore: the percentage of waiting, -1 if it is not known; the
+# different places, and the index of that of each rank.
+_WAITS, _PLACES, _PLACE_OF = "w", "n", "p"
+_NO_PERCENT = -1
+_PLACE_LIMIT = 120
 
 
 def dump(entry: Entry) -> bytes:
@@ -200,6 +212,8 @@ def load(line: bytes) -> Entry | None:
         values = json.loads(line.decode("ascii"))
         if "hang" in values:
             return hangs.from_values(values["hang"])
+        if "slow" in values:
+            return slow.from_values(values["slow"])
         return _read_phase(values) if "phase" in values else _read_sample(values)
     except MALFORMED:
         return None
@@ -271,6 +285,8 @@ def unpack(data: bytes) -> list[bytes]:
 def _values(entry: Entry) -> dict[str, Any]:
     if isinstance(entry, Hang):
         return {"hang": hangs.to_values(entry)}
+    if isinstance(entry, Slow):
+        return {"slow": slow.to_values(entry)}
     return _phase(entry) if isinstance(entry, Phase) else _sample(entry)
 
 
@@ -352,24 +368,46 @@ def _device(items: Sequence[Any]) -> Device:
 def _columns(ranks: Sequence[RankSample]) -> dict[str, Any]:
     """Return ranks as columns; a column stores a value that is the same for all ranks once."""
     columns: dict[str, Any] = {"r": ranges([rank.rank for rank in ranks])}
-    for name, column in zip(_COLUMNS, list(zip(*ranks))[1:]):
+    for name, column in zip(_COLUMNS, list(zip(*ranks))[1 : 1 + len(_COLUMNS)]):
         columns[name] = column[0] if len(set(column)) == 1 else list(column)
     if isinstance(columns["s"], list):
         columns["s"] = "".join(columns["s"])
+    waits = [_NO_PERCENT if rank.waits_percent is None else rank.waits_percent for rank in ranks]
+    if any(percent != _NO_PERCENT for percent in waits):
+        columns[_WAITS] = waits[0] if len(set(waits)) == 1 else waits
+    places = sorted({rank.place for rank in ranks})
+    if any(places):
+        columns[_PLACES] = [place[:_PLACE_LIMIT] for place in places]
+        indices = [places.index(rank.place) for rank in ranks]
+        columns[_PLACE_OF] = indices[0] if len(places) == 1 else indices
     return columns
 
 
 def _ranks(columns: dict[str, Any]) -> tuple[RankSample, ...]:
     ranks = numbers(columns["r"])
-    rows = []
+    rows: list[Sequence[Any]] = []
     for name in _COLUMNS:
-        column = columns[name]
-        if isinstance(column, int) or (isinstance(column, str) and len(column) == 1):
-            column = [column] * len(ranks)
-        if len(column) != len(ranks):
-            raise ValueError("columns of different lengths")
+        column = _column(columns[name], len(ranks))
         rows.append([str(item)[:1] if name == "s" else int(item) for item in column])
+    waits = _column(columns.get(_WAITS, _NO_PERCENT), len(ranks))
+    rows.append([None if percent < 0 else int(percent) for percent in waits])
+    places = [str(place)[:_PLACE_LIMIT] for place in columns.get(_PLACES, [""])]
+    rows.append([places[index] for index in _column(columns.get(_PLACE_OF, 0), len(ranks))])
     return tuple(RankSample(*row) for row in zip(ranks, *rows))
+
+
+def _column(column: Any, length: int) -> Sequence[Any]:
+    """Return one value for each rank; a value that is the same for all stands once.
+
+    Raises:
+        ValueError: There are more or fewer.
+    """
+    if isinstance(column, int) or (isinstance(column, str) and len(column) == 1):
+        return [column] * length
+    if len(column) != length:
+        raise ValueError("columns of different lengths")
+    found: Sequence[Any] = column
+    return found
 
 
 def _number(value: Any) -> float:

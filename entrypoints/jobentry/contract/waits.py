@@ -200,6 +200,24 @@ def operation(frames: Sequence[Frame]) -> str:
     return _plain(match["collective"] or match["other"]) if match else ""
 
 
+def wait_in_libraries(frames: Sequence[Frame]) -> Wait | None:
+    """Return what calls of libraries wait for, if that is a device or a data loader.
+
+    Args:
+        frames: From the innermost call to one of the job's own code.
+    """
+    for frame in frames:
+        cause = _library_cause([frame])
+        if cause is not None and cause.wait in (Wait.DEVICE, Wait.DATA):
+            return cause.wait
+    return None
+
+
+def reads_back(frame: Frame) -> bool:
+    """Whether a call returns only when a device, if its process uses one, has computed a value."""
+    return bool(_READ_BACK.search(frame.source))
+
+
 def is_message(name: str) -> bool:
     """Whether an operation is one of two ranks, such as ``recv``."""
     return bool(_MESSAGES.match(name))

@@ -31,6 +31,7 @@ from jobentry.system import processes
 
 if TYPE_CHECKING:
     from jobentry.contract.hangs import Standing
+    from jobentry.contract.slow import RankShare
     from jobentry.node.standing import StandingRanks
 
 # Seconds that ranks have to end after the job has failed, before they are killed.
@@ -86,12 +87,17 @@ class NodeLoop:
         self.relay.before_write = journal.mark_time
 
     def look_for_hangs(
-        self, journal: Journal, paths: NodePaths, on_change: Callable[[list[Standing]], None]
+        self,
+        journal: Journal,
+        paths: NodePaths,
+        on_change: Callable[[list[Standing]], None],
+        on_shares: Callable[[list[RankShare]], None],
     ) -> None:
-        """Have the thread of ``journal`` look for ranks of this node that do not move.
+        """Have the thread of ``journal`` look for ranks of this node that do not move, or are slow.
 
         Args:
-            on_change: Called in this loop, with all of them, if that has changed.
+            on_change: Called in this loop, with all that do not move, if that has changed.
+            on_shares: Called in this loop, once a minute, with what all ranks did.
         """
         if self.node.hang_action == hang_actions.OFF:
             return
@@ -99,11 +105,15 @@ class NodeLoop:
         def changed(standing: list[Standing]) -> None:
             self.post(lambda: on_change(standing))
 
+        def shared(shares: list[RankShare]) -> None:
+            self.post(lambda: on_shares(shares))
+
         def make() -> StandingRanks:
             from jobentry.node.standing import StandingRanks
 
             scale = self.node.hang_scale
-            return StandingRanks(self.ranks, paths, self.node.node, changed, scale=scale)
+            node = self.node.node
+            return StandingRanks(self.ranks, paths, node, changed, scale, shared)
 
         journal.look_for_hangs(make)
 

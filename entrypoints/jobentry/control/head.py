@@ -24,6 +24,7 @@ from jobentry.control.messages import Message
 from jobentry.control.remote_commands import RemoteCommands
 from jobentry.control.remote_worker import RemoteWorker
 from jobentry.control.run import CLEAN_UP_S, Run
+from jobentry.control.slow_watch import SlowWatch
 from jobentry.control.stack_requests import StackRequests
 from jobentry.control.stop import Stop
 from jobentry.control.verdict import LaunchEnd, RankEnd, correction
@@ -93,6 +94,7 @@ class Head:
         )
         self._run = Run(self._context)
         self._hangs = HangWatch(node, self._loop, self._pool, self._stop, lambda: self._run.running)
+        self._slow = SlowWatch(lambda: self._run.running)
         self._loop.on_end = self._run.local_rank_ended
         self._loop.on_start = lambda rank: self._run.rank_started(rank, 0)
         self._loop.on_signal = self._stop.handle_signal
@@ -115,10 +117,13 @@ class Head:
     def attach(self, journal: Journal, outputs: Outputs | None) -> None:
         """Write to ``journal``, and notify ``outputs`` before ranks of this node are ended."""
         self._journal = self._run.journal = journal
-        self._hangs.journal = journal
+        self._hangs.journal = self._slow.journal = journal
         self._loop.attach_journal(journal, self._context.paths)
         self._loop.look_for_hangs(
-            journal, self._context.paths, lambda standing: self._hangs.take(0, standing)
+            journal,
+            self._context.paths,
+            lambda standing: self._hangs.take(0, standing),
+            lambda shares: self._slow.take(0, shares),
         )
         if outputs is not None:
             self._loop.ranks.before_end = outputs.note_open_files
@@ -194,8 +199,12 @@ class Head:
             self._run.server_ended(LaunchEnd(**values), worker.index)
         elif kind == "stacks-are":
             self._requests.answered(worker.index, values)
+        elif kind == "profile-is":
+            self._requests.profiled(worker.index, values)
         elif kind == "ranks-stand":
             self._hangs.take_rows(worker.index, values)
+        elif kind == "ranks-share":
+            self._slow.take_rows(worker.index, values)
 
     def _worker_lost(self, worker: RemoteWorker) -> None:
         if worker.early_end is not None:

@@ -8,7 +8,7 @@ import socket
 import time
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Sequence
 
-from jobentry.contract import exits, hangs, names
+from jobentry.contract import exits, hangs, names, profiles, slow
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.paths import NodePaths
 from jobentry.control import connection, listener
@@ -34,6 +34,8 @@ from jobentry.system.processes import adopt_orphans
 
 if TYPE_CHECKING:
     from jobentry.contract.hangs import Standing
+    from jobentry.contract.profiles import Profile
+    from jobentry.contract.slow import RankShare
     from jobentry.contract.stacks import ProcessStacks
     from jobentry.staging.outputs import Outputs
 
@@ -141,7 +143,7 @@ class Worker:
         """Write to ``journal``; notify ``outputs`` before ranks are ended and after all have."""
         self._journal = journal
         self._loop.attach_journal(journal, self._paths)
-        self._loop.look_for_hangs(journal, self._paths, self._send_standing)
+        self._loop.look_for_hangs(journal, self._paths, self._send_standing, self._send_shares)
         if outputs is not None:
             self._loop.ranks.before_end = outputs.note_open_files
             self._on_idle = lambda: outputs.start_final_upload(self.rank_failure)
@@ -273,6 +275,8 @@ class Worker:
             ranks.forward_signal(values["number"])
         elif kind == "stacks":
             self._send_stacks(**values)
+        elif kind == "profile":
+            self._send_profile(**values)
 
     def _send_stacks(self, number: int, *, with_threads: bool, with_native: bool) -> None:
         def send(found: list[ProcessStacks]) -> None:
@@ -280,8 +284,18 @@ class Worker:
 
         self._stacks.read(send, with_threads=with_threads, with_native=with_native)
 
+    def _send_profile(self, number: int, rank: int, seconds: float) -> None:
+        def send(found: Profile | None) -> None:
+            values = None if found is None else profiles.to_values(found)
+            self._send("profile-is", number=number, profile=values)
+
+        self._stacks.profile(send, rank, seconds)
+
     def _send_standing(self, standing: list[Standing]) -> None:
         self._send("ranks-stand", ranks=[hangs.to_row(each) for each in standing])
+
+    def _send_shares(self, shares: list[RankShare]) -> None:
+        self._send("ranks-share", ranks=[slow.to_row(each) for each in shares])
 
     def _kill(self) -> None:
         self._loop.ranks.note_end()

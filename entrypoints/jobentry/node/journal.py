@@ -12,7 +12,7 @@ import time
 from typing import TYPE_CHECKING, Callable, Iterator, Sequence
 
 from jobentry.contract import journal
-from jobentry.contract.journal import Phase, Sample
+from jobentry.contract.journal import Phase, RankSample, Sample
 from jobentry.log import log_message
 
 if TYPE_CHECKING:
@@ -208,7 +208,7 @@ class Journal:
                 age_s = time.monotonic() - self._begun_s
                 has_ended = self._wait(pause_s(age_s, self._spent_bytes, cost_s))
                 begun_s = time.thread_time()
-                ranks = self._ranks.sample() if self._ranks is not None else ()
+                ranks = self._rank_samples()
                 used = resources.rates()
                 used["devices"] = devices() if devices is not None else ()
                 self.add(Sample(at=time.time(), ranks=ranks, **used))
@@ -216,6 +216,18 @@ class Journal:
                     if transfer.has_moved:
                         self.add(transfer.phase())
                 cost_s = time.thread_time() - begun_s
+
+    def _rank_samples(self) -> tuple[RankSample, ...]:
+        samples = self._ranks.sample() if self._ranks is not None else ()
+        if self._standing is None:
+            return samples
+        recent = self._standing.recent()
+        unknown = (None, "")
+        return tuple(
+            each._replace(waits_percent=percent, place=place)
+            for each in samples
+            for percent, place in (recent.get(each.rank, unknown),)
+        )
 
     # -- lines ------------------------------------------------------------------------------------
 

@@ -1,5 +1,7 @@
 """Notices ranks of this node whose main thread stays at one place, and says what they do there.
 
+The same looks tell for how much of the time each rank waits for others (``node/shares.py``).
+
 ``look`` reads the calls of each main thread, which costs some system calls a rank and does not
 disturb it. Names, CPU time and files come later, and only for ranks that have not moved for long,
 so a healthy job pays almost nothing. A rank that cannot be read counts as one that moves.
@@ -15,10 +17,13 @@ from collections import deque
 from typing import TYPE_CHECKING, Callable, Mapping, NamedTuple, Sequence
 
 from jobentry.contract.hangs import Activity, Standing
+from jobentry.contract.slow import RankShare
 from jobentry.contract.stacks import Frame, ThreadStack
 from jobentry.contract.waits import OF_RANKS, Cause, Wait, cause_of, is_own, operation, place_of
 from jobentry.node.rank_stacks import stacks_of, state_of
 from jobentry.node.rank_usage import TICK_S, RankProcesses
+from jobentry.node.resources import find_group
+from jobentry.node.shares import RankShares, Sources
 from jobentry.stacks.memory import UnreadableError
 from jobentry.stacks.python_stacks import Look, MainThread
 from jobentry.system import linux
@@ -32,6 +37,8 @@ if TYPE_CHECKING:
 # call again and again looks like one long call until a look falls between two of them.
 _PERIOD_S, _OLD_PERIOD_S = 1.0, 0.2
 _LEAST_PERIOD_S = 0.02
+# The time over which it is counted what a rank does, before that is reported.
+_SHARES_S = 60.0
 # The share of one CPU that looking may use.
 _CPU_SHARE = 0.003
 # After how many seconds at one place a rank's usage is measured, its calls get names, and it is
@@ -82,7 +89,8 @@ class _Rank:
         is_launcher: Whether it only waits for the programs that it has started.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, sources: Sources) -> None:
+        self.shares = RankShares(sources)
         self.target: MainThread | None = None
         self.program = self.failures = 0
         self.last = _NOTHING
@@ -110,6 +118,7 @@ class StandingRanks:
         on_change: Called with all ranks that have not moved for long, if that has changed, and
             from time to time while there are any.
         scale: A factor for all times but the cost of looking.
+        on_shares: Called with what each rank did in the last minute.
     """
 
     def __init__(
@@ -119,10 +128,16 @@ class StandingRanks:
         node: int,
         on_change: Callable[[list[Standing]], None],
         scale: float = 1.0,
+        on_shares: Callable[[list[RankShare]], None] = lambda shares: None,
     ) -> None:
         self._ranks = ranks
         self._node = node
         self._on_change = on_change
+        self._on_shares = on_shares
+        self._sources = Sources()
+        self._group = find_group("/proc", "/sys")
+        self._shared_at_s = time.monotonic()
+        self._throttled_s = self._throttled()
         self._scale = scale
         self._processes = RankProcesses(ranks, paths)
         self._states: dict[int, _Rank] = {}
@@ -151,18 +166,31 @@ class StandingRanks:
         for rank in [rank for rank in self._states if rank not in states]:
             self._states.pop(rank).forget()
         for rank, state in states.items():
-            self._look_at(self._states.setdefault(rank, _Rank()), state, now_s)
+            self._look_at(self._of(rank), state, now_s)
         self._measure(now_s)
         self._report(now_s)
+        self._share(now_s)
         cost_s = time.thread_time() - begun_s
         # A single expensive look, which gives calls their names, hardly changes the interval.
         self._cost_s = 0.9 * self._cost_s + 0.1 * cost_s
+
+    def recent(self) -> dict[int, tuple[int | None, str]]:
+        """Return for how many percent of the looks since the last call each rank waited, and where.
+
+        The percentage is None for a rank that could not be read.
+        """
+        return {rank: state.shares.recent() for rank, state in self._states.items()}
 
     def close(self) -> None:
         """Stop looking."""
         for each in self._states.values():
             each.forget()
         self._states.clear()
+
+    def _of(self, rank: int) -> _Rank:
+        if rank not in self._states:
+            self._states[rank] = _Rank(self._sources)
+        return self._states[rank]
 
     def _scaled(self, seconds: float) -> float:
         return self._scale * seconds
@@ -199,8 +227,10 @@ class StandingRanks:
             self._moved(rank, _NOTHING, now_s)
             return
         rank.failures = 0
-        if _has_moved(rank.target, look, rank.last):
+        has_moved = _has_moved(rank.target, look, rank.last)
+        if has_moved:
             self._moved(rank, look, now_s)
+        rank.shares.note(rank.target, look, has_moved=has_moved)
 
     def _moved(self, rank: _Rank, look: Look, now_s: float) -> None:
         if rank.stack is not None:
@@ -237,6 +267,26 @@ class StandingRanks:
             for number, each in members.items()
             if each.parent == process and not _is_helper(number)
         ]
+
+    # -- what ranks do over time ------------------------------------------------------------------
+
+    def _share(self, now_s: float) -> None:
+        """Report what each rank did, once a minute."""
+        elapsed_s = now_s - self._shared_at_s
+        if elapsed_s < self._scaled(_SHARES_S):
+            return
+        throttled_s = self._throttled()
+        percent = min(100.0, 100 * max(0.0, throttled_s - self._throttled_s) / elapsed_s)
+        self._shared_at_s, self._throttled_s = now_s, throttled_s
+        shares = [
+            rank.shares.take(number, self._node, percent)
+            for number, rank in sorted(self._states.items())
+        ]
+        self._on_shares([each for each in shares if each is not None])
+
+    def _throttled(self) -> float:
+        """Return for how many seconds the CPU limit of this node has held it back so far."""
+        return (self._group.cpu() or [0.0, 0.0])[1]
 
     # -- usage and names --------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 _WORD = struct.Struct("<Q")
 _INT32 = struct.Struct("<i")
+_PAGE_BYTES = 4096
 
 
 class UnreadableError(Exception):
@@ -85,6 +86,36 @@ class Memory:
         """Return a signed number of 32 bits."""
         (value,) = _INT32.unpack(self.read(address, 4))
         return int(value)
+
+
+class Pages:
+    """Memory of a process as it was a moment ago: each page is read once, when it is first needed.
+
+    The frames of a thread lie close together, so this saves most of the system calls of a look.
+    """
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+        self._pages: dict[int, bytes] = {}
+
+    def read(self, address: int, size_bytes: int) -> bytes:
+        """Return ``size_bytes`` bytes.
+
+        Raises:
+            UnreadableError: Nothing is mapped there.
+        """
+        offset = address % _PAGE_BYTES
+        start, end = address - offset, offset + size_bytes
+        if end <= _PAGE_BYTES:
+            return self._page(start)[offset:end]
+        starts = range(start, start + end, _PAGE_BYTES)
+        return b"".join(map(self._page, starts))[offset:end]
+
+    def _page(self, start: int) -> bytes:
+        page = self._pages.get(start)
+        if page is None:
+            page = self._pages[start] = self._memory.read(start, _PAGE_BYTES)
+        return page
 
 
 def mappings(process: int) -> list[Mapping]:

@@ -13,13 +13,20 @@ import os
 import re
 import struct
 import zlib
-from typing import NamedTuple, Sequence
+from typing import NamedTuple, Sequence, Union
 
 from jobentry.stacks.elf import Elf
 from jobentry.stacks.kernel import blocked_since
 from jobentry.stacks.layouts import Layout, layout_of
 from jobentry.stacks.line_tables import line_at
-from jobentry.stacks.memory import Mapping, Memory, UnreadableError, mappings, path_of
+from jobentry.stacks.memory import (
+    Mapping,
+    Memory,
+    Pages,
+    UnreadableError,
+    mappings,
+    path_of,
+)
 
 # Tries to read what a running thread changes meanwhile.
 _TRIES = 24
@@ -43,6 +50,8 @@ _DICTIONARY_VERSION = 24
 # A thread's structure of the C library begins where its pthread id points, and contains its id for
 # the kernel: at 720 in glibc for x86-64.
 _PTHREAD_BYTES = 1024
+_WORD = struct.Struct("<Q")
+Readable = Union[Memory, Pages]
 
 
 class Frame(NamedTuple):
@@ -144,8 +153,28 @@ class Interpreter:
         Raises:
             UnreadableError: They changed while they were read.
         """
-        calls = tuple(self._raw_frames(state))
-        return Look(calls, zlib.crc32(self._values(calls[:_MOST_VALUES])))
+        pages = Pages(self._memory)
+        calls = tuple(self._raw_frames(state, pages))
+        return Look(calls, zlib.crc32(self._values(calls[:_MOST_VALUES], pages)))
+
+    def steady_calls(self, state: int) -> tuple[RawFrame, ...]:
+        """Return the calls of a thread whose innermost call was the same before and after.
+
+        The other calls cannot change while that lasts, so they are of one moment.
+
+        Raises:
+            UnreadableError: They changed while they were read.
+        """
+        before = self._innermost(state)
+        calls = tuple(self._raw_frames(state, Pages(self._memory)))
+        if not calls or self._innermost(state) != before:
+            raise UnreadableError("its stack did not stand still")
+        now = _raw_frame(
+            calls[0].address, self._memory.read(calls[0].address, self._frame_bytes), self._layout
+        )
+        if now.code != calls[0].code:
+            raise UnreadableError("its stack did not stand still")
+        return calls
 
     def frame(self, raw: RawFrame) -> Frame:
         """Return the function and the line of a call.
@@ -155,21 +184,23 @@ class Interpreter:
         """
         return self._frame(raw)
 
-    def _values(self, calls: Sequence[RawFrame]) -> bytes:
+    def _values(self, calls: Sequence[RawFrame], pages: Pages) -> bytes:
         """Return what changes when functions go on: where their variables and results are."""
         slots, module = self._layout.slots, self._layout.globals
         if slots is None:
             return b""
         values, modules = [], set()
         for raw in calls:
-            with contextlib.suppress(UnreadableError):
-                content = self._memory.read(raw.address, slots + _VALUES_BYTES)
-                values.append(content[slots:])
-                if module is not None:
-                    modules.add(_word(content, module))
+            try:
+                content = pages.read(raw.address, slots + _VALUES_BYTES)
+            except UnreadableError:
+                continue
+            values.append(content[slots:])
+            if module is not None:
+                modules.add(_word(content, module))
         for address in sorted(modules):
             with contextlib.suppress(UnreadableError):
-                values.append(self._memory.read(address + _DICTIONARY_VERSION, 8))
+                values.append(pages.read(address + _DICTIONARY_VERSION, 8))
         return b"".join(values)
 
     def _thread_states(self) -> list[int]:
@@ -236,9 +267,9 @@ class Interpreter:
                 return reads
         raise UnreadableError("its stack did not stand still")
 
-    def _raw_frames(self, state: int) -> list[RawFrame]:
+    def _raw_frames(self, state: int, memory: Readable | None = None) -> list[RawFrame]:
         """Return the frames of a thread, the innermost first."""
-        layout = self._layout
+        layout, read = self._layout, (memory or self._memory).read
         frames: list[RawFrame] = []
         addresses: set[int] = set()
         address = self._innermost(state)
@@ -246,7 +277,7 @@ class Interpreter:
             if address in addresses or len(addresses) == _MOST_FRAMES:
                 raise UnreadableError("it has more than %d calls" % _MOST_FRAMES)
             addresses.add(address)
-            content = self._memory.read(address, self._frame_bytes)
+            content = read(address, self._frame_bytes)
             if layout.owner is None or content[layout.owner] in _OWNED_BY_PYTHON:
                 frames.append(_raw_frame(address, content, layout))
             address = _word(content, layout.previous)
@@ -344,6 +375,14 @@ class MainThread:
         """
         return self._interpreter.look(self._state)
 
+    def steady_calls(self) -> tuple[RawFrame, ...]:
+        """Return its calls, all of one moment, without their names.
+
+        Raises:
+            UnreadableError: The process has ended, or the calls changed while they were read.
+        """
+        return self._interpreter.steady_calls(self._state)
+
     def frame(self, raw: RawFrame) -> Frame:
         """Return the function and the line of a call.
 
@@ -422,8 +461,8 @@ def _raw_frame(address: int, content: bytes, layout: Layout) -> RawFrame:
 
 
 def _word(content: bytes, offset: int) -> int:
-    (value,) = struct.unpack_from("<Q", content, offset)
-    return int(value)
+    value: int = _WORD.unpack_from(content, offset)[0]
+    return value
 
 
 def _calls_in_common(reads: list[list[RawFrame]]) -> list[RawFrame]:

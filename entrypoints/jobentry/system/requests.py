@@ -11,7 +11,7 @@ import os
 import socket
 from typing import Any, Iterator
 
-STACKS = "stacks"
+STACKS, PROFILE = "stacks", "profile"
 _SOCKET = "requests"
 # The longest request, and the longest answer.
 REQUEST_LIMIT_BYTES = 4096

@@ -49,6 +49,24 @@ def test_top_marks_a_node_short_of_memory_or_space_and_a_rank_that_has_failed():
     assert all(len(re.sub(r"\x1b\[[0-9;]*m|!", "", line)) <= 80 for line in shown(80))
 
 
+def test_top_shows_for_how_much_of_the_last_minute_a_rank_waited_and_where_it_was():
+    rank = RankSample(0, 3, 100, 1, "S", 1, 0, waits_percent=40, place="barrier at \x1b[2J.py:3")
+    samples = [
+        Sample(at=10.0, ranks=(rank._replace(waits_percent=0),)),
+        Sample(at=100.0, ranks=(rank,)),
+        Sample(at=110.0, ranks=(rank._replace(waits_percent=60),)),
+    ]
+    journals = cloudjob.Journals()
+    journals.add(0, map(journal.dump, samples))
+    console = Console(width=120)
+
+    with console.capture() as capture:
+        console.print(*top._ranks(journals, "waits"))
+
+    cells = " ".join(capture.get().split())
+    assert cells.endswith(r"3% 50% 104.9 MB 1 0 barrier at \x1b[2J.py:3")
+
+
 def test_top_shows_each_rank_until_the_job_ends(tmp_path: Path, monkeypatch, capsys):
     monkeypatch.setenv("CLOUDJOB_HOME", str(tmp_path / "home"))
     (tmp_path / "train.py").write_text(SCRIPT)

@@ -4,7 +4,16 @@ import json
 
 import pytest
 
-from cloudjob.model.status import Code, Failure, Hang, JobState, Phase, to_json
+from cloudjob.model.status import (
+    Code,
+    Failure,
+    Hang,
+    JobState,
+    Phase,
+    SlowRanks,
+    from_json,
+    to_json,
+)
 from tests.support.statuses import status_of
 
 RUNNING = status_of()
@@ -46,6 +55,7 @@ def test_a_running_job_as_json():
         "phases": [],
         "hang": None,
         "attempt": None,
+        "slow": None,
     }
 
 
@@ -65,6 +75,14 @@ def test_a_failed_job_as_json():
         ),
         code=Code(uri="file:///code", digest="sha256:0", size_bytes=10, files=2),
         phases=(Phase(node=0, name="run", started_at="2026-01-01T00:00:01.000Z"),),
+        slow=SlowRanks(
+            ranks=(1,),
+            nodes=(0,),
+            cost_percent=31,
+            reason="uneven",
+            place="augment() at data.py:30",
+            message="rank 1 on node 0",
+        ),
         hang=Hang(
             rule="one-idle",
             confidence="high",
@@ -77,6 +95,7 @@ def test_a_failed_job_as_json():
     shown = to_json(status)
 
     assert json.loads(json.dumps(shown)) == shown
+    assert from_json(shown).slow == status.slow
     assert shown["failure"] == {
         "node": 1,
         "host": "node-1",

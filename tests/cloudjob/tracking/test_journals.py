@@ -7,6 +7,8 @@ import pytest
 from cloudjob.tracking.journals import Journals
 from jobentry.contract import journal
 from jobentry.contract.hangs import Confidence, Hang, Rule
+from jobentry.contract.slow import Reason, Slow
+from jobentry.contract.stacks import Frame
 
 HANG = Hang(Rule.ALL_WAIT, Confidence.MEDIUM, 1000.0, 130.0, ())
 
@@ -33,3 +35,20 @@ def test_a_hang_lasts_until_now_although_its_head_repeats_the_report_seldom(now_
 def test_a_job_that_moves_again_does_not_hang():
     assert journals_with(HANG._replace(is_over=True)).hang_at(2000.0) is None
     assert Journals().hang_at(2000.0) is None
+
+
+def test_ranks_that_are_slow_are_known_while_the_head_repeats_it():
+    place = Frame("data.py", 30, "augment")
+    found = Slow((1,), (0,), 1000.0, 31, Reason.UNEVEN, "uneven\x1b work", place, 72)
+    journals = Journals()
+    journals.add(0, [journal.dump(found)])
+
+    slow = journals.slow_at(1060.0)
+    assert slow is not None
+    assert (slow.ranks, slow.cost_percent, slow.reason) == ((1,), 31, "uneven")
+    assert slow.place == "augment() at data.py:30"
+    assert "\x1b" not in slow.message
+    assert journals.slow_at(5000.0) is None
+
+    journals.add(0, [journal.dump(found._replace(at=1060.0, is_over=True))])
+    assert journals.slow_at(1061.0) is None

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from jobentry.contract import journal, lines
 from jobentry.contract.journal import Device, Phase, RankSample, Sample
+from jobentry.contract.slow import Reason, Slow
+from jobentry.contract.stacks import Frame
 
 # The precision of a journal: seconds have three decimal places, other numbers one.
 SECONDS = st.integers(1, 2**42).map(lambda number: number / 1000)
@@ -19,10 +21,11 @@ NAMES = st.text(st.characters(codec="ascii", categories=["L", "N", "P", "Zs"]), 
 PHASES = st.builds(
     Phase, NAMES.map(lambda name: name[:80]), SECONDS, st.none() | SECONDS, SECONDS, COUNTS, COUNTS
 )
+PLACES = st.just("") | NAMES.map(lambda name: name[:120])
 RANKS = st.lists(
     st.builds(
         RankSample, COUNTS.map(lambda n: n % 5000), COUNTS, COUNTS, COUNTS,
-        st.sampled_from("RSDTZEF?"), COUNTS, COUNTS,
+        st.sampled_from("RSDTZEF?"), COUNTS, COUNTS, st.none() | st.integers(0, 100), PLACES,
     ),
     max_size=6,
     unique_by=lambda sample: sample.rank,
@@ -141,3 +144,41 @@ def test_lines_have_the_time_of_the_line_of_the_journal_before_them():
     assert journal.load(journal.time_mark(102.5)[len(journal.MARK) :]) is None
     assert journal.split(data)[0] == b"a\n[0] b\nc\n[1]+ d\n"
     assert list(journal.by_time(b"")) == [(0.0, b"")]
+
+
+def test_waits_and_places_of_ranks_are_read_as_they_were_written():
+    samples = (
+        RankSample(0, 5, 100, 3, "S", 1, 0, 70, "allreduce at train.py:41"),
+        RankSample(1, 99, 100, 3, "R", 1, 0, 2, "data.py:30"),
+        RankSample(2, 5, 100, 3, "S", 1, 0, None, ""),
+    )
+
+    for ranks in (samples, samples[:1], samples[2:]):
+        line = journal.dump(Sample(at=1.0, ranks=ranks))
+        entry = journal.load(line)
+        assert isinstance(entry, Sample)
+        assert entry.ranks == ranks
+    # A job whose ranks cannot be read pays nothing for them.
+    assert b'"w"' not in line
+
+
+def test_earlier_readers_ignore_waits_places_and_slow_ranks():
+    """They read the six columns that they know, and take an entry without a time for none."""
+    rank = RankSample(0, 5, 100, 3, "S", 1, 0, 70, "train.py:41")
+    columns = json.loads(journal.dump(Sample(at=1.0, ranks=(rank,))))["ranks"]
+    place = Frame("data.py", 30, "augment")
+    slow = Slow((1,), (0,), 5.0, 31, Reason.UNEVEN, "uneven work", place, 72)
+
+    assert [columns[name] for name in "cmqstk"] == [5, 100, 3, "S", 1, 0]
+    assert list(json.loads(journal.dump(slow))) == ["slow"]
+    assert journal.load(journal.dump(slow)) == slow
+
+
+@pytest.mark.parametrize(
+    "columns",
+    ['"w":[1,2]', '"n":["a"],"p":[5]', '"n":["a"],"p":[0,0]', '"n":3', '"w":"xy"'],
+)
+def test_damaged_waits_and_places_are_no_entry(columns):
+    line = '{"at":1.0,"ranks":{"r":"0","c":5,"m":1,"q":1,"s":"S","t":1,"k":0,%s}}' % columns
+
+    assert journal.load(line.encode()) is None

@@ -5,7 +5,16 @@ from __future__ import annotations
 import pytest
 
 from jobentry.contract.stacks import Frame, NativeCall, ThreadStack
-from jobentry.contract.waits import Wait, cause_of, is_message, is_ours, operation, place_of
+from jobentry.contract.waits import (
+    Wait,
+    cause_of,
+    is_message,
+    is_ours,
+    operation,
+    place_of,
+    reads_back,
+    wait_in_libraries,
+)
 
 SITE = "/x/lib/python3.11/site-packages/"
 MAIN = Frame("train.py", 50, "main", "train_step(step)")
@@ -149,3 +158,32 @@ def test_our_own_calls_are_not_those_of_the_job():
     assert is_ours(ours.file)
     assert not is_ours("/home/user/crash_file.py")
     assert place_of((ours, MAIN)) == MAIN
+
+
+@pytest.mark.parametrize(
+    ("frames", "expected"),
+    [
+        # A data loader waits in a queue, a device in a function of its library.
+        (
+            (
+                call("/usr/lib/python3.11/multiprocessing/connection.py", "poll"),
+                call("/usr/lib/python3.11/multiprocessing/queues.py", "get"),
+                call(SITE + "torch/utils/data/dataloader.py", "_try_get_data"),
+                MAIN,
+            ),
+            Wait.DATA,
+        ),
+        ((call(SITE + "torch/cuda/__init__.py", "synchronize"), MAIN), Wait.DEVICE),
+        ((call("/usr/lib/python3.11/queue.py", "get"), MAIN), None),
+        ((MAIN,), None),
+    ],
+)
+def test_what_libraries_wait_for_is_seen_between_the_innermost_call_and_the_jobs_own(
+    frames: tuple[Frame, ...], expected: Wait | None
+):
+    assert wait_in_libraries(frames) is expected
+
+
+def test_values_are_read_back_where_the_source_says_so():
+    assert reads_back(call("a.py", source="total += loss.item()"))
+    assert not reads_back(call("a.py", source="total += items[0]"))
