@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
 import sqlite3
 import threading
 import time
 from array import array
 from bisect import bisect_left
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
@@ -17,11 +19,12 @@ from cloudjob.console.text import displayable_line
 from cloudjob.errors import CloudJobError, UsageError
 from cloudjob.model import bars
 from cloudjob.model.status import Failure
-from cloudjob.tracking import Job
+from cloudjob.tracking import Job, training
 from cloudjob.tracking.blocks import blocks, is_plain
 from cloudjob.tracking.journals import Journals
 from cloudjob.tracking.log import LogPiece
 from cloudjob.tracking.metrics import MetricPoint, MetricReader
+from cloudjob.tracking.training import Training
 from jobentry.contract import lines
 
 # Longer lines are cut.
@@ -34,6 +37,10 @@ _RETRY_S = 10.0
 _STEP_BLOCKS, _SEARCH_S = 64, 0.1
 # The number of lines, from the end, that are compared with the failure.
 _FAILURE_LINES = 20_000
+# The number of lines, from the end, that tell how far a training is.
+_TRAINING_LINES = 2000
+# The names of metrics that are not those of the training data.
+_OTHER_SETS = re.compile(r"val|test|eval", re.IGNORECASE)
 # The number of selections whose lines are cached.
 _MAX_SELECTIONS = 8
 # The number of unfinished lines that a page shows below the others.
@@ -89,6 +96,13 @@ class Page(NamedTuple):
     unfinished_rows: Sequence[dict[str, Any]] = ()
 
 
+class Curve(NamedTuple):
+    """The values of one metric of one rank, by step, as they were printed."""
+
+    name: str
+    points: Sequence[tuple[float, float]]
+
+
 class LogTable:
     """The log of a job read so far; a thread continues to read it while a page shows it."""
 
@@ -111,7 +125,8 @@ class LogTable:
         # The block of the last row: its first line, its node, its time and its lines.
         self._block: tuple[int, int, int, list[bytes]] = (1, 0, 0, [])
         self._error = ""
-        # Metric and rank -> alternating steps and values; much smaller than a list of points.
+        # Metric, rank, and whether it was detected -> step, value and time of each point in turn;
+        # much smaller than a list of points.
         self._metrics: dict[tuple[str, int | None, bool], array[float]] = {}
         # Unfinished lines of ranks, such as progress bars.
         self._open: dict[tuple[int, int | None], bytes] = {}
@@ -169,9 +184,9 @@ class LogTable:
             if self._is_closed:
                 return None
             last = 0
-            for line, text in islice(self._newest_first(**source), _FAILURE_LINES):
+            for line, _, text in islice(self._newest_first(**source), _FAILURE_LINES):
                 last = last or line
-                if failure_line in displayable_line(text):
+                if failure_line in displayable_line(text.data):
                     break
             else:
                 line = last
@@ -191,10 +206,45 @@ class LogTable:
             if self._error and not self._metrics:
                 raise CloudJobError(self._error)
             return [
-                MetricPoint(name, rank, int(step), value, is_detected=is_detected)
+                MetricPoint(name, rank, int(step), value, at or None, is_detected=is_detected)
                 for (name, rank, is_detected), numbers in self._metrics.items()
-                for step, value in zip(numbers[::2], numbers[1::2], strict=True)
+                for step, value, at in zip(numbers[::3], numbers[1::3], numbers[2::3], strict=True)
             ]
+
+    def end(self, count: int) -> list[dict[str, Any]]:
+        """Return the last lines as rows, with the unfinished line of each rank."""
+        found = self.page(Selection(), 0, 0)
+        first = found.total - count + len(found.unfinished_rows)
+        return [*self.page(Selection(), first, found.total).rows, *found.unfinished_rows][-count:]
+
+    def progress(self) -> Training:
+        """Return how far the training is, by the last lines of the lowest rank that says so."""
+        self.keep_reading()
+        last: defaultdict[int, deque[training.Line]] = defaultdict(deque)
+        with self._lock:
+            if self._is_closed:
+                return Training()
+            for _, at, line in islice(self._newest_first(), _TRAINING_LINES):
+                if line.rank is not None:
+                    last[line.rank].appendleft(training.Line(at, displayable_line(line.data)))
+            for (_, rank), data in self._open.items():
+                if rank is not None:
+                    last[rank].append(training.Line(0, displayable_line(data)))
+        found = (training.read(last[rank]) for rank in sorted(last))
+        return next((each for each in found if each.share is not None), Training())
+
+    def main_curve(self) -> Curve | None:
+        """Return the metric of most interest, a loss if there is one; None if there is none."""
+        self.keep_reading()
+        with self._lock:
+            key = min(self._metrics, key=_interest, default=None)
+            if key is None:
+                return None
+            # A rank may have printed one value only.
+            numbers = self._metrics[key]
+            name, rank, is_detected = key
+            title = MetricPoint(name, rank, 0, 0.0, is_detected=is_detected).title
+            return Curve(title, list(zip(numbers[::3], numbers[1::3], strict=True)))
 
     def close(self) -> None:
         """Stop following the log and delete its copy."""
@@ -202,19 +252,21 @@ class LogTable:
             self._is_closed = True
             self._db.close()
 
-    def _newest_first(self, node: int | None, rank: int | None) -> Iterator[tuple[int, bytes]]:
-        """Yield the number and the text of each line of a node or of a rank."""
+    def _newest_first(
+        self, node: int | None = None, rank: int | None = None
+    ) -> Iterator[tuple[int, int, lines.Line]]:
+        """Yield the number, the time and the text of each line of a node or of a rank."""
         found = self._db.execute(
-            "SELECT first, data FROM blocks WHERE :node IS NULL OR node = :node"
+            "SELECT first, at, data FROM blocks WHERE :node IS NULL OR node = :node"
             " ORDER BY first DESC",
             {"node": node},
         )
-        for first, data in found:
+        for first, at, data in found:
             texts = data.split(b"\n")[:-1]
             for index in range(len(texts) - 1, -1, -1):
                 line = lines.read(texts[index])
                 if rank is None or line.rank == rank:
-                    yield first + index, line.data
+                    yield first + index, at, line
 
     def _unfinished(self, which: Selection) -> list[dict[str, Any]]:
         """Return the selected lines that are not finished, by node and rank."""
@@ -308,7 +360,7 @@ class LogTable:
         for point in points:
             key = point.name, point.rank, point.is_detected
             numbers = self._metrics.setdefault(key, array("d"))
-            numbers.extend((point.step, point.value))
+            numbers.extend((point.step, point.value, point.at or 0.0))
 
     def _add(self, piece: LogPiece) -> None:
         for block in blocks(piece.data):
@@ -355,6 +407,14 @@ class LogTable:
                 (self._count + 1, count, node, at_s, block),
             )
         self._count += count
+
+
+def _interest(key: tuple[str, int | None, bool]) -> tuple[int, bool, int]:
+    """Return a value that is smaller for a metric of more interest."""
+    name, rank, is_detected = key
+    is_loss, is_of_training = "loss" in name.lower(), not _OTHER_SETS.search(name)
+    kind = 0 if is_loss and is_of_training else 1 if is_loss else 2
+    return kind, is_detected, -1 if rank is None else rank
 
 
 def _shortened(text: str) -> str:

@@ -10,6 +10,7 @@ from nicegui import ui
 
 from cloudjob.console.pages import log, metrics, outputs, ranks, resources, stacks, submitted
 from cloudjob.console.pages.frame import badge, frame
+from cloudjob.console.pages.now import NowPanel
 from cloudjob.console.pages.overview import Overview
 from cloudjob.console.pages.widgets import confirm
 from cloudjob.console.state import Console
@@ -129,9 +130,12 @@ class _JobPage:
         if self._status.state.is_final:
             timer.deactivate()
 
-    def _build_overview(self) -> None:
+    async def _build_overview(self) -> None:
         self._overview = Overview(self._job)
         self._overview.update(self._status, self._phases, self._hint)
+        if not self._status.is_over:
+            with self._overview.top:
+                await NowPanel(self._console, self._job).start()
 
     @ui.refreshable_method
     def _head(self) -> None:

@@ -23,6 +23,8 @@ class Overview:
         self._job = job
         self._shown: JobStatus | None = None
         self._verdict_container = ui.column().classes("w-full")
+        # For what a running job does.
+        self.top = ui.column().classes("w-full")
         self._timeline_container = ui.column().classes("w-full")
         self._facts_container = ui.column().classes("w-full")
         self._timeline: ChartPanel | None = None

@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 from cloudjob.console import log_table
-from cloudjob.console.log_table import LogTable, Selection
+from cloudjob.console.log_table import Curve, LogTable, Selection
 from cloudjob.errors import BackendError
 from cloudjob.model.status import Failure
 from cloudjob.tracking.log import LogPiece
 from cloudjob.tracking.metrics import MetricPoint, MetricReader
+from cloudjob.tracking.training import Count
 from tests.support.polling import poll
 
 
@@ -287,3 +288,42 @@ def test_lines_keep_their_places_in_a_log_of_several_blocks_and_nodes():
         5 * piece + at for piece in range(1, 400, 2) for at in (1, 2)
     ]
     assert [row["line"] for row in texts_found] == [5 * piece + 5 for piece in range(400)]
+
+
+def test_the_end_of_a_log_has_the_last_lines_and_the_unfinished_ones():
+    job = Job(LogPiece(0, b"[0] a\n[0] b\n[1] c\n[1]+ \r 5%\n"), has_ended=False)
+    with open_table(job, is_read=False) as log:
+        poll(lambda: len(log.end(9)) == 4, "the whole log")
+        texts = [row["text"] for row in log.end(3)]
+
+    assert texts == ["b", "c", " 5%"]
+
+
+def test_progress_is_that_of_the_lowest_rank_that_tells_it():
+    pieces = (
+        LogPiece(0, b"[0] loss 1\n[1] step 1/9\n[2] step 2/9\n", 100),
+        LogPiece(0, b"[1] step 4/9\n", 110),
+    )
+    with open_table(Job(*pieces)) as log:
+        found = log.progress()
+
+    assert found.steps == Count(4, 9)
+    assert found.left_s == pytest.approx(10 * 5 / 3)
+
+
+def test_the_bar_that_a_rank_moves_counts_as_its_last_line():
+    job = Job(LogPiece(0, b"[0] step 1/9\n[0]+ \r2/9 [===>..]\n"), has_ended=False)
+    with open_table(job, is_read=False) as log:
+        poll(lambda: log.progress().steps == Count(2, 9), "the bar")
+
+
+def test_the_main_curve_is_the_loss_of_the_lowest_rank():
+    with open_table(Job(*TWO_NODES)) as log:
+        found = log.main_curve()
+
+    assert found == Curve("loss", [(0.0, 2.0)])
+
+
+def test_a_log_without_metrics_has_no_main_curve():
+    with open_table(Job(LogPiece(0, b"[0] a\n"))) as log:
+        assert log.main_curve() is None
