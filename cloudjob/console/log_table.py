@@ -346,7 +346,7 @@ class LogTable:
                     if self._is_closed:
                         return False
                     self._add(piece)
-                    self._add_metrics(reader.add(piece.node, piece.data))
+                    self._add_metrics(reader.add(piece.node, piece.data), piece.at)
                 if time.monotonic() > self._requested_at_s + _UNWATCHED_S:
                     return False
             return True
@@ -356,11 +356,11 @@ class LogTable:
                     self._append(node, [(rank, data)])
                 self._open.clear()
 
-    def _add_metrics(self, points: Iterable[MetricPoint]) -> None:
+    def _add_metrics(self, points: Iterable[MetricPoint], at: float | None) -> None:
         for point in points:
             key = point.name, point.rank, point.is_detected
             numbers = self._metrics.setdefault(key, array("d"))
-            numbers.extend((point.step, point.value, point.at or 0.0))
+            numbers.extend((point.step, point.value, at or 0.0))
 
     def _add(self, piece: LogPiece) -> None:
         for block in blocks(piece.data):

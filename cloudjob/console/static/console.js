@@ -287,6 +287,24 @@ const console_ui = (() => {
       ? `at ${value[1].toFixed(2)} s`
       : `${span(value[2] - value[1])}, from ${value[1].toFixed(2)} s to ${value[2].toFixed(2)} s`);
 
+  const number = (value) => (value === 0 || Math.abs(value) >= 1e-3 ? +value.toPrecision(5) : value.toExponential(3));
+
+  const elapsed = (s) => (s < 60 ? `${+s.toFixed(1)} s` : span(s));
+
+  // The values of all lines at one place, in columns; those of a range are its mean and its ends.
+  const lineText = (params) => {
+    const byId = Object.fromEntries(params.map((each) => [each.seriesId, each]));
+    const line = ({ marker, seriesName, value }) => `${marker}${safe(seriesName)}: <b>${number(value[1])}</b>`;
+    const lines = params.filter((each) => !["mean", "low", "span"].includes(each.seriesId));
+    const { mean, low, span: width } = byId;
+    const heads = [`<b>${number(params[0]?.axisValue ?? 0)}</b>`];
+    if (mean) heads.push(line(mean));
+    if (low && width) heads.push(`${number(low.value[1])} to ${number(low.value[1] + width.value[1])}`);
+    const columns = Math.ceil(lines.length / 16);
+    const rows = lines.map((each) => `<span style="margin-right: 14px">${line(each)}</span>`).join("");
+    return `${heads.join("<br>")}<div style="display: grid; grid-template-columns: repeat(${columns || 1}, auto)">${rows}</div>`;
+  };
+
   const rankText = ({ data }) => {
     if (!data.sample) return `<b>rank ${data.rank}</b>, ${safe(data.state)}`;
     const { cpu_percent, rss_mib, quiet_s, threads, children } = data.sample;
@@ -334,6 +352,8 @@ const console_ui = (() => {
     zoomOut,
     bar,
     barText,
+    elapsed,
+    lineText,
     rankText,
     remember,
     jobs,

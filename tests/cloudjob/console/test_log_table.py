@@ -108,13 +108,13 @@ def test_a_page_has_the_requested_lines():
 
 
 def test_metrics_are_found_while_the_log_is_read_and_it_is_read_once():
-    pieces = (LogPiece(0, b"[0] loss 0.5\n"), LogPiece(0, b"[0] loss 0.4\n"))
+    pieces = (LogPiece(0, b"[0] loss 0.5\n"), LogPiece(0, b"[0] loss 0.4\n", 1000.7))
     job = Job(*pieces, has_ended=False)
     with open_table(job, is_read=False) as log:
         poll(lambda: len(log.metrics()) >= 2, "the metrics")
         found = log.metrics()
 
-    assert found == [MetricPoint("loss", 0, 0, 0.5), MetricPoint("loss", 0, 1, 0.4)]
+    assert found == [MetricPoint("loss", 0, 0, 0.5), MetricPoint("loss", 0, 1, 0.4, 1000.7)]
     assert job.reads == 1
 
 
