@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from operator import attrgetter
 from typing import Any
 
 from cloudjob.errors import CloudJobError
@@ -189,7 +190,11 @@ def to_json(status: JobStatus) -> dict[str, Any]:
 
 def _values(value: JobStatus | Code | Phase | Hang) -> dict[str, Any]:
     """Return the fields of a value; ``asdict`` takes ten times as long, a second for a list."""
-    return {name: getattr(value, name) for name in value.__slots__}
+    return dict(zip(value.__slots__, _FIELDS[type(value)](value), strict=True))
+
+
+# Reads all fields of a value at once: a list of 10,000 jobs has 100,000 phases.
+_FIELDS = {each: attrgetter(*each.__slots__) for each in (JobStatus, Code, Phase, Hang)}
 
 
 def from_json(values: dict[str, Any]) -> JobStatus:
