@@ -11,13 +11,15 @@ from array import array
 from bisect import bisect_left
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from itertools import islice
 from typing import Any, NamedTuple
 
 from cloudjob.console.emulated import EmulatedJob
-from cloudjob.console.text import displayable_line
+from cloudjob.console.text import coloured_line, displayable_line
 from cloudjob.errors import CloudJobError, UsageError
 from cloudjob.model import bars
+from cloudjob.model.patterns import Pattern
 from cloudjob.model.status import Failure
 from cloudjob.tracking import Job, training
 from cloudjob.tracking.blocks import blocks, is_plain
@@ -64,12 +66,55 @@ class Selection(NamedTuple):
     Args:
         node: Only the lines of this node; None for all.
         rank: Only the lines of this rank; None for all.
-        text: Only the lines that contain this text; case is ignored.
+        text: The text, or the regular expression, to search; case is ignored.
+        is_expression: Whether it is a regular expression.
+        has_others: Whether the other lines are selected, too; the matches are only marked.
     """
 
     node: int | None = None
     rank: int | None = None
     text: str = ""
+    is_expression: bool = False
+    has_others: bool = False
+
+    @property
+    def visible(self) -> Selection:
+        """The lines to show."""
+        return Selection(self.node, self.rank) if self.has_others else self
+
+    @property
+    def matches(self) -> Selection:
+        """The lines that match."""
+        return self._replace(has_others=False)
+
+    def spans(self, text: str) -> list[tuple[int, int]]:
+        """Return where a shown line matches.
+
+        Raises:
+            UsageError: The expression cannot be used.
+        """
+        if not self.text:
+            return []
+        if self.is_expression:
+            return list(_pattern(self.text).spans(text))
+        # Some letters get longer when their case is folded, so that places would not fit.
+        return [match.span() for match in re.finditer(re.escape(self.text), text, re.IGNORECASE)]
+
+
+class Match(NamedTuple):
+    """A line that matches a search.
+
+    Args:
+        row: Its place among the visible lines; 0 if there is none.
+        line: Its number, from 1; 0 if there is none.
+        place: Its place among the matches, from 1.
+        total: The number of matches.
+    """
+
+    row: int = 0
+    line: int = 0
+    place: int = 0
+    total: int = 0
 
 
 class Page(NamedTuple):
@@ -155,9 +200,13 @@ class LogTable:
         with self._lock:
             if self._is_closed:
                 return Page()
-            chosen, searched = self._choose(which)
-            rows = [self._row(chosen[n]) for n in range(max(start, 0), min(end, len(chosen)))]
-            unfinished = self._unfinished(which)
+            try:
+                chosen, searched = self._choose(which.visible)
+                shown = range(max(start, 0), min(end, len(chosen)))
+                rows = [self._row(chosen[n], which) for n in shown]
+                unfinished = self._unfinished(which)
+            except UsageError as error:
+                return Page(total=self._count, error=error.message)
             return Page(
                 selected=len(chosen),
                 searched=searched,
@@ -192,8 +241,54 @@ class LogTable:
                 line = last
             if not line:
                 return None
-            chosen, _ = self._choose(which, is_whole=True)
-            return min(bisect_left(chosen, line), max(0, len(chosen) - 1)), line
+            return self._row_of(line, which), line
+
+    def row_of(self, line: int, which: Selection) -> int:
+        """Return the place of a line among the visible ones, or that of the next one."""
+        with self._lock:
+            return 0 if self._is_closed else self._row_of(line, which)
+
+    def _row_of(self, line: int, which: Selection) -> int:
+        chosen, _ = self._choose(which.visible, is_whole=True)
+        return min(bisect_left(chosen, line), max(0, len(chosen) - 1))
+
+    def match(self, which: Selection, line: int, *, is_forward: bool) -> Match:
+        """Return the next match after or before a line; after the last one comes the first.
+
+        Raises:
+            UsageError: The expression cannot be used.
+        """
+        with self._lock:
+            if self._is_closed or not which.text:
+                return Match()
+            chosen, _ = self._choose(which.matches, is_whole=True)
+            if not chosen:
+                return Match()
+            after = bisect_left(chosen, line + 1) if is_forward else bisect_left(chosen, line) - 1
+            place = after % len(chosen)
+            row = self._row_of(chosen[place], which)
+            return Match(row, chosen[place], place + 1, len(chosen))
+
+    def texts(self, which: Selection) -> Iterator[bytes]:
+        """Yield the selected lines read so far, each with the mark of its rank, in pieces.
+
+        Raises:
+            UsageError: The expression cannot be used.
+        """
+        searched = 0
+        while True:
+            values = {"node": which.node, "searched": searched, "most": _STEP_BLOCKS}
+            with self._lock:
+                blocks_found = [] if self._is_closed else self._db.execute(_FROM, values).fetchall()
+            if not blocks_found:
+                return
+            for first, count, _, data in blocks_found:
+                searched = first + count - 1
+                texts = data.split(b"\n")
+                chosen = (texts[index] for index in _matching(data, which.visible))
+                piece = b"".join(bars.last_state(text) + b"\n" for text in chosen)
+                if piece:
+                    yield piece
 
     def metrics(self) -> list[MetricPoint]:
         """Return the metrics in the log read so far.
@@ -273,12 +368,13 @@ class LogTable:
         found = []
         for (node, rank), data in self._open.items():
             is_selected = which.node in (None, node) and which.rank in (None, rank)
-            text = _shortened(displayable_line(data))
-            if is_selected and text.strip() and which.text.lower() in text.lower():
-                found.append({"line": None, "at": 0, "node": node, "rank": rank, "text": text})
+            row = _shown(data, which)
+            is_match = which.has_others or not which.text or row["marks"]
+            if is_selected and row["text"].strip() and is_match:
+                found.append({"line": None, "at": 0, "node": node, "rank": rank, **row})
         return sorted(found, key=lambda row: (row["node"], row["rank"] is not None, row["rank"]))
 
-    def _row(self, line: int) -> dict[str, Any]:
+    def _row(self, line: int, which: Selection) -> dict[str, Any]:
         first, node, at, texts = self._block
         if not first <= line < first + len(texts):
             first, node, at, data = self._db.execute(
@@ -289,8 +385,7 @@ class LogTable:
             texts = data.split(b"\n")[:-1]
             self._block = first, node, at, texts
         rank, data = lines.read(texts[line - first])
-        text = _shortened(displayable_line(data))
-        return {"line": line, "at": at, "node": node, "rank": rank, "text": text}
+        return {"line": line, "at": at, "node": node, "rank": rank, **_shown(data, which)}
 
     def _choose(self, which: Selection, *, is_whole: bool = False) -> tuple[Sequence[int], int]:
         """Return the numbers of the selected lines so far, and how many lines were searched."""
@@ -421,10 +516,23 @@ def _shortened(text: str) -> str:
     return text if len(text) <= MAX_CHARS else f"{text[:MAX_CHARS]}… ({len(text)} characters)"
 
 
-def _matching(block: bytes, which: Selection) -> list[int]:
-    """Return the places in a block of the lines of a selection."""
-    text = which.text.encode("utf-8", "surrogatepass").lower()
+def _shown(data: bytes, which: Selection) -> dict[str, Any]:
+    """Return the text of a line, its colours, and where it matches."""
+    text, spans = coloured_line(data)
+    text = _shortened(text)
+    return {"text": text, "spans": spans, "marks": which.spans(text)}
+
+
+def _matching(block: bytes, which: Selection) -> Sequence[int]:
+    """Return the places in a block of the lines of a selection.
+
+    Raises:
+        UsageError: The expression cannot be used.
+    """
     mark = b"" if which.rank is None else b"[%d] " % which.rank
+    if which.is_expression and which.text:
+        return _matching_expression(block, mark, _pattern(which.text))
+    text = which.text.encode("utf-8", "surrogatepass").lower()
     block = block.lower()
     if text not in block or mark not in block:
         return []
@@ -434,3 +542,26 @@ def _matching(block: bytes, which: Selection) -> list[int]:
         # The mark of a line's rank is not searched.
         if line.startswith(mark) and text in line and (not text or text in lines.read(line).data)
     ]
+
+
+def _matching_expression(block: bytes, mark: bytes, pattern: Pattern) -> list[int]:
+    if mark not in block:
+        return []
+    starts = pattern.line_starts(block)
+    if starts is not None and next(starts, None) is None:
+        return []
+    return [
+        index
+        for index, line in enumerate(block.split(b"\n")[:-1])
+        if line.startswith(mark) and pattern.search(lines.read(line).data)
+    ]
+
+
+@lru_cache(_MAX_SELECTIONS)
+def _pattern(text: str) -> Pattern:
+    try:
+        # The message names the expression as it was written.
+        Pattern(text)
+        return Pattern(f"(?i){text}")
+    except ValueError as error:
+        raise UsageError(f"searching the log for {text}: it {error}") from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from typing import Any
 from urllib.parse import quote
 
@@ -11,7 +11,7 @@ from fastapi import Request, Response
 from fastapi.responses import PlainTextResponse, StreamingResponse
 from nicegui import app, ui
 
-from cloudjob.console.pages.http import parameter, url
+from cloudjob.console.pages.http import parameter, streamed, url
 from cloudjob.console.pages.widgets import NAME, SIZE, column, short_grid, show_command
 from cloudjob.console.state import Console
 from cloudjob.console.text import displayable
@@ -51,13 +51,7 @@ def register(console: Console) -> None:
         if started is None:
             return PlainTextResponse("the job has stored no such file\n", 404)
         file, pieces, first = started
-        return StreamingResponse(_rest(first, pieces), headers=_headers(file))
-
-
-async def _rest(first: bytes, pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
-    yield first
-    while piece := await in_thread(next, pieces, b""):
-        yield piece
+        return StreamingResponse(streamed(first, pieces), headers=_headers(file))
 
 
 def _headers(file: Output) -> dict[str, str]:

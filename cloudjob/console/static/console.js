@@ -120,8 +120,8 @@ const console_ui = (() => {
   const logs = {};
 
   // A table that asks for the lines it shows.
-  const log = (api, job, query, jumps) => {
-    const view = { api, query, jumps, follows: !jumps, count: -1, line: 0 };
+  const log = (api, job, query, jumps, line) => {
+    const view = { api, query, jumps, wanted: line, follows: !jumps && !line, count: -1, line: 0 };
     logs[job] = view;
     api.setColumnsVisible(["line", "at", "node"], window.innerWidth >= 640);
     const path = `/api/jobs/${encodeURIComponent(job)}/log`;
@@ -152,13 +152,30 @@ const console_ui = (() => {
       },
     };
     view.toEnd = () => view.count > 0 && api.ensureIndexVisible(view.count - 1, "bottom");
-    view.toFailure = async () => {
-      const { row, line } = await view.request("/failure");
+    view.url = () => `${path}.txt?${new URLSearchParams(view.query)}`;
+    view.show = ({ row, line }, isFailure) => {
       if (!line) return;
+      if (row >= api.getDisplayedRowCount()) {
+        // The table does not have the line yet.
+        view.wanted = line;
+        return;
+      }
+      view.wanted = 0;
+      view.failed = isFailure ? line : view.failed;
       view.follows = false;
       view.line = line;
       api.ensureIndexVisible(row, "middle");
       api.redrawRows();
+      remember("line", line);
+    };
+    view.toFailure = async () => view.show(await view.request("/failure"), true);
+    view.toLine = async (line) => view.show(await view.request("/line", { line }));
+    view.toMatch = async (forward) => {
+      if (!view.query.text) return;
+      const found = await view.request("/match", { line: view.line, forward });
+      view.show(found);
+      const place = document.getElementById("log-state");
+      if (place && found.line) place.textContent = `match ${found.place.toLocaleString()} of ${found.total.toLocaleString()}`;
     };
     const look = async () => {
       const found = await view.request("", { start: 0, end: 0 }).catch(() => null);
@@ -174,6 +191,12 @@ const console_ui = (() => {
       if (view.jumps && found.is_complete) {
         view.jumps = false;
         setTimeout(view.toFailure, 0);
+      }
+      const isRead = found.total >= view.wanted || found.is_complete;
+      if (view.wanted && isRead && found.searched >= found.total) {
+        const { wanted } = view;
+        view.wanted = 0;
+        setTimeout(() => view.toLine(wanted), 0);
       }
       return found.searched < found.total;
     };
@@ -201,11 +224,63 @@ const console_ui = (() => {
     const view = logs[job];
     if (!view) return;
     view.query = query;
+    // The chosen line stays in sight.
+    view.wanted = query.text && !query.others ? 0 : view.line;
+    const { text, ...rest } = query;
+    for (const name of ["node", "rank", "expression", "others"]) remember(name, rest[name] ?? "");
+    remember("q", text ?? "");
     view.reload();
   };
 
-  const isFailure = ({ api, data }) =>
-    Boolean(data) && Object.values(logs).some((view) => view.api === api && view.line === data.line);
+  // A line with its colours and its matches; texts of jobs are never HTML.
+  const lineCell = ({ data }) => {
+    const cell = document.createElement("span");
+    if (!data) return cell;
+    const { text: whole } = data;
+    // Places count characters, of which some are two units of JavaScript's strings.
+    const text = /[\ud800-\udbff]/.test(whole) ? Array.from(whole) : whole;
+    const slice = (from, to) => (text === whole ? whole.slice(from, to) : text.slice(from, to).join(""));
+    const parts = [...(data.spans || []), ...(data.marks || []).map(([from, to]) => [from, to, "match"])];
+    const ends = [...new Set([0, text.length, ...parts.flatMap(([from, to]) => [from, to])])];
+    const places = ends.filter((end) => end <= text.length).sort((a, b) => a - b);
+    if (places.length < 3) {
+      const classes = parts.map((part) => part[2]).join(" ");
+      cell.textContent = whole;
+      if (classes) cell.className = classes;
+      return cell;
+    }
+    places.slice(0, -1).forEach((from, at) => {
+      const part = document.createElement("span");
+      part.textContent = slice(from, places[at + 1]);
+      part.className = parts.filter(([start, end]) => start <= from && from < end).map((each) => each[2]).join(" ");
+      cell.append(part);
+    });
+    return cell;
+  };
+
+  // The whole line below the table, wrapped; among matches, a click on its number shows its neighbours.
+  const openLine = (job, { data, column }) => {
+    const view = logs[job];
+    if (!view || !data) return;
+    const place = document.getElementById("log-line");
+    if (place) place.textContent = data.text;
+    view.line = data.line ?? view.line;
+    view.follows = false;
+    view.api.redrawRows();
+    remember("line", view.line);
+    if (column.getColId() === "line" && view.query.text && !view.query.others) emitEvent("log-context");
+  };
+
+  const saveLog = (job) => {
+    const link = document.createElement("a");
+    link.href = logs[job]?.url();
+    link.download = "";
+    link.click();
+  };
+
+  const viewOf = (api) => Object.values(logs).find((view) => view.api === api) || {};
+  const isFailure = ({ api, data }) => Boolean(data?.line) && viewOf(api).failed === data.line;
+  const isChosen = (params) => Boolean(params.data?.line) && viewOf(params.api).line === params.data.line && !isFailure(params);
 
   const clock = ({ value }) => (value ? new Date(value * 1000).toLocaleTimeString([], { hour12: false }) : "");
   const since = ({ value }) => (value ? `at ${local(value)} or some seconds later` : "");
@@ -360,8 +435,13 @@ const console_ui = (() => {
     log,
     select,
     isFailure,
+    isChosen,
     clock,
     since,
+    lineCell,
+    openLine,
+    saveLog,
+    toMatch: (job, forward) => logs[job]?.toMatch(forward),
     toFailure: (job) => logs[job]?.toFailure(),
     toEnd: (job) => logs[job]?.toEnd(),
     toStart: (job) => logs[job]?.api.ensureIndexVisible(0, "top"),

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from cloudjob.console import log_table
-from cloudjob.console.log_table import Curve, LogTable, Selection
-from cloudjob.errors import BackendError
+from cloudjob.console.log_table import Curve, LogTable, Match, Selection
+from cloudjob.errors import BackendError, UsageError
 from cloudjob.model.status import Failure
 from cloudjob.tracking.log import LogPiece
 from cloudjob.tracking.metrics import MetricPoint, MetricReader
@@ -83,6 +83,12 @@ TWO_NODES = (
         ({"text": "loss", "node": 0}, ["Loss 1", "loss 2"]),
         ({"text": "o", "rank": 3}, ["done"]),
         ({"text": "absent"}, []),
+        ({"text": "loss [23]", "is_expression": True}, ["loss 2", "loss 3"]),
+        ({"text": "^LOSS", "is_expression": True, "node": 0}, ["Loss 1", "loss 2"]),
+        ({"text": "2", "is_expression": True, "rank": 1}, ["loss 2"]),
+        # The marks of ranks are not searched.
+        ({"text": r"\[0\]", "is_expression": True}, []),
+        ({"text": "done", "has_others": True, "node": 1}, ["loss 3", "done"]),
     ],
 )
 def test_lines_are_selected_by_node_rank_and_text(selection: dict[str, Any], texts: list[str]):
@@ -327,3 +333,60 @@ def test_the_main_curve_is_the_loss_of_the_lowest_rank():
 def test_a_log_without_metrics_has_no_main_curve():
     with open_table(Job(LogPiece(0, b"[0] a\n"))) as log:
         assert log.main_curve() is None
+
+
+def test_matches_are_marked_and_the_next_one_is_found_among_all_lines():
+    which = Selection(text="loss", has_others=True)
+    with open_table(Job(*TWO_NODES)) as log:
+        rows = log.page(which, 0, 9).rows
+        forward = [log.match(which, line, is_forward=True) for line in (0, 2, 4)]
+        back = log.match(which, 3, is_forward=False)
+
+    assert [row["marks"] for row in rows] == [[], [(0, 4)], [(0, 4)], [(0, 4)], []]
+    # Place and number of a line, and its place among the matches; after the last comes the first.
+    assert forward == [Match(1, 2, 1, 3), Match(2, 3, 2, 3), Match(1, 2, 1, 3)]
+    assert back == Match(1, 2, 1, 3)
+
+
+@pytest.mark.parametrize("text", ["", "absent"])
+def test_without_a_match_there_is_no_next_one(text: str):
+    with open_table(Job(*TWO_NODES)) as log:
+        assert log.match(Selection(text=text), 0, is_forward=True) == Match()
+
+
+def test_the_marks_of_an_expression_are_those_of_characters():
+    with open_table(Job(LogPiece(0, "[0] ä€😀 Loss 1\n".encode()))) as log:
+        [row] = log.page(Selection(text=r"€\S+|loss (\d)", is_expression=True), 0, 9).rows
+
+    assert row["marks"] == [(1, 3), (4, 10)]
+
+
+def test_an_expression_that_cannot_be_used_is_reported_and_the_log_stays():
+    with open_table(Job(*TWO_NODES)) as log:
+        page = log.page(Selection(text="(", is_expression=True), 0, 9)
+
+        assert page.error.startswith("searching the log for (: it is not a regular expression")
+        assert "(?i)" not in page.error
+        with pytest.raises(UsageError):
+            log.match(Selection(text="(", is_expression=True), 0, is_forward=True)
+        assert log.page(Selection(), 0, 9).selected == 5
+
+
+def test_an_expression_that_would_take_years_elsewhere_is_searched():
+    with open_table(Job(LogPiece(0, b"[0] %s\n" % (b"a" * 4000)))) as log:
+        assert log.page(Selection(text="(a+)+$b", is_expression=True), 0, 9).selected == 0
+
+
+def test_the_selected_lines_are_saved_with_the_marks_of_their_ranks():
+    with open_table(Job(*TWO_NODES)) as log:
+        everything = b"".join(log.texts(Selection()))
+        some = b"".join(log.texts(Selection(rank=2)))
+        around = b"".join(log.texts(Selection(text="done", node=1, has_others=True)))
+
+    assert everything == b"jobentry: starts\n[0] Loss 1\n[1] loss 2\n[2] loss 3\n[3] done\n"
+    assert (some, around) == (b"[2] loss 3\n", b"[2] loss 3\n[3] done\n")
+
+
+def test_a_line_is_found_among_the_visible_ones():
+    with open_table(Job(*TWO_NODES)) as log:
+        assert [log.row_of(line, Selection(node=1)) for line in (1, 4, 5, 99)] == [0, 0, 1, 1]
