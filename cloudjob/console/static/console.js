@@ -113,6 +113,16 @@ const console_ui = (() => {
     return link;
   };
 
+  const previewButton = ({ data }) => {
+    if (data.place === undefined) return document.createElement("span");
+    const button = document.createElement("button");
+    button.className = "cell-button";
+    button.textContent = "Preview";
+    button.setAttribute("aria-label", `Preview ${data.name}`);
+    button.addEventListener("click", () => emitEvent("output-preview", data.place));
+    return button;
+  };
+
   const narrowEmulator = (api) => api.setColumnsVisible(["nodes", "user", "created"], window.innerWidth >= 640);
   const outputs = (api) => api.setColumnsVisible(["modified"], window.innerWidth >= 640);
 
@@ -418,6 +428,7 @@ const console_ui = (() => {
     state,
     openJob,
     file,
+    previewButton,
     outputs,
     narrowEmulator,
     switchDark,
