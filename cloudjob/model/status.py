@@ -160,6 +160,21 @@ class JobFailed(CloudJobError):
         self.status = status
         self.exit_code = exit_code
 
+    @property
+    def node(self) -> int | None:
+        """The node that failed; None if none is to blame."""
+        return self.status.failure.node if self.status.failure else None
+
+    @property
+    def rank(self) -> int | None:
+        """The rank that made the job fail; None if none did."""
+        return self.status.failure.rank if self.status.failure else None
+
+    @property
+    def last_lines(self) -> tuple[str, ...]:
+        """The last lines that this rank printed."""
+        return tuple(self.status.failure.last_lines) if self.status.failure else ()
+
 
 def exit_code(status: JobStatus) -> int:
     """Return the exit code of a job: its own, but never 0 if it did not succeed."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
@@ -140,6 +141,8 @@ class _JobPage:
     @ui.refreshable_method
     def _head(self) -> None:
         status = self._status
+        # The state of one of many open tabs is seen in its icon.
+        ui.context.client.run_javascript(f"console_ui.showState({json.dumps(status.state.value)})")
         with ui.row().classes("w-full items-center gap-3"):
             ui.label(displayable(status.name)).classes("job-title")
             badge(status.state.value)

@@ -295,6 +295,14 @@ const console_ui = (() => {
   const clock = ({ value }) => (value ? new Date(value * 1000).toLocaleTimeString([], { hour12: false }) : "");
   const since = ({ value }) => (value ? `at ${local(value)} or some seconds later` : "");
 
+  // The icon of the tab has a dot in the colour of the state of the page's job.
+  const showState = (state) => {
+    const colour = getComputedStyle(document.documentElement).getPropertyValue(`--${state}`).trim() || "#6b7280";
+    const icon = document.querySelector("link[rel~='icon']");
+    const picture = `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 24 24"><rect width="24" height="24" rx="5" fill="#1d4ed8"/><path d="M5 6h9v3H5zM5 11h5v3H5z" fill="#fff"/><circle cx="17" cy="17" r="6.5" fill="${colour}" stroke="#fff" stroke-width="2"/></svg>`;
+    if (icon) icon.href = `data:image/svg+xml,${encodeURIComponent(picture)}`;
+  };
+
   const switchDark = () => {
     const dark = !document.body.classList.contains("body--dark");
     document.cookie = `cloudjob-console-dark=${dark ? 1 : 0}; path=/; max-age=31536000; samesite=strict`;
@@ -432,6 +440,7 @@ const console_ui = (() => {
     outputs,
     narrowEmulator,
     switchDark,
+    showState,
     prepared,
     draw,
     zoomTogether,
