@@ -41,6 +41,10 @@ _STEP_BLOCKS, _SEARCH_S = 64, 0.1
 _FAILURE_LINES = 20_000
 # The number of lines, from the end, that tell how far a training is.
 _TRAINING_LINES = 2000
+# The number of lines, from the end, that a pattern is tried on, and of those that are shown.
+_TRIAL_LINES, _EXAMPLES = 5000, 5
+# The name of a metric that is tried; no key of a printed JSON object has this name.
+_TRIED = "\0"
 # The names of metrics that are not those of the training data.
 _OTHER_SETS = re.compile(r"val|test|eval", re.IGNORECASE)
 # The number of selections whose lines are cached.
@@ -146,6 +150,20 @@ class Curve(NamedTuple):
 
     name: str
     points: Sequence[tuple[float, float]]
+
+
+class Trial(NamedTuple):
+    """What the pattern of a metric finds in the last lines of a log.
+
+    Args:
+        searched: The number of lines that were searched.
+        values: The number of values.
+        examples: The last lines with a value, and the value, the newest first.
+    """
+
+    searched: int
+    values: int
+    examples: Sequence[tuple[str, float]]
 
 
 class LogTable:
@@ -327,6 +345,29 @@ class LogTable:
                     last[rank].append(training.Line(0, displayable_line(data)))
         found = (training.read(last[rank]) for rank in sorted(last))
         return next((each for each in found if each.share is not None), Training())
+
+    def try_pattern(self, pattern: str) -> Trial:
+        """Return what the pattern of a metric finds in the last lines.
+
+        Raises:
+            UsageError: The pattern cannot be used.
+        """
+        self.keep_reading()
+        reader = MetricReader({_TRIED: pattern})
+        searched = total = 0
+        examples: list[tuple[str, float]] = []
+        with self._lock:
+            newest = () if self._is_closed else islice(self._newest_first(), _TRIAL_LINES)
+            for _, _, line in newest:
+                searched += 1
+                if line.rank is None:
+                    continue
+                found = reader.add(0, b"[0] %s\n" % line.data.rstrip(b"\r\n"))
+                values = [point.value for point in found if point.name == _TRIED]
+                total += len(values)
+                if values and len(examples) < _EXAMPLES:
+                    examples.append((_shortened(displayable_line(line.data)), values[-1]))
+        return Trial(searched, total, examples)
 
     def main_curve(self) -> Curve | None:
         """Return the metric of most interest, a loss if there is one; None if there is none."""

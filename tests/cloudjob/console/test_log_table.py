@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cloudjob.console import log_table
-from cloudjob.console.log_table import Curve, LogTable, Match, Selection
+from cloudjob.console.log_table import Curve, LogTable, Match, Selection, Trial
 from cloudjob.errors import BackendError, UsageError
 from cloudjob.model.status import Failure
 from cloudjob.tracking.log import LogPiece
@@ -390,3 +390,18 @@ def test_the_selected_lines_are_saved_with_the_marks_of_their_ranks():
 def test_a_line_is_found_among_the_visible_ones():
     with open_table(Job(*TWO_NODES)) as log:
         assert [log.row_of(line, Selection(node=1)) for line in (1, 4, 5, 99)] == [0, 0, 1, 1]
+
+
+def test_a_pattern_is_tried_on_the_last_lines():
+    with open_table(Job(*TWO_NODES)) as log:
+        found = log.try_pattern("(?i)loss ([0-9])")
+        nothing = log.try_pattern("absent ([0-9])")
+
+    assert found == Trial(5, 3, [("loss 3", 3.0), ("loss 2", 2.0), ("Loss 1", 1.0)])
+    assert nothing == Trial(5, 0, [])
+
+
+@pytest.mark.parametrize("pattern", ["(", "no group"])
+def test_a_pattern_that_finds_no_value_is_refused(pattern: str):
+    with open_table(Job(*TWO_NODES)) as log, pytest.raises(UsageError):
+        log.try_pattern(pattern)
