@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import math
+import re
 import sqlite3
 import threading
 import time
 from array import array
 from bisect import bisect_left
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from itertools import islice
 from typing import Any, NamedTuple
 
 from cloudjob.console.emulated import EmulatedJob
-from cloudjob.console.text import displayable_line
+from cloudjob.console.text import coloured_line, displayable_line
 from cloudjob.errors import CloudJobError, UsageError
 from cloudjob.model import bars
+from cloudjob.model.patterns import Pattern
 from cloudjob.model.status import Failure
-from cloudjob.tracking import Job
+from cloudjob.tracking import Job, training
 from cloudjob.tracking.blocks import blocks, is_plain
 from cloudjob.tracking.journals import Journals
 from cloudjob.tracking.log import LogPiece
 from cloudjob.tracking.metrics import MetricPoint, MetricReader
+from cloudjob.tracking.training import Training
 from jobentry.contract import lines
 
 # Longer lines are cut.
@@ -34,6 +39,14 @@ _RETRY_S = 10.0
 _STEP_BLOCKS, _SEARCH_S = 64, 0.1
 # The number of lines, from the end, that are compared with the failure.
 _FAILURE_LINES = 20_000
+# The number of lines, from the end, that tell how far a training is.
+_TRAINING_LINES = 2000
+# The number of lines, from the end, that a pattern is tried on, and of those that are shown.
+_TRIAL_LINES, _EXAMPLES = 5000, 5
+# The name of a metric that is tried; no key of a printed JSON object has this name.
+_TRIED = "\0"
+# The names of metrics that are not those of the training data.
+_OTHER_SETS = re.compile(r"val|test|eval", re.IGNORECASE)
 # The number of selections whose lines are cached.
 _MAX_SELECTIONS = 8
 # The number of unfinished lines that a page shows below the others.
@@ -57,12 +70,55 @@ class Selection(NamedTuple):
     Args:
         node: Only the lines of this node; None for all.
         rank: Only the lines of this rank; None for all.
-        text: Only the lines that contain this text; case is ignored.
+        text: The text, or the regular expression, to search; case is ignored.
+        is_expression: Whether it is a regular expression.
+        has_others: Whether the other lines are selected, too; the matches are only marked.
     """
 
     node: int | None = None
     rank: int | None = None
     text: str = ""
+    is_expression: bool = False
+    has_others: bool = False
+
+    @property
+    def visible(self) -> Selection:
+        """The lines to show."""
+        return Selection(self.node, self.rank) if self.has_others else self
+
+    @property
+    def matches(self) -> Selection:
+        """The lines that match."""
+        return self._replace(has_others=False)
+
+    def spans(self, text: str) -> list[tuple[int, int]]:
+        """Return where a shown line matches.
+
+        Raises:
+            UsageError: The expression cannot be used.
+        """
+        if not self.text:
+            return []
+        if self.is_expression:
+            return list(_pattern(self.text).spans(text))
+        # Some letters get longer when their case is folded, so that places would not fit.
+        return [match.span() for match in re.finditer(re.escape(self.text), text, re.IGNORECASE)]
+
+
+class Match(NamedTuple):
+    """A line that matches a search.
+
+    Args:
+        row: Its place among the visible lines; 0 if there is none.
+        line: Its number, from 1; 0 if there is none.
+        place: Its place among the matches, from 1.
+        total: The number of matches.
+    """
+
+    row: int = 0
+    line: int = 0
+    place: int = 0
+    total: int = 0
 
 
 class Page(NamedTuple):
@@ -89,6 +145,27 @@ class Page(NamedTuple):
     unfinished_rows: Sequence[dict[str, Any]] = ()
 
 
+class Curve(NamedTuple):
+    """The values of one metric of one rank, by step, as they were printed."""
+
+    name: str
+    points: Sequence[tuple[float, float]]
+
+
+class Trial(NamedTuple):
+    """What the pattern of a metric finds in the last lines of a log.
+
+    Args:
+        searched: The number of lines that were searched.
+        values: The number of values.
+        examples: The last lines with a value, and the value, the newest first.
+    """
+
+    searched: int
+    values: int
+    examples: Sequence[tuple[str, float]]
+
+
 class LogTable:
     """The log of a job read so far; a thread continues to read it while a page shows it."""
 
@@ -111,7 +188,8 @@ class LogTable:
         # The block of the last row: its first line, its node, its time and its lines.
         self._block: tuple[int, int, int, list[bytes]] = (1, 0, 0, [])
         self._error = ""
-        # Metric and rank -> alternating steps and values; much smaller than a list of points.
+        # Metric, rank, and whether it was detected -> step, value and time of each point in turn;
+        # much smaller than a list of points.
         self._metrics: dict[tuple[str, int | None, bool], array[float]] = {}
         # Unfinished lines of ranks, such as progress bars.
         self._open: dict[tuple[int, int | None], bytes] = {}
@@ -140,9 +218,13 @@ class LogTable:
         with self._lock:
             if self._is_closed:
                 return Page()
-            chosen, searched = self._choose(which)
-            rows = [self._row(chosen[n]) for n in range(max(start, 0), min(end, len(chosen)))]
-            unfinished = self._unfinished(which)
+            try:
+                chosen, searched = self._choose(which.visible)
+                shown = range(max(start, 0), min(end, len(chosen)))
+                rows = [self._row(chosen[n], which) for n in shown]
+                unfinished = self._unfinished(which)
+            except UsageError as error:
+                return Page(total=self._count, error=error.message)
             return Page(
                 selected=len(chosen),
                 searched=searched,
@@ -169,16 +251,62 @@ class LogTable:
             if self._is_closed:
                 return None
             last = 0
-            for line, text in islice(self._newest_first(**source), _FAILURE_LINES):
+            for line, _, text in islice(self._newest_first(**source), _FAILURE_LINES):
                 last = last or line
-                if failure_line in displayable_line(text):
+                if failure_line in displayable_line(text.data):
                     break
             else:
                 line = last
             if not line:
                 return None
-            chosen, _ = self._choose(which, is_whole=True)
-            return min(bisect_left(chosen, line), max(0, len(chosen) - 1)), line
+            return self._row_of(line, which), line
+
+    def row_of(self, line: int, which: Selection) -> int:
+        """Return the place of a line among the visible ones, or that of the next one."""
+        with self._lock:
+            return 0 if self._is_closed else self._row_of(line, which)
+
+    def _row_of(self, line: int, which: Selection) -> int:
+        chosen, _ = self._choose(which.visible, is_whole=True)
+        return min(bisect_left(chosen, line), max(0, len(chosen) - 1))
+
+    def match(self, which: Selection, line: int, *, is_forward: bool) -> Match:
+        """Return the next match after or before a line; after the last one comes the first.
+
+        Raises:
+            UsageError: The expression cannot be used.
+        """
+        with self._lock:
+            if self._is_closed or not which.text:
+                return Match()
+            chosen, _ = self._choose(which.matches, is_whole=True)
+            if not chosen:
+                return Match()
+            after = bisect_left(chosen, line + 1) if is_forward else bisect_left(chosen, line) - 1
+            place = after % len(chosen)
+            row = self._row_of(chosen[place], which)
+            return Match(row, chosen[place], place + 1, len(chosen))
+
+    def texts(self, which: Selection) -> Iterator[bytes]:
+        """Yield the selected lines read so far, each with the mark of its rank, in pieces.
+
+        Raises:
+            UsageError: The expression cannot be used.
+        """
+        searched = 0
+        while True:
+            values = {"node": which.node, "searched": searched, "most": _STEP_BLOCKS}
+            with self._lock:
+                blocks_found = [] if self._is_closed else self._db.execute(_FROM, values).fetchall()
+            if not blocks_found:
+                return
+            for first, count, _, data in blocks_found:
+                searched = first + count - 1
+                texts = data.split(b"\n")
+                chosen = (texts[index] for index in _matching(data, which.visible))
+                piece = b"".join(bars.last_state(text) + b"\n" for text in chosen)
+                if piece:
+                    yield piece
 
     def metrics(self) -> list[MetricPoint]:
         """Return the metrics in the log read so far.
@@ -191,10 +319,68 @@ class LogTable:
             if self._error and not self._metrics:
                 raise CloudJobError(self._error)
             return [
-                MetricPoint(name, rank, int(step), value, is_detected=is_detected)
+                MetricPoint(name, rank, int(step), value, at or None, is_detected=is_detected)
                 for (name, rank, is_detected), numbers in self._metrics.items()
-                for step, value in zip(numbers[::2], numbers[1::2], strict=True)
+                for step, value, at in zip(numbers[::3], numbers[1::3], numbers[2::3], strict=True)
             ]
+
+    def end(self, count: int) -> list[dict[str, Any]]:
+        """Return the last lines as rows, with the unfinished line of each rank."""
+        found = self.page(Selection(), 0, 0)
+        first = found.total - count + len(found.unfinished_rows)
+        return [*self.page(Selection(), first, found.total).rows, *found.unfinished_rows][-count:]
+
+    def progress(self) -> Training:
+        """Return how far the training is, by the last lines of the lowest rank that says so."""
+        self.keep_reading()
+        last: defaultdict[int, deque[training.Line]] = defaultdict(deque)
+        with self._lock:
+            if self._is_closed:
+                return Training()
+            for _, at, line in islice(self._newest_first(), _TRAINING_LINES):
+                if line.rank is not None:
+                    last[line.rank].appendleft(training.Line(at, displayable_line(line.data)))
+            for (_, rank), data in self._open.items():
+                if rank is not None:
+                    last[rank].append(training.Line(0, displayable_line(data)))
+        found = (training.read(last[rank]) for rank in sorted(last))
+        return next((each for each in found if each.share is not None), Training())
+
+    def try_pattern(self, pattern: str) -> Trial:
+        """Return what the pattern of a metric finds in the last lines.
+
+        Raises:
+            UsageError: The pattern cannot be used.
+        """
+        self.keep_reading()
+        reader = MetricReader({_TRIED: pattern})
+        searched = total = 0
+        examples: list[tuple[str, float]] = []
+        with self._lock:
+            newest = () if self._is_closed else islice(self._newest_first(), _TRIAL_LINES)
+            for _, _, line in newest:
+                searched += 1
+                if line.rank is None:
+                    continue
+                found = reader.add(0, b"[0] %s\n" % line.data.rstrip(b"\r\n"))
+                values = [point.value for point in found if point.name == _TRIED]
+                total += len(values)
+                if values and len(examples) < _EXAMPLES:
+                    examples.append((_shortened(displayable_line(line.data)), values[-1]))
+        return Trial(searched, total, examples)
+
+    def main_curve(self) -> Curve | None:
+        """Return the metric of most interest, a loss if there is one; None if there is none."""
+        self.keep_reading()
+        with self._lock:
+            key = min(self._metrics, key=_interest, default=None)
+            if key is None:
+                return None
+            # A rank may have printed one value only.
+            numbers = self._metrics[key]
+            name, rank, is_detected = key
+            title = MetricPoint(name, rank, 0, 0.0, is_detected=is_detected).title
+            return Curve(title, list(zip(numbers[::3], numbers[1::3], strict=True)))
 
     def close(self) -> None:
         """Stop following the log and delete its copy."""
@@ -202,31 +388,34 @@ class LogTable:
             self._is_closed = True
             self._db.close()
 
-    def _newest_first(self, node: int | None, rank: int | None) -> Iterator[tuple[int, bytes]]:
-        """Yield the number and the text of each line of a node or of a rank."""
+    def _newest_first(
+        self, node: int | None = None, rank: int | None = None
+    ) -> Iterator[tuple[int, int, lines.Line]]:
+        """Yield the number, the time and the text of each line of a node or of a rank."""
         found = self._db.execute(
-            "SELECT first, data FROM blocks WHERE :node IS NULL OR node = :node"
+            "SELECT first, at, data FROM blocks WHERE :node IS NULL OR node = :node"
             " ORDER BY first DESC",
             {"node": node},
         )
-        for first, data in found:
+        for first, at, data in found:
             texts = data.split(b"\n")[:-1]
             for index in range(len(texts) - 1, -1, -1):
                 line = lines.read(texts[index])
                 if rank is None or line.rank == rank:
-                    yield first + index, line.data
+                    yield first + index, at, line
 
     def _unfinished(self, which: Selection) -> list[dict[str, Any]]:
         """Return the selected lines that are not finished, by node and rank."""
         found = []
         for (node, rank), data in self._open.items():
             is_selected = which.node in (None, node) and which.rank in (None, rank)
-            text = _shortened(displayable_line(data))
-            if is_selected and text.strip() and which.text.lower() in text.lower():
-                found.append({"line": None, "at": 0, "node": node, "rank": rank, "text": text})
+            row = _shown(data, which)
+            is_match = which.has_others or not which.text or row["marks"]
+            if is_selected and row["text"].strip() and is_match:
+                found.append({"line": None, "at": 0, "node": node, "rank": rank, **row})
         return sorted(found, key=lambda row: (row["node"], row["rank"] is not None, row["rank"]))
 
-    def _row(self, line: int) -> dict[str, Any]:
+    def _row(self, line: int, which: Selection) -> dict[str, Any]:
         first, node, at, texts = self._block
         if not first <= line < first + len(texts):
             first, node, at, data = self._db.execute(
@@ -237,8 +426,7 @@ class LogTable:
             texts = data.split(b"\n")[:-1]
             self._block = first, node, at, texts
         rank, data = lines.read(texts[line - first])
-        text = _shortened(displayable_line(data))
-        return {"line": line, "at": at, "node": node, "rank": rank, "text": text}
+        return {"line": line, "at": at, "node": node, "rank": rank, **_shown(data, which)}
 
     def _choose(self, which: Selection, *, is_whole: bool = False) -> tuple[Sequence[int], int]:
         """Return the numbers of the selected lines so far, and how many lines were searched."""
@@ -294,7 +482,7 @@ class LogTable:
                     if self._is_closed:
                         return False
                     self._add(piece)
-                    self._add_metrics(reader.add(piece.node, piece.data))
+                    self._add_metrics(reader.add(piece.node, piece.data), piece.at)
                 if time.monotonic() > self._requested_at_s + _UNWATCHED_S:
                     return False
             return True
@@ -304,11 +492,11 @@ class LogTable:
                     self._append(node, [(rank, data)])
                 self._open.clear()
 
-    def _add_metrics(self, points: Iterable[MetricPoint]) -> None:
+    def _add_metrics(self, points: Iterable[MetricPoint], at: float | None) -> None:
         for point in points:
             key = point.name, point.rank, point.is_detected
             numbers = self._metrics.setdefault(key, array("d"))
-            numbers.extend((point.step, point.value))
+            numbers.extend((point.step, point.value, at or 0.0))
 
     def _add(self, piece: LogPiece) -> None:
         for block in blocks(piece.data):
@@ -357,14 +545,35 @@ class LogTable:
         self._count += count
 
 
+def _interest(key: tuple[str, int | None, bool]) -> tuple[int, bool, int]:
+    """Return a value that is smaller for a metric of more interest."""
+    name, rank, is_detected = key
+    is_loss, is_of_training = "loss" in name.lower(), not _OTHER_SETS.search(name)
+    kind = 0 if is_loss and is_of_training else 1 if is_loss else 2
+    return kind, is_detected, -1 if rank is None else rank
+
+
 def _shortened(text: str) -> str:
     return text if len(text) <= MAX_CHARS else f"{text[:MAX_CHARS]}… ({len(text)} characters)"
 
 
-def _matching(block: bytes, which: Selection) -> list[int]:
-    """Return the places in a block of the lines of a selection."""
-    text = which.text.encode("utf-8", "surrogatepass").lower()
+def _shown(data: bytes, which: Selection) -> dict[str, Any]:
+    """Return the text of a line, its colours, and where it matches."""
+    text, spans = coloured_line(data)
+    text = _shortened(text)
+    return {"text": text, "spans": spans, "marks": which.spans(text)}
+
+
+def _matching(block: bytes, which: Selection) -> Sequence[int]:
+    """Return the places in a block of the lines of a selection.
+
+    Raises:
+        UsageError: The expression cannot be used.
+    """
     mark = b"" if which.rank is None else b"[%d] " % which.rank
+    if which.is_expression and which.text:
+        return _matching_expression(block, mark, _pattern(which.text))
+    text = which.text.encode("utf-8", "surrogatepass").lower()
     block = block.lower()
     if text not in block or mark not in block:
         return []
@@ -374,3 +583,26 @@ def _matching(block: bytes, which: Selection) -> list[int]:
         # The mark of a line's rank is not searched.
         if line.startswith(mark) and text in line and (not text or text in lines.read(line).data)
     ]
+
+
+def _matching_expression(block: bytes, mark: bytes, pattern: Pattern) -> list[int]:
+    if mark not in block:
+        return []
+    starts = pattern.line_starts(block)
+    if starts is not None and next(starts, None) is None:
+        return []
+    return [
+        index
+        for index, line in enumerate(block.split(b"\n")[:-1])
+        if line.startswith(mark) and pattern.search(lines.read(line).data)
+    ]
+
+
+@lru_cache(_MAX_SELECTIONS)
+def _pattern(text: str) -> Pattern:
+    try:
+        # The message names the expression as it was written.
+        Pattern(text)
+        return Pattern(f"(?i){text}")
+    except ValueError as error:
+        raise UsageError(f"searching the log for {text}: it {error}") from error

@@ -18,7 +18,7 @@ from cloudjob.console.facts import clock, facts, texts_of
 from cloudjob.console.log_table import MAX_CHARS
 from cloudjob.console.text import displayable, displayable_line
 from cloudjob.errors import CloudJobError
-from cloudjob.model import summary, times
+from cloudjob.model import summary
 from cloudjob.model.text import size_text
 from cloudjob.submission import failure_hint
 from cloudjob.tracking import Job
@@ -102,13 +102,12 @@ def _charts(job: Job, read: _Read) -> list[tuple[str, charts.Chart]]:
     journals = read("journals", job.journals, Journals())
     points = read("metrics", job.training_metrics, [])
     steps = charts.last_steps(points)
-    zero_s = times.seconds_of(status.created_at)
     grids = (charts.rank_grid(status, journals, shows, steps) for shows in charts.RANK_VALUES)
     drawn = [
         ("", charts.timeline(status, phases, time.time())),
         *(("ranks", grid and grid._replace(title=f"Ranks: {grid.title}")) for grid in grids),
-        *(("metrics", chart) for chart in charts.curves(points)),
-        *(("resources", chart) for chart in charts.resources(journals, zero_s)),
+        *(("metrics", chart) for chart in charts.curves(points, status)),
+        *(("resources", chart) for chart in charts.resources(journals, status)),
     ]
     return [(group, chart) for group, chart in drawn if chart is not None]
 

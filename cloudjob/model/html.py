@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from html import escape
 
+from cloudjob.model.times import local
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from cloudjob.model.status import JobStatus
@@ -32,9 +34,9 @@ def status_table(status: JobStatus, handle: str = "") -> str:
             ("backend", f"{status.backend} ({status.native_state})"),
             ("nodes", status.nodes),
             ("ranks per node", status.procs_per_node),
-            ("created", status.created_at),
-            ("started", status.started_at),
-            ("ended", status.ended_at),
+            ("created", local(status.created_at)),
+            ("started", local(status.started_at or "")),
+            ("ended", local(status.ended_at or "")),
             ("exit code", status.exit_code),
             ("cause", status.cause),
             ("failed on node", failure and failure.node),

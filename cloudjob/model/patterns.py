@@ -71,6 +71,15 @@ class Pattern:
         """Whether a line contains a match."""
         return self._regexp.search(self._readable(line)) is not None
 
+    def spans(self, text: str) -> Iterator[tuple[int, int]]:
+        """Yield where the first hundred matches in a text begin and end, without empty ones."""
+        data = text.encode("utf-8", "replace")
+        for match in islice(self._regexp.finditer(data), _MAX_MATCHES):
+            start, end = match.span()
+            if start < end:
+                at = len(data[:start].decode("utf-8", "ignore"))
+                yield at, at + len(data[start:end].decode("utf-8", "ignore"))
+
     def line_starts(self, lines: bytes) -> Iterator[int] | None:
         """Return where those of many lines start that may match, which is fast if few do.
 

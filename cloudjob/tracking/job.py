@@ -15,7 +15,7 @@ from cloudjob.backends.native import NativeStatus
 from cloudjob.errors import BackendError, JobNotFound, UsageError
 from cloudjob.home import records_path
 from cloudjob.home.records import JobRecord, Records
-from cloudjob.model import grid, html
+from cloudjob.model import grid, html, summary
 from cloudjob.model import status as statuses
 from cloudjob.model.rules import is_remote
 from cloudjob.model.status import JobFailed, JobState, JobStatus, Phase
@@ -270,7 +270,7 @@ class Job:
         end_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
         status = self._reader.wait(end_s, record_s, on_status or (lambda _: None))
         if check and status.state is not JobState.SUCCEEDED:
-            why = status.failure.message if status.failure else status.native_state
+            why = summary.reason(status) or status.native_state
             raise JobFailed(
                 f"job {self.id}: {status.state}: {why}", status, statuses.exit_code(status)
             )

@@ -412,3 +412,45 @@ def test_a_browser_that_did_not_open_the_link_is_refused(
             urllib.request.urlopen(base + path, timeout=60)
         assert refused.value.code == 401
         assert failed not in refused.value.read().decode()
+
+
+def test_matches_in_a_log_are_marked_among_the_others_and_the_address_keeps_them(
+    home: Path, failed: str, open_page: OpenPage
+):
+    page = open_page(home)
+    page.open(f"/job/{failed}/log?q=STEP%20%5B12%5D%20&expression=1&rank=0")
+    page.shows("2 of ", "step 1 of rank 0", "step 2 of rank 0")
+    marks = "[...document.querySelectorAll('.log-grid .match')].map(e => e.textContent).join()"
+    page.await_true(f"{marks} === 'step 1 ,step 2 '")
+    assert "step 0 of rank 0" not in page.text
+
+    # A click on the number of a match shows its neighbours.
+    page.click(".log-grid .ag-cell.line")
+    page.shows("step 0 of rank 0")
+    page.await_true("location.search.includes('others=1') && /line=[1-9]/.test(location.search)")
+    page.click('[aria-label="Next match"]')
+    page.shows("match 2 of 2")
+    page.await_true("!!document.querySelector('.log-grid .chosen-line .match')")
+    assert page.problems() == []
+
+
+def test_the_page_of_a_running_job_shows_what_it_does(
+    home: Path, tmp_path: Path, open_page: OpenPage
+):
+    (tmp_path / "train.py").write_text(
+        "import time\n"
+        "for step in range(1, 100_000):\n"
+        "    print(f'step {step}/100000 loss {1 / step} <b>', flush=True)\n"
+        "    time.sleep(0.2)\n"
+    )
+    submitted = run(home, "submit", "--detach", "--json", "train.py", cwd=tmp_path)
+    job = json.loads(submitted.stdout)["job"]
+    try:
+        page = open_page(home)
+        page.open(f"/job/{job}")
+        page.shows("Now", "of 100,000", "loss (detected)", "<b>")
+        page.await_true("!!document.querySelector('.spark path')")
+    finally:
+        run(home, "cancel", "--now", job)
+    page.await_true("!document.querySelector('.last-lines')")
+    assert page.problems() == []

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncIterator, Iterator
 from typing import Any, Protocol
 from urllib.parse import parse_qs, urlencode
 
 from fastapi import Response
 from starlette.requests import HTTPConnection
+
+from cloudjob.console.threads import in_thread
 
 
 class Values(Protocol):
@@ -30,3 +33,10 @@ def parameter(request: HTTPConnection | None, name: str) -> str:
 def url(path: str, /, **parameters: str) -> str:
     """Return a URL with parameters that ``parameter`` reads."""
     return f"{path}?{urlencode(parameters, errors='surrogateescape')}"
+
+
+async def streamed(first: bytes, rest: Iterator[bytes]) -> AsyncIterator[bytes]:
+    """Yield pieces that a thread reads, the first of which was read already."""
+    yield first
+    while piece := await in_thread(next, rest, b""):
+        yield piece

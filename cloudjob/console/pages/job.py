@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
@@ -10,6 +11,7 @@ from nicegui import ui
 
 from cloudjob.console.pages import log, metrics, outputs, ranks, resources, stacks, submitted
 from cloudjob.console.pages.frame import badge, frame
+from cloudjob.console.pages.now import NowPanel
 from cloudjob.console.pages.overview import Overview
 from cloudjob.console.pages.widgets import confirm
 from cloudjob.console.state import Console
@@ -131,13 +133,18 @@ class _JobPage:
         if self._status.state.is_final:
             timer.deactivate()
 
-    def _build_overview(self) -> None:
+    async def _build_overview(self) -> None:
         self._overview = Overview(self._job)
         self._overview.update(self._status, self._phases, self._hint)
+        if not self._status.is_over:
+            with self._overview.top:
+                await NowPanel(self._console, self._job).start()
 
     @ui.refreshable_method
     def _head(self) -> None:
         status = self._status
+        # The state of one of many open tabs is seen in its icon.
+        ui.context.client.run_javascript(f"console_ui.showState({json.dumps(status.state.value)})")
         with ui.row().classes("w-full items-center gap-3"):
             ui.label(displayable(status.name)).classes("job-title")
             badge(status.state.value)

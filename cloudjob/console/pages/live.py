@@ -10,7 +10,8 @@ from typing import Any, Literal
 
 from nicegui import ui
 
-from cloudjob.console.charts import Chart
+from cloudjob.console.charts import Chart, Shows, View
+from cloudjob.console.pages.chart_table import chart_table
 from cloudjob.console.text import displayable
 from cloudjob.errors import CloudJobError
 from cloudjob.tracking import Job
@@ -18,6 +19,8 @@ from cloudjob.tracking import Job
 _REFRESH_S = 3.0
 # The pause between two drawings, as a multiple of the time that a drawing took.
 _PAUSE_FACTOR = 10
+# The pause between two changes by one control.
+_THROTTLE_S = 0.2
 
 
 class Live:
@@ -66,34 +69,86 @@ class Live:
         raise NotImplementedError
 
 
+class ViewChoice:
+    """What the user chooses about the charts of a page.
+
+    Args:
+        has_steps: Whether the x axis may be the step or the time.
+    """
+
+    def __init__(self, *, has_steps: bool = False) -> None:
+        self.view = View()
+        self._has_steps = has_steps
+
+    def build(self, on_change: Callable[[bool], Awaitable[None]]) -> None:
+        """Show the controls; ``on_change`` is called with whether the x axis is another one."""
+
+        async def change(**values: Any) -> None:
+            self.view = self.view._replace(**values)
+            await on_change("by_time" in values)
+
+        if self._has_steps:
+            axis = ui.toggle(["step", "time"], value="step")
+            axis.on_value_change(lambda event: change(by_time=event.value == "time"))
+            axis.props("dense unelevated no-caps toggle-color=primary").classes("states")
+        shows = ui.select([each.value for each in Shows], value=self.view.shows.value)
+        shows.on_value_change(lambda event: change(shows=Shows(event.value)))
+        shows.props('dense outlined options-dense label="Lines"').classes("lines-choice")
+        scale = ui.switch("Logarithmic")
+        scale.on_value_change(lambda event: change(is_logarithmic=bool(event.value)))
+        ui.label("Smoothing").classes("quiet")
+        smoothing = ui.slider(min=0, max=0.99, step=0.01, value=0).classes("smoothing")
+        smoothing.props('dense aria-label="Smoothing"')
+        smoothing.on(
+            "change", lambda event: change(smoothing=float(event.args)), throttle=_THROTTLE_S
+        )
+
+
 class ChartView(Live):
     """Charts that share their zoom.
 
     Args:
         find: Returns the current charts.
         missing: What to say if there are no charts, without the full stop.
+        choice: Controls above the charts.
     """
 
-    def __init__(self, job: Job, find: Callable[[], Awaitable[list[Chart]]], missing: str) -> None:
+    def __init__(
+        self,
+        job: Job,
+        find: Callable[[], Awaitable[list[Chart]]],
+        missing: str,
+        choice: ViewChoice | None = None,
+    ) -> None:
         super().__init__(job)
         self._find = find
         self._missing = missing
+        self._choice = choice
         self._panels: dict[str, ChartPanel] = {}
 
     async def draw(self) -> str:
         """Add charts that are new, and update the others."""
         found = await self._find()
         self._update(found)
+        if self._panels and not found:
+            return "There is nothing to draw this way."
         return "" if self._panels or not self._missing else self.missing(self._missing)
 
     def _update(self, found: Sequence[Chart]) -> None:
         if found and not self._panels:
-            with self.container, ui.row().classes("w-full items-center gap-2"):
+            with self.container, ui.row().classes("w-full items-center gap-3"):
+                if self._choice:
+                    self._choice.build(self._redraw)
+                ui.space()
                 ui.label("The bar below a chart zooms all of them.").classes("quiet")
                 reset = ui.button("Show all", icon="zoom_out_map")
                 reset.on_click(lambda: self._run("zoomOut")).props("flat dense no-caps size=sm")
             with self.container:
                 self._grid = ui.element("div").classes("charts")
+        titles = {chart.title for chart in found}
+        for title, panel in self._panels.items():
+            # A line by time, for example, needs lines of the log with times.
+            panel.set_visibility(title in titles)
         for chart in found:
             if chart.title in self._panels:
                 self._panels[chart.title].update(chart)
@@ -101,6 +156,11 @@ class ChartView(Live):
                 with self._grid:
                     self._panels[chart.title] = ChartPanel(chart)
                 self._run("zoomTogether")
+
+    async def _redraw(self, is_other_axis: bool) -> None:
+        await self.refresh()
+        if is_other_axis:
+            self._run("zoomOut")
 
     def _run(self, function: str) -> None:
         ids = json.dumps([panel.id for panel in self._panels.values()])
@@ -121,10 +181,15 @@ class ChartPanel:
         *,
         is_text: bool = False,
     ) -> None:
-        with ui.card().classes("panel"):
-            with ui.row().classes("items-baseline gap-2"):
+        with ui.card().classes("panel") as self._card:
+            with ui.row().classes("w-full items-center gap-2 no-wrap"):
                 ui.label(displayable(chart.title)).classes("panel-title")
-                self._note = ui.label(chart.note).classes("quiet")
+                self._note = ui.label(displayable(chart.note)).classes("quiet chart-note")
+                if chart.lines:
+                    ui.space()
+                    table = ui.button(icon="table_rows", on_click=self._show_table)
+                    table.props('flat dense round size=sm aria-label="Show it as a table"')
+                    table.tooltip("Table")
             renderer: Literal["svg", "canvas"] = "svg" if is_text else "canvas"
             self._chart = ui.echart(chart.option, on_click, renderer=renderer)
         self._chart.style(f"width: 100%; height: {chart.height_px}px")
@@ -135,14 +200,22 @@ class ChartPanel:
         """The id of its chart on the page."""
         return self._chart.id
 
+    def set_visibility(self, is_visible: bool) -> None:
+        """Show or hide it."""
+        self._card.set_visibility(is_visible)
+
     def update(self, chart: Chart) -> None:
         """Update the data of the chart; the zoom stays at the same values of the axis."""
         if chart == self._shown:
             return
-        self._note.set_text(chart.note)
+        self._note.set_text(displayable(chart.note))
         if chart.height_px != self._shown.height_px:
             self._chart.style(f"height: {chart.height_px}px")
         self._shown = chart
         # NiceGUI's ``update`` would move or lose the zoom.
         option = json.dumps(chart.option)
         self._chart.client.run_javascript(f"console_ui.draw({self.id}, {option})")
+
+    def _show_table(self) -> None:
+        with self._chart.client:
+            chart_table(self._shown)

@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import json
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
+from urllib.parse import quote
 
-from fastapi import Response
+from fastapi import Depends, Response
+from fastapi.responses import PlainTextResponse, StreamingResponse
 from nicegui import app, ui
 
 from cloudjob.console.emulated import EmulatedJob
-from cloudjob.console.log_table import Page, Selection
-from cloudjob.console.pages.http import json_response, parameter
+from cloudjob.console.log_table import Match, Page, Selection
+from cloudjob.console.pages.http import json_response, parameter, streamed
 from cloudjob.console.pages.widgets import grid
 from cloudjob.console.state import Console
+from cloudjob.console.text import displayable
+from cloudjob.console.threads import in_thread
 from cloudjob.errors import CloudJobError
 from cloudjob.tracking import Job
 
 _ALL = "all"
 # From this number of ranks on, users can type into the field for the rank.
 _MANY_RANKS = 20
+# The longest search, and the highest number of a line in an address.
+_MAX_SEARCH, _MAX_LINE = 1000, 10**9
 _COLUMNS: list[dict[str, Any]] = [
     {"field": "line", "width": 74, "cellClass": "line mono"},
     {
@@ -36,41 +42,78 @@ _COLUMNS: list[dict[str, Any]] = [
         "flex": 1,
         "minWidth": 300,
         "cellClass": "mono",
+        ":cellRenderer": "console_ui.lineCell",
         ":cellClassRules": "({'entry-line': p => p.data && p.data.rank === null})",
     },
 ]
 
 
 def register(console: Console) -> None:
-    """Add the endpoint that returns the lines of the table."""
+    """Add the endpoints that return the lines of the table, places in it, and the text."""
+    _register_places(console)
 
     @app.get("/api/jobs/{job_id}/log")
     def log(
-        job_id: str,
-        start: int = 0,
-        end: int = 0,
-        node: int | None = None,
-        rank: int | None = None,
-        text: str = "",
+        job_id: str, which: Annotated[Selection, Depends(_selection)], start: int = 0, end: int = 0
     ) -> Response:
         try:
-            which = Selection(node, rank, text)
             return json_response(console.log(job_id).page(which, start, end))
         except CloudJobError as error:
             return json_response(Page(error=error.message))
 
+    @app.get("/api/jobs/{job_id}/log.txt")
+    async def download(job_id: str, which: Annotated[Selection, Depends(_selection)]) -> Response:
+        try:
+            pieces = (await in_thread(console.log, job_id)).texts(which)
+            first = await in_thread(next, pieces, b"")
+        except CloudJobError as error:
+            return PlainTextResponse(f"{displayable(error.message)}\n", 502)
+        headers = {
+            "Content-Disposition": f"attachment; filename*=UTF-8''{quote(job_id, '')}.log",
+            "Cache-Control": "no-store",
+        }
+        body = streamed(first, pieces)
+        return StreamingResponse(body, headers=headers, media_type="text/plain; charset=utf-8")
+
+
+def _register_places(console: Console) -> None:
     @app.get("/api/jobs/{job_id}/log/failure")
-    def failure(
-        job_id: str, node: int | None = None, rank: int | None = None, text: str = ""
-    ) -> Response:
+    def failure(job_id: str, which: Annotated[Selection, Depends(_selection)]) -> Response:
         with contextlib.suppress(CloudJobError):
             failed = console.job(job_id).status().failure
-            found = (
-                console.log(job_id).find(failed, Selection(node, rank, text)) if failed else None
-            )
+            found = console.log(job_id).find(failed, which) if failed else None
             if found is not None:
                 return json_response(_Place(*found))
         return json_response(_Place())
+
+    @app.get("/api/jobs/{job_id}/log/match")
+    def match(
+        job_id: str,
+        which: Annotated[Selection, Depends(_selection)],
+        line: int = 0,
+        forward: bool = True,
+    ) -> Response:
+        with contextlib.suppress(CloudJobError):
+            return json_response(console.log(job_id).match(which, line, is_forward=forward))
+        return json_response(Match())
+
+    @app.get("/api/jobs/{job_id}/log/line")
+    def line_place(
+        job_id: str, which: Annotated[Selection, Depends(_selection)], line: int
+    ) -> Response:
+        with contextlib.suppress(CloudJobError):
+            return json_response(_Place(console.log(job_id).row_of(line, which), line))
+        return json_response(_Place())
+
+
+def _selection(
+    node: int | None = None,
+    rank: int | None = None,
+    text: str = "",
+    expression: bool = False,
+    others: bool = False,
+) -> Selection:
+    return Selection(node, rank, text, expression, others and bool(text))
 
 
 class _Place(NamedTuple):
@@ -81,7 +124,11 @@ class _Place(NamedTuple):
 
 
 def build(job: Job | EmulatedJob) -> None:
-    """Show the log; ``rank=`` in the address chooses a rank, ``failure=1`` jumps to the failure."""
+    """Show the log.
+
+    The address chooses lines: a search ``q=``, ``expression=1``, ``others=1``, ``node=`` and
+    ``rank=``; and a line to jump to, ``line=`` or ``failure=1``.
+    """
     _LogView(job).build()
 
 
@@ -90,16 +137,26 @@ class _LogView:
         self._job = job
         self._name = json.dumps(job.id)
         request = ui.context.client.request
-        rank = parameter(request, "rank")
         self._jumps = parameter(request, "failure") == "1"
-        is_rank = rank.isdecimal() and len(rank) < 10 and int(rank) < job.ranks
-        self._selection: dict[str, Any] = {"rank": int(rank)} if is_rank else {}
+        self._line = _number(parameter(request, "line"), _MAX_LINE) or 0
+        counts = {"node": job.nodes, "rank": job.ranks}
+        numbers = {key: _number(parameter(request, key), most) for key, most in counts.items()}
+        self._selection: dict[str, Any] = {k: v for k, v in numbers.items() if v is not None}
+        texts = {"text": displayable(parameter(request, "q"))[:_MAX_SEARCH]}
+        flags = {key: "1" for key in ("expression", "others") if parameter(request, key) == "1"}
+        self._selection.update({key: value for key, value in (texts | flags).items() if value})
 
     def build(self) -> None:
         with ui.row().classes("toolbar items-center"):
-            search = ui.input(placeholder="Search the log").classes("search")
+            search = ui.input(placeholder="Search the log", value=self._selection.get("text", ""))
             search.props('dense outlined clearable debounce=200 aria-label="Search the log"')
+            search.props(f"maxlength={_MAX_SEARCH}").classes("search")
             search.on_value_change(lambda event: self._select("text", event.value))
+            search.on("keydown.enter", js_handler=f"() => console_ui.toMatch({self._name}, true)")
+            self._switch("Expression", "expression")
+            self._others = self._switch("Other lines", "others")
+            self._jump("keyboard_arrow_up", "toMatch", "Previous match", ", false")
+            self._jump("keyboard_arrow_down", "toMatch", "Next match", ", true")
             self._choice("Node", "node", self._job.nodes)
             if self._job.ranks:
                 self._choice("Rank", "rank", self._job.ranks)
@@ -110,7 +167,10 @@ class _LogView:
                 self._jump("error_outline", "toFailure", "Jump to the failure")
             self._jump("vertical_align_top", "toStart", "First line")
             self._jump("vertical_align_bottom", "toEnd", "Last line")
-        begin = f"{self._name}, {json.dumps(self._selection)}, {json.dumps(self._jumps)}"
+            self._jump("download", "saveLog", "Download these lines")
+        begin = (
+            f"{self._name}, {json.dumps(self._selection)}, {json.dumps(self._jumps)}, {self._line}"
+        )
         grid(
             _COLUMNS,
             **{
@@ -121,10 +181,23 @@ class _LogView:
                 "headerHeight": 0,
                 "enableCellTextSelection": True,
                 "suppressCellFocus": True,
-                ":rowClassRules": "({'failure-line': console_ui.isFailure})",
+                ":rowClassRules": (
+                    "({'failure-line': console_ui.isFailure, 'chosen-line': console_ui.isChosen})"
+                ),
+                ":onCellClicked": f"event => console_ui.openLine({self._name}, event)",
                 ":onGridReady": f"p => console_ui.log(p.api, {begin})",
             },
         ).classes("log-grid")
+        ui.html('<pre id="log-line" class="lines" tabindex="0"></pre>', sanitize=False).classes(
+            "w-full"
+        )
+        # A click on a line among matches shows it among its neighbours.
+        ui.on("log-context", lambda: self._others.set_value(True))
+
+    def _switch(self, label: str, key: str) -> ui.checkbox:
+        box = ui.checkbox(label, value=key in self._selection).props("dense")
+        box.on_value_change(lambda event: self._select(key, "1" if event.value else ""))
+        return box
 
     def _choice(self, label: str, key: str, count: int) -> None:
         choice = ui.select(
@@ -136,9 +209,9 @@ class _LogView:
         )
         choice.props("dense outlined options-dense").classes("choice")
 
-    def _jump(self, icon: str, function: str, text: str) -> None:
+    def _jump(self, icon: str, function: str, text: str, more: str = "") -> None:
         button = ui.button(icon=icon)
-        button.on_click(lambda: ui.run_javascript(f"console_ui.{function}({self._name})"))
+        button.on_click(lambda: ui.run_javascript(f"console_ui.{function}({self._name}{more})"))
         button.props(f'flat dense round aria-label="{text}"').tooltip(text)
 
     def _select(self, key: str, value: object) -> None:
@@ -146,3 +219,9 @@ class _LogView:
         if value not in (None, "", _ALL):
             self._selection[key] = value
         ui.run_javascript(f"console_ui.select({self._name}, {json.dumps(self._selection)})")
+
+
+def _number(text: str, count: int) -> int | None:
+    """Return a number below ``count``; None if the text is none."""
+    is_number = text.isascii() and text.isdecimal() and len(text) < 10
+    return int(text) if is_number and int(text) < count else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from typing import Any
 from urllib.parse import quote
 
@@ -11,8 +11,11 @@ from fastapi import Request, Response
 from fastapi.responses import PlainTextResponse, StreamingResponse
 from nicegui import app, ui
 
-from cloudjob.console.pages.http import parameter, url
+from cloudjob.console.archive import zipped
+from cloudjob.console.pages.http import parameter, streamed, url
+from cloudjob.console.pages.output_preview import show_preview
 from cloudjob.console.pages.widgets import NAME, SIZE, column, short_grid, show_command
+from cloudjob.console.preview import MAX_IMAGE_BYTES, media_type
 from cloudjob.console.state import Console
 from cloudjob.console.text import displayable
 from cloudjob.console.threads import in_thread
@@ -26,11 +29,13 @@ _COLUMNS = (
     SIZE,
     column("modified", "Written", width=190, **{":valueFormatter": "console_ui.date"}),
     column("note", "", width=120),
+    column("preview", "", width=100, **{":cellRenderer": "console_ui.previewButton"}),
 )
 
 
 def register(console: Console) -> None:
-    """Add the endpoint of downloads."""
+    """Add the endpoints of downloads and of images."""
+    _register_previews(console)
 
     @app.get("/api/jobs/{job_id}/output")
     async def output(job_id: str, request: Request) -> Response:
@@ -51,13 +56,56 @@ def register(console: Console) -> None:
         if started is None:
             return PlainTextResponse("the job has stored no such file\n", 404)
         file, pieces, first = started
-        return StreamingResponse(_rest(first, pieces), headers=_headers(file))
+        return StreamingResponse(streamed(first, pieces), headers=_headers(file))
 
 
-async def _rest(first: bytes, pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
-    yield first
-    while piece := await in_thread(next, pieces, b""):
-        yield piece
+def _register_previews(console: Console) -> None:
+    @app.get("/api/jobs/{job_id}/output/image")
+    async def image(job_id: str, request: Request) -> Response:
+        name = parameter(request, "name")
+
+        def read() -> bytes:
+            found = console.job(job_id).outputs()
+            file = next((each for each in found if each.name == name), None)
+            is_small = file is not None and file.size_bytes <= MAX_IMAGE_BYTES
+            return b"".join(found.read(file)) if file and is_small else b""
+
+        try:
+            data = await in_thread(read)
+        except CloudJobError as error:
+            return PlainTextResponse(f"{displayable(error.message)}\n", 502)
+        kind = media_type(data[:64])
+        if not kind:
+            return PlainTextResponse("the job has stored no such image\n", 404)
+        # A stranger may have written it.
+        headers = {
+            "Content-Security-Policy": "sandbox; default-src 'none'",
+            "Cache-Control": "no-store",
+        }
+        return Response(data, media_type=kind, headers=headers)
+
+    @app.get("/api/jobs/{job_id}/outputs.zip")
+    async def archive(job_id: str, request: Request) -> Response:
+        folder = parameter(request, "path").strip("/")
+
+        def start() -> tuple[Iterator[bytes], bytes]:
+            pieces = zipped(console.job(job_id).outputs(), folder)
+            return pieces, next(pieces)
+
+        try:
+            pieces, first = await in_thread(start)
+        except CloudJobError as error:
+            return PlainTextResponse(f"{displayable(error.message)}\n", 502)
+        name = quote(
+            "-".join(filter(None, (job_id, folder.rpartition("/")[2]))), "", errors="replace"
+        )
+        headers = {
+            "Content-Disposition": f"attachment; filename*=UTF-8''{name}.zip",
+            "Cache-Control": "no-store",
+        }
+        return StreamingResponse(
+            streamed(first, pieces), headers=headers, media_type="application/zip"
+        )
 
 
 def _headers(file: Output) -> dict[str, str]:
@@ -74,15 +122,23 @@ def _headers(file: Output) -> dict[str, str]:
 
 async def build(job: Job) -> None:
     """List the folder of the outputs that ``?path=`` chooses."""
+    files: list[Output] = []
+
+    async def show(event: Any) -> None:
+        place = event.args
+        if isinstance(place, int) and 0 <= place < len(files):
+            await show_preview(job, files[place])
+
+    ui.on("output-preview", show)
     path = parameter(ui.context.client.request, "path").strip("/")
     with ui.card().classes("panel") as panel:
         # The store may take a while to answer.
         ui.spinner()
     error = ""
     try:
-        files = list(await in_thread(job.outputs))
+        files += await in_thread(job.outputs)
     except CloudJobError as failure:
-        files, error = [], failure.message
+        error = failure.message
     panel.clear()
     with panel:
         if not files:
@@ -104,6 +160,9 @@ def _show(job: Job, files: list[Output], path: str) -> None:
         total = size_text(sum(row["bytes"] for row in rows))
         ui.label(f"{counted(len(rows), 'entry', 'entries')}, {total}").classes("quiet")
         ui.space()
+        archive = url(f"/api/jobs/{job.id}/outputs.zip", path=path)
+        save = ui.button("Zip", icon="download", on_click=lambda: ui.navigate.to(archive))
+        save.props('flat dense no-caps aria-label="Download this folder as a zip file"')
         reload = ui.button(icon="refresh", on_click=ui.navigate.reload)
         reload.props('flat dense round size=sm aria-label="List again"')
     short_grid(
@@ -121,7 +180,7 @@ def _rows(job: Job, files: list[Output], path: str) -> list[dict[str, Any]]:
     start = f"{path}/" if path else ""
     folders: defaultdict[str, list[Output]] = defaultdict(list)
     file_rows = []
-    for file in files:
+    for place, file in enumerate(files):
         name, slash, _ = file.name[len(start) :].partition("/")
         if not file.name.startswith(start):
             continue
@@ -129,7 +188,8 @@ def _rows(job: Job, files: list[Output], path: str) -> list[dict[str, Any]]:
             folders[name].append(file)
         else:
             link = url(f"/api/jobs/{job.id}/output", name=file.name)
-            file_rows.append(_row(name, [file], link, "incomplete" if file.is_incomplete else ""))
+            row = _row(name, [file], link, "incomplete" if file.is_incomplete else "")
+            file_rows.append({**row, "place": place})
     base_url = f"/job/{job.id}/outputs"
     return [
         _row(f"{name}/", below, url(base_url, path=start + name), counted(len(below), "file"))

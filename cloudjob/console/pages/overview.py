@@ -10,6 +10,7 @@ from nicegui import ui
 
 from cloudjob.console import charts
 from cloudjob.console.facts import facts
+from cloudjob.console.markdown import failure_text
 from cloudjob.console.pages.live import ChartPanel
 from cloudjob.console.text import displayable
 from cloudjob.model.status import Failure, JobStatus, Phase
@@ -23,6 +24,8 @@ class Overview:
         self._job = job
         self._shown: JobStatus | None = None
         self._verdict_container = ui.column().classes("w-full")
+        # For what a running job does.
+        self.top = ui.column().classes("w-full")
         self._timeline_container = ui.column().classes("w-full")
         self._facts_container = ui.column().classes("w-full")
         self._timeline: ChartPanel | None = None
@@ -46,7 +49,7 @@ class Overview:
         self._facts_container.clear()
         if status.failure is not None:
             with self._verdict_container:
-                _verdict(self._job, status.failure, hint)
+                _verdict(self._job, status, status.failure, hint)
         with self._facts_container, ui.card().classes("panel"):
             ui.label("Job").classes("panel-title")
             with ui.element("div").classes("facts"):
@@ -56,7 +59,7 @@ class Overview:
                         ui.label(value).classes("fact-value")
 
 
-def _verdict(job: Job, failure: Failure, hint: str) -> None:
+def _verdict(job: Job, status: JobStatus, failure: Failure, hint: str) -> None:
     with ui.card().classes("panel verdict"):
         parts = (
             f"node {failure.node}" if failure.node is not None else "",
@@ -70,10 +73,13 @@ def _verdict(job: Job, failure: Failure, hint: str) -> None:
             ui.label(displayable(f"Hint: {hint}"))
         _lines("Stacks", failure.stack_lines)
         _lines("Last lines", failure.last_lines)
-        with ui.row():
+        with ui.row().classes("items-center"):
             ui.link("Show it in the log", f"/job/{job.id}/log?failure=1")
             if failure.rank is not None:
                 ui.link(f"Log of rank {failure.rank}", f"/job/{job.id}/log?rank={failure.rank}")
+            copy = ui.button("Copy as Markdown", icon="content_copy")
+            copy.on_click(lambda: ui.clipboard.write(failure_text(status, hint)))
+            copy.props("flat dense no-caps size=md")
 
 
 def _lines(title: str, lines: Sequence[str]) -> None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from cloudjob.console import charts
-from cloudjob.console.pages.live import ChartView
+from cloudjob.console.pages.live import ChartView, ViewChoice
 from cloudjob.console.state import Console
 from cloudjob.console.threads import in_thread
-from cloudjob.model import times
 from cloudjob.tracking import Job
 
 
@@ -16,7 +15,9 @@ async def build(console: Console, job: Job) -> None:
     async def find() -> list[charts.Chart]:
         journals = await in_thread(console.journals, job)
         status = job.last_status
-        zero_s = times.seconds_of(status.created_at) if status else 0.0
-        return await in_thread(charts.resources, journals, zero_s)
+        if status is None:
+            status = await in_thread(job.status)
+        return await in_thread(charts.resources, journals, status, choice.view)
 
-    await ChartView(job, find, "The nodes have not recorded what they use").start()
+    choice = ViewChoice()
+    await ChartView(job, find, "The nodes have not recorded what they use", choice).start()

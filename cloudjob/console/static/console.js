@@ -113,6 +113,16 @@ const console_ui = (() => {
     return link;
   };
 
+  const previewButton = ({ data }) => {
+    if (data.place === undefined) return document.createElement("span");
+    const button = document.createElement("button");
+    button.className = "cell-button";
+    button.textContent = "Preview";
+    button.setAttribute("aria-label", `Preview ${data.name}`);
+    button.addEventListener("click", () => emitEvent("output-preview", data.place));
+    return button;
+  };
+
   const narrowEmulator = (api) => api.setColumnsVisible(["nodes", "user", "created"], window.innerWidth >= 640);
   const outputs = (api) => api.setColumnsVisible(["modified"], window.innerWidth >= 640);
 
@@ -120,8 +130,8 @@ const console_ui = (() => {
   const logs = {};
 
   // A table that asks for the lines it shows.
-  const log = (api, job, query, jumps) => {
-    const view = { api, query, jumps, follows: !jumps, count: -1, line: 0 };
+  const log = (api, job, query, jumps, line) => {
+    const view = { api, query, jumps, wanted: line, follows: !jumps && !line, count: -1, line: 0 };
     logs[job] = view;
     api.setColumnsVisible(["line", "at", "node"], window.innerWidth >= 640);
     const path = `/api/jobs/${encodeURIComponent(job)}/log`;
@@ -152,13 +162,30 @@ const console_ui = (() => {
       },
     };
     view.toEnd = () => view.count > 0 && api.ensureIndexVisible(view.count - 1, "bottom");
-    view.toFailure = async () => {
-      const { row, line } = await view.request("/failure");
+    view.url = () => `${path}.txt?${new URLSearchParams(view.query)}`;
+    view.show = ({ row, line }, isFailure) => {
       if (!line) return;
+      if (row >= api.getDisplayedRowCount()) {
+        // The table does not have the line yet.
+        view.wanted = line;
+        return;
+      }
+      view.wanted = 0;
+      view.failed = isFailure ? line : view.failed;
       view.follows = false;
       view.line = line;
       api.ensureIndexVisible(row, "middle");
       api.redrawRows();
+      remember("line", line);
+    };
+    view.toFailure = async () => view.show(await view.request("/failure"), true);
+    view.toLine = async (line) => view.show(await view.request("/line", { line }));
+    view.toMatch = async (forward) => {
+      if (!view.query.text) return;
+      const found = await view.request("/match", { line: view.line, forward });
+      view.show(found);
+      const place = document.getElementById("log-state");
+      if (place && found.line) place.textContent = `match ${found.place.toLocaleString()} of ${found.total.toLocaleString()}`;
     };
     const look = async () => {
       const found = await view.request("", { start: 0, end: 0 }).catch(() => null);
@@ -174,6 +201,12 @@ const console_ui = (() => {
       if (view.jumps && found.is_complete) {
         view.jumps = false;
         setTimeout(view.toFailure, 0);
+      }
+      const isRead = found.total >= view.wanted || found.is_complete;
+      if (view.wanted && isRead && found.searched >= found.total) {
+        const { wanted } = view;
+        view.wanted = 0;
+        setTimeout(() => view.toLine(wanted), 0);
       }
       return found.searched < found.total;
     };
@@ -201,14 +234,74 @@ const console_ui = (() => {
     const view = logs[job];
     if (!view) return;
     view.query = query;
+    // The chosen line stays in sight.
+    view.wanted = query.text && !query.others ? 0 : view.line;
+    const { text, ...rest } = query;
+    for (const name of ["node", "rank", "expression", "others"]) remember(name, rest[name] ?? "");
+    remember("q", text ?? "");
     view.reload();
   };
 
-  const isFailure = ({ api, data }) =>
-    Boolean(data) && Object.values(logs).some((view) => view.api === api && view.line === data.line);
+  // A line with its colours and its matches; texts of jobs are never HTML.
+  const lineCell = ({ data }) => {
+    const cell = document.createElement("span");
+    if (!data) return cell;
+    const { text: whole } = data;
+    // Places count characters, of which some are two units of JavaScript's strings.
+    const text = /[\ud800-\udbff]/.test(whole) ? Array.from(whole) : whole;
+    const slice = (from, to) => (text === whole ? whole.slice(from, to) : text.slice(from, to).join(""));
+    const parts = [...(data.spans || []), ...(data.marks || []).map(([from, to]) => [from, to, "match"])];
+    const ends = [...new Set([0, text.length, ...parts.flatMap(([from, to]) => [from, to])])];
+    const places = ends.filter((end) => end <= text.length).sort((a, b) => a - b);
+    if (places.length < 3) {
+      const classes = parts.map((part) => part[2]).join(" ");
+      cell.textContent = whole;
+      if (classes) cell.className = classes;
+      return cell;
+    }
+    places.slice(0, -1).forEach((from, at) => {
+      const part = document.createElement("span");
+      part.textContent = slice(from, places[at + 1]);
+      part.className = parts.filter(([start, end]) => start <= from && from < end).map((each) => each[2]).join(" ");
+      cell.append(part);
+    });
+    return cell;
+  };
+
+  // The whole line below the table, wrapped; among matches, a click on its number shows its neighbours.
+  const openLine = (job, { data, column }) => {
+    const view = logs[job];
+    if (!view || !data) return;
+    const place = document.getElementById("log-line");
+    if (place) place.textContent = data.text;
+    view.line = data.line ?? view.line;
+    view.follows = false;
+    view.api.redrawRows();
+    remember("line", view.line);
+    if (column.getColId() === "line" && view.query.text && !view.query.others) emitEvent("log-context");
+  };
+
+  const saveLog = (job) => {
+    const link = document.createElement("a");
+    link.href = logs[job]?.url();
+    link.download = "";
+    link.click();
+  };
+
+  const viewOf = (api) => Object.values(logs).find((view) => view.api === api) || {};
+  const isFailure = ({ api, data }) => Boolean(data?.line) && viewOf(api).failed === data.line;
+  const isChosen = (params) => Boolean(params.data?.line) && viewOf(params.api).line === params.data.line && !isFailure(params);
 
   const clock = ({ value }) => (value ? new Date(value * 1000).toLocaleTimeString([], { hour12: false }) : "");
   const since = ({ value }) => (value ? `at ${local(value)} or some seconds later` : "");
+
+  // The icon of the tab has a dot in the colour of the state of the page's job.
+  const showState = (state) => {
+    const colour = getComputedStyle(document.documentElement).getPropertyValue(`--${state}`).trim() || "#6b7280";
+    const icon = document.querySelector("link[rel~='icon']");
+    const picture = `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 24 24"><rect width="24" height="24" rx="5" fill="#1d4ed8"/><path d="M5 6h9v3H5zM5 11h5v3H5z" fill="#fff"/><circle cx="17" cy="17" r="6.5" fill="${colour}" stroke="#fff" stroke-width="2"/></svg>`;
+    if (icon) icon.href = `data:image/svg+xml,${encodeURIComponent(picture)}`;
+  };
 
   const switchDark = () => {
     const dark = !document.body.classList.contains("body--dark");
@@ -287,6 +380,24 @@ const console_ui = (() => {
       ? `at ${value[1].toFixed(2)} s`
       : `${span(value[2] - value[1])}, from ${value[1].toFixed(2)} s to ${value[2].toFixed(2)} s`);
 
+  const number = (value) => (value === 0 || Math.abs(value) >= 1e-3 ? +value.toPrecision(5) : value.toExponential(3));
+
+  const elapsed = (s) => (s < 60 ? `${+s.toFixed(1)} s` : span(s));
+
+  // The values of all lines at one place, in columns; those of a range are its mean and its ends.
+  const lineText = (params) => {
+    const byId = Object.fromEntries(params.map((each) => [each.seriesId, each]));
+    const line = ({ marker, seriesName, value }) => `${marker}${safe(seriesName)}: <b>${number(value[1])}</b>`;
+    const lines = params.filter((each) => !["mean", "low", "span"].includes(each.seriesId));
+    const { mean, low, span: width } = byId;
+    const heads = [`<b>${number(params[0]?.axisValue ?? 0)}</b>`];
+    if (mean) heads.push(line(mean));
+    if (low && width) heads.push(`${number(low.value[1])} to ${number(low.value[1] + width.value[1])}`);
+    const columns = Math.ceil(lines.length / 16);
+    const rows = lines.map((each) => `<span style="margin-right: 14px">${line(each)}</span>`).join("");
+    return `${heads.join("<br>")}<div style="display: grid; grid-template-columns: repeat(${columns || 1}, auto)">${rows}</div>`;
+  };
+
   const rankText = ({ data }) => {
     if (!data.sample) return `<b>rank ${data.rank}</b>, ${safe(data.state)}`;
     const { cpu_percent, rss_mib, quiet_s, threads, children, waits_percent, place } = data.sample;
@@ -327,23 +438,32 @@ const console_ui = (() => {
     state,
     openJob,
     file,
+    previewButton,
     outputs,
     narrowEmulator,
     switchDark,
+    showState,
     prepared,
     draw,
     zoomTogether,
     zoomOut,
     bar,
     barText,
+    elapsed,
+    lineText,
     rankText,
     remember,
     jobs,
     log,
     select,
     isFailure,
+    isChosen,
     clock,
     since,
+    lineCell,
+    openLine,
+    saveLog,
+    toMatch: (job, forward) => logs[job]?.toMatch(forward),
     toFailure: (job) => logs[job]?.toFailure(),
     toEnd: (job) => logs[job]?.toEnd(),
     toStart: (job) => logs[job]?.api.ensureIndexVisible(0, "top"),

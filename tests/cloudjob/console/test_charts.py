@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from cloudjob.console import charts
+from cloudjob.console.pages.chart_table import as_csv
 from cloudjob.model.status import Cause, Failure, JobState, JobStatus, Phase
+from cloudjob.model.times import rfc3339
 from cloudjob.tracking.journals import Journals
 from cloudjob.tracking.metrics import MetricPoint
 from jobentry.contract import journal
@@ -243,7 +245,7 @@ def test_a_metric_has_a_chart_with_a_line_for_each_rank_and_event_file():
 
 def test_without_samples_there_are_no_ranks_and_no_resources():
     assert charts.rank_grid(STATUS, Journals(), "threads") is None
-    assert charts.resources(Journals(), 0.0) == []
+    assert charts.resources(Journals(), STATUS) == []
 
 
 def test_resources_have_a_line_for_each_node_and_rank_and_no_chart_without_values():
@@ -251,7 +253,7 @@ def test_resources_have_a_line_for_each_node_and_rank_and_no_chart_without_value
         Sample(110.0, cpu=(50.0, 10.0, 0.0, 0.0), memory=(512, 1024), ranks=(rank(0, 1),)),
         Sample(111.0, cpu=(20.0, 0.0, 0.0, 0.0), ranks=(rank(1, 1),)),
     )
-    drawn = charts.resources(journals, zero_s=100.0)
+    drawn = charts.resources(journals, STATUS)
     found = {
         chart.title: {line["name"]: line["data"] for line in chart.option["series"]}
         for chart in drawn
@@ -274,15 +276,18 @@ def test_a_long_job_keeps_its_peaks_and_a_large_one_names_what_is_left_out():
     all_ranks = Sample(1.0, ranks=tuple(rank(number, 1) for number in range(100)))
     journals = Journals()
     journals.add(0, [journal.dump(sample).rstrip() for sample in (all_ranks, *samples)])
-    found = {chart.title: chart for chart in charts.resources(journals, zero_s=0.0)}
+    found = {
+        chart.title: chart
+        for chart in charts.resources(journals, status_of(created_at=rfc3339(0.0)))
+    }
 
     [line] = found["Memory (MB)"].option["series"]
     assert len(line["data"]) <= 500
     assert (777.0, 943.7) in line["data"]
     ranks = found["CPU of each rank (% of one CPU)"]
-    assert len(ranks.option["series"]) == 64
-    assert ranks.note == "the 64 of 100 that differ most"
-    names = [series["name"] for series in ranks.option["series"]]
+    assert ranks.note.endswith("; the 64 of 100 that differ most")
+    names = [*ranks.lines]
+    assert len(names) == 64
     assert (names[0], names[-1], "rank 50" in names) == ("rank 0", "rank 99", False)
 
 
@@ -299,3 +304,139 @@ def test_all_ranks_of_a_long_job_have_points_at_the_same_steps_with_the_peaks_of
     assert len(lines["rank 1"]) <= 500
     assert lines["rank 0"][777] == -9
     assert (chart.option["xAxis"]["minInterval"], chart.option["yAxis"]["minInterval"]) == (1, 1)
+
+
+def losses(*ranks: dict[int, float], at_s: float = 0.0) -> list[MetricPoint]:
+    """Return the values of a metric by step, for each rank."""
+    return [
+        MetricPoint("loss", rank, step, value, at_s + step)
+        for rank, values in enumerate(ranks)
+        for step, value in values.items()
+    ]
+
+
+def series(chart: charts.Chart) -> dict[str, list[tuple[float, float]]]:
+    """Return the data of a chart's series by id, else by name."""
+    return {each.get("id", each["name"]): each["data"] for each in chart.option["series"]}
+
+
+def test_above_eight_lines_their_mean_and_range_are_drawn_and_each_is_in_the_tooltip():
+    ranks = [{0: float(rank), 1: float(rank)} for rank in range(9)]
+    [chart] = charts.curves(losses(*ranks))
+    drawn = series(chart)
+
+    assert drawn["mean"] == [(0, 4), (1, 4)]
+    assert (drawn["low"], drawn["span"]) == ([(0, 0), (1, 0)], [(0, 8), (1, 8)])
+    assert drawn["rank 3"] == [(0, 3), (1, 3)]
+    assert chart.option["legend"]["data"] == ["mean", "minimum to maximum"]
+    assert chart.note == "last 4 on average, 0 to 8"
+
+
+@pytest.mark.parametrize(
+    ("shows", "count", "draws_range"),
+    [
+        (charts.Shows.DEFAULT, 8, False),
+        (charts.Shows.EACH, 9, False),
+        (charts.Shows.RANGE, 2, True),
+    ],
+)
+def test_users_choose_between_each_line_and_the_range(
+    shows: charts.Shows, count: int, draws_range: bool
+):
+    points = losses(*({0: float(rank)} for rank in range(count)))
+    [chart] = charts.curves(points, view=charts.View(shows=shows))
+
+    assert ("mean" in series(chart)) is draws_range
+
+
+def test_the_range_of_lines_at_different_places_is_that_of_each_short_part():
+    ranks = [{step: float(rank) for step in range(rank, 4000, 2)} for rank in range(9)]
+    [chart] = charts.curves(losses(*ranks))
+    drawn = series(chart)
+
+    assert 100 < len(drawn["mean"]) <= 251
+    assert {value for _, value in drawn["span"][1:-1]} == {8.0}
+
+
+def test_a_smooth_line_follows_the_earlier_values():
+    [chart] = charts.curves(losses({0: 1.0, 1: 3.0, 2: 3.0}), view=charts.View(smoothing=0.5))
+
+    assert series(chart)["rank 0"] == [
+        (0, 1.0),
+        (1, pytest.approx(3.5 / 1.5)),
+        (2, pytest.approx(4.75 / 1.75)),
+    ]
+    assert chart.note == "last 3"
+
+
+def test_values_without_a_logarithm_are_left_out_and_named():
+    [chart] = charts.curves(losses({0: 0.0, 1: 2.0}), view=charts.View(is_logarithmic=True))
+
+    assert chart.option["yAxis"]["type"] == "log"
+    assert series(chart)["rank 0"] == [(1, 2.0)]
+    assert "values of 0 and below have no logarithm" in chart.note
+
+
+def test_metrics_are_drawn_by_the_time_since_the_submit():
+    points = [*losses({5: 1.0, 7: 2.0}, at_s=100.0), MetricPoint("loss", 1, 6, 3.0)]
+    [chart] = charts.curves(points, STATUS, charts.View(by_time=True))
+
+    assert series(chart) == {"rank 0": [(5.0, 1.0), (7.0, 2.0)]}
+    assert chart.x_name == "seconds"
+
+
+def test_values_that_have_the_same_time_are_spread_until_the_next_one():
+    points = [MetricPoint("loss", 0, n, float(n), 100.0 + 4 * (n // 2)) for n in range(4)]
+    [chart] = charts.curves(points, STATUS, charts.View(by_time=True))
+
+    assert series(chart) == {"rank 0": [(0.0, 0.0), (2.0, 1.0), (4.0, 2.0), (4.0, 3.0)]}
+
+
+FAILED = status_of(
+    created_at=STATUS.created_at,
+    state=JobState.FAILED,
+    ended_at=rfc3339(130.0),
+    failure=Failure(node=0, rank=1),
+)
+
+
+@pytest.mark.parametrize(("by_time", "at"), [(False, 6), (True, 30.0)])
+def test_a_failure_is_marked_at_the_last_step_of_its_rank_or_at_its_time(by_time: bool, at: float):
+    points = losses({5: 1.0, 9: 1.0}, {5: 1.0, 6: 1.0}, at_s=100.0)
+    [chart] = charts.curves(points, FAILED, charts.View(by_time=by_time))
+
+    assert chart.option["series"][0]["markLine"]["data"] == [{"xAxis": at}]
+    assert chart.option["xAxis"]["max"] == max(at, 9)
+
+
+def test_a_failure_is_marked_in_the_resources():
+    journals = recorded(Sample(110.0, memory=(512, 1024)))
+    [chart] = charts.resources(journals, FAILED)
+
+    assert chart.option["series"][0]["markLine"]["data"] == [{"xAxis": 30.0}]
+
+
+@pytest.mark.parametrize("status", [None, STATUS])
+def test_without_a_failure_there_is_no_mark(status: JobStatus | None):
+    [chart] = charts.curves(losses({5: 1.0}), status)
+
+    assert "markLine" not in chart.option["series"][0]
+
+
+def test_nodes_that_measure_at_different_times_have_points_at_the_same_places():
+    journals = Journals()
+    for node, shift_s in enumerate((0.0, 1.5)):
+        samples = (Sample(100.0 + 4 * n + shift_s, memory=(node, 9)) for n in range(9))
+        journals.add(node, [journal.dump(sample).rstrip() for sample in samples])
+    [chart] = charts.resources(journals, STATUS)
+
+    places = {tuple(x for x, _ in line) for line in chart.lines.values()}
+    assert places == {tuple(4.0 * n for n in range(9))}
+
+
+def test_the_values_of_a_chart_are_saved_as_a_table_without_formulas():
+    points = [*losses({0: 1.0, 2: 0.5}), MetricPoint("loss", None, 1, 0.7, source="=1+1,x")]
+    [chart] = charts.curves(points)
+
+    lines = as_csv(chart).splitlines()
+    assert lines == ['step,"\'=1+1,x",rank 0', "0,,1.0", "1,0.7,", "2,,0.5"]

@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 from cloudjob.console import log_table
-from cloudjob.console.log_table import LogTable, Selection
-from cloudjob.errors import BackendError
+from cloudjob.console.log_table import Curve, LogTable, Match, Selection, Trial
+from cloudjob.errors import BackendError, UsageError
 from cloudjob.model.status import Failure
 from cloudjob.tracking.log import LogPiece
 from cloudjob.tracking.metrics import MetricPoint, MetricReader
+from cloudjob.tracking.training import Count
 from tests.support.polling import poll
 
 
@@ -82,6 +83,12 @@ TWO_NODES = (
         ({"text": "loss", "node": 0}, ["Loss 1", "loss 2"]),
         ({"text": "o", "rank": 3}, ["done"]),
         ({"text": "absent"}, []),
+        ({"text": "loss [23]", "is_expression": True}, ["loss 2", "loss 3"]),
+        ({"text": "^LOSS", "is_expression": True, "node": 0}, ["Loss 1", "loss 2"]),
+        ({"text": "2", "is_expression": True, "rank": 1}, ["loss 2"]),
+        # The marks of ranks are not searched.
+        ({"text": r"\[0\]", "is_expression": True}, []),
+        ({"text": "done", "has_others": True, "node": 1}, ["loss 3", "done"]),
     ],
 )
 def test_lines_are_selected_by_node_rank_and_text(selection: dict[str, Any], texts: list[str]):
@@ -107,13 +114,13 @@ def test_a_page_has_the_requested_lines():
 
 
 def test_metrics_are_found_while_the_log_is_read_and_it_is_read_once():
-    pieces = (LogPiece(0, b"[0] loss 0.5\n"), LogPiece(0, b"[0] loss 0.4\n"))
+    pieces = (LogPiece(0, b"[0] loss 0.5\n"), LogPiece(0, b"[0] loss 0.4\n", 1000.7))
     job = Job(*pieces, has_ended=False)
     with open_table(job, is_read=False) as log:
         poll(lambda: len(log.metrics()) >= 2, "the metrics")
         found = log.metrics()
 
-    assert found == [MetricPoint("loss", 0, 0, 0.5), MetricPoint("loss", 0, 1, 0.4)]
+    assert found == [MetricPoint("loss", 0, 0, 0.5), MetricPoint("loss", 0, 1, 0.4, 1000.7)]
     assert job.reads == 1
 
 
@@ -287,3 +294,114 @@ def test_lines_keep_their_places_in_a_log_of_several_blocks_and_nodes():
         5 * piece + at for piece in range(1, 400, 2) for at in (1, 2)
     ]
     assert [row["line"] for row in texts_found] == [5 * piece + 5 for piece in range(400)]
+
+
+def test_the_end_of_a_log_has_the_last_lines_and_the_unfinished_ones():
+    job = Job(LogPiece(0, b"[0] a\n[0] b\n[1] c\n[1]+ \r 5%\n"), has_ended=False)
+    with open_table(job, is_read=False) as log:
+        poll(lambda: len(log.end(9)) == 4, "the whole log")
+        texts = [row["text"] for row in log.end(3)]
+
+    assert texts == ["b", "c", " 5%"]
+
+
+def test_progress_is_that_of_the_lowest_rank_that_tells_it():
+    pieces = (
+        LogPiece(0, b"[0] loss 1\n[1] step 1/9\n[2] step 2/9\n", 100),
+        LogPiece(0, b"[1] step 4/9\n", 110),
+    )
+    with open_table(Job(*pieces)) as log:
+        found = log.progress()
+
+    assert found.steps == Count(4, 9)
+    assert found.left_s == pytest.approx(10 * 5 / 3)
+
+
+def test_the_bar_that_a_rank_moves_counts_as_its_last_line():
+    job = Job(LogPiece(0, b"[0] step 1/9\n[0]+ \r2/9 [===>..]\n"), has_ended=False)
+    with open_table(job, is_read=False) as log:
+        poll(lambda: log.progress().steps == Count(2, 9), "the bar")
+
+
+def test_the_main_curve_is_the_loss_of_the_lowest_rank():
+    with open_table(Job(*TWO_NODES)) as log:
+        found = log.main_curve()
+
+    assert found == Curve("loss", [(0.0, 2.0)])
+
+
+def test_a_log_without_metrics_has_no_main_curve():
+    with open_table(Job(LogPiece(0, b"[0] a\n"))) as log:
+        assert log.main_curve() is None
+
+
+def test_matches_are_marked_and_the_next_one_is_found_among_all_lines():
+    which = Selection(text="loss", has_others=True)
+    with open_table(Job(*TWO_NODES)) as log:
+        rows = log.page(which, 0, 9).rows
+        forward = [log.match(which, line, is_forward=True) for line in (0, 2, 4)]
+        back = log.match(which, 3, is_forward=False)
+
+    assert [row["marks"] for row in rows] == [[], [(0, 4)], [(0, 4)], [(0, 4)], []]
+    # Place and number of a line, and its place among the matches; after the last comes the first.
+    assert forward == [Match(1, 2, 1, 3), Match(2, 3, 2, 3), Match(1, 2, 1, 3)]
+    assert back == Match(1, 2, 1, 3)
+
+
+@pytest.mark.parametrize("text", ["", "absent"])
+def test_without_a_match_there_is_no_next_one(text: str):
+    with open_table(Job(*TWO_NODES)) as log:
+        assert log.match(Selection(text=text), 0, is_forward=True) == Match()
+
+
+def test_the_marks_of_an_expression_are_those_of_characters():
+    with open_table(Job(LogPiece(0, "[0] ä€😀 Loss 1\n".encode()))) as log:
+        [row] = log.page(Selection(text=r"€\S+|loss (\d)", is_expression=True), 0, 9).rows
+
+    assert row["marks"] == [(1, 3), (4, 10)]
+
+
+def test_an_expression_that_cannot_be_used_is_reported_and_the_log_stays():
+    with open_table(Job(*TWO_NODES)) as log:
+        page = log.page(Selection(text="(", is_expression=True), 0, 9)
+
+        assert page.error.startswith("searching the log for (: it is not a regular expression")
+        assert "(?i)" not in page.error
+        with pytest.raises(UsageError):
+            log.match(Selection(text="(", is_expression=True), 0, is_forward=True)
+        assert log.page(Selection(), 0, 9).selected == 5
+
+
+def test_an_expression_that_would_take_years_elsewhere_is_searched():
+    with open_table(Job(LogPiece(0, b"[0] %s\n" % (b"a" * 4000)))) as log:
+        assert log.page(Selection(text="(a+)+$b", is_expression=True), 0, 9).selected == 0
+
+
+def test_the_selected_lines_are_saved_with_the_marks_of_their_ranks():
+    with open_table(Job(*TWO_NODES)) as log:
+        everything = b"".join(log.texts(Selection()))
+        some = b"".join(log.texts(Selection(rank=2)))
+        around = b"".join(log.texts(Selection(text="done", node=1, has_others=True)))
+
+    assert everything == b"jobentry: starts\n[0] Loss 1\n[1] loss 2\n[2] loss 3\n[3] done\n"
+    assert (some, around) == (b"[2] loss 3\n", b"[2] loss 3\n[3] done\n")
+
+
+def test_a_line_is_found_among_the_visible_ones():
+    with open_table(Job(*TWO_NODES)) as log:
+        assert [log.row_of(line, Selection(node=1)) for line in (1, 4, 5, 99)] == [0, 0, 1, 1]
+
+
+def test_a_pattern_is_tried_on_the_last_lines():
+    with open_table(Job(*TWO_NODES)) as log:
+        found = log.try_pattern("(?i)loss ([0-9])")
+        nothing = log.try_pattern("absent ([0-9])")
+
+    assert found == Trial(5, 3, [("loss 3", 3.0), ("loss 2", 2.0), ("Loss 1", 1.0)])
+    assert nothing == Trial(5, 0, [])
+
+
+@pytest.mark.parametrize("pattern", ["(", "no group"])
+def test_a_pattern_that_finds_no_value_is_refused(pattern: str):
+    with open_table(Job(*TWO_NODES)) as log, pytest.raises(UsageError):
+        log.try_pattern(pattern)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from cloudjob.console.facts import texts_of
 from cloudjob.console.job_list import Changes, row_of
 from cloudjob.console.pages.http import json_response
-from cloudjob.console.text import displayable
+from cloudjob.console.text import coloured_line, displayable, displayable_line
 from cloudjob.model.status import Failure, JobState
 from tests.support.statuses import status_of
 
@@ -51,3 +53,25 @@ def test_an_empty_text_is_a_value_of_a_variable_but_not_of_a_key():
         "env.B": r'"\"\""',
         "env.C": "b",
     }
+
+
+@pytest.mark.parametrize(
+    ("line", "text", "spans"),
+    [
+        (b"plain", "plain", []),
+        (b"\x1b[33mWARN\x1b[0m: a", "WARN: a", [(0, 4, "ansi-3")]),
+        (b"a \x1b[1;91mb\x1b[22mc", "a bc", [(2, 3, "ansi-1 ansi-bold"), (3, 4, "ansi-1")]),
+        (b"\x1b[1mb\x1b[md", "bd", [(0, 1, "ansi-bold")]),
+        # Colours that depend on the background, and sequences that are no colours.
+        (b"\x1b[38;5;31mb\x1b[2Kc", "bc", []),
+        (b"\x1b[31m\x1b]0;title\x07b", "b", [(0, 1, "ansi-1")]),
+        # The last state of a progress bar.
+        (b"\x1b[31m10%\r\x1b[32m20%", "20%", [(0, 3, "ansi-2")]),
+        (b"\x1b[31m<b>\xff", "<b>\ufffd", [(0, 4, "ansi-1")]),
+    ],
+)
+def test_a_line_has_the_colours_of_a_terminal(
+    line: bytes, text: str, spans: list[tuple[int, int, str]]
+):
+    assert coloured_line(line) == (text, spans)
+    assert displayable_line(line) == text

@@ -4,16 +4,19 @@ import json
 
 import pytest
 
+from cloudjob.model import html
 from cloudjob.model.status import (
     Code,
     Failure,
     Hang,
+    JobFailed,
     JobState,
     Phase,
     SlowRanks,
     from_json,
     to_json,
 )
+from cloudjob.model.times import local
 from tests.support.statuses import status_of
 
 RUNNING = status_of()
@@ -122,3 +125,23 @@ def test_a_failed_job_as_json():
             "total_bytes": 0,
         }
     ]
+
+
+def test_the_error_of_a_failed_job_has_its_node_its_rank_and_its_last_lines():
+    failure = Failure(node=1, rank=5, message="killed", last_lines=("a", "b"))
+    error = JobFailed("failed", status_of(failure=failure), 1)
+
+    assert (error.node, error.rank, error.last_lines) == (1, 5, ("a", "b"))
+
+
+def test_the_error_of_a_job_that_nobody_made_fail_has_none():
+    error = JobFailed("cancelled", status_of(), 1)
+
+    assert (error.node, error.rank, error.last_lines) == (None, None, ())
+
+
+def test_a_notebook_shows_times_as_all_other_views_do():
+    table = html.status_table(status_of(created_at="2026-01-31T10:00:00.000Z"))
+
+    assert f">{local('2026-01-31T10:00:00.000Z')}<" in table
+    assert "T10:00" not in table

@@ -1,0 +1,66 @@
+"""What all charts have in common: the value, colours, the zoom."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+Points = Sequence[tuple[float, float]]
+# The name of a line -> its points.
+Lines = Mapping[str, Points]
+
+QUIET = {"color": "#94a3b8"}
+# Colours of lines that are visible on white and on black.
+PALETTE = [
+    *("#3b82f6", "#f59e0b", "#10b981", "#ef4444", "#a855f7"),
+    *("#06b6d4", "#ec4899", "#84cc16", "#64748b"),
+]
+# Not "inherit", because ECharts cannot measure the width of its text.
+FONT = {"fontFamily": "Roboto, system-ui, sans-serif"}
+# The same look on white and on black.
+GRID_LINES = {"lineStyle": {"opacity": 0.3, **QUIET}}
+
+
+# The colour of what has failed.
+FAILED = "#dc2626"
+# An axis of seconds. Labels closer than 1 s, or at an end that is no integer, would repeat.
+ELAPSED: Mapping[str, Any] = {
+    "minInterval": 1,
+    "axisLabel": {
+        ":formatter": "console_ui.elapsed",
+        "hideOverlap": True,
+        "showMinLabel": False,
+        "showMaxLabel": False,
+        **QUIET,
+    },
+}
+
+
+class Chart(NamedTuple):
+    """One chart.
+
+    Args:
+        title: Identifies the chart while the job runs.
+        option: The ECharts option; the value of a key that begins with a colon is JavaScript.
+        note: An explanation of the chart; may be empty.
+        x_name: What the x axis of a line chart shows.
+        lines: The lines of a line chart as they are drawn, for a table.
+    """
+
+    title: str
+    option: dict[str, Any]
+    height_px: int
+    note: str = ""
+    x_name: str = ""
+    lines: Mapping[str, Points] = {}
+
+
+def wheel_zoom() -> dict[str, Any]:
+    """Return a zoom by Ctrl and the wheel."""
+    # The wheel alone scrolls the page.
+    return {"type": "inside", "xAxisIndex": 0, "zoomOnMouseWheel": "ctrl"}
+
+
+def megabytes(mib: float) -> float:
+    """Return megabytes, which all charts show, from the mebibytes of journals."""
+    return round(mib * 1.048576, 1)

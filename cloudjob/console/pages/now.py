@@ -1,0 +1,94 @@
+"""What a running job does: its progress, its loss, its resources and the last lines of its log."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from html import escape
+
+from nicegui import ui
+
+from cloudjob.console.now import Now, now, spark
+from cloudjob.console.pages.live import Live
+from cloudjob.console.state import Console
+from cloudjob.console.threads import in_thread
+from cloudjob.model.status import JobState
+from cloudjob.tracking import Job
+
+_LINES = 8
+# Seconds between two requests for the reason why a job waits.
+_REASON_S = 10.0
+
+
+class NowPanel(Live):
+    """The panel; it disappears when the job has ended."""
+
+    def __init__(self, console: Console, job: Job) -> None:
+        super().__init__(job)
+        self._console = console
+        self._reason, self._next_reason_s = "", 0.0
+        self._shown: Now | None = None
+        # The names of the facts, and the labels with their texts.
+        self._facts: Sequence[str] = ()
+        self._values: list[ui.label] = []
+
+    async def draw(self) -> str:
+        """Show the current values; texts are replaced in place."""
+        status = self.job.last_status
+        if status is None or status.is_over:
+            self.container.clear()
+            return ""
+        found = await in_thread(self._read, status.state)
+        if self._shown is None:
+            self._build()
+        if found != self._shown:
+            self._update(found)
+        self._shown = found
+        return ""
+
+    def _read(self, state: JobState) -> Now:
+        log = self._console.log(self.job.id)
+        # The table starts to read the log.
+        rows = log.end(_LINES)
+        if state is JobState.PENDING and time.monotonic() >= self._next_reason_s:
+            self._next_reason_s = time.monotonic() + _REASON_S
+            self._reason = self.job.waits_for()
+        return now(
+            state, log.journals, log.progress(), log.main_curve(), rows, waits_for=self._reason
+        )
+
+    def _build(self) -> None:
+        with self.container, ui.card().classes("panel"):
+            with ui.row().classes("w-full items-center gap-3"):
+                ui.label("Now").classes("panel-title").props("role=heading aria-level=2")
+                self._share = ui.label().classes("quiet")
+            self._bar = ui.linear_progress(0, show_value=False, size="6px")
+            self._bar.props('rounded aria-label="Progress"')
+            self._grid = ui.element("div").classes("facts")
+            self._spark = ui.html("", sanitize=False).classes("w-full")
+            self._lines = ui.html("", sanitize=False).classes("w-full")
+            ui.link("All lines", f"/job/{self.job.id}/log")
+
+    def _update(self, found: Now) -> None:
+        self._bar.set_visibility(found.share is not None)
+        self._bar.set_value(found.share or 0.0)
+        self._share.set_text("" if found.share is None else f"{100 * found.share:.0f} %")
+        names = [name for name, _ in found.facts]
+        if names != self._facts:
+            self._rebuild_facts(names)
+        for value, (_, text) in zip(self._values, found.facts, strict=True):
+            value.set_text(text)
+        self._spark.set_content(spark(found.spark) if found.spark else "")
+        self._spark.set_visibility(bool(found.spark))
+        text = escape("\n".join(found.lines)) or "No line yet."
+        self._lines.set_content(f'<pre class="lines last-lines" tabindex="0">{text}</pre>')
+
+    def _rebuild_facts(self, names: Sequence[str]) -> None:
+        self._facts = names
+        self._grid.clear()
+        self._values = []
+        with self._grid:
+            for name in names:
+                with ui.column().classes("gap-0"):
+                    ui.label(name).classes("fact-name")
+                    self._values.append(ui.label().classes("fact-value"))

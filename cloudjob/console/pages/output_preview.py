@@ -1,0 +1,79 @@
+"""A dialog that shows the beginning of an output file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+from nicegui import ui
+
+from cloudjob.console.pages.http import url
+from cloudjob.console.preview import Kind, Preview, preview
+from cloudjob.console.text import displayable
+from cloudjob.console.threads import in_thread
+from cloudjob.errors import CloudJobError
+from cloudjob.model.text import size_text
+from cloudjob.tracking import Job
+from cloudjob.tracking.outputs import Output
+
+
+async def show_preview(job: Job, file: Output) -> None:
+    """Show a file in a dialog; a stranger may have written it, so it is escaped or an image."""
+    name = displayable(file.name)
+    with ui.dialog(value=True) as dialog, ui.card().classes("table-dialog"):
+        with ui.row().classes("w-full items-center no-wrap"):
+            ui.label(name).classes("panel-title mono")
+            ui.label(size_text(file.size_bytes)).classes("quiet")
+            ui.space()
+            link = url(f"/api/jobs/{job.id}/output", name=file.name)
+            save = ui.button("Download", icon="download", on_click=lambda: ui.navigate.to(link))
+            save.props("flat dense no-caps")
+            close = ui.button(icon="close", on_click=dialog.close)
+            close.props('flat dense round aria-label="Close"')
+        content = ui.column().classes("w-full preview")
+        with content:
+            ui.spinner()
+    dialog.on_value_change(lambda event: None if event.value else dialog.delete())
+    try:
+        shown = await in_thread(_read, job, file)
+    except CloudJobError as error:
+        shown = Preview(Kind.NOTHING, displayable(error.message))
+    if dialog.is_deleted:
+        return
+    content.clear()
+    with content:
+        _show(shown, job, file)
+
+
+def _read(job: Job, file: Output) -> Preview:
+    found = job.outputs()
+    current = next((each for each in found if each.name == file.name), None)
+    if current is None:
+        return Preview(Kind.NOTHING, "The job has stored no such file.")
+    head = next(found.read(current), b"")
+    return preview(current.name, head, max(current.size_bytes, len(head)))
+
+
+def _show(shown: Preview, job: Job, file: Output) -> None:
+    if shown.kind is Kind.IMAGE:
+        source = url(f"/api/jobs/{job.id}/output/image", name=file.name)
+        picture = f'<img src="{escape(source)}" alt="{escape(displayable(file.name))}">'
+        ui.html(picture, sanitize=False).classes("w-full")
+    elif shown.kind is Kind.TABLE:
+        ui.html(_table(shown.rows), sanitize=False).classes("w-full")
+    elif shown.kind is Kind.TEXT:
+        text = f'<pre class="lines" tabindex="0">{escape(shown.text) or "It is empty."}</pre>'
+        ui.html(text, sanitize=False).classes("w-full")
+    else:
+        ui.label(shown.text).classes("quiet")
+    if shown.is_cut:
+        ui.label("The file has more than is shown here.").classes("quiet")
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    head, *body = rows or [[]]
+    names = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in head)
+    lines = "".join(
+        f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in body
+    )
+    return f'<table class="plain"><thead><tr>{names}</tr></thead><tbody>{lines}</tbody></table>'

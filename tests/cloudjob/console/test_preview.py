@@ -1,0 +1,123 @@
+"""Tests of what is shown of output files, whoever wrote them."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from cloudjob.console import preview as previews
+from cloudjob.console.archive import zipped
+from cloudjob.console.preview import Kind, Preview, media_type, preview
+from cloudjob.errors import StoreError
+from cloudjob.tracking.outputs import Output
+
+PNG = b"\x89PNG\r\n\x1a\n" + bytes(8)
+
+
+@pytest.mark.parametrize(
+    ("head", "kind"),
+    [
+        (PNG, "image/png"),
+        (b"\xff\xd8\xff\xe0", "image/jpeg"),
+        (b"GIF89a", "image/gif"),
+        (b"RIFF\0\0\0\0WEBPVP8 ", "image/webp"),
+        # Neither what may hold scripts nor what only has the name of an image.
+        (b"<svg xmlns='http://www.w3.org/2000/svg'><script/></svg>", ""),
+        (b"<html>", ""),
+        (b"RIFF\0\0\0\0WAVE", ""),
+        (b"", ""),
+    ],
+)
+def test_an_image_is_known_by_its_first_bytes(head: bytes, kind: str):
+    assert media_type(head) == kind
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "shown"),
+    [
+        ("a.png", PNG, Preview(Kind.IMAGE)),
+        ("a.txt", PNG, Preview(Kind.IMAGE)),
+        ("a.png", b"<script>\x1b[31m", Preview(Kind.TEXT, "<script>")),
+        ("a.html", b"<b>", Preview(Kind.TEXT, "<b>")),
+        ("a.bin", b"a\0b", Preview(Kind.NOTHING, "It is not a text.")),
+        ("a.json", b'{"a":[1]}', Preview(Kind.TEXT, '{\n  "a": [\n    1\n  ]\n}')),
+        ("a.json", b"{", Preview(Kind.TEXT, "{")),
+        ("a.json", b"[" * 100_000, Preview(Kind.TEXT, "[" * 100_000)),
+        ("A.CSV", b'a,"b,\n', Preview(Kind.TABLE, rows=[["a", "b,"]])),
+        ("a.tsv", b"a\tb\n1\t2\n", Preview(Kind.TABLE, rows=[["a", "b"], ["1", "2"]])),
+        ("empty", b"", Preview(Kind.TEXT)),
+        ("a.txt", b"caf\xe9", Preview(Kind.TEXT, "caf\ufffd")),
+    ],
+)
+def test_a_file_is_shown_as_what_it_is(name: str, data: bytes, shown: Preview):
+    assert preview(name, data, len(data)) == shown
+
+
+def test_only_the_beginning_of_a_large_text_is_shown():
+    found = preview("a.json", b"1" * 5_000_000, 5_000_000)
+
+    assert (len(found.text), found.is_cut) == (previews.MAX_TEXT_BYTES, True)
+
+
+def test_a_large_image_is_not_shown():
+    assert preview("a.png", PNG, previews.MAX_IMAGE_BYTES + 1).kind is Kind.NOTHING
+
+
+def test_only_the_first_rows_and_columns_of_a_table_are_shown_and_no_part_of_a_row():
+    row = ",".join(map(str, range(40)))
+    found = preview("a.csv", f"{row}\n".encode() * 1000, 10**9)
+    short = preview("a.csv", b"a,b\n1,2\n3", 100)
+
+    assert (len(found.rows), len(found.rows[0]), found.is_cut) == (201, 30, True)
+    assert short.rows == [["a", "b"], ["1", "2"]]
+
+
+class Stored(list[Output]):
+    """Outputs with this content."""
+
+    def __init__(self, *files: Output, content: dict[str, bytes]) -> None:
+        super().__init__(files)
+        self._content = content
+
+    def read(self, file: Output) -> Iterator[bytes]:
+        data = self._content.get(file.name)
+        if data is None:
+            raise StoreError(f"reading {file.name}: it is gone")
+        yield from (data[at : at + 3] for at in range(0, len(data), 3))
+
+
+def output(name: str, **more: Any) -> Output:
+    return Output(name, name, 0, frozenset(), 0, **more)
+
+
+def test_a_folder_is_one_zip_file_in_which_links_are_named():
+    files = (
+        output("OUT/a/b.txt"),
+        output("OUT/a/caf\udce9"),
+        output("OUT/a/link", link="../../etc/passwd"),
+        output("OUT/other"),
+    )
+    stored = Stored(*files, content={"OUT/a/b.txt": b"hello", "OUT/a/caf\udce9": b""})
+    pieces = list(zipped(stored, "OUT/a"))  # type: ignore[arg-type]
+
+    assert all(pieces)
+    with zipfile.ZipFile(io.BytesIO(b"".join(pieces))) as archive:
+        assert archive.testzip() is None
+        assert {name: archive.read(name) for name in archive.namelist()} == {
+            "b.txt": b"hello",
+            "caf\\udce9": b"",
+            "left out.txt": b"links:\nOUT/a/link -> ../../etc/passwd\n",
+        }
+
+
+def test_an_archive_with_a_file_that_cannot_be_read_has_no_end():
+    stored = Stored(output("OUT/a"), output("OUT/b"), content={"OUT/a": b"hello"})
+    pieces = []
+    with pytest.raises(StoreError):
+        pieces.extend(zipped(stored, ""))  # type: ignore[arg-type]
+
+    assert not zipfile.is_zipfile(io.BytesIO(b"".join(pieces)))
