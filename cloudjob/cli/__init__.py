@@ -75,6 +75,8 @@ def _shortage(error: Exception) -> CloudJobError | None:
 
 
 def _run(arguments: list[str]) -> int:
+    from cloudjob.home import file_systems, home
+
     parser = parser_of(arguments[0] if arguments else "")
     # The arguments after the script are passed on unchanged; argparse would remove "--" from them.
     own, rest = split_at_script(parser, arguments)
@@ -84,5 +86,6 @@ def _run(arguments: list[str]) -> int:
         return 2
     options.rest, options.is_marked = rest, "--" in own
     print_library_log()
+    file_systems.watch(home())
     run: Callable[[argparse.Namespace], int] = options.run
     return run(options)
