@@ -22,11 +22,13 @@ if TYPE_CHECKING:
 
 _INTERRUPTED = 130
 _BROKEN_PIPE = 141
+_STDERR = 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    _open_standard_streams()
     if "_ARGCOMPLETE" in os.environ:
         from cloudjob.cli import completion
 
@@ -48,6 +50,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         return shortage.exit_code
     except KeyboardInterrupt:
         return _INTERRUPTED
+
+
+def _open_standard_streams() -> None:
+    """Open each closed standard stream, as a service or `>&-` may close them.
+
+    The next file that is opened would get its number, and with it what is meant for a terminal.
+    """
+    # The lowest free number is used first.
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+    # Python has none for a stream that was closed.
+    sys.stdin = sys.stdin or open(0, closefd=False)  # noqa: SIM115
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
 
 
 def _too_long(error: Exception) -> CloudJobError | None:

@@ -68,15 +68,19 @@ class SparseFile:
         self._size_bytes = 0
 
     def seekable(self) -> bool:
+        """Return that parts may be written in any order."""
         return True
 
     def tell(self) -> int:
+        """Return the current offset."""
         return self._file.tell()
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Change the current offset, and return it."""
         return self._file.seek(offset, whence)
 
     def write(self, data: bytes) -> int:
+        """Write at the current offset."""
         write_sparse(self._file, data)
         self._size_bytes = max(self._size_bytes, self._file.tell())
         return len(data)

@@ -312,6 +312,27 @@ def test_list_watch_prints_the_list_until_it_is_interrupted(
     assert sorted(later[1:]) == ["bad-3", "bad-4", "bad-5"]
 
 
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_no_file_gets_the_number_of_a_closed_standard_stream(tmp_path: Path, closed: str):
+    """Otherwise the log of a job would be written into a file that cloudjob has open."""
+    program = (
+        "import os, sys\n"
+        "from cloudjob.cli import main\n"
+        "assert main(['metrics', '--csv', 'none']) == 6\n"
+        "assert main(['list', '--json']) == 0\n"
+        "assert None not in (sys.stdin, sys.stdout, sys.stderr)\n"
+        "sys.exit(os.open('new', os.O_CREAT | os.O_WRONLY))\n"
+    )
+    done = subprocess.run(
+        ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-c", program],
+        env={**os.environ, "CLOUDJOB_HOME": str(tmp_path / "home")},
+        cwd=tmp_path,
+        timeout=120,
+    )
+
+    assert done.returncode > 2
+
+
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return the current folder, which contains a script."""
