@@ -29,6 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     _open_standard_streams()
+    _set_home()
     if "_ARGCOMPLETE" in os.environ:
         from cloudjob.cli import completion
 
@@ -65,6 +66,13 @@ def _open_standard_streams() -> None:
     sys.stdin = sys.stdin or open(0, closefd=False)  # noqa: SIM115
     sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
     sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
+
+
+def _set_home() -> None:
+    """Set ``HOME`` as container engines do if neither it nor the list of users has a home folder."""
+    # ``Path.expanduser`` would raise.
+    if "HOME" not in os.environ and os.path.expanduser("~") == "~":  # noqa: PTH111
+        os.environ["HOME"] = "/"
 
 
 def _too_long(error: Exception) -> CloudJobError | None:
