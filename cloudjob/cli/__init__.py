@@ -69,7 +69,7 @@ def _open_standard_streams() -> None:
 
 
 def _set_home() -> None:
-    """Set ``HOME`` as container engines do if neither it nor the list of users has a home folder."""
+    """Set ``HOME`` as container engines do, for a user who has none in the list of users."""
     # ``Path.expanduser`` would raise.
     if "HOME" not in os.environ and os.path.expanduser("~") == "~":  # noqa: PTH111
         os.environ["HOME"] = "/"
