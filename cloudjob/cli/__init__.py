@@ -22,11 +22,14 @@ if TYPE_CHECKING:
 
 _INTERRUPTED = 130
 _BROKEN_PIPE = 141
+_STDERR = 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    _open_standard_streams()
+    _set_home()
     if "_ARGCOMPLETE" in os.environ:
         from cloudjob.cli import completion
 
@@ -48,6 +51,28 @@ def main(argv: Sequence[str] | None = None) -> int:
         return shortage.exit_code
     except KeyboardInterrupt:
         return _INTERRUPTED
+
+
+def _open_standard_streams() -> None:
+    """Open each closed standard stream, as a service or `>&-` may close them.
+
+    The next file that is opened would get its number, and with it what is meant for a terminal.
+    """
+    # The lowest free number is used first.
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+    # Python has none for a stream that was closed.
+    sys.stdin = sys.stdin or open(0, closefd=False)  # noqa: SIM115
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
+
+
+def _set_home() -> None:
+    """Set ``HOME`` as container engines do, for a user who has none in the list of users."""
+    # ``Path.expanduser`` would raise.
+    if "HOME" not in os.environ and os.path.expanduser("~") == "~":  # noqa: PTH111
+        os.environ["HOME"] = "/"
 
 
 def _too_long(error: Exception) -> CloudJobError | None:
@@ -75,6 +100,8 @@ def _shortage(error: Exception) -> CloudJobError | None:
 
 
 def _run(arguments: list[str]) -> int:
+    from cloudjob.home import file_systems, home
+
     parser = parser_of(arguments[0] if arguments else "")
     # The arguments after the script are passed on unchanged; argparse would remove "--" from them.
     own, rest = split_at_script(parser, arguments)
@@ -84,5 +111,6 @@ def _run(arguments: list[str]) -> int:
         return 2
     options.rest, options.is_marked = rest, "--" in own
     print_library_log()
+    file_systems.watch(home())
     run: Callable[[argparse.Namespace], int] = options.run
     return run(options)

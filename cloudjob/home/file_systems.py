@@ -10,15 +10,21 @@ import errno
 import fcntl
 import os
 import tempfile
+import threading
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+
+from cloudjob.retries import WaitNotices
 
 # With these errors, a system call is not supported; EPERM is what Linux returns for hard links.
 UNSUPPORTED = frozenset(
     (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EPERM, errno.EINVAL)
 )
+_POLL_S = 0.5
 _ELSEWHERE = "set CLOUDJOB_HOME to a folder on a local disk"
+UNANSWERED = "is the server of this folder up? `df` on it shows whether it answers"
 _HINT = f"{_ELSEWHERE}, or mount this one with locks"
 
 
@@ -34,6 +40,30 @@ def missing_feature(folder: Path) -> tuple[str, str] | None:
             except OSError as error:
                 return f"its file system has no {what} ({error.strerror})", hint
     return None
+
+
+def watch(folder: Path) -> None:
+    """Look at a folder in a thread, and log as long as its file system does not answer.
+
+    NFS without its server keeps the caller in the kernel, where Ctrl-C does nothing.
+    """
+    since_s = time.monotonic()
+    has_answered = threading.Event()
+
+    def look() -> None:
+        with suppress(OSError):
+            os.lstat(folder)
+        has_answered.set()
+
+    def report() -> None:
+        notices = WaitNotices()
+        while not has_answered.wait(_POLL_S):
+            notices.report(
+                since_s, f"the file system of {folder} does not answer", "waiting for it"
+            )
+
+    for work in (look, report):
+        threading.Thread(target=work, daemon=True).start()
 
 
 def _new_file(folder: Path, name: str) -> Path:

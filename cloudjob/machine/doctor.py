@@ -17,12 +17,15 @@ from cloudjob.backends.docker import engine
 from cloudjob.errors import BackendError, StoreError
 from cloudjob.home import file_systems, make_home
 from cloudjob.store import job_store, open_store
+from cloudjob.store.parallel import call_with_timeout
 from jobentry.contract import launchers
 
 if TYPE_CHECKING:
     from cloudjob.model.job import JobSpec
 
 _LIMIT_S = 60
+# Seconds for a file system to answer.
+_FILES_S = 15.0
 
 
 def all_needed_ok(checks: list[Check]) -> bool:
@@ -66,6 +69,14 @@ def check_backend(spec: JobSpec, home: Path) -> list[Check]:
 
 
 def _state_folder(home: Path) -> Check:
+    try:
+        return call_with_timeout(_FILES_S, lambda: _writable_folder(home))
+    except TimeoutError as error:
+        text = f"{home}: its file system does not answer: {error}"
+        return Check("CLOUDJOB_HOME", False, text, file_systems.UNANSWERED)
+
+
+def _writable_folder(home: Path) -> Check:
     hint = "set CLOUDJOB_HOME to a folder that you may write to"
     try:
         make_home(home)
@@ -156,6 +167,15 @@ _STORE_S = 5.0
 
 def check_store(uri: str) -> list[Check]:
     """Check that the store at ``uri`` writes, lists and reads an object; compare the clocks."""
+    try:
+        limit_s = _FILES_S if uri.startswith("file:") else _LIMIT_S
+        return call_with_timeout(limit_s, lambda: _check_store(uri))
+    except TimeoutError as error:
+        text = f"{uri.partition('?')[0]}: it does not answer: {error}"
+        return [Check("store", False, text, file_systems.UNANSWERED)]
+
+
+def _check_store(uri: str) -> list[Check]:
     key, data = f"doctor/{os.urandom(8).hex()}", os.urandom(64)
     shown = uri.partition("?")[0]
     try:

@@ -10,11 +10,12 @@ import urllib.parse
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import IO
 
 from cloudjob.errors import ObjectMissing, StoreError, UnreadableObject
+from cloudjob.home import file_systems
 from cloudjob.model.progress import log_once
 from cloudjob.store.base import GET_LIMIT_BYTES, RETRY_S, OnBytes, ignore_bytes
 from cloudjob.store.files import (
@@ -28,11 +29,12 @@ from cloudjob.store.files import (
     too_large,
 )
 from cloudjob.store.parallel import iterate_in_parallel
-from jobentry.system.trees import folder_below, open_file_below
+from jobentry.system.trees import folder_below, has_holes, open_file_below, write_sparse
 
 _CHUNK_BYTES = 1024 * 1024
 # Of the entries of a folder that are no objects, the number that a warning names.
 _NAMED = 5
+_WATCHED = 64
 # In the class, ``list`` is a method.
 _Names = list[str]
 
@@ -125,6 +127,7 @@ class DirectoryStore:
             _copy(source, file, ignore_bytes)
 
     def list(self, prefix: str = "", *, with_unfinished: bool = False) -> Iterator[str]:
+        _watch(self.root)
         folder = prefix[: prefix.rfind("/") + 1]
         if folder:
             check_key("listing", folder[:-1])
@@ -202,6 +205,7 @@ class DirectoryStore:
         return 0.0
 
     def _check(self, doing: str, key: str, *, may_be_temporary: bool = False) -> None:
+        _watch(self.root)
         check_key(doing, key, may_be_temporary=may_be_temporary)
 
     def _open(self, doing: str, key: str) -> IO[bytes]:
@@ -283,6 +287,12 @@ class DirectoryStore:
             raise kind(f"{doing} {where}: {reason}", hint=hint(error)) from error
 
 
+@lru_cache(_WATCHED)
+def _watch(root: Path) -> None:
+    """Let a file system that does not answer be reported; once for each store."""
+    file_systems.watch(root)
+
+
 @contextmanager
 def _entries(root: Path, folder: str) -> Iterator[Iterator[os.DirEntry[str]]]:
     """Yield the entries of a folder of the store."""
@@ -296,9 +306,15 @@ def _entries(root: Path, folder: str) -> Iterator[Iterator[os.DirEntry[str]]]:
 
 
 def _copy(source: IO[bytes], file: IO[bytes], on_progress: OnBytes) -> None:
+    is_sparse = has_holes(os.fstat(source.fileno()))
     while data := source.read(_CHUNK_BYTES):
-        file.write(data)
+        if is_sparse:
+            write_sparse(file, data)
+        else:
+            file.write(data)
         on_progress(len(data))
+    if is_sparse:
+        file.truncate()
 
 
 # The key names a folder, or lies below a file: in both cases there is no such object.

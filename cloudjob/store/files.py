@@ -12,7 +12,7 @@ from typing import IO
 
 from cloudjob.errors import InvalidKey, UnreadableObject
 from cloudjob.model.progress import log_once
-from jobentry.system.trees import folder_below, sync
+from jobentry.system.trees import folder_below, sync, write_sparse
 
 # Prefix of the temporary files that a killed writer leaves; no object may have such a name.
 TEMPORARY = ".cloudjob-tmp-"
@@ -58,6 +58,36 @@ def check_key(doing: str, key: str, *, may_be_temporary: bool = False) -> None:
         )
     if is_temporary(key) and not may_be_temporary:
         raise InvalidKey(f"{doing} {key!r}: names that start with {TEMPORARY} are reserved")
+
+
+class SparseFile:
+    """A new file for boto3 to write, in any order; long runs of zeros take no space in it."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._size_bytes = 0
+
+    def seekable(self) -> bool:
+        """Return that parts may be written in any order."""
+        return True
+
+    def tell(self) -> int:
+        """Return the current offset."""
+        return self._file.tell()
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Change the current offset, and return it."""
+        return self._file.seek(offset, whence)
+
+    def write(self, data: bytes) -> int:
+        """Write at the current offset."""
+        write_sparse(self._file, data)
+        self._size_bytes = max(self._size_bytes, self._file.tell())
+        return len(data)
+
+    def finish(self) -> None:
+        """Set the size of the file, which may end in a hole."""
+        self._file.truncate(self._size_bytes)
 
 
 @contextmanager

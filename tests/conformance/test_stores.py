@@ -62,6 +62,34 @@ def test_written_objects_are_read_back(store: ObjectStore, tmp_path: Path, entry
     assert store.get_range("job/empty", 0, 10) == b""
 
 
+def test_a_sparse_file_takes_no_more_space_when_it_is_stored_and_fetched(
+    store: ObjectStore, tmp_path: Path, entry_environ: None
+):
+    """A table of 24 MiB for which a script has written two numbers."""
+    size_bytes = 24 * 1024 * 1024
+    for name, last in (("ends-in-data", b"8"), ("ends-in-a-hole", b"")):
+        with (tmp_path / name).open("wb") as file:
+            file.seek(9_000_001)
+            file.write(b"7")
+            file.truncate(size_bytes - len(last))
+            file.seek(0, os.SEEK_END)
+            file.write(last)
+
+        uri = store.put(tmp_path / name, f"job/{name}")
+        store.fetch(f"job/{name}", tmp_path / "here" / name)
+        objects.fetch(uri, str(tmp_path / "node" / name))
+        store.copy(f"job/{name}", f"job/copy-of-{name}")
+        copies = [tmp_path / "here" / name, tmp_path / "node" / name]
+        if isinstance(store, DirectoryStore):
+            objects.put(str(tmp_path / name), store.uri(f"job/node-{name}"))
+            keys = (f"job/{name}", f"job/copy-of-{name}", f"job/node-{name}")
+            copies += [store.root / key for key in keys]
+
+        for path in copies:
+            assert path.read_bytes() == (tmp_path / name).read_bytes()
+            assert path.stat().st_blocks * 512 < size_bytes // 16, path
+
+
 def test_many_small_objects_arrive_in_any_order(store: ObjectStore):
     """Each arrives once with its key, whatever its size and name."""
     contents = {f"a b/ü+%/{n}": bytes(range(n)) * n * n for n in range(50)}

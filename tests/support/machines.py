@@ -1,18 +1,21 @@
 """Other machines for tests: namespaces with a host name, processes and a kernel of their own.
 
-``limited_files`` makes the file system of a folder behave like one of another site.
+``limited_files`` makes the file system of a folder behave like one of another site, and
+``hung_file_system`` like one whose server is away.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
+import ctypes
 import functools
 import os
 import shutil
 import subprocess
 import tempfile
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -20,6 +23,7 @@ import pytest
 _SOURCE = Path(__file__).with_name("file_system.c")
 _BOOT = "/proc/sys/kernel/random/boot_id"
 _READY = "ready"
+_MNT_DETACH = 2
 _HOLD = f'hostname "$1"; [ -z "$2" ] || mount --bind "$2" {_BOOT}; echo {_READY}; exec sleep inf'
 
 
@@ -94,3 +98,30 @@ def limited_files(root: Path, *lacks: str) -> dict[str, str]:
         "CLOUDJOB_TEST_FS": ",".join(lacks),
         "CLOUDJOB_TEST_FS_ROOT": str(root),
     }
+
+
+@contextlib.contextmanager
+def hung_file_system(folder: Path) -> Iterator[None]:
+    """Mount a file system that answers nothing, as NFS does while its server is away.
+
+    Whoever looks at a file in ``folder`` waits in the kernel, where signals other than SIGKILL do
+    nothing. At the end all of them go on with an error.
+    """
+    if os.geteuid() != 0 or not Path("/dev/fuse").exists():
+        assert os.environ.get("CLOUDJOB_REQUIRE_ALL") != "1", "root and FUSE are needed"
+        pytest.skip("only root may mount, and with FUSE")
+    folder.mkdir()
+    libc = ctypes.CDLL(None, use_errno=True)
+    daemon = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
+    try:
+        options = f"fd={daemon},rootmode=40000,user_id=0,group_id=0".encode()
+        path = os.fsencode(folder)
+        if libc.mount(b"hung", path, b"fuse", 0, options):
+            pytest.skip(f"mounting: {os.strerror(ctypes.get_errno())}")
+        try:
+            # No request is ever read from ``daemon``.
+            yield
+        finally:
+            libc.umount2(path, _MNT_DETACH)
+    finally:
+        os.close(daemon)

@@ -127,9 +127,11 @@ class S3Store:
                 self._request("fetching", key) as where,
                 files.replacing(path, is_durable=False) as f,
             ):
+                sparse = files.SparseFile(f)
                 self._client.download_fileobj(
-                    **where, Fileobj=f, Config=self._transfer(), Callback=on_progress
+                    **where, Fileobj=sparse, Config=self._transfer(), Callback=on_progress
                 )
+                sparse.finish()
         except OSError as error:
             raise StoreError(
                 f"fetching {key} from {self._uri.root} to {path}: {files.text(error)}",

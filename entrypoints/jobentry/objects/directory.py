@@ -25,7 +25,7 @@ from jobentry.objects.base import (
     no_progress,
     translated,
 )
-from jobentry.system.trees import folder_below, is_open, sync
+from jobentry.system.trees import folder_below, has_holes, is_open, sync, write_sparse
 
 _FILE = "file://"
 # Of the entries of a folder that are no objects.
@@ -93,10 +93,11 @@ class FileObject:
         with source, translated("writing", path), fresh_file(path) as fresh:
             with open(fresh, "wb") as target:
                 for piece in _pieces(source):
-                    target.write(piece)
+                    write_sparse(target, piece)
                     if sha256:
                         digest.update(piece)
                     progress(len(piece))
+                target.truncate()
             if sha256:
                 check_digest(self.uri, digest.hexdigest(), sha256)
 
@@ -118,9 +119,15 @@ class FileObject:
         with translated("reading", path):
             source = open(path, "rb")  # noqa: SIM115 (errors of the target are others)
         with source, translated("writing", self.uri), self._stored() as target:
+            is_sparse = has_holes(os.fstat(source.fileno()))
             for piece in _pieces(source):
-                target.write(piece)
+                if is_sparse:
+                    write_sparse(target, piece)
+                else:
+                    target.write(piece)
                 progress(len(piece))
+            if is_sparse:
+                target.truncate()
 
     def write(self, data: bytes) -> None:
         """Store ``data`` as the object."""

@@ -11,6 +11,7 @@ import abc
 import contextlib
 import hashlib
 import http.client
+import os
 import re
 import sys
 from functools import partial
@@ -31,6 +32,7 @@ from jobentry.objects.base import (
 )
 from jobentry.objects.client import Refused, nothing, pieces
 from jobentry.objects.s3_xml import when
+from jobentry.system.trees import write_sparse
 
 Result = TypeVar("Result")
 # Writes bytes at an offset of the new file.
@@ -91,7 +93,7 @@ class RemoteObject(abc.ABC):
             # An error of the disk must not look like one of the network, which is retried.
             with translated("writing", path), open(fresh, "r+b") as file:
                 file.seek(offset)
-                file.write(data)
+                write_sparse(file, data)
             progress(len(data))
 
         def take(response: HTTPResponse) -> tuple[HTTPResponse, int]:
@@ -113,6 +115,9 @@ class RemoteObject(abc.ABC):
             if error.answer.status in (412, 416):
                 raise self._changed() from error
             raise
+        # It may end in a hole.
+        with translated("writing", path):
+            os.truncate(fresh, max(come_bytes, _size(first)))
         digest, expected = self._digest(first, sha256)
         if digest is not None:
             with open(fresh, "rb") as file:

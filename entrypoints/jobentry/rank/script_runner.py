@@ -6,6 +6,9 @@ waits in MPI_Finalize for the other ranks, which wait for it (tried on 4.1.4 and
 
 from __future__ import annotations
 
+# Not ``signal``, of which the script's folder may have its own: imported once the script runs, that
+# is found; imported before, Python's would hide it from the script.
+import _signal as signal  # type: ignore[import-not-found]
 import builtins
 import os
 import sys
@@ -27,6 +30,7 @@ _LEAVE_MPI_S = 0.5
 _LAUNCHERS = (
     r"\b((?:python|pypy)[\d.]*|torchrun|msrun|horovodrun|mpirun|mpiexec|accelerate|deepspeed)\b"
 )
+_MPI_LIBRARIES = (b"libmpi", b"libpmpi", b"libmpich")
 # Seconds for PyTorch's threads to release their tensors.
 _GLOO_S = 0.05
 
@@ -35,9 +39,9 @@ def main(argv: list[str]) -> None:
     """Run the script ``argv[0]`` with the other arguments, as the module ``__main__``."""
     end = _EndReport(int(os.environ.pop(names.CLOUDJOB_END_FD, "-1")))
     crash_file.enable(os.environ.get(names.CLOUDJOB_NODE_DIR, ""))
+    started = _note_started() if os.environ.get(names.CLOUDJOB_STRICT) else []
     module = _become(argv)
     pid = os.getpid()
-    started = _note_started() if os.environ.get(names.CLOUDJOB_STRICT) else []
     error = _run(argv[0], module)
     # Not within an ``except``, as hooks and exit handlers must not see an exception being handled.
     # A forked child of the script, such as a data loader, also ends here, but must not report.
@@ -110,16 +114,18 @@ def _reason(error: SystemExit) -> str:
     Libraries such as ``absl`` and ``hydra`` print what is wrong with the arguments, and call it
     while they handle the exception that says so.
     """
-    traceback = error.__traceback__
+    # Not our own frame, whose variables would keep the exception and the script's objects alive.
+    traceback = error.__traceback__ and error.__traceback__.tb_next
     while traceback is not None:
         frame = traceback.tb_frame
         function = frame.f_globals.get("__name__"), frame.f_code.co_name
         if function == ("argparse", "error"):
             return ": error: {}".format(frame.f_locals.get("message", ""))
-        # click 8.5 exits after it has handled the exception, which this method shows.
-        shown: Any = getattr(frame.f_locals.get("report"), "__self__", None)
-        if function == ("click.core", "main") and hasattr(shown, "format_message"):
-            return f": error: {shown.format_message()}"
+        if function == ("click.core", "main"):
+            # click 8.5 exits after it has handled the exception, which this method shows.
+            shown: Any = getattr(frame.f_locals.get("report"), "__self__", None)
+            if hasattr(shown, "format_message"):
+                return f": error: {shown.format_message()}"
         traceback = traceback.tb_next
     handled = None if error.__suppress_context__ else error.__context__
     return "" if handled is None else " while handling " + _line(handled)
@@ -175,7 +181,8 @@ def _note_started() -> list[tuple[str, Callable[[], int | None]]]:
 
 def _fail_with(end: _EndReport, started: list[tuple[str, Callable[[], int | None]]]) -> None:
     """End with the first exit code other than 0 of a launcher or a Python program, if any."""
-    import re
+    if started:
+        import re
 
     for command, code_of in started:
         code = code_of() if re.search(_LAUNCHERS, command) else 0
@@ -270,18 +277,16 @@ def _let_gloo_finish(end: _EndReport) -> None:
 
 def _leave(end: _EndReport, code: int, message: str) -> None:
     """Report how the script ended, and limit the time until the process has exited."""
-    from contextlib import suppress
-
     for stream in (sys.stdout, sys.stderr):
-        with suppress(AttributeError, OSError, ValueError):
+        try:  # noqa: SIM105 (contextlib may be a module of the script)
             stream.flush()
+        except (AttributeError, OSError, ValueError):
+            pass
     end.send(code, message)
     _cut_off()
 
 
 def _cut_off() -> None:
-    import signal
-
     # The default action of SIGALRM ends the process in the kernel, even while C code hangs.
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
@@ -289,12 +294,10 @@ def _cut_off() -> None:
 
 
 def _leave_s() -> float:
-    import re
-
     try:
         with open("/proc/self/maps", "rb") as maps:
-            has_mpi = re.search(rb"/lib(?:mpi|pmpi|mpich)[^/\n]*\.so", maps.read())
-        if not has_mpi:
+            names_of_files = [line.rpartition(b"/")[2] for line in maps]
+        if not any(name.startswith(_MPI_LIBRARIES) and b".so" in name for name in names_of_files):
             return float(os.environ.get(names.CLOUDJOB_GRACE_S) or _LEAVE_S)
     except (OSError, ValueError):
         pass
@@ -303,8 +306,6 @@ def _leave_s() -> float:
 
 def _end_by_sigint() -> None:
     """End by SIGINT, so that the parent process sees the signal."""
-    import signal
-
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     sys.stdout.flush()
     os.kill(os.getpid(), signal.SIGINT)

@@ -12,16 +12,22 @@ import os
 import stat
 import sys
 from contextlib import contextmanager, suppress
+from itertools import groupby
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from typing import IO
 
 # Python 3.9 of PyPy lacks the name; macOS has no such flag.
 _O_PATH = getattr(os, "O_PATH", 0o10000000 if sys.platform == "linux" else 0)
 # With such a descriptor, no other process can replace the folder by a link in the meantime.
 _PRIVATE = 0o700
 _FOLDER = _O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+# The unit of ``st_blocks``, whatever the file system's own block is.
+_BLOCK_OF_STAT_BYTES = 512
+# The shortest run of zeros that is left out, at a multiple of its length.
+_ZEROS = bytes(64 * 1024)
 
 
 @contextmanager
@@ -115,6 +121,29 @@ def remove_below(root: str, path: str) -> None:
             remove_tree(name, dir_fd=folder)
         else:
             os.unlink(name, dir_fd=folder)
+
+
+def has_holes(facts: os.stat_result) -> bool:
+    """Whether a file takes less space than its size, as a sparse file does."""
+    return facts.st_blocks * _BLOCK_OF_STAT_BYTES < facts.st_size
+
+
+def write_sparse(file: IO[bytes], data: bytes) -> None:
+    """Write to a new file, but leave a hole for each block of zeros.
+
+    The size of a file that ends in a hole is wrong until the caller sets it with ``truncate``.
+    """
+
+    def is_hole(begin: int) -> bool:
+        return data[begin : begin + len(_ZEROS)] == _ZEROS
+
+    for hole, begins in groupby(range(0, len(data), len(_ZEROS)), is_hole):
+        run = list(begins)
+        part = data[run[0] : run[-1] + len(_ZEROS)]
+        if hole:
+            file.seek(len(part), os.SEEK_CUR)
+        else:
+            file.write(part)
 
 
 def set_modified(file: int | str, modified_ns: int) -> bool:

@@ -28,6 +28,9 @@ from cloudjob.errors import BackendError
 from cloudjob.model.job import OPTIONS
 from cloudjob.model.status import Code, Failure, JobState, Phase
 from tests.support.statuses import status_of
+from tests.support.users import python_of_user
+
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.parametrize("command", [name for name, _, _ in _COMMANDS])
@@ -310,6 +313,57 @@ def test_list_watch_prints_the_list_until_it_is_interrupted(
     assert first[0] == later[0] == "JOB"
     assert sorted(first[1:]) == ["bad-3", "bad-4"]
     assert sorted(later[1:]) == ["bad-3", "bad-4", "bad-5"]
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_no_file_gets_the_number_of_a_closed_standard_stream(tmp_path: Path, closed: str):
+    """Otherwise the log of a job would be written into a file that cloudjob has open."""
+    program = (
+        "import os, sys\n"
+        "from cloudjob.cli import main\n"
+        "assert main(['metrics', '--csv', 'none']) == 6\n"
+        "assert main(['list', '--json']) == 0\n"
+        "assert None not in (sys.stdin, sys.stdout, sys.stderr)\n"
+        "sys.exit(os.open('new', os.O_CREAT | os.O_WRONLY))\n"
+    )
+    done = subprocess.run(
+        ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-c", program],
+        env={**os.environ, "CLOUDJOB_HOME": str(tmp_path / "home")},
+        cwd=tmp_path,
+        timeout=120,
+    )
+
+    assert done.returncode > 2
+
+
+def test_a_user_without_a_home_folder_needs_only_a_state_folder():
+    """As in a container of OpenShift: ``HOME`` is not set, and no list of users has this one."""
+    python, why_not = python_of_user()
+    if os.geteuid() != 0 or why_not:
+        assert os.environ.get("CLOUDJOB_REQUIRE_ALL") != "1", why_not or "root is needed"
+        pytest.skip(why_not or "only root can be another user")
+    nobody = ("setpriv", "--reuid=54321", "--regid=54321", "--clear-groups")
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+        Path(folder).chmod(0o777)
+
+        def listed(**environ: str) -> subprocess.CompletedProcess[str]:
+            return subprocess.run(
+                [*nobody, python, "-m", "cloudjob.cli", "list"],
+                env={"PATH": os.defpath, "PYTHONPATH": f"{ROOT}:{ROOT}/entrypoints", **environ},
+                cwd=folder,
+                capture_output=True,
+                text=True,
+                timeout=120,
+            )
+
+        with_folder = listed(CLOUDJOB_HOME=f"{folder}/home")
+        without = listed()
+
+    assert (with_folder.returncode, with_folder.stdout) == (0, ""), with_folder
+    assert without.stderr.splitlines() == [
+        "error: opening the job records: /.local/share/cloudjob/records.db: Permission denied",
+        "hint: make the folder writable for this user, or set CLOUDJOB_HOME to another one",
+    ]
 
 
 @pytest.fixture

@@ -6,12 +6,13 @@ import errno
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from cloudjob.home.file_systems import missing_feature
-from tests.support.machines import limited_files
+from tests.support.machines import hung_file_system, limited_files
 
 LACKS = {
     f"no-locks={errno.ENOLCK}": "has no locks (No locks available)",
@@ -66,3 +67,49 @@ def test_a_state_folder_that_loses_its_locks_is_reported_at_once(tmp_path: Path)
     assert done.returncode == 1
     assert "its file system has no locks" in done.stderr
     assert "trying again" not in done.stderr
+
+
+# ---- a server that is away
+
+
+@pytest.fixture
+def hung(tmp_path: Path) -> Iterator[Path]:
+    """Mount a file system that answers nothing."""
+    with hung_file_system(tmp_path / "hung"):
+        yield tmp_path / "hung"
+
+
+@pytest.mark.parametrize("is_home", [True, False], ids=["home", "store"])
+def test_a_command_says_that_a_file_system_does_not_answer(
+    tmp_path: Path, hung: Path, *, is_home: bool
+):
+    home = hung / "home" if is_home else tmp_path / "home"
+    more = () if is_home else ("--store", f"file://{hung}/store")
+    command = [sys.executable, "-m", "cloudjob.cli", "list", *more]
+    environ = {**os.environ, "CLOUDJOB_HOME": str(home)}
+    with subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, text=True) as running:
+        try:
+            assert running.stderr is not None
+            first = running.stderr.readline()
+        finally:
+            running.kill()
+
+    where = home if is_home else hung / "store"
+    assert first == f"the file system of {where} does not answer; waiting for it\n"
+
+
+def test_doctor_ends_and_names_each_file_system_that_does_not_answer(tmp_path: Path, hung: Path):
+    arguments = ("doctor", "--store", f"file://{hung}/store")
+    done = subprocess.run(
+        [sys.executable, "-m", "cloudjob.cli", *arguments],
+        env={**os.environ, "CLOUDJOB_HOME": str(hung / "home")},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+    assert f"{hung}/home: its file system does not answer: no answer within " in done.stdout
+    assert f"file://{hung}/store: it does not answer: no answer within " in done.stdout
+    assert "df" in done.stdout
+    assert done.returncode != 0

@@ -114,6 +114,20 @@ def plain(*args: str, cwd: Path) -> Result:
     return Result(done.returncode, done.stdout, done.stderr)
 
 
+@pytest.mark.parametrize("end", ["", "import sys\nsys.exit(3)\n"], ids=["success", "failure"])
+def test_modules_beside_the_script_do_not_replace_those_of_the_standard_library_for_us(
+    run_script: RunScript, tmp_path: Path, end: str
+):
+    """A project may have a ``signal.py`` of its own."""
+    for name in ("contextlib", "re", "signal", "subprocess"):
+        (tmp_path / f"{name}.py").write_text(f"raise SystemExit('{name} of the project')\n")
+    (tmp_path / "t.py").write_text(f"print('trained')\n{end}")
+
+    result, _ = run_script("t.py", cwd=tmp_path)
+
+    assert result == plain("t.py", cwd=tmp_path) == Result(3 if end else 0, b"trained\n", b"")
+
+
 RunScript = Callable[..., tuple[Result, list[Note]]]
 
 SAME = {
