@@ -1,4 +1,4 @@
-"""Checks that the interpreter of the script has what it imports, on the backend ``process``.
+"""Asks the interpreter of the script, on the backend ``process``, whether it can run the script.
 
 cloudjob may be installed with pipx or uv, in an environment of its own, while the script's packages
 are in that of the ``python`` on PATH.
@@ -23,10 +23,21 @@ from cloudjob.submission.scripts import CERTAIN, Files
 _LIMIT_S = 20.0
 # Modules that only the nodes have.
 _OF_NODES = frozenset(("moxing",))
+_PARSE = "import sys; compile(sys.stdin.buffer.read(), 'script', 'exec')"
 _LOOK = (
     "import importlib.util, json, sys;"
     "print(json.dumps([n for n in sys.argv[1:] if not importlib.util.find_spec(n)]))"
 )
+
+
+def accepts(spec: JobSpec, source: bytes) -> bool:
+    """Whether the job's Python is not the one that runs us, and parses a script."""
+    try:
+        python = interpreters.python_of(spec.process.python, "process.python")
+    except BackendError:
+        # Building the request reports it.
+        return True
+    return python != sys.executable and _answer(python, _PARSE, source=source) is not None
 
 
 def checks(spec: JobSpec, files: Files) -> Iterator[Check]:
@@ -85,18 +96,24 @@ def _imports(spec: JobSpec, files: Files) -> list[str]:
 
 def _missing(python: str, modules: Sequence[str]) -> list[str]:
     """Return the modules that an interpreter does not find; none if it cannot be asked."""
-    if not modules:
+    try:
+        answer = json.loads(_answer(python, _LOOK, *modules) or "[]") if modules else []
+    except ValueError:
         return []
+    return [name for name in modules if isinstance(answer, list) and name in answer]
+
+
+def _answer(python: str, program: str, *words: str, source: bytes = b"") -> bytes | None:
+    """Run a program with an interpreter and return its output; None if it has failed."""
     try:
         done = subprocess.run(
-            [python, "-c", _LOOK, *modules],
-            stdin=subprocess.DEVNULL,
+            [python, "-W", "ignore", "-c", program, *words],
+            input=source,
             capture_output=True,
             timeout=_LIMIT_S,
             check=False,
             cwd="/",
         )
-        found = json.loads(done.stdout) if not done.returncode else []
-    except (OSError, subprocess.TimeoutExpired, ValueError):
-        return []
-    return [name for name in modules if isinstance(found, list) and name in found]
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return None if done.returncode else done.stdout
