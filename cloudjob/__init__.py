@@ -7,7 +7,9 @@ else in this package may change in any version; to read it, start with
 
 from __future__ import annotations
 
-__version__ = "0.1.0"
+from cloudjob import installation
+
+__version__ = installation.VERSION
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

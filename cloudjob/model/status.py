@@ -148,7 +148,29 @@ class JobStatus:
         """Return a table for a notebook."""
         from cloudjob.model import html
 
-        return html.status_table(self)
+        return html.table(self.facts())
+
+    def facts(self, handle: str = "") -> list[tuple[str, object]]:
+        """Return what a notebook shows of the job, each with its name."""
+        failure = self.failure
+        return [
+            ("job", self.job),
+            ("handle", handle),
+            ("state", self.state),
+            ("backend", f"{self.backend} ({self.native_state})"),
+            ("nodes", self.nodes),
+            ("ranks per node", self.procs_per_node),
+            ("created", self.created_at),
+            ("started", self.started_at),
+            ("ended", self.ended_at),
+            ("exit code", self.exit_code),
+            ("cause", self.cause),
+            ("failed on node", failure and failure.node),
+            ("failed rank", failure and failure.rank),
+            ("message", failure and failure.message),
+            ("stacks", failure and "\n".join(failure.stack_lines)),
+            ("last lines", failure and "\n".join(failure.last_lines)),
+        ]
 
 
 class JobFailed(CloudJobError):

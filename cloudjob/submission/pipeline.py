@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from cloudjob.backends.base import Check
 from cloudjob.errors import RecordsError, StoreError
-from cloudjob.home import locks, make_home, records_path, submits_folder
+from cloudjob.home import make_home, records_path, scratch_folders, submits_folder
 from cloudjob.home.records import SUBMITTING, JobRecord, Records
 from cloudjob.model import submission as submissions
 from cloudjob.model.job import masked
@@ -91,7 +91,7 @@ def _place(spec: JobSpec, home: Path, job: str) -> Iterator[Place]:
     leftovers.remove(home)
     with (
         notifier.start_after(spec, home, job),
-        locks.scratch(submits_folder(home), job) as scratch,
+        scratch_folders.new(submits_folder(home), job) as scratch,
         Records(records_path(home)) as db,
     ):
         yield Place(home, scratch, db)

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from cloudjob.errors import SpecError, UsageError
-from cloudjob.home import locks, make_home, submits_folder, sweeps_folder
+from cloudjob.home import make_home, scratch_folders, submits_folder, sweeps_folder
 from cloudjob.model import grid
 from cloudjob.model.job import JobSpec, masked
 from cloudjob.model.progress import OnProgress, Progress
@@ -89,7 +89,7 @@ def submit(
     make_home(home)
     sweep = _find_interrupted(home, _key(spec), resume=resume)
     sweep = sweep or Sweep(preparation.new_id(spec.name[:_NAME_LETTERS]), home)
-    with locks.scratch(submits_folder(home), sweep.id) as scratch:
+    with scratch_folders.new(submits_folder(home), sweep.id) as scratch:
         prepared = preparation.prepare_job(spec, script, home, scratch, on_progress)
         file = sweep.read() or SweepFile(
             created_at=rfc3339(time.time()), key=_key(spec), digest=prepared.package.digest,

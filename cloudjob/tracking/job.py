@@ -75,7 +75,7 @@ class Job:
     def _repr_html_(self) -> str:
         """Return a table for a notebook; the platform is not queried."""
         if self.last_status is not None:
-            return html.status_table(self.last_status, self.handle)
+            return html.table(self.last_status.facts(self.handle))
         return html.table([("job", self.id), ("handle", self.handle), ("nodes", self.nodes)])
 
     # -- identity ---------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import cloudjob
+from cloudjob import installation
 from cloudjob.errors import CloudJobError, JobNotFound, UsageError
 from cloudjob.home import hosts, locks, private_folder, writing
 from cloudjob.model.text import secret_values
@@ -28,7 +28,7 @@ from cloudjob.retries import Limits
 from cloudjob.tracking import notice
 from cloudjob.tracking.journals import Journals
 from cloudjob.tracking.notice import END, FAILURE, HANG, Notice, NotSent, Targets
-from jobentry.contract import hangs, journal
+from jobentry.contract import hangs
 
 if TYPE_CHECKING:
     from cloudjob.model.job import JobSpec
@@ -93,14 +93,8 @@ def _path(home: Path, job: str) -> Path:
 
 def _start(home: Path, job: str, targets: Targets, lock: int) -> None:
     """Start the notifier; it gets its request through a pipe, never in argv."""
-    # Added after the standard library, so that these folders cannot shadow one of its modules.
-    roots = [str(Path(cloudjob.__file__).parents[1]), str(Path(journal.__file__).parents[2])]
-    code = (
-        f"import sys; sys.path += {[*filter(None, sys.path), *roots]!r}; "
-        "from cloudjob.tracking.notifier import main; main()"
-    )
     process = subprocess.Popen(
-        [sys.executable, "-I", "-S", "-c", code, f"cloudjob-notifier-{job}"],
+        installation.argv_of("cloudjob.tracking.notifier", f"cloudjob-notifier-{job}"),
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

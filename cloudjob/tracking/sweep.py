@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 
 from cloudjob.errors import CloudJobError, JobNotFound, UsageError
 from cloudjob.home import (
-    locks,
     private_folder,
     records_path,
+    scratch_folders,
     submits_folder,
     sweeps_folder,
     writing,
@@ -96,7 +96,7 @@ class Sweep:
     def is_being_submitted(self) -> bool:
         """Whether a process on this machine is submitting its jobs."""
         with writing("checking whether a submit is running", submits_folder(self._home)):
-            return locks.is_in_use(submits_folder(self._home), self.id)
+            return scratch_folders.is_in_use(submits_folder(self._home), self.id)
 
     def jobs(self) -> list[Job]:
         """Return the jobs that were submitted, in the order of their numbers."""

@@ -16,7 +16,7 @@ from jobentry.contract.stacks import (
     ThreadStack,
 )
 from jobentry.contract.waits import is_ours, is_starter
-from jobentry.node.rank_usage import RankProcesses
+from jobentry.node.rank_usage import RankProcesses, Ranks
 from jobentry.secrets import masking
 from jobentry.stacks.memory import UnreadableError
 from jobentry.stacks.python_stacks import PythonThread, python_stacks
@@ -24,7 +24,6 @@ from jobentry.system import linux
 
 if TYPE_CHECKING:
     from jobentry.contract.paths import NodePaths
-    from jobentry.node.local_ranks import LocalRanks
 
 _COMMAND_LIMIT, _SOURCE_LIMIT = 120, 200
 # GPUs of NVIDIA, NPUs of Huawei, GPUs of AMD.
@@ -34,7 +33,7 @@ _SOURCE_LIMIT_BYTES = 4 << 20
 
 
 def read_stacks(
-    ranks: LocalRanks, paths: NodePaths, node: int, *, with_threads: bool
+    ranks: Ranks, paths: NodePaths, node: int, *, with_threads: bool
 ) -> list[ProcessStacks]:
     """Return what the running ranks of this node execute, and the processes that they started.
 
