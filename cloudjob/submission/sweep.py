@@ -20,6 +20,7 @@ from cloudjob.model.rules import is_remote
 from cloudjob.model.status import Absence
 from cloudjob.model.times import rfc3339
 from cloudjob.model.validation import dotted, valid_part
+from cloudjob.notify.start import start_of_sweep
 from cloudjob.submission import pipeline, preparation, script_check
 from cloudjob.submission.pipeline import Member
 from cloudjob.submission.preparation import PreparedJob, Target
@@ -106,6 +107,7 @@ def submit(
             "procs_per_node": prepared.spec.procs_per_node,
         }
         try:
+            start_of_sweep(spec, home, sweep.id)
             if on_start:
                 on_start(sweep)
             for number in _numbers_to_submit(sweep, at_once(spec), on_status):
