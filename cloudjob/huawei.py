@@ -20,7 +20,7 @@ class Service(Enum):
 
 
 _OF_TOOLS = ("HW_ACCESS_KEY", "HW_SECRET_KEY", "HW_SECURITY_TOKEN")
-_FILE = "HUAWEICLOUD_SDK_CREDENTIALS_FILE"
+FILE_VARIABLE = "HUAWEICLOUD_SDK_CREDENTIALS_FILE"
 _OTHERS = 0o077
 
 
@@ -36,7 +36,7 @@ def keys_in_variables(service: Service, environ: Mapping[str, str]) -> Keys | No
 
 def file_of(environ: Mapping[str, str], user_home: Path) -> Path:
     """Return the path of the SDKs' credentials file, whether or not it exists."""
-    return Path(environ.get(_FILE) or user_home / ".huaweicloud" / "credentials")
+    return Path(environ.get(FILE_VARIABLE) or user_home / ".huaweicloud" / "credentials")
 
 
 def read_file(path: Path) -> dict[str, str]:

@@ -17,17 +17,27 @@ class BackendKind(NamedTuple):
         is_remote: Whether its jobs run on other machines.
         refreshes_keys: Whether it can give new store keys to the nodes of a running job.
         is_elastic: Whether a job can survive the loss of a node.
+        python_key: The key of the job file that names the interpreter of scripts; empty if only
+            the image has one.
+        shares_files: Whether its nodes see the files of this machine, interpreters included.
     """
 
     location: str
     is_remote: bool = False
     refreshes_keys: bool = False
     is_elastic: bool = False
+    python_key: str = ""
+    shares_files: bool = False
 
 
 BACKENDS: Mapping[str, BackendKind] = MappingProxyType(
     {
-        "process": BackendKind("cloudjob.backends.process.backend:ProcessBackend", is_elastic=True),
+        "process": BackendKind(
+            "cloudjob.backends.process.backend:ProcessBackend",
+            is_elastic=True,
+            python_key="process.python",
+            shares_files=True,
+        ),
         "docker": BackendKind(
             "cloudjob.backends.docker.backend:DockerBackend", refreshes_keys=True, is_elastic=True
         ),
@@ -40,7 +50,10 @@ BACKENDS: Mapping[str, BackendKind] = MappingProxyType(
             refreshes_keys=True,
         ),
         "slurm": BackendKind(
-            "cloudjob.backends.slurm.backend:SlurmBackend", is_remote=True, refreshes_keys=True
+            "cloudjob.backends.slurm.backend:SlurmBackend",
+            is_remote=True,
+            refreshes_keys=True,
+            python_key="slurm.python",
         ),
     }
 )

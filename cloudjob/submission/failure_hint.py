@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from cloudjob.errors import CloudJobError, PackageError
+from cloudjob.model.rules import BACKENDS
 from cloudjob.model.status import Failure, JobStatus
 from cloudjob.package import LeftOut, scan
 from cloudjob.package.messages import CLOUDJOBIGNORE, shown
@@ -137,8 +138,8 @@ def _text(name: str, item: LeftOut) -> str:
 
 def _outside_text(spec: Mapping[str, Any], source: str, paths: Sequence[str]) -> str:
     """Return that this machine has a file outside the source; empty if it has none of these."""
-    if spec.get("backend") == "process":
-        # Its nodes see the folders of this machine.
+    kind = BACKENDS.get(str(spec.get("backend")))
+    if kind and kind.shares_files:
         return ""
     places = {Path.home(), Path(source).parent} - {Path("/")}
     for path in paths:
@@ -176,8 +177,9 @@ def _interpreter(spec: Mapping[str, Any]) -> str:
     """Return what must have the modules of a script."""
     if spec.get("image"):
         return f"the image {str(spec['image'])[:200]}"
-    if spec.get("backend") in ("process", "slurm"):
-        return "the Python that runs the script (of the active environment, or process.python)"
+    kind = BACKENDS.get(str(spec.get("backend")))
+    if kind and kind.python_key:
+        return f"the Python that runs the script (of the active environment, or {kind.python_key})"
     return "the image"
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cloudjob.errors import SpecError
+from cloudjob.model.rules import BACKENDS
 from cloudjob.model.text import one_line
 from cloudjob.submission import nested_launchers, script_python
 from cloudjob.submission.nested_launchers import Nested
@@ -137,8 +138,8 @@ def _syntax_error(spec: JobSpec, name: str, data: bytes, error: SyntaxError) -> 
         what += f": {one_line(line[:_SHOWN])}"
     if "Missing parentheses" in error.msg:
         return Problem(what, "the script is for Python 2, and nodes run Python 3")
-    if spec.backend == "process":
-        hint = "process: {python: PATH} in a job file names another Python for the script"
+    if BACKENDS[spec.backend].shares_files:
+        hint = f"{script_python.named(spec, 'PATH')} names another Python for the script"
         return None if script_python.accepts(spec, data) else Problem(what, hint)
     # No version of Python has changed the rules of indentation.
     is_certain = isinstance(error, IndentationError)

@@ -1,4 +1,4 @@
-"""Asks the interpreter of the script, on the backend ``process``, whether it can run the script.
+"""Asks the interpreter of the script, if nodes use this machine's, whether it can run the script.
 
 cloudjob may be installed with pipx or uv, in an environment of its own, while the script's packages
 are in that of the ``python`` on PATH.
@@ -17,6 +17,7 @@ from cloudjob.backends import interpreters
 from cloudjob.backends.base import Check
 from cloudjob.errors import BackendError
 from cloudjob.model.job import JobSpec
+from cloudjob.model.rules import BACKENDS
 from cloudjob.model.text import one_line
 from cloudjob.submission.scripts import CERTAIN, Files
 
@@ -33,7 +34,7 @@ _LOOK = (
 def accepts(spec: JobSpec, source: bytes) -> bool:
     """Whether the job's Python is not the one that runs us, and parses a script."""
     try:
-        python = interpreters.python_of(spec.process.python, "process.python")
+        python = _interpreter(spec).path
     except BackendError:
         # Building the request reports it.
         return True
@@ -42,10 +43,10 @@ def accepts(spec: JobSpec, source: bytes) -> bool:
 
 def checks(spec: JobSpec, files: Files) -> Iterator[Check]:
     """Yield a check that fails if another interpreter has modules that the script's lacks."""
-    if spec.backend != "process":
+    if not BACKENDS[spec.backend].shares_files:
         return
     try:
-        chosen = interpreters.choose(spec.process.python, "process.python")
+        chosen = _interpreter(spec)
     except BackendError:
         # Building the request reports it.
         return
@@ -61,17 +62,34 @@ def checks(spec: JobSpec, files: Files) -> Iterator[Check]:
             "python",
             False,
             f"{chosen.shown}; it has no {', '.join(only_there)}, but {other} has",
-            hint=f"process: {{python: {other}}} in a job file, or activate its environment",
+            hint=f"{named(spec, other)}, or activate its environment",
             is_needed=False,
         )
 
 
 def described(spec: JobSpec, files: Files) -> tuple[str, ...]:
     """Return the interpreter of the script, then what is wrong with it, for people."""
-    if spec.backend != "process":
+    if not BACKENDS[spec.backend].shares_files:
         return ()
-    chosen = interpreters.choose(spec.process.python, "process.python")
+    chosen = _interpreter(spec)
     return f"{chosen.path} ({chosen.why})", *(check.found for check in checks(spec, files))
+
+
+def named(spec: JobSpec, python: str) -> str:
+    """Return how a job file names an interpreter: ``process: {python: PATH} in a job file``."""
+    section, _, key = BACKENDS[spec.backend].python_key.partition(".")
+    return f"{section}: {{{key}: {python}}} in a job file"
+
+
+def _interpreter(spec: JobSpec) -> interpreters.Interpreter:
+    """Return the interpreter of the script on this machine.
+
+    Raises:
+        BackendError: The job file names one that does not exist.
+    """
+    key = BACKENDS[spec.backend].python_key
+    section, _, name = key.partition(".")
+    return interpreters.choose(getattr(getattr(spec, section), name), key)
 
 
 def _on_path() -> str:
