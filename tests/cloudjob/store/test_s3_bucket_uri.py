@@ -182,7 +182,7 @@ def test_a_file_of_the_vendors_sdks_is_refused_as_on_modelarts(
     environ = {"HUAWEICLOUD_SDK_CREDENTIALS_FILE": str(file)}
 
     with pytest.raises(UsageError, match=expected):
-        store_of("obs://bucket?region=r", environ)
+        credentials(store_of("obs://bucket?region=r", environ))
 
 
 def test_a_profile_and_a_program_that_prints_credentials_are_used(
