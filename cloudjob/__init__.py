@@ -7,9 +7,7 @@ else in this package may change in any version; to read it, start with
 
 from __future__ import annotations
 
-from cloudjob import installation
-
-__version__ = installation.VERSION
+__version__: str
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -67,7 +65,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    # The API is imported on first use, so that `import cloudjob` is cheap.
+    # Everything is imported on first use, so that `import cloudjob` is cheap.
+    if name == "__version__":
+        from cloudjob import installation
+
+        return installation.VERSION
     if name not in __all__:
         raise AttributeError(f"module 'cloudjob' has no attribute {name!r}")
     from cloudjob import api
@@ -77,4 +79,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, "__version__"})
