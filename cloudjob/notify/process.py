@@ -45,10 +45,12 @@ class Outbox:
     Args:
         path: The file; if it is removed, nothing more is sent.
         lock: Its descriptor.
+        retry_s: How long to ask a platform that does not answer.
     """
 
-    def __init__(self, path: Path, targets: Targets, lock: int) -> None:
+    def __init__(self, path: Path, targets: Targets, lock: int, retry_s: float = _RETRY_S) -> None:
         self.targets = targets
+        self._retry_s = retry_s
         self._path = path
         self._lock = lock
         self._failures: list[str] = []
@@ -67,9 +69,12 @@ class Outbox:
             self._failures.append(error.message)
 
     def close(self, end: Notice | None) -> None:
-        """Send the notification of the end if there is one and it is due, and remove the file.
+        """Send the notification of the end, if it is due, and remove the file.
 
         The file remains if something was not sent.
+
+        Args:
+            end: None if nothing is left whose end could be reported.
         """
         if not self.is_wanted:
             return
@@ -82,7 +87,7 @@ class Outbox:
 
     def until_answered(self, request: Callable[[], T]) -> T | None:
         """Retry a request and return its result; None if the job is gone or the time is over."""
-        end_s = time.monotonic() + _RETRY_S
+        end_s = time.monotonic() + self._retry_s
         while time.monotonic() < end_s and self.is_wanted:
             try:
                 return request()
@@ -98,7 +103,8 @@ class Outbox:
 def follow_sweep(sweep: Sweep, outbox: Outbox) -> None:
     """Wait until every job of a sweep has ended, and send one notification."""
     statuses = outbox.until_answered(sweep.wait)
-    outbox.close(message.of_sweep(sweep.id, statuses, sweep.values) if statuses else None)
+    if statuses is not None:
+        outbox.close(message.of_sweep(sweep.id, statuses, sweep.values) if statuses else None)
 
 
 def follow_job(job: Job, outbox: Outbox) -> None:
@@ -108,7 +114,9 @@ def follow_job(job: Job, outbox: Outbox) -> None:
     status = outbox.until_answered(job.wait)
     if status is None and job.is_over:
         status = job.last_status
-    outbox.close(message.of_end(status) if status else None)
+    # Without a status the file remains, and the next command that waits for the job sends it.
+    if status is not None:
+        outbox.close(message.of_end(status))
 
 
 class _Watch:

@@ -27,6 +27,7 @@ from cloudjob.model.status import Failure, JobState
 from cloudjob.notify import message, process, send, start
 from cloudjob.notify.send import NotSent
 from cloudjob.retries import Limits
+from cloudjob.tracking.sweep import Sweep
 from tests.support.polling import poll
 from tests.support.statuses import status_of
 
@@ -371,6 +372,28 @@ def test_a_sweep_of_many_jobs_is_a_short_notification(tmp_path: Path):
     assert len(json.dumps(sent)) < 30_000
     # Linux refuses a variable of more than 128 KiB.
     send.send(notice, message.Targets((), "", (sys.executable, "-c", ""), 0, ()))
+
+
+def test_what_a_notifier_could_not_learn_is_left_to_the_next_command(tmp_path: Path):
+    """The platform did not answer for as long as the notifier asks."""
+    path = tmp_path / "file"
+    targets = message.Targets(("end",), "", ("false",), 0, ())
+    with path.open("wb") as file:
+        outbox = process.Outbox(path, targets, file.fileno(), retry_s=0.0)
+        process.follow_sweep(Sweep("lr-2k83xnf2", tmp_path), outbox)
+
+        assert path.exists()
+
+
+def test_the_notifier_of_a_sweep_without_jobs_sends_nothing(tmp_path: Path):
+    path = tmp_path / "file"
+    with path.open("wb") as file:
+        outbox = process.Outbox(
+            path, message.Targets(("end",), "", ("false",), 0, ()), file.fileno()
+        )
+        process.follow_sweep(Sweep("lr-2k83xnf2", tmp_path / "home"), outbox)
+
+    assert not path.exists()
 
 
 # -- the webhook's URL ----------------------------------------------------------------------------
