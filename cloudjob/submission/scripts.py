@@ -20,13 +20,13 @@ _PARSING = threading.Lock()
 # How certain it is that a statement runs: always; inside a function or condition; inside a ``try``
 # that handles its failure.
 CERTAIN, LAZY, OPTIONAL = range(3)
+_LAZY_NODES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.If)
 # The files that a script uses are followed up to this number.
 _MAX_FILES = 200
 # Files that a shell script names; the second form is a module of Python.
 _STARTED = re.compile(r"[\w./-]+\.(?:py|sh)\b|(?<=-m )[\w.]+")
 # Installed packages, which take precedence over a folder of that name without __init__.py.
 _INSTALLED = frozenset(("horovod", "mindspore", "mpi4py", "torch"))
-_LAZY_NODES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.If)
 
 
 def read(path: Path) -> bytes:
@@ -156,7 +156,8 @@ class Files(dict[Path, File]):
         if path.suffix == ".py":
             return self.imports(path, folder).local
         names = _STARTED.findall(self[path].data.decode("utf-8", "replace"))
-        names += [f"{name.replace('.', '/')}.py" for name in names]
+        modules = (name for name in names if not name.endswith((".py", ".sh")))
+        names += [f"{name.replace('.', '/')}.py" for name in modules]
         inner = (name for name in names if not name.startswith("/") and ".." not in name)
         return [source / name for name in inner]
 
