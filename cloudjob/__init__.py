@@ -7,7 +7,7 @@ else in this package may change in any version; to read it, start with
 
 from __future__ import annotations
 
-__version__ = "0.1.0"
+__version__: str
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -68,7 +68,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    # The API is imported on first use, so that `import cloudjob` is cheap.
+    # Everything is imported on first use, so that `import cloudjob` is cheap.
+    if name == "__version__":
+        from cloudjob import installation
+
+        return installation.VERSION
     if name not in __all__:
         raise AttributeError(f"module 'cloudjob' has no attribute {name!r}")
     from cloudjob import api
@@ -78,4 +82,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, "__version__"})

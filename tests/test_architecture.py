@@ -11,6 +11,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Callable, Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -124,6 +125,53 @@ def test_the_import_rules_know_every_module_of_the_node_half():
     allowed = {"jobentry.contract", "jobentry.system"}
     allowed |= {"jobentry.system.requests", "jobentry.system.trees"}
     assert modules - forbidden == allowed
+
+
+def module_of(path: Path, root: Path) -> str:
+    """Return the dotted name of the module in a file below ``root``."""
+    return ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
+
+
+def imports_by_module(texts: dict[str, str]) -> dict[str, set[str]]:
+    """Return the modules that each module imports, also in functions and for type checkers."""
+    graph: dict[str, set[str]] = {}
+    for module, text in texts.items():
+        named: list[str] = []
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.Import):
+                named += [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                inner = [f"{node.module}.{alias.name}" for alias in node.names]
+                named += [name if name in texts else node.module or "" for name in inner]
+        graph[module] = set(named) & texts.keys() - {module}
+    return graph
+
+
+def circle_in(texts: dict[str, str]) -> str:
+    """Return modules that import each other in a circle; empty if there are none."""
+    try:
+        TopologicalSorter(imports_by_module(texts)).prepare()
+    except CycleError as error:
+        return " is imported by ".join(error.args[1])
+    return ""
+
+
+@pytest.mark.parametrize(("paths", "root"), [(LAPTOP, ROOT), (CONTAINER, ROOT / "entrypoints")])
+def test_no_modules_import_each_other_in_a_circle(paths: list[Path], root: Path):
+    texts = {module_of(path, root): path.read_text() for path in paths}
+
+    assert len(texts) > 50
+    assert circle_in(texts) == ""
+
+
+@pytest.mark.parametrize(
+    "back",
+    ["import a", "from a import x", "def f():\n    import a", "if TYPE_CHECKING:\n    import a"],
+)
+def test_a_circle_of_modules_is_named(back: str):
+    texts = {"a": "from a.b import c", "a.b": "from a.b import d", "a.b.d": back, "e": "import a"}
+
+    assert sorted(circle_in(texts).split(" is imported by ")[1:]) == ["a", "a.b", "a.b.d"]
 
 
 @pytest.mark.parametrize("path", CONTAINER, ids=relative_name)

@@ -11,9 +11,18 @@ from typing import TYPE_CHECKING, Any
 from cloudjob.errors import BackendError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from cloudjob.backends.base import Backend
+
+
+def found_here(name: str, environ: Mapping[str, str]) -> str:
+    """Return what this machine has of a platform, in a few words; empty for nothing.
+
+    No platform is called.
+    """
+    return str(import_module(f"{__name__}.{name}.detection").found_here(environ))
 
 
 def open_backend(name: str, home: Path, options: dict[str, Any] | None = None) -> Backend[Any]:

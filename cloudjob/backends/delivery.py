@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import cloudjob
+from cloudjob import installation
 from jobentry.contract.paths import ENTRY
 
 BOOT = "boot.sh"
@@ -12,11 +10,10 @@ BOOT = "boot.sh"
 
 def files() -> dict[str, bytes]:
     """Return the files of this cloudjob's entry and its start script, by name."""
-    package = Path(cloudjob.__file__).parent
-    boot = package / BOOT
+    boot = installation.FOLDER / BOOT
     if not boot.exists():
-        boot = package.parent / "entrypoints" / BOOT
-    return {ENTRY: (package / ENTRY).read_bytes(), BOOT: boot.read_bytes()}
+        boot = installation.FOLDER.parent / "entrypoints" / BOOT
+    return {ENTRY: installation.ENTRY.read_bytes(), BOOT: boot.read_bytes()}
 
 
 def new_ssh_key() -> bytes:

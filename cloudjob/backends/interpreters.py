@@ -12,12 +12,11 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-import cloudjob
+from cloudjob import installation
 from cloudjob.errors import BackendError
 from cloudjob.home import make_home, private_folder, writing
 from cloudjob.model.text import why_failed
 from jobentry.contract import names
-from jobentry.contract.paths import ENTRY
 
 if TYPE_CHECKING:
     from cloudjob.model.job import JobSpec
@@ -169,7 +168,7 @@ def entry_of(home: Path) -> str:
     Raises:
         BackendError: The disk is full, or other users may write to the folder.
     """
-    archive = Path(cloudjob.__file__).parent / ENTRY
+    archive = installation.ENTRY
     digest = hashlib.sha256(archive.read_bytes()).hexdigest()
     folder = home / "entry" / f"{digest[:16]}-{sys.implementation.cache_tag}"
     with writing("unpacking the entry", folder):

@@ -14,7 +14,7 @@ from cloudjob.model.times import local, rfc3339
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from cloudjob import Job, LogFilter
+    from cloudjob import Job, LogFilter, Sweep
     from cloudjob.model.status import JobStatus
 
 # Less bright than the log above it.
@@ -62,9 +62,9 @@ def failure_hint_text(job: Job, status: JobStatus) -> str:
     return failure_hint.of_job(job, status)
 
 
-def warn_of_notifications(job: Job) -> None:
-    """Warn if notifications of a job that has ended could not be sent."""
-    message = job.settle_notifications()
+def warn_of_notifications(ended: Job | Sweep) -> None:
+    """Warn if notifications of a job or a sweep that has ended could not be sent."""
+    message = ended.settle_notifications()
     if message:
         print_message(f"warning: {message}")
 

@@ -90,7 +90,7 @@ def _sweep_status(sweep: cloudjob.Sweep, *, is_json: bool) -> int:
     if is_json:
         print_json({"sweep": sweep.id, "jobs": [status_json(status) for status in statuses]})
         return 0
-    print_message(f"sweep {sweep.id}: {sweeps.summary(statuses)}")
+    print_message(f"sweep {sweep.id}: {summary.states(statuses)}")
     rows = [
         (each.job, each.state, grid.text_of(sweep.values(each.job)), summary.duration(each),
          summary.reason(each))

@@ -12,7 +12,7 @@ from cloudjob.cli.interrupts import interrupts_of
 from cloudjob.cli.messages import print_json, print_message
 from cloudjob.cli.status import report, status_json
 from cloudjob.errors import CloudJobError, JobNotFound, UsageError
-from cloudjob.model import grid
+from cloudjob.model import grid, summary
 from cloudjob.model.status import Absence
 from cloudjob.model.text import counted
 
@@ -117,19 +117,11 @@ class StatusPrinter:
 def follow(sweep: Sweep, printer: StatusPrinter) -> list[JobStatus]:
     """Wait until every job of a sweep has ended, show how each ended, and return the statuses."""
     statuses = sweep.wait(on_status=printer)
+    warn_of_notifications(sweep)
     for job in sweep.jobs():
         warn_of_notifications(job)
-    print_message(f"sweep {sweep.id}: {summary(statuses)}")
+    print_message(f"sweep {sweep.id}: {summary.states(statuses)}")
     return statuses
-
-
-def summary(statuses: Sequence[JobStatus]) -> str:
-    """Return the number of jobs by state: ``4 SUCCEEDED, 1 FAILED, 1 never submitted``."""
-    from collections import Counter
-
-    never = Absence.NEVER_SUBMITTED
-    states = [never.value if each.absence is never else str(each.state) for each in statuses]
-    return ", ".join(f"{number} {state}" for state, number in Counter(states).items()) or "no jobs"
 
 
 def exit_code_of(statuses: Sequence[JobStatus]) -> int:

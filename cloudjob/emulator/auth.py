@@ -22,7 +22,7 @@ from jobentry.contract import sigv4
 from jobentry.contract.sigv4 import Keys
 
 if TYPE_CHECKING:
-    from cloudjob.emulator.app import Request
+    from cloudjob.emulator.request import Request
 
 SKEW_S = 15 * 60
 # How many wrong signatures in a row a key may have before it is locked.

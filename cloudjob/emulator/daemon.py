@@ -7,14 +7,13 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import cloudjob
+from cloudjob import installation
 from cloudjob.emulator import state
 from cloudjob.emulator.state import CONTROL_HEADER, READY, Address, run_dir_of
 from cloudjob.errors import BackendError, UsageError
@@ -166,13 +165,10 @@ def _start(place: Path, port: int) -> None:
                 f"starting the emulator: {name} is not installed",
                 hint="pip install 'cloudjob[emulator]'",
             )
-    root = str(Path(cloudjob.__file__).parent.parent)
-    code = (
-        f"import sys; sys.path.insert(0, {root!r}); from cloudjob.emulator.main import main; main()"
-    )
+    module = "cloudjob.emulator.main"
     with (place / state.LOG).open("ab") as log:
         process = subprocess.Popen(
-            [sys.executable, "-c", code, str(place), str(port)],
+            installation.argv_of(module, str(place), str(port), has_site=True),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=log,

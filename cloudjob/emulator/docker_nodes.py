@@ -12,7 +12,7 @@ from tempfile import TemporaryFile
 from types import SimpleNamespace
 from typing import Any
 
-import cloudjob
+from cloudjob import installation
 from cloudjob.backends.docker import engine
 from cloudjob.backends.docker import request as requests
 from cloudjob.backends.docker.backend import DockerBackend
@@ -24,7 +24,6 @@ from cloudjob.emulator.nodes import ImageMissing, NewKeys, NodeState, folder
 from cloudjob.emulator.settings import Settings
 from cloudjob.errors import BackendError, JobNotFound
 from cloudjob.model.times import seconds_of
-from jobentry.contract.paths import ENTRY
 from jobentry.contract.sigv4 import Keys
 
 # The network that is created if the engine has no bridge.
@@ -55,7 +54,7 @@ class DockerRuntime:
             first_version=settings.first_version,
         )
         # Any image must work, so the packages that the platform would install are mounted.
-        archive = str(Path(cloudjob.__file__).parent / ENTRY)
+        archive = str(installation.ENTRY)
         self._archive = {
             "Type": "bind",
             "Source": archive,

@@ -8,16 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from cloudjob.emulator import node_plan
 from jobentry.contract.sigv4 import Keys
 
-if TYPE_CHECKING:
-    from cloudjob.emulator.docker_nodes import DockerRuntime
-    from cloudjob.emulator.process_nodes import ProcessRuntime
-
-Runtime: TypeAlias = "ProcessRuntime | DockerRuntime"
 # Returns temporary keys for a job, by the name of its user.
 NewKeys: TypeAlias = Callable[[str], Keys]
 

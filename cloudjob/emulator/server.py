@@ -20,7 +20,7 @@ from cloudjob.emulator.database import Database
 from cloudjob.emulator.docker_nodes import DockerRuntime, check_image, gateway
 from cloudjob.emulator.fault_injection import Faults
 from cloudjob.emulator.http_server import LOOPBACK, HttpServer, bind, port_of
-from cloudjob.emulator.nodes import ImageMissing, NewKeys, Runtime
+from cloudjob.emulator.nodes import ImageMissing, NewKeys
 from cloudjob.emulator.obs import Obs
 from cloudjob.emulator.obs_request import Refusal
 from cloudjob.emulator.obs_signatures import ObsSignatures
@@ -43,7 +43,7 @@ from cloudjob.emulator.routes import (
 )
 from cloudjob.emulator.scheduler import Scheduler
 from cloudjob.emulator.seaweedfs import SeaweedFS
-from cloudjob.emulator.service import Service
+from cloudjob.emulator.service import Runtime, Service
 from cloudjob.emulator.settings import Settings
 from cloudjob.emulator.state import Account, Address
 from cloudjob.errors import BackendError

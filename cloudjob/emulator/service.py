@@ -4,26 +4,46 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 from cloudjob.emulator.auth import Access
 from cloudjob.emulator.database import Database, JobRow
 from cloudjob.emulator.errors import ApiError
 from cloudjob.emulator.fault_injection import Faults
 from cloudjob.emulator.models import Order, Page
-from cloudjob.emulator.nodes import Runtime
 from cloudjob.emulator.obs import Obs
 from cloudjob.emulator.settings import Settings
 from cloudjob.emulator.state import Account, User
 
 if TYPE_CHECKING:
-    from cloudjob.emulator.app import Request
-    from cloudjob.emulator.scheduler import Scheduler
+    from cloudjob.emulator.docker_nodes import DockerRuntime
+    from cloudjob.emulator.process_nodes import ProcessRuntime
+    from cloudjob.emulator.request import Request
 
+Runtime: TypeAlias = "ProcessRuntime | DockerRuntime"
 # The start of the service's routes.
 PROJECT = "/v2/{project_id}"
 JOBS = PROJECT + "/training-jobs"
 JOB = JOBS + "/{job_id}"
+
+
+class Queue(Protocol):
+    """The queue of the service's jobs; ``Scheduler`` is one, and in turn reads the service."""
+
+    def start(self) -> None:
+        """Start the jobs that wait, from now on."""
+
+    def close(self) -> None:
+        """Start no more jobs."""
+
+    def wake(self) -> None:
+        """Check the queue now."""
+
+    def remove(self, job: str) -> None:
+        """Remove a job."""
+
+    def lose_node(self, row: JobRow, node: int) -> None:
+        """End a node of a running job as if its machine had failed."""
 
 
 @dataclass(slots=True)
@@ -44,7 +64,7 @@ class Service:
     runtime: Runtime
     folder: Path
     projects: dict[str, Service] = field(repr=False)
-    scheduler: Scheduler = field(init=False, repr=False)
+    scheduler: Queue = field(init=False, repr=False)
 
     def user(self, request: Request) -> User:
         """Return the user of a request."""

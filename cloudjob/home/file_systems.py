@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from cloudjob.home import locks
 from cloudjob.retries import WaitNotices
 
 # With these errors, a system call is not supported; EPERM is what Linux returns for hard links.
@@ -77,8 +78,6 @@ def _lock(folder: Path) -> None:
     with _new_file(folder, "lock").open("r+b") as file:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         fcntl.lockf(file, fcntl.LOCK_UN)
-        from cloudjob.home import locks
-
         locks.is_held(folder / "lock")
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import cloudjob
+from cloudjob import installation
 from cloudjob.backends import delivery as deliveries
 from cloudjob.backends.docker import delivery, engine
 from cloudjob.backends.docker.delivery import Member
@@ -320,9 +320,8 @@ def _files(name: str) -> Iterator[tuple[str, bytes]]:
 
 
 def _folder() -> Path:
-    package = Path(cloudjob.__file__).parent
-    inside = package / "dockerfiles"
-    return inside if inside.is_dir() else package.parent / "images"
+    inside = installation.FOLDER / "dockerfiles"
+    return inside if inside.is_dir() else installation.FOLDER.parent / "images"
 
 
 def _given(path: str) -> bytes:

@@ -1,18 +1,13 @@
-"""The values of a sweep and their checks. No I/O."""
+"""The values of a sweep. No I/O."""
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from itertools import product
 
-from cloudjob.model.text import given, nearest
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from cloudjob.model.job import JobSpec
+from cloudjob.model.text import given
 
 MAX_JOBS = 10_000
 NAME_RULE = r"[A-Za-z_][A-Za-z0-9_-]*"
@@ -99,51 +94,11 @@ def text_of(values: Mapping[str, str]) -> str:
     return " ".join(f"{name}={value}" for name, value in values.items())
 
 
+def names_in(text: str) -> list[str]:
+    """Return the ``{NAME}`` of a text, in their order."""
+    return _PLACE.findall(text)
+
+
 def filled(text: str, values: Mapping[str, str]) -> str:
     """Return a text with the value of each ``{NAME}``; all other braces stay as they are."""
     return _PLACE.sub(lambda place: values.get(place[1], place[0]), text)
-
-
-def conflicts(spec: JobSpec) -> Iterator[tuple[str, str]]:
-    """Yield each invalid key of a job's sweep, and why."""
-    if not spec.sweep:
-        return
-    jobs = math.prod(map(len, spec.sweep.values()))
-    if jobs > spec.max_jobs:
-        more = f"allowed {spec.max_jobs}; max_jobs allows more, up to {MAX_JOBS}"
-        yield "sweep", f"makes too many jobs (given {jobs}; {more})"
-    yield from _misused_names(spec)
-    yield from _shared_outputs(spec)
-
-
-def _misused_names(spec: JobSpec) -> Iterator[tuple[str, str]]:
-    used = {name for text in _texts(spec) for name in _PLACE.findall(text)}
-    guesses = {name: nearest(name, spec.sweep) for name in sorted(used - set(spec.sweep))}
-    for name, guess in guesses.items():
-        if guess:
-            what = f"has no {name}, which is used as {{{name}}}{guess}"
-            yield "sweep", f"{what} (if the script itself needs {{{name}}}, rename the sweep's)"
-    for name in spec.sweep:
-        if name not in used and not any(f"'{name}'" in guess for guess in guesses.values()):
-            places = f"{{{name}}} in an argument, or in a value of env, inputs or outputs"
-            yield f"sweep.{name}", f"is not used (allowed {places})"
-
-
-def _shared_outputs(spec: JobSpec) -> Iterator[tuple[str, str]]:
-    """Yield the outputs that several jobs would write to the same place."""
-    several = {name for name, values in spec.sweep.items() if len(values) > 1}
-    for name, uri in spec.outputs.items():
-        missing = [f"{{{each}}}" for each in sorted(several - set(_PLACE.findall(uri)))]
-        if uri and missing:
-            yield (
-                f"outputs.{name}",
-                f"is the same for several jobs of the sweep (given {given(uri)}; allowed a URI "
-                f"with {' and '.join(missing)}, or an empty one)",
-            )
-
-
-def _texts(spec: JobSpec) -> Iterator[str]:
-    """Yield each text that may contain ``{NAME}``."""
-    for key in FILLED:
-        value = getattr(spec, key)
-        yield from value.values() if isinstance(value, Mapping) else value

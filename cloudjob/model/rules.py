@@ -28,6 +28,9 @@ class BackendKind(NamedTuple):
         refreshes_keys: Whether it can give new store keys to the nodes of a running job.
         is_elastic: Whether a job can survive the loss of a node.
         telling: What decides whether a failed job is tried again.
+        python_key: The key of the job file that names the interpreter of scripts; empty if only
+            the image has one.
+        shares_files: Whether its nodes see the files of this machine, interpreters included.
     """
 
     location: str
@@ -35,6 +38,8 @@ class BackendKind(NamedTuple):
     refreshes_keys: bool = False
     is_elastic: bool = False
     telling: Telling = Telling.NOTHING
+    python_key: str = ""
+    shares_files: bool = False
 
 
 BACKENDS: Mapping[str, BackendKind] = MappingProxyType(
@@ -43,6 +48,8 @@ BACKENDS: Mapping[str, BackendKind] = MappingProxyType(
             "cloudjob.backends.process.backend:ProcessBackend",
             is_elastic=True,
             telling=Telling.RECORD,
+            python_key="process.python",
+            shares_files=True,
         ),
         "docker": BackendKind(
             "cloudjob.backends.docker.backend:DockerBackend", refreshes_keys=True, is_elastic=True
@@ -62,6 +69,7 @@ BACKENDS: Mapping[str, BackendKind] = MappingProxyType(
             is_remote=True,
             refreshes_keys=True,
             telling=Telling.EXIT_CODE,
+            python_key="slurm.python",
         ),
     }
 )

@@ -189,7 +189,31 @@ class JobStatus:
         """Return a table for a notebook."""
         from cloudjob.model import html
 
-        return html.status_table(self)
+        return html.table(self.facts())
+
+    def facts(self, handle: str = "") -> list[tuple[str, object]]:
+        """Return what a notebook shows of the job, each with its name."""
+        from cloudjob.model.times import local
+
+        failure = self.failure
+        return [
+            ("job", self.job),
+            ("handle", handle),
+            ("state", self.state),
+            ("backend", f"{self.backend} ({self.native_state})"),
+            ("nodes", self.nodes),
+            ("ranks per node", self.procs_per_node),
+            ("created", local(self.created_at)),
+            ("started", local(self.started_at or "")),
+            ("ended", local(self.ended_at or "")),
+            ("exit code", self.exit_code),
+            ("cause", self.cause),
+            ("failed on node", failure and failure.node),
+            ("failed rank", failure and failure.rank),
+            ("message", failure and failure.message),
+            ("stacks", failure and "\n".join(failure.stack_lines)),
+            ("last lines", failure and "\n".join(failure.last_lines)),
+        ]
 
 
 class JobFailed(CloudJobError):
@@ -255,7 +279,10 @@ def _values(value: JobStatus | Code | Phase | Hang | SlowRanks | Attempt) -> dic
 
 
 # Reads all fields of a value at once: a list of 10,000 jobs has 100,000 phases.
-_FIELDS = {each: attrgetter(*each.__slots__) for each in (JobStatus, Code, Phase, Hang)}
+_FIELDS: dict[type, attrgetter[tuple[Any, ...]]] = {
+    each: attrgetter(*each.__slots__)
+    for each in (JobStatus, Code, Phase, Hang, SlowRanks, Attempt)
+}
 
 
 def from_json(values: dict[str, Any]) -> JobStatus:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
+from collections.abc import Sequence
 
 from cloudjob.model import times
-from cloudjob.model.status import Failure, JobState, JobStatus
+from cloudjob.model.status import Absence, Failure, JobState, JobStatus
 
 _MINUTE, _HOUR, _DAY = 60, 3600, 24 * 3600
 # Below this many seconds, tenths are shown.
@@ -64,6 +66,13 @@ def attempt(status: JobStatus) -> str:
     before = status.attempt.previous_cause
     text = f"{status.attempt.number} of {status.attempt.most}"
     return f"{text}; the one before failed (cause: {before})" if before else text
+
+
+def states(statuses: Sequence[JobStatus]) -> str:
+    """Return the number of jobs by state: ``4 SUCCEEDED, 1 FAILED, 1 never submitted``."""
+    never = Absence.NEVER_SUBMITTED
+    words = [never.value if each.absence is never else str(each.state) for each in statuses]
+    return ", ".join(f"{number} {word}" for word, number in Counter(words).items()) or "no jobs"
 
 
 def place(failure: Failure) -> str:

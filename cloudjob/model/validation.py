@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from cloudjob.errors import SpecError
-from cloudjob.model import grid, mindspore
+from cloudjob.model import grid, key_rules
 from cloudjob.model.job import SECTIONS, JobSpec
 from cloudjob.model.rules import BACKENDS, VARIABLE_FIELDS
 from cloudjob.model.text import given, nearest, one_line
@@ -256,9 +256,9 @@ _CHECKS = (
     (_variables, ()),
     (_input_nodes, ("inputs", "nodes")),
     (_elastic, ("launcher", "backend", "nodes", "min_nodes")),
-    (grid.conflicts, ("sweep", "max_jobs", *grid.FILLED)),
+    (key_rules.of_sweep, ("sweep", "max_jobs", *grid.FILLED)),
     (
-        mindspore.conflicts,
+        key_rules.of_mindspore,
         ("launcher", "nodes", "procs_per_node", "hardware_check", "mindspore", "env"),
     ),
 )

@@ -8,20 +8,34 @@ are never shown.
 from __future__ import annotations
 
 import os
+import posixpath
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cloudjob.errors import CloudJobError
+from cloudjob.errors import CloudJobError, PackageError
+from cloudjob.model.rules import BACKENDS
 from cloudjob.model.status import Failure, JobStatus
-from cloudjob.submission import missing_file
+from cloudjob.package import LeftOut, scan
+from cloudjob.package.messages import CLOUDJOBIGNORE, shown
+from cloudjob.package.scan import covers
 from jobentry.contract import masks
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from cloudjob.tracking import Job
 
+# How programs name the file that they did not find: Python, and coreutils with a shell.
+_NAMED = re.compile(
+    r"No such file or directory: b?'([^']{1,4096})'"
+    r"|(?:cannot open|can't open|cannot access|cannot stat|open) '?([^':]{1,4096})'?:"
+    r"|^(?:[\w./-]+: ){1,3}([^':]{1,4096}): No such file or directory"
+)
+# The folder of the package on a node.
+_CODE = "/user-job-dir/code/"
+# A log may name any number of files.
+_MAX_PATHS = 50
 _MODULE = re.compile(r"ModuleNotFoundError: No module named '([A-Za-z_][\w.]{0,199})'")
 _KEY = re.compile(r"^KeyError: '([A-Za-z_]\w{0,199})'$")
 # Lines of the traceback of ``os.environ[NAME]``, of Python 3.8 to 3.14.
@@ -66,11 +80,77 @@ def hint(
     if failure is None:
         return ""
     explanations = (
-        missing_file.hint(spec, failure),
+        *_of_files(spec, failure),
         *_of_modules(spec, failure),
         *_of_variables(spec, failure, environ),
     )
     return next(filter(None, explanations), "")
+
+
+# -- files ----------------------------------------------------------------------------------------
+
+
+def _of_files(spec: Mapping[str, Any], failure: Failure) -> Iterator[str]:
+    """Yield why the nodes lack a file that this machine has."""
+    source = str(spec.get("source") or "")
+    if source:
+        paths = sorted(set(_missing(failure)))[:_MAX_PATHS]
+        names = [name for path in paths if (name := _in_source(source, path))]
+        yield _left_out_text(spec, names) or _outside_text(spec, source, paths)
+
+
+def _left_out_text(spec: Mapping[str, Any], names: Sequence[str]) -> str:
+    """Return why the first of these paths of the source is not in the package; else empty."""
+    source = spec.get("source")
+    if not source or not names:
+        return ""
+    try:
+        left_out = scan(Path(str(source)), follow_links=spec.get("links") == "follow").left_out
+    except (PackageError, OSError):
+        return ""
+    pairs = ((name, item) for name in names for item in left_out if covers(item.path, name))
+    return next((_text(name, item) for name, item in pairs), "")
+
+
+def _missing(failure: Failure) -> Iterator[str]:
+    """Yield the paths that the job did not find."""
+    for line in _texts(failure):
+        for match in _NAMED.finditer(line):
+            if path := next(filter(None, match.groups()), ""):
+                yield path
+
+
+def _in_source(source: str, path: str) -> str:
+    """Return a path relative to the source; empty if it is not in it."""
+    inner = path.partition(_CODE)[2] or path
+    if inner.startswith(source.rstrip("/") + "/"):
+        inner = os.path.relpath(inner, source)
+    name = posixpath.normpath(inner)
+    return "" if posixpath.isabs(name) or name.split("/", 1)[0] == ".." else name
+
+
+def _text(name: str, item: LeftOut) -> str:
+    return (
+        f"{shown(name)} is not in the package: left out by {shown(item.reason)}; a line"
+        f" !{shown(item.path)} in {CLOUDJOBIGNORE} keeps it, and --input passes large data"
+    )
+
+
+def _outside_text(spec: Mapping[str, Any], source: str, paths: Sequence[str]) -> str:
+    """Return that this machine has a file outside the source; empty if it has none of these."""
+    kind = BACKENDS.get(str(spec.get("backend")))
+    if kind and kind.shares_files:
+        return ""
+    places = {Path.home(), Path(source).parent} - {Path("/")}
+    for path in paths:
+        local = Path(os.path.normpath(Path(source, path)))
+        is_own = not places.isdisjoint(local.parents)
+        if is_own and not _in_source(source, path) and os.path.lexists(local):
+            return (
+                f"{shown(path)} is on this machine, but outside the folder that was sent,"
+                f" {shown(source)}: copy it there, or put it into a store and pass it with --input"
+            )
+    return ""
 
 
 # -- modules --------------------------------------------------------------------------------------
@@ -82,7 +162,7 @@ def _of_modules(spec: Mapping[str, Any], failure: Failure) -> Iterator[str]:
     if match is None:
         return
     top = match[1].partition(".")[0]
-    yield missing_file.left_out_text(spec, (f"{top}.py", top))
+    yield _left_out_text(spec, (f"{top}.py", top))
     if not spec.get("source"):
         return
     where = _interpreter(spec)
@@ -97,8 +177,9 @@ def _interpreter(spec: Mapping[str, Any]) -> str:
     """Return what must have the modules of a script."""
     if spec.get("image"):
         return f"the image {str(spec['image'])[:200]}"
-    if spec.get("backend") in ("process", "slurm"):
-        return "the Python that runs the script (of the active environment, or process.python)"
+    kind = BACKENDS.get(str(spec.get("backend")))
+    if kind and kind.python_key:
+        return f"the Python that runs the script (of the active environment, or {kind.python_key})"
     return "the image"
 
 

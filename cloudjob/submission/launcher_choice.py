@@ -8,12 +8,12 @@ imports, the name of the image.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from cloudjob.model.text import given, one_line
-from cloudjob.submission.scripts import File, Files
+from cloudjob.submission.scripts import Files
 from jobentry.contract.launchers import DEFAULT
 
 TYPE_CHECKING = False
@@ -29,11 +29,6 @@ _BY_IMPORT: Mapping[str, str] = {
     "mpi4py": "mpirun",
     "torch.distributed": "torchrun",
     "torch.nn.parallel.DistributedDataParallel": "torchrun",
-}
-# The same modules, by the package that they are in.
-_FRAMEWORKS = {
-    top: [module for module in _BY_IMPORT if module.partition(".")[0] == top]
-    for top in (module.partition(".")[0] for module in _BY_IMPORT)
 }
 _BY_IMAGE: Mapping[str, str] = {
     "horovod": "horovod",
@@ -92,100 +87,30 @@ def _in_imports(files: Files, source: Path, script: str) -> Choice | None:
     """Return the launcher that matches the imports of the script or of the modules beside it."""
     if not script.endswith(".py"):
         return None
-    start = source / script
-    level, seen = [start], {start}
+    folder = (source / script).parent
     fallback: Choice | None = None
-    while level:
+    for level in files.levels(source, script):
         # For each certainty, the first file that imports each module.
-        found: list[dict[str, Path]] = [{}, {}, {}]
-        further: list[Path] = []
+        importers: list[dict[str, Path]] = [{}, {}, {}]
         for path in level:
-            imports = _imports_of(files[path], start.parent)
-            further += imports.own
-            for name, certainty in imports.others:
-                for module in _frameworks_in(name):
-                    found[certainty].setdefault(module, path)
-        certain, lazy, optional = (_best(modules, source, script) for modules in found)
+            for name, certainty in files.imports(path, folder).others.items():
+                for module in _BY_IMPORT:
+                    if f"{name}.".startswith(f"{module}."):
+                        importers[certainty].setdefault(module, path)
+        certain, lazy, optional = (_best(modules, source, script) for modules in importers)
         if certain or lazy:
             return certain or lazy
         fallback = fallback or optional
-        level = [path for path in dict.fromkeys(further) if path not in seen]
-        seen.update(level)
     return fallback
 
 
-class _Imports(NamedTuple):
-    """What a file imports: the files of the user's own modules, and the names of all others."""
-
-    own: tuple[Path, ...]
-    others: tuple[tuple[str, int], ...]
-
-
-def _imports_of(file: File, folder: Path) -> _Imports:
-    own: list[Path] = []
-    others: list[tuple[str, int]] = []
-    elsewhere: set[str] = set()
-    for name, certainty in sorted(file.imports.items()):
-        top = name.partition(".")[0]
-        files = None if top in elsewhere else own_files(folder, file.path, name)
-        if files is None:
-            elsewhere.add(top)
-            others.append((name, certainty))
-        else:
-            own += files
-    return _Imports(tuple(own), tuple(others))
-
-
-def _frameworks_in(name: str) -> Iterator[str]:
-    for module in _FRAMEWORKS.get(name.partition(".")[0], ()):
-        if f"{name}.".startswith(f"{module}."):
-            yield module
-
-
-def _best(found: Mapping[str, Path], source: Path, script: str) -> Choice | None:
+def _best(importers: Mapping[str, Path], source: Path, script: str) -> Choice | None:
     """Return the launcher with the highest precedence among the imported modules, if any."""
-    for module, launcher in _BY_IMPORT.items():
-        if module in found:
-            shown = one_line(found[module].relative_to(source).as_posix())
-            by = "" if found[module] == source / script else f", which {one_line(script)} imports,"
-            others = [other for other in found if _BY_IMPORT[other] != launcher]
-            rest = f", and {' and '.join(others)}" if others else ""
-            return Choice(launcher, f"{shown}{by} imports {module}{rest}")
-    return None
-
-
-# -- the user's own modules -----------------------------------------------------------------------
-
-
-def own_files(folder: Path, importer: Path, name: str) -> list[Path] | None:
-    """Return the files of a module in the source folder; None for a module from elsewhere.
-
-    Args:
-        folder: The script's folder, where Python looks first.
-    """
-    dots = len(name) - len(name.lstrip("."))
-    path = importer.parents[dots - 1] if 0 < dots <= len(importer.parents) else folder
-    if not path.is_relative_to(folder):
-        return []
-    files = [path / "__init__.py"] if dots else []
-    for count, part in enumerate(filter(None, name.lstrip(".").split("."))):
-        path = path / part
-        if path.is_dir() and (count or dots or _is_package(path, part)):
-            files.append(path / "__init__.py")
-        elif path.with_name(f"{part}.py").is_file():
-            files.append(path.with_name(f"{part}.py"))
-            break
-        elif count or dots:
-            # The rest of the name is something inside the module.
-            break
-        else:
-            return None
-    return [file for file in files if file.is_file()]
-
-
-def _is_package(folder: Path, name: str) -> bool:
-    """Whether Python imports this folder as the module of that name.
-
-    Without ``__init__.py`` an installed framework of the same name takes precedence.
-    """
-    return name not in _FRAMEWORKS or (folder / "__init__.py").is_file()
+    module = next((module for module in _BY_IMPORT if module in importers), None)
+    if module is None:
+        return None
+    name = one_line(importers[module].relative_to(source).as_posix())
+    by = "" if importers[module] == source / script else f", which {one_line(script)} imports,"
+    others = [other for other in importers if _BY_IMPORT[other] != _BY_IMPORT[module]]
+    rest = f", and {' and '.join(others)}" if others else ""
+    return Choice(_BY_IMPORT[module], f"{name}{by} imports {module}{rest}")

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
-import socket
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from cloudjob.backends.docker import engine
+from cloudjob import backends
 from cloudjob.backends.process import devices
 from cloudjob.errors import UsageError
 from cloudjob.model.job import JobSpec
+from cloudjob.model.rules import BACKENDS
 from cloudjob.model.text import one_line
 from cloudjob.submission import launcher_choice, script_check, scripts
 
@@ -101,38 +100,15 @@ def _ranks(environ: Mapping[str, str]) -> Iterator[str]:
 
 def _backends(environ: Mapping[str, str]) -> Iterator[str]:
     """Yield which backends this machine can use; no platform is called."""
-    home = Path(environ.get("HOME") or "/nonexistent")
-    kubeconfig = environ.get("KUBECONFIG") or home.joinpath(".kube/config").exists()
-    configured = {name for name, value in environ.items() if value}
-    keys = {"HUAWEICLOUD_SDK_AK", "HUAWEICLOUD_SDK_CREDENTIALS_FILE"} & configured
-    found = {
-        "docker": _engine(environ),
-        "kubernetes": "a kubeconfig file" if kubeconfig else "",
-        "slurm": "sbatch" if shutil.which("sbatch", path=environ.get("PATH")) else "",
-        "modelarts": f"${min(keys)}" if keys else "",
-    }
     yield "# Where the job runs: process emulates nodes on this machine."
-    for backend, what in found.items():
-        yield f"# {backend}: {f'found {what}' if what else 'nothing found'}"
+    for backend, kind in BACKENDS.items():
+        if not kind.shares_files:
+            what = backends.found_here(backend, environ)
+            yield f"# {backend}: {f'found {what}' if what else 'nothing found'}"
+    configured = {name for name, value in environ.items() if value}
     if keys := {"AWS_ACCESS_KEY_ID", "AWS_PROFILE"} & configured:
         yield f"# store: s3://bucket/jobs   # found ${min(keys)}"
     yield "# `cloudjob doctor --backend NAME` checks one of them."
-
-
-def _engine(environ: Mapping[str, str]) -> str:
-    """Return whether there is a container engine, and whether this user can connect to it."""
-    host = engine.host()
-    path = Path(host.removeprefix("unix://"))
-    if not host.startswith("unix://"):
-        return "$DOCKER_HOST"
-    try:
-        with socket.socket(socket.AF_UNIX) as probe:
-            probe.settimeout(1)
-            probe.connect(str(path))
-    except OSError:
-        is_installed = path.exists() or shutil.which("docker", path=environ.get("PATH"))
-        return "a container engine, but this user cannot connect to it" if is_installed else ""
-    return "a container engine"
 
 
 def _requirements(folder: Path, modules: Iterable[str]) -> Iterator[str]:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from cloudjob.backends.base import Check
 from cloudjob.errors import RecordsError, StoreError
-from cloudjob.home import locks, make_home, records_path, submits_folder
+from cloudjob.home import make_home, records_path, scratch_folders, submits_folder
 from cloudjob.home.records import SUBMITTING, JobRecord, Records
 from cloudjob.model import submission as submissions
 from cloudjob.model.job import masked
@@ -20,6 +20,7 @@ from cloudjob.model.progress import OnProgress, log_warnings, meter
 from cloudjob.model.submission import Submission
 from cloudjob.model.text import hide
 from cloudjob.model.times import rfc3339
+from cloudjob.notify.start import start_after
 from cloudjob.package import CodePackage, SourceCache, cache, claims
 from cloudjob.package.claims import Claim, LayerMissing, StoredLayers
 from cloudjob.package.revision import of_source
@@ -28,7 +29,7 @@ from cloudjob.store.parallel import in_parallel
 from cloudjob.submission import checks, messages, preparation, script_check
 from cloudjob.submission.preparation import PreparedJob, prepare_job
 from cloudjob.submission.undo import undo_on_failure
-from cloudjob.tracking import Job, descriptions, leftovers, notifier
+from cloudjob.tracking import Job, descriptions, leftovers
 from jobentry.contract.paths import JobPaths
 
 TYPE_CHECKING = False
@@ -90,8 +91,8 @@ def _place(spec: JobSpec, home: Path, job: str) -> Iterator[Place]:
     make_home(home)
     leftovers.remove(home)
     with (
-        notifier.start_after(spec, home, job),
-        locks.scratch(submits_folder(home), job) as scratch,
+        start_after(spec, home, job),
+        scratch_folders.new(submits_folder(home), job) as scratch,
         Records(records_path(home)) as db,
     ):
         yield Place(home, scratch, db)

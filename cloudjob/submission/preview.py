@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import cloudjob
+from cloudjob import installation
 from cloudjob.errors import SpecError
 from cloudjob.model import submission as submissions
 from cloudjob.model.text import hide, why_failed
@@ -21,7 +21,7 @@ from cloudjob.submission import preparation, ranks, script_check, script_python
 from cloudjob.submission.launcher_choice import Choice
 from cloudjob.submission.preparation import PreparedJob, Target
 from jobentry.contract import messages
-from jobentry.contract.paths import ENTRY, JobPaths
+from jobentry.contract.paths import JobPaths
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def preview(spec: JobSpec, home: Path, *, planned_nodes: int | None = None) -> P
 
 def _plan(environment: Mapping[str, str], argv: tuple[str, ...]) -> dict[str, Any]:
     """Run the entry's dry run for a node and return its plan."""
-    entry = str(Path(cloudjob.__file__).with_name(ENTRY))
+    entry = str(installation.ENTRY)
     done = subprocess.run(
         [sys.executable, "-I", "-S", entry, "--dry-run", "--json", *argv],
         # Open MPI's wheel reads HOME even for its version; Slurm's nodes have the user's own.

@@ -1,8 +1,7 @@
 """Checks a script before anything is sent: it must not be a web page, and it must parse.
 
-On this machine, the Python that runs it decides. Other nodes' may be newer than the one that runs
-cloudjob, so syntax that a newer one has only causes a warning there; so does a shell script if the
-local bash is too old to parse it.
+The Python and the bash that run the script decide. Those of other machines may be newer than this
+machine's, so what only a newer one may accept causes no more than a warning there.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ import warnings
 from pathlib import Path
 from typing import NamedTuple
 
-from cloudjob.backends import interpreters
-from cloudjob.errors import BackendError, SpecError
+from cloudjob.errors import SpecError
+from cloudjob.model.rules import BACKENDS
 from cloudjob.model.text import one_line
-from cloudjob.submission import known_launchers, nested_launchers
+from cloudjob.submission import nested_launchers, script_python
 from cloudjob.submission.nested_launchers import Nested
 from cloudjob.submission.scripts import File, Files
 
@@ -31,14 +30,6 @@ if TYPE_CHECKING:
 _WEB_PAGE = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:<!--.*?-->\s*)*<(?:!doctype\s+html|html)\b", re.I)
 _SHELL = re.compile(rb"#!.*\b(bash|dash|sh)\b")
 _SHOWN = 60
-# Syntax that each version of Python added, as found in the line or the message of the error.
-_NEWER = {
-    (3, 11): r"\bexcept\s*\*|\[\s*\*\w",
-    (3, 12): r"^\s*type\s+\w+|\b(?:def|class)\s+\w+\s*\[|f-string"
-    r"|\b[rR]?[fF][rR]?['\"].*\n(?:unterminated string|unexpected character)",
-    (3, 14): r"\b[rR]?[tT][rR]?['\"]|\bexcept\s[^(:]*,",
-    (3, 15): r"^\s*lazy\s|cannot be used in comprehension",
-}
 # The bash of macOS is older and lacks what version 4 added: ``|&``, ``&>>``, ``;&``, ``coproc``.
 _BASH = 4
 _PARSE_S = 10.0
@@ -110,7 +101,7 @@ def _problem(spec: JobSpec, file: File) -> Problem | None:
 def _program(spec: JobSpec) -> Problem | None:
     """Return why a program of the nodes cannot be the script; None if it is none."""
     argv = (spec.script, *spec.args)
-    known = known_launchers.in_command(argv)
+    known = nested_launchers.in_command(argv)
     if known is None and ("/" in spec.script or shutil.which(spec.script) is None):
         return None
     command = f"cloudjob submit --launcher command {one_line(shlex.join(argv))}"
@@ -141,48 +132,25 @@ def _syntax_error(spec: JobSpec, name: str, data: bytes, error: SyntaxError) -> 
     lines = data.decode("utf-8", "replace").splitlines()
     line = lines[number - 1].strip() if 0 < number <= len(lines) else ""
     where = f"{name} line {number}" if number else name
-    what = f"{where} is not valid in Python {'{}.{}'.format(*sys.version_info)}: {error.msg}"
+    version = "{}.{}".format(*sys.version_info)
+    what = f"{where} is not valid in Python {version}: {error.msg}"
     if line:
         what += f": {one_line(line[:_SHOWN])}"
     if "Missing parentheses" in error.msg:
         return Problem(what, "the script is for Python 2, and nodes run Python 3")
-    if spec.backend == "process":
-        hint = "process: {python: PATH} in a job file names another Python for the script"
-        return None if _is_valid_in_other_python(spec, data) else Problem(what, hint)
-    for newer, pattern in _NEWER.items():
-        if sys.version_info < newer and re.search(pattern, f"{line}\n{error.msg}"):
-            hint = f"it may be valid in Python {'{}.{}'.format(*newer)}, which the nodes then need"
-            return Problem(what, hint, is_certain=False)
-    return Problem(what, "if the nodes have a newer Python that accepts it, submit with that one")
-
-
-def _is_valid_in_other_python(spec: JobSpec, data: bytes) -> bool:
-    """Whether the job's Python is not the one that runs us, and parses the script."""
-    try:
-        python = interpreters.python_of(spec.process.python, "process.python")
-    except BackendError:
-        # Building the request reports it.
-        return True
-    if python == sys.executable:
-        return False
-    program = "import sys; compile(sys.stdin.buffer.read(), 'script', 'exec')"
-    argv = [python, "-I", "-S", "-W", "ignore", "-c", program]
-    try:
-        done = subprocess.run(
-            argv, input=data, capture_output=True, timeout=_PARSE_S, check=False, cwd="/"
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return False
-    return done.returncode == 0
+    if BACKENDS[spec.backend].shares_files:
+        hint = f"{script_python.named(spec, 'PATH')} names another Python for the script"
+        return None if script_python.accepts(spec, data) else Problem(what, hint)
+    # No version of Python has changed the rules of indentation.
+    is_certain = isinstance(error, IndentationError)
+    hint = "correct the line" if is_certain else f"only a Python newer than {version} may accept it"
+    return Problem(what, hint, is_certain)
 
 
 def _shell(file: File, shell: str) -> Problem | None:
     path = file.path
-    if shutil.which(shell) is None:
-        return None
     message = _first_error(path, shell)
-    # A script may switch on extglob, but bash applies that only when it runs the script.
-    if not message or (shell == "bash" and not _first_error(path, shell, "-O", "extglob")):
+    if not message:
         return None
     hint = f"`{shell} -n {one_line(path.name)}` prints all of its messages"
     if b"\r\n" in file.data:
@@ -194,8 +162,10 @@ def _shell(file: File, shell: str) -> Problem | None:
     return Problem(one_line(f"{path.name} {message}"), hint, is_certain=not is_old)
 
 
-def _first_error(path: Path, shell: str, *options: str) -> str:
+def _first_error(path: Path, shell: str) -> str:
     """Return the first error of a shell that parses a script without running it."""
+    # A script may switch on extglob, but bash applies that only when it runs the script.
+    options = ("-O", "extglob") if shell == "bash" else ()
     unset = ("BASH_ENV", "ENV")
     environ = {name: value for name, value in os.environ.items() if name not in unset}
     try:

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import ast
 import re
+from itertools import chain
 from pathlib import Path
 
-from cloudjob.submission.launcher_choice import own_files
 from cloudjob.submission.scripts import File, Files
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from cloudjob.model.job import JobSpec
 
-# The search for a mention stops after this many files.
-_MAX_FILES = 200
-_STARTED = re.compile(r"[\w./-]+\.(?:py|sh)\b|(?<=-m )[\w.]+")
 _LAUNCHER = "pytorch-modelarts"
 _NEEDED = ("--rank", "--world_size")
 _ADDRESS = "--init_method"
@@ -31,27 +28,12 @@ def is_mentioned(spec: JobSpec, option: str) -> bool:
     name = re.escape(option.lstrip("-")).replace(r"\-", "[-_]")
     # A single letter occurs as a word in many texts, so a short option is searched with its dash.
     dash = "" if option.startswith("--") else "-"
-    pattern = re.compile(rf"(?<!\w){dash}{name}(?!\w)")
-    source, files = Path(spec.source), Files()
-    start = source / spec.script
-    paths = [start]
-    for path in paths:
-        text = files[path].data.decode("utf-8", "replace")
-        if pattern.search(text):
-            return True
-        used = _used_files(source, start.parent, files[path], text)
-        paths += dict.fromkeys(each for each in used if each not in paths)
-        del paths[_MAX_FILES:]
-    return not any(file.data for file in files.values())
-
-
-def _used_files(source: Path, folder: Path, file: File, text: str) -> list[Path]:
-    """Return the modules that a Python file imports, or the files that another script names."""
-    if file.path.suffix == ".py":
-        return [path for name in file.imports for path in own_files(folder, file.path, name) or ()]
-    names = _STARTED.findall(text)
-    names += [name.replace(".", "/") + ".py" for name in names if not name.endswith((".py", ".sh"))]
-    return [source / name for name in names if not name.startswith("/") and ".." not in name]
+    pattern = re.compile(rf"(?<!\w){dash}{name}(?!\w)".encode())
+    files = Files()
+    paths = chain.from_iterable(files.levels(Path(spec.source), spec.script))
+    return any(pattern.search(files[path].data) for path in paths) or not any(
+        file.data for file in files.values()
+    )
 
 
 def preset_hint(spec: JobSpec, files: Files) -> str:

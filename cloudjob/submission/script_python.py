@@ -1,4 +1,4 @@
-"""Checks that the interpreter of the script has what it imports, on the backend ``process``.
+"""Asks the interpreter of the script, if nodes use this machine's, whether it can run the script.
 
 cloudjob may be installed with pipx or uv, in an environment of its own, while the script's packages
 are in that of the ``python`` on PATH.
@@ -17,24 +17,36 @@ from cloudjob.backends import interpreters
 from cloudjob.backends.base import Check
 from cloudjob.errors import BackendError
 from cloudjob.model.job import JobSpec
+from cloudjob.model.rules import BACKENDS
 from cloudjob.model.text import one_line
 from cloudjob.submission.scripts import CERTAIN, Files
 
 _LIMIT_S = 20.0
 # Modules that only the nodes have.
 _OF_NODES = frozenset(("moxing",))
+_PARSE = "import sys; compile(sys.stdin.buffer.read(), 'script', 'exec')"
 _LOOK = (
     "import importlib.util, json, sys;"
     "print(json.dumps([n for n in sys.argv[1:] if not importlib.util.find_spec(n)]))"
 )
 
 
+def accepts(spec: JobSpec, source: bytes) -> bool:
+    """Whether the job's Python is not the one that runs us, and parses a script."""
+    try:
+        python = _interpreter(spec).path
+    except BackendError:
+        # Building the request reports it.
+        return True
+    return python != sys.executable and _answer(python, _PARSE, source=source) is not None
+
+
 def checks(spec: JobSpec, files: Files) -> Iterator[Check]:
     """Yield a check that fails if another interpreter has modules that the script's lacks."""
-    if spec.backend != "process":
+    if not BACKENDS[spec.backend].shares_files:
         return
     try:
-        chosen = interpreters.choose(spec.process.python, "process.python")
+        chosen = _interpreter(spec)
     except BackendError:
         # Building the request reports it.
         return
@@ -50,17 +62,34 @@ def checks(spec: JobSpec, files: Files) -> Iterator[Check]:
             "python",
             False,
             f"{chosen.shown}; it has no {', '.join(only_there)}, but {other} has",
-            hint=f"process: {{python: {other}}} in a job file, or activate its environment",
+            hint=f"{named(spec, other)}, or activate its environment",
             is_needed=False,
         )
 
 
 def described(spec: JobSpec, files: Files) -> tuple[str, ...]:
     """Return the interpreter of the script, then what is wrong with it, for people."""
-    if spec.backend != "process":
+    if not BACKENDS[spec.backend].shares_files:
         return ()
-    chosen = interpreters.choose(spec.process.python, "process.python")
+    chosen = _interpreter(spec)
     return f"{chosen.path} ({chosen.why})", *(check.found for check in checks(spec, files))
+
+
+def named(spec: JobSpec, python: str) -> str:
+    """Return how a job file names an interpreter: ``process: {python: PATH} in a job file``."""
+    section, _, key = BACKENDS[spec.backend].python_key.partition(".")
+    return f"{section}: {{{key}: {python}}} in a job file"
+
+
+def _interpreter(spec: JobSpec) -> interpreters.Interpreter:
+    """Return the interpreter of the script on this machine.
+
+    Raises:
+        BackendError: The job file names one that does not exist.
+    """
+    key = BACKENDS[spec.backend].python_key
+    section, _, name = key.partition(".")
+    return interpreters.choose(getattr(getattr(spec, section), name), key)
 
 
 def _on_path() -> str:
@@ -85,18 +114,24 @@ def _imports(spec: JobSpec, files: Files) -> list[str]:
 
 def _missing(python: str, modules: Sequence[str]) -> list[str]:
     """Return the modules that an interpreter does not find; none if it cannot be asked."""
-    if not modules:
+    try:
+        answer = json.loads(_answer(python, _LOOK, *modules) or "[]") if modules else []
+    except ValueError:
         return []
+    return [name for name in modules if isinstance(answer, list) and name in answer]
+
+
+def _answer(python: str, program: str, *words: str, source: bytes = b"") -> bytes | None:
+    """Run a program with an interpreter and return its output; None if it has failed."""
     try:
         done = subprocess.run(
-            [python, "-c", _LOOK, *modules],
-            stdin=subprocess.DEVNULL,
+            [python, "-W", "ignore", "-c", program, *words],
+            input=source,
             capture_output=True,
             timeout=_LIMIT_S,
             check=False,
             cwd="/",
         )
-        found = json.loads(done.stdout) if not done.returncode else []
-    except (OSError, subprocess.TimeoutExpired, ValueError):
-        return []
-    return [name for name in modules if isinstance(found, list) and name in found]
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return None if done.returncode else done.stdout

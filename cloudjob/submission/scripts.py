@@ -1,14 +1,17 @@
-"""Reads the files of scripts: their bytes, and the syntax trees and imports of Python files."""
+"""Reads the files of scripts: their bytes, syntax trees and imports, and what they use."""
 
 from __future__ import annotations
 
 import ast
+import re
 import stat
 import threading
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
+from typing import NamedTuple
 
 # A script written by hand is a few thousand lines; a larger file holds data.
 _MAX_BYTES = 1_000_000
@@ -18,6 +21,12 @@ _PARSING = threading.Lock()
 # that handles its failure.
 CERTAIN, LAZY, OPTIONAL = range(3)
 _LAZY_NODES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.If)
+# The files that a script uses are followed up to this number.
+_MAX_FILES = 200
+# Files that a shell script names; the second form is a module of Python.
+_STARTED = re.compile(r"[\w./-]+\.(?:py|sh)\b|(?<=-m )[\w.]+")
+# Installed packages, which take precedence over a folder of that name without __init__.py.
+_INSTALLED = frozenset(("horovod", "mindspore", "mpi4py", "torch"))
 
 
 def read(path: Path) -> bytes:
@@ -95,6 +104,18 @@ class File:
         return {bound: (target, how) for _, bound, target, how in reversed(self._imported)}
 
 
+class Imports(NamedTuple):
+    """What a file imports.
+
+    Args:
+        local: The files of the user's own modules.
+        others: The dotted names of all other modules, and how certainly each is imported.
+    """
+
+    local: tuple[Path, ...]
+    others: Mapping[str, int]
+
+
 class Files(dict[Path, File]):
     """The files of a source, by path."""
 
@@ -102,6 +123,74 @@ class Files(dict[Path, File]):
         """Return a file that was not asked for before."""
         self[path] = File(path)
         return self[path]
+
+    def imports(self, path: Path, folder: Path) -> Imports:
+        """Return what a file imports.
+
+        Args:
+            folder: The script's folder, where Python looks first.
+        """
+        local: list[Path] = []
+        others: dict[str, int] = {}
+        for name, certainty in sorted(self[path].imports.items()):
+            files = own_files(folder, path, name)
+            if files is None:
+                others[name] = certainty
+            else:
+                local += files
+        return Imports(tuple(local), others)
+
+    def levels(self, source: Path, script: str) -> Iterator[list[Path]]:
+        """Yield the script's file, then those of the source that it uses, nearest first."""
+        start = source / script
+        level, seen = [start], {start}
+        while level:
+            yield level
+            used = chain.from_iterable(self._used(source, start.parent, path) for path in level)
+            level = [path for path in dict.fromkeys(used) if path not in seen]
+            del level[max(0, _MAX_FILES - len(seen)) :]
+            seen.update(level)
+
+    def _used(self, source: Path, folder: Path, path: Path) -> Iterable[Path]:
+        """Return the modules that a Python file imports, or the files that another one names."""
+        if path.suffix == ".py":
+            return self.imports(path, folder).local
+        names = _STARTED.findall(self[path].data.decode("utf-8", "replace"))
+        modules = (name for name in names if not name.endswith((".py", ".sh")))
+        names += [f"{name.replace('.', '/')}.py" for name in modules]
+        inner = (name for name in names if not name.startswith("/") and ".." not in name)
+        return [source / name for name in inner]
+
+
+def own_files(folder: Path, importer: Path, name: str) -> list[Path] | None:
+    """Return the files of a module in the source folder; None for a module from elsewhere.
+
+    Args:
+        folder: The script's folder, where Python looks first.
+    """
+    dots = len(name) - len(name.lstrip("."))
+    path = importer.parents[dots - 1] if 0 < dots <= len(importer.parents) else folder
+    if not path.is_relative_to(folder):
+        return []
+    files = [path / "__init__.py"] if dots else []
+    for count, part in enumerate(filter(None, name.lstrip(".").split("."))):
+        path = path / part
+        if path.is_dir() and (count or dots or _is_package(path, part)):
+            files.append(path / "__init__.py")
+        elif path.with_name(f"{part}.py").is_file():
+            files.append(path.with_name(f"{part}.py"))
+            break
+        elif count or dots:
+            # The rest of the name is something inside the module.
+            break
+        else:
+            return None
+    return [file for file in files if file.is_file()]
+
+
+def _is_package(folder: Path, name: str) -> bool:
+    """Whether Python imports this folder as the module of that name."""
+    return name not in _INSTALLED or (folder / "__init__.py").is_file()
 
 
 def _names_of(node: ast.AST) -> Iterator[tuple[str, str, str]]:

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from cloudjob.errors import SpecError, UsageError
-from cloudjob.home import locks, make_home, submits_folder, sweeps_folder
+from cloudjob.home import make_home, scratch_folders, submits_folder, sweeps_folder
 from cloudjob.model import grid
 from cloudjob.model.job import JobSpec, masked
 from cloudjob.model.progress import OnProgress, Progress
@@ -20,6 +20,7 @@ from cloudjob.model.rules import is_remote
 from cloudjob.model.status import Absence
 from cloudjob.model.times import rfc3339
 from cloudjob.model.validation import dotted, valid_part
+from cloudjob.notify.start import start_of_sweep
 from cloudjob.submission import pipeline, preparation, script_check
 from cloudjob.submission.pipeline import Member
 from cloudjob.submission.preparation import PreparedJob, Target
@@ -89,7 +90,7 @@ def submit(
     make_home(home)
     sweep = _find_interrupted(home, _key(spec), resume=resume)
     sweep = sweep or Sweep(preparation.new_id(spec.name[:_NAME_LETTERS]), home)
-    with locks.scratch(submits_folder(home), sweep.id) as scratch:
+    with scratch_folders.new(submits_folder(home), sweep.id) as scratch:
         prepared = preparation.prepare_job(spec, script, home, scratch, on_progress)
         file = sweep.read() or SweepFile(
             created_at=rfc3339(time.time()), key=_key(spec), digest=prepared.package.digest,
@@ -106,6 +107,7 @@ def submit(
             "procs_per_node": prepared.spec.procs_per_node,
         }
         try:
+            start_of_sweep(spec, home, sweep.id)
             if on_start:
                 on_start(sweep)
             for number in _numbers_to_submit(sweep, at_once(spec), on_status):

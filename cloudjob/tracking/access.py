@@ -9,7 +9,7 @@ from typing import Any
 
 from cloudjob.backends.base import Backend
 from cloudjob.errors import JobNotFound, RunsElsewhere
-from cloudjob.home import locks, records_path, submits_folder, writing
+from cloudjob.home import records_path, scratch_folders, submits_folder, writing
 from cloudjob.home.hosts import this_host
 from cloudjob.home.records import SUBMITTING, JobRecord, Records
 from cloudjob.store import environment, open_store
@@ -88,7 +88,7 @@ class JobAccess:
         """Whether the submit of this job is running."""
         is_new = self.record.state == SUBMITTING
         with writing("checking whether a submit is running", submits_folder(self.home)):
-            return is_new and locks.is_in_use(submits_folder(self.home), self.record.job)
+            return is_new and scratch_folders.is_in_use(submits_folder(self.home), self.record.job)
 
     def need_here(self, doing: str) -> None:
         """Check that a job that its platform does not have was not submitted on another machine.
@@ -98,7 +98,7 @@ class JobAccess:
         """
         job = self.record.job
         if self.record.state == SUBMITTING:
-            user = locks.user_elsewhere(submits_folder(self.home), job)
+            user = scratch_folders.user_elsewhere(submits_folder(self.home), job)
             if user is not None:
                 raise RunsElsewhere(doing, job, user.name)
             return

@@ -20,6 +20,7 @@ from cloudjob.model import status as statuses
 from cloudjob.model.rules import is_remote
 from cloudjob.model.status import JobFailed, JobState, JobStatus, Phase
 from cloudjob.model.text import counted, one_line
+from cloudjob.notify import message, start
 from cloudjob.package import contents
 from cloudjob.package.revision import Revision
 from cloudjob.store.base import RETRY_S, Expiring, ObjectStore
@@ -28,7 +29,6 @@ from cloudjob.tracking import (
     event_files,
     journals,
     log,
-    notifier,
     outputs,
     profile,
     stacks,
@@ -79,7 +79,7 @@ class Job:
     def _repr_html_(self) -> str:
         """Return a table for a notebook; the platform is not queried."""
         if self.last_status is not None:
-            return html.status_table(self.last_status, self.handle)
+            return html.table(self.last_status.facts(self.handle))
         return html.table([("job", self.id), ("handle", self.handle), ("nodes", self.nodes)])
 
     # -- identity ---------------------------------------------------------------------------------
@@ -293,12 +293,14 @@ class Job:
         """
         if self.last_status is None or not self.is_over:
             return ""
-        return notifier.settle(self._access.home, self.last_status, self._access.spec())
+        return start.settle(
+            self._access.home, message.of_end(self.last_status), self._access.spec()
+        )
 
     @property
     def notification_failure(self) -> str:
         """Why notifications of the job were not sent; empty if they were or may still be."""
-        return notifier.failure(self._access.home, self.id)
+        return start.failure(self._access.home, self.id)
 
     # -- log --------------------------------------------------------------------------------------
 
@@ -643,7 +645,7 @@ class Job:
         if not (is_forced or is_remote(self.backend_name)):
             self.status()
             self.need_here("removing")
-        notifier.forget(self._access.home, self.id)
+        start.forget(self._access.home, self.id)
         if self.handle and (self.is_ours or self._is_on_platform()):
             self._backend.remove(self.handle)
         store = self._access.store

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from cloudjob.backends.process import running
-from cloudjob.home import locks, submits_folder
+from cloudjob.home import scratch_folders, submits_folder
 
 
 def remove(home: Path) -> None:
     """Remove leftovers below ``home``; this is fast, so every command on jobs calls it first."""
-    locks.sweep(submits_folder(home))
+    scratch_folders.sweep(submits_folder(home))
     running.sweep(home)

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 
 from cloudjob.errors import CloudJobError, JobNotFound, UsageError
 from cloudjob.home import (
-    locks,
     private_folder,
     records_path,
+    scratch_folders,
     submits_folder,
     sweeps_folder,
     writing,
@@ -29,6 +29,7 @@ from cloudjob.home.records import SUBMITTING, Records
 from cloudjob.model import grid
 from cloudjob.model.rules import AUTO_RANKS, is_remote
 from cloudjob.model.status import Absence, Cause, Failure, JobState, JobStatus
+from cloudjob.notify import message, start
 from cloudjob.tracking.job import Job
 from cloudjob.tracking.metrics import MetricPoint
 from cloudjob.tracking.queries import jobs_of, statuses_of
@@ -96,7 +97,7 @@ class Sweep:
     def is_being_submitted(self) -> bool:
         """Whether a process on this machine is submitting its jobs."""
         with writing("checking whether a submit is running", submits_folder(self._home)):
-            return locks.is_in_use(submits_folder(self._home), self.id)
+            return scratch_folders.is_in_use(submits_folder(self._home), self.id)
 
     def jobs(self) -> list[Job]:
         """Return the jobs that were submitted, in the order of their numbers."""
@@ -275,8 +276,25 @@ class Sweep:
             new.write_text(json.dumps(asdict(file)), encoding="ascii")
             new.replace(self._path)
 
+    def settle_notifications(self) -> str:
+        """Send the notification of the sweep's end if it is due; return why that failed, else "".
+
+        This waits a few seconds for the sweep's notifier, and sends it itself if it was killed.
+        """
+        file = self.read() if start.path_of(self._home, self.id).exists() else None
+        statuses = self.statuses() if file else []
+        if file is None or not statuses or not all(each.is_over for each in statuses):
+            return ""
+        return start.settle(self._home, message.of_sweep(self.id, statuses, self.values), file.spec)
+
+    @property
+    def notification_failure(self) -> str:
+        """Why the notification of the sweep was not sent; empty if it was or may still be."""
+        return start.failure(self._home, self.id)
+
     def forget(self) -> None:
-        """Remove the file of the sweep."""
+        """Remove the files of the sweep."""
+        start.forget(self._home, self.id)
         self._path.unlink(missing_ok=True)
         self._mark.unlink(missing_ok=True)
 

@@ -24,7 +24,7 @@ from jobentry.errors import EntryError
 from jobentry.launchers import plan
 from jobentry.launchers.common import ArgsError
 from jobentry.log import log_message, write_journal
-from jobentry.node import limits, prepare, record, second_run, unsubmitted
+from jobentry.node import files, limits, prepare, record, second_run, unsubmitted
 from jobentry.node.journal import Journal
 from jobentry.node.log_store import LogStore
 from jobentry.node.tools import (
@@ -426,7 +426,7 @@ def _run_worker(
     worker.attach(setup.journal, setup.outputs)
     code = worker.run()
     for path in written:
-        prepare.remove(path)
+        files.remove(path)
     rank_failure = worker.rank_failure if code else None
     problem = worker.run_in_thread(lambda: _upload(node, setup, worker.stopped_at, rank_failure))
     record.close_journal(node, setup.journal, is_cancelled=worker.stopped_at is not None)
@@ -456,7 +456,7 @@ def _run_head(
     head.attach(setup.journal, setup.outputs)
     outcome = head.run(key, port)
     for path in written:
-        prepare.remove(path)
+        files.remove(path)
     rank_failure = head.rank_failure if outcome.exit_code else None
     problem = head.run_in_thread(lambda: _upload(node, setup, head.stopped_at, rank_failure))
     outcome = head.end(_with_outputs(outcome, node, problem))

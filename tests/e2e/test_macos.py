@@ -204,7 +204,7 @@ LOCKS = """
 import os, subprocess, sys
 from pathlib import Path
 from typing import Any
-from cloudjob.home import locks
+from cloudjob.home import locks, scratch_folders
 from tests.cloudjob.home.test_locks import WATCH
 path, free = Path("lock"), Path("free")
 free.touch()
@@ -225,8 +225,8 @@ os.close(taken)
 assert locks.is_held(path)
 child.communicate()
 assert not locks.is_held(path)
-with locks.hold(path), locks.scratch(Path("folder")) as scratch:
-    assert locks.is_held(path) and locks.is_in_use(Path("folder"), scratch.name)
+with locks.hold(path), scratch_folders.new(Path("folder")) as scratch:
+    assert locks.is_held(path) and scratch_folders.is_in_use(Path("folder"), scratch.name)
 """
 
 

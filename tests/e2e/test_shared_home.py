@@ -159,8 +159,8 @@ def test_a_machine_knows_its_jobs_when_its_name_has_changed(cloud, on, poll):
 def test_a_submit_of_another_machine_is_not_taken_for_a_killed_one(cloud, on, poll):
     on(LOGIN1)
     submit_forever = (
-        "import sys, time; from pathlib import Path; from cloudjob.home import locks\n"
-        "with locks.scratch(Path(sys.argv[1]), 'job-1'):\n"
+        "import sys, time; from pathlib import Path; from cloudjob.home import scratch_folders\n"
+        "with scratch_folders.new(Path(sys.argv[1]), 'job-1'):\n"
         "    print('ready', flush=True); time.sleep(300)"
     )
     folder = cloud.home / "packing"

@@ -22,7 +22,7 @@ from starlette import requests
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
-from cloudjob.emulator.app import Api, Request
+from cloudjob.emulator.app import Api
 from cloudjob.emulator.auth import Access
 from cloudjob.emulator.clock import now_ms
 from cloudjob.emulator.database import Database, JobRow
@@ -33,6 +33,7 @@ from cloudjob.emulator.job_context import logs_of
 from cloudjob.emulator.models import Place
 from cloudjob.emulator.node_logs import NodeLog
 from cloudjob.emulator.obs import Object
+from cloudjob.emulator.request import Request
 from cloudjob.emulator.routes import jobs
 from cloudjob.emulator.server import ENDPOINTS
 from cloudjob.emulator.service import Service

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import configparser
 import json
 import re
-import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from cloudjob import huawei
 from cloudjob.errors import NotAuthorised, UsageError
 from jobentry.contract.sigv4 import Keys
 
@@ -35,12 +34,6 @@ _EMULATOR_DEFAULTS = {
     "flavor": "modelarts.vm.cpu.2u",
 }
 
-_KEY_VARIABLES = (
-    ("HUAWEICLOUD_SDK_AK", "HUAWEICLOUD_SDK_SK", "HUAWEICLOUD_SDK_SECURITY_TOKEN"),
-    ("OBS_ACCESS_KEY_ID", "OBS_SECRET_ACCESS_KEY", "OBS_SECURITY_TOKEN"),
-    ("HW_ACCESS_KEY", "HW_SECRET_KEY", "HW_SECURITY_TOKEN"),
-)
-_FILE_VARIABLE = "HUAWEICLOUD_SDK_CREDENTIALS_FILE"
 # Setting -> the variables that set it if the job file does not.
 _VARIABLES = {
     "endpoint": ("CLOUDJOB_MODELARTS_ENDPOINT",),
@@ -146,12 +139,12 @@ def _find_site(
     if emulator and settings["endpoint"] in (_EMULATOR, emulator["endpoint"]):
         return _local(emulator, settings, environ)
     bucket = str(options.get("bucket") or "")
-    keys, login = _keys_in_environment(environ), _login(environ)
+    keys, login = huawei.keys_in_variables(huawei.Service.API, environ), _login(environ)
     if keys or login:
         site = _remote(settings, bucket)
         return replace(site, keys=keys, login=login, origin="environment")
-    file = Path(environ.get(_FILE_VARIABLE) or user_home / ".huaweicloud" / "credentials")
-    section = _read_file(file)
+    file = huawei.file_of(environ, user_home)
+    section = huawei.read_file(file)
     if section:
         names = ("iam_endpoint", "region", "project_id")
         in_file = {name: settings[name] or section.get(name, "") for name in names}
@@ -196,7 +189,7 @@ def _local(
         iam_endpoint=emulator["iam_endpoint"],
         region=settings["region"] or emulator["region"],
         project_id=settings["project_id"] or emulator["project_id"],
-        keys=_keys_in_environment(environ) or own_keys,
+        keys=huawei.keys_in_variables(huawei.Service.API, environ) or own_keys,
         store_uri=f"obs://{emulator['bucket']}?endpoint={emulator['s3_endpoint']}"
         f"&region={emulator['region'] or 'local'}&addressing=path",
         default_image=emulator["image"],
@@ -208,20 +201,13 @@ def _local(
 
 def renewed_keys(site: Site) -> Keys | None:
     """Read the keys of ``site`` again from its file; None if it has no file."""
-    return _keys_in(_read_file(site.file)) if site.file else None
+    return _keys_in(huawei.read_file(site.file)) if site.file else None
 
 
 def _url(text: str) -> str:
     if text and "://" not in text:
         text = f"https://{text}"
     return text.rstrip("/")
-
-
-def _keys_in_environment(environ: Mapping[str, str]) -> Keys | None:
-    for access, secret, token in _KEY_VARIABLES:
-        if environ.get(access) and environ.get(secret):
-            return Keys(environ[access], environ[secret], environ.get(token, ""))
-    return None
 
 
 def _login(environ: Mapping[str, str]) -> Login | None:
@@ -232,40 +218,13 @@ def _login(environ: Mapping[str, str]) -> Login | None:
     return Login(user, environ.get("OS_DOMAIN_NAME") or user, password)
 
 
-def _read_file(path: Path) -> dict[str, str]:
-    """Return the values in the credentials file of Huawei's SDKs; empty if there is no file.
-
-    Raises:
-        UsageError: The file cannot be read, or other users can read it.
-    """
-    parser = configparser.RawConfigParser()
-    try:
-        with path.open(encoding="utf-8") as file:
-            mode = stat.S_IMODE(path.stat().st_mode)
-            parser.read_file(file)
-        section = dict(parser["basic"])
-    except (FileNotFoundError, NotADirectoryError):
-        return {}
-    except (OSError, UnicodeDecodeError, configparser.Error, KeyError) as error:
-        what = getattr(error, "strerror", None) or "it is not a credentials file of Huawei's SDKs"
-        raise UsageError(
-            f"reading credentials: {path}: {what}",
-            hint="it needs a section [basic] with the lines ak = ..., sk = ..., project_id = ...",
-        ) from error
-    if mode & 0o077:
-        raise UsageError(
-            f"reading credentials: {path}: other users may read it (mode {mode:04o})",
-            hint=f"chmod 600 {path}",
-        )
-    return section
-
-
 def _keys_in(section: Mapping[str, str]) -> Keys:
-    if not (section.get("ak") and section.get("sk")):
+    keys = huawei.keys_in(section)
+    if keys is None:
         raise NotAuthorised(
             "opening the backend modelarts: the file has no ak and sk", hint=_KEYS_HINT
         )
-    return Keys(section["ak"], section["sk"], section.get("security_token", ""))
+    return keys
 
 
 def _emulator(state: Path) -> dict[str, str]:

@@ -15,13 +15,13 @@ from requests import PreparedRequest, Response, exceptions
 from requests.adapters import HTTPAdapter
 from urllib3.exceptions import NewConnectionError
 
-from cloudjob import __version__
 from cloudjob.backends.modelarts import errors
 from cloudjob.backends.modelarts import site as sites
 from cloudjob.backends.modelarts.errors import ServiceError
 from cloudjob.backends.modelarts.sign import sign
 from cloudjob.backends.modelarts.site import Site
 from cloudjob.errors import BackendError, CloudJobError, NotAuthorised, Unanswered
+from cloudjob.installation import VERSION
 from cloudjob.retries import Limits, retried
 
 # The service limits requests per minute, so a request is retried for longer than that.
@@ -257,7 +257,7 @@ def _session(site: Site) -> requests.Session:
     session = requests.Session()
     session.mount("https://", HTTPAdapter(pool_maxsize=_CONNECTIONS))
     session.mount("http://", HTTPAdapter(pool_maxsize=_CONNECTIONS))
-    session.headers["User-Agent"] = f"cloudjob/{__version__}"
+    session.headers["User-Agent"] = f"cloudjob/{VERSION}"
     # A company's proxy cannot reach an emulator on this machine.
     session.trust_env = not site.is_local
     return session

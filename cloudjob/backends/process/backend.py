@@ -17,7 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import cloudjob
+from cloudjob import installation
 from cloudjob.backends import handles
 from cloudjob.backends.base import Backend, Check, Devices
 from cloudjob.backends.follow import PIECE_BYTES, node_logs, poll, read_ends
@@ -39,7 +39,6 @@ from cloudjob.home import private_folder, writing
 from cloudjob.model import grid, times
 from cloudjob.model.submission import Submission
 from cloudjob.model.text import MASK
-from jobentry.contract import names
 from jobentry.contract.launchers import LAUNCHERS
 from jobentry.system.requests import RequestError, ask
 from jobentry.system.trees import remove_tree
@@ -383,13 +382,9 @@ def _start_controller(request: ProcessRequest, lock: int, path: Path) -> None:
     Args:
         lock: The descriptor of the file at ``path``, which is locked while the job runs.
     """
-    roots = [str(Path(cloudjob.__file__).parents[1]), str(Path(names.__file__).parents[2])]
-    code = (
-        f"import sys; sys.path[:0] = {roots!r}; "
-        "from cloudjob.backends.process.controller import main; main()"
-    )
+    name = running.process_name(request.job)
     process = subprocess.Popen(
-        [sys.executable, "-I", "-S", "-c", code, running.process_name(request.job)],
+        installation.argv_of("cloudjob.backends.process.controller", name),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

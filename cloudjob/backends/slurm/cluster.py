@@ -14,13 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-import cloudjob
+from cloudjob import installation
 from cloudjob.backends import interpreters
 from cloudjob.backends.follow import END_BYTES, PIECE_BYTES, node_logs
 from cloudjob.backends.slurm import shells
 from cloudjob.backends.slurm.shells import CommandResult
 from cloudjob.errors import BackendError
-from jobentry.contract.paths import ENTRY
 
 _DEFAULT_REMOTE = "~/.cloudjob/slurm"
 _PASSED_VARIABLES = ("HOME", "USER", "LOGNAME", "LANG", "SLURM_CONF")
@@ -168,7 +167,7 @@ def find(options: Mapping[str, object], home: Path) -> Cluster:
     """
     host, folder = str(options.get("host") or ""), str(options.get("folder") or "").rstrip("/")
     requested = str(options.get("python") or "")
-    entry = str(Path(cloudjob.__file__).parent / ENTRY)
+    entry = str(installation.ENTRY)
     if host:
         return Cluster(Host(host), folder or _DEFAULT_REMOTE, {}, requested, "", entry)
     python = interpreters.python_of(requested, "slurm.python")

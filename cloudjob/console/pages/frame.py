@@ -8,7 +8,7 @@ from typing import Any
 
 from nicegui import ui
 
-from cloudjob import __version__
+from cloudjob.installation import VERSION
 
 # State -> colour of Quasar's palette; also in static/console.css.
 COLOURS = {
@@ -79,7 +79,7 @@ def _keys() -> ui.dialog:
             with ui.row().classes("items-center"):
                 ui.html(f"<kbd>{key}</kbd>", sanitize=False)
                 ui.label(does)
-        ui.label(f"cloudjob {__version__}").classes("quiet")
+        ui.label(f"cloudjob {VERSION}").classes("quiet")
     return dialog
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from cloudjob.emulator import views
-from cloudjob.emulator.app import Endpoint, Request
+from cloudjob.emulator.app import Endpoint
 from cloudjob.emulator.errors import ApiError
 from cloudjob.emulator.models import Query
+from cloudjob.emulator.request import Request
 from cloudjob.emulator.service import PROJECT, Service
 
 

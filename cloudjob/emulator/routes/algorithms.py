@@ -6,10 +6,11 @@ import uuid
 from typing import Any
 
 from cloudjob.emulator import models
-from cloudjob.emulator.app import Endpoint, Request
+from cloudjob.emulator.app import Endpoint
 from cloudjob.emulator.clock import now_ms
 from cloudjob.emulator.errors import ApiError
 from cloudjob.emulator.models import Description, Items, Model, Name, Page, Parameter
+from cloudjob.emulator.request import Request
 from cloudjob.emulator.service import PROJECT, Service, page_of
 
 _ALGORITHMS = PROJECT + "/algorithms"

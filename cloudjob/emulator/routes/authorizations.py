@@ -9,10 +9,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from cloudjob.emulator.app import Endpoint, Request
+from cloudjob.emulator.app import Endpoint
 from cloudjob.emulator.clock import now_ms
 from cloudjob.emulator.errors import ApiError
 from cloudjob.emulator.models import Model, Page
+from cloudjob.emulator.request import Request
 from cloudjob.emulator.service import PROJECT, Service
 
 _AUTHORIZATIONS = PROJECT + "/authorizations"

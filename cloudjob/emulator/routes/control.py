@@ -9,10 +9,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from cloudjob.emulator.app import Answer, Endpoint, Request
+from cloudjob.emulator.app import Answer, Endpoint
 from cloudjob.emulator.database import JobRow
 from cloudjob.emulator.fault_injection import KINDS
 from cloudjob.emulator.models import Model
+from cloudjob.emulator.request import Request
 from cloudjob.emulator.service import Service
 from cloudjob.emulator.state import CONTROL_PREFIX
 

@@ -6,11 +6,12 @@ import uuid
 from typing import Any
 
 from cloudjob.emulator import models
-from cloudjob.emulator.app import Endpoint, Request
+from cloudjob.emulator.app import Endpoint
 from cloudjob.emulator.clock import now_ms
 from cloudjob.emulator.database import Database
 from cloudjob.emulator.errors import ApiError
 from cloudjob.emulator.models import Description, Model, Name
+from cloudjob.emulator.request import Request
 from cloudjob.emulator.service import PROJECT, Service, page_of
 
 _EXPERIMENTS = PROJECT + "/training-experiments"

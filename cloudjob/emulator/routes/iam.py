@@ -8,9 +8,10 @@ from typing import Any
 
 from pydantic import AliasPath, Field
 
-from cloudjob.emulator.app import Answer, Endpoint, Request
+from cloudjob.emulator.app import Answer, Endpoint
 from cloudjob.emulator.errors import ApiError
 from cloudjob.emulator.models import Items, Model, parse
+from cloudjob.emulator.request import Request
 from cloudjob.emulator.service import Service
 from cloudjob.emulator.state import User
 from cloudjob.model.times import rfc3339

@@ -10,12 +10,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from cloudjob.emulator.app import Answer, Endpoint, Request
+from cloudjob.emulator.app import Answer, Endpoint
 from cloudjob.emulator.clock import now_ms
 from cloudjob.emulator.errors import ApiError
 from cloudjob.emulator.models import Model, Page
 from cloudjob.emulator.nodes import ImageMissing
 from cloudjob.emulator.process_nodes import ProcessRuntime
+from cloudjob.emulator.request import Request
 from cloudjob.emulator.service import JOB, Service
 from cloudjob.errors import CloudJobError
 

@@ -6,12 +6,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from cloudjob.emulator.app import Endpoint, Request
+from cloudjob.emulator.app import Endpoint
 from cloudjob.emulator.database import Condition, JobRow
 from cloudjob.emulator.errors import ApiError
 from cloudjob.emulator.job_context import JobContext
 from cloudjob.emulator.models import Model, Offset, Order, Page, Query, Time
 from cloudjob.emulator.obs import ObsError
+from cloudjob.emulator.request import Request
 from cloudjob.emulator.service import JOB, PROJECT, Service
 from cloudjob.model.times import rfc3339
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field
 
 from cloudjob.emulator import models, views
-from cloudjob.emulator.app import Endpoint, Request
+from cloudjob.emulator.app import Endpoint
 from cloudjob.emulator.clock import now_ms
 from cloudjob.emulator.database import UNFINISHED, Condition, JobRow, StopRequest
 from cloudjob.emulator.errors import ApiError
@@ -25,6 +25,7 @@ from cloudjob.emulator.models import (
     TagList,
 )
 from cloudjob.emulator.obs import ObsError
+from cloudjob.emulator.request import Request
 from cloudjob.emulator.routes import authorizations, experiments
 from cloudjob.emulator.service import JOB, JOBS, PROJECT, Service
 from cloudjob.emulator.staging import check_code_limits

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from cloudjob.emulator.app import Endpoint, Request
+from cloudjob.emulator.app import Endpoint
 from cloudjob.emulator.errors import ApiError
+from cloudjob.emulator.request import Request
 from cloudjob.emulator.service import JOBS, PROJECT, Service
 
 _METHODS = "GET POST PUT PATCH DELETE"

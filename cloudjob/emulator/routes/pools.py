@@ -9,10 +9,11 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from cloudjob.emulator import views
-from cloudjob.emulator.app import Endpoint, Request
+from cloudjob.emulator.app import Endpoint
 from cloudjob.emulator.database import JobRow
 from cloudjob.emulator.errors import ApiError
 from cloudjob.emulator.models import UNSORTABLE, Page
+from cloudjob.emulator.request import Request
 from cloudjob.emulator.service import PROJECT, Service
 
 _V1 = "/v1/{project_id}"

@@ -7,10 +7,11 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
-from cloudjob.emulator.app import Endpoint, Request
+from cloudjob.emulator.app import Endpoint
 from cloudjob.emulator.database import Condition
 from cloudjob.emulator.errors import ApiError
 from cloudjob.emulator.models import TAGS, Items, Model, Page, Tag, TagList
+from cloudjob.emulator.request import Request
 from cloudjob.emulator.routes.jobs import TagFilters, tag_conditions
 from cloudjob.emulator.service import PROJECT, Service
 

@@ -6,9 +6,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from cloudjob.emulator.app import Endpoint, Request
+from cloudjob.emulator.app import Endpoint
 from cloudjob.emulator.errors import ApiError
 from cloudjob.emulator.models import Items, Model, Order, Page
+from cloudjob.emulator.request import Request
 from cloudjob.emulator.service import Service
 
 _WORKSPACES = "/v1/{project_id}/workspaces"

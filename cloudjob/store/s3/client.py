@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from cloudjob import huawei
 from cloudjob.errors import StoreError
 from cloudjob.model import times
 from cloudjob.retries import WaitNotices
@@ -33,11 +34,6 @@ _HOST_BUCKET = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
 _ADDRESS = re.compile(r"[0-9.]+|.*:.*")
 _AMAZON = (".amazonaws.com", ".amazonaws.com.cn", ".amazonaws.eu", ".api.aws")
 _REGION_IN_HOST = re.compile(r"(?:obs|s3)[.-]([a-z]{2,}(?:-[a-z0-9]+)+)\.")
-_OBS_VARIABLES = (
-    ("OBS_ACCESS_KEY_ID", "OBS_SECRET_ACCESS_KEY", "OBS_SECURITY_TOKEN"),
-    ("HUAWEICLOUD_SDK_AK", "HUAWEICLOUD_SDK_SK", "HUAWEICLOUD_SDK_SECURITY_TOKEN"),
-    ("HW_ACCESS_KEY", "HW_SECRET_KEY", "HW_SECURITY_TOKEN"),
-)
 _AWS_VARIABLES = (
     "AWS_ACCESS_KEY_ID",
     "AWS_SECRET_ACCESS_KEY",
@@ -247,35 +243,37 @@ def _keys(uri: BucketUri, environ: Mapping[str, str]) -> Keys | None:
     """Return the first complete keys in variables or, for OBS, in the files of its own tools.
 
     None if boto3 should look for others.
+
+    Raises:
+        UsageError: The credentials file of Huawei's SDKs cannot be read, or others can read it.
     """
-    names = (*_OBS_VARIABLES, _AWS_VARIABLES) if uri.is_obs else (_AWS_VARIABLES,)
-    found = [Keys(*(environ.get(name, "") for name in each)) for each in names]
-    if uri.is_obs:
-        credentials_file = environ.get("HUAWEICLOUD_SDK_CREDENTIALS_FILE")
-        files = (
-            (_obsutil(), ("ak", "sk", "token")),
-            (
-                _basic(Path(credentials_file or Path.home() / ".huaweicloud" / "credentials")),
-                ("ak", "sk", "security_token", "expires_at"),
-            ),
-        )
-        found[-1:-1] = [Keys(*(file.get(name) or "" for name in each)) for file, each in files]
-    return next((keys for keys in found if keys.access_key and keys.secret_key), None)
+    keys = (_keys_of_obs(environ) if uri.is_obs else None) or Keys(
+        *(environ.get(name, "") for name in _AWS_VARIABLES)
+    )
+    return keys if keys.access_key and keys.secret_key else None
+
+
+def _keys_of_obs(environ: Mapping[str, str]) -> Keys | None:
+    keys = huawei.keys_in_variables(huawei.Service.OBS, environ)
+    if keys:
+        return Keys(*keys)
+    tool = _obsutil()
+    if tool.get("ak") and tool.get("sk"):
+        return Keys(tool["ak"], tool["sk"], tool.get("token") or "")
+    section = huawei.read_file(huawei.file_of(environ, Path.home()))
+    keys = huawei.keys_in(section)
+    return Keys(*keys, expires_at=section.get("expires_at", "")) if keys else None
 
 
 def _obsutil() -> Mapping[str, str]:
     """Return the settings that ``obsutil config`` writes, in a file without sections."""
-    return _basic(Path.home() / ".obsutilconfig", "[basic]\n")
-
-
-def _basic(path: Path, head: str = "") -> Mapping[str, str]:
-    """Return the section ``[basic]`` of a settings file; empty if there is none."""
     parser = configparser.RawConfigParser(strict=False, allow_no_value=True)
+    path = Path.home() / ".obsutilconfig"
     try:
-        parser.read_string(head + path.read_text(encoding="utf-8", errors="replace"))
-        return parser["basic"]
-    except (OSError, configparser.Error, KeyError):
+        parser.read_string(f"[basic]\n{path.read_text(encoding='utf-8', errors='replace')}")
+    except (OSError, configparser.Error):
         return {}
+    return parser["basic"]
 
 
 # -- endpoint ----------------------------------------------------------------------------------

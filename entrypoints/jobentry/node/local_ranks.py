@@ -15,7 +15,7 @@ from jobentry.contract.paths import NodePaths
 from jobentry.log import last_lines, log_message
 from jobentry.node import crashes
 from jobentry.node.memory_kills import Lately, MemoryKills, describe
-from jobentry.node.rank_usage import RankProcesses, mib
+from jobentry.node.rank_usage import RankProcesses, RankState, mib
 from jobentry.rank import crash_file
 from jobentry.system import linux
 
@@ -65,14 +65,6 @@ class RankFailure(NamedTuple):
 
     at_s: float
     is_kill: bool
-
-
-class RankState(NamedTuple):
-    """The processes of a rank, and how it ended; None before."""
-
-    wrapper: int
-    program: int
-    end: journal.State | None
 
 
 class LocalRanks:

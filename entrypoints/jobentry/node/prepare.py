@@ -15,6 +15,7 @@ from jobentry.errors import EntryError
 from jobentry.launchers import plan, rsh_agent
 from jobentry.launchers.common import File
 from jobentry.log import log_message
+from jobentry.node.files import remove, write_private
 from jobentry.secrets import private_environ
 from jobentry.system.trees import remove_tree
 
@@ -232,23 +233,9 @@ def write_files(files: Sequence[File]) -> list[str]:
     return written
 
 
-def write_private(path: str, data: bytes) -> None:
-    """Write a new file for its owner alone."""
-    remove(path)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
-
-
 def empty(folder: str, keep: str) -> None:
     """Remove the files in a folder, except one."""
     with contextlib.suppress(OSError):
         for name in os.listdir(folder):
             if name != keep:
                 os.unlink(os.path.join(folder, name))
-
-
-def remove(path: str) -> None:
-    """Remove a file if it exists."""
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(path)

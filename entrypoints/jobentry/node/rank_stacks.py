@@ -17,7 +17,7 @@ from jobentry.contract.stacks import (
     ThreadStack,
 )
 from jobentry.contract.waits import is_ours, is_starter
-from jobentry.node.rank_usage import RankProcesses
+from jobentry.node.rank_usage import RankProcesses, Ranks
 from jobentry.secrets import masking
 from jobentry.stacks.memory import UnreadableError
 from jobentry.stacks.native_calls import NativeStacks
@@ -26,7 +26,6 @@ from jobentry.system import linux
 
 if TYPE_CHECKING:
     from jobentry.contract.paths import NodePaths
-    from jobentry.node.local_ranks import LocalRanks
 
 _COMMAND_LIMIT, _SOURCE_LIMIT = 120, 200
 # GPUs of NVIDIA, NPUs of Huawei, GPUs of AMD.
@@ -36,7 +35,7 @@ _SOURCE_LIMIT_BYTES = 4 << 20
 
 
 def read_stacks(
-    ranks: LocalRanks,
+    ranks: Ranks,
     paths: NodePaths,
     node: int,
     *,

@@ -4,19 +4,33 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING, Mapping, NamedTuple
+from typing import TYPE_CHECKING, Mapping, NamedTuple, Protocol
 
-from jobentry.contract.journal import RankSample
+from jobentry.contract.journal import RankSample, State
 from jobentry.system import linux
 
 if TYPE_CHECKING:
     from jobentry.contract.paths import NodePaths
-    from jobentry.node.local_ranks import LocalRanks, RankState
 
 TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
 _PAGES_PER_MIB = (1024 * 1024) // os.sysconf("SC_PAGE_SIZE")
 # Processes without a rank are read again after this many samples, as process ids are reused.
 _FORGET_AFTER = 12
+
+
+class RankState(NamedTuple):
+    """The processes of a rank, and how it ended; None before."""
+
+    wrapper: int
+    program: int
+    end: State | None
+
+
+class Ranks(Protocol):
+    """Whatever knows the processes of this node's ranks."""
+
+    def states(self) -> Mapping[int, RankState]:
+        """Return the processes of each rank."""
 
 
 class Process(NamedTuple):
@@ -32,7 +46,7 @@ class Process(NamedTuple):
 class RankProcesses:
     """Samples the ranks of this node, each with its descendants."""
 
-    def __init__(self, ranks: LocalRanks, paths: NodePaths) -> None:
+    def __init__(self, ranks: Ranks, paths: NodePaths) -> None:
         self._ranks = ranks
         self._paths = paths
         self._ticks: dict[int, int] = {}

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.paths import NodePaths
-from jobentry.node.prepare import write_private
+from jobentry.node.files import write_private
 
 # The name of all hosts of the job in the file of known hosts.
 _ALIAS = "cloudjob"

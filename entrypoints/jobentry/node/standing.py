@@ -30,8 +30,8 @@ from jobentry.system import linux
 
 if TYPE_CHECKING:
     from jobentry.contract.paths import NodePaths
-    from jobentry.node.local_ranks import LocalRanks, RankState
-    from jobentry.node.rank_usage import Process
+    from jobentry.node.local_ranks import LocalRanks
+    from jobentry.node.rank_usage import Process, RankState
 
 # Seconds between two looks: at ranks that move, and while one does not. A loop that makes the same
 # call again and again looks like one long call until a look falls between two of them.

@@ -12,10 +12,10 @@ import pytest
 from botocore.exceptions import ClientError
 
 from cloudjob.emulator import daemon, settings, state
-from cloudjob.emulator.app import Request
 from cloudjob.emulator.auth import Access
 from cloudjob.emulator.database import Database
 from cloudjob.emulator.errors import ApiError
+from cloudjob.emulator.request import Request
 from tests.support.emulator import DATE_FORMAT, Api, await_true, running, s3_client
 
 PATH = "{p}/training-job-flavors"

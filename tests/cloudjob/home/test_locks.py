@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 
 from cloudjob.errors import BackendError
-from cloudjob.home import locks
+from cloudjob.home import locks, scratch_folders
 
 HOLD_FOLDER = """
 import sys
 from pathlib import Path
-from cloudjob.home import locks
+from cloudjob.home import locks, scratch_folders
 
-with locks.scratch(Path(sys.argv[1])) as folder:
+with scratch_folders.new(Path(sys.argv[1])) as folder:
     (folder / "layer").write_bytes(b"half")
     print(folder, flush=True)
     sys.stdin.read()
@@ -31,7 +31,7 @@ with locks.scratch(Path(sys.argv[1])) as folder:
 WATCH = """
 import sys
 from pathlib import Path
-from cloudjob.home import locks
+from cloudjob.home import locks, scratch_folders
 
 held, free, rounds = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
 wrong = 0
@@ -66,7 +66,7 @@ def test_only_folders_of_killed_processes_are_swept(tmp_path: Path):
         holders[0].kill()
         holders[0].wait(10)
 
-        with locks.scratch(tmp_path) as own:
+        with scratch_folders.new(tmp_path) as own:
             assert sorted(tmp_path.iterdir()) == sorted([folders[1], own])
             assert (folders[1] / "layer").read_bytes() == b"half"
 
@@ -81,14 +81,14 @@ def test_a_new_folder_is_not_swept(tmp_path: Path):
     """A folder exists for a moment before it is locked."""
     (tmp_path / "new").mkdir()
 
-    with locks.scratch(tmp_path):
+    with scratch_folders.new(tmp_path):
         assert (tmp_path / "new").exists()
 
 
 def test_a_folder_that_cannot_be_created_is_reported_in_one_line(tmp_path: Path):
     (tmp_path / "file").write_bytes(b"")
 
-    with pytest.raises(BackendError) as caught, locks.scratch(tmp_path / "file"):
+    with pytest.raises(BackendError) as caught, scratch_folders.new(tmp_path / "file"):
         raise AssertionError("there is none")
 
     assert str(caught.value).startswith(f"creating a folder: {tmp_path / 'file'}: ")
@@ -183,8 +183,8 @@ def test_a_lock_that_a_child_inherits_is_held_until_both_have_ended(tmp_path: Pa
 
 
 def test_a_scratch_folder_is_found_by_its_name_while_it_is_used(tmp_path: Path):
-    assert not locks.is_in_use(tmp_path, "train-1")
-    with locks.scratch(tmp_path, "train-1") as folder:
+    assert not scratch_folders.is_in_use(tmp_path, "train-1")
+    with scratch_folders.new(tmp_path, "train-1") as folder:
         assert folder == tmp_path / "train-1"
-        assert locks.is_in_use(tmp_path, "train-1")
-    assert not locks.is_in_use(tmp_path, "train-1")
+        assert scratch_folders.is_in_use(tmp_path, "train-1")
+    assert not scratch_folders.is_in_use(tmp_path, "train-1")

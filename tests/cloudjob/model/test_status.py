@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from cloudjob.model import html
 from cloudjob.model.status import (
     Code,
     Failure,
@@ -141,7 +140,7 @@ def test_the_error_of_a_job_that_nobody_made_fail_has_none():
 
 
 def test_a_notebook_shows_times_as_all_other_views_do():
-    table = html.status_table(status_of(created_at="2026-01-31T10:00:00.000Z"))
+    table = status_of(created_at="2026-01-31T10:00:00.000Z")._repr_html_()
 
     assert f">{local('2026-01-31T10:00:00.000Z')}<" in table
     assert "T10:00" not in table

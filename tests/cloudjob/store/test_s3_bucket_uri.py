@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cloudjob.errors import StoreError
+from cloudjob.errors import StoreError, UsageError
 from cloudjob.store import full_uri, job_store, open_store
 from cloudjob.store.s3 import S3Store, bucket_uri
 from jobentry.contract import names
@@ -160,9 +160,29 @@ def test_obs_credentials_come_from_its_own_variables(
 def test_the_file_of_the_vendors_sdks_is_read(tmp_path: Path):
     file = tmp_path / "credentials"
     file.write_text("[basic]\nak = a\nsk = s\nsecurity_token = t\n")
+    file.chmod(0o600)
     environ = {"HUAWEICLOUD_SDK_CREDENTIALS_FILE": str(file)}
 
     assert credentials(store_of("obs://bucket?region=r", environ)) == ("a", "s", "t")
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "expected"),
+    [
+        ("[basic]\nak = a\nsk = s\n", 0o644, r"other users may read it \(mode 0644\)$"),
+        ("[other]\nak = a\nsk = s\n", 0o600, "not a credentials file of Huawei's SDKs$"),
+    ],
+)
+def test_a_file_of_the_vendors_sdks_is_refused_as_on_modelarts(
+    tmp_path: Path, text: str, mode: int, expected: str
+):
+    file = tmp_path / "credentials"
+    file.write_text(text)
+    file.chmod(mode)
+    environ = {"HUAWEICLOUD_SDK_CREDENTIALS_FILE": str(file)}
+
+    with pytest.raises(UsageError, match=expected):
+        credentials(store_of("obs://bucket?region=r", environ))
 
 
 def test_a_profile_and_a_program_that_prints_credentials_are_used(

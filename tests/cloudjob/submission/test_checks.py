@@ -108,6 +108,7 @@ def test_the_file_of_huawei_s_sdks_says_when_its_keys_expire(
 ):
     path = tmp_path / "huawei"
     path.write_text(f"[basic]\nak = A\nsk = S\nsecurity_token = T\n{line}")
+    path.chmod(0o600)
     environ["HUAWEICLOUD_SDK_CREDENTIALS_FILE"] = str(path)
 
     expected = seconds_of(EXPIRES_AT) if line else 0.0

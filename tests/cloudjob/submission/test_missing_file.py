@@ -9,7 +9,7 @@ import pytest
 
 from cloudjob.model.status import Failure
 from cloudjob.package import Options, pack
-from cloudjob.submission import messages, missing_file
+from cloudjob.submission import failure_hint, messages
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def test_a_file_that_an_ignore_rule_leaves_out_is_named(source: Path, text: str,
     text = text.format(source=source)
     failure = Failure(message=text) if is_message else Failure(message="exit 1", last_lines=(text,))
 
-    assert missing_file.hint({"source": str(source)}, failure) == (
+    assert failure_hint.hint({"source": str(source)}, failure) == (
         "data/train.csv is not in the package: left out by .gitignore:1: data/; a line !data/ in"
         " .cloudjobignore keeps it, and --input passes large data"
     )
@@ -50,14 +50,14 @@ def test_a_file_that_an_ignore_rule_leaves_out_is_named(source: Path, text: str,
 def test_other_files_have_no_hint(source: Path, path: str):
     failure = Failure(message=f"No such file or directory: '{path}'")
 
-    assert missing_file.hint({"source": str(source)}, failure) == ""
+    assert failure_hint.hint({"source": str(source)}, failure) == ""
 
 
 def test_a_job_of_another_machine_has_no_hint(source: Path):
     failure = Failure(message="No such file or directory: 'data/train.csv'")
 
-    assert missing_file.hint({}, failure) == ""
-    assert missing_file.hint({"source": "/no/such/folder"}, failure) == ""
+    assert failure_hint.hint({}, failure) == ""
+    assert failure_hint.hint({"source": "/no/such/folder"}, failure) == ""
 
 
 def test_a_submit_names_what_rules_leave_out_and_links_without_a_target(

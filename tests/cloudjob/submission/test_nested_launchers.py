@@ -16,7 +16,7 @@ from cloudjob.submission import (
     launcher_choice,
     nested_launchers,
     script_check,
-    shell_commands,
+    started_commands,
 )
 from cloudjob.submission.nested_launchers import Nested
 from cloudjob.submission.script_check import read
@@ -416,4 +416,4 @@ def test_a_launcher_that_runs_a_script_once_on_each_node_takes_any_script(
 
 @given(st.text(alphabet=st.sampled_from("a&;|()<>'\"\\\n #${}=do ")))
 def test_any_text_is_read(text: str):
-    shell_commands.commands(text)
+    started_commands.of_shell(text)

@@ -21,12 +21,13 @@ import cloudjob
 from cloudjob.cli import main
 from cloudjob.errors import SpecError, UsageError
 from cloudjob.home import locks
+from cloudjob.model import grid
 from cloudjob.model.sections import Notify
 from cloudjob.model.status import Failure, JobState
+from cloudjob.notify import message, process, send, start
+from cloudjob.notify.send import NotSent
 from cloudjob.retries import Limits
-from cloudjob.tracking import notice, notifier
-from cloudjob.tracking import webhook as webhooks
-from cloudjob.tracking.notice import NotSent
+from cloudjob.tracking.sweep import Sweep
 from tests.support.polling import poll
 from tests.support.statuses import status_of
 
@@ -116,9 +117,9 @@ def notifiers(job: str) -> dict[int, bytes]:
     return found
 
 
-def send(webhook_url: str = "", command: tuple[str, ...] = (), limits: Limits = QUICK) -> None:
-    targets = notice.Targets(("end",), webhook_url, command, 60, [webhook_url] * bool(webhook_url))
-    notice.send(notice.of_end(ENDED), targets, limits)
+def send_end(webhook_url: str = "", command: tuple[str, ...] = (), limits: Limits = QUICK) -> None:
+    targets = message.Targets(("end",), webhook_url, command, 60, [webhook_url] * bool(webhook_url))
+    send.send(message.of_end(ENDED), targets, limits)
 
 
 # -- whole jobs ---------------------------------------------------------------------------------
@@ -247,9 +248,9 @@ def test_a_notification_that_a_killed_notifier_may_have_sent_is_not_sent_again(
     path.write_text(notes)
     described = {"notify": {"webhook": "HOOK"}}
 
-    assert notifier.settle(home, ENDED, described).startswith(expected)
-    assert notifier.settle(home, ENDED, described).startswith(expected)
-    assert notifier.failure(home, ENDED.job).startswith(expected)
+    assert start.settle(home, message.of_end(ENDED), described).startswith(expected)
+    assert start.settle(home, message.of_end(ENDED), described).startswith(expected)
+    assert start.failure(home, ENDED.job).startswith(expected)
     assert len(webhook.received) == sent_count
     assert path.exists() == bool(expected)
 
@@ -291,14 +292,107 @@ def test_a_notifier_ends_if_the_platform_does_not_know_the_job(home: Path, tmp_p
     job.wait(timeout_s=LIMIT_S)
     job.remove()
     path = tmp_path / "file"
-    targets = notice.Targets(("hang",), "", ("false",), 60, ())
+    targets = message.Targets(("hang",), "", ("false",), 60, ())
     with path.open("wb") as file:
-        started = notifier._Notifier(job, path, targets, file.fileno())
-        thread = threading.Thread(target=started.run, daemon=True)
+        outbox = process.Outbox(path, targets, file.fileno())
+        thread = threading.Thread(target=process.follow_job, args=(job, outbox), daemon=True)
         thread.start()
         thread.join(LIMIT_S)
 
     assert not thread.is_alive()
+    assert not path.exists()
+
+
+# -- sweeps ---------------------------------------------------------------------------------------
+
+
+def test_a_sweep_is_one_notification_with_each_job_and_the_failed_first(
+    home: Path, webhook: Webhook, capfd: pytest.CaptureFixture[str]
+):
+    argv = ["--notify", "HOOK", "--launcher", "python", "--sweep", "way=--well,--fail,--fine"]
+
+    assert main(["submit", *argv, "train.py", "{way}"]) == 7
+    shown = "".join(capfd.readouterr())
+    poll(lambda: not list((home / "notify").iterdir()), "end of the notifier", LIMIT_S)
+
+    [sent] = webhook.received
+    sweep = sent["job"]
+    assert (sent["event"], sent["state"], sent["exit_code"]) == ("failure", "FAILED", 7)
+    assert [(each["job"], each["state"], each["message"]) for each in sent["jobs"]] == [
+        (f"{sweep}-1", "FAILED", "sys.exit(7) (node 0 rank 0)"),
+        (f"{sweep}-0", "SUCCEEDED", ""),
+        (f"{sweep}-2", "SUCCEEDED", ""),
+    ]
+    head, *lines = sent["text"].splitlines()
+    assert head.startswith(f"sweep {sweep}: 1 FAILED, 2 SUCCEEDED in ")
+    assert lines == [
+        f"{sweep}-1 (way=--fail): FAILED: sys.exit(7) (node 0 rank 0)",
+        f"{sweep}-0 (way=--well): SUCCEEDED",
+        f"{sweep}-2 (way=--fine): SUCCEEDED",
+    ]
+    assert "warning" not in shown
+
+
+def test_wait_sends_the_notification_of_a_sweep_whose_notifier_was_killed(
+    home: Path, webhook: Webhook, tmp_path: Path
+):
+    argv = ["--notify", "HOOK", "--launcher", "python", "--detach", "--max-parallel", "2"]
+    words = ["--sweep", "way=a,b", "train.py", "{way}", "--wait-for", str(tmp_path / "go")]
+    assert main(["submit", *argv, *words]) == 0
+    # Those of its jobs look for hangs.
+    [path] = (each for each in (home / "notify").iterdir() if not grid.sweep_of(each.name))
+    poll(lambda: notifiers(path.name), "start of the notifier", LIMIT_S)
+    [number] = notifiers(path.name)
+    os.kill(number, signal.SIGKILL)
+    poll(lambda: not locks.is_held(path), "end of the notifier", LIMIT_S)
+    (tmp_path / "go").touch()
+
+    assert main(["wait", path.name]) == 0
+    [sent] = webhook.received
+    assert (sent["event"], sent["job"], len(sent["jobs"])) == ("end", path.name, 2)
+    assert not path.exists()
+
+
+def test_jobs_of_a_sweep_report_hangs_only_and_the_sweep_reports_its_end():
+    notify = Notify(webhook="HOOK", events=["failure", "hang"])
+
+    assert start.events_of_sweep(notify) == ("failure",)
+    assert start.events_of(notify, "lr-2k83xnf2-0") == ("hang",)
+    assert start.events_of(notify, "lr-2k83xnf2") == ("failure", "hang")
+
+
+def test_a_sweep_of_many_jobs_is_a_short_notification(tmp_path: Path):
+    jobs = [status_of(f"lr-2k83xnf2-{n}", state=JobState.SUCCEEDED) for n in range(500)]
+    jobs[400] = status_of("lr-2k83xnf2-400", state=JobState.FAILED, exit_code=3)
+    notice = message.of_sweep("lr-2k83xnf2", jobs, lambda job: {"lr": "x" * 5000})
+    sent = message.body(notice, ())
+
+    assert sent["jobs"][0]["message"].startswith("exit code 3")
+    assert sent["text"].splitlines()[-1] == "and 480 more jobs"
+    assert len(json.dumps(sent)) < 30_000
+    # Linux refuses a variable of more than 128 KiB.
+    send.send(notice, message.Targets((), "", (sys.executable, "-c", ""), 0, ()))
+
+
+def test_what_a_notifier_could_not_learn_is_left_to_the_next_command(tmp_path: Path):
+    """The platform did not answer for as long as the notifier asks."""
+    path = tmp_path / "file"
+    targets = message.Targets(("end",), "", ("false",), 0, ())
+    with path.open("wb") as file:
+        outbox = process.Outbox(path, targets, file.fileno(), retry_s=0.0)
+        process.follow_sweep(Sweep("lr-2k83xnf2", tmp_path), outbox)
+
+        assert path.exists()
+
+
+def test_the_notifier_of_a_sweep_without_jobs_sends_nothing(tmp_path: Path):
+    path = tmp_path / "file"
+    with path.open("wb") as file:
+        outbox = process.Outbox(
+            path, message.Targets(("end",), "", ("false",), 0, ()), file.fileno()
+        )
+        process.follow_sweep(Sweep("lr-2k83xnf2", tmp_path / "home"), outbox)
+
     assert not path.exists()
 
 
@@ -323,7 +417,7 @@ def test_a_webhook_url_that_cannot_be_used_is_refused_and_not_shown(
 ):
     environ = {} if value is None else {"HOOK": value}
     with pytest.raises(UsageError) as caught:
-        notice.targets_of(Notify(webhook="HOOK"), [], environ)
+        message.targets_of(Notify(webhook="HOOK"), [], environ)
 
     assert caught.value.message.startswith(f"reading the URL of notify.webhook: {expected}")
     assert KEY not in caught.value.message + caught.value.hint
@@ -362,7 +456,7 @@ def test_a_webhook_url_is_read_from_a_file_beside_the_job_file_but_not_in_the_so
 
 def test_a_refused_notification_is_sent_again(webhook: Webhook):
     webhook.codes = [503, 429]
-    send(webhook.url)
+    send_end(webhook.url)
 
     assert len(webhook.received) == 3
 
@@ -370,7 +464,7 @@ def test_a_refused_notification_is_sent_again(webhook: Webhook):
 def test_a_redirect_is_not_followed(webhook: Webhook):
     webhook.codes = [302]
     with pytest.raises(NotSent, match=r"it answered 302; redirects are not followed$") as caught:
-        send(webhook.url)
+        send_end(webhook.url)
 
     assert webhook.paths == [f"/services/{KEY}"]
     assert KEY not in str(caught.value)
@@ -390,7 +484,7 @@ def test_a_webhook_that_answers_byte_by_byte_times_out_and_is_not_called_again()
         thread = threading.Thread(target=drip, args=(server,), daemon=True)
         thread.start()
         with pytest.raises(NotSent, match="webhook: no answer"):
-            send(url, limits=QUICK._replace(answer_s=0.3))
+            send_end(url, limits=QUICK._replace(answer_s=0.3))
         stop.set()
         thread.join()
         assert len(calls) == 1
@@ -402,7 +496,7 @@ def test_a_command_gets_the_text_and_the_values(tmp_path: Path):
         "with open(sys.argv[1], 'w') as file:\n"
         "    file.write(sys.stdin.read() + os.environ['CLOUDJOB_NOTIFICATION'])\n"
     )
-    send(command=(sys.executable, "-c", code, str(tmp_path / "out; echo")))
+    send_end(command=(sys.executable, "-c", code, str(tmp_path / "out; echo")))
     text, _, values = (tmp_path / "out; echo").read_text().partition("\n")
 
     assert text == "job train-2k83: SUCCEEDED"
@@ -419,7 +513,7 @@ def test_a_command_gets_the_text_and_the_values(tmp_path: Path):
 )
 def test_a_command_that_fails_is_named(command: tuple[str, ...], expected: str):
     with pytest.raises(NotSent) as caught:
-        send(command=command)
+        send_end(command=command)
 
     assert caught.value.message.endswith(expected)
 
@@ -434,18 +528,18 @@ def test_output_of_a_command_does_not_fill_the_disk():
         "    time.sleep(0.05)\n"
         "sys.exit('not emptied')\n"
     )
-    send(command=(sys.executable, "-c", code))
+    send_end(command=(sys.executable, "-c", code))
 
 
 def test_secrets_are_masked_wherever_they_occur(webhook: Webhook):
     """The values of secrets, each line of a value, and the webhook's URL are masked."""
-    targets = notice.targets_of(
+    targets = message.targets_of(
         Notify(webhook="HOOK"), ["s3cr3t", "-- KEY --\nQUJDREVGRw==\n"], {"HOOK": webhook.url}
     )
     lines = (f"calling {webhook.url}", "QUJDREVGRw== is the key")
     failure = Failure(message="it is s3cr3t", last_lines=lines)
     status = status_of("train-2k83", state=JobState.FAILED, failure=failure)
-    notice.send(notice.of_end(status), targets, QUICK)
+    send.send(message.of_end(status), targets, QUICK)
 
     [sent] = webhook.received
     assert sent["message"] == "it is ***"
@@ -460,13 +554,13 @@ def test_a_secret_at_the_end_of_a_text_that_is_cut_is_masked(tmp_path: Path):
     failure = Failure(message=line, last_lines=(line,))
     status = status_of("train-2k83", state=JobState.FAILED, failure=failure)
     code = f"import sys; print(sys.stdin.read()); sys.exit('{secret}' + 'y' * 295)"
-    targets = notice.Targets(("end",), "", (sys.executable, "-c", code), 60, (secret,))
+    targets = message.Targets(("end",), "", (sys.executable, "-c", code), 60, (secret,))
 
-    sent = str(notice.body(notice.of_end(status), (secret,)))
+    sent = str(message.body(message.of_end(status), (secret,)))
     assert "b7c1" not in sent
     assert sent.count("x***") == 4
     with pytest.raises(NotSent) as found:
-        notice.send(notice.of_end(status), targets)
+        send.send(message.of_end(status), targets)
     assert "a5yy" not in str(found.value)
 
 
@@ -475,9 +569,9 @@ def test_output_of_a_rank_can_neither_flood_a_channel_nor_mention_its_members():
     lines = tuple(f"<!channel> {number} {'x' * 5000}\x1b[31m" for number in range(50))
     failure = Failure(rank=1, message="a\nb", last_lines=lines)
     status = status_of("train-2k83", state=JobState.FAILED, failure=failure)
-    text = notice.body(notice.of_end(status), ())["text"]
+    text = message.body(message.of_end(status), ())["text"]
 
     assert len(text) < 5000
     assert "\x1b" not in text
     assert "a\\nb" in text
-    assert webhooks.for_slack(text).count("&lt;!channel&gt; 4") == 10
+    assert send.for_slack(text).count("&lt;!channel&gt; 4") == 10

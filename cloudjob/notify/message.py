@@ -1,55 +1,30 @@
-"""The contents of a notification, and how it is sent to a webhook or a command."""
+"""What a notification says, and where it goes."""
 
 from __future__ import annotations
 
 import ipaddress
-import json
-import os
-import signal
-import subprocess
-import tempfile
-import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
-from cloudjob.errors import CloudJobError, UsageError
-from cloudjob.model import summary
+from cloudjob.errors import UsageError
+from cloudjob.model import grid, summary
 from cloudjob.model.status import Hang, JobState, JobStatus
 from cloudjob.model.text import hide
-from cloudjob.retries import Limits
 
 if TYPE_CHECKING:
     from cloudjob.model.sections import Notify
 
 END, FAILURE, HANG = "end", "failure", "hang"
-# The variable that gives a command everything as one JSON object.
-VARIABLE = "CLOUDJOB_NOTIFICATION"
 # Services limit a message to a few thousand characters.
-_MAX_LINES, _MAX_CHARACTERS = 10, 300
+_MAX_LINES, _MAX_CHARACTERS, _MAX_JOBS = 10, 300, 20
+# The states of jobs in the order in which a sweep's notification shows them.
+_ORDER = (JobState.FAILED, JobState.UNKNOWN, JobState.CANCELLED)
 _MAX_URL_LENGTH = 4096
 # Shorter lines of a secret are not hidden on their own.
 _SHORTEST_LINE = 8
-_COMMAND_S = 60.0
-# Seconds between two checks of a command's output, and the number of bytes kept of it.
-_LOOK_S, _MAX_BYTES = 0.1, 1_000_000
-_MAX_STDERR_BYTES = 64 * 1024
-# How long to try to reach a webhook.
-LIMITS = Limits(total_s=60.0, answer_s=10.0, pause_s=1.0, longest_pause_s=15.0)
-
-
-class NotSent(CloudJobError):
-    """A notification was not sent.
-
-    Args:
-        is_refused: Whether it certainly did not arrive, so that a retry is safe.
-    """
-
-    def __init__(self, message: str, *, is_refused: bool = False) -> None:
-        super().__init__(message)
-        self.is_refused = is_refused
 
 
 class Targets(NamedTuple):
@@ -138,31 +113,88 @@ class Notice(NamedTuple):
     Args:
         event: ``end``, ``failure`` or ``hang``.
         head: The line that a person reads first.
-        why: The reason; empty if it is unknown, or ``head`` contains it.
+        details: The lines below it: the reason and the last output, or the jobs of a sweep.
         values: The same facts for a program, as JSON values, neither cut nor masked.
     """
 
     event: str
     head: str
-    why: str
+    details: Sequence[str]
     values: Mapping[str, Any]
 
 
 def of_end(status: JobStatus) -> Notice:
     """Return the notification of a job's end."""
-    is_failure = status.state in (JobState.FAILED, JobState.UNKNOWN)
     took = summary.duration(status)
     head = f"job {status.job}: {status.state}" + (f" in {took}" if took else "")
-    failure = status.failure
-    lines = list(failure.last_lines)[-_MAX_LINES:] if failure else []
-    return _notice(FAILURE if is_failure else END, status, head, summary.reason(status), lines)
+    values = _values(_event(status), status)
+    reason = _reason(status)
+    lines = [f"| {line}" for line in values["last_lines"]]
+    return Notice(values["event"], head, [*([reason] if reason else []), *lines], values)
+
+
+def of_sweep(
+    sweep: str, statuses: Sequence[JobStatus], values_of: Callable[[str], Mapping[str, str]]
+) -> Notice:
+    """Return the notification of the end of a sweep; the jobs that failed come first.
+
+    Args:
+        statuses: The status of each of its jobs; at least one.
+        values_of: Returns the values of a job by its id.
+    """
+    ordered = sorted(statuses, key=_precedence)
+    first = ordered[0]
+    started = [each.started_at for each in statuses if each.started_at]
+    ended = [each.ended_at for each in statuses if each.ended_at]
+    if started and ended:
+        first = replace(first, started_at=min(started), ended_at=max(ended))
+    took = summary.duration(first)
+    head = f"sweep {sweep}: {summary.states(ordered)}" + (f" in {took}" if took else "")
+    jobs = [
+        {
+            "job": each.job,
+            "values": dict(values_of(each.job)),
+            "state": each.state.value,
+            "exit_code": each.exit_code,
+            "message": _reason(each),
+        }
+        for each in ordered[:_MAX_JOBS]
+    ]
+    details = [_line_of(job) for job in jobs]
+    if len(ordered) > len(jobs):
+        details.append(f"and {len(ordered) - len(jobs)} more jobs")
+    values = {**_values(_event(first), first), "job": sweep, "jobs": jobs}
+    return Notice(values["event"], head, details, values)
+
+
+def _line_of(job: Mapping[str, Any]) -> str:
+    values, reason = grid.text_of(job["values"]), job["message"]
+    name = f"{job['job']} ({values})" if values else job["job"]
+    return f"{name}: {job['state']}" + (f": {reason}" if reason else "")
+
+
+def _event(status: JobStatus) -> str:
+    return FAILURE if status.state in (JobState.FAILED, JobState.UNKNOWN) else END
+
+
+def _precedence(status: JobStatus) -> int:
+    return _ORDER.index(status.state) if status.state in _ORDER else len(_ORDER)
+
+
+def _reason(status: JobStatus) -> str:
+    """Return why a job failed, if only as its exit code or its platform's word; else empty."""
+    reason = summary.reason(status)
+    if reason or status.state is not JobState.FAILED:
+        return reason
+    code = f"exit code {status.exit_code}" if status.exit_code is not None else status.native_state
+    return f"{code} ({status.cause})" if status.cause else code
 
 
 def of_hang(status: JobStatus, hang: Hang) -> Notice:
     """Return the notification of a job that hangs."""
     rank = hang.ranks[0] if len(hang.ranks) == 1 else None
     why = "; ".join((hang.message, *hang.details))
-    return _hang_notice(status, f"hangs: {why}", {"rank": rank, "message": why})
+    return _of_hang(status, f"hangs: {why}", {"rank": rank, "message": why})
 
 
 def of_silence(status: JobStatus, node: int, rank: int, silent_s: float) -> Notice:
@@ -173,17 +205,17 @@ def of_silence(status: JobStatus, node: int, rank: int, silent_s: float) -> Noti
     """
     why = f"no rank prints anything; rank {rank} on node {node} stopped first"
     why = f"{why}, {summary.span(silent_s)} ago"
-    return _hang_notice(status, f"may hang: {why}", {"node": node, "rank": rank, "message": why})
+    return _of_hang(status, f"may hang: {why}", {"node": node, "rank": rank, "message": why})
 
 
-def _hang_notice(status: JobStatus, what: str, values: Mapping[str, Any]) -> Notice:
-    notice = _notice(HANG, status, f"job {status.job}: {what}", "", [])
-    return notice._replace(values={**notice.values, **values})
+def _of_hang(status: JobStatus, what: str, more: Mapping[str, Any]) -> Notice:
+    values = {**_values(HANG, status), **more, "last_lines": []}
+    return Notice(HANG, f"job {status.job}: {what}", (), values)
 
 
-def _notice(event: str, status: JobStatus, head: str, why: str, lines: Sequence[str]) -> Notice:
+def _values(event: str, status: JobStatus) -> dict[str, Any]:
     failure = status.failure
-    values = {
+    return {
         "event": event,
         "job": status.job,
         "name": status.name,
@@ -198,93 +230,28 @@ def _notice(event: str, status: JobStatus, head: str, why: str, lines: Sequence[
         "host": (failure.host or None) if failure else None,
         "rank": failure.rank if failure else None,
         "message": failure.message if failure else "",
-        "last_lines": lines,
+        "last_lines": list(failure.last_lines)[-_MAX_LINES:] if failure else [],
     }
-    return Notice(event, head, why, values)
 
 
 def body(notice: Notice, masked_texts: Sequence[str]) -> dict[str, Any]:
     """Return the object that is sent: ``text``, which a person reads, and the values."""
     # Secrets are masked before texts are cut, because a cut could leave the start of a secret.
-    head, why, values = hide((notice.head, notice.why, notice.values), masked_texts)
-    why, lines = _cut(why), [_cut(line) for line in values["last_lines"]]
-    text = "\n".join([head, *([why] if why else []), *(f"| {line}" for line in lines)])
-    return {**values, "message": _cut(values["message"]), "last_lines": lines, "text": text}
+    head, details, values = hide((notice.head, notice.details, notice.values), masked_texts)
+    text = "\n".join([head, *map(_cut, details)])
+    return {**_cut_all(values), "text": text}
+
+
+def _cut_all(value: Any) -> Any:
+    """Return JSON values with their texts cut."""
+    if isinstance(value, Mapping):
+        return {_cut(name): _cut_all(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_cut_all(each) for each in value]
+    return _cut(value) if isinstance(value, str) else value
 
 
 def _cut(text: str) -> str:
     """Return the beginning of a text, on one line."""
     line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
     return line if len(line) <= _MAX_CHARACTERS else f"{line[:_MAX_CHARACTERS]}..."
-
-
-# -- sending --------------------------------------------------------------------------------------
-
-
-def send(notice: Notice, targets: Targets, limits: Limits = LIMITS) -> None:
-    """Send a notification to every target.
-
-    Raises:
-        NotSent: With the error of each target that it did not reach.
-    """
-    # Importing an HTTP client would slow down every command that works with jobs.
-    from cloudjob.tracking import webhook
-
-    sent = body(notice, targets.masked_texts)
-    failures = []
-    if targets.webhook:
-        try:
-            webhook.call(targets.webhook, sent, limits)
-        except NotSent as error:
-            failures.append(f"webhook: {error.message}")
-    if targets.command:
-        try:
-            _run(targets.command, sent, targets.masked_texts)
-        except NotSent as error:
-            failures.append(f"command {targets.command[0]}: {error.message}")
-    if failures:
-        found = hide("; ".join(failures), targets.masked_texts)
-        job = notice.values["job"]
-        raise NotSent(f"sending the notification of the {notice.event} of {job}: {found}")
-
-
-def _run(command: Sequence[str], sent: Mapping[str, Any], masked_texts: Sequence[str]) -> None:
-    """Run the user's command once, with the text on its standard input.
-
-    Raises:
-        NotSent: It failed, or took too long.
-    """
-    with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as stderr:
-        stdin.write(f"{sent['text']}\n".encode("utf-8", "backslashreplace"))
-        stdin.seek(0)
-        try:
-            process = subprocess.Popen(
-                command,
-                stdin=stdin,
-                stdout=subprocess.DEVNULL,
-                stderr=stderr,
-                env={**os.environ, VARIABLE: json.dumps(sent)},
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise NotSent(str(error.strerror)) from None
-        code = _exit_code(process, stderr.fileno())
-        end = stderr.seek(0, os.SEEK_END)
-        stderr.seek(max(0, end - _MAX_STDERR_BYTES))
-        last = hide(stderr.read().decode("utf-8", "replace").strip("\0\n "), masked_texts)
-        last = last.split("\n")[-1][-_MAX_CHARACTERS:]
-    if code:
-        raise NotSent(f"exit code {code}" + (f": {last}" if last else ""))
-
-
-def _exit_code(process: subprocess.Popen[bytes], stderr: int) -> int:
-    """Wait for a command and return its exit code; its output must not fill the disk."""
-    deadline = time.monotonic() + _COMMAND_S
-    while time.monotonic() < deadline:
-        with suppress(subprocess.TimeoutExpired):
-            return process.wait(_LOOK_S)
-        if os.fstat(stderr).st_blocks * 512 > _MAX_BYTES:
-            os.truncate(stderr, 0)  # the file becomes sparse: the command keeps its offset
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    raise NotSent(f"it ran for {_COMMAND_S:g} s and was ended")

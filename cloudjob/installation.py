@@ -1,0 +1,31 @@
+"""Where cloudjob is installed, which version it is, and how one of its modules becomes a process.
+
+Other modules must not ``import cloudjob`` for this: the package itself leads to all of them.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from jobentry.contract import paths
+
+VERSION = "0.1.0"
+# The folder of the package; the entry of the nodes is in it.
+FOLDER = Path(__file__).parent
+ENTRY = FOLDER / paths.ENTRY
+
+
+def argv_of(module: str, *arguments: str, has_site: bool = False) -> list[str]:
+    """Return the command of a process that calls ``main()`` of one of our modules.
+
+    It imports what this process can import, and the standard library first: the user's folders
+    cannot shadow one of its modules.
+
+    Args:
+        has_site: Whether to run the ``.pth`` files of the environment, for other libraries.
+    """
+    roots = (str(FOLDER.parent), str(Path(paths.__file__).parents[2]))
+    folders = list(dict.fromkeys([*filter(None, sys.path), *roots]))
+    code = f"import sys; sys.path += {folders!r}; from {module} import main; main()"
+    return [sys.executable, "-I", *([] if has_site else ["-S"]), "-c", code, *arguments]

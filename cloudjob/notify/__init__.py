@@ -1,0 +1,1 @@
+"""Notifications of jobs and sweeps: ``message`` says what, ``start`` starts ``process``."""
