@@ -33,6 +33,8 @@ from cloudjob.errors import (
 from cloudjob.home import home, store_uri
 from cloudjob.model import attached
 from cloudjob.model.job import JobSpec as JobSpec, Options
+from cloudjob.model.keys import from_python
+from cloudjob.model.kinds import as_text
 from cloudjob.model.progress import OnProgress, Progress as Progress, log_warnings
 from cloudjob.model.rules import BACKENDS
 from cloudjob.model.status import (
@@ -45,7 +47,6 @@ from cloudjob.model.status import (
     JobStatus as JobStatus,
     Phase as Phase,
 )
-from cloudjob.model.types import as_text, from_python
 from cloudjob.package.collection import Collected
 from cloudjob.store import full_uri, job_store
 from cloudjob.submission import pipeline, preview as previews

@@ -117,7 +117,7 @@ def with_launcher(spec: JobSpec, script: Script) -> tuple[JobSpec, Choice | None
     choice = None
     if spec.launcher == AUTO:
         choice = launcher_choice.choose(spec, script)
-        spec = spec.model_copy(update={"launcher": choice.launcher})
+        spec = spec.with_values(launcher=choice.launcher)
         # Some values are valid only with some launchers, and the job had no launcher until now.
         validation.check(spec)
     nested_launchers.check(spec, script.nested)
