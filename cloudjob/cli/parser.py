@@ -65,8 +65,10 @@ def parser_of(command: str) -> Parser:
     parser.add_argument("--version", action="version", version=f"cloudjob {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
     for name, module, text in _COMMANDS:
-        added = commands.add_parser(name, help=text, description=sentence(text))
-        if name == command:
+        is_called = name == command
+        # Of the others only the names are used; --help would be their only option.
+        added = commands.add_parser(name, help=text, description=sentence(text), add_help=is_called)
+        if is_called:
             getattr(import_module(f"cloudjob.cli.{module}"), f"add_{name}")(added)
     parser.command = command
     return parser

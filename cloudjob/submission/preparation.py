@@ -145,8 +145,11 @@ def prepare_for(
     )
     sizes.check(submission)
     # Inputs may come from a server of a private authority, too, whatever the store is.
-    trusted = certificates.access(certificates.bundle(os.environ))
-    return replace(submission, access={**trusted, **_access(spec, paths, store, code_layers)})
+    uris = (submission.code.uri, *spec.inputs.values(), *spec.outputs.values())
+    is_local = all(uri.startswith("file:") for uri in uris if uri)
+    bundle = None if is_local else certificates.bundle(os.environ)
+    access = {**certificates.access(bundle), **_access(spec, paths, store, code_layers)}
+    return replace(submission, access=access)
 
 
 def _access(

@@ -15,37 +15,29 @@ from cloudjob.backends.native import NativeStatus
 from cloudjob.errors import BackendError, JobNotFound, UsageError
 from cloudjob.home import records_path
 from cloudjob.home.records import JobRecord, Records
-from cloudjob.model import grid, html
+from cloudjob.model import grid
 from cloudjob.model import status as statuses
 from cloudjob.model.rules import is_remote
 from cloudjob.model.status import JobFailed, JobState, JobStatus, Phase
 from cloudjob.model.text import counted, one_line
-from cloudjob.package import contents
 from cloudjob.package.revision import Revision
 from cloudjob.store.base import RETRY_S, Expiring, ObjectStore
-from cloudjob.tracking import (
-    descriptions,
-    event_files,
-    journals,
-    log,
-    notifier,
-    outputs,
-    stacks,
-)
+from cloudjob.tracking import descriptions, log, notifier
 from cloudjob.tracking.access import JobAccess
-from cloudjob.tracking.forwarding import Forwarding
-from cloudjob.tracking.journals import Journals
 from cloudjob.tracking.log import LogLine, LogPiece, OnJournal
-from cloudjob.tracking.metrics import MetricPoint, MetricReader
-from cloudjob.tracking.outputs import Outputs
-from cloudjob.tracking.stacks import JobStacks
 from cloudjob.tracking.status_reader import StatusReader
 from jobentry.contract.names import CLOUDJOB_S3_SESSION_TOKEN, STORE_KEYS
 from jobentry.contract.packages import Entry
 from jobentry.contract.paths import JobPaths
 
+# What only some commands use is imported where it is used: every submit imports this module.
 if TYPE_CHECKING:
     from cloudjob.model import attached
+    from cloudjob.tracking.forwarding import Forwarding
+    from cloudjob.tracking.journals import Journals
+    from cloudjob.tracking.metrics import MetricPoint, MetricReader
+    from cloudjob.tracking.outputs import Outputs
+    from cloudjob.tracking.stacks import JobStacks
 
 # The polling interval while a job is being submitted.
 _SENT_POLL_S = 0.1
@@ -74,6 +66,8 @@ class Job:
 
     def _repr_html_(self) -> str:
         """Return a table for a notebook; the platform is not queried."""
+        from cloudjob.model import html
+
         if self.last_status is not None:
             return html.status_table(self.last_status, self.handle)
         return html.table([("job", self.id), ("handle", self.handle), ("nodes", self.nodes)])
@@ -185,6 +179,8 @@ class Job:
         Raises:
             StoreError: The package is no longer in the store, or cannot be read.
         """
+        from cloudjob.package import contents
+
         return contents.read(self._access.store, JobPaths(self.id).code)
 
     # -- status -----------------------------------------------------------------------------------
@@ -355,6 +351,8 @@ class Job:
         Raises:
             CloudJobError: Neither can be read.
         """
+        from cloudjob.tracking import journals
+
         return journals.read(self._access, has_ended=self.status().state.is_final)
 
     def latest(self) -> Journals:
@@ -362,7 +360,9 @@ class Job:
 
         After a few seconds, this returns what was found until then.
         """
-        return journals.at_log_ends(self._access) if self.handle else Journals()
+        from cloudjob.tracking import journals
+
+        return journals.at_log_ends(self._access) if self.handle else journals.Journals()
 
     def phases(self) -> tuple[Phase, ...]:
         """Return the phases of the nodes so far that are found at the ends of their logs."""
@@ -404,6 +404,8 @@ class Job:
         Raises:
             CloudJobError: A pattern cannot be used, or the records cannot be read.
         """
+        from cloudjob.tracking.metrics import MetricReader
+
         spec = self._access.spec()
         known = spec.get("metrics") or {}
         detects = spec.get("detect_metrics") != "off"
@@ -415,6 +417,8 @@ class Job:
         Raises:
             CloudJobError: The outputs cannot be read.
         """
+        from cloudjob.tracking import event_files, outputs
+
         return event_files.read_all(outputs.locations_of(self._access).found)
 
     def events(self) -> list[Event]:
@@ -435,6 +439,8 @@ class Job:
 
     def resources(self) -> list[Metric]:
         """Return the resources that each node has used, by its platform or else by the node."""
+        from cloudjob.tracking import journals
+
         try:
             return self.platform_resources()
         except UsageError:
@@ -462,6 +468,8 @@ class Job:
             UsageError: The job does not run, or its backend cannot reach its nodes.
             BackendError: The job does not answer.
         """
+        from cloudjob.tracking import stacks
+
         state = self.status().state
         if state is not JobState.RUNNING:
             raise UsageError(f"reading the stacks of {self.id}: it is {state}")
@@ -522,6 +530,8 @@ class Job:
             UsageError: As for ``command_on``.
             BackendError: As for ``command_on``.
         """
+        from cloudjob.tracking.forwarding import Forwarding
+
         argv = self._node_half(node, ["--connect", str(remote)], is_terminal=False)
         return Forwarding(port, argv, on_refusal)
 
@@ -548,12 +558,14 @@ class Job:
         Raises:
             UsageError: The job has no output of this name.
         """
+        from cloudjob.tracking import outputs
+
         locations, refused = outputs.locations_of(self._access)
         known = [*(location.name for location in locations), *refused]
         if name and name not in known:
             allowed = f"it has {', '.join(known)}" if known else "it has none"
             raise UsageError(f"reading the outputs of {self.id}: no output {name!r}", hint=allowed)
-        return Outputs(
+        return outputs.Outputs(
             [p for p in locations if (p.prefix or not is_own) and name in ("", p.name)],
             {} if is_own else {key: uri for key, uri in refused.items() if name in ("", key)},
         )

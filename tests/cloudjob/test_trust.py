@@ -13,7 +13,7 @@ import socket
 import sys
 import threading
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -434,7 +434,8 @@ def full_description() -> dict[str, Any]:
         JobSpec(script="train.py", args=("--lr", "0.1"), nodes=3, outputs={"M": "s3://e/x"})
     )
     for name, model in SECTIONS.items():
-        spec[name] = {key: field.default for key, field in model.KEYS.items()}
+        items = model().items()
+        spec[name] = {k: dict(v) if isinstance(v, Mapping) else v for k, v in items}
     spec["process"] |= {"python": "/home/stranger/python", "gpus": 2, "isolation": "none"}
     spec["kubernetes"] |= {"kubeconfig": "/x", "context": "c", "pod": {"hostPID": True}}
     spec["slurm"] |= {"host": "evil", "setup": ["touch owned"], "sbatch": ["--x"], "python": "/x"}
