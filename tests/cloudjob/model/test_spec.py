@@ -272,3 +272,16 @@ def test_the_rule_for_names_matches_the_platforms(name):
     allowed = 1 <= len(name) <= 64 and set(name) <= set("aZ0_-")
 
     assert any(p.startswith("name: ") for p in problems(name=name or "?")) != allowed
+
+
+def test_a_name_that_is_not_a_text_is_reported():
+    """With pydantic, the check of such a mapping never ended."""
+    assert only_problem(env={5: "x"}) == "env[5]: must be one text or number"
+
+
+def test_the_defaults_of_jobs_are_their_own():
+    first = spec(modelarts={"pool_id": "p"})
+    first.modelarts.volumes.append({"name": "v"})
+
+    assert spec(modelarts={"pool_id": "q"}).modelarts.volumes == []
+    assert first.section("modelarts")["volumes"] == [{"name": "v"}]
