@@ -7,7 +7,6 @@ when it is made, and cannot be changed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from copy import copy
 from enum import Enum
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
@@ -114,7 +113,7 @@ class Values:
         new: dict[str, Any] = {}
         faults: list[Fault] = []
         for name, item in cls.KEYS.items():
-            new[name] = copy(item.default) if item.kind.is_tree else item.default
+            new[name] = item.kind.fresh(item.default)
             try:
                 if name in values:
                     new[name] = item.kind.read(values[name])
@@ -190,6 +189,11 @@ class Section(Kind):
     def schema(self) -> dict[str, Any]:
         """Return a reference to the schema of the model."""
         return {"$ref": f"#/$defs/{self.model.__name__}"}
+
+    def fresh(self, default: Any) -> Any:
+        """Return the section with its defaults."""
+        has_trees = any(item.kind.is_tree for item in self.model.KEYS.values())
+        return self.model() if has_trees else default
 
 
 def section(model: type[Values], description: str = "") -> Any:

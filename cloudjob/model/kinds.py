@@ -96,6 +96,10 @@ class Kind:
         """Return a value as a user writes it."""
         return value
 
+    def fresh(self, default: Any) -> Any:
+        """Return the default for a new job, which shares nothing that can be changed."""
+        return default
+
 
 class Text(Kind):
     """A text that Linux can pass to a program.
@@ -355,6 +359,9 @@ class Tree(Kind):
             raise ValueError("must be a mapping, NAME: value")
         return dict(value)
 
+    def fresh(self, default: Any) -> Any:
+        return dict(default)
+
     def schema(self) -> dict[str, Any]:
         return {"type": "object", "additionalProperties": True}
 
@@ -370,6 +377,9 @@ class TreeList(Kind):
         if not isinstance(value, (list, tuple)):
             raise ValueError("must be a list")
         return list(value)
+
+    def fresh(self, default: Any) -> Any:
+        return list(default)
 
     def schema(self) -> dict[str, Any]:
         return {"type": "array", "items": {}}

@@ -43,16 +43,16 @@ def valid_part(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[Fault]]:
     return dict(values), []
 
 
-def _without(values: Mapping[str, Any], locations: Iterable[Location]) -> dict[str, Any]:
+def _without(values: Mapping[Any, Any], locations: Iterable[Location]) -> dict[Any, Any]:
     """Return values without those at some locations; a list is removed as a whole."""
     inner: dict[str | int, list[Location]] = {}
     for first, *rest in locations:
         inner.setdefault(first, []).append(tuple(rest))
     kept = {name: value for name, value in values.items() if name not in inner}
     for name, parts in inner.items():
-        value = values[str(name)]
+        value = values[name]
         if isinstance(value, Mapping) and all(parts):
-            kept[str(name)] = _without(value, parts)
+            kept[name] = _without(value, parts)
     return kept
 
 

@@ -612,7 +612,7 @@ def test_the_schema_refuses_bad_files(job, text):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_the_profile_is_complete_and_good(job, backend):
-    """configs/BACKEND.yaml shows every key of the backend, process.yaml all, and loads unchanged."""
+    """configs/BACKEND.yaml shows each key of the backend, process.yaml all; it loads unchanged."""
     text = (ROOT / "configs" / f"{backend}.yaml").read_text()
 
     assert job(text).spec.backend == backend

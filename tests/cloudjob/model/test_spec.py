@@ -280,8 +280,10 @@ def test_a_name_that_is_not_a_text_is_reported():
 
 
 def test_the_defaults_of_jobs_are_their_own():
-    first = spec(modelarts={"pool_id": "p"})
-    first.modelarts.volumes.append({"name": "v"})
+    for values in ({}, {"modelarts": {"pool_id": "p"}}):
+        first = spec(**values)
+        first.modelarts.volumes.append({"name": "v"})
+        first.modelarts.body["x"] = 1
 
-    assert spec(modelarts={"pool_id": "q"}).modelarts.volumes == []
-    assert first.section("modelarts")["volumes"] == [{"name": "v"}]
+        assert spec(**values).modelarts.volumes == []
+        assert spec(**values).modelarts.body == {}
