@@ -13,6 +13,7 @@ from typing import Callable, NamedTuple
 from jobentry.control import connection
 from jobentry.control.connection import Channel, Stream
 from jobentry.control.event_loop import NodeLoop
+from jobentry.system.addresses import plain_name
 
 GREETING = b"cloudjob-control 2 "
 REFUSED = b"refused"
@@ -102,7 +103,7 @@ class Resolver:
 
 def _address(host: str, port: int) -> str:
     try:
-        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        addresses = socket.getaddrinfo(plain_name(host), port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
         return ""
     return str(addresses[0][4][0])
