@@ -166,8 +166,8 @@ class Values:
         return MASK if self.KEYS[name].kind.is_secret else repr(getattr(self, name))
 
 
-def _unknown(name: str, keys: Mapping[str, Key]) -> str:
-    guess = f"no such key{nearest(name, keys)}"
+def _unknown(name: object, keys: Mapping[str, Key]) -> str:
+    guess = f"no such key{nearest(str(name), keys)}"
     has_sections = any(isinstance(item.kind, Section) for item in keys.values())
     return guess if has_sections else f"{guess} (allowed {', '.join(keys)})"
 

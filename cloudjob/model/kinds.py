@@ -106,7 +106,7 @@ class Text(Kind):
 
     Args:
         check: Returns the text, or raises ``ValueError``.
-        pattern: What a file's text must match, for editors.
+        schema: What the JSON Schema has instead of or beside the types of a text.
     """
 
     def __init__(self, check: Callable[[str], str] | None = None, **schema: Any) -> None:
@@ -507,7 +507,7 @@ def _check_job_name(name: str) -> str:
 
 _VARIABLES = {"propertyNames": _VARIABLE, "additionalProperties": _TEXT_OR_NULL}
 
-JOB_NAME = Text(_check_job_name, **_TEXT, pattern=f"^{NAME_RULE}$")
+JOB_NAME = Text(_check_job_name, pattern=f"^{NAME_RULE}$")
 TEXT = Text()
 TEXTS = Texts()
 EVENTS = Texts(_check_events)

@@ -277,6 +277,7 @@ def test_the_rule_for_names_matches_the_platforms(name):
 def test_a_name_that_is_not_a_text_is_reported():
     """With pydantic, the check of such a mapping never ended."""
     assert only_problem(env={5: "x"}) == "env[5]: must be one text or number"
+    assert only_problem(process={5: "x"}).startswith("process[5]: no such key (allowed python, ")
 
 
 def test_the_defaults_of_jobs_are_their_own():
