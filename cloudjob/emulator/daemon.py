@@ -65,6 +65,7 @@ def _up(place: Path, config: Path | None, port: int) -> Address:
                 hint="cloudjob emulator down",
             )
         return _address_of(place)
+    _need_libraries()
     if config:
         from cloudjob.emulator import settings
 
@@ -159,13 +160,16 @@ def _locked(home: Path) -> Iterator[Path]:
 # -- the process ----------------------------------------------------------------------------------
 
 
-def _start(place: Path, port: int) -> None:
+def _need_libraries() -> None:
     for name in _LIBRARIES:
         if find_spec(name) is None:
             raise BackendError(
                 f"starting the emulator: {name} is not installed",
                 hint="pip install 'cloudjob[emulator]'",
             )
+
+
+def _start(place: Path, port: int) -> None:
     root = str(Path(cloudjob.__file__).parent.parent)
     code = (
         f"import sys; sys.path.insert(0, {root!r}); from cloudjob.emulator.main import main; main()"
