@@ -77,7 +77,7 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module 'cloudjob' has no attribute {name!r}")
     from cloudjob import api
 
-    globals().update({public: getattr(api, public) for public in __all__})
+    globals()[name] = getattr(api, name)
     return globals()[name]
 
 

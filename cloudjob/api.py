@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+from importlib import import_module
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,8 +32,9 @@ from cloudjob.errors import (
     WaitTimeout as WaitTimeout,
 )
 from cloudjob.home import home, store_uri
-from cloudjob.model import attached
 from cloudjob.model.job import JobSpec as JobSpec, Options
+from cloudjob.model.keys import from_python
+from cloudjob.model.kinds import as_text
 from cloudjob.model.progress import OnProgress, Progress as Progress, log_warnings
 from cloudjob.model.rules import BACKENDS
 from cloudjob.model.status import (
@@ -47,28 +49,50 @@ from cloudjob.model.status import (
     Phase as Phase,
     SlowRanks as SlowRanks,
 )
-from cloudjob.model.types import as_text, from_python
-from cloudjob.package.collection import Collected
 from cloudjob.store import full_uri, job_store
-from cloudjob.submission import pipeline, preview as previews
-from cloudjob.submission import sweep as sweeps
-from cloudjob.submission.preview import Preview as Preview
 from cloudjob.tracking.job import Job as Job
-from cloudjob.tracking.journals import Journals as Journals, RankPoint as RankPoint
-from cloudjob.tracking.log import LogLine as LogLine
-from cloudjob.tracking.log_filter import LogFilter as LogFilter
-from cloudjob.tracking.metrics import MetricPoint as MetricPoint
-from cloudjob.tracking.outputs import Output as Output, Outputs as Outputs
-from cloudjob.tracking.profile import JobProfile as JobProfile
-from cloudjob.tracking.stacks import JobStacks as JobStacks, StackGroup as StackGroup
-from cloudjob.tracking.sweep import OnStatus, Ranked as Ranked, Sweep as Sweep
 from jobentry.contract.stores import STORE_SCHEMES
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from cloudjob.model import attached
+    from cloudjob.package.collection import Collected
+    from cloudjob.submission.preview import Preview as Preview
+    from cloudjob.tracking.journals import Journals as Journals, RankPoint as RankPoint
+    from cloudjob.tracking.log import LogLine as LogLine
+    from cloudjob.tracking.log_filter import LogFilter as LogFilter
+    from cloudjob.tracking.metrics import MetricPoint as MetricPoint
+    from cloudjob.tracking.outputs import Output as Output, Outputs as Outputs
+    from cloudjob.tracking.profile import JobProfile as JobProfile
+    from cloudjob.tracking.stacks import JobStacks as JobStacks, StackGroup as StackGroup
+    from cloudjob.tracking.sweep import OnStatus, Ranked as Ranked, Sweep as Sweep
+
+# Values that a submit does not need, with their modules, which are imported on first use.
+_MODULES = {
+    "JobProfile": "cloudjob.tracking.profile",
+    "JobStacks": "cloudjob.tracking.stacks",
+    "Journals": "cloudjob.tracking.journals",
+    "LogFilter": "cloudjob.tracking.log_filter",
+    "LogLine": "cloudjob.tracking.log",
+    "MetricPoint": "cloudjob.tracking.metrics",
+    "Output": "cloudjob.tracking.outputs",
+    "Outputs": "cloudjob.tracking.outputs",
+    "Preview": "cloudjob.submission.preview",
+    "RankPoint": "cloudjob.tracking.journals",
+    "Ranked": "cloudjob.tracking.sweep",
+    "StackGroup": "cloudjob.tracking.stacks",
+    "Sweep": "cloudjob.tracking.sweep",
+}
+
 # A library does not print; a program that wants the notices configures logging.
 logging.getLogger("cloudjob").addHandler(logging.NullHandler())
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_MODULES[name]), name)
 
 
 def job_spec(
@@ -159,6 +183,8 @@ def submit(
         SpecError: With every error in the description.
         CloudJobError: Anything else that prevents the job; then nothing was started.
     """
+    from cloudjob.submission import pipeline
+
     spec = _check_single(_spec_of(script, args, job_file, options, on_progress))
     return pipeline.submit(spec, home(), on_progress=on_progress or log_warnings)
 
@@ -179,6 +205,8 @@ def preview(
     Raises:
         SpecError: With every error in the description.
     """
+    from cloudjob.submission import preview as previews
+
     spec = _check_single(_spec_of(script, args, job_file, options))
     return previews.preview(spec, home(), planned_nodes=planned_nodes)
 
@@ -231,6 +259,8 @@ def sweep(  # noqa: PLR0913 (each is a key of a call, as of submit)
     spec = _spec_of(script, args, job_file, options, on_progress)
     if not spec.sweep:
         raise SpecError(["sweep: has no values (allowed names with their values)"])
+    from cloudjob.submission import sweep as sweeps
+
     return sweeps.submit(
         spec, home(), resume=resume, on_progress=on_progress or log_warnings,
         on_status=on_status, on_start=on_start,
@@ -243,7 +273,9 @@ def attach_sweep(sweep: str) -> Sweep:
     Raises:
         JobNotFound: No sweep in the records of this machine matches.
     """
-    return tracking.sweep.attach(home(), sweep)
+    from cloudjob.tracking.sweep import attach as find_sweep
+
+    return find_sweep(home(), sweep)
 
 
 def attach(job: str, *, store: str = "") -> Job:

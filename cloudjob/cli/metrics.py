@@ -72,7 +72,7 @@ def _metrics(options: argparse.Namespace) -> int:
 
 
 def _patterns(texts: list[str]) -> dict[str, str]:
-    from cloudjob.model.types import check_pattern
+    from cloudjob.model.kinds import check_pattern
 
     found = {}
     for text in texts:

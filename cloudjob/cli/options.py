@@ -9,13 +9,11 @@ from cloudjob.errors import UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
     from pathlib import Path
     from typing import Any, NoReturn
 
-    from pydantic.fields import FieldInfo
-
-    from cloudjob.model.types import Option
+    from cloudjob.model.keys import Key, Option
 
 
 def state_home() -> Path:
@@ -171,40 +169,16 @@ def filters_of(options: argparse.Namespace) -> dict[str, Any]:
     return {key: getattr(options, key) for key in ("backend", "name", "state", "since")}
 
 
-# The options of a job, by their groups on a help page.
-GROUPS: Mapping[str, tuple[str, ...]] = {
-    "where it runs": ("backend", "nodes", "procs_per_node", "launcher", "image", "flavor"),
-    "variables and inputs": ("env", "secrets", "inputs", "input_nodes"),
-    "outputs and metrics": (
-        "outputs", "output_sync_s", "restore_outputs", "metrics", "detect_metrics",
-    ),
-    "limits": (
-        "timeout_min", "start_timeout_min", "grace_s", "retries", "min_nodes", "hardware_check",
-        "strict",
-    ),
-    "sweeps": ("sweep", "max_parallel", "max_jobs", "fail_fast"),
-    "name, source and job file": ("name", "source", "source_limit_mb", "links", "store"),
-}  # fmt: skip
-
-
 def spec_flags(parser: argparse.ArgumentParser, *, has_defaults: bool = True) -> None:
-    """Add the option of every field that has one, in groups; the help page shows defaults."""
+    """Add the option of every key that has one, in groups; the help page shows defaults."""
     from cloudjob.model.job import OPTIONS, JobSpec
-    from cloudjob.model.types import is_map
+    from cloudjob.model.keys import Group
 
-    for title, names in GROUPS.items():
-        group = parser.add_argument_group(title)
-        for name in names:
-            option, field = OPTIONS[name], JobSpec.model_fields[name]
-            if option.const:
-                kind: dict[str, Any] = {"action": "store_const", "const": option.const}
-            else:
-                action = "append" if is_map(field) else "store"
-                kind = {"action": action, "metavar": option.metavar}
-            flags = [option.short, option.flag] if option.short else [option.flag]
-            text = _help_of(option, field, has_defaults=has_defaults).replace("%", "%%")
-            group.add_argument(*flags, dest=name, help=text, **kind)
-        if title == "variables and inputs":
+    for title in Group:
+        group = parser.add_argument_group(title.value)
+        for name in (name for name, option in OPTIONS.items() if option.group is title):
+            _add_key(group, name, JobSpec.KEYS[name], has_defaults=has_defaults)
+        if title is Group.VARIABLES:
             group.add_argument(
                 "--env-file",
                 action="append",
@@ -221,21 +195,32 @@ def spec_flags(parser: argparse.ArgumentParser, *, has_defaults: bool = True) ->
     group.add_argument("--notify-command", metavar="COMMAND", help=text)
 
 
-def _help_of(option: Option, field: FieldInfo, *, has_defaults: bool) -> str:
-    """Return the help text of an option: its effect, its allowed values and its default."""
-    from cloudjob.model.types import choices_of, is_map, shown
+def _add_key(group: Any, name: str, key: Key, *, has_defaults: bool) -> None:
+    option = key.option
+    assert option is not None
+    flags = [option.short, option.flag] if option.short else [option.flag]
+    if option.const:
+        kind: dict[str, Any] = {"action": "store_const", "const": option.const}
+    else:
+        action = "append" if key.kind.is_map else "store"
+        kind = {"action": action, "metavar": option.metavar}
+    text = _help_of(key, option, has_defaults=has_defaults).replace("%", "%%")
+    group.add_argument(*flags, dest=name, help=text, **kind)
 
-    text = field.description or ""
+
+def _help_of(key: Key, option: Option, *, has_defaults: bool) -> str:
+    """Return the help text of an option: its effect, its allowed values and its default."""
+    text = key.description
     if option.const:
         # "follow: Follow links; keep: refuse them." describes both values of the key.
         text = text.partition(f"{option.const}: ")[2].partition(";")[0].rstrip(".")
         return f"{text[:1].upper()}{text[1:]}."
-    choices = ", ".join(choices_of(field))
+    choices = ", ".join(key.kind.choices)
     facts = [f"one of {choices}"] if choices else []
-    if is_map(field):
+    if key.kind.is_map:
         facts.append("repeatable")
-    elif has_defaults and field.default not in ("", None):
-        value = shown(field, field.default)
+    elif has_defaults and key.default != "":
+        value = key.kind.shown(key.default)
         facts.append(f"default {value:g}" if isinstance(value, float) else f"default {value}")
     return f"{text} [{'; '.join(facts)}]" if facts else text
 

@@ -11,6 +11,7 @@ from cloudjob.cli.options import Parser, sentence
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator
+    from typing import Any
 
 _DESCRIPTION = "Run a training script on several nodes: here, on a cluster or in the cloud."
 _EXAMPLES = """\
@@ -64,7 +65,15 @@ def parser_of(command: str) -> Parser:
     """Return a parser that knows all commands, and the options of ``command`` only."""
     parser = Parser(prog="cloudjob", description=_DESCRIPTION, epilog=_EXAMPLES)
     parser.add_argument("--version", action="version", version=f"cloudjob {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
+    # Of the other commands only the names are used, so they share a parser: making one takes longer
+    # than reading a command line.
+    other = Parser(prog=parser.prog, add_help=False)
+
+    def new_parser(**settings: Any) -> Parser:
+        return Parser(**settings) if settings["prog"] == f"{parser.prog} {command}" else other
+
+    parser_class: Any = new_parser
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=parser_class)
     for name, module, text in _COMMANDS:
         added = commands.add_parser(name, help=text, description=sentence(text))
         if name == command:

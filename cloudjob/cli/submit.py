@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 
 import cloudjob
-from cloudjob.cli import sweeps
 from cloudjob.cli.follow import follow_to_end
 from cloudjob.cli.interrupts import CANCEL, DETACH, Interrupts, interrupts_of
 from cloudjob.cli.messages import print_json, print_message
@@ -67,6 +66,8 @@ def _run_job(spec: cloudjob.JobSpec, options: argparse.Namespace) -> int:
     from cloudjob.model.status import exit_code
 
     if spec.sweep:
+        from cloudjob.cli import sweeps
+
         return sweeps.send(spec, options)
     if options.resume:
         raise UsageError("submit --resume: the job is not a sweep", hint="--sweep NAME=VALUES")

@@ -154,9 +154,9 @@ def show(loaded: Loaded) -> list[tuple[str, str, str]]:
     """Return each key with its value, secrets as ``***``, and its origin, for ``config show``."""
     rows: list[tuple[str, str]] = []
     described = masked(loaded.spec)
-    for name, value in loaded.spec:
+    for name, value in loaded.spec.items():
         if name in SECTIONS:
-            for key, item in value:
+            for key, item in value.items():
                 rows += _rows(f"{name}.{key}", item)
         else:
             item = described[name]
@@ -294,7 +294,7 @@ def _apply_source_limit(
     The nearest layer that has either key wins; within one layer, the backend's key wins. Both keys
     get the value, so that a copy of the job has the same limit.
     """
-    backend = values.get("backend", JobSpec.model_fields["backend"].default)
+    backend = values.get("backend", JobSpec.KEYS["backend"].default)
     own = values.get(backend, {}).get(_LIMIT)
     if own is None or float(own) <= 0:
         return

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from cloudjob.model.job import OPTIONS, SECTIONS, JobSpec
+from cloudjob.model.keys import Values
+from cloudjob.model.kinds import dotted
 from cloudjob.model.text import MASK, one_line
-from cloudjob.model.types import is_tree
-from cloudjob.model.validation import dotted, valid_part
+from cloudjob.model.validation import valid_part
 
 
 @dataclass(slots=True)
@@ -61,8 +62,8 @@ def layer_of_job(origin: str, described: Mapping[str, Any], cwd: Path) -> Layer:
     return layer
 
 
-def _without_unknown_keys(values: Mapping[str, Any], model: type[Any]) -> dict[str, Any]:
-    return {k: v for k, v in values.items() if k in model.model_fields and v is not None}
+def _without_unknown_keys(values: Mapping[str, Any], model: type[Values]) -> dict[str, Any]:
+    return {k: v for k, v in values.items() if k in model.KEYS and v is not None}
 
 
 def _keys(values: Mapping[str, Any], *location: str) -> Iterable[str]:
@@ -146,10 +147,10 @@ def merged(layers: Iterable[Layer]) -> dict[str, Any]:
     return values
 
 
-def _merge(into: dict[str, Any], values: Mapping[str, Any], model: type[Any] | None) -> None:
+def _merge(into: dict[str, Any], values: Mapping[str, Any], model: type[Values] | None) -> None:
     for key, value in values.items():
-        known = model.model_fields.get(key) if model else None
-        if isinstance(value, Mapping) and not (known and is_tree(known)):
+        declared = model.KEYS.get(key) if model else None
+        if isinstance(value, Mapping) and not (declared and declared.kind.is_tree):
             _merge(into.setdefault(key, {}), value, SECTIONS.get(key) if model is JobSpec else None)
         else:
             into[key] = value

@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Any
 from cloudjob.config.files import File, position, text_of, unreadable
 from cloudjob.config.layer import Layer
 from cloudjob.model.job import SECTIONS
+from cloudjob.model.kinds import dotted
 from cloudjob.model.text import one_line
-from cloudjob.model.types import is_tree
-from cloudjob.model.validation import dotted
 
 if TYPE_CHECKING:
     from yaml.nodes import Node
 
-    from cloudjob.model.validation import Location
+    from cloudjob.model.kinds import Location
 
 MAX_DEPTH = 20
 # Nested aliases multiply: nine lines of nine aliases each expand to 387 million values. A rank
@@ -43,8 +42,8 @@ _JSON_TAGS = tuple(_TAG + kind for kind in ("int", "float", "bool", "null"))
 _TREES = {
     (name, key)
     for name, model in SECTIONS.items()
-    for key, field in model.model_fields.items()
-    if is_tree(field)
+    for key, item in model.KEYS.items()
+    if item.kind.is_tree
 }
 
 

@@ -64,6 +64,7 @@ def _up(place: Path, config: Path | None, port: int) -> Address:
                 hint="cloudjob emulator down",
             )
         return _address_of(place)
+    _need_libraries()
     if config:
         from cloudjob.emulator import settings
 
@@ -158,13 +159,16 @@ def _locked(home: Path) -> Iterator[Path]:
 # -- the process ----------------------------------------------------------------------------------
 
 
-def _start(place: Path, port: int) -> None:
+def _need_libraries() -> None:
     for name in _LIBRARIES:
         if find_spec(name) is None:
             raise BackendError(
                 f"starting the emulator: {name} is not installed",
                 hint="pip install 'cloudjob[emulator]'",
             )
+
+
+def _start(place: Path, port: int) -> None:
     module = "cloudjob.emulator.main"
     with (place / state.LOG).open("ab") as log:
         process = subprocess.Popen(

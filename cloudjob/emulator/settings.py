@@ -165,7 +165,7 @@ def load(path: Path | None) -> Settings:
     try:
         return _whole(TypeAdapter(Settings).validate_python(found))
     except ValidationError as error:
-        from cloudjob.model.validation import dotted
+        from cloudjob.model.kinds import dotted
 
         raise SpecError(
             [

@@ -1,5 +1,5 @@
 """The values that cloudjob works with: a job as described, as submitted, and its status. No I/O.
 
-Start with ``job``, which defines a job with all its keys. Importing ``job``, ``sections``,
-``types`` or ``validation`` imports pydantic; commands that read no job file avoid that.
+Start with ``job``, which declares all keys of a job; ``keys`` says what a declaration has, and
+``kinds`` how values are read.
 """

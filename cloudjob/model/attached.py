@@ -1,36 +1,20 @@
 """What a copy takes from the description of a job that others have submitted.
 
 Whoever may write to a store may write any description into it, so a copy takes only what can do no
-harm here: how large the job is and how long it may take, and which file of the reader's own source
-runs with which arguments. Programs, paths, variables, images, hosts and credentials are the
-reader's own.
+harm here, the keys that are declared as harmless: how large the job is and how long it may take,
+and which file of the reader's own source runs with which arguments. Programs, paths, variables,
+images, hosts and credentials are the reader's own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from cloudjob.model.job import SECTIONS, JobSpec
+from cloudjob.model.keys import Key
 from cloudjob.model.text import MASK
 from jobentry.contract.launchers import AUTO, LAUNCHERS
-
-# The keys of a job file that a copy takes, by section. Every other key is left out, and so is any
-# that is added later.
-TAKEN: Mapping[str, tuple[str, ...]] = MappingProxyType({
-    "": ("script", "args", "name", "nodes", "procs_per_node", "backend", "launcher", "outputs",
-         "output_sync_s", "metrics", "detect_metrics", "flavor", "timeout_min",
-         "start_timeout_min", "retries", "min_nodes", "grace_s", "hardware_check", "strict"),
-    "process": ("gpus",),
-    "docker": ("cpus", "memory_gib", "shm_gib", "gpus"),
-    "kubernetes": ("cpus", "memory_gib", "shm_gib", "gpus"),
-    "slurm": ("time_min", "cpus_per_rank", "memory_gib", "gpus", "exclusive", "warn_s"),
-    "mindspore": ("device_target", "parallel_mode", "search_mode"),
-    "network": ("stall_min",),
-    "hang": ("action", "after_min", "scale"),
-    "retry": ("on", "backoff_s"),
-})  # fmt: skip
 
 
 class Described(NamedTuple):
@@ -52,8 +36,9 @@ def split(described: Mapping[str, Any]) -> Described:
     taken: dict[str, Any] = {}
     left_out: dict[str, Any] = {}
     chosen: list[str] = []
-    for section, name, value, default in _values(described):
+    for section, name, value, declared in _values(described):
         key = f"{section}.{name}" if section else name
+        default = _plain(declared.default)
         # Earlier versions described a flag as text.
         text_default = str(default).lower() if isinstance(default, bool) else default
         is_chosen = _plain(value) not in (None, default, text_default, [], {}, "")
@@ -61,7 +46,7 @@ def split(described: Mapping[str, Any]) -> Described:
             # The names of the folders; where they are stored is up to the reader.
             taken[key] = dict.fromkeys(value, "")
             left_out.update({f"{key}.{output}": uri for output, uri in value.items() if uri})
-        elif name in TAKEN.get(section, ()) and _is_harmless(key, value):
+        elif declared.is_harmless and _is_harmless(key, value):
             (taken.setdefault(section, {}) if section else taken)[name] = value
             chosen += [key] * is_chosen
         elif is_chosen:
@@ -69,16 +54,16 @@ def split(described: Mapping[str, Any]) -> Described:
     return Described(taken, left_out, chosen)
 
 
-def _values(described: Mapping[str, Any]) -> Iterator[tuple[str, str, Any, Any]]:
-    """Yield section, key, value and default; keys that this version does not know are ignored."""
+def _values(described: Mapping[str, Any]) -> Iterator[tuple[str, str, Any, Key]]:
+    """Yield section, name, value and declaration of each key that this version knows."""
     for name, value in described.items():
         model = SECTIONS.get(name)
-        if model is None and name in JobSpec.model_fields:
-            yield "", name, value, _plain(JobSpec.model_fields[name].default)
+        if model is None and name in JobSpec.KEYS:
+            yield "", name, value, JobSpec.KEYS[name]
         elif model is not None and isinstance(value, Mapping):
             for key, item in value.items():
-                if key in model.model_fields:
-                    yield name, key, item, _plain(model.model_fields[key].default)
+                if key in model.KEYS:
+                    yield name, key, item, model.KEYS[key]
 
 
 def _plain(value: Any) -> Any:

@@ -6,12 +6,29 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Annotated, Any, TypedDict
-
-from pydantic import Field, ValidationInfo, field_validator
+from typing import Any, TypedDict
 
 from cloudjob.model import grid
-from cloudjob.model.rules import AUTO_RANKS, BACKENDS, NAME_RULE
+from cloudjob.model.keys import Group, Option, Section, Values, key, section
+from cloudjob.model.kinds import (
+    FLAG,
+    INPUTS,
+    JOB_NAME,
+    LABELS,
+    OUTPUTS,
+    PATTERNS,
+    RETRIES,
+    SECRETS,
+    SWEEP,
+    TEXT,
+    TEXTS,
+    VARIABLES,
+    Number,
+    OneOf,
+    Ranks,
+    Whole,
+)
+from cloudjob.model.rules import AUTO_RANKS, BACKENDS
 from cloudjob.model.sections import (
     Docker,
     Hang,
@@ -25,33 +42,20 @@ from cloudjob.model.sections import (
     Retry,
     Slurm,
 )
-from cloudjob.model.text import MASK, given, hide, secret_texts, secret_values, secrets_masked
-from cloudjob.model.types import (
-    Flag,
-    Inputs,
-    Labels,
-    Number,
-    OneOf,
-    Option,
-    Outputs,
-    Patterns,
-    Ranks,
-    Secrets,
-    SweepValues,
-    Text,
-    Texts,
-    Values,
-    Variables,
-    Whole,
-    key,
-    shown,
-)
+from cloudjob.model.text import MASK, hide, secret_texts, secret_values, secrets_masked
 from jobentry.contract.env import RESTORE_CHOICES
 from jobentry.contract.launchers import AUTO, LAUNCHERS
 
 # Longer waits overflow the timers of platforms and of Python; no platform runs a job for a year.
 _YEAR_MIN = 525_600
 _DAY_S = 86_400
+
+
+def default_name(script: str) -> str:
+    """Return a job name made from a script's stem, with ``-`` for characters platforms refuse."""
+    last = script.rpartition("/")[2]
+    stem = last.rpartition(".")[0] or last
+    return re.sub(r"[^A-Za-z0-9_-]+", "-", stem).strip("-")[:64] or "job"
 
 
 class JobSpec(Values):
@@ -62,122 +66,144 @@ class JobSpec(Values):
     """
 
     # fmt: off
-    script: Text = key("The program to run, relative to the source folder.")
-    args: Texts = key("The script's own arguments, byte for byte.", ())
-    name: Annotated[Text, Option("--name", "NAME")] = key(
-        "The job's name: letters, digits, _ and -, at most 64; by default the script's name.",
-        validate_default=True, json_schema_extra={"pattern": f"^{NAME_RULE}$"})
-    nodes: Annotated[Whole, Option("--nodes", "N", short="-n")] = key(
-        "Number of nodes.", 1, ge=1, le=10_000)
-    procs_per_node: Annotated[Ranks, Option("--procs-per-node", "M")] = key(
+    script: str = key(
+        TEXT, "The program to run, relative to the source folder.", is_harmless=True)
+    args: tuple[str, ...] = key(
+        TEXTS, "The script's own arguments, byte for byte.", (), is_harmless=True)
+    name: str = key(
+        JOB_NAME,
+        "The job's name: letters, digits, _ and -, at most 64; by default the script's name.", "",
+        Option(Group.FILES, "--name", "NAME"), is_harmless=True,
+        implied=lambda values: default_name(values["script"]))
+    nodes: int = key(
+        Whole(1, 10_000), "Number of nodes.", 1, Option(Group.PLACE, "--nodes", "N", short="-n"),
+        is_harmless=True)
+    procs_per_node: int = key(
+        Ranks(1, 1024),
         "Number of ranks on each node; auto is one for each GPU or NPU of a node, else 1.",
-        AUTO_RANKS, ge=1, le=1024, json_schema_extra={"default": "auto"})
-    backend: Annotated[str, OneOf(*BACKENDS), Option("--backend", "NAME")] = key(
-        "Where the job runs.", "process")
-    launcher: Annotated[str, OneOf(AUTO, *LAUNCHERS), Option("--launcher", "NAME")] = key(
-        "How to start the ranks; auto chooses from the script's imports.", "auto")
-    source: Annotated[Text, Option("--source", "DIR")] = key(
-        "The folder to send; in a file, relative to that file.", ".")
-    env: Annotated[Variables, Option("--env", "NAME=VALUE", short="-e")] = key(
-        "Variables for every rank; an option takes precedence over a file, name by name.", {})
-    secrets: Annotated[Secrets, Option("--secret", "NAME[=@FILE]")] = key(
-        "Variables whose values are never shown; each value comes from your environment, or is the "
-        "exact bytes of a file.", {}, repr=False)
-    inputs: Annotated[Inputs, Option("--input", "NAME=URI")] = key(
-        "Objects to copy to every node before the script starts; the variable NAME holds the path.",
-        {})
-    input_nodes: Annotated[Labels, Option("--input-nodes", "NAME=NODES")] = key(
-        "The nodes that need an input, such as 0 or 0,2-3; by default all nodes.", {})
-    outputs: Annotated[Outputs, Option("--output", "NAME=URI")] = key(
+        AUTO_RANKS, Option(Group.PLACE, "--procs-per-node", "M"), is_harmless=True)
+    backend: str = key(
+        OneOf(*BACKENDS), "Where the job runs.", "process",
+        Option(Group.PLACE, "--backend", "NAME"), is_harmless=True)
+    launcher: str = key(
+        OneOf(AUTO, *LAUNCHERS), "How to start the ranks; auto chooses from the script's imports.",
+        "auto", Option(Group.PLACE, "--launcher", "NAME"), is_harmless=True)
+    source: str = key(
+        TEXT, "The folder to send; in a file, relative to that file.", ".",
+        Option(Group.FILES, "--source", "DIR"))
+    env: Mapping[str, str] = key(
+        VARIABLES,
+        "Variables for every rank; an option takes precedence over a file, name by name.", {},
+        Option(Group.VARIABLES, "--env", "NAME=VALUE", short="-e"))
+    secrets: Mapping[str, str] = key(
+        SECRETS,
+        "Variables whose values are never shown; each value comes from your environment, or is "
+        "the exact bytes of a file.", {}, Option(Group.VARIABLES, "--secret", "NAME[=@FILE]"))
+    inputs: Mapping[str, str] = key(
+        INPUTS,
+        "Objects to copy to every node before the script starts; the variable NAME holds the "
+        "path.", {}, Option(Group.VARIABLES, "--input", "NAME=URI"))
+    input_nodes: Mapping[str, str] = key(
+        LABELS, "The nodes that need an input, such as 0 or 0,2-3; by default all nodes.", {},
+        Option(Group.VARIABLES, "--input-nodes", "NAME=NODES"))
+    outputs: Mapping[str, str] = key(
+        OUTPUTS,
         "Folders whose files are saved while the job runs and when it ends; an empty URI is the "
-        "job's own folder in the store.", {})
-    output_sync_s: Annotated[Number, Option("--output-sync-s", "S")] = key(
-        "Seconds between saves of the outputs while the job runs; 0 saves only at the end.",
-        30.0, ge=0, le=_DAY_S)
-    restore_outputs: Annotated[
-        str, OneOf(*RESTORE_CHOICES), Option("--restore-outputs", "WHICH")
-    ] = key(
+        "job's own folder in the store.", {}, Option(Group.OUTPUTS, "--output", "NAME=URI"),
+        is_harmless=True)
+    output_sync_s: float = key(
+        Number(0, _DAY_S),
+        "Seconds between saves of the outputs while the job runs; 0 saves only at the end.", 30.0,
+        Option(Group.OUTPUTS, "--output-sync-s", "S"), is_harmless=True)
+    restore_outputs: str = key(
+        OneOf(*RESTORE_CHOICES),
         "Which files that an earlier run saved at an output's URI to restore on each node before "
-        "the script starts: the node's own, or those of all nodes.", "none")
-    metrics: Annotated[Patterns, Option("--metric", "NAME=REGEX")] = key(
+        "the script starts: the node's own, or those of all nodes.", "none",
+        Option(Group.OUTPUTS, "--restore-outputs", "WHICH"))
+    metrics: Mapping[str, str] = key(
+        PATTERNS,
         "Metrics in what ranks print: a regular expression for each, with a group for the value "
-        "and, if named step, one for the step; `cloudjob metrics` shows them.", {})
-    detect_metrics: Annotated[
-        str, OneOf("on", "off"), Option("--no-detect-metrics", const="off")
-    ] = key(
+        "and, if named step, one for the step; `cloudjob metrics` shows them.", {},
+        Option(Group.OUTPUTS, "--metric", "NAME=REGEX"), is_harmless=True)
+    detect_metrics: str = key(
+        OneOf("on", "off"),
         "off: find only the metrics that JSON lines, event files and patterns give; on: also find "
-        "numbers behind words such as loss and accuracy.", "on")
-    image: Annotated[Text, Option("--image", "REF")] = key(
-        "The container image, for backends that run containers.")
-    flavor: Annotated[Text, Option("--flavor", "ID")] = key(
-        "The platform's name for the kind of node.")
-    timeout_min: Annotated[Number, Option("--timeout-min", "T")] = key(
-        "Minutes after which the job is ended; 0 sets no limit.", 0.0, ge=0, le=_YEAR_MIN)
-    start_timeout_min: Annotated[Number, Option("--start-timeout-min", "T")] = key(
-        "Minutes allowed for the nodes to connect, and then for the ranks to start.",
-        10.0, ge=0.01, le=_YEAR_MIN)
-    retries: Annotated[Whole, Option("--retries", "R")] = key(
-        "How many times to start a failed job again; or a mapping with this number as max, and the "
-        "keys of retry.", 0, ge=0, le=10, json_schema_extra={"type": ["integer", "object"]})
-    min_nodes: Annotated[Whole, Option("--min-nodes", "N")] = key(
+        "numbers behind words such as loss and accuracy.", "on",
+        Option(Group.OUTPUTS, "--no-detect-metrics", const="off"), is_harmless=True)
+    image: str = key(
+        TEXT, "The container image, for backends that run containers.", "",
+        Option(Group.PLACE, "--image", "REF"))
+    flavor: str = key(
+        TEXT, "The platform's name for the kind of node.", "",
+        Option(Group.PLACE, "--flavor", "ID"), is_harmless=True)
+    timeout_min: float = key(
+        Number(0, _YEAR_MIN), "Minutes after which the job is ended; 0 sets no limit.", 0.0,
+        Option(Group.LIMITS, "--timeout-min", "T"), is_harmless=True)
+    start_timeout_min: float = key(
+        Number(0.01, _YEAR_MIN),
+        "Minutes allowed for the nodes to connect, and then for the ranks to start.", 10.0,
+        Option(Group.LIMITS, "--start-timeout-min", "T"), is_harmless=True)
+    retries: int = key(
+        RETRIES,
+        "How many times to start a failed job again; or a mapping with this number as max, and "
+        "the keys of retry.", 0,
+        Option(Group.LIMITS, "--retries", "R"), is_harmless=True)
+    min_nodes: int = key(
+        Whole(0, 10_000),
         "The fewest nodes with which an elastic job (the launcher horovod-elastic) continues; 0 "
-        "means 1 with that launcher, and all nodes with any other.", 0, ge=0, le=10_000)
-    grace_s: Annotated[Number, Option("--grace-s", "S")] = key(
-        "Seconds between SIGTERM and SIGKILL.", 10.0, ge=0, le=_DAY_S)
-    store: Annotated[Text, Option("--store", "URI")] = key(
-        "Where to store code and outputs; by default a folder under $CLOUDJOB_HOME.")
-    source_limit_mb: Annotated[Number, Option("--source-limit-mb", "MB")] = key(
-        "The largest source folder to pack, in megabytes.", 100.0, ge=0)
-    links: Annotated[
-        str, OneOf("keep", "follow"), Option("--follow-links", const="follow")
-    ] = key(
+        "means 1 with that launcher, and all nodes with any other.", 0,
+        Option(Group.LIMITS, "--min-nodes", "N"), is_harmless=True)
+    grace_s: float = key(
+        Number(0, _DAY_S), "Seconds between SIGTERM and SIGKILL.", 10.0,
+        Option(Group.LIMITS, "--grace-s", "S"), is_harmless=True)
+    store: str = key(
+        TEXT, "Where to store code and outputs; by default a folder under $CLOUDJOB_HOME.", "",
+        Option(Group.FILES, "--store", "URI"))
+    source_limit_mb: float = key(
+        Number(0), "The largest source folder to pack, in megabytes.", 100.0,
+        Option(Group.FILES, "--source-limit-mb", "MB"))
+    links: str = key(
+        OneOf("keep", "follow"),
         "follow: follow symbolic links that point outside the source folder; keep: refuse them.",
-        "keep")
-    hardware_check: Annotated[
-        str, OneOf("on", "off"), Option("--no-hardware-check", const="off")
-    ] = key(
+        "keep", Option(Group.FILES, "--follow-links", const="follow"))
+    hardware_check: str = key(
+        OneOf("on", "off"),
         "off: start a launcher or parallel mode even if MindSpore's documentation rules it out on "
-        "the device.", "on")
-    strict: Annotated[Flag, Option("--strict", const="true")] = key(
+        "the device.", "on", Option(Group.LIMITS, "--no-hardware-check", const="off"),
+        is_harmless=True)
+    strict: bool = key(
+        FLAG,
         "true: fail with the exit code of a launcher or Python program that the script starts, "
-        "even if the script ignores it; false: only the script's own exit code counts.", False)
-    sweep: Annotated[SweepValues, Option("--sweep", "NAME=VALUES")] = key(
+        "even if the script ignores it; false: only the script's own exit code counts.", False,
+        Option(Group.LIMITS, "--strict", const="true"), is_harmless=True)
+    sweep: Mapping[str, tuple[str, ...]] = key(
+        SWEEP,
         "One job for each combination of values, such as lr=0.1,0.01 or seed=1..3; {NAME} in "
-        "arguments and in values of env, inputs and outputs is the job's value.", {})
-    max_parallel: Annotated[Whole, Option("--max-parallel", "K")] = key(
+        "arguments and in values of env, inputs and outputs is the job's value.", {},
+        Option(Group.SWEEPS, "--sweep", "NAME=VALUES"))
+    max_parallel: int = key(
+        Whole(0, grid.MAX_JOBS),
         "How many jobs of a sweep run at the same time; 0 is 1 on this machine (process, docker) "
-        "and all elsewhere.", 0, ge=0, le=grid.MAX_JOBS)
-    max_jobs: Annotated[Whole, Option("--max-jobs", "N")] = key(
-        "The most jobs that a sweep may have.", 100, ge=1, le=grid.MAX_JOBS)
-    fail_fast: Annotated[Flag, Option("--fail-fast", const="true")] = key(
-        "true: cancel the other jobs of a sweep when one fails; false: the others continue.",
-        False)
-    process: Process = Field(default_factory=Process)
-    docker: Docker = Field(default_factory=Docker)
-    modelarts: ModelArts = Field(default_factory=ModelArts)
-    kubernetes: Kubernetes = Field(default_factory=Kubernetes)
-    slurm: Slurm = Field(default_factory=Slurm)
-    mindspore: MindSpore = Field(default_factory=MindSpore)
-    network: Network = Field(default_factory=Network)
-    hang: Hang = Field(default_factory=Hang)
-    retry: Retry = Field(default_factory=Retry)
-    notify: Notify = Field(default_factory=Notify)
-    s3: ObjectStorage = Field(default_factory=ObjectStorage,
-        description="Settings of s3:// stores.")
-    obs: ObjectStorage = Field(default_factory=ObjectStorage,
-        description="Settings of obs:// stores.")
+        "and all elsewhere.", 0, Option(Group.SWEEPS, "--max-parallel", "K"))
+    max_jobs: int = key(
+        Whole(1, grid.MAX_JOBS), "The most jobs that a sweep may have.", 100,
+        Option(Group.SWEEPS, "--max-jobs", "N"))
+    fail_fast: bool = key(
+        FLAG, "true: cancel the other jobs of a sweep when one fails; false: the others continue.",
+        False, Option(Group.SWEEPS, "--fail-fast", const="true"))
+    process: Process = section(Process)
+    docker: Docker = section(Docker)
+    modelarts: ModelArts = section(ModelArts)
+    kubernetes: Kubernetes = section(Kubernetes)
+    slurm: Slurm = section(Slurm)
+    mindspore: MindSpore = section(MindSpore)
+    network: Network = section(Network)
+    hang: Hang = section(Hang)
+    retry: Retry = section(Retry)
+    notify: Notify = section(Notify)
+    s3: ObjectStorage = section(ObjectStorage, "Settings of s3:// stores.")
+    obs: ObjectStorage = section(ObjectStorage, "Settings of obs:// stores.")
     # fmt: on
-
-    @field_validator("name")
-    @classmethod
-    def _valid_name(cls, name: str, info: ValidationInfo) -> str:
-        name = name or default_name(info.data.get("script", ""))
-        if not re.fullmatch(NAME_RULE, name):
-            allowed = "letters, digits, '_' and '-', 1 to 64 of them"
-            raise ValueError(
-                f"is not a name every platform accepts (given {given(name)}; allowed {allowed})"
-            )
-        return name
 
     @property
     def ranks_per_node(self) -> int:
@@ -191,15 +217,14 @@ class JobSpec(Values):
 
     def section(self, name: str) -> Mapping[str, Any]:
         """Return the values of a section, with its defaults."""
-        return MappingProxyType(dict(getattr(self, name)))
+        values: Values = getattr(self, name)
+        return MappingProxyType(dict(values.items()))
 
     @property
     def sections(self) -> Mapping[str, Mapping[str, Any]]:
         """The sections that were given, each with the keys that were given."""
-        values = {name: getattr(self, name) for name in SECTIONS}
-        return MappingProxyType(
-            {name: value.given() for name, value in values.items() if value.model_fields_set}
-        )
+        chosen = {name: getattr(self, name).chosen() for name in SECTIONS}
+        return MappingProxyType({name: values for name, values in chosen.items() if values})
 
 
 class Options(TypedDict, total=False):
@@ -253,21 +278,12 @@ class Options(TypedDict, total=False):
     obs: Mapping[str, Any]
 
 
-SECTIONS: Mapping[str, type[Values]] = MappingProxyType({
-    name: field.annotation for name, field in JobSpec.model_fields.items()
-    if isinstance(field.annotation, type) and issubclass(field.annotation, Values)
-})  # fmt: skip
-OPTIONS: Mapping[str, Option] = MappingProxyType({
-    name: item for name, field in JobSpec.model_fields.items()
-    for item in field.metadata if isinstance(item, Option)
-})  # fmt: skip
-
-
-def default_name(script: str) -> str:
-    """Return a job name made from a script's stem, with ``-`` for characters platforms refuse."""
-    last = script.rpartition("/")[2]
-    stem = last.rpartition(".")[0] or last
-    return re.sub(r"[^A-Za-z0-9_-]+", "-", stem).strip("-")[:64] or "job"
+SECTIONS: Mapping[str, type[Values]] = MappingProxyType(
+    {name: item.kind.model for name, item in JobSpec.KEYS.items() if isinstance(item.kind, Section)}
+)
+OPTIONS: Mapping[str, Option] = MappingProxyType(
+    {name: item.option for name, item in JobSpec.KEYS.items() if item.option}
+)
 
 
 # The keys that are masked for the records, because they may contain values of secrets.
@@ -283,8 +299,10 @@ def masked(spec: JobSpec, masked_texts: Sequence[str] | None = None) -> dict[str
     """
     if masked_texts is None:
         masked_texts = secret_texts(secret_values(spec.secrets, spec.env))
-    fields = JobSpec.model_fields
-    keys = {name: shown(fields[name], value) for name, value in spec if name not in SECTIONS}
+    keys = {
+        name: JobSpec.KEYS[name].kind.shown(value)
+        for name, value in spec.items() if name not in SECTIONS
+    }  # fmt: skip
     keys["secrets"] = dict.fromkeys(spec.secrets, MASK)
     keys.update({name: hide(keys[name], masked_texts) for name in _TEXTS})
     keys["env"] = secrets_masked(hide(spec.env, masked_texts))

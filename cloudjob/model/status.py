@@ -280,8 +280,7 @@ def _values(value: JobStatus | Code | Phase | Hang | SlowRanks | Attempt) -> dic
 
 # Reads all fields of a value at once: a list of 10,000 jobs has 100,000 phases.
 _FIELDS: dict[type, attrgetter[tuple[Any, ...]]] = {
-    each: attrgetter(*each.__slots__)
-    for each in (JobStatus, Code, Phase, Hang, SlowRanks, Attempt)
+    each: attrgetter(*each.__slots__) for each in (JobStatus, Code, Phase, Hang, SlowRanks, Attempt)
 }
 
 

@@ -6,20 +6,14 @@ import posixpath
 from collections.abc import Iterable, Iterator, Mapping, Set
 from typing import Any
 
-from pydantic import ValidationError
-from pydantic.fields import FieldInfo
-
 from cloudjob.errors import SpecError
 from cloudjob.model import grid, key_rules
-from cloudjob.model.job import SECTIONS, JobSpec
+from cloudjob.model.job import JobSpec
+from cloudjob.model.kinds import Fault, Faults, Location, check_size, dotted
 from cloudjob.model.rules import BACKENDS, VARIABLE_FIELDS
 from cloudjob.model.text import given, nearest, one_line
-from cloudjob.model.types import check_size, choices_of, number_range
 from jobentry.contract import env
 from jobentry.contract.launchers import AUTO, LAUNCHERS
-
-# The path of a value in a job: ("nodes",), ("env", "A"), ("args", 0), ("slurm", "mpi").
-Location = tuple[str | int, ...]
 
 MAX_RANKS = 100_000
 _ELASTIC_BACKENDS = tuple(name for name, kind in BACKENDS.items() if kind.is_elastic)
@@ -34,111 +28,32 @@ def validate(
         invalid: Keys whose values were already found invalid and are not in ``values``.
     """
     values, wrong = valid_part(values)
-    spec = JobSpec.model_validate(values)
+    spec = JobSpec.read(values)
     invalid = {*invalid, *(str(location[0]) for location, _ in wrong)}
     found = [(dotted(location), what) for location, what in wrong]
     return spec, found + conflicts(spec, invalid)
 
 
-def valid_part(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[tuple[Location, str]]]:
-    """Return the values that are valid by themselves, and the location and error of the others."""
-    valid, found = dict(values), []
-    while wrong := _errors(valid):
-        found += wrong
-        valid = _without(valid, [location for location, _ in wrong])
-    return valid, found
-
-
-def _errors(values: Mapping[str, Any]) -> list[tuple[Location, str]]:
+def valid_part(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[Fault]]:
+    """Return the values that are valid by themselves, and the faults of the others."""
     try:
-        JobSpec.model_validate(values)
-    except ValidationError as error:
-        found: dict[Location, str] = {}
-        for item in error.errors(include_url=False):
-            location = tuple(step for step in item["loc"] if step != "[key]")
-            found.setdefault(location, _message(location, item["type"], item))
-        return list(found.items())
-    return []
+        JobSpec.read(values)
+    except Faults as error:
+        return _without(values, [location for location, _ in error.faults]), list(error.faults)
+    return dict(values), []
 
 
-def _without(values: Mapping[str, Any], locations: Iterable[Location]) -> dict[str, Any]:
-    """Return values without those at some locations; a list is removed as a whole.
-
-    A mapping with a name that is not UTF-8 is also removed as a whole, because pydantic does not
-    report its exact location.
-    """
-    inner: dict[str, list[Location]] = {}
+def _without(values: Mapping[Any, Any], locations: Iterable[Location]) -> dict[Any, Any]:
+    """Return values without those at some locations; a list is removed as a whole."""
+    inner: dict[str | int, list[Location]] = {}
     for first, *rest in locations:
-        inner.setdefault(str(first), []).append(tuple(rest))
+        inner.setdefault(first, []).append(tuple(rest))
     kept = {name: value for name, value in values.items() if name not in inner}
     for name, parts in inner.items():
-        value = values.get(name)
-        if isinstance(value, dict) and all(part and part[0] in value for part in parts):
+        value = values[name]
+        if isinstance(value, Mapping) and all(parts):
             kept[name] = _without(value, parts)
     return kept
-
-
-def dotted(location: Location) -> str:
-    """Return a location as messages show it: ``env.A``, ``args[0]``."""
-    return "".join(
-        f"[{step}]" if isinstance(step, int) else f".{step}" for step in location
-    ).removeprefix(".")
-
-
-def _field_at(location: Location) -> FieldInfo | None:
-    model: type[Any] = JobSpec
-    if location[0] in SECTIONS and len(location) > 1:
-        model, location = SECTIONS[str(location[0])], location[1:]
-    found: FieldInfo | None = model.model_fields.get(location[0])
-    return found
-
-
-_SHAPES = {
-    "tuple_type": "must be a list of texts",
-    "list_type": "must be a list",
-    "dict_type": "must be a mapping, NAME: value",
-    "model_type": "must be a mapping of keys to values",
-}
-_NUMBERS = {
-    "int_parsing": "a whole number",
-    "int_type": "a whole number",
-    "int_from_float": "a whole number",
-    "float_parsing": "a number",
-    "float_type": "a number",
-}
-_LIMITS = ("greater_than_equal", "less_than_equal", "finite_number")
-
-
-def _message(location: Location, kind: str, error: Mapping[str, Any]) -> str:
-    """Describe an error of pydantic: what is wrong, what was given, what is allowed."""
-    value, field = error["input"], _field_at(location)
-    if kind == "value_error":
-        return str(error["ctx"]["error"])
-    if kind == "extra_forbidden":
-        return _unknown_key(location)
-    if location == ("secrets",):
-        return "must be a mapping, or a list of names"
-    is_scalar = isinstance(value, (str, int, float))
-    if field and kind in _NUMBERS and is_scalar:
-        allowed = number_range(field)
-        return f"is not {_NUMBERS[kind]} (given {given(value)}; allowed {allowed})"
-    if field and kind in _LIMITS:
-        return f"is out of range (given {given(value)}; allowed {number_range(field)})"
-    if field and choices_of(field) and is_scalar:
-        choices = choices_of(field)
-        shown = (
-            f"(given {given(value)}; allowed {', '.join(each or repr(each) for each in choices)})"
-        )
-        return f"is not known{nearest(str(value), choices)} {shown}"
-    return _SHAPES.get(kind, "must be one text or number")
-
-
-def _unknown_key(location: Location) -> str:
-    *parent, key = location
-    if parent:
-        known = SECTIONS[str(parent[0])].model_fields
-        return f"no such key{nearest(str(key), known)} (allowed {', '.join(known)})"
-    return f"no such key{nearest(str(key), JobSpec.model_fields)}"
 
 
 # -- keys that contradict each other ----------------------------------------------------------

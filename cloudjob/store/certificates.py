@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import importlib.util
 import re
-import ssl
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -75,6 +74,8 @@ def check(found: Bundle) -> None:
 
 
 def _certificates(found: Bundle) -> list[str]:
+    import ssl
+
     doing = f"reading certificates: {found.origin}={found.path}"
     path = Path(found.path)
     try:

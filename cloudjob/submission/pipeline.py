@@ -101,16 +101,20 @@ def _place(spec: JobSpec, home: Path, job: str) -> Iterator[Place]:
 def _send(
     job: str, prepared: PreparedJob, member: Member | None, place: Place, on_progress: OnProgress
 ) -> Job:
-    spec, package, (backend, uri, store) = prepared
+    spec, planned, (backend, uri, store) = prepared
     paths, db = JobPaths(job), place.db
-    # Build the request once before anything is sent, to report what the platform cannot do.
-    backend.build(preparation.prepare_for(prepared, paths, package, package.layers))
+    # Built before anything is sent, to report what the platform cannot do.
+    submission = preparation.prepare_for(prepared, paths, planned, planned.layers)
+    request = backend.build(submission)
     checks.require([*backend.checks(spec, uri), *_key_checks(prepared)], on_progress)
     sending = partial(meter, "sending", on_progress=on_progress)
     with undo_on_failure(store, db, job) as undo, Claim(store, job, sending) as claim:
         package, kept = _store_package(prepared, member, place, claim)
-        submission = preparation.prepare_for(prepared, paths, package, kept.layers)
-        request = backend.build(submission)
+        # The store may hold other layers than planned, and have got new keys while they were sent.
+        is_planned = (package.digest, kept.layers) == (planned.digest, planned.layers)
+        if not is_planned or (kept.sent_bytes and isinstance(store, Expiring)):
+            submission = preparation.prepare_for(prepared, paths, package, kept.layers)
+            request = backend.build(submission)
         # The record has the handle before anything starts: if this process is killed from here on,
         # every command finds the job.
         text = _text(submission, member)

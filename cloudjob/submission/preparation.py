@@ -117,7 +117,7 @@ def with_launcher(spec: JobSpec, script: Script) -> tuple[JobSpec, Choice | None
     choice = None
     if spec.launcher == AUTO:
         choice = launcher_choice.choose(spec, script)
-        spec = spec.model_copy(update={"launcher": choice.launcher})
+        spec = spec.with_values(launcher=choice.launcher)
         # Some values are valid only with some launchers, and the job had no launcher until now.
         validation.check(spec)
     nested_launchers.check(spec, script.nested)
@@ -145,8 +145,11 @@ def prepare_for(
     )
     sizes.check(submission)
     # Inputs may come from a server of a private authority, too, whatever the store is.
-    trusted = certificates.access(certificates.bundle(os.environ))
-    return replace(submission, access={**trusted, **_access(spec, paths, store, code_layers)})
+    uris = (submission.code.uri, *spec.inputs.values(), *spec.outputs.values())
+    is_local = all(uri.startswith("file:") for uri in uris if uri)
+    bundle = None if is_local else certificates.bundle(os.environ)
+    access = {**certificates.access(bundle), **_access(spec, paths, store, code_layers)}
+    return replace(submission, access=access)
 
 
 def _access(

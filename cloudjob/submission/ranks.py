@@ -32,6 +32,6 @@ def choose(spec: JobSpec, backend: Backend[Any], *, may_query: bool) -> tuple[Jo
         if found is None:
             return spec, "procs_per_node auto: each node starts a rank for each of its GPUs or NPUs"
         count, why = max(1, found.per_node), found.source
-    chosen = spec.model_copy(update={"procs_per_node": count})
+    chosen = spec.with_values(procs_per_node=count)
     validation.check(chosen)
     return chosen, f"procs_per_node {count}: {why}" if count > 1 else ""

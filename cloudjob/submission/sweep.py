@@ -15,11 +15,12 @@ from cloudjob.errors import SpecError, UsageError
 from cloudjob.home import make_home, scratch_folders, submits_folder, sweeps_folder
 from cloudjob.model import grid
 from cloudjob.model.job import JobSpec, masked
+from cloudjob.model.kinds import dotted
 from cloudjob.model.progress import OnProgress, Progress
 from cloudjob.model.rules import is_remote
 from cloudjob.model.status import Absence
 from cloudjob.model.times import rfc3339
-from cloudjob.model.validation import dotted, valid_part
+from cloudjob.model.validation import valid_part
 from cloudjob.notify.start import start_of_sweep
 from cloudjob.submission import pipeline, preparation, script_check
 from cloudjob.submission.pipeline import Member
@@ -39,8 +40,7 @@ def expand(spec: JobSpec) -> list[tuple[Mapping[str, str], JobSpec]]:
         SpecError: A job is invalid with its values.
     """
     found: list[tuple[Mapping[str, str], JobSpec]] = []
-    fields = JobSpec.model_fields
-    manner = {key: fields[key].default for key in _SUBMIT_OPTIONS}
+    manner = {key: JobSpec.KEYS[key].default for key in _SUBMIT_OPTIONS}
     for values in grid.combinations(spec.sweep):
         changed = {key: _filled(getattr(spec, key), values) for key in grid.FILLED}
         _, wrong = valid_part({"script": spec.script, **changed})
@@ -48,7 +48,7 @@ def expand(spec: JobSpec) -> list[tuple[Mapping[str, str], JobSpec]]:
             raise SpecError(
                 [f"{dotted(key)}: {what} ({grid.text_of(values)})" for key, what in wrong]
             )
-        one = spec.model_copy(update={**changed, **manner, "sweep": MappingProxyType({})})
+        one = spec.with_values(**changed, **manner, sweep=MappingProxyType({}))
         found.append((values, one))
     return found
 
@@ -112,7 +112,7 @@ def submit(
                 on_start(sweep)
             for number in _numbers_to_submit(sweep, at_once(spec), on_status):
                 values, one = jobs[number]
-                one = one.model_copy(update=chosen)
+                one = one.with_values(**chosen)
                 # Open the store again, because keys may have changed since the previous job.
                 target = Target.open(one, home)
                 member = Member(

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from cloudjob.tracking.cleanup import collect, remove_orphans
-from cloudjob.tracking.job import Job
-from cloudjob.tracking.lookup import find
-from cloudjob.tracking.queries import (
-    Filter,
-    filter_of,
-    find_all,
-    jobs_of,
-    statuses_of,
-    with_status,
-)
+from importlib import import_module
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from cloudjob.tracking.cleanup import collect, remove_orphans
+    from cloudjob.tracking.job import Job
+    from cloudjob.tracking.lookup import find
+    from cloudjob.tracking.queries import (
+        Filter,
+        filter_of,
+        find_all,
+        jobs_of,
+        statuses_of,
+        with_status,
+    )
 
 __all__ = [
     "Filter",
@@ -26,3 +30,21 @@ __all__ = [
     "statuses_of",
     "with_status",
 ]
+
+_MODULES = {
+    "Job": "job",
+    "collect": "cleanup",
+    "find": "lookup",
+    "remove_orphans": "cleanup",
+    **dict.fromkeys(
+        ("Filter", "filter_of", "find_all", "jobs_of", "statuses_of", "with_status"), "queries"
+    ),
+}
+
+
+def __getattr__(name: str) -> object:
+    # A submit needs no lists, and a list no cleanup: each is imported on first use.
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    return globals()[name]

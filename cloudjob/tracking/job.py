@@ -15,39 +15,30 @@ from cloudjob.backends.native import NativeStatus
 from cloudjob.errors import BackendError, JobNotFound, UsageError
 from cloudjob.home import records_path
 from cloudjob.home.records import JobRecord, Records
-from cloudjob.model import grid, html, summary
+from cloudjob.model import grid
 from cloudjob.model import status as statuses
 from cloudjob.model.rules import is_remote
 from cloudjob.model.status import JobFailed, JobState, JobStatus, Phase
 from cloudjob.model.text import counted, one_line
-from cloudjob.notify import message, start
-from cloudjob.package import contents
 from cloudjob.package.revision import Revision
 from cloudjob.store.base import RETRY_S, Expiring, ObjectStore
-from cloudjob.tracking import (
-    descriptions,
-    event_files,
-    journals,
-    log,
-    outputs,
-    profile,
-    stacks,
-)
+from cloudjob.tracking import descriptions, log
 from cloudjob.tracking.access import JobAccess
-from cloudjob.tracking.forwarding import Forwarding
-from cloudjob.tracking.journals import Journals
 from cloudjob.tracking.log import LogLine, LogPiece, OnJournal
-from cloudjob.tracking.metrics import MetricPoint, MetricReader
-from cloudjob.tracking.outputs import Outputs
-from cloudjob.tracking.profile import JobProfile
-from cloudjob.tracking.stacks import JobStacks
 from cloudjob.tracking.status_reader import StatusReader
 from jobentry.contract.names import CLOUDJOB_S3_SESSION_TOKEN, STORE_KEYS
 from jobentry.contract.packages import Entry
 from jobentry.contract.paths import JobPaths
 
+# What only some commands use is imported where it is used: every submit imports this module.
 if TYPE_CHECKING:
     from cloudjob.model import attached
+    from cloudjob.tracking.forwarding import Forwarding
+    from cloudjob.tracking.journals import Journals
+    from cloudjob.tracking.metrics import MetricPoint, MetricReader
+    from cloudjob.tracking.outputs import Outputs
+    from cloudjob.tracking.profile import JobProfile
+    from cloudjob.tracking.stacks import JobStacks
 
 # The polling interval while a job is being submitted.
 _SENT_POLL_S = 0.1
@@ -78,6 +69,8 @@ class Job:
 
     def _repr_html_(self) -> str:
         """Return a table for a notebook; the platform is not queried."""
+        from cloudjob.model import html
+
         if self.last_status is not None:
             return html.table(self.last_status.facts(self.handle))
         return html.table([("job", self.id), ("handle", self.handle), ("nodes", self.nodes)])
@@ -189,6 +182,8 @@ class Job:
         Raises:
             StoreError: The package is no longer in the store, or cannot be read.
         """
+        from cloudjob.package import contents
+
         return contents.read(self._access.store, JobPaths(self.id).code)
 
     # -- status -----------------------------------------------------------------------------------
@@ -270,6 +265,8 @@ class Job:
         end_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
         status = self._reader.wait(end_s, record_s, on_status or (lambda _: None))
         if check and status.state is not JobState.SUCCEEDED:
+            from cloudjob.model import summary
+
             why = summary.reason(status) or status.native_state
             raise JobFailed(
                 f"job {self.id}: {status.state}: {why}", status, statuses.exit_code(status)
@@ -293,6 +290,8 @@ class Job:
         """
         if self.last_status is None or not self.is_over:
             return ""
+        from cloudjob.notify import message, start
+
         return start.settle(
             self._access.home, message.of_end(self.last_status), self._access.spec()
         )
@@ -300,6 +299,8 @@ class Job:
     @property
     def notification_failure(self) -> str:
         """Why notifications of the job were not sent; empty if they were or may still be."""
+        from cloudjob.notify import start
+
         return start.failure(self._access.home, self.id)
 
     # -- log --------------------------------------------------------------------------------------
@@ -370,6 +371,8 @@ class Job:
         Raises:
             CloudJobError: Neither can be read.
         """
+        from cloudjob.tracking import journals
+
         return journals.read(self._access, has_ended=self.status().state.is_final)
 
     def latest(self) -> Journals:
@@ -377,7 +380,9 @@ class Job:
 
         After a few seconds, this returns what was found until then.
         """
-        return journals.at_log_ends(self._access) if self.handle else Journals()
+        from cloudjob.tracking import journals
+
+        return journals.at_log_ends(self._access) if self.handle else journals.Journals()
 
     def phases(self) -> tuple[Phase, ...]:
         """Return the phases of the nodes so far that are found at the ends of their logs."""
@@ -419,6 +424,8 @@ class Job:
         Raises:
             CloudJobError: A pattern cannot be used, or the records cannot be read.
         """
+        from cloudjob.tracking.metrics import MetricReader
+
         spec = self._access.spec()
         known = spec.get("metrics") or {}
         detects = spec.get("detect_metrics") != "off"
@@ -430,6 +437,8 @@ class Job:
         Raises:
             CloudJobError: The outputs cannot be read.
         """
+        from cloudjob.tracking import event_files, outputs
+
         return event_files.read_all(outputs.locations_of(self._access).found)
 
     def events(self) -> list[Event]:
@@ -450,6 +459,8 @@ class Job:
 
     def resources(self) -> list[Metric]:
         """Return the resources that each node has used, by its platform or else by the node."""
+        from cloudjob.tracking import journals
+
         try:
             return self.platform_resources()
         except UsageError:
@@ -481,6 +492,8 @@ class Job:
             UsageError: The job does not run, or its backend cannot reach its nodes.
             BackendError: The job does not answer.
         """
+        from cloudjob.tracking import stacks
+
         self._need_running_rank(f"reading the stacks of {self.id}", rank)
         return stacks.read(
             self._backend,
@@ -503,6 +516,8 @@ class Job:
                 nodes.
             BackendError: The job does not answer, or the rank cannot be read.
         """
+        from cloudjob.tracking import profile
+
         doing = f"profiling rank {rank} of {self.id}"
         if not 0 < seconds <= _MOST_PROFILE_S:
             raise UsageError(f"{doing}: for {seconds:g} s", hint="seconds: 1 to 600")
@@ -570,6 +585,8 @@ class Job:
             UsageError: As for ``command_on``.
             BackendError: As for ``command_on``.
         """
+        from cloudjob.tracking.forwarding import Forwarding
+
         argv = self._node_half(node, ["--connect", str(remote)], is_terminal=False)
         return Forwarding(port, argv, on_refusal)
 
@@ -596,12 +613,14 @@ class Job:
         Raises:
             UsageError: The job has no output of this name.
         """
+        from cloudjob.tracking import outputs
+
         locations, refused = outputs.locations_of(self._access)
         known = [*(location.name for location in locations), *refused]
         if name and name not in known:
             allowed = f"it has {', '.join(known)}" if known else "it has none"
             raise UsageError(f"reading the outputs of {self.id}: no output {name!r}", hint=allowed)
-        return Outputs(
+        return outputs.Outputs(
             [p for p in locations if (p.prefix or not is_own) and name in ("", p.name)],
             {} if is_own else {key: uri for key, uri in refused.items() if name in ("", key)},
         )
@@ -645,6 +664,8 @@ class Job:
         if not (is_forced or is_remote(self.backend_name)):
             self.status()
             self.need_here("removing")
+        from cloudjob.notify import start
+
         start.forget(self._access.home, self.id)
         if self.handle and (self.is_ours or self._is_on_platform()):
             self._backend.remove(self.handle)

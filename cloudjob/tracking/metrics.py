@@ -172,7 +172,7 @@ class MetricReader:
 
 
 def _compiled(patterns: Mapping[str, str]) -> dict[str, Pattern]:
-    from cloudjob.model.types import check_pattern
+    from cloudjob.model.kinds import check_pattern
 
     compiled = dict[str, Pattern]()
     steps = 0

@@ -284,7 +284,7 @@ def test_an_unknown_output_is_refused_by_name():
 
 
 def test_the_options_of_submit_are_the_keys_of_a_job_file():
-    assert set(Options.__annotations__) == set(JobSpec.model_fields) - {"script", "args"}
+    assert set(Options.__annotations__) == set(JobSpec.KEYS) - {"script", "args"}
 
 
 def test_the_public_names_can_be_imported_and_have_docstrings():

@@ -10,8 +10,7 @@ from math import isfinite
 from typing import Any, NamedTuple, Sequence
 
 from jobentry.contract.rank_lists import numbers, ranges
-from jobentry.contract.stacks import Frame
-from jobentry.contract.waits import Wait
+from jobentry.contract.stacks import Frame, Wait
 
 # Limits for reading: characters of a text, and groups of a hang.
 _TEXT_LIMIT, _GROUPS_LIMIT = 300, 16

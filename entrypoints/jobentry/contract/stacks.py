@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from enum import Enum
 from typing import Any, NamedTuple, Sequence
 
 from jobentry.contract.malformed import MALFORMED
@@ -14,6 +15,26 @@ _TEXT_LIMIT = 1000
 
 class StacksError(Exception):
     """The bytes are not an answer with stacks."""
+
+
+class Wait(Enum):
+    """What a thread waits for."""
+
+    NOTHING = "nothing"
+    STOPPED = "stopped"
+    RANKS = "ranks"
+    START = "start"
+    DEVICE = "device"
+    DATA = "data"
+    LOCK = "lock"
+    CHILD = "child"
+    FILE = "file"
+    NETWORK = "network"
+    SLEEP = "sleep"
+    INPUT = "input"
+    EVENTS = "events"
+    KERNEL = "kernel"
+    OTHER = "other"
 
 
 class Frame(NamedTuple):

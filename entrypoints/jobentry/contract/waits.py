@@ -3,31 +3,10 @@
 from __future__ import annotations
 
 import re
-from enum import Enum
 from typing import NamedTuple, Sequence
 
 from jobentry.contract.stacks import Frame, ThreadStack
-
-
-class Wait(Enum):
-    """What a thread waits for."""
-
-    NOTHING = "nothing"
-    STOPPED = "stopped"
-    RANKS = "ranks"
-    START = "start"
-    DEVICE = "device"
-    DATA = "data"
-    LOCK = "lock"
-    CHILD = "child"
-    FILE = "file"
-    NETWORK = "network"
-    SLEEP = "sleep"
-    INPUT = "input"
-    EVENTS = "events"
-    KERNEL = "kernel"
-    OTHER = "other"
-
+from jobentry.contract.stacks import Wait as Wait
 
 # The waits that another rank can end.
 OF_RANKS = frozenset((Wait.RANKS, Wait.START))

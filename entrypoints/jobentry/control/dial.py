@@ -7,11 +7,13 @@ import os
 import queue
 import selectors
 import socket
+import threading
 from typing import Callable, NamedTuple
 
 from jobentry.control import connection
 from jobentry.control.connection import Channel, Stream
 from jobentry.control.event_loop import NodeLoop
+from jobentry.system.addresses import plain_name
 
 GREETING = b"cloudjob-control 2 "
 REFUSED = b"refused"
@@ -72,22 +74,26 @@ class Resolver:
     """Looks up names in threads, and passes the addresses to the node's loop."""
 
     def __init__(self, loop: NodeLoop) -> None:
-        # Imported here as it takes milliseconds, and a job of one node looks up no names.
-        from concurrent.futures import ThreadPoolExecutor
-
-        self._threads = ThreadPoolExecutor(_THREADS)
+        # Not a ThreadPoolExecutor: it takes milliseconds to import, and its threads outlive the job
+        # when a name server is slow.
+        self._threads = 0
+        self._names: queue.SimpleQueue[tuple[str, int, Callable[[str], None]]] = queue.SimpleQueue()
         self._resolved: queue.SimpleQueue[tuple[str, Callable[[str], None]]] = queue.SimpleQueue()
         self._wake, self._waker = os.pipe()
         loop.selector.register(self._wake, selectors.EVENT_READ, self._pass_on)
 
     def resolve(self, host: str, port: int, on_address: Callable[[str], None]) -> None:
         """Call ``on_address`` from the loop with the address of a host; empty if it has none."""
+        self._names.put((host, port, on_address))
+        if self._threads < _THREADS:
+            self._threads += 1
+            threading.Thread(target=self._look_up, daemon=True).start()
 
-        def look_up() -> None:
+    def _look_up(self) -> None:
+        while True:
+            host, port, on_address = self._names.get()
             self._resolved.put((_address(host, port), on_address))
             os.write(self._waker, b".")
-
-        self._threads.submit(look_up)
 
     def _pass_on(self) -> None:
         for _ in os.read(self._wake, 4096):
@@ -97,7 +103,7 @@ class Resolver:
 
 def _address(host: str, port: int) -> str:
     try:
-        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        addresses = socket.getaddrinfo(plain_name(host), port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
         return ""
     return str(addresses[0][4][0])

@@ -7,17 +7,19 @@ import math
 import os
 import signal
 import time
-from typing import Callable, NamedTuple
+from typing import TYPE_CHECKING, Callable, NamedTuple
 
 from jobentry.contract import journal, variables
 from jobentry.contract.exits import MEMORY_GUESS, NOT_FOR_MEMORY, OUT_OF_MEMORY, Failure
 from jobentry.contract.paths import NodePaths
 from jobentry.log import last_lines, log_message
-from jobentry.node import crashes
 from jobentry.node.memory_kills import Lately, MemoryKills, describe
 from jobentry.node.rank_usage import RankProcesses, RankState, mib
 from jobentry.rank import crash_file
 from jobentry.system import linux
+
+if TYPE_CHECKING:
+    from jobentry.node import crashes
 
 # Lines and bytes of a rank's log in its report; fewer for a rank that ended with 0, which is to
 # blame only if it should not have ended.
@@ -318,6 +320,9 @@ class LocalRanks:
 
     def _crash(self, end: End) -> crashes.Crash | None:
         """Return the crash that ended a rank, or a process of it; None if Python wrote none."""
+        # Imported late, with all that reads stacks: most jobs have no crash.
+        from jobentry.node import crashes
+
         folder = self._working_folder()
         wrapper = self.wrappers.get(end.rank, 0)
         candidates = crashes.of_file(crash_file.path_of(self._paths.node_dir, wrapper), folder)
@@ -374,6 +379,8 @@ def _message(end: End, crash: crashes.Crash | None, memory: str) -> str:
     why = end.message or _exit(end)
     if crash is None or not crash.place:
         return f"{why}{memory}"
+    from jobentry.node import crashes
+
     if end.signal in crashes.SIGNALS and not crash.process:
         return f"{why} in {crash.place}{memory}"
     process = f"its process {crash.process}: " if crash.process else ""

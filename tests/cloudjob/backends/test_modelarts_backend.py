@@ -359,8 +359,8 @@ def test_a_flavor_determines_the_number_of_devices_of_a_node(backend: ModelArtsB
     pool = JobSpec(script="train.py", backend="modelarts", modelarts={"pool_id": "p"})
 
     assert backend.devices(job, may_query=True) == Devices(8, "the flavor is gpu")
-    assert backend.devices(job.model_copy(update={"flavor": "cpu"}), may_query=True).per_node == 0
-    assert backend.devices(job.model_copy(update={"flavor": "x"}), may_query=True) is None
+    assert backend.devices(job.with_values(flavor="cpu"), may_query=True).per_node == 0
+    assert backend.devices(job.with_values(flavor="x"), may_query=True) is None
     assert backend.devices(pool, may_query=True) is None
     assert backend.devices(job, may_query=False) is None
 

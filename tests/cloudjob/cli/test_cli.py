@@ -21,11 +21,9 @@ from cloudjob import cli
 from cloudjob.cli import main
 from cloudjob.cli.interrupts import Interrupts
 from cloudjob.cli.messages import print_error, print_name
-from cloudjob.cli.options import GROUPS
 from cloudjob.cli.parser import _COMMANDS, parser_of
 from cloudjob.cli.status import print_status, report
 from cloudjob.errors import BackendError
-from cloudjob.model.job import OPTIONS
 from cloudjob.model.status import Code, Failure, JobState, Phase
 from tests.support.statuses import status_of
 from tests.support.users import python_of_user
@@ -253,10 +251,6 @@ def test_a_mistyped_argument_gets_a_suggestion(
         f"error: reading the command line: cloudjob{problem}",
         f"hint: {hint}",
     ]
-
-
-def test_every_option_of_a_job_is_in_one_group_of_its_help_page():
-    assert sorted(name for names in GROUPS.values() for name in names) == sorted(OPTIONS)
 
 
 def test_help_pages_fit_a_terminal_of_80_columns(monkeypatch: pytest.MonkeyPatch):

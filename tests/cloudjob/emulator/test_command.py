@@ -45,6 +45,23 @@ def test_a_bridge_address_of_another_host_is_reported_with_a_hint():
     assert "engine: process" in caught.value.hint
 
 
+@pytest.mark.parametrize("options", [[], ["--settings", "flavors.yaml"]])
+def test_a_missing_library_of_the_emulator_is_named(options: list[str], tmp_path: Path):
+    (tmp_path / "flavors.yaml").write_text("flavors: []\n")
+    # A module of this value counts as not installed.
+    code = "import sys; sys.modules['pydantic'] = None; from cloudjob.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "emulator", "up", *options],
+        env={**os.environ, "CLOUDJOB_HOME": str(tmp_path / "home")}, cwd=tmp_path,
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+    assert done.stderr.splitlines() == [
+        "error: starting the emulator: pydantic is not installed",
+        "hint: pip install 'cloudjob[emulator]'",
+    ]
+
+
 def test_up_prints_the_addresses_of_a_running_emulator(api: Api):
     done = cloudjob(api.home, "up", "--json")
     found = json.loads(done.stdout)

@@ -66,7 +66,7 @@ def test_a_job_without_a_device_target_accepts_every_launcher(launcher):
     ],
 )
 def test_parameter_servers_need_the_dynamic_cluster(launcher, servers, problem):
-    job = spec(launcher).model_copy(update={"env": {"MS_SERVER_NUM": servers}})
+    job = spec(launcher).with_values(env={"MS_SERVER_NUM": servers})
 
     found = problems(job)
 

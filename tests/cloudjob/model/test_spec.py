@@ -8,7 +8,6 @@ import subprocess
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from cloudjob.errors import SpecError
 from cloudjob.model.job import JobSpec, default_name, masked
@@ -96,7 +95,7 @@ def test_a_launcher_that_was_found_is_checked_again():
         ({"env": {"": "x"}}, "env."),
         ({"env": {"A-B": "x"}}, "env.A-B"),
         ({"env": {"A\n": "x"}}, r"env.A\n"),
-        ({"env": {"\udcff": "x"}}, "env.\ufffd\ufffd\ufffd"),
+        ({"env": {"\udcff": "x"}}, r"env.\udcff"),
         ({"env": {"MA_X": "x"}}, "env.MA_X"),
         ({"env": {"CLOUDJOB_X": "x"}}, "env.CLOUDJOB_X"),
         ({"env": {"A": "x\0"}}, "env.A"),
@@ -195,7 +194,7 @@ def test_outputs_cannot_be_stored_on_a_web_server():
 def test_secret_values_are_never_shown():
     value = spec(secrets={"TOKEN": "hunter2"})
     found = problems(secrets={"TOKEN": "hunter2\0", "MA_X": "hunter2"})
-    with pytest.raises(ValidationError) as caught:
+    with pytest.raises(SpecError) as caught:
         spec(secrets={"TOKEN": "hunter2\0"})
 
     assert len(found) == 2
@@ -220,18 +219,18 @@ def test_a_job_spec_is_deeply_immutable():
     env["A"] = "2"
 
     assert value.env == {"A": "1"}
-    with pytest.raises(ValidationError):
+    with pytest.raises(AttributeError, match="immutable"):
         value.nodes = 2
     with pytest.raises(TypeError):
         value.env["A"] = "3"
-    with pytest.raises(ValidationError):
+    with pytest.raises(AttributeError, match="immutable"):
         value.process.python = "x"
 
 
 def test_equal_jobs_are_equal():
     """Jobs with the same values are equal; jobs that differ in one field are not."""
     assert spec(env={"A": "1"}, args=["x"]) == spec(env={"A": "1"}, args=("x",))
-    assert spec().model_copy(update={"nodes": 2}) == spec(nodes=2) != spec()
+    assert spec().with_values(nodes=2) == spec(nodes=2) != spec()
 
 
 def test_a_section_is_complete():
@@ -273,3 +272,19 @@ def test_the_rule_for_names_matches_the_platforms(name):
     allowed = 1 <= len(name) <= 64 and set(name) <= set("aZ0_-")
 
     assert any(p.startswith("name: ") for p in problems(name=name or "?")) != allowed
+
+
+def test_a_name_that_is_not_a_text_is_reported():
+    """With pydantic, the check of such a mapping never ended."""
+    assert only_problem(env={5: "x"}) == "env[5]: must be one text or number"
+    assert only_problem(process={5: "x"}).startswith("process[5]: no such key (allowed python, ")
+
+
+def test_the_defaults_of_jobs_are_their_own():
+    for values in ({}, {"modelarts": {"pool_id": "p"}}):
+        first = spec(**values)
+        first.modelarts.volumes.append({"name": "v"})
+        first.modelarts.body["x"] = 1
+
+        assert spec(**values).modelarts.volumes == []
+        assert spec(**values).modelarts.body == {}

@@ -443,7 +443,7 @@ def test_a_webhook_url_is_read_from_a_file_beside_the_job_file_but_not_in_the_so
     spec = cloudjob.job_spec("train.py", job_file=tmp_path / "job.yaml", launcher="python")
     assert cloudjob.submit(spec).wait(timeout_s=LIMIT_S).exit_code == 0
     spec = cloudjob.job_spec(spec.script, ["--fail"], job_file=tmp_path / "job.yaml")
-    job = cloudjob.submit(spec.model_copy(update={"launcher": "python"}))
+    job = cloudjob.submit(spec.with_values(launcher="python"))
     poll(lambda: webhook.received, "the notification", LIMIT_S)
     poll(lambda: not notifiers(job.id), "end of the notifier", LIMIT_S)
     assert [sent["job"] for sent in webhook.received] == [job.id]

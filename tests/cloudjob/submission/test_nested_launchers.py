@@ -106,7 +106,7 @@ def test_a_launcher_that_a_python_script_starts_runs_once_on_each_node(
     assert choice == ("python", f"{name} line {line} starts {program} itself")
     shown = f"{name} line {line} starts {program} itself and ignores its exit code"
     assert ignored_exit_code(spec).startswith(shown) is is_failure_ignored
-    assert not ignored_exit_code(spec.model_copy(update={"strict": "true"}))
+    assert not ignored_exit_code(spec.with_values(strict="true"))
 
 
 NO_REPLACEMENT = ""
@@ -165,10 +165,10 @@ def test_every_launcher_of_the_field_is_recognised(
     assert found.replacement.startswith(f"--launcher {launcher} " if launcher else "")
     if script == "run.sh":
         with pytest.raises(SpecError, match="would run it once for each rank") as caught:
-            check(spec.model_copy(update={"launcher": "mpirun"}))
+            check(spec.with_values(launcher="mpirun"))
         assert "--launcher python run.sh runs once on each node" in caught.value.hint
     else:
-        repeated = spec.model_copy(update={"launcher": "mpirun"})
+        repeated = spec.with_values(launcher="mpirun")
         warnings = [each.found for each in checks.script_checks(repeated, read(repeated))]
         assert any("cloudjob runs it once for each rank" in warning for warning in warnings)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import cloudjob
-from cloudjob.errors import BackendError, SpecError
+from cloudjob.errors import BackendError, SpecError, StoreError
 from cloudjob.model.text import why_failed
 
 
@@ -34,6 +34,20 @@ def test_an_entry_that_ends_without_a_message_is_reported(
         cloudjob.preview(spec)
 
     assert caught.value.message == f"planning a node: {reason}"
+
+
+def test_a_job_without_servers_sends_no_certificates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Its nodes connect to none, so a bundle that cannot be read stops only a job that has some."""
+    (tmp_path / "train.py").write_text("")
+    monkeypatch.setenv("AWS_CA_BUNDLE", str(tmp_path / "missing.pem"))
+    monkeypatch.setenv("CLOUDJOB_HOME", str(tmp_path / "home"))
+    spec = cloudjob.JobSpec(script="train.py", source=str(tmp_path), launcher="python")
+
+    assert cloudjob.preview(spec).submission["job"]
+    with pytest.raises(StoreError, match="reading certificates: AWS_CA_BUNDLE="):
+        cloudjob.preview(spec.with_values(inputs={"D": "https://host/data"}))
 
 
 def test_no_error_ends_with_a_colon():

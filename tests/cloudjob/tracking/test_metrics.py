@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cloudjob.errors import UsageError
-from cloudjob.model.types import check_pattern
+from cloudjob.model.kinds import check_pattern
 from cloudjob.tracking import event_files
 from cloudjob.tracking.journals import Journals, series
 from cloudjob.tracking.metrics import MetricPoint, MetricReader
@@ -225,7 +225,7 @@ def test_a_series_has_a_gap_where_nothing_was_measured():
 
 @pytest.mark.parametrize("text", ["(", "loss"])
 def test_a_pattern_that_cannot_find_a_value_is_refused(text: str):
-    from cloudjob.model.types import check_pattern
+    from cloudjob.model.kinds import check_pattern
 
     with pytest.raises(ValueError, match="given"):
         check_pattern(text)

@@ -1,0 +1,557 @@
+"""The kinds of values in a job file: how each is read, and its JSON Schema.
+
+Values arrive as the text that the user wrote, or as Python values. The patterns of numbers are
+narrower than ``int()`` and ``float()``, which also accept ``1_0``, `` 1 ``, other scripts' digits
+and ``nan``.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from cloudjob.model import grid
+from cloudjob.model.rules import (
+    AUTO_RANKS,
+    MAX_ARG_BYTES,
+    NAME_RULE,
+    RESERVED_PREFIXES,
+    VARIABLE_RULE,
+)
+from cloudjob.model.text import MASK, given, nearest
+from jobentry.contract import retry_kinds
+from jobentry.contract.stores import SCHEMES, STORE_SCHEMES
+
+# The path of a value in a job: ("nodes",), ("env", "A"), ("args", 0), ("slurm", "mpi").
+Location = tuple[str | int, ...]
+# Where a value is wrong, and why.
+Fault = tuple[Location, str]
+
+# YAML gives types to unquoted words; cloudjob reads each as the text that was written.
+_TEXT = {"type": ["string", "number", "boolean"]}
+_TEXT_OR_NULL = {"type": ["string", "number", "boolean", "null"]}
+_VARIABLE = {"pattern": f"^(?!{'|'.join(RESERVED_PREFIXES)}){VARIABLE_RULE}$"}
+_SHAPE = "must be one text or number"
+
+
+class Faults(ValueError):
+    """Parts of a value are wrong.
+
+    Args:
+        faults: Each with its location within the value.
+    """
+
+    def __init__(self, faults: Sequence[Fault]) -> None:
+        super().__init__("; ".join(what for _, what in faults))
+        self.faults = faults
+
+
+def faults_of(error: ValueError, *location: str | int) -> list[Fault]:
+    """Return the faults of a value at this location that ``Kind.read`` has refused."""
+    if isinstance(error, Faults):
+        return [((*location, *inner), what) for inner, what in error.faults]
+    return [(location, str(error))]
+
+
+def dotted(location: Location) -> str:
+    """Return a location as messages show it: ``env.A``, ``args[0]``."""
+    return "".join(
+        f"[{step}]" if isinstance(step, int) else f".{step}" for step in location
+    ).removeprefix(".")
+
+
+class Kind:
+    """What the values of a key are.
+
+    Args:
+        title: Its name in the reference.
+        holds_text: Whether numbers and booleans of Python become text, as in a file.
+        is_secret: Whether values are never shown.
+        choices: The texts that are allowed; empty if others are, too.
+    """
+
+    title = "text"
+    holds_text = True
+    is_map = False
+    is_tree = False
+    is_secret = False
+    choices: tuple[str, ...] = ()
+
+    def read(self, value: Any) -> Any:
+        """Return a value as a job has it; reading that again returns the same.
+
+        Raises:
+            ValueError: It is wrong; ``faults_of`` returns where, and why.
+        """
+        raise NotImplementedError
+
+    def schema(self) -> dict[str, Any]:
+        """Return the JSON Schema of the values in a file."""
+        raise NotImplementedError
+
+    def shown(self, value: Any) -> Any:
+        """Return a value as a user writes it."""
+        return value
+
+    def fresh(self, default: Any) -> Any:
+        """Return the default for a new job, which shares nothing that can be changed."""
+        return default
+
+
+class Text(Kind):
+    """A text that Linux can pass to a program.
+
+    Args:
+        check: Returns the text, or raises ``ValueError``.
+        schema: What the JSON Schema has instead of or beside the types of a text.
+    """
+
+    def __init__(self, check: Callable[[str], str] | None = None, **schema: Any) -> None:
+        self._check = check
+        self._schema = {**_TEXT, **schema}
+
+    def read(self, value: Any) -> str:
+        if not isinstance(value, str):
+            raise ValueError(_SHAPE)
+        check_text(value)
+        return self._check(value) if self._check else value
+
+    def schema(self) -> dict[str, Any]:
+        return self._schema
+
+
+class OneOf(Kind):
+    """One of these texts."""
+
+    def __init__(self, *choices: str) -> None:
+        self.choices = choices
+
+    def read(self, value: Any) -> str:
+        if not isinstance(value, (str, int, float)):
+            raise ValueError(_SHAPE)
+        if value not in self.choices:
+            raise ValueError(_unknown(value, self.choices))
+        return str(value)
+
+    def schema(self) -> dict[str, Any]:
+        return {"enum": list(self.choices)}
+
+
+def _unknown(value: object, choices: Sequence[str]) -> str:
+    allowed = ", ".join(each or repr(each) for each in choices)
+    guess = nearest(str(value), choices)
+    return f"is not known{guess} (given {given(value)}; allowed {allowed})"
+
+
+class Number(Kind):
+    """A number in a range, whose last is infinite if it is not given."""
+
+    title = "number"
+    holds_text = False
+    _noun, _json = "a number", "number"
+    _pattern = r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?"
+    _accepted: tuple[type, ...] = (int, float)
+
+    def __init__(self, least: float, most: float | None = None) -> None:
+        self._least = least
+        self._most = most
+        self._greatest = sys.float_info.max if most is None else most
+
+    def read(self, value: Any) -> Any:
+        if not isinstance(value, (str, int, float)):
+            raise ValueError(_SHAPE)
+        is_number = isinstance(value, self._accepted) and not isinstance(value, bool)
+        if not is_number and not (isinstance(value, str) and re.fullmatch(self._pattern, value)):
+            raise ValueError(f"is not {self._noun} (given {given(value)}; allowed {self.range})")
+        number = self._converted(value)
+        # False for nan, too.
+        if not self._least <= number <= self._greatest:
+            number = number if isinstance(value, str) else value
+            raise ValueError(f"is out of range (given {given(number)}; allowed {self.range})")
+        return number
+
+    def _converted(self, value: Any) -> float:
+        try:
+            return float(value)
+        except OverflowError:
+            return math.inf
+
+    @property
+    def range(self) -> str:
+        """The range as messages show it."""
+        if self._most is None:
+            return f"{self._least:g} or more"
+        return f"{self._least:g} to {self._most:.0f}"
+
+    def schema(self) -> dict[str, Any]:
+        limits = {"minimum": self._least, "maximum": self._most}
+        return {"type": self._json, **{k: v for k, v in limits.items() if v is not None}}
+
+
+class Whole(Number):
+    """A whole number in a range."""
+
+    title = "whole number"
+    _noun, _json = "a whole number", "integer"
+    _pattern = r"[+-]?[0-9]{1,18}"
+    _accepted = (int,)
+
+    def _converted(self, value: Any) -> int:
+        return int(value)
+
+
+class Ranks(Whole):
+    """A number of ranks, or ``auto``."""
+
+    title = "whole number or `auto`"
+
+    def read(self, value: Any) -> Any:
+        return AUTO_RANKS if value == "auto" else super().read(value)
+
+    def schema(self) -> dict[str, Any]:
+        return {**super().schema(), "type": ["integer", "string"], "pattern": "^auto$"}
+
+    def shown(self, value: Any) -> Any:
+        return "auto" if value == AUTO_RANKS else value
+
+
+class Retries(Whole):
+    """A number of retries; in a file also a mapping, of which ``config`` makes two keys."""
+
+    title = "whole number, or a mapping"
+
+    def schema(self) -> dict[str, Any]:
+        return {**super().schema(), "type": ["integer", "object"]}
+
+
+_FLAGS = {"false": False, "true": True}
+
+
+class Flag(Kind):
+    """``true`` or ``false``."""
+
+    title = "boolean"
+    holds_text = False
+    choices = tuple(_FLAGS)
+
+    def read(self, value: Any) -> bool:
+        if isinstance(value, bool):
+            return value
+        if not isinstance(value, (str, int, float)):
+            raise ValueError(_SHAPE)
+        if not isinstance(value, str) or value not in _FLAGS:
+            raise ValueError(_unknown(value, self.choices))
+        return _FLAGS[value]
+
+    def schema(self) -> dict[str, Any]:
+        return {"type": "boolean"}
+
+
+class Texts(Kind):
+    """A list of texts.
+
+    Args:
+        check: Raises ``ValueError`` for a list that is wrong as a whole.
+    """
+
+    title = "list of texts"
+
+    def __init__(self, check: Callable[[tuple[str, ...]], object] | None = None) -> None:
+        self._check = check
+        self._item = Text()
+
+    def read(self, value: Any) -> tuple[str, ...]:
+        is_list = isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping))
+        if not is_list:
+            raise ValueError("must be a list of texts")
+        texts, faults = [], []
+        for index, item in enumerate(value):
+            try:
+                texts.append(self._item.read(item))
+            except ValueError as error:
+                faults += faults_of(error, index)
+        if faults:
+            raise Faults(faults)
+        if self._check:
+            self._check(tuple(texts))
+        return tuple(texts)
+
+    def schema(self) -> dict[str, Any]:
+        return {"type": "array", "items": _TEXT}
+
+
+class Names(Kind):
+    """A mapping of names to values.
+
+    Args:
+        values: The kind of the values.
+        check_name: Raises ``ValueError`` for a wrong name.
+        schema: What the JSON Schema of a mapping has, too.
+    """
+
+    title = "names to texts"
+    is_map = True
+
+    def __init__(
+        self,
+        values: Kind | None = None,
+        check_name: Callable[[str], object] | None = None,
+        schema: Mapping[str, Any] = MappingProxyType({"additionalProperties": _TEXT_OR_NULL}),
+    ) -> None:
+        self._values = values or Text()
+        self._check_name = check_name or Text().read
+        self._schema = schema
+
+    def read(self, value: Any) -> Mapping[str, Any]:
+        if not isinstance(value, Mapping):
+            raise ValueError("must be a mapping, NAME: value")
+        values: dict[str, Any] = {}
+        faults: list[Fault] = []
+        for name, item in value.items():
+            try:
+                if not isinstance(name, str):
+                    raise ValueError(_SHAPE)
+                self._check_name(name)
+                values[name] = self._values.read(item)
+            except ValueError as error:
+                faults += faults_of(error, name)
+        if faults:
+            raise Faults(faults)
+        return MappingProxyType(values)
+
+    def schema(self) -> dict[str, Any]:
+        return {"type": "object", **self._schema}
+
+
+class Secrets(Names):
+    """The values of secrets by name; a job file has the names, or the files with the values."""
+
+    title = "list of names, or names to `@FILE`"
+    is_secret = True
+
+    def read(self, value: Any) -> Mapping[str, str]:
+        if not isinstance(value, Mapping):
+            raise ValueError("must be a mapping, or a list of names")
+        return super().read(value)
+
+    def schema(self) -> dict[str, Any]:
+        files = {"type": ["string", "null"], "pattern": "^(@|$)"}
+        names = {"type": "array", "items": {"type": "string", **_VARIABLE}}
+        mapping = {"type": "object", "propertyNames": _VARIABLE, "additionalProperties": files}
+        return {"anyOf": [{"type": "null"}, names, mapping]}
+
+
+class _Secret(Text):
+    def read(self, value: Any) -> str:
+        if not isinstance(value, str):
+            raise ValueError(_SHAPE)
+        return check_text(value, MASK)
+
+
+class _SweepValues(Texts):
+    def read(self, value: Any) -> tuple[str, ...]:
+        return super().read(grid.values_of(value))
+
+
+class Tree(Kind):
+    """A mapping in YAML for the platform."""
+
+    title = "YAML"
+    holds_text = False
+    is_tree = True
+
+    def read(self, value: Any) -> Mapping[str, Any]:
+        if not isinstance(value, Mapping):
+            raise ValueError("must be a mapping, NAME: value")
+        return dict(value)
+
+    def fresh(self, default: Any) -> Any:
+        return dict(default)
+
+    def schema(self) -> dict[str, Any]:
+        return {"type": "object", "additionalProperties": True}
+
+
+class TreeList(Kind):
+    """A list in YAML for the platform."""
+
+    title = "YAML"
+    holds_text = False
+    is_tree = True
+
+    def read(self, value: Any) -> list[Any]:
+        if not isinstance(value, (list, tuple)):
+            raise ValueError("must be a list")
+        return list(value)
+
+    def fresh(self, default: Any) -> Any:
+        return list(default)
+
+    def schema(self) -> dict[str, Any]:
+        return {"type": "array", "items": {}}
+
+
+def as_text(value: object) -> object:
+    """Return a Python value for a key of texts: numbers and booleans as a job file has them."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, (int, float)):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {name: as_text(item) for name, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
+        return [as_text(item) for item in value]
+    return value
+
+
+def check_text(value: str, shown: str = "") -> str:
+    """Return ``value`` if Linux can pass it to a program.
+
+    Args:
+        shown: How errors show the text.
+
+    Raises:
+        ValueError: Linux cannot pass it.
+    """
+    shown = shown or given(value)
+    if "\0" in value:
+        raise ValueError(f"contains a NUL character (given {shown}; allowed any text without it)")
+    try:
+        size_bytes = len(value.encode("utf-8", "surrogateescape"))
+    except UnicodeEncodeError:
+        raise ValueError(
+            f"contains half a surrogate pair, which cannot be encoded (given {shown})"
+        ) from None
+    check_size(size_bytes)
+    return value
+
+
+def check_size(size_bytes: int) -> None:
+    """Raise ``ValueError`` for more bytes than Linux accepts as one argument or variable."""
+    if size_bytes > MAX_ARG_BYTES:
+        raise ValueError(
+            f"is too long (given {size_bytes} bytes; allowed {MAX_ARG_BYTES}, Linux's limit)"
+        )
+
+
+def check_variable(name: str) -> str:
+    """Return ``name`` if a job may have a variable of that name; else raise ``ValueError``."""
+    if not re.fullmatch(VARIABLE_RULE, name):
+        allowed = "letters, digits and '_', not a digit first"
+        raise ValueError(f"is not a variable's name (given {given(name)}; allowed {allowed})")
+    for prefix in RESERVED_PREFIXES:
+        if name.startswith(prefix):
+            raise ValueError(
+                f"uses a reserved name (given {given(name)}; all names with {prefix} are reserved)"
+            )
+    return name
+
+
+def _check_input(uri: str) -> str:
+    return _check_uri(uri, tuple(SCHEMES))
+
+
+def _check_output(uri: str) -> str:
+    # An empty URI means the job's own folder in the store.
+    return _check_uri(uri, STORE_SCHEMES) if uri else uri
+
+
+def _check_uri(uri: str, schemes: tuple[str, ...]) -> str:
+    scheme, mark, _ = uri.partition("://")
+    if not mark or scheme not in schemes:
+        allowed = ", ".join(f"{scheme}://" for scheme in schemes)
+        # A query may hold a signature.
+        shown = given(uri.partition("?")[0])
+        if mark:
+            raise ValueError(f"has an unsupported scheme (given {shown}; allowed {allowed})")
+        folder = "a folder of this machine is file:///its/path"
+        raise ValueError(f"is not a URI (given {shown}; allowed {allowed}; {folder})")
+    return uri
+
+
+def check_pattern(text: str) -> str:
+    """Return ``text`` if it is a regular expression with a group; else raise ``ValueError``."""
+    from cloudjob.model.patterns import Pattern
+
+    if not Pattern(text).groups:
+        raise ValueError(
+            f"has no group for the value (given {given(text)}; for example 'loss ([0-9.]+)')"
+        )
+    return text
+
+
+_EVENTS = ("end", "failure", "hang")
+
+
+def _check_events(events: tuple[str, ...]) -> None:
+    _check_words(events, _EVENTS, "an event")
+
+
+def _check_retry_kinds(kinds: tuple[str, ...]) -> None:
+    _check_words(kinds, retry_kinds.WORDS, "a kind of failure")
+
+
+def _check_words(words: Sequence[str], allowed: Sequence[str], what: str) -> None:
+    for word in words:
+        if word not in allowed:
+            raise ValueError(
+                f"lists a word that is not {what}{nearest(word, allowed)}"
+                f" (given {given(word)}; allowed {', '.join(allowed)})"
+            )
+
+
+def _check_webhook(text: str) -> str:
+    if text and not text.startswith("@") and not re.fullmatch(VARIABLE_RULE, text):
+        raise ValueError(
+            "is a secret, which must not be written down where others can read it"
+            f" (given {MASK}; allowed the name of a variable of your environment, or @FILE)"
+        )
+    return text
+
+
+def _check_job_name(name: str) -> str:
+    if name and not re.fullmatch(NAME_RULE, name):
+        allowed = "letters, digits, '_' and '-', 1 to 64 of them"
+        raise ValueError(
+            f"is not a name every platform accepts (given {given(name)}; allowed {allowed})"
+        )
+    return name
+
+
+_VARIABLES = {"propertyNames": _VARIABLE, "additionalProperties": _TEXT_OR_NULL}
+
+JOB_NAME = Text(_check_job_name, pattern=f"^{NAME_RULE}$")
+TEXT = Text()
+TEXTS = Texts()
+EVENTS = Texts(_check_events)
+RETRY_KINDS = Texts(_check_retry_kinds)
+RETRIES = Retries(0, 10)
+WEBHOOK = Text(_check_webhook, type="string", pattern=f"^(@.*|{VARIABLE_RULE})?$")
+FLAG = Flag()
+TREE = Tree()
+TREE_LIST = TreeList()
+# A mapping of any names to texts.
+LABELS = Names()
+VARIABLES = Names(TEXT, check_variable, _VARIABLES)
+INPUTS = Names(Text(_check_input), check_variable, _VARIABLES)
+OUTPUTS = Names(Text(_check_output), check_variable, _VARIABLES)
+SECRETS = Secrets(_Secret(), check_variable)
+# A mapping of metric names to regular expressions with a group.
+PATTERNS = Names(Text(check_pattern), schema={"additionalProperties": _TEXT})
+# A mapping of names to their values in a sweep.
+SWEEP = Names(
+    _SweepValues(),
+    grid.check_name,
+    {
+        "propertyNames": {"pattern": f"^{grid.NAME_RULE}$"},
+        "additionalProperties": {
+            "type": ["string", "number", "boolean", "array"],
+            "items": _TEXT,
+            "minItems": 1,
+        },
+    },
+)
