@@ -425,6 +425,7 @@ HARMLESS = {
     "mindspore": {"device_target", "parallel_mode", "search_mode"},
     "network": {"stall_min"},
     "hang": {"action", "after_min", "scale"},
+    "retry": {"on", "backoff_s"},
 }  # fmt: skip
 
 
