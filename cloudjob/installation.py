@@ -16,16 +16,18 @@ FOLDER = Path(__file__).parent
 ENTRY = FOLDER / paths.ENTRY
 
 
-def argv_of(module: str, *arguments: str, has_site: bool = False) -> list[str]:
+def argv_of(module: str, *arguments: str, is_isolated: bool = True) -> list[str]:
     """Return the command of a process that calls ``main()`` of one of our modules.
 
     It imports what this process can import, and the standard library first: the user's folders
     cannot shadow one of its modules.
 
     Args:
-        has_site: Whether to run the ``.pth`` files of the environment, for other libraries.
+        is_isolated: Whether to ignore the environment's variables and its ``.pth`` files. A program
+            that needs other libraries must not; it starts in a folder without modules.
     """
     roots = (str(FOLDER.parent), str(Path(paths.__file__).parents[2]))
     folders = list(dict.fromkeys([*filter(None, sys.path), *roots]))
     code = f"import sys; sys.path += {folders!r}; from {module} import main; main()"
-    return [sys.executable, "-I", *([] if has_site else ["-S"]), "-c", code, *arguments]
+    options = ("-I", "-S") if is_isolated else ()
+    return [sys.executable, *options, "-c", code, *arguments]

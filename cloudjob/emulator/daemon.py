@@ -172,7 +172,7 @@ def _start(place: Path, port: int) -> None:
     module = "cloudjob.emulator.main"
     with (place / state.LOG).open("ab") as log:
         process = subprocess.Popen(
-            installation.argv_of(module, str(place), str(port), has_site=True),
+            installation.argv_of(module, str(place), str(port), is_isolated=False),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=log,
