@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
 from cloudjob.console.text import displayable
-from cloudjob.model import summary
+from cloudjob.errors import CloudJobError
+from cloudjob.model import grid, summary
 from cloudjob.model.rules import VARIABLE_FIELDS
 from cloudjob.model.status import JobStatus
 from cloudjob.model.text import counted, size_text
@@ -16,10 +18,12 @@ from cloudjob.tracking import Job
 
 
 def facts(status: JobStatus, job: Job) -> list[tuple[str, str]]:
-    """Return the facts about a job, as names and texts."""
+    """Return the facts about a job, as names and texts; this may wait for its store."""
     code = status.code
     known = (
         ("Id", status.job),
+        *_described(job),
+        ("Submitted by", job.submitted_by),
         ("Backend", status.backend),
         ("Handle", job.handle),
         ("Nodes", str(status.nodes)),
@@ -37,6 +41,23 @@ def facts(status: JobStatus, job: Job) -> list[tuple[str, str]]:
         ),
     )
     return [(name, displayable(value)) for name, value in known if value]
+
+
+def _described(job: Job) -> list[tuple[str, str]]:
+    """Return what the description says; nothing if it was not recorded or cannot be read."""
+    try:
+        spec, commit, values = job.spec(), job.git_commit, job.sweep_values()
+    except CloudJobError:
+        return []
+    args = spec.get("args")
+    # Others may have written it.
+    words = [spec.get("script") or "", *(args if isinstance(args, (list, tuple)) else ())]
+    return [
+        ("Command", shlex.join(filter(None, map(str, words)))),
+        ("Sweep", grid.text_of(values)),
+        ("Image", str(spec.get("image") or "")),
+        ("Git commit", commit),
+    ]
 
 
 def clock(moment: str | None) -> str:

@@ -1,4 +1,4 @@
-"""Serves the console: NiceGUI pages and three JSON endpoints behind ``access``."""
+"""Serves the console: NiceGUI pages and the endpoints of tables and files behind ``access``."""
 
 from __future__ import annotations
 

@@ -437,13 +437,17 @@ def test_matches_in_a_log_are_marked_among_the_others_and_the_address_keeps_them
 def test_the_page_of_a_running_job_shows_what_it_does(
     home: Path, tmp_path: Path, open_page: OpenPage
 ):
-    (tmp_path / "train.py").write_text(
+    # The browser's profile is in the folder itself.
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "train.py").write_text(
         "import time\n"
         "for step in range(1, 100_000):\n"
         "    print(f'step {step}/100000 loss {1 / step} <b>', flush=True)\n"
         "    time.sleep(0.2)\n"
     )
-    submitted = run(home, "submit", "--detach", "--json", "train.py", cwd=tmp_path)
+    submitted = run(home, "submit", "--detach", "--json", "train.py", cwd=source)
+    assert submitted.returncode == 0, submitted.stderr
     job = json.loads(submitted.stdout)["job"]
     try:
         page = open_page(home)

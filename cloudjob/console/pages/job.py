@@ -9,6 +9,7 @@ from typing import Any
 
 from nicegui import ui
 
+from cloudjob.console.facts import facts
 from cloudjob.console.pages import log, metrics, outputs, ranks, resources, stacks, submitted
 from cloudjob.console.pages.frame import badge, frame
 from cloudjob.console.pages.now import NowPanel
@@ -55,6 +56,7 @@ class _JobPage:
         self._error = ""
         self._hint = ""
         self._phases: Sequence[Phase] = ()
+        self._facts: Sequence[tuple[str, str]] = ()
         self._hang: Hang | None = None
         self._slow: SlowRanks | None = None
         self._panels: dict[str, ui.column] = {}
@@ -122,6 +124,7 @@ class _JobPage:
             self._error = ""
         except CloudJobError as error:
             self._error = error.message
+        self._facts = await in_thread(facts, self._status, self._job)
 
     async def _refresh(self, timer: ui.timer) -> None:
         before = (self._status, self._error)
@@ -129,13 +132,13 @@ class _JobPage:
         if (self._status, self._error) != before or self._status.state is JobState.RUNNING:
             self._head.refresh()
             if self._overview:
-                self._overview.update(self._status, self._phases, self._hint)
+                self._overview.update(self._status, self._phases, self._hint, self._facts)
         if self._status.state.is_final:
             timer.deactivate()
 
     async def _build_overview(self) -> None:
         self._overview = Overview(self._job)
-        self._overview.update(self._status, self._phases, self._hint)
+        self._overview.update(self._status, self._phases, self._hint, self._facts)
         if not self._status.is_over:
             with self._overview.top:
                 await NowPanel(self._console, self._job).start()

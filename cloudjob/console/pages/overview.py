@@ -9,7 +9,6 @@ from html import escape
 from nicegui import ui
 
 from cloudjob.console import charts
-from cloudjob.console.facts import facts
 from cloudjob.console.markdown import failure_text
 from cloudjob.console.pages.live import ChartPanel
 from cloudjob.console.text import displayable
@@ -30,10 +29,17 @@ class Overview:
         self._facts_container = ui.column().classes("w-full")
         self._timeline: ChartPanel | None = None
 
-    def update(self, status: JobStatus, phases: Sequence[Phase], hint: str) -> None:
+    def update(
+        self,
+        status: JobStatus,
+        phases: Sequence[Phase],
+        hint: str,
+        facts: Sequence[tuple[str, str]],
+    ) -> None:
         """Show the current state of the job.
 
         Args:
+            facts: Names and texts.
             hint: What this machine knows about its failure; empty if nothing.
         """
         chart = charts.timeline(status, phases, time.time())
@@ -53,7 +59,7 @@ class Overview:
         with self._facts_container, ui.card().classes("panel"):
             ui.label("Job").classes("panel-title")
             with ui.element("div").classes("facts"):
-                for name, value in facts(status, self._job):
+                for name, value in facts:
                     with ui.column().classes("gap-0"):
                         ui.label(name).classes("fact-name")
                         ui.label(value).classes("fact-value")

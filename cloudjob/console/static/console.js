@@ -131,7 +131,7 @@ const console_ui = (() => {
 
   // A table that asks for the lines it shows.
   const log = (api, job, query, jumps, line) => {
-    const view = { api, query, jumps, wanted: line, follows: !jumps && !line, count: -1, line: 0 };
+    const view = { api, query, jumps, wanted: line, follows: !jumps && !line, count: -1, line: 0, match: "" };
     logs[job] = view;
     api.setColumnsVisible(["line", "at", "node"], window.innerWidth >= 640);
     const path = `/api/jobs/${encodeURIComponent(job)}/log`;
@@ -147,7 +147,7 @@ const console_ui = (() => {
       const news = found.error || search || (found.is_complete ? "" : found.is_live ? "live" : "loading");
       const open = found.unfinished ? `, ${found.unfinished} unfinished` : "";
       const end = news && ` · ${news}`;
-      place.textContent = `${found.selected.toLocaleString()}${some} lines${open}${end}`;
+      place.textContent = `${view.match}${found.selected.toLocaleString()}${some} lines${open}${end}`;
       api.setGridOption("pinnedBottomRowData", found.unfinished_rows);
     };
     const source = {
@@ -184,8 +184,8 @@ const console_ui = (() => {
       if (!view.query.text) return;
       const found = await view.request("/match", { line: view.line, forward });
       view.show(found);
-      const place = document.getElementById("log-state");
-      if (place && found.line) place.textContent = `match ${found.place.toLocaleString()} of ${found.total.toLocaleString()}`;
+      view.match = found.line ? `match ${found.place.toLocaleString()} of ${found.total.toLocaleString()} · ` : "";
+      await look();
     };
     const look = async () => {
       const found = await view.request("", { start: 0, end: 0 }).catch(() => null);
@@ -234,6 +234,7 @@ const console_ui = (() => {
     const view = logs[job];
     if (!view) return;
     view.query = query;
+    view.match = "";
     // The chosen line stays in sight.
     view.wanted = query.text && !query.others ? 0 : view.line;
     const { text, ...rest } = query;

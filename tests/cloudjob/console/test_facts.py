@@ -1,0 +1,45 @@
+"""Tests of the facts about a job."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cloudjob.console.facts import facts
+from cloudjob.errors import UsageError
+from tests.support.statuses import status_of
+
+
+class Job:
+    """A job with this description; None if it was not recorded."""
+
+    handle = "process://local/job"
+    submitted_by = "ann@host"
+    git_commit = "0123abcd with uncommitted changes"
+
+    def __init__(self, spec: dict[str, Any] | None) -> None:
+        self._spec = spec
+
+    def spec(self) -> dict[str, Any]:
+        if self._spec is None:
+            raise UsageError("it was not recorded")
+        return self._spec
+
+    def sweep_values(self) -> dict[str, str]:
+        return {"lr": "0.1"}
+
+
+def test_the_facts_name_the_command_the_image_the_commit_and_who_submitted():
+    job = Job({"script": "train.py", "args": ["--name", "a b\x1b[31m"], "image": "torch:2"})
+    found = dict(facts(status_of(), job))  # type: ignore[arg-type]
+
+    assert found["Command"] == "train.py --name 'a b'"
+    assert (found["Image"], found["Sweep"]) == ("torch:2", "lr=0.1")
+    assert found["Git commit"] == "0123abcd with uncommitted changes"
+    assert found["Submitted by"] == "ann@host"
+
+
+@pytest.mark.parametrize("spec", [None, {}, {"script": None, "args": 5}])
+def test_what_is_not_recorded_is_left_out(spec: dict[str, Any] | None):
+    assert not {"Command", "Image"} & dict(facts(status_of(), Job(spec))).keys()  # type: ignore[arg-type]
