@@ -122,6 +122,26 @@ while True: dist.all_reduce(total)
     assert b"Unexpected segmentation fault encountered in worker" in done.out, done
 
 
+def test_a_rank_that_others_wait_for_in_backward_is_named(cloud):
+    """DistributedDataParallel waits in C++ at the end of backward(), where no line says so."""
+    cloud.write(
+        "train.py",
+        PRELUDE + "from torch.nn.parallel import DistributedDataParallel\n"
+        "model = DistributedDataParallel(torch.nn.Linear(4, 4))\n"
+        "for step in range(3):\n"
+        "    if step == 2 and rank == 3:\n"
+        "        time.sleep(600)\n"
+        "    model(torch.ones(2, 4)).sum().backward()\n",
+    )
+    python = os.environ["CLOUDJOB_TEST_TORCH"]
+    hang = "hang: {scale: 0.1, action: stop, after_min: 0}"
+    cloud.write("job.yaml", f"process: {{python: {python}}}\n{hang}\n")
+    done = cloud.submit("--config", "job.yaml", *SIZE, "train.py", limit_s=LIMIT_S)
+
+    assert done.code == 124, done
+    assert b"rank 3 on node 1 is stuck at train.py:" in done.err + done.out, done
+
+
 def test_cancel_reaches_every_rank(cloud):
     """The agents of torchrun pass SIGTERM on and respect the grace period."""
     python = os.environ["CLOUDJOB_TEST_TORCH"]

@@ -88,6 +88,9 @@ _KERNEL_CALLS = (
 # thread may run.
 _NATIVE_CALLS = (
     (r"P?MPI_(Init|Comm_connect|Comm_accept)\w*", Wait.START),
+    (r"c10d::\w*Store::(wait|get|check|doWait)\w*", Wait.START),
+    # DistributedDataParallel waits at the end of backward().
+    (r"c10d::Reducer::finalize_backward", Wait.RANKS),
     (r"P?MPI_(I?[Bb]arrier|I?[Bb]cast|\w*[Aa]ll\w+|I?[Rr]educe\w*|Reduce\w*|I?[Gg]ather\w*"
      r"|I?[Ss]catter\w*|I?(Ex)?[Ss]can|[SRB]?[Ss]end|Recv|Mrecv|Sendrecv\w*|M?[Pp]robe|Wait\w*"
      r"|Win_(fence|wait|lock\w*|unlock\w*|complete)|Finalize|Comm_(dup|split|create)\w*)",

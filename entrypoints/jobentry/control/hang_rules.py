@@ -130,7 +130,7 @@ def _deadlock(job: _Job, limits: Limits) -> Hang | None:
     is_slow = any(each.moved_bytes_s >= _MOVED_BYTES_S for each in job.waiting)
     if is_slow or any(each.wait not in OF_RANKS for each in job.waiting):
         return None
-    if len({_kind_of_call(each) for each in job.waiting}) > 1:
+    if len({_kind_of_call(each) for each in job.waiting} - {""}) > 1:
         if job.still_s < limits.wait_s:
             return None
         return _hang(Rule.DEADLOCK, Confidence.HIGH, job, ())
@@ -142,7 +142,7 @@ def _deadlock(job: _Job, limits: Limits) -> Hang | None:
 
 
 def _kind_of_call(standing: Standing) -> str:
-    """Return what must be equal in calls that can belong together."""
+    """Return what must be equal in calls that can belong together; empty if it is not known."""
     if standing.wait is Wait.START:
         return "start"
     return "message" if waits.is_message(standing.operation) else standing.operation

@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Callable, Mapping, NamedTuple, Sequence
 
 from jobentry.contract.hangs import Activity, Standing
 from jobentry.contract.slow import RankShare
-from jobentry.contract.stacks import Frame, ThreadStack
+from jobentry.contract.stacks import Frame, NativeCall, ThreadStack
 from jobentry.contract.waits import OF_RANKS, Cause, Wait, cause_of, is_own, operation, place_of
 from jobentry.node.rank_stacks import stacks_of, state_of
 from jobentry.node.rank_usage import TICK_S, RankProcesses
 from jobentry.node.resources import find_group
 from jobentry.node.shares import RankShares, Sources
 from jobentry.stacks.memory import UnreadableError
+from jobentry.stacks.native_calls import NativeStacks
 from jobentry.stacks.python_stacks import Look, MainThread
 from jobentry.system import linux
 
@@ -66,6 +67,8 @@ _SWITCHES = re.compile(rb"^voluntary_ctxt_switches:\s*(\d+)", re.MULTILINE)
 _MOVED = re.compile(rb"^(?:rchar|wchar|read_bytes|write_bytes): (\d+)", re.MULTILINE)
 
 
+# What Python code, its source and the kernel show of a thread that may wait in C or C++.
+_UNCLEAR = frozenset((Wait.NOTHING, Wait.LOCK, Wait.EVENTS, Wait.OTHER, Wait.NETWORK))
 _NOTHING = Look((), 0)
 
 
@@ -144,6 +147,8 @@ class StandingRanks:
         self._longest_s: dict[object, float] = {}
         self._looked_at = (time.monotonic(), time.time())
         self._cost_s = 0.0
+        self._native = NativeStacks()
+        self._once_s = 0.0
         self._usage_at_s = 0.0
         self._reported_at_s = 0.0
         self._reported: list[object] = []
@@ -160,6 +165,7 @@ class StandingRanks:
     def look(self) -> None:
         """Look at all ranks once, and report those that have not moved for long."""
         begun_s = time.thread_time()
+        self._once_s = 0.0
         now_s = time.monotonic()
         self._restart_after_suspension(now_s)
         states = {rank: state for rank, state in self._ranks.states().items() if not state.end}
@@ -170,7 +176,7 @@ class StandingRanks:
         self._measure(now_s)
         self._report(now_s)
         self._share(now_s)
-        cost_s = time.thread_time() - begun_s
+        cost_s = time.thread_time() - begun_s - self._once_s
         # A single expensive look, which gives calls their names, hardly changes the interval.
         self._cost_s = 0.9 * self._cost_s + 0.1 * cost_s
 
@@ -306,6 +312,9 @@ class StandingRanks:
             if rank.stack is None and now_s - rank.since_s >= self._scaled(_NAMED_S):
                 self._name(rank, now_s)
         linecache.clearcache()
+        if not old:
+            # Symbols of large libraries take tens of megabytes.
+            self._native = NativeStacks()
 
     def _note_usage(self, rank: _Rank, members: Mapping[int, Process], now_s: float) -> None:
         assert rank.target is not None
@@ -327,6 +336,8 @@ class StandingRanks:
         thread = next(iter(found[0]), None) if found else None
         if thread is None or not thread.frames or thread.thread != rank.target.process:
             return
+        if cause_of(thread).wait in _UNCLEAR:
+            thread = thread._replace(native=self._native_calls(thread.thread))
         rank.stack = thread
         rank.is_launcher = any(_LAUNCHER_FILES.search(frame.file) for frame in thread.frames)
         if not rank.is_launcher and cause_of(thread).wait is not Wait.CHILD:
@@ -338,6 +349,19 @@ class StandingRanks:
                 rank.forget()
                 rank.target = target
                 rank.restart(now_s)
+
+    def _native_calls(self, process: int) -> tuple[NativeCall, ...]:
+        """Return the calls in C and C++ of a main thread, which may wait for others there.
+
+        It is stopped for less than a millisecond if it runs, but it has been at one place for long.
+        """
+        begun_s = time.thread_time()
+        calls: tuple[NativeCall, ...] = ()
+        with contextlib.suppress(UnreadableError):
+            calls = self._native.calls(process, process, may_stop=True)
+        # Large libraries take half a second, once for each place; the looks need not wait for it.
+        self._once_s += time.thread_time() - begun_s
+        return calls
 
     # -- the report -------------------------------------------------------------------------------
 

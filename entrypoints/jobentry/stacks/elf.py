@@ -18,6 +18,8 @@ _ALL_SYMBOLS, _DYNAMIC_SYMBOLS = 2, 11  # SHT_SYMTAB, SHT_DYNSYM
 _FUNCTIONS = (2, 10)  # STT_FUNC, STT_GNU_IFUNC
 # The symbols of PyTorch's largest library take 20 MB with their names.
 _MOST_BYTES = 64 * 1024 * 1024
+# More internal symbols than these are those of a large library, whose exported ones have to do.
+_MOST_INTERNAL_BYTES = 16 * 1024 * 1024
 _MOST_HEADERS = 4096
 _MOST_NAME = 4096
 _MOST_ADDRESS = 1 << 64
@@ -36,8 +38,8 @@ class Elf:
 
     Args:
         path: A file that another program's user may have written, so nothing in it is trusted.
-        with_internal: Whether to read all symbols of a program that has kept them, instead of the
-            exported ones.
+        with_internal: Whether to read all symbols of a program that has kept them, unless they
+            are too many, instead of the exported ones.
 
     Raises:
         UnreadableError: It cannot be read, or is not such a file.
@@ -61,8 +63,10 @@ class Elf:
         ]
         sections = _table(file, _SECTION_HEADER, header[6], header[12])
         symbols = {section[1]: section for section in sections}
-        kinds = (_ALL_SYMBOLS, _DYNAMIC_SYMBOLS) if with_internal else (_DYNAMIC_SYMBOLS,)
-        section = next((symbols[kind] for kind in kinds if kind in symbols), None)
+        section = symbols.get(_DYNAMIC_SYMBOLS)
+        every = symbols.get(_ALL_SYMBOLS)
+        if with_internal and every and every[5] + sections[every[6]][5] <= _MOST_INTERNAL_BYTES:
+            section = every
         self._symbols, self._names = b"", b""
         self._functions: list[tuple[int, int, int]] | None = None
         if section is not None:

@@ -8,11 +8,11 @@ Without debug information there is no cheap way to know better.
 
 from __future__ import annotations
 
+import bisect
 import os
 import platform
 import re
 import struct
-from typing import NamedTuple, Sequence
 
 from jobentry.contract.stacks import MOST_NATIVE_CALLS, NativeCall
 from jobentry.stacks.elf import Elf
@@ -37,11 +37,22 @@ _INTERPRETER = re.compile(r"_?PyEval_\w+")
 _INTERPRETER_CALL = re.compile(r"(_?Py\w+|cfunction_\w+|method_vectorcall\w*|slot_tp_\w+)?")
 
 
-class _Code(NamedTuple):
-    """A part of a program or library that is mapped to be executed."""
+class _Code:
+    """The parts of programs and libraries that a process has mapped to be executed."""
 
-    mapping: Mapping
-    path: str
+    def __init__(self, process: int) -> None:
+        self._process = process
+        self._parts = [each for each in mappings(process) if each.is_code]
+        self._starts = [each.start for each in self._parts]
+
+    def part_at(self, address: int) -> Mapping | None:
+        """Return the part that an address is in."""
+        at = bisect.bisect_right(self._starts, address) - 1
+        return self._parts[at] if at >= 0 and address < self._parts[at].end else None
+
+    def path_of(self, part: Mapping) -> str:
+        """Return a path at which its file can be opened."""
+        return path_of(self._process, part)
 
 
 class NativeStacks:
@@ -64,7 +75,7 @@ class NativeStacks:
         Raises:
             UnreadableError: The process has ended, or may not be read.
         """
-        code = [_Code(each, path_of(process, each)) for each in mappings(process) if each.is_code]
+        code = _Code(process)
         with Memory(process) as memory:
             registers, stack = _stack(memory, process, thread, may_stop=may_stop)
             addresses = [registers.instruction, *_return_addresses(memory, stack, code)]
@@ -77,15 +88,15 @@ class NativeStacks:
                 break
         return tuple(_without_interpreter(calls)[:MOST_NATIVE_CALLS])
 
-    def _call(self, address: int, code: Sequence[_Code]) -> NativeCall | None:
-        part = _part_at(address, code)
+    def _call(self, address: int, code: _Code) -> NativeCall | None:
+        part = code.part_at(address)
         if part is None:
             return None
-        elf = self._elf(part.path)
-        offset = address - part.mapping.start + part.mapping.file_offset
+        elf = self._elf(code.path_of(part))
+        offset = address - part.start + part.file_offset
         place = elf.address_in_file(offset) if elf else None
         function = elf.function_at(place) if elf and place is not None else ""
-        return NativeCall(readable_name(function), os.path.basename(part.mapping.path))
+        return NativeCall(readable_name(function), os.path.basename(part.path))
 
     def _elf(self, path: str) -> Elf | None:
         try:
@@ -164,11 +175,11 @@ def _innermost_part(memory: Memory, address: int) -> bytes:
         return content
 
 
-def _return_addresses(memory: Memory, stack: bytes, code: Sequence[_Code]) -> list[int]:
+def _return_addresses(memory: Memory, stack: bytes, code: _Code) -> list[int]:
     found = []
     for (word,) in struct.iter_unpack("<Q", stack[: len(stack) - len(stack) % 8]):
         address = word & _ADDRESS_BITS if _IS_ARM else word
-        if _part_at(address - _CALL_BYTES, code) is None:
+        if code.part_at(address - _CALL_BYTES) is None:
             continue
         try:
             before = memory.read(address - _CALL_BYTES, _CALL_BYTES)
@@ -178,10 +189,6 @@ def _return_addresses(memory: Memory, stack: bytes, code: Sequence[_Code]) -> li
             # The instruction behind a call that never returns belongs to another function.
             found.append(address - 1)
     return found
-
-
-def _part_at(address: int, code: Sequence[_Code]) -> _Code | None:
-    return next((part for part in code if part.mapping.start <= address < part.mapping.end), None)
 
 
 def is_intel_call(before: bytes) -> bool:

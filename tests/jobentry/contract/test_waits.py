@@ -71,6 +71,8 @@ def test_calls_that_wait_even_while_the_thread_runs(frames: tuple[Frame, ...], e
         (("epoll_wait", "MPI_Recv", "solve", "main"), Wait.RANKS),
         (("pthread_cond_wait", "gloo::transport::tcp::UnboundBuffer::waitRecv"), Wait.RANKS),
         (("poll", "PMPI_Init_thread", "main"), Wait.START),
+        (("recv", "c10d::TCPStore::doWait", "c10d::TCPStore::wait"), Wait.START),
+        (("pthread_cond_wait", "c10d::Reducer::finalize_backward"), Wait.RANKS),
         (("ioctl", "cuStreamSynchronize", "cudaStreamSynchronize"), Wait.DEVICE),
         (("compute", "main"), Wait.NOTHING),
         (("MPI_Comm_rank", "main"), Wait.NOTHING),

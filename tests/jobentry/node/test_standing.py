@@ -17,6 +17,7 @@ from jobentry.contract.paths import NodePaths
 from jobentry.contract.waits import Wait
 from jobentry.node.local_ranks import LocalRanks
 from jobentry.node.standing import StandingRanks
+from jobentry.system import linux
 
 # A wrapper: its child is the program of the rank.
 WRAPPER = "import subprocess, sys; subprocess.call(sys.argv[1:])"
@@ -104,6 +105,23 @@ def test_what_a_rank_does_tells_one_that_computes_from_one_that_waits(node: Node
         3: (Activity.WAITING, Wait.RANKS),
     }
     assert found[3].operation == "barrier"
+
+
+def test_a_rank_that_waits_for_others_in_c_code_waits_also_if_it_spins(node: Node):
+    """Only its C functions show that it waits: no line of Python says so."""
+    library = node.folder / "solver.so"
+    source = "volatile int n; int MPI_Barrier(void) { for (;;) n++; }\n"
+    source += "int solve(void) { return MPI_Barrier() + n; }\n"
+    (node.folder / "solver.c").write_text(source)
+    command = ["cc", "-O1", "-fPIC", "-shared", "-fno-optimize-sibling-calls", "-o", str(library)]
+    subprocess.run([*command, str(node.folder / "solver.c")], check=True, timeout=60)
+    process = node.start_python(0, f"import ctypes\nctypes.CDLL({str(library)!r}).solve()\n")
+
+    found = node.await_all(0)[0]
+
+    assert (found.activity, found.wait) == (Activity.WAITING, Wait.RANKS)
+    assert found.does == "waiting for other ranks (MPI_Barrier)"
+    assert linux.stat(process)[0] == b"R", "it goes on"
 
 
 def test_a_rank_that_moves_is_not_reported(node: Node, until: Callable[..., None]):
