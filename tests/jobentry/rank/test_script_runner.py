@@ -667,8 +667,8 @@ def test_a_script_finds_moxing_whatever_pythonpath_the_user_has_set(zipapp: str,
 
 CLOSING_SCRIPT = """\
 import os, sys, torch.distributed
-os.closerange(3, 64)
-files = [open("data-%d" % number, "wb") for number in range(32)]
+os.closerange(3, 512)
+files = [open("data-%d" % number, "wb") for number in range(480)]
 {end}
 """
 
