@@ -14,6 +14,7 @@ from enum import Enum
 from itertools import groupby, takewhile
 from typing import TYPE_CHECKING, NamedTuple, Sequence
 
+from jobentry.contract import rank_lists
 from jobentry.contract.slow import MOST_FUNCTIONS, Function, RankShare
 from jobentry.contract.stacks import Frame
 from jobentry.contract.waits import (
@@ -159,7 +160,7 @@ class RankShares:
                 delay_percent=100 * max(0.0, now.delay_s - before.delay_s) / elapsed_s,
                 throttled_percent=throttled_percent,
                 faults_s=max(0, now.faults - before.faults) / elapsed_s,
-                cpus=_cpus(self._process),
+                cpus=cpus_of(self._process),
             )
         self._before = now
         self._restart()
@@ -274,8 +275,10 @@ def _counters(process: int) -> _Counters | None:
         return None
 
 
-def _cpus(process: int) -> tuple[int, ...]:
-    try:
-        return tuple(sorted(os.sched_getaffinity(process)))
-    except OSError:
-        return ()
+def cpus_of(process: int) -> tuple[int, ...]:
+    """Return the numbers of the CPUs that a process may use; none if it is gone."""
+    # PyPy has no sched_getaffinity.
+    with contextlib.suppress(OSError, IndexError, ValueError):
+        text = linux.read(process, "status").partition(b"Cpus_allowed_list:")[2].split()[0]
+        return tuple(rank_lists.numbers(text.decode("ascii")))
+    return ()

@@ -16,6 +16,7 @@ from jobentry.contract.paths import NodePaths
 from jobentry.contract.slow import RankShare, Reason, Slow
 from jobentry.control.slow_rules import WINDOWS, judge
 from jobentry.node.local_ranks import LocalRanks
+from jobentry.node.shares import cpus_of
 from jobentry.node.standing import StandingRanks
 
 WRAPPER = "import subprocess, sys; subprocess.call(sys.argv[1:])"
@@ -168,7 +169,7 @@ def test_a_rank_with_more_work_is_named_with_its_place(make_node, until):
 
 def test_a_rank_whose_cpu_others_take_is_named_with_that_reason(make_node, until):
     """The rank shares one CPU with four other processes; the other rank needs hardly any."""
-    cpu = min(os.sched_getaffinity(0))
+    cpu = min(cpus_of(os.getpid()))
     node = make_node(2)
     text = (
         f"if rank == 1: os.sched_setaffinity(0, [{cpu}])\n"
