@@ -15,13 +15,19 @@ _DAEMONS = (b"orted", b"prted", b"hydra_pmi_proxy", b"hydra_bstrap_proxy")
 
 
 def end_daemons(node_dir: str) -> list[int]:
-    """Kill the daemons of mpirun on the node with this folder; return their process ids."""
+    """Kill the daemons of mpirun on the node with this folder; return their process ids.
+
+    Emulated nodes of other jobs have a folder of the same name, but see other files.
+    """
     mark = b"\0CLOUDJOB_NODE_DIR=" + os.fsencode(node_dir) + b"\0"
+    files = os.readlink("/proc/self/ns/mnt")
     ended = []
     for process in linux.processes():
         with contextlib.suppress(OSError):
             program = os.path.basename(linux.read(process, "cmdline").partition(b"\0")[0])
-            if program in _DAEMONS and mark in b"\0" + linux.read(process, "environ"):
+            if program not in _DAEMONS or os.readlink("/proc/%d/ns/mnt" % process) != files:
+                continue
+            if mark in b"\0" + linux.read(process, "environ"):
                 os.kill(process, signal.SIGKILL)
                 ended.append(process)
     return ended
