@@ -50,10 +50,12 @@ class RankOutput:
     def take(self, rank: int, path: str) -> None:
         """Copy what is written to the FIFO ``path`` to the log of ``rank``; ignore anything else.
 
+        A rank that starts when the node has finished is about to be killed.
+
         Raises:
             OSError: The FIFO or the log cannot be opened.
         """
-        if not _is_fifo(path):
+        if self._has_ended or not _is_fifo(path):
             return
         source = os.open(path, _OLD_FIFO)
         try:

@@ -140,6 +140,17 @@ ranks.relay.finish()
     assert (tmp_path / "rank-0.log").stat().st_size == 10_000
 
 
+def test_a_rank_that_starts_when_the_node_has_finished_ends_nothing(ranks: Ranks):
+    """A job that fails at its start may end before mpirun has started the last rank."""
+    ranks.finish()
+    path = ranks.folder / "output-1"
+    os.mkfifo(path)
+
+    ranks.output.take(1, str(path))
+
+    assert not (ranks.folder / "rank-1.log").exists()
+
+
 def test_only_a_fifo_is_taken(ranks: Ranks):
     """Scripts can write to the FIFO of reports as well."""
     (ranks.folder / "file").write_text("x")
