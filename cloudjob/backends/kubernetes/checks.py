@@ -160,7 +160,7 @@ def _queue(client: Client, spec: JobSpec | None, engine: Engine) -> list[Check]:
     name = spec.kubernetes.queue if spec else ""
     if name and engine.name == "volcano":
         return [_volcano_queue(client, name)]
-    if name and engine.name in ("job", "jobset"):
+    if name and engine.queues_in_kueue:
         return [_kueue_queue(client, name)]
     return []
 

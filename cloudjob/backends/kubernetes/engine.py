@@ -77,6 +77,7 @@ class Engine(ABC):
         is_early: Whether it considers a job ended while the head may still have work to do.
         reads_pods: Whether only the pods tell that the job runs, or that its head is lost.
         kueue_resumes: Whether Kueue manages such jobs, and resumes one that we suspend.
+        queues_in_kueue: Whether ``kubernetes.queue`` is a LocalQueue of Kueue.
         optional: The fields of ``spec`` that older servers may drop.
     """
 
@@ -92,6 +93,7 @@ class Engine(ABC):
     is_early = False
     reads_pods = False
     kueue_resumes = False
+    queues_in_kueue = False
     optional: tuple[str, ...] = ()
 
     @abstractmethod
@@ -148,6 +150,30 @@ def numbered(pod: str, prefix: str) -> int | None:
     if pod.startswith(prefix) and number.isascii() and number.isdecimal():
         return int(number)
     return None
+
+
+def held_conditions(status: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Return the conditions of a status that are true, by type."""
+    items = status.get("conditions") or ()
+    return {str(item.get("type")): item for item in items if item.get("status") == "True"}
+
+
+def message_of(condition: Mapping[str, Any]) -> str:
+    """Return the reason and the message of a condition, as far as it has them."""
+    parts = [str(condition.get(key) or "") for key in ("reason", "message")]
+    return ": ".join(part for part in parts if part)
+
+
+def queued_manifest(
+    resource: Resource, submission: Submission, job_names: Names, body: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the object of a job that Kueue queues and the cluster deletes later, if wanted."""
+    options = submission.spec.kubernetes
+    keeps = {"ttlSecondsAfterFinished": round(options.keep_min * 60)} if options.keep_min else {}
+    manifest = job_manifest(resource, submission, job_names, {**body, **keeps})
+    if options.queue:
+        manifest["metadata"]["labels"].setdefault(KUEUE_QUEUE, options.queue)
+    return manifest
 
 
 def job_manifest(

@@ -39,6 +39,7 @@ class IndexedJob(Engine):
     needs_services = True
     reads_pods = True
     kueue_resumes = True
+    queues_in_kueue = True
     # On since 1.31. Older servers drop it, and then pods that outlive the head end by themselves.
     optional = ("successPolicy",)
 
@@ -51,16 +52,10 @@ class IndexedJob(Engine):
     ) -> dict[str, Any]:
         """Return the job's manifest."""
         spec = submission.spec
-        options = spec.kubernetes
         hosts = self.hosts(job_names.name, spec.nodes)
         body = body_of(submission, job_names, hosts, has_delivery=has_delivery)
         body["template"]["spec"].setdefault("subdomain", job_names.name)
-        if options.keep_min:
-            body["ttlSecondsAfterFinished"] = round(options.keep_min * 60)
-        manifest = engines.job_manifest(RESOURCE, submission, job_names, body)
-        if options.queue:
-            manifest["metadata"]["labels"].setdefault(engines.KUEUE_QUEUE, options.queue)
-        return manifest
+        return engines.queued_manifest(RESOURCE, submission, job_names, body)
 
     def services(self, submission: Submission, job_names: Names) -> list[dict[str, Any]]:
         """Return the Service whose domain has the names of all nodes."""
@@ -87,17 +82,16 @@ class IndexedJob(Engine):
         """Return the state of a job."""
         status = job.get("status") or {}
         conditions = {str(item.get("type")): item for item in status.get("conditions") or ()}
-        held = {kind: item for kind, item in conditions.items() if item.get("status") == "True"}
+        held = engines.held_conditions(status)
         native, state = _state(status, held, is_cancelled=is_cancelled)
         condition = held.get("Failed") or held.get("Complete") or {}
-        parts = [str(condition.get(key) or "") for key in ("reason", "message")]
         ended_at = status.get("completionTime") or condition.get("lastTransitionTime") or ""
         resumed = conditions.get("Suspended") or {}
         is_again = resumed.get("status") == "False"
         return Stage(
             state=state,
             native=native,
-            message=": ".join(part for part in parts if part) if state is JobState.FAILED else "",
+            message=engines.message_of(condition) if state is JobState.FAILED else "",
             ended_at=str(ended_at) if state.is_final else "",
             started_at=str(status.get("startTime") or "") if state is JobState.RUNNING else "",
             attempt_at=str(resumed.get("lastTransitionTime") or "") if is_again else "",

@@ -34,6 +34,7 @@ class JobSet(Engine):
     min_version = (1, 29)
     reads_pods = True
     kueue_resumes = True
+    queues_in_kueue = True
 
     def hosts(self, name: str, nodes: int) -> tuple[str, ...]:
         """Return the network names of the nodes: the pods' host names in the Service's domain."""
@@ -61,18 +62,12 @@ class JobSet(Engine):
                     "onJobFailureReasons": ["PodFailurePolicy"],
                 }
             ]
-        body: dict[str, Any] = {
+        body = {
             "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
             "replicatedJobs": [{"name": _GROUP, "replicas": 1, "template": {"spec": job}}],
             "failurePolicy": policy,
         }
-        options = spec.kubernetes
-        if options.keep_min:
-            body["ttlSecondsAfterFinished"] = round(options.keep_min * 60)
-        manifest = engines.job_manifest(RESOURCE, submission, job_names, body)
-        if options.queue:
-            manifest["metadata"]["labels"].setdefault(engines.KUEUE_QUEUE, options.queue)
-        return manifest
+        return engines.queued_manifest(RESOURCE, submission, job_names, body)
 
     def node_of(self, name: str, item: Mapping[str, Any]) -> int | None:
         """Return the node number of this pod, which the Job's controller writes into it."""
@@ -81,15 +76,13 @@ class JobSet(Engine):
     def stage(self, job: Mapping[str, Any], is_cancelled: bool) -> Stage:
         """Return the state of a job; only its pods tell that it runs."""
         status = job.get("status") or {}
-        conditions = {str(item.get("type")): item for item in status.get("conditions") or ()}
-        held = {kind: item for kind, item in conditions.items() if item.get("status") == "True"}
+        held = engines.held_conditions(status)
         native, state = _state(status, held, is_cancelled=is_cancelled)
         condition = held.get(native, {}) if state.is_final else {}
-        parts = [str(condition.get(key) or "") for key in ("reason", "message")]
         return Stage(
             state=state,
             native=native,
-            message=": ".join(part for part in parts if part) if state is JobState.FAILED else "",
+            message=engines.message_of(condition) if state is JobState.FAILED else "",
             ended_at=str(condition.get("lastTransitionTime") or ""),
             is_again=bool(status.get("restarts")),
             has_asked="Suspended" in held,

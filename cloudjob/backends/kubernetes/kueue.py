@@ -91,8 +91,8 @@ def has_queue(client: Client, namespace: str, name: str, served: str) -> bool:
 
 def reason(client: Client, job: Mapping[str, Any]) -> str:
     """Return why Kueue has not admitted a job, with its position; empty if it has, or unknown."""
-    served = version(client)
     with contextlib.suppress(BackendError):
+        served = version(client)
         for workload in _workloads(client, job, served, "reading why the job waits"):
             queued = queued_of(workload)
             if not queued.why:
@@ -108,32 +108,35 @@ def require_hope(client: Client, job: Mapping[str, Any]) -> None:
     Raises:
         BackendError: Kueue will never admit it.
     """
+    queued = None
+    # The job exists, and users who may not read Workloads may still submit.
+    with contextlib.suppress(BackendError):
+        queued = _judged(client, job)
+    if queued is not None and queued.is_hopeless:
+        raise BackendError(
+            f"submitting the job to the queue {queued.queue}: it would wait for ever: {queued.why}",
+            hint="request fewer nodes or less of the resource, or use another queue",
+        )
+
+
+def _judged(client: Client, job: Mapping[str, Any]) -> Queued | None:
+    """Return what Kueue thinks of a new job; None if it does not say so in time."""
     served = version(client)
     end = time.monotonic() + _JUDGE_S
     while served and time.monotonic() < end:
-        try:
-            found = _workloads(client, job, served, "reading whether the job may run")
-        except BackendError:
-            # The job exists, and users who may not read Workloads may still submit.
-            return
-        for workload in found:
+        for workload in _workloads(client, job, served, "reading whether the job may run"):
             queued = queued_of(workload)
-            if queued.is_hopeless:
-                raise BackendError(
-                    f"submitting the job to the queue {queued.queue}: it would wait for ever: "
-                    f"{queued.why}",
-                    hint="request fewer nodes or less of the resource, or use another queue",
-                )
             if queued.is_admitted or queued.why:
-                return
+                return queued
         time.sleep(_JUDGE_PAUSE_S)
+    return None
 
 
 def queued_of(workload: Mapping[str, Any]) -> Queued:
     """Return why a Workload is not admitted, from its conditions: the type counts, not the order.
 
-    Since Kueue 0.18 the reason of QuotaReserved says what is missing; before, it is ``Pending`` or
-    ``Inadmissible``, and only the message does.
+    Since Kueue 0.19, or 0.18 with a feature gate, the reason of QuotaReserved says what is missing;
+    before, it is ``Pending`` or ``Inadmissible``, and only the message does.
     """
     queue = str((workload.get("spec") or {}).get("queueName") or "")
     items = (workload.get("status") or {}).get("conditions") or ()
@@ -169,8 +172,9 @@ def _position(client: Client, workload: Mapping[str, Any], queue: str) -> str:
         path = f"/apis/{_POSITIONS}/{served}/namespaces/{namespace}/localqueues/{queue}"
         answer = client.get(f"{path}/pendingworkloads", doing, {"limit": str(_MOST_POSITIONS)})
         for item in answer.get("items") or ():
-            if (item.get("metadata") or {}).get("name") == name:
-                return f"position {int(item['positionInLocalQueue']) + 1}; "
+            position = item.get("positionInLocalQueue")
+            if (item.get("metadata") or {}).get("name") == name and isinstance(position, int):
+                return f"position {position + 1}; "
     return ""
 
 

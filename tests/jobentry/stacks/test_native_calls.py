@@ -118,10 +118,12 @@ def test_hundreds_of_stops_disturb_nothing() -> None:
         try:
             assert process.stdout is not None
             process.stdout.readline()
+            stops = 0
             for _ in range(200):
                 for thread in linux.threads(process.pid):
                     with contextlib.suppress(UnreadableError):
-                        stacks.calls(process.pid, thread, may_stop=True)
+                        stops += bool(stacks.calls(process.pid, thread, may_stop=True))
+            assert stops >= 200, "most looks succeed"
             assert process.poll() is None
         finally:
             process.kill()
