@@ -119,7 +119,7 @@ def test_invalid_arguments_are_refused_and_start_nothing(cloud, script, argument
     if "pipe.py" in arguments:
         os.mkfifo(cloud.source / "pipe.py")
 
-    done = cloud.query(*arguments, limit_s=20)
+    done = cloud.query(*arguments)
 
     refused(done, code, message)
     assert cloud.jobs() == []
@@ -253,9 +253,7 @@ def test_an_unsupported_mpirun_is_reported_with_its_version(cloud, script, text,
     (tools / "mpirun").write_text(f"#!/bin/sh\n{text}\n")
     (tools / "mpirun").chmod(0o755)
 
-    done = cloud.cli(
-        "submit", "--nodes", "2", script, env={"PATH": f"{tools}:/usr/bin:/bin"}, limit_s=30
-    )
+    done = cloud.cli("submit", "--nodes", "2", script, env={"PATH": f"{tools}:/usr/bin:/bin"})
 
     assert b"Traceback" not in done.err, done
     assert done.code in (5, 125, 127), done
@@ -363,7 +361,7 @@ def run(cloud, command, script="job.py"):
     arguments = {"list": ["list"], "status": ["status", cloud.job], "submit": ["submit", script]}[
         command
     ]
-    return cloud.cli(*arguments, limit_s=40)
+    return cloud.cli(*arguments)
 
 
 def test_a_command_waits_for_locked_records(cloud, records, poll):

@@ -686,7 +686,6 @@ def test_invalid_options_for_mpirun_end_the_job_with_a_message(cloud, variable, 
         "-e",
         f"{variable}={value}",
         cloud.script("write_result(f'rank-{rank}')"),
-        limit_s=30,
     )
 
     assert done.code in (2, 125), done
@@ -718,7 +717,6 @@ def test_options_for_mpirun_are_never_run_by_a_shell(cloud):
         "-e",
         f"OPENMPI_X_ARGS=-x 'FOO=$(touch {mark}); touch {mark}'",
         cloud.script(""),
-        limit_s=30,
     )
 
     assert not mark.exists()

@@ -211,7 +211,7 @@ def test_killing_mpiruns_daemon_on_a_worker_ends_the_job(cloud, job):
         with contextlib.suppress(OSError):
             os.kill(pid, signal.SIGKILL)
 
-    waited = cloud.cli("wait", job, limit_s=40)
+    waited = cloud.cli("wait", job)
     status = cloud.status(job)
     assert waited.code != 0, status
     assert status["state"] == "FAILED"

@@ -45,6 +45,9 @@ def test_each_attempt_is_kept_and_knows_the_one_before(cloud):
         """
         attempt = os.environ["CLOUDJOB_ATTEMPT"]
         print("this is attempt", attempt, flush=True)
+        # Otherwise the failure of one rank may end the other one before it prints.
+        write_result(f"up-{attempt}-{rank}")
+        await_file(f"up-{attempt}-{1 - rank}")
         if attempt == "1":
             os.kill(os.getpid(), signal.SIGSEGV)
         folder = os.environ["CLOUDJOB_PREVIOUS_DIR"]

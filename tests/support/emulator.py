@@ -24,7 +24,7 @@ from cloudjob.emulator.database import FINAL
 from cloudjob.emulator.state import Address
 
 DATE_FORMAT = "%Y%m%dT%H%M%SZ"
-LIMIT_S = 60.0
+LIMIT_S = 180.0
 SETTINGS = """\
 engine: process
 poll_s: 0.05
@@ -84,7 +84,7 @@ class Api:
         sent = {"Host": host, "Content-Type": "application/json", **(headers or {})}
         if "X-Auth-Token" not in sent and "Authorization" not in sent:
             sent = self.signed(method, target, data, sent, **how)
-        with contextlib.closing(http.client.HTTPConnection(host, timeout=60)) as connection:
+        with contextlib.closing(http.client.HTTPConnection(host, timeout=LIMIT_S)) as connection:
             connection.request(method, target, body=data, headers=sent)
             answer = connection.getresponse()
             text_ = answer.read()

@@ -26,7 +26,7 @@ class Head:
 
     def open(self) -> None:
         """Connect or reconnect."""
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 180
         while (address := listener.announced(str(self._folder), self._node)) is None:
             assert time.monotonic() < deadline
             time.sleep(0.01)

@@ -33,7 +33,7 @@ import yaml
 from tests.support import operators
 
 ROOT = Path(__file__).resolve().parents[2]
-START_S = 60.0
+START_S = 180.0
 MERGE = "application/merge-patch+json"
 
 _DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"

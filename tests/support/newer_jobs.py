@@ -34,7 +34,7 @@ _NEWER = {
     ),
     "status": ("ready", "terminating", "completedIndexes", "failedIndexes"),
 }
-_LIMIT_S = 60.0
+_LIMIT_S = 180.0
 
 
 class NewerJobs:

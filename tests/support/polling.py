@@ -38,7 +38,7 @@ class Followed:
         self.process.wait()
 
 
-def poll(claim: Callable[[], object], what: str, limit_s: float = 60.0) -> None:
+def poll(claim: Callable[[], object], what: str, limit_s: float = 180.0) -> None:
     """Wait until ``claim`` returns a true value; ``what`` describes it in the error message."""
     end = time.monotonic() + limit_s
     while not claim():

@@ -36,7 +36,7 @@ REGION = "cn-north-4"
 # The domain of virtual-hosted buckets, as on OBS; clients reach it through a proxy.
 OBS_DOMAIN = "obs.cn-north-4.myhuaweicloud.com"
 
-LIMIT_S = 60.0
+LIMIT_S = 180.0
 _POLL_S = 0.02
 # SeaweedFS serves gRPC on each port + 10000; both are below the ephemeral ports.
 _PORTS = range(12_000, 21_000)

@@ -22,7 +22,7 @@ from pathlib import Path
 PROGRAMS = ("slurmctld", "slurmd", "munged", "ip", "nsenter", "unshare")
 ACCOUNTING = ("slurmdbd", "mariadbd")
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_START_S = 60.0
+_START_S = 180.0
 # A full path, as commands may have any PATH.
 NSENTER = "/usr/bin/nsenter"
 ROOT = Path(__file__).parents[2]

@@ -131,7 +131,9 @@ def _deadlock(job: _Job, limits: Limits) -> Hang | None:
     if is_slow or any(each.wait not in OF_RANKS for each in job.waiting):
         return None
     if len({_kind_of_call(each) for each in job.waiting} - {""}) > 1:
-        if job.still_s < limits.wait_s:
+        # Ranks that still start are often only late.
+        is_starting = any(each.wait is Wait.START for each in job.waiting)
+        if job.still_s < (limits.start_s if is_starting else limits.wait_s):
             return None
         return _hang(Rule.DEADLOCK, Confidence.HIGH, job, ())
     quiet_s = min(each.quiet_s for each in job.waiting)
@@ -249,12 +251,20 @@ NOT_SUSPECTED = Suspicion()
 
 
 def advance(
-    state: Suspicion, verdict: Hang | None, now_s: float, limits: Limits, *, is_moving: bool
+    state: Suspicion,
+    verdict: Hang | None,
+    now_s: float,
+    limits: Limits,
+    *,
+    is_moving: bool,
+    reported_s: float,
 ) -> tuple[Suspicion, Event]:
     """Return what is concluded from the next verdict, and what has changed.
 
     Args:
         is_moving: Whether a rank has moved, which ends a hang.
+        reported_s: When the oldest report was made that the verdict is from. Until a node reports
+            again, a rank seems to stand where it has left.
     """
     if verdict is not None and verdict.rule is not Rule.STOPPED:
         verdict = verdict if verdict.lasted_s >= state.floor_s else None
@@ -267,7 +277,7 @@ def advance(
         return state._replace(repeat_s=2 * state.repeat_s), Event.LASTS
     if not _is_same(verdict, state.suspect):
         return state._replace(suspect=verdict, suspected_s=now_s), Event.NONE
-    if now_s - state.suspected_s < limits.confirm_s:
+    if now_s - state.suspected_s < limits.confirm_s or reported_s <= state.suspected_s:
         return state, Event.NONE
     begun = Suspicion(
         confirmed=verdict,

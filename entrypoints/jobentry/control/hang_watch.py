@@ -102,15 +102,23 @@ class HangWatch:
         running = self._running()
         if not running or not self._is_known(now_s):
             return
+        reports = [report for report in self._reports.values() if report.standing]
         standing = [
             each._replace(still_s=each.still_s + now_s - report.at_s)
-            for report in self._reports.values()
+            for report in reports
             for each in report.standing
         ]
         is_moving = bool(running - {each.rank for each in standing})
         verdict = judge(running, standing, self._limits)
         hang = self.hang
-        self._state, event = advance(self._state, verdict, now_s, self._limits, is_moving=is_moving)
+        self._state, event = advance(
+            self._state,
+            verdict,
+            now_s,
+            self._limits,
+            is_moving=is_moving,
+            reported_s=min((report.at_s for report in reports), default=now_s),
+        )
         if event is Event.ENDS and hang is not None:
             self._has_ended(hang)
         elif event is Event.BEGINS:

@@ -107,7 +107,7 @@ def find(mark: str) -> list[int]:
     return found
 
 
-def poll_for(condition, limit_s=30):
+def poll_for(condition, limit_s=180):
     """Wait until a condition holds."""
     end = time.monotonic() + limit_s
     while not condition():

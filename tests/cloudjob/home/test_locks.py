@@ -73,7 +73,7 @@ def test_only_folders_of_killed_processes_are_swept(tmp_path: Path):
         assert list(tmp_path.iterdir()) == [folders[1]]
     finally:
         for holder in holders:
-            holder.communicate(timeout=10)
+            holder.communicate(timeout=60)
     assert list(tmp_path.iterdir()) == []
 
 

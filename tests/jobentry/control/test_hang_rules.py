@@ -162,6 +162,14 @@ def test_ranks_in_different_collectives_wait_for_each_other():
     assert [group.place for group in found.groups] == [REDUCE, BARRIER]
 
 
+def test_ranks_that_start_late_get_the_time_of_a_start_before_others_are_said_to_deadlock():
+    def starting(still_s: float) -> list[Standing]:
+        return [waits(0, still_s), waits(1, still_s, INIT, "")]
+
+    assert verdict(*starting(290), ranks=2) is None
+    assert named(verdict(*starting(301), ranks=2)) == (Rule.DEADLOCK, ())
+
+
 @pytest.mark.parametrize(
     ("operations", "lines"),
     [
@@ -249,7 +257,9 @@ def events(*steps: tuple[float, Hang | None], moves: bool = False) -> tuple[Susp
     state, found = NOT_SUSPECTED, []
     for now_s, verdict_now in steps:
         is_moving = moves and verdict_now is None
-        state, event = advance(state, verdict_now, now_s, LIMITS, is_moving=is_moving)
+        state, event = advance(
+            state, verdict_now, now_s, LIMITS, is_moving=is_moving, reported_s=now_s
+        )
         found.append(event)
     return state, found
 
@@ -274,9 +284,22 @@ def test_a_job_that_moves_again_is_reported_once_and_has_more_time_afterwards():
     assert state.floor_s == 2 * 150
 
     for now_s, still_s in ((500, 270), (520, 290), (531, 301)):
-        state, event = advance(state, hang(still_s), now_s, LIMITS, is_moving=False)
+        state, event = advance(
+            state, hang(still_s), now_s, LIMITS, is_moving=False, reported_s=now_s
+        )
         assert event is Event.NONE
-    assert advance(state, hang(317), 547, LIMITS, is_moving=False)[1] is Event.BEGINS
+    assert (
+        advance(state, hang(317), 547, LIMITS, is_moving=False, reported_s=547)[1] is Event.BEGINS
+    )
+
+
+def test_a_verdict_needs_a_report_of_every_node_from_after_the_first_suspicion():
+    """A rank may have gone on since the last report of its node."""
+    state, _ = advance(NOT_SUSPECTED, hang(121), 0, LIMITS, is_moving=False, reported_s=-10)
+
+    state, event = advance(state, hang(141), 20, LIMITS, is_moving=False, reported_s=-10)
+    assert event is Event.NONE
+    assert advance(state, hang(142), 21, LIMITS, is_moving=False, reported_s=5)[1] is Event.BEGINS
 
 
 def test_a_verdict_that_only_changes_is_no_movement():
