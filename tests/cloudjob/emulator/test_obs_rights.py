@@ -390,9 +390,9 @@ FORGED: dict[str, list[Sent]] = {
 @pytest.mark.long
 @pytest.mark.parametrize("kind", FORGED)
 def test_a_forged_request_does_nothing_that_its_user_may_not_do(obs: Obs, kind: str):
+    obs.restore()
+    before = obs.state()
     for request in FORGED[kind]:
-        obs.restore()
-        before = obs.state()
         answers = {user: request.send(obs, obs.keys(user)) for user in RIGHTS}
         for user, (status, body) in answers.items():
             assert status < 500 or status == 501, (user, request, body)
@@ -406,6 +406,8 @@ def test_a_forged_request_does_nothing_that_its_user_may_not_do(obs: Obs, kind: 
             _, body = request.send(obs, obs.keys(user))
             assert effects(before, obs.state(), body) <= {user}, (user, request, body)
             assert not obs.has_copy(), (user, request)
+        obs.restore()
+        before = obs.state()
 
 
 # Calls of boto3, and the rights that each needs.
