@@ -47,12 +47,12 @@ class Ranks:
         self.output.finish()
         self.relay.finish()
         os.close(self._stream)
-        read: dict[int, bytes] = {}
+        read: dict[int, list[bytes]] = {}
         for line in (self.folder / "stream").read_bytes().split(b"\n")[:-1]:
             rank, data = lines.read(line + b"\n")
             assert rank is not None
-            read[rank] = read.get(rank, b"") + data
-        return read
+            read.setdefault(rank, []).append(data)
+        return {rank: b"".join(parts) for rank, parts in read.items()}
 
 
 @pytest.fixture
