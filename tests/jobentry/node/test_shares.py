@@ -187,7 +187,7 @@ def test_a_rank_whose_cpu_others_take_is_named_with_that_reason(make_node, until
                 named.append(found)
             return bool(named)
 
-        until(is_named_for_its_cpu, within_s=180)
+        until(is_named_for_its_cpu, within_s=400)
     finally:
         for each in busy:
             each.kill()
