@@ -1,4 +1,4 @@
-"""Write the reference of the command line from the parser, and that of job files from their keys.
+"""Write the help of each command into its reference, and the table of keys into that of job files.
 
 python scripts/reference.py          # tests compare the pages with what this would write
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,40 +18,62 @@ from cloudjob.model.keys import Key, Section, Values
 from cloudjob.model.kinds import Number
 
 _REFERENCE = Path(__file__).resolve().parent.parent / "docs" / "reference"
-PAGE = _REFERENCE / "command-line.md"
+COMMANDS_PAGE = _REFERENCE / "commands.md"
 JOB_FILE_PAGE = _REFERENCE / "job-file.md"
 _TABLE_HEAD = "| key | flag | type | default | meaning |\n|---|---|---|---|---|\n"
 _WIDTH = 100
-_HEAD = """\
-# Command line
-
-The output of `--help` for every command.
-[Commands](commands.md) explains them with examples.
-"""
+# The help of a command: what a block shows that begins with its usage.
+_BLOCK = re.compile(r"```text\nusage: (cloudjob[^\n]*)\n.*?```\n", re.DOTALL)
+# Commands that have the options of submit, too.
+_SUBMITTING = ("cloudjob cp", "cloudjob config show")
 
 
 def _parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
     """Yield a parser and the parsers of its subcommands."""
     yield parser
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for inner in action.choices.values():
-                yield from _parsers(inner)
+    for inner in _subcommands(parser).values():
+        yield from _parsers(inner)
 
 
-def page() -> str:
-    """Return the text of the page."""
+def _helps() -> dict[str, str]:
+    """Return the help of each command that does something, by its words."""
     os.environ["COLUMNS"] = str(_WIDTH)
     top = parser_of("")
-    names = next(a for a in top._actions if isinstance(a, argparse._SubParsersAction)).choices
-    parts = [_HEAD, f"## cloudjob\n\n```text\n{top.format_help()}```\n"]
-    for name in names:
-        found = next(
-            a for a in parser_of(name)._actions if isinstance(a, argparse._SubParsersAction)
-        )
-        for parser in _parsers(found.choices[name]):
-            parts.append(f"## {parser.prog}\n\n```text\n{parser.format_help()}```\n")
-    return "\n".join(parts)
+    helps = {top.prog: top.format_help()}
+    for name in _subcommands(top):
+        for parser in _parsers(_subcommands(parser_of(name))[name]):
+            if parser.prog in _SUBMITTING:
+                helps[parser.prog] = parser.format_usage()
+            elif not _subcommands(parser):
+                helps[parser.prog] = parser.format_help()
+    return helps
+
+
+def _subcommands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            return dict(action.choices)
+    return {}
+
+
+def commands_page() -> str:
+    """Return the text of the page about commands with the present help of each.
+
+    Raises:
+        LookupError: A command has no block there.
+    """
+    helps = _helps()
+    absent = set(helps)
+
+    def block(match: re.Match[str]) -> str:
+        command = max((each for each in helps if f"{match[1]} ".startswith(f"{each} ")), key=len)
+        absent.discard(command)
+        return f"```text\n{helps[command]}```\n"
+
+    page = _BLOCK.sub(block, COMMANDS_PAGE.read_text(encoding="utf-8"))
+    if absent:
+        raise LookupError(f"{COMMANDS_PAGE} has no block for {', '.join(sorted(absent))}")
+    return page
 
 
 def job_file_page() -> str:
@@ -88,4 +111,4 @@ def _default(key: Key) -> str:
 
 if __name__ == "__main__":
     JOB_FILE_PAGE.write_text(job_file_page(), encoding="utf-8")
-    PAGE.write_text(page(), encoding="utf-8")
+    COMMANDS_PAGE.write_text(commands_page(), encoding="utf-8")

@@ -491,10 +491,10 @@ def test_every_test_that_a_page_names_exists():
     assert missing == []
 
 
-def test_the_reference_of_the_command_line_is_up_to_date():
+def test_the_reference_of_the_commands_is_up_to_date():
     script = runpy.run_path(str(ROOT / "scripts" / "reference.py"))
 
-    assert script["PAGE"].read_text() == script["page"]()
+    assert script["COMMANDS_PAGE"].read_text() == script["commands_page"]()
 
 
 def test_the_reference_of_the_job_file_is_up_to_date():
