@@ -26,11 +26,10 @@ def test_a_time_of_a_platform_becomes_utc_with_milliseconds(text: str, expected:
     assert times.normalised(text) == expected
 
 
-@pytest.mark.parametrize("milliseconds", range(0, 1000, 7))
-def test_a_time_survives_its_text(milliseconds: int):
-    text = f"2026-11-21T10:00:01.{milliseconds:03}Z"
+def test_a_time_survives_its_text():
+    texts = [f"2026-11-21T10:00:01.{milliseconds:03}Z" for milliseconds in range(1000)]
 
-    assert times.rfc3339(times.seconds_of(text)) == text
+    assert [times.rfc3339(times.seconds_of(text)) for text in texts] == texts
 
 
 @pytest.mark.parametrize("seconds", [0, -1, 1e12, float("nan")])
