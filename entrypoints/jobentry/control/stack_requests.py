@@ -18,9 +18,8 @@ from jobentry.contract.env import NodeEnv
 from jobentry.contract.paths import NodePaths
 from jobentry.contract.profiles import Profile
 from jobentry.contract.stacks import ProcessStacks, Stacks
-from jobentry.control.event_loop import NodeLoop
-from jobentry.control.messages import Lines
-from jobentry.control.worker_pool import WorkerPool
+from jobentry.control.loop import Lines, NodeLoop
+from jobentry.control.peers import WorkerPool
 from jobentry.log import log_message
 from jobentry.system import requests
 

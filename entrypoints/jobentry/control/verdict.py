@@ -1,4 +1,4 @@
-"""Decides how the job ended, and which rank is to blame, from the ends of the ranks. No I/O."""
+"""Decides how the job ended, which rank is to blame, and whether a start hangs. No I/O."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import signal
 from typing import Mapping, NamedTuple, Sequence
 
 from jobentry.contract import exits
+from jobentry.contract.env import NodeEnv
 from jobentry.contract.exits import Cause, Failure, Outcome
+from jobentry.control import node_table
 
 # A failing rank closes its connections some milliseconds before it is gone. By then another rank
 # may have ended because of that, and the signal that followed may have reached the failing rank.
@@ -15,8 +17,10 @@ _CLOSE_S = 0.1
 # An elastic job has recovered from failures that are older than this when it ends.
 _ROUND_S = 5.0
 _SHOWN_VICTIMS = 16
-
-
+# Seconds in which no rank starts before a start counts as hung: 32 nodes on two cores took 16 s.
+_PATIENCE_S = 20.0
+_PER_NODE_S = 1.0
+_ATTEMPTS = 2
 # srun's messages when the plugin is missing, or finds no PMIx.
 _NO_PMIX = "Invalid MPI type 'pmix'"
 _WITHOUT_PMIX = (
@@ -334,3 +338,66 @@ def _named(failure: Failure, launch_end: LaunchEnd) -> Failure:
     if failure.rank in aborted and failure.signal is None:
         return failure._replace(message=f"called MPI_Abort({failure.exit_code})")
     return failure
+
+
+# ---- a start that hangs --------------------------------------------------------------------------
+
+# Open MPI 5.0.11 sometimes hangs while it starts, and neither version ends such a start by itself
+# (in experiments, both waited for a hung agent forever, whatever their timeouts).
+
+
+def start_patience_s(nodes: int, start_timeout_s: float, attempt: int) -> float:
+    """Return the seconds without a new rank after which mpirun counts as hung.
+
+    Args:
+        attempt: 1 or 2. A second hang may only be slowness, so the second has twice the time.
+    """
+    return min(start_timeout_s, attempt * (_PATIENCE_S + _PER_NODE_S * nodes))
+
+
+def may_start_again(attempt: int, started: Mapping[int, int]) -> bool:
+    """Whether mpirun may be started again.
+
+    A rank that has started runs the user's script, which is never run twice behind the user's back.
+    """
+    return attempt < _ATTEMPTS and not started
+
+
+def hung_start(
+    launcher: str,
+    node: NodeEnv,
+    ranks: int,
+    started: Mapping[int, int],
+    attempt: int,
+    waited_s: float,
+) -> Failure:
+    """Return the failure to report for a start that hangs.
+
+    Args:
+        launcher: The name of the process that starts the ranks.
+        node: The settings of the head.
+        ranks: How many there should be.
+        started: The ranks that have started, with their nodes.
+        waited_s: Seconds since the last rank started.
+    """
+    hosts, slots = node.hosts, node.slots
+    text = "starting the ranks: %s started %d of %d and then hung for %g s" % (
+        launcher,
+        len(started),
+        ranks,
+        waited_s,
+    )
+    if attempt > 1:
+        text += ", at the second try, too"
+    # With fewer ranks than slots some nodes may have none to start.
+    fills = ranks > slots * (len(hosts) - 1)
+    silent = sorted(set(range(len(hosts))) - set(started.values())) if fills else []
+    if silent:
+        text += "; without a rank: " + node_table.named(silent, hosts)
+    blamed = silent[0] if silent and len(silent) < len(hosts) else None
+    return Failure(
+        node=blamed,
+        host="" if blamed is None else hosts[blamed],
+        exit_code=exits.ENTRY_FAILED,
+        message=text,
+    )

@@ -11,23 +11,15 @@ from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Sequence
 from jobentry.contract import exits, hangs, names, profiles, slow
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.paths import NodePaths
-from jobentry.control import connection, listener
-from jobentry.control.connection import Link
-from jobentry.control.event_loop import (
-    ABORT_S,
-    STOP_SIGNALS,
-    NodeLoop,
-    is_late,
-)
-from jobentry.control.launch_processes import LaunchProcesses
-from jobentry.control.messages import Message
-from jobentry.control.mpirun_cleanup import end_daemons, remove_sessions
-from jobentry.control.remote_commands import CommandRunner
+from jobentry.control import handshake, transport
+from jobentry.control.commands import CommandRunner, LaunchProcesses, end_daemons, remove_sessions
+from jobentry.control.handshake import Listener
+from jobentry.control.loop import ABORT_S, STOP_SIGNALS, NodeEvents, NodeLoop, NodeSetup
 from jobentry.control.stack_requests import NodeStacks
+from jobentry.control.transport import Link, Message
 from jobentry.errors import EntryError
 from jobentry.launchers.plan import LaunchPlan
 from jobentry.log import log_message
-from jobentry.node.journal import Journal
 from jobentry.node.local_ranks import End, RankFailure
 from jobentry.node.prepare import control_port, read_key
 from jobentry.system.processes import adopt_orphans
@@ -37,7 +29,6 @@ if TYPE_CHECKING:
     from jobentry.contract.profiles import Profile
     from jobentry.contract.slow import RankShare
     from jobentry.contract.stacks import ProcessStacks
-    from jobentry.staging.outputs import Outputs
 
 _TICK_S = 1.0
 # If this worker was itself suspended, one tick counts at most this much silence of the head.
@@ -65,11 +56,11 @@ def listen(node: NodeEnv, node_paths: NodePaths) -> ControlSocket:
     port = 0 if node.control_dir else control_port(node, node_paths)
     try:
         if not node.control_dir:
-            return ControlSocket(listener.listen(port), key)
+            return ControlSocket(handshake.listen(port), key)
         address = os.environ.get(names.MA_CURRENT_IP, "")
         # A port of an emulated node must not be reachable from other machines.
-        server = listener.listen(port, address if address.startswith("127.") else "127.0.0.1")
-        listener.announce(server, node.control_dir, node.node)
+        server = handshake.listen(port, address if address.startswith("127.") else "127.0.0.1")
+        handshake.announce(server, node.control_dir, node.node)
         return ControlSocket(server, key)
     except OSError as error:
         raise EntryError(
@@ -84,69 +75,60 @@ class Worker:
     Args:
         facts: Returns the facts about this node.
         control_socket: The socket on which the head connects.
-        own: The children of this process that other code waits for, and ends.
     """
 
     def __init__(
         self,
-        node: NodeEnv,
-        paths: NodePaths,
+        setup: NodeSetup,
         plan: LaunchPlan,
         facts: Callable[[], dict[str, Any]],
         control_socket: ControlSocket,
-        own: tuple[int, ...] = (),
     ) -> None:
-        self._node = node
-        self._own = own
-        self._parent = os.getppid()
-        self._loop = NodeLoop(node, paths)
-        self._loop.own_children.update(own)
-        self._loop.on_end = self._rank_ended
-        self._loop.on_start = lambda rank: self._send("rank-started", rank=rank)
-        self._loop.on_signal = self._signalled
+        self._node = setup.node
+        self._paths = setup.paths
+        self._journal = setup.journal
+        self._outputs = setup.outputs
+        self._child_ids = setup.child_ids
         self._plan = plan
-        self._launcher = LaunchProcesses(self._loop, is_quiet=lambda: self._is_stopping)
-        self._paths = paths
-        self._commands = CommandRunner(paths, self._loop, self._command_output)
-        self._stacks = NodeStacks(node, paths, self._loop)
+        self._facts = facts
+        self._parent = os.getppid()
         self._has_launched = False
         self._has_server_ended = False
         self._was_greeted = False
         self._has_head = False
         self._ticked_at = time.monotonic()
-        self._reported_s = connection.SILENT_S
-        self._link = Link(self._handle, self._disconnected)
-        self._listener = listener.Listener(
-            self._loop,
-            control_socket.server,
-            connection.secret(control_socket.key),
-            node.node,
-            self._link,
-        )
-        self._listener.on_attach = lambda: self._loop.cancel("broken")
-        self._facts = facts
-        self._journal = Journal()
+        self._reported_s = transport.SILENT_S
         self._code: int | None = None
         # Whether the job is complete, as reported by the head.
         self.is_over = False
         self._is_stopping = False
         # When the job was stopped, on the monotonic clock.
         self.stopped_at: float | None = None
-        self._on_idle: Callable[[], None] = lambda: None
+        self._link = Link(self._handle, self._disconnected)
+        events = NodeEvents(
+            rank_started=lambda rank: self._send("rank-started", rank=rank),
+            rank_ended=self._rank_ended,
+            signalled=self._signalled,
+            ranks_stand=self._send_standing,
+            ranks_share=self._send_shares,
+        )
+        self._loop = NodeLoop(setup, events)
+        self._launcher = LaunchProcesses(self._loop, is_quiet=lambda: self._is_stopping)
+        self._commands = CommandRunner(self._paths, self._loop, self._command_output)
+        self._stacks = NodeStacks(self._node, self._paths, self._loop)
+        self._listener = Listener(
+            self._loop,
+            control_socket.server,
+            transport.secret(control_socket.key),
+            self._node.node,
+            self._link,
+            on_attach=lambda: self._loop.cancel("broken"),
+        )
 
     @property
     def rank_failure(self) -> RankFailure | None:
         """How ranks of this node failed; None if none did."""
         return self._loop.ranks.rank_failure
-
-    def attach(self, journal: Journal, outputs: Outputs | None) -> None:
-        """Write to ``journal``; notify ``outputs`` before ranks are ended and after all have."""
-        self._journal = journal
-        self._loop.attach_journal(journal, self._paths)
-        self._loop.look_for_hangs(journal, self._paths, self._send_standing, self._send_shares)
-        if outputs is not None:
-            self._loop.ranks.before_end = outputs.note_open_files
-            self._on_idle = lambda: outputs.start_final_upload(self.rank_failure)
 
     def run(self) -> int:
         """Serve the head, and return the exit code of the job."""
@@ -161,8 +143,9 @@ class Worker:
             if self._is_stopping and not self._loop.ranks.running:
                 self._is_stopping = False
                 self._send("idle")
-                self._on_idle()
-        self._loop.close(keep=self._own)
+                if self._outputs is not None:
+                    self._outputs.start_final_upload(self.rank_failure)
+        self._loop.close(keep=self._child_ids)
         for name in ("bring-up", "run"):
             self._journal.end(name)
         return self._code
@@ -170,7 +153,7 @@ class Worker:
     def run_in_thread(self, work: Callable[[], str]) -> str:
         """Run ``work`` while this node continues to answer its head, and return its result."""
         try:
-            return self._loop.run_in_thread(work, lambda: is_late(self.stopped_at, self._node))
+            return self._loop.run_in_thread(work, lambda: self.stopped_at)
         except TimeoutError:
             return "storing the outputs was not done in time when the job was stopped"
 
@@ -197,7 +180,7 @@ class Worker:
         """Handle the end of the connection; a running head reconnects at once."""
         if not self._has_head:
             return
-        patience_s = _CLOSED_S if why == connection.CLOSED else connection.SILENT_S
+        patience_s = _CLOSED_S if why == transport.CLOSED else transport.SILENT_S
         self._loop.schedule("broken", patience_s, self._head_is_gone)
 
     def _tick(self) -> None:
@@ -215,8 +198,8 @@ class Worker:
             )
             if silent_s >= self._node.stall_s:
                 self._head_is_gone()
-        elif silent_s < connection.SILENT_S < self._reported_s:
-            self._reported_s = connection.SILENT_S
+        elif silent_s < transport.SILENT_S < self._reported_s:
+            self._reported_s = transport.SILENT_S
             log_message("the head (%s) is no longer silent" % self._node.hosts[0])
 
     def _head_is_gone(self) -> None:

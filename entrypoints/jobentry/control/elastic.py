@@ -8,10 +8,9 @@ import os
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.exits import Failure
 from jobentry.contract.paths import NodePaths
-from jobentry.control.event_loop import NodeLoop
-from jobentry.control.remote_worker import RemoteWorker
+from jobentry.control.loop import NodeLoop
+from jobentry.control.peers import RemoteWorker, WorkerPool
 from jobentry.control.stop import Stop
-from jobentry.control.worker_pool import WorkerPool
 from jobentry.log import log_message
 
 # How long an elastic job with enough nodes waits for the others before it starts.

@@ -9,7 +9,7 @@ import pytest
 
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.paths import NodePaths
-from jobentry.control.elastic_hosts import Members
+from jobentry.control.elastic import Members
 
 HOSTS = ("a", "b", "c")
 

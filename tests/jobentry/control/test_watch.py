@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,15 +11,15 @@ import pytest
 from jobentry.contract import hang_actions, hangs, journal
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.hangs import Activity, Hang, Standing
-from jobentry.contract.paths import NodePaths
 from jobentry.contract.stacks import Frame
 from jobentry.contract.waits import Wait
-from jobentry.control.event_loop import FORWARDED_SIGNALS, STOP_SIGNALS, NodeLoop
-from jobentry.control.hang_watch import HangWatch
-from jobentry.control.launch_processes import LaunchProcesses
+from jobentry.control.commands import LaunchProcesses
+from jobentry.control.handshake import Access, Resolver
+from jobentry.control.peers import WorkerPool
 from jobentry.control.stop import Stop
-from jobentry.control.worker_pool import WorkerPool
+from jobentry.control.watch import HangWatch
 from jobentry.node.journal import Journal
+from tests.support.loops import make_loop, paths_in, signals_restored
 
 SCALE = 0.01
 PLACE = Frame("data.py", 17, "load", "file.read()")
@@ -41,15 +39,15 @@ class Head:
     """The parts of a head that watch for hangs, of a job with four ranks."""
 
     def __init__(self, folder: Path, action: str) -> None:
-        os.mkfifo(folder / "events")
         node = NodeEnv(job="j", hang_action=action, hang_after_s=0.05, hang_scale=SCALE)
-        self.loop = NodeLoop(node, NodePaths(*[str(folder)] * 5))
-        pool = WorkerPool(node, self.loop, {}, lambda *_: None, lambda _: None)
+        self.loop = make_loop(node, paths_in(folder))
+        access = Access(b"", "", 0, Resolver(self.loop))
+        pool = WorkerPool(node, self.loop, {}, access, lambda *_: None, lambda _: None)
         self.stop = Stop(node, self.loop, pool, LaunchProcesses(self.loop, lambda: True), None)
         self.lines: list[bytes] = []
         self.running = frozenset(range(4))
-        self.watch = HangWatch(node, self.loop, pool, self.stop, lambda: self.running)
-        self.watch.journal = Journal(self.lines.append)
+        journal = Journal(self.lines.append)
+        self.watch = HangWatch(node, self.loop, pool, self.stop, lambda: self.running, journal)
 
     def step(self, *ranks: Standing) -> None:
         """Report ranks as a node does, and let the head evaluate them."""
@@ -72,20 +70,16 @@ class Head:
 @pytest.fixture
 def make_head(tmp_path: Path) -> Iterator[Callable[[str], Head]]:
     """A function that creates the head of a job with this action."""
-    numbers = (*STOP_SIGNALS, *FORWARDED_SIGNALS, signal.SIGCHLD)
-    before = {number: signal.getsignal(number) for number in numbers}
     heads: list[Head] = []
 
     def make(action: str = hang_actions.WARN) -> Head:
         heads.append(Head(tmp_path, action))
         return heads[-1]
 
-    yield make
+    with signals_restored():
+        yield make
     for head in heads:
         head.loop.relay.finish()
-    signal.set_wakeup_fd(-1)
-    for number, handler in before.items():
-        signal.signal(number, handler)
 
 
 def test_a_hang_is_written_to_the_journal_and_the_log_and_so_is_its_end(
