@@ -16,13 +16,13 @@ from jobentry.control.bring_up import bring_up
 from jobentry.control.commands import LaunchProcesses, RemoteCommands
 from jobentry.control.elastic import ElasticHosts
 from jobentry.control.handshake import Access, Resolver
+from jobentry.control.insight import InsightRequests
 from jobentry.control.loop import STOPPED_LIMIT_S, NodeEvents, NodeLoop, NodeSetup
 from jobentry.control.peers import RemoteWorker, WorkerPool
 from jobentry.control.run import CLEAN_UP_S, JobContext, Run
-from jobentry.control.stack_requests import StackRequests
 from jobentry.control.stop import Stop
 from jobentry.control.transport import Message
-from jobentry.control.verdict import LaunchEnd, RankEnd, correction
+from jobentry.control.verdict import LaunchEnd, RankEnd
 from jobentry.control.watch import HangWatch, SlowWatch
 from jobentry.errors import EntryError
 from jobentry.launchers.plan import LaunchPlan
@@ -71,7 +71,7 @@ class Head:
         self._pool = pool = WorkerPool(
             node, loop, facts, access, self._worker_sent, self._worker_lost
         )
-        self._requests = StackRequests(node, paths, loop, pool)
+        self._requests = InsightRequests(setup, loop, pool)
         # Once a rank has failed, mpirun only reports that again at length.
         launcher = LaunchProcesses(loop, is_quiet=lambda: self._stop.has_begun)
         has_agent = any(file.path == paths.agent for file in plan.files)
@@ -121,8 +121,7 @@ class Head:
                     self._run.end_early()
             with self._journal.during("run"):
                 outcome = refusal or self._run.run()
-            notes = (correction(outcome, self._run.first_failed), self._run.losses(outcome))
-            for text in filter(None, notes):
+            for text in self._run.notes(outcome):
                 log_message(text)
             return outcome
         finally:
@@ -149,38 +148,39 @@ class Head:
 
     def _worker_sent(self, worker: RemoteWorker, message: Message) -> None:
         kind, values = message
-        if kind == "rank-started":
-            self._run.rank_started(values["rank"], worker.index)
-        elif kind == "rank-ended":
-            self._run.rank_ended(values["rank"], _rank_end(worker, values))
-        elif kind == "signal":
-            self._stop.handle_worker_signal(values["number"], worker.index)
-        elif kind == "cleaned-up":
-            self._run.cleaned_up(worker.index)
-        elif kind == "reported":
-            self._run.reported(worker.index)
-        elif kind == "left":
-            self.worker_phases += _phases_of(worker, values.get("phases", ()))
-        elif kind == "ready" and self._elastic is not None:
-            self._elastic.worker_joined(worker.index)
-        else:
-            self._worker_answered(worker, kind, values)
+        node, run = worker.index, self._run
+        actions: dict[str, Callable[..., None]] = {
+            "ready": lambda **facts: self._worker_is_ready(node),
+            "rank-started": lambda rank: run.rank_started(rank, node),
+            "rank-ended": lambda rank, end: run.rank_ended(rank, _rank_end(worker, end)),
+            "signal": lambda number: self._stop.handle_worker_signal(number, node),
+            "cleaned-up": lambda: run.cleaned_up(node),
+            "reported": lambda: run.reported(node),
+            "launcher-ended": lambda **end: run.launcher_ended(node, LaunchEnd(**end)),
+            "server-ended": lambda **end: run.server_ended(LaunchEnd(**end), node),
+            "command-output": self._command_answered,
+            "answer": lambda number, answer: self._requests.answered(node, number, answer),
+            "ranks-stand": lambda **rows: self._hangs.take_rows(node, rows),
+            "ranks-share": lambda **rows: self._slow.take_rows(node, rows),
+            "left": lambda trouble, phases=(): self._worker_left(worker, phases),
+        }
+        if kind in actions:
+            actions[kind](**values)
 
-    def _worker_answered(self, worker: RemoteWorker, kind: str, values: dict[str, Any]) -> None:
-        if kind == "launcher-ended":
-            self._run.launcher_ended(worker.index, LaunchEnd(**values))
-        elif kind == "command-output" and self._commands is not None:
-            self._commands.answered(**values)
-        elif kind == "server-ended":
-            self._run.server_ended(LaunchEnd(**values), worker.index)
-        elif kind == "stacks-are":
-            self._requests.answered(worker.index, values)
-        elif kind == "profile-is":
-            self._requests.profiled(worker.index, values)
-        elif kind == "ranks-stand":
-            self._hangs.take_rows(worker.index, values)
-        elif kind == "ranks-share":
-            self._slow.take_rows(worker.index, values)
+    def _worker_is_ready(self, node: int) -> None:
+        if self._elastic is not None:
+            self._elastic.worker_joined(node)
+
+    def _command_answered(self, number: int, lines: list[str], code: int | None) -> None:
+        if self._commands is not None:
+            self._commands.answered(number, lines, code)
+
+    def _worker_left(self, worker: RemoteWorker, phases: Iterable[Sequence[Any]]) -> None:
+        """Note the phases of a worker by the clock of this node."""
+        ahead_s = worker.clock_ahead_s
+        for name, started_at, ended_at in phases:
+            end = None if ended_at is None else ended_at - ahead_s
+            self.worker_phases.append((worker.index, Phase(name, started_at - ahead_s, end)))
 
     def _worker_lost(self, worker: RemoteWorker) -> None:
         if worker.early_end is not None:
@@ -243,21 +243,10 @@ class Head:
 
 
 def _rank_end(worker: RemoteWorker, values: dict[str, Any]) -> RankEnd:
-    failure = Failure(**values["failure"])._replace(node=worker.index, host=worker.host)
-    at_s = values["at_s"] - worker.clock_ahead_s
-    return RankEnd(
-        at_s, values["was_asked_to_end"], values["is_reported"], failure, values["is_leaving"]
-    )
-
-
-def _phases_of(worker: RemoteWorker, rows: Iterable[Sequence[Any]]) -> list[tuple[int, Phase]]:
-    """Return the phases of a worker by the clock of this node."""
-    ahead_s = worker.clock_ahead_s
-    found = []
-    for name, started_at, ended_at in rows:
-        end = None if ended_at is None else ended_at - ahead_s
-        found.append((worker.index, Phase(name, started_at - ahead_s, end)))
-    return found
+    """Return how a rank of a worker ended, by the clock of this node."""
+    end = RankEnd.from_values(values)
+    failure = end.failure._replace(node=worker.index, host=worker.host)
+    return end._replace(at_s=end.at_s - worker.clock_ahead_s, failure=failure)
 
 
 def _unconfirmed(worker: RemoteWorker, waited_s: float) -> str:

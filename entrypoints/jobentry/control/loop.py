@@ -43,6 +43,10 @@ FORWARDED_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 STOPPED_LIMIT_S = 10.0
 _LAST_S = 2.0
 _TICK_S = 0.5
+# The period of a clock. If the node was itself suspended, a tick counts at most this many seconds:
+# it knows nothing about the other side.
+_CLOCK_S = 1.0
+_MAX_TICK_S = 3.0
 # A rank writes lines of 2,000 bytes at most; a script may write anything.
 _EVENT_LIMIT_BYTES = 16 * 1024
 # How much of a child's output is read at once.
@@ -183,6 +187,20 @@ class NodeLoop:
         """Whether an action is scheduled under this name."""
         return name in self._timers
 
+    def start_clock(self, tick: Callable[[float], None]) -> None:
+        """Call ``tick`` about once a second with the seconds since the last time."""
+        begun_s = time.monotonic()
+
+        def run() -> None:
+            self.start_clock(tick)
+            tick(min(time.monotonic() - begun_s, _MAX_TICK_S))
+
+        self.schedule("clock", _CLOCK_S, run)
+
+    def stop_clock(self) -> None:
+        """Stop calling the function of ``start_clock``."""
+        self.cancel("clock")
+
     def post(self, action: Callable[[], None]) -> None:
         """Run ``action`` in the loop; other threads may call this."""
         self._posted.append(action)
@@ -264,10 +282,14 @@ class NodeLoop:
             heapq.heappop(self._due)
         return _TICK_S
 
-    def close(self, keep: tuple[int, ...] = ()) -> None:
-        """End the remaining ranks, and show their last output."""
+    def kill_ranks(self) -> None:
+        """End all ranks of this node at once."""
         self.ranks.kill()
         self.ranks.release()
+
+    def close(self, keep: tuple[int, ...] = ()) -> None:
+        """End the remaining ranks, and show their last output."""
+        self.kill_ranks()
         processes.sweep(keep)
         self.outputs.finish()
         self.relay.finish()

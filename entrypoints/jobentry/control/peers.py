@@ -22,9 +22,6 @@ from jobentry.node import early_ends
 
 # Seconds before the first table of the nodes; the next follows when the wait has doubled.
 _LATE_S = 30.0
-_TICK_S = 1.0
-# If the head was itself suspended, one tick counts at most this much silence of the workers.
-_MAX_TICK_S = 3.0
 # The pause before the next attempt while a worker comes up. It grows by half, so that finding a
 # worker takes at most a third longer than its start.
 _PAUSE_S = (0.02, 1.0)
@@ -270,7 +267,6 @@ class WorkerPool:
         self._begun = 0.0
         self._is_late = False
         self._node = node
-        self._ticked_at = 0.0
         # The silent workers, each with the silence after which it is reported next.
         self._silent: dict[int, float] = {}
         self.workers = [
@@ -296,12 +292,12 @@ class WorkerPool:
     def open(self) -> None:
         """Start to look for every worker."""
         _allow_open_files(len(self.workers))
-        self._begun = self._ticked_at = time.monotonic()
+        self._begun = time.monotonic()
         self._loop.schedule("late", _LATE_S, self._are_late)
         for worker in self.workers:
             worker.open()
         if self.workers:
-            self._loop.schedule("tick", _TICK_S, self._tick)
+            self._loop.start_clock(self._tick)
 
     def stop_waiting(self, *, for_good: bool = True) -> None:
         """Stop waiting for the workers that have not answered, if there are any.
@@ -350,7 +346,7 @@ class WorkerPool:
             self._loop.step()
         for worker in self.workers:
             worker.close()
-        self._loop.cancel("tick")
+        self._loop.stop_clock()
         return [worker for worker in self.workers if worker.is_ready and not worker.has_left]
 
     def warnings(self) -> list[str]:
@@ -394,14 +390,10 @@ class WorkerPool:
 
     # -- silence ----------------------------------------------------------------------------------
 
-    def _tick(self) -> None:
-        now = time.monotonic()
-        elapsed_s = min(now - self._ticked_at, _MAX_TICK_S)
-        self._ticked_at = now
+    def _tick(self, elapsed_s: float) -> None:
         for worker in self.workers:
             worker.tick(elapsed_s)
         self._report_silence()
-        self._loop.schedule("tick", _TICK_S, self._tick)
 
     def _report_silence(self) -> None:
         """Log which workers have become silent, are still silent, or are back."""

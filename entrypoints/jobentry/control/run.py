@@ -60,14 +60,11 @@ class JobContext(NamedTuple):
 
 
 class Run:
-    """The ranks of the job.
-
-    Attributes:
-        first_failed: The rank whose failure was reported first.
-    """
+    """The ranks of the job."""
 
     def __init__(self, context: JobContext) -> None:
-        self.first_failed: int | None = None
+        # The rank whose failure was reported first.
+        self._first_failed: int | None = None
         self._journal = context.setup.journal
         self._node = context.setup.node
         self._plan = context.plan
@@ -180,7 +177,7 @@ class Run:
         )
         is_final = self._plan.is_everywhere or self._elastic is not None
         if is_final or not verdict.may_start_again(self._attempt, self._started):
-            self._give_up(failure._replace(last_lines=tuple(self._launcher.lines)[-20:]))
+            self._give_up(failure._replace(last_lines=self._launch_end().last_lines))
             return
         log_message(f"{failure.message}: ending it, and starting it again")
         self._is_hung = True
@@ -267,10 +264,7 @@ class Run:
     def local_rank_ended(self, end: End) -> None:
         """Note how a rank of this node ended."""
         failure = self._loop.ranks.failure(end, 0, self._node.host)
-        was_asked = end.was_asked_to_end
-        self.rank_ended(
-            end.rank, RankEnd(end.at_s, was_asked, end.is_reported, failure, end.is_leaving)
-        )
+        self.rank_ended(end.rank, RankEnd.of(end, failure))
 
     def rank_ended(self, rank: int, end: RankEnd) -> None:
         """Note how a rank ended; the first failure ends the others."""
@@ -281,7 +275,7 @@ class Run:
             return
         failure = end.failure
         log_message(f"rank {rank} on node {failure.node} ({failure.host}): {failure.message}")
-        self.first_failed = rank
+        self._first_failed = rank
         if self._elastic is not None and self._elastic.can_go_on_without(failure.node):
             return
         # Our signal must not reach the rank to blame while it still writes its backtrace.
@@ -346,9 +340,13 @@ class Run:
             return outcome
         return outcome._replace(failure=self._located(outcome.failure))
 
-    def losses(self, outcome: Outcome) -> str:
-        """Return which ranks failed because they lost the one to blame; empty if none did."""
-        return verdict.losses(outcome, self._ends)
+    def notes(self, outcome: Outcome) -> list[str]:
+        """Return what the log does not say yet about the failures of ranks."""
+        texts = (
+            verdict.correction(outcome, self._first_failed),
+            verdict.losses(outcome, self._ends),
+        )
+        return [text for text in texts if text]
 
     def _located(self, failure: Failure) -> Failure:
         """Return the failure with both the number and the name of its node, as far as known."""

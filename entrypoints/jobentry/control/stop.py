@@ -172,8 +172,7 @@ class Stop:
         self._launcher.kill()
         if self._commands is not None:
             self._commands.kill()
-        self._loop.ranks.kill()
-        self._loop.ranks.release()
+        self._loop.kill_ranks()
 
     def _kill_is_overdue(self) -> None:
         self.is_kill_overdue = True

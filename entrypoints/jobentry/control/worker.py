@@ -8,15 +8,16 @@ import socket
 import time
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Sequence
 
-from jobentry.contract import exits, hangs, names, profiles, slow
+from jobentry.contract import exits, hangs, names, slow
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.paths import NodePaths
 from jobentry.control import handshake, transport
 from jobentry.control.commands import CommandRunner, LaunchProcesses, end_daemons, remove_sessions
 from jobentry.control.handshake import Listener
+from jobentry.control.insight import NodeInsight
 from jobentry.control.loop import ABORT_S, STOP_SIGNALS, NodeEvents, NodeLoop, NodeSetup
-from jobentry.control.stack_requests import NodeStacks
 from jobentry.control.transport import Link, Message
+from jobentry.control.verdict import RankEnd
 from jobentry.errors import EntryError
 from jobentry.launchers.plan import LaunchPlan
 from jobentry.log import log_message
@@ -26,13 +27,8 @@ from jobentry.system.processes import adopt_orphans
 
 if TYPE_CHECKING:
     from jobentry.contract.hangs import Standing
-    from jobentry.contract.profiles import Profile
     from jobentry.contract.slow import RankShare
-    from jobentry.contract.stacks import ProcessStacks
 
-_TICK_S = 1.0
-# If this worker was itself suspended, one tick counts at most this much silence of the head.
-_MAX_TICK_S = 3.0
 # A running head reconnects within this time after a connection was closed.
 _CLOSED_S = 3.0
 # Seconds that the head of a stopped job has to confirm that this node is done.
@@ -96,7 +92,6 @@ class Worker:
         self._has_server_ended = False
         self._was_greeted = False
         self._has_head = False
-        self._ticked_at = time.monotonic()
         self._reported_s = transport.SILENT_S
         self._code: int | None = None
         # Whether the job is complete, as reported by the head.
@@ -115,7 +110,7 @@ class Worker:
         self._loop = NodeLoop(setup, events)
         self._launcher = LaunchProcesses(self._loop, is_quiet=lambda: self._is_stopping)
         self._commands = CommandRunner(self._paths, self._loop, self._command_output)
-        self._stacks = NodeStacks(self._node, self._paths, self._loop)
+        self._insight = NodeInsight(setup, self._loop)
         self._listener = Listener(
             self._loop,
             control_socket.server,
@@ -135,7 +130,7 @@ class Worker:
         adopt_orphans()
         self._journal.begin("bring-up")
         self._loop.schedule("head", self._node.start_timeout_s, self._head_never_came)
-        self._loop.schedule("tick", _TICK_S, self._tick)
+        self._loop.start_clock(self._tick)
         while self._code is None:
             self._loop.step()
             self._check_launcher()
@@ -183,11 +178,8 @@ class Worker:
         patience_s = _CLOSED_S if why == transport.CLOSED else transport.SILENT_S
         self._loop.schedule("broken", patience_s, self._head_is_gone)
 
-    def _tick(self) -> None:
-        now = time.monotonic()
-        self._link.tick(min(now - self._ticked_at, _MAX_TICK_S))
-        self._ticked_at = now
-        self._loop.schedule("tick", _TICK_S, self._tick)
+    def _tick(self, elapsed_s: float) -> None:
+        self._link.tick(elapsed_s)
         silent_s = self._link.silent_s
         if not self._has_head:
             return
@@ -211,68 +203,61 @@ class Worker:
     def _handle(self, message: Message) -> None:
         self._loop.cancel("head")
         kind, values = message
-        if kind == "hello":
-            if not self._was_greeted:
-                self._journal.end("bring-up")
-                self._journal.begin("run")
-            self._was_greeted = self._has_head = True
-            # Sent only now, as the head derives this node's clock from it.
-            self._send("ready", **self._facts(), at_s=time.time())
-        elif kind == "bye":
-            self._has_head = False
-        elif kind == "job-ended":
-            self._code = values["code"]
-            self.is_over = values["is_over"]
-            if values["reason"] and not self._loop.ranks.wrappers:
-                # Otherwise the reason is in the log of the job.
-                log_message(
-                    "the head (%s) ends the job: %s" % (self._node.hosts[0], values["reason"])
-                )
-        elif kind == "launch":
-            self._launch()
-        elif kind == "run-command":
-            # A command of mpirun, to start its daemon here.
-            self._commands.run(values["number"], values["command"])
-        else:
-            self._handle_for_ranks(kind, values)
-
-    def _handle_for_ranks(self, kind: str, values: dict[str, Any]) -> None:
         ranks = self._loop.ranks
-        simple = {
+        actions: dict[str, Callable[..., None]] = {
+            "hello": self._greeted,
+            "bye": self._dismissed,
+            "job-ended": self._job_ended,
+            "launch": self._launch,
+            # A command of mpirun, to start its daemon here.
+            "run-command": self._commands.run,
+            "stop": self._stop,
+            "end-ranks": self._end_ranks,
             "kill-others": ranks.kill_others,
             "kill": self._kill,
+            "signal": ranks.forward_signal,
             "report": self._report,
             "clean-up": self._clean_up,
+            "question": self._answer,
         }
-        if kind in simple:
-            simple[kind]()
-        elif kind == "stop" or (kind == "end-ranks" and values["are_held"]):
-            self._is_stopping = True
-            if kind == "stop":
-                self.stopped_at = time.monotonic()
-            ranks.stop()
-        elif kind == "end-ranks":
-            self._is_stopping = True
-            ranks.forward_signal(signal.SIGTERM)
-        elif kind == "signal":
-            ranks.forward_signal(values["number"])
-        elif kind == "stacks":
-            self._send_stacks(**values)
-        elif kind == "profile":
-            self._send_profile(**values)
+        if kind in actions:
+            actions[kind](**values)
 
-    def _send_stacks(self, number: int, *, with_threads: bool, with_native: bool) -> None:
-        def send(found: list[ProcessStacks]) -> None:
-            self._send("stacks-are", number=number, processes=found)
+    def _greeted(self) -> None:
+        if not self._was_greeted:
+            self._journal.end("bring-up")
+            self._journal.begin("run")
+        self._was_greeted = self._has_head = True
+        # Sent only now, as the head derives this node's clock from it.
+        self._send("ready", **self._facts(), at_s=time.time())
 
-        self._stacks.read(send, with_threads=with_threads, with_native=with_native)
+    def _dismissed(self) -> None:
+        self._has_head = False
 
-    def _send_profile(self, number: int, rank: int, seconds: float) -> None:
-        def send(found: Profile | None) -> None:
-            values = None if found is None else profiles.to_values(found)
-            self._send("profile-is", number=number, profile=values)
+    def _job_ended(self, code: int, reason: str, *, is_over: bool) -> None:
+        self._code = code
+        self.is_over = is_over
+        if reason and not self._loop.ranks.wrappers:
+            # Otherwise the reason is in the log of the job.
+            log_message("the head (%s) ends the job: %s" % (self._node.hosts[0], reason))
 
-        self._stacks.profile(send, rank, seconds)
+    def _stop(self) -> None:
+        self._is_stopping = True
+        self.stopped_at = time.monotonic()
+        self._loop.ranks.stop()
+
+    def _end_ranks(self, *, are_held: bool) -> None:
+        self._is_stopping = True
+        if are_held:
+            self._loop.ranks.stop()
+        else:
+            self._loop.ranks.forward_signal(signal.SIGTERM)
+
+    def _answer(self, number: int, request: dict[str, Any]) -> None:
+        def send(answer: object) -> None:
+            self._send("answer", number=number, answer=answer)
+
+        self._insight.answer(request, send)
 
     def _send_standing(self, standing: list[Standing]) -> None:
         self._send("ranks-stand", ranks=[hangs.to_row(each) for each in standing])
@@ -284,8 +269,7 @@ class Worker:
         self._loop.ranks.note_end()
         self._launcher.kill()
         self._commands.kill()
-        self._loop.ranks.kill()
-        self._loop.ranks.release()
+        self._loop.kill_ranks()
 
     def _report(self) -> None:
         self._loop.read_events()
@@ -294,8 +278,7 @@ class Worker:
 
     def _clean_up(self) -> None:
         self._commands.kill()
-        self._loop.ranks.kill()
-        self._loop.ranks.release()
+        self._loop.kill_ranks()
         remove_sessions(end_daemons(self._paths.node_dir))
         self._send("cleaned-up")
 
@@ -326,15 +309,7 @@ class Worker:
 
     def _rank_ended(self, end: End) -> None:
         failure = self._loop.ranks.failure(end, self._node.node, self._node.host)
-        self._send(
-            "rank-ended",
-            rank=end.rank,
-            at_s=end.at_s,
-            was_asked_to_end=end.was_asked_to_end,
-            is_reported=end.is_reported,
-            is_leaving=end.is_leaving,
-            failure=failure._asdict(),
-        )
+        self._send("rank-ended", rank=end.rank, end=RankEnd.of(end, failure).to_values())
 
     def _signalled(self, number: int) -> None:
         if number in STOP_SIGNALS and os.getppid() != self._parent:

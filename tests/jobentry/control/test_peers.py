@@ -17,7 +17,7 @@ import pytest
 from jobentry.contract import node_end
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.paths import node_paths
-from jobentry.control import peers, transport
+from jobentry.control import loop, peers, transport
 from jobentry.control.handshake import Access, Resolver
 from jobentry.control.peers import RemoteWorker, WorkerPool
 from jobentry.control.transport import Message
@@ -153,7 +153,7 @@ def make_head(tmp_path: Path) -> Iterator[Callable[..., Head]]:
 @pytest.fixture
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the head's clock for silence run ten times as fast."""
-    monkeypatch.setattr(peers, "_TICK_S", 0.1)
+    monkeypatch.setattr(loop, "_CLOCK_S", 0.1)
     monkeypatch.setattr(
         RemoteWorker,
         "tick",
