@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from jobentry.contract.env import NodeEnv
@@ -16,11 +17,34 @@ from jobentry.node.journal import Journal
 _NUMBERS = (*STOP_SIGNALS, *FORWARDED_SIGNALS, signal.SIGCHLD)
 
 
-def make_loop(node: NodeEnv, paths: NodePaths, events: NodeEvents | None = None) -> NodeLoop:
+def make_loop(
+    node: NodeEnv,
+    paths: NodePaths,
+    events: NodeEvents | None = None,
+    now_s: Callable[[], float] = time.monotonic,
+) -> NodeLoop:
     """Return the loop of a node, with the FIFO that it reads."""
     if not Path(paths.events).exists():
         os.mkfifo(paths.events)
-    return NodeLoop(NodeSetup(node, paths, Journal()), events or NodeEvents())
+    return NodeLoop(NodeSetup(node, paths, Journal()), events or NodeEvents(), now_s)
+
+
+class Clock:
+    """A clock that moves only when a test moves it."""
+
+    def __init__(self) -> None:
+        self._now_s = 0.0
+
+    def now_s(self) -> float:
+        """Return the time."""
+        return self._now_s
+
+    def advance(self, loop: NodeLoop, seconds: float) -> None:
+        """Move on, and have the loop of this clock run what is due by then."""
+        self._now_s += seconds
+        # A posted action wakes the loop, which would otherwise wait for an event.
+        loop.post(lambda: None)
+        loop.step()
 
 
 def paths_in(folder: Path) -> NodePaths:

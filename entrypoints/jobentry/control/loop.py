@@ -92,9 +92,19 @@ class NodeEvents(NamedTuple):
 
 
 class NodeLoop:
-    """The loop that head and worker share: the ranks of this node, their output, and signals."""
+    """The loop that head and worker share: the ranks of this node, their output, and signals.
 
-    def __init__(self, setup: NodeSetup, events: NodeEvents) -> None:
+    Args:
+        now_s: The clock of all timers.
+    """
+
+    def __init__(
+        self,
+        setup: NodeSetup,
+        events: NodeEvents,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.now_s = now_s
         node, paths, journal = setup.node, setup.paths, setup.journal
         self._node = node
         self._on = events
@@ -175,7 +185,7 @@ class NodeLoop:
 
     def schedule(self, name: str, after_s: float, action: Callable[[], None]) -> None:
         """Run ``action`` once, ``after_s`` from now, unless it is rescheduled or cancelled."""
-        due = time.monotonic() + after_s
+        due = self.now_s() + after_s
         self._timers[name] = (due, action)
         heapq.heappush(self._due, (due, name))
 
@@ -189,11 +199,11 @@ class NodeLoop:
 
     def start_clock(self, tick: Callable[[float], None]) -> None:
         """Call ``tick`` about once a second with the seconds since the last time."""
-        begun_s = time.monotonic()
+        begun_s = self.now_s()
 
         def run() -> None:
             self.start_clock(tick)
-            tick(min(time.monotonic() - begun_s, _MAX_TICK_S))
+            tick(min(self.now_s() - begun_s, _MAX_TICK_S))
 
         self.schedule("clock", _CLOCK_S, run)
 
@@ -215,7 +225,7 @@ class NodeLoop:
         self.read_events()
         for key, _ in ready:
             key.data()
-        now = time.monotonic()
+        now = self.now_s()
         while self._due and self._due[0][0] <= now:
             due, name = heapq.heappop(self._due)
             if name in self._timers and self._timers[name][0] == due:
@@ -278,7 +288,7 @@ class NodeLoop:
         while self._due:
             due, name = self._due[0]
             if name in self._timers and self._timers[name][0] == due:
-                return min(_TICK_S, max(0.0, due - time.monotonic()))
+                return min(_TICK_S, max(0.0, due - self.now_s()))
             heapq.heappop(self._due)
         return _TICK_S
 

@@ -35,7 +35,7 @@ _MOST_MESSAGES = 10
 
 
 class _Report(NamedTuple):
-    """What a node has reported, and when it arrived, on the monotonic clock."""
+    """What a node has reported, and when it arrived, by the clock of the loop."""
 
     at_s: float
     standing: tuple[Standing, ...]
@@ -75,7 +75,9 @@ class HangWatch:
         confirmed = self._state.confirmed
         if confirmed is None:
             return None
-        return confirmed._replace(at=time.time(), lasted_s=lasted_s(self._state, time.monotonic()))
+        return confirmed._replace(
+            at=time.time(), lasted_s=lasted_s(self._state, self._loop.now_s())
+        )
 
     def take_rows(self, node: int, values: dict[str, Any]) -> None:
         """Take the report of a worker; one that cannot be read is ignored."""
@@ -85,7 +87,7 @@ class HangWatch:
 
     def take(self, node: int, standing: list[Standing]) -> None:
         """Take all ranks of a node that have not moved for long."""
-        self._reports[node] = _Report(time.monotonic(), tuple(standing))
+        self._reports[node] = _Report(self._loop.now_s(), tuple(standing))
         if standing and not self._loop.is_scheduled(_TIMER):
             self._evaluate()
 
@@ -95,7 +97,7 @@ class HangWatch:
             return
         if self._state.confirmed or any(each.standing for each in self._reports.values()):
             self._loop.schedule(_TIMER, self._node.hang_scale * _PERIOD_S, self._evaluate)
-        now_s = time.monotonic()
+        now_s = self._loop.now_s()
         running = self._running()
         if not running or not self._is_known(now_s):
             return
@@ -172,7 +174,7 @@ class HangWatch:
         )
 
     def _write(self, hang: Hang) -> None:
-        self._written_s = time.monotonic()
+        self._written_s = self._loop.now_s()
         self._journal.add(hang)
 
 
