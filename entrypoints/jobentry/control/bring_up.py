@@ -14,7 +14,7 @@ from jobentry.log import log_message
 def bring_up(context: JobContext, run: Run) -> Outcome | None:
     """Wait until every worker is ready; return an outcome only if the job cannot run."""
     node, loop, pool = context.setup.node, context.loop, context.pool
-    elastic, stop = context.elastic, context.stop
+    hosts, stop = context.hosts, context.stop
 
     def workers_are_late() -> None:
         failure = _late(pool, node)
@@ -25,20 +25,15 @@ def bring_up(context: JobContext, run: Run) -> Outcome | None:
     try:
         pool.open()
         run.start_early()
-        if elastic is not None:
-            elastic.check()
-        while pool.absent and not (elastic is not None and elastic.has_begun):
+        while not hosts.may_begin:
             loop.step()
             if stop.has_begun:
                 return run.outcome()
     finally:
-        if elastic is not None:
-            elastic.has_begun = True
-        pool.stop_waiting(for_good=elastic is None)
+        hosts.begin()
     for warning in pool.warnings():
         log_message(warning)
-    # An elastic job starts without absent nodes.
-    unfit = [row for row in pool.unfit() if row.facts or elastic is None]
+    unfit = hosts.unfit()
     if not unfit:
         return None
     row = unfit[0]

@@ -14,7 +14,7 @@ from jobentry.contract.journal import Phase
 from jobentry.control import transport
 from jobentry.control.bring_up import bring_up
 from jobentry.control.commands import LaunchProcesses, RemoteCommands
-from jobentry.control.elastic import ElasticHosts
+from jobentry.control.elastic import ElasticHosts, FixedHosts
 from jobentry.control.handshake import Access, Resolver
 from jobentry.control.insight import InsightRequests
 from jobentry.control.loop import STOPPED_LIMIT_S, NodeEvents, NodeLoop, NodeSetup
@@ -79,7 +79,11 @@ class Head:
             RemoteCommands(paths, loop, node.hosts[0], pool.workers) if has_agent else None
         )
         self._stop = stop = Stop(node, loop, pool, launcher, self._commands)
-        self._elastic = ElasticHosts(node, paths, loop, pool, stop) if node.min_nodes else None
+        self._hosts = (
+            ElasticHosts(node, paths, loop, pool, stop)
+            if node.min_nodes
+            else FixedHosts(pool, stop)
+        )
         self._context = JobContext(
             setup=setup,
             plan=plan,
@@ -88,7 +92,7 @@ class Head:
             launcher=launcher,
             commands=self._commands,
             stop=stop,
-            elastic=self._elastic,
+            hosts=self._hosts,
         )
         self._run = run = Run(self._context)
         self._hangs = HangWatch(node, loop, pool, stop, lambda: run.running, setup.journal)
@@ -150,7 +154,7 @@ class Head:
         kind, values = message
         node, run = worker.index, self._run
         actions: dict[str, Callable[..., None]] = {
-            "ready": lambda **facts: self._worker_is_ready(node),
+            "ready": lambda **facts: self._hosts.worker_joined(node),
             "rank-started": lambda rank: run.rank_started(rank, node),
             "rank-ended": lambda rank, end: run.rank_ended(rank, _rank_end(worker, end)),
             "signal": lambda number: self._stop.handle_worker_signal(number, node),
@@ -166,10 +170,6 @@ class Head:
         }
         if kind in actions:
             actions[kind](**values)
-
-    def _worker_is_ready(self, node: int) -> None:
-        if self._elastic is not None:
-            self._elastic.worker_joined(node)
 
     def _command_answered(self, number: int, lines: list[str], code: int | None) -> None:
         if self._commands is not None:
@@ -191,10 +191,7 @@ class Head:
         log_message(message)
         self._run.worker_lost(worker.index)
         failure = Failure(worker.index, worker.host, exit_code=_KILLED, message=message)
-        if self._elastic is not None:
-            self._elastic.worker_lost(worker, failure)
-        else:
-            self._stop.fail_for_lost_node(failure)
+        self._hosts.worker_lost(worker, failure)
 
     # -- the end ----------------------------------------------------------------------------------
 

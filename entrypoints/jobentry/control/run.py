@@ -16,7 +16,7 @@ from jobentry.contract import exits
 from jobentry.contract.exits import Cause, Failure, Outcome
 from jobentry.control import verdict
 from jobentry.control.commands import LaunchProcesses, RemoteCommands, remove_sessions
-from jobentry.control.elastic import ElasticHosts
+from jobentry.control.elastic import ElasticHosts, FixedHosts
 from jobentry.control.loop import NodeLoop, NodeSetup
 from jobentry.control.peers import WorkerPool
 from jobentry.control.stop import Stop
@@ -46,7 +46,7 @@ class JobContext(NamedTuple):
     Args:
         launcher: Starts the ranks of this node.
         commands: Runs the launcher's commands on other nodes; None if it has none.
-        elastic: The nodes of an elastic job; None for other jobs.
+        hosts: The nodes that the job needs.
     """
 
     setup: NodeSetup
@@ -56,7 +56,7 @@ class JobContext(NamedTuple):
     launcher: LaunchProcesses
     commands: RemoteCommands | None
     stop: Stop
-    elastic: ElasticHosts | None
+    hosts: FixedHosts | ElasticHosts
 
 
 class Run:
@@ -72,7 +72,7 @@ class Run:
         self._pool = context.pool
         self._launcher = context.launcher
         self._commands = context.commands
-        self._elastic = context.elastic
+        self._hosts = context.hosts
         self._stop = context.stop
         self._waiting = context.setup.paths.waiting
         # Our child processes before mpirun, and why it could not be started early.
@@ -127,7 +127,7 @@ class Run:
 
     def start_early(self) -> None:
         """Start mpirun while the workers come up, as it must wait for their first answer anyway."""
-        if self._commands is None or self._elastic is not None:
+        if self._commands is None or self._hosts.is_elastic:
             return
         self._earlier_children = children()
         with open(self._waiting, "wb"):
@@ -175,7 +175,7 @@ class Run:
             self._attempt,
             waited_s,
         )
-        is_final = self._plan.is_everywhere or self._elastic is not None
+        is_final = self._plan.is_everywhere or self._hosts.is_elastic
         if is_final or not verdict.may_start_again(self._attempt, self._started):
             self._give_up(failure._replace(last_lines=self._launch_end().last_lines))
             return
@@ -251,7 +251,7 @@ class Run:
     def rank_started(self, rank: int, node: int) -> None:
         """Note that a rank has started."""
         self._started[rank] = node
-        if self._elastic is not None:
+        if self._hosts.is_elastic:
             # From now on the driver handles starts.
             self._ends.pop(rank, None)
             self._loop.cancel("start")
@@ -276,7 +276,7 @@ class Run:
         failure = end.failure
         log_message(f"rank {rank} on node {failure.node} ({failure.host}): {failure.message}")
         self._first_failed = rank
-        if self._elastic is not None and self._elastic.can_go_on_without(failure.node):
+        if self._hosts.can_go_on_without(failure.node):
             return
         # Our signal must not reach the rank to blame while it still writes its backtrace.
         after_s = CAUSE_S if end.has_lost_connection else 0.0
@@ -295,7 +295,7 @@ class Run:
         begun = time.monotonic()
         while True:
             is_in_doubt = self._pool.are_in_doubt and not self._stop.outcome
-            have_ended = len(self._ends) >= (self._plan.ranks if self._elastic is None else 0)
+            have_ended = len(self._ends) >= (0 if self._hosts.is_elastic else self._plan.ranks)
             is_clear = self._stop.has_begun or (code == 0 and have_ended)
             if is_clear and not is_in_doubt:
                 break
@@ -333,7 +333,7 @@ class Run:
             return Outcome(first.exit_code or 1, Cause.PLATFORM, first)
         if stop.outcome:
             return stop.outcome
-        if self._elastic is not None:
+        if self._hosts.is_elastic:
             return verdict.decide_elastic(self._ends, self._launch_end())
         outcome = verdict.decide(self._ends, self._started, self._plan.ranks, self._launch_end())
         if outcome.failure is None:
