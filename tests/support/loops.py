@@ -30,18 +30,23 @@ def make_loop(
 
 
 class Clock:
-    """A clock that moves only when a test moves it."""
+    """A clock that a test moves.
 
-    def __init__(self) -> None:
-        self._now_s = 0.0
+    Args:
+        base_s: The clock that it is ahead of; one that stands still by default.
+    """
+
+    def __init__(self, base_s: Callable[[], float] = lambda: 0.0) -> None:
+        self._base_s = base_s
+        self.ahead_s = 0.0
 
     def now_s(self) -> float:
         """Return the time."""
-        return self._now_s
+        return self._base_s() + self.ahead_s
 
     def advance(self, loop: NodeLoop, seconds: float) -> None:
         """Move on, and have the loop of this clock run what is due by then."""
-        self._now_s += seconds
+        self.ahead_s += seconds
         # A posted action wakes the loop, which would otherwise wait for an event.
         loop.post(lambda: None)
         loop.step()

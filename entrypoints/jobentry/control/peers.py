@@ -176,7 +176,7 @@ class RemoteWorker:
 
     def _failed(self, attempt: Attempt) -> None:
         self._dial = None
-        now = time.monotonic()
+        now = self._loop.now_s()
         if not self._entry:
             self._not_up(attempt)
             return
@@ -209,7 +209,7 @@ class RemoteWorker:
         if self.is_gone:
             return
         if why == transport.CLOSED:
-            self._closed_since = time.monotonic()
+            self._closed_since = self._loop.now_s()
         if self._dial is not None:
             self._dial.stop()
         self._connect_later(0.0)
@@ -292,7 +292,7 @@ class WorkerPool:
     def open(self) -> None:
         """Start to look for every worker."""
         _allow_open_files(len(self.workers))
-        self._begun = time.monotonic()
+        self._begun = self._loop.now_s()
         self._loop.schedule("late", _LATE_S, self._are_late)
         for worker in self.workers:
             worker.open()
@@ -307,7 +307,7 @@ class WorkerPool:
         """
         self._loop.cancel("late")
         if self._is_late and not self.absent:
-            log_message("all workers are ready after %.0f s" % (time.monotonic() - self._begun))
+            log_message("all workers are ready after %.0f s" % (self._loop.now_s() - self._begun))
         if for_good:
             for worker in self.absent:
                 worker.close()
@@ -337,8 +337,8 @@ class WorkerPool:
         self._is_ending = True
         self.stop_waiting()
         self.send("job-ended", code=code, is_over=is_over, reason=reason)
-        deadline = time.monotonic() + patience_s
-        while time.monotonic() < deadline:
+        deadline = self._loop.now_s() + patience_s
+        while self._loop.now_s() < deadline:
             if all(
                 worker.is_absent or worker.silent_s >= silent_limit_s for worker in self.workers
             ):
@@ -370,7 +370,7 @@ class WorkerPool:
     def show(self, message: str = "") -> None:
         """Log the table of nodes, then ``message`` and hints."""
         rows = self._rows()
-        log_message("the nodes after %.0f s:" % (time.monotonic() - self._begun))
+        log_message("the nodes after %.0f s:" % (self._loop.now_s() - self._begun))
         for line in node_table.lines(rows):
             log_message("  " + line)
         for line in [message, *node_table.hints(rows)]:
@@ -383,7 +383,7 @@ class WorkerPool:
         return [head, *(_row(worker, head) for worker in self.workers)]
 
     def _are_late(self) -> None:
-        waited_s = time.monotonic() - self._begun
+        waited_s = self._loop.now_s() - self._begun
         self._is_late = True
         self.show()
         self._loop.schedule("late", waited_s, self._are_late)
