@@ -236,8 +236,8 @@ class Dial:
             return
         received, _, proof = line.decode("ascii", "replace").partition(" ")
         transcript = f"{self._transcript} {received}"
-        expected = transport.proof(self._access.key, "worker", self._node, transcript)
-        if not received.isdecimal() or not transport.is_proof(proof, expected):
+        is_ours = transport.is_proof(proof, self._access.key, "worker", self._node, transcript)
+        if not received.isdecimal() or not is_ours:
             problem = "its key differs from the head's, or it is not node %d" % self._node
             self._fail(problem, _OTHER, True)
             return
@@ -359,7 +359,7 @@ class Listener:
         self._on_attach = on_attach
         self._entry = transport.nonce()
         self._session = ""
-        self._handshakes: set[_Handshake] = set()
+        self._handshakes: set[Stream] = set()
         loop.selector.register(server, selectors.EVENT_READ, self._accept)
 
     def close(self) -> None:
@@ -367,37 +367,47 @@ class Listener:
         with contextlib.suppress(KeyError, ValueError):
             self._loop.selector.unregister(self._server)
         self._server.close()
-        for handshake in list(self._handshakes):
-            handshake.close()
+        for stream in list(self._handshakes):
+            self._drop(stream)
 
     def _accept(self) -> None:
         try:
             accepted, _ = self._server.accept()
         except OSError:
             return
-        if len(self._handshakes) < _MAX_HANDSHAKES:
-            greeting = f"{transport.nonce()} {self._entry}"
-            handshake = _Handshake(self, self._loop, accepted, greeting)
-            # Before it greets: a peer that has reset the connection ends it at once.
-            self._handshakes.add(handshake)
-            handshake.greet()
-        else:
+        if len(self._handshakes) >= _MAX_HANDSHAKES:
             accepted.close()
+            return
+        greeting = f"{transport.nonce()} {self._entry}"
 
-    def check(self, greeting: str, line: str) -> tuple[str, Channel | None, int]:
-        """Check the head's answer to ``greeting``.
+        def check(line: bytes) -> None:
+            self._check(stream, greeting, line.decode("ascii", "replace"))
 
-        Returns:
-            The reply to send, the channel if the head is ours, and the number of our messages that
-            it has received.
-        """
+        stream = Stream(self._loop.selector, accepted, check, lambda why: self._drop(stream))
+        # Before the greeting: a peer that has reset the connection ends it at once.
+        self._handshakes.add(stream)
+        self._loop.schedule(_timer(stream), _GREET_S, lambda: self._drop(stream))
+        stream.send(GREETING + greeting.encode("ascii") + b"\n")
+
+    def _check(self, stream: Stream, greeting: str, line: str) -> None:
+        """Reply to the answer of a head, and continue with its connection if it is ours."""
+        reply, channel, received = self._reply(greeting, line)
+        stream.send(reply.encode("ascii") + b"\n")
+        if channel is None:
+            self._drop(stream)
+            return
+        self._forget(stream)
+        self._link.attach(stream, channel, received)
+        self._on_attach()
+
+    def _reply(self, greeting: str, line: str) -> tuple[str, Channel | None, int]:
+        """Return the reply, the channel of our head, and how many messages it has received."""
         fields = line.split(" ")
         if len(fields) != 4 or not fields[2].isdecimal():
             return _REFUSED, None, 0
         _, session, received, proof = fields
         transcript = "%s %s" % (greeting, line[: line.rindex(" ")])
-        expected = transport.proof(self._key, "head", self._node, transcript)
-        if not transport.is_proof(proof, expected):
+        if not transport.is_proof(proof, self._key, "head", self._node, transcript):
             return _REFUSED, None, 0
         if self._session not in ("", session) and self._link.received:
             return _TAKEN, None, 0
@@ -407,51 +417,17 @@ class Listener:
         channel = Channel(self._key, "worker", "head", transcript)
         return f"{self._link.received} {proof}", channel, int(received)
 
-    def attach(self, stream: Stream, channel: Channel, received: int) -> None:
-        """Continue with a connection of our head."""
-        self._link.attach(stream, channel, received)
-        self._on_attach()
+    def _drop(self, stream: Stream) -> None:
+        stream.close()
+        self._forget(stream)
 
-    def forget(self, handshake: _Handshake) -> None:
-        """Drop a handshake that has succeeded or failed."""
-        self._handshakes.discard(handshake)
+    def _forget(self, stream: Stream) -> None:
+        self._loop.cancel(_timer(stream))
+        self._handshakes.discard(stream)
 
 
-class _Handshake:
-    """A connection in its handshake."""
-
-    def __init__(
-        self, listener: Listener, loop: NodeLoop, accepted: socket.socket, greeting: str
-    ) -> None:
-        self._listener = listener
-        self._loop = loop
-        self._timer = "handshake-%d" % id(self)
-        self._greeting = greeting
-        self._stream = Stream(loop.selector, accepted, self._check, lambda why: self.close())
-        loop.schedule(self._timer, _GREET_S, self.close)
-
-    def greet(self) -> None:
-        """Send the greeting."""
-        self._stream.send(GREETING + self._greeting.encode("ascii") + b"\n")
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._stream.close()
-        self._end()
-
-    def _check(self, line: bytes) -> None:
-        text = line.decode("ascii", "replace")
-        reply, channel, received = self._listener.check(self._greeting, text)
-        self._stream.send(reply.encode("ascii") + b"\n")
-        if channel is None:
-            self.close()
-            return
-        self._end()
-        self._listener.attach(self._stream, channel, received)
-
-    def _end(self) -> None:
-        self._loop.cancel(self._timer)
-        self._listener.forget(self)
+def _timer(stream: Stream) -> str:
+    return "handshake-%d" % id(stream)
 
 
 def _has_ipv6() -> bool:

@@ -72,9 +72,10 @@ def proof(key: bytes, side: str, node: int, transcript: str) -> str:
     return _derived(key, side, str(node), transcript).hex()
 
 
-def is_proof(given: str, expected: str) -> bool:
-    """Whether two proofs are the same, compared in constant time."""
-    return hmac.compare_digest(given.encode("ascii", "replace"), expected.encode("ascii"))
+def is_proof(text: str, key: bytes, side: str, node: int, transcript: str) -> bool:
+    """Whether the other side has sent the right proof, compared in constant time."""
+    expected = proof(key, side, node, transcript)
+    return hmac.compare_digest(text.encode("ascii", "replace"), expected.encode("ascii"))
 
 
 class Channel:
@@ -110,8 +111,8 @@ class Channel:
 
 
 def _mac(key: bytes, count: int, line: bytes) -> bytes:
-    found = hmac.new(key, b"%d %s" % (count, line), hashlib.sha256).hexdigest()
-    return found[:_MAC_LETTERS].encode("ascii")
+    digest = hmac.new(key, b"%d %s" % (count, line), hashlib.sha256).hexdigest()
+    return digest[:_MAC_LETTERS].encode("ascii")
 
 
 def _derived(key: bytes, *parts: str) -> bytes:
