@@ -220,8 +220,8 @@ class RemoteCommands:
         if short in self._workers and not short.isdecimal():
             return self._workers[short]
         address = _address(host)
-        known = self._workers.items() if address else ()
-        return next((worker for name, worker in known if _address(name) == address), None)
+        workers = self._workers.items() if address else ()
+        return next((worker for name, worker in workers if _address(name) == address), None)
 
     def _path(self, number: int) -> str:
         return os.path.join(self._node_paths.node_dir, "ask-%d" % number)
@@ -345,11 +345,10 @@ def remove_sessions(processes: Collection[int]) -> None:
     folder = os.environ.get("TMPDIR") or "/tmp"
     top = glob.escape(folder)
     for process in processes:
-        found = glob.glob("%s/*.%d" % (top, process)) + glob.glob(
-            "%s/ompi.*/pid.%d" % (top, process)
-        )
+        folders = glob.glob("%s/*.%d" % (top, process))
+        folders += glob.glob("%s/ompi.*/pid.%d" % (top, process))
         inner = glob.glob("%s/ompi.*/jf.*/*_%d" % (top, process))
-        for path in found + [os.path.dirname(path) for path in inner]:
+        for path in folders + [os.path.dirname(path) for path in inner]:
             if os.path.basename(path).startswith(("ompi.", "prted.", "pid.", "jf.")):
                 # Other users may share the folder, and put a link to anywhere in it.
                 with contextlib.suppress(OSError):

@@ -177,14 +177,14 @@ class InsightRequests:
             return
         except OSError:
             data = b""
-        found = lines.feed(data)
-        if found or not data:
+        complete = lines.feed(data)
+        if complete or not data:
             self._loop.selector.unregister(stream)
             self._streams.discard(stream)
         if not data:
             stream.close()
-        elif found:
-            self._begin(stream, found[0])
+        elif complete:
+            self._begin(stream, complete[0])
 
     def _begin(self, stream: socket.socket, line: bytes) -> None:
         """Ask all nodes what the line requests."""

@@ -436,7 +436,7 @@ class Lines:
 
     def feed(self, data: bytes) -> list[bytes]:
         """Return the lines that ``data`` completes."""
-        *found, self._rest = (self._rest + data).split(b"\n")
+        *lines, self._rest = (self._rest + data).split(b"\n")
         if 0 < self._limit_bytes < len(self._rest):
             self._rest = b""
-        return found
+        return lines

@@ -354,14 +354,14 @@ class WorkerPool:
         ahead = [
             worker for worker in self.workers if abs(worker.clock_ahead_s) > node_table.CLOCK_S
         ]
-        found = [
+        texts = [
             "the clock of node %d (%s) is %+.0f s from the head's"
             % (worker.index, worker.host, worker.clock_ahead_s)
             for worker in ahead[: node_table.MAX_SHOWN_NODES]
         ]
-        if found:
-            found.append("hint: times in logs and records mislead; set the clocks (NTP)")
-        return found
+        if texts:
+            texts.append("hint: times in logs and records mislead; set the clocks (NTP)")
+        return texts
 
     def unfit(self) -> list[node_table.Row]:
         """Return the workers that are absent, or do not match the head."""
@@ -432,10 +432,8 @@ def _row(worker: RemoteWorker, head: node_table.Row) -> node_table.Row:
     is_open = attempt.is_listening if attempt.address else None
     row = node_table.Row(worker.index, worker.host, attempt.address, is_open)
     if worker.is_ready:
-        known = row._replace(
-            has_control=True, facts=worker.facts, clock_ahead_s=worker.clock_ahead_s
-        )
-        return node_table.compare(known, head)
+        row = row._replace(has_control=True, facts=worker.facts, clock_ahead_s=worker.clock_ahead_s)
+        return node_table.compare(row, head)
     return row._replace(has_control=attempt.has_control, problem=attempt.problem, hint=attempt.hint)
 
 

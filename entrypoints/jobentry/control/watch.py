@@ -215,8 +215,8 @@ class SlowWatch:
     def _evaluate(self, running: frozenset[int]) -> None:
         before = self._slow
         named = frozenset(before.ranks) if before is not None else frozenset()
-        found = slow_rules.judge(running, self._history, named)
-        self._slow = found._replace(at=time.time()) if found is not None else None
+        now = slow_rules.judge(running, self._history, named)
+        self._slow = now._replace(at=time.time()) if now is not None else None
         if self._slow is not None:
             self._journal.add(self._slow)
             if before is None or before.ranks != self._slow.ranks:
