@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 
 from benchmarks.simulated import address
-from jobentry.control import connection, dial, messages
-from jobentry.control.connection import Channel
+from jobentry.control import handshake, transport
+from jobentry.control.transport import Channel
 
 SLOW_S, LATE_S = 1.0, 2.0
 
@@ -24,25 +24,25 @@ async def play(
     """Act as the worker on a connection of the head."""
     if worker % 10 == 3:
         await asyncio.sleep(SLOW_S)
-    greeting = f"{connection.nonce()} {connection.nonce()}"
-    writer.write(dial.GREETING + greeting.encode() + b"\n")
+    greeting = f"{transport.nonce()} {transport.nonce()}"
+    writer.write(handshake.GREETING + greeting.encode() + b"\n")
     reply = (await reader.readline()).decode().strip()
     if not reply:
         return
     transcript = f"{greeting} {reply.rpartition(' ')[0]} 0"
-    writer.write(f"0 {connection.proof(key, 'worker', worker, transcript)}\n".encode())
+    writer.write(f"0 {transport.proof(key, 'worker', worker, transcript)}\n".encode())
     channel = Channel(key, "worker", "head", transcript)
     facts = {"code": "", "mpi": "4.1", "entry": entry}
     facts["python"] = ".".join(map(str, sys.version_info[:3]))
     answers = {
-        "hello": messages.dump("ready", **facts, at_s=time.time()),
-        "job-ended": messages.dump("left", trouble=""),
+        "hello": transport.dump("ready", **facts, at_s=time.time()),
+        "job-ended": transport.dump("left", trouble=""),
     }
     received = sent = 0
     while line := await reader.readline():
         number, _, text = channel.open(line[:-1]).split(b" ", 2)
         received = int(number) or received
-        answer = answers.get(messages.load(text).kind) if text else None
+        answer = answers.get(transport.load(text).kind) if text else None
         if answer:
             sent += 1
             writer.write(channel.seal(b"%d %d %s" % (sent, received, answer[:-1])))
@@ -77,5 +77,5 @@ async def main(count: int, port: int, key: bytes, entry: str) -> None:
 if __name__ == "__main__":
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    secret = connection.secret(Path(sys.argv[3]).read_bytes())
+    secret = transport.secret(Path(sys.argv[3]).read_bytes())
     asyncio.run(main(int(sys.argv[1]), int(sys.argv[2]), secret, sys.argv[4]))

@@ -19,12 +19,11 @@ from jobentry.contract import env, exits, messages, names, paths, variables
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.exits import Cause, Outcome
 from jobentry.contract.paths import NodePaths
-from jobentry.control import early_ends
 from jobentry.errors import EntryError
 from jobentry.launchers import plan
 from jobentry.launchers.common import ArgsError
 from jobentry.log import log_message, write_journal
-from jobentry.node import files, limits, prepare, record, second_run, unsubmitted
+from jobentry.node import early_ends, files, limits, prepare, record, second_run, unsubmitted
 from jobentry.node.journal import Journal
 from jobentry.node.log_store import LogStore
 from jobentry.node.tools import (
@@ -392,11 +391,11 @@ def _call_job_off(
     node: NodeEnv, node_paths: NodePaths, reason: str, patience_s: float, own: tuple[int, ...] = ()
 ) -> None:
     from jobentry.control.head import Head
+    from jobentry.control.loop import NodeSetup
 
-    head = Head(node, node_paths, plan.empty(node_paths.code), {}, own)
-    head.call_off(
-        prepare.read_key(node), prepare.control_port(node, node_paths), reason, patience_s
-    )
+    setup = NodeSetup(node, node_paths, Journal(), child_ids=own)
+    key, port = prepare.read_key(node), prepare.control_port(node, node_paths)
+    Head(setup, plan.empty(node_paths.code), {}, key, port).call_off(reason, patience_s)
 
 
 def _run_worker(
@@ -406,6 +405,7 @@ def _run_worker(
     options: Options,
 ) -> _End:
     """Run a worker, whose sshd stays up until the worker has left; return how it ended."""
+    from jobentry.control.loop import NodeSetup
     from jobentry.control.worker import Worker
 
     assert setup.control_socket is not None
@@ -416,14 +416,11 @@ def _run_worker(
     launch_plan = plan.make(node, setup.environment, node_paths, tools, options.script_argv)
     written = prepare.write_files(launch_plan.files)
     worker = Worker(
-        node,
-        node_paths,
+        NodeSetup(node, node_paths, setup.journal, setup.outputs, setup.child_ids),
         launch_plan,
         lambda: facts_of(node, tools, setup.version, setup.module),
         setup.control_socket,
-        own=setup.child_ids,
     )
-    worker.attach(setup.journal, setup.outputs)
     code = worker.run()
     for path in written:
         files.remove(path)
@@ -443,6 +440,7 @@ def _run_head(
 ) -> _End:
     """Run the job and write its record; return how this node ended."""
     from jobentry.control.head import Head
+    from jobentry.control.loop import NodeSetup
 
     key, port = prepare.read_key(node), prepare.control_port(node, node_paths)
     try:
@@ -452,9 +450,9 @@ def _run_head(
         patience_s = 5.0 if isinstance(error, ArgsError) else CALL_OFF_S
         _call_job_off(node, node_paths, str(error), patience_s, setup.child_ids)
         raise
-    head = Head(node, node_paths, launch_plan, facts, setup.child_ids)
-    head.attach(setup.journal, setup.outputs)
-    outcome = head.run(key, port)
+    node_setup = NodeSetup(node, node_paths, setup.journal, setup.outputs, setup.child_ids)
+    head = Head(node_setup, launch_plan, facts, key, port)
+    outcome = head.run()
     for path in written:
         files.remove(path)
     rank_failure = head.rank_failure if outcome.exit_code else None
@@ -514,7 +512,7 @@ def _upload(
         return ""
     if stopped_at is None:
         return outputs.finish(node.output_limit_s, rank_failure)
-    from jobentry.control.event_loop import STOPPED_LIMIT_S
+    from jobentry.control.loop import STOPPED_LIMIT_S
 
     # The platform will soon kill a stopped job: use what is left of the grace period.
     left_s = node.grace_s - (time.monotonic() - stopped_at)

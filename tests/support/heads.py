@@ -7,9 +7,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from jobentry.control import connection, listener, messages
-from jobentry.control.connection import Channel
-from jobentry.control.messages import Message
+from jobentry.control import handshake, transport
+from jobentry.control.transport import Channel, Message
 
 KEY = b"the key of the job"
 
@@ -27,15 +26,15 @@ class Head:
     def open(self) -> None:
         """Connect or reconnect."""
         deadline = time.monotonic() + 180
-        while (address := listener.announced(str(self._folder), self._node)) is None:
+        while (address := handshake.announced(str(self._folder), self._node)) is None:
             assert time.monotonic() < deadline
             time.sleep(0.01)
         self.socket = socket.create_connection(address, 60)
         self._file = self.socket.makefile("rb")
         greeting = self._file.readline().decode().split()[2:]
-        key = connection.secret(KEY)
-        transcript = " ".join((*greeting, connection.nonce(), self._session, str(self.received)))
-        proof = connection.proof(key, "head", self._node, transcript)
+        key = transport.secret(KEY)
+        transcript = " ".join((*greeting, transport.nonce(), self._session, str(self.received)))
+        proof = transport.proof(key, "head", self._node, transcript)
         own_part = transcript.split(" ", 2)[2]
         self.socket.sendall(f"{own_part} {proof}\n".encode())
         self.reply, _, self._proof = self._file.readline().decode().strip().partition(" ")
@@ -44,7 +43,7 @@ class Head:
     def send(self, kind: str, **values: Any) -> None:
         """Send a message."""
         self.sent += 1
-        text = b"%d %d %s" % (self.sent, self.received, messages.dump(kind, **values)[:-1])
+        text = b"%d %d %s" % (self.sent, self.received, transport.dump(kind, **values)[:-1])
         self.socket.sendall(self._channel.seal(text))
 
     def read(self) -> Message:
@@ -55,7 +54,7 @@ class Head:
             number, _, text = self._channel.open(line[:-1]).split(b" ", 2)
             if int(number) > self.received:
                 self.received = int(number)
-                return messages.load(text)
+                return transport.load(text)
 
     def receive(self, kind: str) -> dict[str, Any]:
         """Return the values of the next message, which must be of this kind."""

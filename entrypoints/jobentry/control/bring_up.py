@@ -6,44 +6,34 @@ from jobentry.contract import exits
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.exits import Cause, Failure, Outcome
 from jobentry.control import node_table
-from jobentry.control.job_context import JobContext
-from jobentry.control.run import Run
-from jobentry.control.worker_pool import WorkerPool
+from jobentry.control.peers import WorkerPool
+from jobentry.control.run import JobContext, Run
 from jobentry.log import log_message
 
 
-def bring_up(context: JobContext, run: Run, key: bytes, port: int) -> Outcome | None:
-    """Wait until every worker is ready; return an outcome only if the job cannot run.
-
-    Args:
-        key: The private key of the job.
-        port: Where workers listen.
-    """
-    loop, pool, elastic, stop = context.loop, context.pool, context.elastic, context.stop
+def bring_up(context: JobContext, run: Run) -> Outcome | None:
+    """Wait until every worker is ready; return an outcome only if the job cannot run."""
+    node, loop, pool = context.setup.node, context.loop, context.pool
+    hosts, stop = context.hosts, context.stop
 
     def workers_are_late() -> None:
-        failure = _late(pool, context.node)
+        failure = _late(pool, node)
         pool.show(failure.message)
         stop.give_up(failure)
 
-    loop.schedule("start", context.node.start_timeout_s, workers_are_late)
+    loop.schedule("start", node.start_timeout_s, workers_are_late)
     try:
-        pool.open(key, port)
+        pool.open()
         run.start_early()
-        if elastic is not None:
-            elastic.check()
-        while pool.absent and not (elastic is not None and elastic.has_begun):
+        while not hosts.may_begin:
             loop.step()
             if stop.has_begun:
                 return run.outcome()
     finally:
-        if elastic is not None:
-            elastic.has_begun = True
-        pool.stop_waiting(for_good=elastic is None)
+        hosts.begin()
     for warning in pool.warnings():
         log_message(warning)
-    # An elastic job starts without absent nodes.
-    unfit = [row for row in pool.unfit() if row.facts or elastic is None]
+    unfit = hosts.unfit()
     if not unfit:
         return None
     row = unfit[0]

@@ -198,7 +198,7 @@ def _groups(ranks: Sequence[Standing]) -> tuple[Group, ...]:
     for each in sorted(ranks, key=lambda standing: standing.rank):
         key = (each.activity, each.wait, each.place[:3], each.operation)
         members.setdefault(key, []).append(each)
-    found = [
+    groups = [
         Group(
             tuple(each.rank for each in group),
             tuple(sorted({each.node for each in group})),
@@ -211,7 +211,7 @@ def _groups(ranks: Sequence[Standing]) -> tuple[Group, ...]:
         )
         for group in members.values()
     ]
-    return tuple(sorted(found, key=lambda group: (len(group.ranks), group.ranks)))
+    return tuple(sorted(groups, key=lambda group: (len(group.ranks), group.ranks)))
 
 
 # ---- from a verdict to an event ------------------------------------------------------------------

@@ -9,36 +9,30 @@ import signal
 from typing import TYPE_CHECKING, Any, Callable, Iterable, Sequence
 
 from jobentry.contract import exits
-from jobentry.contract.env import NodeEnv
 from jobentry.contract.exits import Cause, Failure, Outcome
 from jobentry.contract.journal import Phase
-from jobentry.contract.paths import NodePaths
-from jobentry.control import early_ends
+from jobentry.control import transport
 from jobentry.control.bring_up import bring_up
-from jobentry.control.elastic_hosts import ElasticHosts
-from jobentry.control.event_loop import STOPPED_LIMIT_S, NodeLoop, is_late
-from jobentry.control.hang_watch import HangWatch
-from jobentry.control.job_context import JobContext
-from jobentry.control.launch_processes import LaunchProcesses
-from jobentry.control.messages import Message
-from jobentry.control.remote_commands import RemoteCommands
-from jobentry.control.remote_worker import RemoteWorker
-from jobentry.control.run import CLEAN_UP_S, Run
-from jobentry.control.slow_watch import SlowWatch
-from jobentry.control.stack_requests import StackRequests
+from jobentry.control.commands import LaunchProcesses, RemoteCommands
+from jobentry.control.elastic import ElasticHosts, FixedHosts
+from jobentry.control.handshake import Access, Resolver
+from jobentry.control.insight import InsightRequests
+from jobentry.control.loop import STOPPED_LIMIT_S, NodeEvents, NodeLoop, NodeSetup
+from jobentry.control.peers import RemoteWorker, WorkerPool
+from jobentry.control.run import CLEAN_UP_S, JobContext, Run
 from jobentry.control.stop import Stop
-from jobentry.control.verdict import LaunchEnd, RankEnd, correction
-from jobentry.control.worker_pool import WorkerPool
+from jobentry.control.transport import Message
+from jobentry.control.verdict import LaunchEnd, RankEnd
+from jobentry.control.watch import HangWatch, SlowWatch
 from jobentry.errors import EntryError
 from jobentry.launchers.plan import LaunchPlan
 from jobentry.log import log_message
-from jobentry.node.journal import Journal
+from jobentry.node import early_ends
 from jobentry.node.local_ranks import RankFailure
 from jobentry.system.processes import adopt_orphans
 
 if TYPE_CHECKING:
     from jobentry.contract.hangs import Hang
-    from jobentry.staging.outputs import Outputs
 
 # After a stop, the head does not wait for a node that has been silent for this long.
 _SILENT_S = 7.0
@@ -52,52 +46,57 @@ class Head:
 
     Args:
         facts: Facts that must be the same on the workers.
-        own: The children of this process that other code waits for.
+        key: The private key of the job.
+        port: Where workers listen.
     """
 
     def __init__(
-        self,
-        node: NodeEnv,
-        paths: NodePaths,
-        plan: LaunchPlan,
-        facts: dict[str, Any],
-        own: tuple[int, ...] = (),
+        self, setup: NodeSetup, plan: LaunchPlan, facts: dict[str, Any], key: bytes, port: int
     ) -> None:
+        node, paths = setup.node, setup.paths
         # The phases of the workers, by the clock of this node.
         self.worker_phases: list[tuple[int, Phase]] = []
         self._node = node
-        self._journal = Journal()
-        self._loop = NodeLoop(node, paths)
-        self._loop.own_children.update(own)
-        self._pool = WorkerPool(node, self._loop, facts, self._worker_sent, self._worker_lost)
-        self._requests = StackRequests(node, paths, self._loop, self._pool)
+        self._journal = setup.journal
+        # These are called while the loop runs, and it runs when everything below is there.
+        events = NodeEvents(
+            rank_started=lambda rank: self._run.rank_started(rank, 0),
+            rank_ended=lambda end: self._run.local_rank_ended(end),
+            signalled=lambda number: self._stop.handle_signal(number),
+            ranks_stand=lambda standing: self._hangs.take(0, standing),
+            ranks_share=lambda shares: self._slow.take(0, shares),
+        )
+        self._loop = loop = NodeLoop(setup, events)
+        access = Access(transport.secret(key), transport.nonce(), port, Resolver(loop))
+        self._pool = pool = WorkerPool(
+            node, loop, facts, access, self._worker_sent, self._worker_lost
+        )
+        self._requests = InsightRequests(setup, loop, pool)
         # Once a rank has failed, mpirun only reports that again at length.
-        launcher = LaunchProcesses(self._loop, is_quiet=lambda: self._stop.has_begun)
-        self._commands: RemoteCommands | None = None
-        if any(file.path == paths.agent for file in plan.files):
-            workers = self._pool.workers
-            self._commands = RemoteCommands(paths, self._loop, node.hosts[0], workers)
-        self._stop = Stop(node, self._loop, self._pool, launcher, self._commands)
-        self._elastic: ElasticHosts | None = None
-        if node.min_nodes:
-            self._elastic = ElasticHosts(node, paths, self._loop, self._pool, self._stop)
+        launcher = LaunchProcesses(loop, is_quiet=lambda: self._stop.has_begun)
+        has_agent = any(file.path == paths.agent for file in plan.files)
+        self._commands = (
+            RemoteCommands(paths, loop, node.hosts[0], pool.workers) if has_agent else None
+        )
+        self._stop = stop = Stop(node, loop, pool, launcher, self._commands)
+        self._hosts = (
+            ElasticHosts(node, paths, loop, pool, stop)
+            if node.min_nodes
+            else FixedHosts(pool, stop)
+        )
         self._context = JobContext(
-            node=node,
-            paths=paths,
+            setup=setup,
             plan=plan,
-            loop=self._loop,
-            pool=self._pool,
+            loop=loop,
+            pool=pool,
             launcher=launcher,
             commands=self._commands,
-            stop=self._stop,
-            elastic=self._elastic,
+            stop=stop,
+            hosts=self._hosts,
         )
-        self._run = Run(self._context)
-        self._hangs = HangWatch(node, self._loop, self._pool, self._stop, lambda: self._run.running)
-        self._slow = SlowWatch(lambda: self._run.running)
-        self._loop.on_end = self._run.local_rank_ended
-        self._loop.on_start = lambda rank: self._run.rank_started(rank, 0)
-        self._loop.on_signal = self._stop.handle_signal
+        self._run = run = Run(self._context)
+        self._hangs = HangWatch(node, loop, pool, stop, lambda: run.running, setup.journal)
+        self._slow = SlowWatch(lambda: run.running, setup.journal)
 
     @property
     def rank_failure(self) -> RankFailure | None:
@@ -114,45 +113,25 @@ class Head:
         """When the job was cancelled, on the monotonic clock."""
         return self._stop.requested_at
 
-    def attach(self, journal: Journal, outputs: Outputs | None) -> None:
-        """Write to ``journal``, and notify ``outputs`` before ranks of this node are ended."""
-        self._journal = self._run.journal = journal
-        self._hangs.journal = self._slow.journal = journal
-        self._loop.attach_journal(journal, self._context.paths)
-        self._loop.look_for_hangs(
-            journal,
-            self._context.paths,
-            lambda standing: self._hangs.take(0, standing),
-            lambda shares: self._slow.take(0, shares),
-        )
-        if outputs is not None:
-            self._loop.ranks.before_end = outputs.note_open_files
-
-    def run(self, key: bytes, port: int) -> Outcome:
-        """Run the job and return how it ended.
-
-        Args:
-            key: The private key of the job.
-            port: Where workers listen.
-        """
+    def run(self) -> Outcome:
+        """Run the job and return how it ended."""
         adopt_orphans()
         if self._node.timeout_s:
             self._loop.schedule("timeout", self._node.timeout_s, self._stop.handle_timeout)
         try:
             with self._journal.during("bring-up"):
-                refusal = bring_up(self._context, self._run, key, port)
+                refusal = bring_up(self._context, self._run)
                 if refusal:
                     self._run.end_early()
             with self._journal.during("run"):
                 outcome = refusal or self._run.run()
-            notes = (correction(outcome, self._run.first_failed), self._run.losses(outcome))
-            for text in filter(None, notes):
+            for text in self._run.notes(outcome):
                 log_message(text)
             return outcome
         finally:
             self._loop.close()
 
-    def call_off(self, key: bytes, port: int, reason: str, patience_s: float) -> None:
+    def call_off(self, reason: str, patience_s: float) -> None:
         """End a job that this node cannot start, and send the reason to the workers.
 
         Args:
@@ -160,7 +139,7 @@ class Head:
         """
         self._loop.schedule("patience", patience_s, lambda: None)
         try:
-            self._pool.open(key, port)
+            self._pool.open()
             while self._pool.absent and self._loop.is_scheduled("patience"):
                 self._loop.step()
                 if self._stop.has_begun:
@@ -173,38 +152,35 @@ class Head:
 
     def _worker_sent(self, worker: RemoteWorker, message: Message) -> None:
         kind, values = message
-        if kind == "rank-started":
-            self._run.rank_started(values["rank"], worker.index)
-        elif kind == "rank-ended":
-            self._run.rank_ended(values["rank"], _rank_end(worker, values))
-        elif kind == "signal":
-            self._stop.handle_worker_signal(values["number"], worker.index)
-        elif kind == "cleaned-up":
-            self._run.cleaned_up(worker.index)
-        elif kind == "reported":
-            self._run.reported(worker.index)
-        elif kind == "left":
-            self.worker_phases += _phases_of(worker, values.get("phases", ()))
-        elif kind == "ready" and self._elastic is not None:
-            self._elastic.worker_joined(worker.index)
-        else:
-            self._worker_answered(worker, kind, values)
+        node, run = worker.index, self._run
+        actions: dict[str, Callable[..., None]] = {
+            "ready": lambda **facts: self._hosts.worker_joined(node),
+            "rank-started": lambda rank: run.rank_started(rank, node),
+            "rank-ended": lambda rank, end: run.rank_ended(rank, _rank_end(worker, end)),
+            "signal": lambda number: self._stop.handle_worker_signal(number, node),
+            "cleaned-up": lambda: run.cleaned_up(node),
+            "reported": lambda: run.reported(node),
+            "launcher-ended": lambda **end: run.launcher_ended(node, LaunchEnd(**end)),
+            "server-ended": lambda **end: run.server_ended(LaunchEnd(**end), node),
+            "command-output": self._command_answered,
+            "answer": lambda number, answer: self._requests.answered(node, number, answer),
+            "ranks-stand": lambda **rows: self._hangs.take_rows(node, rows),
+            "ranks-share": lambda **rows: self._slow.take_rows(node, rows),
+            "left": lambda trouble, phases=(): self._worker_left(worker, phases),
+        }
+        if kind in actions:
+            actions[kind](**values)
 
-    def _worker_answered(self, worker: RemoteWorker, kind: str, values: dict[str, Any]) -> None:
-        if kind == "launcher-ended":
-            self._run.launcher_ended(worker.index, LaunchEnd(**values))
-        elif kind == "command-output" and self._commands is not None:
-            self._commands.answered(**values)
-        elif kind == "server-ended":
-            self._run.server_ended(LaunchEnd(**values), worker.index)
-        elif kind == "stacks-are":
-            self._requests.answered(worker.index, values)
-        elif kind == "profile-is":
-            self._requests.profiled(worker.index, values)
-        elif kind == "ranks-stand":
-            self._hangs.take_rows(worker.index, values)
-        elif kind == "ranks-share":
-            self._slow.take_rows(worker.index, values)
+    def _command_answered(self, number: int, lines: list[str], code: int | None) -> None:
+        if self._commands is not None:
+            self._commands.answered(number, lines, code)
+
+    def _worker_left(self, worker: RemoteWorker, phases: Iterable[Sequence[Any]]) -> None:
+        """Note the phases of a worker by the clock of this node."""
+        ahead_s = worker.clock_ahead_s
+        for name, started_at, ended_at in phases:
+            end = None if ended_at is None else ended_at - ahead_s
+            self.worker_phases.append((worker.index, Phase(name, started_at - ahead_s, end)))
 
     def _worker_lost(self, worker: RemoteWorker) -> None:
         if worker.early_end is not None:
@@ -215,10 +191,7 @@ class Head:
         log_message(message)
         self._run.worker_lost(worker.index)
         failure = Failure(worker.index, worker.host, exit_code=_KILLED, message=message)
-        if self._elastic is not None:
-            self._elastic.worker_lost(worker, failure)
-        else:
-            self._stop.fail_for_lost_node(failure)
+        self._hosts.worker_lost(worker, failure)
 
     # -- the end ----------------------------------------------------------------------------------
 
@@ -229,7 +202,7 @@ class Head:
             EntryError: The job was cancelled during the work, which then took too long.
         """
         try:
-            return self._loop.run_in_thread(work, lambda: is_late(self.stopped_at, self._node))
+            return self._loop.run_in_thread(work, lambda: self.stopped_at)
         except TimeoutError as error:
             code = exits.code_of_signal(signal.SIGTERM)
             raise EntryError(_CUT_SHORT, code, cause=Cause.CANCELLED) from error
@@ -267,21 +240,10 @@ class Head:
 
 
 def _rank_end(worker: RemoteWorker, values: dict[str, Any]) -> RankEnd:
-    failure = Failure(**values["failure"])._replace(node=worker.index, host=worker.host)
-    at_s = values["at_s"] - worker.clock_ahead_s
-    return RankEnd(
-        at_s, values["was_asked_to_end"], values["is_reported"], failure, values["is_leaving"]
-    )
-
-
-def _phases_of(worker: RemoteWorker, rows: Iterable[Sequence[Any]]) -> list[tuple[int, Phase]]:
-    """Return the phases of a worker by the clock of this node."""
-    ahead_s = worker.clock_ahead_s
-    found = []
-    for name, started_at, ended_at in rows:
-        end = None if ended_at is None else ended_at - ahead_s
-        found.append((worker.index, Phase(name, started_at - ahead_s, end)))
-    return found
+    """Return how a rank of a worker ended, by the clock of this node."""
+    end = RankEnd.from_values(values)
+    failure = end.failure._replace(node=worker.index, host=worker.host)
+    return end._replace(at_s=end.at_s - worker.clock_ahead_s, failure=failure)
 
 
 def _unconfirmed(worker: RemoteWorker, waited_s: float) -> str:

@@ -98,23 +98,25 @@ def lines(rows: Sequence[Row]) -> list[str]:
 
 def hints(rows: Sequence[Row]) -> list[str]:
     """Return the hints, one line for each, with the nodes that they concern."""
-    found: dict[str, list[int]] = {}
+    nodes_of: dict[str, list[int]] = {}
     for row in rows:
         if row.hint:
-            found.setdefault(row.hint, []).append(row.node)
-    return ["hint: %s: %s" % (_numbers(nodes), hint) for hint, nodes in found.items()]
+            nodes_of.setdefault(row.hint, []).append(row.node)
+    return [
+        "hint: %s %s: %s" % ("node" if len(nodes) == 1 else "nodes", _some(nodes, "%d"), hint)
+        for hint, nodes in nodes_of.items()
+    ]
 
 
 def named(nodes: Sequence[int], hosts: Sequence[str]) -> str:
     """Return the nodes as text, each with its host; of many nodes, the first and their number."""
-    shown = ", ".join("node %d (%s)" % (node, hosts[node]) for node in nodes[:_NAMED])
-    return shown + (" and %d more" % (len(nodes) - _NAMED) if len(nodes) > _NAMED else "")
+    return _some([(node, hosts[node]) for node in nodes], "node %d (%s)")
 
 
-def _numbers(nodes: Sequence[int]) -> str:
-    shown = ", ".join("%d" % node for node in nodes[:_NAMED])
-    more = " and %d more" % (len(nodes) - _NAMED) if len(nodes) > _NAMED else ""
-    return ("node " if len(nodes) == 1 else "nodes ") + shown + more
+def _some(values: Sequence[Any], form: str) -> str:
+    """Return the first values in this form, and how many more there are."""
+    text = ", ".join(form % value for value in values[:_NAMED])
+    return text + (" and %d more" % (len(values) - _NAMED) if len(values) > _NAMED else "")
 
 
 def _cells(row: Row, head: Row) -> tuple[str, ...]:

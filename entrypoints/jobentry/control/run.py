@@ -10,22 +10,19 @@ from __future__ import annotations
 import os
 import signal
 import time
+from typing import NamedTuple
 
 from jobentry.contract import exits
 from jobentry.contract.exits import Cause, Failure, Outcome
-from jobentry.control import startup_timeout
-from jobentry.control.job_context import JobContext
-from jobentry.control.mpirun_cleanup import remove_sessions
-from jobentry.control.verdict import (
-    LaunchEnd,
-    RankEnd,
-    decide,
-    decide_elastic,
-    losses,
-    server_ended,
-)
+from jobentry.control import verdict
+from jobentry.control.commands import LaunchProcesses, RemoteCommands, remove_sessions
+from jobentry.control.elastic import ElasticHosts, FixedHosts
+from jobentry.control.loop import NodeLoop, NodeSetup
+from jobentry.control.peers import WorkerPool
+from jobentry.control.stop import Stop
+from jobentry.control.verdict import LaunchEnd, RankEnd
+from jobentry.launchers.plan import LaunchPlan
 from jobentry.log import log_message
-from jobentry.node.journal import Journal
 from jobentry.node.local_ranks import End
 from jobentry.system.processes import children, sweep
 
@@ -43,26 +40,41 @@ _LATE_RANK = (
 )
 
 
-class Run:
-    """The ranks of the job.
+class JobContext(NamedTuple):
+    """The objects that the parts of the head share.
 
-    Attributes:
-        first_failed: The rank whose failure was reported first.
-        journal: The journal of this node.
+    Args:
+        launcher: Starts the ranks of this node.
+        commands: Runs the launcher's commands on other nodes; None if it has none.
+        hosts: The nodes that the job needs.
     """
 
+    setup: NodeSetup
+    plan: LaunchPlan
+    loop: NodeLoop
+    pool: WorkerPool
+    launcher: LaunchProcesses
+    commands: RemoteCommands | None
+    stop: Stop
+    hosts: FixedHosts | ElasticHosts
+
+
+class Run:
+    """The ranks of the job."""
+
     def __init__(self, context: JobContext) -> None:
-        self.first_failed: int | None = None
-        self.journal = Journal()
-        self._node = context.node
+        # The rank whose failure was reported first.
+        self._first_failed: int | None = None
+        self._journal = context.setup.journal
+        self._node = context.setup.node
         self._plan = context.plan
         self._loop = context.loop
         self._pool = context.pool
         self._launcher = context.launcher
         self._commands = context.commands
-        self._elastic = context.elastic
+        self._hosts = context.hosts
         self._stop = context.stop
-        self._waiting = context.paths.waiting
+        self._waiting = context.setup.paths.waiting
         # Our child processes before mpirun, and why it could not be started early.
         self._earlier_children: list[int] = []
         self._early_error = ""
@@ -77,22 +89,25 @@ class Run:
         self._cleaning_up: set[int] = set()
         # The workers that were asked, after the end of the launcher, how their ranks have ended.
         self._unreported: set[int] | None = None
-        self._stop.on_killed = self._launching.clear
 
     @property
     def running(self) -> frozenset[int]:
         """The ranks that have started, and have not ended."""
         return frozenset(self._started) - frozenset(self._ends)
 
+    @property
+    def _are_launching_elsewhere(self) -> bool:
+        return bool(self._launching) and not self._stop.is_kill_overdue
+
     def run(self) -> Outcome:
         """Start the ranks, wait until all have ended, and return how the job ended."""
         if self._commands is not None:
             self._commands.open()
-        self.journal.begin("start ranks")
+        self._journal.begin("start ranks")
         error = self._start_or_release()
         while not error:
             started = self._launcher.processes
-            while self._launcher.are_running or self._launching:
+            while self._launcher.are_running or self._are_launching_elsewhere:
                 self._loop.step()
                 self._check()
             self._launcher.end_servers()
@@ -112,7 +127,7 @@ class Run:
 
     def start_early(self) -> None:
         """Start mpirun while the workers come up, as it must wait for their first answer anyway."""
-        if self._commands is None or self._elastic is not None:
+        if self._commands is None or self._hosts.is_elastic:
             return
         self._earlier_children = children()
         with open(self._waiting, "wb"):
@@ -146,13 +161,13 @@ class Run:
         """Limit the time until the next rank starts; after that, the start counts as hung."""
         patience_s = self._node.start_timeout_s
         if not self._plan.is_everywhere:
-            patience_s = startup_timeout.patience_s(self._node.nodes, patience_s, self._attempt)
+            patience_s = verdict.start_patience_s(self._node.nodes, patience_s, self._attempt)
         self._loop.schedule("start", patience_s, lambda: self._ranks_are_late(patience_s))
 
     def _ranks_are_late(self, waited_s: float) -> None:
         if self._stop.has_begun:
             return
-        failure = startup_timeout.hung(
+        failure = verdict.hung_start(
             self._launcher.name,
             self._node,
             self._plan.ranks,
@@ -160,9 +175,9 @@ class Run:
             self._attempt,
             waited_s,
         )
-        is_final = self._plan.is_everywhere or self._elastic is not None
-        if is_final or not startup_timeout.may_try_again(self._attempt, self._started):
-            self._give_up(failure._replace(last_lines=tuple(self._launcher.lines)[-20:]))
+        is_final = self._plan.is_everywhere or self._hosts.is_elastic
+        if is_final or not verdict.may_start_again(self._attempt, self._started):
+            self._give_up(failure._replace(last_lines=self._launch_end().last_lines))
             return
         log_message(f"{failure.message}: ending it, and starting it again")
         self._is_hung = True
@@ -178,7 +193,7 @@ class Run:
         while self._cleaning_up and not self._stop.has_begun and time.monotonic() < deadline:
             self._loop.step()
         self._loop.read_events()
-        may_start = startup_timeout.may_try_again(self._attempt, self._started)
+        may_start = verdict.may_start_again(self._attempt, self._started)
         if not self._stop.has_begun and not may_start:
             self._give_up(Failure(message=_LATE_RANK, exit_code=exits.ENTRY_FAILED))
         return not self._stop.has_begun
@@ -213,13 +228,15 @@ class Run:
     def _launcher_failed(self) -> None:
         """Handle the failure of one node's launcher: the other nodes would wait for its ranks."""
         if not self._stop.has_begun:
-            self._stop.outcome = decide({}, self._started, self._plan.ranks, self._launch_end())
+            self._stop.outcome = verdict.decide(
+                {}, self._started, self._plan.ranks, self._launch_end()
+            )
             self._stop.end_ranks()
 
     def server_ended(self, end: LaunchEnd, node: int) -> None:
         """End the job: without its server (MindSpore's scheduler) no rank can continue."""
         have_started = len(self._started) >= self._plan.ranks
-        self._stop.fail(server_ended(end, node, self._node.hosts[node], have_started))
+        self._stop.fail(verdict.server_ended(end, node, self._node.hosts[node], have_started))
 
     def launcher_ended(self, node: int, end: LaunchEnd) -> None:
         """Note that the launcher of a worker has ended."""
@@ -234,12 +251,12 @@ class Run:
     def rank_started(self, rank: int, node: int) -> None:
         """Note that a rank has started."""
         self._started[rank] = node
-        if self._elastic is not None:
+        if self._hosts.is_elastic:
             # From now on the driver handles starts.
             self._ends.pop(rank, None)
             self._loop.cancel("start")
         elif len(self._started) >= self._plan.ranks:
-            self.journal.end("start ranks")
+            self._journal.end("start ranks")
             self._loop.cancel("start")
         elif not self._stop.has_begun and not self._is_hung:
             self._expect_rank()
@@ -247,10 +264,7 @@ class Run:
     def local_rank_ended(self, end: End) -> None:
         """Note how a rank of this node ended."""
         failure = self._loop.ranks.failure(end, 0, self._node.host)
-        was_asked = end.was_asked_to_end
-        self.rank_ended(
-            end.rank, RankEnd(end.at_s, was_asked, end.is_reported, failure, end.is_leaving)
-        )
+        self.rank_ended(end.rank, RankEnd.of(end, failure))
 
     def rank_ended(self, rank: int, end: RankEnd) -> None:
         """Note how a rank ended; the first failure ends the others."""
@@ -261,8 +275,8 @@ class Run:
             return
         failure = end.failure
         log_message(f"rank {rank} on node {failure.node} ({failure.host}): {failure.message}")
-        self.first_failed = rank
-        if self._elastic is not None and self._elastic.can_go_on_without(failure.node):
+        self._first_failed = rank
+        if self._hosts.can_go_on_without(failure.node):
             return
         # Our signal must not reach the rank to blame while it still writes its backtrace.
         after_s = CAUSE_S if end.has_lost_connection else 0.0
@@ -281,7 +295,7 @@ class Run:
         begun = time.monotonic()
         while True:
             is_in_doubt = self._pool.are_in_doubt and not self._stop.outcome
-            have_ended = len(self._ends) >= (self._plan.ranks if self._elastic is None else 0)
+            have_ended = len(self._ends) >= (0 if self._hosts.is_elastic else self._plan.ranks)
             is_clear = self._stop.has_begun or (code == 0 and have_ended)
             if is_clear and not is_in_doubt:
                 break
@@ -319,16 +333,20 @@ class Run:
             return Outcome(first.exit_code or 1, Cause.PLATFORM, first)
         if stop.outcome:
             return stop.outcome
-        if self._elastic is not None:
-            return decide_elastic(self._ends, self._launch_end())
-        outcome = decide(self._ends, self._started, self._plan.ranks, self._launch_end())
+        if self._hosts.is_elastic:
+            return verdict.decide_elastic(self._ends, self._launch_end())
+        outcome = verdict.decide(self._ends, self._started, self._plan.ranks, self._launch_end())
         if outcome.failure is None:
             return outcome
         return outcome._replace(failure=self._located(outcome.failure))
 
-    def losses(self, outcome: Outcome) -> str:
-        """Return which ranks failed because they lost the one to blame; empty if none did."""
-        return losses(outcome, self._ends)
+    def notes(self, outcome: Outcome) -> list[str]:
+        """Return what the log does not say yet about the failures of ranks."""
+        texts = (
+            verdict.correction(outcome, self._first_failed),
+            verdict.losses(outcome, self._ends),
+        )
+        return [text for text in texts if text]
 
     def _located(self, failure: Failure) -> Failure:
         """Return the failure with both the number and the name of its node, as far as known."""

@@ -202,13 +202,75 @@ def _share_in(each: _Sum, function: _Function) -> float:
 # ---- why -----------------------------------------------------------------------------------------
 
 
+class _Counter(NamedTuple):
+    """A counter that may show why a rank is slow.
+
+    Args:
+        least: Smaller values show nothing.
+        text: What it shows, with the value of the slow ranks and that of the others.
+    """
+
+    reason: Reason
+    value: Callable[[_Sum], float]
+    least: float
+    text: str
+
+    def evidence(self, split: _Split) -> str:
+        """Return what it shows; empty if the slow ranks and the others are alike."""
+        slow = min(map(self.value, split.slow))
+        others = median(map(self.value, split.others))
+        if slow < self.least or slow < _FACTOR * others:
+            return ""
+        return self.text % (round(slow), round(others))
+
+
+# The most specific reason comes first: a CPU limit also makes a rank wait for a CPU.
+_COUNTERS = (
+    _Counter(
+        Reason.QUOTA,
+        lambda each: each.throttled_percent,
+        _THROTTLED_PERCENT,
+        "the CPU limit of its node held it back for %d %% of the time, the others for %d %%",
+    ),
+    _Counter(
+        Reason.CPU,
+        lambda each: each.delay_percent,
+        _DELAY_PERCENT,
+        "for %d %% of the time it was ready to run and had no CPU, the others for %d %%",
+    ),
+    _Counter(
+        Reason.MEMORY,
+        lambda each: each.faults_s,
+        _FAULTS_S,
+        "%d pages a second had to be read from a disk for it, %d for the others: its memory is "
+        "swapped, or it reads a mapped file",
+    ),
+    _Counter(
+        Reason.DISK,
+        lambda each: each.disk_percent,
+        _SHARE_PERCENT,
+        "it waits for a disk for %d %% of the time, the others for %d %%",
+    ),
+    _Counter(
+        Reason.DATA,
+        lambda each: each.data_percent,
+        _SHARE_PERCENT,
+        "it waits for its data loader for %d %% of the time, the others for %d %%",
+    ),
+)
+
+
 def _reason(split: _Split, place: Frame, percent: int) -> tuple[Reason, str]:
     """Return why ranks are slow, and what shows it; only a counter that differs is a reason."""
     spends = f"{percent} % in {place_text(place)}"
-    for reason, decide in _REASONS:
-        evidence = decide(split)
+    for counter in _COUNTERS:
+        evidence = counter.evidence(split)
+        # A binding makes a rank wait for a CPU, too.
+        binding = _binding(split) if evidence and counter.reason is Reason.CPU else ""
+        if binding:
+            return Reason.BINDING, f"{binding}; {spends}"
         if evidence:
-            return reason, f"{evidence}; {spends}"
+            return counter.reason, f"{evidence}; {spends}"
     if all(map(_has_quiet_counters, split.slow)):
         return Reason.UNEVEN, f"uneven work: {spends}"
     return Reason.UNKNOWN, f"no counter shows why; {spends}"
@@ -223,33 +285,8 @@ def _has_quiet_counters(each: _Sum) -> bool:
     )
 
 
-def _differs(split: _Split, value: Callable[[_Sum], float], least: float) -> tuple[int, int] | None:
-    """Return a counter of the slow ranks and that of the others; None if they are alike."""
-    slow = min(map(value, split.slow))
-    others = median(map(value, split.others))
-    if slow < least or slow < _FACTOR * others:
-        return None
-    return round(slow), round(others)
-
-
-def _quota(split: _Split) -> str:
-    values = _differs(split, lambda each: each.throttled_percent, _THROTTLED_PERCENT)
-    if values is None:
-        return ""
-    return "the CPU limit of its node held it back for %d %% of the time, the others for %d %%" % (
-        values
-    )
-
-
-def _delay(split: _Split) -> tuple[int, int] | None:
-    return _differs(split, lambda each: each.delay_percent, _DELAY_PERCENT)
-
-
 def _binding(split: _Split) -> str:
-    """Return which ranks share too few CPUs, if that makes the slow ones wait for a CPU."""
-    values = _delay(split)
-    if values is None:
-        return ""
+    """Return which ranks share too few CPUs, if a slow one is among them."""
     ranks = (*split.slow, *split.others)
     for each in split.slow:
         neighbours = [other for other in ranks if other.node == each.node and other.cpus]
@@ -258,48 +295,6 @@ def _binding(split: _Split) -> str:
         if each.cpus and len(each.cpus) < len(same) < len(neighbours):
             return f"ranks {ranges(same)} are all bound to CPU {ranges(sorted(each.cpus))}"
     return ""
-
-
-def _cpu(split: _Split) -> str:
-    values = _delay(split)
-    if values is None:
-        return ""
-    return "for %d %% of the time it was ready to run and had no CPU, the others for %d %%" % values
-
-
-def _memory(split: _Split) -> str:
-    values = _differs(split, lambda each: each.faults_s, _FAULTS_S)
-    if values is None:
-        return ""
-    return (
-        "%d pages a second had to be read from a disk for it, %d for the others: its memory is "
-        "swapped, or it reads a mapped file" % values
-    )
-
-
-def _disk(split: _Split) -> str:
-    values = _differs(split, lambda each: each.disk_percent, _SHARE_PERCENT)
-    if values is None:
-        return ""
-    return "it waits for a disk for %d %% of the time, the others for %d %%" % values
-
-
-def _data(split: _Split) -> str:
-    values = _differs(split, lambda each: each.data_percent, _SHARE_PERCENT)
-    if values is None:
-        return ""
-    return "it waits for its data loader for %d %% of the time, the others for %d %%" % values
-
-
-# The most specific reason comes first: a CPU limit and a binding also make a rank wait for a CPU.
-_REASONS: tuple[tuple[Reason, Callable[[_Split], str]], ...] = (
-    (Reason.QUOTA, _quota),
-    (Reason.BINDING, _binding),
-    (Reason.CPU, _cpu),
-    (Reason.MEMORY, _memory),
-    (Reason.DISK, _disk),
-    (Reason.DATA, _data),
-)
 
 
 # ---- sums ----------------------------------------------------------------------------------------

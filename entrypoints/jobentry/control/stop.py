@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import signal
 import time
-from typing import Callable
 
 from jobentry.contract import exits
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.exits import Cause, Failure, Outcome
-from jobentry.control.event_loop import ABORT_S, FORWARDED_SIGNALS, NodeLoop
-from jobentry.control.launch_processes import LaunchProcesses
-from jobentry.control.remote_commands import RemoteCommands
-from jobentry.control.worker_pool import WorkerPool
+from jobentry.control.commands import LaunchProcesses, RemoteCommands
+from jobentry.control.loop import ABORT_S, FORWARDED_SIGNALS, NodeLoop
+from jobentry.control.peers import WorkerPool
 from jobentry.log import log_message
 
 # Seconds that the launcher of a worker may take to end when everything is killed.
@@ -30,7 +28,8 @@ class Stop:
         lost_nodes: The nodes that were lost, each with its failure.
         has_rank_failed: Whether a rank has failed that the job cannot continue without.
         requested_at: When the job was cancelled, on the monotonic clock.
-        on_killed: Called when the head stops waiting for nodes that do not answer.
+        is_kill_overdue: Whether everything was killed so long ago that the head does not wait for
+            the launchers of nodes that do not answer.
     """
 
     def __init__(
@@ -45,8 +44,8 @@ class Stop:
         self.lost_nodes: list[Failure] = []
         self.has_rank_failed = False
         self.requested_at: float | None = None
+        self.is_kill_overdue = False
         self._is_rank_leaving = False
-        self.on_killed: Callable[[], None] = lambda: None
         self._node = node
         self._loop = loop
         self._pool = pool
@@ -166,13 +165,14 @@ class Stop:
     def abort(self) -> None:
         """Kill everything on every node."""
         self._pool.send("kill")
-        # Do not wait for a node that does not answer.
-        self._loop.schedule("killed", _KILLED_S, self.on_killed)
+        self._loop.schedule("killed", _KILLED_S, self._kill_is_overdue)
         # Before mpirun ends, as its ranks end with it.
         self._loop.ranks.note_end()
         # mpirun's daemons on the workers notice its end; SIGTERM may not end it (5.0.11).
         self._launcher.kill()
         if self._commands is not None:
             self._commands.kill()
-        self._loop.ranks.kill()
-        self._loop.ranks.release()
+        self._loop.kill_ranks()
+
+    def _kill_is_overdue(self) -> None:
+        self.is_kill_overdue = True

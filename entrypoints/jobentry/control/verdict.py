@@ -1,13 +1,18 @@
-"""Decides how the job ended, and which rank is to blame, from the ends of the ranks. No I/O."""
+"""Decides how the job ended, which rank is to blame, and whether a start hangs. No I/O."""
 
 from __future__ import annotations
 
 import re
 import signal
-from typing import Mapping, NamedTuple, Sequence
+from typing import TYPE_CHECKING, Any, Mapping, NamedTuple, Sequence
 
 from jobentry.contract import exits
+from jobentry.contract.env import NodeEnv
 from jobentry.contract.exits import Cause, Failure, Outcome
+from jobentry.control import node_table
+
+if TYPE_CHECKING:
+    from jobentry.node.local_ranks import End
 
 # A failing rank closes its connections some milliseconds before it is gone. By then another rank
 # may have ended because of that, and the signal that followed may have reached the failing rank.
@@ -15,8 +20,11 @@ _CLOSE_S = 0.1
 # An elastic job has recovered from failures that are older than this when it ends.
 _ROUND_S = 5.0
 _SHOWN_VICTIMS = 16
-
-
+_REPORTED_LINES = 20
+# Seconds in which no rank starts before a start counts as hung: 32 nodes on two cores took 16 s.
+_PATIENCE_S = 20.0
+_PER_NODE_S = 1.0
+_ATTEMPTS = 2
 # srun's messages when the plugin is missing, or finds no PMIx.
 _NO_PMIX = "Invalid MPI type 'pmix'"
 _WITHOUT_PMIX = (
@@ -41,6 +49,20 @@ class RankEnd(NamedTuple):
     is_reported: bool
     failure: Failure
     is_leaving: bool = False
+
+    @classmethod
+    def of(cls, end: End, failure: Failure) -> RankEnd:
+        """Return how a rank ended, with the report on it."""
+        return cls(end.at_s, end.was_asked_to_end, end.is_reported, failure, end.is_leaving)
+
+    def to_values(self) -> dict[str, Any]:
+        """Return plain values for ``from_values``."""
+        return {**self._asdict(), "failure": self.failure._asdict()}
+
+    @classmethod
+    def from_values(cls, values: dict[str, Any]) -> RankEnd:
+        """Return what ``to_values`` was called on."""
+        return cls(**{**values, "failure": Failure(**values["failure"])})
 
     @property
     def is_failure(self) -> bool:
@@ -93,6 +115,16 @@ class LaunchEnd(NamedTuple):
     code: int
     lines: Sequence[str]
 
+    @property
+    def exit_code(self) -> int:
+        """Its exit code as a shell gives it."""
+        return self.code if self.code >= 0 else exits.code_of_signal(-self.code)
+
+    @property
+    def last_lines(self) -> tuple[str, ...]:
+        """The lines to report."""
+        return tuple(self.lines)[-_REPORTED_LINES:]
+
 
 def decide(
     ends: Mapping[int, RankEnd], started: Mapping[int, int], ranks: int, launch_end: LaunchEnd
@@ -117,15 +149,12 @@ def decide(
         return Outcome(failure.exit_code or 1, Cause.USER, failure)
     if launch_end.code == 0:
         return _all_well(ends, started, ranks, launch_end)
-    code = launch_end.code if launch_end.code > 0 else exits.code_of_signal(-launch_end.code)
-    failure = Failure(
-        exit_code=code,
-        message=f"{launch_end.name} ended with exit code {code}",
-        last_lines=tuple(launch_end.lines)[-20:],
-    )
+    code = launch_end.exit_code
+    message = f"{launch_end.name} ended with exit code {code}"
+    failure = Failure(exit_code=code, message=message, last_lines=launch_end.last_lines)
     if len(started) >= ranks:
         return Outcome(code, Cause.USER, failure)
-    message = f"{failure.message} before all ranks had started"
+    message += " before all ranks had started"
     if any(_NO_PMIX in line for line in launch_end.lines):
         message += _WITHOUT_PMIX
     failure = failure._replace(exit_code=exits.ENTRY_FAILED, message=message)
@@ -193,16 +222,16 @@ def server_ended(server: LaunchEnd, node: int, host: str, have_started: bool) ->
         have_started: Whether all ranks had started by then.
     """
     number = max(0, -server.code)
-    code = exits.code_of_signal(number) if number else server.code
+    code = server.exit_code
     how = (
-        "was killed by " + signal.Signals(number).name if number else f"ended with exit code {code}"
+        f"was killed by {signal.Signals(number).name}" if number else f"ended with exit code {code}"
     )
     message = f"the {server.name} of the ranks {how}"
     if not have_started:
         message += " before all ranks had started"
     code = code if have_started else exits.ENTRY_FAILED
     cause = Cause.PLATFORM if number else Cause.USER if have_started else Cause.ENTRY
-    failure = Failure(node, host, None, number or None, code, message, tuple(server.lines)[-20:])
+    failure = Failure(node, host, None, number or None, code, message, server.last_lines)
     return Outcome(code, cause, failure)
 
 
@@ -210,9 +239,7 @@ def _daemon_lost(host: str, launch_end: LaunchEnd) -> Outcome:
     """Return the outcome of a job whose mpirun lost a daemon; 5.0.11 then returns 0."""
     code = launch_end.code if launch_end.code > 0 else exits.code_of_signal(9)
     message = f"{launch_end.name} lost its daemon there: was it killed, or the network cut?"
-    failure = Failure(
-        host=host, exit_code=code, message=message, last_lines=tuple(launch_end.lines)[-20:]
-    )
+    failure = Failure(host=host, exit_code=code, message=message, last_lines=launch_end.last_lines)
     return Outcome(code, Cause.PLATFORM, failure)
 
 
@@ -334,3 +361,66 @@ def _named(failure: Failure, launch_end: LaunchEnd) -> Failure:
     if failure.rank in aborted and failure.signal is None:
         return failure._replace(message=f"called MPI_Abort({failure.exit_code})")
     return failure
+
+
+# ---- a start that hangs --------------------------------------------------------------------------
+
+# Open MPI 5.0.11 sometimes hangs while it starts, and neither version ends such a start by itself
+# (in experiments, both waited for a hung agent forever, whatever their timeouts).
+
+
+def start_patience_s(nodes: int, start_timeout_s: float, attempt: int) -> float:
+    """Return the seconds without a new rank after which mpirun counts as hung.
+
+    Args:
+        attempt: 1 or 2. A second hang may only be slowness, so the second has twice the time.
+    """
+    return min(start_timeout_s, attempt * (_PATIENCE_S + _PER_NODE_S * nodes))
+
+
+def may_start_again(attempt: int, started: Mapping[int, int]) -> bool:
+    """Whether mpirun may be started again.
+
+    A rank that has started runs the user's script, which is never run twice behind the user's back.
+    """
+    return attempt < _ATTEMPTS and not started
+
+
+def hung_start(
+    launcher: str,
+    node: NodeEnv,
+    ranks: int,
+    started: Mapping[int, int],
+    attempt: int,
+    waited_s: float,
+) -> Failure:
+    """Return the failure to report for a start that hangs.
+
+    Args:
+        launcher: The name of the process that starts the ranks.
+        node: The settings of the head.
+        ranks: How many there should be.
+        started: The ranks that have started, with their nodes.
+        waited_s: Seconds since the last rank started.
+    """
+    hosts, slots = node.hosts, node.slots
+    text = "starting the ranks: %s started %d of %d and then hung for %g s" % (
+        launcher,
+        len(started),
+        ranks,
+        waited_s,
+    )
+    if attempt > 1:
+        text += ", at the second try, too"
+    # With fewer ranks than slots some nodes may have none to start.
+    fills = ranks > slots * (len(hosts) - 1)
+    silent = sorted(set(range(len(hosts))) - set(started.values())) if fills else []
+    if silent:
+        text += "; without a rank: " + node_table.named(silent, hosts)
+    blamed = silent[0] if silent and len(silent) < len(hosts) else None
+    return Failure(
+        node=blamed,
+        host="" if blamed is None else hosts[blamed],
+        exit_code=exits.ENTRY_FAILED,
+        message=text,
+    )

@@ -8,40 +8,27 @@ import socket
 import time
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Sequence
 
-from jobentry.contract import exits, hangs, names, profiles, slow
+from jobentry.contract import exits, hangs, names, slow
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.paths import NodePaths
-from jobentry.control import connection, listener
-from jobentry.control.connection import Link
-from jobentry.control.event_loop import (
-    ABORT_S,
-    STOP_SIGNALS,
-    NodeLoop,
-    is_late,
-)
-from jobentry.control.launch_processes import LaunchProcesses
-from jobentry.control.messages import Message
-from jobentry.control.mpirun_cleanup import end_daemons, remove_sessions
-from jobentry.control.remote_commands import CommandRunner
-from jobentry.control.stack_requests import NodeStacks
+from jobentry.control import handshake, transport
+from jobentry.control.commands import CommandRunner, LaunchProcesses, end_daemons, remove_sessions
+from jobentry.control.handshake import Listener
+from jobentry.control.insight import NodeInsight
+from jobentry.control.loop import ABORT_S, STOP_SIGNALS, NodeEvents, NodeLoop, NodeSetup
+from jobentry.control.transport import Link, Message
+from jobentry.control.verdict import RankEnd
 from jobentry.errors import EntryError
 from jobentry.launchers.plan import LaunchPlan
 from jobentry.log import log_message
-from jobentry.node.journal import Journal
 from jobentry.node.local_ranks import End, RankFailure
 from jobentry.node.prepare import control_port, read_key
 from jobentry.system.processes import adopt_orphans
 
 if TYPE_CHECKING:
     from jobentry.contract.hangs import Standing
-    from jobentry.contract.profiles import Profile
     from jobentry.contract.slow import RankShare
-    from jobentry.contract.stacks import ProcessStacks
-    from jobentry.staging.outputs import Outputs
 
-_TICK_S = 1.0
-# If this worker was itself suspended, one tick counts at most this much silence of the head.
-_MAX_TICK_S = 3.0
 # A running head reconnects within this time after a connection was closed.
 _CLOSED_S = 3.0
 # Seconds that the head of a stopped job has to confirm that this node is done.
@@ -65,11 +52,11 @@ def listen(node: NodeEnv, node_paths: NodePaths) -> ControlSocket:
     port = 0 if node.control_dir else control_port(node, node_paths)
     try:
         if not node.control_dir:
-            return ControlSocket(listener.listen(port), key)
+            return ControlSocket(handshake.listen(port), key)
         address = os.environ.get(names.MA_CURRENT_IP, "")
         # A port of an emulated node must not be reachable from other machines.
-        server = listener.listen(port, address if address.startswith("127.") else "127.0.0.1")
-        listener.announce(server, node.control_dir, node.node)
+        server = handshake.listen(port, address if address.startswith("127.") else "127.0.0.1")
+        handshake.announce(server, node.control_dir, node.node)
         return ControlSocket(server, key)
     except OSError as error:
         raise EntryError(
@@ -84,76 +71,66 @@ class Worker:
     Args:
         facts: Returns the facts about this node.
         control_socket: The socket on which the head connects.
-        own: The children of this process that other code waits for, and ends.
     """
 
     def __init__(
         self,
-        node: NodeEnv,
-        paths: NodePaths,
+        setup: NodeSetup,
         plan: LaunchPlan,
         facts: Callable[[], dict[str, Any]],
         control_socket: ControlSocket,
-        own: tuple[int, ...] = (),
     ) -> None:
-        self._node = node
-        self._own = own
-        self._parent = os.getppid()
-        self._loop = NodeLoop(node, paths)
-        self._loop.own_children.update(own)
-        self._loop.on_end = self._rank_ended
-        self._loop.on_start = lambda rank: self._send("rank-started", rank=rank)
-        self._loop.on_signal = self._signalled
+        self._node = setup.node
+        self._paths = setup.paths
+        self._journal = setup.journal
+        self._outputs = setup.outputs
+        self._child_ids = setup.child_ids
         self._plan = plan
-        self._launcher = LaunchProcesses(self._loop, is_quiet=lambda: self._is_stopping)
-        self._paths = paths
-        self._commands = CommandRunner(paths, self._loop, self._command_output)
-        self._stacks = NodeStacks(node, paths, self._loop)
+        self._facts = facts
+        self._parent = os.getppid()
         self._has_launched = False
         self._has_server_ended = False
         self._was_greeted = False
         self._has_head = False
-        self._ticked_at = time.monotonic()
-        self._reported_s = connection.SILENT_S
-        self._link = Link(self._handle, self._disconnected)
-        self._listener = listener.Listener(
-            self._loop,
-            control_socket.server,
-            connection.secret(control_socket.key),
-            node.node,
-            self._link,
-        )
-        self._listener.on_attach = lambda: self._loop.cancel("broken")
-        self._facts = facts
-        self._journal = Journal()
+        self._reported_s = transport.SILENT_S
         self._code: int | None = None
         # Whether the job is complete, as reported by the head.
         self.is_over = False
         self._is_stopping = False
         # When the job was stopped, on the monotonic clock.
         self.stopped_at: float | None = None
-        self._on_idle: Callable[[], None] = lambda: None
+        self._link = Link(self._handle, self._disconnected)
+        events = NodeEvents(
+            rank_started=lambda rank: self._send("rank-started", rank=rank),
+            rank_ended=self._rank_ended,
+            signalled=self._signalled,
+            ranks_stand=self._send_standing,
+            ranks_share=self._send_shares,
+        )
+        self._loop = NodeLoop(setup, events)
+        self._launcher = LaunchProcesses(self._loop, is_quiet=lambda: self._is_stopping)
+        self._commands = CommandRunner(self._paths, self._loop, self._command_output)
+        self._insight = NodeInsight(setup, self._loop)
+        self._listener = Listener(
+            self._loop,
+            control_socket.server,
+            transport.secret(control_socket.key),
+            self._node.node,
+            self._link,
+            on_attach=lambda: self._loop.cancel("broken"),
+        )
 
     @property
     def rank_failure(self) -> RankFailure | None:
         """How ranks of this node failed; None if none did."""
         return self._loop.ranks.rank_failure
 
-    def attach(self, journal: Journal, outputs: Outputs | None) -> None:
-        """Write to ``journal``; notify ``outputs`` before ranks are ended and after all have."""
-        self._journal = journal
-        self._loop.attach_journal(journal, self._paths)
-        self._loop.look_for_hangs(journal, self._paths, self._send_standing, self._send_shares)
-        if outputs is not None:
-            self._loop.ranks.before_end = outputs.note_open_files
-            self._on_idle = lambda: outputs.start_final_upload(self.rank_failure)
-
     def run(self) -> int:
         """Serve the head, and return the exit code of the job."""
         adopt_orphans()
         self._journal.begin("bring-up")
         self._loop.schedule("head", self._node.start_timeout_s, self._head_never_came)
-        self._loop.schedule("tick", _TICK_S, self._tick)
+        self._loop.start_clock(self._tick)
         while self._code is None:
             self._loop.step()
             self._check_launcher()
@@ -161,8 +138,9 @@ class Worker:
             if self._is_stopping and not self._loop.ranks.running:
                 self._is_stopping = False
                 self._send("idle")
-                self._on_idle()
-        self._loop.close(keep=self._own)
+                if self._outputs is not None:
+                    self._outputs.start_final_upload(self.rank_failure)
+        self._loop.close(keep=self._child_ids)
         for name in ("bring-up", "run"):
             self._journal.end(name)
         return self._code
@@ -170,7 +148,7 @@ class Worker:
     def run_in_thread(self, work: Callable[[], str]) -> str:
         """Run ``work`` while this node continues to answer its head, and return its result."""
         try:
-            return self._loop.run_in_thread(work, lambda: is_late(self.stopped_at, self._node))
+            return self._loop.run_in_thread(work, lambda: self.stopped_at)
         except TimeoutError:
             return "storing the outputs was not done in time when the job was stopped"
 
@@ -197,14 +175,11 @@ class Worker:
         """Handle the end of the connection; a running head reconnects at once."""
         if not self._has_head:
             return
-        patience_s = _CLOSED_S if why == connection.CLOSED else connection.SILENT_S
+        patience_s = _CLOSED_S if why == transport.CLOSED else transport.SILENT_S
         self._loop.schedule("broken", patience_s, self._head_is_gone)
 
-    def _tick(self) -> None:
-        now = time.monotonic()
-        self._link.tick(min(now - self._ticked_at, _MAX_TICK_S))
-        self._ticked_at = now
-        self._loop.schedule("tick", _TICK_S, self._tick)
+    def _tick(self, elapsed_s: float) -> None:
+        self._link.tick(elapsed_s)
         silent_s = self._link.silent_s
         if not self._has_head:
             return
@@ -215,8 +190,8 @@ class Worker:
             )
             if silent_s >= self._node.stall_s:
                 self._head_is_gone()
-        elif silent_s < connection.SILENT_S < self._reported_s:
-            self._reported_s = connection.SILENT_S
+        elif silent_s < transport.SILENT_S < self._reported_s:
+            self._reported_s = transport.SILENT_S
             log_message("the head (%s) is no longer silent" % self._node.hosts[0])
 
     def _head_is_gone(self) -> None:
@@ -228,68 +203,61 @@ class Worker:
     def _handle(self, message: Message) -> None:
         self._loop.cancel("head")
         kind, values = message
-        if kind == "hello":
-            if not self._was_greeted:
-                self._journal.end("bring-up")
-                self._journal.begin("run")
-            self._was_greeted = self._has_head = True
-            # Sent only now, as the head derives this node's clock from it.
-            self._send("ready", **self._facts(), at_s=time.time())
-        elif kind == "bye":
-            self._has_head = False
-        elif kind == "job-ended":
-            self._code = values["code"]
-            self.is_over = values["is_over"]
-            if values["reason"] and not self._loop.ranks.wrappers:
-                # Otherwise the reason is in the log of the job.
-                log_message(
-                    "the head (%s) ends the job: %s" % (self._node.hosts[0], values["reason"])
-                )
-        elif kind == "launch":
-            self._launch()
-        elif kind == "run-command":
-            # A command of mpirun, to start its daemon here.
-            self._commands.run(values["number"], values["command"])
-        else:
-            self._handle_for_ranks(kind, values)
-
-    def _handle_for_ranks(self, kind: str, values: dict[str, Any]) -> None:
         ranks = self._loop.ranks
-        simple = {
+        actions: dict[str, Callable[..., None]] = {
+            "hello": self._greeted,
+            "bye": self._dismissed,
+            "job-ended": self._job_ended,
+            "launch": self._launch,
+            # A command of mpirun, to start its daemon here.
+            "run-command": self._commands.run,
+            "stop": self._stop,
+            "end-ranks": self._end_ranks,
             "kill-others": ranks.kill_others,
             "kill": self._kill,
+            "signal": ranks.forward_signal,
             "report": self._report,
             "clean-up": self._clean_up,
+            "question": self._answer,
         }
-        if kind in simple:
-            simple[kind]()
-        elif kind == "stop" or (kind == "end-ranks" and values["are_held"]):
-            self._is_stopping = True
-            if kind == "stop":
-                self.stopped_at = time.monotonic()
-            ranks.stop()
-        elif kind == "end-ranks":
-            self._is_stopping = True
-            ranks.forward_signal(signal.SIGTERM)
-        elif kind == "signal":
-            ranks.forward_signal(values["number"])
-        elif kind == "stacks":
-            self._send_stacks(**values)
-        elif kind == "profile":
-            self._send_profile(**values)
+        if kind in actions:
+            actions[kind](**values)
 
-    def _send_stacks(self, number: int, *, with_threads: bool, with_native: bool) -> None:
-        def send(found: list[ProcessStacks]) -> None:
-            self._send("stacks-are", number=number, processes=found)
+    def _greeted(self) -> None:
+        if not self._was_greeted:
+            self._journal.end("bring-up")
+            self._journal.begin("run")
+        self._was_greeted = self._has_head = True
+        # Sent only now, as the head derives this node's clock from it.
+        self._send("ready", **self._facts(), at_s=time.time())
 
-        self._stacks.read(send, with_threads=with_threads, with_native=with_native)
+    def _dismissed(self) -> None:
+        self._has_head = False
 
-    def _send_profile(self, number: int, rank: int, seconds: float) -> None:
-        def send(found: Profile | None) -> None:
-            values = None if found is None else profiles.to_values(found)
-            self._send("profile-is", number=number, profile=values)
+    def _job_ended(self, code: int, reason: str, *, is_over: bool) -> None:
+        self._code = code
+        self.is_over = is_over
+        if reason and not self._loop.ranks.wrappers:
+            # Otherwise the reason is in the log of the job.
+            log_message("the head (%s) ends the job: %s" % (self._node.hosts[0], reason))
 
-        self._stacks.profile(send, rank, seconds)
+    def _stop(self) -> None:
+        self._is_stopping = True
+        self.stopped_at = time.monotonic()
+        self._loop.ranks.stop()
+
+    def _end_ranks(self, *, are_held: bool) -> None:
+        self._is_stopping = True
+        if are_held:
+            self._loop.ranks.stop()
+        else:
+            self._loop.ranks.forward_signal(signal.SIGTERM)
+
+    def _answer(self, number: int, request: dict[str, Any]) -> None:
+        def send(answer: object) -> None:
+            self._send("answer", number=number, answer=answer)
+
+        self._insight.answer(request, send)
 
     def _send_standing(self, standing: list[Standing]) -> None:
         self._send("ranks-stand", ranks=[hangs.to_row(each) for each in standing])
@@ -301,8 +269,7 @@ class Worker:
         self._loop.ranks.note_end()
         self._launcher.kill()
         self._commands.kill()
-        self._loop.ranks.kill()
-        self._loop.ranks.release()
+        self._loop.kill_ranks()
 
     def _report(self) -> None:
         self._loop.read_events()
@@ -311,8 +278,7 @@ class Worker:
 
     def _clean_up(self) -> None:
         self._commands.kill()
-        self._loop.ranks.kill()
-        self._loop.ranks.release()
+        self._loop.kill_ranks()
         remove_sessions(end_daemons(self._paths.node_dir))
         self._send("cleaned-up")
 
@@ -343,15 +309,7 @@ class Worker:
 
     def _rank_ended(self, end: End) -> None:
         failure = self._loop.ranks.failure(end, self._node.node, self._node.host)
-        self._send(
-            "rank-ended",
-            rank=end.rank,
-            at_s=end.at_s,
-            was_asked_to_end=end.was_asked_to_end,
-            is_reported=end.is_reported,
-            is_leaving=end.is_leaving,
-            failure=failure._asdict(),
-        )
+        self._send("rank-ended", rank=end.rank, end=RankEnd.of(end, failure).to_values())
 
     def _signalled(self, number: int) -> None:
         if number in STOP_SIGNALS and os.getppid() != self._parent:

@@ -7,7 +7,7 @@ import pytest
 from jobentry.contract import journal, slow
 from jobentry.contract.slow import Function, RankShare, Slow
 from jobentry.control.slow_rules import WINDOWS
-from jobentry.control.slow_watch import SlowWatch
+from jobentry.control.watch import SlowWatch
 from jobentry.node.journal import Journal
 
 FORWARD = ("model.py", "forward", 8)
@@ -25,8 +25,7 @@ class Head:
     def __init__(self) -> None:
         self.running = frozenset({0, 1})
         self.lines: list[bytes] = []
-        self.watch = SlowWatch(lambda: self.running)
-        self.watch.journal = Journal(self.lines.append)
+        self.watch = SlowWatch(lambda: self.running, Journal(self.lines.append))
 
     def report(self, waits_0: int, waits_1: int, times: int = 1) -> None:
         for _ in range(times):

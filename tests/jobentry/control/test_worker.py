@@ -18,21 +18,24 @@ from tests.support.heads import Head
 ENTRYPOINTS = Path(__file__).parents[3] / "entrypoints"
 WORKER = """\
 import json, sys
-from jobentry.control import listener
+from jobentry.control import handshake
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.paths import NodePaths
 from jobentry.launchers.common import Process
 from jobentry.launchers.plan import LaunchPlan
+from jobentry.control.loop import NodeSetup
 from jobentry.control.worker import ControlSocket, Worker
+from jobentry.node.journal import Journal
 folder, processes = sys.argv[1], json.loads(sys.argv[2])
 plan = LaunchPlan(
     "worker", tuple(Process(name, tuple(argv), {}) for name, argv in processes), 2, True, (), folder
 )
 node = NodeEnv(job="j", node=1, hosts=("head", "here"), stall_s=float(sys.argv[3]))
-server = listener.listen(0, "127.0.0.1")
+server = handshake.listen(0, "127.0.0.1")
 paths = NodePaths(folder, folder, folder, folder, folder)
-worker = Worker(node, paths, plan, dict, ControlSocket(server, b"the key of the job"))
-listener.announce(server, folder, 1)
+setup = NodeSetup(node, paths, Journal())
+worker = Worker(setup, plan, dict, ControlSocket(server, b"the key of the job"))
+handshake.announce(server, folder, 1)
 code = worker.run()
 worker.leave("")
 sys.exit(code)

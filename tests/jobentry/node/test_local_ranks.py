@@ -13,7 +13,7 @@ import pytest
 
 from jobentry.contract.exits import Failure
 from jobentry.contract.paths import NodePaths
-from jobentry.control.messages import Lines
+from jobentry.control.loop import Lines
 from jobentry.node.local_ranks import End, LocalRanks
 from jobentry.system import linux
 

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobentry.contract import names
-from jobentry.control.messages import Lines
+from jobentry.control.loop import Lines
 from jobentry.log import Relay
 from jobentry.node.rank_output import RankOutput
 from jobentry.rank import wrapper

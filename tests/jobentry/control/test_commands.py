@@ -1,23 +1,22 @@
-"""Commands that mpirun runs on other nodes: a real agent, a real loop, and no ssh."""
+"""mpirun's commands on other nodes, and what a killed one leaves: real agents, and no ssh."""
 
 from __future__ import annotations
 
 import os
 import pwd
-import signal
+import shutil
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from jobentry.contract.env import NodeEnv
-from jobentry.contract.paths import NodePaths
-from jobentry.control import remote_commands
-from jobentry.control.event_loop import FORWARDED_SIGNALS, STOP_SIGNALS, NodeLoop
+from jobentry.control import commands
 from jobentry.launchers import rsh_agent
+from tests.support.loops import make_loop, paths_in, signals_restored
 
 COMMAND = " PATH=/usr/bin:$PATH ; export PATH ; /usr/bin/orted -mca x 'a\tb' ü \udcff\n; true"
 
@@ -37,16 +36,14 @@ class Head:
     """A head's loop, its remote commands, and the agents that send requests to it."""
 
     def __init__(self, folder: Path) -> None:
-        place = str(folder)
-        self.where = NodePaths(place, place, place, place, place)
-        for fifo in (self.where.events, self.where.agent_requests):
-            os.mkfifo(fifo)
+        self.where = paths_in(folder)
+        os.mkfifo(self.where.agent_requests)
         Path(self.where.agent).write_text(rsh_agent.TEXT)
-        self.loop = NodeLoop(NodeEnv(job="j", hosts=("a", "b.j")), self.where)
+        self.loop = make_loop(NodeEnv(job="j", hosts=("a", "b.j")), self.where)
         self.remote = FakeWorker("b.j")
         self.local = FakeWorker("localhost")
         workers: list[Any] = [self.remote, self.local]
-        self.commands = remote_commands.RemoteCommands(self.where, self.loop, "head", workers)
+        self.commands = commands.RemoteCommands(self.where, self.loop, "head", workers)
         self.agents: list[subprocess.Popen[bytes]] = []
 
     def start_agent(self, *args: str) -> subprocess.Popen[bytes]:
@@ -69,21 +66,15 @@ class Head:
 @pytest.fixture
 def head(tmp_path: Path) -> Iterator[Head]:
     """A head; its agents are killed after the test."""
-    handlers = {
-        number: signal.getsignal(number)
-        for number in (*STOP_SIGNALS, *FORWARDED_SIGNALS, signal.SIGCHLD)
-    }
-    made = Head(tmp_path)
-    yield made
+    with signals_restored():
+        made = Head(tmp_path)
+        yield made
     for process in made.agents:
         assert process.stdout is not None
         process.kill()
         process.wait()
         process.stdout.close()
     made.loop.relay.finish()
-    signal.set_wakeup_fd(-1)
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
 
 
 @pytest.mark.parametrize(
@@ -154,7 +145,7 @@ def test_a_session_has_the_environment_that_sshd_would_give():
     user = pwd.getpwuid(os.geteuid())
     environ = {"PATH": "/opt/bin", "HOME": "/h", "TMPDIR": "/t", "TOKEN": "s", "MA_VJ_NAME": "j"}
 
-    assert remote_commands.session_environment(environ, user, "/n") == {
+    assert commands.session_environment(environ, user, "/n") == {
         "USER": user.pw_name,
         "LOGNAME": user.pw_name,
         "SHELL": user.pw_shell,
@@ -169,13 +160,13 @@ def test_a_user_without_a_usable_shell_gets_sh(monkeypatch: pytest.MonkeyPatch):
     user = pwd.getpwuid(os.geteuid())
     nologin = pwd.struct_passwd((*user[:6], "/usr/sbin/nologin"))
     monkeypatch.setattr(pwd, "getpwuid", lambda number: nologin)
-    assert remote_commands._user() == pwd.struct_passwd((*user[:6], "/bin/sh"))
+    assert commands._user() == pwd.struct_passwd((*user[:6], "/bin/sh"))
 
     def unknown(number: int) -> pwd.struct_passwd:
         raise KeyError(number)
 
     monkeypatch.setattr(pwd, "getpwuid", unknown)
-    assert remote_commands._user().pw_shell == "/bin/sh"
+    assert commands._user().pw_shell == "/bin/sh"
 
 
 @pytest.mark.parametrize("path", ["/home/ma-user/.cloudjob/j/agent", "/a-b_c.d/agent"])
@@ -186,3 +177,38 @@ def test_the_agent_is_used_at_a_path_that_mpirun_accepts(path: str):
 @pytest.mark.parametrize("path", ["/a b/agent", "/a:b/agent", "/a\nb/agent", "/a'b/agent"])
 def test_ssh_is_used_at_a_path_that_mpirun_would_split(path: str):
     assert not rsh_agent.is_safe_path(path)
+
+
+# -- what a killed mpirun leaves ------------------------------------------------------------------
+
+# The same path is on every emulated node, whose folders are its own.
+NODE_DIR = "/.cloudjob-of-a-test/1/node"
+ELSEWHERE = ("unshare", "--user", "--map-root-user", "--mount")
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> str:
+    """A program with the name of a daemon, which waits."""
+    path = tmp_path / "prted"
+    shutil.copy(shutil.which("sleep") or "", path)
+    return str(path)
+
+
+def test_only_the_daemons_of_this_node_are_ended(daemon: str, until: Callable[..., None]) -> None:
+    def start(*prefix: str, node_dir: str = NODE_DIR) -> subprocess.Popen[bytes]:
+        environ = {**os.environ, "CLOUDJOB_NODE_DIR": node_dir}
+        process = subprocess.Popen([*prefix, daemon, "600"], env=environ)
+        exe = Path(f"/proc/{process.pid}/exe")
+        until(lambda: str(exe.readlink()) == daemon)
+        return process
+
+    own, other_node = start(), start(node_dir=f"{NODE_DIR}-2")
+    other_job = start(*ELSEWHERE)
+    try:
+        assert commands.end_daemons(NODE_DIR) == [own.pid]
+        assert own.wait(30) == -9
+        assert (other_node.poll(), other_job.poll()) == (None, None)
+    finally:
+        for process in (own, other_node, other_job):
+            process.kill()
+            process.wait()

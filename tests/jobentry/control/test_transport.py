@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobentry.control import connection, messages
-from jobentry.control.connection import Channel, ControlError, Link, Stream
-from jobentry.control.messages import Lines, Message
+from jobentry.control import transport
+from jobentry.control.loop import Lines
+from jobentry.control.transport import Channel, ControlError, Link, Message, Stream
 
-KEY = connection.secret(b"-----BEGIN-----\nsecret of the job\n")
+KEY = transport.secret(b"-----BEGIN-----\nsecret of the job\n")
 JSON = st.none() | st.booleans() | st.integers() | st.text() | st.lists(st.text(), max_size=3)
 
 
@@ -25,10 +25,10 @@ JSON = st.none() | st.booleans() | st.integers() | st.text() | st.lists(st.text(
     st.dictionaries(st.text().filter(lambda name: name not in ("word", "kind", "values")), JSON),
 )
 def test_a_message_is_read_as_it_was_written(kind: str, values: dict[str, object]):
-    line = messages.dump(kind, **values)
+    line = transport.dump(kind, **values)
 
     assert line.count(b"\n") == 1
-    assert messages.load(line) == Message(kind, values)
+    assert transport.load(line) == Message(kind, values)
 
 
 @given(st.lists(st.binary(max_size=5).map(lambda line: line.replace(b"\n", b""))), st.data())
@@ -90,6 +90,10 @@ def test_a_line_cannot_be_reflected_to_its_sender():
 # -- links --------------------------------------------------------------------------------------
 
 
+def ignore(data: object) -> None:
+    """Do nothing."""
+
+
 class Ends:
     """Both ends of a link in one loop, and the TCP connection between them."""
 
@@ -113,7 +117,7 @@ class Ends:
         self.connections += 1
         transcript = str(self.connections)
         self.sockets = list(socket.socketpair())
-        streams = [Stream(self.selector, one) for one in self.sockets]
+        streams = [Stream(self.selector, one, ignore, ignore) for one in self.sockets]
         # Both are read first, as the handshake exchanges the numbers of received messages.
         of_head, of_worker = self.head.received, self.worker.received
         self.head.attach(streams[0], Channel(KEY, "head", "worker", transcript), of_worker)
@@ -188,7 +192,7 @@ def test_a_closed_connection_is_reported_to_the_other_side(ends: Ends):
     ends.connect()
     ends.worker.detach()
 
-    ends.until(lambda: ends.breaks["head"] == [connection.CLOSED])
+    ends.until(lambda: ends.breaks["head"] == [transport.CLOSED])
     assert ends.breaks["worker"] == []
     assert not ends.head.is_attached
 
@@ -212,7 +216,7 @@ def test_both_sides_send_heartbeats_before_they_count_as_silent(ends: Ends):
         ends.worker.tick(1.0)
         ends.step()
 
-    assert ends.head.silent_s < connection.SILENT_S / 2
+    assert ends.head.silent_s < transport.SILENT_S / 2
     for _ in range(20):
         ends.head.tick(1.0)
-    assert ends.head.silent_s >= connection.SILENT_S
+    assert ends.head.silent_s >= transport.SILENT_S

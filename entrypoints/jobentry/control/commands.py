@@ -1,31 +1,140 @@
-"""Commands that mpirun runs on other nodes, over the head's connection to each of them.
+"""The programs that start ranks: mpirun or torchrun here, and mpirun's commands on other nodes.
 
 A second ssh to a worker costs as much as the first one: a key exchange, a session, a shell. mpirun
 is given an agent instead (``launchers/rsh_agent.py``): the head forwards the agent's command, and
-the worker's entry runs it as its sshd would.
+the worker's entry runs it as its sshd would. What a killed mpirun leaves on a node is removed.
 """
 
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 import pwd
+import re
 import selectors
+import signal
 import socket
-from typing import Callable, Mapping
+from collections import deque
+from functools import partial
+from typing import Callable, Collection, Mapping, Sequence
 
 from jobentry.contract import names
 from jobentry.contract.paths import NodePaths
-from jobentry.control.child_process import ChildProcess
-from jobentry.control.event_loop import NodeLoop
-from jobentry.control.messages import Lines
-from jobentry.control.remote_worker import RemoteWorker
+from jobentry.control.loop import ChildProcess, Lines, NodeLoop
+from jobentry.control.peers import RemoteWorker
+from jobentry.control.verdict import LaunchEnd
 from jobentry.launchers import rsh_agent
+from jobentry.launchers.common import Process
+from jobentry.log import log_message
+from jobentry.system import linux
+from jobentry.system.trees import remove_below
 
+_KEPT_LINES = 40
+# Lines that say nothing: rules, and Open MPI's warning if an agent that it has forked runs before
+# mpirun sets the agent's process group, which the agent has already set itself.
+_MEANINGLESS = re.compile(
+    r"-+$|.*plm:[rs]sh: Warning: setpgid\(\d+,\d+\) failed in parent with errno=Permission denied"
+)
 # The exit code of ssh when it could not run the command.
 _NOT_RUN = 255
 _SHELL = "/bin/sh"
 _SHELLS = ("sh", "bash", "dash", "ash", "ksh", "zsh", "csh", "tcsh")
+_DAEMONS = (b"orted", b"prted", b"hydra_pmi_proxy", b"hydra_bstrap_proxy")
+
+
+class LaunchProcesses:
+    """The processes that start ranks on this node, watched by its event loop.
+
+    Args:
+        is_quiet: Whether to stop showing their output, which is kept nevertheless.
+    """
+
+    def __init__(self, loop: NodeLoop, is_quiet: Callable[[], bool]) -> None:
+        self._loop = loop
+        self._is_quiet = is_quiet
+        self._running: dict[str, ChildProcess] = {}
+        self.lines: deque[str] = deque(maxlen=_KEPT_LINES)
+        # Servers of the ranks with their output, and how the first of them failed.
+        self._servers: dict[str, deque[str]] = {}
+        self.server_end: LaunchEnd | None = None
+        # The first process that failed, and its exit code, negative for a signal.
+        self.name = ""
+        self.code = 0
+        self._wrappers: set[str] = set()
+        self.were_killed = False
+
+    @property
+    def signal(self) -> int:
+        """The signal from outside that killed one of them; 0 for none."""
+        by_us = self.were_killed or self.name in self._wrappers
+        return 0 if by_us or self.code >= 0 else -self.code
+
+    @property
+    def are_running(self) -> bool:
+        """Whether any of them runs, apart from servers of the ranks."""
+        for name, child in list(self._running.items()):
+            end = child.end()
+            if end is None:
+                continue
+            code, lines = end
+            self._log(name, lines)
+            del self._running[name]
+            if name in self._servers:
+                if code and not self.server_end:
+                    self.server_end = LaunchEnd(name, code, self._servers[name])
+            elif code and not self.code:
+                self.name, self.code = name, code
+        return any(name not in self._servers for name in self._running)
+
+    @property
+    def processes(self) -> list[int]:
+        """The process ids of those that run."""
+        return [child.id for child in self._running.values()]
+
+    def start(self, processes: Sequence[Process], cwd: str) -> str:
+        """Start the processes; return what went wrong, empty if nothing did."""
+        self.lines.clear()
+        self.code = 0
+        self.were_killed = False
+        self.server_end = None
+        self._servers = {
+            process.name: deque(maxlen=_KEPT_LINES) for process in processes if process.is_server
+        }
+        others = [process.name for process in processes if not process.is_server]
+        self.name = others[0] if others else ""
+        self._wrappers = {process.name for process in processes if process.is_wrapper}
+        for process in processes:
+            log = partial(self._log, process.name)
+            try:
+                child = ChildProcess(self._loop, process.argv, process.env, cwd, log)
+            except OSError as error:
+                self.name = process.name
+                self.kill()
+                return f"starting {process.argv[0]}: {error.strerror}"
+            self._running[process.name] = child
+        return ""
+
+    def kill(self) -> None:
+        """Kill all of them, each with its process group."""
+        for child in self._running.values():
+            if child.is_running:
+                self.were_killed = True
+                child.kill()
+
+    def end_servers(self) -> None:
+        """Kill the servers of the ranks, once no rank is left."""
+        for name in self._servers:
+            if name in self._running:
+                self._running[name].kill()
+
+    def _log(self, name: str, lines: Sequence[str]) -> None:
+        for line in lines:
+            text = line.rstrip()
+            if text and not _MEANINGLESS.match(text):
+                self._servers.get(name, self.lines).append(text)
+                if not self._is_quiet():
+                    log_message(f"{name}: {text}")
 
 
 class RemoteCommands:
@@ -111,8 +220,8 @@ class RemoteCommands:
         if short in self._workers and not short.isdecimal():
             return self._workers[short]
         address = _address(host)
-        known = self._workers.items() if address else ()
-        return next((worker for name, worker in known if _address(name) == address), None)
+        workers = self._workers.items() if address else ()
+        return next((worker for name, worker in workers if _address(name) == address), None)
 
     def _path(self, number: int) -> str:
         return os.path.join(self._node_paths.node_dir, "ask-%d" % number)
@@ -205,3 +314,42 @@ def session_environment(
             session[name] = environ[name]
     session[names.CLOUDJOB_NODE_DIR] = node_dir
     return session
+
+
+def end_daemons(node_dir: str) -> list[int]:
+    """Kill the daemons of mpirun on the node with this folder; return their process ids.
+
+    Emulated nodes of other jobs have a folder of the same name, but see other files.
+    """
+    mark = b"\0CLOUDJOB_NODE_DIR=" + os.fsencode(node_dir) + b"\0"
+    files = os.readlink("/proc/self/ns/mnt")
+    ended = []
+    for process in linux.processes():
+        with contextlib.suppress(OSError):
+            program = os.path.basename(linux.read(process, "cmdline").partition(b"\0")[0])
+            if program not in _DAEMONS or os.readlink("/proc/%d/ns/mnt" % process) != files:
+                continue
+            if mark in b"\0" + linux.read(process, "environ"):
+                os.kill(process, signal.SIGKILL)
+                ended.append(process)
+    return ended
+
+
+def remove_sessions(processes: Collection[int]) -> None:
+    """Remove the temporary folders that killed processes of Open MPI have left.
+
+    Only those with these process ids, as other jobs may share the folder. 4.1 makes
+    ompi.HOST.UID/pid.ID, or jf.JOB with the id in the names of its files; 5.0 makes ompi.ID and
+    prted.ID.
+    """
+    folder = os.environ.get("TMPDIR") or "/tmp"
+    top = glob.escape(folder)
+    for process in processes:
+        folders = glob.glob("%s/*.%d" % (top, process))
+        folders += glob.glob("%s/ompi.*/pid.%d" % (top, process))
+        inner = glob.glob("%s/ompi.*/jf.*/*_%d" % (top, process))
+        for path in folders + [os.path.dirname(path) for path in inner]:
+            if os.path.basename(path).startswith(("ompi.", "prted.", "pid.", "jf.")):
+                # Other users may share the folder, and put a link to anywhere in it.
+                with contextlib.suppress(OSError):
+                    remove_below(folder, os.path.relpath(path, folder))

@@ -17,27 +17,25 @@ import pytest
 from jobentry.contract import node_end
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.paths import node_paths
-from jobentry.control import connection, remote_worker, worker_pool
-from jobentry.control.event_loop import FORWARDED_SIGNALS, STOP_SIGNALS, NodeLoop
-from jobentry.control.messages import Message
-from jobentry.control.remote_worker import RemoteWorker
-from jobentry.control.worker_pool import WorkerPool
+from jobentry.control import peers, transport
+from jobentry.control.handshake import Access, Resolver
+from jobentry.control.peers import RemoteWorker, WorkerPool
+from jobentry.control.transport import Message
+from tests.support.loops import Clock, make_loop, signals_restored
 
 FACTS = {"code": "sha256:1", "mpi": "4.1", "python": "3.11.2"}
 KEY = b"the key of the job"
 # The behaviour is one of the kinds below; a worker records each message that it receives.
 WORKER = """\
 import os, signal, sys, time
-from jobentry.control import connection, listener
+from jobentry.control import handshake, transport
 from jobentry.contract.env import NodeEnv
-from jobentry.contract.paths import NodePaths
-from jobentry.control.event_loop import NodeLoop
+from tests.support.loops import make_loop, paths_in
+from pathlib import Path
 folder, node, behaviour, key = sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4].encode()
 own = os.path.join(folder, str(node))
 os.makedirs(own, exist_ok=True)
-if not os.path.exists(own + "/events"):
-    os.mkfifo(own + "/events")
-loop = NodeLoop(NodeEnv(), NodePaths(own, own, own, own, own))
+loop = make_loop(NodeEnv(), paths_in(Path(own)))
 facts = {"code": "sha256:1", "mpi": "5.0" if behaviour == "old" else "4.1", "python": "3.11.2"}
 over = []
 def obey(message):
@@ -58,10 +56,10 @@ def obey(message):
             link.send("counted", number=number)
     if message.kind == "bye":
         over.append(True)
-link = connection.Link(obey, lambda why: None)
-server = listener.listen(0, "127.0.0.1")
-at = listener.Listener(loop, server, connection.secret(key), node, link)
-listener.announce(server, folder, node)
+link = transport.Link(obey, lambda why: None)
+server = handshake.listen(0, "127.0.0.1")
+at = handshake.Listener(loop, server, transport.secret(key), node, link, lambda: None)
+handshake.announce(server, folder, node)
 ticked = time.monotonic()
 while not over:
     loop.step()
@@ -87,19 +85,22 @@ class Head:
         )
         where = node_paths({"CLOUDJOB_NODE_DIR": str(folder), "MA_HOME": str(folder)}, node)
         where = where._replace(node_dir=str(folder), log_dir=str(folder))
-        os.mkfifo(where.events)
-        self.loop = NodeLoop(node, where)
+        self.clock = Clock(time.monotonic)
+        self.loop = make_loop(node, where, now_s=self.clock.now_s)
+        # From this message on, the head's clock hurries.
+        self.hurries_after: tuple[str, str] | None = None
         self.received: list[tuple[str, str]] = []
         self.numbers: list[int] = []
         self.lost: list[tuple[str, str]] = []
-        self.workers = WorkerPool(node, self.loop, FACTS, self._receive, self._lose)
+        access = Access(transport.secret(KEY), "session", 0, Resolver(self.loop))
+        self.workers = WorkerPool(node, self.loop, FACTS, access, self._receive, self._lose)
 
     def open(self, *absent: int) -> None:
         """Start the workers except for the absent ones, and connect to all of them."""
         for index in range(1, len(self.kinds) + 1):
             if index not in absent:
                 self.start(index)
-        self.workers.open(KEY, 0)
+        self.workers.open()
 
     def start(self, index: int, key: bytes = KEY) -> None:
         """Start a worker."""
@@ -113,11 +114,24 @@ class Head:
 
     def _receive(self, worker: RemoteWorker, message: Message) -> None:
         self.received.append((worker.host, message.kind))
+        if (worker.host, message.kind) == self.hurries_after:
+            self.hurry()
         if message.kind == "counted":
             self.numbers.append(message.values["number"])
 
     def _lose(self, worker: RemoteWorker) -> None:
         self.lost.append((worker.host, worker.reason))
+
+    def hurry(self) -> None:
+        """Let each step of the loop take a quarter of a second by the head's clock."""
+        self.clock.ahead_s += 0.25
+        self.loop.schedule("hurry", 0.0, self.hurry)
+
+    def hurry_until(self, claim: Callable[[], object]) -> None:
+        """Run the loop until a condition holds, while the clock hurries."""
+        self.hurry()
+        self.until(claim)
+        self.loop.cancel("hurry")
 
     def until(self, claim: Callable[[], object]) -> None:
         """Run the loop until a condition holds."""
@@ -140,33 +154,16 @@ class Head:
 @pytest.fixture
 def make_head(tmp_path: Path) -> Iterator[Callable[..., Head]]:
     """A function that creates a head with workers of the given kinds."""
-    handlers = {
-        number: signal.getsignal(number)
-        for number in (*STOP_SIGNALS, *FORWARDED_SIGNALS, signal.SIGCHLD)
-    }
     made: list[Head] = []
 
     def make(*kinds: str, stall_s: float = 300.0) -> Head:
         made.append(Head(tmp_path, kinds, stall_s))
         return made[-1]
 
-    yield make
-    for each in made:
-        each.close()
-    signal.set_wakeup_fd(-1)
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
-
-
-@pytest.fixture
-def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make the head's clock for silence run ten times as fast."""
-    monkeypatch.setattr(worker_pool, "_TICK_S", 0.1)
-    monkeypatch.setattr(
-        RemoteWorker,
-        "tick",
-        lambda self, elapsed_s, tick=RemoteWorker.tick: tick(self, 10 * elapsed_s),
-    )
+    with signals_restored():
+        yield make
+        for each in made:
+            each.close()
 
 
 # -- bring-up -----------------------------------------------------------------------------------
@@ -259,7 +256,7 @@ def test_late_workers_are_shown_while_the_head_waits(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr(worker_pool, "_LATE_S", 0.2)
+    monkeypatch.setattr(peers, "_LATE_S", 0.2)
     head = make_head("good", "silent")
     head.open()
     stderr_parts: list[str] = []
@@ -300,7 +297,7 @@ def test_other_connections_do_not_block_the_head(make_head: Callable[..., Head])
         ):
             assert other.recv(19) == b"cloudjob-control 2 "
             other.sendall(data)
-        head.workers.open(KEY, 0)
+        head.workers.open()
 
         head.wait_for_all_workers()
     finally:
@@ -317,7 +314,7 @@ def test_a_killed_worker_is_lost_soon(make_head: Callable[..., Head]):
     head.wait_for_all_workers()
     head.processes[2].kill()
 
-    head.until(lambda: head.lost)
+    head.hurry_until(lambda: head.lost)
 
     assert head.lost == [("good2", "its connection ended")]
     assert [worker.host for worker in head.workers.workers if worker.is_gone] == ["good2"]
@@ -359,7 +356,7 @@ def test_a_broken_connection_is_resumed_without_loss(make_head: Callable[..., He
 
 
 def test_the_head_reports_a_silent_worker_and_waits_for_it(
-    make_head: Callable[..., Head], capsys: pytest.CaptureFixture[str], fast: None
+    make_head: Callable[..., Head], capsys: pytest.CaptureFixture[str]
 ):
     head = make_head("good", stall_s=10_000.0)
     head.open()
@@ -371,7 +368,7 @@ def test_the_head_reports_a_silent_worker_and_waits_for_it(
         return text in "".join(stderr_parts)
 
     os.kill(head.processes[1].pid, signal.SIGSTOP)
-    head.until(lambda: is_reported("silent for "))
+    head.hurry_until(lambda: is_reported("silent for "))
     assert "node 1 (good1); a node may be silent for 10000 s" in "".join(stderr_parts)
     head.workers.send("count")
     os.kill(head.processes[1].pid, signal.SIGCONT)
@@ -381,56 +378,56 @@ def test_the_head_reports_a_silent_worker_and_waits_for_it(
     assert head.lost == []
 
 
-def test_a_worker_that_is_silent_for_too_long_is_lost(make_head: Callable[..., Head], fast: None):
+def test_a_worker_that_is_silent_for_too_long_is_lost(make_head: Callable[..., Head]):
     head = make_head("good", stall_s=25.0)
     head.open()
     head.wait_for_all_workers()
     os.kill(head.processes[1].pid, signal.SIGSTOP)
 
-    head.until(lambda: head.lost)
+    head.hurry_until(lambda: head.lost)
 
     (lost,) = head.lost
     assert lost[1].startswith("it has been silent for ")
 
 
-def test_a_silent_worker_that_dies_is_lost_at_once(make_head: Callable[..., Head], fast: None):
+def test_a_silent_worker_that_dies_is_lost_at_once(make_head: Callable[..., Head]):
     """Its port refuses connections, so the head does not wait for it."""
     head = make_head("good", stall_s=100_000.0)
     head.open()
     head.wait_for_all_workers()
     os.kill(head.processes[1].pid, signal.SIGSTOP)
-    head.until(lambda: head.workers.workers[0].silent_s > connection.SILENT_S)
+    head.hurry_until(lambda: head.workers.workers[0].silent_s > transport.SILENT_S)
     head.processes[1].kill()
+    head.processes[1].wait()
 
-    head.until(lambda: head.lost)
+    head.hurry_until(lambda: head.lost)
+
+    assert head.lost == [("good1", "its connection ended")]
 
 
-def test_suspension_of_the_head_does_not_count_as_silence(
-    make_head: Callable[..., Head], monkeypatch: pytest.MonkeyPatch
-):
+def test_suspension_of_the_head_does_not_count_as_silence(make_head: Callable[..., Head]):
     head = make_head("good", stall_s=60.0)
     head.open()
     head.wait_for_all_workers()
-    now = time.monotonic
-    monkeypatch.setattr(time, "monotonic", lambda: now() + 1000.0)
 
+    head.clock.advance(head.loop, 1000.0)
     for _ in range(3):
         head.loop.step()
 
     assert head.lost == []
-    assert head.workers.workers[0].silent_s < connection.SILENT_S
+    assert head.workers.workers[0].silent_s < transport.SILENT_S
 
 
 def test_the_head_looks_again_for_a_lost_worker_that_may_return(
     make_head: Callable[..., Head], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(remote_worker, "_PAUSE_S", (0.02, 0.05))
+    monkeypatch.setattr(peers, "_PAUSE_S", (0.02, 0.05))
     head = make_head("good")
     head.open()
     head.wait_for_all_workers()
     head.processes[1].kill()
     head.processes[1].wait()
-    head.until(lambda: head.lost)
+    head.hurry_until(lambda: head.lost)
     head.workers.workers[0].reconnect()
     assert len(head.workers.absent) == 1
     head.start(1)
@@ -471,8 +468,9 @@ def test_a_worker_that_never_confirms_is_reported_after_the_limit(make_head: Cal
     head = make_head("good", "frozen")
     head.open()
     head.wait_for_all_workers()
+    head.hurries_after = ("good1", "left")
 
-    unconfirmed = head.workers.end(0, is_over=True, patience_s=2.0)
+    unconfirmed = head.workers.end(0, is_over=True, patience_s=60.0)
 
     assert [(worker.host, worker.is_gone) for worker in unconfirmed] == [("frozen2", False)]
 
@@ -487,12 +485,45 @@ def test_a_worker_that_leaves_while_the_job_runs_is_lost(make_head: Callable[...
 
 
 def test_a_silent_worker_of_a_job_that_was_stopped_is_not_waited_for(
-    make_head: Callable[..., Head], fast: None
+    make_head: Callable[..., Head],
 ):
     head = make_head("good", "frozen")
     head.open()
     head.wait_for_all_workers()
+    head.hurries_after = ("good1", "left")
 
     unconfirmed = head.workers.end(143, is_over=False, patience_s=3600.0, silent_limit_s=7.0)
 
     assert [worker.host for worker in unconfirmed] == ["frozen2"]
+
+
+# -- open files ----------------------------------------------------------------------------------
+
+# In a subprocess, as a lowered hard limit cannot be raised.
+LIMIT_SCRIPT = """
+import resource, sys
+from jobentry.control.peers import _allow_open_files
+
+soft, hard, workers = map(int, sys.argv[1:])
+resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+_allow_open_files(workers)
+print(*resource.getrlimit(resource.RLIMIT_NOFILE))
+"""
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "workers", "expected"),
+    [
+        pytest.param(512, 1024, 1, (512, 1024), id="a small job keeps what it was given"),
+        pytest.param(300, 1024, 100, (456, 1024), id="as many as it needs"),
+        pytest.param(300, 1024, 9999, (1024, 1024), id="no more than it may have"),
+    ],
+)
+def test_the_limit_of_open_files_grows_with_the_workers(
+    soft: int, hard: int, workers: int, expected: tuple[int, int]
+):
+    argv = [sys.executable, "-c", LIMIT_SCRIPT, str(soft), str(hard), str(workers)]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(argv, env=env, check=True, capture_output=True, text=True)
+
+    assert tuple(map(int, done.stdout.split())) == expected

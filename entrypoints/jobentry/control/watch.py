@@ -1,30 +1,25 @@
-"""The head's watch for hangs: what the nodes report goes to the rules, and a hang to the log.
+"""The head's watch for hangs and slow ranks: reports go to the rules, results to log and journal.
 
-As long as every rank moves, no node reports anything, and nothing runs here.
+As long as every rank moves, no node reports a hang, and no rule of hangs is applied.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from typing import Any, Callable, NamedTuple
+from collections import deque
+from typing import Any, Callable, NamedTuple, Sequence
 
-from jobentry.contract import hang_actions, hangs
+from jobentry.contract import hang_actions, hangs, slow
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.exits import TIMED_OUT, Failure
 from jobentry.contract.hangs import Confidence, Hang, Standing
-from jobentry.control import connection
-from jobentry.control.event_loop import NodeLoop
-from jobentry.control.hang_rules import (
-    LIMITS,
-    NOT_SUSPECTED,
-    Event,
-    advance,
-    judge,
-    lasted_s,
-)
+from jobentry.contract.slow import RankShare, Slow
+from jobentry.control import hang_rules, slow_rules, transport
+from jobentry.control.hang_rules import LIMITS, NOT_SUSPECTED, Event, lasted_s
+from jobentry.control.loop import NodeLoop
+from jobentry.control.peers import WorkerPool
 from jobentry.control.stop import Stop
-from jobentry.control.worker_pool import WorkerPool
 from jobentry.log import log_message
 from jobentry.node.journal import Journal
 
@@ -34,10 +29,13 @@ _PERIOD_S, _JOURNAL_S = 5.0, 60.0
 # A node whose ranks do not move reports at least so often; older reports may not be true any more.
 _FRESH_S, _LEAST_FRESH_S = 45.0, 15.0
 _TIMER = "hangs"
+# After a rank was reported, a job that changes its mind all the time is reported no more than so
+# often; each view still shows how it is.
+_MOST_MESSAGES = 10
 
 
 class _Report(NamedTuple):
-    """What a node has reported, and when it arrived, on the monotonic clock."""
+    """What a node has reported, and when it arrived, by the clock of the loop."""
 
     at_s: float
     standing: tuple[Standing, ...]
@@ -48,8 +46,6 @@ class HangWatch:
 
     Args:
         running: Returns the ranks that have started and not ended.
-
-    Attributes:
         journal: Where hangs are written.
     """
 
@@ -60,8 +56,9 @@ class HangWatch:
         pool: WorkerPool,
         stop: Stop,
         running: Callable[[], frozenset[int]],
+        journal: Journal,
     ) -> None:
-        self.journal = Journal()
+        self._journal = journal
         self._node = node
         self._loop = loop
         self._pool = pool
@@ -78,7 +75,9 @@ class HangWatch:
         confirmed = self._state.confirmed
         if confirmed is None:
             return None
-        return confirmed._replace(at=time.time(), lasted_s=lasted_s(self._state, time.monotonic()))
+        return confirmed._replace(
+            at=time.time(), lasted_s=lasted_s(self._state, self._loop.now_s())
+        )
 
     def take_rows(self, node: int, values: dict[str, Any]) -> None:
         """Take the report of a worker; one that cannot be read is ignored."""
@@ -88,7 +87,7 @@ class HangWatch:
 
     def take(self, node: int, standing: list[Standing]) -> None:
         """Take all ranks of a node that have not moved for long."""
-        self._reports[node] = _Report(time.monotonic(), tuple(standing))
+        self._reports[node] = _Report(self._loop.now_s(), tuple(standing))
         if standing and not self._loop.is_scheduled(_TIMER):
             self._evaluate()
 
@@ -98,7 +97,7 @@ class HangWatch:
             return
         if self._state.confirmed or any(each.standing for each in self._reports.values()):
             self._loop.schedule(_TIMER, self._node.hang_scale * _PERIOD_S, self._evaluate)
-        now_s = time.monotonic()
+        now_s = self._loop.now_s()
         running = self._running()
         if not running or not self._is_known(now_s):
             return
@@ -109,9 +108,9 @@ class HangWatch:
             for each in report.standing
         ]
         is_moving = bool(running - {each.rank for each in standing})
-        verdict = judge(running, standing, self._limits)
+        verdict = hang_rules.judge(running, standing, self._limits)
         hang = self.hang
-        self._state, event = advance(
+        self._state, event = hang_rules.advance(
             self._state,
             verdict,
             now_s,
@@ -132,7 +131,7 @@ class HangWatch:
         fresh_s = max(_LEAST_FRESH_S, self._node.hang_scale * _FRESH_S)
         if any(now_s - each.at_s > fresh_s for each in self._reports.values() if each.standing):
             return False
-        return all(worker.silent_s < connection.SILENT_S for worker in self._pool.workers)
+        return all(worker.silent_s < transport.SILENT_S for worker in self._pool.workers)
 
     def _has_begun(self) -> None:
         hang = self.hang
@@ -181,5 +180,58 @@ class HangWatch:
         )
 
     def _write(self, hang: Hang) -> None:
-        self._written_s = time.monotonic()
-        self.journal.add(hang)
+        self._written_s = self._loop.now_s()
+        self._journal.add(hang)
+
+
+class SlowWatch:
+    """Watches for slow ranks: each node reports once a minute, and when all have, it judges.
+
+    Args:
+        running: Returns the ranks that have started and not ended.
+        journal: Where slow ranks are written.
+    """
+
+    def __init__(self, running: Callable[[], frozenset[int]], journal: Journal) -> None:
+        self._journal = journal
+        self._running = running
+        self._history: dict[int, deque[RankShare]] = {}
+        self._fresh: set[int] = set()
+        self._slow: Slow | None = None
+        self._messages = 0
+
+    def take_rows(self, node: int, values: dict[str, Any]) -> None:
+        """Take the report of a worker; one that cannot be read is ignored."""
+        with contextlib.suppress(LookupError, TypeError, ValueError):
+            rows = [slow.from_row(row) for row in values["ranks"]]
+            self.take(node, [each._replace(node=node) for each in rows])
+
+    def take(self, node: int, shares: Sequence[RankShare]) -> None:
+        """Take what each rank of a node did in the last minute."""
+        running = self._running()
+        for each in shares:
+            self._history.setdefault(each.rank, deque(maxlen=slow_rules.WINDOWS)).append(each)
+            self._fresh.add(each.rank)
+        for rank in [rank for rank in self._history if rank not in running]:
+            del self._history[rank]
+        if running and running <= self._fresh:
+            self._fresh.clear()
+            self._evaluate(running)
+
+    def _evaluate(self, running: frozenset[int]) -> None:
+        before = self._slow
+        named = frozenset(before.ranks) if before is not None else frozenset()
+        now = slow_rules.judge(running, self._history, named)
+        self._slow = now._replace(at=time.time()) if now is not None else None
+        if self._slow is not None:
+            self._journal.add(self._slow)
+            if before is None or before.ranks != self._slow.ranks:
+                self._log(f"slow: {slow.headline(self._slow)}")
+        elif before is not None:
+            self._journal.add(before._replace(at=time.time(), is_over=True))
+            self._log(f"no longer slow: {slow.who(before)}")
+
+    def _log(self, text: str) -> None:
+        self._messages += 1
+        if self._messages <= _MOST_MESSAGES:
+            log_message(text)

@@ -2,7 +2,8 @@
 
 A worker listens, the head connects. Both prove that they have the job's key, and every line is
 signed with a key of its connection and direction, so nothing can be forged, changed, repeated or
-dropped on the way. Nothing is encrypted: no secret crosses this connection. (ADR 34)
+dropped on the way. Nothing is encrypted: no secret crosses this connection. (ADR 34) A message is a
+kind and values, as one line of JSON.
 
 A TCP connection may break, or fall silent, while both nodes are alive. A ``Link`` survives that:
 messages are numbered and kept until the other side has acknowledged them, and the next connection
@@ -14,22 +15,42 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import hmac
+import json
 import os
 import selectors
 import socket
 from collections import deque
-from typing import Callable
-
-from jobentry.control import messages
-from jobentry.control.messages import Message
+from typing import Any, Callable, NamedTuple
 
 # A node that sends nothing for this long is reported, and the head tries to reconnect to it.
 SILENT_S = 15.0
 # Each side sends something at least this often.
 _BEAT_S = 5.0
-NONCE_BYTES = 16
+# The reason if the other kernel closed the stream because the process there has ended.
+CLOSED = "closed"
+_NONCE_BYTES = 16
 _MAC_LETTERS = 32
-MAX_LINE_BYTES = 1 << 24
+# Bytes in a line, and in one that a peer may send before the handshake is done.
+_MAX_LINE_BYTES = 1 << 24
+_MAX_GREETING_BYTES = 256
+
+
+class Message(NamedTuple):
+    """A message: its kind and its values."""
+
+    kind: str
+    values: dict[str, Any]
+
+
+def dump(kind: str, **values: Any) -> bytes:
+    """Return the line of a message, with its newline."""
+    return json.dumps({"word": kind, **values}).encode("ascii") + b"\n"
+
+
+def load(line: bytes) -> Message:
+    """Return the message of a line."""
+    values = json.loads(line.decode("ascii"))
+    return Message(values.pop("word"), values)
 
 
 class ControlError(Exception):
@@ -43,7 +64,7 @@ def secret(key: bytes) -> bytes:
 
 def nonce() -> str:
     """Return a random number, in hex."""
-    return os.urandom(NONCE_BYTES).hex()
+    return os.urandom(_NONCE_BYTES).hex()
 
 
 def proof(key: bytes, side: str, node: int, transcript: str) -> str:
@@ -51,9 +72,10 @@ def proof(key: bytes, side: str, node: int, transcript: str) -> str:
     return _derived(key, side, str(node), transcript).hex()
 
 
-def is_proof(given: str, expected: str) -> bool:
-    """Whether two proofs are the same, compared in constant time."""
-    return hmac.compare_digest(given.encode("ascii", "replace"), expected.encode("ascii"))
+def is_proof(text: str, key: bytes, side: str, node: int, transcript: str) -> bool:
+    """Whether the other side has sent the right proof, compared in constant time."""
+    expected = proof(key, side, node, transcript)
+    return hmac.compare_digest(text.encode("ascii", "replace"), expected.encode("ascii"))
 
 
 class Channel:
@@ -89,8 +111,8 @@ class Channel:
 
 
 def _mac(key: bytes, count: int, line: bytes) -> bytes:
-    found = hmac.new(key, b"%d %s" % (count, line), hashlib.sha256).hexdigest()
-    return found[:_MAC_LETTERS].encode("ascii")
+    digest = hmac.new(key, b"%d %s" % (count, line), hashlib.sha256).hexdigest()
+    return digest[:_MAC_LETTERS].encode("ascii")
 
 
 def _derived(key: bytes, *parts: str) -> bytes:
@@ -100,10 +122,20 @@ def _derived(key: bytes, *parts: str) -> bytes:
 class Stream:
     """A connected socket in an event loop: reads lines and writes bytes without blocking.
 
-    ``on_end`` is called once, with the reason why the stream ended, unless ``close`` ended it.
+    Its lines are short until ``hand_over``, as the other side has not proved its identity yet.
+
+    Args:
+        on_line: Called with each line.
+        on_end: Called once, with the reason why the stream ended, unless ``close`` ended it.
     """
 
-    def __init__(self, selector: selectors.BaseSelector, connection: socket.socket) -> None:
+    def __init__(
+        self,
+        selector: selectors.BaseSelector,
+        connection: socket.socket,
+        on_line: Callable[[bytes], None],
+        on_end: Callable[[str], None],
+    ) -> None:
         connection.setblocking(False)
         with contextlib.suppress(OSError):
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -111,10 +143,14 @@ class Stream:
         self._socket: socket.socket | None = connection
         self._incoming = b""
         self._outgoing = b""
-        self.max_line_bytes = MAX_LINE_BYTES
-        self.on_line: Callable[[bytes], None] = lambda line: None
-        self.on_end: Callable[[str], None] = lambda why: None
+        self._max_line_bytes = _MAX_GREETING_BYTES
+        self._on_line, self._on_end = on_line, on_end
         selector.register(connection, selectors.EVENT_READ, self._ready)
+
+    def hand_over(self, on_line: Callable[[bytes], None], on_end: Callable[[str], None]) -> None:
+        """Pass what follows the handshake to these functions."""
+        self._max_line_bytes = _MAX_LINE_BYTES
+        self._on_line, self._on_end = on_line, on_end
 
     def send(self, data: bytes) -> None:
         """Send ``data``, or queue it if the socket's buffer is full."""
@@ -131,7 +167,7 @@ class Stream:
     def _end(self, why: str) -> None:
         if self._socket is not None:
             self.close()
-            self.on_end(why)
+            self._on_end(why)
 
     def _ready(self) -> None:
         self._flush()
@@ -148,10 +184,10 @@ class Stream:
         for line in lines:
             if self._socket is None:
                 return
-            self.on_line(line)
+            self._on_line(line)
         if not data:
             self._end(CLOSED)
-        elif len(self._incoming) > self.max_line_bytes:
+        elif len(self._incoming) > self._max_line_bytes:
             self._end("a line without an end")
 
     def _flush(self) -> None:
@@ -168,10 +204,6 @@ class Stream:
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._outgoing else 0)
         if self._selector.get_key(self._socket).events != events:
             self._selector.modify(self._socket, events, self._ready)
-
-
-# The reason if the other kernel closed the stream because the process there has ended.
-CLOSED = "closed"
 
 
 class Link:
@@ -204,7 +236,7 @@ class Link:
     def send(self, kind: str, **values: object) -> None:
         """Send a message, now or with the next connection."""
         self._last += 1
-        line = messages.dump(kind, **values)[:-1]
+        line = dump(kind, **values)[:-1]
         self._unacknowledged.append((self._last, line))
         self._send(self._last, line)
 
@@ -216,7 +248,7 @@ class Link:
         """
         self.detach()
         self._stream, self._channel = stream, channel
-        stream.on_line, stream.on_end = self._received, self._disconnected
+        stream.hand_over(self._received, self._disconnected)
         self.silent_s = 0.0
         self._acknowledged(acknowledged)
         for number, line in list(self._unacknowledged):
@@ -258,7 +290,7 @@ class Link:
                 return
             if int(number) != self.received + 1:
                 raise ControlError("a message is missing")
-            message = messages.load(text)
+            message = load(text)
         except (ControlError, ValueError, KeyError) as error:
             self.detach()
             self._on_break(str(error))

@@ -1,4 +1,8 @@
-"""The nodes that now take part in an elastic job, for the driver that starts ranks on them."""
+"""Which nodes a job needs: all of them, or for an elastic one, those that now take part.
+
+Bring-up, run and head ask ``FixedHosts`` or ``ElasticHosts`` and do not know which one it is, apart
+from the start of ranks, which is up to the driver of an elastic job.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +12,10 @@ import os
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.exits import Failure
 from jobentry.contract.paths import NodePaths
-from jobentry.control.event_loop import NodeLoop
-from jobentry.control.remote_worker import RemoteWorker
+from jobentry.control.loop import NodeLoop
+from jobentry.control.node_table import Row
+from jobentry.control.peers import RemoteWorker, WorkerPool
 from jobentry.control.stop import Stop
-from jobentry.control.worker_pool import WorkerPool
 from jobentry.log import log_message
 
 # How long an elastic job with enough nodes waits for the others before it starts.
@@ -66,38 +70,89 @@ class Members:
         os.replace(self._path + ".new", self._path)
 
 
+class FixedHosts:
+    """The nodes of a job that needs all of them."""
+
+    is_elastic = False
+
+    def __init__(self, pool: WorkerPool, stop: Stop) -> None:
+        self._pool = pool
+        self._stop = stop
+
+    @property
+    def may_begin(self) -> bool:
+        """Whether enough nodes are there."""
+        return not self._pool.absent
+
+    def begin(self) -> None:
+        """Stop waiting for workers."""
+        self._pool.stop_waiting()
+
+    def unfit(self) -> list[Row]:
+        """Return the nodes with which the job cannot start."""
+        return self._pool.unfit()
+
+    def worker_joined(self, index: int) -> None:
+        """Do nothing: bring-up waits for each worker."""
+
+    def worker_lost(self, worker: RemoteWorker, failure: Failure) -> None:
+        """End the job."""
+        self._stop.fail_for_lost_node(failure)
+
+    def can_go_on_without(self, node: int | None) -> bool:
+        """Whether the job continues without that node, a rank of which has failed."""
+        return False
+
+
 class ElasticHosts:
     """The nodes of an elastic job, which starts and continues with at least ``min_nodes``."""
+
+    is_elastic = True
 
     def __init__(
         self, node: NodeEnv, paths: NodePaths, loop: NodeLoop, pool: WorkerPool, stop: Stop
     ) -> None:
-        self.has_begun = False
+        self._has_begun = False
         self._node = node
         self._loop = loop
         self._pool = pool
         self._stop = stop
         self._members = Members(node, paths)
         self._members.add(node.node)
+        self._check()
+
+    @property
+    def may_begin(self) -> bool:
+        """Whether all nodes are there, or enough of them have waited for the others."""
+        return self._has_begun or not self._pool.absent
+
+    def begin(self) -> None:
+        """Begin with the nodes that are there; the others may join later."""
+        self._has_begun = True
+        self._pool.stop_waiting(for_good=False)
+
+    def unfit(self) -> list[Row]:
+        """Return the nodes with which the job cannot start: it starts without absent ones."""
+        return [row for row in self._pool.unfit() if row.facts]
 
     def worker_joined(self, index: int) -> None:
         """Add a worker, which may join at any time."""
         row = next((row for row in self._pool.unfit() if row.node == index), None)
-        if row is not None and self.has_begun:
+        if row is not None and self._has_begun:
             log_message(
                 "node %d (%s) does not take part: it has %s" % (index, row.host, row.problem)
             )
             return
         self._members.add(index)
-        if self.has_begun:
+        if self._has_begun:
             log_message("node %d (%s) takes part" % (index, self._node.hosts[index]))
-        self.check()
+        self._check()
 
     def worker_lost(self, worker: RemoteWorker, failure: Failure) -> None:
         """Continue without a worker if enough are left, and look for it again."""
         self._members.remove(worker.index)
         worker.reconnect()
-        self.check(failure)
+        self._check(failure)
 
     def can_go_on_without(self, node: int | None) -> bool:
         """Whether the job continues without that node, a rank of which has failed."""
@@ -106,18 +161,18 @@ class ElasticHosts:
         self._members.exclude(node)
         return self._members.are_enough
 
-    def check(self, lost: Failure | None = None) -> None:
+    def _check(self, lost: Failure | None = None) -> None:
         """Check whether the job has enough nodes to start or to continue."""
         if self._members.are_enough:
             self._loop.cancel("too-few")
-            if not self.has_begun and not self._loop.is_scheduled("begin"):
+            if not self._has_begun and not self._loop.is_scheduled("begin"):
                 self._loop.schedule("begin", _GATHER_S, self._begin)
-        elif lost is not None and self.has_begun:
+        elif lost is not None and self._has_begun:
             patience_s = self._node.start_timeout_s
             self._loop.schedule("too-few", patience_s, lambda: self._too_few(lost, patience_s))
 
     def _begin(self) -> None:
-        self.has_begun = self._members.are_enough
+        self._has_begun = self._members.are_enough
 
     def _too_few(self, lost: Failure, waited_s: float) -> None:
         text = "waiting for nodes: after %g s %d of %d are there, and the job needs %d (min_nodes)"

@@ -902,12 +902,13 @@ def test_the_record_names_the_first_of_many_failing_nodes(job: Job):
 
 KILLED_WRAPPER_SCRIPT = """
 import os, signal, subprocess, sys, time
-from jobentry.control import event_loop
+from jobentry.control import loop as node_loop
 from jobentry.contract import paths
 from jobentry.contract.env import NodeEnv
+from jobentry.node.journal import Journal
 
 # Python 3.8, and PyPy, have no pidfd: there the loop notices it at its next tick.
-event_loop._TICK_S = 600.0 if hasattr(os, "pidfd_open") else 0.1
+node_loop._TICK_S = 600.0 if hasattr(os, "pidfd_open") else 0.1
 node = NodeEnv(node_dir=sys.argv[1])
 where = paths.node_paths({"HOME": sys.argv[1]}, node)
 os.makedirs(where.log_dir, exist_ok=True)
@@ -917,9 +918,9 @@ text = subprocess.run(
     ["sh", "-c", "sleep 600 >/dev/null & echo $!"], stdout=subprocess.PIPE, check=True
 ).stdout
 wrapper = int(text)
-loop = event_loop.NodeLoop(node, where)
 ends = []
-loop.on_end = ends.append
+setup = node_loop.NodeSetup(node, where, Journal())
+loop = node_loop.NodeLoop(setup, node_loop.NodeEvents(rank_ended=ends.append))
 with open(where.events, "w") as events:
     events.write("start 0 %d %d\\n" % (wrapper, wrapper))
 while not loop.ranks.wrappers:
