@@ -142,7 +142,7 @@ class Stream:
         except BlockingIOError:
             return
         except OSError as error:
-            self._end((error.strerror or "it broke").lower())
+            self._end(_reason(error))
             return
         *lines, self._incoming = (self._incoming + data).split(b"\n")
         for line in lines:
@@ -163,7 +163,7 @@ class Stream:
         except BlockingIOError:
             pass
         except OSError as error:
-            self._end((error.strerror or "it broke").lower())
+            self._end(_reason(error))
             return
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._outgoing else 0)
         if self._selector.get_key(self._socket).events != events:
@@ -172,6 +172,15 @@ class Stream:
 
 # The reason if the other kernel closed the stream because the process there has ended.
 CLOSED = "closed"
+# The reason if it does not have the stream any more: it resets one whose process has ended without
+# having read everything. A firewall on the way may do the same.
+RESET = "reset"
+
+
+def _reason(error: OSError) -> str:
+    """Return why a stream has ended."""
+    is_reset = isinstance(error, (ConnectionResetError, BrokenPipeError))
+    return RESET if is_reset else (error.strerror or "it broke").lower()
 
 
 class Link:

@@ -1,4 +1,4 @@
-"""Nodes that ended before they joined the job, as the backend reports them to the head."""
+"""Nodes that have ended, as the backend reports them to the head."""
 
 from __future__ import annotations
 
@@ -9,18 +9,21 @@ from jobentry.contract.env import NodeEnv
 from jobentry.contract.exits import Cause, Failure, Outcome
 
 
-def reported(node: NodeEnv, index: int) -> Failure | None:
-    """Return how the node ``index`` has ended; None if the backend has reported nothing."""
+def reported_code(node: NodeEnv, index: int) -> int | None:
+    """Return the exit code of the node ``index``; None if the backend has reported nothing."""
     if not node.reports_dir:
         return None
     try:
         with open(os.path.join(node.reports_dir, node_end.file_name(index)), "rb") as file:
-            code = node_end.load(file.read())
+            return node_end.load(file.read())
     except OSError:
         return None
-    if code is None:
-        return None
-    return node_end.failure(index, node.hosts[index], code)
+
+
+def reported(node: NodeEnv, index: int) -> Failure | None:
+    """Return how the node ``index`` has ended before it joined; None if nothing was reported."""
+    code = reported_code(node, index)
+    return None if code is None else node_end.failure(index, node.hosts[index], code)
 
 
 def outcome(failure: Failure) -> Outcome:
