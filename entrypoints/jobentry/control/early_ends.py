@@ -8,14 +8,22 @@ from jobentry.contract import node_end
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.exits import Cause, Failure, Outcome
 
+# The longest report that is read: an exit code.
+_REPORT_BYTES = 16
+
 
 def reported_code(node: NodeEnv, index: int) -> int | None:
     """Return the exit code of the node ``index``; None if the backend has reported nothing."""
     if not node.reports_dir:
         return None
+    path = os.path.join(node.reports_dir, node_end.file_name(index))
     try:
-        with open(os.path.join(node.reports_dir, node_end.file_name(index)), "rb") as file:
-            return node_end.load(file.read())
+        # Ranks can write there, too: neither links nor pipes are read, nor much of a file.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+        try:
+            return node_end.load(os.read(descriptor, _REPORT_BYTES))
+        finally:
+            os.close(descriptor)
     except OSError:
         return None
 
