@@ -22,6 +22,12 @@ def ago(seconds: float) -> str:
     return (datetime.now(timezone.utc) - timedelta(seconds=seconds)).isoformat()
 
 
+def _refusal(code: int, message: str) -> docker.errors.APIError:
+    response = requests.Response()
+    response.status_code = code
+    return docker.errors.APIError(message, response)
+
+
 class FakeEngine:
     """The containers and the network of one job.
 
@@ -50,6 +56,10 @@ class FakeEngine:
         """Start a node."""
         self._set(node, "running", 0, NEVER)
 
+    def create(self, node: int) -> None:
+        """Create a node without starting it."""
+        self._set(node, "created", 0, NEVER)
+
     def end(self, node: int, code: int, seconds_ago: float = 1.0) -> None:
         """Let a node end."""
         self._set(node, "exited", code, ago(seconds_ago))
@@ -70,9 +80,7 @@ class FakeEngine:
     def _state(self, name: str) -> tuple[int, dict[str, Any]]:
         node = int(name.removeprefix("id-"))
         if node not in self._states:
-            response = requests.Response()
-            response.status_code = 404
-            raise docker.errors.NotFound("no such container", response)
+            raise _refusal(404, "no such container")
         return node, self._states[node]
 
     def _begin(self, request: str) -> None:
@@ -108,7 +116,9 @@ class FakeEngine:
     def kill(self, name: str, signal: str) -> None:
         """Send a signal; only SIGKILL ends a node."""
         self._begin("kill")
-        node, _ = self._state(name)
+        node, state = self._state(name)
+        if not state["Running"]:
+            raise _refusal(409, "is not running")
         self.signals.append((node, signal))
         if signal == "SIGKILL":
             self.end(node, 137, 0.0)

@@ -182,7 +182,7 @@ class DockerBackend(Backend[DockerRequest]):
         if not found:
             return self._save_removed(job)
         if not is_sending and any(item.is_new for item in found):
-            return self._save(job)
+            return self._save_interrupted(job)
         found = self._with_removed(found, folder, is_sending=is_sending)
         actions = self._actions(found, folder)
         if _has_ended(found, actions):
@@ -417,6 +417,15 @@ class DockerBackend(Backend[DockerRequest]):
             _write(folder / _STATE, dump(status))
             self._remove(job)
         return status
+
+    def _save_interrupted(self, job: str) -> NativeStatus:
+        """Save the end of a job whose submit was killed, unless that has begun only now."""
+        folder = self._home / job
+        with _writing_to(folder), locks.hold(folder / _LOCK):
+            found = self._containers(job)
+        if found and not any(item.is_new for item in found):
+            return unended_status(found)
+        return self._save(job)
 
     def _killed(self, job: str) -> list[Container]:
         """Kill the containers of a job that run, and return all of them, inspected."""

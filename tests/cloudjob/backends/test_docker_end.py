@@ -207,6 +207,40 @@ def test_a_container_that_a_submit_has_not_created_yet_was_not_removed(
     assert not list(job.folder.glob("removed-*"))
 
 
+def test_a_submit_that_begins_after_a_look_at_its_lock_is_not_interrupted(
+    case: Callable[[int], Case],
+):
+    """A status on a busy machine may stand still between its look and the list of containers."""
+    job = case(2)
+
+    def begin() -> None:
+        descriptor = locks.acquire(job.folder / "lock")
+        assert descriptor is not None
+        job.engine.create(1)
+
+        def complete() -> None:
+            job.engine.run(1)
+            os.close(descriptor)
+
+        threading.Timer(0.2, complete).start()
+
+    job.engine.before["containers"] = begin
+
+    assert job.status().state is JobState.RUNNING
+    assert job.engine.signals == []
+
+
+def test_a_submit_that_was_killed_before_it_had_started_every_node_is_interrupted(
+    case: Callable[[int], Case],
+):
+    job = case(2)
+    job.engine.create(1)
+
+    message = "the submit was interrupted before it had started every node"
+    assert ended(job.status()) == (JobState.FAILED, Cause.PLATFORM, 1, None, message)
+    assert job.engine.signals == [(0, "SIGKILL")]
+
+
 # -- a head that does not end ---------------------------------------------------------------------
 
 
